@@ -164,3 +164,11 @@ def encoder_size(width: int, layers: int, heads: int) -> dict[str, int]:
         "num_attention_heads": heads,
         "intermediate_size": 4 * width,
     }
+
+
+SMALL_SIZES: dict[str, dict[str, Any]] = {
+    "tiny": encoder_size(128, 2, 2),
+    "mini": encoder_size(256, 4, 4),
+    "small": encoder_size(512, 4, 8),
+}
+"""Small Transformers (Turc et al. 2019, arXiv 1908.08962, table 1)."""

@@ -14,10 +14,7 @@ class CtxEncoderConfig(CtxTransformerConfig):
     See `CtxTransformerConfig` for the other arguments.
 
     Args:
-        vocab_size: Number of tokens of the tokenizer.
-        hidden_size: Width of the residual stream; a multiple of `num_attention_heads`.
-        num_hidden_layers: Number of Transformer layers.
-        num_attention_heads: Attention heads per layer.
+        hidden_size: Width of the residual stream; a multiple of `num_attention_heads`, the number of heads per layer.
         intermediate_size: Width of the feed-forward layer.
         hidden_act: Activation of the feed-forward layer and of the pretraining heads' dense layer.
         hidden_dropout_prob: Dropout after the embeddings and after each sub-layer.
@@ -131,11 +128,6 @@ class CtxQueryGenerationConfig(CtxEncoderConfig):
         """Maximum number of tokens of source and target together, including the end token."""
         return self.max_position_embeddings - int(self.feeds_start_token)
 
-    @property
-    def target_vocab_size(self) -> int:
-        """Size of the target vocabulary, which is also the source vocabulary."""
-        return self.vocab_size
-
 
 @strict
 class CtxDecoderConfig(CtxTransformerConfig):
@@ -188,11 +180,6 @@ class CtxDecoderConfig(CtxTransformerConfig):
         """Check that the weight is not negative (called at construction)."""
         if self.lm_loss_weight < 0:
             raise ValueError(f"lm_loss_weight={self.lm_loss_weight} is negative; use 0 or more.")
-
-    @property
-    def feed_forward_size(self) -> int:
-        """Width of the feed-forward layer."""
-        return 4 * self.hidden_size if self.intermediate_size is None else self.intermediate_size
 
 
 @strict
@@ -256,11 +243,6 @@ class CtxSeq2SeqConfig(CtxTransformerConfig):
             )
 
     @property
-    def target_vocab_size(self) -> int:
-        """Size of the target vocabulary."""
-        return self.vocab_size
-
-    @property
     def shares_word_embeddings(self) -> bool:
         """Whether encoder and decoder share their word embeddings."""
         return bool(self.share_word_embeddings)
@@ -277,14 +259,19 @@ def seq2seq_size(width: int, layers: int, heads: int) -> dict[str, int]:
     return {**encoder, "decoder_layers": layers, "decoder_attention_heads": heads, "decoder_ffn_dim": 4 * width}
 
 
+SMALL_SEQ2SEQ_SIZES: dict[str, dict[str, Any]] = {
+    "tiny": seq2seq_size(128, 2, 2),
+    "mini": seq2seq_size(256, 3, 4),
+    "small": seq2seq_size(512, 4, 8),
+}
+
+
 @strict
 class CtxLSTMLanguageModelConfig(CtxConfig):
     """Configuration of an LSTM language model; the families add fields and set their defaults.
 
     Args:
-        vocab_size: Number of words.
         hidden_size: Width of the last layer's output.
-        num_hidden_layers: Number of LSTM layers.
         stateful: Whether `past_key_values` are returned by default, so that the next batch can continue from them.
         initializer_range: Bound of the embeddings' uniform initialisation.
     """
@@ -297,8 +284,8 @@ class CtxLSTMLanguageModelConfig(CtxConfig):
 
     @property
     def layer_sizes(self) -> list[int]:
-        """Input width of each layer, followed by the output width of the last layer."""
-        return [self.hidden_size] * (self.num_hidden_layers + 1)
+        """Widths of the embeddings and of the layers' outputs."""
+        return [self.embedding_size, *[self.hidden_size] * self.num_hidden_layers]
 
 
 # Widths of released vectors (GloVe: 50, 100, 200, 300; word2vec: 300)
@@ -314,11 +301,9 @@ class CtxStaticConfig(CtxConfig):
     """Configuration of static word embeddings, including their use in downstream tasks.
 
     Args:
-        vocab_size: Number of words, special tokens included.
-        hidden_size: Width of a vector.
+        vocab_size, hidden_size: Number of words, special tokens included, and width of their vectors.
         pad_token_id: Id of the padding token; its vector is zero.
         pooling: Pooling of the word vectors of a sequence: "mean", or "mean+max", which doubles the width.
-        classifier_dropout: Dropout before the task heads.
         update_threads: Number of threads of the in-place updates on a CPU. Several threads write without locks, as in
             the released code, and the result is not exactly reproducible.
     """
@@ -344,11 +329,6 @@ class CtxStaticConfig(CtxConfig):
         """0: there are no layers after the embeddings."""
         return 0
 
-    @property
-    def pooler_size(self) -> int:
-        """Width of `pooler_output`."""
-        return self.hidden_size * (2 if self.pooling == "mean+max" else 1)
-
 
 @strict
 class CtxCharacterConfig(CtxConfig):
@@ -356,14 +336,11 @@ class CtxCharacterConfig(CtxConfig):
 
     Args:
         vocab_size: Size of the tokenizer's vocabulary; the encoder does not depend on it.
-        hidden_size: Width of a hidden state, both directions concatenated.
-        cell_size: Width of the cell state of each direction.
-        num_hidden_layers: Number of LSTM layers.
+        hidden_size, cell_size: Widths of a hidden state, both directions concatenated, and of a direction's cell state.
         num_characters: Number of character ids, including the ids of padding, boundaries and languages.
         num_languages: Number of languages; each has a character id, which are the last ones.
         max_characters_per_token: Maximum number of characters of a word, including its boundaries; longer words are
             truncated.
-        character_embedding_size: Width of a character embedding.
         filters: [width in characters, number of filters] pairs.
         num_highway_layers: Number of highway layers after the filters.
         hidden_act: Activation after max-pooling of the filters.
@@ -375,8 +352,6 @@ class CtxCharacterConfig(CtxConfig):
         train_pretrained_embeddings: Whether these vectors are trained.
         pretrained_vocab_size, pretrained_embedding_size, pretrained_lower_case: Number and width of these vectors, and
             whether their words are lower-cased; the model class's `embedding_fields` returns these fields.
-        classifier_dropout: Dropout before the task heads.
-        pad_token_id: Id of padding in the vocabulary.
     """
 
     vocab_size: int = 1000

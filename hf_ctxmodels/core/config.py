@@ -222,8 +222,8 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
 
     @property
     def pooler_size(self) -> int:
-        """Width of `pooler_output`."""
-        return self.hidden_size
+        """Width of `pooler_output`, which is doubled by the pooling "mean+max"."""
+        return self.head_input_size * (2 if getattr(self, "pooling", None) == "mean+max" else 1)
 
     @property
     def head_dropout(self) -> float | int:
@@ -322,6 +322,22 @@ class CtxTransformerConfig(CtxConfig):
                 f"hidden_size={self.hidden_size} is not a multiple of num_attention_heads={self.num_attention_heads}; "
                 f"choose a number of heads that divides it."
             )
+
+    @property
+    def feed_forward_size(self) -> int:
+        """Width of the feed-forward layer: `intermediate_size`, or 4 * hidden_size if it is None."""
+        return 4 * self.hidden_size if self.intermediate_size is None else self.intermediate_size
+
+    @property
+    def attention_dropout(self) -> float | int:
+        """Dropout rate on attention probabilities, `hidden_dropout_prob` if `attention_probs_dropout_prob` is None."""
+        rate = self.attention_probs_dropout_prob
+        return self.hidden_dropout_prob if rate is None else rate
+
+    @property
+    def target_vocab_size(self) -> int:
+        """Size of the target vocabulary, which is also the source vocabulary."""
+        return self.vocab_size
 
 
 def _similar_name(name: str, names: Iterable[str]) -> str | None:

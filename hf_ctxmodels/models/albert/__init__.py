@@ -3,8 +3,8 @@
 from typing import Any
 
 from hf_ctxmodels.models.albert.configuration_albert import CtxAlbertConfig
-from hf_ctxmodels.models.albert.conversion_albert import ALBERT_CONVERSION
 from hf_ctxmodels.models.albert.modeling_albert import (
+    ALBERT_CONVERSION,
     CtxAlbertForMaskedLM,
     CtxAlbertForMultipleChoice,
     CtxAlbertForPreTraining,
@@ -74,7 +74,7 @@ SPEC = FamilySpec(
     traits=Traits(
         short_training=ShortTraining(
             steps=300, learning_rate=3e-3, config_options=("initializer_range=0.05",), text="news_*.txt.gz"
-        ),
+        )
     ),
 )
 

@@ -20,7 +20,6 @@ class CtxAlbertConfig(CtxEncoderConfig):
             "none" (Lan et al. 2019, table 4).
         hidden_dropout_prob, attention_probs_dropout_prob: 0 in version 2, 0.1 in version 1.
         classifier_dropout_prob: Dropout before the task heads and the sentence-order classifier.
-        bos_token_id, eos_token_id: Ids of [CLS] and [SEP].
     """
 
     model_type = "ctx-albert"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
+from transformers.core_model_loading import WeightRenaming, WeightTransform
 from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
 
@@ -13,12 +14,32 @@ from hf_ctxmodels import heads
 from hf_ctxmodels.architectures.transformer_encoder import TransformerEncoder, build_embeddings, build_encoder_layer
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
+from hf_ctxmodels.core.weights import LEGACY_NORM_RENAMINGS, decoder_bias, fused_projections
 from hf_ctxmodels.heads import ItemCounts
 from hf_ctxmodels.layers.cpu.dropout import Dropout
 from hf_ctxmodels.layers.transformer import StackOutput, TokenPositionTypeEmbeddings
 from hf_ctxmodels.models.albert.configuration_albert import CtxAlbertConfig
-from hf_ctxmodels.models.albert.conversion_albert import ALBERT_EXPORT
 from hf_ctxmodels.models.albert.shared_layers import SHARED_SUBLAYERS, SharedLayers, cache_autocast_casts
+
+ALBERT_EXPORT: list[WeightTransform] = [
+    WeightRenaming(r"embeddings\.LayerNorm\.", r"embeddings.norm."),
+    WeightRenaming(r"encoder\.embedding_hidden_mapping_in\.", r"embeddings.projection."),
+    WeightRenaming(r"encoder\.albert_layer_groups\.(\d+)\.albert_layers\.", r"layers.\1."),
+    WeightRenaming(r"attention\.dense\.", r"attention.out_proj."),
+    WeightRenaming(r"attention\.LayerNorm\.", r"attention_norm."),
+    WeightRenaming(r"ffn\.", r"feed_forward.up_proj."),
+    WeightRenaming(r"ffn_output\.", r"feed_forward.down_proj."),
+    WeightRenaming(r"full_layer_layer_norm\.", r"feed_forward_norm."),
+    WeightRenaming(r"pooler\.weight", r"pooler.dense.weight"),
+    WeightRenaming(r"pooler\.bias", r"pooler.dense.bias"),
+    WeightRenaming(r"predictions\.dense\.", r"mlm_head.dense."),
+    WeightRenaming(r"predictions\.LayerNorm\.", r"mlm_head.norm."),
+    WeightRenaming(r"predictions\.decoder\.weight", r"mlm_head.decoder.weight"),
+    WeightRenaming(r"sop_classifier\.classifier\.", r"sop_head."),
+    *fused_projections("attention"),
+    decoder_bias("predictions"),
+]
+ALBERT_CONVERSION: list[WeightTransform] = [*LEGACY_NORM_RENAMINGS, *ALBERT_EXPORT]
 
 
 class CtxAlbertPreTrainedModel(CtxPreTrainedModel):

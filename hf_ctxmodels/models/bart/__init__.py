@@ -1,8 +1,6 @@
 """BART (Lewis et al. 2020): an encoder-decoder pretrained to restore corrupted text."""
 
-from typing import Any
-
-from hf_ctxmodels.architectures.configurations import seq2seq_size
+from hf_ctxmodels.architectures.configurations import SMALL_SEQ2SEQ_SIZES, seq2seq_size
 from hf_ctxmodels.models.bart.configuration_bart import CtxBartConfig
 from hf_ctxmodels.models.bart.conversion_bart import BART_CONVERSION
 from hf_ctxmodels.models.bart.modeling_bart import (
@@ -16,13 +14,7 @@ from hf_ctxmodels.objectives import Denoising
 from hf_ctxmodels.spec import FamilySpec, PublishedCount, ShortTraining, Traits
 
 # base, large: Lewis et al. 2020, sections 4 and 5
-SIZES: dict[str, dict[str, Any]] = {
-    "tiny": seq2seq_size(128, 2, 2),
-    "mini": seq2seq_size(256, 3, 4),
-    "small": seq2seq_size(512, 4, 8),
-    "base": seq2seq_size(768, 6, 12),
-    "large": seq2seq_size(1024, 12, 16),
-}
+SIZES = SMALL_SEQ2SEQ_SIZES | {"base": seq2seq_size(768, 6, 12), "large": seq2seq_size(1024, 12, 16)}
 
 # parameter counts of the classes of transformers 5.23
 PUBLISHED = {

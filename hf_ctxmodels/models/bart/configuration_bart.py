@@ -11,12 +11,11 @@ from hf_ctxmodels.architectures.configurations import CtxSeq2SeqConfig
 class CtxBartConfig(CtxSeq2SeqConfig):
     """Configuration of BART; the defaults are the released BART-large.
 
-    The names of transformers (`d_model`, `encoder_layers`, `encoder_ffn_dim`, `dropout`, `init_std`, ...) are accepted.
-    See `CtxSeq2SeqConfig` for the other arguments.
+    The names of transformers (`d_model`, `encoder_layers`, ...) are accepted. See `CtxSeq2SeqConfig` for the other
+    arguments.
 
     Args:
         layer_norm_eps: Epsilon of the LayerNorms; transformers supports only 1e-5.
-        classifier_dropout: Dropout before the sequence classifier.
         activation_dropout: Dropout after the activation of the feed-forward layer.
         scale_embedding: Multiply the word embeddings by sqrt(hidden_size).
         forced_bos_token_id, forced_eos_token_id: First and last token that `generate` forces. None forces no token;

@@ -1,8 +1,6 @@
 """BERT (Devlin et al. 2019): a bidirectional Transformer encoder, pretrained by masked language modelling and next
 sentence prediction."""
 
-from typing import Any
-
 from hf_ctxmodels.models.bert.configuration_bert import CtxBertConfig
 from hf_ctxmodels.models.bert.conversion_bert import BERT_CONVERSION
 from hf_ctxmodels.models.bert.modeling_bert import (
@@ -17,19 +15,12 @@ from hf_ctxmodels.models.bert.modeling_bert import (
 )
 from hf_ctxmodels.models.bert.tokenization_bert import CtxBertTokenizer
 from hf_ctxmodels.objectives import MaskedLM, MaskedLMWithNextSentence
-from hf_ctxmodels.spec import FamilySpec, PublishedCount, ShortTraining, Traits, encoder_size
+from hf_ctxmodels.spec import SMALL_SIZES, FamilySpec, PublishedCount, ShortTraining, Traits, encoder_size
 
-# tiny to small: Turc et al. 2019 (arXiv 1908.08962), table 1; base, large: Devlin et al. 2019, section 3. Students:
-# Sanh et al. 2019 (arXiv 1910.01108), Sun et al. 2019 (arXiv 1908.09355), Jiao et al. 2020 (arXiv 1909.10351)
-SIZES: dict[str, dict[str, Any]] = {
-    "tiny": encoder_size(128, 2, 2),
-    "mini": encoder_size(256, 4, 4),
-    "small": encoder_size(512, 4, 8),
-    "base": encoder_size(768, 12, 12),
-    "large": encoder_size(1024, 24, 16),
-}
-# models distilled from BERT (Sanh et al. 2019; Sun et al. 2019; Jiao et al. 2020)
-STUDENT_SIZES: dict[str, dict[str, Any]] = {
+# base, large: Devlin et al. 2019, section 3
+SIZES = SMALL_SIZES | {"base": encoder_size(768, 12, 12), "large": encoder_size(1024, 24, 16)}
+# distilled: Sanh et al. 2019 (arXiv 1910.01108), Sun et al. 2019 (1908.09355), Jiao et al. 2020 (1909.10351)
+STUDENT_SIZES = {
     "distilbert": {**encoder_size(768, 6, 12), "type_vocab_size": 0},
     "pkd-3": encoder_size(768, 3, 12),
     "tinybert-4": {**encoder_size(312, 4, 12), "intermediate_size": 1200},
@@ -38,10 +29,6 @@ STUDENT_SIZES: dict[str, dict[str, Any]] = {
 
 # parameter counts of the classes of transformers 5.23; the encoder has its pooler
 PUBLISHED = {
-    "distilbert uncased": PublishedCount(
-        {**STUDENT_SIZES["distilbert"], "vocab_size": 30522}, {"AutoModelForMaskedLM": 66_985_530}
-    )
-} | {
     name: PublishedCount(fields, dict(zip(("AutoModel", "AutoModelForMaskedLM", "AutoModelForPreTraining"), counts)))
     for name, fields, counts in (
         ("base uncased", {"vocab_size": 30522}, (109_482_240, 109_514_298, 110_106_428)),
@@ -55,6 +42,9 @@ PUBLISHED = {
         ("multilingual uncased", {"vocab_size": 105879}, (167_356_416, 167_463_831)),
     )
 }
+PUBLISHED["distilbert uncased"] = PublishedCount(
+    {**STUDENT_SIZES["distilbert"], "vocab_size": 30522}, {"AutoModelForMaskedLM": 66_985_530}
+)
 
 SPEC = FamilySpec(
     name="bert",

@@ -70,8 +70,3 @@ class CtxCvtConfig(CtxCharacterConfig):
     def head_input_size(self) -> int:
         """Width of the primary prediction's input, all LSTM layers (section 4.1)."""
         return self.hidden_size * self.num_hidden_layers
-
-    @property
-    def pooler_size(self) -> int:
-        """Width of a pooled text."""
-        return self.head_input_size * (2 if self.pooling == "mean+max" else 1)

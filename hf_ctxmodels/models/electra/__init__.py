@@ -3,8 +3,8 @@
 from typing import Any
 
 from hf_ctxmodels.models.electra.configuration_electra import CtxElectraConfig
-from hf_ctxmodels.models.electra.conversion_electra import ELECTRA_CONVERSION
 from hf_ctxmodels.models.electra.modeling_electra import (
+    ELECTRA_CONVERSION,
     CtxElectraForMaskedLM,
     CtxElectraForMultipleChoice,
     CtxElectraForQuestionAnswering,
@@ -81,12 +81,8 @@ SPEC = FamilySpec(
     reference_heads={"AutoModelForPreTraining": CtxElectraForReplacedTokenDetection},
     traits=Traits(
         tiny={"discriminator_weight": 2.0},
-        # a generator that shares all weights learns little in so few steps, since the other loss has 50 times its
-        # weight
-        short_training=ShortTraining(
-            steps=200,
-            config_options=("generator_size=0.5",),
-        ),
+        # a generator that shares all weights learns little: the other loss has 50 times its weight
+        short_training=ShortTraining(steps=200, config_options=("generator_size=0.5",)),
         targets={"token_labels": Target.ORIGINAL},
         loss_weights={"rtd_loss": "discriminator_weight"},
     ),

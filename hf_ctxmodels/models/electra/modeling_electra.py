@@ -7,19 +7,32 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
+from transformers.core_model_loading import WeightRenaming, WeightTransform
 from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
 from hf_ctxmodels.architectures.transformer_encoder import TransformerEncoder, build_embeddings
 from hf_ctxmodels.core.model import CtxPreTrainedModel
+from hf_ctxmodels.core.weights import POST_NORM_RENAMINGS, fused_projections
 from hf_ctxmodels.heads import IGNORE_INDEX, ItemCounts, mean_over_targets
 from hf_ctxmodels.layers.common import get_activation
 from hf_ctxmodels.layers.cpu.dropout import Dropout
 from hf_ctxmodels.layers.transformer import TokenPositionTypeEmbeddings
 from hf_ctxmodels.models.electra.configuration_electra import CtxElectraConfig
-from hf_ctxmodels.models.electra.conversion_electra import ELECTRA_CONVERSION
 from hf_ctxmodels.models.electra.replaced_token_detection import DetectionHead, detection_counts, detection_loss
+
+# no pattern matches the names in a joint checkpoint that start with `generator.`
+ELECTRA_CONVERSION: list[WeightTransform] = [
+    *POST_NORM_RENAMINGS,
+    WeightRenaming(r"embeddings_project\.", r"embeddings.projection."),
+    WeightRenaming(r"discriminator_predictions\.dense\.", r"rtd_head.dense."),
+    WeightRenaming(r"discriminator_predictions\.dense_prediction\.", r"rtd_head.out_proj."),
+    WeightRenaming(r"generator_predictions\.dense\.", r"mlm_head.dense."),
+    WeightRenaming(r"generator_predictions\.LayerNorm\.", r"mlm_head.norm."),
+    WeightRenaming(r"generator_lm_head\.", r"mlm_head.decoder."),
+    *fused_projections("attention.self"),
+]
 
 
 class CtxElectraPreTrainedModel(CtxPreTrainedModel):

@@ -27,15 +27,6 @@ SIZES: dict[str, dict[str, Any]] = {
     "base": _size(4096, 512, 2),
 }
 
-PUBLISHED = {
-    name: PublishedCount(SIZES[size], {"AutoModel": count})
-    for name, size, count in (
-        ("small", "small", 13_593_312),
-        ("medium", "medium", 28_027_744),
-        ("original", "base", 93_600_864),
-    )
-}
-
 SPEC = FamilySpec(
     name="elmo",
     paper="Peters et al. 2018, Deep Contextualized Word Representations (arXiv 1802.05365)",
@@ -49,7 +40,10 @@ SPEC = FamilySpec(
     },
     objectives={"bilm": BidirectionalLM},
     sizes=SIZES,
-    published=PUBLISHED,
+    published={
+        size: PublishedCount(SIZES[size], {"AutoModel": count})
+        for size, count in {"small": 13_593_312, "medium": 28_027_744, "base": 93_600_864}.items()
+    },
     traits=Traits(
         is_recurrent=True,
         short_training=ShortTraining(

@@ -56,8 +56,3 @@ class CtxElmoConfig(CtxCharacterConfig):
     def head_input_size(self) -> int:
         """Width of a word's representation in task heads."""
         return self.hidden_size * self.num_mixes + self.pretrained_embedding_size
-
-    @property
-    def pooler_size(self) -> int:
-        """Width of a task head's `pooler_output`."""
-        return self.head_input_size * (2 if self.pooling == "mean+max" else 1)

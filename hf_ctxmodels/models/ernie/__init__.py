@@ -1,8 +1,6 @@
 """ERNIE 1.0 (Sun et al. 2019) and 2.0 (Sun et al. 2020): BERT's network, pretrained by knowledge masking and, in 2.0,
 by continual multi-task learning."""
 
-from typing import Any
-
 from hf_ctxmodels.models import bert
 from hf_ctxmodels.models.bert.conversion_bert import BERT_CONVERSION
 from hf_ctxmodels.models.ernie.configuration_ernie import SEQUENCE_TASKS, TOKEN_TASKS, CtxErnieConfig
@@ -25,7 +23,7 @@ from hf_ctxmodels.spec import FamilySpec, PublishedCount, Target, Traits
 _VERSION_2 = {"vocab_size": 30522, "max_position_embeddings": 512, "type_vocab_size": 4, "hidden_act": "gelu"}
 
 # released models for Chinese (1.0) and English (2.0), see paddlenlp/transformers/ernie/configuration.py
-SIZES: dict[str, dict[str, Any]] = {
+SIZES = {
     **{name: bert.SIZES[name] for name in ("tiny", "mini", "small", "base")},
     "base-2.0": {**bert.SIZES["base"], **_VERSION_2},
     "large-2.0": {**bert.SIZES["large"], **_VERSION_2},

@@ -12,12 +12,10 @@ from hf_ctxmodels.models.ernie_gen.tokenization_ernie_gen import CtxErnieGenToke
 from hf_ctxmodels.objectives import Infilling, MaskedLM, NoisySequenceToSequence
 from hf_ctxmodels.spec import FamilySpec, PublishedCount, Seq2SeqFinetuning, Traits
 
-SIZES = bert.SIZES
-
 # BERT's parameter counts with the uncased vocabulary and two additional segments; the encoder has its pooler
 PUBLISHED = {
     size: PublishedCount(
-        SIZES[size], dict(zip(("AutoModel", "AutoModelForMaskedLM", "AutoModelForSeq2SeqLM"), (encoder, head, head)))
+        bert.SIZES[size], {"AutoModel": encoder, "AutoModelForMaskedLM": head, "AutoModelForSeq2SeqLM": head}
     )
     for size, encoder, head in (("base", 109_483_776, 109_515_834), ("large", 335_143_936, 335_176_506))
 }
@@ -36,7 +34,7 @@ SPEC = FamilySpec(
     },
     objectives={"infilling": Infilling, "noisy-seq2seq": NoisySequenceToSequence, "mlm": MaskedLM},
     seq2seq_finetuning=Seq2SeqFinetuning(NoisySequenceToSequence, label_smoothing=0.1),
-    sizes=SIZES,
+    sizes=bert.SIZES,
     published=PUBLISHED,
     conversion=[*BERT_CONVERSION, segment_conversion(CtxErnieGenConfig.copied_segments)],
     parent="bert",

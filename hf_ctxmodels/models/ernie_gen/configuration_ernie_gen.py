@@ -14,10 +14,7 @@ TARGET_SEGMENT = 3
 class CtxErnieGenConfig(CtxQueryGenerationConfig, CtxBertConfig):
     """Configuration of ERNIE-GEN; the defaults are the base model with BERT's uncased vocabulary.
 
-    See `CtxBertConfig` and `CtxQueryGenerationConfig` for the other arguments.
-
-    Args:
-        type_vocab_size: Number of segments: 0 to 2 for the source, 3 for the target.
+    See `CtxBertConfig` and `CtxQueryGenerationConfig` for the arguments. The source has segments 0 to 2, the target 3.
     """
 
     model_type = "ctx-ernie-gen"

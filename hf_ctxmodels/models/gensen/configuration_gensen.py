@@ -23,9 +23,6 @@ class CtxGenSenConfig(CtxConfig):
         hidden_dropout_prob: Dropout on the input of GRU layers, and on the sentence embedding in the decoders' input.
         text_pairs: Whether text pairs are classified; False for a linear classifier of single texts.
         classifier_size: Width of the hidden layer of the pair classifier.
-        classifier_dropout: Dropout before the pair classifier or a task head.
-        initializer_range: Standard deviation of the initialisation of embeddings and heads.
-        decoder_start_token_id, eos_token_id: Ids of the first decoder input and of a target's end.
     """
 
     model_type = "ctx-gensen"
@@ -56,8 +53,7 @@ class CtxGenSenConfig(CtxConfig):
     def validate_shape(self) -> None:
         """Check shape and tasks (called at construction)."""
         self.require_even_hidden_size()
-        self.require_positive("vocab_size", "target_vocab_size", "embedding_size", "num_hidden_layers")
-        self.require_positive("classifier_size")
+        self.require_positive("target_vocab_size", "num_hidden_layers", "classifier_size")
         for field, names in (("decoder_tasks", self.decoder_tasks), ("relations", self.relations)):
             if len(set(names or ())) != len(names or ()):
                 raise ValueError(f"{field}={names} has a repeated name.")

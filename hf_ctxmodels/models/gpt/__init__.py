@@ -1,7 +1,5 @@
 """GPT (Radford et al. 2018): a causal post-norm Transformer, pretrained and fine-tuned with language modelling."""
 
-from typing import Any
-
 from hf_ctxmodels.models.gpt.configuration_gpt import CtxGptConfig
 from hf_ctxmodels.models.gpt.modeling_gpt import (
     GPT_CONVERSION,
@@ -13,14 +11,9 @@ from hf_ctxmodels.models.gpt.modeling_gpt import (
 )
 from hf_ctxmodels.models.gpt.tokenization_gpt import CtxGptTokenizer
 from hf_ctxmodels.objectives import DocumentLM
-from hf_ctxmodels.spec import FamilySpec, PublishedCount, Traits, encoder_size
+from hf_ctxmodels.spec import SMALL_SIZES, FamilySpec, PublishedCount, Traits, encoder_size
 
-SIZES: dict[str, dict[str, Any]] = {
-    "tiny": encoder_size(128, 2, 2),
-    "mini": encoder_size(256, 4, 4),
-    "small": encoder_size(512, 4, 8),
-    "base": encoder_size(768, 12, 12),
-}
+SIZES = SMALL_SIZES | {"base": encoder_size(768, 12, 12)}
 
 SPEC = FamilySpec(
     name="gpt",

@@ -19,7 +19,6 @@ class CtxGptConfig(CtxDecoderConfig):
 
     Args:
         vocab_size: Number of tokens of the tokenizer, including the task tokens once they are added.
-        max_position_embeddings: Maximum sequence length in tokens.
         classifier_dropout: Dropout before the task heads; the choices of an example share the dropout mask.
     """
 

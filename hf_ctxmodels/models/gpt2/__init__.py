@@ -1,7 +1,5 @@
 """GPT-2 (Radford et al. 2019): a causal pre-norm Transformer, pretrained by language modelling."""
 
-from typing import Any
-
 from hf_ctxmodels.models.gpt2.configuration_gpt2 import CtxGpt2Config
 from hf_ctxmodels.models.gpt2.modeling_gpt2 import (
     GPT2_CONVERSION,
@@ -14,13 +12,10 @@ from hf_ctxmodels.models.gpt2.modeling_gpt2 import (
 )
 from hf_ctxmodels.models.gpt2.tokenization_gpt2 import CtxGpt2Tokenizer
 from hf_ctxmodels.objectives import DocumentLM
-from hf_ctxmodels.spec import FamilySpec, PublishedCount, Traits, encoder_size
+from hf_ctxmodels.spec import SMALL_SIZES, FamilySpec, PublishedCount, Traits, encoder_size
 
 # base, medium, large, xl: released models (Radford et al. 2019, table 2; sizes of the model card)
-SIZES: dict[str, dict[str, Any]] = {
-    "tiny": encoder_size(128, 2, 2),
-    "mini": encoder_size(256, 4, 4),
-    "small": encoder_size(512, 4, 8),
+SIZES = SMALL_SIZES | {
     "base": encoder_size(768, 12, 12),
     "medium": encoder_size(1024, 24, 16),
     "large": encoder_size(1280, 36, 20),
@@ -30,12 +25,7 @@ SIZES: dict[str, dict[str, Any]] = {
 # parameter counts of the classes of transformers 5.23
 PUBLISHED = {
     size: PublishedCount(SIZES[size], dict.fromkeys(("AutoModel", "AutoModelForCausalLM"), count))
-    for size, count in {
-        "base": 124_439_808,
-        "medium": 354_823_168,
-        "large": 774_030_080,
-        "xl": 1_557_611_200,
-    }.items()
+    for size, count in zip(("base", "medium", "large", "xl"), (124_439_808, 354_823_168, 774_030_080, 1_557_611_200))
 }
 
 SPEC = FamilySpec(

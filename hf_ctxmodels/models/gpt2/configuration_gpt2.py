@@ -12,10 +12,6 @@ class CtxGpt2Config(CtxDecoderConfig):
     """Configuration of GPT-2; the defaults are the released model with 124 million parameters.
 
     See `CtxDecoderConfig` for the other arguments.
-
-    Args:
-        bos_token_id, eos_token_id: Id of <|endoftext|>, the only special token.
-        pad_token_id: Id at padding positions, which the attention mask marks.
     """
 
     model_type = "ctx-gpt2"

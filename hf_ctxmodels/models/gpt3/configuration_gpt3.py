@@ -9,12 +9,9 @@ from hf_ctxmodels.models.gpt2.configuration_gpt2 import CtxGpt2Config
 
 @strict
 class CtxGpt3Config(CtxGpt2Config):
-    """Configuration of GPT-3; the defaults are its smallest model (125M).
-
-    See `CtxGpt2Config` for the other arguments.
+    """Configuration of GPT-3; the defaults are its smallest model (125M). See `CtxGpt2Config` for the other arguments.
 
     Args:
-        max_position_embeddings: Maximum sequence length in tokens.
         attention_layers: The attention of each layer, "dense" or "banded"; None alternates dense and banded layers, as
             in the paper.
         window: Number of tokens that a token attends to in a banded layer, including itself. The paper does not give

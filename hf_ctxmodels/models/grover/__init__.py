@@ -1,7 +1,5 @@
 """Grover (Zellers et al. 2019): a causal Transformer pretrained on the fields of news articles."""
 
-from typing import Any
-
 from hf_ctxmodels.models.grover.configuration_grover import CtxGroverConfig
 from hf_ctxmodels.models.grover.modeling_grover import (
     CtxGroverForCausalLM,
@@ -10,13 +8,10 @@ from hf_ctxmodels.models.grover.modeling_grover import (
 )
 from hf_ctxmodels.models.grover.tokenization_grover import CtxGroverTokenizer
 from hf_ctxmodels.objectives import NewsFieldsLM
-from hf_ctxmodels.spec import FamilySpec, PublishedCount, encoder_size
+from hf_ctxmodels.spec import SMALL_SIZES, FamilySpec, PublishedCount, encoder_size
 
 # base, large, mega: released models (lm/configs of the released code)
-SIZES: dict[str, dict[str, Any]] = {
-    "tiny": encoder_size(128, 2, 2),
-    "mini": encoder_size(256, 4, 4),
-    "small": encoder_size(512, 4, 8),
+SIZES = SMALL_SIZES | {
     "base": encoder_size(768, 12, 12),
     "large": encoder_size(1024, 24, 16),
     "mega": {**encoder_size(1536, 48, 24), "initializer_range": 0.0141},

@@ -15,10 +15,8 @@ class CtxInferSentConfig(CtxConfig):
         vocab_size, embedding_size: Number and width of the pretrained embeddings, special tokens included.
         hidden_size: Width of hidden states and of sentence embeddings, both directions concatenated.
         num_hidden_layers: Number of LSTM layers; the paper has one.
-        pooling: Pooling of a sentence's hidden states.
         pretrained_embeddings: Directory or Hub id of static word embeddings with the same vocabulary.
             `load_pretrained_embeddings` copies the vectors into a new model, which saves them.
-        train_pretrained_embeddings: Whether the vectors are trained.
         skip_unknown: Skip unknown words as in the released code, unless a text has no other words; False encodes them
             as zero vectors.
         hidden_dropout_prob: Dropout on the input of LSTM layers.
@@ -26,8 +24,6 @@ class CtxInferSentConfig(CtxConfig):
         classifier_size: Width of the two hidden layers of the pair classifier.
         classifier_nonlinear: Tanh after these layers and dropout before every layer; in the paper, the three layers are
             linear.
-        classifier_dropout: Dropout before the classifier.
-        initializer_range: Standard deviation of the initialisation of the classifier.
         unk_token_id: Id of unknown words, whose vector is zero.
     """
 
@@ -53,7 +49,7 @@ class CtxInferSentConfig(CtxConfig):
     def validate_shape(self) -> None:
         """Check the shape (called at construction)."""
         self.require_even_hidden_size()
-        self.require_positive("vocab_size", "embedding_size", "num_hidden_layers", "classifier_size")
+        self.require_positive("num_hidden_layers", "classifier_size")
 
     @property
     def layer_sizes(self) -> list[int]:

@@ -17,12 +17,8 @@ class CtxLaserConfig(CtxConfig):
         embedding_size: Width of the encoder's and the decoder's embeddings.
         hidden_size: Width of hidden states and of sentence embeddings, both directions concatenated.
         num_hidden_layers, num_decoder_layers: Number of LSTM layers of the encoder and of the decoder.
-        pooling: Pooling of a sentence's hidden states.
         language_size, decoder_size: Widths of a language embedding and of the decoder's states.
         hidden_dropout_prob: Dropout on the input of LSTM layers, and before the output layer.
-        classifier_dropout: Dropout before a task head.
-        initializer_range: Standard deviation of the initialisation of embeddings and heads.
-        decoder_start_token_id, eos_token_id: Ids of the first decoder input and of a target's end.
     """
 
     model_type = "ctx-laser"
@@ -48,8 +44,8 @@ class CtxLaserConfig(CtxConfig):
     def validate_shape(self) -> None:
         """Check the shape (called at construction)."""
         self.require_even_hidden_size()
-        self.require_positive("vocab_size", "target_vocab_size", "num_languages", "embedding_size", "language_size")
-        self.require_positive("num_hidden_layers", "decoder_size", "num_decoder_layers")
+        self.require_positive("target_vocab_size", "num_languages", "language_size", "num_hidden_layers")
+        self.require_positive("decoder_size", "num_decoder_layers")
 
     @property
     def layer_sizes(self) -> list[int]:

@@ -1,8 +1,6 @@
 """MASS (Song et al. 2019): an encoder-decoder pretrained to generate a masked segment of its source."""
 
-from typing import Any
-
-from hf_ctxmodels.architectures.configurations import seq2seq_size
+from hf_ctxmodels.architectures.configurations import SMALL_SEQ2SEQ_SIZES, seq2seq_size
 from hf_ctxmodels.models.mass.configuration_mass import CtxMassConfig
 from hf_ctxmodels.models.mass.modeling_mass import CtxMassForConditionalGeneration, CtxMassModel
 from hf_ctxmodels.models.mass.tokenization_mass import CtxMassTokenizer
@@ -24,10 +22,7 @@ _SUMMARIES = {
 }
 
 # base: translation (section 4.1); summaries, summaries-middle: released summarization models
-SIZES: dict[str, dict[str, Any]] = {
-    "tiny": seq2seq_size(128, 2, 2),
-    "mini": seq2seq_size(256, 3, 4),
-    "small": seq2seq_size(512, 4, 8),
+SIZES = SMALL_SEQ2SEQ_SIZES | {
     "base": seq2seq_size(1024, 6, 8),
     "summaries": {**seq2seq_size(768, 6, 12), **_SUMMARIES},
     "summaries-middle": {**seq2seq_size(1024, 6, 16), **_SUMMARIES},

@@ -3,24 +3,20 @@
 from huggingface_hub.dataclasses import strict
 
 from hf_ctxmodels.architectures.configurations import CtxSeq2SeqConfig
-from hf_ctxmodels.models.xlm.configuration_xlm import validate_languages
+from hf_ctxmodels.models.xlm.configuration_xlm import CtxMultilingualConfig
 
 
 @strict
-class CtxMassConfig(CtxSeq2SeqConfig):
+class CtxMassConfig(CtxSeq2SeqConfig, CtxMultilingualConfig):
     """Configuration of MASS; the defaults are the translation model of two languages.
 
-    The summarization model has `scale_embedding`, one language and no `output_bias`. See `CtxSeq2SeqConfig` for the
-    other arguments.
+    The summarization model has `scale_embedding`, one language and no `output_bias`. See `CtxSeq2SeqConfig` and
+    `CtxMultilingualConfig` for the other arguments.
 
     Args:
         activation_dropout: Dropout after the activation of the feed-forward layer.
         scale_embedding: Multiply the word embeddings by sqrt(hidden_size).
         output_bias: Whether the output layer has a bias.
-        n_langs: Number of languages.
-        use_lang_emb: Whether to embed the languages if there are several; `langs` is then required.
-        lang2id: Language name -> id, or None.
-        default_lang: Language id of inputs without `langs`; None makes `langs` required.
     """
 
     model_type = "ctx-mass"
@@ -36,20 +32,8 @@ class CtxMassConfig(CtxSeq2SeqConfig):
     scale_embedding: bool = False
     output_bias: bool = True
     n_langs: int = 2
-    use_lang_emb: bool = True
-    lang2id: dict[str, int] | None = None
-    default_lang: int | None = None
     layer_norm_eps: float = 1e-12
     pad_token_id: int | None = 2
     bos_token_id: int | None = 0
     eos_token_id: int | list[int] | None = 1
     decoder_start_token_id: int | None = 1
-
-    def validate_languages(self) -> None:
-        """Check the languages (called at construction)."""
-        validate_languages(self)
-
-    @property
-    def embeds_languages(self) -> bool:
-        """Whether the model has language embeddings."""
-        return self.use_lang_emb and self.n_langs > 1

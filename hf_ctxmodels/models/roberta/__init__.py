@@ -2,8 +2,8 @@
 
 from hf_ctxmodels.models.bert import SIZES
 from hf_ctxmodels.models.roberta.configuration_roberta import CtxRobertaConfig
-from hf_ctxmodels.models.roberta.conversion_roberta import ROBERTA_CONVERSION
 from hf_ctxmodels.models.roberta.modeling_roberta import (
+    ROBERTA_CONVERSION,
     CtxRobertaForMaskedLM,
     CtxRobertaForMultipleChoice,
     CtxRobertaForQuestionAnswering,

@@ -7,17 +7,13 @@ from hf_ctxmodels.models.bert.configuration_bert import CtxBertConfig
 
 @strict
 class CtxRobertaConfig(CtxBertConfig):
-    """Configuration of RoBERTa; the defaults are the released RoBERTa-base.
-
-    See `CtxBertConfig` for the other arguments.
+    """Configuration of RoBERTa; the defaults are RoBERTa-base. See `CtxBertConfig` for the other arguments.
 
     Args:
-        vocab_size: Number of byte-level BPE tokens.
         max_position_embeddings: Number of position embeddings, of which tokens do not use the first `pad_token_id + 1`:
             the maximum sequence length is 512 tokens.
         type_vocab_size: Number of segments, 1: only separators distinguish the texts of a pair.
         pad_token_id: Id of the padding token, and position of padding.
-        bos_token_id, eos_token_id: Ids of <s> and </s>.
     """
 
     model_type = "ctx-roberta"

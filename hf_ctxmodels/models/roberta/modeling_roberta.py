@@ -4,15 +4,26 @@ by masked language modelling only."""
 from typing import Any
 
 from torch import Tensor, nn
+from transformers.core_model_loading import WeightRenaming, WeightTransform
 
 from hf_ctxmodels import heads
 from hf_ctxmodels.architectures.transformer_encoder import TransformerEncoder
 from hf_ctxmodels.core.inputs import cumulative_token_counts
 from hf_ctxmodels.core.model import CtxPreTrainedModel
+from hf_ctxmodels.core.weights import LEGACY_NORM_RENAMINGS, POST_NORM_RENAMINGS, decoder_bias, fused_projections
 from hf_ctxmodels.layers.pooling import token_mask
 from hf_ctxmodels.layers.transformer import TokenPositionTypeEmbeddings
 from hf_ctxmodels.models.roberta.configuration_roberta import CtxRobertaConfig
-from hf_ctxmodels.models.roberta.conversion_roberta import ROBERTA_EXPORT
+
+ROBERTA_EXPORT: list[WeightTransform] = [
+    *POST_NORM_RENAMINGS,
+    WeightRenaming(r"^lm_head\.dense\.", r"mlm_head.dense."),
+    WeightRenaming(r"^lm_head\.layer_norm\.", r"mlm_head.norm."),
+    WeightRenaming(r"^lm_head\.decoder\.weight", r"mlm_head.decoder.weight"),
+    *fused_projections("attention.self"),
+    decoder_bias("^lm_head"),
+]
+ROBERTA_CONVERSION: list[WeightTransform] = [*LEGACY_NORM_RENAMINGS, *ROBERTA_EXPORT]
 
 
 class CtxRobertaPreTrainedModel(CtxPreTrainedModel):

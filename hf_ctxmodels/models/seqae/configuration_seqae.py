@@ -14,7 +14,6 @@ class CtxSeqaeConfig(CtxLSTMLanguageModelConfig):
     See `CtxLSTMLanguageModelConfig` for the other arguments.
 
     Args:
-        embedding_size, hidden_size: Widths of the embeddings, and of the LSTM's cell and output.
         word_dropout_prob: Dropout of whole input words, independently at every position.
         embedding_dropout_prob: Dropout of the embeddings.
         hidden_dropout_prob: Dropout between layers and of the softmax's input.
@@ -23,7 +22,6 @@ class CtxSeqaeConfig(CtxLSTMLanguageModelConfig):
             mean of all states.
         label_gain: Training predictions of a text classifier: "last" for the last word, or "linear" for all words with
             weights that increase linearly from 0 to 1 (section 3, linear gain).
-        classifier_dropout: Dropout of a task head's input.
     """
 
     model_type = "ctx-seqae"
@@ -54,8 +52,3 @@ class CtxSeqaeConfig(CtxLSTMLanguageModelConfig):
             raise ValueError(f"label_gain='linear' cannot be combined with classifier_pooling={pooling!r}.")
         if self.tie_word_embeddings:
             raise ValueError("tie_word_embeddings=True is not supported: embeddings and outputs differ in width.")
-
-    @property
-    def layer_sizes(self) -> list[int]:
-        """Widths of the layers' inputs and of the last layer's output."""
-        return [self.embedding_size, *[self.hidden_size] * self.num_hidden_layers]

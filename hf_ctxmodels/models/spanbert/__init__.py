@@ -3,8 +3,8 @@ objective."""
 
 from hf_ctxmodels.models.bert import SIZES
 from hf_ctxmodels.models.spanbert.configuration_spanbert import CtxSpanBertConfig
-from hf_ctxmodels.models.spanbert.conversion_spanbert import SPANBERT_CONVERSION
 from hf_ctxmodels.models.spanbert.modeling_spanbert import (
+    SPANBERT_CONVERSION,
     CtxSpanBertForMaskedLM,
     CtxSpanBertForMultipleChoice,
     CtxSpanBertForPreTraining,

@@ -12,7 +12,6 @@ class CtxSpanBertConfig(CtxBertConfig):
     """Configuration of SpanBERT; the defaults are SpanBERT-base, cased. See `CtxBertConfig` for the other arguments.
 
     Args:
-        vocab_size: Number of tokens of BERT's cased vocabulary.
         max_pair_targets: Maximum number of tokens, from the start of a span, that the span boundary head predicts: its
             number of position embeddings.
         pair_position_size: Width of these position embeddings.

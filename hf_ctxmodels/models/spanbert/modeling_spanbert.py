@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from transformers.core_model_loading import WeightRenaming, WeightTransform
 from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
 
@@ -19,7 +20,26 @@ from hf_ctxmodels.layers.common import HookPoint, get_activation
 from hf_ctxmodels.layers.cpu.linear import linear
 from hf_ctxmodels.layers.lm_loss.cross_entropy import summed_cross_entropy
 from hf_ctxmodels.models.bert import modeling_bert as bert
+from hf_ctxmodels.models.bert.conversion_bert import BERT_CONVERSION
 from hf_ctxmodels.models.spanbert.configuration_spanbert import CtxSpanBertConfig
+
+_HEAD = r"cls\.pair_target_predictions\."
+_LAYERS = {
+    r"mlp_layer_norm\.linear1\.": "first_dense.",
+    r"mlp_layer_norm\.layer_norm1\.": "first_norm.",
+    r"mlp_layer_norm\.linear2\.": "second_dense.",
+    r"mlp_layer_norm\.layer_norm2\.": "second_norm.",
+    r"position_embeddings\.": "position_embeddings.",
+    r"decoder\.weight": "decoder.weight",
+    r"bias": "decoder.bias",
+}
+SPANBERT_CONVERSION: list[WeightTransform] = [
+    WeightRenaming(r"^decoder\.(bert|cls)\.", r"\1."),  # prefix of fairseq's pretraining checkpoints
+    WeightRenaming(r"(layer_norm[12])\.gamma", r"\1.weight"),
+    WeightRenaming(r"(layer_norm[12])\.beta", r"\1.bias"),
+    *(WeightRenaming(_HEAD + released_name, f"sbo_head.{name}") for released_name, name in _LAYERS.items()),
+    *BERT_CONVERSION,
+]
 
 
 class CtxSpanBertPreTrainedModel(bert.CtxBertPreTrainedModel):

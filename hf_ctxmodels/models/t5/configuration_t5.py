@@ -20,7 +20,7 @@ class CtxT5Config(CtxTransformerConfig):
 
     Args:
         vocab_size: Number of word embeddings, the size of the tokenizer rounded up to a multiple of 128.
-        decoder_layers: Number of decoder layers; None for `num_hidden_layers`.
+        decoder_layers: None for `num_hidden_layers`.
         head_dim: Width of a head, independent of `hidden_size`.
         hidden_act: Activation of the feed-forward layer. With the prefix "gated-" it gates a second linear layer, and
             "gelu" is the tanh approximation, as in the release (section 2.1 of Shazeer 2020).
@@ -32,7 +32,6 @@ class CtxT5Config(CtxTransformerConfig):
         relative_attention_num_buckets, relative_attention_max_distance: See `BucketedPositionBias`.
         initializer_factor: Factor applied to the standard deviations of the initialisation.
         decoder_start_token_id: Id of the decoder's first input; None for `pad_token_id`.
-        tie_word_embeddings: Tie the output layer to the word embeddings.
         scale_decoder_outputs: Multiply the decoder's output by `hidden_size ** -0.5` before the output layer; None for
             `tie_word_embeddings`.
     """
@@ -108,17 +107,6 @@ class CtxT5Config(CtxTransformerConfig):
     def activation(self) -> str:
         """Name of the activation."""
         return "gelu_new" if self.hidden_act == "gated-gelu" else self.hidden_act.removeprefix(_GATED)
-
-    @property
-    def attention_dropout(self) -> float | int:
-        """Dropout rate on attention probabilities."""
-        rate = self.attention_probs_dropout_prob
-        return self.hidden_dropout_prob if rate is None else rate
-
-    @property
-    def target_vocab_size(self) -> int:
-        """Size of the target vocabulary."""
-        return self.vocab_size
 
     @property
     def shares_word_embeddings(self) -> bool:

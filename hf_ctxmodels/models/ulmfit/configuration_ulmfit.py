@@ -15,7 +15,7 @@ class CtxUlmfitConfig(CtxLSTMLanguageModelConfig):
 
     Args:
         hidden_size: Width of the embeddings and of the last layer's output.
-        cell_size: Width of all layers except the last, whose width is `hidden_size`.
+        cell_size: Width of the other layers.
         embedding_dropout_prob: Dropout of whole words of the vocabulary, the same throughout a forward pass.
         input_dropout_prob: Variational dropout of the embeddings: the same features of a sequence at every step.
         hidden_dropout_prob: Variational dropout between layers.
@@ -27,12 +27,10 @@ class CtxUlmfitConfig(CtxLSTMLanguageModelConfig):
         backward: Whether the model reads from right to left (the backward model of section 3.3, whose predictions are
             averaged with a forward model's). Outputs remain in the order of the text.
         bptt: Number of steps of back-propagation in a classifier (section 3.3); longer texts are encoded completely.
-        classifier_size: Width of the classifier's hidden layer.
         classifier_norm: Normalisation in the classifier's two blocks: "batch" as in the paper; with "layer", the loss
             does not depend on the composition of batches.
         classifier_dropout: Dropout before the hidden layer; the rate after it is 0.1.
         bos_token_id, eos_token_id: Ids of a text's first token, and of the end of a generated text, if any.
-        tie_word_embeddings: Whether the softmax weights are tied to the embeddings.
     """
 
     model_type = "ctx-ulmfit"

@@ -17,12 +17,10 @@ from hf_ctxmodels.models.unilm.tokenization_unilm import CtxUniLMTokenizer
 from hf_ctxmodels.objectives import MaskedLM, MaskedSequenceToSequence, UnifiedLM
 from hf_ctxmodels.spec import FamilySpec, PublishedCount, Seq2SeqFinetuning, Traits
 
-SIZES = bert.SIZES
-
 # BERT's parameter counts with the cased vocabulary and four additional segments; the encoder has its pooler
 PUBLISHED = {
     size: PublishedCount(
-        SIZES[size],
+        bert.SIZES[size],
         dict(zip(("AutoModel", "AutoModelForMaskedLM", "AutoModelForPreTraining", "AutoModelForSeq2SeqLM"), counts)),
     )
     for size, counts in {
@@ -49,13 +47,11 @@ SPEC = FamilySpec(
     },
     objectives={"unified-lm": UnifiedLM, "masked-seq2seq": MaskedSequenceToSequence, "mlm": MaskedLM},
     seq2seq_finetuning=Seq2SeqFinetuning(MaskedSequenceToSequence, label_smoothing=0.1),
-    sizes=SIZES,
+    sizes=bert.SIZES,
     published=PUBLISHED,
     conversion=[*BERT_CONVERSION, segment_conversion(CtxUniLMConfig.copied_segments)],
     parent="bert",
-    traits=Traits(
-        tiny={"query_token_id": 3, "decoder_start_token_id": 1},
-    ),
+    traits=Traits(tiny={"query_token_id": 3, "decoder_start_token_id": 1}),
 )
 
 __all__ = [

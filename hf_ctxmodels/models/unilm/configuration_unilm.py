@@ -8,19 +8,15 @@ from hf_ctxmodels.architectures.configurations import CtxQueryGenerationConfig
 from hf_ctxmodels.models.bert.configuration_bert import CtxBertConfig
 
 # values of `token_type_ids`: the segments of a pair, a left-to-right or right-to-left text, source and target
-FIRST, SECOND, LEFT_TO_RIGHT, RIGHT_TO_LEFT, SOURCE, TARGET = range(6)
-NUM_SEGMENTS = 6
+FIRST, SECOND, LEFT_TO_RIGHT, RIGHT_TO_LEFT, SOURCE, TARGET = range(NUM_SEGMENTS := 6)
 
 
 @strict
 class CtxUniLMConfig(CtxQueryGenerationConfig, CtxBertConfig):
     """Configuration of UniLM; the defaults are the base model with BERT's cased vocabulary.
 
-    See `CtxBertConfig` and `CtxQueryGenerationConfig` for the other arguments.
-
-    Args:
-        type_vocab_size: Number of segments, 6: 0 and 1 for a pair, 2 for a left-to-right text, 3 for a right-to-left
-            text, 4 for a source sequence, 5 for its target sequence.
+    See `CtxBertConfig` and `CtxQueryGenerationConfig` for the arguments. There are 6 segments: 0 and 1 for a pair, 2 for
+    a left-to-right text, 3 for a right-to-left text, 4 for a source sequence, 5 for its target sequence.
     """
 
     model_type = "ctx-unilm"

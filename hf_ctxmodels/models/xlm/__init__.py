@@ -1,10 +1,8 @@
 """XLM (Lample & Conneau 2019): a Transformer for several languages, pretrained on text and on translations."""
 
-from typing import Any
-
 from hf_ctxmodels.models.xlm.configuration_xlm import CtxXLMConfig
-from hf_ctxmodels.models.xlm.conversion_xlm import XLM_CONVERSION
 from hf_ctxmodels.models.xlm.modeling_xlm import (
+    XLM_CONVERSION,
     CtxXLMForCausalLM,
     CtxXLMForMaskedLM,
     CtxXLMForMultipleChoice,
@@ -15,14 +13,11 @@ from hf_ctxmodels.models.xlm.modeling_xlm import (
 )
 from hf_ctxmodels.models.xlm.tokenization_xlm import CtxXLMTokenizer
 from hf_ctxmodels.objectives import CrossLingualLM, StreamCausalLM, StreamMaskedLM, TranslationLM
-from hf_ctxmodels.spec import FamilySpec, PublishedCount, Traits, encoder_size
+from hf_ctxmodels.spec import SMALL_SIZES, FamilySpec, PublishedCount, Traits, encoder_size
 
 # base: XNLI-15 (section 5.1); translation: the models of two languages; large: the models of 17 and 100 languages;
 # english: xlm-mlm-en-2048
-SIZES: dict[str, dict[str, Any]] = {
-    "tiny": encoder_size(128, 2, 2),
-    "mini": encoder_size(256, 4, 4),
-    "small": encoder_size(512, 4, 8),
+SIZES = SMALL_SIZES | {
     "base": encoder_size(1024, 12, 8),
     "translation": encoder_size(1024, 6, 8),
     "large": encoder_size(1280, 16, 16),

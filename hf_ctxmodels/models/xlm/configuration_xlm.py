@@ -16,22 +16,48 @@ _FORMER_NAMES = {
 
 
 @strict
-class CtxXLMConfig(CtxTransformerConfig):
+class CtxMultilingualConfig(CtxTransformerConfig):
+    """Base configuration of Transformers with language embeddings; see `CtxTransformerConfig` for the other arguments.
+
+    Args:
+        n_langs: Number of languages.
+        use_lang_emb: Whether to embed the languages if there are several; `langs` is then required.
+        lang2id: Language name -> id, or None.
+        default_lang: Language id of inputs without `langs`; None makes `langs` required.
+    """
+
+    n_langs: int = 1
+    use_lang_emb: bool = True
+    lang2id: dict[str, int] | None = None
+    default_lang: int | None = None
+
+    def validate_languages(self) -> None:
+        """Check that the language ids are 0 to `n_langs` - 1 (called at construction)."""
+        self.require_positive("n_langs")
+        if self.default_lang is not None and not 0 <= self.default_lang < self.n_langs:
+            raise ValueError(f"default_lang={self.default_lang} is outside [0, n_langs={self.n_langs}).")
+        if self.lang2id is not None and sorted(self.lang2id.values()) != list(range(self.n_langs)):
+            raise ValueError(f"lang2id={self.lang2id} must have the ids 0 to n_langs - 1 = {self.n_langs - 1}.")
+
+    @property
+    def embeds_languages(self) -> bool:
+        """Whether the model has language embeddings."""
+        return self.use_lang_emb and self.n_langs > 1
+
+
+@strict
+class CtxXLMConfig(CtxMultilingualConfig):
     """Configuration of XLM; the defaults are the released English model.
 
     The names of transformers (`emb_dim`, `n_layers`, `n_heads`, `dropout`, `attention_dropout`, `embed_init_std`, ...)
     are accepted, and `gelu_activation` as `hidden_act`. `lang_id` is ignored, since transformers writes 0 to all files.
-    Other arguments as in `CtxEncoderConfig` and `CtxTransformerConfig`.
+    Other arguments as in `CtxEncoderConfig` and `CtxMultilingualConfig`.
 
     Args:
         intermediate_size: Width of the feed-forward layer; None for 4 * hidden_size.
         classifier_dropout: Dropout before the sequence classifier; None for `hidden_dropout_prob`.
         sinusoidal_embeddings: Fixed sinusoidal instead of learned positions.
         causal: Causal attention; set by `CtxXLMForCausalLM`.
-        n_langs: Number of languages.
-        use_lang_emb: Whether to embed the languages if there are several; `langs` is then required.
-        lang2id: Language name -> id, or None.
-        default_lang: Language id of inputs without `langs`; None makes `langs` required.
         initializer_range: Standard deviation of the embeddings; None for hidden_size ** -0.5. Linear layers keep the
             initialisation of torch, as in the released code.
     """
@@ -59,10 +85,6 @@ class CtxXLMConfig(CtxTransformerConfig):
     max_position_embeddings: int = 512
     sinusoidal_embeddings: bool = False
     causal: bool = False
-    n_langs: int = 1
-    use_lang_emb: bool = True
-    lang2id: dict[str, int] | None = None
-    default_lang: int | None = None
     initializer_range: float | int | None = None
     layer_norm_eps: float = 1e-12
     pad_token_id: int | None = 2
@@ -93,21 +115,12 @@ class CtxXLMConfig(CtxTransformerConfig):
             self.hidden_act = "gelu" if uses_gelu else "relu"
         super().__post_init__(**kwargs)
 
-    def validate_languages(self) -> None:
-        """Check the languages (called at construction)."""
-        validate_languages(self)
-
     def validate_positions(self) -> None:
         """Check that the width is even with sinusoidal positions (called at construction)."""
         if self.sinusoidal_embeddings and self.hidden_size % 2:
             raise ValueError(
                 f"hidden_size={self.hidden_size} is odd; sinusoidal positions are pairs of a sine and a cosine."
             )
-
-    @property
-    def feed_forward_size(self) -> int:
-        """Width of the feed-forward layer."""
-        return 4 * self.hidden_size if self.intermediate_size is None else self.intermediate_size
 
     @property
     def embedding_dropout_prob(self) -> float | int:
@@ -118,17 +131,3 @@ class CtxXLMConfig(CtxTransformerConfig):
     def embedding_std(self) -> float:
         """Standard deviation of the initial embeddings."""
         return self.hidden_size**-0.5 if self.initializer_range is None else float(self.initializer_range)
-
-    @property
-    def embeds_languages(self) -> bool:
-        """Whether the model has language embeddings."""
-        return self.use_lang_emb and self.n_langs > 1
-
-
-def validate_languages(config: Any) -> None:
-    """Raise ValueError unless the language ids of a configuration are 0 to `n_langs` - 1."""
-    config.require_positive("n_langs")
-    if config.default_lang is not None and not 0 <= config.default_lang < config.n_langs:
-        raise ValueError(f"default_lang={config.default_lang} is outside [0, n_langs={config.n_langs}).")
-    if config.lang2id is not None and sorted(config.lang2id.values()) != list(range(config.n_langs)):
-        raise ValueError(f"lang2id={config.lang2id} must have the ids 0 to n_langs - 1 = {config.n_langs - 1}.")

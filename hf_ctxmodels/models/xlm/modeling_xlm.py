@@ -8,22 +8,37 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache, GenerationMixin
 from transformers import initialization as init
+from transformers.core_model_loading import WeightRenaming, WeightTransform
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from hf_ctxmodels import heads
-from hf_ctxmodels.architectures.transformer_decoder import (
-    TransformerDecoder,
-    is_not_trailing_padding,
-)
+from hf_ctxmodels.architectures.transformer_decoder import TransformerDecoder, is_not_trailing_padding
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_aligned, check_ids, is_traced
 from hf_ctxmodels.core.model import CtxPreTrainedModel
+from hf_ctxmodels.core.weights import fused_projections
 from hf_ctxmodels.heads import ItemCounts
 from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, CAUSAL
 from hf_ctxmodels.layers.cpu.linear import linear
 from hf_ctxmodels.layers.pooling import Pooling
 from hf_ctxmodels.models.xlm.configuration_xlm import CtxXLMConfig
-from hf_ctxmodels.models.xlm.conversion_xlm import XLM_EXPORT, XLM_SUMMARY_EXPORT
+
+XLM_EXPORT: list[WeightTransform] = [
+    WeightRenaming(r"^transformer\.", r"xlm\."),
+    WeightRenaming(r"(?<!_)embeddings\.", r"word_embeddings\."),
+    WeightRenaming(r"lang_embeddings\.", r"language_embeddings\."),
+    WeightRenaming(r"layer_norm_emb\.", r"embedding_norm\."),
+    WeightRenaming(r"attentions\.(\d+)\.", r"layers\.\1\.attention\."),
+    WeightRenaming(r"layer_norm1\.(\d+)\.", r"layers\.\1\.attention_norm\."),
+    WeightRenaming(r"ffns\.(\d+)\.lin1\.", r"layers\.\1\.feed_forward\.up_proj\."),
+    WeightRenaming(r"ffns\.(\d+)\.lin2\.", r"layers\.\1\.feed_forward\.down_proj\."),
+    WeightRenaming(r"layer_norm2\.(\d+)\.", r"layers\.\1\.feed_forward_norm\."),
+    WeightRenaming(r"out_lin\.", r"out_proj\."),
+    WeightRenaming(r"pred_layer\.proj\.", r"lm_head\."),
+    *fused_projections("attention", ("q_lin", "k_lin", "v_lin")),
+]
+# transformers names the classifier of sequence heads `sequence_summary.summary`; loading uses this table for all heads
+XLM_CONVERSION = [WeightRenaming(r"^sequence_summary\.summary\.", r"classifier\."), *XLM_EXPORT]
 
 
 class SinusoidalPositions(nn.Embedding):
@@ -284,14 +299,14 @@ class CtxXLMForSequenceClassification(heads.ForSequenceClassification, CtxXLMHea
     """XLM with a classifier or regressor on the first token's state."""
 
     reference_architecture = "XLMForSequenceClassification"
-    export_conversion = XLM_SUMMARY_EXPORT
+    export_conversion = XLM_CONVERSION
 
 
 class CtxXLMForMultipleChoice(heads.ForMultipleChoice, CtxXLMHeadModel):
     """XLM that scores choices by two linear layers, the first of width `num_labels`, as in transformers."""
 
     reference_architecture = "XLMForMultipleChoice"
-    export_conversion = XLM_SUMMARY_EXPORT
+    export_conversion = XLM_CONVERSION
 
     def build_head(self, config: CtxXLMConfig) -> None:
         """Create dropout and both linear layers."""

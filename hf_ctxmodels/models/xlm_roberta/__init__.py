@@ -1,7 +1,7 @@
 """XLM-R (Conneau et al. 2020): RoBERTa, pretrained on text in a hundred languages."""
 
 from hf_ctxmodels.models.roberta import SIZES
-from hf_ctxmodels.models.roberta.conversion_roberta import ROBERTA_CONVERSION
+from hf_ctxmodels.models.roberta.modeling_roberta import ROBERTA_CONVERSION
 from hf_ctxmodels.models.xlm_roberta.configuration_xlm_roberta import CtxXLMRobertaConfig
 from hf_ctxmodels.models.xlm_roberta.modeling_xlm_roberta import (
     CtxXLMRobertaForMaskedLM,

@@ -7,11 +7,7 @@ from hf_ctxmodels.models.roberta.configuration_roberta import CtxRobertaConfig
 
 @strict
 class CtxXLMRobertaConfig(CtxRobertaConfig):
-    """Configuration of XLM-R. See `CtxRobertaConfig` for the other arguments.
-
-    Args:
-        vocab_size: Number of SentencePiece tokens for all languages.
-    """
+    """Configuration of XLM-R. See `CtxRobertaConfig` for the arguments."""
 
     model_type = "ctx-xlm-roberta"
 

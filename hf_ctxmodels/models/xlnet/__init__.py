@@ -1,7 +1,5 @@
 """XLNet (Yang et al. 2019): permutation language modeling with two streams of attention."""
 
-from typing import Any
-
 from hf_ctxmodels.models.xlnet.configuration_xlnet import CtxXLNetConfig
 from hf_ctxmodels.models.xlnet.conversion_xlnet import XLNET_CONVERSION
 from hf_ctxmodels.models.xlnet.modeling_xlnet import (
@@ -15,16 +13,10 @@ from hf_ctxmodels.models.xlnet.modeling_xlnet import (
 )
 from hf_ctxmodels.models.xlnet.tokenization_xlnet import CtxXLNetTokenizer
 from hf_ctxmodels.objectives import PermutationLM
-from hf_ctxmodels.spec import FamilySpec, PublishedCount, ShortTraining, Traits, encoder_size
+from hf_ctxmodels.spec import SMALL_SIZES, FamilySpec, PublishedCount, ShortTraining, Traits, encoder_size
 
-# base, large: the released models (appendix A.4); tiny to small: Turc et al. 2019, as for BERT
-SIZES: dict[str, dict[str, Any]] = {
-    "tiny": encoder_size(128, 2, 2),
-    "mini": encoder_size(256, 4, 4),
-    "small": encoder_size(512, 4, 8),
-    "base": encoder_size(768, 12, 12),
-    "large": encoder_size(1024, 24, 16),
-}
+# base, large: the released models (appendix A.4)
+SIZES = SMALL_SIZES | {"base": encoder_size(768, 12, 12), "large": encoder_size(1024, 24, 16)}
 
 # parameter counts of the classes of transformers 5.23
 PUBLISHED = {

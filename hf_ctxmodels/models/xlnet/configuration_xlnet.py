@@ -20,21 +20,17 @@ class CtxXLNetConfig(CtxTransformerConfig):
         attention_probs_dropout_prob: Dropout on attention probabilities; `None` means `hidden_dropout_prob`, the only
             rate of transformers.
         attn_type: "bi" as in XLNet, or "uni": causal attention, as in Transformer-XL.
-        mem_len: Number of positions of earlier segments to remember; `None` or 0 remembers all.
-        reuse_len: Number of leading positions of a segment to remember; `None` or 0 remembers all.
-        use_mems_eval: Whether the encoder returns memory in evaluation mode.
-        use_mems_train: Whether the encoder returns memory in training mode.
+        mem_len, reuse_len: Number of positions of earlier segments, and of leading positions of a segment, to remember;
+            None or 0 remembers all.
+        use_mems_eval, use_mems_train: Whether the encoder returns memory in evaluation and in training mode.
         bi_data: The second half of each batch holds reversed text: its distances are negated.
         clamp_len: Distances are clamped to this value; -1 for no limit.
         same_length: With "uni", the number of visible keys is the same for all positions.
         summary_type: Pooling of the sequence and choice heads: "last", "first" or "mean" of the tokens ("cls_index" is
             "last").
-        summary_use_proj: Whether a linear layer follows the pooling.
-        summary_activation: Activation after this layer; `None` for none.
+        summary_use_proj, summary_activation: A linear layer after the pooling, and its activation; None for none.
         summary_last_dropout: Dropout before the sequence, choice and token classifiers.
-        start_n_top: Number of start candidates of the beam-search span head.
-        end_n_top: Number of end candidates per start.
-        tie_word_embeddings: Tie the output layer of the language model to the word embeddings.
+        start_n_top, end_n_top: Number of start candidates of the beam-search span head, and of end candidates per start.
     """
 
     model_type = "ctx-xlnet"
@@ -91,18 +87,10 @@ class CtxXLNetConfig(CtxTransformerConfig):
             raise ValueError(
                 f"hidden_size={self.hidden_size} is odd; distance encodings are pairs of a sine and a cosine."
             )
-        for name, values in {
-            "attn_type": ("bi", "uni"),
-            "summary_type": ("last", "first", "mean", "cls_index"),
-        }.items():
+        supported = {"attn_type": ("bi", "uni"), "summary_type": ("last", "first", "mean", "cls_index")}
+        for name, values in supported.items():
             if getattr(self, name) not in values:
                 raise ValueError(f"{name}={getattr(self, name)!r}; use one of {', '.join(map(repr, values))}.")
         for name in ("mem_len", "reuse_len"):
             if (getattr(self, name) or 0) < 0:
                 raise ValueError(f"{name}={getattr(self, name)} is negative; None or 0 sets no limit.")
-
-    @property
-    def attention_dropout(self) -> float | int:
-        """Dropout rate on attention probabilities."""
-        rate = self.attention_probs_dropout_prob
-        return self.hidden_dropout_prob if rate is None else rate

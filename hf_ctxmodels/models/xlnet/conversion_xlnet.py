@@ -37,5 +37,4 @@ _SUMMARY = [
 ]
 
 XLNET_EXPORT: list[WeightTransform] = [*_RENAMINGS, *_PROJECTIONS]
-XLNET_SUMMARY_EXPORT: list[WeightTransform] = [*_SUMMARY, *XLNET_EXPORT]
-XLNET_CONVERSION: list[WeightTransform] = XLNET_SUMMARY_EXPORT
+XLNET_CONVERSION: list[WeightTransform] = [*_SUMMARY, *XLNET_EXPORT]

@@ -40,7 +40,7 @@ from hf_ctxmodels.layers.pooling import first_token_columns, last_token_columns,
 from hf_ctxmodels.layers.transformer import FeedForward, ResidualSum, recorded_layer_numbers
 from hf_ctxmodels.models.xlnet.beam_search_head import ForBeamSearchQuestionAnswering
 from hf_ctxmodels.models.xlnet.configuration_xlnet import CtxXLNetConfig
-from hf_ctxmodels.models.xlnet.conversion_xlnet import XLNET_EXPORT, XLNET_SUMMARY_EXPORT
+from hf_ctxmodels.models.xlnet.conversion_xlnet import XLNET_CONVERSION, XLNET_EXPORT
 from hf_ctxmodels.models.xlnet.relative_attention import distance_encodings
 from hf_ctxmodels.models.xlnet.streams import (
     EncoderInputs,
@@ -557,7 +557,7 @@ class CtxXLNetForPreTraining(CtxXLNetHeadModel, GenerationMixin):
 class CtxXLNetForSequenceClassification(heads.ForSequenceClassification, CtxXLNetHeadModel):
     """XLNet with a classifier or regressor on the summary of the sequence."""
 
-    export_conversion = XLNET_SUMMARY_EXPORT
+    export_conversion = XLNET_CONVERSION
     output_class = CtxXLNetForSequenceClassificationOutput
 
 
@@ -585,5 +585,5 @@ class CtxXLNetForQuestionAnswering(ForBeamSearchQuestionAnswering, CtxXLNetHeadM
 class CtxXLNetForMultipleChoice(heads.ForMultipleChoice, CtxXLNetHeadModel):
     """XLNet with a multiple-choice classifier on the summary of each choice."""
 
-    export_conversion = XLNET_SUMMARY_EXPORT
+    export_conversion = XLNET_CONVERSION
     output_class = CtxXLNetForMultipleChoiceOutput
