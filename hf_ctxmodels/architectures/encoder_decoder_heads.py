@@ -89,7 +89,7 @@ class TransformerForConditionalGeneration(Seq2SeqHead, EncoderDecoderHeadModel):
     pairs: each target is generated from the source with the same index in its row.
     """
 
-    output_layer = "lm_head"
+    output_layer_name = "lm_head"
     _is_stateful = False
 
     def build_head(self, config: Any) -> None:
@@ -181,11 +181,11 @@ class TransformerForConditionalGeneration(Seq2SeqHead, EncoderDecoderHeadModel):
         if getattr(self.config, "scale_decoder_outputs", False):  # T5
             states = states * self.config.hidden_size**-0.5
         if labels is None or needs_all_states:
-            logits = linear(self.lm_head, self.decoder_input(states))
+            logits = linear(self.lm_head, self.output_layer_input(states))
             loss = None if labels is None else loss_from_logits(logits, labels, num_items_in_batch)
         else:
             states = states[labels != IGNORE_INDEX] if output_mask is None else states
-            loss = language_modeling_loss(self.lm_head, self.decoder_input(states), labels, num_items_in_batch)
+            loss = language_modeling_loss(self.lm_head, self.output_layer_input(states), labels, num_items_in_batch)
         return ConditionalGenerationOutput(
             loss=loss,
             logits=logits if computes_logits else None,

@@ -152,7 +152,7 @@ class LSTMLanguageModel(LSTMLanguageModelPreTrainedModel):
 class LSTMForCausalLM(ForCausalLM):
     """Predicts each word from the words before it; `past_key_values` is the recurrent state."""
 
-    output_layer = "decoder"
+    output_layer_name = "decoder"
     state_outputs: ClassVar[tuple[str, ...]] = ("past_key_values",)
     _is_stateful = True  # tokens cannot be removed from a state, as assisted generation would need
 

@@ -61,7 +61,7 @@ class QueryForConditionalGeneration(heads.Seq2SeqHead):
 
     source_segment: ClassVar[int | None] = None
     target_segment: ClassVar[int]
-    output_layer = "mlm_head.decoder"
+    output_layer_name = "mlm_head.decoder"
 
     def build_head(self, config: Any) -> None:
         """Create the masked-LM head."""

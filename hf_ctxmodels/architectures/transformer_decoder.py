@@ -69,6 +69,7 @@ class LayerStack(nn.Module):
     masks: MaskSpec | Sequence[MaskSpec] = CAUSAL
     zeros_padding: ClassVar[bool] = False
     config: Any
+    _no_split_modules = ["TransformerBlock"]
 
     def build_modules(self, config: Any, num_layers: int, embedding_dropout: float) -> None:
         """Create all modules except the word embeddings."""
@@ -323,7 +324,7 @@ class DecoderHeadModel(HeadModel):
     omitted with `inputs_embeds`, whose tokens are unknown, and in evaluation mode.
 
     Attributes:
-        has_auxiliary_lm_loss: Whether the head adds the language modelling loss. It is computed by the `output_layer`,
+        has_auxiliary_lm_loss: Whether the head adds the language modelling loss. It is computed by the output layer,
             or without one by the word embeddings, to which it is tied.
     """
 
@@ -376,7 +377,7 @@ class DecoderHeadModel(HeadModel):
         row_weights = target_counts.repeat_interleave(rows_per_example) / rows_per_example
         row_weights = row_weights / has_target.sum(1).clamp(min=1)
         weights = row_weights[:, None].expand_as(next_tokens)[has_target]
-        states = self.decoder_input(outputs.last_hidden_state[has_target])
+        states = self.output_layer_input(outputs.last_hidden_state[has_target])
         output_layer = self.get_output_embeddings()
         if output_layer is not None:
             return summed_cross_entropy(output_layer, states, next_tokens[has_target], weights)
@@ -391,7 +392,9 @@ class DecoderHeadModel(HeadModel):
             matrix = embeddings.weight
         else:  # a module that replaces them, such as an adapter
             matrix = embeddings(torch.arange(self.config.vocab_size, device=self.device))
-        return chunked_cross_entropy(states, matrix, None, next_tokens[has_target], reduction="sum", weights=weights)
+        return chunked_cross_entropy(
+            states, matrix, None, next_tokens[has_target], reduction="sum", row_weights=weights
+        )
 
 
 def is_not_trailing_padding(input_ids: Tensor, pad_token_id: int) -> Tensor:

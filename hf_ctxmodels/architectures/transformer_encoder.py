@@ -82,6 +82,7 @@ class TransformerEncoder(CtxPreTrainedModel):
     accepts_4d_masks = True
     extra_input_ids: ClassVar[Mapping[str, str]] = {}
     _input_embed_layer = "word_embeddings"
+    _no_split_modules = ["TransformerBlock"]
 
     def __init__(self, config: Any, add_pooling_layer: bool = True) -> None:
         super().__init__(config)

@@ -22,9 +22,6 @@ class AnswerNetwork(nn.Module):
     keeps, at least one for each example. As in the released code, a step predicts before the state is updated.
 
     Args:
-        size: Width of the states.
-        labels: Number of classes.
-        steps: K.
         dropout: Dropout rate of the state and of the features of the classifier.
         prediction_dropout: Probability of excluding a step from the mean.
     """

@@ -16,8 +16,9 @@ from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_id_type, check_tensors, is_traced
 from hf_ctxmodels.core.model import CtxPreTrainedModel
-from hf_ctxmodels.heads.layer_mix import LayerMix, encode_with_layer_mix, num_hidden_states
-from hf_ctxmodels.layers.common import HookPoint
+from hf_ctxmodels.heads.layer_mix import build_layer_mix, encode_with_layer_mix
+from hf_ctxmodels.layers.common import HookPoint, ScalarMix
+from hf_ctxmodels.layers.cpu.linear import MAX_PREPACKED_BYTES
 from hf_ctxmodels.layers.lm_loss.cross_entropy import summed_cross_entropy
 from hf_ctxmodels.layers.pooling import Pooling, pool_tokens, token_mask
 
@@ -59,19 +60,13 @@ def check_classes(targets: Tensor, classes: int, name: str, size_name: str = "cl
 
 
 def mean_over_targets(total: Tensor, targets: Tensor, name: str, num_items: ItemCounts) -> Tensor:
-    """Divide the summed loss of a term by its number of targets.
-
-    Args:
-        total: The loss summed over this batch.
-        targets: The targets of this batch; -100 is not counted.
-        name: Name of the targets' argument of `forward`.
-        num_items: `num_items_in_batch`, see the docstring of the module; None counts `targets`.
-    """
+    """Divide the summed loss of a term by its number of targets, see `number_of_targets`."""
     return total / number_of_targets(targets, name, num_items)
 
 
 def number_of_targets(targets: Tensor, name: str, num_items: ItemCounts) -> int | Tensor:
-    """The divisor of a summed loss, at least 1; arguments as in `mean_over_targets`."""
+    """The number of targets of a loss term, at least 1: `num_items_in_batch` (see the module) of the argument `name` of
+    `forward`; if it is None, the number of `targets` that are not -100."""
     count = num_items.get(name) if isinstance(num_items, Mapping) else num_items
     if count is None:
         count = targets.numel() if targets.is_floating_point() else (targets != IGNORE_INDEX).sum().clamp(min=1)
@@ -81,8 +76,8 @@ def number_of_targets(targets: Tensor, name: str, num_items: ItemCounts) -> int 
 def cross_entropy_over_targets(logits: Tensor, targets: Tensor, name: str, num_items: ItemCounts = None) -> Tensor:
     """Mean cross-entropy in nats of (..., classes) logits over the (...) targets that are not -100.
 
-    `name` and `num_items` are as in `mean_over_targets`. Raises CtxError for targets of another type or shape, and if
-    one is outside [0, classes).
+    `name` and `num_items` as in `number_of_targets`. Raises CtxError for another type or shape, and for targets outside
+    [0, classes).
     """
     classes = logits.shape[-1]
     targets = validate_targets(targets, name, logits.shape[:-1])
@@ -96,8 +91,7 @@ def cross_entropy_over_targets(logits: Tensor, targets: Tensor, name: str, num_i
 def sequence_classification_loss(
     logits: Tensor, targets: Tensor | None, name: str, num_items: ItemCounts
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Mean cross-entropy in nats of (batch, classes) logits, and `accuracy_counts`; (None, None) if
-    `targets` is None."""
+    """Mean cross-entropy in nats of (batch, classes) logits, and `accuracy_counts`; (None, None) without targets."""
     if targets is None:
         return None, None
     targets = validate_sequence_targets(targets, name, len(logits))
@@ -106,7 +100,7 @@ def sequence_classification_loss(
 
 
 def language_modeling_loss(
-    decoder: nn.Linear,
+    output_layer: nn.Linear,
     states: Tensor,
     labels: Tensor,
     num_items: ItemCounts,
@@ -117,16 +111,15 @@ def language_modeling_loss(
     """Mean cross-entropy in nats of a softmax over the vocabulary, computed at the labelled positions only.
 
     Args:
-        decoder: The output layer.
         states: (targets, hidden) the states where `labels` is not -100.
         labels: (...) token ids.
-        num_items, name: As in `mean_over_targets`.
+        num_items, name: As in `number_of_targets`.
         summed_loss: (targets, hidden) states and (targets,) ids -> summed loss; None for cross-entropy.
     """
     labels = validate_targets(labels, name)
-    check_classes(labels, decoder.out_features, name, "vocab_size")
+    check_classes(labels, output_layer.out_features, name, "vocab_size")
     targets = labels[labels != IGNORE_INDEX]
-    total = summed_cross_entropy(decoder, states, targets) if summed_loss is None else summed_loss(states, targets)
+    total = summed_cross_entropy(output_layer, states, targets) if summed_loss is None else summed_loss(states, targets)
     return mean_over_targets(total, labels, name, num_items)
 
 
@@ -145,13 +138,8 @@ def has_targets(targets: Tensor | None) -> bool:
 
 
 def select_states(states: Tensor, targets: Tensor, output_mask: Tensor | None) -> Tensor:
-    """(targets, hidden) states at the positions with a target.
-
-    Args:
-        states: (batch, length, hidden); with `output_mask` (outputs, hidden), the states at these positions.
-        targets: (batch, length), -100 where there is no target.
-        output_mask: (batch, length) bool, True at every position with a target; or None.
-    """
+    """(targets, hidden) states at the positions with a target, from (batch, length, hidden) states, or from (outputs,
+    hidden) states at the positions of the (batch, length) bool `output_mask`, which include all targets."""
     target_mask = targets != IGNORE_INDEX
     return states[target_mask if output_mask is None else target_mask[output_mask]]
 
@@ -179,17 +167,16 @@ class HeadModel(CtxPreTrainedModel):
     Every `forward` raises CtxError for inputs that do not match each other or the model.
 
     Attributes:
-        encoder_class: The family's base model.
         uses_pooled_output: Whether the head reads `pooler_output`.
         has_configurable_pooling: Whether `config.classifier_pooling` may replace the encoder's pooler.
         accepts_loss_kwargs: Whether Trainer may pass `num_items_in_batch` as a number, which is exact for heads with
             one loss term only. `hf_ctxmodels.training.trainer.CtxTrainer` handles the others.
-        output_layer: Name of the linear layer that computes the vocabulary's logits, such as "mlm_head.decoder"; or
-            None.
+        output_layer_name: Name of the linear layer that computes the vocabulary's logits, or None.
+        output_layer_input: Hook point of its input.
+        prepacked_bytes: Upper limit in bytes of the copies of weights that `generate` prepacks for oneDNN on a CPU.
         supports_layer_mix: Whether the head may read a mix of the layers (`config.layer_mix`).
         has_custom_layer_mix: Whether the family's heads mix the layers in another way.
         layer_mix: The layer mix that the head reads; None for the last layer.
-        decoder_input: Hook point of the input of the output layer.
         feature_lookup: Replaces a frozen encoder, see `downstream.finetuning.feature_cache`; None for the encoder.
 
     The forwards take the ids of all families: `token_type_ids` (ignored or rejected by encoders without segments), and,
@@ -201,18 +188,19 @@ class HeadModel(CtxPreTrainedModel):
     uses_pooled_output: ClassVar[bool] = False
     has_configurable_pooling: ClassVar[bool] = False
     accepts_loss_kwargs = True
-    output_layer: str | None = None
+    output_layer_name: str | None = None
+    prepacked_bytes: int = MAX_PREPACKED_BYTES
     supports_layer_mix: ClassVar[bool] = False
     has_custom_layer_mix: ClassVar[bool] = False
-    layer_mix: LayerMix | None
+    layer_mix: ScalarMix | None
     feature_lookup: Callable[..., Any] | None = None
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         setattr(self, self.base_model_prefix, self.build_encoder(config))
         has_layer_mix = self.supports_layer_mix and not self.has_custom_layer_mix and config.layer_mix
-        self.layer_mix = LayerMix(num_hidden_states(self.base_model)) if has_layer_mix else None
-        self.decoder_input = HookPoint()
+        self.layer_mix = build_layer_mix(self.base_model) if has_layer_mix else None
+        self.output_layer_input = HookPoint()
         self.build_head(config)
         self.post_init()
 
@@ -236,12 +224,12 @@ class HeadModel(CtxPreTrainedModel):
 
     def get_output_embeddings(self) -> nn.Module | None:
         """The output layer over the vocabulary, or None."""
-        return None if self.output_layer is None else self.get_submodule(self.output_layer)
+        return None if self.output_layer_name is None else self.get_submodule(self.output_layer_name)
 
     def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
         """Replace the output layer over the vocabulary."""
-        if self.output_layer is not None:
-            self.set_submodule(self.output_layer, new_embeddings)
+        if self.output_layer_name is not None:
+            self.set_submodule(self.output_layer_name, new_embeddings)
 
     def encode(self, *, attention_mask: Tensor | None = None, **inputs: Any) -> Any:
         """Run the encoder; returns a model output.
@@ -305,10 +293,8 @@ class HeadModel(CtxPreTrainedModel):
         return not (self.training or torch.is_grad_enabled()) if return_logits is None else return_logits
 
     def target_output_mask(self, return_logits: bool | None, *targets: Tensor | None) -> Tensor | None:
-        """(batch, length) mask of the positions with a target, to which the output of the encoder is limited.
-
-        None for all positions: without targets, or if `needs_all_logits(return_logits)`.
-        """
+        """(batch, length) mask of the positions with a target, to which the output of the encoder is limited; None for
+        all positions: without targets, or if `needs_all_logits(return_logits)`."""
         target_masks = [tensor != IGNORE_INDEX for tensor in targets if tensor is not None]
         if not target_masks or self.needs_all_logits(return_logits):
             return None
@@ -331,17 +317,14 @@ class HeadModel(CtxPreTrainedModel):
 
     def penalty(self) -> Tensor | None:
         """The regularization term of the training loss, a function of the parameters only; or None."""
-        penalties = [regularizer() for regularizer in self.base_model.regularizers]
-        penalties = [penalty for penalty in penalties if penalty is not None]
+        penalties = [term for regularizer in self.base_model.regularizers if (term := regularizer()) is not None]
         return torch.stack(penalties).sum() if penalties else None
 
     def add_regularization(
         self, loss: Tensor, outputs: Any, targets: Tensor, name: str, num_items: ItemCounts
     ) -> Tensor:
-        """Add the `penalty` to the loss of a task in training; other arguments as in `mean_over_targets`.
-
-        Every target adds an equal share of it, so that the shares of micro-batches sum to one penalty.
-        """
+        """Add the `penalty` to the loss of a task in training, in equal shares of all targets, so that the shares of
+        micro-batches sum to one penalty; other arguments as in `number_of_targets`."""
         penalty = self.penalty() if self.training else None
         if penalty is None:
             return loss

@@ -14,7 +14,7 @@ from hf_ctxmodels.core.caches import PreallocatedCache
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.inputs import check_aligned, check_tensors, is_traced, sequence_numbers
 from hf_ctxmodels.heads.base import HeadModel, ItemCounts, language_modeling_loss, loss_from_logits, validate_targets
-from hf_ctxmodels.layers.cpu.linear import MAX_PREPACKED_BYTES, linear, prepacked_weights
+from hf_ctxmodels.layers.cpu.linear import linear, prepacked_weights
 
 
 class ForCausalLM(HeadModel, GenerationMixin):
@@ -26,14 +26,11 @@ class ForCausalLM(HeadModel, GenerationMixin):
 
     Attributes:
         shifts_labels: Whether the head shifts the labels: the label of a token is the target of the token before it.
-        prepacked_bytes: Upper limit in bytes of the copies of weights that `generate` prepacks for oneDNN on a CPU;
-            0 for none.
     """
 
-    output_layer: str | None = "lm_head"
+    output_layer_name: str | None = "lm_head"
     loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
     shifts_labels: ClassVar[bool] = True
-    prepacked_bytes: int = MAX_PREPACKED_BYTES
 
     def build_head(self, config: Any) -> None:
         """Create the output layer, without a bias."""
@@ -92,7 +89,7 @@ class ForCausalLM(HeadModel, GenerationMixin):
         )
         states, loss, logits = outputs.last_hidden_state, None, None
         if computes_logits:
-            logits = linear(self._output_layer, self.decoder_input(slice_logits_to_keep(states, logits_to_keep)))
+            logits = linear(self._output_layer, self.output_layer_input(slice_logits_to_keep(states, logits_to_keep)))
         if targets is not None:
             all_logits = logits if isinstance(logits_to_keep, int) and not logits_to_keep else None
             if computes_logits and all_logits is None:
@@ -132,29 +129,20 @@ class ForCausalLM(HeadModel, GenerationMixin):
         return next_token_targets(labels, length, attention_mask, sequence_ids, self.is_backward)
 
     def encode_for_targets(self, target_mask: Tensor | None, computes_logits: bool, **inputs: Any) -> Any:
-        """Run the encoder.
-
-        Args:
-            target_mask: (batch, length) bool, True at tokens with a target; None without labels.
-            computes_logits: Whether `last_hidden_state` is needed at all tokens, (batch, length, hidden), or only at
-                the tokens with a target, (targets, hidden).
-        """
+        """Run the encoder. `last_hidden_state` is (batch, length, hidden) if `computes_logits`, else (targets, hidden) at
+        the tokens of the (batch, length) bool `target_mask`, which is None without labels."""
         return self.encode(output_mask=None if computes_logits else target_mask, **inputs)
 
     def next_token_loss(
         self, outputs: Any, targets: Tensor, num_items: ItemCounts, logits: Tensor | None = None
     ) -> Tensor:
-        """Mean cross-entropy in nats per target, the logarithm of the perplexity.
+        """Mean cross-entropy in nats per (batch, length) target, the logarithm of the perplexity.
 
-        Args:
-            outputs: The encoder's output; without `logits`, with `last_hidden_state` (targets, hidden).
-            targets: (batch, length), see `next_token_targets`.
-            num_items: As in `mean_over_targets`.
-            logits: (batch, length, vocabulary), if all of them have been computed.
+        It is computed from the (batch, length, vocabulary) `logits`, or from a (targets, hidden) `last_hidden_state`.
         """
         if logits is not None:
             return loss_from_logits(logits, targets, num_items)
-        states = self.decoder_input(outputs.last_hidden_state)
+        states = self.output_layer_input(outputs.last_hidden_state)
         return language_modeling_loss(self._output_layer, states, targets, num_items)
 
     @property

@@ -80,12 +80,8 @@ class ForSequenceClassification(HeadModel):
         elif self.classifier_activation is None:
             self.classifier = nn.Linear(config.pooler_size, config.num_labels, bias=self.classifier_bias)
         else:
-            self.classifier = ProjectedHead(
-                config.pooler_size,
-                config.num_labels,
-                activation=self.classifier_activation,
-                dropout=config.head_dropout,
-            )
+            sizes, activation = (config.pooler_size, config.num_labels), self.classifier_activation
+            self.classifier = ProjectedHead(*sizes, activation=activation, dropout=config.head_dropout)
 
     @property
     def uses_pooler(self) -> bool:
@@ -168,11 +164,8 @@ def encode_text_pair(
 ) -> tuple[Any, Tensor, Tensor]:
     """Run a head's encoder separately on both texts of each example (Conneau et al. 2017, section 3.1).
 
-    `token_type_ids` is 0 in the first and above 0 in the second text. A single text is used as both.
-
-    Returns:
-        The encoder's output, in which a token's state depends only on the text that contains the token, and the (batch,
-        width) vectors of both texts.
+    `token_type_ids` is 0 in the first and above 0 in the second text. A single text is used as both. Returns the
+    encoder's output, in which a token's state depends only on its text, and the (batch, width) vectors of both texts.
     """
     aligned = {"token_type_ids": token_type_ids, "sequence_ids": sequence_ids}
     inputs = head.check_input_of_any_length(input_ids, inputs_embeds, attention_mask, **aligned)
@@ -201,10 +194,8 @@ def encode_text_pair(
 
 
 class ForTextPairClassification(ForSequenceClassification):
-    """A classifier of text pairs on the features (u, v, |u - v|, u * v) of their vectors u and v.
-
-    A single text is used as both. Without `config.text_pairs`, a linear classifier of a single text's vector.
-    """
+    """A classifier of text pairs on the features (u, v, |u - v|, u * v) of their vectors u and v; a single text is used
+    as both. Without `config.text_pairs`, a linear classifier of a single text's vector."""
 
     def build_head(self, config: Any) -> None:
         """Create dropout and the classifier."""
@@ -221,11 +212,8 @@ class ForTextPairClassification(ForSequenceClassification):
     def encode(
         self, *, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None, **inputs: Any
     ) -> Any:
-        """Run the encoder on both texts; `pooler_output` is the input of the classifier.
-
-        Raises:
-            CtxError: There is a second text without `config.text_pairs`.
-        """
+        """Run the encoder on both texts; `pooler_output` is the input of the classifier. A second text without
+        `config.text_pairs` is a CtxError."""
         if self.config.text_pairs:
             outputs, first, second = encode_text_pair(
                 self, attention_mask=attention_mask, token_type_ids=token_type_ids, **inputs
@@ -333,8 +321,7 @@ class ForQuestionAnswering(HeadModel):
             **self.extra_ids(langs=langs, task_type_ids=task_type_ids),
             **kwargs,
         )
-        start_logits, end_logits = self.qa_outputs(outputs.last_hidden_state).unbind(-1)
-        start_logits, end_logits = start_logits.contiguous(), end_logits.contiguous()
+        start_logits, end_logits = (x.contiguous() for x in self.qa_outputs(outputs.last_hidden_state).unbind(-1))
         loss = None
         if start_positions is not None and end_positions is not None:
             padding = attention_mask == 0 if attention_mask is not None and attention_mask.dim() == 2 else None
@@ -356,10 +343,10 @@ class ForMultipleChoice(HeadModel):
     output_class: ClassVar[type[MultipleChoiceModelOutput]] = MultipleChoiceModelOutput
 
     def build_head(self, config: Any) -> None:
-        """Create dropout, a linear layer from the pooled output to one logit, and `output_layer`, if it is set."""
+        """Create dropout, a linear layer from the pooled output to one logit, and `output_layer_name`, if it is set."""
         self.dropout: nn.Module = Dropout(config.head_dropout)
         self.classifier = nn.Linear(config.pooler_size, 1)
-        if self.output_layer is not None:
+        if self.output_layer_name is not None:
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 
     def score(self, pooled: Tensor, choices: int) -> Tensor:
@@ -441,13 +428,12 @@ def position_loss(
     *,
     reason: str = "padding",
 ) -> Tensor:
-    """Mean cross-entropy in nats of choosing a position; raises CtxError, with the reason, for an excluded target.
+    """Mean cross-entropy in nats of choosing a position by (batch, length) scores.
 
     Args:
-        scores: (batch, length).
         positions: (batch,); positions outside the sequence are ignored.
-        excluded: (batch, length) bool, positions excluded from the softmax, or None.
-        name, num_items: As in `mean_over_targets`.
+        excluded: (batch, length) bool, positions excluded from the softmax, or None. A target there is a CtxError.
+        name, num_items: As in `number_of_targets`.
         reason: The reason of the exclusion.
     """
     positions = validate_sequence_targets(positions, name, len(scores))

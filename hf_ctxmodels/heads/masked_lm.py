@@ -11,10 +11,7 @@ from hf_ctxmodels.layers.lm_loss.cross_entropy import MaskedLMHead
 
 
 def build_mlm_head(config: Any, embedding_size: int, activation: str | None = None) -> MaskedLMHead:
-    """The masked-LM head of a configuration, with a decoder for word embeddings of width `embedding_size`.
-
-    `activation` is the activation of the dense layer; None for `config.hidden_act`.
-    """
+    """The masked-LM head for word embeddings of this width; `activation` is by default `config.hidden_act`."""
     return MaskedLMHead(
         config.hidden_size,
         embedding_size,
@@ -27,23 +24,24 @@ def build_mlm_head(config: Any, embedding_size: int, activation: str | None = No
 def masked_lm_loss(
     head: MaskedLMHead,
     states: Tensor,
-    labels: Tensor,
+    labels: Tensor | None,
     num_items: ItemCounts,
     name: str = "labels",
     *,
     logits: Tensor | None = None,
     output_mask: Tensor | None = None,
-) -> Tensor:
-    """Mean cross-entropy in nats of the masked tokens.
+) -> Tensor | None:
+    """Mean cross-entropy in nats of the masked tokens; None without labels.
 
     Args:
-        head: The masked-LM head.
         states: (targets, hidden) the encoder's output where `labels` is not -100.
         labels: (batch, length) token ids.
-        num_items, name: As in `mean_over_targets`.
+        num_items, name: As in `number_of_targets`.
         logits: (batch, length, vocabulary), if all of them have been computed.
-        output_mask: (batch, length) bool, the positions of the states if there are more than those of the labels.
+        output_mask: (batch, length) bool, the positions of the states if they are not exactly the labelled positions.
     """
+    if labels is None:
+        return None
     if logits is not None:
         return loss_from_logits(logits, labels, num_items, name)
     if output_mask is not None:
@@ -68,7 +66,7 @@ class ForMaskedLM(HeadModel):
 
     loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
     transform_activation: ClassVar[str | None] = None
-    output_layer = "mlm_head.decoder"
+    output_layer_name = "mlm_head.decoder"
 
     def build_head(self, config: Any) -> None:
         """Create the masked-LM head, whose decoder has the width of the word embeddings."""
@@ -79,7 +77,7 @@ class ForMaskedLM(HeadModel):
         """(..., hidden) output of the encoder -> (..., vocabulary) logits."""
         return self.mlm_head(states)
 
-    def token_loss(self, states: Tensor, labels: Tensor, num_items: ItemCounts) -> Tensor:
+    def token_loss(self, states: Tensor, labels: Tensor, num_items: ItemCounts) -> Tensor | None:
         """Mean cross-entropy in nats; (targets, hidden) states at the labelled positions."""
         return masked_lm_loss(self.mlm_head, states, labels, num_items)
 

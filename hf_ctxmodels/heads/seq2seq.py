@@ -18,7 +18,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_ids, check_source_mask, check_tensors, is_traced
 from hf_ctxmodels.heads.base import HeadModel, ItemCounts, language_modeling_loss, loss_from_logits, validate_targets
 from hf_ctxmodels.layers.common import RecurrentDecoderOutput
-from hf_ctxmodels.layers.cpu.linear import MAX_PREPACKED_BYTES, linear, prepacked_weights
+from hf_ctxmodels.layers.cpu.linear import linear, prepacked_weights
 
 
 class DecoderAliases:
@@ -48,9 +48,8 @@ class ConditionalGenerationOutput(DecoderAliases, ModelOutput):
         past_key_values: The state of the decoder; None without `use_cache`.
         decoder_hidden_states, decoder_attentions, cross_attentions: See `RecurrentDecoderOutput`; None unless
             requested. A recurrent decoder has no self-attention.
-        encoder_last_hidden_state: (batch, length, hidden) output of the encoder.
-        encoder_hidden_states, encoder_attentions: Hidden states and attention weights of the encoder; None unless
-            requested.
+        encoder_last_hidden_state: (batch, length, hidden).
+        encoder_hidden_states, encoder_attentions: None unless requested.
     """
 
     loss: Tensor | None = None
@@ -69,14 +68,9 @@ class Seq2SeqHead(HeadModel, GenerationMixin):
 
     The configuration has `target_vocab_size` and `decoder_start_token_id`. A family lists `GenerationMixin` among the
     direct bases of its class, as transformers requires.
-
-    Attributes:
-        prepacked_bytes: Upper limit in bytes of the copies of weights that `generate` prepacks for oneDNN on a CPU;
-            0 for none.
     """
 
     loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
-    prepacked_bytes: int = MAX_PREPACKED_BYTES
     _is_stateful = True  # tokens cannot be removed from a state, as assisted generation would need
 
     @classmethod
@@ -127,10 +121,8 @@ class Seq2SeqHead(HeadModel, GenerationMixin):
         labels: Tensor | None,
         decoder_inputs_embeds: Tensor | None = None,
     ) -> Any:
-        """(batch, steps) ids of the decoder's input: `decoder_input_ids`, or the labels shifted to the right.
-
-        The arguments are as in `forward`; with embeddings the result is None. A `batch_size`, the number of sources,
-        of None is not checked.
+        """(batch, steps) ids of the decoder's input: `decoder_input_ids`, or the labels shifted to the right; None with
+        embeddings. `batch_size` is the number of sources, None for any.
 
         Raises:
             CtxError: All are None, or their shapes do not match each other or the source.
@@ -177,7 +169,6 @@ class RecurrentDecoderInputs:
     """Inputs of a recurrent decoder other than the target ids.
 
     Attributes:
-        encoder_outputs: The encoder's output.
         attention_mask: (batch, length) mask of the source, or None.
         cache: The state of the decoder before the target ids.
         target_languages: (batch,) indices of the target languages, or None.
@@ -215,15 +206,10 @@ class RecurrentForConditionalGeneration(Seq2SeqHead):
     def decode(
         self, decoder_input_ids: Tensor, target_mask: Tensor | None, inputs: RecurrentDecoderInputs
     ) -> RecurrentDecoderOutput:
-        """Run the decoder.
+        """Run the decoder on (batch, steps) `decoder_input_ids`, each the token before the one to be predicted.
 
-        Args:
-            decoder_input_ids: (batch, steps) target ids, each the token before the one to be predicted.
-            target_mask: (batch, steps) bool, True at positions with a target; None for all positions.
-            inputs: The other inputs.
-
-        Returns:
-            (targets, hidden) states; without `target_mask` (batch, steps, hidden), and the state after the last token.
+        Returns (targets, hidden) states where `target_mask` (batch, steps) is True; without it (batch, steps, hidden),
+        and the state after the last token.
         """
 
     def get_encoder(self, modality: str | None = None) -> nn.Module:
@@ -253,8 +239,7 @@ class RecurrentForConditionalGeneration(Seq2SeqHead):
             decoder_input_ids: (batch, steps) target ids, each the token before the one to be predicted; None for
                 `labels` shifted to the right, after `config.decoder_start_token_id`.
             labels: (batch, steps) target ids; -100 is ignored.
-            encoder_outputs: The encoder's output, if it has been computed; a tuple holds states, hidden states and
-                attention weights.
+            encoder_outputs: The encoder's output if it has been computed, see `as_model_output`.
             past_key_values: The state before `decoder_input_ids`, returned by an earlier forward.
             use_cache: Return `past_key_values`, and with labels the logits as well.
             target_languages: (batch,) indices of the target languages; None for the first.
@@ -321,7 +306,7 @@ class RecurrentForConditionalGeneration(Seq2SeqHead):
     ) -> tuple[Tensor, RecurrentDecoderOutput]:
         """(batch, steps, target vocabulary) logits, and the output of `decode` for all steps."""
         outputs = self.decode(decoder_input_ids, None, inputs)
-        return linear(self.prediction, self.decoder_input(outputs.states)), outputs
+        return linear(self.prediction, self.output_layer_input(outputs.states)), outputs
 
     def decoder_loss(
         self, decoder_input_ids: Tensor, labels: Tensor, inputs: RecurrentDecoderInputs, num_items: ItemCounts
@@ -332,7 +317,7 @@ class RecurrentForConditionalGeneration(Seq2SeqHead):
             states = self.decode(decoder_input_ids, None, inputs).states[target_mask]
         else:
             states = self.decode(decoder_input_ids, target_mask, inputs).states
-        return language_modeling_loss(self.prediction, self.decoder_input(states), labels, num_items)
+        return language_modeling_loss(self.prediction, self.output_layer_input(states), labels, num_items)
 
 
 def as_model_output(encoder_outputs: Any) -> Any:

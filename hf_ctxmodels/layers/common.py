@@ -48,9 +48,11 @@ class HookPoint(nn.Identity):
 
 
 class ScalarMix(nn.Module):
-    """Weighted sum of layers, `gamma * sum_l softmax(weights)_l * layer_l`; initially their average.
+    """Weighted sum of layers, `gamma * sum_l softmax(weights)_l * layer_l`; initially their average (Peters et al.
+    2018, section 3.2, equation 1).
 
-    With `layer_norm`, every layer is first normalised to mean 0 and variance 1, over all values of its tokens.
+    With `layer_norm`, every layer is first normalised to mean 0 and variance 1, over all values of its tokens. Layers
+    whose width differs from the width of the last layer, such as the inner layers of AWD-LSTM, are excluded.
     """
 
     initializes_itself = True
@@ -72,7 +74,11 @@ class ScalarMix(nn.Module):
 
     def forward(self, states: Sequence[Tensor], tokens: Tensor | None = None) -> Tensor:
         """Mix (batch, length, width) states of each layer; `tokens` (batch, length) bool is False at padding."""
-        weights = self.weights.float().softmax(0) * self.gamma
+        included = [
+            layer for layer, layer_states in enumerate(states) if layer_states.shape[-1] == states[-1].shape[-1]
+        ]
+        weights = self.weights.float()[included].softmax(0) * self.gamma
+        states = [states[layer] for layer in included]
         if self.layer_norm:
             states = [_normalise(layer, tokens) for layer in states]
         mixed = states[0] * weights[0].to(states[0].dtype)

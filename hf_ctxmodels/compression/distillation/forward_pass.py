@@ -138,7 +138,7 @@ def run_forward(
         inputs: Tensors by argument; those that the model's `forward` does not name are dropped.
         labels: The student's targets.
         output_hidden_states: Record hidden states.
-        counts: As in `mean_over_targets`.
+        counts: As in `number_of_targets`.
         compute_loss: Compute the loss of a task head.
 
     Raises:

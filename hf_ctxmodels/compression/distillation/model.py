@@ -216,7 +216,7 @@ class CtxDistillationModel(CtxPreTrainedModel):
             distilled_examples: (batch,), 0, from `DistillationCollator`.
             teacher_input_ids, teacher_attention_mask, teacher_token_type_ids: (batch, teacher's length) the same texts
                 by the teacher's tokenizer; without them the teacher reads the student's inputs.
-            num_items_in_batch: Number of targets in a larger batch by name, see `heads.base.mean_over_targets`.
+            num_items_in_batch: Number of targets in a larger batch by name, see `heads.base.number_of_targets`.
             return_logits: Passed to the student if its own output is returned.
             kwargs: Further inputs of the student; with the prefix `teacher_`, of the teacher.
 

@@ -166,8 +166,8 @@ def attach_to_output_layers(model: nn.Module, base: CtxPreTrainedModel) -> None:
     for head in model.modules():
         if isinstance(head, PreTrainedModel) and head is not base and head.base_model is base:
             for module in _modules_without_models(head):
-                if isinstance(decoder_input := getattr(module, "decoder_input", None), HookPoint):
-                    adapters.attach_inverse(decoder_input)
+                if isinstance(output_layer_input := getattr(module, "output_layer_input", None), HookPoint):
+                    adapters.attach_inverse(output_layer_input)
 
 
 def _modules_without_models(head: nn.Module) -> Iterator[nn.Module]:

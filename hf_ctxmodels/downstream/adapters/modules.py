@@ -240,11 +240,11 @@ class InvertibleAdapters(nn.Module):
         """Hook the adapters to the embeddings' output."""
         self.handles.append(embedding_output.register_forward_hook(self._adapt_embeddings))
 
-    def attach_inverse(self, decoder_input: nn.Module) -> None:
+    def attach_inverse(self, output_layer_input: nn.Module) -> None:
         """Hook the inverse to the input of an output layer, which is tied to the embeddings (Pfeiffer et al. 2020,
         section 4.2.2); nothing if it is hooked already."""
-        if not any(getattr(hook, "__self__", None) is self for hook in decoder_input._forward_hooks.values()):
-            self.handles.append(decoder_input.register_forward_hook(self._invert_states))
+        if not any(getattr(hook, "__self__", None) is self for hook in output_layer_input._forward_hooks.values()):
+            self.handles.append(output_layer_input.register_forward_hook(self._invert_states))
 
     def forward(self, embeddings: Tensor) -> Tensor:
         """(..., embedding) -> (..., embedding)."""

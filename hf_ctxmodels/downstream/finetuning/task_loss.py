@@ -74,7 +74,7 @@ class TaskLoss:
     def __call__(self, model: nn.Module, batch: Mapping[str, Any], num_items_in_batch: ItemCounts) -> ModelOutput:
         """The output of the model, possibly wrapped for several processes, with the training loss.
 
-        `num_items_in_batch` is the number of targets to divide by, see `heads.base.mean_over_targets`.
+        `num_items_in_batch` is the number of targets to divide by, see `heads.base.number_of_targets`.
         """
         if self._label_smoothing:
             output = model(**batch, **self._logits_option)

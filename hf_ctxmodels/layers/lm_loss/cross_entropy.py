@@ -48,7 +48,7 @@ class MaskedLMHead(nn.Module):
         self.dense = nn.Linear(hidden_size, embedding_size)
         self.activation = get_activation(activation)
         self.norm = nn.LayerNorm(embedding_size, eps=layer_norm_eps)
-        self.decoder_input = HookPoint()
+        self.output_layer_input = HookPoint()
         self.decoder = nn.Linear(embedding_size, vocab_size)
 
     def forward(self, hidden_states: Tensor) -> Tensor:
@@ -82,7 +82,7 @@ class MaskedLMHead(nn.Module):
         )
 
     def _transform(self, hidden_states: Tensor) -> Tensor:
-        return self.decoder_input(self.norm(self.activation(linear(self.dense, hidden_states))))
+        return self.output_layer_input(self.norm(self.activation(linear(self.dense, hidden_states))))
 
 
 class ProjectedHead(nn.Module):
@@ -107,7 +107,7 @@ def chunked_cross_entropy(
     targets: Tensor,
     *,
     reduction: str = "mean",
-    weights: Tensor | None = None,
+    row_weights: Tensor | None = None,
 ) -> Tensor:
     """Cross-entropy of a linear decoder, computed a chunk of rows at a time.
 
@@ -119,32 +119,34 @@ def chunked_cross_entropy(
         weight, bias: (vocabulary, width), and (vocabulary,) or None.
         targets: (rows,) ids, without ignored ones.
         reduction: "mean" or "sum". The mean of an empty batch is 0.
-        weights: (rows,) float32 factor of each row's loss, without a gradient; None for 1.
+        row_weights: (rows,) float32 factor of each row's loss, without a gradient; None for 1.
     """
     if torch.compiler.is_compiling():  # the number of chunks is data-dependent
-        total = _weighted_cross_entropy(F.linear(hidden_states, weight, bias), targets, weights)
+        total = _weighted_cross_entropy(F.linear(hidden_states, weight, bias), targets, row_weights)
     else:
         total, _, _ = _ChunkedCrossEntropy.apply(
-            hidden_states, weight, bias, targets, None, torch.is_grad_enabled(), weights
+            hidden_states, weight, bias, targets, None, torch.is_grad_enabled(), row_weights
         )
     return total / max(targets.numel(), 1) if reduction == "mean" else total
 
 
-def _weighted_cross_entropy(logits: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
+def _weighted_cross_entropy(logits: Tensor, targets: Tensor, row_weights: Tensor | None) -> Tensor:
     """The sum over rows, from (rows, vocabulary) logits."""
-    if weights is None:
+    if row_weights is None:
         return F.cross_entropy(logits.float(), targets, reduction="sum")
-    return (F.cross_entropy(logits.float(), targets, reduction="none") * weights).sum()
+    return (F.cross_entropy(logits.float(), targets, reduction="none") * row_weights).sum()
 
 
 def summed_cross_entropy(
-    decoder: nn.Module, hidden_states: Tensor, targets: Tensor, weights: Tensor | None = None
+    decoder: nn.Module, hidden_states: Tensor, targets: Tensor, row_weights: Tensor | None = None
 ) -> Tensor:
     """`chunked_cross_entropy` of a linear layer with reduction "sum"; its replacement (an adapter, a quantized layer)
     is called."""
     if not is_plain_linear(decoder):
-        return _weighted_cross_entropy(decoder(hidden_states), targets, weights)
-    return chunked_cross_entropy(hidden_states, decoder.weight, decoder.bias, targets, reduction="sum", weights=weights)
+        return _weighted_cross_entropy(decoder(hidden_states), targets, row_weights)
+    return chunked_cross_entropy(
+        hidden_states, decoder.weight, decoder.bias, targets, reduction="sum", row_weights=row_weights
+    )
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
@@ -162,18 +164,18 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         targets: Tensor,
         uniform_numbers: Tensor | None,
         is_grad_enabled: bool,  # an argument, since gradients are always disabled within the function
-        weights: Tensor | None = None,
+        row_weights: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         device = hidden_states.device.type
         ctx.dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_states.dtype
-        ctx.save_for_backward(hidden_states, weight, bias, targets, weights)
+        ctx.save_for_backward(hidden_states, weight, bias, targets, row_weights)
         samples = correct = None
         if uniform_numbers is not None:
             samples, correct = torch.empty_like(targets), targets.new_zeros(())
             ctx.mark_non_differentiable(samples, correct)
         needs_grad = ctx.needs_input_grad[:3] if is_grad_enabled else (False, False, False)
         total, ctx.gradients = _loss_and_gradients(
-            hidden_states, weight, bias, targets, ctx.dtype, needs_grad, uniform_numbers, samples, correct, weights
+            hidden_states, weight, bias, targets, ctx.dtype, needs_grad, uniform_numbers, samples, correct, row_weights
         )
         return total, samples, correct
 
@@ -182,9 +184,9 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, *_: None) -> tuple[Tensor | None, ...]:
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None:
-            hidden_states, weight, bias, targets, weights = ctx.saved_tensors
+            hidden_states, weight, bias, targets, row_weights = ctx.saved_tensors
             gradients = _loss_and_gradients(
-                hidden_states, weight, bias, targets, ctx.dtype, ctx.needs_input_grad[:3], weights=weights
+                hidden_states, weight, bias, targets, ctx.dtype, ctx.needs_input_grad[:3], row_weights=row_weights
             )[1]
         scaled = (None if gradient is None else gradient.mul_(grad.to(gradient.dtype)) for gradient in gradients)
         return (*scaled, None, None, None, None)
@@ -206,7 +208,7 @@ def _loss_and_gradients(
     uniform_numbers: Tensor | None = None,
     samples: Tensor | None = None,
     correct: Tensor | None = None,
-    weights: Tensor | None = None,
+    row_weights: Tensor | None = None,
 ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
     """The summed cross-entropy, and its gradients with respect to the first three arguments if `needs_grad` is true.
 
@@ -235,7 +237,7 @@ def _loss_and_gradients(
                 values = torch.addmm(cast_bias, chunk_states, cast_weight.T, out=out).float()
             values = torch.log_softmax(values, -1, out=values)  # in the buffer if its dtype allows
             target_values = values.gather(1, chunk_targets)
-            factors = None if weights is None else weights[chunk, None]
+            factors = None if row_weights is None else row_weights[chunk, None]
             total -= target_values.sum() if factors is None else (target_values * factors).sum()
             if correct is not None:
                 correct += (values.amax(1, keepdim=True) == target_values).sum()

@@ -49,7 +49,6 @@ class CtxAlbertPreTrainedModel(CtxPreTrainedModel):
     base_model_prefix = "albert"
     reference_model_type = "albert"
     export_conversion = ALBERT_EXPORT
-    _no_split_modules = ["TransformerBlock"]
     # other heads of the family, and a buffer of old checkpoints
     _keys_to_ignore_on_load_unexpected = [r"^mlm_head\.", r"^sop_head\.", r"pooler\.", r"position_ids$"]
 
@@ -134,7 +133,7 @@ class CtxAlbertForPreTraining(CtxAlbertHeadModel):
 
     uses_pooled_output = True
     accepts_loss_kwargs = False  # a single number of targets cannot describe two losses
-    output_layer = "mlm_head.decoder"
+    output_layer_name = "mlm_head.decoder"
     loss_targets: ClassVar[tuple[str, ...]] = ("labels", "sentence_order_label")
     logits_fields: ClassVar[Mapping[str, str]] = {"sentence_order_label": "sop_logits"}
     loss_terms: ClassVar[tuple[str, ...]] = ("mlm_loss", "sentence_order_loss")
@@ -189,9 +188,7 @@ class CtxAlbertForPreTraining(CtxAlbertHeadModel):
         states = outputs.last_hidden_state
         prediction_logits = self.mlm_head(states) if output_mask is None else None
         sop_logits = self.sop_head(self.dropout(outputs.pooler_output))
-        mlm_loss = None
-        if labels is not None:
-            mlm_loss = heads.masked_lm_loss(self.mlm_head, states, labels, num_items_in_batch, logits=prediction_logits)
+        mlm_loss = heads.masked_lm_loss(self.mlm_head, states, labels, num_items_in_batch, logits=prediction_logits)
         sentence_order_loss, accuracy = heads.sequence_classification_loss(
             sop_logits, sentence_order_label, "sentence_order_label", num_items_in_batch
         )

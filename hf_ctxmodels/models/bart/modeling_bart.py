@@ -28,7 +28,6 @@ class CtxBartPreTrainedModel(CtxPreTrainedModel):
     config: CtxBartConfig
     base_model_prefix = "bart"
     reference_model_type = "bart"
-    _no_split_modules = ["TransformerBlock"]
     _keys_to_ignore_on_load_missing = [r"^lm_head\.bias$"]  # zero, as in transformers
     # the output layer, copies of the shared word embeddings, and buffers of old checkpoints
     _keys_to_ignore_on_load_unexpected = [r"^lm_head\.", r"decoder\.word_embeddings\.", r"\.version$"]

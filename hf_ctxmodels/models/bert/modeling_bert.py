@@ -48,7 +48,6 @@ class CtxBertPreTrainedModel(CtxPreTrainedModel):
     config: CtxBertConfig
     base_model_prefix = "bert"
     reference_model_type: ClassVar[str | None] = "bert"
-    _no_split_modules = ["TransformerBlock"]
     # other heads of the family, SpanBERT and StructBERT, and a buffer of old checkpoints
     _keys_to_ignore_on_load_unexpected = [r"^(mlm|nsp|sbo|sentence)_head\.", r"pooler\.", r"position_ids$"]
 
@@ -115,7 +114,7 @@ class CtxBertForPreTraining(CtxBertHeadModel):
 
     uses_pooled_output = True
     accepts_loss_kwargs = False  # a single number of targets cannot describe two losses
-    output_layer = "mlm_head.decoder"
+    output_layer_name = "mlm_head.decoder"
     loss_targets: ClassVar[tuple[str, ...]] = ("labels", "next_sentence_label")
     logits_fields: ClassVar[Mapping[str, str]] = {"next_sentence_label": "seq_relationship_logits"}
     loss_terms: ClassVar[tuple[str, ...]] = ("mlm_loss", "next_sentence_loss")
@@ -162,9 +161,7 @@ class CtxBertForPreTraining(CtxBertHeadModel):
         states = outputs.last_hidden_state
         prediction_logits = self.mlm_head(states) if output_mask is None else None
         seq_relationship_logits = self.nsp_head(outputs.pooler_output)
-        mlm_loss = None
-        if labels is not None:
-            mlm_loss = heads.masked_lm_loss(self.mlm_head, states, labels, num_items_in_batch, logits=prediction_logits)
+        mlm_loss = heads.masked_lm_loss(self.mlm_head, states, labels, num_items_in_batch, logits=prediction_logits)
         next_sentence_loss, accuracy = heads.sequence_classification_loss(
             seq_relationship_logits, next_sentence_label, "next_sentence_label", num_items_in_batch
         )

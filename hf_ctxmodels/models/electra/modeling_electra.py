@@ -42,7 +42,6 @@ class CtxElectraPreTrainedModel(CtxPreTrainedModel):
     base_model_prefix = "electra"
     reference_model_type = "electra"
     export_conversion = ELECTRA_CONVERSION
-    _no_split_modules = ["TransformerBlock"]
     # other heads of the family, the generator, and a buffer of old checkpoints
     _keys_to_ignore_on_load_unexpected = [r"^(mlm_head|rtd_head|copy_gate|generator)\.", r"position_ids$"]
 

@@ -94,14 +94,14 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
             self.rtd_head = DetectionHead(config.hidden_size, activation=config.hidden_act)
         else:
             self.mlm_head = build_mlm_head(config, config.embedding_size, activation="gelu")
-            self.output_layer = "mlm_head.decoder"
+            self.output_layer_name = "mlm_head.decoder"
         if config.discriminator_task == "all_tokens_mlm":
             self.copy_gate = nn.Linear(config.hidden_size, 1)
         self.generator = CtxElectraForMaskedLM(config.generator_config())
         shared_weights = _shared_weights(config.tie_generator, [name for name, _ in self.electra.named_parameters()])
         self._tied_weights_keys = {f"generator.electra.{name}": f"electra.{name}" for name in shared_weights}
-        if self.output_layer is not None and config.tie_word_embeddings:
-            self._tied_weights_keys[f"{self.output_layer}.weight"] = "electra.embeddings.word_embeddings.weight"
+        if self.output_layer_name is not None and config.tie_word_embeddings:
+            self._tied_weights_keys[f"{self.output_layer_name}.weight"] = "electra.embeddings.word_embeddings.weight"
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
         """The tied weights of generator and discriminator, independent of `tie_word_embeddings`."""
@@ -222,7 +222,7 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
 
     @property
     def _head_name(self) -> str:
-        return "mlm_head" if self.output_layer else "rtd_head"
+        return "mlm_head" if self.output_layer_name else "rtd_head"
 
     def _logits(self, outputs: Any) -> Tensor:
         return self.get_submodule(self._head_name)(outputs.last_hidden_state)
@@ -250,7 +250,7 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
         A discriminator with a task over the vocabulary (`discriminator_task`) is exported as `ElectraForMaskedLM`,
         without its copy gate.
         """
-        model_class = CtxElectraForMaskedLM if self.output_layer else CtxElectraForReplacedTokenDetection
+        model_class = CtxElectraForMaskedLM if self.output_layer_name else CtxElectraForReplacedTokenDetection
         with torch.device("meta"):
             discriminator = model_class(self.config)
         discriminator.electra = self.electra

@@ -168,7 +168,7 @@ class CtxElmoForPreTraining(CtxElmoHeadModel):
     """The bidirectional language model (section 3.1). Both directions share the token layer and the softmax weights."""
 
     has_custom_layer_mix = False
-    output_layer = "decoder"
+    output_layer_name = "decoder"
     loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
     label_axes: ClassVar[tuple[str, ...]] = ("directions",)
     state_outputs: ClassVar[tuple[str, ...]] = ("past_key_values",)

@@ -3,7 +3,7 @@ by continual multi-task learning."""
 
 from hf_ctxmodels.models import bert
 from hf_ctxmodels.models.bert.conversion_bert import BERT_CONVERSION
-from hf_ctxmodels.models.ernie.configuration_ernie import SEQUENCE_TASKS, TOKEN_TASKS, CtxErnieConfig
+from hf_ctxmodels.models.ernie.configuration_ernie import SEQUENCE_TASKS, TASKS, TOKEN_TASKS, CtxErnieConfig
 from hf_ctxmodels.models.ernie.modeling_ernie import (
     CtxErnieForMaskedLM,
     CtxErnieForMaskedLMWithPair,
@@ -64,7 +64,7 @@ SPEC = FamilySpec(
     conversion=BERT_CONVERSION,
     parent="bert",
     traits=Traits(
-        tiny={"use_task_id": True, "pretraining_tasks": dict.fromkeys((*SEQUENCE_TASKS, *TOKEN_TASKS), 3)},
+        tiny={"use_task_id": True, "pretraining_tasks": dict.fromkeys(TASKS, 3)},
         targets={
             **{f"{task}_labels": Target.PAIR_CLASS for task in SEQUENCE_TASKS},
             **{f"{task}_labels": Target.TOKEN_PAIR_CLASS for task in TOKEN_TASKS},

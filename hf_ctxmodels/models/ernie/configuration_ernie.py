@@ -10,6 +10,7 @@ from hf_ctxmodels.models.bert.configuration_bert import CtxBertConfig
 # for token tasks and (batch,) for sequence tasks.
 TOKEN_TASKS = ("capitalization", "token_document")
 SEQUENCE_TASKS = ("next_sentence", "sentence_reordering", "sentence_distance", "discourse_relation", "query_title")
+TASKS = (*SEQUENCE_TASKS, *TOKEN_TASKS)
 
 
 @strict
@@ -39,9 +40,8 @@ class CtxErnieConfig(CtxBertConfig):
         """Check the tasks' names and numbers of classes (called at construction)."""
         super().validate_architecture()
         for name, classes in self.tasks.items():
-            if name not in (*TOKEN_TASKS, *SEQUENCE_TASKS):
-                names = ", ".join((*TOKEN_TASKS, *SEQUENCE_TASKS))
-                raise ValueError(f"pretraining_tasks has the unknown task {name!r}; use names in {names}.")
+            if name not in TASKS:
+                raise ValueError(f"pretraining_tasks has the unknown task {name!r}; use names in {', '.join(TASKS)}.")
             if classes < 2:
                 raise ValueError(f"pretraining_tasks has {classes} classes for {name!r}; expected 2 or more.")
 

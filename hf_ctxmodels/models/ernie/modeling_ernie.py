@@ -17,7 +17,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.heads import IGNORE_INDEX, ItemCounts
 from hf_ctxmodels.layers.transformer import TokenPositionTypeEmbeddings
 from hf_ctxmodels.models.bert import modeling_bert as bert
-from hf_ctxmodels.models.ernie.configuration_ernie import SEQUENCE_TASKS, TOKEN_TASKS, CtxErnieConfig
+from hf_ctxmodels.models.ernie.configuration_ernie import SEQUENCE_TASKS, TASKS, TOKEN_TASKS, CtxErnieConfig
 
 TIED_WEIGHTS = {"mlm_head.decoder.weight": "ernie.embeddings.word_embeddings.weight"}
 
@@ -166,18 +166,15 @@ class CtxErnieForPreTraining(CtxErnieHeadModel):
 
     uses_pooled_output = True
     accepts_loss_kwargs = False  # a single number of targets cannot describe several losses
-    output_layer = "mlm_head.decoder"
-    loss_targets: ClassVar[tuple[str, ...]] = (
-        "labels",
-        *(f"{task}_labels" for task in (*SEQUENCE_TASKS, *TOKEN_TASKS)),
-    )
-    loss_terms: ClassVar[tuple[str, ...]] = ("mlm_loss", *(f"{task}_loss" for task in (*SEQUENCE_TASKS, *TOKEN_TASKS)))
+    output_layer_name = "mlm_head.decoder"
+    loss_targets: ClassVar[tuple[str, ...]] = ("labels", *(f"{task}_labels" for task in TASKS))
+    loss_terms: ClassVar[tuple[str, ...]] = ("mlm_loss", *(f"{task}_loss" for task in TASKS))
     _tied_weights_keys = TIED_WEIGHTS
 
     def build_head(self, config: CtxErnieConfig) -> None:
         """Create the masked-LM head, and a classifier for each task."""
         self.mlm_head = heads.build_mlm_head(config, config.hidden_size)
-        for task in self._active_tasks():
+        for task in self.active_tasks:
             setattr(self, _head_name(task), nn.Linear(config.hidden_size, config.tasks[task]))
 
     @can_return_tuple
@@ -227,8 +224,15 @@ class CtxErnieForPreTraining(CtxErnieHeadModel):
         token_targets = {"capitalization": capitalization_labels, "token_document": token_document_labels}
         for task, targets in token_targets.items():
             token_targets[task] = self.validate_token_targets(targets, f"{task}_labels", input_ids, inputs_embeds)
-        active_tasks = self._active_tasks()
-        self._check_targets(sequence_targets | token_targets, active_tasks)
+        active_tasks = self.active_tasks
+        for task, targets in (sequence_targets | token_targets).items():
+            if targets is not None:
+                heads.validate_targets(targets, f"{task}_labels")
+            if task not in active_tasks and heads.has_targets(targets):
+                raise CtxError(
+                    f"{task}_labels has targets, but the model has no task {task!r}.",
+                    hint=f"add it to config.pretraining_tasks, which has {', '.join(active_tasks) or 'none'}.",
+                )
         labels = self.validate_token_targets(labels, "labels", input_ids, inputs_embeds)
         active_token_targets = {task: token_targets[task] for task in TOKEN_TASKS if task in active_tasks}
         output_mask = self.target_output_mask(return_logits, labels, *active_token_targets.values())
@@ -243,20 +247,14 @@ class CtxErnieForPreTraining(CtxErnieHeadModel):
             **kwargs,
         )
         states = outputs.last_hidden_state
-        losses: dict[str, Tensor | None] = {"mlm": None}
+        losses: dict[str, Tensor | None] = {}
         logits: dict[str, Tensor] = {}
         metrics: dict[str, Tensor] = {}
         if output_mask is None:
             logits["prediction"] = self.mlm_head(states)
-        if labels is not None:
-            losses["mlm"] = heads.masked_lm_loss(
-                self.mlm_head,
-                states,
-                labels,
-                num_items_in_batch,
-                logits=logits.get("prediction"),
-                output_mask=output_mask,
-            )
+        losses["mlm"] = heads.masked_lm_loss(
+            self.mlm_head, states, labels, num_items_in_batch, logits=logits.get("prediction"), output_mask=output_mask
+        )
         for task in SEQUENCE_TASKS:
             if task in active_tasks:
                 logits[task] = self.get_submodule(_head_name(task))(outputs.pooler_output)
@@ -288,18 +286,10 @@ class CtxErnieForPreTraining(CtxErnieHeadModel):
             **{f"{name}_loss": heads.detached_loss(loss, targets_by_term[name]) for name, loss in losses.items()},
         )
 
-    def _check_targets(self, targets_by_task: dict[str, Tensor | None], active_tasks: list[str]) -> None:
-        for task, targets in targets_by_task.items():
-            if targets is not None:
-                heads.validate_targets(targets, f"{task}_labels")
-            if task not in active_tasks and heads.has_targets(targets):
-                raise CtxError(
-                    f"{task}_labels has targets, but the model has no task {task!r}.",
-                    hint=f"add it to config.pretraining_tasks, which has {', '.join(active_tasks) or 'none'}.",
-                )
-
-    def _active_tasks(self) -> list[str]:
-        return [task for task in (*SEQUENCE_TASKS, *TOKEN_TASKS) if task in self.config.tasks]
+    @property
+    def active_tasks(self) -> list[str]:
+        """The tasks of `config.pretraining_tasks` in the order of the heads."""
+        return [task for task in TASKS if task in self.config.tasks]
 
 
 def _head_name(task: str) -> str:

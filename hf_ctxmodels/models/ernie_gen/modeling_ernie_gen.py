@@ -22,7 +22,6 @@ class CtxErnieGenPreTrainedModel(CtxPreTrainedModel):
     base_model_prefix = "bert"
     reference_model_type: ClassVar[str | None] = "bert"
     export_conversion = [*BERT_EXPORT, segment_conversion(CtxErnieGenConfig.copied_segments)]
-    _no_split_modules = ["TransformerBlock"]
     _keys_to_ignore_on_load_unexpected = bert.CtxBertPreTrainedModel._keys_to_ignore_on_load_unexpected
 
     def reference_config(self) -> dict[str, Any]:

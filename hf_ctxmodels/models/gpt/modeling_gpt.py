@@ -32,7 +32,6 @@ class CtxGptPreTrainedModel(CtxPreTrainedModel):
     base_model_prefix = "gpt"
     reference_model_type: ClassVar[str | None] = "openai-gpt"
     export_conversion = GPT_EXPORT
-    _no_split_modules = ["TransformerBlock"]
     # the output layer, and buffers of old checkpoints
     _keys_to_ignore_on_load_unexpected = [r"^lm_head\.", r"attn\.bias$", r"position_ids$"]
 
@@ -134,7 +133,7 @@ class CtxGptForMultipleChoice(heads.ForMultipleChoice, CtxGptHeadModel):
     reference_architecture = "OpenAIGPTDoubleHeadsModel"
     export_conversion = GPT_CHOICE_EXPORT
     has_auxiliary_lm_loss = True
-    output_layer = "lm_head"
+    output_layer_name = "lm_head"
 
     def build_head(self, config: CtxGptConfig) -> None:
         """Create dropout, the classifier, and the output layer of the language model."""

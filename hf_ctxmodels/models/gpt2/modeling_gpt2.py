@@ -41,7 +41,6 @@ class CtxGpt2PreTrainedModel(CtxPreTrainedModel):
     base_model_prefix = "gpt2"
     reference_model_type = "gpt2"
     export_conversion = GPT2_EXPORT
-    _no_split_modules = ["TransformerBlock"]
     # the output layer, and buffers of old checkpoints
     _keys_to_ignore_on_load_unexpected = [r"^lm_head\.", r"attn\.(masked_)?bias$"]
 
@@ -88,7 +87,7 @@ class CtxGpt2ForMultipleChoice(heads.ForMultipleChoice, CtxGpt2HeadModel):
     reference_architecture = "GPT2DoubleHeadsModel"
     export_conversion = GPT2_CHOICE_EXPORT
     has_auxiliary_lm_loss = True
-    output_layer = "lm_head"
+    output_layer_name = "lm_head"
 
 
 class CtxGpt2ForTokenClassification(heads.ForTokenClassification, CtxGpt2HeadModel):

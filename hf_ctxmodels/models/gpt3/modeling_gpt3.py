@@ -16,7 +16,6 @@ class CtxGpt3PreTrainedModel(CtxPreTrainedModel):
 
     config: CtxGpt3Config
     base_model_prefix = "gpt3"
-    _no_split_modules = ["TransformerBlock"]
     _keys_to_ignore_on_load_unexpected = [r"^lm_head\."]
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -64,7 +63,7 @@ class CtxGpt3ForMultipleChoice(heads.ForMultipleChoice, CtxGpt3HeadModel):
 
     _tied_weights_keys = {"lm_head.weight": "gpt3.word_embeddings.weight"}
     has_auxiliary_lm_loss = True
-    output_layer = "lm_head"
+    output_layer_name = "lm_head"
 
 
 class CtxGpt3ForTokenClassification(heads.ForTokenClassification, CtxGpt3HeadModel):

@@ -63,7 +63,6 @@ class CtxGroverPreTrainedModel(CtxPreTrainedModel):
 
     config: CtxGroverConfig
     base_model_prefix = "grover"
-    _no_split_modules = ["GroverBlock"]
     _keys_to_ignore_on_load_unexpected = [r"^lm_head\."]
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -82,6 +81,8 @@ class CtxGroverPreTrainedModel(CtxPreTrainedModel):
 
 class CtxGroverModel(TransformerDecoder, CtxGroverPreTrainedModel):
     """The Grover decoder without the output layer: word and position embeddings, their norm, the layers."""
+
+    _no_split_modules = ["GroverBlock"]
 
     def build_layer(self, config: CtxGroverConfig) -> nn.Module:
         """Create a layer."""

@@ -260,7 +260,7 @@ class CtxLmSeq2SeqForPreTraining(CtxLmSeq2SeqForConditionalGeneration, Generatio
 
     loss_targets: ClassVar[tuple[str, ...]] = ("labels", "source_labels", "target_labels")
     accepts_loss_kwargs = False
-    output_layer = "source_prediction"
+    output_layer_name = "source_prediction"
 
     def build_head(self, config: CtxLmSeq2SeqConfig) -> None:
         """Create the decoder and the output layers."""

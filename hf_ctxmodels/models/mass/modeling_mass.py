@@ -18,7 +18,6 @@ class CtxMassPreTrainedModel(CtxPreTrainedModel):
 
     config: CtxMassConfig
     base_model_prefix = "mass"
-    _no_split_modules = ["TransformerBlock"]
     _keys_to_ignore_on_load_unexpected = [r"^lm_head\.", r"decoder\.word_embeddings\."]
 
 

@@ -33,7 +33,6 @@ class CtxRobertaPreTrainedModel(CtxPreTrainedModel):
     base_model_prefix = "roberta"
     reference_model_type = "roberta"
     export_conversion = ROBERTA_EXPORT
-    _no_split_modules = ["TransformerBlock"]
     # other heads of the family, and a buffer of old checkpoints
     _keys_to_ignore_on_load_unexpected = [r"^mlm_head\.", r"pooler\.", r"position_ids$"]
 

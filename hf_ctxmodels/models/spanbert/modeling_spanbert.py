@@ -77,7 +77,7 @@ class SpanBoundaryHead(nn.Module):
         self.second_dense = nn.Linear(width, width)
         self.second_norm = nn.LayerNorm(width, eps=eps)
         self.activation = get_activation(config.hidden_act)
-        self.decoder_input = HookPoint()
+        self.output_layer_input = HookPoint()
         self.decoder = nn.Linear(width, config.vocab_size)
 
     def summed_loss(self, before: Tensor, after: Tensor, offsets: Tensor, targets: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ class SpanBoundaryHead(nn.Module):
         inputs = torch.cat([before, after, self.position_embeddings(offsets).to(before.dtype)], -1)
         states = self.first_norm(self.activation(linear(self.first_dense, inputs)))
         states = self.second_norm(self.activation(linear(self.second_dense, states)))
-        return summed_cross_entropy(self.decoder, self.decoder_input(states), targets)
+        return summed_cross_entropy(self.decoder, self.output_layer_input(states), targets)
 
 
 @dataclass
@@ -127,7 +127,7 @@ class CtxSpanBertForPreTraining(CtxSpanBertHeadModel):
 
     reference_model_type: ClassVar[str | None] = None
     accepts_loss_kwargs = False  # a single number of targets cannot describe two losses
-    output_layer = "mlm_head.decoder"
+    output_layer_name = "mlm_head.decoder"
     loss_targets: ClassVar[tuple[str, ...]] = ("labels", "boundary_labels")
     loss_terms: ClassVar[tuple[str, ...]] = ("mlm_loss", "sbo_loss")
     _tied_weights_keys = {
@@ -187,11 +187,10 @@ class CtxSpanBertForPreTraining(CtxSpanBertHeadModel):
         )
         states = outputs.last_hidden_state
         prediction_logits = self.mlm_head(states) if output_mask is None else None
-        mlm_loss = sbo_loss = metrics = None
-        if labels is not None:
-            mlm_loss = heads.masked_lm_loss(
-                self.mlm_head, states, labels, num_items_in_batch, logits=prediction_logits, output_mask=output_mask
-            )
+        mlm_loss = heads.masked_lm_loss(
+            self.mlm_head, states, labels, num_items_in_batch, logits=prediction_logits, output_mask=output_mask
+        )
+        sbo_loss = metrics = None
         if labels is not None and boundary_labels is not None and boundaries is not None:
             before, after = boundaries.states(states, output_mask)
             targets = boundary_labels[boundary_labels != IGNORE_INDEX]

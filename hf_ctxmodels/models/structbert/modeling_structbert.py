@@ -3,6 +3,7 @@ prediction of the order of words and sentences."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -72,7 +73,7 @@ class CtxStructBertForPreTraining(CtxStructBertHeadModel):
     reference_model_type: ClassVar[str | None] = None
     uses_pooled_output = True
     accepts_loss_kwargs = False  # a single number of targets cannot describe three losses
-    output_layer = "mlm_head.decoder"
+    output_layer_name = "mlm_head.decoder"
     loss_targets: ClassVar[tuple[str, ...]] = ("labels", "sentence_label", "shuffle_labels")
     logits_fields: ClassVar[Mapping[str, str]] = {"sentence_label": "sentence_logits"}
     loss_terms: ClassVar[tuple[str, ...]] = ("mlm_loss", "sentence_loss", "shuffle_loss")
@@ -125,20 +126,11 @@ class CtxStructBertForPreTraining(CtxStructBertHeadModel):
         states = outputs.last_hidden_state
         prediction_logits = self.mlm_head(states) if output_mask is None else None
         sentence_logits = self.sentence_head(outputs.pooler_output)
-        token_losses = {
-            name: heads.masked_lm_loss(
-                self.mlm_head,
-                states,
-                targets,
-                num_items_in_batch,
-                name,
-                logits=prediction_logits,
-                output_mask=output_mask,
-            )
-            for name, targets in {"labels": labels, "shuffle_labels": shuffle_labels}.items()
-            if targets is not None
-        }
-        mlm_loss, shuffle_loss = token_losses.get("labels"), token_losses.get("shuffle_labels")
+        token_loss = partial(
+            heads.masked_lm_loss, self.mlm_head, states, logits=prediction_logits, output_mask=output_mask
+        )
+        mlm_loss = token_loss(labels, num_items_in_batch)
+        shuffle_loss = token_loss(shuffle_labels, num_items_in_batch, "shuffle_labels")
         sentence_loss, accuracy = heads.sequence_classification_loss(
             sentence_logits, sentence_label, "sentence_label", num_items_in_batch
         )

@@ -136,7 +136,6 @@ class CtxT5PreTrainedModel(CtxPreTrainedModel):
     prefixed_reference: ClassVar[bool] = False
     supports_reentrant_checkpointing = False
     _supports_flash_attn = False  # does not support a bias
-    _no_split_modules = ["TransformerBlock"]
     # the output layer, copies of the word embeddings, and an unused bias of cross-attention in old checkpoints
     _keys_to_ignore_on_load_unexpected = [
         r"^lm_head\.",

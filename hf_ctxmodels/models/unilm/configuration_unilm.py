@@ -15,8 +15,8 @@ FIRST, SECOND, LEFT_TO_RIGHT, RIGHT_TO_LEFT, SOURCE, TARGET = range(NUM_SEGMENTS
 class CtxUniLMConfig(CtxQueryGenerationConfig, CtxBertConfig):
     """Configuration of UniLM; the defaults are the base model with BERT's cased vocabulary.
 
-    See `CtxBertConfig` and `CtxQueryGenerationConfig` for the arguments. There are 6 segments: 0 and 1 for a pair, 2 for
-    a left-to-right text, 3 for a right-to-left text, 4 for a source sequence, 5 for its target sequence.
+    See `CtxBertConfig` and `CtxQueryGenerationConfig` for the arguments. There are 6 segments: 0 and 1 for a pair, 2
+    for a left-to-right text, 3 for a right-to-left text, 4 for a source sequence, 5 for its target sequence.
     """
 
     model_type = "ctx-unilm"

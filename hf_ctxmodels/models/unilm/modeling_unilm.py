@@ -99,7 +99,6 @@ class CtxUniLMPreTrainedModel(CtxPreTrainedModel):
     base_model_prefix = "bert"
     reference_model_type: ClassVar[str | None] = "bert"
     export_conversion = [*BERT_EXPORT, segment_conversion(CtxUniLMConfig.copied_segments)]
-    _no_split_modules = ["TransformerBlock"]
     _keys_to_ignore_on_load_unexpected = bert.CtxBertPreTrainedModel._keys_to_ignore_on_load_unexpected
 
     def reference_config(self) -> dict[str, Any]:

@@ -66,7 +66,6 @@ class CtxXLMPreTrainedModel(CtxPreTrainedModel):
     base_model_prefix = "xlm"
     reference_model_type: ClassVar[str | None] = "xlm"
     export_conversion = XLM_EXPORT
-    _no_split_modules = ["TransformerBlock"]
     # the output layer, and a buffer of old checkpoints
     _keys_to_ignore_on_load_unexpected = [r"^lm_head\.", r"position_ids$"]
 
@@ -249,7 +248,7 @@ class CtxXLMForMaskedLM(heads.ForMaskedLM, CtxXLMHeadModel):
 
     _tied_weights_keys = {"lm_head.weight": "xlm.word_embeddings.weight"}
     reference_architecture = "XLMWithLMHeadModel"
-    output_layer = "lm_head"
+    output_layer_name = "lm_head"
 
     def build_head(self, config: CtxXLMConfig) -> None:
         """Create the output layer."""
@@ -257,11 +256,11 @@ class CtxXLMForMaskedLM(heads.ForMaskedLM, CtxXLMHeadModel):
 
     def token_logits(self, states: Tensor) -> Tensor:
         """(..., hidden) states -> (..., vocabulary) logits."""
-        return linear(self.lm_head, self.decoder_input(states))
+        return linear(self.lm_head, self.output_layer_input(states))
 
     def token_loss(self, states: Tensor, labels: Tensor, num_items: ItemCounts) -> Tensor:
         """Mean cross-entropy in nats; (targets, hidden) states at the labelled positions."""
-        return heads.language_modeling_loss(self.lm_head, self.decoder_input(states), labels, num_items)
+        return heads.language_modeling_loss(self.lm_head, self.output_layer_input(states), labels, num_items)
 
 
 class CtxXLMForCausalLM(heads.ForCausalLM, CtxXLMHeadModel, GenerationMixin):

@@ -30,7 +30,7 @@ class CtxXLNetConfig(CtxTransformerConfig):
             "last").
         summary_use_proj, summary_activation: A linear layer after the pooling, and its activation; None for none.
         summary_last_dropout: Dropout before the sequence, choice and token classifiers.
-        start_n_top, end_n_top: Number of start candidates of the beam-search span head, and of end candidates per start.
+        start_n_top, end_n_top: Number of start candidates of the beam-search span head, and of ends per start.
     """
 
     model_type = "ctx-xlnet"

@@ -433,7 +433,7 @@ class CtxXLNetForPreTraining(CtxXLNetHeadModel, GenerationMixin):
     reference_architecture = "XLNetLMHeadModel"
     loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
     state_outputs: ClassVar[tuple[str, ...]] = ("mems",)
-    output_layer = "lm_head"
+    output_layer_name = "lm_head"
     prepacked_bytes: int = MAX_PREPACKED_BYTES  # as in `heads.ForCausalLM`
     _tied_weights_keys = {"lm_head.weight": "xlnet.word_embeddings.weight"}
 
@@ -491,7 +491,7 @@ class CtxXLNetForPreTraining(CtxXLNetHeadModel, GenerationMixin):
             use_mems=use_mems,
             **kwargs,
         )
-        states = self.decoder_input(outputs.last_hidden_state)
+        states = self.output_layer_input(outputs.last_hidden_state)
         loss = logits = None
         if computes_logits:
             logits = linear(self.lm_head, slice_logits_to_keep(states, logits_to_keep))
