@@ -312,7 +312,7 @@ class TransformerDecoder(LayerStack, CtxPreTrainedModel):
 
 
 class DecoderHeadModel(HeadModel):
-    """A head on a decoder, which has no pooler: sequence heads read the state of the last token.
+    """A head on a decoder, which has no pooler: sequence heads read the state of the last token, or `default_pooling`.
 
     For these heads, trailing padding tokens are masked if there is no `attention_mask`, as in transformers.
 
@@ -329,6 +329,7 @@ class DecoderHeadModel(HeadModel):
     """
 
     has_auxiliary_lm_loss: ClassVar[bool] = False
+    default_pooling: ClassVar[Pooling] = "last"
 
     def build_encoder(self, config: Any) -> CtxPreTrainedModel:
         """Create the decoder."""
@@ -336,8 +337,8 @@ class DecoderHeadModel(HeadModel):
 
     @property
     def pooling(self) -> Pooling | None:
-        """Pooling of the token states, by default "last"; None for heads that do not pool."""
-        return self.config.classifier_pooling or "last" if self.has_configurable_pooling else None
+        """Pooling of the token states, by default `default_pooling`; None for heads that do not pool."""
+        return self.config.classifier_pooling or self.default_pooling if self.has_configurable_pooling else None
 
     def encode(self, *, attention_mask: Tensor | None = None, **inputs: Any) -> Any:
         """Run the decoder; with an auxiliary loss, the output has the attribute `encoded_tokens`: the (batch, length)

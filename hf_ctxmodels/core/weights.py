@@ -131,15 +131,19 @@ def decoder_bias(prefix: str) -> WeightConverter:
     return WeightConverter([f"{prefix}.decoder.bias", f"{prefix}.bias"], "mlm_head.decoder.bias", [FirstAvailable()])
 
 
-def fused_projections(attention: str, names: Sequence[str] = ("query", "key", "value")) -> list[WeightConverter]:
-    """Conversion of separate query, key and value projections with a common prefix to one fused projection."""
+def fused_projections(
+    attention: str,
+    names: Sequence[str] = ("query", "key", "value"),
+    fused: str = "attention.qkv_proj",
+    *,
+    parameters: Sequence[str] = ("weight", "bias"),
+) -> list[WeightConverter]:
+    """Conversion of separate projections with a common prefix (query, key and value) to one fused projection."""
     return [
         WeightConverter(
-            [f"{attention}.{name}.{parameter}" for name in names],
-            f"attention.qkv_proj.{parameter}",
-            [Concatenate(dim=0)],
+            [f"{attention}.{name}.{parameter}" for name in names], f"{fused}.{parameter}", [Concatenate(dim=0)]
         )
-        for parameter in ("weight", "bias")
+        for parameter in parameters
     ]
 
 

@@ -129,8 +129,8 @@ class ForCausalLM(HeadModel, GenerationMixin):
         return next_token_targets(labels, length, attention_mask, sequence_ids, self.is_backward)
 
     def encode_for_targets(self, target_mask: Tensor | None, computes_logits: bool, **inputs: Any) -> Any:
-        """Run the encoder. `last_hidden_state` is (batch, length, hidden) if `computes_logits`, else (targets, hidden) at
-        the tokens of the (batch, length) bool `target_mask`, which is None without labels."""
+        """Run the encoder. `last_hidden_state` is (batch, length, hidden) if `computes_logits`, else (targets, hidden)
+        at the tokens of the (batch, length) bool `target_mask`, which is None without labels."""
         return self.encode(output_mask=None if computes_logits else target_mask, **inputs)
 
     def next_token_loss(

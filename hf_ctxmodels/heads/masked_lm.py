@@ -77,9 +77,10 @@ class ForMaskedLM(HeadModel):
         """(..., hidden) output of the encoder -> (..., vocabulary) logits."""
         return self.mlm_head(states)
 
-    def token_loss(self, states: Tensor, labels: Tensor, num_items: ItemCounts) -> Tensor | None:
+    def token_loss(self, states: Tensor, labels: Tensor, num_items: ItemCounts) -> Tensor:
         """Mean cross-entropy in nats; (targets, hidden) states at the labelled positions."""
-        return masked_lm_loss(self.mlm_head, states, labels, num_items)
+        head = self.mlm_head
+        return language_modeling_loss(head.decoder, states, labels, num_items, summed_loss=head.summed_loss)
 
     @can_return_tuple
     def forward(

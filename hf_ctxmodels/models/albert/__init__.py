@@ -38,20 +38,6 @@ SIZES: dict[str, dict[str, Any]] = {
     "xxlarge-v1": _size(4096, 12, 64),
 }
 
-# parameter counts of the classes of transformers 5.23
-PUBLISHED = {
-    size: PublishedCount(
-        SIZES[size], dict(zip(("AutoModel", "AutoModelForPreTraining", "AutoModelForMaskedLM"), counts))
-    )
-    for size, counts in {
-        "base": (11_683_584, 11_813_810, 11_221_680),
-        "large": (17_683_968, 17_847_474, 16_795_824),
-        "xlarge": (58_724_864, 59_021_490, 54_821_040),
-        "xxlarge": (222_595_584, 223_158_450, 206_368_944),
-        "base-v1": (11_683_584, 11_813_810, 11_221_680),
-    }.items()
-}
-
 SPEC = FamilySpec(
     name="albert",
     paper="Lan et al. 2019, ALBERT: A Lite BERT for Self-supervised Learning (arXiv 1909.11942)",
@@ -68,7 +54,19 @@ SPEC = FamilySpec(
     },
     objectives={"mlm+sop": MaskedLMWithSentenceOrder, "mlm": MaskedLM},
     sizes=SIZES,
-    published=PUBLISHED,
+    # parameter counts of the classes of transformers 5.23
+    published={
+        size: PublishedCount(
+            SIZES[size], dict(zip(("AutoModel", "AutoModelForPreTraining", "AutoModelForMaskedLM"), counts))
+        )
+        for size, counts in {
+            "base": (11_683_584, 11_813_810, 11_221_680),
+            "large": (17_683_968, 17_847_474, 16_795_824),
+            "xlarge": (58_724_864, 59_021_490, 54_821_040),
+            "xxlarge": (222_595_584, 223_158_450, 206_368_944),
+            "base-v1": (11_683_584, 11_813_810, 11_221_680),
+        }.items()
+    },
     conversion=ALBERT_CONVERSION,
     # short documents, where the order of segments is learnable
     traits=Traits(

@@ -21,20 +21,13 @@ class SharedLayers(nn.Module):
     `num_layers` consecutive depths form `num_groups` groups of equal size, and parameters are shared within a group.
     Each depth applies `inner` layers with different parameters.
 
-    - "all": the depths of a group apply the same layer objects.
-    - "attention", "ffn": the layers of a group share the attention (or feed-forward network) and its LayerNorm.
-    - "none": no parameters are shared.
-
     Each parameter is registered once, in the first layer that uses it. Later layers refer to a shared module without
     registering it; tools that wrap or copy single layers (`nn.DataParallel`, FSDP's per-layer wrapping) therefore
     support only the scopes "all" and "none".
 
     Args:
-        make_layer: Function that creates a layer.
-        num_layers: Number of depths.
-        scope: The shared modules, see above.
-        num_groups: Number of groups; must divide `num_layers`. No effect with "none".
-        inner: Number of layers at each depth.
+        scope: "all", the depths of a group apply the same layer objects; "attention" or "ffn", they share this
+            sub-layer and its LayerNorm; "none", they share no parameters.
     """
 
     def __init__(

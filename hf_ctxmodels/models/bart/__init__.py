@@ -16,12 +16,6 @@ from hf_ctxmodels.spec import FamilySpec, PublishedCount, ShortTraining, Traits
 # base, large: Lewis et al. 2020, sections 4 and 5
 SIZES = SMALL_SEQ2SEQ_SIZES | {"base": seq2seq_size(768, 6, 12), "large": seq2seq_size(1024, 12, 16)}
 
-# parameter counts of the classes of transformers 5.23
-PUBLISHED = {
-    size: PublishedCount(SIZES[size], dict.fromkeys(("AutoModel", "AutoModelForSeq2SeqLM"), count))
-    for size, count in {"base": 139_420_416, "large": 406_291_456}.items()
-}
-
 SPEC = FamilySpec(
     name="bart",
     paper="Lewis et al. 2020, BART: Denoising Sequence-to-Sequence Pre-training for Natural Language Generation, "
@@ -37,7 +31,11 @@ SPEC = FamilySpec(
     },
     objectives={"denoising": Denoising},
     sizes=SIZES,
-    published=PUBLISHED,
+    # parameter counts of the classes of transformers 5.23
+    published={
+        size: PublishedCount(SIZES[size], dict.fromkeys(("AutoModel", "AutoModelForSeq2SeqLM"), count))
+        for size, count in {"base": 139_420_416, "large": 406_291_456}.items()
+    },
     conversion=BART_CONVERSION,
     parent="roberta",
     traits=Traits(

@@ -1,8 +1,8 @@
 """Weight conversion of BART between the layout of transformers and the native layout."""
 
-from transformers.core_model_loading import Concatenate, WeightConverter, WeightRenaming, WeightTransform
+from transformers.core_model_loading import WeightConverter, WeightRenaming, WeightTransform
 
-from hf_ctxmodels.core.weights import FirstAvailable, RearrangeHeads
+from hf_ctxmodels.core.weights import FirstAvailable, RearrangeHeads, fused_projections
 
 _LAYERS: list[WeightTransform] = [
     WeightRenaming(r"^model\.", r"bart\."),
@@ -17,22 +17,8 @@ _LAYERS: list[WeightTransform] = [
     WeightRenaming(r"\.fc2\.", r"\.feed_forward\.down_proj\."),
     WeightRenaming(r"\.final_layer_norm\.", r"\.feed_forward_norm\."),
     WeightRenaming(r"^classification_head\.", r"classifier\."),
-    *(
-        converter
-        for suffix in ("weight", "bias")
-        for converter in (
-            WeightConverter(
-                [f"self_attn.{name}_proj.{suffix}" for name in "qkv"],
-                f"attention.qkv_proj.{suffix}",
-                [Concatenate(dim=0)],
-            ),
-            WeightConverter(
-                [f"encoder_attn.{name}_proj.{suffix}" for name in "kv"],
-                f"cross_attention.kv_proj.{suffix}",
-                [Concatenate(dim=0)],
-            ),
-        )
-    ),
+    *fused_projections("self_attn", ("q_proj", "k_proj", "v_proj")),
+    *fused_projections("encoder_attn", ("k_proj", "v_proj"), "cross_attention.kv_proj"),
     WeightConverter(
         "final_logits_bias",
         "lm_head.bias",

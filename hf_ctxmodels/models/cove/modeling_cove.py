@@ -1,7 +1,6 @@
 """CoVe (McCann et al. 2017, arXiv 1708.00107): frozen GloVe vectors, concatenated with the states of a bidirectional
 LSTM that is pretrained on translation."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -123,11 +122,7 @@ class Biattention(nn.Module):
 
     A ReLU layer and a bidirectional LSTM encode both texts, X and Y. The softmax of the affinities A = X Y^T gives each
     word a summary C of the other text. A bidirectional LSTM for each text integrates [X; X - C; X * C]. Each text is
-    pooled by maximum, mean, minimum and self-attention.
-
-    Args:
-        input_size, width: Width of the input, and width per direction of the LSTMs.
-        dropout: Dropout rate of the input and of the input of each LSTM.
+    pooled by maximum, mean, minimum and self-attention. `width` is the width per direction of the LSTMs.
     """
 
     def __init__(self, input_size: int, width: int, dropout: float) -> None:
@@ -142,11 +137,7 @@ class Biattention(nn.Module):
     def forward(self, states: Tensor, tokens: Tensor, is_second_text: Tensor, unpad: bool) -> Tensor:
         """(batch, length, input) states -> (batch, 16 * width) pooled texts.
 
-        Args:
-            states: The input.
-            tokens: (batch, length) bool, False at padding positions.
-            is_second_text: (batch, length) bool, True at words of the second text and at padding within it.
-            unpad: Skip padding positions in the LSTMs; False is equal, but slower.
+        The (batch, length) bool masks are False at padding, and True at words of the second text and padding within it.
         """
         texts = [tokens & ~is_second_text, tokens & is_second_text]
         texts = [text | (tokens & ~text.any(1, keepdim=True)) for text in texts]  # a single text is used twice
@@ -185,17 +176,6 @@ class Maxout(nn.Module):
         return linear(self.maps, states).unflatten(-1, (-1, self.pieces)).amax(-1)
 
 
-class MaxoutClassifier(nn.Sequential):
-    """Three maxout layers of `sizes`, each after batch normalisation and dropout."""
-
-    def __init__(self, sizes: Sequence[int], *, pieces: int, dropout: float) -> None:
-        layers: list[nn.Module] = []
-        # dropout follows the normalisation, whose statistics it would change
-        for layer_input, layer_output in pairwise(sizes):
-            layers += [SafeBatchNorm1d(layer_input), Dropout(dropout), Maxout(layer_input, layer_output, pieces)]
-        super().__init__(*layers)
-
-
 class CtxCoveHeadModel(heads.HeadModel, CtxCovePreTrainedModel):
     """Base class of the heads on word vectors, which the encoder's states extend with `config.task_context`."""
 
@@ -226,11 +206,14 @@ class CtxCoveForSequenceClassification(heads.ForSequenceClassification, CtxCoveH
         return CtxCoveModel(config)
 
     def build_head(self, config: CtxCoveConfig) -> None:
-        """Create the maxout layers."""
-        self.dropout = nn.Identity()  # dropout follows the normalisations
-        size = config.biattention_size
-        sizes = [config.pooler_size, 4 * size, 2 * size, config.num_labels]
-        self.classifier = MaxoutClassifier(sizes, pieces=config.maxout_pieces, dropout=config.head_dropout)
+        """Create three maxout layers, each after batch normalisation and dropout, which would change its statistics."""
+        self.dropout = nn.Identity()
+        sizes = [config.pooler_size, 4 * config.biattention_size, 2 * config.biattention_size, config.num_labels]
+        layers: list[nn.Module] = []
+        for input_size, output_size in pairwise(sizes):
+            maxout = Maxout(input_size, output_size, config.maxout_pieces)
+            layers += [SafeBatchNorm1d(input_size), Dropout(config.head_dropout), maxout]
+        self.classifier = nn.Sequential(*layers)
 
     def encode(
         self,

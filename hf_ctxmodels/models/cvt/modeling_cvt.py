@@ -105,8 +105,6 @@ class CrossViewPredictors(nn.Module):
     this direction reads first ("beginning", "end").
 
     Args:
-        config: Widths and views.
-        labels: Number of labels.
         pooling: Pooling of the words of a text; None to predict words.
     """
 
@@ -130,12 +128,8 @@ class CrossViewPredictors(nn.Module):
         return self.primary(states if self.pooler is None else self.pooler(states, tokens))
 
     def get_views(self, states: Tensor, sequences: Tensor) -> dict[str, Tensor]:
-        """View name -> logits.
-
-        Args:
-            states: (batch, words, 2 * width) states of the bidirectional first layer.
-            sequences: (batch, words) sequence numbers, 0 at padding.
-        """
+        """View name -> logits, from the (batch, words, 2 * width) states of the bidirectional first layer and the
+        (batch, words) sequence numbers, 0 at padding."""
         forward, backward = states.chunk(2, -1)
         if self.pooler is None:
             future, past = _neighbors(forward, sequences, 1), _neighbors(backward, sequences, -1)
@@ -164,15 +158,10 @@ def _neighbors(states: Tensor, sequences: Tensor, offset: int) -> Tensor:
 def summed_consistency_loss(
     teacher: Tensor, students: dict[str, Tensor], problem_type: str = "single_label_classification"
 ) -> Tensor:
-    """Kullback-Leibler divergence D(teacher || student) in nats, summed over predictions and students (section 3.1).
+    """Kullback-Leibler divergence D(teacher || student) in nats of (predictions, labels) logits, summed over
+    predictions and students (section 3.1); the teacher gets no gradient.
 
-    The teacher gets no gradient.
-
-    Args:
-        teacher: (predictions, labels) logits.
-        students: View name -> (predictions, labels) logits.
-        problem_type: "single_label_classification"; "multi_label_classification", with one distribution per label; or
-            "regression", with the squared distance.
+    "multi_label_classification" has one distribution per label, "regression" the squared distance.
     """
     teacher = teacher.detach().float()
     total = teacher.new_zeros(())
@@ -214,10 +203,7 @@ class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
     """Base class of the semi-supervised heads (section 3).
 
     On unlabelled text, auxiliary predictions from partial views are trained to match the primary prediction, which is
-    computed without dropout. All share the encoder.
-
-    Attributes:
-        has_word_views: Whether predictions are made for words, otherwise for texts.
+    computed without dropout. With `has_word_views` predictions are made for words, otherwise for texts.
     """
 
     encoder_class = CtxCvtModel

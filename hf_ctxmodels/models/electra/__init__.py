@@ -40,25 +40,6 @@ def _published_pair(
     return PublishedCount(fields, counts)
 
 
-# parameter counts of the classes of transformers 5.23
-PUBLISHED = {
-    "small": _published_pair({}, 128, 13_483_008, 13_549_057, 4_620_026),
-    "base": _published_pair(SIZES["base"], 768, 108_891_648, 109_483_009, 33_740_602),
-    "large": _published_pair(SIZES["large"], 1024, 334_092_288, 335_142_913, 51_295_290),
-    # the released generator of the small discriminator has the same size as the discriminator
-    "released generator of small": PublishedCount({}, {"AutoModelForMaskedLM": 13_546_682}),
-    "generator of small": PublishedCount(
-        {"hidden_size": 64, "num_attention_heads": 1, "intermediate_size": 256},
-        {"AutoModel": 4_580_928, "AutoModelForMaskedLM": 4_620_026},
-    ),
-    "generator of base": PublishedCount(
-        {"embedding_size": 768}, {"AutoModel": 33_511_168, "AutoModelForMaskedLM": 33_740_602}
-    ),
-    "generator of large": PublishedCount(
-        {"embedding_size": 1024, "num_hidden_layers": 24}, {"AutoModel": 50_999_552, "AutoModelForMaskedLM": 51_295_290}
-    ),
-}
-
 SPEC = FamilySpec(
     name="electra",
     paper="Clark et al. 2020, ELECTRA: Pre-training Text Encoders as Discriminators Rather Than Generators "
@@ -76,7 +57,25 @@ SPEC = FamilySpec(
     },
     objectives={"rtd": ReplacedTokenDetection, "mlm": MaskedLM},
     sizes=SIZES,
-    published=PUBLISHED,
+    # parameter counts of the classes of transformers 5.23
+    published={
+        "small": _published_pair({}, 128, 13_483_008, 13_549_057, 4_620_026),
+        "base": _published_pair(SIZES["base"], 768, 108_891_648, 109_483_009, 33_740_602),
+        "large": _published_pair(SIZES["large"], 1024, 334_092_288, 335_142_913, 51_295_290),
+        # the released generator of the small discriminator has the same size as the discriminator
+        "released generator of small": PublishedCount({}, {"AutoModelForMaskedLM": 13_546_682}),
+        "generator of small": PublishedCount(
+            {"hidden_size": 64, "num_attention_heads": 1, "intermediate_size": 256},
+            {"AutoModel": 4_580_928, "AutoModelForMaskedLM": 4_620_026},
+        ),
+        "generator of base": PublishedCount(
+            {"embedding_size": 768}, {"AutoModel": 33_511_168, "AutoModelForMaskedLM": 33_740_602}
+        ),
+        "generator of large": PublishedCount(
+            {"embedding_size": 1024, "num_hidden_layers": 24},
+            {"AutoModel": 50_999_552, "AutoModelForMaskedLM": 51_295_290},
+        ),
+    },
     conversion=ELECTRA_CONVERSION,
     reference_heads={"AutoModelForPreTraining": CtxElectraForReplacedTokenDetection},
     traits=Traits(

@@ -58,8 +58,8 @@ class CtxElectraForPreTrainingOutput(ModelOutput):
         mlm_loss: Cross-entropy of the generator in nats, detached.
         rtd_loss: Loss of the discriminator, detached and unweighted.
         corrupted_ids: (batch, length) input of the discriminator, with samples of the generator at masked positions.
-        metrics: (numerator, denominator) of the generator's "generator_accuracy" (argmax) and "sampled_accuracy"
-            (samples), and of "rtd_precision", "rtd_recall", "rtd_f1" and "rtd_share" of replaced tokens.
+        metrics: "generator_accuracy" (argmax) and "sampled_accuracy" (samples) of the generator, and "rtd_precision",
+            "rtd_recall", "rtd_f1" and "rtd_share" of replaced tokens, see `heads.accuracy_counts`.
     """
 
     loss: Tensor | None = None
@@ -76,7 +76,6 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
     """Generator and discriminator, trained jointly (section 2).
 
     The generator replaces masked tokens by samples from its distribution; the discriminator detects replaced tokens.
-    The generator's last layer and head run at the masked positions only; one pass of the head returns loss and samples.
 
     `electra` and the heads at the top level belong to the discriminator; `generator` is a `CtxElectraForMaskedLM`. The
     other classes of the family load the discriminator of a joint checkpoint; `export_generator` saves the generator.
@@ -273,9 +272,8 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
         """Build the joint model from two checkpoints, of transformers or of this package.
 
         Args:
-            generator: Directory or Hub id of a masked-LM checkpoint.
-            discriminator: Directory or Hub id of a checkpoint with any head, for example the generator (two-stage
-                training, section 3.2); a missing detection head is initialised.
+            generator, discriminator: Directories or Hub ids; the generator has a masked-LM head, the discriminator has
+                any head (the generator's in two-stage training, section 3.2); a missing detection head is initialised.
             tie_generator: See `CtxElectraConfig`. None ties the embeddings if they are equal in both checkpoints, else
                 no weights (with a warning).
             changes: Other fields of the configuration, for example `discriminator_weight` or `freeze_generator`.
@@ -286,7 +284,8 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
         generator_model = _load(CtxElectraForMaskedLM, generator, "mlm_head.", "electra.")
         discriminator_model = _load(CtxElectraForReplacedTokenDetection, discriminator, "electra.")
         generator_config, discriminator_config = generator_model.config, discriminator_model.config
-        _check_same_vocabulary(generator_config, discriminator_config, generator, discriminator)
+        vocab_sizes = (generator_config.vocab_size, discriminator_config.vocab_size)
+        _check_same_vocabulary(vocab_sizes, generator, discriminator)
         config = _pair_config(generator_config, discriminator_config, tie_generator or "embeddings", changes)
         weights, generator_weights = discriminator_model.electra.state_dict(), generator_model.electra.state_dict()
         differing = [
@@ -327,33 +326,20 @@ def _load(model_class: type[CtxElectraHeadModel], source: str | PathLike[str], *
     return model
 
 
-def _check_same_vocabulary(
-    generator_config: CtxElectraConfig,
-    discriminator_config: CtxElectraConfig,
-    generator: str | PathLike[str],
-    discriminator: str | PathLike[str],
-) -> None:
-    """Raise CtxError if the vocabularies differ, in size or in the tokenizers saved with the weights."""
-    problem, directories = None, [Path(generator), Path(discriminator)]
-    if generator_config.vocab_size != discriminator_config.vocab_size:
-        problem = (
-            f"The generator has a vocabulary of {generator_config.vocab_size} tokens, the discriminator of "
-            f"{discriminator_config.vocab_size}."
-        )
+def _check_same_vocabulary(sizes: tuple[int, int], *sources: str | PathLike[str]) -> None:
+    """Raise CtxError if the vocabularies of generator and discriminator differ, in size or in the saved tokenizers."""
+    problem, directories = None, [Path(source) for source in sources]
+    if sizes[0] != sizes[1]:
+        problem = f"The generator has a vocabulary of {sizes[0]} tokens, the discriminator of {sizes[1]}."
     elif all((path / "tokenizer.json").exists() or (path / "vocab.txt").exists() for path in directories):
         first, second = (AutoTokenizer.from_pretrained(path).get_vocab() for path in directories)
-        if differing := [token for token in {**first, **second} if first.get(token) != second.get(token)]:
-            token = differing[0]
-            problem = (
-                f"The vocabularies differ: {token!r} has id {first.get(token)} in the generator and "
-                f"{second.get(token)} in the discriminator."
-            )
+        token = next((token for token in {**first, **second} if first.get(token) != second.get(token)), None)
+        if token is not None:
+            ids = f"{first.get(token)} in the generator and {second.get(token)} in the discriminator"
+            problem = f"The vocabularies differ: {token!r} has id {ids}."
     if problem is not None:
-        raise CtxError(
-            problem,
-            location=f"{generator}, {discriminator}",
-            hint="use a generator and a discriminator that were trained with the same tokenizer.",
-        )
+        hint = "use a generator and a discriminator that were trained with the same tokenizer."
+        raise CtxError(problem, location=", ".join(map(str, sources)), hint=hint)
 
 
 def _pair_config(

@@ -15,17 +15,11 @@ from hf_ctxmodels.layers.lm_loss.sampling import uniforms
 
 
 class FilledBatch(NamedTuple):
-    """A masked batch, filled by the generator.
+    """A masked batch, filled by the generator."""
 
-    Attributes:
-        input_ids: (batch, length) with samples at the masked positions.
-        loss: Summed cross-entropy of the generator in nats.
-        correct: Number of masked tokens that the generator predicts correctly (argmax).
-    """
-
-    input_ids: Tensor
-    loss: Tensor
-    correct: Tensor
+    input_ids: Tensor  # (batch, length) with samples at the masked positions
+    loss: Tensor  # summed cross-entropy of the generator in nats
+    correct: Tensor  # number of masked tokens that the generator predicts correctly (argmax)
 
 
 def fill_masked(
@@ -35,10 +29,7 @@ def fill_masked(
     back-propagate"). The output layer is computed at these positions only.
 
     Args:
-        states: (targets, hidden) output of the generator where `labels` is not -100, in row-major order.
-        head: Masked-LM head of the generator.
-        input_ids: (batch, length) with mask tokens.
-        labels: (batch, length) original ids at masked positions, -100 elsewhere.
+        states: (targets, hidden) output of the generator where `labels` (batch, length) is not -100.
         seeds: (batch,) int64. The samples of an example depend on its seed, but not on other examples or padding. None
             derives the seeds from the masked tokens.
     """
@@ -92,13 +83,8 @@ def copy_or_predict_loss(
 ) -> Tensor:
     """Summed cross-entropy in nats of the original tokens with a copy mechanism (section 3.5, "All-Tokens MLM").
 
-    With probability D the input token is copied, otherwise a token is predicted by the head.
-
-    Args:
-        head: Masked-LM head.
-        gate_logits: (tokens,) D before the sigmoid.
-        states: (tokens, hidden).
-        corrupted_ids, original_ids: (tokens,).
+    With probability D the input token is copied, otherwise a token is predicted by the head; `gate_logits` (tokens,) is
+    D before the sigmoid.
     """
     chunk_size = max(1, CHUNK_ELEMENTS // head.decoder.out_features)
     num_chunks = max(1, math.ceil(len(states) / chunk_size))

@@ -29,18 +29,6 @@ SIZES = {
     "large-2.0": {**bert.SIZES["large"], **_VERSION_2},
 }
 
-# parameter counts of the classes of transformers 5.23; the encoder has its pooler
-PUBLISHED = {
-    name: PublishedCount(
-        SIZES[name], dict(zip(("AutoModel", "AutoModelForMaskedLM", "AutoModelForPreTraining"), counts))
-    )
-    for name, counts in {
-        "base": (99_866_112, 99_885_648, 100_477_778),
-        "base-2.0": (109_483_776, 109_515_834, 110_107_964),
-        "large-2.0": (335_143_936, 335_176_506, 336_228_156),
-    }.items()
-}
-
 SPEC = FamilySpec(
     name="ernie",
     paper="Sun et al. 2019, ERNIE: Enhanced Representation through Knowledge Integration (arXiv 1904.09223); Sun et "
@@ -60,7 +48,17 @@ SPEC = FamilySpec(
     reference_heads={"AutoModelForPreTraining": CtxErnieForMaskedLMWithPair},
     objectives={"unit-mlm+pairs": UnitMaskingWithPairs, "continual-tasks": ContinualTasks, "mlm": MaskedLM},
     sizes=SIZES,
-    published=PUBLISHED,
+    # parameter counts of the classes of transformers 5.23; the encoder has its pooler
+    published={
+        name: PublishedCount(
+            SIZES[name], dict(zip(("AutoModel", "AutoModelForMaskedLM", "AutoModelForPreTraining"), counts))
+        )
+        for name, counts in {
+            "base": (99_866_112, 99_885_648, 100_477_778),
+            "base-2.0": (109_483_776, 109_515_834, 110_107_964),
+            "large-2.0": (335_143_936, 335_176_506, 336_228_156),
+        }.items()
+    },
     conversion=BERT_CONVERSION,
     parent="bert",
     traits=Traits(

@@ -23,12 +23,8 @@ TIED_WEIGHTS = {"mlm_head.decoder.weight": "ernie.embeddings.word_embeddings.wei
 
 
 class TaskEmbeddings(TokenPositionTypeEmbeddings):
-    """BERT's input embeddings plus embeddings of the pretraining task (Sun et al. 2020, section 3.3.1).
-
-    Args:
-        num_tasks: Number of task embeddings; None for no task embeddings.
-        sizes, options: See `TokenPositionTypeEmbeddings`.
-    """
+    """BERT's input embeddings plus embeddings of the pretraining task (Sun et al. 2020, section 3.3.1), unless
+    `num_tasks` is None; for the other arguments see `TokenPositionTypeEmbeddings`."""
 
     def __init__(self, num_tasks: int | None, *sizes: int, **options: Any) -> None:
         super().__init__(*sizes, **options)

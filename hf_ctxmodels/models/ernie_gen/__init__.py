@@ -12,14 +12,6 @@ from hf_ctxmodels.models.ernie_gen.tokenization_ernie_gen import CtxErnieGenToke
 from hf_ctxmodels.objectives import Infilling, MaskedLM, NoisySequenceToSequence
 from hf_ctxmodels.spec import FamilySpec, PublishedCount, Seq2SeqFinetuning, Traits
 
-# BERT's parameter counts with the uncased vocabulary and two additional segments; the encoder has its pooler
-PUBLISHED = {
-    size: PublishedCount(
-        bert.SIZES[size], {"AutoModel": encoder, "AutoModelForMaskedLM": head, "AutoModelForSeq2SeqLM": head}
-    )
-    for size, encoder, head in (("base", 109_483_776, 109_515_834), ("large", 335_143_936, 335_176_506))
-}
-
 SPEC = FamilySpec(
     name="ernie_gen",
     paper="Xiao et al. 2020, ERNIE-GEN: An Enhanced Multi-Flow Pre-training and Fine-tuning Framework for Natural "
@@ -35,7 +27,13 @@ SPEC = FamilySpec(
     objectives={"infilling": Infilling, "noisy-seq2seq": NoisySequenceToSequence, "mlm": MaskedLM},
     seq2seq_finetuning=Seq2SeqFinetuning(NoisySequenceToSequence, label_smoothing=0.1),
     sizes=bert.SIZES,
-    published=PUBLISHED,
+    # BERT's parameter counts with the uncased vocabulary and two additional segments; the encoder has its pooler
+    published={
+        size: PublishedCount(
+            bert.SIZES[size], {"AutoModel": encoder, "AutoModelForMaskedLM": head, "AutoModelForSeq2SeqLM": head}
+        )
+        for size, encoder, head in (("base", 109_483_776, 109_515_834), ("large", 335_143_936, 335_176_506))
+    },
     conversion=[*BERT_CONVERSION, segment_conversion(CtxErnieGenConfig.copied_segments)],
     parent="bert",
     traits=Traits(tiny={"query_token_id": 3, "decoder_start_token_id": 1}),

@@ -29,14 +29,8 @@ class CtxGptTokenizer(WordBPETokenizer):
     trained_defaults: ClassVar[dict[str, Any]] = {"eos_token": "</s>"}
     defaults: ClassVar[dict[str, Any]] = {"unk_token": "<unk>", "pad_token": "<unk>"}
 
-    def __init__(
-        self,
-        vocab: str | dict[str, int] | None = None,
-        merges: str | list[Any] | None = None,
-        do_lower_case: bool = True,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(vocab, merges, do_lower_case, **kwargs)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self._set_task_template()
 
     def prepare_for_tasks(self) -> None:

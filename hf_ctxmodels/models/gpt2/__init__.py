@@ -22,12 +22,6 @@ SIZES = SMALL_SIZES | {
     "xl": encoder_size(1600, 48, 25),
 }
 
-# parameter counts of the classes of transformers 5.23
-PUBLISHED = {
-    size: PublishedCount(SIZES[size], dict.fromkeys(("AutoModel", "AutoModelForCausalLM"), count))
-    for size, count in zip(("base", "medium", "large", "xl"), (124_439_808, 354_823_168, 774_030_080, 1_557_611_200))
-}
-
 SPEC = FamilySpec(
     name="gpt2",
     paper="Radford et al. 2019, Language Models are Unsupervised Multitask Learners",
@@ -44,7 +38,13 @@ SPEC = FamilySpec(
     },
     objectives={"clm": DocumentLM},
     sizes=SIZES,
-    published=PUBLISHED,
+    # parameter counts of the classes of transformers 5.23
+    published={
+        size: PublishedCount(SIZES[size], dict.fromkeys(("AutoModel", "AutoModelForCausalLM"), count))
+        for size, count in zip(
+            ("base", "medium", "large", "xl"), (124_439_808, 354_823_168, 774_030_080, 1_557_611_200)
+        )
+    },
     conversion=GPT2_CONVERSION,
     traits=Traits(tiny={"embedding_dropout_prob": 0.0}),
 )

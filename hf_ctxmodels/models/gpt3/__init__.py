@@ -30,20 +30,6 @@ SIZES: dict[str, dict[str, Any]] = {
     "175b": encoder_size(12288, 96, 96),
 }
 
-PUBLISHED = {
-    size: PublishedCount(SIZES[size], dict.fromkeys(("AutoModel", "AutoModelForCausalLM"), count))
-    for size, count in {
-        "base": 125_226_240,
-        "medium": 355_871_744,
-        "large": 760_300_032,
-        "xl": 1_315_723_264,
-        "2.7b": 2_651_553_280,
-        "6.7b": 6_658_404_352,
-        "13b": 12_853_386_240,
-        "175b": 174_604_259_328,
-    }.items()
-}
-
 SPEC = FamilySpec(
     name="gpt3",
     paper="Brown et al. 2020, Language Models are Few-Shot Learners (arXiv 2005.14165)",
@@ -60,7 +46,19 @@ SPEC = FamilySpec(
     },
     objectives={"clm": DocumentLM},
     sizes=SIZES,
-    published=PUBLISHED,
+    published={
+        size: PublishedCount(SIZES[size], dict.fromkeys(("AutoModel", "AutoModelForCausalLM"), count))
+        for size, count in {
+            "base": 125_226_240,
+            "medium": 355_871_744,
+            "large": 760_300_032,
+            "xl": 1_315_723_264,
+            "2.7b": 2_651_553_280,
+            "6.7b": 6_658_404_352,
+            "13b": 12_853_386_240,
+            "175b": 174_604_259_328,
+        }.items()
+    },
     parent="gpt2",
     traits=Traits(tiny={"embedding_dropout_prob": 0.0, "window": 3}),
 )

@@ -17,13 +17,6 @@ SIZES = SMALL_SIZES | {
     "mega": {**encoder_size(1536, 48, 24), "initializer_range": 0.0141},
 }
 
-# sums of the shapes in the released code: 50,270 tokens and 1,024 positions of width w with a norm of 2 w, and 12 w^2 +
-# 13 w per layer; rounded to 124 M, 355 M and 1.5 B in the paper
-PUBLISHED = {
-    size: PublishedCount(SIZES[size], dict.fromkeys(("AutoModel", "AutoModelForCausalLM"), count))
-    for size, count in {"base": 124_449_792, "large": 354_836_480, "mega": 1_438_703_616}.items()
-}
-
 SPEC = FamilySpec(
     name="grover",
     paper="Zellers et al. 2019, Defending Against Neural Fake News (arXiv 1905.12616)",
@@ -37,7 +30,12 @@ SPEC = FamilySpec(
     },
     objectives={"fields": NewsFieldsLM},
     sizes=SIZES,
-    published=PUBLISHED,
+    # sums of the shapes in the released code: 50,270 tokens and 1,024 positions of width w with a norm of 2 w, and
+    # 12 w^2 + 13 w per layer; rounded to 124 M, 355 M and 1.5 B in the paper
+    published={
+        size: PublishedCount(SIZES[size], dict.fromkeys(("AutoModel", "AutoModelForCausalLM"), count))
+        for size, count in {"base": 124_449_792, "large": 354_836_480, "mega": 1_438_703_616}.items()
+    },
 )
 
 __all__ = [

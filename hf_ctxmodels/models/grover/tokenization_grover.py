@@ -87,13 +87,8 @@ class CtxGroverTokenizer(CtxByteBPETokenizer):
     def encode_fields(self, fields: Mapping[str, str], target: str | None = None) -> list[int]:
         """Ids of the non-empty fields in the order of `NEWS_FIELDS`, each between its begin and end token.
 
-        Args:
-            fields: Field -> text.
-            target: The field to generate (or "summary" for classification): its text is omitted and its begin token
-                appended; None for none.
-
-        Raises:
-            CtxError: A field is unknown.
+        The text of the `target`, the field to generate (or "summary" for classification), is omitted and its begin
+        token appended. Raises CtxError for an unknown field.
         """
         for field in (*fields, *([] if target is None else [target])):
             self.field_ids(field)

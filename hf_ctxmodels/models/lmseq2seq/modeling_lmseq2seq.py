@@ -94,9 +94,8 @@ class CtxLmSeq2SeqForConditionalGeneration(
 ):
     """The translation model (figures 1 and 2).
 
-    With the last pretrained layer (the first in the paper) and the top layer, h^1, h^N of the decoder and H^1, H^N of
-    the encoder, the next word is predicted from
-    h~:
+    The next word is predicted from h~, with the states of the last pretrained layer (the first in the paper) and of the
+    top layer, h^1, h^N of the decoder and H^1, H^N of the encoder:
 
         alpha = softmax(H^N (W1 h^N + b1)),  c = [H^1T alpha; H^NT alpha],  h~ = tanh(W2 [c; h^N] + b2) + h^1
 

@@ -28,12 +28,6 @@ SIZES = SMALL_SEQ2SEQ_SIZES | {
     "summaries-middle": {**seq2seq_size(1024, 6, 16), **_SUMMARIES},
 }
 
-# counts of this implementation (transformers has no such class); 123 and 208 million according to the release
-PUBLISHED = {
-    "summaries": PublishedCount(SIZES["summaries"], dict.fromkeys(("AutoModel", "AutoModelForSeq2SeqLM"), 123_468_288)),
-    "summaries-middle": PublishedCount(SIZES["summaries-middle"], {"AutoModel": 208_664_576}),
-}
-
 SPEC = FamilySpec(
     name="mass",
     paper="Song et al. 2019, MASS: Masked Sequence to Sequence Pre-training for Language Generation (arXiv 1905.02450)",
@@ -46,7 +40,13 @@ SPEC = FamilySpec(
     },
     objectives={"masked-segment": MaskedSegment, "masked-translation": MaskedTranslation},
     sizes=SIZES,
-    published=PUBLISHED,
+    # counts of this implementation (transformers has no such class); 123 and 208 million according to the release
+    published={
+        "summaries": PublishedCount(
+            SIZES["summaries"], dict.fromkeys(("AutoModel", "AutoModelForSeq2SeqLM"), 123_468_288)
+        ),
+        "summaries-middle": PublishedCount(SIZES["summaries-middle"], {"AutoModel": 208_664_576}),
+    },
     parent="xlm",
     traits=Traits(
         tiny={

@@ -15,12 +15,6 @@ from hf_ctxmodels.models.roberta.tokenization_roberta import CtxRobertaTokenizer
 from hf_ctxmodels.objectives import FullSentences, MaskedLM
 from hf_ctxmodels.spec import FamilySpec, PublishedCount
 
-# parameter counts of the classes of transformers 5.23; the encoder has its pooler
-PUBLISHED = {
-    size: PublishedCount(SIZES[size], dict(zip(("AutoModel", "AutoModelForMaskedLM"), counts)))
-    for size, counts in {"base": (124_645_632, 124_697_433), "large": (355_359_744, 355_412_057)}.items()
-}
-
 SPEC = FamilySpec(
     name="roberta",
     paper="Liu et al. 2019, RoBERTa: A Robustly Optimized BERT Pretraining Approach (arXiv 1907.11692)",
@@ -37,7 +31,11 @@ SPEC = FamilySpec(
     },
     objectives={"full-sentences": FullSentences, "mlm": MaskedLM},
     sizes=SIZES,
-    published=PUBLISHED,
+    # parameter counts of the classes of transformers 5.23; the encoder has its pooler
+    published={
+        size: PublishedCount(SIZES[size], dict(zip(("AutoModel", "AutoModelForMaskedLM"), counts)))
+        for size, counts in {"base": (124_645_632, 124_697_433), "large": (355_359_744, 355_412_057)}.items()
+    },
     conversion=ROBERTA_CONVERSION,
     parent="bert",
 )

@@ -17,12 +17,6 @@ from hf_ctxmodels.models.spanbert.tokenization_spanbert import CtxSpanBertTokeni
 from hf_ctxmodels.objectives import MaskedLM, SpanBoundary
 from hf_ctxmodels.spec import FamilySpec, PublishedCount, ShortTraining, Target, Traits
 
-# parameter counts of the classes of transformers 5.23 (BERT, cased); the encoder has its pooler
-PUBLISHED = {
-    size: PublishedCount(SIZES[size], dict(zip(("AutoModel", "AutoModelForMaskedLM"), counts)))
-    for size, counts in {"base": (108_310_272, 108_340_804), "large": (333_579_264, 333_610_308)}.items()
-}
-
 SPEC = FamilySpec(
     name="spanbert",
     paper="Joshi et al. 2020, SpanBERT: Improving Pre-training by Representing and Predicting Spans (arXiv 1907.10529)",
@@ -39,7 +33,11 @@ SPEC = FamilySpec(
     },
     objectives={"span-mlm+sbo": SpanBoundary, "mlm": MaskedLM},
     sizes=SIZES,
-    published=PUBLISHED,
+    # parameter counts of the classes of transformers 5.23 (BERT, cased); the encoder has its pooler
+    published={
+        size: PublishedCount(SIZES[size], dict(zip(("AutoModel", "AutoModelForMaskedLM"), counts)))
+        for size, counts in {"base": (108_310_272, 108_340_804), "large": (333_579_264, 333_610_308)}.items()
+    },
     conversion=SPANBERT_CONVERSION,
     parent="bert",
     traits=Traits(

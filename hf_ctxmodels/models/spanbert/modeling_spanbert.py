@@ -81,13 +81,8 @@ class SpanBoundaryHead(nn.Module):
         self.decoder = nn.Linear(width, config.vocab_size)
 
     def summed_loss(self, before: Tensor, after: Tensor, offsets: Tensor, targets: Tensor) -> Tensor:
-        """Summed cross-entropy in nats.
-
-        Args:
-            before, after: (targets, hidden) encoder output at the boundaries of the span of each target.
-            offsets: (targets,) position of the target in its span, from 0.
-            targets: (targets,) token ids.
-        """
+        """Summed cross-entropy in nats of (targets,) token ids, from the (targets, hidden) encoder output at the
+        boundaries of their spans, and their (targets,) positions in the span, from 0."""
         inputs = torch.cat([before, after, self.position_embeddings(offsets).to(before.dtype)], -1)
         states = self.first_norm(self.activation(linear(self.first_dense, inputs)))
         states = self.second_norm(self.activation(linear(self.second_dense, states)))

@@ -16,12 +16,6 @@ from hf_ctxmodels.models.structbert.tokenization_structbert import CtxStructBert
 from hf_ctxmodels.objectives import MaskedLM, MaskedLMWithStructure
 from hf_ctxmodels.spec import FamilySpec, PublishedCount, Target, Traits
 
-# parameter counts of the classes of transformers 5.23 (BERT, uncased); the encoder has its pooler
-PUBLISHED = {
-    size: PublishedCount(SIZES[size], dict(zip(("AutoModel", "AutoModelForMaskedLM"), counts)))
-    for size, counts in {"base": (109_482_240, 109_514_298), "large": (335_141_888, 335_174_458)}.items()
-}
-
 SPEC = FamilySpec(
     name="structbert",
     paper="Wang et al. 2019, StructBERT: Incorporating Language Structures into Pre-training for Deep Language "
@@ -39,7 +33,11 @@ SPEC = FamilySpec(
     },
     objectives={"mlm+structure": MaskedLMWithStructure, "mlm": MaskedLM},
     sizes=SIZES,
-    published=PUBLISHED,
+    # parameter counts of the classes of transformers 5.23 (BERT, uncased); the encoder has its pooler
+    published={
+        size: PublishedCount(SIZES[size], dict(zip(("AutoModel", "AutoModelForMaskedLM"), counts)))
+        for size, counts in {"base": (109_482_240, 109_514_298), "large": (335_141_888, 335_174_458)}.items()
+    },
     conversion=BERT_CONVERSION,
     parent="bert",
     traits=Traits(targets={"shuffle_labels": Target.TOKEN_ID}),

@@ -52,24 +52,6 @@ SIZES: dict[str, dict[str, Any]] = {
     "v1_1_xxl": t5_v1_1_size(4096, 24, 64, 10240),
 }
 
-# Parameter counts of the classes of transformers 5.23 without and with the output layer, which version 1.0 ties. For
-# version 1.1 its 32,128 rows are added, since these classes cannot untie it.
-PUBLISHED = {
-    size: PublishedCount(SIZES[size], {"AutoModel": base_count, "AutoModelForSeq2SeqLM": head_count})
-    for size, (base_count, head_count) in {
-        "small": (60_506_624, 60_506_624),
-        "base": (222_903_552, 222_903_552),
-        "large": (737_668_096, 737_668_096),
-        "3b": (2_851_598_336, 2_851_598_336),
-        "11b": (11_307_321_344, 11_307_321_344),
-        "v1_1_small": (60_511_616, 76_961_152),
-        "v1_1_base": (222_903_552, 247_577_856),
-        "v1_1_large": (750_251_008, 783_150_080),
-        "v1_1_xl": (2_783_959_040, 2_849_757_184),
-        "v1_1_xxl": (11_003_736_064, 11_135_332_352),
-    }.items()
-}
-
 SPEC = FamilySpec(
     name="t5",
     paper="Raffel et al. 2020, Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer "
@@ -87,7 +69,23 @@ SPEC = FamilySpec(
     },
     objectives={"span-corruption": SpanCorruption},
     sizes=SIZES,
-    published=PUBLISHED,
+    # parameter counts of the classes of transformers 5.23 without and with the output layer, which version 1.0 ties;
+    # for version 1.1 its 32,128 rows are added, since these classes cannot untie it
+    published={
+        size: PublishedCount(SIZES[size], {"AutoModel": base_count, "AutoModelForSeq2SeqLM": head_count})
+        for size, (base_count, head_count) in {
+            "small": (60_506_624, 60_506_624),
+            "base": (222_903_552, 222_903_552),
+            "large": (737_668_096, 737_668_096),
+            "3b": (2_851_598_336, 2_851_598_336),
+            "11b": (11_307_321_344, 11_307_321_344),
+            "v1_1_small": (60_511_616, 76_961_152),
+            "v1_1_base": (222_903_552, 247_577_856),
+            "v1_1_large": (750_251_008, 783_150_080),
+            "v1_1_xl": (2_783_959_040, 2_849_757_184),
+            "v1_1_xxl": (11_003_736_064, 11_135_332_352),
+        }.items()
+    },
     conversion=T5_CONVERSION,
     traits=Traits(tiny={"head_dim": 6, "hidden_act": "gated-gelu"}),
 )

@@ -1,8 +1,8 @@
 """Weight conversion of T5 between the layout of transformers and the native layout."""
 
-from transformers.core_model_loading import Concatenate, WeightConverter, WeightRenaming, WeightTransform
+from transformers.core_model_loading import WeightConverter, WeightRenaming, WeightTransform
 
-from hf_ctxmodels.core.weights import FirstAvailable
+from hf_ctxmodels.core.weights import FirstAvailable, fused_projections
 
 _PLAIN = {"wi": "up_proj", "wo": "down_proj"}
 _GATED = {"wi_0": "gate_proj", "wi_1": "up_proj", "wo": "down_proj"}
@@ -23,15 +23,9 @@ _SUBLAYERS: list[WeightTransform] = [
     WeightRenaming(r"feed_forward_sublayer\.layer_norm\.", r"feed_forward_norm\."),
     WeightRenaming(r"final_layer_norm\.", r"final_norm\."),
     WeightRenaming(r"classification_head\.(dense|out_proj)\.", r"classifier\.\1\."),
-    WeightConverter(
-        [f"self_attention_sublayer.SelfAttention.{name}.weight" for name in "qkv"],
-        "attention.qkv_proj.weight",
-        [Concatenate(dim=0)],
-    ),
-    WeightConverter(
-        [f"cross_attention_sublayer.EncDecAttention.{name}.weight" for name in "kv"],
-        "cross_attention.kv_proj.weight",
-        [Concatenate(dim=0)],
+    *fused_projections("self_attention_sublayer.SelfAttention", "qkv", parameters=["weight"]),
+    *fused_projections(
+        "cross_attention_sublayer.EncDecAttention", "kv", "cross_attention.kv_proj", parameters=["weight"]
     ),
 ]
 
@@ -44,12 +38,8 @@ def _feed_forward(names: dict[str, str]) -> list[WeightTransform]:
 
 
 def build_export_conversion(*, gated: bool, prefixed: bool) -> list[WeightTransform]:
-    """The invertible weight conversion of a model.
-
-    Args:
-        gated: Whether the feed-forward layers are gated.
-        prefixed: Whether encoder and decoder are in a submodule `transformer` of the class of transformers.
-    """
+    """The invertible weight conversion of a model with `gated` feed-forward layers, whose encoder and decoder are, if
+    `prefixed`, in a submodule `transformer` of the class of transformers."""
     prefix = (
         WeightRenaming(r"^transformer\.", r"t5\.")
         if prefixed

@@ -20,15 +20,6 @@ SIZES: dict[str, dict[str, Any]] = {
     "base": {"hidden_size": 400, "cell_size": 1150, "num_hidden_layers": 3},
 }
 
-# Of an AWD-LSTM with a tied softmax (Merity et al. 2017), by vocabulary.
-PUBLISHED = {
-    f"{words} words": PublishedCount(
-        {**SIZES["base"], "vocab_size": words},
-        {"AutoModel": 20_211_600 + 400 * words, "AutoModelForPreTraining": head, "AutoModelForCausalLM": head},
-    )
-    for words, head in ((10_000, 24_221_600), (33_278, 33_556_078), (60_000, 44_271_600))
-}
-
 SPEC = FamilySpec(
     name="ulmfit",
     paper="Howard & Ruder 2018, Universal Language Model Fine-tuning for Text Classification (arXiv 1801.06146)",
@@ -43,7 +34,14 @@ SPEC = FamilySpec(
     },
     objectives={"clm": CausalLM},
     sizes=SIZES,
-    published=PUBLISHED,
+    # Of an AWD-LSTM with a tied softmax (Merity et al. 2017), by vocabulary.
+    published={
+        f"{words} words": PublishedCount(
+            {**SIZES["base"], "vocab_size": words},
+            {"AutoModel": 20_211_600 + 400 * words, "AutoModelForPreTraining": head, "AutoModelForCausalLM": head},
+        )
+        for words, head in ((10_000, 24_221_600), (33_278, 33_556_078), (60_000, 44_271_600))
+    },
     traits=Traits(
         is_recurrent=True,
         uses_batch_norm=("AutoModelForSequenceClassification",),

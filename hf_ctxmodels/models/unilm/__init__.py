@@ -17,18 +17,6 @@ from hf_ctxmodels.models.unilm.tokenization_unilm import CtxUniLMTokenizer
 from hf_ctxmodels.objectives import MaskedLM, MaskedSequenceToSequence, UnifiedLM
 from hf_ctxmodels.spec import FamilySpec, PublishedCount, Seq2SeqFinetuning, Traits
 
-# BERT's parameter counts with the cased vocabulary and four additional segments; the encoder has its pooler
-PUBLISHED = {
-    size: PublishedCount(
-        bert.SIZES[size],
-        dict(zip(("AutoModel", "AutoModelForMaskedLM", "AutoModelForPreTraining", "AutoModelForSeq2SeqLM"), counts)),
-    )
-    for size, counts in {
-        "base": (108_313_344, 108_343_876, 108_936_006, 108_343_876),
-        "large": (333_583_360, 333_614_404, 334_666_054, 333_614_404),
-    }.items()
-}
-
 SPEC = FamilySpec(
     name="unilm",
     paper="Dong et al. 2019, Unified Language Model Pre-training for Natural Language Understanding and Generation "
@@ -48,7 +36,19 @@ SPEC = FamilySpec(
     objectives={"unified-lm": UnifiedLM, "masked-seq2seq": MaskedSequenceToSequence, "mlm": MaskedLM},
     seq2seq_finetuning=Seq2SeqFinetuning(MaskedSequenceToSequence, label_smoothing=0.1),
     sizes=bert.SIZES,
-    published=PUBLISHED,
+    # BERT's parameter counts with the cased vocabulary and four additional segments; the encoder has its pooler
+    published={
+        size: PublishedCount(
+            bert.SIZES[size],
+            dict(
+                zip(("AutoModel", "AutoModelForMaskedLM", "AutoModelForPreTraining", "AutoModelForSeq2SeqLM"), counts)
+            ),
+        )
+        for size, counts in {
+            "base": (108_313_344, 108_343_876, 108_936_006, 108_343_876),
+            "large": (333_583_360, 333_614_404, 334_666_054, 333_614_404),
+        }.items()
+    },
     conversion=[*BERT_CONVERSION, segment_conversion(CtxUniLMConfig.copied_segments)],
     parent="bert",
     traits=Traits(tiny={"query_token_id": 3, "decoder_start_token_id": 1}),

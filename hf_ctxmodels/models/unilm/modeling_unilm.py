@@ -34,10 +34,6 @@ def segment_mask_spec(layout: Layout, token_type_ids: Tensor) -> MaskSpec:
     All tokens attend to the tokens of `FIRST`, `SECOND` and `SOURCE`. Tokens of `LEFT_TO_RIGHT` and `TARGET` also
     attend to themselves and earlier tokens, tokens of `RIGHT_TO_LEFT` to themselves and later tokens.
 
-    Args:
-        layout: Layout of the tokens.
-        token_type_ids: (batch, length) segments.
-
     Raises:
         CtxError: Tokens of `FIRST`, `SECOND` or `SOURCE` follow other segments, or a sequence mixes `RIGHT_TO_LEFT`
             with other segments.
@@ -52,7 +48,6 @@ def segment_mask_spec(layout: Layout, token_type_ids: Tensor) -> MaskSpec:
         tokens = layout.tokens
 
     def count_per_sequence(selected: Tensor) -> Tensor:
-        """Number of selected tokens in the sequence of each token."""
         counts = torch.zeros(num_sequences, dtype=torch.long, device=segments.device)
         return counts.index_add(0, sequence_numbers.flatten(), selected.flatten().long())[sequence_numbers]
 

@@ -24,13 +24,12 @@ _MAX_BELOW_ONE = 1 - 2.0**-24  # largest float32 below 1
 
 @dataclass
 class TextBatch:
-    """A batch of text with its targets, in `blocks` blocks of `size` adjacent words per row.
+    """A (batch, length) batch of text with its targets, in `blocks` blocks of `size` adjacent words per row.
 
     Attributes:
-        ids: (batch, length).
-        is_token: (batch, length) bool, False at padding.
-        labels: (batch, length) target ids; -100 is ignored.
-        windows: (batch, length) number of context words on either side.
+        is_token: False at padding.
+        labels: Target ids; -100 is ignored.
+        windows: Number of context words on either side.
         output_arguments: [negatives], (batch, blocks, k); or [paths, codes], (batch, blocks, size, depth): rows of the
             output table, -1 after a path's end, and branches, 0 or 1.
     """

@@ -24,21 +24,6 @@ SIZES = SMALL_SIZES | {
     "english": encoder_size(2048, 12, 16),
 }
 
-# parameter counts of the classes of transformers 5.23
-PUBLISHED = {
-    "base": PublishedCount(
-        {**SIZES["base"], "vocab_size": 95000, "n_langs": 15},
-        {"AutoModel": 248_976_384, "AutoModelForMaskedLM": 249_071_384},
-    ),
-    "large": PublishedCount(
-        {**SIZES["large"], "vocab_size": 200_000, "n_langs": 17, "use_lang_emb": False},
-        {"AutoModelForMaskedLM": 571_696_960},
-    ),
-    "english": PublishedCount(
-        {**SIZES["english"], "vocab_size": 30145}, {"AutoModel": 667_088_896, "AutoModelForMaskedLM": 667_119_041}
-    ),
-}
-
 SPEC = FamilySpec(
     name="xlm",
     paper="Lample & Conneau 2019, Cross-lingual Language Model Pretraining (arXiv 1901.07291)",
@@ -56,7 +41,20 @@ SPEC = FamilySpec(
     },
     objectives={"mlm": StreamMaskedLM, "mlm+tlm": CrossLingualLM, "tlm": TranslationLM, "clm": StreamCausalLM},
     sizes=SIZES,
-    published=PUBLISHED,
+    # parameter counts of the classes of transformers 5.23
+    published={
+        "base": PublishedCount(
+            {**SIZES["base"], "vocab_size": 95000, "n_langs": 15},
+            {"AutoModel": 248_976_384, "AutoModelForMaskedLM": 249_071_384},
+        ),
+        "large": PublishedCount(
+            {**SIZES["large"], "vocab_size": 200_000, "n_langs": 17, "use_lang_emb": False},
+            {"AutoModelForMaskedLM": 571_696_960},
+        ),
+        "english": PublishedCount(
+            {**SIZES["english"], "vocab_size": 30145}, {"AutoModel": 667_088_896, "AutoModelForMaskedLM": 667_119_041}
+        ),
+    },
     conversion=XLM_CONVERSION,
     traits=Traits(tiny={"intermediate_size": None}, infers_padding=True, has_different_initialization=True),
 )

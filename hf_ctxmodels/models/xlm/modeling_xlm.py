@@ -12,7 +12,7 @@ from transformers.core_model_loading import WeightRenaming, WeightTransform
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from hf_ctxmodels import heads
-from hf_ctxmodels.architectures.transformer_decoder import TransformerDecoder, is_not_trailing_padding
+from hf_ctxmodels.architectures.transformer_decoder import DecoderHeadModel, TransformerDecoder, is_not_trailing_padding
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_aligned, check_ids, is_traced
 from hf_ctxmodels.core.model import CtxPreTrainedModel
@@ -20,7 +20,6 @@ from hf_ctxmodels.core.weights import fused_projections
 from hf_ctxmodels.heads import ItemCounts
 from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, CAUSAL
 from hf_ctxmodels.layers.cpu.linear import linear
-from hf_ctxmodels.layers.pooling import Pooling
 from hf_ctxmodels.models.xlm.configuration_xlm import CtxXLMConfig
 
 XLM_EXPORT: list[WeightTransform] = [
@@ -102,7 +101,6 @@ class CtxXLMPreTrainedModel(CtxPreTrainedModel):
 class CtxXLMModel(TransformerDecoder, CtxXLMPreTrainedModel):
     """The model without a head: a bidirectional encoder, or a causal decoder with a cache if `config.causal`."""
 
-    reference_architecture = "XLMModel"
     zeros_padding = True
     extra_input_ids = {"langs": "n_langs"}
 
@@ -162,8 +160,12 @@ class CtxXLMModel(TransformerDecoder, CtxXLMPreTrainedModel):
                 "A bidirectional model does not support a cache.",
                 hint="use CtxXLMForCausalLM, or set config.causal=True.",
             )
-        if attention_mask is None and past_key_values is None:
-            attention_mask = trailing_padding(input_ids, self.config.pad_token_id)
+        ids: Any = input_ids
+        pad_token_id = self.config.pad_token_id
+        is_unmasked = attention_mask is None and past_key_values is None and pad_token_id is not None
+        if is_unmasked and isinstance(ids, Tensor) and ids.dim() == 2 and ids.numel():
+            is_token = is_not_trailing_padding(ids, pad_token_id)  # type: ignore[arg-type]
+            attention_mask = None if not is_traced(ids) and bool(is_token.all()) else is_token.long()
         return super().forward(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -179,14 +181,8 @@ class CtxXLMModel(TransformerDecoder, CtxXLMPreTrainedModel):
 
 
 def language_ids(config: Any, words: Tensor, langs: Tensor | None, name: str = "langs") -> Tensor | None:
-    """(batch, length) language id of each token; None for a model without language embeddings.
-
-    Args:
-        config: A configuration with the fields of `CtxXLMConfig` on languages.
-        words: (batch, length, ...) token ids or embeddings.
-        langs: (batch, length), or None for `config.default_lang`.
-        name: Name of the argument, for errors.
-    """
+    """(batch, length) language id of each token of (batch, length, ...) words: the argument `langs` called `name`, or
+    `config.default_lang`; None for a model without language embeddings."""
     batch_size, length = words.shape[:2]
     check_aligned({name: langs}, batch_size, length)
     check_ids(name, langs, config.n_langs, "n_langs")
@@ -210,34 +206,11 @@ def extend_languages(langs: Tensor, length: int) -> Tensor:
     return nn.functional.pad(langs, (0, max(0, length - langs.shape[1])), mode="replicate")[:, :length]
 
 
-def trailing_padding(input_ids: Any, pad_token_id: int | None) -> Tensor | None:
-    """(batch, length) mask, 0 at padding tokens at the end of a sequence; None if there are none."""
-    if not isinstance(input_ids, Tensor) or input_ids.dim() != 2 or not input_ids.numel() or pad_token_id is None:
-        return None
-    if not is_traced(input_ids) and not bool((input_ids[:, -1] == pad_token_id).any()):
-        return None
-    return is_not_trailing_padding(input_ids, pad_token_id).long()
-
-
-class CtxXLMHeadModel(heads.HeadModel, CtxXLMPreTrainedModel):
+class CtxXLMHeadModel(DecoderHeadModel, CtxXLMPreTrainedModel):
     """Base class of the XLM models with a head; sequence heads use the state of the first token, </s>."""
 
     encoder_class = CtxXLMModel
-
-    def build_encoder(self, config: CtxXLMConfig) -> CtxXLMModel:
-        """Create the encoder."""
-        return CtxXLMModel(config)
-
-    @property
-    def pooling(self) -> Pooling | None:
-        """Pooling of the token states, by default "first"; None for heads that do not pool."""
-        return self.config.classifier_pooling or "first" if self.has_configurable_pooling else None
-
-    def encode(self, *, attention_mask: Tensor | None = None, **inputs: Any) -> Any:
-        """Run the encoder; for sequence heads, `pooler_output` is the input of the head."""
-        if attention_mask is None and self.uses_pooled_output:
-            attention_mask = trailing_padding(inputs.get("input_ids"), self.config.pad_token_id)
-        return super().encode(attention_mask=attention_mask, **inputs)
+    default_pooling = "first"
 
 
 class CtxXLMForMaskedLM(heads.ForMaskedLM, CtxXLMHeadModel):
@@ -297,14 +270,12 @@ class CtxXLMForCausalLM(heads.ForCausalLM, CtxXLMHeadModel, GenerationMixin):
 class CtxXLMForSequenceClassification(heads.ForSequenceClassification, CtxXLMHeadModel):
     """XLM with a classifier or regressor on the first token's state."""
 
-    reference_architecture = "XLMForSequenceClassification"
     export_conversion = XLM_CONVERSION
 
 
 class CtxXLMForMultipleChoice(heads.ForMultipleChoice, CtxXLMHeadModel):
     """XLM that scores choices by two linear layers, the first of width `num_labels`, as in transformers."""
 
-    reference_architecture = "XLMForMultipleChoice"
     export_conversion = XLM_CONVERSION
 
     def build_head(self, config: CtxXLMConfig) -> None:
@@ -320,8 +291,6 @@ class CtxXLMForMultipleChoice(heads.ForMultipleChoice, CtxXLMHeadModel):
 
 class CtxXLMForTokenClassification(heads.ForTokenClassification, CtxXLMHeadModel):
     """XLM with a token classifier."""
-
-    reference_architecture = "XLMForTokenClassification"
 
 
 class CtxXLMForQuestionAnswering(heads.ForQuestionAnswering, CtxXLMHeadModel):

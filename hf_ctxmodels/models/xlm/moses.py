@@ -9,27 +9,16 @@ from hf_ctxmodels.core.errors import CtxError
 
 UNSEGMENTED_LANGUAGES = ("ja", "th", "zh")  # written without spaces, which Moses does not split
 
-_FULL_WIDTH = {chr(0xFF10 + digit): str(digit) for digit in range(10)}
+# full-width digits and punctuation -> ASCII
 _PUNCTUATION = str.maketrans(
     {
-        **_FULL_WIDTH,
+        **{chr(0xFF10 + digit): str(digit) for digit in range(10)},
         **dict.fromkeys("\u201c\u201d\u300a\u300b\u300c\u300d", '"'),
         **dict.fromkeys("\uff0c\u3001", ","),
         **dict.fromkeys("\u2236\uff1a", ":"),
-        "\uff1f": "?",
-        "\uff01": "!",
-        "\uff1b": ";",
-        "\uff08": "(",
-        "\uff09": ")",
-        "\uff05": "%",
-        "\uff5e": "~",
-        "\u2019": "'",
+        **dict(zip("\uff1f\uff01\uff1b\uff08\uff09\uff05\uff5e", "?!;()%~", strict=True)),
+        **dict(zip("\u2019\u2501\u3008\u3009\u3010\u3011", "'-<>[]", strict=True)),
         "\u2026": "...",
-        "\u2501": "-",
-        "\u3008": "<",
-        "\u3009": ">",
-        "\u3010": "[",
-        "\u3011": "]",
     }
 )
 _FULL_STOP = re.compile("[\u3002\uff0e]\\s*")
@@ -40,12 +29,8 @@ _ROMANIAN = str.maketrans(
 
 
 def split_words(text: str, language: str, do_lower_case: bool) -> list[str]:
-    """Split a text into words: normalise punctuation, split by the Moses rules, lower-case and remove accents.
-
-    Args:
-        text: Running text.
-        language: Language of the text, for its abbreviations; Moses uses the English ones for unknown languages.
-        do_lower_case: Lower-case and remove accents.
+    """Split a text into words: normalise punctuation, split by the Moses rules with the abbreviations of the language
+    (English for unknown languages), and, with `do_lower_case`, lower-case and remove accents.
 
     Raises:
         CtxError: sacremoses is not installed, or the language is one of `UNSEGMENTED_LANGUAGES`.

@@ -15,12 +15,6 @@ from hf_ctxmodels.models.xlm_roberta.tokenization_xlm_roberta import CtxXLMRober
 from hf_ctxmodels.objectives import FullSentences, MaskedLM
 from hf_ctxmodels.spec import FamilySpec, PublishedCount
 
-# parameter counts of the classes of transformers 5.23; the encoder has its pooler
-PUBLISHED = {
-    size: PublishedCount(SIZES[size], dict(zip(("AutoModel", "AutoModelForMaskedLM"), counts)))
-    for size, counts in {"base": (278_043_648, 278_295_186), "large": (559_890_432, 560_142_482)}.items()
-}
-
 SPEC = FamilySpec(
     name="xlm_roberta",
     paper="Conneau et al. 2020, Unsupervised Cross-lingual Representation Learning at Scale (arXiv 1911.02116)",
@@ -37,7 +31,11 @@ SPEC = FamilySpec(
     },
     objectives={"full-sentences": FullSentences, "mlm": MaskedLM},
     sizes=SIZES,
-    published=PUBLISHED,
+    # parameter counts of the classes of transformers 5.23; the encoder has its pooler
+    published={
+        size: PublishedCount(SIZES[size], dict(zip(("AutoModel", "AutoModelForMaskedLM"), counts)))
+        for size, counts in {"base": (278_043_648, 278_295_186), "large": (559_890_432, 560_142_482)}.items()
+    },
     conversion=ROBERTA_CONVERSION,
     parent="roberta",
 )

@@ -18,14 +18,6 @@ from hf_ctxmodels.spec import SMALL_SIZES, FamilySpec, PublishedCount, ShortTrai
 # base, large: the released models (appendix A.4)
 SIZES = SMALL_SIZES | {"base": encoder_size(768, 12, 12), "large": encoder_size(1024, 24, 16)}
 
-# parameter counts of the classes of transformers 5.23
-PUBLISHED = {
-    size: PublishedCount(
-        SIZES[size], {"AutoModel": encoder, "AutoModelForPreTraining": head, "AutoModelForCausalLM": head}
-    )
-    for size, encoder, head in (("base", 116_718_336, 116_750_336), ("large", 360_268_800, 360_300_800))
-}
-
 SPEC = FamilySpec(
     name="xlnet",
     paper="Yang et al. 2019, XLNet: Generalized Autoregressive Pretraining for Language Understanding "
@@ -43,7 +35,13 @@ SPEC = FamilySpec(
     },
     objectives={"plm": PermutationLM},
     sizes=SIZES,
-    published=PUBLISHED,
+    # parameter counts of the classes of transformers 5.23
+    published={
+        size: PublishedCount(
+            SIZES[size], {"AutoModel": encoder, "AutoModelForPreTraining": head, "AutoModelForCausalLM": head}
+        )
+        for size, encoder, head in (("base", 116_718_336, 116_750_336), ("large", 360_268_800, 360_300_800))
+    },
     conversion=XLNET_CONVERSION,
     traits=Traits(short_training=ShortTraining(steps=300)),
 )

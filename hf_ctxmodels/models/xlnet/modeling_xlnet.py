@@ -34,9 +34,9 @@ from hf_ctxmodels.core.inputs import check_row_lengths, is_traced, reject_unused
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.common import HookPoint
 from hf_ctxmodels.layers.cpu.dropout import Dropout
-from hf_ctxmodels.layers.cpu.linear import MAX_PREPACKED_BYTES, linear, prepacked_weights
+from hf_ctxmodels.layers.cpu.linear import linear, prepacked_weights
 from hf_ctxmodels.layers.cpu.relative_attention import RelativeBiases
-from hf_ctxmodels.layers.pooling import first_token_columns, last_token_columns, states_at, token_mask
+from hf_ctxmodels.layers.pooling import pool_tokens, token_mask
 from hf_ctxmodels.layers.transformer import FeedForward, ResidualSum, recorded_layer_numbers
 from hf_ctxmodels.models.xlnet.beam_search_head import ForBeamSearchQuestionAnswering
 from hf_ctxmodels.models.xlnet.configuration_xlnet import CtxXLNetConfig
@@ -78,11 +78,8 @@ class RelativeAttention(nn.Module):
     def forward(
         self, hidden_states: Tensor, streams: Streams, memory: Tensor | None = None
     ) -> tuple[Tensor, Probabilities]:
-        """Attend to the content stream and to the memory.
-
-        Takes (..., hidden) in the layout of `streams`, and (batch, memory, hidden) states of earlier segments; returns
-        (..., hidden) of the computed states, and the attention probabilities if the implementation returns them.
-        """
+        """Attend to the content stream, (..., hidden) in the layout of `streams`, and (batch, memory, hidden) memory;
+        returns (..., hidden) of the computed states and, if the implementation returns them, the probabilities."""
         width = hidden_states.shape[-1]
         query_states, key_states = streams.select_queries(hidden_states), streams.select_keys(hidden_states)
         if memory is not None:
@@ -307,10 +304,8 @@ class CtxXLNetModel(CtxXLNetPreTrainedModel):
         )
 
     def _encode_distances(self, inputs: EncoderInputs) -> Tensor:
-        """(groups, memory + 2 * length, hidden) encodings of the distances memory + length, ..., 1 - length.
-
-        The batch shares one dropout mask; transformers samples a mask and projects the encodings per example.
-        """
+        """(groups, memory + 2 * length, hidden) encodings of the distances memory + length, ..., 1 - length, with one
+        dropout mask for the batch, unlike in transformers."""
         distances = torch.arange(inputs.memory_length + inputs.length, -inputs.length, -1, device=self.device)
         if self.config.clamp_len > 0:
             distances = distances.clamp(-self.config.clamp_len, self.config.clamp_len)
@@ -335,19 +330,13 @@ class CtxXLNetSummary(nn.Module):
 
     def __init__(self, config: CtxXLNetConfig) -> None:
         super().__init__()
-        self.summary_type = config.summary_type
+        self.pooling: Any = "last" if config.summary_type == "cls_index" else config.summary_type
         self.dense = nn.Linear(config.hidden_size, config.hidden_size) if config.summary_use_proj else nn.Identity()
         self.activation = ACT2FN[config.summary_activation] if config.summary_activation else nn.Identity()
 
-    def forward(self, states: Tensor, tokens: Tensor | None) -> Tensor:
-        """States (batch, length, hidden) and token mask (batch, length) -> (batch, hidden)."""
-        if self.summary_type == "mean":
-            weights = torch.ones_like(states[..., :1]) if tokens is None else tokens[..., None].to(states.dtype)
-            summary = (states * weights).sum(1) / weights.sum(1)
-        else:
-            token_columns = first_token_columns if self.summary_type == "first" else last_token_columns
-            summary = states_at(states, token_columns(states, tokens))
-        return self.activation(self.dense(summary))
+    def forward(self, states: Tensor, tokens: Tensor) -> Tensor:
+        """(batch, length, hidden) states and (batch, length) bool tokens -> (batch, hidden)."""
+        return self.activation(self.dense(pool_tokens(states, tokens, self.pooling)))
 
 
 @dataclass
@@ -383,8 +372,8 @@ class CtxXLNetHeadModel(heads.HeadModel, CtxXLNetPreTrainedModel):
         """Run the encoder; returns a model output, without memory unless `use_mems`."""
         outputs = super().encode(attention_mask=attention_mask, **{"use_mems": False, **inputs})
         if self.uses_pooler:
-            tokens = None if attention_mask is None else attention_mask != 0
-            outputs.pooler_output = self.summary(outputs.last_hidden_state, tokens)
+            states = outputs.last_hidden_state
+            outputs.pooler_output = self.summary(states, token_mask(states, attention_mask))
         return outputs
 
     def encoder_fields(self, outputs: Any) -> dict[str, Any]:
@@ -434,7 +423,6 @@ class CtxXLNetForPreTraining(CtxXLNetHeadModel, GenerationMixin):
     loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
     state_outputs: ClassVar[tuple[str, ...]] = ("mems",)
     output_layer_name = "lm_head"
-    prepacked_bytes: int = MAX_PREPACKED_BYTES  # as in `heads.ForCausalLM`
     _tied_weights_keys = {"lm_head.weight": "xlnet.word_embeddings.weight"}
 
     def build_head(self, config: CtxXLNetConfig) -> None:

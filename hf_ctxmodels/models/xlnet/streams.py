@@ -36,23 +36,18 @@ class EncoderInputs:
     """Validated inputs of one forward pass.
 
     There is a content state for each position of the batch, followed by a query state for each target (Yang et al.
-    2019, section 2.3). The keys are the memory, followed by the positions of the batch.
+    2019, section 2.3). The keys are the memory, followed by the positions of the batch. Other attributes as in
+    `CtxXLNetModel.forward`.
 
     Attributes:
-        config: The model's configuration.
         words: (batch, length) token ids, or (batch, length, hidden) embeddings.
         tokens: (batch, length) bool, False at padding; None without padding.
-        token_types: (batch, length) segment ids of any numbering; None omits the segment term.
-        sequence_ids: (batch, length), 0 at padding; a run of equal numbers is one sequence. None for one sequence per
-            example.
         memory: (batch, memory, hidden) states of earlier segments per layer, zeros where empty; or None.
         order: (batch, length) rank of each position in the factorisation order (section 2.2), -1 for positions that are
             visible to all; or None. Key j is visible to the content state at i if order[j] <= order[i], and to the
             query state of target i if order[j] < order[i].
         hidden_pairs: (batch, length, length) bool, the form of the order in transformers: True where key j is hidden
             from position i; or None. A content state always attends to itself.
-        target_positions: (batch, targets) columns to predict, -1 for none; None for a single stream.
-        output_mask: (batch, length) bool, the positions whose outputs are returned, for a single stream; None for all.
     """
 
     config: CtxXLNetConfig
@@ -216,11 +211,8 @@ class Streams:
         return self.inputs.target_positions is not None
 
     def for_last_layer(self, *, returns_content: bool) -> "Streams":
-        """The layout for the last layer, which computes only the returned states.
-
-        Args:
-            returns_content: Whether the content states are returned in addition to the query states.
-        """
+        """The layout for the last layer, which computes only the returned states: with `returns_content` the content
+        states in addition to the query states."""
         if self.has_queries and self.pattern is not None:
             query_pattern = self.pattern.select_queries(slice(self.inputs.length, None))
             return self if returns_content else replace(self, pattern=query_pattern, is_query_only=True)
@@ -236,12 +228,8 @@ class Streams:
         return states[:, self.inputs.length :] if self.is_query_only else self.layout.select_queries(states)
 
     def unpack(self, states: Tensor) -> tuple[Tensor | None, ...]:
-        """Computed states -> the hidden states of each stream.
-
-        Returns:
-            For a single stream, (batch, length, hidden), or (outputs, hidden) with an output mask. For two streams,
-            (batch, length, hidden), None if not computed, and (batch, targets, hidden).
-        """
+        """Computed states -> (batch, length, hidden) or, with an output mask, (outputs, hidden) for a single stream;
+        for two streams (batch, length, hidden), None if not computed, and (batch, targets, hidden)."""
         if not self.has_queries:
             return (self.layout.select_outputs(states),)
         if self.is_query_only:
@@ -268,15 +256,10 @@ class Streams:
         scaling: float,
         dropout: float,
     ) -> tuple[Tensor, Probabilities]:
-        """Attention of the computed states; arguments as in `eager_attention`.
+        """The context of the computed states, in the shape of `query`, and the probabilities.
 
-        Args:
-            query: (batch, queries, heads, head_dim), or (queries, heads, head_dim) if packed.
-            key, value: (batch, keys, heads, head_dim), or (keys, heads, head_dim) if packed.
-            relative: (groups, distances, heads, head_dim).
-
-        Returns:
-            The context, in the shape of `query`, and the probabilities.
+        Arguments as in `eager_attention`, with (groups, distances, heads, head_dim) `relative` and, if packed, without
+        the axis of the batch.
         """
         if not self.uses_eager and runs_per_sequence(query):
             queries, keys, values = (tensor.flatten(0, -3) for tensor in (query, key, value))
@@ -353,17 +336,14 @@ class Streams:
 
 
 def check_memory(mems: Sequence[Tensor] | None, config: CtxXLNetConfig, batch_size: int) -> Sequence[Tensor] | None:
-    """The memory, or None if it is empty.
-
-    Raises:
-        CtxError: The number of tensors, the batch size, the width or the length is wrong.
-    """
+    """The memory, or None if it is empty; raises CtxError for the wrong number, shape or length of the tensors."""
     if mems is None or not len(mems):
         return None
+    unchanged = "pass mems unchanged, as returned by the model."
     if len(mems) != config.num_hidden_layers:
         raise CtxError(
             f"mems has {len(mems)} tensors, expected one for each of the {config.num_hidden_layers} layers.",
-            hint="pass mems unchanged, as returned by the model.",
+            hint=unchanged,
         )
     length = mems[0].shape[1] if mems[0].dim() == 3 else -1
     for number, memory in enumerate(mems):
@@ -376,9 +356,7 @@ def check_memory(mems: Sequence[Tensor] | None, config: CtxXLNetConfig, batch_si
             )
         if memory.shape[1] != length:
             raise CtxError(
-                f"mems[{number}] has {memory.shape[1]} positions, mems[0] has {length}; expected the same number in "
-                "all layers.",
-                hint="pass mems unchanged, as returned by the model.",
+                f"mems[{number}] has {memory.shape[1]} positions, expected {length} as in mems[0].", hint=unchanged
             )
     if config.mem_len and length > config.mem_len:
         raise CtxError(
@@ -398,10 +376,7 @@ def check_permutation(
 ) -> dict[str, Tensor | None]:
     """The arguments `order`, `hidden_pairs` and `target_positions` of `EncoderInputs`.
 
-    Args:
-        words: (batch, length) ids or (batch, length, hidden) embeddings.
-        tokens: (batch, length) bool, False at padding; None without padding.
-        permutation_order, target_positions, perm_mask, target_mapping: As in `CtxXLNetModel.forward`.
+    `words` and `tokens` as in `EncoderInputs`, the other arguments as in `CtxXLNetModel.forward`.
 
     Raises:
         CtxError: Both forms are passed, a shape does not match the input, or a target cannot be predicted.
@@ -429,56 +404,33 @@ def check_permutation(
             sizes = ", ".join(map(str, expected))
             raise CtxError(f"{name} is {tuple(tensor.shape)}, expected ({sizes}) for this input.")
     if target_mapping is not None:
-        target_positions = _mapping_to_positions(target_mapping)
+        is_selected = target_mapping != 0
+        is_invalid = (is_selected.sum(-1) > 1) | (is_selected & (target_mapping != 1)).any(-1)
+        hint = "set 1 at the position to predict, else 0."
+        _reject_elements("target_mapping", target_mapping, is_invalid, " is not one-hot.", hint)
+        target_positions = is_selected.long().argmax(-1).masked_fill(~is_selected.any(-1), NO_TARGET)
     elif target_positions is not None:
         if permutation_order is None and perm_mask is None:
             raise CtxError(
                 "target_positions requires permutation_order: otherwise each target could attend to itself.",
                 hint="pass permutation_order (batch, length), as the data collator does, or perm_mask.",
             )
-        _check_positions(target_positions, permutation_order, tokens, length)
-    if permutation_order is not None and not is_traced(permutation_order) and int(permutation_order.min()) < -1:
-        row, column = (permutation_order < -1).nonzero()[0].tolist()
-        raise CtxError(
-            f"permutation_order[{row}, {column}] is {int(permutation_order[row, column])}; expected ranks 0, 1, ..., "
-            "or -1 for positions that are visible to all."
-        )
+        columns = target_positions.clamp(0, length - 1)
+        is_outside = (target_positions < -1) | (target_positions >= length)
+        problems = {f", outside [0, length={length}) and not -1 (no target).": is_outside}
+        if permutation_order is not None:
+            is_visible = permutation_order.gather(1, columns) < 0
+            problems[", which has rank -1 in permutation_order and is visible to all positions."] = is_visible
+        if tokens is not None:
+            problems[", where attention_mask is 0 (padding)."] = ~tokens.gather(1, columns)
+        for problem, is_invalid in problems.items():
+            is_invalid = is_invalid & (target_positions != NO_TARGET)
+            _reject_elements("target_positions", target_positions, is_invalid, problem)
+    if permutation_order is not None:
+        problem = "; expected ranks 0, 1, ..., or -1 for positions that are visible to all."
+        _reject_elements("permutation_order", permutation_order, permutation_order < -1, problem)
     hidden_pairs = None if perm_mask is None else perm_mask > 0
     return {"order": permutation_order, "hidden_pairs": hidden_pairs, "target_positions": target_positions}
-
-
-def _mapping_to_positions(target_mapping: Tensor) -> Tensor:
-    """(batch, targets, length) one-hot -> (batch, targets) columns, -1 where all values are zero."""
-    is_selected = target_mapping != 0
-    if not is_traced(target_mapping):
-        is_invalid = (is_selected.sum(-1) > 1) | (is_selected & (target_mapping != 1)).any(-1)
-        if bool(is_invalid.any()):
-            row, target = is_invalid.nonzero()[0].tolist()
-            raise CtxError(
-                f"target_mapping[{row}, {target}] is not one-hot.", hint="set 1 at the position to predict, else 0."
-            )
-    return is_selected.long().argmax(-1).masked_fill(~is_selected.any(-1), NO_TARGET)
-
-
-def _check_positions(
-    target_positions: Tensor, permutation_order: Tensor | None, tokens: Tensor | None, length: int
-) -> None:
-    if is_traced(target_positions) or not target_positions.numel():
-        return
-    errors = {
-        f"outside [0, length={length}) and not -1 (no target)": (target_positions < -1) | (target_positions >= length)
-    }
-    columns = target_positions.clamp(0, length - 1)
-    if permutation_order is not None:
-        is_visible = permutation_order.gather(1, columns) < 0
-        errors["which has rank -1 in permutation_order and is visible to all positions"] = is_visible
-    if tokens is not None:
-        errors["where attention_mask is 0 (padding)"] = ~tokens.gather(1, columns)
-    for error, is_wrong in errors.items():
-        wrong_targets = is_wrong & (target_positions != NO_TARGET)
-        if bool(wrong_targets.any()):
-            row, target = wrong_targets.nonzero()[0].tolist()
-            raise CtxError(f"target_positions[{row}, {target}] is {int(target_positions[row, target])}, {error}.")
 
 
 def check_target_labels(labels: Tensor, target_positions: Tensor | None, target_mapping: Tensor | None) -> None:
@@ -487,11 +439,15 @@ def check_target_labels(labels: Tensor, target_positions: Tensor | None, target_
     targets = target_mapping if target_positions is None else target_positions
     if targets is not None and labels.shape != targets.shape[:2]:
         raise CtxError(f"labels is {tuple(labels.shape)}, but the targets are {tuple(targets.shape[:2])}.")
-    if target_positions is not None and not is_traced(labels):
+    if target_positions is not None:
         misplaced = (labels != IGNORE_INDEX) & (target_positions == NO_TARGET)
-        if bool(misplaced.any()):
-            row, target = misplaced.nonzero()[0].tolist()
-            raise CtxError(
-                f"labels[{row}, {target}] is {int(labels[row, target])}, but target_positions is -1 (no target) there.",
-                hint="use the label -100.",
-            )
+        problem = ", but target_positions is -1 (no target) there."
+        _reject_elements("labels", labels, misplaced, problem, "use the label -100.")
+
+
+def _reject_elements(name: str, tensor: Tensor, is_invalid: Tensor, problem: str, hint: str | None = None) -> None:
+    """Raise CtxError for the first element, or vector, of the tensor that is (batch, columns) `is_invalid`."""
+    if not is_traced(is_invalid) and bool(is_invalid.any()):
+        row, column = is_invalid.nonzero()[0].tolist()
+        value = f" is {int(tensor[row, column])}" if tensor.dim() == 2 else ""
+        raise CtxError(f"{name}[{row}, {column}]{value}{problem}", hint=hint)
