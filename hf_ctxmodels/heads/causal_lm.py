@@ -156,13 +156,10 @@ class ForCausalLM(HeadModel, GenerationMixin):
             model_kwargs["past_key_values"] = PreallocatedCache(config=self.config)
 
     def generate(self, inputs: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Generate as in transformers, after the last token of each row, wherever the padding is.
+        """Generate as in transformers, after the last token of each row, wherever the padding is (`attention_mask` 0).
 
-        transformers continues after the last column, which is padding in a row with right padding.
-
-        Args:
-            inputs: (batch, length) token ids of the prompts, or the keyword `input_ids`; they are returned unchanged.
-            args, kwargs: As in transformers; `attention_mask` (batch, length) is 0 at padding.
+        transformers continues after the last column, which is padding in a row with right padding. The prompts, (batch,
+        length) `inputs` or `input_ids`, are returned unchanged.
         """
         with prepacked_weights(self.prepacked_bytes):
             input_ids: Any = kwargs.get("input_ids") if inputs is None else inputs

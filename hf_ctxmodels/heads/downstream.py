@@ -70,13 +70,8 @@ class ForSequenceClassification(HeadModel):
                     location=f"answer_steps={config.answer_steps}",
                     hint="set answer_steps=0 for other tasks.",
                 )
-            self.classifier = AnswerNetwork(
-                config.head_input_size,
-                config.num_labels,
-                config.answer_steps,
-                dropout=config.head_dropout,
-                prediction_dropout=config.answer_dropout,
-            )
+            arguments = (config.head_input_size, config.num_labels, config.answer_steps, config.head_dropout)
+            self.classifier = AnswerNetwork(*arguments, prediction_dropout=config.answer_dropout)
         elif self.classifier_activation is None:
             self.classifier = nn.Linear(config.pooler_size, config.num_labels, bias=self.classifier_bias)
         else:

@@ -23,11 +23,8 @@ def build_layer_mix(encoder: PreTrainedModel) -> ScalarMix:
     CtxError for an encoder without layers."""
     stack: Any = find_layer_stack(encoder)
     if stack is None:
-        raise CtxError(
-            f"{type(encoder).__name__} has no layers that could be mixed.",
-            location="layer_mix=True",
-            hint="omit layer_mix.",
-        )
+        message = f"{type(encoder).__name__} has no layers that could be mixed."
+        raise CtxError(message, location="layer_mix=True", hint="omit layer_mix.")
     return ScalarMix(len(stack.layers) + 1)
 
 

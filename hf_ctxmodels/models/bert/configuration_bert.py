@@ -37,7 +37,7 @@ class CtxBertConfig(CtxEncoderConfig):
     """Configuration of BERT; the defaults are BERT-base, uncased. See `CtxEncoderConfig` for the other arguments.
 
     Args:
-        classifier_dropout: Dropout before the task heads; `None` means `hidden_dropout_prob`.
+        classifier_dropout: Dropout before the task heads; None for `hidden_dropout_prob`.
     """
 
     model_type = "ctx-bert"

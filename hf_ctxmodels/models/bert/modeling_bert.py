@@ -76,6 +76,12 @@ class CtxBertHeadModel(heads.HeadModel, CtxBertPreTrainedModel):
 
     encoder_class = CtxBertModel
 
+    def build_encoder(self, config: CtxBertConfig) -> CtxPreTrainedModel:
+        """Create the encoder; raises CtxError for a DistilBERT checkpoint with a pooled head."""
+        if self.has_configurable_pooling:
+            reject_distilbert_head(type(self).__name__, config.architectures)
+        return super().build_encoder(config)
+
 
 class CtxBertForMaskedLM(heads.ForMaskedLM, CtxBertHeadModel):
     """BERT with a masked-LM head; the decoder is tied to the word embeddings."""
@@ -221,11 +227,6 @@ class CtxBertForNextSentencePrediction(CtxBertHeadModel):
 class CtxBertForSequenceClassification(heads.ForSequenceClassification, CtxBertHeadModel):
     """BERT with a classifier or regressor on the pooled output."""
 
-    def build_head(self, config: CtxBertConfig) -> None:
-        """Create the classifier; raises CtxError for a DistilBERT checkpoint with a pooled head."""
-        reject_distilbert_head(type(self).__name__, config.architectures)
-        super().build_head(config)
-
 
 class CtxBertForTokenClassification(heads.ForTokenClassification, CtxBertHeadModel):
     """BERT with a token classifier."""
@@ -237,8 +238,3 @@ class CtxBertForQuestionAnswering(heads.ForQuestionAnswering, CtxBertHeadModel):
 
 class CtxBertForMultipleChoice(heads.ForMultipleChoice, CtxBertHeadModel):
     """BERT with a multiple-choice classifier."""
-
-    def build_head(self, config: CtxBertConfig) -> None:
-        """Create the classifier; raises CtxError for a DistilBERT checkpoint with a pooled head."""
-        reject_distilbert_head(type(self).__name__, config.architectures)
-        super().build_head(config)

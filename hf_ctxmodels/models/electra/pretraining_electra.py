@@ -276,7 +276,7 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
                 any head (the generator's in two-stage training, section 3.2); a missing detection head is initialised.
             tie_generator: See `CtxElectraConfig`. None ties the embeddings if they are equal in both checkpoints, else
                 no weights (with a warning).
-            changes: Other fields of the configuration, for example `discriminator_weight` or `freeze_generator`.
+            changes: Other fields of the configuration.
 
         Raises:
             CtxError: The checkpoints do not match.

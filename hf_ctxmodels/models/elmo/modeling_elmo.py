@@ -198,11 +198,9 @@ class CtxElmoForPreTraining(CtxElmoHeadModel):
             labels: (batch, words, 2) vocabulary ids of the next and the previous word; -100 is ignored.
             negatives: (batch, k) samples for a sampled softmax as the training loss, which uses the negatives of the
                 whole batch (see `layers.lm_loss.sampling`).
-            return_logits: See `needs_all_logits`.
 
         Returns:
-            The loss is the cross-entropy in nats per target of both directions; its exponential is the perplexity.
-            Logits are (batch, words, 2, vocabulary).
+            The cross-entropy in nats per target of both directions, or (batch, words, 2, vocabulary) logits.
         """
         labels = self.validate_token_targets(labels, "labels", input_ids, inputs_embeds, 2)
         target_mask = None if labels is None else labels != heads.IGNORE_INDEX

@@ -50,12 +50,8 @@ def create_pair_classifier(config: CtxGenSenConfig, classes: int) -> nn.Module:
 
 @dataclass
 class CtxGenSenEncoderOutput(BaseModelOutputWithPooling):
-    """Output of the pretraining head's encoder.
-
-    Attributes:
-        pooler_output: (batch, hidden) the decoders' input: the first text's embedding, after dropout.
-        text_embeddings: (batch, hidden) embeddings of both texts.
-    """
+    """Output of the pretraining head's encoder: (batch, hidden) `text_embeddings`, and as `pooler_output` the decoders'
+    input, the first text's embedding after dropout."""
 
     text_embeddings: tuple[Tensor, Tensor] | None = None
 

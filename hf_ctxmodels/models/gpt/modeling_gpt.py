@@ -4,7 +4,7 @@ Transformer, pretrained and fine-tuned with language modelling."""
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import GenerationMixin
 from transformers.core_model_loading import WeightRenaming, WeightTransform
 
@@ -13,7 +13,7 @@ from hf_ctxmodels.architectures.transformer_decoder import DecoderHeadModel, Tra
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.core.weights import decoder_layers, gpt_conversions
-from hf_ctxmodels.layers.cpu.dropout import shared_dropout
+from hf_ctxmodels.layers.cpu.dropout import Dropout, shared_dropout
 from hf_ctxmodels.models.gpt.configuration_gpt import ACTIVATIONS, CtxGptConfig
 
 GPT_EXPORT: list[WeightTransform] = [
@@ -112,20 +112,6 @@ class CtxGptForTokenClassification(heads.ForTokenClassification, CtxGptHeadModel
     reference_model_type = None
 
 
-class ChoiceDropout(nn.Module):
-    """Dropout with one mask for all choices of an example, as in the released code."""
-
-    def __init__(self, p: float) -> None:
-        super().__init__()
-        self.p = p
-
-    def forward(self, pooled: Tensor, choices: int) -> Tensor:
-        """(batch * choices, hidden) -> (batch * choices, hidden)."""
-        batch = len(pooled) // choices
-        examples = torch.arange(batch, device=pooled.device).repeat_interleave(choices)
-        return shared_dropout(pooled, examples, batch, self.p, self.training, drop_rows=False)
-
-
 class CtxGptForMultipleChoice(heads.ForMultipleChoice, CtxGptHeadModel):
     """GPT with a multiple-choice classifier on the last token's state (section 3.3)."""
 
@@ -135,11 +121,12 @@ class CtxGptForMultipleChoice(heads.ForMultipleChoice, CtxGptHeadModel):
     has_auxiliary_lm_loss = True
     output_layer_name = "lm_head"
 
-    def build_head(self, config: CtxGptConfig) -> None:
-        """Create dropout, the classifier, and the output layer of the language model."""
-        super().build_head(config)
-        self.dropout = ChoiceDropout(config.head_dropout)
+    dropout: Dropout
 
     def score(self, pooled: Tensor, choices: int) -> Tensor:
-        """(batch * choices, hidden) -> (batch * choices, 1) logits."""
-        return self.classifier(self.dropout(pooled, choices))
+        """(batch * choices, hidden) -> (batch * choices, 1) logits, with one dropout mask for all choices of an
+        example, as in the released code."""
+        batch = len(pooled) // choices
+        examples = torch.arange(batch, device=pooled.device).repeat_interleave(choices)
+        dropped = shared_dropout(pooled, examples, batch, self.dropout.p, self.training, drop_rows=False)
+        return self.classifier(dropped)

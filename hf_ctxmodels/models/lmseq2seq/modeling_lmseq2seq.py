@@ -172,11 +172,8 @@ class CtxLmSeq2SeqForConditionalGeneration(
 
     @classmethod
     def from_pretrained_pair(cls, source: str | PathLike[str], target: str | PathLike[str], **changes: Any) -> Self:
-        """Create the translation model from two forward LSTM language models of the same shape.
-
-        Args:
-            source, target: Directories or Hub ids.
-            changes: Other fields of the configuration, for example `num_hidden_layers` or `residual`.
+        """Create the translation model from two forward LSTM language models of the same shape, directories or Hub ids;
+        `changes` are other fields of the configuration.
 
         Raises:
             CtxError: The language models cannot be loaded or do not match.

@@ -23,8 +23,7 @@ from hf_ctxmodels.models.bert import modeling_bert as bert
 from hf_ctxmodels.models.bert.conversion_bert import BERT_CONVERSION
 from hf_ctxmodels.models.spanbert.configuration_spanbert import CtxSpanBertConfig
 
-_HEAD = r"cls\.pair_target_predictions\."
-_LAYERS = {
+_BOUNDARY_HEAD = {
     r"mlp_layer_norm\.linear1\.": "first_dense.",
     r"mlp_layer_norm\.layer_norm1\.": "first_norm.",
     r"mlp_layer_norm\.linear2\.": "second_dense.",
@@ -37,7 +36,10 @@ SPANBERT_CONVERSION: list[WeightTransform] = [
     WeightRenaming(r"^decoder\.(bert|cls)\.", r"\1."),  # prefix of fairseq's pretraining checkpoints
     WeightRenaming(r"(layer_norm[12])\.gamma", r"\1.weight"),
     WeightRenaming(r"(layer_norm[12])\.beta", r"\1.bias"),
-    *(WeightRenaming(_HEAD + released_name, f"sbo_head.{name}") for released_name, name in _LAYERS.items()),
+    *(
+        WeightRenaming(rf"cls\.pair_target_predictions\.{released_name}", f"sbo_head.{name}")
+        for released_name, name in _BOUNDARY_HEAD.items()
+    ),
     *BERT_CONVERSION,
 ]
 

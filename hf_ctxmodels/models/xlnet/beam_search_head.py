@@ -68,11 +68,9 @@ class BeamSearchSpanOutput(ModelOutput):
 
     Attributes:
         loss: Mean cross-entropy of start and end, plus half the cross-entropy of answerability; in nats.
-        start_top_log_probs: (batch, starts) probabilities of the top starts (not logarithms, in spite of the name
-            in transformers).
-        start_top_index: (batch, starts) columns of the top starts.
-        end_top_log_probs: (batch, ends * starts) probabilities of the top ends of each start; the start varies fastest.
-        end_top_index: (batch, ends * starts) columns of the top ends.
+        start_top_log_probs, start_top_index: (batch, starts) probabilities of the top starts (not logarithms, in spite
+            of the name in transformers), and their columns.
+        end_top_log_probs, end_top_index: (batch, ends * starts) of the top ends of each start, which varies fastest.
         cls_logits: (batch,) logits of being unanswerable.
         hidden_states, attentions, mems: See `CtxXLNetModelOutput`.
     """

@@ -4,7 +4,7 @@ from transformers.core_model_loading import Concatenate, WeightConverter, Weight
 
 from hf_ctxmodels.core.weights import MergeInputHeads, MergeOutputHeads
 
-_RENAMINGS = [
+XLNET_EXPORT: list[WeightTransform] = [
     WeightRenaming(r"^transformer\.", r"xlnet."),
     WeightRenaming(r"word_embedding\.", r"word_embeddings."),
     WeightRenaming(r"mask_emb", r"mask_embedding"),
@@ -19,9 +19,7 @@ _RENAMINGS = [
     WeightRenaming(r"rel_attn\.seg_embed", r"attention.segment_embeddings"),
     WeightRenaming(r"lm_loss\.", r"lm_head."),
     WeightRenaming(r"end_logits\.LayerNorm\.", r"end_logits.norm."),
-]
-# transformers stores (hidden, heads, head_dim), a linear layer (out, in).
-_PROJECTIONS = [
+    # transformers stores (hidden, heads, head_dim), a linear layer (out, in)
     WeightConverter(
         [f"rel_attn.{name}" for name in "qkv"],
         "attention.qkv_proj.weight",
@@ -30,11 +28,9 @@ _PROJECTIONS = [
     WeightConverter("rel_attn.r", "attention.position_proj.weight", [MergeOutputHeads()]),
     WeightConverter("rel_attn.o", "attention.out_proj.weight", [MergeInputHeads()]),
 ]
-# Only for the sequence and choice heads: their classifier is `logits_proj` in transformers.
-_SUMMARY = [
+# the classifier of the sequence and choice heads is `logits_proj` in transformers
+XLNET_CONVERSION: list[WeightTransform] = [
     WeightRenaming(r"sequence_summary\.summary\.", r"summary.dense."),
     WeightRenaming(r"logits_proj\.", r"classifier."),
+    *XLNET_EXPORT,
 ]
-
-XLNET_EXPORT: list[WeightTransform] = [*_RENAMINGS, *_PROJECTIONS]
-XLNET_CONVERSION: list[WeightTransform] = [*_SUMMARY, *XLNET_EXPORT]

@@ -347,7 +347,6 @@ class CtxXLNetForPreTrainingOutput(ModelOutput):
         loss: Cross-entropy in nats per target.
         logits: (batch, targets, vocabulary), or (batch, length, vocabulary) without targets; with `labels`, only if
             `needs_all_logits`.
-        mems, hidden_states, attentions: See `CtxXLNetModelOutput`.
     """
 
     loss: Tensor | None = None
@@ -454,7 +453,6 @@ class CtxXLNetForPreTraining(CtxXLNetHeadModel, GenerationMixin):
             labels: (batch, targets) token ids; -100 is ignored. Without targets (batch, length), predicted by the
                 content stream at the same position. `shift_labels` in `kwargs` replace them: labels are not shifted.
             logits_to_keep: As in transformers: number of last targets (or positions), 0 for all; or their indices.
-            return_logits: See `needs_all_logits`.
         """
         labels = kwargs.pop("shift_labels", labels)
         has_query_stream = target_positions is not None or target_mapping is not None
