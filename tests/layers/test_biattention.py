@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from hf_ctxmodels.layers.common import SafeBatchNorm1d
 from hf_ctxmodels.layers.recurrent.rnn import LSTM
-from hf_ctxmodels.models.cove.modeling_cove import Biattention, Maxout, MaxoutClassifier
+from hf_ctxmodels.models.cove.modeling_cove import Biattention, Maxout
 
 WIDTH = 5
 
@@ -60,10 +61,9 @@ def test_maxout_is_the_largest_of_its_maps() -> None:
     torch.testing.assert_close(layer(states), expected)
 
 
-def test_classifier_normalises_by_the_batch_and_takes_a_single_row() -> None:
-    classifier = MaxoutClassifier([6, 8, 4, 3], pieces=2, dropout=0.0).train()
-    states = 5 + torch.randn(8, 6)
-    assert classifier[0](states).mean(0).abs().max() < 1e-5
-    mean = classifier[0].running_mean.clone()
-    assert classifier(states[:1]).shape == (1, 3)
-    assert torch.equal(classifier[0].running_mean, mean), "one row says nothing of the spread"
+def test_batch_normalisation_of_a_single_row() -> None:
+    norm, states = SafeBatchNorm1d(6).train(), 5 + torch.randn(8, 6)
+    assert norm(states).mean(0).abs().max() < 1e-5
+    mean = norm.running_mean.clone()
+    assert norm(states[:1]).shape == (1, 6)
+    assert torch.equal(norm.running_mean, mean), "one row has no variance"
