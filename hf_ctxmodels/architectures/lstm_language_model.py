@@ -126,8 +126,7 @@ class LSTMLanguageModel(LSTMLanguageModelPreTrainedModel):
             width=config.layer_sizes[0],
             past_key_values=past_key_values,
         )
-        if output_hidden_states is None:
-            output_hidden_states = config.output_hidden_states
+        returns_hidden_states = config.returns_hidden_states(output_hidden_states)
         packing = inputs.pack(2).backward_only() if self.is_backward else inputs.pack(1)
         packed = packing.pack(inputs.words)
         hidden_states, last, cache = run_stateful_layers(
@@ -138,13 +137,13 @@ class LSTMLanguageModel(LSTMLanguageModelPreTrainedModel):
             [(size, size) for size in config.layer_sizes[1:]],
             layer_dropout=lambda states, depth: self.layer_dropout(states, packing, depth),
             truncation=truncation,
-            records_inputs=output_hidden_states,
+            records_inputs=returns_hidden_states,
         )
         use_cache = sequence_ids is None and (config.stateful if use_cache is None else use_cache)
         return LSTMLanguageModelOutput(
             last_hidden_state=last if output_mask is None else last[output_mask],
             pooler_output=None if self.pooling is None else pool_tokens(last, inputs.tokens, self.pooling),
-            hidden_states=(*hidden_states, last) if output_hidden_states else None,
+            hidden_states=(*hidden_states, last) if returns_hidden_states else None,
             past_key_values=cache if use_cache else None,
         )
 

@@ -77,12 +77,10 @@ class RecurrentSentenceEncoder(CtxPreTrainedModel):
         embedded = zero_padding(inputs.embed(self.get_input_embeddings()), tokens)
         states, _ = run_bidirectional(self.layers, self.dropout(embedded), inputs.pack(2, tokens), self.dropout)
         last = states[-1]
-        if output_hidden_states is None:
-            output_hidden_states = self.config.output_hidden_states
         return BaseModelOutputWithPooling(
             last_hidden_state=last if output_mask is None else last[output_mask],
             pooler_output=None if self.pooler is None else self.pooler(last, tokens),
-            hidden_states=(embedded, *states[1:]) if output_hidden_states else None,
+            hidden_states=(embedded, *states[1:]) if self.config.returns_hidden_states(output_hidden_states) else None,
         )
 
     def encode(

@@ -236,6 +236,10 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
         names = ("output_hidden_states", "output_attentions")
         return {name: getattr(self, name) if arguments.get(name) is None else arguments[name] for name in names}
 
+    def returns_hidden_states(self, output_hidden_states: bool | None) -> bool:
+        """Whether a call with this argument returns hidden states; None means the configuration's value."""
+        return bool(self.output_hidden_states if output_hidden_states is None else output_hidden_states)
+
     def require_positive(self, *names: str) -> None:
         """Raise ValueError unless these fields are 1 or more."""
         for name in names:

@@ -44,7 +44,7 @@ def encode_with_layer_mix(
     states = outputs.hidden_states
     outputs.last_hidden_state = states[-1] if mix is None else mix(states)
     outputs.pooler_output = _pool(encoder, outputs.last_hidden_state, **inputs)
-    if not (encoder.config.output_hidden_states if returns_states is None else returns_states):
+    if not encoder.config.returns_hidden_states(returns_states):
         for name in ("hidden_states", "decoder_hidden_states", "encoder_hidden_states"):
             if name in outputs:
                 setattr(outputs, name, None)

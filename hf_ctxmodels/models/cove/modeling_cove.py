@@ -100,8 +100,6 @@ class CtxCoveModel(PretrainedEmbeddingEncoder, CtxCovePreTrainedModel):
         states, final_states = run_bidirectional(self.layers, embeddings, inputs.pack(2), self.dropout)
         vectors = zero_padding(embeddings, inputs.tokens).to(states[-1].dtype)
         last = torch.cat([vectors, states[-1]], -1)
-        if output_hidden_states is None:
-            output_hidden_states = self.config.output_hidden_states
         if output_final_states is None:
             output_final_states = self.returns_final_states
         if output_final_states and sequence_ids is not None:
@@ -111,7 +109,9 @@ class CtxCoveModel(PretrainedEmbeddingEncoder, CtxCovePreTrainedModel):
             hidden, cell = (torch.stack([state.flatten(1) for state in layers], 1) for layers in zip(*final_states))
         return CtxCoveModelOutput(
             last_hidden_state=last if output_mask is None else last[output_mask],
-            hidden_states=(vectors, *states[1:-1], last) if output_hidden_states else None,
+            hidden_states=(vectors, *states[1:-1], last)
+            if self.config.returns_hidden_states(output_hidden_states)
+            else None,
             final_hidden=hidden,
             final_cell=cell,
         )

@@ -81,11 +81,9 @@ class CtxCvtModel(CharacterModel, CtxCvtPreTrainedModel):
         for number, layer in enumerate(self.layers[:layers]):
             layer_input = states[-1] if number else dropout(words, word_rate, self.training)
             states.append(dropout(run_layer(layer, layer_input, packing), rate, self.training))
-        if output_hidden_states is None:
-            output_hidden_states = config.output_hidden_states
         return BaseModelOutputWithPooling(
             last_hidden_state=states[-1] if output_mask is None else states[-1][output_mask],
-            hidden_states=tuple(states) if output_hidden_states else None,
+            hidden_states=tuple(states) if config.returns_hidden_states(output_hidden_states) else None,
         )
 
 
@@ -276,12 +274,10 @@ class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
             summed_loss = self._summed_view_loss(states[1], sequences, tokens, views != IGNORE_INDEX, inputs)
             mean_loss = mean_over_targets(summed_loss, views, "views", num_items_in_batch)
             cross_view_loss = self.config.view_weight * mean_loss
-        if output_hidden_states is None:
-            output_hidden_states = self.config.output_hidden_states
         return CtxCvtOutput(
             loss=self.with_unused_parameters(self.total_loss(supervised_loss, cross_view_loss)),
             logits=logits,
-            hidden_states=states if output_hidden_states else None,
+            hidden_states=states if self.config.returns_hidden_states(output_hidden_states) else None,
             supervised_loss=None if supervised_loss is None else supervised_loss.detach(),
             cross_view_loss=None if cross_view_loss is None else cross_view_loss.detach(),
             metrics=metrics,

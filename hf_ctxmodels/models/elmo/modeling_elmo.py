@@ -93,8 +93,7 @@ class CtxElmoModel(CharacterModel, CtxElmoPreTrainedModel):
             packed = packing.pack(inputs.embed(self.embed_ids))
         else:  # encode the characters of each word once for both directions
             packed = packing.add_directions(self.encode_words(input_ids.flatten(0, 1)[packing.positions[0]]))
-        if output_hidden_states is None:
-            output_hidden_states = config.output_hidden_states
+        returns_hidden_states = config.returns_hidden_states(output_hidden_states)
         layer_inputs, last, final_state = run_stateful_layers(
             self.layers,
             packed,
@@ -103,12 +102,12 @@ class CtxElmoModel(CharacterModel, CtxElmoPreTrainedModel):
             [(config.projection_size, config.cell_size)] * config.num_hidden_layers,
             layer_dropout=lambda states, depth: self.dropout(states),
             residual=config.residual,
-            records_inputs=output_hidden_states,
+            records_inputs=returns_hidden_states,
         )
         use_cache = sequence_ids is None and (config.stateful if use_cache is None else use_cache)
         return CtxElmoModelOutput(
             last_hidden_state=last if output_mask is None else last[output_mask],
-            hidden_states=(*layer_inputs, last) if output_hidden_states else None,
+            hidden_states=(*layer_inputs, last) if returns_hidden_states else None,
             past_key_values=final_state if use_cache else None,
         )
 
@@ -141,9 +140,7 @@ class CtxElmoHeadModel(heads.HeadModel, CtxElmoPreTrainedModel):
         """Run the encoder; `last_hidden_state` concatenates mixes and word vectors, and `pooler_output` pools it."""
         if not self.has_custom_layer_mix:
             return super().encode(attention_mask=attention_mask, sequence_ids=sequence_ids, **kwargs)
-        output_hidden_states = kwargs.pop("output_hidden_states", None)
-        if output_hidden_states is None:
-            output_hidden_states = self.config.output_hidden_states
+        returns_hidden_states = self.config.returns_hidden_states(kwargs.pop("output_hidden_states", None))
         kwargs |= {"attention_mask": attention_mask, "sequence_ids": sequence_ids, "output_hidden_states": True}
         outputs = super().encode(**kwargs)
         states = outputs.hidden_states
@@ -159,7 +156,7 @@ class CtxElmoHeadModel(heads.HeadModel, CtxElmoPreTrainedModel):
         outputs.last_hidden_state = torch.cat(features, -1)
         if self.uses_pooled_output:
             outputs.pooler_output = self.pooler(outputs.last_hidden_state, tokens)
-        if not output_hidden_states:
+        if not returns_hidden_states:
             outputs.hidden_states = None
         return outputs
 

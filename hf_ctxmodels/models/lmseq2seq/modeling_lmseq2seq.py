@@ -77,13 +77,11 @@ class CtxLmSeq2SeqModel(LSTMLanguageModel):
         outputs = super().forward(input_ids, output_hidden_states=True, use_cache=True, **kwargs)
         if outputs.past_key_values is None:
             raise CtxError("Final states cannot be combined with sequence_ids, which has several sequences per row.")
-        if output_hidden_states is None:
-            output_hidden_states = self.config.output_hidden_states
         layers = outputs.hidden_states
         return CtxLmSeq2SeqModelOutput(
             last_hidden_state=outputs.last_hidden_state,
             pooler_output=outputs.pooler_output,
-            hidden_states=layers if output_hidden_states else None,
+            hidden_states=layers if self.config.returns_hidden_states(output_hidden_states) else None,
             memory=torch.cat([layers[self.config.pretrained_layers], layers[-1]], -1),
             final=torch.stack([torch.cat(state, 1) for state in outputs.past_key_values.states], 1),
         )
