@@ -107,11 +107,10 @@ class CtxCoveModel(PretrainedEmbeddingEncoder, CtxCovePreTrainedModel):
         hidden = cell = None
         if output_final_states:  # (batch, 2, width) states of each layer
             hidden, cell = (torch.stack([state.flatten(1) for state in layers], 1) for layers in zip(*final_states))
+        returns_hidden_states = self.config.returns_hidden_states(output_hidden_states)
         return CtxCoveModelOutput(
             last_hidden_state=last if output_mask is None else last[output_mask],
-            hidden_states=(vectors, *states[1:-1], last)
-            if self.config.returns_hidden_states(output_hidden_states)
-            else None,
+            hidden_states=(vectors, *states[1:-1], last) if returns_hidden_states else None,
             final_hidden=hidden,
             final_cell=cell,
         )
