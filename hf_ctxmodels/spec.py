@@ -47,7 +47,7 @@ class Target(Enum):
 class ShortTraining:
     """The short pretraining run of the tests, whose final loss must be lower than the loss of a unigram model.
 
-    The model has one layer of width 64 without dropout, and a batch has 16 sequences of at most 32 tokens of news text.
+    The model has one layer of width 64 without dropout, and a batch has 16 sequences of at most 32 tokens.
 
     Attributes:
         steps: Number of steps.
@@ -57,7 +57,7 @@ class ShortTraining:
         text: Glob pattern of the corpus files.
     """
 
-    steps: int = 400
+    steps: int = 120
     learning_rate: float = 5e-3
     vocab_size: int = 300
     config_options: tuple[str, ...] = ()

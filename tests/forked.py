@@ -30,7 +30,7 @@ class ForkedProcess:
         self._folder = tempfile.TemporaryDirectory()
         self._streams = [Path(self._folder.name) / name for name in ("output", "errors")]
         arguments = (list(map(str, command)), str(cwd or Path.cwd()), {**os.environ, **environment}, self._streams)
-        self._process = _CONTEXT.Process(target=_run, args=arguments)
+        self._process = _CONTEXT.Process(target=execute, args=arguments)
         self._process.start()
         self.pid: int = self._process.pid
 
@@ -62,8 +62,8 @@ def run_forked(*command: object, cwd: Path | None = None, **environment: str) ->
     return subprocess.CompletedProcess(command, process.returncode, output, errors)
 
 
-def _run(command: list[str], cwd: str, environment: dict[str, str], streams: list[Path]) -> None:
-    """Execute `python <command>` in the forked process."""
+def execute(command: list[str], cwd: str, environment: dict[str, str], streams: list[Path]) -> None:
+    """Execute `python <command>` in a forked process, which writes to the files `streams` (output, errors)."""
     os.setsid()
     for number, path in enumerate(streams, start=1):
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT)

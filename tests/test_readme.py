@@ -3,18 +3,18 @@
 Examples of a page build on each other, and pages build on the model of the page on pretraining: a test runs one page.
 """
 
-import os
 import re
 import shlex
 import shutil
 import string
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from forked import run_forked
-from hub_server import ROOT, TOKEN, HubServer, environment_for
+from hub_process import HubProcess
+from hub_server import ROOT, HubServer
 from transformers import BertConfig, BertForMaskedLM
 
 PRETRAINING = "docs/how-to/pretrain.md"
@@ -59,20 +59,15 @@ def page_examples(page: str) -> list[tuple[str, str]]:
     return examples
 
 
-def run_example(language: str, code: str, workspace: Path, hub: HubServer) -> None:
+def run_example(language: str, code: str, workspace: Path, hub_process: HubProcess) -> None:
     """Run an example with smaller sizes; fails unless all its commands succeed."""
-    environment = environment_for(hub, workspace / "cache", TOKEN)
-    environment["PATH"] = f"{workspace / 'bin'}{os.pathsep}{environment['PATH']}"
     for size, smaller in SMALLER.items():
         code = code.replace(size, smaller)
-    # huggingface_hub reads the address of the Hub when it is imported; a here-document needs a shell.
-    if (HUB_NAME in code and "--dry_run" not in code) or "<<" in code:
-        command = [sys.executable, "-c", code] if language == "python" else ["bash", "-ec", code]
-        runs = [subprocess.run(command, cwd=workspace, env=environment, capture_output=True, text=True, timeout=600)]
+    if "<<" in code:  # a here-document needs a shell
+        command = f'hf-ctxmodels() {{ {sys.executable} -m hf_ctxmodels "$@"; }}\n{code}'
+        runs = [subprocess.run(["bash", "-ec", command], cwd=workspace, capture_output=True, text=True, timeout=600)]
     else:
-        runs = [
-            run_forked(*command, cwd=workspace, HF_HOME=environment["HF_HOME"]) for command in commands(language, code)
-        ]
+        runs = [hub_process.run(*command, cwd=workspace) for command in commands(language, code)]
     assert [run for run in runs if run.returncode] == [], code
 
 
@@ -86,11 +81,7 @@ def commands(language: str, code: str) -> list[list[str]]:
 
 
 def make_workspace(folder: Path) -> Path:
-    """Write what the pages assume to a folder: the command, a corpus, labelled reviews and a reference checkpoint."""
-    command = folder / "bin" / "hf-ctxmodels"
-    command.parent.mkdir()
-    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m hf_ctxmodels "$@"\n')
-    command.chmod(0o755)
+    """Write what the pages assume to a folder: a corpus, labelled reviews and a reference checkpoint."""
     documents = ["\n".join(SENTENCES[first:] + SENTENCES[:first]) for first in range(5)]
     (folder / "corpus.txt").write_text("\n\n".join(documents * 4) + "\n")
     reviews = [f'"{sentence}",{number % 2}' for number, sentence in enumerate(SENTENCES * 4)]
@@ -103,28 +94,41 @@ def make_workspace(folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def pretrained_workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def hub() -> Iterator[HubServer]:
+    with HubServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def hub_process(hub: HubServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubProcess]:
+    with HubProcess(hub, tmp_path_factory.mktemp("hub")) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def pretrained_workspace(hub_process: HubProcess, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A workspace in which the examples of the page on pretraining have run."""
     workspace = make_workspace(tmp_path_factory.mktemp("pretrained"))
-    with HubServer() as hub:
-        for language, code in page_examples(PRETRAINING):
-            run_example(language, code, workspace, hub)
+    for language, code in page_examples(PRETRAINING):
+        run_example(language, code, workspace, hub_process)
     return workspace
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page not in {PRETRAINING, *TESTED_ELSEWHERE}])
-def test_examples_run(page: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_examples_run(
+    page: str, hub: HubServer, hub_process: HubProcess, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     if page == "README.md":
         workspace = make_workspace(tmp_path)
     else:
         workspace = tmp_path / "workspace"
         shutil.copytree(request.getfixturevalue("pretrained_workspace"), workspace)
-    with HubServer() as hub:
-        for language, code in page_examples(page):
-            run_example(language, code, workspace, hub)
-        if page in ("README.md", "docs/how-to/publish.md"):
-            assert "model.safetensors" in hub.files(HUB_NAME)
-            assert hub.repositories[HUB_NAME].private
+    hub.repositories.clear()
+    for language, code in page_examples(page):
+        run_example(language, code, workspace, hub_process)
+    if page in ("README.md", "docs/how-to/publish.md"):
+        assert "model.safetensors" in hub.files(HUB_NAME)
+        assert hub.repositories[HUB_NAME].private
 
 
 def test_replaced_sizes_occur_in_the_pages() -> None:

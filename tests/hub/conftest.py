@@ -1,4 +1,4 @@
-"""A running local Hub, a saved model of every family, and clean processes that talk to that Hub."""
+"""A local Hub, a saved model of each family, and processes that talk to the Hub."""
 
 import subprocess
 import sys
@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hub_process import HubProcess
 from hub_server import ROOT, TOKEN, HubServer, environment_for
 from saved_models import save_model
 
@@ -32,7 +33,7 @@ def saved_model(family: FamilySpec, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture(scope="module")
 def run(hub: HubServer, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., subprocess.CompletedProcess]:
-    """Run Python in a clean process whose Hub is the local server and whose caches are empty."""
+    """Run Python in a new process, which has not imported this package, with the local Hub and empty caches."""
 
     def run(*arguments: str, token: str | None = TOKEN) -> subprocess.CompletedProcess:
         environment = environment_for(hub, tmp_path_factory.mktemp("cache"), token)
@@ -40,3 +41,9 @@ def run(hub: HubServer, tmp_path_factory: pytest.TempPathFactory) -> Callable[..
         return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
 
     return run
+
+
+@pytest.fixture(scope="module")
+def hub_process(hub: HubServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubProcess]:
+    with HubProcess(hub, tmp_path_factory.mktemp("hub")) as process:
+        yield process

@@ -1,4 +1,4 @@
-"""Whatever this package saves opens by `trust_remote_code=True` in a process that has not imported it."""
+"""Saved models open with `trust_remote_code=True` in a process that has not imported this package."""
 
 import json
 from pathlib import Path
@@ -13,23 +13,24 @@ from hf_ctxmodels import CtxBertConfig, CtxBertForMaskedLM, CtxBertTokenizer
 from hf_ctxmodels.core.remote_code import get_remote_code_stub
 from hf_ctxmodels.registry import FAMILIES
 
-# transformers is imported once; every directory is opened by a process of its own, forked from this one.
+# Imports transformers once, and opens each directory in a forked process.
 OPEN = """
 import json, os, sys
 import transformers
-from transformers import AutoConfig, AutoModel, AutoTokenizer, BertModel, Trainer  # with all that they import
+from transformers import AutoConfig, AutoModel, AutoTokenizer, BertModel, Trainer  # imports their modules
 
-def opened(directory, head):
+def open_all(directory, head):
     assert "hf_ctxmodels" not in sys.modules
     trusted = {"trust_remote_code": True}
     model = getattr(transformers, head).from_pretrained(directory, **trusted)
-    parts = (AutoConfig.from_pretrained(directory, **trusted), AutoModel.from_pretrained(directory, **trusted), model)
-    return [type(part).__name__ for part in (*parts, AutoTokenizer.from_pretrained(directory, **trusted))], model
+    objects = (AutoConfig.from_pretrained(directory, **trusted), AutoModel.from_pretrained(directory, **trusted), model)
+    tokenizer = AutoTokenizer.from_pretrained(directory, **trusted)
+    return [type(instance).__name__ for instance in (*objects, tokenizer)], model
 
 first, *_ = jobs = json.loads(sys.argv[1])
 for job in jobs:
     if not (child := os.fork()):
-        names, model = opened(*job)
+        names, model = open_all(*job)
         if job is first:
             model.push_to_hub("zoo/pushed-by-the-model")
         os.write(1, (json.dumps(names) + "\\n").encode())
@@ -38,7 +39,7 @@ for job in jobs:
 """
 
 
-def test_every_saved_directory_opens_in_a_clean_process(run, hub: HubServer, tmp_path: Path) -> None:
+def test_saved_directories_open_without_importing_the_package(run, hub: HubServer, tmp_path: Path) -> None:
     directories = {name: save_model(family, tmp_path / name) for name, family in FAMILIES.items()}
     jobs = [(str(directory), pretraining_auto_class(FAMILIES[name])) for name, directory in directories.items()]
     opened = run("-c", OPEN, json.dumps(jobs))
@@ -60,14 +61,14 @@ def model() -> CtxBertForMaskedLM:
     return CtxBertForMaskedLM(CtxBertConfig(vocab_size=50, **shape))
 
 
-def test_a_tokenizer_alone_has_the_stub_as_well(tmp_path: Path) -> None:
+def test_saved_tokenizer_has_the_stub(tmp_path: Path) -> None:
     CtxBertTokenizer.train(["the cat sat"], vocab_size=40).save_pretrained(tmp_path)
     saved = json.loads((tmp_path / "tokenizer_config.json").read_text())
     assert saved["auto_map"] == {"AutoTokenizer": [None, "ctx_bert_auto.CtxBertTokenizer"]}
     assert "CtxBertTokenizer" in (tmp_path / "ctx_bert_auto.py").read_text()
 
 
-def test_the_entry_is_the_files_and_not_the_configurations(tmp_path: Path, model: CtxBertForMaskedLM) -> None:
+def test_auto_map_is_in_the_file_only(tmp_path: Path, model: CtxBertForMaskedLM) -> None:
     model.save_pretrained(tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["auto_map"]["AutoConfig"] == "ctx_bert_auto.CtxBertConfig"
     opened = AutoModel.from_pretrained(tmp_path).config
@@ -76,16 +77,16 @@ def test_the_entry_is_the_files_and_not_the_configurations(tmp_path: Path, model
     assert "auto_map" not in model.config.to_dict()
 
 
-def test_an_export_for_transformers_has_none(tmp_path: Path, model: CtxBertForMaskedLM) -> None:
+def test_export_has_no_auto_map(tmp_path: Path, model: CtxBertForMaskedLM) -> None:
     model.export_reference(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"config.json", "model.safetensors"}
     assert "auto_map" not in json.loads((tmp_path / "config.json").read_text())
 
 
-def test_a_class_that_is_registered_by_nobody_has_none(tmp_path: Path) -> None:
-    class OwnConfig(CtxBertConfig):
-        model_type = "own"
+def test_unregistered_class_has_no_auto_map(tmp_path: Path) -> None:
+    class UnregisteredConfig(CtxBertConfig):
+        model_type = "unregistered"
 
-    OwnConfig(vocab_size=50).save_pretrained(tmp_path)
+    UnregisteredConfig(vocab_size=50).save_pretrained(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"config.json"}
-    assert get_remote_code_stub(OwnConfig(vocab_size=50)) is None
+    assert get_remote_code_stub(UnregisteredConfig(vocab_size=50)) is None

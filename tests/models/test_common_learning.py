@@ -1,6 +1,7 @@
-"""Pretraining of all families on real text: the held-out loss is lower than that of a frequency baseline."""
+"""Pretraining of all families by their objectives: the held-out loss is lower than the loss of a frequency baseline."""
 
-from itertools import islice
+import random
+import re
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,16 @@ SMALL = {
     "hidden_dropout_prob": 0.0,
     "attention_probs_dropout_prob": 0.0,
 }
-MARGIN = 0.1  # nats below the frequency baseline, which a model cannot reach without the context
+MARGIN = 0.3  # nats below the frequency baseline, which a model cannot reach without the context
+# Four lines of a topic each; a word is predictable from its neighbours.
+PROVERBS = """
+a stitch in time saves nine. the early bird catches the worm. better late than never. a watched pot never boils.
+a rolling stone gathers no moss. still waters run deep. make hay while the sun shines. rome was not built in one day.
+too many cooks spoil the broth. two heads are better than one. practice makes a person perfect. haste makes waste.
+actions speak louder than words. the pen is mightier than the sword. honesty is the best policy. silence is golden.
+birds of a feather flock together. when the cat is away the mice will play. let sleeping dogs lie. time flies.
+every cloud has a silver lining. where there is smoke there is fire. all that glitters is not gold. love is blind.
+"""
 
 
 def learn(
@@ -62,21 +72,21 @@ def data_flags(dataset: list[str] | tuple[str, ...]) -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def news() -> list[list[str]]:
-    """The news stories of the demo text, with the first ten words of each sentence: 2,700 short examples."""
-    pytest.importorskip("gensim", reason="the demo text is part of gensim (extra `demo`)")
-    stories = islice(load_documents("demo"), 299)  # they come first
-    return [[" ".join(sentence.split()[:10]) for sentence in story] for story in stories]
+def documents() -> list[list[str]]:
+    """300 documents of nine sentences, each one of the proverbs of the document's topic."""
+    topics = [re.findall(r"[^.]+\.", line) for line in PROVERBS.strip().splitlines()]
+    rng = random.Random(0)
+    return [[sentence.strip() for sentence in rng.choices(topic, k=9)] for topic in rng.choices(topics, k=300)]
 
 
-def write_text(family: FamilySpec, news: list[list[str]], folder: Path) -> list[str] | tuple[str, ...]:
-    """Write the stories; for translation, the first six words of each sentence and the same words reversed."""
+def write_text(family: FamilySpec, documents: list[list[str]], folder: Path) -> list[str] | tuple[str, ...]:
+    """Write the documents; for translation, the first six words of each sentence and the same words reversed."""
     objective = next(iter(family.objectives.values()))
     text, translation = folder / "text.txt", folder / "reversed.txt"
     if not objective.requires_translations:
-        text.write_text("\n\n".join("\n".join(story) for story in news), encoding="utf-8")
+        text.write_text("\n\n".join("\n".join(document) for document in documents), encoding="utf-8")
         return [str(text)]
-    sentences = [sentence.split()[:6] for story in news for sentence in story]
+    sentences = [sentence.split()[:6] for document in documents for sentence in document]
     text.write_text("".join(" ".join(words) + "\n" for words in sentences), encoding="utf-8")
     translation.write_text("".join(" ".join(words[::-1]) + "\n" for words in sentences), encoding="utf-8")
     return (str(text), str(translation), *(["<backwards>"] if objective.requires_language_tags else []))
@@ -86,18 +96,18 @@ def train_tokenizer(
     family: FamilySpec, folder: Path, dataset: list[str] | tuple[str, ...], vocab_size: int, held_out: float = HELD_OUT
 ) -> None:
     if isinstance(dataset, tuple):
-        documents = load_documents(dataset[0], translations=dataset[1:2], language_tags=dataset[2:])
+        source = load_documents(dataset[0], translations=dataset[1:2], language_tags=dataset[2:])
     else:
-        documents = load_documents(*dataset)
-    training, _ = documents.split(held_out)
+        source = load_documents(*dataset)
+    training, _ = source.split(held_out)
     family.tokenizer.train(training.texts(), vocab_size=vocab_size).save_pretrained(folder / "tokenizer")
 
 
-def learn_in_seconds(family: FamilySpec, news: list[list[str]], folder: Path, seed: int = 0) -> TrainingSummary:
+def learn_in_seconds(family: FamilySpec, documents: list[list[str]], folder: Path, seed: int = 0) -> TrainingSummary:
     """Pretrain a small model for a few steps, with the recipe of the family and the options of its traits."""
     short_training = family.traits.short_training
     config_options = [f"{name}={value}" for name, value in SMALL.items() if name in family.config.__dataclass_fields__]
-    text = write_text(family, news, folder)
+    text = write_text(family, documents, folder)
     train_tokenizer(family, folder, text, short_training.vocab_size, held_out=0.08)
     changes: dict[str, object] = {
         "objective": next(iter(family.objectives)),  # the objective of a recipe may require other data
@@ -116,8 +126,8 @@ def learn_in_seconds(family: FamilySpec, news: list[list[str]], folder: Path, se
 
 
 @pytest.mark.parametrize("family", PRETRAINED, ids=lambda family: family.name)
-def test_pretraining_beats_the_frequency_baseline(family: FamilySpec, news: list[list[str]], tmp_path) -> None:
-    summary = learn_in_seconds(family, news, tmp_path)
+def test_pretraining_beats_the_frequency_baseline(family: FamilySpec, documents: list[list[str]], tmp_path) -> None:
+    summary = learn_in_seconds(family, documents, tmp_path)
     if not next(iter(family.objectives.values())).has_heldout_loss:
         losses = [record["loss"] for record in summary.curve if "loss" in record]
         assert losses[-1] < 0.5 * losses[0], f"the loss fell from {losses[0]:.3f} to {losses[-1]:.3f} only"

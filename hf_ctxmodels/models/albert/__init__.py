@@ -71,7 +71,7 @@ SPEC = FamilySpec(
     # short documents, where the order of segments is learnable
     traits=Traits(
         short_training=ShortTraining(
-            steps=300, learning_rate=3e-3, config_options=("initializer_range=0.05",), text="news_*.txt.gz"
+            learning_rate=3e-3, config_options=("initializer_range=0.05",), text="news_*.txt.gz"
         )
     ),
 )

@@ -47,7 +47,7 @@ SPEC = FamilySpec(
             "eos_token_id": 2,
             "decoder_start_token_id": 3,
         },
-        short_training=ShortTraining(config_options=("decoder_layers=1", "decoder_ffn_dim=128")),
+        short_training=ShortTraining(steps=60, config_options=("decoder_layers=1", "decoder_ffn_dim=128")),
     ),
 )
 

@@ -65,7 +65,7 @@ SPEC = FamilySpec(
     sizes=SIZES | STUDENT_SIZES,
     published=PUBLISHED,
     conversion=BERT_CONVERSION,
-    traits=Traits(short_training=ShortTraining(steps=600)),
+    traits=Traits(short_training=ShortTraining(steps=240)),
 )
 
 __all__ = [

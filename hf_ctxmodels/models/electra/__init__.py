@@ -81,7 +81,7 @@ SPEC = FamilySpec(
     traits=Traits(
         tiny={"discriminator_weight": 2.0},
         # a generator that shares all weights learns little: the other loss has 50 times its weight
-        short_training=ShortTraining(steps=200, config_options=("generator_size=0.5",)),
+        short_training=ShortTraining(config_options=("generator_size=0.5",)),
         targets={"token_labels": Target.ORIGINAL},
         loss_weights={"rtd_loss": "discriminator_weight"},
     ),

@@ -47,7 +47,7 @@ SPEC = FamilySpec(
     traits=Traits(
         is_recurrent=True,
         short_training=ShortTraining(
-            steps=200, learning_rate=1e-2, vocab_size=100, config_options=("filters=[[1,16],[2,16],[3,32]]",)
+            learning_rate=1e-2, vocab_size=100, config_options=("filters=[[1,16],[2,16],[3,32]]",)
         ),
     ),
 )

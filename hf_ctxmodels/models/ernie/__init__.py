@@ -17,7 +17,7 @@ from hf_ctxmodels.models.ernie.modeling_ernie import (
 )
 from hf_ctxmodels.models.ernie.tokenization_ernie import CtxErnieTokenizer
 from hf_ctxmodels.objectives import ContinualTasks, MaskedLM, UnitMaskingWithPairs
-from hf_ctxmodels.spec import FamilySpec, PublishedCount, Target, Traits
+from hf_ctxmodels.spec import FamilySpec, PublishedCount, ShortTraining, Target, Traits
 
 # ERNIE 2.0 for English: BERT's vocabulary, positions and activation, four segments
 _VERSION_2 = {"vocab_size": 30522, "max_position_embeddings": 512, "type_vocab_size": 4, "hidden_act": "gelu"}
@@ -62,6 +62,7 @@ SPEC = FamilySpec(
     conversion=BERT_CONVERSION,
     parent="bert",
     traits=Traits(
+        short_training=ShortTraining(steps=240),
         tiny={"use_task_id": True, "pretraining_tasks": dict.fromkeys(TASKS, 3)},
         targets={
             **{f"{task}_labels": Target.PAIR_CLASS for task in SEQUENCE_TASKS},

@@ -10,7 +10,7 @@ from hf_ctxmodels.models.ernie_gen.modeling_ernie_gen import (
 )
 from hf_ctxmodels.models.ernie_gen.tokenization_ernie_gen import CtxErnieGenTokenizer
 from hf_ctxmodels.objectives import Infilling, MaskedLM, NoisySequenceToSequence
-from hf_ctxmodels.spec import FamilySpec, PublishedCount, Seq2SeqFinetuning, Traits
+from hf_ctxmodels.spec import FamilySpec, PublishedCount, Seq2SeqFinetuning, ShortTraining, Traits
 
 SPEC = FamilySpec(
     name="ernie_gen",
@@ -36,7 +36,7 @@ SPEC = FamilySpec(
     },
     conversion=[*BERT_CONVERSION, segment_conversion(CtxErnieGenConfig.copied_segments)],
     parent="bert",
-    traits=Traits(tiny={"query_token_id": 3, "decoder_start_token_id": 1}),
+    traits=Traits(short_training=ShortTraining(steps=60), tiny={"query_token_id": 3, "decoder_start_token_id": 1}),
 )
 
 __all__ = [

@@ -32,7 +32,7 @@ SPEC = FamilySpec(
     published={"larger model": PublishedCount({}, {"AutoModel": 80_000 * 512 + 2 * 3 * 1024 * (512 + 1024 + 2)})},
     traits=Traits(
         is_recurrent=True,
-        short_training=ShortTraining(steps=100),
+        short_training=ShortTraining(steps=60),
         tiny={"decoder_tasks": ["<one>", "next", "previous"], "relations": ["no", "yes"]},
         targets={"relation_labels": Target.PAIR_CLASS},
     ),

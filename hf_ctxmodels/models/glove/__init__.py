@@ -32,7 +32,7 @@ SPEC = FamilySpec(
         )
         for width in (50, 100, 200, 300)
     },
-    traits=Traits(short_training=ShortTraining(steps=1000)),
+    traits=Traits(short_training=ShortTraining(steps=200)),
 )
 
 __all__ = [

@@ -8,7 +8,7 @@ from hf_ctxmodels.models.grover.modeling_grover import (
 )
 from hf_ctxmodels.models.grover.tokenization_grover import CtxGroverTokenizer
 from hf_ctxmodels.objectives import NewsFieldsLM
-from hf_ctxmodels.spec import SMALL_SIZES, FamilySpec, PublishedCount, encoder_size
+from hf_ctxmodels.spec import SMALL_SIZES, FamilySpec, PublishedCount, ShortTraining, Traits, encoder_size
 
 # base, large, mega: released models (lm/configs of the released code)
 SIZES = SMALL_SIZES | {
@@ -36,6 +36,7 @@ SPEC = FamilySpec(
         size: PublishedCount(SIZES[size], dict.fromkeys(("AutoModel", "AutoModelForCausalLM"), count))
         for size, count in {"base": 124_449_792, "large": 354_836_480, "mega": 1_438_703_616}.items()
     },
+    traits=Traits(short_training=ShortTraining(steps=160)),
 )
 
 __all__ = [

@@ -37,7 +37,7 @@ SPEC = FamilySpec(
     },
     # The layers of the released encoder, and embeddings of 50,000 tokens.
     published={"93 languages": PublishedCount({}, {"AutoModel": 28_614_656 + 50_000 * 320})},
-    traits=Traits(is_recurrent=True, short_training=ShortTraining(steps=80)),
+    traits=Traits(is_recurrent=True, short_training=ShortTraining(steps=60)),
 )
 
 __all__ = [

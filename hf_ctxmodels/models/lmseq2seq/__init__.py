@@ -42,7 +42,7 @@ SPEC = FamilySpec(
     },
     traits=Traits(
         is_recurrent=True,
-        short_training=ShortTraining(steps=80),
+        short_training=ShortTraining(steps=60),
         targets={"source_labels": Target.NEXT_WORD, "target_labels": Target.DECODER_TOKEN},
     ),
 )

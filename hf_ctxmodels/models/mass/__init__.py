@@ -56,7 +56,7 @@ SPEC = FamilySpec(
             "decoder_start_token_id": 2,
             "n_langs": 1,
         },
-        short_training=ShortTraining(config_options=("decoder_layers=1", "decoder_ffn_dim=128")),
+        short_training=ShortTraining(steps=60, config_options=("decoder_layers=1", "decoder_ffn_dim=128")),
     ),
 )
 

@@ -44,7 +44,7 @@ SPEC = FamilySpec(
             },
         )
     },
-    traits=Traits(is_recurrent=True, short_training=ShortTraining(steps=150, learning_rate=1e-2)),
+    traits=Traits(is_recurrent=True, short_training=ShortTraining(steps=60, learning_rate=1e-2)),
 )
 
 __all__ = [

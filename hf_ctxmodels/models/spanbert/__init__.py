@@ -15,7 +15,7 @@ from hf_ctxmodels.models.spanbert.modeling_spanbert import (
 )
 from hf_ctxmodels.models.spanbert.tokenization_spanbert import CtxSpanBertTokenizer
 from hf_ctxmodels.objectives import MaskedLM, SpanBoundary
-from hf_ctxmodels.spec import FamilySpec, PublishedCount, ShortTraining, Target, Traits
+from hf_ctxmodels.spec import FamilySpec, PublishedCount, Target, Traits
 
 SPEC = FamilySpec(
     name="spanbert",
@@ -41,7 +41,6 @@ SPEC = FamilySpec(
     conversion=SPANBERT_CONVERSION,
     parent="bert",
     traits=Traits(
-        short_training=ShortTraining(steps=1300),
         tiny={"max_pair_targets": 3, "pair_position_size": 6},
         targets={"boundary_labels": Target.SPAN_TOKEN},
     ),

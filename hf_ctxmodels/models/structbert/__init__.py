@@ -14,7 +14,7 @@ from hf_ctxmodels.models.structbert.modeling_structbert import (
 )
 from hf_ctxmodels.models.structbert.tokenization_structbert import CtxStructBertTokenizer
 from hf_ctxmodels.objectives import MaskedLM, MaskedLMWithStructure
-from hf_ctxmodels.spec import FamilySpec, PublishedCount, Target, Traits
+from hf_ctxmodels.spec import FamilySpec, PublishedCount, ShortTraining, Target, Traits
 
 SPEC = FamilySpec(
     name="structbert",
@@ -40,7 +40,7 @@ SPEC = FamilySpec(
     },
     conversion=BERT_CONVERSION,
     parent="bert",
-    traits=Traits(targets={"shuffle_labels": Target.TOKEN_ID}),
+    traits=Traits(short_training=ShortTraining(steps=160), targets={"shuffle_labels": Target.TOKEN_ID}),
 )
 
 __all__ = [

@@ -47,7 +47,7 @@ SPEC = FamilySpec(
         uses_batch_norm=("AutoModelForSequenceClassification",),
         tiny={"dropout_scale": 0.0},
         short_training=ShortTraining(
-            200, 1e-2, config_options=("dropout_scale=0.1", "activation_penalty=0", "slowness_penalty=0")
+            learning_rate=1e-2, config_options=("dropout_scale=0.1", "activation_penalty=0", "slowness_penalty=0")
         ),
     ),
 )

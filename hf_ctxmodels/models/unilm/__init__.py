@@ -15,7 +15,7 @@ from hf_ctxmodels.models.unilm.modeling_unilm import (
 )
 from hf_ctxmodels.models.unilm.tokenization_unilm import CtxUniLMTokenizer
 from hf_ctxmodels.objectives import MaskedLM, MaskedSequenceToSequence, UnifiedLM
-from hf_ctxmodels.spec import FamilySpec, PublishedCount, Seq2SeqFinetuning, Traits
+from hf_ctxmodels.spec import FamilySpec, PublishedCount, Seq2SeqFinetuning, ShortTraining, Traits
 
 SPEC = FamilySpec(
     name="unilm",
@@ -51,7 +51,7 @@ SPEC = FamilySpec(
     },
     conversion=[*BERT_CONVERSION, segment_conversion(CtxUniLMConfig.copied_segments)],
     parent="bert",
-    traits=Traits(tiny={"query_token_id": 3, "decoder_start_token_id": 1}),
+    traits=Traits(short_training=ShortTraining(steps=240), tiny={"query_token_id": 3, "decoder_start_token_id": 1}),
 )
 
 __all__ = [

@@ -28,7 +28,7 @@ SPEC = FamilySpec(
     sizes=WORD_VECTOR_SIZES,
     # 3 million words and phrases of news articles; only the input vectors are published.
     published={"news": PublishedCount({"vocab_size": 3_000_000, "hidden_size": 300}, {"AutoModel": 900_000_000})},
-    traits=Traits(short_training=ShortTraining(steps=2500)),
+    traits=Traits(short_training=ShortTraining(steps=400)),
 )
 
 __all__ = [

@@ -13,7 +13,7 @@ from hf_ctxmodels.models.xlm.modeling_xlm import (
 )
 from hf_ctxmodels.models.xlm.tokenization_xlm import CtxXLMTokenizer
 from hf_ctxmodels.objectives import CrossLingualLM, StreamCausalLM, StreamMaskedLM, TranslationLM
-from hf_ctxmodels.spec import SMALL_SIZES, FamilySpec, PublishedCount, Traits, encoder_size
+from hf_ctxmodels.spec import SMALL_SIZES, FamilySpec, PublishedCount, ShortTraining, Traits, encoder_size
 
 # base: XNLI-15 (section 5.1); translation: the models of two languages; large: the models of 17 and 100 languages;
 # english: xlm-mlm-en-2048
@@ -56,7 +56,12 @@ SPEC = FamilySpec(
         ),
     },
     conversion=XLM_CONVERSION,
-    traits=Traits(tiny={"intermediate_size": None}, infers_padding=True, has_different_initialization=True),
+    traits=Traits(
+        short_training=ShortTraining(steps=160),
+        tiny={"intermediate_size": None},
+        infers_padding=True,
+        has_different_initialization=True,
+    ),
 )
 
 __all__ = [

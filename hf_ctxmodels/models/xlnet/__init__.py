@@ -13,7 +13,7 @@ from hf_ctxmodels.models.xlnet.modeling_xlnet import (
 )
 from hf_ctxmodels.models.xlnet.tokenization_xlnet import CtxXLNetTokenizer
 from hf_ctxmodels.objectives import PermutationLM
-from hf_ctxmodels.spec import SMALL_SIZES, FamilySpec, PublishedCount, ShortTraining, Traits, encoder_size
+from hf_ctxmodels.spec import SMALL_SIZES, FamilySpec, PublishedCount, encoder_size
 
 # base, large: the released models (appendix A.4)
 SIZES = SMALL_SIZES | {"base": encoder_size(768, 12, 12), "large": encoder_size(1024, 24, 16)}
@@ -43,7 +43,6 @@ SPEC = FamilySpec(
         for size, encoder, head in (("base", 116_718_336, 116_750_336), ("large", 360_268_800, 360_300_800))
     },
     conversion=XLNET_CONVERSION,
-    traits=Traits(short_training=ShortTraining(steps=300)),
 )
 
 __all__ = [
