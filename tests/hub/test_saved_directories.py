@@ -7,11 +7,12 @@ import pytest
 from hub_server import HubServer
 from saved_models import save_model
 from transformers import AutoModel
-from zoo import pretraining_auto_class
+from zoo import ARCHETYPE_FAMILIES, pretraining_auto_class
 
 from hf_ctxmodels import CtxBertConfig, CtxBertForMaskedLM, CtxBertTokenizer
 from hf_ctxmodels.core.remote_code import get_remote_code_stub
 from hf_ctxmodels.registry import FAMILIES
+from hf_ctxmodels.spec import FamilySpec
 
 # Imports transformers once, and opens each directory in a forked process.
 OPEN = """
@@ -39,12 +40,19 @@ for job in jobs:
 """
 
 
-def test_saved_directories_open_without_importing_the_package(run, hub: HubServer, tmp_path: Path) -> None:
-    directories = {name: save_model(family, tmp_path / name) for name, family in FAMILIES.items()}
-    jobs = [(str(directory), pretraining_auto_class(FAMILIES[name])) for name, directory in directories.items()]
+@pytest.mark.parametrize(
+    "families",
+    [ARCHETYPE_FAMILIES, pytest.param([*FAMILIES.values()], marks=pytest.mark.slow)],
+    ids=["archetypes", "all"],
+)
+def test_saved_directories_open_without_importing_the_package(
+    families: list[FamilySpec], run, hub: HubServer, tmp_path: Path
+) -> None:
+    """The stub that imports the package is the same code in all families."""
+    jobs = [(str(save_model(family, tmp_path / family.name)), pretraining_auto_class(family)) for family in families]
     opened = run("-c", OPEN, json.dumps(jobs))
     assert opened.returncode == 0, opened.stderr
-    for family, line in zip(FAMILIES.values(), opened.stdout.splitlines(), strict=True):
+    for family, line in zip(families, opened.stdout.splitlines(), strict=True):
         classes = (
             family.config,
             family.models["AutoModel"],
@@ -52,7 +60,8 @@ def test_saved_directories_open_without_importing_the_package(run, hub: HubServe
             family.tokenizer,
         )
         assert json.loads(line) == [cls.__name__ for cls in classes]
-    assert {"ctx_bert_auto.py", "config.json", "model.safetensors"} <= set(hub.files("zoo/pushed-by-the-model"))
+    stub = f"{families[0].stub.module}.py"
+    assert {stub, "config.json", "model.safetensors"} <= set(hub.files("zoo/pushed-by-the-model"))
 
 
 @pytest.fixture
