@@ -28,9 +28,10 @@ from hf_ctxmodels.core.output_files import (
     check_output_file,
     wrap_write_errors,
 )
+from hf_ctxmodels.data.text_files import read_lines
 from hf_ctxmodels.downstream.adapters.save_load import load_saved_model
 from hf_ctxmodels.inference.exporting import check_exportable_as, example_batches, export_model, inputs_for_texts
-from hf_ctxmodels.training.model_loading import load_config, load_tokenizer
+from hf_ctxmodels.training.model_loading import load_tokenizer
 
 MIN_TEXTS = 16
 
@@ -118,7 +119,7 @@ def int8() -> None:
     (arguments,) = parse_arguments(QuantizationArguments, description=getdoc(int8))
     names = (*MODEL_FILES, *TOKENIZER_FILES, ADAPTERS_FOLDER)
     check_output_directory(arguments.output_dir, names, flag="--output_dir", overwrite=arguments.overwrite)
-    model = open_float_model(arguments.model)
+    model = load_saved_model(arguments.model)
     before = stored_bytes(model)
     config = CtxInt8Config(activations=arguments.activations.name, embeddings=arguments.embeddings, skip=arguments.skip)
     quantize_model(model, config, _calibrate(model, arguments))
@@ -136,25 +137,13 @@ def int8() -> None:
     print(format_next_commands(("push", "--model", arguments.output_dir, "--repo_id", "ORGANISATION/NAME")))
 
 
-def open_float_model(source: str) -> PreTrainedModel:
-    """`load_saved_model`; raises CtxError also for a quantized model."""
-    config = load_config(source)
-    if getattr(config, "quantization_config", None) is not None:
-        raise CtxError("The model is quantized already.", location=source, hint="use the float32 model.")
-    return load_saved_model(source, config)
-
-
 def _calibrate(model: PreTrainedModel, arguments: QuantizationArguments) -> InputRanges | None:
     """The ranges of the activations on the calibration texts; None without static scales."""
     scales = arguments.activations
     if not isinstance(scales, StaticScales):
         return None
     location = f"--activations static:file={scales.file}"
-    try:
-        lines = Path(scales.file).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeError) as error:
-        raise CtxError(f"The calibration texts cannot be read: {error}", location=location) from error
-    texts = [line.strip() for line in lines if line.strip()]
+    texts = [line.strip() for line in read_lines(Path(scales.file)) if line.strip()]
     if len(texts) < MIN_TEXTS:
         raise CtxError(
             f"Expected at least {MIN_TEXTS} calibration texts, got {len(texts)}.",

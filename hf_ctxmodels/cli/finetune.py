@@ -10,9 +10,9 @@ from hf_ctxmodels.core.output_files import check_output_file, write_text_file
 from hf_ctxmodels.downstream.adapters.arguments import AdapterArguments
 from hf_ctxmodels.downstream.finetuning.arguments import (
     FinetuningArguments,
-    FinetuningConfig,
     FinetuningLoopArguments,
     FinetuningMethodArguments,
+    FinetuningMethods,
     StartingModelArguments,
 )
 from hf_ctxmodels.downstream.finetuning.finetuning_run import MakeTrainingSetup, finetune
@@ -68,15 +68,15 @@ def main(task: str) -> None:
     if is_multitask:
         finetune_tasks(arguments, *sections)
     else:
-        task_arguments, loop_arguments, *methods = sections
-        run(replace(arguments, task=task), task_arguments, loop_arguments, FinetuningConfig(*methods))
+        task_arguments, loop_arguments, *options = sections
+        run(replace(arguments, task=task), task_arguments, loop_arguments, FinetuningMethods(*options))
 
 
 def run(
     arguments: FinetuningArguments,
     task_arguments: TaskArguments,
     loop_arguments: LoopArguments,
-    config: FinetuningConfig | None = None,
+    methods: FinetuningMethods | None = None,
     make_setup: MakeTrainingSetup | None = None,
 ) -> None:
     """Call `finetune`, write the summary and the predictions, and print the metrics."""
@@ -88,7 +88,7 @@ def run(
             overwrite=loop_arguments.overwrite or loop_arguments.resume,
             inputs=(arguments.train_file, arguments.validation_file, arguments.unlabelled_file),
         )
-    tuned = finetune(arguments, task_arguments, loop_arguments, config, make_setup)
+    tuned = finetune(arguments, task_arguments, loop_arguments, methods, make_setup)
     if file is not None and not tuned.evaluation.predictions:  # a resumed run that was already finished
         tuned.evaluation(tuned.model.eval(), tuned.accelerator)
     if not tuned.accelerator.is_main_process:

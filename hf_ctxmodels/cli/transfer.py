@@ -26,9 +26,9 @@ from hf_ctxmodels.data.text_files import check_file
 from hf_ctxmodels.downstream.adapters.arguments import AdapterArguments, check_adapters, replace_lowest_adapter
 from hf_ctxmodels.downstream.finetuning.arguments import (
     FinetuningArguments,
-    FinetuningConfig,
     FinetuningLoopArguments,
     FinetuningMethodArguments,
+    FinetuningMethods,
 )
 from hf_ctxmodels.downstream.finetuning.finetuning_run import FinetuningResult, finetune
 from hf_ctxmodels.downstream.finetuning.task_evaluation import TaskEvaluation
@@ -128,7 +128,7 @@ def main() -> None:
         ),
         task_arguments,
         loop_arguments,
-        FinetuningConfig(FinetuningMethodArguments(freeze=arguments.freeze), adapters),
+        FinetuningMethods(FinetuningMethodArguments(freeze=arguments.freeze), adapters),
     )
     results = []
     for source in tests:

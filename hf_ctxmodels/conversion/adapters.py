@@ -10,43 +10,34 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from huggingface_hub import snapshot_download
 from safetensors.torch import save_file
 
 from hf_ctxmodels.conversion.released_files import read_tensors
 from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.console import run_script
-from hf_ctxmodels.core.errors import CtxError, wrap_errors
+from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, flag
 from hf_ctxmodels.core.output_files import wrap_write_errors
+from hf_ctxmodels.downstream.adapters.save_load import resolve_folder
 from hf_ctxmodels.downstream.adapters.saving import (
-    FUSION_WEIGHTS_FILE,
-    HEAD_WEIGHTS_FILE,
-    WEIGHTS_FILE,
+    CONFIG_FILE,
+    FUSION_CONFIG_FILE,
+    HEAD_CONFIG_FILE,
+    PICKLED_FILES,
     check_adapter_directory,
 )
 
-PICKLES = {
-    "pytorch_adapter.bin": WEIGHTS_FILE,
-    "pytorch_model_head.bin": HEAD_WEIGHTS_FILE,
-    "pytorch_model_adapter_fusion.bin": FUSION_WEIGHTS_FILE,
-}
-_CONFIGS = ("adapter_config.json", "head_config.json", "adapter_fusion_config.json")
+_CONFIGS = (CONFIG_FILE, HEAD_CONFIG_FILE, FUSION_CONFIG_FILE)
 
 
 def convert_adapter(source: str | Path, output: str | Path) -> str:
     """Convert the adapter, head and fusion of a folder or Hub id to safetensors; returns a summary.
 
     Raises:
-        CtxError: There is no adapter, a pickle contains more than tensors, or the output contains a model or cannot be
-            written.
+        CtxError: There is no adapter, a pickle holds more than tensors, or the output holds a model or is not writable.
     """
-    folder, target = Path(source), Path(output)
-    if not folder.exists() and not folder.is_absolute():
-        hint = "use a folder or a Hub id."
-        with wrap_errors("There is no such adapter", location=str(source), hint=hint):
-            folder = Path(snapshot_download(str(source), allow_patterns=[*_CONFIGS, *PICKLES]))
-    files = {name: file for name, file in PICKLES.items() if (folder / name).is_file()}
+    folder, target = resolve_folder(source, [*_CONFIGS, *PICKLED_FILES.values()]), Path(output)
+    files = {name: file for file, name in PICKLED_FILES.items() if (folder / name).is_file()}
     if not files:
         raise CtxError(
             "There is no pytorch_adapter.bin.", location=str(source), hint="use the folder or Hub id of an adapter."

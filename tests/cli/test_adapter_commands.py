@@ -194,7 +194,7 @@ def test_transfer(workspace: Path, languages: dict[str, Path]) -> None:
     assert json.loads((run / "adapters" / "stack.json").read_text()) == {"active": ["en", "tagger"]}
     model = AutoModelForTokenClassification.from_pretrained(run)
     load_saved_adapters(model, run)
-    assert replace_lowest_adapter(model, "other", str(languages["de"])) == "other"
+    replace_lowest_adapter(model, "other", str(languages["de"]))
     assert get_active_adapters(model) == ("other", "tagger")
 
 

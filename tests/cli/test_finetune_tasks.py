@@ -12,6 +12,7 @@ import torch
 import yaml
 from commands import flag_list, run_command
 from forked import run_forked
+from safetensors.torch import load_file
 from test_finetune import (
     BAD,
     GOOD,
@@ -189,7 +190,7 @@ def test_best_model(tmp_path):
     def update(mean: float, weight: float) -> float:
         torch.nn.init.constant_(model.weight, weight)
         best.update({"eval_mean": mean}, model, accelerator)
-        return best.weights()["weight"].item()
+        return load_file(best.file)["weight"].item()
 
     assert [update(*values) for values in ((0.2, 1.0), (0.5, 2.0), (0.4, 3.0), (0.5, 4.0))] == [1.0, 2.0, 2.0, 2.0]
     assert BestModel(tmp_path, resume=True).metrics == {}, "nothing is resumed without a checkpoint"

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import AutoModel, AutoModelForMultipleChoice, AutoModelForSequenceClassification, PreTrainedConfig
+from transformers import AutoModel, AutoModelForMultipleChoice, AutoModelForSequenceClassification
 from zoo import REPRESENTATIVES, Case, make_batch, make_targets, tensors_of
 
 from hf_ctxmodels import CtxBertConfig, CtxBertForSequenceClassification, CtxBertModel, CtxError
@@ -25,12 +25,12 @@ from hf_ctxmodels.compression.low_bits.quantizer import (
     replace_with_fake_quantized,
 )
 from hf_ctxmodels.downstream.adapters import add_adapter, delete_adapter, train_adapter
-from hf_ctxmodels.downstream.adapters import save_load as saved
+from hf_ctxmodels.downstream.adapters.save_load import load_saved_model
 from hf_ctxmodels.inference.exporting import inputs_for_texts
 from hf_ctxmodels.layers.cpu import linear as cpu_linear
 from hf_ctxmodels.layers.cpu.linear import linear
 from hf_ctxmodels.registry import FAMILIES
-from hf_ctxmodels.training.model_loading import load_config, require_trainable
+from hf_ctxmodels.training.model_loading import require_trainable
 
 BERT = Case(FAMILIES["bert"], "AutoModelForSequenceClassification")
 
@@ -201,22 +201,7 @@ def test_errors_say_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(CtxError, match="CPU only"):
         AutoModelForSequenceClassification.from_pretrained(tmp_path, device_map="cuda:0")
     with pytest.raises(CtxError, match="quantized already"):
-        export.open_float_model(str(tmp_path))
-
-
-def test_the_configuration_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the command, which refuses a quantized model, and opens others by what it has read."""
-    BERT.model().save_pretrained(tmp_path)
-    read: list[str] = []
-
-    def count(source: str) -> PreTrainedConfig:
-        read.append(source)
-        return load_config(source)
-
-    for module in (export, saved):
-        monkeypatch.setattr(module, "load_config", count)
-    assert type(export.open_float_model(str(tmp_path))) is BERT.model_class
-    assert len(read) == 1
+        quantize_model(load_saved_model(str(tmp_path)), CtxInt8Config())
 
 
 @torch.no_grad()

@@ -33,7 +33,7 @@ from hf_ctxmodels.compression.low_bits.training import (
 )
 from hf_ctxmodels.downstream.adapters import load_saved_adapters
 from hf_ctxmodels.downstream.adapters.arguments import AdapterArguments
-from hf_ctxmodels.downstream.finetuning.arguments import FinetuningConfig, FinetuningMethodArguments
+from hf_ctxmodels.downstream.finetuning.arguments import FinetuningMethodArguments, FinetuningMethods
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.training.freezing import freeze_encoder
 
@@ -202,7 +202,7 @@ def test_frozen_encoders_and_adapters(tmp_path: Path, subtests: pytest.Subtests,
 
 def test_errors() -> None:
     with pytest.raises(CtxError, match="Cached features"):  # before anything is computed
-        FinetuningConfig(
+        FinetuningMethods(
             FinetuningMethodArguments(freeze="encoder:cache_features=features"),
             low_bits=LowBitsArguments("q-bert:bits=4"),
         )

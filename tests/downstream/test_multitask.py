@@ -22,6 +22,7 @@ from hf_ctxmodels import FAMILIES, CtxError, CtxMultiTaskConfig, CtxMultiTaskMod
 from hf_ctxmodels.cli import export
 from hf_ctxmodels.compression.int8.quantizer import CtxInt8Config, quantize_model
 from hf_ctxmodels.downstream.adapters import add_adapter
+from hf_ctxmodels.downstream.adapters.save_load import load_saved_model
 from hf_ctxmodels.downstream.multitask.configuration import task_entry
 
 HEADS = {
@@ -129,7 +130,7 @@ def test_configurations_and_calls_that_cannot_be(tmp_path: Path, subtests, monke
             CtxMultiTaskConfig(encoder=tiny_config(FAMILIES["t5"]), tasks=t5)
         ),
         "There is no family": lambda: CtxMultiTaskConfig(encoder={"model_type": "parser"}),
-        "several tasks: choices, pairs, spans, words": lambda: export.open_float_model(str(tmp_path)),
+        "several tasks: choices, pairs, spans, words": lambda: load_saved_model(str(tmp_path)),
         r'save one task with model\.task\("choices"\)\.save_pretrained': lambda: export.graph("onnx"),
     }
     coded, adapted = several("bert"), several("bert")

@@ -9,11 +9,11 @@ from hf_ctxmodels.downstream.adapters.management import (
     add_fusion,
     delete_adapter,
     get_active_adapters,
+    merge_adapter,
     set_active_adapters,
     train_adapter,
     train_fusion,
 )
-from hf_ctxmodels.downstream.adapters.merging import merge_adapter
 from hf_ctxmodels.downstream.adapters.save_load import (
     load_adapter,
     load_fusion,

@@ -47,7 +47,7 @@ class AdapterArguments(ParsedChoices):
 
     def apply(self, model: PreTrainedModel, *, freeze_head: bool = False) -> None:
         """Add the adapter and the frozen adapters below it to a model, and freeze its other weights, except the head
-        unless `freeze_head`; raises CtxError if an adapter cannot be added or loaded."""
+        unless `freeze_head`."""
         if self.adapter is None:
             return
         frozen = [load_adapter(model, source.strip()) for source in self.adapter.frozen_adapters]
@@ -71,26 +71,18 @@ class AdapterArguments(ParsedChoices):
 
 
 def check_adapters(config: PreTrainedConfig, folders: Mapping[str, str]) -> None:
-    """Load the adapter of each language into a model without weights, to find errors before any training.
-
-    Raises:
-        CtxError: As `load_adapter`.
-    """
-    if not folders:
-        return
-    with torch.device("meta"):
-        model = AutoModel.from_config(config)
-        for language, folder in folders.items():
-            load_adapter(model, folder, f"language_{language}", with_head=False)
+    """Load the adapter of each language into a model without weights, to find errors before any training."""
+    if folders:
+        with torch.device("meta"):
+            model = AutoModel.from_config(config)
+            for language, folder in folders.items():
+                load_adapter(model, folder, f"language_{language}", with_head=False)
 
 
-def replace_lowest_adapter(model: PreTrainedModel, name: str, source: str) -> str:
-    """Replace the lowest active adapter, for example by the adapter of another language (MAD-X); returns `name`.
-
-    The new adapter is loaded from `source` as by `load_adapter`, unless the model has an adapter of this name.
-    """
+def replace_lowest_adapter(model: PreTrainedModel, name: str, source: str) -> None:
+    """Replace the lowest active adapter, for example by the adapter of another language (MAD-X), which is loaded from
+    `source` unless the model has an adapter of this name."""
     adapters = get_adapter_set(model)
     if name not in adapters.configs:
         load_adapter(model, source, name, with_head=False)
     set_active_adapters(model, [name, *adapters.active[1:]])
-    return name

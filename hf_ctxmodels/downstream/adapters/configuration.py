@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from itertools import compress
 from typing import Any, Literal, get_type_hints
 
 from hf_ctxmodels.core.errors import CtxError
@@ -84,12 +85,8 @@ class BottleneckConfig:
     @property
     def sublayers(self) -> tuple[str, ...]:
         """The sub-layers that have an adapter."""
-        has_adapter = {
-            "attention": self.mh_adapter,
-            "cross_attention": self.cross_adapter,
-            "feed_forward": self.output_adapter,
-        }
-        return tuple(sublayer for sublayer, is_adapted in has_adapter.items() if is_adapted)
+        has_adapter = (self.mh_adapter, self.cross_adapter, self.output_adapter)
+        return tuple(compress(("attention", "cross_attention", "feed_forward"), has_adapter))
 
     def bottleneck_size(self, hidden_size: int, layer_index: int) -> int:
         """Width of the bottleneck in a layer, at least 1; raises CtxError if `reduction_factor` lacks the layer."""
@@ -196,11 +193,8 @@ def config_to_file(config: BottleneckConfig) -> dict[str, Any]:
 
 
 def config_from_file(entry: Any, location: str) -> BottleneckConfig:
-    """The configuration in `adapter_config.json`, also from earlier releases of AdapterHub.
-
-    Raises:
-        CtxError: The file does not describe a bottleneck adapter, or uses unsupported features.
-    """
+    """The configuration in `adapter_config.json`, also from earlier releases of AdapterHub; raises CtxError for other
+    methods and unsupported features."""
     if isinstance(entry, str):
         return resolve_config(entry)
     if not isinstance(entry, Mapping) or not {"reduction_factor", "non_linearity"} <= {key.lower() for key in entry}:
@@ -227,11 +221,7 @@ def config_from_file(entry: Any, location: str) -> BottleneckConfig:
 
 
 def fusion_from_file(entry: Any, location: str) -> FusionConfig:
-    """The configuration in `adapter_fusion_config.json`.
-
-    Raises:
-        CtxError: The file does not describe a fusion, or the fusion has a temperature, whose value is not saved.
-    """
+    """The configuration in `adapter_fusion_config.json`; raises CtxError for a temperature, which is not saved."""
     if isinstance(entry, str) and entry in ("dynamic", "static"):
         return FusionConfig(value=entry == "dynamic", regularization=entry == "dynamic")
     if not isinstance(entry, Mapping) or not {"query", "key", "value"} <= set(entry) or entry.get("temperature"):

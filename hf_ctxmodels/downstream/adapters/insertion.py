@@ -26,11 +26,10 @@ from hf_ctxmodels.registry import FAMILIES
 
 @dataclass(frozen=True)
 class AdaptableBlock:
-    """A block that can have adapters.
+    """A block that can have adapters, and its name in the base model.
 
     Attributes:
         index: Position among the blocks, from 0; a decoder's blocks follow the encoder's. A shared block counts once.
-        name, module: The block, and its name in the base model.
         depths: Positions at which the block is applied.
     """
 
@@ -95,11 +94,7 @@ def _embeddings(base: Any) -> nn.Module:
 
 
 def insert_adapter(model: nn.Module, base: CtxPreTrainedModel, name: str, config: BottleneckConfig) -> None:
-    """Insert a new adapter into the sub-layers of its configuration; `model` is the base model, or has a head.
-
-    Raises:
-        CtxError: The model has none of the sub-layers, or lacks a layer of `leave_out`.
-    """
+    """Insert a new adapter into the sub-layers of its configuration; `model` is the base model, or has a head."""
     blocks = list_blocks(base)
     num_layers = sum(len(block.depths) if config.one_per_depth else 1 for block in blocks)
     if any(not 0 <= index < num_layers for index in config.leave_out):
@@ -171,7 +166,7 @@ def attach_to_output_layers(model: nn.Module, base: CtxPreTrainedModel) -> None:
 
 
 def _modules_without_models(head: nn.Module) -> Iterator[nn.Module]:
-    """Yield the modules of a head, except nested models: the encoder, or ELECTRA's generator."""
+    """The modules of a head, except nested models: the encoder, or ELECTRA's generator."""
     yield head
     for child in head.children():
         if not isinstance(child, PreTrainedModel):

@@ -1,4 +1,4 @@
-"""The adapters of a model: adding, activating, training, deleting them, and saving them with the model.
+"""The adapters of a model: adding, activating, training, merging, deleting them, and saving them with the model.
 
 These are functions, since the methods `add_adapter`, `load_adapter`, `active_adapters`, `set_adapter` and
 `delete_adapter` of a `PreTrainedModel` belong to PEFT.
@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,9 +32,11 @@ from hf_ctxmodels.downstream.adapters.insertion import (
 )
 from hf_ctxmodels.downstream.adapters.modules import AdapterFusion, StackItem
 from hf_ctxmodels.downstream.adapters.saving import write_adapter, write_stack
+from hf_ctxmodels.layers.cpu.linear import is_plain_linear
 
 _TRAINING_CHECKPOINT = re.compile(r"checkpoint-\d+(\.writing)?")  # Trainer and the training loop resume from these
 _NAME = re.compile(r"[^.,/\\\s]+")
+_OUTPUT_PROJECTIONS = {"attention": "out_proj", "cross_attention": "out_proj", "feed_forward": "down_proj"}
 AdapterStack = str | Sequence[str | Sequence[str]] | None
 """Names from the lowest adapter up; a sequence of names within it is a fusion."""
 
@@ -44,8 +47,7 @@ class AdapterSet:
 
     Attributes:
         base: The base model.
-        configs: Name -> configuration.
-        fusions: Names joined by commas -> configuration.
+        configs, fusions: Configuration of each adapter, and of each fusion by its names joined by commas.
         active: The applied adapters and fusions, from the lowest up.
         deleted: Names of deleted adapters and fusions, whose files the next `save_pretrained` removes.
     """
@@ -97,9 +99,8 @@ class AdapterSet:
     ) -> dict[str, Tensor] | None:
         """Write every adapter to `directory/adapters/NAME`; a hook of `CtxPreTrainedModel.save_pretrained`.
 
-        The returned weights, for the model's file, are `state_dict` (None for `model.state_dict()`) without adapters,
-        so that transformers opens it; with adapters in a training checkpoint, `checkpoint-<step>`, since Trainer
-        resumes from this file alone.
+        Returns `state_dict` (None for the model's) without adapters, so that transformers opens it; with adapters in a
+        training checkpoint, `checkpoint-<step>`, since Trainer resumes from this file alone.
         """
         folder = directory / ADAPTERS_FOLDER
         if is_main_process:
@@ -140,8 +141,8 @@ def add_adapter(model: PreTrainedModel, name: str, config: str | BottleneckConfi
     """Add a new adapter, which is not active yet.
 
     Args:
-        model: A model of any family with Transformer layers, with or without a head. Pass the model with its head: the
-            inverse of an invertible adapter is hooked to the head's output layers.
+        model: A model with Transformer layers, and with its head if it has one: the inverse of an invertible adapter is
+            hooked to the head's output layers.
         name: Name without dots, commas, slashes and spaces.
         config: One of `ADAPTER_CONFIGS`, or a configuration.
 
@@ -173,8 +174,7 @@ def add_adapter(model: PreTrainedModel, name: str, config: str | BottleneckConfi
 
 
 def add_fusion(model: PreTrainedModel, names: Sequence[str], config: FusionConfig | None = None) -> None:
-    """Add an AdapterFusion of two or more sequential adapters after the same sub-layers; by default with the paper's
-    configuration.
+    """Add an AdapterFusion of sequential adapters after the same sub-layers; by default with the paper's configuration.
 
     Raises:
         CtxError: An adapter is missing, parallel or invertible, or the adapters are not after the same sub-layers.
@@ -244,8 +244,7 @@ def train_adapter(
 ) -> None:
     """Activate an adapter for training above the frozen adapters `below` it, from the lowest up.
 
-    Everything else except the head and a pooler is frozen; with `freeze_head` the head too, for example for a language
-    adapter under a pretrained masked-LM head.
+    All other weights are frozen, except a pooler and, unless `freeze_head`, the head.
 
     Raises:
         CtxError: As `set_active_adapters`, or the model is quantized.
@@ -274,6 +273,58 @@ def delete_adapter(model: PreTrainedModel, name: str) -> None:
         del adapter_set.fusions[fusion]
     _remove_modules(adapter_set, name, *fusions)
     adapter_set.deleted |= {name, *fusions}
+
+
+@torch.no_grad()
+def merge_adapter(model: PreTrainedModel, name: str) -> None:
+    """Merge an adapter into the weights before it, and delete it; outputs in evaluation mode stay equal.
+
+    The adapter must be a linear function of the sub-layer's output, for example
+    `BottleneckConfig(original_ln_before=False, non_linearity="linear")`. With its projections D and U, their biases d
+    and u and its scale s, the merged weight is (I + s U D) W and the merged bias is (I + s U D) b + s (U d + u).
+
+    Raises:
+        CtxError: The adapter is not the only active one, or not linear; or a linear layer is wrapped, quantized or
+            without a bias.
+    """
+    adapter_set = get_adapter_set(model)
+    if name not in adapter_set.configs or adapter_set.active != (name,):
+        raise CtxError(
+            f"Only the single active adapter can be merged; active are {list(adapter_set.active) or 'none'}.",
+            hint=f"call set_active_adapters(model, NAME) with one of {_join(adapter_set.configs)}.",
+        )
+    config = adapter_set.configs[name]
+    pairs: list[tuple[Any, Any]] = [
+        (getattr(getattr(block.module, sublayer), _OUTPUT_PROJECTIONS[sublayer]), adapters.members[name])
+        for block, sublayer, adapters in list_sublayer_adapters(adapter_set.base)
+        if name in adapters.members
+    ]
+    obstacles = {
+        f"its non-linearity is {config.non_linearity}": config.non_linearity.lower() not in ("linear", "identity"),
+        "it reads the layer's norm (original_ln_before)": config.original_ln_before,
+        "it reads the sub-layer's input (is_parallel)": config.is_parallel,
+        "it has its own norm (ln_before, ln_after)": config.ln_before or config.ln_after,
+        "the layer's sum does not follow it (original_ln_after)": not config.original_ln_after,
+        "it is invertible (inv_adapter)": config.inv_adapter is not None,
+        "a shared layer has an adapter for each depth": any(isinstance(adapter, nn.ModuleDict) for _, adapter in pairs),
+        "the linear layer before it is wrapped or quantized": not all(is_plain_linear(linear) for linear, _ in pairs),
+        "the linear layer before it has no bias": any(getattr(linear, "bias", None) is None for linear, _ in pairs),
+    }
+    for obstacle, applies in obstacles.items():
+        if applies:
+            raise CtxError(
+                f"The adapter cannot be merged: {obstacle}.",
+                hint='use BottleneckConfig(original_ln_before=False, non_linearity="linear") in a float model.',
+            )
+    for linear, adapter in pairs:
+        down, up = adapter.linear_down, adapter.adapter_up
+        scale = torch.as_tensor(adapter.scaling, device=up.weight.device).double().reshape(-1, 1)
+        product = scale * (up.weight.double() @ down.weight.double())
+        offset = scale[:, 0] * (up.weight.double() @ down.bias.double() + up.bias.double())
+        weight, bias = linear.weight.double(), linear.bias.double()
+        linear.weight.copy_(weight + product @ weight)
+        linear.bias.copy_(bias + product @ bias + offset)
+    delete_adapter(model, name)
 
 
 def _containers(base: nn.Module, name: str) -> list[nn.ModuleDict]:

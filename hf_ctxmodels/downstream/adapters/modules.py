@@ -1,7 +1,4 @@
-"""Bottleneck adapters, invertible adapters and AdapterFusion, computed as in the AdapterHub library.
-
-Parameters have the names of AdapterHub's files.
-"""
+"""Bottleneck adapters, invertible adapters and AdapterFusion, with AdapterHub's computation and parameter names."""
 
 import math
 from collections.abc import Sequence
@@ -11,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.errors import wrap_errors
 from hf_ctxmodels.downstream.adapters.configuration import BottleneckConfig, FusionConfig
 from hf_ctxmodels.layers.common import get_activation
 from hf_ctxmodels.layers.cpu.dropout import Dropout
@@ -63,13 +60,7 @@ class BottleneckAdapter(nn.Module):
     def input_and_residual(
         self, hidden_states: Tensor, output: Tensor, norm: nn.Module | None
     ) -> tuple[Tensor, Tensor]:
-        """The input of the bottleneck, and the adapter's residual; all tensors are (..., hidden).
-
-        Args:
-            hidden_states: The sub-layer's input, before any norm.
-            output: The output of the sub-layer, or of the adapter below.
-            norm: The norm after the sub-layer; None with pre-norm.
-        """
+        """The input of the bottleneck and the adapter's residual, (..., hidden); arguments as in `ResidualSum`."""
         if self.config.is_parallel:
             return hidden_states, output
         bottleneck_input = residual = output
@@ -143,7 +134,6 @@ class SublayerAdapters(nn.Module):
         members: Name -> adapter; with `one_per_depth`, name -> {depth: adapter}.
         fusions: Names joined by commas -> fusion of these adapters.
         active: The applied adapters and fusions, from the lowest up; names that this sub-layer lacks are skipped.
-        handles: Handles of the registered hooks.
     """
 
     def __init__(self) -> None:
@@ -222,13 +212,8 @@ class InvertibleAdapter(nn.Module):
 
 
 class InvertibleAdapters(nn.Module):
-    """The invertible adapters of the embeddings, hooked to the embeddings' output and to inputs of output layers.
-
-    Attributes:
-        members: Name -> adapter.
-        active: Name of the applied adapter, or None.
-        handles: Handles of the registered hooks.
-    """
+    """The invertible adapters (name -> adapter) of the embeddings, hooked to the embeddings' output and to inputs of
+    output layers; `active` is the name of the applied one, or None."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -241,8 +226,8 @@ class InvertibleAdapters(nn.Module):
         self.handles.append(embedding_output.register_forward_hook(self._adapt_embeddings))
 
     def attach_inverse(self, output_layer_input: nn.Module) -> None:
-        """Hook the inverse to the input of an output layer, which is tied to the embeddings (Pfeiffer et al. 2020,
-        section 4.2.2); nothing if it is hooked already."""
+        """Hook the inverse to the input of an output layer that is tied to the embeddings, unless it is hooked
+        already."""
         if not any(getattr(hook, "__self__", None) is self for hook in output_layer_input._forward_hooks.values()):
             self.handles.append(output_layer_input.register_forward_hook(self._invert_states))
 
@@ -263,12 +248,8 @@ class InvertibleAdapters(nn.Module):
 
 def adapter_activation(name: str) -> nn.Module:
     """The activation of an AdapterHub name; raises CtxError for an unknown name."""
-    try:
+    with wrap_errors("There is no such activation", location="non_linearity", hint="use relu, swish, gelu or linear."):
         return get_activation(_ACTIVATIONS.get(name.lower(), name.lower()))
-    except KeyError as error:
-        raise CtxError(
-            f"There is no activation {name!r}.", location="non_linearity", hint="use relu, swish, gelu or linear."
-        ) from error
 
 
 def _coupling(inputs: int, outputs: int, non_linearity: str, reduction_factor: float) -> nn.Sequential:

@@ -1,8 +1,7 @@
 """Prediction heads in adapter files: AdapterHub's flexible heads that correspond to heads of this package."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,20 +11,19 @@ from hf_ctxmodels.heads import ForSequenceClassification, ForTokenClassification
 from hf_ctxmodels.layers.lm_loss.cross_entropy import MaskedLMHead, ProjectedHead
 from hf_ctxmodels.layers.transformer import FirstTokenPooler
 
-_COMPARED_FIELDS = (
-    *("head_type", "layers", "activation_function", "layer_norm"),
-    *("use_pooler", "num_labels", "vocab_size"),
-)
+_COMPARED_FIELDS = {
+    "head_type",
+    "layers",
+    "activation_function",
+    "layer_norm",
+    "use_pooler",
+    "num_labels",
+    "vocab_size",
+}
 
 
-@dataclass(frozen=True)
-class FlexibleHead:
-    """A head in the form of AdapterHub's files.
-
-    Attributes:
-        config: The entry `config` of `head_config.json`.
-        modules: Index of a module in files -> its name in the model.
-    """
+class FlexibleHead(NamedTuple):
+    """The entry `config` of `head_config.json`, and the names of the modules in files and in the model."""
 
     config: Mapping[str, Any]
     modules: Mapping[str, str]
@@ -79,11 +77,11 @@ def find_flexible_head(model: PreTrainedModel) -> FlexibleHead | None:
 def load_head(model: PreTrainedModel, entry: Mapping[str, Any], tensors: Mapping[str, Tensor], name: str) -> bool:
     """Copy a file's head into the model's head, if both have the same form and shapes; returns whether it was copied.
 
-    A decoder that is tied to the embeddings is untied if the file has different weights.
+    A decoder tied to the embeddings is untied if the file has different weights.
     """
     head = find_flexible_head(model)
     if head is None or any(
-        entry.get(key, head.config[key]) != head.config[key] for key in _COMPARED_FIELDS if key in head.config
+        entry.get(key, head.config[key]) != head.config[key] for key in _COMPARED_FIELDS & {*head.config}
     ):
         return False
     targets = head.tensors(model, name)

@@ -7,14 +7,13 @@ from typing import Any
 
 import torch
 from huggingface_hub import hf_hub_download, snapshot_download
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.adapter_support import ADAPTERS_FOLDER, STACK_FILE, suppress_adapter_notice
 from hf_ctxmodels.core.console import print_status
-from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.errors import CtxError, wrap_errors
 from hf_ctxmodels.core.loading import load_pretrained, read_json
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.downstream.adapters.configuration import config_from_file, fusion_from_file
@@ -32,6 +31,7 @@ from hf_ctxmodels.downstream.adapters.saving import (
     FUSION_WEIGHTS_FILE,
     HEAD_CONFIG_FILE,
     HEAD_WEIGHTS_FILE,
+    PICKLED_FILES,
     WEIGHTS_FILE,
     file_tensors,
     model_types,
@@ -47,12 +47,11 @@ from hf_ctxmodels.training.model_loading import (
     verify_weights,
 )
 
-_PICKLES = {WEIGHTS_FILE: "pytorch_adapter.bin", FUSION_WEIGHTS_FILE: "pytorch_model_adapter_fusion.bin"}
 _DUPLICATE_KEY = "adapter_norm_before."  # a second name of a parameter in AdapterHub's files
 
 
 def save_adapter(model: PreTrainedModel, name: str, directory: str | Path, *, with_head: bool = False) -> None:
-    """Save an adapter to a directory of its own that AdapterHub reads, with the model's head if `with_head`.
+    """Save an adapter to a directory that AdapterHub reads, with the model's head if `with_head`.
 
     Raises:
         CtxError: There is no such adapter or head, or the directory holds a model or cannot be written.
@@ -77,13 +76,12 @@ def load_adapter(model: PreTrainedModel, source: str | Path, name: str | None = 
         model: As in `add_adapter`.
         source: Directory or Hub id with `adapter_config.json` and `adapter.safetensors`.
         name: Name of the adapter in the model, which is returned; None for the name in the file.
-        with_head: Copy the head in `source`, if any, into the model's head, if both have the same form and shapes.
+        with_head: Copy the head in `source`, if any, into the model's head if both have the same form and shapes.
 
     Raises:
-        CtxError: There is no adapter, it belongs to PEFT or is pickled, or it is for models of another type, width or
-            depth.
+        CtxError: There is no adapter, it belongs to PEFT or is pickled, or models of another type, width or depth.
     """
-    base, folder = get_adapter_set(model).base, _resolve_folder(source)
+    base, folder = get_adapter_set(model).base, resolve_folder(source)
     content, saved_tensors = _read_files(base, folder, CONFIG_FILE, WEIGHTS_FILE, source)
     saved_name = content.get("name") or folder.name
     name = saved_name if name is None else name
@@ -120,13 +118,13 @@ def has_saved_adapters(directory: str | Path) -> bool:
 
 
 def load_saved_adapters(model: PreTrainedModel, directory: str | Path) -> list[str]:
-    """Add all adapters and fusions that were saved with a model in a directory or Hub id, and activate those that were
-    active; returns the adapters' names.
+    """Add the adapters and fusions saved with a model, and activate those that were active; returns the adapters'
+    names.
 
     Raises:
         CtxError: There are none, or as `load_adapter`.
     """
-    folder = _resolve_folder(directory, [f"{ADAPTERS_FOLDER}/*"]) / ADAPTERS_FOLDER
+    folder = resolve_folder(directory, [f"{ADAPTERS_FOLDER}/*"]) / ADAPTERS_FOLDER
     if not (folder / STACK_FILE).is_file():
         raise CtxError(f"There are no adapters: {ADAPTERS_FOLDER}/{STACK_FILE} is missing.", location=str(directory))
     names = [load_adapter(model, path.parent) for path in sorted(folder.glob(f"*/{CONFIG_FILE}"))]
@@ -137,10 +135,7 @@ def load_saved_adapters(model: PreTrainedModel, directory: str | Path) -> list[s
 
 
 def load_model_with_adapters(source: str | Path, auto_class: str, config: PreTrainedConfig) -> PreTrainedModel:
-    """`load_model`, with the adapters that were saved with the model.
-
-    Raises CtxError also if the model has several tasks and a head is requested.
-    """
+    """`load_model` with the saved adapters; raises CtxError also for a head of a model with several tasks."""
     if auto_class != AutoModel.__name__:
         require_single_task(config, str(source))
     with suppress_adapter_notice():
@@ -148,13 +143,9 @@ def load_model_with_adapters(source: str | Path, auto_class: str, config: PreTra
     return add_saved_adapters(model, source)
 
 
-def load_saved_model(source: str, config: PreTrainedConfig | None = None) -> PreTrainedModel:
-    """Load a model with its saved head and adapters, in evaluation mode.
-
-    Raises:
-        CtxError: The model cannot be loaded, is damaged, or has several tasks.
-    """
-    config = load_config(source) if config is None else config
+def load_saved_model(source: str) -> PreTrainedModel:
+    """A model with its saved head and adapters, in evaluation mode; raises CtxError if damaged or multi-task."""
+    config = load_config(source)
     require_single_task(config, source)
     verify_weights(Path(source))
     with suppress_adapter_notice():
@@ -180,9 +171,6 @@ def load_model_and_tokenizer(
         source: Directory or Hub id.
         auto_class: Name of the head's Auto class, or a function that chooses it by the configuration.
         max_length: Longest input in tokens, which must fit the model.
-
-    Raises:
-        CtxError: The model or its tokenizer cannot be loaded, or they do not match.
     """
     config, tokenizer = load_config(source), load_tokenizer(source)
     check_tokenizer_matches_model(tokenizer, config, max_length, location=source)
@@ -202,12 +190,8 @@ def save_fusion(model: PreTrainedModel, names: Sequence[str], directory: str | P
 
 
 def load_fusion(model: PreTrainedModel, source: str | Path) -> tuple[str, ...]:
-    """Add a fusion of adapters that the model has, from a directory or the Hub; returns their names.
-
-    Raises:
-        CtxError: As `load_adapter`, or an adapter is missing.
-    """
-    base, folder = get_adapter_set(model).base, _resolve_folder(source)
+    """Add a fusion of adapters that the model has; arguments and errors as for `load_adapter`; returns their names."""
+    base, folder = get_adapter_set(model).base, resolve_folder(source)
     content, tensors = _read_files(base, folder, FUSION_CONFIG_FILE, FUSION_WEIGHTS_FILE, source)
     names = tuple(content.get("adapter_names") or str(content.get("name")).split(","))
     add_fusion(model, names, fusion_from_file(content.get("config"), str(folder / FUSION_CONFIG_FILE)))
@@ -215,18 +199,13 @@ def load_fusion(model: PreTrainedModel, source: str | Path) -> tuple[str, ...]:
     return names
 
 
-def _resolve_folder(source: str | Path, patterns: Sequence[str] = ("*.json", "*.safetensors")) -> Path:
-    """A local directory, or the downloaded files of a Hub id that match the patterns."""
+def resolve_folder(source: str | Path, patterns: Sequence[str] = ("*.json", "*.safetensors")) -> Path:
+    """A local directory, or the downloaded files of a Hub id that match the patterns; raises CtxError without any."""
     if Path(source).exists() or Path(source).is_absolute():
         return Path(source)
-    try:
+    hint = f"use a directory with {CONFIG_FILE}, or a Hub id."
+    with wrap_errors("There is no such adapter", location=str(source), hint=hint):
         return Path(snapshot_download(str(source), allow_patterns=[*patterns]))
-    except Exception as error:  # no such repository, no network, no valid id
-        raise CtxError(
-            "There is no such adapter.",
-            location=str(source),
-            hint=f"use a directory with {CONFIG_FILE}, or a Hub id.",
-        ) from error
 
 
 def _read_config(folder: Path, file: str, source: str | Path) -> dict[str, Any]:
@@ -246,11 +225,7 @@ def _read_config(folder: Path, file: str, source: str | Path) -> dict[str, Any]:
 def _read_files(
     base: CtxPreTrainedModel, folder: Path, config_file: str, weights_file: str, source: str | Path
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The content of a configuration file, and the tensors by AdapterHub's current names.
-
-    Raises:
-        CtxError: The files are missing, damaged, of PEFT, or for models of another type or width.
-    """
+    """The content of a configuration file, and the tensors by AdapterHub's current names."""
     content = _read_config(folder, config_file, source)
     if "peft_type" in content:
         raise CtxError("The adapter belongs to PEFT.", location=str(source), hint="load it by model.load_adapter.")
@@ -272,15 +247,11 @@ def _read_files(
         raise CtxError(
             f"There is no {weights_file}.",
             location=str(source),
-            hint=f"convert a directory or Hub id with {_PICKLES[weights_file]} by "
+            hint=f"convert a directory or Hub id with {PICKLED_FILES[weights_file]} by "
             f"`python -m hf_ctxmodels.conversion.adapters --adapter {source} --output DIR`.",
         )
-    try:
+    with wrap_errors("The weights are damaged", location=str(folder / weights_file), hint="copy the file again."):
         tensors = load_file(folder / weights_file)
-    except SafetensorError as error:
-        raise CtxError(
-            f"The weights are damaged: {error}.", location=str(folder / weights_file), hint="copy the file again."
-        ) from error
     renamed = {}
     for key, tensor in tensors.items():  # from names of earlier releases
         key = re.sub(r"\.(attention|layer)_text_(task|lang)_adapters\.", ".adapters.", key)
@@ -290,8 +261,7 @@ def _read_files(
 
 @torch.no_grad()
 def _copy_tensors(parameters: Mapping[str, Tensor], tensors: Mapping[str, Tensor], source: str | Path) -> None:
-    """Copy a file's tensors, whose names may lack the first component or have up to two more; raises CtxError if names
-    or shapes differ."""
+    """Copy a file's tensors, whose names may lack the first component or have up to two more."""
     names_by_suffix = {name.split(".", 1)[1]: name for name in parameters}
     matched: dict[str, Tensor] = {}
     unmatched = []

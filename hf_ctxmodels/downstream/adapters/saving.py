@@ -1,5 +1,4 @@
-"""Folders of adapters in AdapterHub's format: `adapter_config.json` and `adapter.safetensors`, in which parameters have
-AdapterHub's names for the families that it supports."""
+"""Folders of adapters in AdapterHub's format, with AdapterHub's parameter names for the families that it supports."""
 
 import json
 import re
@@ -23,6 +22,11 @@ from hf_ctxmodels.downstream.adapters.insertion import get_invertible_adapters, 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter.safetensors"
 FUSION_CONFIG_FILE, FUSION_WEIGHTS_FILE = "adapter_fusion_config.json", "model_adapter_fusion.safetensors"
 HEAD_CONFIG_FILE, HEAD_WEIGHTS_FILE = "head_config.json", "model_head.safetensors"
+PICKLED_FILES = {
+    WEIGHTS_FILE: "pytorch_adapter.bin",
+    HEAD_WEIGHTS_FILE: "pytorch_model_head.bin",
+    FUSION_WEIGHTS_FILE: "pytorch_model_adapter_fusion.bin",
+}
 
 
 @dataclass(frozen=True)
@@ -109,14 +113,12 @@ def write_adapter(
     head: tuple[Mapping[str, Any], Mapping[str, Tensor]] | None = None,
     values: Mapping[int, Tensor] | None = None,
 ) -> None:
-    """Write an adapter or a fusion to a directory, which is created if needed.
-
-    Files are first written to a temporary directory, and then moved, the weights first.
+    """Write an adapter or a fusion to a directory, through a temporary one.
 
     Args:
         base: The base model.
         name, config: The adapter, or the fusion named by its adapters joined by commas.
-        directory: Its directory.
+        directory: Its directory, created if needed.
         head: The entry `config` and the parameters of a head to write with the adapter, or None.
         values: id of a parameter -> its full value, for parameters that are sharded over processes.
 

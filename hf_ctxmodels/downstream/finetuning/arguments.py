@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from accelerate import Accelerator
 from transformers import PreTrainedModel
@@ -159,13 +159,6 @@ class EwcOptions(L2Options):
     examples: int = flag(1000, "Examples to compute the Fisher information from.")
 
 
-FREEZING = {
-    "encoder": FrozenEncoderOptions,
-    "embeddings": FrozenEmbeddingsOptions,
-    "gradual": GradualUnfreezingOptions,
-    "chain": ChainThawOptions,
-    "three-stage": ThreeStageOptions,
-}
 FreezingOptions = (
     FrozenEncoderOptions | FrozenEmbeddingsOptions | GradualUnfreezingOptions | ChainThawOptions | ThreeStageOptions
 )
@@ -182,7 +175,9 @@ class FinetuningMethodArguments:
     """
 
     freeze: FreezingOptions | None = choice_flag(
-        None, "Freeze the encoder or its token embeddings, or unfreeze layers on a schedule.", FREEZING
+        None,
+        "Freeze the encoder or its token embeddings, or unfreeze layers on a schedule.",
+        dict(zip(("encoder", "embeddings", "gradual", "chain", "three-stage"), get_args(FreezingOptions))),
     )
     anchor: L2Options | EwcOptions | None = choice_flag(
         None,
@@ -210,7 +205,16 @@ class FinetuningMethodArguments:
     def prepare(
         self, model: PreTrainedModel, source: str | None, loop: LoopArguments, accelerator: Accelerator
     ) -> list[FinetuningCallback]:
-        """Re-initialise and freeze weights, and make callbacks; see `FinetuningConfig.prepare`."""
+        """Re-initialise and freeze weights, and make the callbacks of the training loop, in their order.
+
+        Args:
+            model: The model with its pretrained weights.
+            source: The checkpoint that it was loaded from; None for a new model.
+            loop, accelerator: The flags of the loop, and the accelerator of the run.
+
+        Raises:
+            CtxError: The flags do not match the model.
+        """
         if source is None and (self.anchor or self.mixout or self.reinit_layers):
             raise CtxError(
                 "A new model has no pretrained weights.",
@@ -261,11 +265,11 @@ class FinetuningMethodArguments:
 
 
 @dataclass(frozen=True)
-class FinetuningConfig:
-    """Everything that may differ from plain fine-tuning.
+class FinetuningMethods:
+    """All options that differ from plain fine-tuning.
 
     Attributes:
-        methods: Frozen, re-initialised and regularised weights.
+        weights: Frozen, re-initialised and regularised weights.
         adapters: Bottleneck adapters.
         low_bits: Training with low-bit weights (`compression.low_bits.training.LowBitsArguments`), or None.
 
@@ -273,12 +277,12 @@ class FinetuningConfig:
         CtxError: Two of the options cannot be combined.
     """
 
-    methods: FinetuningMethodArguments = field(default_factory=FinetuningMethodArguments)
+    weights: FinetuningMethodArguments = field(default_factory=FinetuningMethodArguments)
     adapters: AdapterArguments = field(default_factory=AdapterArguments)
     low_bits: Any = None
 
     def __post_init__(self) -> None:
-        check_conflicts(self.methods, self.adapters)
+        check_conflicts(self.weights, self.adapters)
         if self.cache_directory is not None and self.low_bits is not None and self.low_bits.is_active:
             raise CtxError(
                 "Cached features are computed with float32 weights.",
@@ -289,22 +293,19 @@ class FinetuningConfig:
     @property
     def cache_directory(self) -> str | None:
         """Directory to cache the states of a frozen encoder in; None for no cache."""
-        return getattr(self.methods.freeze, "cache_features", None)
+        return getattr(self.weights.freeze, "cache_features", None)
 
     def prepare(
         self, model: Any, source: str | None, loop: LoopArguments, accelerator: Accelerator
     ) -> list[FinetuningCallback]:
-        """Re-initialise and freeze weights, add adapters, and make the callbacks of the training loop, in their order.
-
-        Args:
-            model: The model with its pretrained weights.
-            source: The checkpoint that it was loaded from; None for a new model.
-            loop, accelerator: The flags of the loop, and the accelerator of the run.
-
-        Raises:
-            CtxError: The flags do not match the model.
-        """
-        callbacks = self.methods.prepare(model, source, loop, accelerator)
+        """`FinetuningMethodArguments.prepare`, and add the adapters."""
+        if self.cache_directory is not None and accelerator.mixed_precision != "no":
+            raise CtxError(
+                "Features are cached in the precision of the weights.",
+                location=f"--freeze encoder:cache_features with mixed precision {accelerator.mixed_precision}",
+                hint="use only one of them.",
+            )
+        callbacks = self.weights.prepare(model, source, loop, accelerator)
         self.adapters.apply(model)
         return callbacks
 
@@ -312,7 +313,7 @@ class FinetuningConfig:
         """Values that must be equal when the run is resumed; a file of Fisher information is compared by content."""
         fisher_options = (f"anchor.{name}" for name in ("file", "text", "labels", "examples"))
         return {
-            **flags_identity(self.methods, ("freeze.cache_features", *fisher_options)),
+            **flags_identity(self.weights, ("freeze.cache_features", *fisher_options)),
             **self.adapters.identity(model),
             **({} if self.low_bits is None else self.low_bits.identity()),
         }

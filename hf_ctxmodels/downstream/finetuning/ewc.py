@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from hf_ctxmodels import heads
 from hf_ctxmodels.core.console import print_status, progress_bar
 from hf_ctxmodels.core.constants import IGNORE_INDEX
-from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.errors import CtxError, wrap_errors
 from hf_ctxmodels.core.output_files import wrap_write_errors
 from hf_ctxmodels.core.weights import weights_digest
 from hf_ctxmodels.data.examples import LOOP_COLUMNS
@@ -33,9 +33,6 @@ class ElasticWeightConsolidation(L2SPPenalty):
     Args:
         model, weight, head_weight: As for `L2SPPenalty`.
         fisher_file: From `save_fisher`, for the same pretrained weights.
-
-    Raises:
-        CtxError: The file is missing or damaged, or was computed from other weights.
     """
 
     def __init__(
@@ -74,17 +71,14 @@ def fisher_information(
 ) -> dict[str, Tensor]:
     """The diagonal of the Fisher information: the mean over examples of the squared gradient of each example's loss.
 
-    It differs from the square of a batch's gradient. The expectation is over the model's predictions, so labels are
-    sampled from them; the labels of the data give the empirical Fisher information.
-
     Args:
         model: The model with its pretraining head, in evaluation mode.
         examples: Batches of one example each, with labels at the predicted positions.
-        labels: "sampled" from the model, for language models and masked language models; or the labels of the "data".
+        labels: "sampled" from the model's predictions; or of the "data", for the empirical Fisher information.
         seed: Seed of the samples.
 
     Returns:
-        Name in the encoder -> a value for each weight, float32.
+        Name in the encoder -> a value for each weight, float32; parameters that pretraining does not use are omitted.
 
     Raises:
         CtxError: There are no examples, or the head's targets cannot be sampled.
@@ -109,18 +103,13 @@ def fisher_information(
         number += 1
     if not number:
         raise CtxError("There are no examples to compute the Fisher information from.", hint="use more text.")
-    # parameters that pretraining does not use are omitted
     return {name: total / number for name, total in totals.items() if bool(total.any())}
 
 
 @torch.no_grad()
 def sampled_targets(model: PreTrainedModel, batch: Batch, generator: torch.Generator) -> dict[str, Tensor]:
-    """Targets of a batch sampled from the predictions of a (masked) language model, possibly with sentence tasks, at
-    the positions where the batch has targets; `generator` is on the CPU.
-
-    Raises:
-        CtxError: The head's targets cannot be sampled from its predictions.
-    """
+    """Targets sampled from the predictions of a (masked) language model, possibly with sentence tasks, at the positions
+    of the batch's targets; `generator` is on the CPU."""
     if isinstance(model, heads.ForCausalLM):  # its labels may be shifted, and longer than the input
         batch = {**batch, "shift_labels": model.resolve_targets(**batch), "labels": None}
     targets = [name for name in (*model.loss_targets, "shift_labels") if batch.get(name) is not None]
@@ -147,12 +136,8 @@ def sampled_targets(model: PreTrainedModel, batch: Batch, generator: torch.Gener
 def compute_fisher(
     source: str, text: str | None, file: str, number: int, labels: Labels, *, verbose: bool = True
 ) -> None:
-    """Compute the Fisher information of a checkpoint in its pretraining objective, from the first examples of a text
-    (as --dataset of pretrain), and save it.
-
-    Raises:
-        CtxError: There is no text, or as `PretrainingEvaluation.open` or `fisher_information`.
-    """
+    """Compute the Fisher information of a checkpoint in its pretraining objective, from the first `number` examples of
+    a text (as --dataset of pretrain), and save it."""
     if text is None:
         raise CtxError(
             "There is no such file of Fisher information.",
@@ -173,8 +158,8 @@ def compute_fisher(
 
 
 def save_fisher(file: str | Path, fisher: Mapping[str, Tensor], model: PreTrainedModel, **provenance: Any) -> None:
-    """Write the Fisher information atomically, as safetensors, with a digest of each weight of the model and
-    `provenance`, JSON values that describe the data."""
+    """Write the Fisher information, with a digest of each weight of the model, and `provenance`: JSON values that
+    describe the data."""
     weights = dict(model.base_model.named_parameters())
     digests = {name: weights_digest({name: weights[name]}) for name in fisher}
     path = Path(file)
@@ -197,25 +182,13 @@ def describe_fisher(file: str | Path) -> str:
 
 
 def load_fisher(file: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The Fisher information by names in the encoder, and the digests of the weights that it was computed from.
-
-    Raises:
-        CtxError: The file is missing or damaged, or does not contain Fisher information.
-    """
-    try:
-        with safe_open(file, "pt") as stored:
-            digests = json.loads((stored.metadata() or {}).get("weights", "{}"))
-            fisher = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError, ValueError) as error:
-        raise CtxError(
-            f"The Fisher information cannot be read: {error}.",
-            location=f"--anchor ewc:file={file}",
-            hint="use an existing file, or a text to compute it from: ewc:file=FILE,text=TEXT.",
-        ) from error
+    """The Fisher information by names in the encoder, and the digests of the weights that it was computed from."""
+    location = f"--anchor ewc:file={file}"
+    hint = "use an existing file, or another name and a text to compute it from: ewc:file=FILE,text=TEXT."
+    message = "The Fisher information cannot be read"
+    with wrap_errors(message, location=location, hint=hint), safe_open(file, "pt") as stored:
+        digests = json.loads((stored.metadata() or {}).get("weights", "{}"))
+        fisher = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
     if set(digests) != set(fisher) or any(bool((value < 0).any()) for value in fisher.values()):
-        raise CtxError(
-            "The file contains no Fisher information.",
-            location=f"--anchor ewc:file={file}",
-            hint="use another file name and a text to compute it from: ewc:file=FILE,text=TEXT.",
-        )
+        raise CtxError("The file contains no Fisher information.", location=location, hint=hint)
     return fisher, digests

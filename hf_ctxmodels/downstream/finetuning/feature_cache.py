@@ -1,5 +1,4 @@
-"""Hidden states of a frozen encoder, computed once and stored on disk (feature-based use; Devlin et al. 2019, section
-5.3)."""
+"""Hidden states of a frozen encoder, computed once and stored on disk (Devlin et al. 2019, section 5.3)."""
 
 import hashlib
 import json
@@ -11,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import ModelOutput
 
 from hf_ctxmodels.core.console import print_status, progress_bar
-from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.errors import CtxError, wrap_errors
 from hf_ctxmodels.core.output_files import wrap_write_errors
 from hf_ctxmodels.core.weights import weights_digest
 from hf_ctxmodels.heads.base import HeadModel
@@ -29,8 +28,7 @@ _SHARD_TOKENS = 1 << 16
 
 
 class CachedEncoderOutput(BaseModelOutput):
-    """Cached hidden states as an encoder's output, or as the decoder's output of an encoder-decoder; all other fields
-    of such outputs are None."""
+    """Cached hidden states of an encoder, or of the decoder of an encoder-decoder; other fields are None."""
 
     @property
     def decoder_hidden_states(self) -> tuple[Tensor, ...] | None:
@@ -45,15 +43,11 @@ class CachedEncoderOutput(BaseModelOutput):
 class FeatureCache:
     """The hidden states of a frozen encoder, by the content of the input sequence.
 
-    Sequences are encoded one at a time. So the states of a sequence do not depend on its batch, to the last bit, and a
-    run that computes the cache equals a run that reads it. An encoder that computes whole batches differs by rounding.
+    Sequences are encoded one at a time, so that their states do not depend on the batch, to the last bit.
 
     Args:
         model: A head on a frozen encoder (`freeze_encoder`).
         folder: Folder of a complete cache; None for an empty one.
-
-    Raises:
-        CtxError: The cache is damaged.
     """
 
     def __init__(self, model: HeadModel, folder: Path | None = None) -> None:
@@ -66,15 +60,11 @@ class FeatureCache:
         self._num_unwritten_tokens = 0
         if folder is None:
             return
-        try:
+        with wrap_errors("The cached features are damaged", location=str(folder), hint="delete this directory."):
             index = json.loads((folder / _INDEX_FILE).read_text(encoding="utf-8"))
             self._locations, self._widths = index["places"], index["widths"]
             files = [safe_open(_shard_path(folder, number), "pt") for number in range(index["shards"])]
             self._shards = [file.get_slice("states") for file in files]  # memory-mapped
-        except (OSError, ValueError, KeyError, SafetensorError) as error:
-            raise CtxError(
-                f"The cached features are damaged: {error}.", location=str(folder), hint="delete this directory."
-            ) from error
 
     @contextmanager
     def write_to(self, folder: Path) -> Iterator[None]:
@@ -107,8 +97,8 @@ class FeatureCache:
 
     @torch.no_grad()
     def __call__(self, all_layers: bool = False, **inputs: Any) -> ModelOutput:
-        """An output of the encoder with the `hidden_states` of all layers or only the last one; `inputs` are arguments
-        of the encoder, tensors (batch, length, ...).
+        """The encoder's output with the `hidden_states` of all layers or only the last one; `inputs` are arguments of
+        the encoder, tensors (batch, length, ...).
 
         Raises:
             CtxError: There are no token ids, the mask is not (batch, length), or there are decoder inputs.
@@ -155,7 +145,7 @@ def cache_features(
     model: HeadModel,
     directory: str | Path,
     batches: Sequence[Any],
-    identity: Mapping[str, Any],
+    tokenizer_digest: str,
     *,
     show_progress: bool = True,
 ) -> None:
@@ -168,7 +158,7 @@ def cache_features(
         model: A head on a frozen encoder.
         directory: Directory with a folder for each cache.
         batches: All inputs of training and evaluation, one sequence each.
-        identity: Further JSON values that determine the inputs, such as the tokenizer's digest.
+        tokenizer_digest: Digest of the tokenizer.
         show_progress: Whether to print the folder and show a progress bar.
 
     Raises:
@@ -187,7 +177,7 @@ def cache_features(
         "weights": weights_digest(encoder_weights),
         "model": type(model).__name__,
         "config": {name: value for name, value in model.config.to_dict().items() if not name.startswith("_")},
-        **identity,
+        "tokenizer": tokenizer_digest,
         "rows": [_input_digest(batch) for batch in batches],
     }
     digest = hashlib.blake2b(json.dumps(content, sort_keys=True, default=str).encode(), digest_size=16).hexdigest()

@@ -17,7 +17,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.generation import check_can_generate
 from hf_ctxmodels.core.loading import load_pretrained
 from hf_ctxmodels.data import RoundRobinMixture, UnlabelledCollator, mark_unlabelled
-from hf_ctxmodels.downstream.finetuning.arguments import FinetuningArguments, FinetuningConfig, StartingModelArguments
+from hf_ctxmodels.downstream.finetuning.arguments import FinetuningArguments, FinetuningMethods, StartingModelArguments
 from hf_ctxmodels.downstream.finetuning.feature_cache import cache_features
 from hf_ctxmodels.downstream.finetuning.task_evaluation import TaskEvaluation
 from hf_ctxmodels.downstream.finetuning.task_loss import TaskLoss
@@ -59,9 +59,8 @@ def load_config_and_tokenizer(
 ) -> tuple[PreTrainedConfig, PreTrainedTokenizerBase]:
     """Load the configuration and the tokenizer of a checkpoint, or create the configuration of a new model.
 
-    The configuration of a multi-task checkpoint is the configuration of a task's plain model.
-
-    With `require_family`, reference checkpoints are opened with a family of this package.
+    The configuration of a multi-task checkpoint is the configuration of a task's plain model. With `require_family`,
+    reference checkpoints are opened with a family of this package.
 
     Raises:
         CtxError: Not exactly one of --model and --family is given, they cannot be opened, or a multi-task checkpoint
@@ -111,11 +110,8 @@ def load_config_and_tokenizer(
 
 
 def prepare_for_tasks(tokenizer: PreTrainedTokenizerBase, max_length: int = 0) -> None:
-    """Add the special tokens that the family uses in fine-tuning but not in pretraining, if any.
-
-    Raises:
-        CtxError: Inputs of `max_length` tokens (0 for any length) have no room for text besides special tokens.
-    """
+    """Add the special tokens that the family uses only in fine-tuning; raises CtxError if inputs of `max_length` tokens
+    (0 for any length) have no room for text."""
     if isinstance(tokenizer, CtxTokenizer):
         tokenizer.prepare_for_tasks()
     check_max_length(tokenizer, max_length)
@@ -199,8 +195,7 @@ class FinetuningResult:
 
     Attributes:
         evaluation: The evaluation on the validation examples.
-        baseline: Metrics of `Task.baseline` on the validation examples.
-        upper_bounds: Upper bounds of the metrics (`Task.upper_bounds`).
+        baseline, upper_bounds: Metrics of `Task.baseline`, and `Task.upper_bounds`, on the validation examples.
         result: The result of the training loop.
     """
 
@@ -220,11 +215,8 @@ class FinetuningResult:
         main_metric, value = next(iter(self.baseline.items()))
         self.result.metrics[f"baseline_{main_metric}"] = value
         self.result.metrics |= {f"ceiling_{name}": bound for name, bound in self.upper_bounds.items()}
-        summary = self.result.summary(
-            task=arguments.task,
-            dataset=Path(arguments.train_file).name,
-            max_length=self.task.arguments.max_length,
-        )
+        dataset, max_length = Path(arguments.train_file).name, self.task.arguments.max_length
+        summary = self.result.summary(task=arguments.task, dataset=dataset, max_length=max_length)
         summary.save(self.result.arguments.output_dir)
 
 
@@ -238,22 +230,21 @@ def finetune(
     arguments: FinetuningArguments,
     task_arguments: TaskArguments,
     loop_arguments: LoopArguments,
-    finetuning_config: FinetuningConfig | None = None,
+    methods: FinetuningMethods | None = None,
     make_setup: MakeTrainingSetup | None = None,
 ) -> FinetuningResult:
     """Fine-tune a model on a task, evaluate it, and save it.
 
     Args:
         arguments: Model and data.
-        task_arguments: Options of the task.
-        loop_arguments: Arguments of the training loop.
-        finetuning_config: Fine-tuning methods, adapters and low-bit weights; None for plain fine-tuning.
+        task_arguments, loop_arguments: Options of the task and of the training loop.
+        methods: Fine-tuning methods, adapters and low-bit weights; None for plain fine-tuning.
         make_setup: Wraps the model for another loss, as distillation does; None trains the model itself.
 
     Raises:
         CtxError: Files, model, tokenizer and flags do not match each other.
     """
-    methods = finetuning_config or FinetuningConfig()
+    methods = methods or FinetuningMethods()
     batch_size = loop_arguments.per_device_batch_size
 
     # data
@@ -297,16 +288,10 @@ def finetune(
         arguments.unlabelled_file, task, encoded, train_collate, model, tokenizer
     )
     if methods.cache_directory is not None:
-        if accelerator.mixed_precision != "no":
-            raise CtxError(
-                "Features are cached in the precision of the weights.",
-                location=f"--freeze encoder:cache_features with mixed precision {accelerator.mixed_precision}",
-                hint="use only one of them.",
-            )
         batches = [collate([feature]) for feature in (*encoded.features, *validation_encoded.features)]
-        identity = {"tokenizer": tokenizer_digest(tokenizer)}
+        digest = tokenizer_digest(tokenizer)
         with accelerator.main_process_first():
-            cache_features(model, methods.cache_directory, batches, identity, show_progress=is_main)
+            cache_features(model, methods.cache_directory, batches, digest, show_progress=is_main)
     require_trainable(model)
     if methods.low_bits is not None:
         methods.low_bits.start(model, encoded.features, collate, batch_size, accelerator)

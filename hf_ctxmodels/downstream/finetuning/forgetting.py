@@ -28,14 +28,7 @@ _DEFAULT_LENGTH = 128
 
 @dataclass
 class PretrainingEvaluation:
-    """A pretrained checkpoint and a text on which its pretraining objective is evaluated.
-
-    Attributes:
-        model: The model with the objective's head, in evaluation mode.
-        objective: Builds and collates the examples.
-        examples: Examples from the text.
-        name: Name of the objective.
-    """
+    """A pretrained checkpoint in evaluation mode, and examples of a text for its pretraining objective `name`."""
 
     model: PreTrainedModel
     objective: Objective
@@ -103,18 +96,16 @@ class PretrainingEvaluation:
 
     @torch.no_grad()
     def copy_encoder_weights(self, finetuned: str) -> None:
-        """Copy the encoder's weights and the adapters of a fine-tuned checkpoint into the model.
-
-        Rows of the word embeddings for tokens that fine-tuning added are ignored. Weights that are missing in the
-        checkpoint, for example a pooler that its head does not read, keep their pretrained values.
+        """Copy the encoder's weights and the adapters of a fine-tuned checkpoint into the model, without the word
+        embeddings of added tokens. Weights that the checkpoint lacks, such as an unused pooler, keep their pretrained
+        values.
 
         Raises:
             CtxError: The checkpoint was not fine-tuned from this model, or is quantized.
         """
-        config = load_config(finetuned)
-        require_single_task(config, finetuned)
+        require_single_task(load_config(finetuned), finetuned)
         with suppress_adapter_notice():
-            finetuned_model = load_model(finetuned, "AutoModel", config)
+            finetuned_model = load_model(finetuned, "AutoModel", load_config(finetuned))
         if is_quantized(finetuned_model):
             raise CtxError(
                 "The distance to the weights of a quantized model is undefined.",
@@ -128,12 +119,10 @@ class PretrainingEvaluation:
         mismatched = [name for name in names if source[name].shape[1:] != target[name].shape[1:]]
         unmatched = sorted(name for name in set(target) ^ set(source) if LAYER.match(name))
         if not names or mismatched or unmatched or any(len(source[name]) < len(target[name]) for name in names):
-            if mismatched:
-                difference = f": {mismatched[0]} differs in shape"
-            else:
-                difference = f": only one of them has {unmatched[0]}" if unmatched else ""
+            differences = [f": {name} differs in shape" for name in mismatched]
+            differences += [f": only one of them has {name}" for name in unmatched]
             raise CtxError(
-                f"The two checkpoints are of different models{difference}.",
+                f"The two checkpoints are of different models{differences[0] if differences else ''}.",
                 location=finetuned,
                 hint="use a checkpoint and one that was fine-tuned from it.",
             )
@@ -150,7 +139,7 @@ def distances(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> dict
         before, after: Weights by their names in the encoder; weights that one of them lacks are ignored.
 
     Returns:
-        Part -> "distance", and "relative" to the norm before; layers in the order of application.
+        Module -> "distance", and "relative" to the norm before; layers in the order of application.
     """
     sums: dict[str, list[float]] = {}
     for name in sorted(set(before) & set(after)):
@@ -178,11 +167,7 @@ def distances(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> dict
 
 
 def measure_forgetting(evaluation: PretrainingEvaluation, finetuned: str, batch_size: int = 32) -> dict[str, Any]:
-    """The pretraining losses before and after fine-tuning, and the distances between the weights.
-
-    Raises:
-        CtxError: The checkpoint was not fine-tuned from the pretrained model.
-    """
+    """The pretraining losses before and after fine-tuning, and the distances between the weights."""
     base = evaluation.model.base_model
     old_weights = {name: parameter.detach().clone() for name, parameter in base.named_parameters()}
     old_losses = evaluation.loss(batch_size)

@@ -12,13 +12,9 @@ from hf_ctxmodels.training.callbacks import FinetuningCallback, unwrap_optimizer
 
 
 def pretrained_parameters(model: PreTrainedModel) -> dict[str, nn.Parameter]:
-    """The trainable encoder parameters that were loaded from the checkpoint, by their names in the encoder.
-
-    All others are new: the heads, modules in `newly_initialized_modules` such as a pooler, and `reinitialized_weights`.
-
-    Raises:
-        CtxError: There are none.
-    """
+    """The trainable encoder parameters that were loaded from the checkpoint, by their names in the encoder: neither
+    modules in `newly_initialized_modules`, such as a pooler, nor `reinitialized_weights`; raises CtxError if there are
+    none."""
     prefix = "" if model.base_model is model else f"{model.base_model_prefix}."
     new_modules = tuple(f"{name}." for name in getattr(model, "newly_initialized_modules", ()))
     reinitialized = set(getattr(model, "reinitialized_weights", ()))
@@ -42,9 +38,8 @@ class L2SPPenalty(FinetuningCallback):
     """Adds half the weighted squared distance of the encoder from its pretrained weights to the loss (equation 2,
     L2-SP): weight / 2 * ||w - w_0||^2, and head_weight / 2 * ||v||^2 for the new parameters v.
 
-    The gradient is added once in a step, whatever the micro-batches and processes. Weight decay, which pulls towards
-    zero, is disabled for the anchored parameters and unchanged for the others. New rows of the word embeddings
-    (`model.num_new_tokens`) are not anchored.
+    The gradient is added once in a step. Weight decay is disabled for the anchored parameters. New rows of the word
+    embeddings (`model.num_new_tokens`) are not anchored.
 
     Args:
         model: The model with its pretrained weights, which are copied here: before a checkpoint of the run is loaded.
@@ -72,11 +67,8 @@ class L2SPPenalty(FinetuningCallback):
         self.anchored = pretrained_parameters(model)
         self.pretrained = {name: parameter.detach().clone() for name, parameter in self.anchored.items()}
         anchored_ids = {id(parameter) for parameter in self.anchored.values()}
-        self._new_parameters = [
-            parameter
-            for parameter in model.parameters()
-            if parameter.requires_grad and id(parameter) not in anchored_ids
-        ]
+        trainable = (parameter for parameter in model.parameters() if parameter.requires_grad)
+        self._new_parameters = [parameter for parameter in trainable if id(parameter) not in anchored_ids]
         self._row_masks: dict[str, Tensor] = {}  # word embeddings with new tokens: (vocabulary, 1), 0 for new rows
         if new_tokens := getattr(model, "num_new_tokens", 0):
             embeddings: Any = model.get_input_embeddings().weight
@@ -97,8 +89,8 @@ class L2SPPenalty(FinetuningCallback):
         """Disable weight decay for the anchored parameters.
 
         Raises:
-            CtxError: The weights are sharded, or the schedule exists already and an anchored parameter has weight
-                decay, as under Trainer.
+            CtxError: The weights are sharded, or an anchored parameter has weight decay in an existing schedule
+                (Trainer).
         """
         super().on_train_begin(args, state, control, **kwargs)
         without_decay(unwrap_optimizer(optimizer), list(self.anchored.values()))
@@ -137,11 +129,7 @@ class L2SPPenalty(FinetuningCallback):
 
 
 def without_decay(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> None:
-    """Move parameters of an optimizer to groups without weight decay.
-
-    Raises:
-        CtxError: A schedule was already made for the optimizer's groups.
-    """
+    """Move parameters to groups without weight decay; raises CtxError if a schedule was already made for the groups."""
     spared_ids = {id(parameter) for parameter in parameters}
     groups = []
     for group in optimizer.param_groups:

@@ -15,17 +15,16 @@ from hf_ctxmodels.training.callbacks import FinetuningCallback
 
 
 class Mixout(FinetuningCallback):
-    """Replaces a random subset of the weight columns (inputs) of each linear layer of the encoder by the pretrained
-    ones during the passes of a step, as in the released code.
+    """Replaces a random subset of the weight columns (inputs) of each linear or recurrent layer of the encoder by the
+    pretrained ones during the passes of a step, as in the released code.
 
     With a mask m of columns, 1 with probability p, the mixed weights are
-    (m * w_0 + (1 - m) * w - p * w_0) / (1 - p), whose expectation is w. The weights of recurrent layers are mixed in
-    the same way.
+    (m * w_0 + (1 - m) * w - p * w_0) / (1 - p), whose expectation is w.
 
-    The weights are mixed in place for the passes of an optimizer step and restored for the update. So every
-    implementation of a linear layer uses them, evaluation and checkpoints use the unmixed weights, and all
-    micro-batches and processes of a step share the mask, which is sampled by seed, step and parameter. The released
-    code samples a mask for each forward pass and disables dropout (here: `--config_options hidden_dropout_prob=0`).
+    The weights are mixed in place for the passes of an optimizer step and restored for the update, so evaluation and
+    checkpoints use the unmixed weights. All micro-batches and processes of a step share the mask, which is sampled by
+    seed, step and parameter. The released code samples a mask for each forward pass and disables dropout (here:
+    `--config_options hidden_dropout_prob=0`).
 
     Args:
         model: The model with its pretrained weights, which are copied here: before a checkpoint of the run is loaded.

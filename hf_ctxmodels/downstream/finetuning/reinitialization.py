@@ -13,11 +13,9 @@ from hf_ctxmodels.training.optimizers import LAYERS
 
 
 def reinitialize_layers(model: PreTrainedModel, number: int, seed: int, *, pooler: bool = False) -> list[str]:
-    """Re-initialise the top layers of the encoder (Zhang et al. 2021, arXiv 2006.05987, section 5).
-
-    Layers that share all their weights count as one. In an encoder-decoder the decoder's layers, which its heads read,
-    are re-initialised: self-attention, cross-attention and feed-forward network. The paper also re-initialises the
-    pooler. Returns the names of the parameters.
+    """Re-initialise the top layers of the encoder (Zhang et al. 2021, arXiv 2006.05987, section 5); returns the names
+    of the parameters. Layers that share all their weights count as one; the layers of an encoder-decoder are the
+    decoder's.
 
     Raises:
         CtxError: The encoder has fewer layers, or no pooler.
@@ -51,8 +49,7 @@ def reinitialize_layers(model: PreTrainedModel, number: int, seed: int, *, poole
 
 
 def pretrained_head_modules(model: PreTrainedModel) -> list[str]:
-    """Names of the head's modules whose weights were in the checkpoint, for example of an earlier task; without an
-    output layer that is tied to the embeddings."""
+    """Names of the head's modules that were in the checkpoint, without an output layer tied to the embeddings."""
     new_modules = getattr(model, "newly_initialized_modules", ())
     # tied parameters are listed once, in the encoder
     untied_modules = {name.partition(".")[0] for name, _ in model.named_parameters()}
@@ -65,11 +62,7 @@ def pretrained_head_modules(model: PreTrainedModel) -> list[str]:
 
 
 def reinitialize_head(model: PreTrainedModel, seed: int) -> list[str]:
-    """Re-initialise all weights outside the encoder; returns their names.
-
-    Raises:
-        CtxError: The model has no head.
-    """
+    """Re-initialise all weights outside the encoder, and return their names; raises CtxError without a head."""
     names = [name for name in _weights(model) if not name.startswith(f"{model.base_model_prefix}.")]
     if model.base_model is model or not names:
         raise CtxError(f"{type(model).__name__} has no head.", location="--reinit_modules head", hint="remove it.")
@@ -79,12 +72,9 @@ def reinitialize_head(model: PreTrainedModel, seed: int) -> list[str]:
 
 @torch.no_grad()
 def reinitialize_parameters(model: PreTrainedModel, names: Collection[str], seed: int) -> None:
-    """Set parameters and buffers to their values in a new model of the same configuration that is initialised with
-    `seed`; the global generators are not changed.
-
-    Their names are added to `model.reinitialized_weights`, and the modules that they fill to
-    `model.newly_initialized_modules`, which PEFT saves with an adapter.
-    """
+    """Set parameters and buffers to their values in a new model that is initialised with `seed`; the global generators
+    are not changed. The names are added to `model.reinitialized_weights`, and their modules to
+    `model.newly_initialized_modules`."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         new_weights = _weights(type(model)(copy.deepcopy(model.config)))

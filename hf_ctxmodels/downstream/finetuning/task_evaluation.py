@@ -18,9 +18,8 @@ from hf_ctxmodels.training.training_step import count_targets
 
 @dataclass
 class TaskEvaluation:
-    """Evaluation for the training loop: `{"eval_loss": ..., "eval_<metric>": ...}` over all examples.
-
-    The loss is the mean over all targets. The result does not depend on batches and the number of processes.
+    """Evaluation for the training loop: `{"eval_loss": ..., "eval_<metric>": ...}` over all examples, independent of
+    batches and the number of processes. The loss is the mean over all targets.
 
     Attributes:
         task, examples, encoded: The task after `configure`, the examples and their encoding.

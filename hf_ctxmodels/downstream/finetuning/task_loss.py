@@ -21,14 +21,11 @@ class TaskLoss:
 
     - A head of this package computes the loss in its forward.
     - A head of transformers returns the mean over its batch, which is multiplied by the batch's number of targets and
-      divided by `num_items_in_batch`: exact for heads with one term, and for spans, whose two terms have equal numbers
-      of targets.
-    - With label smoothing (Szegedy et al. 2016, arXiv 1512.00567, section 7) the loss is the cross-entropy with a
-      target distribution of 1 - smoothing at the label and `smoothing` spread evenly over the vocabulary. Heads with
-      `config.label_smoothing` smooth in their forward, and this field is set.
+      divided by `num_items_in_batch`: exact for one term, and for spans, whose two terms have equal numbers of targets.
+    - With label smoothing (Szegedy et al. 2016, arXiv 1512.00567, section 7) the target distribution is 1 - smoothing
+      at the label plus `smoothing` spread over the vocabulary. `config.label_smoothing` is set, if it exists.
 
-    The losses are sums over targets divided by their number, so they are exact under gradient accumulation and on
-    several processes. Evaluation uses the model's own loss.
+    Evaluation uses the model's own loss.
 
     Args:
         model: The model, not wrapped.
@@ -72,10 +69,8 @@ class TaskLoss:
         self._logits_option = {"return_logits": True} if has_logits_option else {}
 
     def __call__(self, model: nn.Module, batch: Mapping[str, Any], num_items_in_batch: ItemCounts) -> ModelOutput:
-        """The output of the model, possibly wrapped for several processes, with the training loss.
-
-        `num_items_in_batch` is the number of targets to divide by, see `heads.base.number_of_targets`.
-        """
+        """The output of the model, possibly wrapped for several processes, with the training loss; `num_items_in_batch`
+        is the number of targets to divide by, see `heads.base.number_of_targets`."""
         if self._label_smoothing:
             output = model(**batch, **self._logits_option)
             output.loss = smoothed_cross_entropy(
@@ -94,8 +89,8 @@ class TaskLoss:
 def smoothed_cross_entropy(
     logits: Tensor | None, labels: Tensor, label_smoothing: float, num_items_in_batch: ItemCounts = None
 ) -> Tensor:
-    """Mean cross-entropy (nats) of logits (batch, length, vocabulary) with a share `label_smoothing` of the probability
-    spread over the vocabulary; labels (batch, length) of -100 are ignored.
+    """Mean cross-entropy (nats) of logits (batch, length, vocabulary) with label smoothing; labels (batch, length) of
+    -100 are ignored.
 
     Raises:
         CtxError: There are no logits for the labels.

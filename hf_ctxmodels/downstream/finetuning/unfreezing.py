@@ -23,14 +23,13 @@ class ChainThaw(LayerUnfreezing):
     """Chain-thaw (Felbo et al. 2017, arXiv 1708.00524, section 3.2): trains the heads alone, then each group of layers
     alone from the embeddings up, then all together.
 
-    Each stage has an equal share of the run. It begins with a new optimizer state and ends with the weights of its best
-    evaluation; there is an evaluation at the end of each stage. In the released code a stage has no fixed length and
-    lasts until five evaluations in a row are no better.
+    Each stage has an equal share of the run. It begins with a new optimizer state and ends with an evaluation and the
+    weights of its best evaluation. In the released code a stage lasts until five evaluations in a row are no better.
 
     Args:
         model: The model, not wrapped.
-        first_rate, rate: Learning rate of the first stage and of the others, constant within a stage; the schedule's
-            rate is not used. The ratios between the rates of parameter groups are kept.
+        first_rate, rate: Learning rate of the first stage and of the others, constant within a stage; the ratios
+            between the rates of parameter groups are kept.
         metric: The metric of an evaluation by which the best weights are chosen; lower is better.
 
     Raises:
@@ -64,8 +63,8 @@ class ChainThaw(LayerUnfreezing):
         """Divide the run into stages, and restore the best weights of a resumed stage.
 
         Raises:
-            CtxError: There are several processes, no validation data or too few steps; the optimizer's state cannot be
-                reset; or the checkpoint lacks the best weights.
+            CtxError: There is no validation data, too few steps or an averaging optimizer, or the checkpoint lacks
+                weights.
         """
         super().on_train_begin(args, state, control, **kwargs)
         if not has_evaluation:
@@ -77,11 +76,8 @@ class ChainThaw(LayerUnfreezing):
             )
         self._optimizer, self._total_steps = unwrap_optimizer(optimizer), state.max_steps
         if isinstance(self._optimizer, torch.optim.Adagrad | torch.optim.ASGD):
-            raise CtxError(
-                f"{type(self._optimizer).__name__} averages over the whole run, but chain-thaw resets the optimizer "
-                "at each stage.",
-                hint="use --optimizer adamw.",
-            )
+            name = type(self._optimizer).__name__
+            raise CtxError(f"{name} averages over the run; chain-thaw resets it.", hint="use --optimizer adamw.")
         groups = self._optimizer.param_groups
         self._lr_ratios = [group["lr"] / groups[0]["lr"] for group in groups]
         if state.global_step:
@@ -90,8 +86,7 @@ class ChainThaw(LayerUnfreezing):
                 raise CtxError(
                     "The checkpoint lacks the best weights of the current chain-thaw stage.",
                     location=str(directory / _BEST_WEIGHTS),
-                    hint="resume a run with chain-thaw from a checkpoint in its output directory, or train from the "
-                    "start.",
+                    hint="resume a chain-thaw run from a checkpoint in its output directory, or train from the start.",
                 )
             self._best_weights = load_file(directory / _BEST_WEIGHTS, str(self._model.device))
             self._best_score = json.loads((directory / _BEST_SCORE).read_text(encoding="utf-8"))
@@ -158,10 +153,9 @@ class ThreeStageUnfreezing(LayerUnfreezing):
     Args:
         model: The model, not wrapped; with `lm_weights` a head with an auxiliary language modelling loss
             (`has_auxiliary_lm_loss`).
-        epochs: Passes over the data before the encoder's layers are trained, and before its embeddings are; 1 and 4 in
-            the released configuration, which counts them from 1: epochs 2 and 5.
-        lm_weights: Weight of the auxiliary loss at the first and the last step, decaying exponentially; exp(-1.6) to
-            exp(-2.3), 0.2 to 0.1, in the released configuration. None leaves `config.lm_loss_weight`.
+        epochs: Passes over the data before the encoder's layers, and before its embeddings are trained; as released.
+        lm_weights: Weight of the auxiliary loss at the first and the last step, decaying exponentially; released: 0.2
+            and 0.1. None leaves `config.lm_loss_weight`.
 
     Raises:
         CtxError: The head has no such loss, the model no heads, or a value is out of range.
@@ -203,11 +197,7 @@ class ThreeStageUnfreezing(LayerUnfreezing):
         self._config_lm_weight = getattr(model.config, "lm_loss_weight", None)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Convert epochs to steps.
-
-        Raises:
-            CtxError: There are several processes, the run ends before the last stage, or the data is a stream.
-        """
+        """Convert epochs to steps; raises CtxError if the run ends before the last stage, or the data is a stream."""
         super().on_train_begin(args, state, control, **kwargs)
         if not state.num_train_epochs:
             raise CtxError("The epochs of a stream are unknown.", hint="train on a file that is read completely.")
@@ -216,8 +206,7 @@ class ThreeStageUnfreezing(LayerUnfreezing):
         self._total_steps = state.max_steps
         if self._stage_starts[1] >= state.max_steps:
             raise CtxError(
-                f"The run ends after {state.num_train_epochs:.3g} passes over the data, before the embeddings are "
-                "trained.",
+                f"The run ends after {state.num_train_epochs:.3g} epochs, before the embeddings are trained.",
                 location=f"--freeze three-stage:layers_epoch={self._epochs[0]:g},embeddings_epoch={self._epochs[1]:g}",
                 hint="train longer (--num_train_epochs), or unfreeze earlier (layers_epoch=1,embeddings_epoch=2).",
             )

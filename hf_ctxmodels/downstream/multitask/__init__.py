@@ -18,11 +18,7 @@ _MODELS = {"AutoModel": CtxMultiTaskModel}
 
 
 def get_spec(config: PreTrainedConfig) -> FamilySpec:
-    """The family of a configuration; for a multi-task model, a specification with the encoder's tokenizer.
-
-    Raises:
-        CtxError: The configuration belongs to another package.
-    """
+    """The family of a configuration; for a multi-task model, a specification with the encoder's tokenizer."""
     if not isinstance(config, CtxMultiTaskConfig):
         return get_family(config)
     family = get_family(config.encoder)

@@ -103,10 +103,6 @@ class CtxMultiTaskConfig(CtxConfig):
         """The family's class for the head of a task."""
         return get_family(self.encoder).models[self._task(task)["auto_class"]]
 
-    def loss_weight(self, task: str) -> float:
-        """The factor of a task's training loss."""
-        return self._task(task)["loss_weight"]
-
     def task_config(self, task: str) -> CtxConfig:
         """Configuration of a task's plain model of the encoder's family; raises CtxError if there is no such task."""
         values = {**self.encoder.to_dict(), **self._task(task)["fields"], "tokenizer_digest": self.tokenizer_digest}

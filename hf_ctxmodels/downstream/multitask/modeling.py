@@ -16,15 +16,11 @@ from hf_ctxmodels.registry import get_family
 class CtxMultiTaskModel(CtxPreTrainedModel):
     """An encoder of any family with a head of this family for each task, with task-specific labels and dropout.
 
-    A batch contains examples of one task, the argument `task` of `forward`. `AutoModel` loads the model; `task(name)`
-    returns the plain model of a task.
+    A batch contains examples of one task, the argument `task` of `forward`; `task(name)` is the plain model of a task.
 
     Attributes:
         encoder: The shared encoder, with a pooler if a head reads one.
         heads: Task -> the family's model with the task's head. Its encoder is `encoder`, but not its submodule.
-
-    Raises:
-        CtxError: The heads of the tasks need different encoders.
 
     Example:
         >>> model = AutoModel.from_pretrained("runs/mtdnn")  # doctest: +SKIP
@@ -80,18 +76,14 @@ class CtxMultiTaskModel(CtxPreTrainedModel):
     ) -> Any:
         """The output of the head of a task, to which all examples belong, or of the encoder alone without a task.
 
-        Other arguments are the head's: further inputs, targets, `num_items_in_batch`. In training mode the loss is
-        multiplied by the task's weight.
-
-        Raises:
-            CtxError: There is no such task, or the head raises it.
+        Other arguments are the head's. In training mode the loss is multiplied by the task's weight.
         """
         arguments = {**kwargs, "input_ids": input_ids, "attention_mask": attention_mask, "return_dict": True}
         if task is None:
             return self.encoder(**arguments)
         output = self.head(task)(**arguments)
         if self.training and output.get("loss") is not None:
-            output.loss = output.loss * self.config.loss_weight(task)
+            output.loss = output.loss * (self.config.tasks or {})[task]["loss_weight"]
         return output
 
     def task_weights(self, task: str) -> dict[str, Tensor]:
@@ -107,10 +99,7 @@ class CtxMultiTaskModel(CtxPreTrainedModel):
             CtxError: There is no such task, or the model is quantized or has adapters.
         """
         if is_quantized(self):
-            raise CtxError(
-                "A quantized model has no plain weights for the model of a task.",
-                hint="call `task` of the float32 model, and quantize the result.",
-            )
+            raise CtxError("A quantized model has no plain weights for a task.", hint="use the float32 model.")
         if any(is_adapter_parameter(parameter) for parameter, _ in self.encoder.named_parameters()):
             raise CtxError(
                 "The encoder has adapters, which the plain model of a task would lack.",
@@ -123,8 +112,7 @@ class CtxMultiTaskModel(CtxPreTrainedModel):
 
 
 def _select_encoder(heads: dict[str, Any]) -> CtxPreTrainedModel:
-    """The encoder of one of the heads that serves all heads; raises CtxError if they differ in more than an unused
-    pooler."""
+    """The encoder of a head that serves all heads; raises CtxError if they differ in more than an unused pooler."""
 
     def modules(head: Any, with_pooler: bool) -> set[tuple[Any, ...]]:
         return {

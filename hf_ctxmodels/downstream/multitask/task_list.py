@@ -35,7 +35,6 @@ class ListedTask:
     """A task of a task list.
 
     Attributes:
-        name: Name of the task.
         kind: A key of `TASKS`.
         train_file, validation_file: See `hf-ctxmodels finetune`.
         weight: Factor of the training loss.
@@ -62,14 +61,12 @@ class ListedTask:
 
 @dataclass(frozen=True)
 class TaskList:
-    """The content of a task list.
+    """The tasks in file order, and their sampling.
 
     Attributes:
-        tasks: The tasks in file order.
         sampling: "proportional": all batches of all tasks, shuffled (MT-DNN); "temperature": the task of a step is
             sampled with probability proportional to n^(1/temperature) for n batches; "annealed": as "temperature", with
             an exponent that decreases from 1 to 0.2 over the epochs.
-        temperature: Temperature of the sampling.
     """
 
     tasks: tuple[ListedTask, ...]
@@ -174,14 +171,7 @@ def _parse_task(entry: "_Mapping", name: str, location: str, defaults: TaskArgum
 
 
 class _Mapping:
-    """A YAML mapping; errors name the file, line and key.
-
-    Args:
-        file: The file.
-        node: Its node.
-        description: What it is, for errors.
-        keys: Allowed keys; empty for any.
-    """
+    """A YAML mapping, whose errors name the file, line and key; `keys` are the allowed keys, or empty for any."""
 
     def __init__(self, file: str | Path, node: yaml.Node, description: str, keys: Collection[str] = ()) -> None:
         if not isinstance(node, yaml.MappingNode):

@@ -12,7 +12,6 @@ from statistics import fmean
 from typing import Any, Literal
 
 import safetensors.torch
-import torch
 from accelerate import Accelerator
 from huggingface_hub.errors import StrictDataclassError
 from torch import nn
@@ -75,14 +74,8 @@ class TaskCollator:
 
 
 class BestModel:
-    """The weights with the highest mean metric so far, in a file in the output directory.
-
-    A resumed run continues with the file: it repeats the evaluations after the checkpoint exactly, so they do not
-    replace its weights. Otherwise a file of an earlier run is ignored.
-
-    Attributes:
-        metrics: Metrics of the best evaluation; empty before the first one.
-    """
+    """The weights with the highest mean metric so far, in a file in the output directory; `metrics` are empty before
+    the first evaluation. A resumed run continues with the file, which a new run ignores."""
 
     def __init__(self, output_dir: str | Path, resume: bool) -> None:
         self.file = Path(output_dir) / "best.safetensors"
@@ -104,10 +97,6 @@ class BestModel:
                 safetensors.torch.save_file(contiguous, temporary, {"metrics": json.dumps(self.metrics)})
                 os.replace(temporary, self.file)
         accelerator.wait_for_everyone()
-
-    def weights(self) -> dict[str, torch.Tensor]:
-        """The best weights."""
-        return safetensors.torch.load_file(self.file)
 
 
 @dataclass
@@ -173,11 +162,7 @@ class TaskRun:
             raise CtxError(f"The task {name}: {error.message}", location=location, hint=error.hint) from error
 
     def configure(self, config: PreTrainedConfig) -> None:
-        """Set the task's labels and options in a copy of the encoder's configuration.
-
-        Raises:
-            CtxError: The labels are unusable, or the family has no such option.
-        """
+        """Set the task's labels and options in a copy of the encoder's configuration."""
         self.config = deepcopy(config)
         options = {
             self.config.head_dropout_field: self.listed.head_dropout,
@@ -232,8 +217,7 @@ def finetune_tasks(
 ) -> None:
     """Fine-tune a model on all tasks of a list, evaluate and save it, and print the metrics.
 
-    All micro-batches of an optimizer step are of one task, so 4 micro-batches of 4 equal a batch of 16: the loss is the
-    mean over the step's targets.
+    All micro-batches of an optimizer step are of one task; the loss is the mean over the step's targets.
 
     Raises:
         CtxError: Files, model, tokenizer and flags do not match each other.
@@ -305,7 +289,7 @@ def finetune_tasks(
         if accelerator.is_main_process:
             temporary = temporary_path(Path(loop.output_dir) / "model")
             temporary.mkdir()
-            model.save_pretrained(temporary, state_dict=best.weights(), max_shard_size="1000GB")
+            model.save_pretrained(temporary, state_dict=safetensors.torch.load_file(best.file), max_shard_size="1000GB")
             tokenizer.save_pretrained(temporary)
             publish_files(temporary, Path(loop.output_dir))
         accelerator.wait_for_everyone()

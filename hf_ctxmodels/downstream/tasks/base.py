@@ -49,12 +49,8 @@ class TaskArguments:
 
 @dataclass(frozen=True)
 class Encoded:
-    """Model inputs of a list of examples.
-
-    Attributes:
-        features: Arguments of the head's forward.
-        origins: The task's reference to the example of each feature.
-    """
+    """Model inputs of a list of examples: arguments of the head's forward, and the task's reference to the example of
+    each."""
 
     features: list[Feature]
     origins: list[Any]
@@ -133,11 +129,8 @@ class Task(ABC, Generic[Example]):
         return self.read_demo(split) if file == "demo" else self.read_file(file)
 
     def read_unlabelled(self, file: str) -> list[Example]:
-        """Examples of a file without labels, each with a placeholder label; called after `configure`.
-
-        Raises:
-            CtxError: The task has no unlabelled examples, or the file cannot be read.
-        """
+        """Examples of a file without labels, each with a placeholder label; called after `configure`. Raises CtxError
+        if the task has no unlabelled examples."""
         raise CtxError(f"The task {self.name} has no unlabelled examples.", hint="remove --unlabelled_file.")
 
     def config_fields(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
@@ -162,12 +155,7 @@ class Task(ABC, Generic[Example]):
         self, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, seed: int, verbose: bool = True
     ) -> Collator:
         """The collator of training batches, if it differs from `collator`; called between `configure` and `encode`.
-
-        Args:
-            config, tokenizer: The model's configuration and tokenizer.
-            seed: Seed of random targets, which depend on seed, epoch and example.
-            verbose: Whether to print how targets are changed.
-        """
+        `seed`, epoch and example determine random targets."""
         return self.collator(tokenizer)
 
     def label_smoothing(self, config: PreTrainedConfig) -> float:

@@ -45,12 +45,8 @@ def set_language(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, l
 def directories_of_languages(
     entries_text: str | None, languages: Iterable[str], content: str, location: str
 ) -> dict[str, str]:
-    """Language -> directory, from a flag's value `de=DIR,fr=DIR`; empty if not given.
-
-    Raises:
-        CtxError: One of the `languages` has no directory, or an entry has another form; the message names the `content`
-            of the directories and the flag, `location`.
-    """
+    """Language -> directory, from the value `de=DIR,fr=DIR` of the flag `location`; empty if not given. Raises CtxError
+    if one of the `languages` has no directory; `content` describes the directories."""
     if not entries_text:
         return {}
     entries = [entry.strip().partition("=")[::2] for entry in entries_text.split(",")]
@@ -76,13 +72,8 @@ class LanguageFile:
 
     @classmethod
     def find(cls, entry: str, task: str, split: str, folder: str | None) -> Self:
-        """The file in an entry `de=FILE`, or the file of language `de` in a directory or its subdirectories.
-
-        `task` is a key of `NAMES`, `split` is "train", "dev" or "test".
-
-        Raises:
-            CtxError: There is no such file, or more than one.
-        """
+        """The file in an entry `de=FILE`, or the only file of language `de` below a directory; `task` is a key of
+        `NAMES`, `split` is "train", "dev" or "test"."""
         language, separator, file = entry.partition("=")
         if separator:
             return cls(language, Path(file))

@@ -1,7 +1,6 @@
 """Metrics of the fine-tuning tasks: scikit-learn's, SciPy's and seqeval's scores, ranking metrics, and SQuAD's.
 
-Result keys follow the `evaluate` library. scikit-learn, SciPy and seqeval are imported at the first use, since their
-import takes about a second.
+Result keys follow the `evaluate` library. Packages are imported at the first use, which takes about a second.
 
 >>> accuracy([0, 1, 1, 1], [0, 1, 1, 0])
 0.75
@@ -32,10 +31,8 @@ def macro_f1(predictions: Sequence[int], references: Sequence[int], labels: Sequ
 
 
 def classification_scores(predictions: Sequence[int], references: Sequence[int], num_labels: int) -> dict[str, float]:
-    """Accuracy, F1 of label 1 for two labels, macro F1, and the Matthews correlation (Gorodkin 2004).
-
-    The Matthews correlation is 0 when the predictions or the references all have one label.
-    """
+    """Accuracy, F1 of label 1 for two labels, macro F1, and the Matthews correlation (Gorodkin 2004), which is 0 if all
+    predictions or references are equal."""
     from sklearn.metrics import matthews_corrcoef
 
     scores = {"accuracy": accuracy(predictions, references)}
@@ -77,12 +74,9 @@ def regression_scores(predictions: Sequence[float], references: Sequence[float])
 
 
 def ranking_scores(predictions: Sequence[Sequence[float]], references: Sequence[Sequence[bool]]) -> dict[str, float]:
-    """Mean reciprocal rank (`mrr`) and precision of the first rank (`accuracy_at_1`), 0 to 1, over queries.
-
-    The predictions are the scores of each query's candidates, the references whether each candidate is relevant. The
-    rank of a query is the rank of its best relevant candidate. Irrelevant candidates with an equal score rank higher,
-    so that constant scores earn nothing.
-    """
+    """Mean reciprocal rank (`mrr`) of the best relevant candidate and share of first ranks (`accuracy_at_1`) over
+    queries, for the scores of each query's candidates and whether they are relevant. Of equal scores, irrelevant
+    candidates rank higher."""
     ranks = []
     for scores, relevance in zip(predictions, references, strict=True):
         best = max(score for score, is_relevant in zip(scores, relevance, strict=True) if is_relevant)
@@ -91,10 +85,8 @@ def ranking_scores(predictions: Sequence[Sequence[float]], references: Sequence[
 
 
 def entity_scores(predictions: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Micro-averaged `f1`, `precision` and `recall` of the entities of BIO tags, and the tags' `accuracy`, by seqeval.
-
-    An entity is correct if its type and both ends are, as in the CoNLL-2003 shared task.
-    """
+    """Micro-averaged `f1`, `precision` and `recall` of the entities of BIO tags (type and both ends, as in CoNLL-2003),
+    and the tags' `accuracy`, by seqeval."""
     from seqeval.metrics import accuracy_score
     from seqeval.metrics.sequence_labeling import precision_recall_fscore_support
 
@@ -136,12 +128,9 @@ def squad_scores(predictions: Sequence[str], answers: Sequence[Sequence[str]]) -
 
 
 def squad_v2_scores(predictions: Sequence[str], answers: Sequence[Sequence[str]]) -> dict[str, float]:
-    """SQuAD 2.0 (Rajpurkar et al. 2018, section 4): `exact` and `f1` in percent over all questions; the prediction for
-    an unanswerable question, which has no answers, should be "".
-
-    Also returned: the number of questions `total`, and the same three values of answerable (`HasAns_`) and unanswerable
-    (`NoAns_`) questions.
-    """
+    """SQuAD 2.0 (Rajpurkar et al. 2018, section 4): `exact` and `f1` in percent, and the number of questions `total`:
+    of all, of answerable (`HasAns_`) and of unanswerable (`NoAns_`) questions, for which the prediction should be
+    ""."""
     values: dict[str, list[float]] = {"exact": [], "f1": []}
     for prediction, texts in zip(predictions, answers, strict=True):
         # No prediction can equal an answer of articles and punctuation only, so it does not count as an answer.

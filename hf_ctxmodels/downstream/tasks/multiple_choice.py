@@ -70,9 +70,8 @@ class MultipleChoice(Task[MultipleChoiceExample]):
                     location=row.location,
                     hint=f"use an integer from 0 to {len(choices) - 1}, or pass another --label_column.",
                 )
-            examples.append(
-                MultipleChoiceExample(texts[0], texts[1] if len(texts) == 2 else "", choices, label, row.location)
-            )
+            beginning = texts[1] if len(texts) == 2 else ""
+            examples.append(MultipleChoiceExample(texts[0], beginning, choices, label, row.location))
         return examples
 
     def encode(self, examples: Sequence[MultipleChoiceExample], tokenizer: PreTrainedTokenizerBase) -> Encoded:

@@ -72,11 +72,8 @@ class Window:
 
 
 def read_squad(file: str) -> list[Question]:
-    """The questions of a SQuAD 1.1 or 2.0 JSON file.
-
-    Raises:
-        CtxError: The file has another format, two questions have the same id, or an answer is not at its offset.
-    """
+    """The questions of a SQuAD 1.1 or 2.0 JSON file; raises CtxError if an id is repeated, or an answer is not at its
+    offset."""
     questions: list[Question] = []
     content = parse_json(read_text(file), location=file, hint=_SQUAD_HINT)
     with wrap_errors("Not SQuAD's JSON", location=file, hint=_SQUAD_HINT):
@@ -126,8 +123,8 @@ class QuestionAnswering(Task[Question]):
     """Spans of a context; long contexts are split into windows that share `doc_stride` tokens.
 
     The target of a window that lacks a part of the answer is the null position (the classification token), as in Devlin
-    et al. 2019, sections 4.2 and 4.3. The predicted answer is the best span of all windows; if the data have
-    unanswerable questions, it is "" if the null score of each window exceeds the score of this span.
+    et al. 2019, sections 4.2 and 4.3. The prediction is the best span of all windows; if the data have unanswerable
+    questions, it is "" if the null score of each window exceeds the score of this span.
     """
 
     name: ClassVar[str] = "question-answering"
@@ -238,10 +235,8 @@ class QuestionAnswering(Task[Question]):
 
 
 def best_span(start: np.ndarray, end: np.ndarray, allowed: np.ndarray, max_length: int) -> tuple[float, int, int]:
-    """The highest start[i] + end[j] with i <= j < i + max_length and both positions allowed: (score, i, j).
-
-    `start`, `end` (tokens,) are logits; `allowed` (tokens,) is boolean. The score is -inf if no position is allowed.
-    """
+    """The highest start[i] + end[j] of (tokens,) logits with i <= j < i + max_length and both positions `allowed`:
+    (score, i, j). The score is -inf if no position is allowed."""
     width = min(max_length, len(start))
     ends = np.concatenate([np.where(allowed, end, -np.inf), np.full(width - 1, -np.inf)])
     scores = np.where(allowed, start, -np.inf)[:, None] + np.lib.stride_tricks.sliding_window_view(ends, width)

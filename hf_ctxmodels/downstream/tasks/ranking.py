@@ -25,18 +25,14 @@ class RankingExample:
 
 
 class Ranking(Task[RankingExample]):
-    """Relevance ranking of the candidates of a query.
+    """Relevance ranking of the candidates of a query: the head scores each pair (query, candidate).
 
-    The head scores each pair (query, candidate). The loss is the negative log probability of a relevant candidate in
-    the softmax over this candidate and the irrelevant candidates of the query (Liu et al. 2019, arXiv 1901.11504,
-    equations 5 and 6; scores are not squashed, as in the released code).
+    The loss is the negative log probability of a relevant candidate in the softmax over this candidate and the
+    irrelevant candidates of the query (Liu et al. 2019, arXiv 1901.11504, equations 5 and 6, the released code).
 
     Files are tables with one row for each candidate: query, candidate (`--text_columns query,candidate`) and label, 1
-    if it is relevant, else 0. The rows of a query must be consecutive. A query with several relevant candidates gives
-    one feature for each of them; a query without a relevant or without an irrelevant candidate is an error.
-
-    Predictions are scores. The baseline scores a candidate by the share of relevant training candidates at its
-    position.
+    if it is relevant, else 0. The rows of a query must be consecutive, with a relevant and an irrelevant candidate; a
+    query with several relevant candidates gives one feature for each of them.
     """
 
     name: ClassVar[str] = "ranking"
@@ -82,9 +78,7 @@ class Ranking(Task[RankingExample]):
 
     def encode(self, examples: Sequence[RankingExample], tokenizer: PreTrainedTokenizerBase) -> Encoded:
         """Features are (choices, length) lists: a relevant candidate (`labels` is 0), then the irrelevant candidates.
-
-        Origins are (example index, indices of the choices among its candidates).
-        """
+        Origins are (example index, indices of the choices among its candidates)."""
         pairs = [(example.query, candidate) for example in examples for candidate in example.candidates]
         encoding = tokenizer(*map(list, zip(*pairs)), truncation="longest_first", max_length=self.arguments.max_length)
         features: list[Feature] = []

@@ -61,13 +61,11 @@ class Seq2Seq(Task[SourceTarget]):
 
     Files are tables with a column of sources (`--text_columns`, by default `source`) and a column of targets
     (`--label_column`, by default `target`). A source longer than `max_length` tokens is an error, or truncated with
-    `cut_sources`; a target longer than `max_target_length` is an error, since truncation would teach a wrong end. The
-    decoder's start token is removed from targets, since the decoder adds it.
+    `cut_sources`; a target longer than `max_target_length` is an error, since truncation would teach a wrong end.
 
     A family may train on masked or noised targets (`FamilySpec.seq2seq_finetuning`), unless `plain_targets` is given;
-    evaluation uses plain targets. The baseline is the source or its first sentence, whichever has the better main
-    metric. If the tokenizer does not reproduce targets exactly, there are also metrics against the decoded targets:
-    `NormalizedReferences`.
+    evaluation uses plain targets. If the tokenizer does not reproduce targets exactly, there are also metrics against
+    the decoded targets: `NormalizedReferences`.
     """
 
     name: ClassVar[str] = "seq2seq"
@@ -102,11 +100,8 @@ class Seq2Seq(Task[SourceTarget]):
         return target_vocabulary_config(tokenizer)
 
     def set_token_fields(self, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Set the ids of the tokens that the family's head generates with.
-
-        Raises:
-            CtxError: The tokenizer lacks one of the tokens.
-        """
+        """Set the ids of the tokens that the family's head generates with; raises CtxError if the tokenizer lacks
+        one."""
         finetuning = _family_finetuning(config)
         for name, value in finetuning.objective.head_fields(tokenizer).items() if finetuning else ():
             setattr(config, name, value)
@@ -257,8 +252,10 @@ class Seq2Seq(Task[SourceTarget]):
                 )
             return self.collator(tokenizer)
         objective_class = finetuning.objective
-        texts = dict(text.partition("=")[::2] for text in arguments.target_options)
-        names = objective_class.option_help()
+        texts, names = (
+            dict(text.partition("=")[::2] for text in arguments.target_options),
+            objective_class.option_help(),
+        )
         options = typed_options(objective_class, texts, location="--target_options", names=names)
         if "max_target_length" in options:
             raise CtxError("max_target_length is a flag.", location="--target_options", hint="use --max_target_length.")
@@ -266,11 +263,8 @@ class Seq2Seq(Task[SourceTarget]):
         longest = min(arguments.max_length + length, tokenizer.model_max_length)
         objective = objective_class(tokenizer, max_length=longest, seed=seed, max_target_length=length, **options)
         self.uses_target_word_ids = objective.needs_target_words
-        options_text = "".join(f", {text}" for text in arguments.target_options)
-        print_status(
-            f"training on the targets of {objective_class.__name__}{options_text}; --plain_targets disables this",
-            verbose,
-        )
+        description = ", ".join([objective_class.__name__, *arguments.target_options])
+        print_status(f"training on the targets of {description}; --plain_targets disables this", verbose)
         return TargetCollator(objective.collate)
 
     def label_smoothing(self, config: PreTrainedConfig) -> float:
@@ -314,8 +308,7 @@ class Seq2Seq(Task[SourceTarget]):
 
     def record(self, example: SourceTarget, prediction: str) -> dict[str, Any]:
         """JSON object of an example for the predictions file."""
-        values = {"source": example.source, "target": example.target, "prediction": prediction}
-        return {"location": example.location, **values}
+        return {**vars(example), "prediction": prediction}
 
 
 def _family_finetuning(config: PreTrainedConfig) -> Seq2SeqFinetuning | None:

@@ -1,7 +1,4 @@
-"""Sources and targets for `seq2seq` from other data: summaries from articles, questions from SQuAD files.
-
-Both are meant for comparing models, not as benchmarks: the first sentence of an article is not a written summary.
-"""
+"""Sources and targets for comparing `seq2seq` models: summaries from articles, questions from SQuAD files."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,13 +10,8 @@ from hf_ctxmodels.downstream.tasks.question_answering import Question
 
 @dataclass(frozen=True)
 class PairLimits:
-    """Limits in words, split at whitespace, beyond which pairs are skipped or sources truncated.
-
-    Attributes:
-        min_target, max_target: Shortest and longest target.
-        min_source: Shortest source.
-        max_source: Longest source; truncated after the last sentence that fits.
-    """
+    """Shortest and longest target and source in words; a longer source of a summary is truncated after the last
+    sentence that fits, other pairs beyond the limits are skipped."""
 
     min_target: int = 4
     max_target: int = 40
@@ -28,11 +20,8 @@ class PairLimits:
 
 
 def summary_pairs(documents: Iterable[Sequence[str]], limits: PairLimits) -> Iterator[tuple[str, str]]:
-    """(source, target) of each article: the sentences after the first, and the first sentence, which may be a title.
-
-    Articles, lists of sentences, are skipped if they are too short, or if their first sentence is too long or occurs
-    again.
-    """
+    """(source, target) of each article, a list of sentences: the sentences after the first, and the first sentence,
+    unless it occurs again."""
     for document in documents:
         target, *sentences = map(_normalize_whitespace, document)
         source = ""
@@ -46,11 +35,8 @@ def summary_pairs(documents: Iterable[Sequence[str]], limits: PairLimits) -> Ite
 
 
 def question_pairs(questions: Iterable[Question], limits: PairLimits) -> Iterator[tuple[str, str]]:
-    """(source, target) of each question with an answer: `answer: ... context: ...`, and the question.
-
-    The context consists of the sentences that contain the first answer. Pairs are skipped if they are too long, or if
-    the question is too short.
-    """
+    """(source, target) of each question with an answer: `answer: ... context: ...`, with the sentences that contain the
+    first answer, and the question."""
     for question in questions:
         if not question.answers:
             continue
@@ -64,11 +50,8 @@ def question_pairs(questions: Iterable[Question], limits: PairLimits) -> Iterato
 
 
 def split_questions(questions: Sequence[Question], validation_fraction: float) -> tuple[list[Question], list[Question]]:
-    """Training questions, and validation questions about the last contexts of the file; no context is in both.
-
-    Raises:
-        CtxError: The fraction is out of range, or one of the splits is empty.
-    """
+    """Training questions, and validation questions about the last contexts of the file; no context is in both. Raises
+    CtxError if one of the splits is empty."""
     contexts = list(dict.fromkeys(question.context for question in questions))
     num_training = len(contexts) - round(validation_fraction * len(contexts))
     if not 0 < num_training < len(contexts):

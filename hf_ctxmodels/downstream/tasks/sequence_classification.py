@@ -59,11 +59,8 @@ class _SequenceTask(Task[SequenceExample]):
         return self._examples(read_table(file, [*self._text_columns(), self.arguments.label_column or "label"]))
 
     def read_demo(self, split: str) -> list[SequenceExample]:
-        """160 training or 40 validation sentences of Pang & Lee's film reviews, half of them "pos", half "neg".
-
-        Raises:
-            CtxError: The package gensim, which contains the file, is not installed.
-        """
+        """160 training or 40 validation sentences of Pang & Lee's film reviews, half "pos", half "neg", from gensim's
+        files."""
         lines = demo_file("pang_lee_polarity.cor").read_text(encoding="windows-1252").splitlines()
         rows = []
         for number, line in enumerate(lines, 1):
@@ -84,10 +81,8 @@ class _SequenceTask(Task[SequenceExample]):
     def _encode(
         self, examples: Sequence[SequenceExample], targets: list[Any], tokenizer: PreTrainedTokenizerBase
     ) -> Encoded:
-        """Features of texts or pairs (the longer text of a pair is truncated first); origins are example indices.
-
-        With `both_orders` the tokens of a feature are two lists: the pair, and the pair in reverse order.
-        """
+        """Features of texts or pairs (the longer text of a pair is truncated first); origins are example indices. With
+        `both_orders` the tokens of a feature are two lists: the pair, and the pair in reverse order."""
         columns = [list(column) for column in zip(*(example.texts for example in examples), strict=True)]
         options = {"truncation": "longest_first", "max_length": self.arguments.max_length}
         encoding = tokenizer(*columns, **options)

@@ -39,11 +39,10 @@ def bleu(predictions: Sequence[str], references: Sequence[str], *, lower_case: b
 
 
 def rouge(predictions: Sequence[str], references: Sequence[str], *, lower_case: bool = False) -> dict[str, float]:
-    """`rouge1`, `rouge2`, `rougeL` (Lin 2004): F1 of unigrams, bigrams and the longest common subsequence, 0 to
-    1.
+    """Mean F1 of unigrams, bigrams and the longest common subsequence (`rouge1`, `rouge2`, `rougeL`; Lin 2004), 0 to 1.
 
-    Means over the texts, without stemming. Case is ignored, and a word consists of the letters a to z and digits: use
-    BLEU for other alphabets.
+    Without stemming. Case is ignored, and a word consists of the letters a to z and digits: use BLEU for other
+    alphabets.
     """
     _check_lengths(predictions, references)
     scorer = _import_package("rouge").RougeScorer(list(_ROUGES), use_stemmer=False)
@@ -65,11 +64,8 @@ TEXT_METRICS: dict[str, Callable[..., dict[str, float]]] = {"rouge": rouge, "ble
 
 
 def metric_names(names_text: str) -> list[str]:
-    """The metrics in a list separated by commas, whose packages are installed.
-
-    Raises:
-        CtxError: A name is unknown or occurs twice, or a package is missing.
-    """
+    """The metrics in a list separated by commas; raises CtxError if one is unknown or repeated, or its package is
+    missing."""
     names = [name.strip() for name in names_text.split(",")]
     if unknown := [name for name in names if name not in TEXT_METRICS]:
         raise CtxError(
@@ -100,11 +96,8 @@ UPPER_BOUND_NOTE = (
 
 
 class NormalizedReferences:
-    """References encoded and decoded by a tokenizer: the best possible output of a model with this tokenizer.
-
-    A tokenizer that lower-cases, drops accents, sets spaces around punctuation or lacks words does not reproduce a
-    text, so even a perfect model does not reach the full score against the original references. Each reference is
-    encoded once.
+    """References encoded and decoded by a tokenizer: the best possible output of a model with this tokenizer, if the
+    tokenizer lower-cases, drops accents, sets spaces around punctuation or lacks words.
 
     Args:
         tokenizer: The tokenizer of the targets.

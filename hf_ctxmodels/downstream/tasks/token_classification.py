@@ -19,9 +19,8 @@ from hf_ctxmodels.downstream.tasks.base import Collator, Encoded, FeatureCollato
 class TokenClassification(LabelledTask[TaggedSentence]):
     """One tag per word, from CoNLL columns, CoNLL-U, or JSONL with a list of words and a list of tags.
 
-    The tag of a word is the target of its first sub-word; other sub-words have no target. A sentence longer than
-    `max_length` continues in further features. The prediction for a word without sub-words (for example, control
-    characters) is `O`, or the first label if there is no `O`.
+    The tag of a word is the target of its first sub-word. A sentence longer than `max_length` continues in further
+    features. The prediction for a word without sub-words is `O`, or the first label if there is no `O`.
     """
 
     name: ClassVar[str] = "token-classification"
@@ -138,12 +137,9 @@ class TokenClassification(LabelledTask[TaggedSentence]):
         references = [sentence.tags for sentence in examples]
         if is_bio(self.labels):
             return metrics.entity_scores(predictions, references)
-        predicted_ids = [self.labels.index(tag) for tags in predictions for tag in tags]
-        tag_ids = [self.labels.index(tag) for tags in references for tag in tags]
-        return {
-            "accuracy": metrics.accuracy(predicted_ids, tag_ids),
-            "f1_macro": metrics.macro_f1(predicted_ids, tag_ids),
-        }
+        predicted = [self.labels.index(tag) for tags in predictions for tag in tags]
+        expected = [self.labels.index(tag) for tags in references for tag in tags]
+        return {"accuracy": metrics.accuracy(predicted, expected), "f1_macro": metrics.macro_f1(predicted, expected)}
 
     def baseline(self, train: Sequence[TaggedSentence], validation: Sequence[TaggedSentence]) -> list[list[str]]:
         """The most frequent tag of each word in the training file; for unknown words, of all words."""

@@ -138,7 +138,7 @@ def test_losses_with_kept_states_are_those_without_bit_by_bit(tmp_path: Path, mo
         model = case.model(layer_mix=True, hidden_dropout_prob=0.2)
         freeze_encoder(model)
         if cached is not None:
-            cache_features(model, cached, [collate([row]) for row in rows], {}, show_progress=False)
+            cache_features(model, cached, [collate([row]) for row in rows], "", show_progress=False)
         given = arguments(
             tmp_path / name, max_steps=6, per_device_batch_size=size, gradient_accumulation_steps=4 // size
         )
@@ -170,31 +170,31 @@ def test_a_cache_is_whole_or_not_there(tmp_path: Path, monkeypatch: Any) -> None
     """It is that of the same weights and rows; what is damaged is said."""
     rows, model = [collate([row]) for row in rows_of(5)], BERT.model()
     with pytest.raises(CtxError, match="frozen encoder"):
-        cache_features(model, tmp_path / "cache", rows, {})
+        cache_features(model, tmp_path / "cache", rows, "")
     writer = Case(FAMILIES["bart"], "AutoModelForSeq2SeqLM").model(tie_word_embeddings=False)
     freeze_encoder(writer)
     with pytest.raises(CtxError, match="does not generate text"):
-        cache_features(writer, tmp_path / "cache", rows, {})
+        cache_features(writer, tmp_path / "cache", rows, "")
     freeze_encoder(model)
     monkeypatch.setattr("hf_ctxmodels.downstream.finetuning.feature_cache._SHARD_TOKENS", 8)
     with monkeypatch.context() as patch:
         patch.setattr(Path, "rename", interrupt)  # after all files of the cache are written
         with pytest.raises(KeyboardInterrupt):
-            cache_features(model, tmp_path / "cache", rows, {}, show_progress=False)
+            cache_features(model, tmp_path / "cache", rows, "", show_progress=False)
     assert list((tmp_path / "cache").iterdir()) == []
-    cache_features(model, tmp_path / "cache", rows, {}, show_progress=False)
+    cache_features(model, tmp_path / "cache", rows, "", show_progress=False)
     (folder,) = (tmp_path / "cache").iterdir()
     assert len(list(folder.glob("states-*.safetensors"))) > 2
     batch = {name: torch.cat([each[name][:, :3] for each in rows]) for name in ("input_ids", "attention_mask")}
     assert torch.isfinite(model(**batch).logits).all()  # rows that are not there are computed
     with torch.no_grad():
         model.bert.layers[0].feed_forward.up_proj.weight.add_(1.0)
-    cache_features(model, tmp_path / "cache", rows, {}, show_progress=False)
-    cache_features(model, tmp_path / "cache", rows[:4], {}, show_progress=False)
-    cache_features(model, tmp_path / "cache", rows[:4], {"tokenizer": "another"}, show_progress=False)
+    cache_features(model, tmp_path / "cache", rows, "", show_progress=False)
+    cache_features(model, tmp_path / "cache", rows[:4], "", show_progress=False)
+    cache_features(model, tmp_path / "cache", rows[:4], "another", show_progress=False)
     folders = list((tmp_path / "cache").iterdir())
     assert len(folders) == 4
     for each in folders:
         (each / "states-00000.safetensors").write_bytes(b"")
     with pytest.raises(CtxError, match="damaged"):
-        cache_features(model, tmp_path / "cache", rows, {}, show_progress=False)
+        cache_features(model, tmp_path / "cache", rows, "", show_progress=False)
