@@ -59,11 +59,7 @@ def flag_sections(task: str) -> tuple[Section, ...]:
 
 
 def main(task: str) -> None:
-    """Train the student on raw text or on the examples of a task, save it, and print its metrics.
-
-    Raises:
-        CtxError: Teacher, student, losses and data do not match.
-    """
+    """Train the student on raw text or on the examples of a task, save it, and print its metrics."""
     description = (_TEXT if task == "text" else _TASK.format(task=task)) + _STUDENT
     arguments, *other_arguments = parse_arguments(*flag_sections(task), description=description, essential=ESSENTIAL)
     if task != "text":
@@ -108,11 +104,7 @@ def _prepare(
     arguments: TextDistillationArguments | TaskDistillationArguments, split_words: bool, max_length: int
 ) -> DistillationSetup:
     """Open the teacher, and set the initial weights and depth of the student from `--student_layers`, which modifies
-    `model` and `config_options`.
-
-    Raises:
-        CtxError: The teacher cannot be opened, has too few positions, or lacks a layer of `--student_layers`.
-    """
+    `model` and `config_options`; raises CtxError if the teacher has too few positions, or lacks a layer."""
     losses = parse_losses(arguments.losses)
     teacher = Teacher.open(arguments.teacher, split_words=split_words)
     location = f"--teacher {arguments.teacher}"

@@ -132,12 +132,10 @@ def sentences() -> None:
         return values
 
     correlations = [
-        *((Path(file).name, similarity(encode, file, columns)) for (file,), columns in tables("similarity", 1)),
-        *(
-            (test, relatedness(encode, train, test, columns, arguments.seed))
-            for (train, test), columns in tables("relatedness", 2)
-        ),
+        (Path(file).name, similarity(encode, file, columns)) for (file,), columns in tables("similarity", 1)
     ]
+    for (train, test), columns in tables("relatedness", 2):
+        correlations.append((test, relatedness(encode, train, test, columns, arguments.seed)))
     for name, result in correlations:
         print(f"{name:<44} spearman {result.spearman:.4f}  pearson {result.pearson:.4f}  {result.pairs} pairs")
     for (train, test), columns in tables("classification", 2):
@@ -148,11 +146,7 @@ def sentences() -> None:
 
 
 def retrieval_lines(encode: Encode, tokenizer: Any, text: str) -> list[str]:
-    """The accuracies of the retrieval of translations in both directions, for a value of `--retrieval`.
-
-    Raises:
-        CtxError: The value is invalid, or has languages that the tokenizer does not support.
-    """
+    """The accuracies of the retrieval of translations in both directions, for a value of `--retrieval`."""
     sides = [source.rpartition("=") for source in text.split(",")]
     if len(sides) != 2 or len({bool(language) for language, _, _ in sides}) != 1:
         raise CtxError(f"Invalid value {text!r}.", location="--retrieval", hint="see --help for the format.")
@@ -160,19 +154,16 @@ def retrieval_lines(encode: Encode, tokenizer: Any, text: str) -> list[str]:
     for language, _, file in sides:
         if language:
             if not hasattr(tokenizer, "language"):
-                raise CtxError(
-                    f"{type(tokenizer).__name__} has no languages.", location="--retrieval", hint="omit the languages."
-                )
+                name = type(tokenizer).__name__
+                raise CtxError(f"{name} has no languages.", location="--retrieval", hint="omit the languages.")
             tokenizer.language = language
         vectors.append(encode([line.strip() for line in read_lines(Path(file))]))
     lines = []
     for first, second in ((0, 1), (1, 0)):
-        accuracies = [
-            f"{criterion} {retrieval(vectors[first], vectors[second], criterion):.4f}"
-            for criterion in get_args(Criterion)
-        ]
-        name = f"{names[first]} -> {names[second]}"
-        lines.append(f"{name:<44} {'  '.join(accuracies)}  {len(vectors[0])} pairs")
+        scores = {name: retrieval(vectors[first], vectors[second], name) for name in get_args(Criterion)}
+        accuracies = "  ".join(f"{name} {accuracy:.4f}" for name, accuracy in scores.items())
+        direction = f"{names[first]} -> {names[second]}"
+        lines.append(f"{direction:<44} {accuracies}  {len(vectors[0])} pairs")
     return lines
 
 
@@ -284,12 +275,8 @@ def forgetting() -> None:
     (arguments,) = parse_arguments(ForgettingArguments, description=getdoc(forgetting))
     if arguments.output_file is not None:
         check_output_file(arguments.output_file, flag="--output_file", overwrite=arguments.overwrite)
-    evaluation = PretrainingEvaluation.open(
-        arguments.pretrained,
-        *arguments.text,
-        max_length=arguments.max_length,
-        held_out=arguments.validation_fraction,
-    )
+    options = {"max_length": arguments.max_length, "held_out": arguments.validation_fraction}
+    evaluation = PretrainingEvaluation.open(arguments.pretrained, *arguments.text, **options)
     results = measure_forgetting(evaluation, arguments.finetuned, arguments.batch_size)
     if arguments.output_file is not None:
         write_text_file(arguments.output_file, json.dumps(results, indent=2) + "\n")

@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from transformers import AutoTokenizer, PreTrainedModel
 
+from hf_ctxmodels.compression.int8.modules import ActivationScale
 from hf_ctxmodels.compression.int8.quantizer import (
     CtxInt8Config,
     InputRanges,
@@ -72,23 +73,21 @@ def graph(file_format: Literal["onnx", "torch"]) -> None:
 class TokenScales:
     """A scale per token; an example does not depend on the others in the batch."""
 
-    name = "token"
-
 
 @dataclass(frozen=True)
 class TensorScales:
     """A scale per tensor."""
-
-    name = "tensor"
 
 
 @dataclass(frozen=True)
 class StaticScales:
     """Scales from calibration texts."""
 
-    name = "static"
     file: str = flag(REQUIRED, "Calibration texts, one per line.")
     max_length: int = flag(128, "Tokens of a text to read.")
+
+
+SCALES: dict[ActivationScale, type] = {"token": TokenScales, "tensor": TensorScales, "static": StaticScales}
 
 
 @dataclass
@@ -97,11 +96,7 @@ class QuantizationArguments(ParsedChoices):
 
     model: str = flag(REQUIRED, "Directory or Hub id of a float32 or half-precision model.")
     output_dir: str = flag(REQUIRED, "Directory for the quantized model and its tokenizer.")
-    activations: TokenScales | TensorScales | StaticScales = choice_flag(
-        "token",
-        "Scales of the activations.",
-        {scales.name: scales for scales in (TokenScales, TensorScales, StaticScales)},
-    )
+    activations: TokenScales | TensorScales | StaticScales = choice_flag("token", "Scales of the activations.", SCALES)
     embeddings: Literal["int8", "float32"] = flag("int8", "Type of the embedding matrices.")
     skip: list[str] = flag((), "Modules to keep in float32: paths or last components of paths, such as classifier.")
     overwrite: bool = flag(False, "Replace files of the same names in --output_dir.")
@@ -121,7 +116,8 @@ def int8() -> None:
     check_output_directory(arguments.output_dir, names, flag="--output_dir", overwrite=arguments.overwrite)
     model = load_saved_model(arguments.model)
     before = stored_bytes(model)
-    config = CtxInt8Config(activations=arguments.activations.name, embeddings=arguments.embeddings, skip=arguments.skip)
+    activations = next(name for name, scales in SCALES.items() if isinstance(arguments.activations, scales))
+    config = CtxInt8Config(activations=activations, embeddings=arguments.embeddings, skip=arguments.skip)
     quantize_model(model, config, _calibrate(model, arguments))
     with wrap_write_errors(arguments.output_dir):
         shutil.rmtree(Path(arguments.output_dir) / ADAPTERS_FOLDER, ignore_errors=True)  # of a previous model

@@ -41,11 +41,8 @@ class TokenizerArguments:
 
 
 def parse_training_options(tokenizer_class: type, assignments: list[str]) -> dict[str, Any]:
-    """Parse `["min_frequency=5"]` to `{"min_frequency": 5}`, keyword arguments of the class's `train`.
-
-    Raises:
-        CtxError: The tokenizer cannot be trained, an option is unknown, or a value has the wrong type.
-    """
+    """Parse `["min_frequency=5"]` to `{"min_frequency": 5}`, keyword arguments of the class's `train`; raises CtxError
+    if the tokenizer cannot be trained, or an option is unknown or has the wrong type."""
     if not hasattr(tokenizer_class, "train"):
         raise CtxError(f"{tokenizer_class.__name__} cannot be trained.", hint="load it with AutoTokenizer instead.")
     defaults: dict[str, Any] = {}
@@ -135,9 +132,13 @@ def main() -> None:
             print(f"  unknown tokens   {result['unknown']:.2%} (held out)")
     except NoDocumentError:
         print("  held out         no document: the dataset is too small for --validation_fraction")
-    model_flags = ("--family", arguments.family, "--tokenizer", arguments.output_dir)
-    print(
-        format_next_commands(
-            ("pretrain", *model_flags, "--dataset", *data.dataset, "--max_steps", 1000, "--output_dir", "DIR")
-        )
+    command = (
+        "pretrain",
+        "--family",
+        arguments.family,
+        "--tokenizer",
+        arguments.output_dir,
+        "--dataset",
+        *data.dataset,
     )
+    print(format_next_commands((*command, "--max_steps", 1000, "--output_dir", "DIR")))

@@ -14,6 +14,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal
 
 from transformers import PreTrainedTokenizerBase
@@ -78,11 +79,8 @@ def main() -> None:
         essential=ESSENTIAL,
     )
     if arguments.language_adapters and adapters.adapter is None:
-        raise CtxError(
-            "Language adapters require a task adapter.",
-            location="--language_adapters",
-            hint="add --adapter madx-task.",
-        )
+        hint = "add --adapter madx-task."
+        raise CtxError("Language adapters require a task adapter.", location="--language_adapters", hint=hint)
     train = LanguageFile.find(arguments.train, arguments.task, "train", arguments.data_dir)
     tests = [
         LanguageFile.find(language.strip(), arguments.task, "test", arguments.data_dir)
@@ -146,10 +144,7 @@ def main() -> None:
 def insert_language_modules(
     tuned: FinetuningResult, language: str, adapters: Mapping[str, str], embeddings: Mapping[str, str]
 ) -> PreTrainedTokenizerBase:
-    """Insert the adapter and the embeddings of a language into the model, and return its tokenizer.
-
-    `adapters` and `embeddings` are directories by language.
-    """
+    """Insert the adapter and the embeddings of a language, from directories by language; returns its tokenizer."""
     tokenizer = tuned.tokenizer
     if language in adapters:
         replace_lowest_adapter(tuned.model, f"language_{language}", adapters[language])
@@ -189,7 +184,8 @@ def table(results: list[dict[str, Any]], training_language: str) -> str:
         lines.append(f"{result['language']:<12}{metric:>10.4f}{baseline:>10.4f}{result['examples']:>11,}")
     target_results = [result for result in results if result["language"] != training_language]
     if len(target_results) > 1:
-        mean_metric = sum(result["metrics"][name] for result in target_results) / len(target_results)
-        mean_baseline = sum(result["baseline"][name] for result in target_results) / len(target_results)
+        mean_metric, mean_baseline = (
+            fmean(result[side][name] for result in target_results) for side in ("metrics", "baseline")
+        )
         lines.append(f"{'mean of others':<14}{mean_metric:>8.4f}{mean_baseline:>10.4f}")
     return "\n".join(lines)

@@ -30,10 +30,8 @@ def config_from_options(options: Mapping[str, Any], location: str | None = None)
     """Create the configuration from an options.json; raises CtxError for missing entries and unsupported values."""
     with wrap_errors("Invalid ELMo options", location=location, hint="use the model's options.json."):
         lstm, cnn = options["lstm"], options["char_cnn"]
-        if cnn["n_characters"] not in _NUM_CHARACTERS:
-            raise CtxError(
-                f"n_characters={cnn['n_characters']}; expected 261 or 262: bytes and special ids.", location=location
-            )
+        if (count := cnn["n_characters"]) not in _NUM_CHARACTERS:
+            raise CtxError(f"n_characters={count}; expected 261 or 262: bytes and special ids.", location=location)
         return CtxElmoConfig(
             hidden_size=2 * lstm["projection_dim"],
             cell_size=lstm["dim"],
@@ -50,11 +48,8 @@ def config_from_options(options: Mapping[str, Any], location: str | None = None)
 
 
 def read_allennlp(options_file: str | Path, weights_file: str | Path) -> CtxElmoModel:
-    """Load the model of an options.json and an HDF5 file.
-
-    Raises:
-        CtxError: A file is missing or damaged, the files do not match, or h5py is not installed.
-    """
+    """Load the model of an options.json and an HDF5 file; raises CtxError if they do not match, or h5py is not
+    installed."""
     try:
         import h5py
     except ImportError as error:

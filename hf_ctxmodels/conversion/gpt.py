@@ -44,9 +44,6 @@ def read_openai_checkpoint(
         vocabulary, merges: The files encoder_bpe_40000.json and vocab_40000.bpe.
         positions: Number of positions in a single embedding matrix.
         heads: Number of attention heads, which the files do not hold; None for heads of width 64, as released.
-
-    Raises:
-        CtxError: A file is missing or damaged, or the files do not match each other.
     """
     tokenizer = CtxGptTokenizer(vocab=str(vocabulary), merges=str(merges))
     parameters = _read_parameters(Path(folder))

@@ -41,17 +41,10 @@ _CLASSIFIER = "classification/logits"
 def read_grover_checkpoint(
     variables: Mapping[str, Tensor], location: str
 ) -> CtxGroverForCausalLM | CtxGroverForSequenceClassification:
-    """Create the language model, or the classifier, with the variables of a checkpoint.
+    """Create the language model, or the classifier, with the variables of the checkpoint `location`.
 
-    The sizes follow from the variables, with heads of width 64. Variables of the optimizer are ignored. Kernels are
-    stored as (in, out).
-
-    Args:
-        variables: Name -> value.
-        location: Path of the checkpoint, for errors.
-
-    Raises:
-        CtxError: A variable is missing or has another shape.
+    The sizes follow from the variables, with heads of width 64. Variables of the optimizer are ignored. Raises CtxError
+    if a variable is missing or has another shape.
     """
     layers = sorted(int(match[1]) for match in map(_LAYER.match, variables) if match)
     word_embeddings = variables.get("newslm/embeddings/word_embed")

@@ -33,25 +33,16 @@ def read_encoder(file: str | Path) -> dict[str, Any]:
     content = read_torch_file(file)
     keys = ("params", "model", "dictionary")
     if not isinstance(content, Mapping) or not all(isinstance(content.get(key), Mapping) for key in keys):
-        raise CtxError(
-            f"The file is not a LASER encoder: it lacks some of {', '.join(keys)}.",
-            location=str(file),
-            hint="use the released file.",
-        )
+        message = f"The file is not a LASER encoder: it lacks some of {', '.join(keys)}."
+        raise CtxError(message, location=str(file), hint="use the released file.")
     return dict(content)
 
 
 def build_laser(
     encoder: Mapping[str, Any], merges: Sequence[tuple[str, str]], location: str | None = None
 ) -> tuple[CtxLaserModel, CtxLaserTokenizer]:
-    """Create the model and its tokenizer, for lower-cased text split into words.
-
-    Tokens that occur only in merges have the embedding of unknown tokens.
-
-    Args:
-        encoder: Content of the released file, see `read_encoder`.
-        merges: Merges, see `read_codes`.
-        location: The file, for error messages.
+    """Create the model and its tokenizer, for lower-cased text split into words, from the content of `read_encoder` and
+    the merges of `read_codes`. Tokens that occur only in merges have the embedding of unknown tokens.
 
     Raises:
         CtxError: Weights, dictionary and merges do not match.
@@ -79,14 +70,8 @@ def build_laser(
             location=location,
         )
     start, pad, end, unknown = (dictionary[token] for token in JOINT_SPECIAL_TOKENS)
-    config = CtxLaserConfig(
-        vocab_size=len(vocab),
-        target_vocab_size=len(vocab),
-        decoder_start_token_id=start,
-        pad_token_id=pad,
-        eos_token_id=end,
-        **sizes,
-    )
+    token_ids = {"decoder_start_token_id": start, "pad_token_id": pad, "eos_token_id": end}
+    config = CtxLaserConfig(vocab_size=len(vocab), target_vocab_size=len(vocab), **token_ids, **sizes)
     added_embeddings = embeddings[unknown].expand(len(vocab) - len(embeddings), -1)
     model = CtxLaserModel(config)
     model.load_state_dict({**layers, "embeddings.weight": torch.cat([embeddings, added_embeddings]).float()})

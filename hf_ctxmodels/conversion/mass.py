@@ -63,11 +63,8 @@ _CHECKPOINT_HINT = "use a checkpoint of github.com/microsoft/MASS."
 
 
 def read_checkpoint(file: str | Path) -> dict[str, Any]:
-    """Read a released file; a state dict alone (a pretrained summarization model) is returned as {"model": state dict}.
-
-    Raises:
-        CtxError: The file cannot be read, or is not a MASS checkpoint.
-    """
+    """Read a released file; a state dict alone (a pretrained summarization model) is returned as {"model": state
+    dict}."""
     content = read_torch_file(file, (Namespace,))
     if isinstance(content, Mapping):
         if isinstance(content.get("model"), Mapping) or isinstance(content.get("encoder"), Mapping):
@@ -80,15 +77,10 @@ def read_checkpoint(file: str | Path) -> dict[str, Any]:
 def build_translation_model(
     checkpoint: Mapping[str, Any], location: str, language: str | None = None
 ) -> CtxMassForConditionalGeneration:
-    """Build a translation model.
+    """Build a translation model from `read_checkpoint`.
 
-    The decoder of a checkpoint may have separate cross-attention projections for each target language. The model keeps
-    those of one language, and is exact for this target language. The encoder's output layer is unused.
-
-    Args:
-        checkpoint: From `read_checkpoint`.
-        location: Path of the file, for errors.
-        language: The target language, for such checkpoints.
+    The decoder may have separate cross-attention projections for each target language, of which the model keeps the
+    `language`. The encoder's output layer is unused.
 
     Raises:
         CtxError: A weight is missing or unknown, or the language is unknown.
@@ -97,11 +89,7 @@ def build_translation_model(
     if not isinstance(params, Mapping) or not isinstance(checkpoint.get("decoder"), Mapping):
         raise CtxError("The checkpoint lacks params or decoder.", location=location, hint=_CHECKPOINT_HINT)
     if params.get("asm"):
-        raise CtxError(
-            "The checkpoint has an adaptive softmax, which is not supported.",
-            location=location,
-            hint="use a checkpoint without it.",
-        )
+        raise CtxError("An adaptive softmax is not supported.", location=location, hint="use a checkpoint without it.")
     if missing := [name for name in ("n_heads", "pad_index", "bos_index", "eos_index") if name not in params]:
         raise CtxError(f"The checkpoint's params lack {', '.join(missing)}.", location=location, hint=_CHECKPOINT_HINT)
     lang2id = dict(params.get("lang2id") or {})
@@ -160,16 +148,11 @@ def _select_language(
 def build_summarization_model(
     checkpoint: Mapping[str, Any], location: str, pad_id: int = 0, cls_id: int = 101, sep_id: int = 102
 ) -> CtxMassForConditionalGeneration:
-    """Build a summarization model, pretrained or fine-tuned.
+    """Build a summarization model, pretrained or fine-tuned, from `read_checkpoint`.
 
     Texts end with the separator, which is also the decoder's first input. Heads have a width of 64 unless the
-    checkpoint specifies their number.
-
-    Args:
-        checkpoint: From `read_checkpoint`.
-        location: Path of the file, for errors.
-        pad_id, cls_id, sep_id: Ids in the vocabulary; BERT's by default. As in fairseq, positions start at the padding
-            id + 1.
+    checkpoint specifies their number. As in fairseq, positions start at the padding id + 1; the ids are BERT's by
+    default.
 
     Raises:
         CtxError: A weight is missing or unknown.
@@ -279,17 +262,8 @@ def _build_model(state_dict: dict[str, Tensor], location: str, **fields: Any) ->
 def build_translation_tokenizer(
     checkpoint: Mapping[str, Any], merges: Sequence[tuple[str, str]], location: str, word_splitting: str = "moses"
 ) -> CtxMassTokenizer:
-    """Build the cased tokenizer of a translation model.
-
-    Args:
-        checkpoint: From `read_checkpoint`.
-        merges: The merges of the BPE codes, see `read_codes`.
-        location: Path of the file, for errors.
-        word_splitting: See `CtxMassTokenizer`.
-
-    Raises:
-        CtxError: The checkpoint has no dictionary, or its ids are not 0, 1, 2, ...
-    """
+    """Build the cased tokenizer of a translation model from `read_checkpoint` and `read_codes`; raises CtxError if
+    there is no dictionary, or its ids are not 0, 1, 2, ..."""
     words = checkpoint.get("dico_id2word")
     if not isinstance(words, Mapping) or sorted(words) != list(range(len(words))):
         raise CtxError(

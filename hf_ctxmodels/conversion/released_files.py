@@ -56,9 +56,8 @@ def read_codes(file: str | Path) -> list[tuple[str, str]]:
 
 def to_native_subword(subword: str) -> str:
     """Convert a subword with the mark of continuation to one with the mark of the end of a word."""
-    if subword.endswith(_CONTINUATION):
-        return subword.removesuffix(_CONTINUATION)
-    return subword + END_OF_WORD
+    stem = subword.removesuffix(_CONTINUATION)
+    return stem if stem != subword else subword + END_OF_WORD
 
 
 def load_weights(model: Any, weights: dict[str, Tensor], location: str) -> Any:
@@ -124,12 +123,8 @@ def run_conversion(
     convert: Callable[[Any], tuple[PreTrainedModel, PreTrainedTokenizerBase, str]],
     description: str | None,
 ) -> None:
-    """Run a conversion script: parse its arguments, convert, save, and print a summary.
-
-    Args:
-        arguments_class: The script's flags.
-        convert: Function from the arguments to the model, its tokenizer and a description of the source.
-        description: First lines of `--help`.
+    """Run a conversion script: parse its arguments, convert to a model, its tokenizer and a description of the source,
+    save, and print a summary.
 
     Raises:
         CtxError: The output contains a model, or the model and its tokenizer have different vocabulary sizes.

@@ -31,14 +31,10 @@ class Variable(NamedTuple):
 
 
 class TensorFlowCheckpoint(Mapping[str, Tensor]):
-    """Variable name -> tensor on the CPU, read when it is looked up.
-
-    Args:
-        prefix: Path of the checkpoint, with or without `.index`.
+    """Variable name -> tensor on the CPU, read when it is looked up; `prefix` is the path, with or without `.index`.
 
     Raises:
-        CtxError: The files are missing, damaged or compressed; or the data type of a variable is not supported (on
-            access).
+        CtxError: The files are missing, damaged or compressed; or, on access, a data type is not supported.
     """
 
     def __init__(self, prefix: str | Path) -> None:

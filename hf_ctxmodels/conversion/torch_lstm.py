@@ -29,17 +29,13 @@ def read_state_dict(file: str | Path) -> dict[str, Tensor]:
 def convert_layers(
     weights: Mapping[str, Tensor], location: str | None = None
 ) -> tuple[dict[str, Tensor], dict[str, int]]:
-    """Convert the weights of a bidirectional LSTM.
-
-    Args:
-        weights: Name in `torch.nn.LSTM` -> weight.
-        location: The file, for error messages.
+    """Convert the weights of a bidirectional `torch.nn.LSTM`, by their names there.
 
     Returns:
         Native name -> weight, and the configuration fields that follow from the shapes.
 
     Raises:
-        CtxError: A weight is missing or unexpected.
+        CtxError: A weight of the file `location` is missing or unexpected.
     """
     layers = {int(name.rpartition("_l")[2]) for name in weights if name.rpartition("_l")[2].isdigit()}
     expected = {
@@ -69,10 +65,11 @@ def convert_layers(
 def model_on_vectors(
     model_class: Any, weights: Mapping[str, Tensor], vectors: np.ndarray, location: str | None = None, **fields: Any
 ) -> Any:
-    """Create a model from the weights of a bidirectional LSTM and word vectors.
+    """Create a base model with `word_embeddings` and `layers` from the weights of a bidirectional LSTM and word
+    vectors.
 
     Args:
-        model_class: A base model with `word_embeddings` and `layers`.
+        model_class: The class.
         weights: The output of `read_state_dict`.
         vectors: (words, width); zero vectors of padding and unknown words are prepended.
         location: The file, for error messages.
@@ -107,18 +104,10 @@ class VectorEncoderArguments(OutputArguments):
 def convert_vector_encoder(
     arguments: VectorEncoderArguments, family: str, **fields: Any
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, str]:
-    """Convert an encoder for `released_files.run_conversion`.
+    """Convert an encoder of a family for `released_files.run_conversion`.
 
-    The tokenizer splits at white space, since the released models were trained on tokenized text.
-
-    Args:
-        arguments: Files and options.
-        family: Name of the family.
-        fields: Configuration fields; `bos_token` and `eos_token` are arguments of the tokenizer, used if they have
-            vectors.
-
-    Raises:
-        CtxError: A file cannot be read, or the files do not match.
+    The tokenizer splits at white space. Of the configuration `fields`, `bos_token` and `eos_token` are arguments of the
+    tokenizer, used if they have vectors.
     """
     vectors, spec = READERS[arguments.vectors_format](arguments.vectors), get_family(family)
     rows = [row for row, word in enumerate(vectors.words) if word not in SPECIAL_TOKENS]

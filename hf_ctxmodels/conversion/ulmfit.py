@@ -33,8 +33,7 @@ _RENAMED_WORDS = {  # special words of the release of 2018
 
 
 def read_fastai(file: str | Path) -> CtxUlmfitForCausalLM:
-    """Load the language model of a .pth file, or of an encoder's file with a zero bias of the softmax; raises CtxError
-    for other files."""
+    """Load the language model of a .pth file, or of an encoder's file with a zero bias of the softmax."""
     content = read_tensors(file, "model")  # may be next to an optimizer's state
     embeddings = next((content[name] for name in ("0.encoder.weight", "encoder.weight") if name in content), None)
     if embeddings is None:
@@ -69,12 +68,10 @@ def read_fastai(file: str | Path) -> CtxUlmfitForCausalLM:
 
 
 def read_words(file: str | Path, allow_pickle: bool = False) -> list[str]:
-    """Read the words of a model by id: a JSON list, one word per line, or a pickled list.
+    """Read the words of a model by id from a JSON list, lines of a .txt, or a pickled list.
 
-    Args:
-        file: .json, .txt or .pkl.
-        allow_pickle: Allow a pickle. Pickles can execute code; although this function rejects all objects except lists,
-            strings and numbers, the file should come from a trusted source.
+    Pickles can execute code. Although all objects except lists, strings and numbers are rejected, pass `allow_pickle`
+    only for a trusted source.
 
     Raises:
         CtxError: The file is missing, damaged or not a list of words, or is a pickle without `allow_pickle`.

@@ -86,17 +86,8 @@ def read_word2vec_binary(path: str | Path) -> WordVectors:
 
 
 def write(vectors: WordVectors, path: str | Path, *, header: bool, binary: bool = False) -> None:
-    """Write a text file with exact numbers, or a binary file.
-
-    Args:
-        vectors: Words without white space.
-        path: Output file.
-        header: Whether the first line has the numbers of words and dimensions.
-        binary: Whether numbers are little-endian float32.
-
-    Raises:
-        CtxError: A word is empty or has white space.
-    """
+    """Write a text file with exact numbers, or a binary file of little-endian float32, with or without a first line of
+    the numbers of words and dimensions; raises CtxError if a word is empty or has white space."""
     for word in vectors.words:
         if not word or any(character.isspace() for character in word):
             raise CtxError(

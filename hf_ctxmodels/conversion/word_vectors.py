@@ -34,9 +34,6 @@ class WordVectors:
         counts: Frequency of each word, or None.
         lower_case: Whether words must be lower-cased before the look-up.
         word_to_index: Word -> row of `matrix`.
-
-    Raises:
-        CtxError: The lengths differ, or words are repeated.
     """
 
     words: Sequence[str]
@@ -61,13 +58,9 @@ class WordVectors:
         return cls(words, vectors.numpy(), counts, word_tokenizer.do_lower_case)
 
     def to_model(self, family: str) -> tuple[PreTrainedModel, CtxWordTokenizer]:
-        """Create a static embedding model with these vectors, and its tokenizer, which splits only at white space.
-
-        The vectors of padding and of "[UNK]" are zero, unless "[UNK]" is one of the words.
-
-        Raises:
-            CtxError: The family is not static.
-        """
+        """Create a static embedding model with these vectors, and its tokenizer, which splits only at white space;
+        raises CtxError for other families. The vectors of padding and of "[UNK]" are zero, unless "[UNK]" is one of the
+        words."""
         spec = get_family(family)
         if not _is_static(spec):
             names = [name for name, candidate in FAMILIES.items() if _is_static(candidate)]
@@ -90,10 +83,8 @@ class WordVectors:
     @classmethod
     def from_gensim(cls, keyed_vectors: Any) -> Self:
         """Convert a gensim `KeyedVectors`."""
-        words = list(keyed_vectors.index_to_key)
-        counts = None
-        if "count" in getattr(keyed_vectors, "expandos", {}):
-            counts = [int(keyed_vectors.get_vecattr(word, "count")) for word in words]
+        words, has_counts = list(keyed_vectors.index_to_key), "count" in getattr(keyed_vectors, "expandos", {})
+        counts = [int(keyed_vectors.get_vecattr(word, "count")) for word in words] if has_counts else None
         return cls(words, np.array(keyed_vectors.vectors, dtype=np.float32), counts)
 
     def to_gensim(self) -> Any:

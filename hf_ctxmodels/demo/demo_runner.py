@@ -167,10 +167,7 @@ class DemoRunner:
         folder: Output directory, created if needed.
         settings: Settings that the results depend on; finished stages of other settings are not reused.
         output_names: Names of the files and directories that the stages write.
-        overwrite: Delete the output of an earlier demo.
-
-    Raises:
-        CtxError: The directory contains one of the names, but not from a demo with these settings.
+        overwrite: Delete the output of an earlier demo, without which its settings must be equal.
     """
 
     def __init__(

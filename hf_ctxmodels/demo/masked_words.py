@@ -82,8 +82,8 @@ def show_masked_words(report: DemoReport, runner: DemoRunner, stage: Stage | Non
 class BigramModel:
     """P(token | neighbour) with interpolated Kneser-Ney smoothing (Kneser & Ney 1995; Chen & Goodman 1999, sec. 2.7).
 
-    The discount is n1 / (n1 + 2 n2), where n1 and n2 are the numbers of pairs that occur once and twice. Every possible
-    target has a non-zero probability.
+    The discount is n1 / (n1 + 2 n2) for n1 and n2 pairs that occur once and twice; every possible target has a non-zero
+    probability.
 
     Args:
         sequences: (tokens,) ids of the training sequences.

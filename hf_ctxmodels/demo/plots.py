@@ -12,13 +12,8 @@ _INK, _MUTED, _BLUE, _ORANGE = "#222222", "#767676", "#1f6fb4", "#d1620f"
 def plot_learning_curve(
     curve: Sequence[Mapping[str, float]], final: float, baselines: Mapping[str, float], title: str, file: Path
 ) -> None:
-    """Plot the masked-LM loss by training step, with horizontal lines for the baselines.
-
-    Args:
-        curve: Records of a training log with "step" and "loss" or "eval_loss", at the masking rate of training.
-        final, baselines: Losses on held-out text at 15% masking, of the trained model and by name.
-        title, file: Title of the plot, and PNG file to write.
-    """
+    """Plot the masked-LM loss by training step at the masking rate of training, with horizontal lines for the
+    baselines, and `final`, the loss of the trained model, on held-out text at 15% masking."""
     figure, axes = _figure(8, 4.5, title)
     for name, label, style in (
         ("loss", "training text, 40% masked", {"color": _BLUE, "alpha": 0.55}),

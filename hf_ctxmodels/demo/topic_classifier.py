@@ -50,9 +50,7 @@ print(json.dumps(labels))
 
 def write_sentences(folder: Path) -> dict[str, list[dict[str, str]]]:
     """Write train.jsonl and test.jsonl: first sentences of paragraphs of the longest articles, labelled with the title.
-
-    Every fifth paragraph is held out; five of the others are sampled per article, with a fixed seed.
-    """
+    Every fifth paragraph is held out; five of the others are sampled per article, with a fixed seed."""
     longest_articles = sorted(demo_articles(), key=lambda article: -len(article[1]))[:NUM_ARTICLES]
     rng = random.Random(0)
     splits: dict[str, list[dict[str, str]]] = {"train": [], "test": []}

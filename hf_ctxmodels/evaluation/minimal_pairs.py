@@ -37,21 +37,14 @@ class PairResult(NamedTuple):
 
 def read_pairs(path: str | Path) -> list[MinimalPair]:
     """Read pairs in the format of BLiMP (Warstadt et al. 2020, arXiv 1912.00582): JSON lines with `sentence_good`,
-    `sentence_bad` and `linguistics_term`. The file's name is the phenomenon of pairs without a term.
-
-    Raises:
-        CtxError: The file cannot be read, has no pair, or a line is not such an object.
-    """
+    `sentence_bad` and `linguistics_term`, by default the file's name."""
     default_phenomenon = Path(path).name.partition(".")[0]
     pairs = []
     for record, location in read_json_lines(path):
         good, bad = record.get("sentence_good"), record.get("sentence_bad")
         if not all(isinstance(sentence, str) and sentence.strip() for sentence in (good, bad)):
-            raise CtxError(
-                "Expected an object with the strings sentence_good and sentence_bad.",
-                location=location,
-                hint="use files in the format of BLiMP.",
-            )
+            message = "Expected an object with the strings sentence_good and sentence_bad."
+            raise CtxError(message, location=location, hint="use files in the format of BLiMP.")
         pairs.append(MinimalPair(str(good), str(bad), str(record.get("linguistics_term") or default_phenomenon)))
     if not pairs:
         raise CtxError("The file has no pairs.", location=str(path), hint="use files in the format of BLiMP.")

@@ -24,11 +24,7 @@ def is_permutation_lm(model: PreTrainedModel) -> bool:
 
 
 def sum_next_token_loss(
-    model: PreTrainedModel,
-    sequences: Iterable[tuple[Tensor, Tensor]],
-    *,
-    batch_size: int,
-    padding: int = 0,
+    model: PreTrainedModel, sequences: Iterable[tuple[Tensor, Tensor]], *, batch_size: int, padding: int = 0
 ) -> tuple[float, int]:
     """Sum the cross-entropy of all targets.
 
@@ -67,15 +63,9 @@ def sum_next_token_loss(
 
 @dataclass(frozen=True)
 class Perplexity:
-    """Cross-entropy of a text and the counts that normalize it.
-
-    Attributes:
-        nats: Summed cross-entropy of the predicted tokens.
-        tokens: Number of predicted tokens: all, or all except the first of each document without a separator.
-        words: Number of words of the documents, separated by white space.
-        unknown: Number of predicted unknown tokens. An unknown token stands for many words at the cost of one, so the
-            perplexity of a model with many unknown tokens is too low.
-    """
+    """Summed cross-entropy (nats) of a text, and the numbers of predicted tokens, of words separated by white space,
+    and of predicted unknown tokens. An unknown token stands for many words at the cost of one, so many of them make it
+    too low."""
 
     nats: float
     tokens: int
@@ -110,7 +100,7 @@ def measure_perplexity(
     tokens of the text, with its query stream, in left-to-right factorization order.
 
     Args:
-        model, tokenizer: A causal language model or XLNet, whose training mode is restored, and its tokenizer.
+        model, tokenizer: A causal language model or XLNet, and its tokenizer.
         documents: Texts; those without tokens are skipped.
         max_length: Tokens per window; None for the longest input of the model, or the whole document.
         stride: Tokens between the starts of two windows; None for half a window.

@@ -34,18 +34,17 @@ def score(
     - Causal language models: log-likelihood, each token given its left context (right context for a backward model).
     - Masked language models and ELECTRA's generator: pseudo-log-likelihood (Salazar et al. 2020, arXiv 1910.14659),
       each token given all other tokens, one mask at a time.
-    - XLNet: pseudo-log-likelihood without a mask token; each token is the only target of a factorization order in
-      which all other tokens precede it.
+    - XLNet: pseudo-log-likelihood without a mask token; each token is the only target of a factorization order in which
+      all other tokens precede it.
     - ELMo: sum of the log-likelihoods of both directions.
 
     A pseudo-log-likelihood does not predict special tokens. A log-likelihood includes all predictions of training: the
     end-of-text token if the tokenizer adds one, and the first token after a start token (or the end of the previous
     text). Scores of different kinds of models or different vocabularies are not comparable.
 
-    XLNet's forward without targets gives no left-to-right score: its content stream attends to the whole text.
-
     Args:
-        model, tokenizer: A model with a language modeling head, whose training mode is restored, and its tokenizer.
+        model, tokenizer: A model with a language modeling head, and its tokenizer.
+        texts: The texts.
         batch_size: Sequences per batch; a pseudo-log-likelihood needs a sequence for every token.
 
     Raises:

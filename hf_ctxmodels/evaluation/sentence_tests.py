@@ -40,8 +40,7 @@ class Probe:
     """Accuracy of a linear classifier on sentence vectors.
 
     Attributes:
-        accuracy: Accuracy on the test examples.
-        majority: Accuracy of always predicting the most frequent training label.
+        accuracy, majority: Accuracy on the test examples, and of the most frequent training label.
         examples: Numbers of training and test examples.
         penalty: The chosen penalty.
     """
@@ -53,13 +52,8 @@ class Probe:
 
 
 def similarity(encode: Encode, file: str, columns: Sequence[str]) -> SentenceSimilarity:
-    """Correlate cosines with the human ratings of a table; raises CtxError if it cannot be read.
-
-    Args:
-        encode: Function that computes sentence vectors.
-        file: Table for `data.table_files.read_table`.
-        columns: Columns of the two sentences and the rating.
-    """
+    """Correlate cosines with the ratings of a table (`data.table_files.read_table`), of two sentence columns and a
+    rating."""
     texts, ratings = _read_rated_pairs(file, columns)
     first, second = _encode_columns(encode, texts)
     return _correlation(F.cosine_similarity(first, second).tolist(), ratings)
@@ -68,12 +62,8 @@ def similarity(encode: Encode, file: str, columns: Sequence[str]) -> SentenceSim
 def relatedness(
     encode: Encode, train_file: str, test_file: str, columns: Sequence[str], seed: int = 0
 ) -> SentenceSimilarity:
-    """Train and test a ridge regression on the features |u - v| and u * v of sentence pairs.
-
-    Args:
-        encode, train_file, test_file, columns: As in `similarity`.
-        seed: Seed of the split that chooses the penalty.
-    """
+    """Train and test a ridge regression on the features |u - v| and u * v of sentence pairs; `columns` as in
+    `similarity`, `seed` of the split that chooses the penalty."""
     from sklearn.linear_model import Ridge
 
     train_texts, train_ratings = _read_rated_pairs(train_file, columns)
@@ -115,16 +105,8 @@ def _correlation(predictions: list[float], ratings: list[float]) -> SentenceSimi
 
 
 def classification(encode: Encode, train_file: str, test_file: str, columns: Sequence[str], seed: int = 0) -> Probe:
-    """Train and test a logistic regression on the vectors of single sentences, or on |u - v| and u * v of pairs.
-
-    Args:
-        encode, train_file, test_file: As in `similarity`.
-        columns: Columns of one or two sentences and the label.
-        seed: Seed of the split that chooses the penalty.
-
-    Raises:
-        CtxError: A file cannot be read, or there is only one label.
-    """
+    """Train and test a logistic regression on the vectors of single sentences, or on |u - v| and u * v of pairs;
+    `columns` are one or two sentences and the label, `seed` of the split that chooses the penalty."""
     if len(columns) not in (2, 3):
         raise CtxError(
             f"Expected two or three columns, got {len(columns)}: {', '.join(columns)}.",
@@ -154,13 +136,8 @@ def pair_features(first: Tensor, second: Tensor | None = None) -> Tensor:
 def probe(
     features: Tensor, labels: Sequence[str], test_features: Tensor, test_labels: Sequence[str], seed: int = 0
 ) -> Probe:
-    """Train and test a logistic regression on standardized features; a tenth of the training examples chooses the
-    penalty.
-
-    Args:
-        features, test_features: (examples, width).
-        labels, test_labels: Label of each example.
-        seed: Seed of the split that chooses the penalty.
+    """Train and test a logistic regression on standardized (examples, width) features; a tenth of the training
+    examples, split by `seed`, chooses the penalty.
 
     Raises:
         CtxError: There are fewer than two labels, or a test label is not in the training examples.
@@ -188,11 +165,8 @@ def probe(
 
 
 def _fit_classifier(features: np.ndarray, targets: np.ndarray, penalty: float) -> Any:
-    """Minimize the mean cross-entropy of the softmax + penalty / 2 * |weight|^2.
-
-    scikit-learn's loss is a sum over examples. For two classes it has one weight vector instead of two opposite ones,
-    whose penalty is half as large.
-    """
+    """Minimize the mean cross-entropy of the softmax + penalty / 2 * |weight|^2; scikit-learn's loss is a sum, and has
+    one weight vector for two classes, whose penalty is half as large."""
     from sklearn.linear_model import LogisticRegression  # takes about a second
 
     num_vectors = 2 if len(set(targets)) == 2 else 1
@@ -216,14 +190,10 @@ def retrieval(source: Tensor, target: Tensor, criterion: Criterion = "cosine", n
     """Fraction of source sentences whose nearest target sentence is their translation.
 
     Args:
-        source: (sentences, width) vectors.
-        target: (sentences, width) vectors of the translations, in the same order.
+        source, target: (sentences, width) vectors of sentences and of their translations, in the same order.
         criterion: "cosine"; or "margin", the cosine divided by the mean cosine of both sentences with their nearest
             neighbours (Artetxe & Schwenk 2019b, arXiv 1811.01136, equation 2, ratio).
         neighbours: Number of neighbours for the margin.
-
-    Raises:
-        CtxError: The numbers of source and target sentences differ, or are 0.
     """
     if len(source) != len(target) or not len(source):
         raise CtxError(

@@ -122,8 +122,7 @@ class AnalogyResult:
 
 
 def read_similarities(path: str | Path) -> list[RatedPair]:
-    """Read tab-separated lines of two words and a rating (the format of Faruqui & Dyer 2014); raises CtxError for other
-    files."""
+    """Read tab-separated lines of two words and a rating (the format of Faruqui & Dyer 2014)."""
     pairs = []
     for line_number, line in enumerate(read_lines(Path(path)), start=1):
         try:
@@ -141,8 +140,7 @@ def read_similarities(path: str | Path) -> list[RatedPair]:
 
 
 def read_analogies(path: str | Path) -> dict[str, list[Question]]:
-    """Read a file with `: section` lines and lines of four words (Mikolov et al. 2013a); raises CtxError for other
-    files."""
+    """Read a file with `: section` lines and lines of four words (Mikolov et al. 2013a)."""
     sections: dict[str, list[Question]] = {}
     section = ""
     for line_number, line in enumerate(read_lines(Path(path)), start=1):
@@ -173,10 +171,8 @@ def evaluate_similarity(space: WordSpace, pairs: Sequence[RatedPair]) -> Similar
 
 
 def evaluate_analogies(space: WordSpace, sections: Mapping[str, Sequence[Question]]) -> AnalogyResult:
-    """Accuracy of 3CosAdd on questions "a is to b as c is to ?".
-
-    A question is covered if its four words have vectors and the expected answer is one of `space.candidates`.
-    """
+    """Accuracy of 3CosAdd on questions "a is to b as c is to ?"; a question is covered if its words have vectors and
+    the answer is one of `space.candidates`."""
     results = {}
     for name, questions in sections.items():
         rows = [[space.index(word) for word in question] for question in questions if all(w in space for w in question)]

@@ -38,12 +38,8 @@ def model_card(
     Args:
         directory: Directory of the saved model.
         repo_id: Repository of the card, "org/name".
-        summary: Summary of the training run; by default the `training_summary.json` of the directory, if any. Absolute
-            paths are removed.
+        summary: Summary of the training run, without its absolute paths; by default the directory's, if any.
         curve_image: File name of the loss curve in the repository; None for a table of losses.
-
-    Returns:
-        A card that `ModelCard.validate` accepts.
     """
     config = AutoConfig.from_pretrained(directory)
     family = get_spec(config)
@@ -129,10 +125,7 @@ def _losses(summary: TrainingSummary) -> list[tuple[int, float]]:
 
 
 def without_local_paths(value: Any) -> Any:
-    """Replace absolute paths in the strings of a JSON value by their file names: "/home/me/text.txt" -> "text.txt".
-
-    A string may contain several paths separated by ", " or "=".
-    """
+    """Replace absolute paths in the strings of a JSON value, separated by ", " or "=", by their file names."""
     if isinstance(value, dict):
         return {name: without_local_paths(item) for name, item in value.items()}
     if isinstance(value, list):

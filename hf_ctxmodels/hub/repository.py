@@ -138,11 +138,9 @@ def _weight_files(directory: Path) -> list[str]:
         invalid = [name for name in shards if Path(name).name != name or not name.endswith(".safetensors")]
     missing = [name for name in shards if name not in invalid and not (directory / name).is_file()]
     if invalid or missing or not shards:
-        problem = "names no file"
+        problem = f"names missing files: {', '.join(missing)}" if missing else "names no file"
         if invalid:
             problem = f"names {invalid[0]!r}, which is not a safetensors file of its directory"
-        elif missing:
-            problem = f"names missing files: {', '.join(missing)}"
         raise CtxError(f"The index {problem}.", location=str(index), hint=hint)
     return [*sorted(shards), SAFE_WEIGHTS_INDEX_NAME]
 
@@ -183,13 +181,11 @@ def push_files(
     commit_message: str | None = None,
     token: str | None = None,
 ) -> CommitInfo:
-    """Upload files in a single commit to the Hub of `HF_ENDPOINT` (huggingface.co by default).
-
-    The repository is created if it does not exist. (`HfApi.upload_folder` may need several commits.)
+    """Upload `repository_files` in a single commit to the Hub of `HF_ENDPOINT` (huggingface.co by default).
 
     Args:
-        files: From `repository_files`.
-        repo_id: Repository, "org/name".
+        files: Path in the repository -> path of a local file, or content.
+        repo_id: Repository, "org/name", created if it does not exist.
         private: Create a private repository; the visibility of an existing one does not change.
         revision: Branch, created from main if it does not exist; None for main.
         commit_message: Title of the commit.

@@ -31,8 +31,7 @@ class CtxSentenceEncoder(InputModule):
     sentence-transformers needs `trust_remote_code=True` to open modules of other packages.
 
     Args:
-        model: A base model of `AutoModel`.
-        tokenizer: The model's tokenizer.
+        model, tokenizer: A base model of `AutoModel`, and its tokenizer.
         pooling: Pooling of the hidden states; None for the pooling of the model.
         normalize: Whether to scale vectors to unit length.
         max_seq_length: Maximum length in tokens; None for the limit of the model.

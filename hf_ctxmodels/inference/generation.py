@@ -38,8 +38,7 @@ def generate_texts(
 ) -> list[str]:
     """Generate a text for every source or prompt.
 
-    Without `do_sample` the result for a text does not depend on the other texts. A sample depends on torch's seed, the
-    texts and the batch size.
+    Without `do_sample` the result for a text does not depend on the other texts.
 
     Args:
         model, tokenizer: An encoder-decoder (`AutoModelForSeq2SeqLM`), or a decoder (`AutoModelForCausalLM`), whose

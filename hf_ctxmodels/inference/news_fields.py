@@ -24,15 +24,11 @@ def generate_field(
     max_new_tokens: int | None = None,
     **options: Any,
 ) -> list[str]:
-    """Generate a field of an article, conditioned on any other fields.
-
-    The context consists of the fields in the order of `NEWS_FIELDS` and the start token of the target field; its end
-    token ends the text. Other special tokens are not generated.
+    """Generate a field of an article, conditioned on any other fields in the order of `NEWS_FIELDS`.
 
     Args:
         model, tokenizer: A Grover language model and its tokenizer.
-        fields: Field -> value in the format of `data.news_files.read_articles`; may be empty. The target's value is
-            ignored.
+        fields: Field -> value in the format of `data.news_files.read_articles`; the target's value is ignored.
         target: The field to generate.
         top_p: Nucleus sampling probability; 1.0 samples from all tokens. The token that crosses the threshold is kept,
             as in transformers; the released code drops it.
@@ -41,8 +37,7 @@ def generate_field(
         options: Other arguments of `generate`, such as `do_sample=False`.
 
     Raises:
-        CtxError: A field is unknown or of a wrong type, the context is as long as the model's longest input, or the
-            tokenizer has no field tokens.
+        CtxError: A field is unknown or of a wrong type, the context is too long, or the tokenizer has no field tokens.
     """
     if not hasattr(tokenizer, "encode_fields"):
         raise CtxError(f"{type(tokenizer).__name__} has no field tokens.", hint="use Grover and its tokenizer.")
@@ -94,9 +89,6 @@ def field_loss(
         target: The predicted field.
         context_fields: Fields of the context, if an article has them; () for none.
         batch_size: Articles per batch.
-
-    Raises:
-        CtxError: A field is unknown, or no article has the target within the model's longest input.
     """
     limit, sequences = model.config.max_sequence_length, []
     for fields in articles:

@@ -41,9 +41,8 @@ def answer_questions(
     may_be_unanswerable: bool = False,
     batch_size: int = 16,
 ) -> list[AnswerSpan]:
-    """Extract the best answer span of each question, as the evaluation of `hf-ctxmodels finetune` does.
-
-    Contexts may have any length. transformers 5 has no question-answering pipeline.
+    """Extract the best answer span of each question, as the evaluation of `hf-ctxmodels finetune` does, from contexts
+    of any length. transformers 5 has no question-answering pipeline.
 
     Args:
         model, tokenizer: A model of `AutoModelForQuestionAnswering` and its tokenizer.
@@ -75,8 +74,8 @@ class WordTaggingPipeline(TokenClassificationPipeline):
     def gather_pre_entities(
         self, sentence: str, input_ids: Any, scores: Any, offset_mapping: Any, *arguments: Any, **kwargs: Any
     ) -> list[dict]:
-        """Group the scores of tokens into words; character ids are passed on as unknown tokens, whose offsets give the
-        words of the text."""
+        """Group the scores of tokens into words; character ids are replaced by unknown tokens, whose offsets give the
+        words."""
         if offset_mapping is None:
             raise CtxError("The tokenizer returns no character offsets.", hint="use the family's tokenizer.")
         if input_ids.ndim > 1:
@@ -97,14 +96,12 @@ def score_ensemble(
     task: SequenceClassification,
     batch_size: int = 32,
 ) -> EnsembleScores:
-    """Evaluate classifiers and the average of their probabilities.
-
-    Howard & Ruder 2018 (arXiv 1801.06146, section 3.3) average the probabilities of a forward and a backward model.
+    """Evaluate classifiers and the average of their probabilities (Howard & Ruder 2018, arXiv 1801.06146, section 3.3,
+    for a forward and a backward model).
 
     Args:
         classifiers: Sequence classifiers of any families, with their tokenizers.
-        examples: Labelled examples of `task`.
-        task: The task, with the maximum length.
+        examples, task: Labelled examples, and their task with the maximum length.
         batch_size: Examples per batch.
 
     Raises:

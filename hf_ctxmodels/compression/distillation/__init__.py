@@ -1,8 +1,4 @@
-"""Distillation: a small student learns from the predictions and states of a large teacher.
-
-`CtxDistillationModel` is a student with the losses of `losses`. `DistillationSetup` replaces a model that is pretrained
-or fine-tuned.
-"""
+"""Distillation: a small student learns from the predictions and states of a large teacher."""
 
 from hf_ctxmodels.compression.distillation.distillation_setup import (
     DistillationSetup,

@@ -44,14 +44,12 @@ def split_words(tokenizer: PreTrainedTokenizerBase, text: str) -> list[str]:
 class Substitution:
     """Replaces words by predictions of a masked language model, or by their nearest neighbours (TinyBERT).
 
-    The candidates of a word of one token are the masked language model's `number` best predictions for its masked
-    position, in a pair with the whole text, without continuation tokens and special tokens. The candidates of a word of
-    several tokens are its `number` nearest neighbours by word vectors. Function words, and words with other characters
-    than a-z, are not replaced.
+    The candidates of a word of one token are the `number` best predictions for its masked position, in a pair with the
+    whole text, without continuation tokens and special tokens; of a word of several tokens, its `number` nearest
+    neighbours by word vectors. Function words, and words with other characters than a-z, are not replaced.
 
     Attributes:
-        model: A masked language model with a WordPiece tokenizer.
-        tokenizer: Its tokenizer.
+        model, tokenizer: A masked language model and its WordPiece tokenizer.
         nearest: (word, number) -> nearest words, best first; empty for an unknown word.
         number: Number of candidates of a word.
         probability: Probability of replacing a word that has candidates.
@@ -126,15 +124,13 @@ class Substitution:
 
 @dataclass(frozen=True)
 class Masking:
-    """Masks words, and replaces texts by n-grams of them (Tang et al. 2019, section 3.3).
-
-    The paper's third rule, replacement by a word with the same part of speech, needs a tagger and is not implemented.
+    """Masks words, and replaces texts by n-grams of them (Tang et al. 2019, section 3.3), without the paper's
+    replacement by words with the same part of speech.
 
     Attributes:
         tokenizer: The teacher's tokenizer, for the mask token and for splitting words.
         mask_probability: Probability of masking a word.
         ngram_probability: Probability of reducing a copy to an n-gram of 1 to `longest` words.
-        longest: Largest n.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -159,25 +155,16 @@ class Masking:
 
 @dataclass(frozen=True)
 class Augmenter:
-    """Augmented copies of examples; the copies of an example depend on the seed and its index only.
-
-    Attributes:
-        rule: `Substitution` or `Masking`.
-        copies: Number of copies of an example, in addition to the example.
-        seed: Random seed.
-    """
+    """Augmented copies of examples by a rule, `Substitution` or `Masking`; the copies of an example depend on the seed
+    and its index only."""
 
     rule: Any
     copies: int
     seed: int = 0
 
     def augment(self, texts: Sequence[str], index: int) -> list[tuple[str, ...]]:
-        """The example, and its copies without duplicates.
-
-        Args:
-            texts: One text or a pair of texts, which are augmented separately.
-            index: Index of the example, for its random seed.
-        """
+        """The example at `index`, one text or a pair, and its copies without duplicates; texts of a pair are augmented
+        separately."""
         rng = np.random.Generator(np.random.Philox(np.random.SeedSequence((self.seed, index))))
         prepared = [self.rule.prepare(text) for text in texts]
         original = tuple(" ".join(words) for words, _ in prepared)

@@ -14,7 +14,7 @@ from hf_ctxmodels.compression.distillation.losses import DISTILLATION_LOSSES, Di
 from hf_ctxmodels.compression.distillation.model import TEACHER_PREFIX, CtxDistillationModel, DistillationCollator
 from hf_ctxmodels.core.adapter_support import ADAPTERS_FOLDER, STACK_FILE, is_adapter_parameter
 from hf_ctxmodels.core.console import print_status
-from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.errors import CtxError, wrap_errors
 from hf_ctxmodels.core.flags import REQUIRED, flag, parse_choice, split_choice
 from hf_ctxmodels.downstream.adapters.save_load import load_model_with_adapters
 from hf_ctxmodels.downstream.tasks import Encoded, Task
@@ -57,8 +57,7 @@ class Teacher:
         """Load configuration and tokenizer; the corresponding family opens a checkpoint of transformers.
 
         Raises:
-            CtxError: There is no such model, it has several tasks or belongs to no family, or its tokenizer does not
-                match it.
+            CtxError: The model has several tasks or belongs to no family, or its tokenizer does not match it.
         """
         require_single_task(load_config(source), source)
         config = load_family_config(source)
@@ -98,8 +97,8 @@ class DistillationSetup:
     """Teacher, losses and source of a student.
 
     Attributes:
-        student: Directory or Hub id that the student was loaded from, which may hold learned projections; None for a
-            new student.
+        student: Directory or Hub id that the student was loaded from, with its projections, if any; None for a new
+            student.
         layers: Layers of `student`, from 0, that are copied to the student; empty for none.
     """
 
@@ -135,8 +134,7 @@ class DistillationSetup:
             setup: The student and its collator.
 
         Raises:
-            CtxError: The teacher has other labels, or other tokens although the labels belong to tokens, or the models
-                do not match the losses.
+            CtxError: The teacher has other labels, or other tokens although the labels belong to tokens.
         """
         labels = [config.id2label for config in (setup.model.config, self.teacher.config)]
         have_names = not any(name == f"LABEL_{index}" for names in labels for index, name in names.items())
@@ -196,24 +194,20 @@ def copy_layers(student: PreTrainedModel, source: PreTrainedModel, layers: Seque
     student_layers: Any = getattr(student.base_model, "layers", None)
     source_layers: Any = getattr(source.base_model, "layers", None)
     are_lists = isinstance(student_layers, nn.ModuleList) and isinstance(source_layers, nn.ModuleList)
+    location = f"--student_layers {' '.join(map(str, layers))}"
     if not are_lists or len(student_layers) != len(layers):
         raise CtxError(
             f"{len(layers)} layers cannot be copied to {type(student).__name__}.",
-            location=f"--student_layers {' '.join(map(str, layers))}",
+            location=location,
             hint="use one layer of the teacher for each layer of the student; models that share layers have none.",
         )
     for student_layer, index in zip(student_layers, layers, strict=True):
         weights = {
             name: tensor for name, tensor in source_layers[index].state_dict().items() if not is_adapter_parameter(name)
         }
-        try:
+        hint = "remove --config_options that change the width."
+        with wrap_errors("The layers of teacher and student have different shapes", location=location, hint=hint):
             student_layer.load_state_dict(weights)
-        except RuntimeError as error:
-            raise CtxError(
-                "The layers of teacher and student have different shapes.",
-                location=f"--student_layers {' '.join(map(str, layers))}",
-                hint="remove --config_options that change the width.",
-            ) from error
 
 
 def check_layers(layers: Sequence[int], config: PreTrainedConfig) -> None:

@@ -49,12 +49,10 @@ def require_attention(model: PreTrainedModel, layer: int) -> SelfAttention:
 
 @dataclass(eq=False)
 class ForwardPass:
-    """The inputs and outputs of a forward pass.
+    """A model, and the inputs and outputs of its forward pass.
 
     Attributes:
-        model: The model.
         token_mask: (batch, length) bool, False at padding.
-        inputs: The model's inputs.
         labels: The student's targets, or None.
         output: The output of the encoder (masked LM) or of the head.
     """
@@ -94,11 +92,8 @@ class ForwardPass:
         return pairs
 
     def attention_scores(self, layer: int) -> Tensor:
-        """(batch, heads, length, length) attention scores of a layer, from 1, before the softmax; 0 at padding.
-
-        QK^T times the layer's scale (Vaswani et al. 2017, equation 1), without position bias. Attention functions do
-        not return them, so the layer's projection is applied a second time to its input, and only distillation pays.
-        """
+        """(batch, heads, length, length) scores QK^T times the layer's scale of a layer, from 1, before the softmax and
+        without position bias; 0 at padding (Vaswani et al. 2017, equation 1)."""
         if layer not in self._attention_scores:
             attention, block = require_attention(self.model, layer), self.model.base_model.layers[layer - 1]
             states = self.hidden_states(layer - 1)[self.token_mask]
@@ -131,10 +126,10 @@ def run_forward(
     counts: ItemCounts = None,
     compute_loss: bool = False,
 ) -> ForwardPass:
-    """Run a model on a batch, without padding if possible.
+    """Run a masked LM or a model with a task head on a batch, without padding if possible.
 
     Args:
-        model: A masked LM or a model with a task head.
+        model: The model.
         inputs: Tensors by argument; those that the model's `forward` does not name are dropped.
         labels: The student's targets.
         output_hidden_states: Record hidden states.

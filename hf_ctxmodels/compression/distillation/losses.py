@@ -1,8 +1,7 @@
 """Distillation losses of predictions, hidden states, attention scores and sentence vectors.
 
 Each loss is a sum over its targets (real tokens, labelled tokens or examples) divided by their number in the whole
-optimizer step. The gradient thus depends neither on how a step is divided into micro-batches and processes, nor on
-padding, which is never computed. Released code that averages over padding differs in this.
+optimizer step, so that it depends neither on micro-batches and processes nor on padding.
 """
 
 import re
@@ -38,7 +37,6 @@ class DistillationLoss(ABC):
         inputs: Outputs of both models that the loss uses.
         targets: The entry of a batch that holds the loss's targets, see `target_name`.
         requires_shared_tokenizer: Whether it compares tokens, so that both models must read the same ids.
-        weight: Factor in the total loss.
     """
 
     name: ClassVar[str]
@@ -68,11 +66,6 @@ class DistillationLoss(ABC):
     @abstractmethod
     def compute(self, student: ForwardPass, teacher: ForwardPass, projection: Any) -> Tensor:
         """The sum over targets; `projection` is the module of `build_projection`."""
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Predictions
-# ----------------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -121,11 +114,9 @@ class PredictionLoss(DistillationLoss):
 
 @dataclass(frozen=True)
 class SoftTargetLoss(PredictionLoss):
-    """KL(teacher || student) of predictions at temperature T, times T^2 (Hinton et al. 2015, section 2).
-
-    At every real token of a masked language model, masked or not (DistilBERT, Sanh et al. 2019, section 3, the released
-    code); for each example or labelled token of a classifier (BERT-PKD, Sun et al. 2019, equation 4).
-    """
+    """KL(teacher || student) of predictions at temperature T, times T^2 (Hinton et al. 2015, section 2): at every real
+    token of a masked language model (DistilBERT, Sanh et al. 2019, section 3, the released code); for each example or
+    labelled token of a classifier (BERT-PKD, Sun et al. 2019, equation 4)."""
 
     name: ClassVar[str] = "soft-targets"
     supports_masked_lm: ClassVar[bool] = True
@@ -135,9 +126,7 @@ class SoftTargetLoss(PredictionLoss):
 
     def __post_init__(self) -> None:
         if not self.temperature > 0:
-            raise CtxError(
-                f"temperature={self.temperature} is out of range.", hint="use a temperature above 0, for example 2."
-            )
+            raise CtxError(f"temperature={self.temperature} is out of range.", hint="use a value above 0, such as 2.")
 
     def target_name(self, student: PreTrainedModel) -> str:
         """As in `PredictionLoss`, or labels for `masked_only`."""
@@ -203,11 +192,6 @@ class SoftClassLoss(PredictionLoss):
         return -(targets * (logits / self.temperature).log_softmax(-1)).sum() / logits.shape[-1]
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Hidden states and attention scores
-# ----------------------------------------------------------------------------------------------------------------------
-
-
 def _require_equal_width(loss: DistillationLoss, student: PreTrainedModel, teacher: PreTrainedModel, hint: str) -> None:
     """Raise CtxError if the hidden states of the models differ in width."""
     if student.config.hidden_size != teacher.config.hidden_size:
@@ -252,9 +236,8 @@ LayerPairs = tuple[tuple[int, int], ...]
 def parse_layer_map(text: str, student_layers: int, teacher_layers: int, *, first_layer: int = 0) -> LayerPairs:
     """The pairs of a layer map.
 
-    Hidden states are numbered as in `output_hidden_states`: 0 is the output of the embeddings, i the output of layer i.
-    Attention scores are numbered by the layer that computes them, from 1. For a student of n layers and a teacher of
-    m = kn layers:
+    Hidden states are numbered from 0, the output of the embeddings; attention scores from 1. For a student of n layers
+    and a teacher of m = kn layers:
 
     | name | pairs (student, teacher) | used by |
     |---|---|---|
@@ -288,10 +271,7 @@ def parse_layer_map(text: str, student_layers: int, teacher_layers: int, *, firs
         layers = range(1, student_layers) if text == "skip" else range(first_layer, student_layers + 1)
         return tuple((layer, step * layer) for layer in layers)
     if not re.fullmatch(r"\d+:\d+(,\d+:\d+)*", text):
-        raise CtxError(
-            f"{text!r} is not a layer map.",
-            hint="use uniform, skip or last, or pairs of student and teacher: 1:2,2:4.",
-        )
+        raise CtxError(f"{text!r} is not a layer map.", hint="use uniform, skip or last, or pairs such as 1:2,2:4.")
     pairs = tuple((int(student), int(teacher)) for student, teacher in (pair.split(":") for pair in text.split(",")))
     num_layers = {"student": student_layers, "teacher": teacher_layers}
     for pair in pairs:
@@ -307,11 +287,7 @@ def parse_layer_map(text: str, student_layers: int, teacher_layers: int, *, firs
 
 @dataclass(frozen=True)
 class LayerMapLoss(DistillationLoss):
-    """A loss over pairs of layers.
-
-    Attributes:
-        layers: The layer map, see `parse_layer_map`.
-    """
+    """A loss over pairs of layers, which `parse_layer_map` reads."""
 
     inputs: ClassVar[LossInputs] = "hidden_states"
     first_layer: ClassVar[int] = 0
@@ -358,11 +334,8 @@ class PatientLoss(LayerMapLoss):
 @dataclass(frozen=True)
 class AttentionScoreLoss(LayerMapLoss):
     """Squared error of attention scores before the softmax, summed over mapped layers (TinyBERT, Jiao et al. 2020,
-    equation 7).
-
-    The error of a real token is averaged over heads and over the real tokens of its sequence. Scores of at most -100
-    count as 0 in both models, as in the released code.
-    """
+    equation 7), averaged over heads and over the real tokens of a sequence. Scores of at most -100 count as 0, as
+    released."""
 
     name: ClassVar[str] = "attention"
     inputs: ClassVar[LossInputs] = "attention_scores"
@@ -396,10 +369,7 @@ class AttentionScoreLoss(LayerMapLoss):
 @dataclass(frozen=True)
 class HiddenStateLoss(LayerMapLoss):
     """Squared error of hidden states at every real token, averaged over width and summed over mapped layers, with a
-    linear projection of the student's states that all layers share (TinyBERT, Jiao et al. 2020, equations 8 and 9).
-
-    The map `uniform` includes the embeddings, as in the released code.
-    """
+    linear projection of the student's states that all layers share (TinyBERT, Jiao et al. 2020, equations 8 and 9)."""
 
     name: ClassVar[str] = "hidden"
 
@@ -470,11 +440,9 @@ class SentenceVectorLoss(DistillationLoss):
         return (1 - F.cosine_similarity(vectors, targets, dim=-1)).sum()
 
 
-DISTILLATION_LOSSES: dict[str, type[DistillationLoss]] = {
-    loss.name: loss
-    for loss in (
-        *(SoftTargetLoss, HardTargetLoss, LogitLoss, SoftClassLoss),
-        *(CosineLoss, PatientLoss, AttentionScoreLoss, HiddenStateLoss, EmbeddingLoss, SentenceVectorLoss),
-    )
-}
+_LOSSES: tuple[type[DistillationLoss], ...] = (
+    *(SoftTargetLoss, HardTargetLoss, LogitLoss, SoftClassLoss),
+    *(CosineLoss, PatientLoss, AttentionScoreLoss, HiddenStateLoss, EmbeddingLoss, SentenceVectorLoss),
+)
+DISTILLATION_LOSSES = {loss.name: loss for loss in _LOSSES}
 """Name -> class of a loss."""

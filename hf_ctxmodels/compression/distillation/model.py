@@ -41,11 +41,9 @@ class DistillationCollator:
     """A collator that adds to a batch the inputs of `CtxDistillationModel`.
 
     Returns: the batch of `collate`, and
-        distilled_tokens: (batch, length) int64, 0 at real tokens and -100 at padding.
-        distilled_examples: (batch,) int64, 0.
+        distilled_tokens, distilled_examples: Targets that are counted in a step: (batch, length) int64, 0 at real
+            tokens and -100 at padding; and (batch,) int64, 0.
         teacher_...: The batch of `collate_teacher`, with this prefix.
-
-    The first two are targets that are counted in a step, so that its gradient does not depend on micro-batches.
 
     Args:
         collate: The student's collator.
@@ -109,8 +107,8 @@ class CtxDistillationModel(CtxPreTrainedModel):
     optimizer step with the package's loop and with `CtxTrainer`, in the micro-batch with Trainer. The teacher is in
     evaluation mode, has no gradient, and is not a submodule: it is neither trained nor saved, counted or sharded.
 
-    `save_pretrained` saves the student alone, as a plain model; learned projections are saved to a file next to it. In
-    evaluation mode, a batch without the entries of `DistillationCollator` gives the student's own output.
+    `save_pretrained` saves the student as a plain model, and learned projections to a file next to it. In evaluation
+    mode, a batch without the entries of `DistillationCollator` gives the student's own output.
 
     Args:
         student: A masked LM, or a model of any family with a task head.
@@ -212,8 +210,7 @@ class CtxDistillationModel(CtxPreTrainedModel):
         Args:
             input_ids, attention_mask, token_type_ids: (batch, length) inputs of the student.
             labels: The student's targets, for hard targets and for losses of labelled tokens.
-            distilled_tokens: (batch, length), 0 at real tokens and -100 at padding, from `DistillationCollator`.
-            distilled_examples: (batch,), 0, from `DistillationCollator`.
+            distilled_tokens, distilled_examples: From `DistillationCollator`.
             teacher_input_ids, teacher_attention_mask, teacher_token_type_ids: (batch, teacher's length) the same texts
                 by the teacher's tokenizer; without them the teacher reads the student's inputs.
             num_items_in_batch: Number of targets in a larger batch by name, see `heads.base.number_of_targets`.
@@ -228,13 +225,9 @@ class CtxDistillationModel(CtxPreTrainedModel):
         """
         if input_ids is None:
             raise CtxError("Distillation needs input_ids.", hint="pass input_ids instead of inputs_embeds.")
-        arguments: dict[str, Any] = {
-            "input_ids": input_ids,
-            "attention_mask": attention_mask,
-            "token_type_ids": token_type_ids,
-        }
+        arguments: dict[str, Any] = {"input_ids": input_ids, "attention_mask": attention_mask, **kwargs}
+        arguments |= {"token_type_ids": token_type_ids, "teacher_token_type_ids": teacher_token_type_ids}
         arguments |= {"teacher_input_ids": teacher_input_ids, "teacher_attention_mask": teacher_attention_mask}
-        arguments |= {"teacher_token_type_ids": teacher_token_type_ids, **kwargs}
         arguments = {name: value for name, value in arguments.items() if value is not None}
         inputs = _without_prefix(arguments, TEACHER_PREFIX)
         if not self.training and distilled_examples is None and not torch.is_grad_enabled():

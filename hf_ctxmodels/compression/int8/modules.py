@@ -34,8 +34,8 @@ HAS_INT8_PRODUCT = (
 class Int8Linear(nn.Module):
     """Linear layer with int8 weights and inputs, for inference on a CPU.
 
-    With one scale per token, an output row depends on its own input row only; with one scale per tensor it also depends
-    slightly on the rest of the batch. Static scales come from a calibration; values outside their range are clamped.
+    With one scale per tensor, an output row also depends slightly on the rest of the batch. Static scales come from a
+    calibration; values outside their range are clamped.
 
     Args:
         in_features, out_features: Widths.
@@ -43,8 +43,7 @@ class Int8Linear(nn.Module):
         activations: Granularity of the input scales: "token", "tensor", or "static".
 
     Attributes:
-        codes: (out, in) int8 weights.
-        code_scale: (out,) scales of the weights.
+        codes, code_scale: (out, in) int8 weights, and their (out,) scales.
         input_scale, input_zero_point: Static scale and zero point of the inputs.
     """
 
@@ -168,12 +167,7 @@ class Int8Linear(nn.Module):
 
 
 class Int8Embedding(nn.Module):
-    """Embedding with int8 weights and one scale for each row.
-
-    Args:
-        num_embeddings, embedding_dim, padding_idx: As in `torch.nn.Embedding`.
-        factor: Factor of the embeddings.
-    """
+    """`torch.nn.Embedding` with int8 weights and one scale for each row; the embeddings are multiplied by `factor`."""
 
     has_quantized_weights = True
 
@@ -211,8 +205,8 @@ class Int8Embedding(nn.Module):
 
 
 class Int8Rows(nn.Module):
-    """Parametrization of a weight that is stored as int8 and multiplied in float32, for `torch.nn.utils.parametrize`:
-    recurrent weights, whose products are too small for int8 kernels to pay off."""
+    """Parametrization (`torch.nn.utils.parametrize`) of a recurrent weight that is stored as int8 and multiplied in
+    float32."""
 
     has_quantized_weights = True
 

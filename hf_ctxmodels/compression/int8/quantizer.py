@@ -141,11 +141,8 @@ def quantize_model(model: PreTrainedModel, config: CtxInt8Config, ranges: InputR
             had no input in the calibration.
     """
     if is_quantized(model):
-        raise CtxError(
-            "The model is quantized already.",
-            location=model.config.name_or_path or METHOD,
-            hint="use the float32 model.",
-        )
+        location = model.config.name_or_path or METHOD
+        raise CtxError("The model is quantized already.", location=location, hint="use the float32 model.")
     if model.device.type != "cpu":
         raise CtxError(
             f"The model is on {model.device}, expected the CPU.", location=METHOD, hint="move it by model.cpu()."
@@ -169,16 +166,9 @@ def register_int8() -> None:
 
 
 def find_replaceable_modules(model: nn.Module, *, embeddings: bool, skipped: Collection[str] = ()) -> list[str]:
-    """Names of the modules that can be quantized to int8; adapters stay in float32.
-
-    Args:
-        model: A model in float32 or half precision.
-        embeddings: Whether to include embeddings.
-        skipped: Modules to exclude with their submodules: names, or last components of names.
-
-    Raises:
-        CtxError: A skipped name matches no module.
-    """
+    """Names of the modules that can be quantized to int8, with embeddings or not; adapters stay in float32. `skipped`
+    modules, by names or last components of names, are excluded with their submodules; raises CtxError if there is none
+    of a name."""
     modules = dict(model.named_modules())
     selected = [name for name, module in modules.items() if _is_replaceable(module, embeddings)]
     selected = [name for name in selected if not is_adapter_parameter(name)]
@@ -220,9 +210,6 @@ def replace_modules(
         activations: As in `Int8Linear`.
         ranges: Input ranges of the linear layers, for static scales.
         empty: Leave the weights uninitialised, to load them from a file.
-
-    Raises:
-        CtxError: Scales are static, and a linear layer had no input in the calibration.
     """
     replacements: dict[int, nn.Module] = {}
     for name in names:
@@ -321,11 +308,10 @@ def record_ranges(model: nn.Module, names: Collection[str]) -> Iterator[dict[str
         recorded = ranges.get(name, (0.0, 0.0))
         ranges[name] = (min(recorded[0], minimum), max(recorded[1], maximum))
 
-    linear_layers = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     handles = [
         module.register_forward_pre_hook(partial(record, name))
-        for name, module in linear_layers.items()
-        if name in names
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and name in names
     ]
     try:
         yield ranges

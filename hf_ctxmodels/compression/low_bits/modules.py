@@ -116,12 +116,7 @@ class FakeQuantizedEmbedding(nn.Embedding):
 
 
 class _Packed(nn.Module):
-    """Packed codes of a weight.
-
-    Attributes:
-        packed: (bytes,) uint8, see `pack_bits`.
-        least, step: (groups,) minimum and step, see `GroupCodes`.
-    """
+    """Packed codes (bytes,) uint8 of a weight, see `pack_bits`, and the (groups,) minimum and step of `GroupCodes`."""
 
     def __init__(self, rows: int, columns: int, bits: int, groups: int) -> None:
         super().__init__()

@@ -30,12 +30,7 @@ _HEADS = {"classifier", "qa_outputs"}  # stay in float32, as in Q-BERT
 
 @dataclass
 class CtxLowBitsConfig(QuantizationConfigMixin):
-    """Configuration of low-bit quantization.
-
-    Attributes:
-        groups: Number of groups of rows, each with its own range.
-        bits: Name of a module -> bits of its weight.
-    """
+    """Low-bit quantization: the number of groups of rows, each with its own range, and module name -> bits."""
 
     quant_method: Any = METHOD
     groups: int = 128

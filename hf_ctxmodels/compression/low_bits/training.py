@@ -67,8 +67,7 @@ class LowBitsArguments:
 
         Args:
             model: A model with a head; its parameters and their names do not change.
-            features, collate: Training examples and their collator, for the sensitivities.
-            batch_size: Batch size for the sensitivities.
+            features, collate, batch_size: Training examples and their collation, for the sensitivities.
             accelerator: The main process reports the sensitivities.
 
         Raises:
@@ -144,14 +143,8 @@ def _measure_sensitivities(
 def top_eigenvalue(
     loss: Tensor, parameters: Sequence[Tensor], *, iterations: int = 50, tolerance: float = 1e-3, seed: int = 0
 ) -> float:
-    """Eigenvalue of largest magnitude of the Hessian of a loss, by power iteration (Shen et al., algorithm 1).
-
-    Args:
-        loss: A twice differentiable scalar function of the parameters, which are the Hessian block.
-        iterations: Maximum number of Hessian-vector products.
-        tolerance: Relative change between two estimates at which to stop.
-        seed: Random seed of the first vector.
-    """
+    """Eigenvalue of largest magnitude of the Hessian of a scalar loss in the parameters, by power iteration (Shen et
+    al., algorithm 1) until the relative change of two estimates is at most `tolerance`."""
     gradients = torch.autograd.grad(loss, parameters, create_graph=True)
     generator = torch.Generator().manual_seed(seed)
     vector = _normalised([torch.randn(p.shape, generator=generator).to(p) for p in parameters])
