@@ -8,7 +8,7 @@ from accelerate import PartialState
 from hf_ctxmodels.cli import finetune
 from hf_ctxmodels.cli.pretrain import finetuning_command, show_results
 from hf_ctxmodels.compression.distillation import DistillationSetup, Teacher, parse_losses
-from hf_ctxmodels.compression.distillation.distillation_setup import DistillationArguments, check_layers
+from hf_ctxmodels.compression.distillation.distillation_setup import DistillationArguments
 from hf_ctxmodels.core.command_line import Section, parse_arguments
 from hf_ctxmodels.core.console import format_next_commands
 from hf_ctxmodels.core.errors import CtxError
@@ -113,6 +113,12 @@ def _prepare(
     if layers:
         arguments.model = arguments.model or arguments.teacher
         source = teacher.config if arguments.model == arguments.teacher else load_family_config(arguments.model)
-        check_layers(layers, source)
+        num_layers = getattr(source, "num_hidden_layers", 0)
+        if missing := [layer for layer in layers if not 0 <= layer < num_layers]:
+            raise CtxError(
+                f"There is no layer {missing[0]}: the model has {num_layers} layers, counted from 0.",
+                location=f"--student_layers {' '.join(map(str, layers))}",
+                hint=f"use layers from 0 to {num_layers - 1}.",
+            )
         arguments.config_options = [*arguments.config_options, f"num_hidden_layers={len(layers)}"]
     return DistillationSetup(teacher, losses, arguments.model, layers)

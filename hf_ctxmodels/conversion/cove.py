@@ -3,13 +3,19 @@ r"""Convert released MT-LSTM weights and a file of word vectors to a CoVe encode
 python -m hf_ctxmodels.conversion.cove --weights wmtlstm.pth --vectors glove.840B.300d.txt --output runs/cove
 """
 
-from hf_ctxmodels.conversion.released_files import run_conversion
-from hf_ctxmodels.conversion.torch_lstm import VectorEncoderArguments, convert_vector_encoder
+from typing import Any
+
+from hf_ctxmodels.conversion.torch_lstm import VectorEncoderConversion
 from hf_ctxmodels.core.console import run_script
 
+
+class CoveConversion(VectorEncoderConversion):
+    """Arguments of the conversion."""
+
+    def convert(self) -> tuple[Any, Any, str]:
+        """The model, its tokenizer and a description of the source."""
+        return self.convert_encoder("cove")
+
+
 if __name__ == "__main__":
-    run_script(
-        lambda: run_conversion(
-            VectorEncoderArguments, lambda arguments: convert_vector_encoder(arguments, "cove"), __doc__
-        )
-    )
+    run_script(lambda: CoveConversion.main(__doc__))

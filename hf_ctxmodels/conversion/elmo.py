@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hf_ctxmodels.conversion.released_files import OutputArguments, load_weights, run_conversion
+from hf_ctxmodels.conversion.released_files import Conversion, load_weights
 from hf_ctxmodels.core.console import run_script
 from hf_ctxmodels.core.errors import CtxError, wrap_errors
 from hf_ctxmodels.core.flags import REQUIRED, flag
@@ -106,7 +106,7 @@ def _reorder_gates(gates: Tensor) -> Tensor:
 
 
 @dataclass(kw_only=True)
-class ConversionArguments(OutputArguments):
+class ElmoConversion(Conversion):
     """Arguments of the conversion."""
 
     options: str = flag(REQUIRED, "The model's options.json.")
@@ -115,20 +115,19 @@ class ConversionArguments(OutputArguments):
         None, "Output vocabulary of the language model, one word per line, most frequent first."
     )
 
-
-def convert(arguments: ConversionArguments) -> tuple[CtxElmoModel, CtxElmoTokenizer, str]:
-    """The model, its tokenizer and the file of the weights."""
-    words = [] if arguments.vocabulary is None else "".join(read_lines(Path(arguments.vocabulary))).split()
-    model = read_allennlp(arguments.options, arguments.weights)
-    # the released models were trained on tokenized text
-    tokenizer = CtxElmoTokenizer.from_words(
-        [word for word in words if word not in {*CtxElmoTokenizer.special_tokens, "<UNK>"}],
-        split_punctuation=False,
-        max_characters=model.config.max_characters_per_token,
-    )
-    model.config.vocab_size = len(tokenizer)
-    return model, tokenizer, arguments.weights
+    def convert(self) -> tuple[CtxElmoModel, CtxElmoTokenizer, str]:
+        """The model, its tokenizer and the file of the weights."""
+        words = [] if self.vocabulary is None else "".join(read_lines(Path(self.vocabulary))).split()
+        model = read_allennlp(self.options, self.weights)
+        # the released models were trained on tokenized text
+        tokenizer = CtxElmoTokenizer.from_words(
+            [word for word in words if word not in {*CtxElmoTokenizer.special_tokens, "<UNK>"}],
+            split_punctuation=False,
+            max_characters=model.config.max_characters_per_token,
+        )
+        model.config.vocab_size = len(tokenizer)
+        return model, tokenizer, self.weights
 
 
 if __name__ == "__main__":
-    run_script(lambda: run_conversion(ConversionArguments, convert, __doc__))
+    run_script(lambda: ElmoConversion.main(__doc__))

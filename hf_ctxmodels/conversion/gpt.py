@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hf_ctxmodels.conversion.released_files import OutputArguments, load_weights, run_conversion
+from hf_ctxmodels.conversion.released_files import Conversion, load_weights
 from hf_ctxmodels.core.console import run_script
 from hf_ctxmodels.core.errors import CtxError, wrap_errors
 from hf_ctxmodels.core.flags import REQUIRED, flag
@@ -112,7 +112,7 @@ def _read_parameters(folder: Path) -> list[Tensor]:
 
 
 @dataclass(kw_only=True)
-class ConversionArguments(OutputArguments):
+class GptConversion(Conversion):
     """Arguments of the conversion."""
 
     folder: str = flag(
@@ -123,17 +123,13 @@ class ConversionArguments(OutputArguments):
     positions: int = flag(512, "Number of positions at the end of a joint embedding matrix.")
     heads: int | None = flag(None, "Number of attention heads; by default the width divided by 64.")
 
-
-def convert(arguments: ConversionArguments) -> tuple[CtxGptForCausalLM, CtxGptTokenizer, str]:
-    """The model, its tokenizer and the folder of the parameters."""
-    folder = Path(arguments.folder)
-    vocabulary = arguments.vocabulary or folder / "encoder_bpe_40000.json"
-    merges = arguments.merges or folder / "vocab_40000.bpe"
-    model, tokenizer = read_openai_checkpoint(
-        folder, vocabulary, merges, positions=arguments.positions, heads=arguments.heads
-    )
-    return model, tokenizer, arguments.folder
+    def convert(self) -> tuple[CtxGptForCausalLM, CtxGptTokenizer, str]:
+        """The model, its tokenizer and the folder of the parameters."""
+        vocabulary = self.vocabulary or Path(self.folder) / "encoder_bpe_40000.json"
+        merges = self.merges or Path(self.folder) / "vocab_40000.bpe"
+        checkpoint = read_openai_checkpoint(self.folder, vocabulary, merges, positions=self.positions, heads=self.heads)
+        return *checkpoint, self.folder
 
 
 if __name__ == "__main__":
-    run_script(lambda: run_conversion(ConversionArguments, convert, __doc__))
+    run_script(lambda: GptConversion.main(__doc__))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hf_ctxmodels.conversion.released_files import OutputArguments, load_weights, run_conversion
+from hf_ctxmodels.conversion.released_files import Conversion, load_weights
 from hf_ctxmodels.conversion.tensorflow_files import TensorFlowCheckpoint
 from hf_ctxmodels.core.console import run_script
 from hf_ctxmodels.core.errors import CtxError
@@ -98,24 +98,20 @@ def _get_variable(variables: Mapping[str, Tensor], name: str, location: str) -> 
 
 
 @dataclass(kw_only=True)
-class ConversionArguments(OutputArguments):
+class GroverConversion(Conversion):
     """Arguments of the conversion."""
 
     checkpoint: str = flag(REQUIRED, "Checkpoint without .index and .data-..., such as models/base/model.ckpt.")
     vocabulary: str = flag(REQUIRED, "encoder.json of Grover or GPT-2.")
     merges: str = flag(REQUIRED, "vocab.bpe of Grover or GPT-2.")
 
-
-def convert(
-    arguments: ConversionArguments,
-) -> tuple[CtxGroverForCausalLM | CtxGroverForSequenceClassification, CtxGroverTokenizer, str]:
-    """The model, its tokenizer and the checkpoint."""
-    model = read_grover_checkpoint(TensorFlowCheckpoint(arguments.checkpoint), arguments.checkpoint)
-    tokenizer = CtxGroverTokenizer(
-        vocab=arguments.vocabulary, merges=arguments.merges, model_max_length=model.config.max_position_embeddings
-    )
-    return model, tokenizer, arguments.checkpoint
+    def convert(self) -> tuple[CtxGroverForCausalLM | CtxGroverForSequenceClassification, CtxGroverTokenizer, str]:
+        """The model, its tokenizer and the checkpoint."""
+        model = read_grover_checkpoint(TensorFlowCheckpoint(self.checkpoint), self.checkpoint)
+        max_length = model.config.max_position_embeddings
+        tokenizer = CtxGroverTokenizer(vocab=self.vocabulary, merges=self.merges, model_max_length=max_length)
+        return model, tokenizer, self.checkpoint
 
 
 if __name__ == "__main__":
-    run_script(lambda: run_conversion(ConversionArguments, convert, __doc__))
+    run_script(lambda: GroverConversion.main(__doc__))

@@ -9,8 +9,7 @@ python -m hf_ctxmodels.conversion.infersent --weights infersent2.pkl --version 2
 from dataclasses import dataclass
 from typing import Any
 
-from hf_ctxmodels.conversion.released_files import run_conversion
-from hf_ctxmodels.conversion.torch_lstm import VectorEncoderArguments, convert_vector_encoder
+from hf_ctxmodels.conversion.torch_lstm import VectorEncoderConversion
 from hf_ctxmodels.core.console import run_script
 from hf_ctxmodels.core.flags import flag
 
@@ -18,18 +17,16 @@ _SENTENCE_TOKENS = {"1": ("<s>", "</s>"), "2": ("<p>", "</p>")}  # tokens around
 
 
 @dataclass(kw_only=True)
-class ConversionArguments(VectorEncoderArguments):
+class InferSentConversion(VectorEncoderConversion):
     """Arguments of the conversion."""
 
     version: str = flag("2", "Version of the release.", choices=_SENTENCE_TOKENS)
     pooling: str = flag("max", "Pooling of the encoder.", choices=("max", "mean"))
 
-
-def convert(arguments: ConversionArguments) -> tuple[Any, Any, str]:
-    """The model, its tokenizer and a description of the source."""
-    begin, end = _SENTENCE_TOKENS[arguments.version]
-    return convert_vector_encoder(arguments, "infersent", pooling=arguments.pooling, bos_token=begin, eos_token=end)
+    def convert(self) -> tuple[Any, Any, str]:
+        """The model, its tokenizer and a description of the source."""
+        return self.convert_encoder("infersent", _SENTENCE_TOKENS[self.version], pooling=self.pooling)
 
 
 if __name__ == "__main__":
-    run_script(lambda: run_conversion(ConversionArguments, convert, __doc__))
+    run_script(lambda: InferSentConversion.main(__doc__))

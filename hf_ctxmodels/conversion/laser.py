@@ -11,13 +11,7 @@ from typing import Any
 
 import torch
 
-from hf_ctxmodels.conversion.released_files import (
-    OutputArguments,
-    read_codes,
-    read_torch_file,
-    run_conversion,
-    to_native_subword,
-)
+from hf_ctxmodels.conversion.released_files import Conversion, read_codes, read_torch_file, to_native_subword
 from hf_ctxmodels.conversion.torch_lstm import convert_layers
 from hf_ctxmodels.core.console import run_script
 from hf_ctxmodels.core.errors import CtxError
@@ -79,18 +73,16 @@ def build_laser(
 
 
 @dataclass(kw_only=True)
-class ConversionArguments(OutputArguments):
+class LaserConversion(Conversion):
     """Arguments of the conversion."""
 
     encoder: str = flag(REQUIRED, "Released encoder.")
     codes: str = flag(REQUIRED, "BPE codes: two tokens and a count per line.")
 
-
-def convert(arguments: ConversionArguments) -> tuple[CtxLaserModel, CtxLaserTokenizer, str]:
-    """The model, its tokenizer and the file of the weights."""
-    encoder = read_encoder(arguments.encoder)
-    return *build_laser(encoder, read_codes(arguments.codes), arguments.encoder), arguments.encoder
+    def convert(self) -> tuple[CtxLaserModel, CtxLaserTokenizer, str]:
+        """The model, its tokenizer and the file of the weights."""
+        return *build_laser(read_encoder(self.encoder), read_codes(self.codes), self.encoder), self.encoder
 
 
 if __name__ == "__main__":
-    run_script(lambda: run_conversion(ConversionArguments, convert, __doc__))
+    run_script(lambda: LaserConversion.main(__doc__))

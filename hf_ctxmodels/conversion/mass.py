@@ -16,13 +16,12 @@ import torch
 from torch import Tensor
 
 from hf_ctxmodels.conversion.released_files import (
-    OutputArguments,
+    Conversion,
     check_missing,
     check_unknown,
     load_weights,
     read_codes,
     read_torch_file,
-    run_conversion,
     to_native_subword,
 )
 from hf_ctxmodels.core.console import run_script
@@ -289,7 +288,7 @@ def read_vocabulary(file: str) -> CtxBertTokenizer:
 
 
 @dataclass(kw_only=True)
-class ConversionArguments(OutputArguments):
+class MassConversion(Conversion):
     """Arguments of the conversion."""
 
     checkpoint: str = flag(REQUIRED, "Released file: .pth for translation, .pt for summaries.")
@@ -300,26 +299,21 @@ class ConversionArguments(OutputArguments):
         "moses", "Translation: word splitting of the tokenizer; `whitespace` for tokenized text."
     )
 
-
-def convert(arguments: ConversionArguments) -> tuple[CtxMassForConditionalGeneration, Any, str]:
-    """The model, its tokenizer and the file of the weights."""
-    file = arguments.checkpoint
-    checkpoint = read_checkpoint(file)
-    tokenizer: CtxMassTokenizer | CtxBertTokenizer
-    if "encoder" in checkpoint:
-        if arguments.codes is None:
-            raise CtxError("The checkpoint is a translation model.", location=file, hint="pass --codes.")
-        model = build_translation_model(checkpoint, file, arguments.language)
-        merges = read_codes(arguments.codes)
-        tokenizer = build_translation_tokenizer(checkpoint, merges, file, arguments.word_splitting)
-    else:
-        if arguments.vocabulary is None:
+    def convert(self) -> tuple[CtxMassForConditionalGeneration, CtxMassTokenizer | CtxBertTokenizer, str]:
+        """The model, its tokenizer and the file of the weights."""
+        file, checkpoint = self.checkpoint, read_checkpoint(self.checkpoint)
+        if "encoder" in checkpoint:
+            if self.codes is None:
+                raise CtxError("The checkpoint is a translation model.", location=file, hint="pass --codes.")
+            model = build_translation_model(checkpoint, file, self.language)
+            merges = read_codes(self.codes)
+            return model, build_translation_tokenizer(checkpoint, merges, file, self.word_splitting), file
+        if self.vocabulary is None:
             raise CtxError("The checkpoint is a summarization model.", location=file, hint="pass --vocabulary.")
-        tokenizer = read_vocabulary(arguments.vocabulary)
-        cls_id = tokenizer.convert_tokens_to_ids("[CLS]")
-        model = build_summarization_model(checkpoint, file, tokenizer.pad_token_id, cls_id, tokenizer.sep_token_id)
-    return model, tokenizer, file
+        tokenizer = read_vocabulary(self.vocabulary)
+        ids = (tokenizer.pad_token_id, tokenizer.convert_tokens_to_ids("[CLS]"), tokenizer.sep_token_id)
+        return build_summarization_model(checkpoint, file, *ids), tokenizer, file
 
 
 if __name__ == "__main__":
-    run_script(lambda: run_conversion(ConversionArguments, convert, __doc__))
+    run_script(lambda: MassConversion.main(__doc__))

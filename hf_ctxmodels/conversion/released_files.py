@@ -1,6 +1,6 @@
 """Reading of released weights and BPE codes, and the common parts of the conversion scripts."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -99,11 +99,15 @@ def _first_names(names: Sequence[str]) -> str:
 
 
 @dataclass(kw_only=True)
-class OutputArguments:
-    """Output of a conversion."""
+class Conversion:
+    """Base class of conversion scripts: the flags, and the conversion."""
 
     output: str = flag(REQUIRED, "Directory for the model and its tokenizer.")
     overwrite: bool = flag(False, "Replace an existing model in --output.")
+
+    def convert(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, str]:
+        """The model, its tokenizer, and a description of the source."""
+        raise NotImplementedError
 
     def check_output(self) -> None:
         """Raise CtxError if the output directory contains a model that may not be replaced."""
@@ -117,26 +121,21 @@ class OutputArguments:
             model.save_pretrained(self.output)
             tokenizer.save_pretrained(self.output)
 
+    @classmethod
+    def main(cls, description: str | None) -> None:
+        """Run the script: parse the flags, convert, save, and print a summary; `description` begins `--help`.
 
-def run_conversion(
-    arguments_class: type[OutputArguments],
-    convert: Callable[[Any], tuple[PreTrainedModel, PreTrainedTokenizerBase, str]],
-    description: str | None,
-) -> None:
-    """Run a conversion script: parse its arguments, convert to a model, its tokenizer and a description of the source,
-    save, and print a summary.
-
-    Raises:
-        CtxError: The output contains a model, or the model and its tokenizer have different vocabulary sizes.
-    """
-    (arguments,) = parse_arguments(arguments_class, description=description)
-    arguments.check_output()
-    model, tokenizer, source = convert(arguments)
-    if len(tokenizer) != model.config.vocab_size:
-        raise CtxError(
-            f"{len(tokenizer)} tokens for {model.config.vocab_size} embeddings.",
-            location=source,
-            hint="use the vocabulary and the weights of the same model.",
-        )
-    arguments.save(model, tokenizer)
-    print(f"{model.num_parameters():,} parameters, {len(tokenizer):,} tokens: {source} -> {arguments.output}")
+        Raises:
+            CtxError: The output contains a model, or the model and its tokenizer have different vocabulary sizes.
+        """
+        (conversion,) = parse_arguments(cls, description=description)
+        conversion.check_output()
+        model, tokenizer, source = conversion.convert()
+        if len(tokenizer) != model.config.vocab_size:
+            raise CtxError(
+                f"{len(tokenizer)} tokens for {model.config.vocab_size} embeddings.",
+                location=source,
+                hint="use the vocabulary and the weights of the same model.",
+            )
+        conversion.save(model, tokenizer)
+        print(f"{model.num_parameters():,} parameters, {len(tokenizer):,} tokens: {source} -> {conversion.output}")

@@ -1,6 +1,6 @@
 """Conversion of bidirectional `torch.nn.LSTM` encoders on word vectors (CoVe, InferSent) to native names and shapes."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_ctxmodels.conversion.released_files import OutputArguments, read_tensors
+from hf_ctxmodels.conversion.released_files import Conversion, read_tensors
 from hf_ctxmodels.conversion.word_vector_files import READERS
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, flag
@@ -92,7 +91,7 @@ def model_on_vectors(
 
 
 @dataclass(kw_only=True)
-class VectorEncoderArguments(OutputArguments):
+class VectorEncoderConversion(Conversion):
     """Arguments of the conversion."""
 
     weights: str = flag(REQUIRED, "State dict of the encoder.")
@@ -100,24 +99,24 @@ class VectorEncoderArguments(OutputArguments):
     vectors_format: str = flag("glove", "Format of --vectors.", choices=READERS)
     do_lower_case: bool = flag(False, "Lower-case text before words are looked up.")
 
+    def convert_encoder(self, family: str, sentence_tokens: Sequence[str] = (), **fields: Any) -> tuple[Any, Any, str]:
+        """The model of a family, its tokenizer and a description of the source.
 
-def convert_vector_encoder(
-    arguments: VectorEncoderArguments, family: str, **fields: Any
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, str]:
-    """Convert an encoder of a family for `released_files.run_conversion`.
-
-    The tokenizer splits at white space. Of the configuration `fields`, `bos_token` and `eos_token` are arguments of the
-    tokenizer, used if they have vectors.
-    """
-    vectors, spec = READERS[arguments.vectors_format](arguments.vectors), get_family(family)
-    rows = [row for row, word in enumerate(vectors.words) if word not in SPECIAL_TOKENS]
-    special_tokens = {name: fields.pop(name) for name in ("bos_token", "eos_token") if name in fields}
-    special_tokens = {name: token for name, token in special_tokens.items() if token in vectors.word_to_index}
-    weights = read_state_dict(arguments.weights)
-    model = model_on_vectors(spec.models["AutoModel"], weights, vectors.matrix[rows], arguments.weights, **fields)
-    words = [vectors.words[row] for row in rows]
-    tokenizer = spec.tokenizer.from_words(
-        words, do_lower_case=arguments.do_lower_case, split_punctuation=False, **special_tokens
-    )
-    suffix = f", with {' and '.join(special_tokens.values())}" if special_tokens else ""
-    return model, tokenizer, f"{arguments.weights} on {len(rows):,} vectors{suffix}"
+        The tokenizer splits at white space. Of the `sentence_tokens`, its begin and end token, those that have vectors
+        are used. `fields` are fields of the configuration.
+        """
+        vectors, spec = READERS[self.vectors_format](self.vectors), get_family(family)
+        rows = [row for row, word in enumerate(vectors.words) if word not in SPECIAL_TOKENS]
+        special_tokens = {
+            name: token
+            for name, token in zip(("bos_token", "eos_token"), sentence_tokens)
+            if token in vectors.word_to_index
+        }
+        weights = read_state_dict(self.weights)
+        model = model_on_vectors(spec.models["AutoModel"], weights, vectors.matrix[rows], self.weights, **fields)
+        words = [vectors.words[row] for row in rows]
+        tokenizer = spec.tokenizer.from_words(
+            words, do_lower_case=self.do_lower_case, split_punctuation=False, **special_tokens
+        )
+        suffix = f", with {' and '.join(special_tokens.values())}" if special_tokens else ""
+        return model, tokenizer, f"{self.weights} on {len(rows):,} vectors{suffix}"

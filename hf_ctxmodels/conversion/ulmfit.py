@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from hf_ctxmodels.conversion.released_files import OutputArguments, load_weights, read_tensors, run_conversion
+from hf_ctxmodels.conversion.released_files import Conversion, load_weights, read_tensors
 from hf_ctxmodels.core.console import run_script
 from hf_ctxmodels.core.errors import CtxError, wrap_errors
 from hf_ctxmodels.core.flags import REQUIRED, flag
@@ -116,7 +116,7 @@ def build_ulmfit_tokenizer(words: list[str], **options: Any) -> CtxUlmfitTokeniz
 
 
 @dataclass(kw_only=True)
-class ConversionArguments(OutputArguments):
+class UlmfitConversion(Conversion):
     """Arguments of the conversion."""
 
     weights: str = flag(REQUIRED, "Weights (.pth) of a language model or of its encoder.")
@@ -125,14 +125,13 @@ class ConversionArguments(OutputArguments):
         False, "Load a .pkl; pickles can execute code, so the file must come from a trusted source."
     )
 
-
-def convert(arguments: ConversionArguments) -> tuple[CtxUlmfitForCausalLM, CtxUlmfitTokenizer, str]:
-    """The model, its tokenizer and the file of the weights."""
-    tokenizer = build_ulmfit_tokenizer(read_words(arguments.vocabulary, arguments.allow_pickle))
-    model = read_fastai(arguments.weights)
-    model.config.pad_token_id, model.config.bos_token_id = tokenizer.pad_token_id, tokenizer.bos_token_id
-    return model, tokenizer, arguments.weights
+    def convert(self) -> tuple[CtxUlmfitForCausalLM, CtxUlmfitTokenizer, str]:
+        """The model, its tokenizer and the file of the weights."""
+        tokenizer = build_ulmfit_tokenizer(read_words(self.vocabulary, self.allow_pickle))
+        model = read_fastai(self.weights)
+        model.config.pad_token_id, model.config.bos_token_id = tokenizer.pad_token_id, tokenizer.bos_token_id
+        return model, tokenizer, self.weights
 
 
 if __name__ == "__main__":
-    run_script(lambda: run_conversion(ConversionArguments, convert, __doc__))
+    run_script(lambda: UlmfitConversion.main(__doc__))

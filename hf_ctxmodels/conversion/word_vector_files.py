@@ -21,7 +21,7 @@ from typing import IO, Any
 import numpy as np
 from transformers import AutoModel
 
-from hf_ctxmodels.conversion.released_files import OutputArguments
+from hf_ctxmodels.conversion.released_files import Conversion
 from hf_ctxmodels.conversion.word_vectors import WordVectors, gensim_models
 from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.console import run_script
@@ -214,7 +214,7 @@ GENSIM = "gensim"
 
 
 @dataclass(kw_only=True)
-class ConversionArguments(OutputArguments):
+class WordVectorConversion(Conversion):
     """Arguments of the conversion."""
 
     input: str = flag(REQUIRED, "File of word vectors; with --output_format, a model's directory or Hub id.")
@@ -230,7 +230,7 @@ class ConversionArguments(OutputArguments):
 
 def main() -> None:
     """Convert, and print a summary."""
-    (arguments,) = parse_arguments(ConversionArguments, description=__doc__)
+    (arguments,) = parse_arguments(WordVectorConversion, description=__doc__)
     if (arguments.input_format is None) == (arguments.output_format is None):
         raise CtxError("The format is missing or ambiguous.", hint="pass either --input_format or --output_format.")
     if arguments.input_format is not None:

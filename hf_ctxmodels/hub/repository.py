@@ -205,15 +205,11 @@ def push_files(
     except HFValidationError as error:
         raise CtxError(str(error), location=f"--repo_id {repo_id}", hint='use the form "organization/name".') from error
     except HfHubHTTPError as error:
-        location = f"{repo_id} on {api.endpoint}"
+        message, hint = f"The Hub refused the push: {error}", "follow the message of the Hub."
         if error.response is not None and error.response.status_code in (401, 403):
-            raise CtxError(
-                f"The Hub refused the token: {error.server_message or 'no write access'}.",
-                location=location,
-                hint="set --token or HF_TOKEN to a token with write access to this repository, or run `hf auth login`.",
-            ) from error
-        hint = "follow the message of the Hub."
-        raise CtxError(f"The Hub refused the push: {error}", location=location, hint=hint) from error
+            message = f"The Hub refused the token: {error.server_message or 'no write access'}."
+            hint = "set --token or HF_TOKEN to a token with write access to this repository, or run `hf auth login`."
+        raise CtxError(message, location=f"{repo_id} on {api.endpoint}", hint=hint) from error
     except (HTTPError, OSError, RuntimeError) as error:  # HTTPError is raised by the client of huggingface_hub
         raise CtxError(
             f"The Hub could not be reached, or the upload was interrupted: {error}",

@@ -50,7 +50,7 @@ class TrainingSummary:
         rates: Realised rates of the objective (masked share, ...).
         hyperparameters: Arguments of the training loop.
         metrics: The last evaluation ("eval_<name>"), frequency baselines ("baseline_<name>"), and upper bounds
-            ("ceiling_<name>") if the tokenizer cannot reproduce the targets.
+            ("upper_bound_<name>") if the tokenizer cannot reproduce the targets.
         curve: The records of `training_log.jsonl`.
     """
 

@@ -86,7 +86,7 @@ def test_upper_bound_of_lower_cased_targets(files, tmp_path, capsys):
     printed, metrics = capsys.readouterr().out, TrainingSummary.load(out).metrics
     targets = [row.split("\t")[1] for row in (tmp_path / "dev.tsv").read_text().splitlines()[1:]]
     bound = sum(target == target.lower() for target in targets) / len(targets)
-    assert metrics["ceiling_exact_match"] == bound < 0.5
+    assert metrics["upper_bound_exact_match"] == bound < 0.5
     assert metrics["eval_exact_match"] <= bound < metrics["eval_exact_match_normalized"]
     assert f"{metrics['eval_exact_match']:.4f}    0.0000{bound:13.4f}\n" in printed
     assert "\nupper bound: score of references" in printed

@@ -210,17 +210,6 @@ def copy_layers(student: PreTrainedModel, source: PreTrainedModel, layers: Seque
             student_layer.load_state_dict(weights)
 
 
-def check_layers(layers: Sequence[int], config: PreTrainedConfig) -> None:
-    """Raise CtxError if one of the layers, from 0, does not exist in a model of a configuration."""
-    num_layers = getattr(config, "num_hidden_layers", 0)
-    if missing := [layer for layer in layers if not 0 <= layer < num_layers]:
-        raise CtxError(
-            f"There is no layer {missing[0]}: the model has {num_layers} layers, counted from 0.",
-            location=f"--student_layers {' '.join(map(str, layers))}",
-            hint=f"use layers from 0 to {num_layers - 1}.",
-        )
-
-
 def parse_losses(texts: Sequence[str]) -> list[DistillationLoss]:
     """Losses from `["soft-targets:weight=5,temperature=2", "cosine:weight=1"]`.
 

@@ -51,14 +51,9 @@ class LowBitsArguments:
     def __post_init__(self) -> None:
         parse_choices(self)
 
-    @property
-    def is_active(self) -> bool:
-        """Whether the weights are quantized."""
-        return self.quantize is not None
-
     def identity(self) -> dict[str, Any]:
         """Values that must be equal when the run is resumed; none without bits."""
-        return flat_options(self) if self.is_active else {}
+        return {} if self.quantize is None else flat_options(self)
 
     def start(
         self, model: PreTrainedModel, features: Sequence[Any], collate: Any, batch_size: int, accelerator: Accelerator

@@ -4,9 +4,9 @@ import json
 import re
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -29,15 +29,9 @@ PICKLED_FILES = {
 }
 
 
-@dataclass(frozen=True)
-class FileLayout:
-    """Names of a family's adapters in files.
-
-    Attributes:
-        prefix: Prefix of all names; None for the base model's prefix.
-        block_patterns: Pattern of a block's name in the model -> its name in files.
-        sublayers: Sub-layer -> its name within the block; "encoder.feed_forward" applies to an encoder only.
-    """
+class FileLayout(NamedTuple):
+    """Names of a family's adapters in files: the prefix (None for the base model's), pattern of a block's name -> its
+    name in files, and sub-layer -> its name within the block; "encoder.feed_forward" applies to an encoder only."""
 
     prefix: str | None
     block_patterns: Mapping[str, str]

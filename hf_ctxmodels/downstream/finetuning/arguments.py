@@ -283,7 +283,7 @@ class FinetuningMethods:
 
     def __post_init__(self) -> None:
         check_conflicts(self.weights, self.adapters)
-        if self.cache_directory is not None and self.low_bits is not None and self.low_bits.is_active:
+        if self.cache_directory is not None and getattr(self.low_bits, "quantize", None) is not None:
             raise CtxError(
                 "Cached features are computed with float32 weights.",
                 location="--freeze encoder:cache_features with --quantize",

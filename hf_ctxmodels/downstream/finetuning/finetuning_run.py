@@ -214,7 +214,7 @@ class FinetuningResult:
         """Write `TrainingSummary` into the output directory, with the main metric's baseline and the upper bounds."""
         main_metric, value = next(iter(self.baseline.items()))
         self.result.metrics[f"baseline_{main_metric}"] = value
-        self.result.metrics |= {f"ceiling_{name}": bound for name, bound in self.upper_bounds.items()}
+        self.result.metrics |= {f"upper_bound_{name}": bound for name, bound in self.upper_bounds.items()}
         dataset, max_length = Path(arguments.train_file).name, self.task.arguments.max_length
         summary = self.result.summary(task=arguments.task, dataset=dataset, max_length=max_length)
         summary.save(self.result.arguments.output_dir)

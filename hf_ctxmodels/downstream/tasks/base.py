@@ -104,6 +104,8 @@ class Task(ABC, Generic[Example]):
     """Whether `decode` reads the output of `generate`, instead of fields of the head's output."""
     required_inputs: ClassVar[tuple[str, ...]] = ()
     """Arguments that the head's forward must have; not all heads of the Auto class have them."""
+    collator_class: ClassVar[Callable[..., Any]] = DataCollatorWithPadding
+    """The class of the task's collator, which is created from a tokenizer."""
     argument_names: ClassVar[tuple[str, ...]] = ("text_columns", "label_column", "max_length")
     """The fields of `TaskArguments` that this task uses."""
     baseline_name: str = ""
@@ -149,7 +151,7 @@ class Task(ABC, Generic[Example]):
 
     def collator(self, tokenizer: PreTrainedTokenizerBase) -> Collator:
         """The collator of padded batches."""
-        return FeatureCollator(DataCollatorWithPadding(tokenizer))
+        return FeatureCollator(self.collator_class(tokenizer))
 
     def training_collator(
         self, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, seed: int, verbose: bool = True

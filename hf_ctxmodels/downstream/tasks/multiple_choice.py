@@ -10,15 +10,7 @@ from transformers import DataCollatorForMultipleChoice, PreTrainedTokenizerBase
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.table_files import read_table
 from hf_ctxmodels.downstream.tasks import metrics
-from hf_ctxmodels.downstream.tasks.base import (
-    Collator,
-    Encoded,
-    FeatureCollator,
-    Logits,
-    Task,
-    get_texts,
-    most_frequent,
-)
+from hf_ctxmodels.downstream.tasks.base import Encoded, Logits, Task, get_texts, most_frequent
 
 
 @dataclass(frozen=True)
@@ -41,6 +33,7 @@ class MultipleChoice(Task[MultipleChoiceExample]):
 
     name: ClassVar[str] = "multiple-choice"
     auto_class: ClassVar[str] = "AutoModelForMultipleChoice"
+    collator_class = DataCollatorForMultipleChoice
     argument_names: ClassVar[tuple[str, ...]] = (*Task.argument_names, "choice_columns")
 
     def read_file(self, file: str) -> list[MultipleChoiceExample]:
@@ -85,10 +78,6 @@ class MultipleChoice(Task[MultipleChoiceExample]):
             features.append({name: encoding[name][start:stop] for name in encoding} | {"labels": example.label})
             start = stop
         return Encoded(features, list(range(len(examples))))
-
-    def collator(self, tokenizer: PreTrainedTokenizerBase) -> Collator:
-        """A collator of padded batches."""
-        return FeatureCollator(DataCollatorForMultipleChoice(tokenizer))
 
     def decode(
         self, examples: Sequence[MultipleChoiceExample], encoded: Encoded, outputs: Sequence[Logits]

@@ -12,7 +12,7 @@ from hf_ctxmodels.core.errors import CtxError, wrap_errors
 from hf_ctxmodels.core.loading import parse_json
 from hf_ctxmodels.data.text_files import file_suffix, read_text
 from hf_ctxmodels.downstream.tasks import metrics
-from hf_ctxmodels.downstream.tasks.base import Collator, Encoded, Feature, FeatureCollator, Logits, Task
+from hf_ctxmodels.downstream.tasks.base import Encoded, Feature, Logits, Task
 
 MAX_QUESTION_TOKENS = 64  # longer questions are truncated, as in BERT's SQuAD runs (Devlin et al. 2019, released code)
 _SQUAD_HINT = (
@@ -129,6 +129,7 @@ class QuestionAnswering(Task[Question]):
 
     name: ClassVar[str] = "question-answering"
     auto_class: ClassVar[str] = "AutoModelForQuestionAnswering"
+    collator_class = _SpanCollator
     targets: ClassVar[tuple[str, ...]] = ("start_positions", "end_positions")
     output_names: ClassVar[tuple[str, ...]] = ("start_logits", "end_logits")
     has_token_outputs: ClassVar[bool] = True
@@ -188,10 +189,6 @@ class QuestionAnswering(Task[Question]):
             features.append(feature | {"start_positions": start, "end_positions": end})
             origins.append(window)
         return Encoded(features, origins)
-
-    def collator(self, tokenizer: PreTrainedTokenizerBase) -> Collator:
-        """A collator of padded batches."""
-        return FeatureCollator(_SpanCollator(tokenizer))
 
     def decode(self, examples: Sequence[Question], encoded: Encoded, outputs: Sequence[Logits]) -> list[AnswerSpan]:
         """The best span of each context."""

@@ -11,7 +11,7 @@ from transformers import DataCollatorForMultipleChoice, PreTrainedTokenizerBase
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.table_files import Row, read_table
 from hf_ctxmodels.downstream.tasks import metrics
-from hf_ctxmodels.downstream.tasks.base import Collator, Encoded, Feature, FeatureCollator, Logits, Task, get_texts
+from hf_ctxmodels.downstream.tasks.base import Encoded, Feature, Logits, Task, get_texts
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,24 @@ class RankingExample:
     candidates: tuple[str, ...]
     relevant: tuple[bool, ...]
     location: str
+
+
+class PaddedChoiceCollator(DataCollatorForMultipleChoice):
+    """Batches of features with different numbers of choices, padded with copies of the first choice."""
+
+    def __call__(self, features: list[Feature]) -> dict[str, Any]:
+        """The batch of `DataCollatorForMultipleChoice`, and `choice_mask` (batch, choices), 0 at padding choices."""
+        num_choices = torch.tensor([len(feature["input_ids"]) for feature in features])
+        max_choices = int(num_choices.max())
+        padded = [
+            {
+                name: value if name == "labels" else [*value, *[value[0]] * (max_choices - len(value))]
+                for name, value in feature.items()
+            }
+            for feature in features
+        ]
+        choice_mask = (torch.arange(max_choices) < num_choices[:, None]).long()
+        return {**super().__call__(padded), "choice_mask": choice_mask}
 
 
 class Ranking(Task[RankingExample]):
@@ -37,6 +55,7 @@ class Ranking(Task[RankingExample]):
 
     name: ClassVar[str] = "ranking"
     auto_class: ClassVar[str] = "AutoModelForMultipleChoice"
+    collator_class = PaddedChoiceCollator
     required_inputs: ClassVar[tuple[str, ...]] = ("choice_mask",)
 
     def read_file(self, file: str) -> list[RankingExample]:
@@ -94,10 +113,6 @@ class Ranking(Task[RankingExample]):
             offset += len(example.candidates)
         return Encoded(features, origins)
 
-    def collator(self, tokenizer: PreTrainedTokenizerBase) -> Collator:
-        """A collator whose `choice_mask` (batch, choices) is 0 at padding choices."""
-        return FeatureCollator(PaddedChoiceCollator(tokenizer))
-
     def decode(
         self, examples: Sequence[RankingExample], encoded: Encoded, outputs: Sequence[Logits]
     ) -> list[list[float]]:
@@ -124,28 +139,4 @@ class Ranking(Task[RankingExample]):
 
     def record(self, example: RankingExample, prediction: list[float]) -> dict[str, Any]:
         """JSON object of an example for the predictions file."""
-        return {
-            "location": example.location,
-            "query": example.query,
-            "candidates": list(example.candidates),
-            "relevant": list(example.relevant),
-            "scores": prediction,
-        }
-
-
-class PaddedChoiceCollator(DataCollatorForMultipleChoice):
-    """Batches of features with different numbers of choices, padded with copies of the first choice."""
-
-    def __call__(self, features: list[Feature]) -> dict[str, Any]:
-        """The batch of `DataCollatorForMultipleChoice`, and `choice_mask` (batch, choices), 0 at padding choices."""
-        num_choices = torch.tensor([len(feature["input_ids"]) for feature in features])
-        max_choices = int(num_choices.max())
-        padded = [
-            {
-                name: value if name == "labels" else [*value, *[value[0]] * (max_choices - len(value))]
-                for name, value in feature.items()
-            }
-            for feature in features
-        ]
-        choice_mask = (torch.arange(max_choices) < num_choices[:, None]).long()
-        return {**super().__call__(padded), "choice_mask": choice_mask}
+        return {**vars(example), "scores": prediction}

@@ -25,7 +25,6 @@ from hf_ctxmodels.downstream.tasks.base import (
     Collator,
     Encoded,
     Feature,
-    FeatureCollator,
     Logits,
     Task,
     TaskArguments,
@@ -70,6 +69,7 @@ class Seq2Seq(Task[SourceTarget]):
 
     name: ClassVar[str] = "seq2seq"
     auto_class: ClassVar[str] = "AutoModelForSeq2SeqLM"
+    collator_class = SourceTargetCollator
     is_generative: ClassVar[bool] = True
     argument_names: ClassVar[tuple[str, ...]] = (
         *Task.argument_names,
@@ -228,10 +228,6 @@ class Seq2Seq(Task[SourceTarget]):
                 hint=f"raise --{flag}, or "
                 + ("truncate sources by --cut_sources." if side == "source" else "remove the lines."),
             )
-
-    def collator(self, tokenizer: PreTrainedTokenizerBase) -> Collator:
-        """A collator of padded batches; raises CtxError for a tokenizer without a padding token."""
-        return FeatureCollator(SourceTargetCollator(tokenizer))
 
     def training_collator(
         self, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, seed: int, verbose: bool = True

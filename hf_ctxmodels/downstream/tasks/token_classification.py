@@ -13,7 +13,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.table_files import TaggedSentence, is_bio, read_conll, read_conllu, read_table, to_bio
 from hf_ctxmodels.data.text_files import file_suffix
 from hf_ctxmodels.downstream.tasks import metrics
-from hf_ctxmodels.downstream.tasks.base import Collator, Encoded, FeatureCollator, LabelledTask, Logits, most_frequent
+from hf_ctxmodels.downstream.tasks.base import Encoded, LabelledTask, Logits, most_frequent
 
 
 class TokenClassification(LabelledTask[TaggedSentence]):
@@ -25,6 +25,7 @@ class TokenClassification(LabelledTask[TaggedSentence]):
 
     name: ClassVar[str] = "token-classification"
     auto_class: ClassVar[str] = "AutoModelForTokenClassification"
+    collator_class = DataCollatorForTokenClassification
     split_words: ClassVar[bool] = True
     has_token_outputs: ClassVar[bool] = True
 
@@ -115,10 +116,6 @@ class TokenClassification(LabelledTask[TaggedSentence]):
             features.append({name: encoding[name][i] for name in encoding} | {"labels": labels})
             origins.append((example_index, positions))
         return Encoded(features, origins)
-
-    def collator(self, tokenizer: PreTrainedTokenizerBase) -> Collator:
-        """A collator of padded batches."""
-        return FeatureCollator(DataCollatorForTokenClassification(tokenizer, label_pad_token_id=IGNORE_INDEX))
 
     def decode(
         self, examples: Sequence[TaggedSentence], encoded: Encoded, outputs: Sequence[Logits]
