@@ -32,10 +32,7 @@ class Variable(NamedTuple):
 
 class TensorFlowCheckpoint(Mapping[str, Tensor]):
     """Variable name -> tensor on the CPU, read when it is looked up; `prefix` is the path, with or without `.index`.
-
-    Raises:
-        CtxError: The files are missing, damaged or compressed; or, on access, a data type is not supported.
-    """
+    Raises CtxError for missing, damaged or compressed files and, on access, for unsupported data types."""
 
     def __init__(self, prefix: str | Path) -> None:
         self.prefix = str(prefix).removesuffix(".index")

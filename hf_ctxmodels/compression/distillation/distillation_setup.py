@@ -54,11 +54,8 @@ class Teacher:
 
     @classmethod
     def open(cls, source: str, *, split_words: bool = False) -> "Teacher":
-        """Load configuration and tokenizer; the corresponding family opens a checkpoint of transformers.
-
-        Raises:
-            CtxError: The model has several tasks or belongs to no family, or its tokenizer does not match it.
-        """
+        """Load configuration and tokenizer; the corresponding family opens a checkpoint of transformers. Raises
+        CtxError if the model has several tasks or belongs to no family, or its tokenizer does not match it."""
         require_single_task(load_config(source), source)
         config = load_family_config(source)
         tokenizer = load_tokenizer(source, split_words=split_words)

@@ -67,11 +67,8 @@ def register_low_bits() -> None:
 
 
 def find_quantizable_modules(model: nn.Module) -> tuple[list[str], list[str]]:
-    """Names of the linear layers, without output layers of heads, and of the embeddings; adapters stay in float32.
-
-    Raises:
-        CtxError: There is no linear layer, or an output layer is tied to the embeddings.
-    """
+    """Names of the linear layers, without output layers of heads, and of the embeddings, without adapters; raises
+    CtxError if an output layer is tied to the embeddings."""
     if isinstance(model, PreTrainedModel) and model.all_tied_weights_keys:
         raise CtxError(
             f"The output layer of {type(model).__name__} is tied to its embeddings, whose bits differ.",

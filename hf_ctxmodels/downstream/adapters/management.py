@@ -174,11 +174,8 @@ def add_adapter(model: PreTrainedModel, name: str, config: str | BottleneckConfi
 
 
 def add_fusion(model: PreTrainedModel, names: Sequence[str], config: FusionConfig | None = None) -> None:
-    """Add an AdapterFusion of sequential adapters after the same sub-layers; by default with the paper's configuration.
-
-    Raises:
-        CtxError: An adapter is missing, parallel or invertible, or the adapters are not after the same sub-layers.
-    """
+    """Add an AdapterFusion of sequential adapters after the same sub-layers, by default with the paper's configuration;
+    raises CtxError for other adapters."""
     adapter_set, config = get_adapter_set(model), config or FusionConfig()
     adapter_set.check_names(names)
     if len(set(names)) < 2 or len(set(names)) < len(names):

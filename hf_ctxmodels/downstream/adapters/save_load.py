@@ -119,11 +119,7 @@ def has_saved_adapters(directory: str | Path) -> bool:
 
 def load_saved_adapters(model: PreTrainedModel, directory: str | Path) -> list[str]:
     """Add the adapters and fusions saved with a model, and activate those that were active; returns the adapters'
-    names.
-
-    Raises:
-        CtxError: There are none, or as `load_adapter`.
-    """
+    names. Raises CtxError if there are none, and as `load_adapter`."""
     folder = resolve_folder(directory, [f"{ADAPTERS_FOLDER}/*"]) / ADAPTERS_FOLDER
     if not (folder / STACK_FILE).is_file():
         raise CtxError(f"There are no adapters: {ADAPTERS_FOLDER}/{STACK_FILE} is missing.", location=str(directory))

@@ -120,11 +120,8 @@ def prepare_for_tasks(tokenizer: PreTrainedTokenizerBase, max_length: int = 0) -
 def open_model(
     arguments: StartingModelArguments, task: Task[Any], config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase
 ) -> PreTrainedModel:
-    """Load the checkpoint or create a new model, with the task's head and embeddings for all tokens.
-
-    Raises:
-        CtxError: The model cannot be opened, or lacks an input that the task needs.
-    """
+    """Load the checkpoint or create a new model, with the task's head and embeddings for all tokens; raises CtxError if
+    the model lacks an input that the task needs."""
     source, task_name = arguments.model, arguments.task_name
     if source is None:
         model = new_model(task.auto_class, config)
@@ -172,11 +169,8 @@ def require_full_weights(task: Task[Any], accelerator: Accelerator) -> None:
 def make_training_set(
     unlabelled_file: str | None, task: Task[Any], encoded: Encoded, collate: Collator, model: Any, tokenizer: Any
 ) -> tuple[Any, Collator]:
-    """Training examples and their collator; batches of unlabelled examples alternate with labelled ones.
-
-    Raises:
-        CtxError: The head has no loss for unlabelled examples, or the file cannot be read.
-    """
+    """Training examples and their collator; batches of unlabelled examples alternate with labelled ones. Raises
+    CtxError if the head has no loss for unlabelled examples."""
     if unlabelled_file is None:
         return EpochIndexed(encoded.features), collate
     if "views" not in getattr(model, "loss_targets", ()):

@@ -86,12 +86,8 @@ class L2SPPenalty(FinetuningCallback):
         return self._row_masks.get(name, 1.0)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
-        """Disable weight decay for the anchored parameters.
-
-        Raises:
-            CtxError: The weights are sharded, or an anchored parameter has weight decay in an existing schedule
-                (Trainer).
-        """
+        """Disable weight decay for the anchored parameters; raises CtxError for sharded weights, or if a schedule
+        exists (Trainer)."""
         super().on_train_begin(args, state, control, **kwargs)
         without_decay(unwrap_optimizer(optimizer), list(self.anchored.values()))
 

@@ -60,12 +60,8 @@ class ChainThaw(LayerUnfreezing):
         checkpoint: Path | None = None,
         **kwargs: Any,
     ) -> None:
-        """Divide the run into stages, and restore the best weights of a resumed stage.
-
-        Raises:
-            CtxError: There is no validation data, too few steps or an averaging optimizer, or the checkpoint lacks
-                weights.
-        """
+        """Divide the run into stages, and restore the best weights of a resumed stage; raises CtxError without
+        validation data, with too few steps or an averaging optimizer, or if the checkpoint lacks the weights."""
         super().on_train_begin(args, state, control, **kwargs)
         if not has_evaluation:
             raise CtxError("Chain-thaw chooses weights by evaluations.", hint="use validation data.")

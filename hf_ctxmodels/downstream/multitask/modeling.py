@@ -93,11 +93,8 @@ class CtxMultiTaskModel(CtxPreTrainedModel):
         return {**encoder, **head.state_dict()}
 
     def task(self, name: str) -> CtxPreTrainedModel:
-        """The plain model of a task: the family's class with a copy of the weights and equal outputs.
-
-        Raises:
-            CtxError: There is no such task, or the model is quantized or has adapters.
-        """
+        """The plain model of a task, of the family's class, with a copy of the weights and equal outputs; raises
+        CtxError if the model is quantized or has adapters."""
         if is_quantized(self):
             raise CtxError("A quantized model has no plain weights for a task.", hint="use the float32 model.")
         if any(is_adapter_parameter(parameter) for parameter, _ in self.encoder.named_parameters()):

@@ -109,12 +109,8 @@ class Seq2Seq(Task[SourceTarget]):
     def configure(
         self, config: PreTrainedConfig, train: Sequence[SourceTarget], validation: Sequence[SourceTarget]
     ) -> None:
-        """Read the special tokens and languages of the model.
-
-        Raises:
-            CtxError: The model has no head for the task, no end token, or too few positions; a language is missing or
-                unknown.
-        """
+        """Read the special tokens and languages of the model; raises CtxError if it has no head for the task, no end
+        token or too few positions, or if a language is missing or unknown."""
         if type(config) not in AutoModelForSeq2SeqLM._model_mapping:
             raise CtxError(
                 f"{type(config).__name__} has no class for {self.auto_class}.", hint="use an encoder-decoder."
@@ -232,11 +228,8 @@ class Seq2Seq(Task[SourceTarget]):
     def training_collator(
         self, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, seed: int, verbose: bool = True
     ) -> Collator:
-        """The collator of the family's objective, else `collator`; sets `uses_target_word_ids`.
-
-        Raises:
-            CtxError: An option is unknown or has a wrong value, or the family trains on plain targets and has none.
-        """
+        """The collator of the family's objective, else `collator`; sets `uses_target_word_ids`. Raises CtxError for
+        unknown options and wrong values."""
         arguments = self.arguments
         finetuning = None if arguments.plain_targets else _family_finetuning(config)
         if finetuning is None:
