@@ -73,8 +73,8 @@ def pairs() -> None:
     splits, suffixes = ("train", "validation"), (".jsonl", ".source.txt", ".target.txt")
     names = [f"{split}{suffix}" for split in splits for suffix in suffixes]
     check_output_directory(arguments.output_dir, names, flag="--output_dir", overwrite=arguments.overwrite)
-    names = ("min_target_words", "max_target_words", "min_source_words", "max_source_words")
-    limits = PairLimits(*(getattr(arguments, name) for name in names))
+    limit_names = ("min_target_words", "max_target_words", "min_source_words", "max_source_words")
+    limits = PairLimits(*(getattr(arguments, name) for name in limit_names))
     pairs_by_split: Iterable[list[tuple[str, str]]]
     if arguments.kind == "summaries":
         documents = load_documents(*arguments.dataset, skip_empty=True).split(arguments.validation_fraction)

@@ -4,12 +4,11 @@ import shutil
 from dataclasses import dataclass
 from inspect import getdoc
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from transformers import AutoTokenizer, PreTrainedModel
 
-from hf_ctxmodels.compression.int8.modules import ActivationScale
 from hf_ctxmodels.compression.int8.quantizer import (
     CtxInt8Config,
     InputRanges,
@@ -87,7 +86,7 @@ class StaticScales:
     max_length: int = flag(128, "Tokens of a text to read.")
 
 
-SCALES: dict[ActivationScale, type] = {"token": TokenScales, "tensor": TensorScales, "static": StaticScales}
+SCALES: dict[str, type] = {"token": TokenScales, "tensor": TensorScales, "static": StaticScales}
 
 
 @dataclass
@@ -116,7 +115,7 @@ def int8() -> None:
     check_output_directory(arguments.output_dir, names, flag="--output_dir", overwrite=arguments.overwrite)
     model = load_saved_model(arguments.model)
     before = stored_bytes(model)
-    activations = next(name for name, scales in SCALES.items() if isinstance(arguments.activations, scales))
+    activations: Any = next(name for name, scales in SCALES.items() if isinstance(arguments.activations, scales))
     config = CtxInt8Config(activations=activations, embeddings=arguments.embeddings, skip=arguments.skip)
     quantize_model(model, config, _calibrate(model, arguments))
     with wrap_write_errors(arguments.output_dir):
