@@ -211,7 +211,7 @@ def test_candidates_of_a_query_are_ranked(tmp_path, tokenizer):
     # the best relevant candidate of the first query is first, that of the second third: one is above, one is equal
     assert task.score(examples, scores) == {"mrr": pytest.approx((1 + 1 / 3) / 2), "accuracy_at_1": 0.5}
     assert task.baseline(examples, examples) == [[0.5, 0.5, 0.5], [0.5, 0.5, 0.5, 0.0]]
-    assert task.record(examples[0], scores[0])["relevant"] == [False, True, True]
+    assert task.record(examples[0], scores[0])["relevant"] == (False, True, True)
     for lines, says in (
         ([*RANKED, "the cat,no,0"], r"(?s)not consecutive: 'the cat'.*csv:9, first at .*csv:2"),
         (["query,candidate,label", "the cat,a,2"], r"(?s)label '2' is neither 1.*csv:2"),
