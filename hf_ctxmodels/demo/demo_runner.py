@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.loading import read_json
-from hf_ctxmodels.core.output_files import check_output_directory, wrap_write_errors
+from hf_ctxmodels.core.output_files import check_output_directory, write_text_file
 
 RECORD_FILE = "demo.json"
 _POLL_INTERVAL = 0.2  # seconds
@@ -225,11 +225,7 @@ class DemoRunner:
         report.line(f"done in {self.seconds(name):.0f} s")
 
     def _save(self) -> None:
-        with wrap_write_errors(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            temporary = self.folder / f"{RECORD_FILE}.writing"
-            temporary.write_text(json.dumps(self._record, indent=2) + "\n", encoding="utf-8")
-            os.replace(temporary, self.folder / RECORD_FILE)
+        write_text_file(self.folder / RECORD_FILE, json.dumps(self._record, indent=2) + "\n")
 
 
 def num_foreground_threads() -> int:

@@ -4,6 +4,7 @@ These are functions, since the methods `add_adapter`, `load_adapter`, `active_ad
 `delete_adapter` of a `PreTrainedModel` belong to PEFT.
 """
 
+import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -14,11 +15,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from hf_ctxmodels.core.adapter_support import ADAPTERS_FOLDER, is_adapter_parameter
+from hf_ctxmodels.core.adapter_support import ADAPTERS_FOLDER, STACK_FILE, is_adapter_parameter
 from hf_ctxmodels.core.config import is_valid_module_name
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
-from hf_ctxmodels.core.output_files import remove_folders
+from hf_ctxmodels.core.output_files import remove_folders, write_text_file
 from hf_ctxmodels.core.weights import is_quantized
 from hf_ctxmodels.downstream.adapters.configuration import BottleneckConfig, FusionConfig, resolve_config
 from hf_ctxmodels.downstream.adapters.insertion import (
@@ -31,7 +32,7 @@ from hf_ctxmodels.downstream.adapters.insertion import (
     remove_all_adapters,
 )
 from hf_ctxmodels.downstream.adapters.modules import AdapterFusion, StackItem
-from hf_ctxmodels.downstream.adapters.saving import write_adapter, write_stack
+from hf_ctxmodels.downstream.adapters.saving import write_adapter
 from hf_ctxmodels.layers.cpu.linear import is_plain_linear
 
 _TRAINING_CHECKPOINT = re.compile(r"checkpoint-\d+(\.writing)?")  # Trainer and the training loop resume from these
@@ -113,7 +114,7 @@ class AdapterSet:
             configs: dict[str, BottleneckConfig | FusionConfig] = {**self.configs, **self.fusions}
             for name, config in configs.items():
                 write_adapter(self.base, name, config, folder / name, values=values)
-            write_stack(folder, self.active)
+            write_text_file(folder / STACK_FILE, json.dumps({"active": self.active}, indent=2) + "\n")
         if _TRAINING_CHECKPOINT.fullmatch(directory.name):
             return weights
         return {name: weight for name, weight in weights.items() if not is_adapter_parameter(name)}

@@ -248,7 +248,8 @@ class InvertibleAdapters(nn.Module):
 
 def adapter_activation(name: str) -> nn.Module:
     """The activation of an AdapterHub name; raises CtxError for an unknown name."""
-    with wrap_errors("There is no such activation", location="non_linearity", hint="use relu, swish, gelu or linear."):
+    hint = "use relu, swish, gelu or linear."
+    with wrap_errors(f"There is no activation {name!r}", location="non_linearity", hint=hint):
         return get_activation(_ACTIVATIONS.get(name.lower(), name.lower()))
 
 

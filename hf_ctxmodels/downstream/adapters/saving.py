@@ -3,7 +3,7 @@
 import json
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from hf_ctxmodels.core.adapter_support import ADAPTERS_FOLDER, STACK_FILE
+from hf_ctxmodels.core.adapter_support import ADAPTERS_FOLDER
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.loading import read_json
 from hf_ctxmodels.core.model import CtxPreTrainedModel
@@ -154,14 +154,6 @@ def write_adapter(
         for file in sorted(files, reverse=True):
             (temporary / file).replace(directory / file)
         temporary.rmdir()
-
-
-def write_stack(directory: Path, active: Sequence[str | Sequence[str]]) -> None:
-    """Write the active adapters of a directory, from the lowest up."""
-    with wrap_write_errors(directory):
-        temporary = directory / f"{STACK_FILE}.writing"
-        temporary.write_text(json.dumps({"active": list(active)}, indent=2) + "\n", encoding="utf-8")
-        temporary.replace(directory / STACK_FILE)
 
 
 def check_adapter_directory(directory: Path) -> None:
