@@ -20,7 +20,7 @@ from hf_ctxmodels.core.flags import REQUIRED, flag
 from hf_ctxmodels.core.generation import split_language_tag
 from hf_ctxmodels.core.output_files import TOKENIZER_FILES, check_output_directory
 from hf_ctxmodels.data.document_sources import DataArguments
-from hf_ctxmodels.data.documents import Documents, NoDocumentError, TranslatedText, text_of
+from hf_ctxmodels.data.documents import Documents, DocumentTexts, NoDocumentError, TranslatedText, text_of
 from hf_ctxmodels.data.training_set import ResampledDocuments
 from hf_ctxmodels.registry import FAMILIES, get_family
 
@@ -111,7 +111,7 @@ def main() -> None:
         def __iter__(self) -> Iterator[str]:
             nonlocal num_documents
             num_documents = 0
-            for text in progress_bar(sampled.texts(), "reading", unit="documents"):
+            for text in progress_bar(DocumentTexts(sampled), "reading", unit="documents"):
                 num_documents += 1
                 yield text
 

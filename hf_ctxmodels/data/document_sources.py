@@ -32,11 +32,7 @@ _DIGESTED_BYTES = 1 << 20  # at both ends of a file: identifies large corpora wi
 
 @dataclass
 class DataArguments:
-    """Documents, and the held-out share of them.
-
-    With the same `validation_fraction` all commands hold out the same documents, independent of --seed, so that neither
-    tokenizers nor models are trained on them.
-    """
+    """Documents, and the held-out share of them, which is the same in all commands, independent of --seed."""
 
     dataset: list[str] = field(
         metadata={
@@ -100,8 +96,8 @@ def load_documents(
 ) -> Documents:
     """Open sources of documents; each iteration reads them again. `DataArguments` documents the arguments.
 
-    Local files are always streamed; `-` is no language tag, or no translations. Raises CtxError if a source does not
-    exist, or the numbers of arguments do not match; errors in the data are raised while iterating.
+    Local files are always streamed. Raises CtxError if a source does not exist, or the numbers of arguments do not
+    match; errors in the data are raised while iterating.
     """
     numbers = len(translations) or len(datasets), len(language_tags) or len(datasets)
     if numbers != (len(datasets), len(datasets)):
@@ -140,8 +136,7 @@ def load_documents(
 
 
 def describe_content(source: str) -> str:
-    """A description of a data source that does not depend on its location: name, size and a digest of both ends of its
-    files; for other sources the name."""
+    """A description of a data source that does not depend on its location: name, size and digest of its files."""
     table, equals, columns = source.rpartition("=")
     if equals and not Path(source).expanduser().exists():
         return f"{describe_content(table)}={columns}"
@@ -194,8 +189,7 @@ def _open(
 
 
 def _match_files(dataset: str, suffixes: Sequence[str], hint: str) -> tuple[str, list[Path]]:
-    """The name of a file, or of a pattern, and the files; raises CtxError if one does not exist or has another
-    suffix."""
+    """The name of a file or pattern, and its files; raises CtxError if one is missing or has another suffix."""
     path = Path(dataset).expanduser()
     is_pattern = has_magic(dataset) and not path.exists()
     files = sorted(map(Path, glob(str(path), recursive=True))) if is_pattern else []

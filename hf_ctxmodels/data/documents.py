@@ -49,10 +49,7 @@ class NoDocumentError(CtxError):
 
 @dataclass(frozen=True)
 class HeldOut:
-    """The numbers of the held-out documents: a random one of each `block` consecutive numbers, seeded by (seed, block).
-
-    The share is exact, and streams can be split.
-    """
+    """The numbers of the held-out documents: a random one of each `block` consecutive numbers."""
 
     block: int
     seed: int
@@ -113,7 +110,7 @@ class Documents:
             )
 
     def texts(self) -> "DocumentTexts":
-        """The documents as single strings, one sentence per line."""
+        """The documents as strings, see `text_of`."""
         return DocumentTexts(self)
 
     def by_source(self) -> list[Self]:
@@ -125,7 +122,7 @@ class Documents:
         return documents
 
     def split(self, validation_fraction: float, seed: int = 0) -> tuple[Self, Self]:
-        """Training documents and held-out documents, see `HeldOut`. All commands use seed 0, see `DataArguments`."""
+        """Training documents and held-out documents, see `HeldOut`."""
         if not 0 < validation_fraction <= 0.5:
             raise CtxError(
                 f"validation_fraction={validation_fraction} is out of range.", hint="use more than 0 and at most 0.5."
@@ -136,7 +133,7 @@ class Documents:
 
 @dataclass(frozen=True)
 class DocumentTexts:
-    """Documents as strings: one sentence per line, or a text, a tab and its translation."""
+    """Documents as strings, which can be iterated repeatedly."""
 
     documents: Iterable[list[str]]
 
@@ -145,7 +142,7 @@ class DocumentTexts:
 
 
 def text_of(document: list[str]) -> str:
-    """A document as one string."""
+    """A document as one string: one sentence per line, or a text, a tab and its translation."""
     return (TranslatedText.separator if isinstance(document, TranslatedText) else "\n").join(document)
 
 
@@ -177,9 +174,9 @@ def split_sentences(paragraph: str) -> list[str]:
     """The sentences of a paragraph, stripped and non-empty, with all of their visible characters, by fast rules.
 
     A sentence ends after `.`, `!`, `?` or `…` (and closing quotes and brackets) if white space follows and the next
-    word, without opening quotes and brackets, does not begin with a lower-case letter. It does not end after a known
-    abbreviation or an initial ("J. Smith"). Full-width marks of Chinese and Japanese end a sentence with or without
-    white space. In a paragraph without capitals a sentence ends at every such mark but an ellipsis.
+    word does not begin with a lower-case letter, but not after a known abbreviation or an initial ("J. Smith").
+    Full-width marks of Chinese and Japanese need no white space. In a paragraph without capitals a sentence ends at
+    every such mark but an ellipsis.
 
     >>> split_sentences("Mr. Smith left. Was it late? It was 4.30 p.m. by the clock.")
     ['Mr. Smith left.', 'Was it late?', 'It was 4.30 p.m. by the clock.']

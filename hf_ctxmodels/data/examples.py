@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain, count, islice
+from itertools import islice
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -25,10 +25,10 @@ class ExampleBuilder(Protocol):
     statistics: Counter[str]
 
     def examples(self, documents: Iterable[list[str]], epoch: int = 0) -> Iterator[Example]:
-        """See `Objective.examples`."""
+        """Tokenized examples of the documents."""
 
     def check(self, examples: "ExampleSet") -> None:
-        """See `Objective.check`."""
+        """Raise CtxError if the examples of all training text do not suit the objective."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,9 +71,8 @@ class ExampleSet(torch.utils.data.Dataset):
             length += len(block)
         if not blocks:
             raise no_examples_error()
-        columns = {
-            name: _concatenate([block_columns.pop(name) for block_columns in blocks]) for name in list(blocks[0])
-        }
+        # popped, so that blocks are freed column by column
+        columns = {name: _concatenate([block.pop(name) for block in blocks]) for name in list(blocks[0])}
         return cls(columns, length, statistics or {})
 
     def __len__(self) -> int:
@@ -90,11 +89,6 @@ class ExampleSet(torch.utils.data.Dataset):
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of `examples[i]`."""
         self.epoch = epoch
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of all examples, including special tokens."""
-        return len(self.columns["input_ids"].values)
 
 
 def _to_columns(block: list[Example]) -> dict[str, Column]:
@@ -118,24 +112,17 @@ def _concatenate(columns: list[Column]) -> Column:
 
 
 class ExampleStream(ABC):
-    """Examples made on the fly, for text that exceeds memory."""
+    """Examples made during training, for large text."""
 
     @abstractmethod
     def one_pass(self, epoch: int) -> Iterator[dict[str, Any]]:
         """The examples of one pass over the text, with `example_index` and `epoch`."""
 
-    def passes(self) -> Iterator[dict[str, Any]]:
-        """The examples of endless passes."""
-        return chain.from_iterable(map(self.one_pass, count()))
-
 
 @dataclass(frozen=True)
 class DocumentStream(ExampleStream):
-    """The examples of an objective.
-
-    The first pass has the same examples in the same order as the `ExampleSet` of the documents; later passes read the
-    documents again and sample new pairs. Only documents that are tokenized together are in memory.
-    """
+    """The examples of an objective: in the first pass the same as the `ExampleSet` of the documents; later passes read
+    the documents again and sample new pairs."""
 
     documents: Iterable[list[str]]
     objective: ExampleBuilder

@@ -2,34 +2,31 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import count
+from itertools import chain, count
 from typing import Any, Self
 
 import numpy as np
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import Dataset
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.data.examples import ExampleSet, ExampleStream
+from hf_ctxmodels.data.examples import ExampleStream
 from hf_ctxmodels.data.seeding import Purpose, generator, row_hashes, uniforms
 
 _CHUNK = 1 << 16  # choices computed together
 
 
 def sample_choices(numbers: np.ndarray, probabilities: np.ndarray, seed: int) -> np.ndarray:
-    """(n,) random choices among datasets with (datasets,) `probabilities`; (n,) `numbers` of the choices determine the
-    random numbers."""
+    """(n,) random choices among datasets, from the (n,) numbers of the choices and (datasets,) probabilities."""
     keys = np.repeat(row_hashes(seed, [0], [0], Purpose.MIXTURE), len(numbers))
     return np.searchsorted(np.cumsum(probabilities)[:-1], uniforms(keys, numbers), side="right")
 
 
 class Mixture(Dataset, ABC):
-    """Several datasets as one; subclasses choose the dataset of each batch or example.
+    """Several non-empty datasets as one; subclasses choose the dataset of each batch or example.
 
-    A choice depends only on the seed and its number, so training resumes at any batch. Each dataset is shuffled and
-    repeated independently of the others.
+    A choice depends only on the seed and its number. Each dataset is shuffled and repeated independently of the others.
 
     Attributes:
-        datasets: Datasets, each a sequence of features; raises CtxError if one is empty.
         starts: Index of each dataset's first example in the mixture.
         is_per_example: Whether a choice is for an example, so that batches mix datasets, or for a batch.
     """
@@ -66,11 +63,7 @@ class Mixture(Dataset, ABC):
 class RoundRobinMixture(Mixture):
     """Batches of one dataset each, in a fixed cycle (Clark et al. 2018, section 3.1: labelled, unlabelled, ...).
 
-    An epoch is a pass over the first dataset, during which shorter datasets are repeated and longer ones are used in
-    part.
-
-    Args:
-        order: The cycle, as indices of datasets; by default each once.
+    An epoch is a pass over the first dataset. `order` is the cycle, as indices of datasets; by default each once.
     """
 
     def __init__(self, datasets: Sequence[Any], order: Sequence[int] | None = None) -> None:
@@ -90,9 +83,8 @@ class RoundRobinMixture(Mixture):
 class SampledMixture(Mixture):
     """Datasets sampled with fixed probabilities, for every optimizer step or for every example.
 
-    Sampling by step is for tasks with different losses (Subramanian et al. 2018, arXiv 1804.00079): all micro-batches
-    of a step belong to the same task. Sampling by example is for languages (Conneau et al. 2020), see
-    `data.training_set`.
+    Sampling by step is for tasks with different losses (Subramanian et al. 2018, arXiv 1804.00079), sampling by example
+    for languages (Conneau et al. 2020).
 
     Args:
         periods: Index of a dataset -> period in steps, starting at the first step, instead of random choices; 10 for
@@ -124,12 +116,6 @@ class SampledMixture(Mixture):
         weights[list(self.periods)] = 0
         self.probabilities = weights / weights.sum()
 
-    @classmethod
-    def by_column(cls, examples: ExampleSet, column: str, periods: Mapping[int, int]) -> Self:
-        """One dataset for each value of a column; `periods` are by value."""
-        values, datasets = split_by_column(examples, column)
-        return cls(datasets, {values.index(value): period for value, period in periods.items() if value in values})
-
     def choose(self, numbers: np.ndarray, seed: int, batches_per_step: int = 1) -> np.ndarray:
         """See `Mixture.choose`."""
         steps = numbers if self.is_per_example else numbers // batches_per_step
@@ -137,13 +123,6 @@ class SampledMixture(Mixture):
         for dataset, period in self.periods.items():
             choices[steps % period == 0] = dataset
         return choices
-
-
-def split_by_column(examples: ExampleSet, column: str) -> tuple[list[int], list[Subset]]:
-    """The values of a column, ascending, and the examples of each."""
-    column_values = examples.columns[column].values
-    values = np.unique(column_values).tolist()
-    return values, [Subset(examples, np.flatnonzero(column_values == value).tolist()) for value in values]
 
 
 class ScheduledMixture(Mixture):
@@ -173,12 +152,6 @@ class ScheduledMixture(Mixture):
         self.order = np.concatenate(orders)
         """(steps,) the dataset of each step of all stages."""
         self.last_stage_steps = len(orders[-1])
-
-    @classmethod
-    def by_column(cls, examples: ExampleSet, column: str, stages: Sequence[Mapping[int, int]]) -> Self:
-        """One dataset for each value of a column; `stages` are by value."""
-        values, datasets = split_by_column(examples, column)
-        return cls(datasets, [{values.index(value): steps for value, steps in stage.items()} for stage in stages])
 
     def choose(self, numbers: np.ndarray, seed: int, batches_per_step: int = 1) -> np.ndarray:
         """See `Mixture.choose`."""
@@ -224,9 +197,7 @@ class EpochMixture(Mixture):
 
 
 class ShuffledMixture(EpochMixture):
-    """All steps of all datasets, shuffled: an epoch is a pass over every dataset (Liu et al. 2019, arXiv 1901.11504,
-    algorithm 1).
-    """
+    """All steps of all datasets, shuffled (Liu et al. 2019, arXiv 1901.11504, algorithm 1)."""
 
     def order(self, epoch: int, seed: int) -> np.ndarray:
         """See `EpochMixture.order`."""
@@ -267,17 +238,15 @@ class ReweightedMixture(EpochMixture):
 
 
 class SampledStream(ExampleStream):
-    """Examples of several streams, sampled with (streams,) probabilities for every example.
-
-    Each stream is repeated, so the mixture is endless; the epoch of an example is the number of passes over its stream.
-    """
+    """Examples of several endlessly repeated streams, sampled with (streams,) probabilities for every example; the
+    epoch of an example is the number of passes over its stream."""
 
     def __init__(self, streams: Sequence[ExampleStream], probabilities: np.ndarray, seed: int) -> None:
         self.streams, self.probabilities, self.seed = streams, probabilities, seed
 
     def one_pass(self, epoch: int) -> Iterator[dict[str, Any]]:
         """All examples, endlessly; `epoch` is ignored."""
-        streams = [stream.passes() for stream in self.streams]
+        streams = [chain.from_iterable(map(stream.one_pass, count())) for stream in self.streams]
         for first in count(0, _CHUNK):
             for choice in sample_choices(np.arange(first, first + _CHUNK), self.probabilities, self.seed).tolist():
                 example = next(streams[choice])

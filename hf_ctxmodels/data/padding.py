@@ -115,8 +115,7 @@ class SourceTargetCollator(PaddingCollator):
         decoder_langs (batch, steps) instead.
 
     Args:
-        decoder_start_token_id: Start token that is stripped from targets, for tokenizers that add it: the decoder
-            prepends it itself. None leaves targets unchanged.
+        decoder_start_token_id: Start token to strip from targets, since the decoder prepends it; None for none.
     """
 
     decoder_start_token_id: int | None = None
@@ -150,9 +149,7 @@ def mark_unlabelled(features: Sequence[Mapping[str, Any]]) -> list[dict[str, Any
 
 
 class UnlabelledCollator:
-    """Collates labelled and unlabelled examples for semi-supervised heads (Clark et al. 2018, section 3); unlabelled
-    ones have `views` instead of labels.
-    """
+    """Collates labelled and unlabelled examples (Clark et al. 2018, section 3); the latter have `views`, not labels."""
 
     def __init__(self, collate: Callable[[list[dict[str, Any]]], Mapping[str, torch.Tensor]]) -> None:
         self._collate = collate

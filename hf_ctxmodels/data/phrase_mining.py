@@ -20,8 +20,8 @@ def find_phrases(
     """Runs of words that occur together more often than by chance, with their counts.
 
     Two neighbours are joined if they occur together at least `min_count` times and their pointwise mutual information
-    ln p(a b) / (p(a) p(b)) is at least `min_information` (Mikolov et al. 2013b, section 4, with another score). The
-    joined text is counted again, so that phrases grow, until none does or `max_words` is reached.
+    ln p(a b) / (p(a) p(b)) is at least `min_information` (Mikolov et al. 2013b, section 4, with another score), until
+    no phrase grows.
     """
     check_at_least(1, min_count=min_count)
     check_at_least(2, max_words=max_words)

@@ -12,6 +12,7 @@ import io
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +43,8 @@ class TaggedSentence:
 def read_table(file: str | Path, columns: Sequence[str]) -> list[Row]:
     """The selected columns of a CSV, TSV or JSONL file, as rows in file order.
 
-    Columns are names of the header line or JSON keys, or numbers (1 is the first) for a file without a header. Values
-    are strings, or of the types of JSON.
-
-    Raises CtxError for an unknown format, a missing column, a line with a different number of columns, or invalid JSON.
+    Columns are names of the header line or JSON keys, or numbers (1 is the first) for a file without a header. Raises
+    CtxError for an unknown format, a missing column, a line with another number of columns, or invalid JSON.
     """
     rows = []
     suffix = file_suffix(Path(file))
@@ -108,13 +107,10 @@ def _column_index(column: str, names: Sequence[str], file: str | Path) -> int:
 
 def _blocks(file: str | Path) -> Iterator[list[tuple[int, str]]]:
     """The numbered lines of each sentence; blank lines and `-DOCSTART-` lines separate sentences."""
-    block: list[tuple[int, str]] = []
-    for number, line in enumerate([*read_text(file).split("\n"), ""], start=1):
-        if line.strip() and not line.startswith("-DOCSTART-"):
-            block.append((number, line.rstrip("\r")))
-        elif block:
-            yield block
-            block = []
+    lines = enumerate(read_text(file).split("\n"), start=1)
+    for has_word, block in groupby(lines, lambda pair: bool(pair[1].strip()) and not pair[1].startswith("-DOCSTART-")):
+        if has_word:
+            yield [(number, line.rstrip("\r")) for number, line in block]
 
 
 def _sentences(blocks: Iterable[list[tuple[str, str, str]]], file: str | Path) -> list[TaggedSentence]:
@@ -135,10 +131,8 @@ def read_conll(file: str | Path, word_column: int = 1, tag_column: int = -1) -> 
     """Sentences of a file with one word per line in columns and a blank line after each sentence.
 
     Columns are numbered from 1; -1 is the last. They are separated by tabs if the first line has one, else by spaces.
-    `-DOCSTART-` lines are skipped. Entity tags in IOB1 are converted to BIO. A language code and a colon before every
-    word, as in WikiANN (`en:Paris`), are removed.
-
-    Raises CtxError for a line with too few columns, or a different number of columns than the first line.
+    Entity tags in IOB1 are converted to BIO, and language codes as in WikiANN (`en:Paris`) are removed. Raises CtxError
+    for a line with a wrong number of columns.
     """
     blocks = list(_blocks(file))
     first = blocks[0][0][1] if blocks else ""
@@ -167,12 +161,8 @@ def read_conll(file: str | Path, word_column: int = 1, tag_column: int = -1) -> 
 
 
 def read_conllu(file: str | Path, word_column: str = "FORM", tag_column: str = "UPOS") -> list[TaggedSentence]:
-    """Sentences of a CoNLL-U file (Universal Dependencies), with two of its columns as words and tags.
-
-    Comments, multiword-token lines (`1-2`) and empty nodes (`8.1`) are skipped.
-
-    Raises CtxError for an unknown column or a line without ten tab-separated columns.
-    """
+    """Sentences of a CoNLL-U file (Universal Dependencies), with two of its columns as words and tags, without
+    multiword-token lines (`1-2`) and empty nodes (`8.1`); raises CtxError for an unknown column or an invalid line."""
     for column in (word_column, tag_column):
         _column_index(column, CONLLU_COLUMNS, file)
     word_index, tag_index = CONLLU_COLUMNS.index(word_column), CONLLU_COLUMNS.index(tag_column)

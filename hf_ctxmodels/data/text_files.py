@@ -8,7 +8,7 @@ import gzip
 import io
 import zlib
 from collections.abc import Iterator
-from itertools import zip_longest
+from itertools import groupby, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,8 +20,7 @@ FILE_SUFFIXES = (".txt", ".jsonl", ".parquet")
 
 
 class TextColumns(NamedTuple):
-    """Columns of a record: the document's text, where null is a document without text; and the list of the phrases in
-    it that are units of knowledge, possibly null, or None without such a column."""
+    """Columns of a record: the document's text, and the list of its phrases, or None; both may be null."""
 
     text: str = "text"
     units: str | None = None
@@ -39,12 +38,10 @@ def check_file(path: Path) -> None:
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    """Lines of a UTF-8 file with their line feeds, decompressed if it ends in `.gz`, without a byte order mark.
+    """Lines of a UTF-8 file with their line feeds, decompressed if it ends in `.gz`, without a byte order mark; raises
+    CtxError if the file is missing, damaged, or not UTF-8.
 
     Only line feeds end a line: `str.splitlines` also splits at U+2028 and others, which JSON allows within strings.
-
-    Raises:
-        CtxError: The file is missing, damaged, or not UTF-8 (with the offset of the invalid byte).
     """
     check_file(path)
     offset = 0
@@ -139,20 +136,13 @@ def split_paragraphs(text: str | None) -> list[str]:
 
 
 def _text_documents(path: Path) -> Iterator[list[str]]:
-    document: list[str] = []
-    for line in read_lines(path):
-        if line.strip():
-            document.append(line.rstrip("\r\n"))
-        elif document:
-            yield document
-            document = []
-    if document:
-        yield document
+    for has_text, lines in groupby(read_lines(path), key=lambda line: bool(line.strip())):
+        if has_text:
+            yield [line.rstrip("\r\n") for line in lines]
 
 
 def record_to_document(row: dict[str, Any], columns: TextColumns, location: str) -> list[str]:
-    """The document of a record, its paragraphs with its units; raises CtxError if a column is missing, or has the wrong
-    type."""
+    """The paragraphs of a record, with its units; raises CtxError if a column is missing, or of another type."""
     text = _column(row, columns.text, "text_column", location)
     if text is not None and not isinstance(text, str):
         raise CtxError(

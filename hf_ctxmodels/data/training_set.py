@@ -1,7 +1,5 @@
 """Training examples of documents (a set, a stream, or a mixture), exponential sampling of languages, endless batches.
 
-Batches start at any batch and do not depend on the number of workers.
-
 With n_i sentences of language i and p_i = n_i / sum(n), language i is sampled with probability q_i = p_i^alpha /
 sum(p^alpha) (Lample & Conneau 2019, section 3.1; Conneau et al. 2020, section 3.1). XLM uses alpha = 0.5 for its
 vocabulary and 0.7 for training, XLM-R 0.3 for both.
@@ -16,11 +14,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, IterableDataset, Sampler, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, Sampler, Subset, get_worker_info
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.data.documents import Documents, DocumentTexts
-from hf_ctxmodels.data.examples import DocumentStream, ExampleBuilder, ExampleSet, ExampleStream
+from hf_ctxmodels.data.documents import Documents
+from hf_ctxmodels.data.examples import DocumentStream, Example, ExampleBuilder, ExampleSet, ExampleStream
 from hf_ctxmodels.data.mixtures import Mixture, SampledMixture, SampledStream, ScheduledMixture
 from hf_ctxmodels.data.seeding import Purpose, generator
 
@@ -30,8 +28,7 @@ class SamplingPolicy:
     """The order of an objective's examples in training, by default shuffled.
 
     Attributes:
-        contiguous: Consecutive examples are contiguous text, for models with a memory or recurrent state
-            (`ContiguousBatchSampler`).
+        contiguous: Consecutive examples are contiguous text, for recurrent states (`ContiguousBatchSampler`).
         task_column: Column with the number of the task. Each optimizer step then has examples of one random task
             (`SampledMixture`).
         task_periods: Task -> period in steps, instead of random choices.
@@ -52,16 +49,17 @@ def build_training_set(
     streaming: bool = False,
     alpha: float | None = None,
     seed: int = 0,
+    progress: Callable[[Iterable[Example]], Iterable[Example]] = iter,
 ) -> ExampleSet | ExampleStream | Mixture:
     """Examples of an objective, in memory or as a stream, for `training_loader`.
 
     Args:
-        documents: Read once, or once per epoch when streaming.
         policy: The objective's policy; several tasks cannot be streamed.
         streaming: Make the examples during training, for text that exceeds memory.
-        alpha: Exponent of sampling the sources of the documents, one per language (see the module): examples of a small
-            language are repeated, in a new order and with new masks in every pass. None for all text once per epoch.
+        alpha: Exponent of sampling the sources of the documents, one per language (see the module); None for all text
+            once per epoch.
         seed: Seed of sampling a stream by `alpha`.
+        progress: Wraps the examples while they are built in memory.
     """
     if alpha is not None:
         if policy != SamplingPolicy():
@@ -69,16 +67,16 @@ def build_training_set(
                 "The objective defines the order of its examples (contiguous text, or one task per step), so they "
                 "cannot be sampled by language.",
                 location="--sampling_alpha",
-                hint="omit it, or disable the memory of the model (memory_length=0, carry=false).",
+                hint="omit it, or use an objective without memory (memory_length=0, carry=false).",
             )
         sources = _split_sources(documents)
         if streaming:
-            probabilities = sampling_probabilities([_count_sentences(source) for source in sources], alpha)
+            probabilities = sampling_probabilities([sum(map(len, source)) for source in sources], alpha)
             return SampledStream([DocumentStream(source, objective) for source in sources], probabilities, seed)
         datasets, sizes = [], []
         for source in sources:
             sizes.append(0)
-            datasets.append(ExampleSet.build(objective.examples(_counted(source, sizes))))
+            datasets.append(ExampleSet.build(progress(objective.examples(_counted(source, sizes)))))
         return SampledMixture(datasets, probabilities=sampling_probabilities(sizes, alpha), is_per_example=True)
     if policy.task_column is not None and streaming:
         raise CtxError(
@@ -89,14 +87,22 @@ def build_training_set(
     if streaming:
         return DocumentStream(documents, objective)
     before = dict(objective.statistics)
-    examples = ExampleSet.build(objective.examples(documents))
+    examples = ExampleSet.build(progress(objective.examples(documents)))
     examples.statistics = {name: value - before.get(name, 0) for name, value in objective.statistics.items()}
     objective.check(examples)
-    if policy.task_column is None:
-        return examples
+    return examples if policy.task_column is None else mix_tasks(examples, policy)
+
+
+def mix_tasks(examples: ExampleSet, policy: SamplingPolicy) -> Mixture:
+    """A dataset for each task in the `task_column`, in the order of the policy."""
+    numbers = examples.columns[str(policy.task_column)].values
+    tasks = np.unique(numbers).tolist()
+    datasets = [Subset(examples, np.flatnonzero(numbers == task).tolist()) for task in tasks]
     if policy.task_stages:
-        return ScheduledMixture.by_column(examples, policy.task_column, policy.task_stages)
-    return SampledMixture.by_column(examples, policy.task_column, policy.task_periods)
+        stages = [{tasks.index(task): steps for task, steps in stage.items()} for stage in policy.task_stages]
+        return ScheduledMixture(datasets, stages)
+    periods = {tasks.index(task): period for task, period in policy.task_periods.items() if task in tasks}
+    return SampledMixture(datasets, periods)
 
 
 def sampling_probabilities(sizes: Sequence[float] | np.ndarray, alpha: float) -> np.ndarray:
@@ -118,8 +124,8 @@ def _counted(documents: Iterable[list[str]], sizes: list[int]) -> Iterator[list[
 class ResampledDocuments:
     """Text for training a vocabulary: several sources in shares by `alpha`, with the same total number of sentences.
 
-    Documents are repeated or skipped at a constant rate per source, without randomness, and sources are read one after
-    the other. Iterating raises CtxError if there is one source, or alpha is out of range.
+    Documents are repeated or skipped at a constant rate per source. Iterating raises CtxError if there is one source,
+    or alpha is out of range.
     """
 
     documents: Documents
@@ -129,7 +135,7 @@ class ResampledDocuments:
     def _rates(self) -> list[tuple[Documents, float]]:
         """Each source and the rate of its sentences. Reads all sources once."""
         sources = _split_sources(self.documents)
-        sizes = np.array([_count_sentences(source) for source in sources])
+        sizes = np.array([sum(map(len, source)) for source in sources])
         rates = sampling_probabilities(sizes, self.alpha) * sizes.sum() / sizes
         return list(zip(sources, rates.tolist(), strict=True))
 
@@ -141,10 +147,6 @@ class ResampledDocuments:
                 while due >= len(document):
                     yield document
                     due -= len(document)
-
-    def texts(self) -> DocumentTexts:
-        """The documents as strings, see `Documents.texts`."""
-        return DocumentTexts(self)
 
 
 def _split_sources(documents: Iterable[list[str]]) -> list[Documents]:
@@ -158,10 +160,6 @@ def _split_sources(documents: Iterable[list[str]]) -> list[Documents]:
     return sources
 
 
-def _count_sentences(documents: Iterable[list[str]]) -> int:
-    return sum(map(len, documents))
-
-
 class EndlessBatchSampler(Sampler[list[tuple[int, int]]]):
     """Base class of samplers of endless batches of `(epoch, index)`; subclasses define their order."""
 
@@ -170,14 +168,8 @@ class EndlessBatchSampler(Sampler[list[tuple[int, int]]]):
 
 @dataclass(eq=False)
 class EpochBatchSampler(EndlessBatchSampler):
-    """Endless batches: a new permutation every epoch, every example exactly once in each.
-
-    A batch may contain the end of one epoch and the start of the next. Batch b does not depend on the preceding ones.
-
-    Attributes:
-        batch_size: Examples of a micro-batch over all processes; `accelerate` splits it (`split_batches=True`).
-        start_batch: Number of the first batch.
-    """
+    """Endless batches from number `start_batch` on: a new permutation every epoch, every example exactly once in each.
+    A batch may contain the end of one epoch and the start of the next."""
 
     num_examples: int
     batch_size: int
@@ -219,7 +211,7 @@ class ContiguousBatchSampler(EndlessBatchSampler):
     (m + 1) * batch_size.
 
     Attributes:
-        contiguous_rows: Rows of a step, a multiple of `batch_size`. For the others see `EpochBatchSampler`.
+        contiguous_rows: Rows of a step, a multiple of `batch_size`.
     """
 
     num_examples: int
@@ -252,10 +244,8 @@ def check_contiguous_rows(num_examples: int, contiguous_rows: int) -> None:
 
 @dataclass(eq=False)
 class MixtureBatchSampler(EndlessBatchSampler):
-    """Endless batches of a `Mixture`, with each dataset in the order of an `EpochBatchSampler`.
-
-    The epoch of an example is the number of passes over its dataset.
-    """
+    """Endless batches of a `Mixture`, with each dataset in the order of an `EpochBatchSampler`; the epoch of an example
+    is the number of passes over its dataset."""
 
     mixture: Mixture
     batch_size: int
@@ -288,8 +278,7 @@ class MixtureBatchSampler(EndlessBatchSampler):
 class EndlessStream(IterableDataset, ABC):
     """Endless examples of an `ExampleStream`, independent of the number of workers; subclasses define their order.
 
-    Every worker reads the whole stream and yields every n-th batch, of the `batch_size` of the `DataLoader` and in its
-    order. To start at a later batch, earlier batches are made and discarded.
+    Each of n workers reads the whole stream and yields every n-th batch; earlier batches are made and discarded.
     """
 
     def __init__(self, stream: ExampleStream, batch_size: int, start_batch: int) -> None:

@@ -21,6 +21,7 @@ from hf_ctxmodels.data import (
     sampling_probabilities,
     training_loader,
 )
+from hf_ctxmodels.data.documents import DocumentTexts
 from hf_ctxmodels.objectives import MaskedLM
 
 SIZES = (320, 40, 8)  # sentences of three languages
@@ -158,7 +159,8 @@ def test_text_of_a_vocabulary_has_the_shares_of_the_exponent(languages, alpha):
     large = [document for document in sampled if document[0].startswith("the ")]
     places = [list(languages).index(document) for document in large]
     assert max(places) > 70, "of the large language too, documents of all places"
-    assert list(ResampledDocuments(languages, alpha).texts())[:2] == ["\n".join(document) for document in sampled[:2]]
+    texts = list(DocumentTexts(ResampledDocuments(languages, alpha)))
+    assert texts[:2] == ["\n".join(document) for document in sampled[:2]]
 
 
 def test_sets_are_built_once(languages, objective):
