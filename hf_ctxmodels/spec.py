@@ -11,7 +11,7 @@ from transformers.core_model_loading import WeightTransform
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.core.remote_code import RemoteCodeStub
 from hf_ctxmodels.objectives import Objective
-from hf_ctxmodels.objectives.source_target import SourceTarget
+from hf_ctxmodels.objectives.source_target import SourceTargetObjective
 
 
 class PublishedCount(NamedTuple):
@@ -102,7 +102,7 @@ class Seq2SeqFinetuning:
         label_smoothing: The default of `--label_smoothing`, as in the released commands.
     """
 
-    objective: type[SourceTarget]
+    objective: type[SourceTargetObjective]
     label_smoothing: float
 
 

@@ -27,8 +27,8 @@ class BaselinePolicy:
         excluded_ids: Tokens that are never targets.
         column: Column of an example whose tokens are counted.
         targets: The head's targets that are tokens of `column` or classes of a sequence; None for all.
-        scores: (num_tokens,) counts -> (num_tokens,) logits, for losses other than the cross-entropy over the
-            vocabulary; passed to the head's `loss_by_scores`.
+        scores: (num_tokens,) counts -> (num_tokens,) logits for the head's `loss_by_scores`, if the loss is not the
+            cross-entropy over the vocabulary.
         token_classes: The head's targets that are classes of tokens, counted in collated batches.
     """
 
@@ -44,14 +44,12 @@ class BaselinePolicy:
 class Objective(PaddingCollator):
     """Base class of pretraining objectives: a collator that also makes the examples it collates.
 
-    `examples` tokenizes documents in one process, once for a set in memory and once per epoch for a stream. `collate`
-    runs for every batch, in any worker, and samples corruptions and targets. Both are deterministic in the seed
-    (see `data.seeding`).
+    `examples` tokenizes documents, once for a set in memory and once per epoch for a stream. `collate` samples
+    corruptions and targets of a batch, in any worker. Both are deterministic in the seed (see `data.seeding`).
 
     A new objective `<Name>` is two dataclasses in one file: `DataCollatorFor<Name>` with the arguments of `collate`,
-    usable on its own with any dataset, and `<Name>(DataCollatorFor<Name>, Objective)` with the arguments of
-    `examples`. Each argument that users may set is declared once, with `core.flags.flag`, and is an option:
-    `--objective NAME:OPTION=VALUE`, `objective.options`, and an entry of the documentation.
+    usable with any dataset, and `<Name>(DataCollatorFor<Name>, Objective)` with the arguments of `examples`. A field
+    declared with `core.flags.flag` is an option, `--objective NAME:OPTION=VALUE`.
 
     Args:
         max_length: Maximum length of an example in tokens, including special tokens.
@@ -70,6 +68,9 @@ class Objective(PaddingCollator):
     has_heldout_loss: ClassVar[bool] = True
     """Whether the loss on held-out text is meaningful."""
 
+    predicts_special_tokens: ClassVar[bool] = False
+    """Whether special tokens other than padding may be targets."""
+
     requires_translations: ClassVar[bool] = False
     """Whether every document must be a `TranslatedText`."""
 
@@ -79,7 +80,7 @@ class Objective(PaddingCollator):
     max_length: int = field(kw_only=True)
     seed: int = field(default=0, kw_only=True)
     baseline: BaselinePolicy = field(init=False, repr=False)
-    """The baseline of the held-out loss; by default the frequency of each non-special token."""
+    """The baseline of the held-out loss; by default the frequency of each token."""
 
     sampling: SamplingPolicy = field(init=False, repr=False)
     """The order of the examples in training; by default shuffled."""
@@ -102,7 +103,10 @@ class Objective(PaddingCollator):
                 "tokens (model_max_length in tokenizer_config.json).",
                 hint="lower max_length, or train the tokenizer for longer input.",
             )
-        self.baseline = BaselinePolicy(len(self.tokenizer), self.tokenizer.all_special_ids)
+        excluded = list(self.tokenizer.all_special_ids)
+        if self.predicts_special_tokens:  # the padding token may also be the end token
+            excluded = sorted({int(self.tokenizer.pad_token_id)} - {self.tokenizer.eos_token_id})
+        self.baseline = BaselinePolicy(len(self.tokenizer), excluded)
         self.sampling = SamplingPolicy()
         self.config_fields = {}
 
@@ -155,10 +159,10 @@ class Objective(PaddingCollator):
 
 
 def count_targets(batch: Mapping[str, torch.Tensor], unknown_id: int) -> dict[str, int]:
-    """Number of sequences, tokens, positions including padding, targets, and targets that are the unknown token."""
+    """Number of examples, tokens and targets, of the positions of both including padding, and of unknown targets."""
     labels, mask = batch["labels"], batch["attention_mask"]
     return {
-        "rows": len(labels),
+        "examples": len(labels),
         "tokens": int(mask.sum()),
         "positions": mask.numel(),
         "targets": int((labels != IGNORE_INDEX).sum()),
@@ -168,9 +172,10 @@ def count_targets(batch: Mapping[str, torch.Tensor], unknown_id: int) -> dict[st
 
 
 def target_rates(counts: Mapping[str, int]) -> dict[str, float]:
-    """Rates from the summed counts of `count_targets`; "fill" is the share of positions that are not padding."""
+    """Rates from the summed counts of `count_targets`; a fill share is the share of positions that are not padding."""
     return {
-        "fill": counts["tokens"] / max(1, counts["positions"]),
+        "fill_share": counts["tokens"] / max(1, counts["positions"]),
+        "target_fill_share": counts["targets"] / max(1, counts["target_positions"]),
         "targets_per_word": counts["targets"] / max(1, counts["tokens"]),
-        "unknown_targets": counts["unknown_targets"] / max(1, counts["targets"]),
+        "unknown_target_share": counts["unknown_targets"] / max(1, counts["targets"]),
     }

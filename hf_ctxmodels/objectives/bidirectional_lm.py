@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -49,8 +49,8 @@ class DataCollatorForBidirectionalLM(PaddingCollator):
                 f"{type(self.tokenizer).__name__} has no characters, which this objective requires.",
                 hint="use the tokenizer of a character-based family.",
             )
-        table = self.tokenizer.character_ids(range(len(self.tokenizer)), self.tokenizer.words)
-        self.characters = table.astype(np.int16)
+        characters = self.tokenizer.character_ids(range(len(self.tokenizer)), self.tokenizer.words)
+        self.characters = characters.astype(np.int16)
 
     def collate(self, features: list[dict[str, Any]]) -> Batch:
         """Collate features; see the class for their columns and the returned ones."""
@@ -59,18 +59,18 @@ class DataCollatorForBidirectionalLM(PaddingCollator):
         ids = np.concatenate(rows)
         check_token_ids(ids, len(self.characters))
         unknown_id = self.tokenizer.unk_token_id
-        words = [word for feature in features for word in decode_words(np.asarray(feature["unknown_words"]))]
+        unknown_words = [word for feature in features for word in decode_words(np.asarray(feature["unknown_words"]))]
         table = self.characters[ids]
-        table[ids == unknown_id] = self.tokenizer.character_ids([unknown_id] * len(words), words)
+        table[ids == unknown_id] = self.tokenizer.character_ids([unknown_id] * len(unknown_words), unknown_words)
         table = self.tokenizer.apply_language_tags(ids, table)
         characters = np.zeros((*padder.filled.shape, table.shape[1]), dtype=np.int64)
         characters[padder.filled] = table
         bos, eos = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
         following, previous = [], []
         for row in rows:
-            targets = row.astype(np.int64)
-            following.append(np.append(np.where(targets == bos, IGNORE_INDEX, targets)[1:], IGNORE_INDEX))
-            previous.append(np.append(IGNORE_INDEX, np.where(targets == eos, IGNORE_INDEX, targets)[:-1]))
+            words = row.astype(np.int64)
+            following.append(np.append(np.where(words == bos, IGNORE_INDEX, words)[1:], IGNORE_INDEX))
+            previous.append(np.append(IGNORE_INDEX, np.where(words == eos, IGNORE_INDEX, words)[:-1]))
         batch = {
             "input_ids": torch.from_numpy(characters),
             "attention_mask": padder.attention_mask(),
@@ -88,8 +88,7 @@ class BidirectionalLM(DataCollatorForBidirectionalLM, Objective):
     """ELMo's objective: two LSTMs predict each word from its predecessors and from its successors.
 
     An example is whole sentences, as many as fit, each between its boundary tokens; a longer sentence is cut. The state
-    of both LSTMs is carried between examples; the backward LSTM's is the state at the first word, as in the released
-    models.
+    of both LSTMs is carried between examples, of the backward one from the first word, as in the released models.
 
     | document | example | targets |
     |---|---|---|
@@ -103,13 +102,12 @@ class BidirectionalLM(DataCollatorForBidirectionalLM, Objective):
     """
 
     auto_class = "AutoModelForPreTraining"
+    predicts_special_tokens = True
     carry: bool = flag(True, "Carry the LSTM's state between examples, which are then contiguous, not shuffled.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_at_least(3, max_length=self.max_length)
-        # <unk> and <S> may be targets
-        self.baseline = replace(self.baseline, excluded_ids=[int(self.tokenizer.pad_token_id)])
         self.sampling = SamplingPolicy(contiguous=self.carry)
         self.config_fields = {"stateful": self.carry}
         if languages := self.tokenizer.languages:

@@ -2,7 +2,7 @@
 and documents for transformers (Radford et al. 2018, section 3.1)."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -87,10 +87,9 @@ class TokenStream:
 class CausalLM(DataCollatorForCausalLM, Objective):
     """Predict each word from its predecessors, in sequences of random length cut from the concatenated documents.
 
-    Lengths are sampled from a normal distribution around `bptt`, one in twenty around half of it, so that gradients are
-    not always truncated at the same words. The text is cut before batches are made, so the sequences of a batch differ
-    in length; the loop's `lr_reference_targets` scales the learning rate by the number of targets. With `backward` the
-    text is cut from its end, and each word is predicted from its successors.
+    Lengths are sampled from a normal distribution around `bptt`, one in twenty around half of it. The sequences of a
+    batch differ in length; the loop's `lr_reference_targets` scales the learning rate by the number of targets. With
+    `backward` the text is cut from its end, and each word is predicted from its successors.
 
     | document | example | targets |
     |---|---|---|
@@ -105,6 +104,7 @@ class CausalLM(DataCollatorForCausalLM, Objective):
     """
 
     auto_class = "AutoModelForCausalLM"
+    predicts_special_tokens = True
     backward: bool = flag(False, "Read from right to left: predict each word from its successors.")
     bptt: int = flag(0, "Mean length of a sequence; 0: max_length minus two standard deviations.")
     bptt_deviation: float = flag(5.0, "Standard deviation of the lengths; 0: sequences of equal length.")
@@ -118,8 +118,6 @@ class CausalLM(DataCollatorForCausalLM, Objective):
                 f"max_length={self.max_length} and bptt={self.bptt} are incompatible.",
                 hint="use a max_length of 2 or more, and a bptt of at most that, or 0.",
             )
-        # <unk> and <eos> may be targets
-        self.baseline = replace(self.baseline, excluded_ids=[int(self.tokenizer.pad_token_id)])
         self.sampling = SamplingPolicy(contiguous=self.carry)
         default_length = max(-(-self.max_length // 2), round(self.max_length - 2 * self.bptt_deviation))
         self.mean_length = self.bptt or default_length
@@ -151,23 +149,22 @@ class CausalLM(DataCollatorForCausalLM, Objective):
         return int(np.clip(length, min(_MIN_LENGTH, self.max_length), self.max_length))
 
     def _example(self, words: np.ndarray, following: int) -> Example:
-        """An example from words in reading order; its words are in the order of the text."""
+        """An example, in the order of the text, from words in reading order."""
         return {"input_ids": words[::-1].copy() if self.backward else words, "following": following}
 
     def rates(self, counts: Mapping[str, int]) -> dict[str, float]:
         """Rates of `target_rates`, and words per example."""
-        return {**target_rates(counts), "words_per_row": counts["tokens"] / max(1, counts["rows"])}
+        return {**target_rates(counts), "words_per_example": counts["tokens"] / max(1, counts["examples"])}
 
 
 @dataclass
 class DocumentLM(DataCollatorForCausalLM, Objective):
     """Predict each token from its predecessors, in full sequences of documents.
 
-    The separator, the tokenizer's `eos_token`, precedes and follows every document, so that a document's first token
-    and its end are targets as well. Documents are joined and cut into sequences of `max_length` tokens: the last token
-    predicts the first one of the next sequence, and every token is a target once. With `packing` an example consists of
-    several documents that do not attend to each other (`sequence_ids`); a document longer than an example becomes
-    several sequences, each beginning with the last token of the previous one.
+    The separator, the tokenizer's `eos_token`, precedes and follows every document. Documents are joined and cut into
+    sequences of `max_length` tokens; the last token predicts the first one of the next sequence. With `packing` an
+    example consists of several documents that do not attend to each other (`sequence_ids`); a document longer than an
+    example becomes several sequences, each beginning with the last token of the previous one.
 
     | document | example | targets |
     |---|---|---|
@@ -183,14 +180,13 @@ class DocumentLM(DataCollatorForCausalLM, Objective):
     """
 
     auto_class = "AutoModelForCausalLM"
+    predicts_special_tokens = True
     packing: bool = flag(False, "Whole documents in a sequence, without attention between them; False: joined and cut.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_at_least(2, max_length=self.max_length)
         self.separator = required_token(self.tokenizer, "eos_token", "separates documents")
-        excluded = sorted({int(self.tokenizer.pad_token_id)} - {self.separator})
-        self.baseline = replace(self.baseline, excluded_ids=excluded)
 
     def examples(self, documents: Iterable[list[str]], epoch: int = 0) -> Iterator[Example]:
         """Examples with input_ids and following, or with sequence_ids when packed."""

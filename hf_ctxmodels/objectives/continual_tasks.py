@@ -22,7 +22,6 @@ from hf_ctxmodels.objectives.base import BaselinePolicy, Objective
 from hf_ctxmodels.objectives.features import feature_generator
 from hf_ctxmodels.objectives.masked_lm import MaskingCollator
 from hf_ctxmodels.objectives.masking import UnitMaskingRule, masking_rates
-from hf_ctxmodels.objectives.phrases import Phrases
 from hf_ctxmodels.objectives.sentence_tasks import require_examples
 from hf_ctxmodels.objectives.tokenized_documents import (
     NO_WORD,
@@ -33,6 +32,7 @@ from hf_ctxmodels.objectives.tokenized_documents import (
     sequence_bounds,
     tokenize_documents,
 )
+from hf_ctxmodels.objectives.unit_masking import Phrases
 
 WORD, STRUCTURE, SEMANTIC = 0, 1, 2
 """Values of `task_type`: the three types of tasks in the paper, and the three rows of the released task embeddings."""
@@ -192,9 +192,8 @@ class ContinualTasks(DataCollatorForContinualTasks, Objective):
     | discourse_relation | a labelled pair | `[CLS] A [SEP] B [SEP]` | the label |
     | query_title | a labelled pair | `[CLS] query [SEP] title [SEP]` | the label |
 
-    Examples longer than `max_length` are skipped and counted. There is one embedding for each type of task: word,
-    structure or semantic. The English pretraining code was not released; m, the number of targets, the use of one task
-    in a step and equal loss weights are choices of this implementation.
+    Examples longer than `max_length` are skipped and counted. The English pretraining code was not released; m, the
+    number of targets, the use of one task in a step and equal loss weights are choices of this implementation.
 
     References: Sun et al. 2020, sections 3.2 and 4.2.
     Related: `UnitMaskingWithPairs` is ERNIE 1.0's; `SentenceTasks` samples the task of a step at random.
@@ -322,10 +321,8 @@ class ContinualTasks(DataCollatorForContinualTasks, Objective):
                 yield TaskExample((document.ids[start:stop],), words=words)
 
     def _reordered_sentences(self, document: TokenizedDocument, rng: np.random.Generator) -> Iterator[TaskExample]:
-        """Texts of as many sentences as fit, split at random into n segments of whole sentences, which are shuffled.
-
-        n is uniform in 1 to `reordering_segments`, but at most the number of sentences.
-        """
+        """Texts of as many sentences as fit, split at random into up to `reordering_segments` segments, which are
+        shuffled."""
         for first, last in sentence_chunks(document.bounds, self.room, from_end=rng.random() < 0.5):
             segments = int(rng.integers(1, min(self.reordering_segments, last - first), endpoint=True))
             cuts = np.sort(first + 1 + rng.choice(last - first - 1, segments - 1, replace=False))
@@ -338,8 +335,7 @@ class ContinualTasks(DataCollatorForContinualTasks, Objective):
     def _sentence_pairs(
         self, documents: Sequence[TokenizedDocument], position: int, rng: np.random.Generator
     ) -> Iterator[TaskExample]:
-        """Pairs of sentences, each sentence of a document once the first, of a class sampled uniformly among the
-        possible ones; neighbours are in the order of the text, and sentences that do not fit are truncated."""
+        """Pairs of each sentence with one of a class sampled uniformly among the possible ones, truncated to fit."""
         document = documents[position]
         count = len(document)
         for number in range(count):
@@ -398,21 +394,22 @@ class ContinualTasks(DataCollatorForContinualTasks, Objective):
         """Counts of the masking, and examples and classes of each task."""
         is_masked = (batch["labels"] != IGNORE_INDEX).any(1)
         masked = {name: batch[name][is_masked] for name in ("input_ids", "labels")}
-        counts = {**self.masker.count(masked), "masked_rows": int(is_masked.sum()), "all_rows": len(is_masked)}
+        counts = {**self.masker.count(masked), "masked_examples": int(is_masked.sum())}
+        counts["examples"] = len(is_masked)
         for name, number_of_classes in self.classes.items():
             targets = batch[f"{name}_labels"]
             has_target = targets != IGNORE_INDEX if targets.dim() == 1 else (targets != IGNORE_INDEX).any(1)
-            counts[f"{name}_rows"] = int(has_target.sum())
+            counts[f"{name}_examples"] = int(has_target.sum())
             classes = torch.bincount(targets[targets != IGNORE_INDEX], minlength=number_of_classes)
             counts |= {f"{name}_{number}": count for number, count in enumerate(classes.tolist())}
         return counts
 
     def rates(self, counts: Mapping[str, int]) -> dict[str, float]:
         """Shares of the masking, of the examples of each task, and of each of its classes."""
-        rates = masking_rates(counts)
+        rates = masking_rates({**counts, "examples": counts["masked_examples"]})
         for name in ("masked", *self.classes):
-            rates[f"share_{name}"] = counts[f"{name}_rows"] / max(1, counts["all_rows"])
+            rates[f"{name}_share"] = counts[f"{name}_examples"] / max(1, counts["examples"])
         for name, number_of_classes in self.classes.items():
             classes = [counts[f"{name}_{number}"] for number in range(number_of_classes)]
-            rates |= {f"{name}_{number}": count / max(1, sum(classes)) for number, count in enumerate(classes)}
+            rates |= {f"{name}_{number}_share": count / max(1, sum(classes)) for number, count in enumerate(classes)}
         return rates

@@ -30,13 +30,6 @@ class DataCollatorForCooccurrence(PaddingCollator):
 
     Returns: input_ids, attention_mask (batch, width) int64; labels (batch, width), the contexts, -100 at padding;
     cooccurrences (batch, width) float32, 1 at padding.
-
-    Example:
-        >>> collate = DataCollatorForCooccurrence(tokenizer)
-        >>> ids, sums = np.array([2, 3]), np.array([1.5, 1.5])
-        >>> feature = {"input_ids": ids, "context_ids": ids[::-1], "cooccurrences": sums}
-        >>> collate([feature])["labels"]
-        tensor([[3, 2]])
     """
 
     def collate(self, features: list[dict[str, Any]]) -> Batch:
@@ -119,7 +112,7 @@ class CooccurrenceCounter:
 
     Args:
         window, symmetric, weighted, memory_cells: See `Cooccurrence`.
-        directory: Parent of the temporary directory of the files; None for the system's.
+        directory: Parent of the temporary directory of the files; None for the system directory.
     """
 
     def __init__(

@@ -3,7 +3,7 @@ each language, and translation language modelling."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,14 +29,11 @@ Sentence = tuple[int, np.ndarray]
 
 
 class LanguageReader:
-    """Tokenizes the sentences of documents, and determines the language id of each.
+    """Tokenizes the sentences of documents, and determines the language id of each: its tag ("<de> Ein Satz."), else
+    the language of the previous sentence of the document, else `language`.
 
-    The language of a sentence is its tag ("<de> Ein Satz."); without a tag, the language of the previous sentence of
-    the document, for example after sentence splitting; else `language`.
-
-    Args:
-        tokenizer: Its `languages` are the valid names; with fewer than two every text has the language 0.
-        language: Name of the language of texts without a tag; "" makes these an error.
+    The tokenizer's `languages` are the valid names; with fewer than two every text has the language 0. An empty
+    `language` makes texts without a tag an error.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, language: str) -> None:
@@ -47,8 +44,7 @@ class LanguageReader:
             tokenizer.language_id(language)  # raises for an unknown name
 
     def read(self, documents: list[list[str]]) -> list[list[Sentence]]:
-        """The sentences of each document, tokenized by the rules of their language; raises CtxError for a text with no
-        tag or an unknown one."""
+        """The tokenized sentences of each document; raises CtxError for a text with no tag or an unknown one."""
         tagged_documents = [list(self._with_languages(document)) for document in documents]
         texts: dict[int, list[str]] = {}
         for language, text in (sentence for document in tagged_documents for sentence in document):
@@ -87,12 +83,12 @@ class LanguageReader:
 class StreamObjective(Objective):
     """Base class of objectives on streams of one language each.
 
-    A stream is the sentences of a language with one end token before, between and after them; a sequence begins where
-    the previous one ended. Documents are texts whose sentences begin with a language tag (`--language_tags`); both
-    sides of a text with its translation are sentences. A tokenizer with fewer than two languages requires no tags, and
-    examples then have no `langs`.
+    A stream is the sentences of a language with one end token before, between and after them. Documents are texts whose
+    sentences begin with a language tag (`--language_tags`); both sides of a text with its translation are sentences. A
+    tokenizer with fewer than two languages requires no tags, and examples then have no `langs`.
     """
 
+    predicts_special_tokens = True
     language: str = flag("", "Name of the language of texts without a tag, such as texts with a translation.")
 
     def __post_init__(self) -> None:
@@ -106,10 +102,9 @@ class StreamObjective(Objective):
             "causal": self.auto_class == "AutoModelForCausalLM",
         }
         self.immutable_config_fields = ("n_langs", "lang2id")
-        self.baseline = replace(self.baseline, excluded_ids=[int(self.tokenizer.pad_token_id)])
 
     def examples(self, documents: Iterable[list[str]], epoch: int = 0) -> Iterator[Example]:
-        """Examples of the streams, see `example`; raises CtxError for a text without language."""
+        """Examples of the streams; raises CtxError for a text without language."""
         streams: dict[int, TokenStream] = {}
         for batch in document_batches(documents):
             for document, sentences in zip(batch, self.reader.read(batch), strict=True):
@@ -131,7 +126,7 @@ class StreamObjective(Objective):
                     yield self.example(language, sequence, following)
 
     def example(self, language: int, ids: np.ndarray, following: int) -> Example:
-        """The example of a sequence of a stream: input_ids, langs with several languages, and following."""
+        """The example of a sequence of a stream."""
         return {"input_ids": ids, **self.langs((language, len(ids))), "following": following}
 
     def langs(self, *segments: tuple[int, int]) -> dict[str, np.ndarray]:
@@ -173,8 +168,7 @@ class DataCollatorForStreamMaskedLM(PaddingCollator):
     that share of the tokens, rounded up, sampled without replacement by frequency ** -sample_alpha. Of the selected
     tokens 80% become the mask token, 10% a random token, 10% are unchanged. As in the released code, and unlike in all
     other collators, **special tokens are included**: an inner </s> may be selected, and a random token is any of the
-    vocabulary. In the release the share is of the whole batch; here of each sequence, so that a mask depends on (seed,
-    epoch, example) alone.
+    vocabulary. In the release the share is of the whole batch instead of each sequence.
 
     Each feature holds:
         input_ids: (tokens,).
@@ -198,8 +192,7 @@ class DataCollatorForStreamMaskedLM(PaddingCollator):
         check_at_least(0, sample_alpha=self.sample_alpha)
         self.mask_id = required_token(self.tokenizer, "mask_token", "masked language modelling requires")
         self.vocabulary = np.arange(len(self.tokenizer))
-        self.weights: np.ndarray | None = None
-        """(vocabulary,) frequency ** -sample_alpha, 0 for tokens that do not occur and for padding."""
+        self.weights: np.ndarray | None = None  # (vocabulary,), 0 for padding and tokens that do not occur
         if self.sample_alpha:
             token_counts = getattr(self.tokenizer, "token_counts", None)
             if token_counts is None:
@@ -251,11 +244,11 @@ class DataCollatorForStreamMaskedLM(PaddingCollator):
         counts = count_selected(ids, labels, tokens, self.mask_id)
         counts["maskable_tokens"] -= len(ids)  # the first token is never selected
         restarts = (batch["position_ids"] == 0) & tokens
-        return counts | {"translation_rows": int((restarts.sum(1) > 1).sum())}
+        return counts | {"translations": int((restarts.sum(1) > 1).sum())}
 
     def rates(self, counts: Mapping[str, int]) -> dict[str, float]:
         """Shares of the masking, and of examples with a translation."""
-        return {**masking_rates(counts), "translation_rows": counts["translation_rows"] / max(1, counts["rows"])}
+        return {**masking_rates(counts), "translation_share": counts["translations"] / max(1, counts["examples"])}
 
 
 @dataclass
@@ -279,7 +272,7 @@ class StreamMaskedLM(DataCollatorForStreamMaskedLM, StreamObjective):
     auto_class = "AutoModelForMaskedLM"
 
     def example(self, language: int, ids: np.ndarray, following: int) -> Example:
-        """The example of a sequence of a stream: input_ids, langs with several languages, second and task."""
+        """The example of a sequence of a stream."""
         return {"input_ids": ids, **self.langs((language, len(ids))), "second": 0, "task": STREAM}
 
     def translation_examples(self, sentences: list[Sentence]) -> Iterator[Example]:
@@ -300,8 +293,7 @@ class StreamMaskedLM(DataCollatorForStreamMaskedLM, StreamObjective):
 
 @dataclass
 class TranslationLM(StreamMaskedLM):
-    """Translation language modelling: mask a text and its translation in one sequence, so that each helps to predict
-    the other.
+    """Translation language modelling: mask a text and its translation in one sequence.
 
     | document | example | targets |
     |---|---|---|
@@ -333,8 +325,7 @@ class CrossLingualLM(StreamMaskedLM):
     """MLM + TLM: masked language modelling on streams in some steps, translation language modelling in others.
 
     Documents with a translation (`--translations FILE`) are examples of `TranslationLM`, others (`--translations -`)
-    are streams. With `alternate=False` examples are shuffled, or sampled by `--sampling_alpha`. The MLM-only
-    counterpart on the same text is `--objective mlm`, for which both sides of a pair are sentences of streams.
+    are streams. With `alternate=False` examples are shuffled, or sampled by `--sampling_alpha`.
 
     | document | example | targets |
     |---|---|---|

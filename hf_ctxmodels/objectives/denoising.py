@@ -1,7 +1,7 @@
 """Denoising (Lewis et al. 2020, "BART", section 2.2): restore a text that noising functions have corrupted."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil, exp
 from typing import Any, Literal, get_args
 
@@ -27,12 +27,11 @@ class DataCollatorForDenoising(PaddingCollator):
 
     The functions are applied in this order: permute sentences, mask, insert, rotate. The paper's token masking is
     mask_length "subword" or "word" with replace_length 1; token deletion, replace_length 0; text infilling,
-    "span-poisson" with replace_length 1; sentence permutation, permute_sentences; document rotation, rotate. All shares
-    of tokens, words or sentences are rounded up.
+    "span-poisson" with replace_length 1. All shares of tokens, words or sentences are rounded up.
 
-    The special tokens at the ends are not moved. The defaults are taken from the released command. As in the released
-    code, words of a byte-level vocabulary are separated by spaces: a comma belongs to the word before it. Unlike in the
-    release, random tokens are never special ones, and the first token of a sentence begins a word.
+    The special tokens at the ends are not moved. The defaults are from the released command. As in the release, words
+    of a byte-level vocabulary are separated by spaces: a comma belongs to the word before it. Unlike in the release,
+    random tokens are never special ones, and the first token of a sentence begins a word.
 
     Each feature holds:
         input_ids: (tokens,) with special tokens.
@@ -42,12 +41,6 @@ class DataCollatorForDenoising(PaddingCollator):
 
     Returns: input_ids, attention_mask (batch, width), the corrupted sequences; labels (batch, steps), the original
     sequences, -100 after their ends. The decoder prepends its start token.
-
-    Example:
-        >>> collate = DataCollatorForDenoising(tokenizer, full_stops=True, mask_length="subword", seed=1)
-        >>> batch = collate([{"input_ids": tokenizer("A cat. A dog.").input_ids, "example_index": 0, "epoch": 0}])
-        >>> sorted(batch)
-        ['attention_mask', 'input_ids', 'labels']
     """
 
     mask: float = flag(0.3, "Share of the words to mask.")
@@ -218,9 +211,8 @@ def share_of(count: int, share: float) -> int:
 class Denoising(DataCollatorForDenoising, Objective):
     """BART's objective: generate the whole text from a corrupted copy.
 
-    An example is whole sentences of one document, as many as fit. A sentence longer than an example is cut and
-    continued in the next one. In the corrupted copy sentences are permuted, and spans of words are replaced by one mask
-    token each; see the collator for the other noising functions.
+    An example is whole sentences of one document, as in `MaskedLM`. In the corrupted copy sentences are permuted, and
+    spans of words are replaced by one mask token each; see the collator for the other noising functions.
 
     | document | source | targets |
     |---|---|---|
@@ -234,13 +226,12 @@ class Denoising(DataCollatorForDenoising, Objective):
     """
 
     auto_class = "AutoModelForSeq2SeqLM"
+    predicts_special_tokens = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         end = self.tokenizer.sep_token_id if self.tokenizer.eos_token_id is None else self.tokenizer.eos_token_id
         self._end = required_token(self.tokenizer, "eos_token", "starts the decoder") if end is None else int(end)
-        # <s> and </s> are targets
-        self.baseline = replace(self.baseline, excluded_ids=[int(self.tokenizer.pad_token_id)])
         self.room = self.template.room(self.max_length)
         self.config_fields = {"decoder_start_token_id": self._end}
 
@@ -262,7 +253,6 @@ class Denoising(DataCollatorForDenoising, Objective):
         """Rates of `target_rates`, the share of mask tokens in the sources, and their length relative to targets."""
         return {
             **target_rates(counts),
-            "target_fill": counts["targets"] / max(1, counts["target_positions"]),
-            "masks": counts["masks"] / max(1, counts["tokens"]),
+            "mask_token_share": counts["masks"] / max(1, counts["tokens"]),
             "source_length": counts["tokens"] / max(1, counts["targets"]),
         }

@@ -17,7 +17,7 @@ from hf_ctxmodels.data.padding import Batch, pad_targets
 from hf_ctxmodels.data.seeding import Purpose
 from hf_ctxmodels.objectives.base import Objective, count_targets, target_rates
 from hf_ctxmodels.objectives.features import feature_generator, feature_word_ids
-from hf_ctxmodels.objectives.source_target import SourceTarget, SourceTargetCorruption
+from hf_ctxmodels.objectives.source_target import SourceTargetCorruption, SourceTargetObjective
 from hf_ctxmodels.objectives.spans import Units, place_spans
 from hf_ctxmodels.objectives.tokenized_documents import SpecialTokensTemplate, sequence_bounds
 from hf_ctxmodels.objectives.unified_lm import generation_config_fields
@@ -36,9 +36,7 @@ class DataCollatorForNoisySequenceToSequence(SourceTargetCorruption):
     `noise_probability`; labels (batch, steps), the target, -100 at padding. With `max_span` also span_ids
     (batch, steps), numbers of the target's spans: 1 to `max_span` words each, the end token alone.
 
-    Args:
-        noise: `random` replaces by a uniformly random id of the vocabulary, `token` by `[NOISE]`.
-        max_span: Maximum number of words of a span, which requires `target_word_ids`; 0 for no spans.
+    Spans require `target_word_ids`.
     """
 
     decoder_column = "decoder_input_ids"
@@ -108,12 +106,11 @@ class DataCollatorForNoisySequenceToSequence(SourceTargetCorruption):
 
 
 @dataclass
-class NoisySequenceToSequence(DataCollatorForNoisySequenceToSequence, SourceTarget):
+class NoisySequenceToSequence(DataCollatorForNoisySequenceToSequence, SourceTargetObjective):
     """ERNIE-GEN's fine-tuning: predict every token of the target from its predecessors, half of which are random.
 
-    The model learns to continue after mistakes, which it reads when it generates. Labels are unchanged. With `max_span`
-    each token is also predicted from the predecessors of its span, as in `Infilling`; the released code does not do
-    this. See `SourceTarget` for the lengths.
+    With `max_span` each token is also predicted from the predecessors of its span, as in `Infilling`; the released code
+    does not do this. See `SourceTargetObjective` for the lengths.
 
     | document | source | decoder input | targets |
     |---|---|---|---|
@@ -192,10 +189,10 @@ class DataCollatorForInfilling(DataCollatorForNoisySequenceToSequence):
 class Infilling(DataCollatorForInfilling, Objective):
     """ERNIE-GEN's pretraining: generate the fragments that were removed from a text, word by word and span by span.
 
-    Fragments of 1 to 4 tokens (with probability 0.4) or 4 to 32 are removed, a quarter of the text in total; the rest
-    is the source, the fragments are the target. Each target token is predicted twice: from all its predecessors, and
-    from the predecessors of its span of one to three words. 5% of the tokens that the decoder reads are random. Texts
-    are whole sentences of a document, as in `MaskedLM`; texts of one token are skipped.
+    Fragments of 1 to 4 tokens (with probability 0.4) or 4 to 32 are removed, a quarter of the text in total. Each
+    target token is predicted twice: from all its predecessors, and from the predecessors of its span of one to three
+    words. 5% of the tokens that the decoder reads are random. Texts are whole sentences of a document, as in
+    `MaskedLM`; texts of one token are skipped.
 
     | document | source | decoder input | targets |
     |---|---|---|---|

@@ -78,8 +78,7 @@ class DataCollatorForMaskedLM(MaskingCollator):
     """Pads a batch and masks it: of 15% of the non-special tokens, 80% -> mask token, 10% -> random, 10% unchanged.
 
     Unlike `transformers.DataCollatorForLanguageModeling` it selects exactly the rounded share of a sequence's tokens,
-    at least one; applies 80/10/10 to whole words as well; and seeds the mask of example i in epoch e by (seed, e, i)
-    only.
+    at least one, replaces whole words as well, and seeds the mask of example i in epoch e by (seed, e, i) only.
 
     Each feature holds:
         input_ids: (tokens,) with special tokens.
@@ -112,8 +111,7 @@ class DataCollatorForMaskedLM(MaskingCollator):
 class SingleSegmentObjective(MaskingCollator, Objective):
     """Base class of objectives that mask sequences of whole sentences of one document, as many as fit.
 
-    A sentence longer than a sequence is cut and continued in the next one; nothing is dropped. With `packing`, short
-    sequences are joined into full ones, with `sequence_ids`.
+    A sentence longer than a sequence is cut and continued in the next one.
     """
 
     packing: bool = flag(False, "Pack several short documents into one sequence, without attention between them.")
@@ -124,7 +122,7 @@ class SingleSegmentObjective(MaskingCollator, Objective):
         self.room = self.template.room(self.max_length)
 
     def examples(self, documents: Iterable[list[str]], epoch: int = 0) -> Iterator[Example]:
-        """Examples with input_ids, word_ids if whole words are masked, and sequence_ids if packed."""
+        """Examples with input_ids, word_ids for whole words, and sequence_ids if packed."""
         sequences = self.sequences(documents, epoch)
         return pack_sequences(sequences, self.max_length) if self.packing else sequences
 
@@ -164,9 +162,8 @@ class MaskedLM(DataCollatorForMaskedLM, SingleSegmentObjective):
 class FullSentences(DataCollatorForMaskedLM, Objective):
     """Dynamic masking of contiguous whole sentences that cross document boundaries; no second task.
 
-    An example takes sentences in the order of the text while they fit. An extra separator between two documents,
-    <s> A </s> B </s>, does not stop attention. A sentence longer than an example is cut and continued in the next one;
-    nothing is dropped. Every epoch samples a new mask (section 4.1), unless `static` is set.
+    An example takes sentences in the order of the text while they fit. The separator between two documents does not
+    stop attention. A sentence longer than an example is cut and continued in the next one.
 
     | document | example | targets |
     |---|---|---|

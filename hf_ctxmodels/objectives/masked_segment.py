@@ -14,7 +14,7 @@ from hf_ctxmodels.core.flags import check_at_least, check_choice, check_share, f
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.padding import Batch, PaddingCollator, language_columns, pad_targets, required_token
 from hf_ctxmodels.data.seeding import Purpose
-from hf_ctxmodels.objectives.base import Objective
+from hf_ctxmodels.objectives.base import Objective, count_targets, target_rates
 from hf_ctxmodels.objectives.cross_lingual import LanguageReader, Sentence
 from hf_ctxmodels.objectives.features import NonSpecialTokens, check_token_ids, feature_generator
 from hf_ctxmodels.objectives.masking import MaskingRule, corrupt
@@ -26,8 +26,7 @@ Hidden = Literal["masks", "segment", "nothing"]
 
 
 class MaskedSequence(NamedTuple):
-    """The (tokens,) original ids of a sequence, the positions of its segments' tokens, ascending, and the (tokens,) ids
-    with masked segments."""
+    """(tokens,) original ids, ascending positions of the segments' tokens, and (tokens,) ids with masked segments."""
 
     ids: np.ndarray
     positions: np.ndarray
@@ -38,12 +37,11 @@ class MaskedSequence(NamedTuple):
 class DataCollatorForMaskedSegment(PaddingCollator):
     """Masks a segment of each sequence, or of each block of a sequence; the decoder receives the segments alone.
 
-    A segment never contains the first token. Of its tokens 80% become the mask token, 10% a random token, and 10% are
-    unchanged. Without `block` a sequence has one segment of round(share * length) tokens: 20% of the sequences have it
-    after the first token, 20% at the end, and 60% at a uniform position. `lambda_span` cuts it into pieces of that many
-    tokens, the last one shorter, among the other tokens in random order; 20% of the sequences then have the first piece
-    after the first token, 20% the last one at the end. With `block` each block of that many tokens after the first
-    token has one segment of int(share * tokens) at a uniform position, as in the released summarisation model.
+    A segment never contains the first token. Without `block` a sequence has one segment of round(share * length)
+    tokens: 20% of the sequences have it after the first token, 20% at the end, and 60% at a uniform position.
+    `lambda_span` cuts it into pieces among the other tokens in random order; 20% of the sequences then have the first
+    piece after the first token, 20% the last one at the end. With `block` each block after the first token has one
+    segment of int(share * tokens) at a uniform position, as in the released summarisation model.
 
     Each feature holds:
         input_ids: (tokens,) with special tokens.
@@ -54,9 +52,7 @@ class DataCollatorForMaskedSegment(PaddingCollator):
     position; cross_attention_mask (batch, width), 0 at the positions that cross-attention ignores; and if the features
     hold languages, langs (batch, width) and decoder_langs (batch, steps).
 
-    Args:
-        hidden: Positions that cross-attention ignores: mask tokens, as in the released translation model; the whole
-            segment, including its unchanged and random tokens; or none.
+    Cross-attention ignores mask tokens in the released translation model.
     """
 
     share: float = flag(0.5, "Share of a sequence, or of a block, in the masked segment.")
@@ -106,7 +102,7 @@ class DataCollatorForMaskedSegment(PaddingCollator):
 
     @staticmethod
     def _pieces(length: int, size: int, piece: int, rng: np.random.Generator) -> np.ndarray:
-        """Positions of a segment of `size` tokens in several pieces, see the class."""
+        """Positions of a segment of `size` tokens in pieces of `piece` tokens, the last one shorter."""
         full_pieces, remainder = divmod(size, piece)
         pieces = [piece] * full_pieces + [remainder] * (remainder > 0)
         first, last, uniform = 0, len(pieces), rng.random()
@@ -119,7 +115,7 @@ class DataCollatorForMaskedSegment(PaddingCollator):
         return 1 + np.flatnonzero(np.repeat(runs > 0, np.maximum(runs, 1)))
 
     def mask(self, feature: Mapping[str, Any]) -> MaskedSequence:
-        """The masked sequence of a feature."""
+        """Mask the segments of a feature."""
         ids = np.asarray(feature["input_ids"]).astype(np.int64)
         check_token_ids(ids, len(self.non_special.table))
         rng = feature_generator(feature, self.seed, self.static)
@@ -153,34 +149,21 @@ class DataCollatorForMaskedSegment(PaddingCollator):
         return batch | language_columns(features, batch)
 
     def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
-        """Counts of tokens, targets and mask tokens."""
-        return {
-            "rows": len(batch["labels"]),
-            "tokens": int(batch["attention_mask"].sum()),
-            "positions": batch["attention_mask"].numel(),
-            "targets": int((batch["labels"] != IGNORE_INDEX).sum()),
-            "target_positions": batch["labels"].numel(),
-            "masks": int((batch["input_ids"] == self.mask_id).sum()),
-        }
+        """Counts of `count_targets`, and mask tokens."""
+        masks = int((batch["input_ids"] == self.mask_id).sum())
+        return {**count_targets(batch, self.tokenizer.unk_token_id), "masks": masks}
 
     def rates(self, counts: Mapping[str, int]) -> dict[str, float]:
-        """Fill of sources and targets, share of the segments, and share of mask tokens in them."""
-        return {
-            "fill": counts["tokens"] / max(1, counts["positions"]),
-            "target_fill": counts["targets"] / max(1, counts["target_positions"]),
-            "segment": counts["targets"] / max(1, counts["tokens"]),
-            "masks": counts["masks"] / max(1, counts["targets"]),
-        }
+        """Rates of `target_rates` (the segments' share is `targets_per_word`), and mask tokens in segments."""
+        return {**target_rates(counts), "mask_token_share": counts["masks"] / max(1, counts["targets"])}
 
 
 @dataclass
 class MaskingWithLanguages(Objective):
-    """Base class of MASS's objectives, which mask texts with the id of their language.
-
-    The language of a text is its tag (`--language_tags`) or the option `language`.
-    """
+    """Base class of MASS's objectives, which mask texts with the id of their language, see `LanguageReader`."""
 
     auto_class = "AutoModelForSeq2SeqLM"
+    predicts_special_tokens = True
     skip_reason: ClassVar[str]
     """Why examples are skipped, for the error if none is left."""
 
@@ -202,7 +185,6 @@ class MaskingWithLanguages(Objective):
         self.config_fields = {"n_langs": max(1, len(self.reader.names)), "decoder_start_token_id": first_token}
         if self.reader.is_multilingual:
             self.config_fields["lang2id"] = {name: number for number, name in enumerate(self.reader.names)}
-        self.baseline = replace(self.baseline, excluded_ids=[int(self.tokenizer.pad_token_id)])
 
     def examples(self, documents: Iterable[list[str]], epoch: int = 0) -> Iterator[Example]:
         """Examples with input_ids, and language with several languages; raises CtxError if all texts are skipped."""
@@ -228,8 +210,7 @@ class MaskedSegment(DataCollatorForMaskedSegment, MaskingWithLanguages):
     """MASS's objective: generate the masked segment of a text from the rest and from the preceding segment tokens.
 
     An example is a sentence (a longer one than `max_length` is cut and continued), or with `by_sentence=False` whole
-    sentences of a document, as many as fit. Texts of several languages have tags (`--language_tags`), and each example
-    has one language.
+    sentences of one language and document, as many as fit. Texts of several languages have tags (`--language_tags`).
 
     | document | source | targets |
     |---|---|---|
@@ -278,11 +259,9 @@ class MaskedSegment(DataCollatorForMaskedSegment, MaskingWithLanguages):
 class DataCollatorForMaskedTranslation(DataCollatorForMaskedSegment):
     """Masks tokens of each source and, with `target_share`, of the decoder's input; every target token is predicted.
 
-    Each token of a source except the first and the last is masked with the probability `share`. With `lambda_span` or
-    `block` a source has a segment instead, as in `DataCollatorForMaskedSegment`.
-
-    Of the decoder's input round(target_share * tokens) tokens are selected, at least one if it is above 0, but never
-    the first. `mask_share` and `random_share` apply to both sides.
+    Each token of a source except the first and the last is masked with the probability `share`, or with `lambda_span`
+    or `block` a segment. Of the decoder's input round(target_share * tokens) tokens are selected, at least one if it is
+    above 0, but never the first. `mask_share` and `random_share` apply to both sides.
 
     Each feature holds:
         input_ids: (tokens,) of the source, with special tokens.
@@ -336,19 +315,19 @@ class DataCollatorForMaskedTranslation(DataCollatorForMaskedSegment):
         is_token = labels[:, 1:] != IGNORE_INDEX
         return {
             **super().count(batch),
-            "given": int(is_token.sum()),
-            "changed": int((is_token & (decoder_ids != labels[:, :-1])).sum()),
-            "hidden": int((decoder_ids == self.mask_id).sum()),
+            "decoder_tokens": int(is_token.sum()),
+            "decoder_changes": int((is_token & (decoder_ids != labels[:, :-1])).sum()),
+            "decoder_masks": int((decoder_ids == self.mask_id).sum()),
         }
 
     def rates(self, counts: Mapping[str, int]) -> dict[str, float]:
-        """Fill of both sides, mask tokens of the sources, and mask tokens and changed tokens of the decoder's input."""
+        """Rates of `target_rates`, and mask tokens of sources, and masked and changed tokens of the decoder's input."""
+        decoder_tokens = max(1, counts["decoder_tokens"])
         return {
-            "fill": counts["tokens"] / max(1, counts["positions"]),
-            "target_fill": counts["targets"] / max(1, counts["target_positions"]),
-            "source_masks": counts["masks"] / max(1, counts["tokens"]),
-            "given_masks": counts["hidden"] / max(1, counts["given"]),
-            "given_changed": counts["changed"] / max(1, counts["given"]),
+            **target_rates(counts),
+            "source_mask_share": counts["masks"] / max(1, counts["tokens"]),
+            "decoder_mask_share": counts["decoder_masks"] / decoder_tokens,
+            "decoder_change_share": counts["decoder_changes"] / decoder_tokens,
         }
 
 
@@ -357,8 +336,7 @@ class MaskedTranslation(DataCollatorForMaskedTranslation, MaskingWithLanguages):
     """MASS's supervised pretraining: generate the translation of a text with a quarter of its tokens masked.
 
     An example is a text and its translation (`--translations`). The text's language is its tag or the option
-    `language`, the translation's is its tag (`--language_tags`). A pair with a side longer than `max_length` is skipped
-    and counted.
+    `language`, the translation's is its tag. A pair with a side longer than `max_length` is skipped and counted.
 
     | document | source | decoder input | targets |
     |---|---|---|---|

@@ -27,12 +27,12 @@ class MaskingRule:
     Attributes:
         probability: Share of the non-special tokens of a sequence to select.
         mask_share, random_share: Shares of the selected tokens replaced by the mask token and by a random token; the
-            remaining ones are unchanged (80/10/10 in the paper; appendix C.2 compares alternatives).
-        whole_word: Select all tokens of a word or none (release of May 2019).
+            remaining ones are unchanged (appendix C.2 of the paper compares alternatives).
+        whole_word: Select all tokens of a word or none.
         ngram: Select runs of 1 to `ngram` whole words, n of them with a probability proportional to 1/n (3 in ALBERT).
-        max_predictions: Maximum number of selected tokens of a sequence; None for no limit.
+        max_predictions: Maximum number of selected tokens of a sequence.
         smoothing: Sample single tokens with probabilities proportional to their counts in the training text to the
-            power of `-smoothing` (DistilBERT's released code: 0.7); 0 for uniform probabilities.
+            power of `-smoothing` (DistilBERT's released code: 0.7).
     """
 
     probability: float = 0.15
@@ -92,12 +92,12 @@ class MaskingRule:
 
     def ngram_lengths(self, count: int, rng: np.random.Generator) -> np.ndarray:
         """(count,) random lengths of runs in words."""
-        if self.ngram == 1:
+        if self.ngram == 1:  # consumes no random numbers
             return np.ones(count, dtype=np.int64)
         return 1 + rng.choice(self.ngram, size=count, p=harmonic(self.ngram))
 
     def uniforms(self, selected: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """(selected,) numbers in [0, 1) that decide between mask token, random token and no replacement."""
+        """(selected,) numbers in [0, 1) that choose between mask token, random token and no replacement."""
         return rng.random(len(selected))
 
 
@@ -157,8 +157,7 @@ class SkipgramRule(MaskingRule):
         """Positions to predict, ascending; see `MaskingRule.select`."""
         words = _require_word_ids(word_ids) if self.whole_word else None
         order = rng.permutation(np.flatnonzero(candidates))
-        budget = self.budget(len(order))
-        lengths = np.ones(len(order), dtype=np.int64)
+        budget, lengths = self.budget(len(order)), np.ones(len(order), dtype=np.int64)
         if self.skipgram_size > 1:
             is_run = rng.random(len(order)) < self.skipgram_probability
             lengths = np.where(is_run, rng.integers(2, self.skipgram_size, size=len(order), endpoint=True), 1)
@@ -189,7 +188,7 @@ class UnitMaskingRule(MaskingRule):
 
     Attributes:
         probability: Share of the units, not of the tokens.
-        unit_rows: Probability that the units of a sequence are the words of `word_ids` instead of single tokens.
+        unit_rows: Probability that the units of a sequence are words instead of single tokens.
         max_predictions: Units that would exceed it are not selected, except the first.
     """
 
@@ -298,30 +297,27 @@ def corrupt(
 def count_selected(
     ids: torch.Tensor, labels: torch.Tensor, maskable: torch.Tensor, mask_token_id: int
 ) -> dict[str, int]:
-    """Counts of a collated batch: maskable and selected tokens, and their replacements. A random replacement that
-    equals the original counts as unchanged.
-
-    `maskable` is (batch, width) bool, True at the tokens that could be selected.
-    """
+    """Counts of a collated batch: tokens that could be selected, of a (batch, width) bool mask, selected tokens, and
+    their replacements; a random replacement that equals the original counts as unchanged."""
     selected = labels != IGNORE_INDEX
     masked = selected & (ids == mask_token_id)
     unchanged = selected & (ids == labels)
     run_starts = selected.clone()
     run_starts[:, 1:] &= ~selected[:, :-1]
     totals = torch.stack([mask.sum() for mask in (maskable, selected, run_starts, masked, unchanged)]).tolist()
-    names = ("maskable_tokens", "selected_tokens", "selected_runs", "mask_tokens", "kept_tokens")
-    return {"rows": len(ids), **dict(zip(names, totals))}
+    names = ("maskable_tokens", "selected_tokens", "selected_runs", "mask_tokens", "unchanged_tokens")
+    return {"examples": len(ids), **dict(zip(names, totals))}
 
 
 def masking_rates(counts: Mapping[str, int]) -> dict[str, float]:
     """Shares from the summed counts of `count_selected`."""
     selected = max(1, counts["selected_tokens"])
-    mask_share, kept_share = counts["mask_tokens"] / selected, counts["kept_tokens"] / selected
+    mask_share, unchanged_share = counts["mask_tokens"] / selected, counts["unchanged_tokens"] / selected
     return {
         "selected_share": counts["selected_tokens"] / max(1, counts["maskable_tokens"]),
         "mask_token_share": mask_share,
-        "random_token_share": max(0.0, 1 - mask_share - kept_share),
-        "kept_token_share": kept_share,
+        "random_token_share": max(0.0, 1 - mask_share - unchanged_share),
+        "unchanged_token_share": unchanged_share,
         "selected_run_length": counts["selected_tokens"] / max(1, counts["selected_runs"]),
-        "predictions_per_row": counts["selected_tokens"] / max(1, counts["rows"]),
+        "predictions_per_example": counts["selected_tokens"] / max(1, counts["examples"]),
     }

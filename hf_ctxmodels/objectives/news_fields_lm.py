@@ -1,7 +1,7 @@
 """Language modelling of news articles and their metadata (Zellers et al. 2019, section 3.1)."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -44,15 +44,12 @@ class NewsFieldsLM(DataCollatorForNewsFieldsLM, Objective):
     | the remaining .5 | half of the fields | the other half |
 
     Both parts keep the canonical order. In the last case a field other than article and title is dropped with
-    probability `metadata_dropout`, and a summary in the first part is dropped. An example holds `max_length` tokens and
-    the following one. If the parts together are longer, each shorter than an example, and the article is in the first
-    part, that part is cut with probability `cut`, so that the second one fits after one padding token, which is not a
-    target. A sequence that is still longer gives round(tokens / max_length) windows at uniformly random positions.
+    probability `metadata_dropout`, and a summary in the first part is dropped. If the parts together exceed an example,
+    each of them is shorter, and the article is in the first part, that part is cut with probability `cut`, so that the
+    second one fits after one padding token, which is not a target. A sequence that is still longer gives
+    round(tokens / max_length) windows at random positions. Documents of running text are articles without metadata.
 
-    Documents of running text are articles without metadata.
-
-    References: Zellers et al. 2019 (arXiv 1905.12616), section 3.1; the released code
-        (realnews/prepare_lm_data.py, sample/encoder.py), whose order of fields is not a permutation.
+    References: Zellers et al. 2019 (arXiv 1905.12616), section 3.1; the released code (realnews/prepare_lm_data.py).
     Related: `DocumentLM` joins running text to full examples.
 
     Example:
@@ -61,6 +58,7 @@ class NewsFieldsLM(DataCollatorForNewsFieldsLM, Objective):
     """
 
     auto_class = "AutoModelForCausalLM"
+    predicts_special_tokens = True
     article_first: float = flag(0.35, "Share of articles that precede their metadata.")
     canonical: float = flag(0.15, "Share of articles with all fields in the canonical order.")
     metadata_dropout: float = flag(0.1, "Probability of dropping a field, except in the canonical order.")
@@ -83,7 +81,6 @@ class NewsFieldsLM(DataCollatorForNewsFieldsLM, Objective):
             )
         self.window_size = self.max_length + 1
         self.field_tokens = {field: self.tokenizer.field_ids(field) for field in NEWS_FIELDS}
-        self.baseline = replace(self.baseline, excluded_ids=[int(self.tokenizer.pad_token_id)])
         (begin, end), (classifier, _) = self.field_tokens["article"], self.field_tokens["summary"]
         self.config_fields = {"bos_token_id": begin, "eos_token_id": end, "classifier_token_id": classifier}
 

@@ -26,10 +26,8 @@ from hf_ctxmodels.objectives.tokenized_documents import (
 )
 
 RANDOM_SEGMENT_SHARE = 0.5  # share of examples with a random segment B, as in the released data preparation
-UNPREDICTED_RANK = -1
-"""Rank of a token that is not predicted (in the first block of an example)."""
-NO_TARGET = -1
-"""Padding of `target_positions`."""
+UNPREDICTED_RANK = -1  # of a token of the first block that is not predicted
+NO_TARGET = -1  # padding of `target_positions`
 
 
 @dataclass
@@ -38,21 +36,19 @@ class DataCollatorForPermutationLM(PaddingCollator):
 
     `input_ids` are the real tokens: the content stream sees them, and only the query stream, which knows a target's
     position but not its token, predicts. (`transformers.DataCollatorForPermutationLanguageModeling` puts mask tokens
-    into the content stream, so that no prediction sees an earlier one; it also requires even lengths and samples from
-    global state.)
+    into the content stream, so that no prediction sees an earlier one.)
 
     Targets are spans of 1 to `max_span` words or tokens, p(n) proportional to 1/n, each at a random position in a
     context of `partial_prediction` times its length. Special tokens are never targets; every other example has at least
     one.
 
-    Visibility depends only on `permutation_order`. The content of position i sees position j if
-    `order[j] <= order[i]`; the query of target i sees j if `order[j] < order[i]`. Each target has a different rank; all
-    other tokens have the rank -1, so every position sees them. Hence nothing that a target's query sees, directly or
-    through other positions, depends on the target or on later ones.
+    The content of position i sees position j if `permutation_order[j] <= permutation_order[i]`; the query of target i
+    sees j if `permutation_order[j] < permutation_order[i]`. Each target has a different rank; all other tokens have the
+    rank -1, so every position sees them.
 
     With `reuse_length` an example has two blocks: its first `reuse_length` tokens, whose hidden states are the memory
     of the next example, and the rest. The order is sampled within each block, and all ranks of the second are higher:
-    it sees the whole first block, which does not see it. So the memory depends on no target of the next example.
+    it sees the whole first block, which does not see it.
 
     Each feature holds:
         input_ids: (tokens,) with special tokens; any length.
@@ -63,17 +59,6 @@ class DataCollatorForPermutationLM(PaddingCollator):
         permutation_order: (batch, width) ranks; see above. -1 at padding.
         target_positions: (batch, targets) positions of the targets, ascending; -1 after the last target of an example.
         labels: (batch, targets) their tokens; -100 after the last target of an example.
-
-    Args:
-        num_predictions: Exact number of targets per example (at most its non-special tokens), instead of about 1/K.
-        whole_word: Spans consist of whole words.
-        reuse_length: Length of the first block; None if examples share no text.
-
-    Example:
-        >>> collate = DataCollatorForPermutationLM(tokenizer, seed=1)
-        >>> batch = collate([{"input_ids": tokenizer("a cat sat").input_ids, "example_index": 0, "epoch": 0}])
-        >>> sorted(batch)
-        ['attention_mask', 'input_ids', 'labels', 'permutation_order', 'target_positions']
     """
 
     partial_prediction: float = flag(6.0, "One in this many tokens is predicted (the paper's K).")
@@ -164,14 +149,14 @@ class DataCollatorForPermutationLM(PaddingCollator):
         targets = positions != NO_TARGET
         spans = targets & (positions != before + 1)
         totals = torch.stack([non_special, targets.sum(), spans.sum()]).tolist()
-        return {"rows": len(ids), **dict(zip(("non_special_tokens", "targets", "spans"), totals))}
+        return {"examples": len(ids), **dict(zip(("non_special_tokens", "targets", "spans"), totals))}
 
     def rates(self, counts: Mapping[str, int]) -> dict[str, float]:
         """Share of predicted tokens, predictions per example, and tokens per span."""
         targets = counts["targets"]
         return {
             "selected_share": targets / max(1, counts["non_special_tokens"]),
-            "predictions_per_row": targets / max(1, counts["rows"]),
+            "predictions_per_example": targets / max(1, counts["examples"]),
             "tokens_per_span": targets / max(1, counts["spans"]),
         }
 
@@ -184,9 +169,9 @@ class PermutationLM(DataCollatorForPermutationLM, Objective):
     examples B continues A; in the other it is text from a random position. A ends at a sentence end, if there is one.
 
     Without memory an example begins where the text of the previous one ended, and the last ones are shorter. With
-    `memory_length` the sampling is contiguous, and example i + 1 begins `reuse_length` tokens after example i: the
-    reused parts, which are the memory of the next example, form the text without gaps, and the remainder of an example
-    occurs again in the next one. All examples then have the full length; the remaining text is counted as truncated.
+    `memory_length` the sampling is contiguous, and example i + 1 begins `reuse_length` tokens after example i, so that
+    the reused parts form the text without gaps. All examples then have the full length; the remaining text is counted
+    as truncated.
 
     | document | example | targets |
     |---|---|---|
@@ -211,12 +196,13 @@ class PermutationLM(DataCollatorForPermutationLM, Objective):
         check_at_least(0, memory_length=self.memory_length)
         self.template = SpecialTokensTemplate(self.tokenizer, segments=2)
         self.room = self.template.room(self.max_length)
-        self.first_block = self._first_block() if self.memory_length else None
-        if self.reuse_length is not None and not self.memory_length:
-            raise CtxError(f"reuse_length={self.reuse_length} needs a memory.", hint="set memory_length as well.")
-        self.sampling = SamplingPolicy(contiguous=self.first_block is not None)
-        if self.first_block is not None:
+        self.first_block = None
+        if self.memory_length:
+            self.first_block = self._first_block()
+            self.sampling = SamplingPolicy(contiguous=True)
             self.config_fields = {"mem_len": self.memory_length, "reuse_len": self.first_block, "use_mems_train": True}
+        elif self.reuse_length is not None:
+            raise CtxError(f"reuse_length={self.reuse_length} needs a memory.", hint="set memory_length as well.")
         if self.document_end not in ("none", *self.tokenizer.get_vocab()):
             raise CtxError(
                 f"{type(self.tokenizer).__name__} has no token {self.document_end!r} for the end of a document.",

@@ -18,19 +18,15 @@ from hf_ctxmodels.objectives.tokenized_documents import SpecialTokensTemplate, T
 
 @dataclass
 class DataCollatorForReplacedTokenDetection(DataCollatorForMaskedLM):
-    """Masks as `DataCollatorForMaskedLM` does, and adds the discriminator's targets and a seed.
-
-    The model samples the replacements from the generator's distribution. The seed of an example is a function of
-    (seed, epoch, example index): it gets the same random numbers in any batch, worker or device.
+    """Masks as `DataCollatorForMaskedLM` does, and adds the discriminator's targets, and the seed with which the model
+    samples an example's replacements from the generator.
 
     Returns: what `DataCollatorForMaskedLM` returns, and
         token_labels: (batch, width) int64, the original id of each token, including special tokens as in the released
             code; -100 at padding.
         sampling_seed: (batch,) int64.
 
-    Args:
-        mask_share, random_share: By default 85% of the selected tokens become the mask token and 15% are unchanged, as
-            in the released code; mask_share=1 is the paper's text.
+    The default `mask_share` is the released code's; 1 is the paper's text.
     """
 
     mask_share: float = flag(0.85, "Share of the predicted tokens replaced by the mask token.")

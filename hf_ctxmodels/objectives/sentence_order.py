@@ -1,11 +1,10 @@
 """Masked language modelling with sentence-order prediction (Lan et al. 2019, section 3.1)."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
-import torch
 
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.flags import check_choice, flag
@@ -19,8 +18,8 @@ from hf_ctxmodels.objectives.sentence_pairs import (
 )
 from hf_ctxmodels.objectives.tokenized_documents import TokenizedDocument, sentence_chunks
 
-IN_ORDER, SWAPPED = 0, 1
-"""Values of `sentence_order_label`, as in `transformers.AlbertForPreTraining`."""
+SWAPPED = 1
+"""The `sentence_order_label` of swapped segments; 0 in order."""
 
 OneSegment = Literal["unlabelled", "random", "drop"]
 
@@ -30,11 +29,11 @@ class DataCollatorForMaskedLMWithSentenceOrder(SentencePairCollator):
     """Masks pairs as `DataCollatorForMaskedLM` does and adds `sentence_order_label`.
 
     Each feature holds, in addition to the columns of `SentencePairCollator`:
-        sentence_order_label: 0 when the segments are in order, 1 when they are swapped, -100 for an example of one
-            segment, which has no order; returned as (batch,).
+        sentence_order_label: 0 if the segments are in order, 1 if they are swapped, -100 for one segment; returned as
+            (batch,).
     """
 
-    label = "sentence_order_label"
+    label, label_classes = "sentence_order_label", {"swapped": SWAPPED}
 
 
 @dataclass
@@ -42,7 +41,7 @@ class MaskedLMWithSentenceOrder(DataCollatorForMaskedLMWithSentenceOrder, Senten
     """ALBERT's objective: predict masked tokens, and whether two neighbouring segments are in order or swapped.
 
     An example takes the sentences that fit, at least two, and splits them at random; in half of the pairs the segments
-    are swapped. See `SentencePairs` for the rest. ALBERT masks runs of up to three words: `ngram=3`.
+    are swapped. ALBERT masks runs of up to three words: `ngram=3`.
 
     | document | example | targets |
     |---|---|---|
@@ -51,15 +50,13 @@ class MaskedLMWithSentenceOrder(DataCollatorForMaskedLMWithSentenceOrder, Senten
 
     The released data preparation differs in two points:
 
-    - It also takes the first sentence that does not fit, and cuts it. Such a sentence is longer than others, so the
-      longer segment reveals the order, and at 128 tokens a seventh of the text is lost. Here an example ends before
-      that sentence, and half of the documents are processed from their end, so that neither segment is longer on
-      average.
-    - A single sentence (a short document, or the end of a long one) has no order. The release takes a second segment
-      from another document with the label 1: `one_segment="random"`. That is next-sentence prediction, which section
-      3.1 finds to be solved by the topic, and more than half of the labels become 1. By default such text has masked
-      tokens and the label -100; `"drop"` skips it. `statistics` counts it (`one_segment_chunks`, `dropped_tokens`), and
-      `rates` gives the share of labelled examples.
+    - It also takes the first sentence that does not fit, and cuts it, so that the longer segment reveals the order.
+      Here an example ends before that sentence, and half of the documents are processed from their end, so that neither
+      segment is longer on average.
+    - A single sentence has no order. The release takes a second segment from another document with the label 1:
+      `one_segment="random"`. This is next-sentence prediction, which section 3.1 finds to be solved by the topic. By
+      default such text has masked tokens and the label -100; `"drop"` skips it. `statistics` counts it
+      (`one_segment_chunks`, `dropped_tokens`).
 
     References: Lan et al. 2019, section 3.1.
     Related: `MaskedLMWithNextSentence`, whose second segment is often of another document; `MaskedLM`, without pairs.
@@ -97,18 +94,3 @@ class MaskedLMWithSentenceOrder(DataCollatorForMaskedLMWithSentenceOrder, Senten
                 yield LabelledSegments((first,), IGNORE_INDEX)
             else:
                 self.statistics["dropped_tokens"] += len(first)
-
-    def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
-        """Counts of the masking, and swapped and labelled examples."""
-        labels = batch[self.label]
-        swapped, ordered = int((labels == SWAPPED).sum()), int((labels == IN_ORDER).sum())
-        return {**super().count(batch), "swapped_rows": swapped, "labelled_rows": swapped + ordered}
-
-    def rates(self, counts: Mapping[str, int]) -> dict[str, float]:
-        """Shares of the masking, of swapped examples among labelled ones, and of labelled examples."""
-        labelled = counts["labelled_rows"]
-        return {
-            **super().rates(counts),
-            "swapped_share": counts["swapped_rows"] / max(1, labelled),
-            "labelled_share": labelled / max(1, counts["rows"]),
-        }

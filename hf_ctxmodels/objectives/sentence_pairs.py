@@ -10,6 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import torch
 
+from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import check_share, flag
 from hf_ctxmodels.data.examples import Example
@@ -30,6 +31,9 @@ class SentencePairCollator(MaskingCollator):
     label: ClassVar[str]
     """Name of the pair's label, as a feature and as an argument of the head."""
 
+    label_classes: ClassVar[dict[str, int]]
+    """Name -> value of the labels to count."""
+
     whole_word: bool = flag(False, "Mask all tokens of a word or none.")
     ngram: int = flag(1, "Mask runs of 1 to this many whole words, n of them with probability proportional to 1/n.")
 
@@ -44,6 +48,18 @@ class SentencePairCollator(MaskingCollator):
         batch = super().collate(features)
         batch[self.label] = torch.tensor([int(feature[self.label]) for feature in features], dtype=torch.int64)
         return batch
+
+    def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
+        """Counts of the masking, labelled pairs, and pairs of each class."""
+        labels = batch[self.label]
+        counts = {f"{name}_pairs": int((labels == value).sum()) for name, value in self.label_classes.items()}
+        return {**super().count(batch), "labelled_pairs": int((labels != IGNORE_INDEX).sum()), **counts}
+
+    def rates(self, counts: Mapping[str, int]) -> dict[str, float]:
+        """Shares of the masking, of labelled pairs, and of each class among these."""
+        labelled = counts["labelled_pairs"]
+        shares = {f"{name}_share": counts[f"{name}_pairs"] / max(1, labelled) for name in self.label_classes}
+        return {**super().rates(counts), "labelled_share": labelled / max(1, counts["examples"]), **shares}
 
 
 @dataclass(frozen=True)
@@ -96,10 +112,8 @@ class SentencePairs(SentencePairCollator, Objective):
     As in the released data preparation of BERT and ALBERT, an example takes whole sentences of a document, and a random
     number of them, at least one and not all, is the first segment. Pairs that are too long lose tokens of the longer
     segment, each from a random end. One document in ten (`short_seq_probability`) makes shorter examples, of a length
-    sampled uniformly from 2 tokens up.
-
-    A segment of another document is sampled from the thousand documents that are tokenized together, so a stream and a
-    dataset in memory give the same pairs.
+    sampled uniformly from 2 tokens up. A segment of another document is sampled from the thousand documents that are
+    tokenized together.
     """
 
     auto_class = "AutoModelForPreTraining"
@@ -208,10 +222,10 @@ class DataCollatorForMaskedLMWithNextSentence(SentencePairCollator):
     """Masks pairs as `DataCollatorForMaskedLM` does and adds `next_sentence_label`.
 
     Each feature holds, in addition to the columns of `SentencePairCollator`:
-        next_sentence_label: 0 when the second segment continues the first, 1 when it is random; returned as (batch,).
+        next_sentence_label: 0 if the second segment continues the first, 1 if it is random; returned as (batch,).
     """
 
-    label = "next_sentence_label"
+    label, label_classes = "next_sentence_label", {"random_next": RANDOM}
 
 
 @dataclass
@@ -238,14 +252,6 @@ class MaskedLMWithNextSentence(DataCollatorForMaskedLMWithNextSentence, Sentence
     ) -> Iterator[LabelledSegments]:
         """See `next_sentence_pairs`."""
         return next_sentence_pairs(document, target, random_segment, rng)
-
-    def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
-        """Counts of the masking, and random second segments."""
-        return {**super().count(batch), "random_next": int((batch[self.label] == RANDOM).sum())}
-
-    def rates(self, counts: Mapping[str, int]) -> dict[str, float]:
-        """Shares of the masking, and of random second segments."""
-        return {**super().rates(counts), "random_next_share": counts["random_next"] / max(1, counts["rows"])}
 
 
 def next_sentence_pairs(

@@ -34,9 +34,9 @@ class DataCollatorForSentenceTasks(PaddingCollator):
         target_language: The number of the target's decoder.
         relation: The class of a pair; else -100.
 
-    Returns: input_ids, attention_mask (batch, width), padded on the tokenizer's side; token_type_ids (batch, width), 1
-        at the second sentences; labels (batch, steps), -100 after the end of a text and in examples without one;
-        target_languages (batch,); relation_labels (batch,), -100 for none.
+    Returns: input_ids, attention_mask (batch, width); token_type_ids (batch, width), 1 at the second sentences; labels
+        (batch, steps), -100 after the end of a text; target_languages (batch,); relation_labels (batch,), -100 for
+        none.
     """
 
     def collate(self, features: list[dict[str, Any]]) -> Batch:
@@ -70,9 +70,8 @@ class SentenceTasks(DataCollatorForSentenceTasks, Objective):
     | a text and its tagged translation | the text | the translation, or parse, by the tag's decoder |
     | a labelled pair | two sentences | their relation |
 
-    References: Subramanian et al. 2018 (arXiv 1804.00079); the released code, where one step predicts both neighbours
-        of a sentence, which are separate examples here; Kiros et al. 2015 (skip-thought, arXiv 1506.06726); Vinyals et
-        al. 2015 (parses as sequences, arXiv 1412.7449).
+    References: Subramanian et al. 2018 (arXiv 1804.00079); the released code, where both neighbours of a sentence are
+        one example; Kiros et al. 2015 (skip-thought, arXiv 1506.06726); Vinyals et al. 2015 (parses, arXiv 1412.7449).
     Related: `TranslationToLanguages` has one decoder for all languages.
 
     Example:
@@ -202,22 +201,17 @@ class SentenceTasks(DataCollatorForSentenceTasks, Objective):
     def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
         """Counts of `count_targets`, examples of each decoder, and labelled pairs."""
         has_target = (batch["labels"] != IGNORE_INDEX).any(1)
-        by_decoder = {
-            f"written_{name}": int((has_target & (batch["target_languages"] == number)).sum())
+        examples_by_task = {
+            f"{name}_examples": int((has_target & (batch["target_languages"] == number)).sum())
             for number, name in enumerate(self.decoder_tasks)
         }
-        related = int((batch["relation_labels"] != IGNORE_INDEX).sum())
-        return {**count_targets(batch, self.tokenizer.unk_token_id), "related": related, **by_decoder}
+        examples_by_task[f"{RELATIONS}_examples"] = int((batch["relation_labels"] != IGNORE_INDEX).sum())
+        return {**count_targets(batch, self.tokenizer.unk_token_id), **examples_by_task}
 
     def rates(self, counts: Mapping[str, int]) -> dict[str, float]:
         """Rates of `target_rates`, and the share of each task in the examples, not in the steps."""
-        examples = max(1, counts["rows"])
-        return {
-            **target_rates(counts),
-            "target_fill": counts["targets"] / max(1, counts["target_positions"]),
-            **{f"share_{name}": counts[f"written_{name}"] / examples for name in self.decoder_tasks},
-            f"share_{RELATIONS}": counts["related"] / examples,
-        }
+        names, examples = (*self.decoder_tasks, RELATIONS), max(1, counts["examples"])
+        return {**target_rates(counts), **{f"{name}_share": counts[f"{name}_examples"] / examples for name in names}}
 
 
 def require_examples(tasks: Iterable[str], examples_by_task: Mapping[str, int], location: str) -> None:

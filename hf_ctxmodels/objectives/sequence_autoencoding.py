@@ -1,7 +1,7 @@
 """Sequence auto-encoding: a text predicts itself (Dai & Le 2015, section 2)."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -57,6 +57,7 @@ class SequenceAutoencoding(DataCollatorForSequenceAutoencoding, Objective):
     """
 
     auto_class = "AutoModelForCausalLM"
+    predicts_special_tokens = True
     by_sentence: bool = flag(False, "Each sentence is a text, not each document.")
 
     def __post_init__(self) -> None:
@@ -64,8 +65,6 @@ class SequenceAutoencoding(DataCollatorForSequenceAutoencoding, Objective):
         check_at_least(3, max_length=self.max_length)
         self.max_words = (self.max_length - 1) // 2
         self.end = required_token(self.tokenizer, "eos_token", "ends both copies of a text")
-        # <unk> and <eos> may be targets
-        self.baseline = replace(self.baseline, excluded_ids=[int(self.tokenizer.pad_token_id)])
         self.config_fields = {"stateful": False, "eos_token_id": self.end}
 
     def examples(self, documents: Iterable[list[str]], epoch: int = 0) -> Iterator[Example]:
@@ -83,4 +82,4 @@ class SequenceAutoencoding(DataCollatorForSequenceAutoencoding, Objective):
 
     def rates(self, counts: Mapping[str, int]) -> dict[str, float]:
         """Rates of `target_rates`, and targets per example."""
-        return {**target_rates(counts), "targets_per_row": counts["targets"] / max(1, counts["rows"])}
+        return {**target_rates(counts), "targets_per_example": counts["targets"] / max(1, counts["examples"])}

@@ -69,11 +69,11 @@ class SourceTargetCorruption(PaddingCollator):
 
 
 @dataclass
-class SourceTarget(SourceTargetCorruption, Objective):
+class SourceTargetObjective(SourceTargetCorruption, Objective):
     """Base class of objectives on pairs of source and target, together at most `max_length` tokens.
 
-    A longer target is truncated, then the source to the remaining length; both keep their first tokens. The truncated
-    tokens are counted, and pairs with an empty side are skipped and counted.
+    A longer target is truncated, then the source to the remaining length; pairs with an empty side are skipped. Both
+    are counted.
     """
 
     auto_class = "AutoModelForSeq2SeqLM"
@@ -106,9 +106,8 @@ class SourceTarget(SourceTargetCorruption, Objective):
         return tokenizer.mask_token_id
 
     def examples(self, documents: Iterable[list[str]], epoch: int = 0) -> Iterator[Example]:
-        """Examples with input_ids, target_ids and, if whole words are selected, target_word_ids; raises CtxError if a
-        document is not a `TranslatedText`, a target contains a token that ends or predicts targets, or all pairs have
-        an empty side."""
+        """Examples with input_ids, target_ids and, for whole words, target_word_ids; raises CtxError if a document is
+        no `TranslatedText`, a target has a token that ends or predicts targets, or all pairs have an empty side."""
         is_empty = True
         end = np.array([self.tokenizer.sep_token_id], dtype=np.int32)
         reserved_ids = np.array([self.tokenizer.sep_token_id, self.query_token(self.tokenizer)])
@@ -201,17 +200,16 @@ class DataCollatorForMaskedSequenceToSequence(SourceTargetCorruption):
         }
 
     def rates(self, counts: Mapping[str, int]) -> dict[str, float]:
-        """Shares of the masking; `predicted_ends` is the share of the examples whose end is a target."""
-        return {**masking_rates(counts), "predicted_ends": counts["ends"] / max(1, counts["rows"])}
+        """Shares of the masking, and of the examples whose end is a target."""
+        return {**masking_rates(counts), "predicted_end_share": counts["ends"] / max(1, counts["examples"])}
 
 
 @dataclass
-class MaskedSequenceToSequence(DataCollatorForMaskedSequenceToSequence, SourceTarget):
+class MaskedSequenceToSequence(DataCollatorForMaskedSequenceToSequence, SourceTargetObjective):
     """UniLM's fine-tuning on generation: predict masked tokens of the target from the source and their predecessors.
 
-    70% of a target's tokens are selected, possibly including the `[SEP]` at its end, so that the model learns when to
-    stop. Of these 80% are masked, 10% random, 10% unchanged. A source is read bidirectionally, and none of its tokens
-    are predicted. See `SourceTarget` for the lengths.
+    70% of a target's tokens are selected, possibly including the `[SEP]` at its end. A source is read bidirectionally,
+    and none of its tokens are predicted. See `SourceTargetObjective` for the lengths.
 
     | document | source | target |
     |---|---|---|

@@ -32,16 +32,11 @@ class DataCollatorForSpanBoundary(MaskingCollator):
     The boundary targets of a span are its first `max_pair_targets` tokens. A span next to a special token ([CLS],
     [SEP]) has none: both boundaries, the tokens before and after the span, must be tokens of the text.
 
-    Each feature holds:
-        input_ids: As in `DataCollatorForMaskedLM`.
-        word_ids: (tokens,); None or -1 for special tokens.
+    Each feature holds, in addition to the columns of `DataCollatorForMaskedLM`, of which word_ids are required:
         replacement_ids: With `corpus_replacements`, ids sampled from the text, from which random tokens are sampled.
-        attention_mask, token_type_ids, sequence_ids: (tokens,), optional, padded and returned.
 
     Returns: what `DataCollatorForMaskedLM` returns and, with `boundary`, boundary_labels (batch, width) int64: the
     targets of the span boundary objective, -100 elsewhere.
-
-    See `SpanMaskingRule` for the other arguments.
     """
 
     rule_class = SpanMaskingRule
@@ -98,21 +93,19 @@ class DataCollatorForSpanBoundary(MaskingCollator):
 class SpanBoundary(DataCollatorForSpanBoundary, SingleSegmentObjective):
     """SpanBERT's objective: predict masked spans, each token from its context, and again from the span's boundaries.
 
-    Examples are the same as in `MaskedLM`: one segment of whole sentences of one document, as many as fit. (The release
-    drops a sentence longer than an example; here it is cut and continued.) Spans are sampled until 15% of the tokens
-    are selected: a length in words from the geometric distribution, truncated at ten and renormalised (mean 3.8), and a
-    token whose word is the first. The budget may end the last span within a word.
+    Examples are the same as in `MaskedLM`. Spans are sampled until 15% of the tokens are selected: a length in words
+    from the geometric distribution, truncated at ten and renormalised (mean 3.8), and a token whose word is the first.
+    The budget may end the last span within a word.
 
-    The boundary objective predicts each token of a span from three vectors: the states of the tokens before and after
-    the span, and an embedding of the token's position in it.
+    The boundary objective predicts each token of a span from the states of the tokens before and after the span, and an
+    embedding of its position in the span.
 
     | document | example | targets |
     |---|---|---|
     | sentences | `[CLS] sentences [SEP]` | 15% of the tokens, in spans, by the masked-LM head |
     | | | the first 15 tokens of each span inside the text, by the span boundary head |
 
-    Random replacements are sampled from the tokens of a thousand consecutive examples, independently of workers and
-    resuming.
+    Random replacements are sampled from the tokens of a thousand consecutive examples.
 
     References: Joshi et al. 2020 (arXiv 1907.10529), section 3; `masking.py` of its release.
     Related: `MaskedLM` with `ngram` selects shorter runs and samples the replacement of each token separately.

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -13,7 +13,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import check_at_least, check_choice, check_fraction, flag
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.padding import Batch, SourceTargetCollator, required_token
-from hf_ctxmodels.objectives.base import BaselinePolicy, Objective, count_targets, target_rates
+from hf_ctxmodels.objectives.base import Objective, count_targets, target_rates
 from hf_ctxmodels.objectives.features import check_token_ids, feature_generator
 
 DOCUMENTS_PER_TEXT = 128  # documents that are joined, as in the released `reduce_concat_tokens`
@@ -137,9 +137,8 @@ class SpanCorruption(DataCollatorForSpanCorruption, Objective):
     """T5's objective: predict the spans that sentinels replace.
 
     128 documents at a time are joined, without separators, and cut into texts; `max_length` is the length of the input,
-    so that a text of 568 tokens gives an input of 512 and a target of 114. 15% of its tokens are noise, in spans of
-    three on average. A text starts with an uncorrupted span and ends with a noise span, so that a text of few tokens
-    only loses its end (`random_roll` avoids this), and no sentinel closes the target, unlike in figure 2 of the paper.
+    so that a text of 568 tokens gives an input of 512 and a target of 114. A text starts with an uncorrupted span and
+    ends with a noise span (unless `random_roll` is set), and no sentinel closes the target, unlike in figure 2.
 
     | variant | input | target |
     |---|---|---|
@@ -148,11 +147,8 @@ class SpanCorruption(DataCollatorForSpanCorruption, Objective):
     | denoise | `<extra_id_0>` for each noise token (section 3.3.1, "MASS-style") | the text `</s>` |
     | prefix-lm | the beginning of the text, of random length, `</s>` (section 3.1.4, "prefix LM") | the rest `</s>` |
 
-    Noise of `iid` with more spans than the tokenizer has sentinels is resampled, while the release continues with the
-    last tokens of the vocabulary; lengths and densities for which this would not be rare are an error.
-
-    The texts of `prefix-lm` are of one document each, as in the release. There the texts of all variants but "spans"
-    have `max_length` tokens, and the end token may displace the last one; here they are shorter by one token.
+    Noise of `iid` with more spans than the tokenizer has sentinels is resampled; lengths and densities for which this
+    would not be rare are an error. The texts of `prefix-lm` are of one document each, as in the release.
 
     References: Raffel et al. 2020 (arXiv 1910.10683), sections 3.1.4 and 3.3; `preprocessors.py` of its release:
     `span_corruption`, `random_spans_noise_mask`, `denoise`, `random_prefix_noise_mask`.
@@ -164,6 +160,7 @@ class SpanCorruption(DataCollatorForSpanCorruption, Objective):
     """
 
     auto_class = "AutoModelForSeq2SeqLM"
+    predicts_special_tokens = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -178,9 +175,7 @@ class SpanCorruption(DataCollatorForSpanCorruption, Objective):
         self.check_spans(length, spans)
         self.text_length = length
         """Tokens of a text before its corruption."""
-        self.baseline = BaselinePolicy(
-            len(self.tokenizer), [int(self.tokenizer.pad_token_id)], token_classes=("labels",)
-        )
+        self.baseline = replace(self.baseline, token_classes=("labels",))
         self.config_fields = {"eos_token_id": self.end, "decoder_start_token_id": int(self.tokenizer.pad_token_id)}
 
     def examples(self, documents: Iterable[list[str]], epoch: int = 0) -> Iterator[Example]:
@@ -201,20 +196,19 @@ class SpanCorruption(DataCollatorForSpanCorruption, Objective):
         }
 
     def rates(self, counts: Mapping[str, int]) -> dict[str, float]:
-        """Rates of `target_rates`; "noise_share" is of the tokens of the text, "span_length" is the mean length of the
-        noise spans; the noise span of a prefix LM is the rest of the text."""
-        predicted = counts["targets"] - counts["rows"] - counts["target_sentinels"]
-        unchanged = counts["tokens"] - counts["rows"] - counts["input_sentinels"]
+        """Rates of `target_rates`, share of noise in the text, and mean length and number of the noise spans; the rest
+        of the text is the noise span of a prefix LM."""
+        predicted = counts["targets"] - counts["examples"] - counts["target_sentinels"]
+        unchanged = counts["tokens"] - counts["examples"] - counts["input_sentinels"]
         noise, total = predicted, predicted + unchanged
-        spans = counts["rows" if self.variant == "prefix-lm" else "input_sentinels"]
+        spans = counts["examples" if self.variant == "prefix-lm" else "input_sentinels"]
         if self.variant == "denoise":
             noise, total = counts["input_sentinels"], predicted
         return {
             **target_rates(counts),
-            "target_fill": counts["targets"] / max(1, counts["target_positions"]),
             "noise_share": noise / max(1, total),
             "span_length": noise / max(1, spans),
-            "spans_per_row": spans / max(1, counts["rows"]),
+            "spans_per_example": spans / max(1, counts["examples"]),
         }
 
 
@@ -225,11 +219,8 @@ def random_composition(total: int, count: int, rng: np.random.Generator) -> np.n
 
 
 def noise_counts(length: int, density: float, mean_span: float) -> tuple[int, int]:
-    """Noise tokens and noise spans of a sequence, in the arithmetic of T5's release: float32, rounded to even.
-
-    Of the 2 or more tokens at least one is noise, and one is not. There is at least one span and, unlike in the
-    release, at most one for each token of text, since a text span precedes each.
-    """
+    """Noise tokens and noise spans of a sequence of 2 or more tokens, in the arithmetic of T5's release (float32,
+    rounded to even); unlike there, at most one span for each token of text, since a text span precedes each."""
     noise = int(np.rint(np.float32(length) * np.float32(density)))
     noise = min(max(noise, 1), length - 1)
     spans = int(np.rint(np.float32(noise) / np.float32(mean_span)))
@@ -240,9 +231,7 @@ def alternating_spans(length: int, density: float, mean_span: float, rng: np.ran
     """(length,) bool, True at noise: alternating text and noise spans, starting with text (Raffel et al. 2020, section
     3.3.4; `random_spans_noise_mask` of the release).
 
-    The numbers of `noise_counts` are met exactly. The lengths of the noise spans and of the text spans are two random
-    compositions, so that all masks with these numbers are equally likely. The last token is always noise, except in a
-    sequence of one token.
+    All masks with the numbers of `noise_counts` are equally likely.
     """
     if length < 2:
         return np.zeros(length, dtype=bool)

@@ -1,9 +1,8 @@
 """Sampling of spans of words or tokens in a sequence, to be predicted, masked or removed.
 
-A sequence's candidate tokens are grouped into `Units`; a sampler returns spans over the units as (spans, 2) arrays, the
-first unit and the one after the last; `Units.in_spans` converts them to token positions. `sample_spans` spaces spans
-evenly (XLNet); `place_spans` places them anywhere within a budget of tokens (ALBERT's n-grams). `anchored_spans` spends
-a budget of tokens exactly, on spans that may overlap (SpanBERT), and returns token positions itself.
+A sequence's candidate tokens are grouped into `Units`. `sample_spans` spaces spans evenly (XLNet), `place_spans` places
+them anywhere within a budget of tokens (ALBERT's n-grams), and `anchored_spans` spends a budget of tokens exactly, on
+spans that may overlap (SpanBERT).
 """
 
 from dataclasses import dataclass
@@ -73,8 +72,7 @@ def sample_spans(units: int, length_probabilities: np.ndarray, context: float, r
     A span of n units has a context of `context * n` units, so that about one unit in `context` is in a span for any
     lengths (Yang et al. 2019, section 3.1). The end of the sequence truncates the last context and possibly its span.
 
-    Returns:
-        (spans, 2) first unit and the one after the last, ascending; possibly none.
+    Returns (spans, 2) first unit and the one after the last, ascending; possibly none.
     """
     max_contexts = int(units // context) + 1  # for spans of one unit
     lengths = 1 + rng.choice(len(length_probabilities), size=max_contexts, p=length_probabilities)
@@ -88,14 +86,8 @@ def place_spans(units: Units, lengths: np.ndarray, budget: int, rng: np.random.G
     """Disjoint spans that start at random units, within a budget of tokens (Lan et al. 2019, section 4.1).
 
     A span ends early at the budget, at an earlier span or at a gap between the candidates (a special token); a unit
-    over the budget is skipped. If no unit fits, the shortest one is selected anyway (the first in the random order), so
-    that the sequence has a span.
-
-    Args:
-        lengths: (units,) length in units of the span that begins at each.
-
-    Returns:
-        (spans, 2) in the order of placement; none for a sequence without candidates.
+    over the budget is skipped. If no unit fits, the shortest one is selected. `lengths` are the (units,) lengths in
+    units of the span that begins at each. Returns (spans, 2) in the order of placement; none without candidates.
     """
     if not len(units):
         return np.empty((0, 2), dtype=np.int64)
@@ -148,10 +140,8 @@ def anchored_spans(units: Units, length_probabilities: np.ndarray, budget: int, 
 
     A span's length in units and its anchor, uniform over the tokens, are sampled together, and resampled if the anchor
     is already selected. A span may overlap earlier ones, whose tokens cost nothing, and ends at a gap between the
-    candidates (a special token). The last one ends with the budget, possibly within a unit.
-
-    Returns:
-        (budget,) positions of the tokens, ascending; overlapping or adjacent spans are one run.
+    candidates (a special token). The last one ends with the budget, possibly within a unit. Returns (budget,) positions
+    of the tokens, ascending.
     """
     bounds, tokens = units.bounds.tolist(), len(units.positions)
     ends = np.append(np.flatnonzero(np.diff(units.positions) != 1) + 1, tokens)  # of the runs of candidates

@@ -25,7 +25,6 @@ from hf_ctxmodels.objectives.tokenized_documents import TokenizedDocument
 
 NEXT, PREVIOUS, RANDOM = 0, 1, 2
 """Values of `sentence_label`."""
-_LABELS = {"next": NEXT, "previous": PREVIOUS, "random": RANDOM}
 
 SENTENCE_TASKS = {"three-way": (1 / 3, 1 / 3, 1 / 3), "next": (1 / 2, 0.0, 1 / 2), "none": (1.0, 0.0, 0.0)}
 """Shares of NEXT, PREVIOUS and RANDOM."""
@@ -35,20 +34,19 @@ SENTENCE_TASKS = {"three-way": (1 / 3, 1 / 3, 1 / 3), "next": (1 / 2, 0.0, 1 / 2
 class DataCollatorForMaskedLMWithStructure(SentencePairCollator):
     """Masks pairs as `DataCollatorForMaskedLM` does, shuffles n-grams of the other tokens, and adds `sentence_label`.
 
-    An n-gram is a window of `shuffled_length` neighbouring tokens, none of them special or selected for masking. A
-    share of the n-grams, `shuffle_probability`, rounded, is sampled without overlaps. The tokens of each are permuted;
-    all permutations, including the identity, are equally likely. All tokens of a sampled n-gram are targets: the
-    original token at each position, even if the permutation does not move it.
+    An n-gram is a window of `shuffled_length` neighbouring tokens, none of them special or selected for masking. The
+    share `shuffle_probability` of the n-grams is sampled without overlaps, and the tokens of each are permuted; the
+    identity is as likely as any permutation. All tokens of a sampled n-gram are targets.
 
     Each feature holds, in addition to the columns of `SentencePairCollator`:
-        sentence_label: 0 when the second segment follows the first, 1 when it precedes it, 2 when it is of another
-            document, -100 without a sentence task.
+        sentence_label: 0 if the second segment follows the first, 1 if it precedes it, 2 if it is of another document,
+            -100 without a sentence task.
 
     Returns: what `DataCollatorForMaskedLM` returns, sentence_label (batch,) int64, and shuffle_labels (batch, width)
     int64, the original tokens of the sampled n-grams, -100 elsewhere.
     """
 
-    label = "sentence_label"
+    label, label_classes = "sentence_label", {"next": NEXT, "previous": PREVIOUS, "random": RANDOM}
 
     shuffle_probability: float = flag(0.05, "Share of the n-grams without masked tokens to shuffle; 0: none.")
     shuffled_length: int = flag(3, "Tokens of a shuffled n-gram (the paper's K).")
@@ -93,8 +91,8 @@ class DataCollatorForMaskedLMWithStructure(SentencePairCollator):
         return np.flatnonzero(np.lib.stride_tricks.sliding_window_view(shufflable, self.shuffled_length).all(1))
 
     def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
-        """Counts of the masking, n-grams, shuffled and moved tokens, and pairs of each label."""
-        labels, shuffle_labels, pair_labels = batch["labels"], batch["shuffle_labels"], batch[self.label]
+        """Counts of the masking and the pairs, n-grams, and shuffled and moved tokens."""
+        labels, shuffle_labels = batch["labels"], batch["shuffle_labels"]
         is_shuffled = shuffle_labels != IGNORE_INDEX
         originals = torch.where(is_shuffled, shuffle_labels, batch["input_ids"])
         is_non_special = torch.from_numpy(self.masker.non_special.table)[originals]
@@ -104,19 +102,16 @@ class DataCollatorForMaskedLMWithStructure(SentencePairCollator):
             "ngrams": sum(len(self.ngrams(row)) for row in shufflable),
             "shuffled_tokens": int(is_shuffled.sum()),
             "moved_tokens": int((is_shuffled & (shuffle_labels != batch["input_ids"])).sum()),
-            **{f"rows_{name}": int((pair_labels == label).sum()) for name, label in _LABELS.items()},
         }
 
     def rates(self, counts: Mapping[str, int]) -> dict[str, float]:
-        """Shares of the masking; "shuffled_ngram_share" is of all n-grams without a masked token, "moved_token_share"
-        of the tokens of shuffled n-grams."""
+        """Shares of the masking and the pairs, of n-grams without a masked token, and of tokens of shuffled n-grams."""
         shuffled = counts["shuffled_tokens"]
         return {
             **super().rates(counts),
             "shuffled_ngram_share": shuffled / self.shuffled_length / max(1, counts["ngrams"]),
             "shuffled_token_share": shuffled / max(1, counts["maskable_tokens"]),
             "moved_token_share": counts["moved_tokens"] / max(1, shuffled),
-            **{f"{name}_share": counts[f"rows_{name}"] / max(1, counts["rows"]) for name in _LABELS},
         }
 
 
@@ -125,9 +120,8 @@ class MaskedLMWithStructure(DataCollatorForMaskedLMWithStructure, SentencePairs)
     """StructBERT's objective: masked tokens, the order of shuffled words, and the order of two segments.
 
     - Word structure: after masking, 5% of the trigrams of unmasked tokens are shuffled; the masked-LM head predicts the
-      original token at each of their positions. The paper does not specify the total; here it is all windows of three
-      neighbouring tokens, including overlapping ones, of which the sampled ones do not overlap. So about a tenth of the
-      tokens are shuffled.
+      original token at each of their positions. The share is of all trigrams, which overlap, while the sampled ones do
+      not, so about a tenth of the tokens are shuffled.
     - Sentence structure: of two segments, with probability 1/3 each, the second follows the first (0), precedes it (1)
       or is of another document (2). A text of one sentence has no neighbour, and gets a segment of another document.
 

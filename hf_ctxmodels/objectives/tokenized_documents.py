@@ -166,10 +166,8 @@ def sequence_bounds(document: TokenizedDocument, room: int) -> Iterator[tuple[in
 
 
 def sentence_chunks(bounds: np.ndarray, target: int, from_end: bool) -> list[tuple[int, int]]:
-    """Sentences [first, last) of each chunk: as many as fit into `target` tokens, but at least two if possible.
-
-    With `from_end` they are collected backwards, so that the first chunk may be short instead of the last.
-    """
+    """Sentences [first, last) of each chunk: as many as fit into `target` tokens, but at least two if possible,
+    collected backwards with `from_end`, so that the first chunk may be short instead of the last."""
     sentences = len(bounds) - 1
     if from_end:
         mirrored = sentence_chunks(bounds[-1] - bounds[::-1], target, from_end=False)
@@ -184,11 +182,8 @@ def sentence_chunks(bounds: np.ndarray, target: int, from_end: bool) -> list[tup
 
 
 def pack_sequences(sequences: Iterable[Example], max_length: int) -> Iterator[Example]:
-    """Join sequences into bins of at most `max_length` tokens: each goes into the fullest open bin that has room
-    (Krell et al. 2021).
-
-    Adds `sequence_ids`, 1, 2, 3, ... for the sequences of a bin; attention stays within a sequence, whose positions
-    start at zero. Deterministic, in one pass, with at most `MAX_OPEN_BINS` bins in memory.
+    """Join sequences into bins of at most `max_length` tokens: each goes into the fullest open bin that has room (Krell
+    et al. 2021). Adds `sequence_ids`, 1, 2, 3, ... for the sequences of a bin.
     """
     bins: list[list[dict]] = []
     sizes: list[int] = []
@@ -218,11 +213,7 @@ def _join(sequences: list[dict]) -> Example:
 
 
 class SpecialTokensTemplate:
-    """The special tokens of a tokenizer around one segment, or around a pair.
-
-    The constructor encodes the mask token once to locate them, so any format works ([CLS] A [SEP] B [SEP],
-    <s> A </s></s> B </s>, ...), and a sequence costs one array copy.
-    """
+    """The special tokens of a tokenizer around one segment, or around a pair, found by encoding the mask token once."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, segments: int) -> None:
         mask_id = required_token(tokenizer, "mask_token", "is required to find its input format")
@@ -264,10 +255,8 @@ class SpecialTokensTemplate:
 
     def token_types(self, *lengths: int) -> np.ndarray:
         """Token type ids (uint8) of the whole sequence for segments of these lengths."""
-        arrays = [self._token_types[0]]
-        for slot, length in enumerate(lengths):
-            arrays += [np.repeat(self._token_types[2 * slot + 1], length), self._token_types[2 * slot + 2]]
-        return np.concatenate(arrays)
+        segments = tuple(np.repeat(types, length) for types, length in zip(self._token_types[1::2], lengths))
+        return self._interleave(self._token_types[::2], segments)
 
     def example(self, text: TokenizedDocument, *ranges: tuple[int, int], with_token_types: bool = False) -> Example:
         """The example of token ranges [start, stop) of a text, with word_ids if the text has them."""

@@ -26,8 +26,7 @@ class DataCollatorForTranslation(SourceTargetCollator):
 class Translation(DataCollatorForTranslation, Objective):
     """Predict each word of a translation from the text and from its predecessors.
 
-    A pair with a side longer than `max_length` is skipped and counted: a truncated text would not match its
-    translation.
+    A pair with a side longer than `max_length` is skipped and counted.
 
     | document | input | targets |
     |---|---|---|
@@ -83,15 +82,12 @@ class Translation(DataCollatorForTranslation, Objective):
     def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
         """Counts of `count_targets`, and unknown source tokens."""
         unknown = int((batch["input_ids"] == self.tokenizer.unk_token_id).sum())
-        return {**count_targets(batch, self.tokenizer.target_unknown_id), "unknown": unknown}
+        return {**count_targets(batch, self.tokenizer.target_unknown_id), "unknown_sources": unknown}
 
     def rates(self, counts: Mapping[str, int]) -> dict[str, float]:
         """Rates of `target_rates`, and the share of unknown source tokens."""
-        return {
-            **target_rates(counts),
-            "target_fill": counts["targets"] / max(1, counts["target_positions"]),
-            "unknown": counts["unknown"] / max(1, counts["tokens"]),
-        }
+        unknown_share = counts["unknown_sources"] / max(1, counts["tokens"])
+        return {**target_rates(counts), "unknown_source_share": unknown_share}
 
 
 @dataclass
@@ -162,10 +158,8 @@ class DataCollatorForTranslationWithLanguageModels(DataCollatorForTranslation):
 
 @dataclass
 class TranslationWithLanguageModels(DataCollatorForTranslationWithLanguageModels, Translation):
-    """Translation, and language modelling of both languages, so that the pretrained language models are not forgotten
-    (Ramachandran et al. 2016).
-
-    The three losses have equal weight and use both sides of each pair.
+    """Translation and language modelling of both sides of each pair, three losses with equal weight, so that pretrained
+    language models are not forgotten.
 
     | document | input | targets |
     |---|---|---|

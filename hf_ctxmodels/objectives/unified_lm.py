@@ -44,7 +44,7 @@ class DataCollatorForUnifiedLM(SentencePairCollator):
         next_sentence_label: Of a bidirectional pair; -100 of other sequences; returned as (batch,).
     """
 
-    label = "next_sentence_label"
+    label, label_classes = "next_sentence_label", {"random_next": RANDOM}
     rule_class = SkipgramRule
 
     ngram: int = field(default=1, init=False)
@@ -57,9 +57,8 @@ class UnifiedLM(DataCollatorForUnifiedLM, SentencePairs):
     """UniLM's objective: predict masked tokens of sequences with four attention patterns.
 
     The pattern is sampled by the shares, and the token types represent it. A bidirectional sequence is a pair as for
-    next-sentence prediction, with its label; half of the second segments are of another document. A source and its
-    target are two neighbouring segments of a document, both with masked tokens; a single sentence is split at a random
-    token. A unidirectional sequence is one segment. Examples are filled as in `SentencePairs`.
+    next-sentence prediction, with its label. A source and its target are two neighbouring segments of a document, both
+    with masked tokens; a single sentence is split at a random token. Examples are filled as in `SentencePairs`.
 
     | example | token types | a token attends to |
     |---|---|---|
@@ -129,32 +128,25 @@ class UnifiedLM(DataCollatorForUnifiedLM, SentencePairs):
         return example
 
     def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
-        """Counts of the masking, examples of each attention pattern, and random second segments."""
-        types, labels = batch["token_type_ids"].amax(1), batch[self.label]
+        """Counts of the masking and the pairs, and examples of each attention pattern."""
+        types = batch["token_type_ids"].amax(1)
         patterns = {
             "bidirectional": types <= 1,
             "sequence_to_sequence": types >= 4,
             "left_to_right": types == 2,
             "right_to_left": types == 3,
-            "random_next": labels == RANDOM,
         }
         return {**super().count(batch), **{name: int(examples.sum()) for name, examples in patterns.items()}}
 
     def rates(self, counts: Mapping[str, int]) -> dict[str, float]:
-        """Shares of the masking, of the attention patterns, and of random second segments."""
-        examples = max(1, counts["rows"])
-        return {
-            **super().rates(counts),
-            **{f"{pattern}_share": counts[pattern] / examples for pattern in ATTENTION_PATTERNS},
-            "random_next_share": counts["random_next"] / max(1, counts["bidirectional"]),
-        }
+        """Shares of the masking, the pairs and the attention patterns."""
+        shares = {f"{name}_share": counts[name] / max(1, counts["examples"]) for name in ATTENTION_PATTERNS}
+        return {**super().rates(counts), **shares}
 
 
 def generation_config_fields(tokenizer: PreTrainedTokenizerBase, query_id: int | None) -> dict[str, Any]:
-    """Configuration fields of an encoder that generates; raises CtxError if the tokenizer lacks a token.
-
-    `query_id` is the id of the token whose output predicts a target; None for the mask token.
-    """
+    """Configuration fields of an encoder that generates; raises CtxError if the tokenizer lacks a token. `query_id` is
+    the token whose output predicts a target; None for the mask token."""
     use = "the generation of targets requires"
     return {
         "query_token_id": required_token(tokenizer, "mask_token", use) if query_id is None else query_id,

@@ -1,16 +1,18 @@
 """Masking of words, phrases and entities as units, with pairs of segments (Sun et al. 2019, section 3.2)."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Literal, get_args
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
-import torch
+from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.constants import IGNORE_INDEX
+from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import check_choice, flag
+from hf_ctxmodels.data.text_files import read_lines
 from hf_ctxmodels.objectives.masking import UnitMaskingRule
-from hf_ctxmodels.objectives.phrases import Phrases
 from hf_ctxmodels.objectives.sentence_pairs import (
     CONTINUATION,
     RANDOM,
@@ -21,9 +23,80 @@ from hf_ctxmodels.objectives.sentence_pairs import (
     SentencePairs,
     next_sentence_pairs,
 )
-from hf_ctxmodels.objectives.tokenized_documents import TokenizedDocument, sentence_chunks
+from hf_ctxmodels.objectives.tokenized_documents import NO_WORD, TokenizedDocument, sentence_chunks
 
 Pairs = Literal["random", "swapped"]
+_END = None  # key of a trie node at which a phrase ends
+Word = tuple[int, ...]
+
+
+class Phrases:
+    """A list of phrases, matched as sequences of tokenized words from left to right, the longest first; single words
+    and phrases with an unknown token are skipped."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, phrases: Iterable[str]) -> None:
+        self.tokenizer = tokenizer
+        self._root: dict[Word | None, Any] = {}
+        for phrase in phrases:
+            encoded = tokenizer(phrase, add_special_tokens=False, verbose=False)
+            ids = encoded["input_ids"]
+            words = list(_split_words(np.array(ids), np.array(encoded.word_ids())))
+            if len(words) < 2 or tokenizer.unk_token_id in ids:
+                continue
+            node = self._root
+            for word in words:
+                node = node.setdefault(word, {})
+            node[_END] = True
+        self._first_tokens = np.unique([word[0] for word in self._root if word])
+
+    @classmethod
+    def from_file(cls, tokenizer: PreTrainedTokenizerBase, file: str | Path) -> Self:
+        """The phrases of a file, one per line, or none for an empty name; raises CtxError if it has no valid phrase."""
+        if not file:
+            return cls(tokenizer, ())
+        phrases = cls(tokenizer, filter(None, (line.strip() for line in read_lines(Path(file)))))
+        if not phrases._root:
+            raise CtxError(
+                "There is no phrase of two or more words in the tokenizer's vocabulary.",
+                location=str(file),
+                hint="write one phrase per line, for example with `hf-ctxmodels data units`.",
+            )
+        return phrases
+
+    def join(self, ids: np.ndarray, word_ids: np.ndarray) -> np.ndarray:
+        """(tokens,) numbers of the units of a text, phrases and other words; `NO_WORD` is preserved."""
+        words = list(_split_words(ids, word_ids))
+        starts = np.flatnonzero(np.diff(word_ids, prepend=NO_WORD - 1) != 0)
+        units = np.arange(len(words))
+        end = 0
+        for first in np.flatnonzero(np.isin(ids[starts], self._first_tokens)).tolist():
+            if first < end:  # inside the previous phrase
+                continue
+            node, end = self._root, first + 1
+            for number in range(first, len(words)):
+                if (child := node.get(words[number])) is None:
+                    break
+                node = child
+                if _END in node:
+                    end = number + 1
+            units[first:end] = first
+        joined = np.repeat(units, np.diff(np.append(starts, len(ids)))).astype(np.int32)
+        return np.where(word_ids == NO_WORD, NO_WORD, joined).astype(np.int32)
+
+    def join_document(self, document: TokenizedDocument) -> TokenizedDocument:
+        """The document with units as words: its `units` if it has any, else these phrases."""
+        phrases = Phrases(self.tokenizer, document.units) if document.units else self
+        if document.word_ids is None or not phrases._root:
+            return document
+        return replace(document, word_ids=phrases.join(document.ids, document.word_ids))
+
+
+def _split_words(ids: np.ndarray, word_ids: np.ndarray) -> Iterator[Word]:
+    """The words of a text; special tokens are empty words, which no phrase contains."""
+    if len(ids):
+        cuts = np.flatnonzero(np.diff(word_ids)) + 1
+        for tokens, numbers in zip(np.split(ids, cuts), np.split(word_ids, cuts), strict=True):
+            yield () if numbers[0] == NO_WORD else tuple(tokens.tolist())
 
 
 @dataclass
@@ -33,11 +106,10 @@ class DataCollatorForUnitMaskingWithPairs(SentencePairCollator):
 
     Each feature holds, in addition to the columns of `DataCollatorForMaskedLM`:
         word_ids: (tokens,) numbers of units; -1 for special tokens.
-        next_sentence_labels: 0 when the second segment follows the first, 1 when not, -100 for one segment;
-            returned as (batch,).
+        next_sentence_labels: 0 if the second segment follows the first, else 1; -100 for one segment.
     """
 
-    label = "next_sentence_labels"
+    label, label_classes = "next_sentence_labels", {"random_next": RANDOM}
     rule_class = UnitMaskingRule
 
     whole_word: bool = field(default=True, init=False)
@@ -51,10 +123,9 @@ class UnitMaskingWithPairs(DataCollatorForUnitMaskingWithPairs, SentencePairs):
     """ERNIE 1.0's objective: predict masked words, phrases or entities, and whether two segments belong together.
 
     15% of the units are selected, at least one. All tokens of a unit are targets, and each is replaced independently.
-    The units are words and, with `units`, the phrases of a file, matched from left to right, the longest first; the
-    phrases of a document (`--units_column`) replace them. The stages of the paper (words, phrases, entities) are runs
-    with different files, each continued from the previous run. With `unit_rows` below 1 the other examples have masks
-    of single tokens.
+    The units are words and, with `units`, the phrases of a file; the phrases of a document (`--units_column`) replace
+    them. The stages of the paper (words, phrases, entities) are runs with different files, each continued from the
+    previous one.
 
     | document | example | targets |
     |---|---|---|
@@ -112,11 +183,3 @@ class UnitMaskingWithPairs(DataCollatorForUnitMaskingWithPairs, SentencePairs):
             halves = (Segment(document, text.start, middle), Segment(document, middle, text.stop))
             is_swapped = rng.random() < 0.5
             yield LabelledSegments(halves[::-1], RANDOM) if is_swapped else LabelledSegments(halves, CONTINUATION)
-
-    def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
-        """Counts of the masking, and negative pairs."""
-        return {**super().count(batch), "random_next": int((batch[self.label] == RANDOM).sum())}
-
-    def rates(self, counts: Mapping[str, int]) -> dict[str, float]:
-        """Shares of the masking, and of negative pairs."""
-        return {**super().rates(counts), "random_next_share": counts["random_next"] / max(1, counts["rows"])}

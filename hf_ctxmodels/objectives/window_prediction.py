@@ -34,9 +34,8 @@ Output = Literal["negative-sampling", "hierarchical-softmax"]
 class DataCollatorForWindowPrediction(PaddingCollator):
     """Subsamples frequent words, and samples a window size for every remaining word and negatives.
 
-    Windows are over the remaining words, as in the released code, so subsampling widens them. All sampling for example
-    i in epoch e depends on (seed, e, i) only. Short examples are concatenated to rows as long as the longest example,
-    with padding between them.
+    Windows are over the remaining words, as in the released code, so subsampling widens them. Short examples are
+    concatenated to rows as long as the longest example, with padding between them.
 
     Each feature holds:
         input_ids: (words,) without special tokens.
@@ -49,12 +48,6 @@ class DataCollatorForWindowPrediction(PaddingCollator):
         paths, codes: (rows, width / block, block, depth), see `HuffmanTree`.
 
     The tokenizer has `counts` (see `CtxWordTokenizer`); see `subsampling_probabilities` and `NoiseDistribution`.
-
-    Example:
-        >>> collate = DataCollatorForWindowPrediction(tokenizer, seed=1)
-        >>> batch = collate([{"input_ids": tokenizer("a cat sat").input_ids, "example_index": 0, "epoch": 0}])
-        >>> sorted(batch)
-        ['attention_mask', 'input_ids', 'labels', 'negatives', 'windows']
     """
 
     output: Output = flag("negative-sampling", "Loss: negative-sampling or hierarchical-softmax.")

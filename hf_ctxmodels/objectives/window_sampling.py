@@ -1,8 +1,5 @@
-"""Subsampling, windows, noise distribution and Huffman tree of word2vec (Mikolov et al. 2013b, sections 2.1 to 2.3).
-
-`window_kernels` has `subsample`, `place_words` and `sample_negatives` compiled, with equal results; their examples are
-concatenated without padding.
-"""
+"""Subsampling, windows, noise distribution and Huffman tree of word2vec (Mikolov et al. 2013b, sections 2.1 to 2.3);
+`window_kernels` has `subsample`, `place_words` and `sample_negatives` compiled, with equal results."""
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase

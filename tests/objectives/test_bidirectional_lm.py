@@ -83,7 +83,7 @@ def test_rates_and_statistics(tokenizer: CtxElmoTokenizer) -> None:
     rates = objective.rates(objective.count(objective.collate(rows)))
     words = objective.statistics["tokens"]
     assert rates["targets_per_word"] == pytest.approx((2 * words - 2 * 3) / words)  # every sentence lacks two
-    assert 0 < rates["unknown_targets"] < 1
+    assert 0 < rates["unknown_target_share"] < 1
 
 
 def test_whether_the_state_is_carried(tokenizer: CtxElmoTokenizer) -> None:

@@ -131,7 +131,7 @@ def test_the_distance_of_two_sentences(tokenizer):
     assert {tuple(map(len, numbers_of(row))) for row in short} <= {(9, 4), (7, 6), (4, 9), (6, 7)}, "long ones are cut"
     batch = objective.collate([{**row, "example_index": i, "epoch": 0} for i, row in enumerate(rows)])
     rates = objective.rates(objective.count(batch))
-    assert [rates[f"sentence_distance_{k}"] for k in range(3)] == pytest.approx(
+    assert [rates[f"sentence_distance_{k}_share"] for k in range(3)] == pytest.approx(
         [targets[k] / len(rows) for k in range(3)]
     )
 
@@ -183,9 +183,9 @@ def test_batches_of_several_tasks(tokenizer, documents):
     assert not torch.equal(later["labels"], batch["labels"])
     rates = objective.rates(objective.count(batch))
     shares = Counter(list(TASKS)[row["task"]] for row in rows)
-    assert rates["share_masked"] == pytest.approx(shares["knowledge_masking"] / len(rows))
-    assert rates["share_query_title"] == pytest.approx(2 / len(rows))
-    assert (rates["query_title_0"], rates["query_title_1"], rates["query_title_2"]) == (0.5, 0.0, 0.5)
+    assert rates["masked_share"] == pytest.approx(shares["knowledge_masking"] / len(rows))
+    assert rates["query_title_share"] == pytest.approx(2 / len(rows))
+    assert tuple(rates[f"query_title_{k}_share"] for k in range(3)) == (0.5, 0.0, 0.5)
     assert rates["selected_share"] == pytest.approx(0.5, abs=0.2)
 
 

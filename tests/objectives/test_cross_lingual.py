@@ -91,7 +91,7 @@ def test_rows_of_pairs(tokenizer: CtxXLMTokenizer) -> None:
         number += 1
     assert 0 < number == len(batch["input_ids"]) < len(PAIRS)
     assert objective.statistics["left_out"] == len(PAIRS) - number
-    assert objective.rates(objective.count(batch))["translation_rows"] == 1
+    assert objective.rates(objective.count(batch))["translation_share"] == 1
 
 
 def slow_mask(ids: list[int], scores: list[float] | None, size: int, seed: int) -> tuple[list[int], list[int]]:
@@ -144,8 +144,8 @@ def test_rates(tokenizer: CtxXLMTokenizer, alpha: float) -> None:
     else:
         assert rates["selected_share"] == pytest.approx(0.15, abs=0.01)
     assert rates["mask_token_share"] == pytest.approx(0.8, abs=0.02)
-    assert rates["kept_token_share"] == pytest.approx(0.1, abs=0.02)
-    assert rates["translation_rows"] == 0
+    assert rates["unchanged_token_share"] == pytest.approx(0.1, abs=0.02)
+    assert rates["translation_share"] == 0
     random = selected & (batch["input_ids"] != MASK) & (batch["input_ids"] != batch["labels"])
     assert {0, PAD, 3, 4} <= set(batch["input_ids"][random].tolist()), "any token, special ones too"
     chosen = Counter(batch["labels"][selected].tolist())

@@ -236,7 +236,7 @@ def test_realised_rates(tokenizer: CtxBertTokenizer) -> None:
     assert rates["targets_per_word"] * rates["source_length"] == pytest.approx(1)
     # 114 words of 380 in about 38 spans, of which a fifth begin within others
     assert rates["source_length"] == pytest.approx(1 - 0.3 * (1 - 1 / 3), abs=0.03)
-    assert rates["masks"] == pytest.approx(0.08 / rates["source_length"], abs=0.01)
+    assert rates["mask_token_share"] == pytest.approx(0.08 / rates["source_length"], abs=0.01)
 
 
 def test_what_cannot_be_right(tokenizer: CtxBertTokenizer) -> None:

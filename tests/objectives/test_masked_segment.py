@@ -96,8 +96,8 @@ def test_realised_rates(tokenizer: CtxBertTokenizer) -> None:
     rows = ExampleSet.build(objective.examples(numbered_documents([[38] * 60])[0]))
     batch = objective.collate([rows[number] for number in range(60)])
     rates = objective.rates(objective.count(batch))
-    assert rates["segment"] == 0.5
-    assert rates["masks"] == pytest.approx(0.8, abs=0.03)
+    assert rates["targets_per_word"] == 0.5
+    assert rates["mask_token_share"] == pytest.approx(0.8, abs=0.03)
     firsts = [int(ids) for ids in batch["decoder_position_ids"][:, 0]]
     draws = [objective.segments(40, np.random.default_rng(seed))[0] for seed in range(4000)]
     assert np.mean(np.array(draws) == 1) == pytest.approx(0.2 + 0.6 / 20, abs=0.02)
@@ -156,7 +156,7 @@ def test_a_segment_in_pieces(tokenizer: CtxBertTokenizer) -> None:
         places = batch["decoder_position_ids"][number][steps] + 1
         assert batch["labels"][number][steps].tolist() == clean[places].tolist()
         assert batch["decoder_input_ids"][number][steps].tolist() == clean[places - 1].tolist()
-    assert objective.rates(objective.count(batch))["segment"] == pytest.approx(0.5, abs=0.03)
+    assert objective.rates(objective.count(batch))["targets_per_word"] == pytest.approx(0.5, abs=0.03)
 
 
 def test_masked_translation(subtests) -> None:
@@ -201,13 +201,13 @@ def test_masked_translation(subtests) -> None:
                     masked, inner = masked + int((~kept).sum()), inner + len(ids) - 2
             assert torch.equal(again["input_ids"][1][:7], batch["input_ids"][0][:7]), "a row's masks are its own"
             rates = objective.rates(objective.count(batch))
-            assert rates["given_changed"] == pytest.approx(changed / given)
+            assert rates["decoder_change_share"] == pytest.approx(changed / given)
             budgets = [round(expected * length) or 1 for length in (4, 3)] if expected else [0, 0]
-            assert rates["given_masks"] == pytest.approx(0.8 * sum(budgets) / 7, abs=0.04)
+            assert rates["decoder_mask_share"] == pytest.approx(0.8 * sum(budgets) / 7, abs=0.04)
             if not options:
                 assert masked / inner == pytest.approx(0.25, abs=0.04)
                 assert masked == objective.count(batch)["masks"], "by mask tokens alone"
-            assert (rates["given_changed"] == 0) == (expected == 0)
+            assert (rates["decoder_change_share"] == 0) == (expected == 0)
     torch.manual_seed(0)
     size = {"hidden_size": 32, "num_attention_heads": 4, "decoder_attention_heads": 4, "initializer_range": 0.2}
     config = CtxMassConfig(vocab_size=len(tokenizer), **size, **objective.config_fields)

@@ -60,8 +60,8 @@ def test_selected_tokens_meet_their_fates_in_the_shares_asked_for(tokenizer, mas
     bound = 5 * 0.5 / 12000**0.5  # five standard deviations at most
     assert rates["mask_token_share"] == pytest.approx(mask_share, abs=bound)
     assert rates["random_token_share"] == pytest.approx(random_share, abs=bound)
-    assert rates["kept_token_share"] == pytest.approx(1 - mask_share - random_share, abs=bound)
-    assert rates["predictions_per_row"] == 30
+    assert rates["unchanged_token_share"] == pytest.approx(1 - mask_share - random_share, abs=bound)
+    assert rates["predictions_per_example"] == 30
 
 
 def test_every_position_and_every_word_is_equally_likely(tokenizer):

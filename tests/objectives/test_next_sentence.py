@@ -170,5 +170,5 @@ def test_batches_name_what_the_head_takes(tokenizer):
     assert sorted(batch) == ["attention_mask", "input_ids", "labels", "next_sentence_label", "token_type_ids"]
     assert batch["next_sentence_label"].tolist() == [row["next_sentence_label"] for row in rows]
     counts = objective.count(batch)
-    assert counts["rows"] == len(rows)
+    assert counts["examples"] == len(rows)
     assert objective.rates(counts)["random_next_share"] == batch["next_sentence_label"].double().mean()

@@ -166,7 +166,7 @@ def test_one_token_in_six_is_predicted_and_spans_are_as_long_as_drawn(trailing_t
     batch = objective.collate([{**row, "example_index": index, "epoch": 0} for index, row in enumerate(rows)])
     rates = objective.rates(objective.count(batch))
     assert rates["selected_share"] == pytest.approx(1 / 6, rel=0.03)
-    assert rates["predictions_per_row"] == pytest.approx((batch["labels"] != IGNORE_INDEX).sum() / len(rows))
+    assert rates["predictions_per_example"] == pytest.approx((batch["labels"] != IGNORE_INDEX).sum() / len(rows))
     assert rates["tokens_per_span"] == pytest.approx(5 / (1 + 1 / 2 + 1 / 3 + 1 / 4 + 1 / 5), rel=0.07)
 
 

@@ -14,7 +14,7 @@ from transformers import AlbertConfig, AlbertForPreTraining
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.objectives import MaskedLMWithSentenceOrder
 from hf_ctxmodels.objectives.masking import IGNORE_INDEX
-from hf_ctxmodels.objectives.sentence_order import IN_ORDER, SWAPPED, OneSegment
+from hf_ctxmodels.objectives.sentence_order import SWAPPED, OneSegment
 from hf_ctxmodels.objectives.tokenized_documents import sentence_chunks
 
 CLS, SEP = 2, 3
@@ -68,8 +68,8 @@ def test_segments_are_neighbours_of_one_document(tokenizer, shape, max_length, s
             assert (label, one_segment) == (SWAPPED, "random")
             alone += 1
         else:
-            first, second = segments if label == IN_ORDER else segments[::-1]
-            assert label in (IN_ORDER, SWAPPED)
+            first, second = segments[::-1] if label == SWAPPED else segments
+            assert label in (0, SWAPPED)
             assert first[-1] < second[0]
             if len(example["input_ids"]) < max_length:
                 assert second[0] == first[-1] + 1, "nothing was cut, so the segments are neighbours"
@@ -162,7 +162,7 @@ def test_batches_name_what_the_head_takes(tokenizer, ngram):
     assert batch["sentence_order_label"].tolist() == [row["sentence_order_label"] for row in rows]
     counts = objective.count(batch)
     labelled = batch["sentence_order_label"] != IGNORE_INDEX
-    assert counts["labelled_rows"] == labelled.sum() < counts["rows"] == len(rows)
+    assert counts["labelled_pairs"] == labelled.sum() < counts["examples"] == len(rows)
     shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     upstream = AlbertForPreTraining(AlbertConfig(vocab_size=len(tokenizer), embedding_size=8, **shape))
     assert torch.isfinite(upstream(**batch).loss)

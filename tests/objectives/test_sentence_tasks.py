@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from hf_ctxmodels import CtxCoveTokenizer, CtxError, CtxGenSenTokenizer
-from hf_ctxmodels.data import Documents, ExampleSet, MixtureBatchSampler, SampledMixture, load_documents
+from hf_ctxmodels.data import Documents, ExampleSet, MixtureBatchSampler, load_documents
+from hf_ctxmodels.data.training_set import mix_tasks
 from hf_ctxmodels.objectives import SentenceTasks
 
 TEXT = "The cat sat. It slept!\nThen a dog came.\n\nAlone.\n\nA garden. A bridge.\n"
@@ -115,9 +116,9 @@ def test_batches_of_one_task_and_of_several(documents: Documents, tokenizer: Ctx
     pairs = [row for row in rows if row["relation"] >= 0]
     assert (objective.collate(pairs)["labels"] == -100).all()
     rates = objective.rates(Counter(objective.count(batch)) + Counter(objective.count(objective.collate(pairs))))
-    assert rates["share_relations"] == pytest.approx(4 / 13)
-    assert rates["share_next"] == pytest.approx(3 / 13)
-    assert rates["share_<parse>"] == pytest.approx(1 / 13)
+    assert rates["relations_share"] == pytest.approx(4 / 13)
+    assert rates["next_share"] == pytest.approx(3 / 13)
+    assert rates["<parse>_share"] == pytest.approx(1 / 13)
 
 
 def test_long_ones_are_left_out_and_counted(documents: Documents, tokenizer: CtxGenSenTokenizer) -> None:
@@ -136,7 +137,7 @@ def test_long_ones_are_left_out_and_counted(documents: Documents, tokenizer: Ctx
 def test_every_batch_is_of_one_task(documents: Documents, tokenizer: CtxGenSenTokenizer) -> None:
     objective = SentenceTasks(tokenizer, max_length=30, seed=0)
     examples = ExampleSet.build(objective.examples(documents))
-    mixture = SampledMixture.by_column(examples, objective.sampling.task_column, objective.sampling.task_periods)
+    mixture = mix_tasks(examples, objective.sampling)
     assert len(mixture) == len(examples)
     batches = [[mixture[key] for key in batch] for batch in islice(MixtureBatchSampler(mixture, 3, seed=1), 400)]
     tasks = [{int(row["task"]) for row in batch} for batch in batches]
@@ -156,7 +157,7 @@ def test_relations_like_the_others(documents: Documents, tokenizer: CtxGenSenTok
     objective = SentenceTasks(tokenizer, max_length=30, seed=0, relations_every=0)
     assert objective.sampling.task_periods == {}
     alone = SentenceTasks(tokenizer, max_length=30, seed=0, tasks="relations")
-    mixture = SampledMixture.by_column(ExampleSet.build(alone.examples(documents)), "task", alone.sampling.task_periods)
+    mixture = mix_tasks(ExampleSet.build(alone.examples(documents)), alone.sampling)
     assert set(mixture.choose(np.arange(50), seed=0).tolist()) == {0}
 
 

@@ -49,11 +49,11 @@ def test_counts(tokenizer: CtxSeqaeTokenizer) -> None:
     objective, rows = examples(tokenizer, 21)
     counts = objective.count(objective.collate(rows))
     words = objective.statistics["tokens"]
-    assert counts["rows"] == len(rows)
+    assert counts["examples"] == len(rows)
     assert counts["targets"] == words + len(rows)
     assert counts["tokens"] == 2 * words + len(rows)
     assert objective.statistics["cut"] == len(rows) - len(DOCUMENTS)
-    assert objective.rates(counts)["targets_per_row"] == pytest.approx(counts["targets"] / len(rows))
+    assert objective.rates(counts)["targets_per_example"] == pytest.approx(counts["targets"] / len(rows))
 
 
 def test_every_pass_and_every_seed_ask_the_same(tokenizer: CtxSeqaeTokenizer) -> None:

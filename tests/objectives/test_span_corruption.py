@@ -163,8 +163,8 @@ def test_realised_rates(words: CtxT5Tokenizer, variant: str, share: float, lengt
     rates = objective.rates(counts)
     assert rates["noise_share"] == pytest.approx(share, rel=0.1)
     assert rates["span_length"] == pytest.approx(length, rel=0.1 if variant == "prefix-lm" else 0.03)
-    assert (rates["spans_per_row"] == 1) == (variant == "prefix-lm")
-    assert rates["target_fill"] == (1 if variant in ("spans", "denoise") else pytest.approx(0.75, abs=0.2))
+    assert (rates["spans_per_example"] == 1) == (variant == "prefix-lm")
+    assert rates["target_fill_share"] == (1 if variant in ("spans", "denoise") else pytest.approx(0.75, abs=0.2))
 
 
 def test_what_is_refused(words: CtxT5Tokenizer, tokenizer) -> None:

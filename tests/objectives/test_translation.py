@@ -60,7 +60,7 @@ def test_rows_and_batches(files: tuple[Path, Path], tokenizer: CtxCoveTokenizer)
         assert (labels[len(row["labels"]) :] == -100).all()
     counts = objective.count(batch)
     assert counts["targets"] == sum(len(row["labels"]) for row in rows)
-    assert objective.rates(counts)["unknown"] == objective.rates(counts)["unknown_targets"] == 0
+    assert objective.rates(counts)["unknown_source_share"] == objective.rates(counts)["unknown_target_share"] == 0
     assert objective.config_fields["target_vocab_size"] == len(tokenizer.target_words)
 
 

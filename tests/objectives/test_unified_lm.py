@@ -134,8 +134,8 @@ def test_masked_targets(tokenizer, monkeypatch, side):
             ends += labels[4] == SEP
         counts.update(objective.count(batch))
     rates = objective.rates(counts)
-    assert rates["predicted_ends"] == pytest.approx(ends / (12 * 40))
-    assert rates["predicted_ends"] == pytest.approx(3 / 5, abs=0.08)
+    assert rates["predicted_end_share"] == pytest.approx(ends / (12 * 40))
+    assert rates["predicted_end_share"] == pytest.approx(3 / 5, abs=0.08)
     assert rates["mask_token_share"] == pytest.approx(0.8, abs=0.04)
 
 

@@ -15,7 +15,7 @@ from hf_ctxmodels.data import load_documents
 from hf_ctxmodels.data.seeding import generator
 from hf_ctxmodels.objectives import TokenMasker, UnitMaskingWithPairs
 from hf_ctxmodels.objectives.masking import IGNORE_INDEX, UnitMaskingRule
-from hf_ctxmodels.objectives.phrases import Phrases
+from hf_ctxmodels.objectives.unit_masking import Phrases
 
 CLS, SEP, MASK = 2, 3, 4
 WORDS = ["wa", "wb", "wc", "waxa", "wbxaxb"]  # of one, two and three tokens
