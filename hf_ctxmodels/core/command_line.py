@@ -80,8 +80,6 @@ def parse_arguments(
     at the start of the command line: the same checks apply, and the command line overrides the recipe.
 
     Args:
-        sections: Dataclasses, or tuples of a dataclass and the names of the fields that become flags. Each field is
-            declared by `core.flags.flag` or `choice_flag`.
         description: First lines of `--help`.
         argv: The command line without the program name; `sys.argv[1:]` by default.
         essential: The flags that `--help` shows first.
@@ -224,16 +222,8 @@ def packaged_folder(name: str) -> Path:
 
 
 def find_packaged(name: str, folder: str, description: str, flag: str) -> Path:
-    """A YAML file: a path, or the name of a file in a `packaged_folder`.
-
-    Args:
-        name: The path or name.
-        folder: Name of the packaged folder.
-        description, flag: Description of the file and name of the flag, for the error.
-
-    Raises:
-        CtxError: There is neither.
-    """
+    """A YAML file: a path, or the name of a file in a `packaged_folder`; raises CtxError, with a description of the
+    file and the flag, if there is neither."""
     path = Path(name)
     packaged = packaged_folder(folder) / f"{name.removesuffix('.yaml')}.yaml"
     if path.is_file() or path.name != name:
@@ -253,14 +243,7 @@ def recipe_flags(path: Path, names: set[str]) -> list[str]:
 
     A list gives several values. A mapping of mappings names values and their nested options: `{"optimizer": {"adamw":
     {"beta2": 0.98}}}` is `["--optimizer", "adamw:beta2=0.98"]`. Any other mapping gives `key=value` pairs. `null` or an
-    empty value gives no flag.
-
-    Args:
-        path: The YAML file.
-        names: The flags of the command.
-
-    Raises:
-        CtxError: The file is no mapping of flags to values.
+    empty value gives no flag. Raises CtxError if the YAML file is no mapping of names of flags to values.
     """
     try:
         # BaseLoader keeps scalars as text, so that `no`, `1e-4` and `on` are parsed as flags

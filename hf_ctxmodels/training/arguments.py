@@ -145,9 +145,6 @@ class LoopArguments:
     """Training.
 
     `optimizer` and `lr_scheduler` may be given as on the command line, `"adamw:beta2=0.98"`.
-
-    Raises:
-        CtxError: A value is out of range, or not exactly one of `max_steps` and `num_train_epochs` is given.
     """
 
     output_dir: str = flag(REQUIRED, "Directory for the model, its checkpoints and logs.")

@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 from transformers import TrainerCallback
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.training.checkpoint_files import checkpoint_path
 
 
 class FinetuningCallback(TrainerCallback):
@@ -19,8 +20,8 @@ class FinetuningCallback(TrainerCallback):
     - `on_train_begin` gets `has_evaluation` (whether there is validation data) and `checkpoint` (the directory to
       resume from, or None), and is called before the learning-rate schedule is made;
     - `on_pre_optimizer_step` gets `gradient_scale` (the factor of float16 loss scaling) and `logs` (a dictionary for
-      0-dimensional tensors; entries named `..._loss` are added to the logged loss), and is called before gradients are
-      clipped. Trainer calls it after clipping;
+      0-dimensional tensors; entries named `..._loss` are added to the logged loss), and is called before clipping,
+      unlike in Trainer;
     - `on_save` gets `checkpoint`, the directory that is being written.
 
     `args` are the loop's `LoopArguments`, or `TrainingArguments`. A callback that changes the weights in `on_evaluate`
@@ -28,8 +29,7 @@ class FinetuningCallback(TrainerCallback):
 
     Attributes:
         requires_full_weights: Whether every process must hold all weights (no sharding).
-        requires_single_process: Whether the callback changes which parameters have gradients; other processes would
-            wait for the gradients of frozen parameters.
+        requires_single_process: Whether the callback changes which parameters have gradients.
 
     Example:
         >>> penalty = L2SPPenalty(model, 0.01)  # doctest: +SKIP
@@ -70,4 +70,4 @@ def unwrap_optimizer(optimizer: Any) -> Optimizer:
 
 def checkpoint_directory(args: Any, state: Any, checkpoint: Path | None) -> Path:
     """The checkpoint of the current step: the one that the training loop passes, or Trainer's."""
-    return Path(args.output_dir) / f"checkpoint-{state.global_step}" if checkpoint is None else checkpoint
+    return checkpoint_path(args.output_dir, state.global_step) if checkpoint is None else checkpoint

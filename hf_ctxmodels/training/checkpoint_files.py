@@ -38,10 +38,8 @@ def locked_output_dir(
 ) -> Iterator[Path | None]:
     """Lock the output directory for one run and remove unfinished files; yields the verified checkpoint to resume from.
 
-    Raises:
-        CtxError: The directory cannot be created, another run has locked it, it contains a run or a model that is
-            neither to be resumed nor to be overwritten, or the newest checkpoint is damaged. All processes raise the
-            same error.
+    All processes raise CtxError if the directory cannot be created, is locked by another run, contains a run or a model
+    that is neither to be resumed nor to be overwritten, or the newest checkpoint is damaged.
     """
     output_dir = Path(arguments.output_dir)
     # the operating system releases the lock when the process ends; file systems without locks are not locked
@@ -91,8 +89,7 @@ def _lock(lock: FileLock, output_dir: Path) -> None:
 
 
 def _prepare_output_dir(output_dir: Path, arguments: LoopArguments, tokenizer: PreTrainedTokenizerBase | None) -> None:
-    """Refuse to replace an existing run, or delete it if `overwrite` is set; remove files that a killed run left
-    half-written or half-deleted."""
+    """Refuse to replace an existing run, or delete it if `overwrite` is set; remove files of a killed run."""
     existing = list_checkpoints(output_dir)
     if existing and not (arguments.resume or arguments.overwrite):
         raise CtxError(
@@ -132,11 +129,7 @@ def list_checkpoints(output_dir: str | Path) -> list[Path]:
 
 
 def latest_checkpoint(output_dir: str | Path) -> Path | None:
-    """The newest checkpoint after verification, or None.
-
-    Raises:
-        CtxError: It is damaged; the message names the files and the newest undamaged checkpoint.
-    """
+    """The newest checkpoint, or None; raises CtxError with the damaged files and the newest undamaged checkpoint."""
     checkpoints = list_checkpoints(output_dir)
     if not checkpoints or not (damages := damaged_files(checkpoints[-1])):
         return checkpoints[-1] if checkpoints else None
@@ -180,10 +173,8 @@ def commit_checkpoint(temporary: Path, final: Path) -> None:
 
 
 def publish_files(temporary: Path, directory: Path) -> None:
-    """Move all files of `temporary` and its folders into `directory`, each atomically, the manifest last.
-
-    Weights and folders (such as adapters) of an earlier model, listed in its manifest, are removed.
-    """
+    """Move all files of `temporary` and its folders into `directory`, each atomically, the manifest last; weights and
+    folders of an earlier model, listed in its manifest, are removed."""
     files = _write_manifest(temporary)
     try:
         earlier_files = set(_read_manifest(directory))

@@ -35,12 +35,7 @@ def require_configured_backend() -> None:
 
 
 def inactive_parallelism_warnings(distributed_type: DistributedType, num_processes: int, device: str) -> list[str]:
-    """Warnings for parallelism that `accelerate launch` configured through the environment but that is not active.
-
-    Args:
-        distributed_type, num_processes: Of the Accelerator or PartialState.
-        device: Device type, for example "cpu".
-    """
+    """Warnings for parallelism that `accelerate launch` configured but that is not active on the type of device."""
     warnings = [
         f"warning: {name} is configured but not active: {num_processes} process{'es' * (num_processes > 1)} on "
         f"{device}, {'with plain data parallelism' if num_processes > 1 else 'no parallelism'}, and nothing is sharded."

@@ -34,21 +34,15 @@ _EXAMPLES_FOR_FREQUENCIES = 100_000
 
 
 class LossEvaluation:
-    """Evaluation for the training loop: `{"eval_loss": ..., "eval_<component>_loss": ...}` over all examples.
+    """Evaluation for the training loop: `{"eval_loss": ..., "eval_<component>_loss": ...}` over all examples, which are
+    indexed by `(epoch, index)`.
 
     All evaluations use the masks of epoch 0. Each term is the mean over all its targets in the set, whatever the
     batches, and each metric the ratio of its counts over the set.
-
-    Args:
-        examples: Map-style, indexed by `(epoch, index)`.
-        collate: List of examples -> arguments of the model's forward.
-        batch_size: Examples per process and batch.
     """
 
     def __init__(self, examples: Dataset, collate: Collate, batch_size: int) -> None:
-        self._examples = examples
-        self._collate = IndexedCollator(collate)
-        self._batch_size = batch_size
+        self._examples, self._collate, self._batch_size = examples, IndexedCollator(collate), batch_size
         self._target_counts: dict[str, float] | None = None
 
     def __call__(self, model: nn.Module, accelerator: Accelerator) -> dict[str, float]:
@@ -80,8 +74,8 @@ class LossEvaluation:
         return results
 
     def _batches(self, accelerator: Accelerator, description: str) -> Iterator[tuple[Batch, bool]]:
-        """This process's batches, and whether each is counted: sharded models need the same number of forward passes on
-        all processes, so a process without further batches repeats the last one, which is not counted."""
+        """This process's batches, and whether each is counted: a process without further batches repeats the last one,
+        since sharded models need the same number of forward passes on all processes."""
         size = len(self._examples)  # type: ignore[arg-type]
         starts = range(0, size, self._batch_size)
         chunks = [[(0, index) for index in range(start, min(start + self._batch_size, size))] for start in starts]
@@ -109,9 +103,8 @@ class BaselineScore(NamedTuple):
 class FrequencyBaseline:
     """Counts targets in training examples, then scores the baseline on held-out batches.
 
-    Targets with one value per example, and the policy's `token_classes`, are classes, counted in collated training
-    batches. Other targets with several values per example are tokens, counted in the uncorrupted training examples,
-    except the policy's `excluded_ids`. Counts are smoothed by adding 1.
+    Targets with one value per example, and the policy's `token_classes`, are counted in collated training batches,
+    other targets in the uncorrupted training examples, except the policy's `excluded_ids`. Counts are increased by 1.
 
     Attributes:
         tokens: (num_tokens,) counts of the tokens.
@@ -216,16 +209,11 @@ def named_baselines(
     metrics: Mapping[str, float],
     terms: Sequence[str] | None = None,
 ) -> dict[str, float]:
-    """The scores by the names of the metrics: `eval_mlm_loss` -> `baseline_mlm_loss`.
+    """The scores of targets by the names of the metrics of `LossEvaluation`: `eval_mlm_loss` -> `baseline_mlm_loss`.
 
     A term with an F1 detects positives, which are not in the batches. With their share p (`eval_..._share`), the
-    baseline of the loss predicts p everywhere, and the baseline of F1 predicts positives everywhere.
-
-    Args:
-        scores: Scores by target.
-        targets: The head's `loss_targets`, in the order of the loss terms.
-        metrics: From `LossEvaluation`.
-        terms: Names of the loss terms, for heads whose batches may lack targets; None for the terms in `metrics`.
+    baseline of the loss predicts p everywhere, and the baseline of F1 predicts positives everywhere. `terms` are the
+    names of the loss terms of the `targets`; by default the terms in `metrics`.
     """
     if terms is None:
         terms = [name.removeprefix("eval_") for name in metrics if name.endswith("_loss") and name != "eval_loss"]

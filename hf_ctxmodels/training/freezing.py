@@ -16,11 +16,8 @@ def freeze_encoder(model: CtxPreTrainedModel) -> None:
     """Freeze the encoder; its pooler, if it has one, is trained with the heads (Peters et al. 2018, section 3.3; Devlin
     et al. 2019, section 5.3).
 
-    This disables the encoder's dropout (`model.is_encoder_frozen`), so that an example has the same hidden states in
-    each epoch. Tied weights are frozen with the embeddings.
-
-    Raises:
-        CtxError: The model has no weights outside the encoder that are not tied to it.
+    This disables the encoder's dropout (`model.is_encoder_frozen`). Tied weights are frozen with the embeddings; raises
+    CtxError if the model has no other weights outside the encoder.
 
     Example:
         >>> model = AutoModelForTokenClassification.from_pretrained("runs/bert", num_labels=9)  # doctest: +SKIP
@@ -42,7 +39,7 @@ def freeze_encoder(model: CtxPreTrainedModel) -> None:
 
 
 def check_layerwise_flags(loop: LoopArguments) -> None:
-    """Raise CtxError for a learning rate by layer, where all layers are frozen."""
+    """Raise CtxError for learning rates by layer in a frozen encoder."""
     if loop.layerwise_lr_decay != 1:
         raise CtxError(
             "The layers of a frozen encoder have no learning rates.",
@@ -52,14 +49,8 @@ def check_layerwise_flags(loop: LoopArguments) -> None:
 
 
 class LayerUnfreezing(FinetuningCallback):
-    """Base class of callbacks that train some groups of layers at a time, by `requires_grad`.
-
-    Args:
-        model: The model, not wrapped; its `layer_groups` contain the currently trainable parameters.
-
-    Raises:
-        CtxError: The encoder's stack of layers is unknown.
-    """
+    """Base class of callbacks that train some `layer_groups` of an unwrapped model at a time, by `requires_grad`;
+    raises CtxError if the encoder's stack of layers is unknown."""
 
     requires_single_process = True
 
@@ -84,12 +75,8 @@ class GradualUnfreezing(LayerUnfreezing):
     section 3.3).
 
     Args:
-        model: The model, not wrapped.
         interval: Optimizer steps between two groups; a fraction of the run if below 1; 0 trains all from the start;
             None divides the run evenly.
-
-    Raises:
-        CtxError: The interval is negative, or the encoder's stack of layers is unknown.
 
     Example:
         >>> callbacks = [GradualUnfreezing(model, 100)]  # doctest: +SKIP

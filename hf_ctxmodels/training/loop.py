@@ -60,15 +60,9 @@ Evaluate = Callable[[nn.Module, Accelerator], dict[str, float]]
 def make_accelerator(arguments: LoopArguments, *, unused_parameters: bool = False) -> Accelerator:
     """The Accelerator of a run, to be created before data and model; seeds the global generators.
 
-    Prints a warning if parallelism that `accelerate launch` configured is not active.
-
-    Args:
-        arguments: Of the loop.
-        unused_parameters: Whether a step may leave parameters without gradients, such as the heads of other tasks; data
-            parallelism then detects them.
-
-    Raises:
-        CtxError: DeepSpeed is configured and not installed.
+    Prints a warning if parallelism that `accelerate launch` configured is not active; raises CtxError if DeepSpeed is
+    configured and not installed. With `unused_parameters` a step may leave parameters without gradients, such as the
+    heads of other tasks.
     """
     require_configured_backend()
     accelerator = Accelerator(
@@ -95,10 +89,7 @@ def make_accelerator(arguments: LoopArguments, *, unused_parameters: bool = Fals
 
 @dataclass
 class TrainingResult:
-    """The result of a run, including the steps before a resume; see `TrainingSummary` for the fields.
-
-    `tokens_per_second` is None if no step was trained.
-    """
+    """The result of a run, including the steps before a resume; see `TrainingSummary` for the fields."""
 
     arguments: LoopArguments
     model_class: str
@@ -112,7 +103,7 @@ class TrainingResult:
     curve: list[dict[str, float]]
 
     def summary(self, **fields: Any) -> TrainingSummary:
-        """The summary of this run with the other fields of `TrainingSummary`."""
+        """The summary of this run with further fields of `TrainingSummary`."""
         result = vars(self) | {"hyperparameters": flat_options(self.arguments)}
         del result["arguments"]
         return TrainingSummary(seed=result["hyperparameters"].pop("seed"), **result, **fields)
@@ -133,8 +124,8 @@ class TrainingLoop:
     Args:
         model: A head with `loss_targets` whose forward takes `num_items_in_batch` as a mapping of counts; or any model
             with a `loss_function`.
-        examples: Map-style, indexed by `(epoch, index)` (see `batches.EpochIndexed`), or a stream from
-            `hf_ctxmodels.data`; both have the columns "epoch" and "example_index".
+        examples: Map-style, indexed by `(epoch, index)` (see `training_step.EpochIndexed`), or a stream; both have the
+            columns "epoch" and "example_index".
         collate: List of examples -> arguments of the model's forward, random only by epoch and index.
         accelerator: From `make_accelerator`.
         tokenizer: Saved with every checkpoint and the final model.
@@ -142,8 +133,8 @@ class TrainingLoop:
         loss_function: By default the loss of the model's forward.
         callbacks: Called in this order; see `callbacks.FinetuningCallback` for what the loop passes.
         identity: JSON values that must be equal when a run is resumed (dataset, objective, ...).
-        contiguous: Consecutive examples are contiguous text, which is not shuffled (`data.ContiguousBatchSampler`), and
-            the model's state is carried from example to example (`recurrent_state.RecurrentStateCarrier`).
+        contiguous: Consecutive examples are contiguous text, which is not shuffled, and the model's state is carried
+            from example to example (`recurrent_state.RecurrentStateCarrier`).
     """
 
     model: PreTrainedModel
@@ -166,8 +157,8 @@ class TrainingLoop:
             InterruptionError: SIGTERM or SIGINT arrived; a checkpoint was saved.
             NonFiniteError: The loss or gradient norm became NaN or infinite.
             LostProcessError: Another process of the run was killed.
-            CtxError: The output directory or a checkpoint is unusable, another run is training there, or `contiguous`
-                and the model has no state.
+            CtxError: The output directory or a checkpoint is unusable, another run is training there, or the model has
+                no state for `contiguous`.
         """
         num_processes = self.accelerator.num_processes
         with (
@@ -238,8 +229,7 @@ class TrainingLoop:
         self.trainer_state = TrainerState(
             global_step=self.state.step, max_steps=self.total_steps, num_train_epochs=self._epochs(self.total_steps)
         )
-        self.callback_objects: dict[str, Any] = {"model": model, "optimizer": optimizer}
-        self.callback_objects["processing_class"] = self.tokenizer
+        self.callback_objects = {"model": model, "optimizer": optimizer, "processing_class": self.tokenizer}
         self._call("on_train_begin", has_evaluation=self.evaluate is not None, checkpoint=checkpoint)
         self.prepared_model, prepared_optimizer = accelerator.prepare(model, optimizer)
         self.scheduler = make_scheduler(optimizer, arguments, self.total_steps)
@@ -375,12 +365,8 @@ def _is_due(step: int, interval: int) -> bool:
 
 @contextmanager
 def retain_freed_memory() -> Iterator[None]:
-    """Keep freed memory for the next step instead of returning it to the operating system.
-
-    Every step allocates the same activations and gradients. glibc unmaps large freed blocks, so their pages are mapped
-    and zeroed again in the next step. At the end free memory is returned, and glibc's dynamic thresholds are restored.
-    No effect with allocators other than glibc's.
-    """
+    """Keep freed memory for the next step, which allocates the same activations and gradients, instead of returning it
+    to the operating system, which would zero its pages again. No effect with allocators other than glibc's."""
     libc: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
     # blocks below the threshold come from the heap; older versions of glibc have a maximum
     if (

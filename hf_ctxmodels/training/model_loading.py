@@ -1,8 +1,4 @@
-"""Loading of configurations, tokenizers and models for the commands, with helpful errors.
-
-A command loads the configuration and the tokenizer, checks them with `check_tokenizer_matches_model`, and only then
-loads the weights.
-"""
+"""Loading of configurations, tokenizers and models for the commands, with helpful errors."""
 
 import json
 import sys
@@ -54,15 +50,10 @@ def load_config(
     config_class: type[PreTrainedConfig] | type[AutoConfig] = AutoConfig,
     changes: Mapping[str, Any] = MappingProxyType({}),
 ) -> PreTrainedConfig:
-    """The configuration of a checkpoint directory or Hub id.
+    """The configuration of a checkpoint directory or Hub id, with `changes` of its fields.
 
-    Args:
-        source: Directory or Hub id.
-        config_class: The class that opens it; a family's class also opens reference checkpoints.
-        changes: Fields to replace, such as the dropout.
-
-    Raises:
-        CtxError: There is no such checkpoint, its `config.json` is unusable, or a field is unknown.
+    A family's `config_class` also opens reference checkpoints. Raises CtxError if there is no such checkpoint, its
+    `config.json` is unusable, or a field is unknown.
     """
     hint = "use a directory with a config.json, or a Hub id."
     with _wrap_library_errors("No usable model configuration", source, hint):
@@ -85,11 +76,8 @@ def change_config(config: PreTrainedConfig, changes: Mapping[str, Any], source: 
 
 
 def load_family_config(source: str | Path, changes: Mapping[str, Any] = MappingProxyType({})) -> PreTrainedConfig:
-    """The configuration of a checkpoint as a family's class; reference checkpoints are opened by their family.
-
-    Raises:
-        CtxError: As `load_config`, or the model belongs to no family.
-    """
+    """The configuration of a checkpoint, or of a reference checkpoint, as a family's class; raises CtxError as
+    `load_config`, or if the model belongs to no family."""
     config = load_config(source)
     if any(type(config) is family.config for family in FAMILIES.values()):
         return load_config(source, changes=changes)
@@ -106,11 +94,8 @@ def load_family_config(source: str | Path, changes: Mapping[str, Any] = MappingP
 def load_config_file(
     config_class: type[PreTrainedConfig], file: str | Path, changes: Mapping[str, Any] = MappingProxyType({})
 ) -> PreTrainedConfig:
-    """A configuration from a JSON file of the class's fields, with `changes`.
-
-    Raises:
-        CtxError: The file is missing, no JSON, or no configuration of this class.
-    """
+    """A configuration from a JSON file of the class's fields, with `changes`; raises CtxError if the file is missing,
+    no JSON, or no configuration of this class."""
     if not Path(file).exists():
         raise CtxError("No such configuration file.", location=str(file), hint="check --config.")
     with _wrap_library_errors(f"Not a configuration of {config_class.__name__}", file, _CORRECT_FIELD):
@@ -120,11 +105,7 @@ def load_config_file(
 
 
 def parse_config_options(assignments: Sequence[str]) -> dict[str, Any]:
-    """`["hidden_dropout_prob=0", "hidden_act=relu"]` as `{"hidden_dropout_prob": 0, "hidden_act": "relu"}`.
-
-    Raises:
-        CtxError: An assignment is not `key=value`.
-    """
+    """`["hidden_dropout_prob=0", "hidden_act=relu"]` as `{"hidden_dropout_prob": 0, "hidden_act": "relu"}`."""
     fields = {}
     for assignment in assignments:
         name, equals, value = assignment.partition("=")
@@ -138,11 +119,7 @@ def parse_config_options(assignments: Sequence[str]) -> dict[str, Any]:
 
 
 def make_config(config_class: type[PreTrainedConfig], fields: Mapping[str, Any], *, location: str) -> PreTrainedConfig:
-    """A configuration with the given fields, which are in the file or flags `location`.
-
-    Raises:
-        CtxError: A field is unknown, or values are invalid.
-    """
+    """A configuration with fields from the file or flags `location`; raises CtxError if they are unknown or invalid."""
     with _wrap_library_errors(f"Not a configuration of {config_class.__name__}", location, _CORRECT_FIELD):
         return config_class(**fields)
 
@@ -152,13 +129,8 @@ def new_config(
 ) -> PreTrainedConfig:
     """The configuration of a new model, with vocabulary size and special token ids of its tokenizer.
 
-    Args:
-        family, tokenizer: The model's.
-        size: A size of the family, or a JSON file of fields; None for the size "tiny".
-        options: Fields to change, as key=value.
-
-    Raises:
-        CtxError: The size or a field is unknown, or values are invalid.
+    `size` is a size of the family (by default "tiny") or a JSON file of fields, and `options` are fields to change, as
+    key=value. Raises CtxError if they are unknown or invalid.
     """
     changes, size = parse_config_options(options), size or "tiny"
     if size.endswith(".json"):
@@ -186,16 +158,14 @@ def new_config(
 
 
 def set_embedding_fields(config: PreTrainedConfig) -> None:
-    """Set the configuration fields that follow from its `pretrained_embeddings`, if any; raises CtxError if they cannot
-    be opened."""
+    """Set the fields that follow from `pretrained_embeddings`, if any; raises CtxError if they cannot be opened."""
     if isinstance(config, CtxCharacterConfig) and config.pretrained_embeddings and not config.pretrained_embedding_size:
         for name, value in CharacterPreTrainedModel.embedding_fields(config.pretrained_embeddings).items():
             setattr(config, name, value)
 
 
 def new_model(auto_class: str, config: PreTrainedConfig) -> PreTrainedModel:
-    """A new model with the head of an Auto class, and the pretrained components that its configuration names; raises
-    CtxError if a component cannot be opened or does not match."""
+    """A new model with the head of an Auto class, and the pretrained components that its configuration names."""
     set_embedding_fields(config)
     model = getattr(transformers, auto_class).from_config(config)
     if isinstance(model, CtxPreTrainedModel):
@@ -204,17 +174,8 @@ def new_model(auto_class: str, config: PreTrainedConfig) -> PreTrainedModel:
 
 
 def load_tokenizer(source: str | Path, split_words: bool = False) -> PreTrainedTokenizerBase:
-    """The tokenizer of a directory or Hub id.
-
-    Args:
-        source: Directory or Hub id.
-        split_words: Whether inputs are lists of words: byte-level tokenizers then add a space before each word, also
-            after saving.
-
-    Raises:
-        CtxError: There is no such tokenizer, its files are missing or damaged, or it does not use the tokenizers
-            library.
-    """
+    """The tokenizer of a directory or Hub id; raises CtxError if it is missing, damaged, or does not use the tokenizers
+    library. If inputs are lists of words (`split_words`), byte-level tokenizers add a space before each word."""
     directory = Path(source)
     if directory.is_dir() and not any((directory / name).is_file() for name in _VOCABULARY_FILES):
         raise CtxError(
@@ -276,13 +237,7 @@ def load_model(
     """A model with the head of an Auto class, and the encoder of a directory or Hub id.
 
     A head that is missing in the checkpoint, or has another shape there, is newly initialised; unknown weights are
-    ignored. Both are reported on stderr.
-
-    Args:
-        source: Directory or Hub id.
-        auto_class: For example "AutoModelForSequenceClassification".
-        config: The checkpoint's configuration, with changes.
-        weights: Weights by name to load instead of the source's files.
+    ignored. Both are reported on stderr. `weights`, by name, are loaded instead of the source's files.
 
     Raises:
         CtxError: There is no such model or head, the weights are damaged, or the encoder's weights are missing or have

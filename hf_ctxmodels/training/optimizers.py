@@ -26,6 +26,7 @@ from hf_ctxmodels.training.arguments import (
     SGDOptions,
     SlantedTriangularOptions,
 )
+from hf_ctxmodels.training.callbacks import unwrap_optimizer
 
 LAYERS = "layers"  # attribute of an encoder with its stack of layers
 _STACKS = ("encoder", "decoder")  # submodules of an encoder-decoder with a stack each, in the order of application
@@ -49,15 +50,12 @@ def layer_groups(model: PreTrainedModel) -> list[list[nn.Parameter]]:
 
 
 def has_heads(model: PreTrainedModel) -> bool:
-    """Whether the last of the `layer_groups` is the heads; for a base model it may be the last layer."""
+    """Whether the last of the `layer_groups` is the heads."""
     return _HEADS in _parameters_by_depth(model)
 
 
 def require_layers(model: PreTrainedModel) -> None:
-    """Raise CtxError if the encoder's stack of layers is unknown, so that all its parameters would have one depth.
-
-    Word vectors have no layers either, but two depths: the embeddings and the heads.
-    """
+    """Raise CtxError if the encoder's stack of layers is unknown; word vectors need none."""
     base = model.base_model
     owners = [module for module in base.modules() if any(True for _ in module.parameters(recurse=False))]
     if not _stack_prefixes(base) and not all(isinstance(module, nn.Embedding) for module in owners):
@@ -116,10 +114,7 @@ def _discriminative_groups(model: Any, arguments: LoopArguments) -> list[dict[st
     group the rate of the group above divided by `layerwise_lr_decay` (Howard & Ruder 2018, section 3.2).
 
     With `head_learning_rate` the heads have this rate, and the last layer the learning rate (Lample & Conneau 2019, the
-    released code: separate optimizers for encoder and projection).
-
-    Raises:
-        CtxError: `head_learning_rate` is given for a model without heads, or the model's stack of layers is unknown.
+    released code). Raises CtxError if the model has no heads for it, or its stack of layers is unknown.
     """
     if arguments.layerwise_lr_decay != 1:
         require_layers(model)
@@ -142,14 +137,9 @@ def _discriminative_groups(model: Any, arguments: LoopArguments) -> list[dict[st
 
 
 def make_optimizer(model: nn.Module, arguments: LoopArguments) -> torch.optim.Optimizer:
-    """The optimizer of the loop's arguments.
-
-    For Trainer: `Trainer(..., optimizers=(make_optimizer(model, arguments), None))`.
-
-    Raises:
-        CtxError: The optimizer's package is not installed, the model does not support weight decay or the head's
-            learning rate, or its stack of layers is unknown.
-    """
+    """The optimizer of the loop's arguments, also for `Trainer(..., optimizers=(make_optimizer(...), None))`; raises
+    CtxError if its package is not installed, or the model does not support weight decay, a separate learning rate of
+    the heads, or rates by layer."""
     options, rate = arguments.optimizer, arguments.learning_rate
     if arguments.layerwise_lr_decay == 1 and arguments.head_learning_rate is None:
         groups = _groups_by_decay(model.parameters(), options.weight_decay)
@@ -184,8 +174,8 @@ def make_optimizer(model: nn.Module, arguments: LoopArguments) -> torch.optim.Op
 
 def _lamb(groups: list[dict[str, Any]], settings: dict[str, Any]) -> torch.optim.Optimizer:
     """LAMB (You et al. 2020, algorithm 2) as in ALBERT's released code: the norm of the update includes weight decay,
-    moments have no bias correction, the trust ratio is the ratio of the norms, and biases and normalisation weights
-    have a trust ratio of 1. The update does not depend on the step number, so restored moments make a resume exact."""
+    moments have no bias correction, and biases and normalisation weights have a trust ratio of 1. The update does not
+    depend on the step number, so restored moments make a resume exact."""
     try:
         from pytorch_optimizer import Lamb
     except ImportError as error:
@@ -205,17 +195,8 @@ class ScaledAdamW(torch.optim.Optimizer):
     """AdamW (Loshchilov & Hutter 2019) whose step for each parameter is multiplied by the parameter's root mean square
     (Shazeer & Stern 2018, section 8), at least 0.001.
 
-    T5's weights have very different sizes: query weights are small, because attention scores are not divided by the
-    square root of the head dimension, and embeddings are large. With equal steps for all parameters plain AdamW
-    diverges; with this scaling it is as good as Adafactor, which also scales (comparison in PiotrNawrot/nanoT5). Weight
-    decay is not scaled.
-
-    Args:
-        params: Parameters or groups.
-        lr: Learning rate, relative to a parameter's root mean square.
-        betas: Decay of the two moments, which are bias-corrected.
-        eps: Added to the denominator.
-        weight_decay: Decoupled weight decay.
+    T5's weights have very different sizes, so plain AdamW diverges; with this scaling it is as good as Adafactor
+    (comparison in PiotrNawrot/nanoT5). Weight decay is not scaled. The arguments are AdamW's.
     """
 
     def __init__(
@@ -274,14 +255,8 @@ def make_scheduler(optimizer: torch.optim.Optimizer, arguments: LoopArguments, t
 
 
 def slanted_triangle(step: int, cut: int, total_steps: int, ratio: float = 32) -> float:
-    """The slanted triangular learning rate of a step, relative to the peak (Howard & Ruder 2018, equation 3).
-
-    Args:
-        step: Completed steps.
-        cut: Step of the peak; a tenth of all steps in the paper.
-        total_steps: T.
-        ratio: Ratio of the peak to the lowest rate.
-    """
+    """The slanted triangular learning rate after `step` steps, relative to the peak after `cut` steps (Howard & Ruder
+    2018, equation 3); `ratio` is the ratio of the peak to the lowest rate."""
     height = step / cut if step < cut else 1 - (step - cut) / max(1, total_steps - cut)
     return (1 + height * (ratio - 1)) / ratio
 
@@ -290,16 +265,8 @@ class Averaging:
     """The averaged weights of `torch.optim.ASGD` (Polyak & Juditsky 1992).
 
     `asgd` averages from the first step. `nt-asgd` starts when the validation loss is above the lowest loss of more than
-    `patience` evaluations ago (Merity et al. 2017, algorithm 1). Evaluations and the final model use the averages;
-    checkpoints contain both.
-
-    Args:
-        optimizer: Not wrapped.
-        arguments: The arguments of the loop.
-        has_evaluation: Whether there is validation data.
-
-    Raises:
-        CtxError: nt-asgd without validation data.
+    `patience` evaluations ago (Merity et al. 2017, algorithm 1), and raises CtxError without validation data.
+    Evaluations and the final model use the averages; checkpoints contain both.
     """
 
     def __init__(self, optimizer: torch.optim.ASGD, arguments: LoopArguments, has_evaluation: bool) -> None:
@@ -359,14 +326,9 @@ class Averaging:
 
 @contextmanager
 def scaled_learning_rate(optimizer: Any, factor: torch.Tensor | float) -> Iterator[None]:
-    """A context in which learning rates are multiplied by `factor`, also in ASGD's state, which has a copy of the rate
-    of the previous step.
-
-    Args:
-        optimizer: The optimizer, possibly wrapped by Accelerate.
-        factor: 1 for no change.
-    """
-    unwrapped = getattr(optimizer, "optimizer", optimizer)
+    """A context in which the learning rates of a possibly wrapped optimizer are multiplied by `factor`, also in ASGD's
+    state, which has a copy of the rate of the previous step."""
+    unwrapped = unwrap_optimizer(optimizer)
     is_asgd = isinstance(unwrapped, torch.optim.ASGD)
     if not is_asgd and isinstance(factor, float) and factor == 1:
         yield

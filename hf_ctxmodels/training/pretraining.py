@@ -4,6 +4,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from hf_ctxmodels.core.console import print_status, progress_bar
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag, split_choice, typed_options
 from hf_ctxmodels.data import DataArguments, ExampleSet, build_training_set
-from hf_ctxmodels.data.examples import Example, ExampleBuilder
+from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.objectives import Objective
 from hf_ctxmodels.registry import FAMILIES, get_family
 from hf_ctxmodels.spec import FamilySpec
@@ -93,20 +94,13 @@ def pretrain(
     embedding_training: EmbeddingTrainingArguments | None = None,
 ) -> TrainingSummary:
     """Pretrain a model, an adapter (MAD-X's language adapters), or token embeddings; save model, tokenizer, log, loss
-    curve and summary in `output_dir`.
-
-    With held-out documents the summary also contains frequency baselines.
+    curve and summary, with frequency baselines on held-out documents, in `output_dir`.
 
     Args:
-        arguments: Model, objective and data.
-        loop_arguments: Arguments of the training loop.
         add_adapter: Adds an adapter to a pretrained model and freezes the other weights; returns JSON values that must
             be equal when the run is resumed.
         make_setup: Wraps the model for another loss, as distillation does; None trains the model itself.
         embedding_training: Train only the token embeddings of a pretrained model.
-
-    Raises:
-        CtxError: An argument or file is unusable.
     """
     accelerator = make_accelerator(loop_arguments)
     batch_size = loop_arguments.per_device_batch_size
@@ -178,11 +172,7 @@ def pretrain(
 
 
 def tokenizer_source(arguments: PretrainingArguments) -> str:
-    """Directory or Hub id of the tokenizer; by default of the model to continue from.
-
-    Raises:
-        CtxError: Neither is given.
-    """
+    """Directory or Hub id of the tokenizer, by default of the model to continue from; raises CtxError without both."""
     source = arguments.tokenizer or arguments.model
     if source is None:
         raise CtxError(
@@ -192,11 +182,8 @@ def tokenizer_source(arguments: PretrainingArguments) -> str:
 
 
 def resolve_family(arguments: PretrainingArguments) -> FamilySpec:
-    """The family of the flags or of the model to continue from.
-
-    Raises:
-        CtxError: Neither is given, the two differ, or the model has several tasks or belongs to no family.
-    """
+    """The family of the flags or of the model to continue from; raises CtxError if neither is given, the two differ, or
+    the model has several tasks or belongs to no family."""
     family = None if arguments.family is None else FAMILIES[arguments.family]
     if arguments.model is None:
         if family is None:
@@ -219,11 +206,7 @@ def resolve_family(arguments: PretrainingArguments) -> FamilySpec:
 def make_objective(
     family: FamilySpec, tokenizer: PreTrainedTokenizerBase, arguments: PretrainingArguments, seed: int
 ) -> tuple[str, Objective]:
-    """The name of the selected objective, and the objective.
-
-    Raises:
-        CtxError: The family has no such objective, or the objective no such option.
-    """
+    """The name of the selected objective, and the objective; raises CtxError if it or an option does not exist."""
     name, option_texts = split_choice(arguments.objective or next(iter(family.objectives)))
     if name not in family.objectives:
         raise CtxError(
@@ -240,12 +223,8 @@ def make_objective(
 def make_model(
     family: FamilySpec, objective: Objective, tokenizer: PreTrainedTokenizerBase, arguments: PretrainingArguments
 ) -> PreTrainedModel:
-    """The model to train, new or from a checkpoint, with the objective's `config_fields`.
-
-    Raises:
-        CtxError: The size is unknown, the checkpoint cannot be opened or is quantized, or tokenizer, length or
-            objective do not fit.
-    """
+    """The model to train, new or from a checkpoint, with the objective's `config_fields`; raises CtxError if the size
+    is unknown, the checkpoint cannot be opened or is quantized, or tokenizer, length or objective do not fit."""
     source = arguments.model or arguments.config or family.name
     if arguments.model is None:
         config = new_config(family, tokenizer, arguments.config, arguments.config_options)
@@ -279,33 +258,14 @@ def make_model(
     return new_model(objective.auto_class, config)
 
 
-@dataclass(frozen=True)
-class ExamplesWithProgress(ExampleBuilder):
-    """An objective with a progress bar, titled by `description`, while its examples are built."""
-
-    objective: Objective
-    description: str
-    show_progress: bool
-
-    @property
-    def statistics(self) -> Counter[str]:  # type: ignore[override]  # never set
-        """Statistics of the objective."""
-        return self.objective.statistics
-
-    def check(self, examples: ExampleSet) -> None:
-        """Check the examples as the objective does."""
-        self.objective.check(examples)
-
-    def examples(self, documents: Iterable[list[str]], epoch: int = 0) -> Iterator[Example]:
-        """The objective's examples."""
-        start, number = time.perf_counter(), 0
-        examples = self.objective.examples(documents, epoch)
-        title = f"building {self.description}"
-        for example in progress_bar(examples, title, unit="examples", enabled=self.show_progress):
-            number += 1
-            yield example
-        seconds = time.perf_counter() - start
-        print_status(f"{self.description}: {number:,} examples in {seconds:.1f} s", self.show_progress)
+def with_progress(examples: Iterable[Example], description: str, enabled: bool) -> Iterator[Example]:
+    """The examples, with a progress bar while they are built, and a line with their number and the time."""
+    start, number = time.perf_counter(), 0
+    for example in progress_bar(examples, f"building {description}", unit="examples", enabled=enabled):
+        number += 1
+        yield example
+    seconds = time.perf_counter() - start
+    print_status(f"{description}: {number:,} examples in {seconds:.1f} s", enabled)
 
 
 def make_examples(
@@ -315,14 +275,15 @@ def make_examples(
     documents, held_out_documents = arguments.load()
     held_out = None
     if held_out_documents is not None and objective.has_heldout_loss:
-        builder = ExamplesWithProgress(objective, "held-out text", show_progress)
-        held_out = ExampleSet.build(builder.examples(held_out_documents))
-    examples = build_training_set(
+        examples = objective.examples(held_out_documents)
+        held_out = ExampleSet.build(with_progress(examples, "held-out text", show_progress))
+    training_examples = build_training_set(
         documents,
-        objective if arguments.streaming else ExamplesWithProgress(objective, "training text", show_progress),
+        objective,
         objective.sampling,
         streaming=arguments.streaming,
         alpha=arguments.sampling_alpha,
         seed=objective.seed,
+        progress=partial(with_progress, description="training text", enabled=show_progress),
     )
-    return examples, held_out
+    return training_examples, held_out

@@ -17,35 +17,25 @@ _INDICES = "example_index"
 class RecurrentStateCarrier:
     """The recurrent states of this process's contiguous text; see `hf_ctxmodels.data.ContiguousBatchSampler`.
 
-    Each micro-batch of a step has its own states: 4 micro-batches of 4 examples equal one of 16. Examples that do not
-    continue the previous example, by their indices, start with zeros. Evaluation does not use these states.
+    Each micro-batch of a step has separate states. Examples that do not continue the previous example, by their
+    indices, start with zeros. Evaluation does not use these states.
 
-    The names of the model outputs that are inputs of the next step are the model's `state_outputs`: `past_key_values`,
-    a `RecurrentCache`, or others (XLNet's `mems`), sequences of tensors (batch, ...).
-
-    Args:
-        model: A model with `state_outputs`.
-        micro_batches: Micro-batches per step.
-
-    Raises:
-        CtxError: The model has none.
+    The model's `state_outputs` are the names of outputs that are inputs of the next step: `past_key_values`, a
+    `RecurrentCache`, or others (XLNet's `mems`), sequences of tensors (batch, ...). Raises CtxError if there is none.
     """
 
     def __init__(self, model: nn.Module, micro_batches: int) -> None:
         self._names = tuple(getattr(model, "state_outputs", ()))
         if not self._names:
             raise CtxError(
-                f"{type(model).__name__} has no memory (`state_outputs`), which the objective requires.",
-                hint="use a model with a memory, or switch the objective's memory off.",
+                f"{type(model).__name__} has no recurrent state (`state_outputs`), which the objective requires.",
+                hint="use a recurrent model, or an objective without memory (memory_length=0, carry=false).",
             )
         self._caches: list[dict[str, RecurrentCache]] = [{} for _ in range(micro_batches)]
         self._indices: list[torch.Tensor | None] = [None] * micro_batches
 
     def inputs(self, number: int, example_indices: torch.Tensor) -> dict[str, Any]:
-        """The model's state inputs for micro-batch `number` of this step; empty in the first step.
-
-        `example_indices` is (batch,), on the device.
-        """
+        """The model's state inputs for micro-batch `number` with (batch,) example indices; empty in the first step."""
         previous_indices = self._indices[number]
         if previous_indices is None:
             return {}
@@ -63,7 +53,7 @@ class RecurrentStateCarrier:
             if not state:
                 raise CtxError(
                     f"The model returned no {name!r} to carry to the next step.",
-                    hint="use a configuration with a memory (stateful, or mem_len above 0).",
+                    hint="use a configuration with a recurrent state (stateful, or mem_len above 0).",
                 )
             cache = state if isinstance(state, RecurrentCache) else RecurrentCache([tensor] for tensor in state)
             self._caches[number][name] = cache.detach()

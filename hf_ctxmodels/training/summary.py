@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from hf_ctxmodels.core.errors import CtxError, wrap_errors
 from hf_ctxmodels.core.loading import check_json_type, read_json
-from hf_ctxmodels.core.output_files import wrap_write_errors
+from hf_ctxmodels.core.output_files import write_text_file
 
 SUMMARY_FILE = "training_summary.json"
 _PACKAGES = ("hf_ctxmodels", "torch", "transformers", "accelerate", "datasets", "tokenizers")
@@ -28,10 +28,6 @@ def _installed_versions() -> dict[str, str]:
     return versions
 
 
-def _command_line() -> str:
-    return shlex.join([*Path(sys.argv[0]).name.split(), *sys.argv[1:]])  # such as "hf-ctxmodels pretrain"
-
-
 @dataclass(kw_only=True)
 class TrainingSummary:
     """The record of a run, the source of model cards.
@@ -41,14 +37,11 @@ class TrainingSummary:
         model_class, model_type: For example "CtxBertForPreTraining" and "ctx-bert".
         dataset: A Hub id, a file name, or "demo".
         parameters: Number of parameters, tied weights once.
-        steps: Optimizer steps.
         global_batch_size: Examples per optimizer step, over all processes and accumulated micro-batches.
-        max_length: Longest input in tokens, or None.
+        max_length: Longest input in tokens.
         tokens: Non-padding input tokens in training.
-        tokens_per_second: Training speed without evaluation and saving, over all processes.
-        objective, objective_options: Name and options of the pretraining objective.
+        tokens_per_second: Training speed without evaluation and saving; None if no step was trained.
         rates: Realised rates of the objective (masked share, ...).
-        hyperparameters: Arguments of the training loop.
         metrics: The last evaluation ("eval_<name>"), frequency baselines ("baseline_<name>"), and upper bounds
             ("upper_bound_<name>") if the tokenizer cannot reproduce the targets.
         curve: The records of `training_log.jsonl`.
@@ -72,7 +65,7 @@ class TrainingSummary:
     metrics: dict[str, float] = field(default_factory=dict)
     curve: list[dict[str, float]] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=_installed_versions)
-    command: str = field(default_factory=_command_line)
+    command: str = field(default_factory=lambda: shlex.join([*Path(sys.argv[0]).name.split(), *sys.argv[1:]]))
 
     @property
     def baselines(self) -> dict[str, float]:
@@ -83,8 +76,7 @@ class TrainingSummary:
     def save(self, directory: str | Path) -> Path:
         """Write `training_summary.json` into `directory` and return its path."""
         path = Path(directory) / SUMMARY_FILE
-        with wrap_write_errors(path):
-            path.write_text(self.as_json(), encoding="utf-8")
+        write_text_file(path, self.as_json())
         return path
 
     def as_json(self) -> str:

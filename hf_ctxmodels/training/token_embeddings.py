@@ -35,10 +35,8 @@ class EmbeddingTrainingArguments:
         tokenizer: PreTrainedTokenizerBase,
         seed: int,
     ) -> PreTrainedModel:
-        """The model with the vocabulary of `tokenizer`, in which only the token embeddings are trainable.
-
-        Embeddings are re-initialised by `replace_vocabulary`, unless both tokenizers have the same vocabulary.
-        """
+        """The model with only the token embeddings trainable, re-initialised by `replace_vocabulary` if the tokenizers
+        differ."""
         if tokenizer_digest(model_tokenizer) != tokenizer_digest(tokenizer):
             model = replace_vocabulary(model, model_tokenizer, tokenizer, seed)
         trainable = set(_token_embedding_parameters(model))
@@ -48,8 +46,7 @@ class EmbeddingTrainingArguments:
 
 
 def vocabulary_parameters(model: PreTrainedModel) -> list[str]:
-    """Names of the parameters with a row for each token: embeddings, output layers and their biases; tied parameters
-    under both names."""
+    """Names of the parameters with a row for each token, tied parameters under both names."""
     if not hasattr(model.config, "vocab_size"):
         return []
     config = copy.deepcopy(model.config)
@@ -74,12 +71,7 @@ def replace_vocabulary(
     """A copy of a model for another tokenizer (section 2.2, step 2).
 
     Parameters with a row for each token are re-initialised, except the rows of special tokens of both tokenizers. The
-    other parameters are copied.
-
-    Args:
-        model, model_tokenizer: A pretrained model, with or without a head, and its tokenizer.
-        tokenizer: The new tokenizer.
-        seed: Seed of the new weights; the global generators are not changed.
+    global generators are not changed.
 
     Raises:
         CtxError: The model has no token embeddings, or its positions depend on the id of the padding token.
@@ -119,8 +111,7 @@ def replace_vocabulary(
 
 
 def freeze_token_embeddings(model: PreTrainedModel) -> None:
-    """Freeze the token embeddings, so that they can be replaced after training (step 3); raises CtxError if the model
-    has none."""
+    """Freeze the token embeddings, to be replaced after training (step 3); raises CtxError if there are none."""
     frozen = set(_token_embedding_parameters(model))
     for name, parameter in model.named_parameters():
         if name in frozen:
@@ -148,12 +139,8 @@ def check_embedding_compatibility(config: PreTrainedConfig, source: str | Path) 
 
 @torch.no_grad()
 def replace_token_embeddings(model: PreTrainedModel, source: str | Path) -> None:
-    """Replace the token embeddings by the embeddings of another checkpoint with the same body (step 4).
-
-    `source` is a directory or Hub id; its tokenizer is to be used with the result.
-
-    Raises:
-        CtxError: The embeddings do not match the model, or the model predicts tokens.
+    """Replace the token embeddings by the embeddings of another checkpoint with the same body (step 4); its tokenizer
+    is to be used with the result. Raises CtxError if they do not match the model, or the model predicts tokens.
 
     Example:
         >>> replace_token_embeddings(tagger, "runs/german")  # doctest: +SKIP

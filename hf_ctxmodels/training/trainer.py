@@ -15,24 +15,16 @@ _TRAINER_TARGETS = ("labels",)
 class CtxTrainer(Trainer):
     """transformers' Trainer, exact under gradient accumulation and on several devices for all heads of this package.
 
-    Trainer counts the targets of a step in `labels` alone and passes one number to the model, which is exact for heads
-    with one term. Heads with several terms, or with other targets (`accepts_loss_kwargs = False`: masked language
-    modeling with a sentence task, replaced token detection, question answering, cross-view training, GenSen, the
-    language models of lmseq2seq) average the means of the micro-batches there, which is the mean over all targets only
-    if each micro-batch has equally many of each term. This class passes these heads the number of targets of each term
-    in the whole step, as this package's training loop does.
+    Trainer counts the targets of a step in `labels` alone, which is exact for heads with one term. Heads with several
+    terms, or with other targets (`accepts_loss_kwargs = False`), average the means of the micro-batches there. This
+    class passes these heads the number of targets of each term in the whole step, as the training loop does.
 
-    Batches may lack some of a head's targets, for example those of an objective with an option that omits a term:
-    evaluation needs `labels` alone. Plain Trainer reports no loss for such batches, unless TrainingArguments has
-    label_names=["labels"].
-
-    `torch.nn.DataParallel` cannot split a mapping of counts: under it, and for models of other packages, this class
-    behaves like Trainer.
+    Batches may lack some of a head's targets: evaluation needs `labels` alone. Under `torch.nn.DataParallel`, and for
+    models of other packages, this class behaves like Trainer.
 
     Args:
-        args, kwargs: As for Trainer.
         loss_function: The training loss, for example `finetuning.TaskLoss` with label smoothing; by default the loss of
-            the model's forward. Evaluation uses the latter.
+            the model's forward, which evaluation uses in any case.
     """
 
     def __init__(self, *args: Any, loss_function: LossFunction | None = None, **kwargs: Any) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -19,7 +18,7 @@ from tqdm import tqdm
 from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.loading import matches_type
-from hf_ctxmodels.core.output_files import wrap_write_errors
+from hf_ctxmodels.core.output_files import wrap_write_errors, write_text_file
 
 LOG_FILE = "training_log.jsonl"
 _MAX_SHOWN_INDICES = 64
@@ -58,8 +57,7 @@ class StepMetrics:
     capacity = 64
 
     def __init__(self, accelerator: Accelerator, output_dir: str) -> None:
-        self._accelerator = accelerator
-        self._output_dir = output_dir
+        self._accelerator, self._output_dir = accelerator, output_dir
         self._pending: list[tuple[int, dict[str, torch.Tensor], list[torch.Tensor]]] = []
         self._settled: list[dict[str, float]] = []
 
@@ -69,25 +67,16 @@ class StepMetrics:
         return math.fsum(row["tokens"] for row in self._settled)
 
     def add(self, step: int, scalars: dict[str, torch.Tensor], example_indices: list[torch.Tensor]) -> None:
-        """Add the scalars of a step and the indices of its examples.
-
-        Args:
-            step: Number of the step.
-            scalars: 0-dimensional tensors, or (2,) numerator and denominator of a metric. Names may differ between
-                steps, but not between processes.
-            example_indices: Indices of the examples in each micro-batch.
-        """
+        """Add the scalars of a step: 0-dimensional tensors, or (2,) numerator and denominator of a metric, whose names
+        may differ between steps, but not between processes; and the indices of the examples in each micro-batch."""
         flat: dict[str, torch.Tensor] = {}
         for name, value in scalars.items():
             flat |= {name: value} if value.ndim == 0 else {name + _NUMERATOR: value[0], name + _DENOMINATOR: value[1]}
         self._pending.append((step, flat, example_indices))
 
     def settle(self, only_if_full: bool = False) -> None:
-        """Read the collected scalars from the device.
-
-        Raises:
-            NonFiniteError: The loss of a step, or its gradient norm without fp16, is not finite.
-        """
+        """Read the collected scalars from the device; raises NonFiniteError if the loss of a step, or its gradient norm
+        without fp16, is not finite."""
         if len(self._pending) < (self.capacity if only_if_full else 1):
             return
         names = list(dict.fromkeys(name for _, scalars, _ in self._pending for name in scalars))
@@ -166,9 +155,8 @@ class TrainingLog:
     the trackers.
 
     Args:
-        accelerator, output_dir, total_steps: The run's.
         start_step: Completed steps; later records of an earlier run are removed.
-        title: Description of what is trained, for the first line.
+        title: Model and batch size, for the first line.
 
     Attributes:
         curve: All records of the run.
@@ -181,12 +169,8 @@ class TrainingLog:
         self._is_main = accelerator.is_main_process
         self._file = Path(output_dir) / LOG_FILE
         self.curve = read_log(output_dir, start_step) if start_step else []
-        if self._is_main:
-            # after a crash the log may be ahead of the checkpoint
-            temporary = self._file.with_name(LOG_FILE + ".writing")
-            with wrap_write_errors(self._file):
-                temporary.write_text("".join(json.dumps(record) + "\n" for record in self.curve), encoding="utf-8")
-                os.replace(temporary, self._file)
+        if self._is_main:  # after a crash the log may be ahead of the checkpoint
+            write_text_file(self._file, "".join(json.dumps(record) + "\n" for record in self.curve))
         print_status(
             f"training {title}: steps {start_step + 1} to {total_steps}, on {accelerator.device}", self._is_main
         )
@@ -244,13 +228,8 @@ class Stopwatch:
 def plot_losses(
     curve: Sequence[dict[str, float]], file: Path, baselines: Mapping[str, float] = MappingProxyType({})
 ) -> bool:
-    """Plot the losses of a training log; returns False if matplotlib is not installed.
-
-    Args:
-        curve: Records with "step" and entries named "loss" or "..._loss".
-        file: The PNG file.
-        baselines: Loss -> frequency baseline on held-out text, drawn as a horizontal line.
-    """
+    """Plot the losses of a training log, and the frequency baselines of held-out losses as horizontal lines, into a PNG
+    file; returns False if matplotlib is not installed."""
     try:
         from matplotlib.figure import Figure
     except ImportError:

@@ -53,13 +53,8 @@ _STATE_FILE = "trainer_state.json"
 
 
 def flags_identity(arguments: Any, may_change: Iterable[str], files: Iterable[str] = ()) -> dict[str, Any]:
-    """A command's flags that determine the weights.
-
-    Args:
-        arguments: A dataclass of flags.
-        may_change: Fields that do not change the weights, or that are compared through derived values.
-        files: Fields that name data files, which are compared by content: they may be moved.
-    """
+    """The flags of a dataclass without the fields that `may_change`; the fields `files` name data files, which are
+    compared by content."""
     identity, ignored = {}, set(may_change)
     for name, value in flat_options(arguments).items():
         if name in files and value:
@@ -72,12 +67,11 @@ def flags_identity(arguments: Any, may_change: Iterable[str], files: Iterable[st
 def run_identity(
     arguments: LoopArguments, accelerator: Accelerator, total_steps: int, model: PreTrainedModel
 ) -> dict[str, Any]:
-    """What determines the weights: flags of the loop, and the model's class, dtype and configuration, which contains
-    the tokenizer's digest.
+    """Flags of the loop that determine the weights, and the model's class, dtype and configuration, which contains the
+    tokenizer's digest.
 
-    The number of steps may change if the learning rate does not depend on it: a run with a constant rate can be
-    extended. The number of processes may change if the global batch size does not, and so may the kind of parallelism,
-    except that DeepSpeed stores the optimizer state in its own format.
+    The number of steps may change if the learning rate does not depend on it. The number of processes may change if the
+    global batch size does not, and so may the kind of parallelism, except that DeepSpeed has its own format.
     """
     may_change = {*FLAGS_THAT_MAY_CHANGE, *_DERIVED_FLAGS}
     if isinstance(arguments.optimizer, NTASGDOptions):  # averaging starts at an evaluation
@@ -97,14 +91,8 @@ def run_identity(
 
 
 class TrainingState:
-    """Step, weights, optimizer, schedule, recurrent states and random generators of a run.
-
-    The position in the data follows from the step.
-
-    Args:
-        accelerator, arguments: The run's.
-        tokenizer: Saved with the model.
-        identity: JSON values that must be equal when the run is resumed.
+    """Step, weights, optimizer, schedule, recurrent states and random generators of a run; the position in the data
+    follows from the step. See `TrainingLoop` for the arguments.
 
     Attributes:
         step: Completed optimizer steps.
@@ -119,13 +107,10 @@ class TrainingState:
         tokenizer: PreTrainedTokenizerBase | None,
         identity: Mapping[str, Any],
     ) -> None:
-        self._accelerator = accelerator
-        self._arguments = arguments
-        self._tokenizer = tokenizer
+        self._accelerator, self._arguments, self._tokenizer = accelerator, arguments, tokenizer
         self.step = self.tokens = 0
         self.metrics: dict[str, float] = {}
-        # through JSON, for comparison with a checkpoint
-        self._identity = json.loads(json.dumps(identity))
+        self._identity = json.loads(json.dumps(identity))  # for comparison with a checkpoint
         self._uses_deepspeed = accelerator.distributed_type == DistributedType.DEEPSPEED
         self._random_file = f"random_state_{accelerator.process_index}.json"
         self.model_class = ""
@@ -136,11 +121,8 @@ class TrainingState:
         return checkpoint_files.checkpoint_path(self._arguments.output_dir, self.step)
 
     def load_weights(self, checkpoint: Path, model: PreTrainedModel) -> None:
-        """Load a checkpoint's step and weights into the model, before it is wrapped or sharded.
-
-        Raises:
-            CtxError: The checkpoint belongs to another run.
-        """
+        """Load a checkpoint's step and weights into the model, before it is wrapped or sharded; raises CtxError if the
+        checkpoint belongs to another run."""
         state = _read_state(checkpoint)
         saved, absent = state["identity"], object()
         differing = [
@@ -209,11 +191,8 @@ class TrainingState:
 
     @contextmanager
     def saving(self) -> Iterator[Path | None]:
-        """Write the checkpoint of the current step and delete old ones; a collective context.
-
-        Yields:
-            The temporary directory, for further files of the main process; None if the checkpoint exists.
-        """
+        """Write the checkpoint of the current step and delete old ones; a collective context, which yields the
+        temporary directory for further files of the main process, or None if the checkpoint exists."""
         temporary, is_main_process = checkpoint_files.temporary_path(self.path), self._accelerator.is_main_process
         if is_main_process and not self.path.exists():
             with self._clean_up_failed_write(temporary):
@@ -300,7 +279,7 @@ class TrainingState:
 
 
 def full_state_dict(model: nn.Module) -> dict[str, Tensor]:
-    """The model's state, gathered if sharded; tied weights stay tied. A collective call."""
+    """The model's state, gathered if sharded, with tied weights. A collective call."""
     gathered: dict[int, Tensor] = {}
     weights = {}
     # tied weights are one parameter; memory addresses do not show it, since shards may be empty
@@ -315,8 +294,7 @@ def full_state_dict(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimizer's state as `{"<parameter name>|<moment>": tensor}` on the CPU, gathered if sharded. A collective
-    call."""
+    """The optimizer's gathered state on the CPU by `<parameter name>|<moment>`. A collective call."""
     tensors = {}
     for name, parameter in model.named_parameters():
         for key, value in optimizer.state.get(parameter, {}).items():

@@ -1,11 +1,11 @@
-"""Training batches on the device, in an order that depends only on seed and position; and one optimizer step on them:
-forward and backward passes over micro-batches, clipping, update."""
+"""Training batches, in an order that depends only on seed and position, and one optimizer step on them."""
 
 import math
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import nullcontext
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Protocol, Self
 
@@ -46,19 +46,17 @@ class EpochIndexed(Dataset):
         return {**self._examples[index], "epoch": epoch, INDEX_KEY: index}
 
 
+@dataclass(frozen=True)
 class IndexedCollator:
-    """A collator that adds the indices of the examples to batches, for error messages."""
+    """A collator that adds the indices of the examples to batches, as "example_index" for error messages."""
 
-    def __init__(self, collate: Collate) -> None:
-        self._collate = collate
+    collate: Collate
 
     def __call__(self, examples: list[dict[str, Any]]) -> Batch:
-        """The batch of `examples`, with their indices as "example_index"."""
-        indices = [int(example[INDEX_KEY]) for example in examples]
-        batch = dict(self._collate(examples))
-        batch.pop("epoch", None)
-        batch[INDEX_KEY] = torch.tensor(indices)
-        return batch
+        """Collate examples."""
+        indices = torch.tensor([int(example[INDEX_KEY]) for example in examples])
+        batch = {name: value for name, value in self.collate(examples).items() if name != "epoch"}
+        return {**batch, INDEX_KEY: indices}
 
 
 class TrainingBatches:
@@ -99,14 +97,7 @@ def training_batches(
     """Endless micro-batches of this process, beginning with micro-batch `start_batch` of the run.
 
     A micro-batch is sampled for all processes together and split among them, so two processes with batch size 4 see the
-    same examples as one with batch size 8. Batches that workers prefetched are made again after a resume.
-
-    Args:
-        accelerator, arguments: The run's.
-        examples: Indexed by `(epoch, index)` (see `EpochIndexed`), or an `ExampleStream`.
-        collate: List of examples -> arguments of the model's forward.
-        start_batch: Micro-batches to skip.
-        contiguous: Each row of a micro-batch continues the same row of this micro-batch in the previous step.
+    same examples as one with batch size 8. See `TrainingLoop` for the arguments.
 
     Raises:
         CtxError: There are no examples.
@@ -133,18 +124,14 @@ def training_batches(
 
 def default_workers(accelerator: Accelerator) -> int:
     """The default number of background processes that make batches: 1, or 0 with few CPU cores, where a worker would
-    slow one training thread and thereby all others at each barrier."""
+    slow down training."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     has_few_cores = cores < _MIN_CORES_PER_PROCESS * accelerator.num_processes
     return 0 if has_few_cores and accelerator.device.type == "cpu" else 1
 
 
 def next_batches(batches: Iterator[Batch], count: int) -> list[Batch]:
-    """The next `count` micro-batches.
-
-    Raises:
-        CtxError: The stream ends earlier, or the data cannot be read.
-    """
+    """The next `count` micro-batches; raises CtxError if the stream ends earlier, or the data cannot be read."""
     try:
         step_batches = list(islice(batches, count))
     except CtxError as error:
@@ -156,10 +143,10 @@ def next_batches(batches: Iterator[Batch], count: int) -> list[Batch]:
 
 
 def count_items(batches: Iterable[Batch], targets: Sequence[str]) -> torch.Tensor:
-    """(len(targets) + 1,) int64: the number of targets per name, then of non-padding input tokens, over all `batches`.
+    """(len(targets) + 1,) int64: the number of targets per name, then of non-padding input tokens, over all batches.
 
     Counted are all elements of floating-point targets, elements of integer targets that are not -100, and answer
-    positions (`..._positions`) inside the sequence; absent targets count 0. Nothing synchronises with the device.
+    positions (`..._positions`) inside the sequence. Nothing synchronises with the device.
     """
     batches = list(batches)
     tokens = torch.stack([_count_tokens(batch) for batch in batches]).sum()
@@ -167,7 +154,7 @@ def count_items(batches: Iterable[Batch], targets: Sequence[str]) -> torch.Tenso
 
 
 def count_targets(batches: Sequence[Mapping[str, torch.Tensor]], targets: Sequence[str]) -> torch.Tensor:
-    """Targets per name over all `batches`, as in `count_items`: an int64 tensor (len(targets),)."""
+    """(len(targets),) int64: the number of targets per name over all batches, as in `count_items`."""
     if not targets:
         return torch.zeros(0, dtype=torch.int64)
     counts = []
@@ -205,17 +192,12 @@ class LossFunction(Protocol):
     targets: tuple[str, ...]
 
     def __call__(self, model: nn.Module, batch: Mapping[str, Any], num_items_in_batch: Any) -> ModelOutput:
-        """The model's output, whose `loss` is the sum over the micro-batch's targets divided by their number.
-
-        Args:
-            model: The model, possibly wrapped for several processes.
-            batch: Arguments of its forward.
-            num_items_in_batch: Target -> the number to divide by; None divides by the number in `batch`.
-        """
+        """The model's output, whose `loss` is the sum over the micro-batch's targets divided by `num_items_in_batch`
+        (target -> number; None for the number in `batch`). The model may be wrapped for several processes."""
 
 
 def loss_targets(model: nn.Module) -> tuple[str, ...]:
-    """Names of the targets of a model's loss; raises CtxError if the model has no `loss_targets`."""
+    """The `loss_targets` of a model; raises CtxError if it has none."""
     targets = getattr(model, "loss_targets", None)
     if targets is None:
         raise CtxError(
@@ -228,13 +210,14 @@ def loss_targets(model: nn.Module) -> tuple[str, ...]:
 def logged_terms(output: ModelOutput) -> dict[str, Tensor]:
     """The loss, the output fields named `..._loss`, and the head's `metrics`.
 
-    A metric is (2,), a numerator and a denominator that are summed over batches: accuracy is (correct predictions,
-    targets), precision (true positives, predicted positives), F1 (2 x true positives, predicted positives + positives).
+    A metric is (2,), a numerator and a denominator that are summed over batches, such as correct predictions and
+    targets.
     """
     losses = {name: value for name, value in output.items() if name.endswith("_loss") and value is not None}
     return {"loss": output.loss, **losses, **(output.get("metrics") or {})}
 
 
+@dataclass(eq=False)
 class TrainingStep:
     """Optimizer steps with the gradient of one large batch.
 
@@ -251,117 +234,102 @@ class TrainingStep:
         recurrent_states: The model's states after the previous step, if they are carried.
         loss_function: The training loss; by default the loss of the model's forward.
         lr_reference_targets: Number of targets at which a step has the unscaled learning rate; 0 for no scaling.
-        on_pre_optimizer_step: Called with the gradients' scale and a dictionary for log entries before clipping, once
-            the gradients of the whole step are summed; see `callbacks.FinetuningCallback`.
+        on_pre_optimizer_step: Called with the gradients' scale and a dictionary for log entries before clipping; see
+            `callbacks.FinetuningCallback`.
 
     Raises:
         CtxError: The loss cannot be normalised, or an in-place optimizer is used on several processes.
     """
 
-    def __init__(
-        self,
-        accelerator: Accelerator,
-        model: nn.Module,
-        optimizer: AcceleratedOptimizer,
-        max_grad_norm: float,
-        recurrent_states: RecurrentStateCarrier | None = None,
-        loss_function: LossFunction | None = None,
-        lr_reference_targets: float = 0.0,
-        on_pre_optimizer_step: Callable[[float, dict[str, Tensor]], None] | None = None,
-    ) -> None:
-        self._accelerator = accelerator
-        self._model = model
-        self._optimizer = optimizer
-        self._max_grad_norm = max_grad_norm or float("inf")
-        self._recurrent_states = recurrent_states
-        self._loss_function = loss_function
-        self._lr_reference_targets = lr_reference_targets
-        self._on_pre_optimizer_step = on_pre_optimizer_step
-        unwrapped = accelerator.unwrap_model(model)
-        self._targets = loss_targets(unwrapped) if loss_function is None else loss_function.targets
-        self._is_inplace = isinstance(unwrapped, CtxPreTrainedModel) and unwrapped.supports_inplace_optimizer(
-            optimizer.optimizer
-        )
-        if self._is_inplace and accelerator.num_processes > 1:
-            name = type(optimizer.optimizer).__name__
+    accelerator: Accelerator
+    model: nn.Module
+    optimizer: AcceleratedOptimizer
+    max_grad_norm: float
+    recurrent_states: RecurrentStateCarrier | None = None
+    loss_function: LossFunction | None = None
+    lr_reference_targets: float = 0.0
+    on_pre_optimizer_step: Callable[[float, dict[str, Tensor]], None] | None = None
+
+    def __post_init__(self) -> None:
+        unwrapped, optimizer = self.accelerator.unwrap_model(self.model), self.optimizer.optimizer
+        self._targets = loss_targets(unwrapped) if self.loss_function is None else self.loss_function.targets
+        is_inplace = isinstance(unwrapped, CtxPreTrainedModel) and unwrapped.supports_inplace_optimizer(optimizer)
+        self._is_inplace = is_inplace
+        if self._is_inplace and self.accelerator.num_processes > 1:
+            name = type(optimizer).__name__
             raise CtxError(
                 f"{name} updates {type(unwrapped).__name__} in place, which needs a single process.",
-                location=f"--optimizer {name.lower()} on {accelerator.num_processes} processes",
+                location=f"--optimizer {name.lower()} on {self.accelerator.num_processes} processes",
                 hint="start one process, which uses all threads, or use another --optimizer.",
             )
 
     def __call__(self, batches: Sequence[Batch]) -> tuple[dict[str, Tensor], list[Tensor]]:
-        """Train on the micro-batches of one step.
-
-        Returns:
-            0-dimensional tensors "loss", component losses, the loss of the batches' task, "grad_norm" (before clipping)
-            and "tokens" (of all processes), to be averaged over processes, and (2,) tensors of metrics; and the example
-            indices of each micro-batch.
-        """
+        """Train on the micro-batches of one step. Returns `logged_terms` and the loss of the batches' task, summed over
+        micro-batches, "grad_norm" before clipping, "tokens" of all processes; and the indices of the examples."""
         indices = [batch.pop(INDEX_KEY) for batch in batches]
-        counts = self._accelerator.reduce(count_items(batches, self._targets), reduction="sum")
+        counts = self.accelerator.reduce(count_items(batches, self._targets), reduction="sum")
         # a step without targets has loss 0, not 0/0
         num_items_in_batch = {
-            name: count.clamp(min=1) / self._accelerator.num_processes for name, count in zip(self._targets, counts)
+            name: count.clamp(min=1) / self.accelerator.num_processes for name, count in zip(self._targets, counts)
         }
 
         scalars: dict[str, Tensor] = {}
         for number, (batch, batch_indices) in enumerate(zip(batches, indices, strict=True)):
             is_last = number == len(batches) - 1
-            self._accelerator.sync_gradients = is_last  # DeepSpeed's engine reads it
-            with nullcontext() if is_last else self._accelerator.no_sync(self._model):
+            self.accelerator.sync_gradients = is_last  # DeepSpeed's engine reads it
+            with nullcontext() if is_last else self.accelerator.no_sync(self.model):
                 inputs: dict[str, Any] = dict(batch)
-                if self._recurrent_states is not None:
-                    inputs |= self._recurrent_states.inputs(number, batch_indices)
+                if self.recurrent_states is not None:
+                    inputs |= self.recurrent_states.inputs(number, batch_indices)
                 if self._is_inplace:
                     inputs |= self._inplace_inputs()
-                if self._loss_function is None:
-                    output = self._model(**inputs, num_items_in_batch=num_items_in_batch)
+                if self.loss_function is None:
+                    output = self.model(**inputs, num_items_in_batch=num_items_in_batch)
                 else:
-                    output = self._loss_function(self._model, inputs, num_items_in_batch)
+                    output = self.loss_function(self.model, inputs, num_items_in_batch)
                 if not self._is_inplace:
-                    self._accelerator.backward(output.loss)
-            if self._recurrent_states is not None:
-                self._recurrent_states.update(number, batch_indices, output)
+                    self.accelerator.backward(output.loss)
+            if self.recurrent_states is not None:
+                self.recurrent_states.update(number, batch_indices, output)
             terms = logged_terms(output)
             if isinstance(batch.get("task"), str):  # of `CtxMultiTaskModel`: all batches of a step have one task
                 terms[f"{batch['task']}_loss"] = output.loss
             for name, value in terms.items():
                 scalars[name] = scalars[name] + value.detach() if name in scalars else value.detach()
 
-        if self._on_pre_optimizer_step is not None:
-            scaler = self._accelerator.scaler
+        if self.on_pre_optimizer_step is not None:
+            scaler = self.accelerator.scaler
             logs: dict[str, Tensor] = {}
-            self._on_pre_optimizer_step(1.0 if scaler is None else scaler.get_scale(), logs)
+            self.on_pre_optimizer_step(1.0 if scaler is None else scaler.get_scale(), logs)
             scalars |= logs
             scalars["loss"] = sum((logs[name] for name in logs if name.endswith("_loss")), scalars["loss"])
         scalars["grad_norm"] = self._clip_gradients()
         scalars["tokens"] = counts[-1]
 
-        lr_factor = counts[0] / self._lr_reference_targets if self._lr_reference_targets else 1.0
-        with scaled_learning_rate(self._optimizer, lr_factor):
-            self._optimizer.step()
-        self._optimizer.zero_grad()
+        lr_factor = counts[0] / self.lr_reference_targets if self.lr_reference_targets else 1.0
+        with scaled_learning_rate(self.optimizer, lr_factor):
+            self.optimizer.step()
+        self.optimizer.zero_grad()
         return scalars, indices
 
     @property
     def learning_rate(self) -> float:
         """Current learning rate of the first parameter group."""
-        return self._optimizer.param_groups[0]["lr"]
+        return self.optimizer.param_groups[0]["lr"]
 
     def _inplace_inputs(self) -> dict[str, Any]:
         """The learning rate and AdaGrad's state, for a head with in-place updates."""
         inputs: dict[str, Any] = {"learning_rate": self.learning_rate}
-        if isinstance(self._optimizer.optimizer, torch.optim.Adagrad):
-            state = self._optimizer.optimizer.state
-            inputs["squares"] = {name: state[parameter]["sum"] for name, parameter in self._model.named_parameters()}
+        if isinstance(self.optimizer.optimizer, torch.optim.Adagrad):
+            state = self.optimizer.optimizer.state
+            inputs["squares"] = {name: state[parameter]["sum"] for name, parameter in self.model.named_parameters()}
         return inputs
 
     def _clip_gradients(self) -> Tensor:
         """Clip the gradients and return their norm before clipping; as in torch, which does not support sparse ones."""
-        parameters = [parameter for parameter in self._model.parameters() if parameter.grad is not None]
+        parameters = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
         if not any(parameter.grad.is_sparse for parameter in parameters):  # type: ignore[union-attr]
-            norm = self._accelerator.clip_grad_norm_(self._model.parameters(), self._max_grad_norm)
+            norm = self.accelerator.clip_grad_norm_(self.model.parameters(), self.max_grad_norm or math.inf)
             return norm.full_tensor() if hasattr(norm, "full_tensor") else norm.detach()
         gradients = []
         for parameter in parameters:
@@ -371,8 +339,8 @@ class TrainingStep:
                 gradient = parameter.grad._values()  # type: ignore[union-attr]
             gradients.append(gradient)
         norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(values) for values in gradients]))
-        if math.isfinite(self._max_grad_norm):
-            factor = (self._max_grad_norm / (norm + 1e-6)).clamp(max=1)
+        if self.max_grad_norm:
+            factor = (self.max_grad_norm / (norm + 1e-6)).clamp(max=1)
             for values in gradients:
                 values.mul_(factor)
         return norm

@@ -202,7 +202,7 @@ def test_shuffled_examples(rows, tmp_path):
 
 def test_model_without_memory(rows, tmp_path):
     forgetful = type("Forgetful", (Remembering,), {"state_outputs": ()})
-    with pytest.raises(CtxError, match="Forgetful has no memory"):
+    with pytest.raises(CtxError, match="Forgetful has no recurrent state"):
         run(forgetful(RememberingConfig()), rows, tmp_path / "a")
     silent = new_model()
     forward = silent.forward
