@@ -48,24 +48,24 @@ class PaddingCollator(ABC):
         """See `collate`."""
         return self.collate(features)
 
-    def pad_inputs(self, rows: Sequence[np.ndarray], multiple: int | None = None) -> tuple["RowPadder", Batch]:
+    def pad_inputs(self, sequences: Sequence[np.ndarray], multiple: int | None = None) -> tuple["RowPadder", Batch]:
         """Pad (tokens,) ids on the tokenizer's side. Returns the padder of further columns, and `input_ids` and
         `attention_mask`, both (batch, width)."""
-        padder = RowPadder([len(row) for row in rows], self.tokenizer.padding_side, multiple)
-        input_ids = padder.pad(rows, int(self.tokenizer.pad_token_id))
+        padder = RowPadder([len(sequence) for sequence in sequences], self.tokenizer.padding_side, multiple)
+        input_ids = padder.pad(sequences, int(self.tokenizer.pad_token_id))
         return padder, {"input_ids": input_ids, "attention_mask": padder.attention_mask()}
 
 
 class RowPadder:
-    """Pads sequences to the rows of a batch, with one array assignment per column.
+    """Pads sequences to a batch, with one array assignment per column.
 
     Args:
         side: Side of the padding, "right" or "left".
         multiple: The width is rounded up to a multiple of it (8 suits tensor cores); None for no rounding.
 
     Attributes:
-        offsets: (rows,) column of each sequence's first value.
-        filled: (rows, width) bool, False at padding.
+        offsets: (batch,) column of each sequence's first value.
+        filled: (batch, width) bool, False at padding.
     """
 
     def __init__(self, lengths: Sequence[int], side: str, multiple: int | None = None) -> None:
@@ -76,20 +76,20 @@ class RowPadder:
         self.offsets = width - length[:, 0] if side == "left" else np.zeros(len(length), dtype=np.int64)
         self.filled = column < length if side == "right" else column >= width - length
 
-    def pad(self, rows: Sequence[np.ndarray], value: int) -> torch.Tensor:
-        """(rows, width) int64 tensor of the sequences, `value` at padding."""
+    def pad(self, sequences: Sequence[np.ndarray], value: int) -> torch.Tensor:
+        """(batch, width) int64 tensor of the sequences, `value` at padding."""
         padded = np.full(self.filled.shape, value, dtype=np.int64)
-        padded[self.filled] = np.concatenate(rows)
+        padded[self.filled] = np.concatenate(sequences)
         return torch.from_numpy(padded)
 
     def attention_mask(self) -> torch.Tensor:
-        """(rows, width) int64: 1 for tokens, 0 for padding."""
+        """(batch, width) int64: 1 for tokens, 0 for padding."""
         return torch.from_numpy(self.filled.astype(np.int64))
 
 
-def pad_targets(rows: Sequence[np.ndarray], value: int = IGNORE_INDEX, multiple: int | None = None) -> torch.Tensor:
-    """(rows, steps) int64 tensor of target sequences, padded on the right."""
-    return RowPadder([len(row) for row in rows], "right", multiple).pad(rows, value)
+def pad_targets(targets: Sequence[np.ndarray], value: int = IGNORE_INDEX, multiple: int | None = None) -> torch.Tensor:
+    """(batch, steps) int64 tensor of target sequences, padded on the right."""
+    return RowPadder([len(target) for target in targets], "right", multiple).pad(targets, value)
 
 
 _Ids = TypeVar("_Ids", list[int], np.ndarray)

@@ -54,9 +54,9 @@ class DataCollatorForBidirectionalLM(PaddingCollator):
 
     def collate(self, features: list[dict[str, Any]]) -> Batch:
         """Collate features; see the class for their columns and the returned ones."""
-        rows = [np.asarray(feature["input_ids"]) for feature in features]
-        padder = RowPadder([len(row) for row in rows], self.tokenizer.padding_side)
-        ids = np.concatenate(rows)
+        sequences = [np.asarray(feature["input_ids"]) for feature in features]
+        padder = RowPadder([len(sequence) for sequence in sequences], self.tokenizer.padding_side)
+        ids = np.concatenate(sequences)
         check_token_ids(ids, len(self.characters))
         unknown_id = self.tokenizer.unk_token_id
         unknown_words = [word for feature in features for word in decode_words(np.asarray(feature["unknown_words"]))]
@@ -67,8 +67,8 @@ class DataCollatorForBidirectionalLM(PaddingCollator):
         characters[padder.filled] = table
         bos, eos = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
         following, previous = [], []
-        for row in rows:
-            words = row.astype(np.int64)
+        for sequence in sequences:
+            words = sequence.astype(np.int64)
             following.append(np.append(np.where(words == bos, IGNORE_INDEX, words)[1:], IGNORE_INDEX))
             previous.append(np.append(IGNORE_INDEX, np.where(words == eos, IGNORE_INDEX, words)[:-1]))
         batch = {

@@ -44,9 +44,9 @@ class DataCollatorForCausalLM(PaddingCollator):
 
     def collate(self, features: list[dict[str, Any]]) -> Batch:
         """Pad features; see the class for their columns and the returned ones."""
-        rows = [np.asarray(feature["input_ids"]) for feature in features]
-        padder, inputs = self.pad_inputs(rows)
-        targets = [self.targets(row.astype(np.int64), feature) for row, feature in zip(rows, features, strict=True)]
+        sequences = [np.asarray(feature["input_ids"]).astype(np.int64) for feature in features]
+        padder, inputs = self.pad_inputs(sequences)
+        targets = [self.targets(ids, feature) for ids, feature in zip(sequences, features, strict=True)]
         # the first word in reading order has no target
         first_column = (0, 1) if self.backward else (1, 0)
         return {

@@ -143,19 +143,19 @@ class DataCollatorForContinualTasks(MaskingCollator):
 
     def collate(self, features: list[dict[str, Any]]) -> Batch:
         """Mask and pad features; see the class for their columns and the returned ones."""
-        rows, labels = [], []
+        sequences, labels = [], []
         for feature in features:
             ids = np.asarray(feature["input_ids"])
             targets = np.full(len(ids), IGNORE_INDEX)
             if int(feature["task"]) == _NUMBERS[MASKING]:
                 rng = feature_generator(feature, self.seed, self.static)
                 ids, targets = self.masker.mask(ids, np.asarray(feature["word_ids"]), rng)
-            rows.append(ids)
+            sequences.append(ids)
             labels.append(targets)
-        padder, inputs = self.pad_inputs(rows, self.pad_to_multiple_of)
+        padder, inputs = self.pad_inputs(sequences, self.pad_to_multiple_of)
         tasks = np.array([int(feature["task"]) for feature in features])
         types_by_number = np.array([task.task_type for task in TASKS.values()])
-        task_types = [np.full(len(ids), types_by_number[task]) for ids, task in zip(rows, tasks, strict=True)]
+        task_types = [np.full(len(ids), types_by_number[task]) for ids, task in zip(sequences, tasks, strict=True)]
         token_types = [np.asarray(feature["token_type_ids"]) for feature in features]
         batch = {
             **inputs,

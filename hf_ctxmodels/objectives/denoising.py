@@ -85,9 +85,9 @@ class DataCollatorForDenoising(PaddingCollator):
 
     def collate(self, features: list[dict[str, Any]]) -> Batch:
         """Corrupt and pad features; see the class for their columns and the returned ones."""
-        rows = [np.asarray(feature["input_ids"]) for feature in features]
-        corrupted = [self.corrupt(feature, ids) for feature, ids in zip(features, rows, strict=True)]
-        return self.pad_inputs(corrupted)[1] | {"labels": pad_targets(rows)}
+        sequences = [np.asarray(feature["input_ids"]) for feature in features]
+        corrupted = [self.corrupt(feature, ids) for feature, ids in zip(features, sequences, strict=True)]
+        return self.pad_inputs(corrupted)[1] | {"labels": pad_targets(sequences)}
 
     def corrupt(self, feature: Mapping[str, Any], ids: np.ndarray) -> np.ndarray:
         """(tokens after noising,) ids of a sequence."""

@@ -35,8 +35,6 @@ class DataCollatorForNoisySequenceToSequence(SourceTargetCorruption):
     decoder_input_ids (batch, steps), `[CLS]` and the target without its end, each token replaced with probability
     `noise_probability`; labels (batch, steps), the target, -100 at padding. With `max_span` also span_ids
     (batch, steps), numbers of the target's spans: 1 to `max_span` words each, the end token alone.
-
-    Spans require `target_word_ids`.
     """
 
     decoder_column = "decoder_input_ids"

@@ -51,8 +51,6 @@ class DataCollatorForMaskedSegment(PaddingCollator):
     them; decoder_input_ids, decoder_position_ids (batch, steps), the unmasked token before each of them, and its
     position; cross_attention_mask (batch, width), 0 at the positions that cross-attention ignores; and if the features
     hold languages, langs (batch, width) and decoder_langs (batch, steps).
-
-    Cross-attention ignores mask tokens in the released translation model.
     """
 
     share: float = flag(0.5, "Share of a sequence, or of a block, in the masked segment.")

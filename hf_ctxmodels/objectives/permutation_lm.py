@@ -80,10 +80,10 @@ class DataCollatorForPermutationLM(PaddingCollator):
 
     def collate(self, features: list[dict[str, Any]]) -> Batch:
         """Collate features; see the class for their columns and the returned ones."""
-        rows = [np.asarray(feature["input_ids"]) for feature in features]
-        padder, inputs = self.pad_inputs(rows, self.pad_to_multiple_of)
+        sequences = [np.asarray(feature["input_ids"]) for feature in features]
+        padder, inputs = self.pad_inputs(sequences, self.pad_to_multiple_of)
         orders, targets, labels = [], [], []
-        for feature, ids, offset in zip(features, rows, padder.offsets.tolist()):
+        for feature, ids, offset in zip(features, sequences, padder.offsets.tolist()):
             words = feature_word_ids(feature) if self.whole_word else None
             order, positions = self.sample_order(ids, words, feature_generator(feature, self.seed, self.static))
             orders.append(order)

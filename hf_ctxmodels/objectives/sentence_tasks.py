@@ -43,8 +43,8 @@ class DataCollatorForSentenceTasks(PaddingCollator):
         """Pad features; see the class for their columns and the returned ones."""
         names = ("input_ids", "second_ids", "labels")
         firsts, seconds, targets = ([np.asarray(feature[name]) for feature in features] for name in names)
-        rows = [np.concatenate(pair) for pair in zip(firsts, seconds, strict=True)]
-        padder, inputs = self.pad_inputs(rows)
+        sequences = [np.concatenate(pair) for pair in zip(firsts, seconds, strict=True)]
+        padder, inputs = self.pad_inputs(sequences)
         token_types = [
             np.repeat([0, 1], [len(first), len(second)]) for first, second in zip(firsts, seconds, strict=True)
         ]

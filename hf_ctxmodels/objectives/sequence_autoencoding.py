@@ -31,9 +31,9 @@ class DataCollatorForSequenceAutoencoding(PaddingCollator):
     def collate(self, features: list[dict[str, Any]]) -> Batch:
         """Repeat and pad features; see the class for their columns and the returned ones."""
         texts = [np.asarray(feature["input_ids"]).astype(np.int64) for feature in features]
-        rows = [np.append(text, text[:-1]) for text in texts]
+        sequences = [np.append(text, text[:-1]) for text in texts]
         targets = [np.append(np.full(len(text) - 1, IGNORE_INDEX), text) for text in texts]
-        padder, batch = self.pad_inputs(rows)
+        padder, batch = self.pad_inputs(sequences)
         batch["labels"] = torch.nn.functional.pad(padder.pad(targets, IGNORE_INDEX), (1, 0), value=IGNORE_INDEX)
         return batch
 

@@ -147,9 +147,9 @@ class DataCollatorForTranslationWithLanguageModels(DataCollatorForTranslation):
     def collate(self, features: list[dict[str, Any]]) -> Batch:
         """Pad features; see the class for their columns and the returned ones."""
         batch = super().collate(features)
-        rows = [np.asarray(feature["input_ids"]).astype(np.int64) for feature in features]
-        following = [np.append(row[1:], IGNORE_INDEX) for row in rows]
-        padder = RowPadder([len(row) for row in rows], self.tokenizer.padding_side)
+        sequences = [np.asarray(feature["input_ids"]).astype(np.int64) for feature in features]
+        following = [np.append(sequence[1:], IGNORE_INDEX) for sequence in sequences]
+        padder = RowPadder([len(sequence) for sequence in sequences], self.tokenizer.padding_side)
         source_labels, target_labels = padder.pad(following, IGNORE_INDEX), batch["labels"].clone()
         batch["source_labels"] = source_labels if self.source_lm else source_labels.fill_(IGNORE_INDEX)
         batch["target_labels"] = target_labels if self.target_lm else target_labels.fill_(IGNORE_INDEX)
