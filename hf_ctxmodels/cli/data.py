@@ -16,7 +16,7 @@ from hf_ctxmodels.conversion.word_vectors import WordVectors
 from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.console import print_status, progress_bar
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import REQUIRED, check_range, choice_flag, flag, parse_choices
+from hf_ctxmodels.core.flags import REQUIRED, check_range, flag, parse_choices
 from hf_ctxmodels.core.output_files import check_output_directory, check_output_file, write_text_file
 from hf_ctxmodels.data.document_sources import load_documents
 from hf_ctxmodels.data.phrase_mining import extract_entities, find_phrases
@@ -186,7 +186,7 @@ class AugmentationArguments:
     output: str = flag(REQUIRED, "JSONL file for the examples and their copies.")
     text_columns: str = flag("text", "Column of the text, or two for pairs, separated by a comma.")
     label_column: str = flag("label", "Column of the label.")
-    rule: SubstitutionOptions | MaskingOptions = choice_flag(
+    rule: SubstitutionOptions | MaskingOptions = flag(
         "substitution", "Augmentation rule.", {"substitution": SubstitutionOptions, "masking": MaskingOptions}
     )
     copies: int = flag(20, "Copies of each example; duplicates are dropped.")

@@ -20,7 +20,7 @@ from hf_ctxmodels.core.adapter_support import ADAPTERS_FOLDER
 from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.console import format_next_commands, print_status, progress_bar
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import REQUIRED, ParsedChoices, choice_flag, flag
+from hf_ctxmodels.core.flags import REQUIRED, ParsedChoices, flag
 from hf_ctxmodels.core.output_files import (
     MODEL_FILES,
     TOKENIZER_FILES,
@@ -95,7 +95,7 @@ class QuantizationArguments(ParsedChoices):
 
     model: str = flag(REQUIRED, "Directory or Hub id of a float32 or half-precision model.")
     output_dir: str = flag(REQUIRED, "Directory for the quantized model and its tokenizer.")
-    activations: TokenScales | TensorScales | StaticScales = choice_flag("token", "Scales of the activations.", SCALES)
+    activations: TokenScales | TensorScales | StaticScales = flag("token", "Scales of the activations.", SCALES)
     embeddings: Literal["int8", "float32"] = flag("int8", "Type of the embedding matrices.")
     skip: list[str] = flag((), "Modules to keep in float32: paths or last components of paths, such as classifier.")
     overwrite: bool = flag(False, "Replace files of the same names in --output_dir.")

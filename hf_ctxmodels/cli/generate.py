@@ -15,7 +15,7 @@ from transformers import set_seed as seed_generators
 from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import REQUIRED, check_range, choice_flag, flag, parse_choices
+from hf_ctxmodels.core.flags import REQUIRED, check_range, flag, parse_choices
 from hf_ctxmodels.core.generation import LanguagePair
 from hf_ctxmodels.core.output_files import check_output_file, write_text_file
 from hf_ctxmodels.data.text_files import read_lines
@@ -77,7 +77,7 @@ class GenerationArguments:
         None, "File for the generated texts, one per line; by default they are printed, unless --references are given."
     )
     overwrite: bool = flag(False, "Replace --output_file if it exists.")
-    decoding: GreedyOptions | BeamOptions | SamplingOptions = choice_flag(
+    decoding: GreedyOptions | BeamOptions | SamplingOptions = flag(
         "greedy", "Decoding method.", {"greedy": GreedyOptions, "beam": BeamOptions, "sample": SamplingOptions}
     )
     max_new_tokens: int = flag(60, "Longest generated text in tokens.")

@@ -1,7 +1,7 @@
 """Options of commands as dataclasses.
 
-Each field of a dataclass is a flag. The value of a field that `choice_flag` declares is one of several dataclasses,
-whose own options are nested below the flag:
+Each field of a dataclass is a flag. The value of a field whose choices are dataclasses has options of its own, which
+are nested below the flag:
 
     --optimizer adamw:beta2=0.98,weight_decay=0.1
 
@@ -27,9 +27,9 @@ REQUIRED: Any = MISSING
 def flag(
     default: object,
     help: str,
+    choices: Collection[str] | Mapping[str, Any] = (),
     *,
     group: str | None = None,
-    choices: Collection[str] = (),
     conflicts: Sequence[str] = (),
     nested: bool = False,
     fixed: bool = False,
@@ -37,10 +37,12 @@ def flag(
     """Declare a dataclass field as a flag.
 
     Args:
-        default: Default value: a tuple for a list, `REQUIRED` for a required flag.
-        help: One line for `--help`.
+        default: Default value: a tuple for a list, a string as on the command line for a choice with options,
+            `REQUIRED` for a required flag.
+        choices: Allowed values; not needed for a `Literal` type. For a choice with options: name -> dataclass of its
+            options, or an instance with other defaults; the dataclass of flags then calls `parse_choices(self)` in
+            `__post_init__`.
         group: Title of the group in `--help`; by default the first line of the dataclass's docstring.
-        choices: Allowed values; not needed for a `Literal` type.
         conflicts: Names of flags that cannot be combined with this one.
         nested: Whether the value is a string `NAME:key=value,...`, which the command parses.
         fixed: Whether the command sets the value, so that it is no flag.
@@ -48,7 +50,7 @@ def flag(
     metadata = {
         "help": help,
         "group": group,
-        "choices": tuple(choices),
+        "choices": choices if isinstance(choices, Mapping) else tuple(choices),
         "conflicts": tuple(conflicts),
         "nested": nested,
         "fixed": fixed,
@@ -58,26 +60,8 @@ def flag(
     return field(default=default, metadata=metadata)
 
 
-def choice_flag(
-    default: str | None,
-    help: str,
-    choices: Mapping[str, Any],
-    *,
-    group: str | None = None,
-    conflicts: Sequence[str] = (),
-) -> Any:
-    """Declare a dataclass field as a flag with nested options. The dataclass calls `parse_choices(self)` in
-    `__post_init__`.
-
-    `choices` maps a name to the dataclass of its options, or to an instance with other defaults; the default is a
-    string as on the command line, or None. See `flag` for the other arguments.
-    """
-    metadata = {"help": help, "group": group, "choices": choices, "conflicts": tuple(conflicts)}
-    return field(default=default, metadata=metadata)
-
-
 def is_choice(entry: Field) -> bool:
-    """Whether a field was declared by `choice_flag`."""
+    """Whether the choices of a field have options of their own."""
     return isinstance(entry.metadata.get("choices"), Mapping)
 
 
@@ -87,8 +71,7 @@ def is_settable(entry: Field) -> bool:
 
 
 def parse_choices(arguments: Any) -> None:
-    """Replace strings in the fields of `choice_flag` by instances of the dataclasses that they name, see
-    `parse_choice`."""
+    """Replace strings in fields whose choices have options by instances of the dataclasses that they name."""
     for entry in fields(arguments):
         value = getattr(arguments, entry.name)
         if is_choice(entry) and isinstance(value, str):
@@ -103,7 +86,7 @@ class ParsedChoices:
 
 
 def parse_choice(text: str, choices: Mapping[str, Any], location: str) -> Any:
-    """Parse `"ewc:weight=0.01,fisher_file=F"` into an instance of the dataclass `choices["ewc"]`, see `choice_flag`.
+    """Parse `"ewc:weight=0.01,fisher_file=F"` into an instance of the dataclass `choices["ewc"]`, see `flag`.
 
     Raises:
         CtxError: The name or an option is unknown, an option is missing, or a value is of another type.
@@ -294,27 +277,6 @@ def check_choice(choices: Collection[object], **values: object) -> None:
             raise CtxError(f"{name}={value!r} is unknown.", hint=f"use one of: {', '.join(map(str, choices))}.")
 
 
-def check_at_least(minimum: float, **values: float | None) -> None:
-    """Raise CtxError if one of the values is below `minimum`; None is accepted."""
-    for name, value in values.items():
-        if value is not None and value < minimum:
-            raise CtxError(f"{name}={value} is too small.", hint=f"use {minimum} or more.")
-
-
-def check_share(**values: float) -> None:
-    """Raise CtxError if one of the values is outside [0, 1]."""
-    for name, value in values.items():
-        if not 0 <= value <= 1:
-            raise CtxError(f"{name}={value} is out of range.", hint="use 0 to 1.")
-
-
-def check_fraction(**values: float) -> None:
-    """Raise CtxError if one of the values is outside (0, 1)."""
-    for name, value in values.items():
-        if not 0 < value < 1:
-            raise CtxError(f"{name}={value} is out of range.", hint="use more than 0 and less than 1.")
-
-
 def check_range(
     arguments: object,
     *names: str,
@@ -324,10 +286,9 @@ def check_range(
     below: float | None = None,
     location: str | None = None,
 ) -> None:
-    """Raise CtxError if one of the named fields of a dataclass of flags is out of range; None is always allowed.
-
-    `location` is the flag whose nested options the fields are; None if they are flags themselves.
-    """
+    """Raise CtxError if one of the named fields of a dataclass, or a value of a mapping, is out of range; None is always
+    allowed. `location` is the flag whose options the fields are."""
+    values = arguments if isinstance(arguments, Mapping) else {name: getattr(arguments, name) for name in names}
     comparisons = (
         ("above", above, operator.gt),
         ("at least", at_least, operator.ge),
@@ -335,13 +296,9 @@ def check_range(
         ("below", below, operator.lt),
     )
     limits = [(phrase, limit, compare) for phrase, limit, compare in comparisons if limit is not None]
-    for name in names:
-        value = getattr(arguments, name)
+    for name, value in values.items():
         if value is not None and not all(compare(value, limit) for _, limit, compare in limits):
             expected = " and ".join(f"{phrase} {limit:g}" for phrase, limit, _ in limits)
-            flag_name = f"--{name}" if location is None else f"{location} {name}"
             raise CtxError(
-                f"{flag_name} must be {expected}.",
-                location=f"{flag_name} {value}",
-                hint="choose a value in this range.",
+                f"{name}={value} is out of range.", location=location, hint=f"use a value that is {expected}."
             )

@@ -7,7 +7,7 @@ from itertools import pairwise
 from math import log
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import check_at_least
+from hf_ctxmodels.core.flags import check_range
 from hf_ctxmodels.data.table_files import TaggedSentence, is_bio
 
 _WORD = re.compile(r"\w+|[^\w\s]")
@@ -23,8 +23,8 @@ def find_phrases(
     ln p(a b) / (p(a) p(b)) is at least `min_information` (Mikolov et al. 2013b, section 4, with another score), until
     no phrase grows.
     """
-    check_at_least(1, min_count=min_count)
-    check_at_least(2, max_words=max_words)
+    check_range({"min_count": min_count}, at_least=1)
+    check_range({"max_words": max_words}, at_least=2)
     sentences = [_WORD.findall(sentence) for document in documents for sentence in document]
     while True:
         accepted = _pairs(sentences, min_count, min_information, max_words)

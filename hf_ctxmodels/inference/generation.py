@@ -9,7 +9,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.console import progress_bar
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import check_at_least
+from hf_ctxmodels.core.flags import check_range
 from hf_ctxmodels.core.generation import (
     LanguagePair,
     check_can_generate,
@@ -59,9 +59,8 @@ def generate_texts(
             many for the model, a number is too small, or `num_return_sequences` is not 1.
     """
     check_can_generate(model)
-    numbers = {"max_length": max_length, "num_beams": options.get("num_beams")}
-    numbers = {name: value for name, value in numbers.items() if value is not None}
-    check_at_least(1, max_new_tokens=max_new_tokens, batch_size=batch_size, **numbers)
+    numbers = {"max_new_tokens": max_new_tokens, "max_length": max_length, "batch_size": batch_size}
+    check_range({**numbers, "num_beams": options.get("num_beams")}, at_least=1)
     if (count := options.get("num_return_sequences") or 1) != 1:
         raise CtxError(
             f"num_return_sequences={count}, but one text is generated per input.",

@@ -11,7 +11,7 @@ import torch
 
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import check_at_least
+from hf_ctxmodels.core.flags import check_range
 from hf_ctxmodels.data.examples import Example, ExampleSet
 from hf_ctxmodels.data.padding import PaddingCollator
 from hf_ctxmodels.data.training_set import SamplingPolicy
@@ -96,7 +96,7 @@ class Objective(PaddingCollator):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(0, seed=self.seed)
+        check_range(self, "seed", at_least=0)
         if self.max_length > self.tokenizer.model_max_length:
             raise CtxError(
                 f"max_length={self.max_length} exceeds the tokenizer's limit of {self.tokenizer.model_max_length} "

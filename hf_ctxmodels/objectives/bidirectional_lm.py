@@ -10,7 +10,7 @@ import torch
 
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import check_at_least, flag
+from hf_ctxmodels.core.flags import check_range, flag
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.padding import Batch, PaddingCollator, RowPadder
 from hf_ctxmodels.data.seeding import Purpose
@@ -43,7 +43,7 @@ class DataCollatorForBidirectionalLM(PaddingCollator):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(0, negatives=self.negatives)
+        check_range(self, "negatives", at_least=0)
         if not hasattr(self.tokenizer, "character_ids"):
             raise CtxError(
                 f"{type(self.tokenizer).__name__} has no characters, which this objective requires.",
@@ -107,7 +107,7 @@ class BidirectionalLM(DataCollatorForBidirectionalLM, Objective):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(3, max_length=self.max_length)
+        check_range(self, "max_length", at_least=3)
         self.sampling = SamplingPolicy(contiguous=self.carry)
         self.config_fields = {"stateful": self.carry}
         if languages := self.tokenizer.languages:

@@ -10,7 +10,7 @@ import torch
 
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import check_at_least, flag
+from hf_ctxmodels.core.flags import check_range, flag
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.padding import Batch, PaddingCollator, required_token
 from hf_ctxmodels.data.seeding import Purpose, generator
@@ -112,7 +112,7 @@ class CausalLM(DataCollatorForCausalLM, Objective):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(0, bptt=self.bptt, bptt_deviation=self.bptt_deviation)
+        check_range(self, "bptt", "bptt_deviation", at_least=0)
         if self.max_length < 2 or self.bptt > self.max_length:
             raise CtxError(
                 f"max_length={self.max_length} and bptt={self.bptt} are incompatible.",
@@ -185,7 +185,7 @@ class DocumentLM(DataCollatorForCausalLM, Objective):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(2, max_length=self.max_length)
+        check_range(self, "max_length", at_least=2)
         self.separator = required_token(self.tokenizer, "eos_token", "separates documents")
 
     def examples(self, documents: Iterable[list[str]], epoch: int = 0) -> Iterator[Example]:

@@ -12,7 +12,7 @@ import torch
 
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import check_at_least, flag
+from hf_ctxmodels.core.flags import check_range, flag
 from hf_ctxmodels.data.documents import LabelledPair
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.padding import Batch
@@ -217,7 +217,7 @@ class ContinualTasks(DataCollatorForContinualTasks, Objective):
     def __post_init__(self) -> None:
         super().__post_init__()
         stages = parse_schedule(self.schedule, TASKS)
-        check_at_least(2, reordering_segments=self.reordering_segments)
+        check_range(self, "reordering_segments", at_least=2)
         self.templates = {segments: SpecialTokensTemplate(self.tokenizer, segments) for segments in (1, 2)}
         self.room, self.pair_room = (template.room(self.max_length) for template in self.templates.values())
         self.orders = [

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from hf_ctxmodels.core.constants import IGNORE_INDEX
-from hf_ctxmodels.core.flags import check_at_least, flag
+from hf_ctxmodels.core.flags import check_range, flag
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.padding import Batch, PaddingCollator, RowPadder
 from hf_ctxmodels.data.seeding import Purpose, generator
@@ -73,7 +73,7 @@ class Cooccurrence(DataCollatorForCooccurrence, Objective):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(1, window=self.window, memory_cells=self.memory_cells)
+        check_range(self, "window", "memory_cells", at_least=1)
 
     def examples(self, documents: Iterable[list[str]], epoch: int = 0) -> Iterator[Example]:
         """Examples with input_ids, context_ids and cooccurrences."""

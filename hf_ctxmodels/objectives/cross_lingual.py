@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import check_at_least, flag
+from hf_ctxmodels.core.flags import check_range, flag
 from hf_ctxmodels.core.generation import split_language_tag
 from hf_ctxmodels.data.documents import TranslatedText
 from hf_ctxmodels.data.examples import Example, ExampleSet
@@ -93,7 +93,7 @@ class StreamObjective(Objective):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(2, max_length=self.max_length)
+        check_range(self, "max_length", at_least=2)
         self.end = required_token(self.tokenizer, "eos_token", "separates sentences")
         self.reader = LanguageReader(self.tokenizer, self.language)
         self.config_fields = {
@@ -189,7 +189,7 @@ class DataCollatorForStreamMaskedLM(PaddingCollator):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.rule = MaskingRule(self.mlm_probability, self.mask_share, self.random_share)
-        check_at_least(0, sample_alpha=self.sample_alpha)
+        check_range(self, "sample_alpha", at_least=0)
         self.mask_id = required_token(self.tokenizer, "mask_token", "masked language modelling requires")
         self.vocabulary = np.arange(len(self.tokenizer))
         self.weights: np.ndarray | None = None  # (vocabulary,), 0 for padding and tokens that do not occur

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import check_choice, check_share, flag
+from hf_ctxmodels.core.flags import check_choice, check_range, flag
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.padding import Batch, PaddingCollator, pad_targets, required_token
 from hf_ctxmodels.objectives.base import Objective, count_targets, target_rates
@@ -57,12 +57,10 @@ class DataCollatorForDenoising(PaddingCollator):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        shares = ("mask", "mask_random", "permute_sentences", "insert", "rotate")
-        check_share(**{name: getattr(self, name) for name in shares})
+        check_range(self, "mask", "mask_random", "permute_sentences", "insert", "rotate", at_least=0, at_most=1)
+        check_range(self, "poisson_lambda", above=0, at_most=50)
         check_choice(get_args(MaskLength), mask_length=self.mask_length)
         check_choice((1, 0, -1), replace_length=self.replace_length)
-        if not 0 < self.poisson_lambda <= 50:
-            raise CtxError(f"poisson_lambda={self.poisson_lambda} is out of range.", hint="use more than 0, up to 50.")
         self.template = SpecialTokensTemplate(self.tokenizer, segments=1)
         self.non_special = NonSpecialTokens(self.tokenizer)
         self.mask_id, self.replacements = int(self.tokenizer.mask_token_id), self.non_special.ids

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import check_at_least, check_choice, check_fraction, check_share, flag
+from hf_ctxmodels.core.flags import check_choice, check_range, flag
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.padding import Batch, pad_targets
 from hf_ctxmodels.data.seeding import Purpose
@@ -45,9 +45,9 @@ class DataCollatorForNoisySequenceToSequence(SourceTargetCorruption):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(0, max_span=self.max_span)
+        check_range(self, "max_span", at_least=0)
         self.needs_target_words = self.max_span > 0  # spans consist of whole words
-        check_share(noise_probability=self.noise_probability)
+        check_range(self, "noise_probability", at_least=0, at_most=1)
         check_choice(get_args(Noise), noise=self.noise)
         self.noise_id = self.tokenizer.get_vocab().get("[NOISE]")
         if self.noise == "token" and self.noise_id is None:
@@ -146,8 +146,8 @@ class DataCollatorForInfilling(DataCollatorForNoisySequenceToSequence):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_fraction(target_share=self.target_share)
-        check_at_least(1, max_span=self.max_span)
+        check_range(self, "target_share", above=0, below=1)
+        check_range(self, "max_span", at_least=1)
         self.template = SpecialTokensTemplate(self.tokenizer, segments=1)
 
     def collate(self, features: list[dict[str, Any]]) -> Batch:

@@ -10,7 +10,7 @@ import torch
 
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import check_at_least, check_choice, check_share, flag
+from hf_ctxmodels.core.flags import check_choice, check_range, flag
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.padding import Batch, PaddingCollator, language_columns, pad_targets, required_token
 from hf_ctxmodels.data.seeding import Purpose
@@ -66,8 +66,8 @@ class DataCollatorForMaskedSegment(PaddingCollator):
         super().__post_init__()
         self.rule = MaskingRule(self.share, self.mask_share, self.random_share)
         check_choice(get_args(Hidden), hidden=self.hidden)
-        check_at_least(2, block=self.block)
-        check_at_least(1, lambda_span=self.lambda_span)
+        check_range(self, "block", at_least=2)
+        check_range(self, "lambda_span", at_least=1)
         if self.block is not None and self.lambda_span is not None:
             raise CtxError(
                 f"block={self.block} and lambda_span={self.lambda_span} exclude each other.",
@@ -170,7 +170,7 @@ class MaskingWithLanguages(Objective):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(3, min_length=self.min_length)
+        check_range(self, "min_length", at_least=3)
         if self.max_length < self.min_length:
             raise CtxError(
                 f"max_length={self.max_length} is below min_length={self.min_length}.",
@@ -278,7 +278,7 @@ class DataCollatorForMaskedTranslation(DataCollatorForMaskedSegment):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_share(target_share=self.target_share)
+        check_range(self, "target_share", at_least=0, at_most=1)
         share = self.target_share or 1.0  # a rule with share 0 is invalid
         self.target_rule = MaskingRule(share, self.mask_share, self.random_share)
 

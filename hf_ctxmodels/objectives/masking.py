@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import check_at_least, check_fraction, check_share
+from hf_ctxmodels.core.flags import check_range
 from hf_ctxmodels.data.padding import required_token
 from hf_ctxmodels.objectives.features import NonSpecialTokens
 from hf_ctxmodels.objectives.spans import Units, anchored_spans, geometric, harmonic, place_spans
@@ -44,11 +44,8 @@ class MaskingRule:
     smoothing: float = 0.0
 
     def __post_init__(self) -> None:
-        check_at_least(1, ngram=self.ngram, max_predictions=self.max_predictions)
-        if not 0 < self.probability <= 1:
-            raise CtxError(
-                f"A masking probability of {self.probability} is out of range.", hint="use more than 0 and at most 1."
-            )
+        check_range(self, "ngram", "max_predictions", at_least=1)
+        check_range(self, "probability", above=0, at_most=1)
         if min(self.mask_share, self.random_share) < 0 or self.mask_share + self.random_share > 1 + 1e-9:
             raise CtxError(
                 f"mask_share={self.mask_share} and random_share={self.random_share} are not shares of a whole.",
@@ -115,8 +112,8 @@ class SpanMaskingRule(MaskingRule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_fraction(geometric_p=self.geometric_p)
-        check_at_least(1, max_span=self.max_span)
+        check_range(self, "geometric_p", above=0, below=1)
+        check_range(self, "max_span", at_least=1)
 
     def budget(self, candidates: int) -> int:
         """Number of candidates to select: the share, rounded up, at most `max_predictions`."""
@@ -150,8 +147,8 @@ class SkipgramRule(MaskingRule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_share(skipgram_probability=self.skipgram_probability)
-        check_at_least(1, skipgram_size=self.skipgram_size)
+        check_range(self, "skipgram_probability", at_least=0, at_most=1)
+        check_range(self, "skipgram_size", at_least=1)
 
     def select(self, candidates: np.ndarray, word_ids: np.ndarray | None, rng: np.random.Generator) -> np.ndarray:
         """Positions to predict, ascending; see `MaskingRule.select`."""
@@ -196,7 +193,7 @@ class UnitMaskingRule(MaskingRule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_share(unit_rows=self.unit_rows)
+        check_range(self, "unit_rows", at_least=0, at_most=1)
 
     @property
     def needs_words(self) -> bool:

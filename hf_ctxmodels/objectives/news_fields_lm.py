@@ -8,7 +8,7 @@ import numpy as np
 
 from hf_ctxmodels.core.constants import IGNORE_INDEX, NEWS_FIELDS
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import check_at_least, check_share, flag
+from hf_ctxmodels.core.flags import check_range, flag
 from hf_ctxmodels.data.documents import NewsArticle
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.seeding import Purpose, generator
@@ -66,9 +66,9 @@ class NewsFieldsLM(DataCollatorForNewsFieldsLM, Objective):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_share(article_first=self.article_first, canonical=self.canonical)
-        check_share(metadata_dropout=self.metadata_dropout, cut=self.cut)
-        check_at_least(2, max_length=self.max_length)
+        check_range(self, "article_first", "canonical", at_least=0, at_most=1)
+        check_range(self, "metadata_dropout", "cut", at_least=0, at_most=1)
+        check_range(self, "max_length", at_least=2)
         if self.article_first + self.canonical > 1:
             raise CtxError(
                 f"article_first={self.article_first} and canonical={self.canonical} have a sum over 1.",

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import check_at_least, flag
+from hf_ctxmodels.core.flags import check_range, flag
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.padding import Batch, PaddingCollator, pad_targets
 from hf_ctxmodels.data.seeding import Purpose, generator
@@ -72,8 +72,8 @@ class DataCollatorForPermutationLM(PaddingCollator):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(1, partial_prediction=self.partial_prediction, max_span=self.max_span)
-        check_at_least(1, num_predictions=self.num_predictions, reuse_length=self.reuse_length)
+        check_range(self, "partial_prediction", "max_span", at_least=1)
+        check_range(self, "num_predictions", "reuse_length", at_least=1)
         self.first_block = self.reuse_length
         self.non_special = NonSpecialTokens(self.tokenizer)
         self.span_lengths = harmonic(self.max_span)
@@ -193,7 +193,7 @@ class PermutationLM(DataCollatorForPermutationLM, Objective):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(0, memory_length=self.memory_length)
+        check_range(self, "memory_length", at_least=0)
         self.template = SpecialTokensTemplate(self.tokenizer, segments=2)
         self.room = self.template.room(self.max_length)
         self.first_block = None

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from hf_ctxmodels.core.constants import IGNORE_INDEX
-from hf_ctxmodels.core.flags import check_share, flag
+from hf_ctxmodels.core.flags import check_range, flag
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.padding import Batch
 from hf_ctxmodels.data.seeding import Purpose, generator
@@ -66,7 +66,7 @@ class ReplacedTokenDetection(DataCollatorForReplacedTokenDetection, SingleSegmen
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_share(single_segment_share=self.single_segment_share)
+        check_range(self, "single_segment_share", at_least=0, at_most=1)
         self.pair_template = SpecialTokensTemplate(self.tokenizer, segments=2)
         self.room = self.pair_template.room(self.max_length)
 

@@ -12,7 +12,7 @@ import torch
 
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import check_share, flag
+from hf_ctxmodels.core.flags import check_range, flag
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.padding import Batch
 from hf_ctxmodels.data.seeding import Purpose, generator
@@ -123,7 +123,7 @@ class SentencePairs(SentencePairCollator, Objective):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_share(short_seq_probability=self.short_seq_probability)
+        check_range(self, "short_seq_probability", at_least=0, at_most=1)
         self.templates = {segments: SpecialTokensTemplate(self.tokenizer, segments) for segments in (1, 2)}
         self.room = self.templates[2].room(self.max_length)
 

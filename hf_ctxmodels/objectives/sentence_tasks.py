@@ -11,7 +11,7 @@ import torch
 
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import check_at_least, flag
+from hf_ctxmodels.core.flags import check_range, flag
 from hf_ctxmodels.data.documents import LabelledPair, TranslatedText
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.padding import Batch, PaddingCollator, pad_targets
@@ -104,7 +104,7 @@ class SentenceTasks(DataCollatorForSentenceTasks, Objective):
         self.relation_labels = _parse_names(self.relations) if has_relations else []
         neighbours = [NEXT, PREVIOUS] if SKIP_THOUGHT in self.task_names else []
         self.decoder_tasks = [*neighbours, *(task for task in self.task_names if task in tags)]
-        check_at_least(0, relations_every=self.relations_every)
+        check_range(self, "relations_every", at_least=0)
         periods = {}
         if self.relations_every and has_relations:
             periods = {self.task_names.index(RELATIONS): self.relations_every}

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from hf_ctxmodels.core.constants import IGNORE_INDEX
-from hf_ctxmodels.core.flags import check_at_least, flag
+from hf_ctxmodels.core.flags import check_range, flag
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.padding import Batch, PaddingCollator, required_token
 from hf_ctxmodels.objectives.base import Objective, target_rates
@@ -62,7 +62,7 @@ class SequenceAutoencoding(DataCollatorForSequenceAutoencoding, Objective):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(3, max_length=self.max_length)
+        check_range(self, "max_length", at_least=3)
         self.max_words = (self.max_length - 1) // 2
         self.end = required_token(self.tokenizer, "eos_token", "ends both copies of a text")
         self.config_fields = {"stateful": False, "eos_token_id": self.end}

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import check_at_least, flag
+from hf_ctxmodels.core.flags import check_range, flag
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.padding import Batch, PaddingCollator, pad_targets
 from hf_ctxmodels.objectives.base import Objective, count_targets
@@ -85,7 +85,7 @@ class SourceTargetObjective(SourceTargetCorruption, Objective):
         self.config_fields = self.head_fields(self.tokenizer)
         self.template = SpecialTokensTemplate(self.tokenizer, segments=1)
         self.target_length = self.max_length // 2 if self.max_target_length is None else self.max_target_length
-        check_at_least(2, max_target_length=self.target_length)
+        check_range({"max_target_length": self.target_length}, at_least=2)
         if self.max_length - self.target_length <= self.template.special_tokens:
             raise CtxError(
                 f"Targets of up to max_target_length={self.target_length} tokens leave no room for a source in "

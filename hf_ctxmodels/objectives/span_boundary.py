@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import check_at_least, flag
+from hf_ctxmodels.core.flags import check_range, flag
 from hf_ctxmodels.core.inputs import span_boundaries
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.padding import Batch
@@ -49,7 +49,7 @@ class DataCollatorForSpanBoundary(MaskingCollator):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(1, max_pair_targets=self.max_pair_targets)
+        check_range(self, "max_pair_targets", at_least=1)
 
     def replacements(self, feature: Mapping[str, Any]) -> np.ndarray | None:
         """The ids from which a sequence's random tokens are sampled; None for the non-special vocabulary."""

@@ -10,7 +10,7 @@ import torch
 
 from hf_ctxmodels.core.constants import SENTINEL_TOKEN
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import check_at_least, check_choice, check_fraction, flag
+from hf_ctxmodels.core.flags import check_choice, check_range, flag
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.padding import Batch, SourceTargetCollator, required_token
 from hf_ctxmodels.objectives.base import Objective, count_targets, target_rates
@@ -52,8 +52,8 @@ class DataCollatorForSpanCorruption(SourceTargetCollator):
         super().__post_init__()
         self.end = required_token(self.tokenizer, "eos_token", "ends inputs and targets")
         check_choice(get_args(Variant), variant=self.variant)
-        check_fraction(noise_density=self.noise_density)
-        check_at_least(1, mean_span_length=self.mean_span_length)
+        check_range(self, "noise_density", above=0, below=1)
+        check_range(self, "mean_span_length", at_least=1)
         vocab = self.tokenizer.get_vocab()
         sentinels: list[int] = []
         while (token := SENTINEL_TOKEN.format(len(sentinels))) in vocab:
@@ -164,7 +164,7 @@ class SpanCorruption(DataCollatorForSpanCorruption, Objective):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(3, max_length=self.max_length)
+        check_range(self, "max_length", at_least=3)
         if self.variant == "spans":
             length = max_text_length(self.max_length, self.noise_density, self.mean_span_length)
             # random_roll may split a span

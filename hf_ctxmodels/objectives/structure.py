@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from hf_ctxmodels.core.constants import IGNORE_INDEX
-from hf_ctxmodels.core.flags import check_at_least, check_choice, check_share, flag
+from hf_ctxmodels.core.flags import check_choice, check_range, flag
 from hf_ctxmodels.data.padding import Batch
 from hf_ctxmodels.data.seeding import Purpose
 from hf_ctxmodels.objectives.features import feature_generator
@@ -53,8 +53,8 @@ class DataCollatorForMaskedLMWithStructure(SentencePairCollator):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_share(shuffle_probability=self.shuffle_probability)
-        check_at_least(2, shuffled_length=self.shuffled_length)
+        check_range(self, "shuffle_probability", at_least=0, at_most=1)
+        check_range(self, "shuffled_length", at_least=2)
 
     def collate(self, features: list[dict[str, Any]]) -> Batch:
         """Mask and shuffle features; see the class for their columns and the returned ones."""

@@ -13,7 +13,7 @@ import torch
 
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import check_at_least, flag
+from hf_ctxmodels.core.flags import check_range, flag
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.padding import Batch, PaddingCollator
 from hf_ctxmodels.objectives import window_sampling
@@ -60,8 +60,8 @@ class DataCollatorForWindowPrediction(PaddingCollator):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(1, window=self.window, block=self.block, shared_negatives=self.shared_negatives)
-        check_at_least(0, subsampling=self.subsampling)
+        check_range(self, "window", "block", "shared_negatives", at_least=1)
+        check_range(self, "subsampling", at_least=0)
         self.word_counts = word_counts(self.tokenizer)
         self.subsampling_probabilities = subsampling_probabilities(self.word_counts, self.subsampling)
         self.tree = HuffmanTree(self.word_counts) if self.output == "hierarchical-softmax" else None
@@ -153,7 +153,7 @@ class WindowPrediction(DataCollatorForWindowPrediction, Objective):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(1, negative=self.negative)
+        check_range(self, "negative", at_least=1)
         self.baseline = replace(self.baseline, scores=self._frequency_scores)
         names = ("architecture", "output", "window", "negative")
         self.config_fields = {name: getattr(self, name) for name in names}

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Literal
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import REQUIRED, check_range, choice_flag, flag, parse_choices
+from hf_ctxmodels.core.flags import REQUIRED, check_range, flag, parse_choices
 
 _optimization_flag = partial(flag, group="optimization")
 _record_flag = partial(flag, group="logging, evaluation and checkpoints")
@@ -152,9 +152,9 @@ class LoopArguments:
     num_train_epochs: float | None = flag(None, "Passes over the data to train, instead of --max_steps.")
     per_device_batch_size: int = flag(32, "Examples per process and micro-batch.")
     gradient_accumulation_steps: int = _optimization_flag(1, "Micro-batches per optimizer step.")
-    optimizer: OptimizerOptions = choice_flag("adamw", "Optimizer.", OPTIMIZERS, group="optimization")
+    optimizer: OptimizerOptions = flag("adamw", "Optimizer.", OPTIMIZERS, group="optimization")
     learning_rate: float = _optimization_flag(1e-4, "Peak learning rate.")
-    lr_scheduler: SchedulerOptions = choice_flag(
+    lr_scheduler: SchedulerOptions = flag(
         "linear", "Learning rate after the warm-up.", SCHEDULERS, group="optimization"
     )
     warmup_steps: float = _optimization_flag(0.0, "Steps of linear warm-up; a fraction of all steps if below 1.")

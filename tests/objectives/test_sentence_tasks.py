@@ -166,7 +166,7 @@ def test_what_is_refused(documents: Documents, tokenizer: CtxGenSenTokenizer, tm
         ({"tasks": "<fr>"}, "no task '<fr>'"),
         ({"tasks": "relations,,<de>"}, "not a list of different names"),
         ({"relations": "a,a"}, "not a list of different names"),
-        ({"relations_every": -1}, "relations_every=-1 is too small"),
+        ({"relations_every": -1}, "relations_every=-1 is out of range"),
     ):
         with pytest.raises(CtxError, match=message):
             SentenceTasks(tokenizer, max_length=30, seed=0, **options)

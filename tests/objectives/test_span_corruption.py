@@ -183,7 +183,7 @@ def test_what_is_refused(words: CtxT5Tokenizer, tokenizer) -> None:
     for options, reason in (
         ({"max_length": 2}, "max_length=2"),
         ({"noise_density": 1.0}, "noise_density=1.0"),
-        ({"mean_span_length": 0.5}, "too small"),
+        ({"mean_span_length": 0.5}, "out of range"),
         ({"variant": "span"}, r"(?s)variant='span' is unknown.*spans, iid, denoise, prefix-lm"),
     ):
         with pytest.raises(CtxError, match=reason):

@@ -19,7 +19,7 @@ from hf_ctxmodels.compression.low_bits.quantizer import (
 )
 from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import REQUIRED, choice_flag, flag, flat_options, parse_choices
+from hf_ctxmodels.core.flags import REQUIRED, flag, flat_options, parse_choices
 from hf_ctxmodels.core.model import inspection_mode
 from hf_ctxmodels.core.output_files import wrap_write_errors
 from hf_ctxmodels.training.model_loading import require_trainable
@@ -44,7 +44,7 @@ class QBertOptions:
 class LowBitsArguments:
     """Training with low-bit weights."""
 
-    quantize: QBertOptions | None = choice_flag(
+    quantize: QBertOptions | None = flag(
         None, "Train with weights of a few bits and activations of 8 bits.", {"q-bert": QBertOptions}
     )
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
 
-from hf_ctxmodels.core.flags import ParsedChoices, choice_flag, flag
+from hf_ctxmodels.core.flags import ParsedChoices, flag
 from hf_ctxmodels.downstream.adapters.configuration import ADAPTER_CONFIGS, BottleneckConfig
 from hf_ctxmodels.downstream.adapters.management import (
     add_adapter,
@@ -38,7 +38,7 @@ class AdapterOptions(BottleneckConfig):
 class AdapterArguments(ParsedChoices):
     """Adapters."""
 
-    adapter: AdapterOptions | None = choice_flag(
+    adapter: AdapterOptions | None = flag(
         None,
         "Train a bottleneck adapter in the frozen model, in fine-tuning with the head.",
         {name: AdapterOptions(**vars(config)) for name, config in ADAPTER_CONFIGS.items()},

@@ -14,7 +14,6 @@ from hf_ctxmodels.core.flags import (
     ParsedChoices,
     check_conflicts,
     check_range,
-    choice_flag,
     flag,
     non_default_fields,
     parse_choices,
@@ -51,7 +50,7 @@ class StartingModelArguments(ParsedChoices):
     """Model."""
 
     model: str | None = flag(None, "Checkpoint directory or Hub id, with its tokenizer.")
-    family: NewModelOptions | None = choice_flag(
+    family: NewModelOptions | None = flag(
         None,
         "Start from random weights of this family, instead of --model.",
         {name: NewModelOptions(name) for name in FAMILIES},
@@ -174,12 +173,12 @@ class FinetuningMethodArguments:
         CtxError: An option is unknown or out of range, or two options cannot be combined.
     """
 
-    freeze: FreezingOptions | None = choice_flag(
+    freeze: FreezingOptions | None = flag(
         None,
         "Freeze the encoder or its token embeddings, or unfreeze layers on a schedule.",
         dict(zip(("encoder", "embeddings", "gradual", "chain", "three-stage"), get_args(FreezingOptions))),
     )
-    anchor: L2Options | EwcOptions | None = choice_flag(
+    anchor: L2Options | EwcOptions | None = flag(
         None,
         "Penalty on the distance from the pretrained weights, instead of their weight decay.",
         {"l2": L2Options, "ewc": EwcOptions},

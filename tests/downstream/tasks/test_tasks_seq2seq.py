@@ -128,7 +128,7 @@ def test_the_language_is_given_to_the_model(tmp_path):
         (("A cat.", 9 * "Katze "), {}, r"(?s)1 of 4 targets have more than 8 tokens, the longest 10.*--max_target_l"),
         (("A cat.", "Katze"), {"metrics": "bleu,blue"}, r"(?s)no metric 'blue'.*rouge, bleu, exact_match"),
         (("A cat.", "Katze"), {"metrics": "bleu,bleu"}, "occurs twice"),
-        (("A cat.", "Katze"), {"num_beams": 0}, "--num_beams must be at least 1"),
+        (("A cat.", "Katze"), {"num_beams": 0}, "num_beams=0 is out of range"),
         (("A cat.", "Katze"), {"text_columns": "source,target"}, r"(?s)1 columns, got 2.*--text_columns"),
     ],
 )
