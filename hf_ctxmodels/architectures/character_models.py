@@ -1,6 +1,5 @@
 """Character models: encoders of words from their characters, with bidirectional LSTM layers."""
 
-from collections.abc import Container
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,8 +11,8 @@ from transformers import initialization as init
 
 from hf_ctxmodels.architectures.configurations import CtxCharacterConfig
 from hf_ctxmodels.architectures.pretrained_word_vectors import (
-    lacks_word_vectors,
-    load_word_vectors,
+    load_pretrained_components,
+    load_pretrained_embeddings,
     open_pretrained_embeddings,
 )
 from hf_ctxmodels.architectures.static_embeddings import get_words_and_vectors
@@ -122,6 +121,9 @@ class CharacterPreTrainedModel(CtxPreTrainedModel):
     supports_gradient_checkpointing = False  # the recurrence stores little more than its outputs
     token_id_axes: ClassVar[tuple[str, ...]] = ("characters",)
     id_limit_field: ClassVar[str] = "num_characters"
+    vectors_class: ClassVar[type[nn.Module]] = CharacterVectors
+    load_pretrained_embeddings = load_pretrained_embeddings
+    load_pretrained_components = load_pretrained_components
 
     @staticmethod
     def embedding_fields(source: str) -> dict[str, Any]:
@@ -136,16 +138,6 @@ class CharacterPreTrainedModel(CtxPreTrainedModel):
             "pretrained_embedding_size": config.hidden_size,
             "pretrained_lower_case": bool(getattr(tokenizer, "do_lower_case", False)),
         }
-
-    def load_pretrained_embeddings(self, source: str | None = None) -> None:
-        """Copy the word vectors of another model, see `load_word_vectors`."""
-        load_word_vectors(self, source, CharacterVectors)
-
-    def load_pretrained_components(self, missing: Container[str] | None = None) -> None:
-        """Copy the word vectors, unless they are in the checkpoint."""
-        super().load_pretrained_components(missing)
-        if lacks_word_vectors(self, CharacterVectors, missing):
-            self.load_pretrained_embeddings()
 
     def resize_token_embeddings(
         self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True

@@ -5,7 +5,7 @@ runs. Saved models contain their vectors.
 """
 
 from collections.abc import Container
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -25,8 +25,8 @@ def open_pretrained_embeddings(source: str, auto_class: Any = AutoModel) -> tupl
     return model, load_pretrained(AutoTokenizer, source, "the tokenizer of the word vectors")
 
 
-def load_word_vectors(model: CtxPreTrainedModel, source: str | None, embedding_class: Any) -> None:
-    """Copy the word vectors of another model into all embeddings of a class, by its method `copy_vectors`.
+def load_pretrained_embeddings(self: Any, source: str | None = None) -> None:
+    """Copy the word vectors of another model into all modules of the class `vectors_class`, by their `copy_vectors`.
 
     Args:
         source: Directory or Hub id of static word embeddings, to which `config.pretrained_embeddings` is then set; None
@@ -35,28 +35,27 @@ def load_word_vectors(model: CtxPreTrainedModel, source: str | None, embedding_c
     Raises:
         CtxError: There is no source, it cannot be opened, or its vectors do not fit the model.
     """
-    source = model.config.pretrained_embeddings if source is None else source
+    source = self.config.pretrained_embeddings if source is None else source
     if source is None:
         raise CtxError("pretrained_embeddings is None.", hint="name the model of the word vectors.")
-    embeddings = [module for module in model.modules() if isinstance(module, embedding_class)]
-    if not embeddings:
-        raise CtxError(f"{type(model).__name__} has no embeddings for word vectors.", location=source)
+    modules = [module for module in self.modules() if isinstance(module, self.vectors_class)]
+    if not modules:
+        raise CtxError(f"{type(self).__name__} has no embeddings for word vectors.", location=source)
     vectors_and_tokenizer = open_pretrained_embeddings(source)
-    for embedding in embeddings:
-        embedding.copy_vectors(*vectors_and_tokenizer, model.config)
-    model.config.pretrained_embeddings = source
+    for module in modules:
+        module.copy_vectors(*vectors_and_tokenizer, self.config)
+    self.config.pretrained_embeddings = source
 
 
-def lacks_word_vectors(
-    model: CtxPreTrainedModel, embedding_class: type[nn.Module], missing: Container[str] | None
-) -> bool:
-    """Whether `config.pretrained_embeddings` names word vectors that are `missing` in the checkpoint; None for all."""
-    return model.config.pretrained_embeddings is not None and any(
+def load_pretrained_components(self: Any, missing: Container[str] | None = None) -> None:
+    """Copy the word vectors of `config.pretrained_embeddings`, unless they are in the checkpoint."""
+    if self.config.pretrained_embeddings is not None and any(
         missing is None or f"{path}.{name}" in missing
-        for path, module in model.named_modules()
-        if isinstance(module, embedding_class)
+        for path, module in self.named_modules()
+        if isinstance(module, self.vectors_class)
         for name, _ in module.named_parameters()
-    )
+    ):
+        self.load_pretrained_embeddings()
 
 
 class PretrainedEmbedding(nn.Embedding):
@@ -99,6 +98,9 @@ class PretrainedEmbeddingPreTrainedModel(CtxPreTrainedModel):
 
     config: Any
     supports_gradient_checkpointing = False  # the recurrence stores little more than its outputs
+    vectors_class: ClassVar[type[nn.Module]] = PretrainedEmbedding
+    load_pretrained_embeddings = load_pretrained_embeddings
+    load_pretrained_components = load_pretrained_components
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -111,16 +113,6 @@ class PretrainedEmbeddingPreTrainedModel(CtxPreTrainedModel):
             init.normal_(module.weight, std=_RANDOM_VECTOR_STD)
             if not getattr(module.weight, "_is_hf_initialized", False):
                 module.zero_special_tokens(self.config)
-
-    def load_pretrained_embeddings(self, source: str | None = None) -> None:
-        """Copy the word vectors of another model, see `load_word_vectors`."""
-        load_word_vectors(self, source, PretrainedEmbedding)
-
-    def load_pretrained_components(self, missing: Container[str] | None = None) -> None:
-        """Copy the word vectors, unless they are in the checkpoint."""
-        super().load_pretrained_components(missing)
-        if lacks_word_vectors(self, PretrainedEmbedding, missing):
-            self.load_pretrained_embeddings()
 
 
 class PretrainedEmbeddingEncoder(PretrainedEmbeddingPreTrainedModel):

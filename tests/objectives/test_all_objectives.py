@@ -171,7 +171,7 @@ def test_a_missing_special_token_is_named(
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("MaskedLM", {"mlm_probability": 0.0}, "probability of 0.0"),
+        ("MaskedLM", {"mlm_probability": 0.0}, "probability=0.0"),
         ("MaskedLM", {"mlm_probability": 1.5}, "probability=1.5"),
         ("MaskedLM", {"mask_share": -0.1}, "mask_share=-0.1"),
         ("MaskedLM", {"mask_share": 0.8, "random_share": 0.3}, "not shares of a whole"),
