@@ -148,7 +148,7 @@ class FamilySpec:
     @property
     def stub(self) -> RemoteCodeStub:
         """The module that loads checkpoints of the family with `trust_remote_code=True`."""
-        return RemoteCodeStub(self.config.model_type, self.config, self.tokenizer, self.models)
+        return RemoteCodeStub(self.config, self.tokenizer, self.models)
 
     @property
     def card(self) -> str:

@@ -10,11 +10,10 @@ from transformers import Cache, DynamicCache, EncoderDecoderCache, PreTrainedMod
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions, Seq2SeqModelOutput
 from transformers.utils.generic import can_return_tuple
 
-from hf_ctxmodels.architectures.transformer_decoder import EncodedSource, LayerStack, mask_of_new_tokens
+from hf_ctxmodels.architectures.transformer_decoder import EncodedSource, LayerStack
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import (
     check_aligned,
-    check_encoder_input,
     check_ids,
     check_padding_mask,
     check_source_mask,
@@ -93,21 +92,10 @@ class TransformerStack(LayerStack):
             kwargs: `output_hidden_states`, `output_attentions` (by eager attention instead of sdpa), the arguments of
                 `extra_embedding_ids`, and arguments of the attention function.
         """
-        embeddings: Any = self.word_embeddings if word_embeddings is None else word_embeddings
-        words = check_encoder_input(
-            self,
+        outputs = self.run_layers(
             input_ids,
             inputs_embeds,
-            mask_of_new_tokens(attention_mask, inputs_embeds if input_ids is None else input_ids, past_key_values),
-            None,
-            width=self.config.hidden_size,
-            sequence_ids=sequence_ids,
-            output_mask=output_mask,
-            position_ids=position_ids,
-        )
-        outputs = self.run_layers(
-            words,
-            embeddings,
+            self.word_embeddings if word_embeddings is None else word_embeddings,  # type: ignore[arg-type]
             attention_mask=attention_mask,
             position_ids=position_ids,
             sequence_ids=sequence_ids,

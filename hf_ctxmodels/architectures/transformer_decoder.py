@@ -12,10 +12,9 @@ from transformers import Cache, DynamicCache
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
-from hf_ctxmodels.core.caches import get_targets_per_source
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.inputs import check_ids, cumulative_token_counts, is_traced
+from hf_ctxmodels.core.inputs import check_encoder_input, check_ids, cumulative_token_counts, is_traced
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.heads.base import HeadModel, ItemCounts, mean_over_targets
 from hf_ctxmodels.heads.causal_lm import next_token_targets
@@ -112,7 +111,8 @@ class LayerStack(nn.Module):
 
     def run_layers(
         self,
-        words: Tensor,
+        input_ids: Tensor | None,
+        inputs_embeds: Tensor | None,
         word_embeddings: nn.Module,
         *,
         attention_mask: Any,
@@ -123,7 +123,21 @@ class LayerStack(nn.Module):
         source: EncodedSource | None = None,
         **kwargs: Any,
     ) -> StackOutput:
-        """Embed a validated batch of ids or embeddings and run the layers; arguments as in `forward`."""
+        """Validate and embed a batch, and run the layers; arguments as in `forward`."""
+        inputs, mask_of_inputs = inputs_embeds if input_ids is None else input_ids, attention_mask
+        if cache is not None and _is_padding_mask(attention_mask) and isinstance(inputs, Tensor) and inputs.dim() > 1:
+            mask_of_inputs = attention_mask[:, -inputs.shape[1] :]
+        words = check_encoder_input(
+            self,
+            input_ids,
+            inputs_embeds,
+            mask_of_inputs,
+            None,
+            width=self.config.hidden_size,
+            sequence_ids=sequence_ids,
+            output_mask=output_mask,
+            position_ids=position_ids,
+        )
         if position_ids is not None and self.has_relative_positions:
             raise CtxError(
                 "The model has relative positions and takes no position_ids.",
@@ -142,8 +156,8 @@ class LayerStack(nn.Module):
         layout = build_layout(words, attention_mask, sequence_ids, self.config, past_key_values=cache, **kwargs)
         memory = None
         if source is not None:
-            # the first of each group of equal rows of the source
-            targets_per_source = get_targets_per_source(cache)
+            # consecutive rows share a row of the source: the first of each group of equal rows
+            targets_per_source = getattr(getattr(cache, "cross_attention_cache", None), "targets_per_source", 1)
             states, mask = source.states[::targets_per_source], source.attention_mask
             mask = None if mask is None else mask[::targets_per_source]
             memory_layout = build_memory_layout(layout, states, mask, source.sequence_ids)
@@ -180,7 +194,7 @@ def default_positions(
         past_length: Number of columns in the cache.
     """
     length = words.shape[1]
-    padding = attention_mask if isinstance(attention_mask, Tensor) and attention_mask.dim() == 2 else None
+    padding = attention_mask if _is_padding_mask(attention_mask) else None
     if sequence_ids is not None:
         return (cumulative_token_counts(token_mask(words, padding, sequence_ids), sequence_ids) - 1).clamp(min=0)
     if padding is not None:
@@ -188,11 +202,8 @@ def default_positions(
     return torch.arange(length, device=words.device)[None] + past_length
 
 
-def mask_of_new_tokens(attention_mask: Any, inputs: Any, cache: Cache | None) -> Any:
-    """The columns of a (batch, past + length) mask that belong to the input; other masks are returned unchanged."""
-    if cache is None or not isinstance(attention_mask, Tensor) or attention_mask.dim() != 2:
-        return attention_mask
-    return attention_mask[:, -inputs.shape[1] :] if isinstance(inputs, Tensor) and inputs.dim() > 1 else attention_mask
+def _is_padding_mask(attention_mask: Any) -> bool:
+    return isinstance(attention_mask, Tensor) and attention_mask.dim() == 2
 
 
 def check_cache(cache: Cache | None, words: Tensor, past_length: int | Tensor, limit: int | None) -> None:
@@ -201,12 +212,10 @@ def check_cache(cache: Cache | None, words: Tensor, past_length: int | Tensor, l
         return
     length, past_length = words.shape[1], int(past_length)
     if limit is not None and past_length + length > limit:
-        tokens = (
-            f"{past_length} tokens of past_key_values and {length} of the input" if past_length else f"{length} tokens"
-        )
+        cached = f", {past_length} of them in past_key_values" if past_length else ""
         raise CtxError(
-            f"The sequence is too long: {tokens} exceed the model's max_sequence_length={limit} (see "
-            "max_position_embeddings).",
+            f"The sequence has {past_length + length} tokens{cached}, above the model's max_sequence_length={limit} "
+            "(see max_position_embeddings).",
             hint=f"truncate it (tokenizer(..., truncation=True, max_length={limit})), generate fewer new tokens, or "
             "split it into windows.",
         )
@@ -283,18 +292,9 @@ class TransformerDecoder(LayerStack, CtxPreTrainedModel):
             CtxError: Inputs do not match each other, the cache or the model.
         """
         cache = DynamicCache(config=self.config) if use_cache and past_key_values is None else past_key_values
-        words = self.check_encoder_input(
+        outputs = self.run_layers(
             input_ids,
             inputs_embeds,
-            mask_of_new_tokens(attention_mask, inputs_embeds if input_ids is None else input_ids, cache),
-            None,
-            width=self.config.hidden_size,
-            sequence_ids=sequence_ids,
-            output_mask=output_mask,
-            position_ids=position_ids,
-        )
-        outputs = self.run_layers(
-            words,
             self.word_embeddings,
             attention_mask=attention_mask,
             position_ids=position_ids,

@@ -119,8 +119,7 @@ class PeftConfigAttribute:
 
 
 def newly_initialized_modules(model: nn.Module, missing: Collection[str]) -> tuple[str, ...]:
-    """Names of the outermost modules that a checkpoint has no parameters of, given the names of the missing
-    parameters."""
+    """Names of the outermost modules all of whose parameters are `missing` in a checkpoint."""
     names: list[str] = []
     for name, module in model.named_modules():
         is_inner = any(name.startswith(f"{outer}.") for outer in names)
@@ -133,11 +132,8 @@ def newly_initialized_modules(model: nn.Module, missing: Collection[str]) -> tup
 
 
 def untie_adapted_embeddings(model: Any) -> bool:
-    """Untie output layers from the embeddings if one of them is adapted, or the embeddings are; returns whether there
-    were.
-
-    Merging adds to the adapted weight in place, which would change the tied weights too.
-    """
+    """Untie adapted embeddings and output layers; returns whether there were any. Merging adds to the adapted weight in
+    place, which would change the tied weights too."""
     embeddings = model.get_input_embeddings()
     weight = getattr(getattr(embeddings, "base_layer", embeddings), "weight", None)
     adapted_layers = [module.base_layer for module in model.modules() if hasattr(module, "base_layer")]

@@ -1,6 +1,6 @@
 """Caches for `generate`: of recurrent models, and of Transformer decoders with fewer copies than in transformers."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Self
 
 import torch
@@ -25,6 +25,8 @@ class RecurrentCache(Cache):
         seen_tokens: Number of columns of the batch so far.
     """
 
+    is_croppable = False
+
     def __init__(self, states: Iterable[Iterable[Tensor]], seen_tokens: int = 0) -> None:
         super().__init__(layers=[])
         self.states = [tuple(state) for state in states]
@@ -40,11 +42,6 @@ class RecurrentCache(Cache):
     def batch_size(self) -> int:
         """Number of rows; -1 without layers."""
         return len(self.states[0][0]) if self.states else -1
-
-    @property
-    def is_croppable(self) -> bool:
-        """Always False: tokens cannot be removed from a recurrent state."""
-        return False
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Number of columns of the batch so far."""
@@ -111,14 +108,14 @@ class RecurrentCache(Cache):
         return cls(states, int(tensors[_SEEN].max()) if tensors[_SEEN].numel() else 0)
 
 
-def check_recurrent_cache(cache: Any, expected: Sequence[Sequence[tuple[int, ...]]]) -> None:
+def check_recurrent_cache(cache: Any, expected: list[list[tuple[int, ...]]]) -> None:
     """Raise CtxError unless `past_key_values` is a `RecurrentCache` with these shapes, a list for each layer."""
     hint = "pass past_key_values of an earlier forward pass with the same number of rows, or None."
     if not isinstance(cache, RecurrentCache):
         raise CtxError(f"past_key_values is a {type(cache).__name__}, expected a RecurrentCache.", hint=hint)
     shapes = [[tuple(tensor.shape) for tensor in state] for state in cache.states]
-    if shapes != [*map(list, expected)]:
-        raise CtxError(f"The states of past_key_values are {shapes}, expected {[*map(list, expected)]}.", hint=hint)
+    if shapes != expected:
+        raise CtxError(f"The states of past_key_values are {shapes}, expected {expected}.", hint=hint)
 
 
 _MIN_FREE_COLUMNS = 32  # of a new buffer
@@ -226,11 +223,6 @@ class BeamSearchCache(EncoderDecoderCache):
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Replace row r by row `beam_idx[r]`, (rows,)."""
         super().reorder_cache(beam_idx.cpu())
-
-
-def get_targets_per_source(cache: Cache | None) -> int:
-    """Number of consecutive rows of a batch that share a row of this cache's cross-attention."""
-    return getattr(getattr(cache, "cross_attention_cache", None), "targets_per_source", 1)
 
 
 class PreallocatedLayer(DynamicLayer):

@@ -59,7 +59,6 @@ _MODULE_COUNTS = {
     "num_mixes",
     "pretrained_layers",
 }
-_DROPOUT_FACTORS = {"dropout_scale"}
 
 
 @strict
@@ -143,9 +142,7 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
         self._check_labels_and_dtype(kwargs.get("num_labels"), kwargs.get("torch_dtype") or self.dtype)
         super().__post_init__(**kwargs)
         if self.id2label is not None and self.label2id is None:  # zero-shot classification looks a label up in it
-            self.label2id: dict[str, int] | dict[str, str] | None = {
-                label: number for number, label in self.id2label.items()
-            }
+            self.label2id = dict(zip(self.id2label.values(), self.id2label))
 
     def validate_architecture(self) -> None:
         """Check the bounds of all fields (called at construction)."""
@@ -162,13 +159,12 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
                 raise ValueError(f"{name}={value} must be 1 or more.")
             if name in _MODULE_COUNTS and not 0 <= value <= _MAX_MODULES:
                 raise ValueError(f"{name}={value} must be between 0 and {_MAX_MODULES:,}.")
-            if "dropout" in name and name not in _DROPOUT_FACTORS and not 0 <= value <= 1:
+            if "dropout" in name and name != "dropout_scale" and not 0 <= value <= 1:
                 raise ValueError(f"{name}={value} is a rate, and must be between 0 and 1.")
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """Create a configuration from a dictionary, as `to_dict` returns; `from_pretrained` calls it. A key that
-        resembles a field that the dictionary lacks raises ValueError."""
+        """Create a configuration from a dictionary; a key that resembles a field that it lacks raises ValueError."""
         return super().from_dict({**config_dict, _FILE_KEYS: frozenset(config_dict)}, **kwargs)
 
     def to_dict(self) -> dict[str, Any]:
@@ -184,10 +180,7 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
 
     @classmethod
     def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Read config.json, and replace the `model_type` of the reference by the `model_type` of this class.
-
-        `from_pretrained` would warn that another `model_type` is not supported.
-        """
+        """Read config.json, and replace the reference's `model_type`, for which `from_pretrained` would warn."""
         fields, unused = super().get_config_dict(*args, **kwargs)
         if fields.get("model_type") == (cls.reference_model_type or cls.model_type.removeprefix("ctx-")):
             fields = {**fields, "model_type": cls.model_type, _REFERENCE: fields["model_type"]}
@@ -258,7 +251,8 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
     def _check_labels_and_dtype(self, num_labels: Any, dtype: Any) -> None:
         """Raise ValueError for labels and names of data types that transformers would fail on, or never finish with."""
         labels = self.id2label
-        if labels is not None and not (isinstance(labels, Mapping) and all(map(_is_number, labels))):
+        has_ids = isinstance(labels, Mapping) and all(str(label_id).isdecimal() for label_id in labels)
+        if labels is not None and not has_ids:
             raise ValueError(f"id2label={_short_repr(labels)} must map ids of labels to their names.")
         is_count = isinstance(num_labels, int) and not isinstance(num_labels, bool)
         if num_labels is not None and not (is_count and 1 <= num_labels <= _MAX_LABELS):
@@ -304,9 +298,7 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
 
 @strict
 class CtxTransformerConfig(CtxConfig):
-    """Base configuration of Transformers.
-
-    See `CtxConfig` for the other arguments.
+    """Base configuration of Transformers; see `CtxConfig` for the other arguments.
 
     Args:
         classifier_pooling: Input of sequence classification heads: None for the paper's choice (in most families the
@@ -360,14 +352,6 @@ def _can_be_set(config_class: type, name: str) -> bool:
 def is_valid_module_name(name: object) -> bool:
     """Whether a value can name a module in an `nn.ModuleDict`: no dots, and no attribute such as `train`."""
     return isinstance(name, str) and "." not in name and not hasattr(nn.ModuleDict(), name)
-
-
-def _is_number(key: Any) -> bool:
-    try:
-        int(key)
-    except (TypeError, ValueError):
-        return False
-    return True
 
 
 def _short_repr(value: Any) -> str:

@@ -286,7 +286,7 @@ def check_range(
     below: float | None = None,
     location: str | None = None,
 ) -> None:
-    """Raise CtxError if one of the named fields of a dataclass, or a value of a mapping, is out of range; None is always
+    """Raise CtxError if one of the named fields of a dataclass, or a value of a mapping, is out of range; None is
     allowed. `location` is the flag whose options the fields are."""
     values = arguments if isinstance(arguments, Mapping) else {name: getattr(arguments, name) for name in names}
     comparisons = (

@@ -110,11 +110,8 @@ def check_tensors(**arguments: Any) -> None:
 
 
 def reject_unused_tensors(**kwargs: Any) -> None:
-    """Raise CtxError if the unknown keyword arguments of a forward contain a tensor, which would be ignored.
-
-    Its name is misspelt, or belongs to the reference implementation or to another family. Arguments of the flash
-    attention of transformers are allowed.
-    """
+    """Raise CtxError if the unknown keyword arguments of a forward contain a tensor, which would be ignored; arguments
+    of the flash attention of transformers are allowed."""
     for name, value in kwargs.items():
         if isinstance(value, Tensor) and name not in _FLASH_ARGUMENTS:
             raise CtxError(
@@ -124,8 +121,7 @@ def reject_unused_tensors(**kwargs: Any) -> None:
 
 
 def check_padding_mask(mask: Tensor | None, name: str = "attention_mask") -> None:
-    """Raise CtxError if a mask contains other values than 1 and 0, or True and False. Skipped while a graph is being
-    traced."""
+    """Raise CtxError if a mask contains values other than 1 and 0, or True and False; skipped in traced graphs."""
     if mask is None or mask.dtype == torch.bool or is_traced(mask):
         return
     valid = (mask == 0) | (mask == 1)
@@ -139,8 +135,7 @@ def check_padding_mask(mask: Tensor | None, name: str = "attention_mask") -> Non
 
 
 def check_source_mask(mask: Tensor | None, states: Tensor) -> None:
-    """Raise CtxError if a mask does not match the (batch, length, ...) `states` of the encoder output that it is passed
-    with. The shape is not checked while a graph is being traced."""
+    """Raise CtxError unless a mask fits the (batch, length, ...) encoder `states`; in traced graphs only its type."""
     check_tensors(attention_mask=mask)
     check_padding_mask(mask)
     if mask is None or is_traced(mask) or tuple(mask.shape) == tuple(states.shape[:2]):
@@ -209,10 +204,7 @@ def check_id_type(name: str, ids: Any) -> None:
 
 
 def check_ids(name: str, ids: Tensor | None, limit: int, limit_name: str) -> None:
-    """Raise CtxError for an unsupported type of ids, and for the first id outside [0, limit).
-
-    Only the type is checked while a graph is being traced.
-    """
+    """Raise CtxError for an unsupported type of ids and, unless a graph is traced, for the first id not in [0, limit)."""
     check_id_type(name, ids)
     if ids is None or is_traced(ids) or not ids.numel():
         return
@@ -235,10 +227,9 @@ def check_row_lengths(row_lengths: Tensor) -> None:
 
 
 def cumulative_token_counts(tokens: Tensor, sequence_ids: Tensor | None) -> Tensor:
-    """Count the tokens of a sequence up to and including each column.
+    """(batch, length) number of tokens of the sequence up to and including each column.
 
-    `tokens` are (batch, length) bool, False at padding; a run of equal `sequence_ids` is a sequence, None is one per
-    row.
+    `tokens` (batch, length) is False at padding; a run of equal `sequence_ids` is a sequence, None is one per row.
     """
     counts = tokens.cumsum(1)
     if sequence_ids is None:
@@ -264,12 +255,9 @@ def is_traced(tensor: Tensor) -> bool:
 
 
 def span_boundaries(marked: Tensor) -> tuple[Tensor, Tensor]:
-    """For each position of (rows, length) bool, find the unmarked positions before and after its run of marked
-    positions.
+    """For each position of (rows, length) bool, the unmarked positions before and after its run of marked positions.
 
-    Returns:
-        (rows, length) int64 position before, -1 if there is none, and position after, `length` if there is none. Both
-        are the position itself if it is unmarked.
+    They are (rows, length) int64: -1 or `length` if there is none, the position itself if it is unmarked.
     """
     length = marked.shape[1]
     positions = torch.arange(length, device=marked.device).expand_as(marked)

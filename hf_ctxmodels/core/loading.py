@@ -58,12 +58,9 @@ def matches_type(value: Any, annotation: Any) -> bool:
     return type(value) is annotation or (annotation in (None, type(None)) and value is None)
 
 
-def check_json_type(value: Any, annotation: Any, *, location: str, content: str) -> None:
-    """Raise CtxError unless a JSON value matches a type (see `matches_type`), or an object the types of its keys; other
-    keys are rejected. `content` describes the expected content for the message."""
-    if not isinstance(annotation, dict):
-        errors = [] if matches_type(value, annotation) else [f"{type(value).__name__}, expected {annotation}"]
-    elif isinstance(value, dict):
+def check_json_type(value: Any, annotation: Mapping[str, Any], *, location: str, content: str) -> None:
+    """Raise CtxError unless a JSON value is an object with these types (see `matches_type`) and no other keys."""
+    if isinstance(value, dict):
         unknown = [f"an unknown entry {name!r}" for name in value if name not in annotation]
         errors = unknown or [
             f"{name} is {str(item)[:80]!r}, expected {annotation[name]}"
@@ -77,17 +74,10 @@ def check_json_type(value: Any, annotation: Any, *, location: str, content: str)
 
 
 def load_pretrained(auto_class: Any, source: str | PathLike[str] | None, description: str) -> Any:
-    """Call `auto_class.from_pretrained(source)`, and convert all errors to `CtxError`; `description` names the object
-    in the message."""
-    try:
+    """Call `auto_class.from_pretrained(source)`; all errors become a `CtxError`, in which `description` names the
+    object."""
+    hint = "use the directory or Hub id to which it was saved."
+    with wrap_errors(f"Cannot load {description}", location=str(source) if source else None, hint=hint):
         if not source:
-            raise OSError("the directory or Hub id is missing.")
+            raise ValueError("the directory or Hub id is missing")
         return auto_class.from_pretrained(source)
-    except CtxError:
-        raise
-    except Exception as error:  # damaged files raise errors of any class
-        raise CtxError(
-            f"Cannot load {description}: {error}",
-            location=str(source) if source else None,
-            hint="use the directory or Hub id to which it was saved.",
-        ) from error

@@ -194,8 +194,7 @@ class CtxPreTrainedModel(PreTrainedModel):
         return state_dict
 
     def export_reference(self, save_directory: str | Path) -> None:
-        """Write config.json and model.safetensors in the layout of the reference class in transformers; the weights are
-        exact.
+        """Write config.json and model.safetensors in the layout of the reference class, with exact weights.
 
         Raises:
             CtxError: transformers has no such model, or the weights are quantized, sharded or adapted.

@@ -22,8 +22,7 @@ TOKENIZER_FILES = (
 
 
 def check_output_directory(directory: str | Path, names: Iterable[str], *, flag: str, overwrite: bool) -> None:
-    """Raise CtxError if one of the named files exists in an output directory, unless `overwrite`, or if the directory
-    is a file."""
+    """Raise CtxError if the directory is a file, or has one of the named files and `overwrite` is false."""
     directory = Path(directory)
     if directory.exists() and not directory.is_dir():
         raise CtxError("The output directory is a file.", location=f"{flag} {directory}", hint="choose another name.")

@@ -39,18 +39,16 @@ class InstalledCode:
 
 @dataclass(frozen=True)
 class RemoteCodeStub:
-    """The stub of a family; `models` maps Auto classes to model classes, and `tokenizer` is None for the tokenizer
-    class of another family, which is in the stub of that family."""
+    """The stub of a family; `models` maps Auto classes to model classes, `tokenizer` is None for another family's."""
 
-    model_type: str
-    config: type
+    config: Any
     tokenizer: type | None
     models: Mapping[str, type]
 
     @property
     def module(self) -> str:
         """Module name, for example "ctx_bert_auto"."""
-        return self.model_type.replace("-", "_") + "_auto"
+        return self.config.model_type.replace("-", "_") + "_auto"
 
     @property
     def source(self) -> str:

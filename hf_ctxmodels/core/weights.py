@@ -147,31 +147,29 @@ def fused_projections(
     ]
 
 
-def decoder_layers() -> list[WeightTransform]:
-    """Conversion of the layers of GPT and GPT-2, whose linear layers have (in, out) weights in the reference."""
+def gpt_conversions(renamings: list[WeightTransform]) -> tuple[list[WeightTransform], ...]:
+    """Conversions of GPT and GPT-2, from the renamings of their weights outside of the layers.
+
+    Linear layers have (in, out) weights in the reference, and `classifier` has a different name in each head: returns
+    the conversion for export, for export of the sequence classification and of the multiple choice head, and to load.
+    """
     linear_layers = {
         "attn.c_attn": "attention.qkv_proj",
         "attn.c_proj": "attention.out_proj",
         "mlp.c_fc": "feed_forward.up_proj",
         "mlp.c_proj": "feed_forward.down_proj",
     }
-    return [
+    export: list[WeightTransform] = [
+        *renamings,
         WeightRenaming(r"h\.", r"layers."),
         WeightRenaming(r"ln_1\.", r"attention_norm."),
         WeightRenaming(r"ln_2\.", r"feed_forward_norm."),
         *(WeightConverter(f"{old}.weight", f"{new}.weight", [Transpose()]) for old, new in linear_layers.items()),
         *(WeightRenaming(f"{old}.bias", f"{new}.bias") for old, new in linear_layers.items()),
     ]
-
-
-def gpt_conversions(
-    export: list[WeightTransform],
-) -> tuple[list[WeightTransform], list[WeightTransform], list[WeightTransform]]:
-    """Conversions of GPT and GPT-2, where `classifier` has a different name in each head, from the conversion of all
-    other weights: for the sequence classification and the multiple choice head, both invertible, and to load all."""
     score = WeightRenaming(r"^score\.", r"classifier.")
     summary = WeightRenaming(r"^multiple_choice_head\.summary\.", r"classifier.")
-    return [score, *export], [summary, *export], [summary, score, *export]
+    return export, [score, *export], [summary, *export], [summary, score, *export]
 
 
 class RearrangeHeads(ConversionOps):
@@ -203,25 +201,6 @@ class RearrangeHeads(ConversionOps):
     def reverse_op(self) -> ConversionOps:
         """The inverse operation."""
         return RearrangeHeads(self.save, self.load)
-
-
-class MergeOutputHeads(RearrangeHeads):
-    """(in, heads, head_dim) -> (heads * head_dim, in), the weight of a linear layer."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            lambda tensor, heads: tensor.flatten(1).T.contiguous(),
-            lambda tensor, heads: tensor.T.unflatten(1, (heads, -1)).contiguous(),
-        )
-
-
-class MergeInputHeads(RearrangeHeads):
-    """(out, heads, head_dim) -> (out, heads * head_dim), the weight of a linear layer."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            lambda tensor, heads: tensor.flatten(1), lambda tensor, heads: tensor.unflatten(1, (heads, -1))
-        )
 
 
 def single_tensor(value: Any) -> Tensor:

@@ -169,9 +169,7 @@ def test_invalid_prompts_and_caches(gpt2: tuple[CtxGpt2ForCausalLM, CtxGpt2Token
     cache = model(ids.repeat(2, 1), use_cache=True).past_key_values
     calls: dict[str, Callable[[], object]] = {
         "40 tokens": lambda: model(torch.ones(1, 40, dtype=torch.long)),
-        "32 tokens of past_key_values and 1 of the input": lambda: model.generate(
-            ids, min_new_tokens=40, max_new_tokens=40
-        ),
+        "33 tokens, 32 of them in past_key_values": lambda: model.generate(ids, min_new_tokens=40, max_new_tokens=40),
         "batch is empty": lambda: model.generate(empty, max_new_tokens=2),
         "no token": lambda: model.generate(padding, attention_mask=padding, max_new_tokens=2),
         "batch size 2, but the input has 1": lambda: model(ids[:, :1], past_key_values=cache),

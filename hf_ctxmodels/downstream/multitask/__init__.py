@@ -37,4 +37,4 @@ def register() -> None:
     """Register the model with the Auto classes of transformers; idempotent."""
     AutoConfig.register(CtxMultiTaskConfig.model_type, CtxMultiTaskConfig, exist_ok=True)
     AutoModel.register(CtxMultiTaskConfig, CtxMultiTaskModel, exist_ok=True)
-    register_remote_code(RemoteCodeStub(CtxMultiTaskConfig.model_type, CtxMultiTaskConfig, None, _MODELS))
+    register_remote_code(RemoteCodeStub(CtxMultiTaskConfig, None, _MODELS))

@@ -6,23 +6,23 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 from transformers import GenerationMixin
-from transformers.core_model_loading import WeightRenaming, WeightTransform
+from transformers.core_model_loading import WeightRenaming
 
 from hf_ctxmodels import heads
 from hf_ctxmodels.architectures.transformer_decoder import DecoderHeadModel, TransformerDecoder
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
-from hf_ctxmodels.core.weights import decoder_layers, gpt_conversions
+from hf_ctxmodels.core.weights import gpt_conversions
 from hf_ctxmodels.layers.cpu.dropout import Dropout, shared_dropout
 from hf_ctxmodels.models.gpt.configuration_gpt import ACTIVATIONS, CtxGptConfig
 
-GPT_EXPORT: list[WeightTransform] = [
-    WeightRenaming(r"^transformer\.", r"gpt."),
-    WeightRenaming(r"tokens_embed\.", r"word_embeddings."),
-    WeightRenaming(r"positions_embed\.", r"position_embeddings."),
-    *decoder_layers(),
-]
-GPT_SEQUENCE_EXPORT, GPT_CHOICE_EXPORT, GPT_CONVERSION = gpt_conversions(GPT_EXPORT)
+GPT_EXPORT, GPT_SEQUENCE_EXPORT, GPT_CHOICE_EXPORT, GPT_CONVERSION = gpt_conversions(
+    [
+        WeightRenaming(r"^transformer\.", r"gpt."),
+        WeightRenaming(r"tokens_embed\.", r"word_embeddings."),
+        WeightRenaming(r"positions_embed\.", r"position_embeddings."),
+    ]
+)
 
 
 class CtxGptPreTrainedModel(CtxPreTrainedModel):

@@ -4,24 +4,24 @@ pretrained by language modelling."""
 from torch import nn
 from transformers import GenerationMixin
 from transformers import initialization as init
-from transformers.core_model_loading import WeightRenaming, WeightTransform
+from transformers.core_model_loading import WeightRenaming
 
 from hf_ctxmodels import heads
 from hf_ctxmodels.architectures.transformer_decoder import DecoderHeadModel, TransformerDecoder
 from hf_ctxmodels.core.model import CtxPreTrainedModel
-from hf_ctxmodels.core.weights import decoder_layers, gpt_conversions
+from hf_ctxmodels.core.weights import gpt_conversions
 from hf_ctxmodels.layers.attention.modules import SelfAttention
 from hf_ctxmodels.layers.transformer import FeedForward
 from hf_ctxmodels.models.gpt2.configuration_gpt2 import CtxGpt2Config
 
-GPT2_EXPORT: list[WeightTransform] = [
-    WeightRenaming(r"^transformer\.", r"gpt2."),
-    WeightRenaming(r"wte\.", r"word_embeddings."),
-    WeightRenaming(r"wpe\.", r"position_embeddings."),
-    WeightRenaming(r"ln_f\.", r"final_norm."),
-    *decoder_layers(),
-]
-GPT2_SEQUENCE_EXPORT, GPT2_CHOICE_EXPORT, GPT2_CONVERSION = gpt_conversions(GPT2_EXPORT)
+GPT2_EXPORT, GPT2_SEQUENCE_EXPORT, GPT2_CHOICE_EXPORT, GPT2_CONVERSION = gpt_conversions(
+    [
+        WeightRenaming(r"^transformer\.", r"gpt2."),
+        WeightRenaming(r"wte\.", r"word_embeddings."),
+        WeightRenaming(r"wpe\.", r"position_embeddings."),
+        WeightRenaming(r"ln_f\.", r"final_norm."),
+    ]
+)
 
 
 def init_residual_projections(module: nn.Module, config: CtxGpt2Config) -> None:

@@ -2,8 +2,15 @@
 
 from transformers.core_model_loading import Concatenate, WeightConverter, WeightRenaming, WeightTransform
 
-from hf_ctxmodels.core.weights import MergeInputHeads, MergeOutputHeads
+from hf_ctxmodels.core.weights import RearrangeHeads
 
+_MERGE_OUTPUT_HEADS = RearrangeHeads(
+    lambda tensor, heads: tensor.flatten(1).T.contiguous(),
+    lambda tensor, heads: tensor.T.unflatten(1, (heads, -1)).contiguous(),
+)
+_MERGE_INPUT_HEADS = RearrangeHeads(
+    lambda tensor, heads: tensor.flatten(1), lambda tensor, heads: tensor.unflatten(1, (heads, -1))
+)
 XLNET_EXPORT: list[WeightTransform] = [
     WeightRenaming(r"^transformer\.", r"xlnet."),
     WeightRenaming(r"word_embedding\.", r"word_embeddings."),
@@ -23,10 +30,10 @@ XLNET_EXPORT: list[WeightTransform] = [
     WeightConverter(
         [f"rel_attn.{name}" for name in "qkv"],
         "attention.qkv_proj.weight",
-        [MergeOutputHeads(), Concatenate(dim=0)],
+        [_MERGE_OUTPUT_HEADS, Concatenate(dim=0)],
     ),
-    WeightConverter("rel_attn.r", "attention.position_proj.weight", [MergeOutputHeads()]),
-    WeightConverter("rel_attn.o", "attention.out_proj.weight", [MergeInputHeads()]),
+    WeightConverter("rel_attn.r", "attention.position_proj.weight", [_MERGE_OUTPUT_HEADS]),
+    WeightConverter("rel_attn.o", "attention.out_proj.weight", [_MERGE_INPUT_HEADS]),
 ]
 # the classifier of the sequence and choice heads is `logits_proj` in transformers
 XLNET_CONVERSION: list[WeightTransform] = [
