@@ -47,15 +47,9 @@ class Target(Enum):
 class ShortTraining:
     """The short pretraining run of the tests, whose final loss must be lower than the loss of a unigram model.
 
-    The model has one layer of width 64 without dropout, and a batch has 16 sequences of at most 32 tokens.
-
-    Attributes:
-        steps: Number of steps.
-        learning_rate: The constant learning rate.
-        vocab_size: Size of the tokenizer's vocabulary.
-        config_options: Values of `--config_options`.
-        text: Glob pattern of the corpus files.
-    """
+            The model has one layer of width 64 without dropout, the learning rate is constant, and a batch has 16 sequences of
+        at most 32 tokens; `text` is the glob pattern of the corpus files.
+        """
 
     steps: int = 120
     learning_rate: float = 5e-3
@@ -70,13 +64,11 @@ class Traits:
 
     Attributes:
         tiny: Further fields of the tiny test configuration.
-        short_training: The short pretraining run.
         targets: Name in `loss_targets` -> type, if it does not follow from the name and the head; see tests/zoo.
         loss_weights: Name of a loss in the output of a head -> configuration field of its weight.
         uses_max_pooling: Auto classes whose head uses max-pooling, where rounding can select another value; not needed
             with `pooling="max"` in the configuration.
         uses_batch_norm: Auto classes whose head uses batch normalisation.
-        is_recurrent: Whether the models are recurrent networks.
         infers_padding: Whether padding is recognised by the id if there is no `attention_mask`, as in the reference.
         has_different_initialization: Whether weights are initialised as in the released code of the family, where the
             reference in transformers differs from it.
@@ -98,7 +90,7 @@ class Seq2SeqFinetuning:
     """Fine-tuning of a sequence-to-sequence family with a family-specific objective.
 
     Attributes:
-        objective: The objective, which creates the training batches.
+        objective: Creates the training batches.
         label_smoothing: The default of `--label_smoothing`, as in the released commands.
     """
 
@@ -112,18 +104,15 @@ class FamilySpec:
 
     Attributes:
         name: Name of the family in commands, of its directory in `models`, and of its card `model_cards/<name>.md`.
-        paper: The publication.
         config: Configuration class, with the `model_type` of checkpoints.
-        tokenizer: Tokenizer class.
         models: Auto class name -> model class.
         sizes: Name -> configuration fields; includes "tiny" for tests and "base" of the paper.
-        published: Name of a published model -> parameter counts.
+        published: Name of a published model -> its parameter counts.
         objectives: Name -> objective; the first is the default.
         seq2seq_finetuning: Fine-tuning by `finetune seq2seq`; None for the targets as `labels`.
         conversion: Conversion of weights from the reference layout to the native layout.
         reference_heads: Auto class name -> class with the layout of the reference, if it is not the class in `models`.
         parent: Name of the only other family whose modules this one may import.
-        traits: Traits for the tests.
     """
 
     name: str
@@ -172,3 +161,16 @@ SMALL_SIZES: dict[str, dict[str, Any]] = {
     "small": encoder_size(512, 4, 8),
 }
 """Small Transformers (Turc et al. 2019, arXiv 1908.08962, table 1)."""
+
+
+def seq2seq_size(width: int, layers: int, heads: int) -> dict[str, int]:
+    """Return the configuration fields of an encoder-decoder, see `encoder_size`."""
+    decoder = {"decoder_layers": layers, "decoder_attention_heads": heads, "decoder_ffn_dim": 4 * width}
+    return encoder_size(width, layers, heads) | decoder
+
+
+SMALL_SEQ2SEQ_SIZES: dict[str, dict[str, Any]] = {
+    "tiny": seq2seq_size(128, 2, 2),
+    "mini": seq2seq_size(256, 3, 4),
+    "small": seq2seq_size(512, 4, 8),
+}

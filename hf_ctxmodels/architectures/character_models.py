@@ -31,7 +31,7 @@ class CharacterVectors(nn.Module):
     """Pretrained word vectors, looked up by a hash of the characters of a word. Unknown words have a zero vector.
 
     Args:
-        words, width: Maximum number of words, and width of the vectors.
+        words: Maximum number of words.
         padding_character: Id of the padding after the end of a word.
         lower_case: Whether the words are lower-cased; the look-up then lower-cases the letters A to Z.
     """

@@ -18,11 +18,9 @@ class CtxEncoderConfig(CtxTransformerConfig):
         intermediate_size: Width of the feed-forward layer.
         hidden_act: Activation of the feed-forward layer and of the pretraining heads' dense layer.
         hidden_dropout_prob: Dropout after the embeddings and after each sub-layer.
-        attention_probs_dropout_prob: Dropout on attention probabilities.
         max_position_embeddings: Longest sequence, in tokens.
         type_vocab_size: Number of segments (sentence A, sentence B); 0 for no segment embeddings (DistilBERT).
         initializer_range: Standard deviation of the normal initialisation.
-        layer_norm_eps: Epsilon of each LayerNorm.
         pad_token_id: Id of the padding token; its embedding starts at zero.
         tie_word_embeddings: Share the masked-LM decoder with the word embeddings.
         answer_steps: Number of steps of the stochastic answer network that classifies text pairs (see
@@ -69,15 +67,13 @@ class CtxEncoderConfig(CtxTransformerConfig):
 
 
 PAIR_SEGMENTS = 2  # of BERT
-# fields for generation that BERT's configuration lacks
+# for generation; BERT's configuration lacks them
 GENERATION_TOKEN_FIELDS = ("query_token_id", "decoder_start_token_id", "eos_token_id")
 
 
 @strict
 class CtxQueryGenerationConfig(CtxEncoderConfig):
     """Configuration of an encoder with the head `QueryForConditionalGeneration`; see `CtxEncoderConfig`.
-
-    A BERT configuration, which has two segments, can be opened; it receives all segments of the family.
 
     Args:
         query_token_id: Id of the query token, whose state predicts a target token: the mask token or a special one.
@@ -140,9 +136,7 @@ class CtxDecoderConfig(CtxTransformerConfig):
         intermediate_size: Width of the feed-forward layer; None for 4 * hidden_size.
         hidden_act: Activation of the feed-forward layer; "gelu_new" is the tanh approximation of GELU.
         embedding_dropout_prob: Dropout on the sum of token and position embeddings.
-        hidden_dropout_prob: Dropout after each sub-layer.
         classifier_dropout: Dropout before the task heads; None for `hidden_dropout_prob`.
-        tie_word_embeddings: Share the output layer with the word embeddings.
         lm_loss_weight: Weight of the auxiliary language modelling loss of some task heads (Radford et al. 2018, section
             3.2, equation 5); 0 for none.
     """
@@ -190,9 +184,6 @@ class CtxSeq2SeqConfig(CtxTransformerConfig):
     are BART-large. Other arguments as in `CtxEncoderConfig` and `CtxTransformerConfig`.
 
     Args:
-        num_hidden_layers, decoder_layers: Number of layers.
-        num_attention_heads, decoder_attention_heads: Attention heads per layer, which divide `hidden_size`.
-        intermediate_size, decoder_ffn_dim: Width of the feed-forward layer.
         classifier_dropout: Dropout before the task heads; None for `hidden_dropout_prob`.
         max_position_embeddings: Longest source and longest target, in tokens.
         decoder_start_token_id: Id of the token before the first target token.
@@ -246,24 +237,6 @@ class CtxSeq2SeqConfig(CtxTransformerConfig):
     def shares_word_embeddings(self) -> bool:
         """Whether encoder and decoder share their word embeddings."""
         return bool(self.share_word_embeddings)
-
-
-def seq2seq_size(width: int, layers: int, heads: int) -> dict[str, int]:
-    """Return the configuration fields of an encoder-decoder with feed-forward layers of four times the hidden size."""
-    encoder = {
-        "hidden_size": width,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "intermediate_size": 4 * width,
-    }
-    return {**encoder, "decoder_layers": layers, "decoder_attention_heads": heads, "decoder_ffn_dim": 4 * width}
-
-
-SMALL_SEQ2SEQ_SIZES: dict[str, dict[str, Any]] = {
-    "tiny": seq2seq_size(128, 2, 2),
-    "mini": seq2seq_size(256, 3, 4),
-    "small": seq2seq_size(512, 4, 8),
-}
 
 
 @strict
@@ -344,8 +317,7 @@ class CtxCharacterConfig(CtxConfig):
         filters: [width in characters, number of filters] pairs.
         num_highway_layers: Number of highway layers after the filters.
         hidden_act: Activation after max-pooling of the filters.
-        cell_clip: Maximum absolute value of the cell state; None for no limit.
-        projection_clip: Maximum absolute value of the output of a direction; None for no limit.
+        cell_clip, projection_clip: Bounds of the cell state and of a direction's output; None for none.
         initializer_range: Standard deviation of the normal initialisation of heads.
         pretrained_embeddings: Directory or Hub id of static word embeddings. `load_pretrained_embeddings` copies the
             vectors into a new model; they are saved with it.

@@ -28,11 +28,7 @@ from hf_ctxmodels.layers.transformer import FeedForward, ScaledEmbedding, Transf
 
 
 class TransformerStack(LayerStack):
-    """An encoder or a decoder. The defaults are BART's; families override them.
-
-    Args:
-        config: The configuration of the model.
-        is_decoder: Whether the stack is causal and attends to a source.
+    """An encoder or, with `is_decoder`, a causal decoder that attends to a source. The defaults are BART's.
 
     Attributes:
         word_embeddings: None for a decoder that shares the encoder's word embeddings.
@@ -87,7 +83,6 @@ class TransformerStack(LayerStack):
         Args:
             sequence_ids: (batch, length), 0 at padding; a run of equal numbers is one sequence, which attends only to
                 itself and to the same sequence of the source.
-            source: The encoder's output that a decoder attends to.
             word_embeddings: Word embeddings for a stack that does not have any.
             kwargs: `output_hidden_states`, `output_attentions` (by eager attention instead of sdpa), the arguments of
                 `extra_embedding_ids`, and arguments of the attention function.
@@ -300,10 +295,8 @@ class EncoderDecoder(CtxPreTrainedModel):
 
 
 def preceding_columns(tokens: Tensor, sequence_ids: Tensor | None) -> Tensor:
-    """(batch, length) column of the token before each token in its sequence; -1 for the first.
-
-    `tokens` (batch, length) is False at padding; a run of equal `sequence_ids` is one sequence.
-    """
+    """(batch, length) column of the token before each token in its sequence, -1 for the first; `tokens` (batch, length)
+    is False at padding."""
     length = tokens.shape[1]
     columns, rank = torch.arange(length, device=tokens.device), tokens.cumsum(1) - tokens.long()
     token_columns = torch.where(tokens, columns, columns + length).sort(1).values  # tokens first; ONNX has no cummax

@@ -1,5 +1,6 @@
 """Heads of Transformer encoder-decoders: conditional generation, and the base class of task heads."""
 
+from dataclasses import fields
 from typing import Any, ClassVar
 
 import torch
@@ -7,7 +8,12 @@ from torch import Tensor, nn
 from transformers import Cache, DynamicCache, EncoderDecoderCache
 from transformers.utils.generic import can_return_tuple
 
-from hf_ctxmodels.architectures.encoder_decoder import EncoderDecoder, reject_segments, resize_token_embeddings
+from hf_ctxmodels.architectures.encoder_decoder import (
+    EncoderDecoder,
+    EncoderDecoderOutput,
+    reject_segments,
+    resize_token_embeddings,
+)
 from hf_ctxmodels.core.caches import BeamSearchCache, PreallocatedCache, SharedSourceCache
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.inputs import check_aligned, check_source_mask, is_traced, sequence_starts
@@ -34,15 +40,7 @@ class EncoderDecoderHeadModel(HeadModel):
 
     def encoder_fields(self, outputs: Any) -> dict[str, Any]:
         """Return the fields of the encoder-decoder's output that the output of a task head contains."""
-        names = (
-            "past_key_values",
-            "decoder_hidden_states",
-            "decoder_attentions",
-            "cross_attentions",
-            "encoder_last_hidden_state",
-            "encoder_hidden_states",
-            "encoder_attentions",
-        )
+        names = (field.name for field in fields(EncoderDecoderOutput) if field.name != "last_hidden_state")
         return {name: getattr(outputs, name, None) for name in names}
 
     def encode(self, *, attention_mask: Tensor | None = None, **inputs: Any) -> Any:

@@ -335,7 +335,7 @@ def _recorded_outputs(
 ) -> dict[str, Any]:
     """Split recorded states and attention weights between the columns of the predicted steps and the source.
 
-    The first `source_width` columns are the source, unless it has been encoded separately, to `encoder_outputs`.
+    The first `source_width` columns are the source, unless it was encoded to `encoder_outputs`.
     """
     states, weights = outputs.hidden_states, outputs.attentions
     if encoder_outputs is not None:

@@ -67,8 +67,8 @@ class RecurrentSentenceEncoder(CtxPreTrainedModel):
             kwargs: Ignored arguments of other families' models.
 
         Returns:
-            `pooler_output` (batch, hidden) is the sentence vector, pooled over all sequences of a row. States are zero
-            at positions that `select_tokens` excludes.
+            The sentence vector `pooler_output`, (batch, hidden), pools all sequences of a row. States are zero where
+            `select_tokens` is False.
         """
         inputs = prepare_inputs(
             self, input_ids, inputs_embeds, attention_mask, sequence_ids, output_mask, token_type_ids=token_type_ids
@@ -91,22 +91,15 @@ class RecurrentSentenceEncoder(CtxPreTrainedModel):
         batch_size: int = 64,
         normalize: bool = False,
     ) -> Tensor:
-        """Call `encode_sentences` with the tokenizer, or with the tokenizer that was saved with the model.
-
-        Raises:
-            CtxError: As in `encode_sentences`; or no tokenizer was saved with the model.
-        """
+        """Call `encode_sentences` with the tokenizer, by default the one that was saved with the model."""
         if tokenizer is None:
             tokenizer = load_pretrained(AutoTokenizer, self.config.name_or_path, "the model's tokenizer")
         return encode_sentences(self, tokenizer, sentences, batch_size=batch_size, normalize=normalize)
 
 
 def sentence_vectors(model: PreTrainedModel, inputs: Mapping[str, Tensor], pooling: Pooling | None = None) -> Tensor:
-    """(batch, width) vectors of tokenized sentences: pooled token states, or without `pooling` the `pooler_output`.
-
-    Raises:
-        CtxError: The model has no `pooler_output`.
-    """
+    """(batch, width) vectors of tokenized sentences: pooled token states, or without `pooling` the `pooler_output`;
+    raises CtxError if the model has none."""
     outputs: Any = model(return_dict=True, **inputs)
     if pooling is not None:
         states = outputs.last_hidden_state

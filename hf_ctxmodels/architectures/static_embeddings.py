@@ -20,8 +20,7 @@ from hf_ctxmodels.layers.pooling import PoolingLayer
 from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model
 from hf_ctxmodels.tokenizers.word_level import CtxWordTokenizer
 
-# For numba kernels: sums in any order, but no assumption of finite numbers. Kernels are loops, since every array
-# expression costs a call.
+# For numba kernels: sums in any order, but no assumption of finite numbers. Array expressions would cost a call each.
 FASTMATH = {"reassoc", "contract", "arcp", "nsz"}
 
 
@@ -31,10 +30,8 @@ def supports_compiled_updates(weight: Tensor) -> bool:
 
 
 def run_in_threads(num_threads: int, update: Callable[..., Tensor], *batch: Tensor | None) -> Tensor:
-    """Run `update` on chunks of a batch, one thread each; returns the sum of its losses.
-
-    The threads update the same embeddings without locks, as the released code of word2vec and GloVe does.
-    """
+    """Run `update` on chunks of a batch, one thread each, and return the sum of its losses. Threads update the same
+    embeddings without locks, as in the released code of word2vec and GloVe."""
     batch_size = next(len(tensor) for tensor in batch if tensor is not None)
     num_threads = min(num_threads, batch_size)
     torch_threads = torch.get_num_threads()
@@ -50,10 +47,8 @@ def run_in_threads(num_threads: int, update: Callable[..., Tensor], *batch: Tens
 
 
 class StaticEmbedding(nn.Embedding):
-    """`nn.Embedding` whose weights are initialised uniformly in +-0.5 / spread, or without `spread` to zeros.
-
-    The released code of word2vec and GloVe uses the width of the vectors as the spread.
-    """
+    """`nn.Embedding` whose weights are initialised uniformly in +-0.5 / spread (in the released code of word2vec and
+    GloVe, the width of the vectors), or without `spread` to zeros."""
 
     initializes_itself = True
 

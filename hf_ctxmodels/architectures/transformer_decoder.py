@@ -51,14 +51,10 @@ class LayerStack(nn.Module):
 
     Attributes:
         norm: Position of the norms in a layer; "pre" adds a final norm.
-        normalizes_embeddings: Whether the embeddings are normalised.
         has_relative_positions: Whether `position_ids` are an error.
         masks: The attention pattern: one for all layers, or one for each layer.
         zeros_padding: Whether the states at padding positions are 0 in all layers.
         word_embeddings, position_embeddings: The embeddings, which are summed.
-        embedding_norm: The norm of the embeddings, or identity.
-        layers: The layers in the order of application.
-        final_norm: The norm of the last layer's output, or identity.
         embedding_output: Hook point of the embeddings.
     """
 
@@ -187,11 +183,7 @@ def default_positions(
 ) -> Tensor:
     """(batch, length) number of tokens before each token in its sequence, 0 at leading padding.
 
-    Args:
-        words: (batch, length, ...).
-        attention_mask: (batch, past + length), 0 at padding; masks with other dimensions are ignored.
-        sequence_ids: (batch, length), see `cumulative_token_counts`.
-        past_length: Number of columns in the cache.
+    `attention_mask` is (batch, past + length), where `past_length` columns are in the cache; other masks are ignored.
     """
     length = words.shape[1]
     padding = attention_mask if _is_padding_mask(attention_mask) else None

@@ -32,14 +32,7 @@ def build_embeddings(
     projected_size: int | None = None,
     embeddings_class: Callable[..., TokenPositionTypeEmbeddings] = TokenPositionTypeEmbeddings,
 ) -> TokenPositionTypeEmbeddings:
-    """Create the input embeddings from a configuration with the Hub's standard names.
-
-    Args:
-        config: The configuration.
-        width: Width of the embeddings.
-        projected_size: Width to which the embeddings are projected; None for no projection.
-        embeddings_class: Function that creates them.
-    """
+    """Create the input embeddings, of a `width` and possibly projected, from a configuration with standard names."""
     return embeddings_class(
         config.vocab_size,
         width,
@@ -53,7 +46,7 @@ def build_embeddings(
 
 
 def build_encoder_layer(config: Any) -> TransformerBlock:
-    """Create a layer from a configuration with the Hub's standard names."""
+    """Create a layer from a configuration with standard names."""
     return TransformerBlock(
         config.hidden_size,
         SelfAttention(config.hidden_size, config.num_attention_heads, dropout=config.attention_probs_dropout_prob),
@@ -66,10 +59,6 @@ def build_encoder_layer(config: Any) -> TransformerBlock:
 
 class TransformerEncoder(CtxPreTrainedModel):
     """A post-norm encoder. The defaults are BERT's; families override them.
-
-    Args:
-        config: A configuration with the Hub's standard names.
-        add_pooling_layer: Whether to compute `pooler_output`.
 
     Attributes:
         embeddings: Word, position and segment embeddings -> (..., hidden).

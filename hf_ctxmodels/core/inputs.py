@@ -204,7 +204,7 @@ def check_id_type(name: str, ids: Any) -> None:
 
 
 def check_ids(name: str, ids: Tensor | None, limit: int, limit_name: str) -> None:
-    """Raise CtxError for an unsupported type of ids and, unless a graph is traced, for the first id not in [0, limit)."""
+    """Raise CtxError for an unsupported type and, outside of traced graphs, for the first id not in [0, limit)."""
     check_id_type(name, ids)
     if ids is None or is_traced(ids) or not ids.numel():
         return

@@ -53,7 +53,6 @@ class CharacterEncoder(nn.Module):
     Args:
         characters: Number of character ids; words of zeros are padding.
         filters: (width in characters, number of filters) pairs.
-        highway_layers: Number of highway layers after the convolution.
         padding_character: Padding after a word's end, an input of the filters.
         activation: Activation after the maximum over positions.
     """
@@ -109,8 +108,7 @@ class CharacterEncoder(nn.Module):
         return linear(self.projection, self.highway(self.activation(features)))
 
     def trim_padding(self, character_ids: Tensor) -> Tensor:
-        """Remove the padding common to all words, except as many columns as the widest filter has: more of them do not
-        change the maxima."""
+        """Remove the padding common to all words, except as many columns as the widest filter has."""
         columns = (character_ids != self.padding_character).any(0).nonzero()
         max_length = int(columns[-1]) + 1 if len(columns) else 0
         return character_ids[:, : max_length + self.max_filter_width]
@@ -125,10 +123,8 @@ def row_hashes(rows: Tensor) -> Tensor:
 
 
 def unique_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Distinct rows of (n, width) integers, and the (n,) index of each row among them: `rows = unique[indices]`.
-
-    It sorts one hash per row, which is much faster than sorting rows; in case of a collision it sorts rows.
-    """
+    """Distinct rows of (n, width) integers, and the (n,) index of each row among them: `rows = unique[indices]`."""
+    # sorting one hash per row is much faster than sorting rows
     hashes, indices = row_hashes(rows).unique(return_inverse=True)
     examples = indices.new_zeros(len(hashes)).index_put_((indices,), torch.arange(len(rows), device=rows.device))
     unique = rows[examples]

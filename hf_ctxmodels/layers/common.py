@@ -11,10 +11,7 @@ from transformers.activations import ACT2FN
 
 
 def get_activation(name: str) -> nn.Module:
-    """An activation by its name in transformers ("gelu", "relu", ...).
-
-    "gelu_new", the tanh approximation of GELU, is torch's single operation here, eight elementwise operations there.
-    """
+    """An activation by its name in transformers; "gelu_new" is one operation of torch here, eight there."""
     return nn.GELU(approximate="tanh") if name == "gelu_new" else ACT2FN[name]
 
 
@@ -69,7 +66,7 @@ class ScalarMix(nn.Module):
         init.ones_(self.gamma)
 
     def distance(self) -> Tensor:
-        """The squared norm of the weights, the distance from the average (Peters et al. 2018, section 3.4)."""
+        """Squared norm of the weights, the distance from the average (Peters et al. 2018, section 3.4)."""
         return self.weights.float().square().sum()
 
     def forward(self, states: Sequence[Tensor], tokens: Tensor | None = None) -> Tensor:

@@ -9,14 +9,14 @@ Pooling = Literal["first", "last", "ends", "mean", "max", "mean+max", "last+max+
 
 
 class PoolingLayer(nn.Module):
-    """Module that calls `pool_tokens`."""
+    """`pool_tokens` as a module."""
 
     def __init__(self, pooling: Pooling) -> None:
         super().__init__()
         self.pooling = pooling
 
     def forward(self, states: Tensor, tokens: Tensor) -> Tensor:
-        """(batch, length, hidden) states and (batch, length) bool -> (batch, n * hidden) for n pooled states."""
+        """See `pool_tokens`."""
         return pool_tokens(states, tokens, self.pooling)
 
 
@@ -83,8 +83,7 @@ def states_at(states: Tensor, columns: Tensor) -> Tensor:
 
 
 def forward_fill_padding(values: Tensor, tokens: Tensor) -> Tensor:
-    """(batch, length) values, with the value of the preceding token at padding (where `tokens` is False), so that
-    padding does not split a run of equal values."""
+    """(batch, length) values, with the preceding token's value where `tokens` is False."""
     columns = torch.arange(values.shape[1], device=values.device)
     return values.gather(1, (columns * tokens).cummax(1).values)
 

@@ -20,8 +20,7 @@ from hf_ctxmodels.layers.cpu.linear import apply_in_chunks, linear
 
 Norm = Literal["post", "pre"]
 
-HiddenStatesSelection = bool | int | Sequence[int] | None
-"""Hidden states to record: all, none, or the states with these indices (0 is the input of the first block)."""
+HiddenStatesSelection = bool | int | Sequence[int] | None  # all, none, or indices; 0 is the first block's input
 
 
 class TokenPositionTypeEmbeddings(nn.Module):
@@ -59,12 +58,9 @@ class TokenPositionTypeEmbeddings(nn.Module):
         self.projection = None if projected_size is None else nn.Linear(width, projected_size)
 
     def forward(self, words: Tensor, position_ids: Tensor, token_type_ids: Tensor | None) -> Tensor:
-        """Embed tokens; returns (..., width) or (..., projected_size).
+        """(...) ids or (..., width) word embeddings, with ids broadcastable to them -> (..., width or projected size).
 
-        Args:
-            words: (...) ids, or (..., width) word embeddings.
-            position_ids: Broadcastable to `words`.
-            token_type_ids: As `position_ids`; None for the first segment. Ignored without segment embeddings.
+        `token_type_ids` is None for the first segment, and ignored without segment embeddings.
         """
         embeddings = words if words.is_floating_point() else self.word_embeddings(words)
         embeddings = embeddings + self.position_embeddings(position_ids)
@@ -87,9 +83,7 @@ class ScaledEmbedding(nn.Embedding):
 class FeedForward(nn.Module):
     """Two linear layers with an activation and dropout between them (Vaswani et al. 2017, section 3.3).
 
-    Args:
-        activation: Name of an activation in transformers ("gelu", "relu", ...).
-        clamp: Clamp infinite float16 values to the largest finite ones, before and after the second layer.
+    With `clamp`, infinite float16 values before and after the second layer are clamped to the largest finite ones.
     """
 
     def __init__(
@@ -175,16 +169,11 @@ class BlockOutput(NamedTuple):
 
 
 class ResidualSum(nn.Module):
-    """Sum of a sub-layer's input and its output, normalised with post-norm.
-
-    Forward pre-hooks may change its arguments, which are always positional.
-    """
+    """Sum of a sub-layer's (..., hidden) input and output, normalised with post-norm; forward pre-hooks may change its
+    arguments, which are always positional."""
 
     def forward(self, hidden_states: Tensor, output: Tensor, norm: nn.Module | None, layer_index: int) -> Tensor:
-        """Add (..., hidden) input and output of a sub-layer, and normalise the sum; `norm` is None with pre-norm.
-
-        `layer_index`, the block's position in the order of application, is for hooks.
-        """
+        """Add and normalise; `norm` is None with pre-norm, and the block's `layer_index` is for hooks."""
         total = hidden_states + output
         return total if norm is None else norm(total)
 
@@ -193,8 +182,7 @@ class TransformerBlock(GradientCheckpointingLayer):
     """Self-attention, optional cross-attention, and a feed-forward network, with dropout and residual connections.
 
     `norm="post"` normalises each sum (Vaswani et al. 2017), `norm="pre"` the input of each sub-layer; the last block's
-    output then needs another norm (Radford et al. 2019, section 2.3). A `ResidualSum` adds the output of each
-    sub-layer; hooks on it may change the sum.
+    output then needs another norm (Radford et al. 2019, section 2.3).
     """
 
     def __init__(
@@ -406,7 +394,7 @@ def _zero_at(padding_mask: Tensor | None, hidden_states: Tensor) -> Tensor:
 
 
 def recorded_layer_numbers(selection: HiddenStatesSelection, count: int) -> set[int]:
-    """Numbers of the hidden states to record, out of `count`; negative numbers in the selection count from the last."""
+    """Numbers of the hidden states to record, out of `count`; negative indices count from the last."""
     if selection is None or selection is False:
         return set()
     numbers = selected_hidden_states(selection)

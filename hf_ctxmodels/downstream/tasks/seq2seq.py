@@ -9,7 +9,7 @@ from transformers import AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedMode
 
 from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import typed_options
+from hf_ctxmodels.core.flags import check_range, typed_options
 from hf_ctxmodels.core.generation import (
     LanguagePair,
     decode_generated,
@@ -83,9 +83,7 @@ class Seq2Seq(Task[SourceTarget]):
         super().__init__(arguments)
         self._metrics = metric_names(arguments.metrics)
         self._references: NormalizedReferences | None = None
-        for name in ("max_target_length", "num_beams"):
-            if getattr(arguments, name) < 1:
-                raise CtxError(f"--{name} must be at least 1.", location=f"--{name} {getattr(arguments, name)}")
+        check_range(arguments, "max_target_length", "num_beams", at_least=1)
 
     def read_file(self, file: str) -> list[SourceTarget]:
         """Read the examples of a file."""

@@ -43,10 +43,9 @@ def attend(
     Args:
         query: (..., heads, head_dim) at the computed tokens of `layout`.
         key, value: (..., heads, head_dim) at all tokens of `key_layout`, or of a cache.
-        layout: The layout of the queries.
         mask: Attention pattern within a sequence; prepare it (`prepare_mask`) if several layers share it.
         dropout: Dropout on the probabilities; 0 in evaluation.
-        key_layout: The layout of the keys in cross-attention; None for the layout of the queries.
+        key_layout: The layout of the keys in cross-attention.
 
     Returns:
         The context in the shape of `query`, and the (batch, heads, queries, keys) probabilities if the implementation
@@ -143,7 +142,7 @@ def _unpad_sequences(context: Tensor, lengths: Sequence[int]) -> Sequence[Tensor
 
 @dataclass(frozen=True, eq=False)
 class _AttentionModule:
-    """Stand-in for a module and its configuration, with the attributes that transformers' attention functions read."""
+    """Stand-in for a module and its configuration, as transformers' attention functions read them."""
 
     training: bool
     is_causal: bool
@@ -153,7 +152,6 @@ class _AttentionModule:
 
     @property
     def config(self) -> "_AttentionModule":
-        """Return this object, which has the attributes of the configuration."""
         return self
 
 
@@ -226,13 +224,11 @@ _MIN_BLOCK_SIZE = 64  # queries
 
 def banded_attention(query: Tensor, key: Tensor, value: Tensor, window: int, *, scale: float, dropout: float) -> Tensor:
     """Causal attention of each query to the last `window` positions up to and including itself (Child et al. 2019,
-    arXiv 1904.10509, section 4), which computes only the band.
+    arXiv 1904.10509, section 4).
 
-    A mask over all pairs costs as much as dense attention. Here each block of queries attends to the keys in the bands
-    of its queries, so that time and memory grow with length times window. On a CPU the blocks are computed one after
-    the other on slices of the keys, whose copies would take more memory than dense attention; elsewhere all blocks in
-    one call. Query, key, value and result are (batch, length, heads, head_dim); padding follows all tokens of a
-    sequence.
+    Only the band is computed: time and memory grow with length times window. On a CPU blocks of queries attend one
+    after the other to slices of the keys, elsewhere all in one call to copies of them. Query, key, value and result are
+    (batch, length, heads, head_dim); padding follows all tokens of a sequence.
     """
     size = max(_MIN_BLOCK_SIZE, window // 2)
     if query.device.type == "cpu" and not dropout and not is_traced(query):
@@ -241,10 +237,8 @@ def banded_attention(query: Tensor, key: Tensor, value: Tensor, window: int, *, 
 
 
 class _BlockwiseAttention(torch.autograd.Function):
-    """The attention of each block of queries by torch's CPU kernel, forward and backward.
-
-    Autograd through slices would allocate a gradient of all keys for each slice.
-    """
+    """Attention of each block of queries by torch's CPU kernel; autograd would allocate a gradient of all keys for each
+    slice."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, window: int, size: int, scale: float) -> Tensor:
@@ -293,8 +287,7 @@ class _BlockwiseAttention(torch.autograd.Function):
 
 
 def _block_slices(length: int, size: int, window: int) -> Iterator[tuple[slice, slice, slice]]:
-    """Yield for each block the slices of its queries, of the keys in their bands, and of the columns of these keys in
-    the mask of a block."""
+    """Slices of each block's queries, of the keys in their bands, and of these keys' columns in a block's mask."""
     for start in range(0, length, size):
         stop, first_key = min(start + size, length), max(0, start - window + 1)
         skipped = window - 1 - (start - first_key)  # columns before the first key of the sequence
@@ -333,8 +326,7 @@ def _attend_all_blocks(
 
 
 def _outside_band(size: int, num_before: int, window: int, device: torch.device) -> Tensor:
-    """(size, num_before + size) bool: the keys, from `num_before` positions before a block to its end, outside the band
-    of each query."""
+    """(size, num_before + size) bool, the keys from `num_before` before a block on that are outside a query's band."""
     keys = torch.arange(num_before + size, device=device)
     distance = torch.arange(size, device=device)[:, None] + num_before - keys
     return (distance < 0) | (distance >= window)

@@ -38,8 +38,6 @@ class PaddedLayout:
         sequences: (batch, length) number of each token's sequence within its row, from 1; None for one sequence per
             row.
         custom_mask: A mask in the format of the attention implementation, which replaces `tokens` and `sequences`.
-        implementation: Attention implementation of transformers: "eager", "sdpa", "flex_attention", ...
-        attention_kwargs: Keyword arguments of the attention function.
         past_length: Number of tokens in the cache before this batch.
         cache_length: Number of keys that the cache returns; None without a cache.
         output_mask: (batch, length) bool, the positions whose outputs are returned; None for all.
@@ -153,16 +151,7 @@ class PackedLayout:
         sequence_ids: Tensor | None,
         device: torch.device,
     ) -> "PackedLayout":
-        """The layout of a batch.
-
-        Args:
-            attention_mask: (batch, length), non-zero at tokens; None without padding.
-            sequence_ids: (batch, length), 0 at padding, one value per contiguous sequence of a row; None for one
-                sequence per row.
-
-        Raises:
-            CtxError: A row has no tokens.
-        """
+        """The layout of a batch; arguments as in `build_layout`. Raises CtxError if a row has no tokens."""
         tokens = _get_token_mask(attention_mask, sequence_ids)
         if tokens is None or bool(tokens.all()):
             indices = None
@@ -216,8 +205,8 @@ class PackedLayout:
         return packed.unflatten(0, (self.batch_size, self.length))
 
     def select(self, output_mask: Tensor, *, include_first_tokens: bool) -> "PackedLayout":
-        """The same layout for a last layer that computes only the tokens of `output_mask` (batch, length), False at
-        padding, and with `include_first_tokens` each row's first token, for a pooler."""
+        """The same layout for a last layer that computes only the tokens of `output_mask` (batch, length), and with
+        `include_first_tokens` each row's first token, for a pooler."""
         is_output = self.pack(output_mask)
         is_computed = is_output.index_fill(0, self.first_indices, True) if include_first_tokens else is_output
         query = is_computed.nonzero().squeeze(1)
@@ -234,8 +223,7 @@ class PackedLayout:
         return packed[torch.searchsorted(self.query, self.first_indices)]
 
     def select_outputs(self, packed: Tensor) -> Tensor:
-        """(queries, hidden) -> (batch, length, hidden) with zeros at padding, or (targets, hidden) with an output
-        mask."""
+        """(queries, hidden) -> (batch, length, hidden), or (targets, hidden) with an output mask."""
         return self.unpack(packed) if self.output_mask is None else packed[self.output_mask]
 
     def share_source(self, targets_per_source: int) -> "PackedLayout":
@@ -264,16 +252,16 @@ def build_layout(
 ) -> Layout:
     """Choose the layout of a batch: packed if the results are equal, otherwise padded.
 
-    Padded layouts serve `config.unpad=False`, implementations other than sdpa, masks that are not (batch, keys),
-    `output_attentions`, caches, and graphs being traced, in which packed lengths would be data-dependent shapes. With
-    `output_attentions`, sdpa is replaced by eager attention, which returns the attention weights.
+    Padded layouts serve `config.unpad=False`, implementations other than sdpa, custom masks, caches, traced graphs, and
+    `output_attentions`, with which sdpa is replaced by eager attention.
 
     Args:
         inputs: (batch, length) ids or (batch, length, hidden) embeddings.
         attention_mask: (batch, length), with a cache (batch, past + length); or a custom mask in the format of the
             attention implementation.
-        sequence_ids: (batch, length), 0 at padding, or None.
-        past_key_values: The cache that this forward pass extends, or None.
+        sequence_ids: (batch, length), 0 at padding, one value per contiguous sequence of a row; None for one sequence
+            per row.
+        past_key_values: The cache that this forward pass extends.
         attention_kwargs: `output_attentions`, and keyword arguments of the attention function.
 
     Raises:
@@ -305,11 +293,7 @@ def build_memory_layout(
     layout: Layout, memory: Tensor, attention_mask: Tensor | None, sequence_ids: Tensor | None = None
 ) -> Layout:
     """The layout of the keys of cross-attention, an encoder's output (batch, length, ...), of the same type as the
-    layout of the queries. Masks are as in `build_layout`: one sequence of `layout` attends to each sequence of the
-    memory.
-
-    Raises:
-        CtxError: All positions of a row are masked.
+    queries' layout. Arguments and errors as in `build_layout`; each sequence of `layout` attends to one of the memory.
     """
     shape = (memory.shape[0], memory.shape[1])
     if isinstance(layout, PackedLayout):

@@ -1,6 +1,5 @@
 """BART (Lewis et al. 2020): an encoder-decoder pretrained to restore corrupted text."""
 
-from hf_ctxmodels.architectures.configurations import SMALL_SEQ2SEQ_SIZES, seq2seq_size
 from hf_ctxmodels.models.bart.configuration_bart import CtxBartConfig
 from hf_ctxmodels.models.bart.conversion_bart import BART_CONVERSION
 from hf_ctxmodels.models.bart.modeling_bart import (
@@ -11,7 +10,7 @@ from hf_ctxmodels.models.bart.modeling_bart import (
 )
 from hf_ctxmodels.models.bart.tokenization_bart import CtxBartTokenizer
 from hf_ctxmodels.objectives import Denoising
-from hf_ctxmodels.spec import FamilySpec, PublishedCount, ShortTraining, Traits
+from hf_ctxmodels.spec import SMALL_SEQ2SEQ_SIZES, FamilySpec, PublishedCount, ShortTraining, Traits, seq2seq_size
 
 # base, large: Lewis et al. 2020, sections 4 and 5
 SIZES = SMALL_SEQ2SEQ_SIZES | {"base": seq2seq_size(768, 6, 12), "large": seq2seq_size(1024, 12, 16)}

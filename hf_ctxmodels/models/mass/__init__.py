@@ -1,11 +1,10 @@
 """MASS (Song et al. 2019): an encoder-decoder pretrained to generate a masked segment of its source."""
 
-from hf_ctxmodels.architectures.configurations import SMALL_SEQ2SEQ_SIZES, seq2seq_size
 from hf_ctxmodels.models.mass.configuration_mass import CtxMassConfig
 from hf_ctxmodels.models.mass.modeling_mass import CtxMassForConditionalGeneration, CtxMassModel
 from hf_ctxmodels.models.mass.tokenization_mass import CtxMassTokenizer
 from hf_ctxmodels.objectives import MaskedSegment, MaskedTranslation
-from hf_ctxmodels.spec import FamilySpec, PublishedCount, ShortTraining, Traits
+from hf_ctxmodels.spec import SMALL_SEQ2SEQ_SIZES, FamilySpec, PublishedCount, ShortTraining, Traits, seq2seq_size
 
 # the summarization model, with BERT's uncased vocabulary and the LayerNorm epsilon of fairseq
 _SUMMARIES = {
