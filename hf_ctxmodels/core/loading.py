@@ -25,15 +25,15 @@ def parse_json(text: str, *, location: str, hint: str = "write valid JSON.") -> 
     return value
 
 
-def read_json(file: str | Path, *, hint: str = "write valid JSON.") -> Any:
-    """Parse a JSON file.
-
-    Raises:
-        CtxError: The file cannot be opened or is not UTF-8; or as in `parse_json`.
-    """
+def read_utf8(file: str | Path, *, hint: str = "check the path, or copy the file again from its source.") -> str:
+    """Read a text file; raises CtxError if it cannot be opened or is not UTF-8."""
     with wrap_errors("The file cannot be read", location=str(file), hint=hint):
-        text = Path(file).read_text(encoding="utf-8")
-    return parse_json(text, location=str(file), hint=hint)
+        return Path(file).read_text(encoding="utf-8")
+
+
+def read_json(file: str | Path, *, hint: str = "write valid JSON.") -> Any:
+    """Parse a JSON file; raises CtxError as in `read_utf8` and `parse_json`."""
+    return parse_json(read_utf8(file, hint=hint), location=str(file), hint=hint)
 
 
 def matches_type(value: Any, annotation: Any) -> bool:

@@ -2,9 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from os import PathLike
-from pathlib import Path
 from typing import Any, ClassVar, Self
 from weakref import WeakKeyDictionary
 
@@ -67,10 +66,7 @@ class CtxTokenizer(InstalledCode, TokenizersBackend):
             ) from error
 
     def prepare_for_tasks(self) -> None:
-        """Add special tokens that only downstream tasks use, in families with such tokens.
-
-        Fine-tuning calls this method, and then resizes the model's embeddings.
-        """
+        """Add special tokens that only downstream tasks use; fine-tuning then resizes the model's embeddings."""
 
     @property
     def _auto_map(self) -> dict[str, list[str | None]] | None:
@@ -106,21 +102,22 @@ def make_mask_token(token: str | AddedToken) -> AddedToken:
     return token if isinstance(token, AddedToken) else AddedToken(token, lstrip=True, special=True)
 
 
-def get_special_tokens(kwargs: dict[str, Any], names: Iterable[str]) -> list[str]:
-    """Special tokens of these names in a tokenizer's arguments, without None."""
-    return [str(kwargs[name]) for name in names if kwargs.get(name) is not None]
-
-
 def check_special_tokens(
-    vocab: list[str] | dict[str, int], tokens: list[str], kwargs: dict[str, Any], file: str | None
+    vocab: list[str] | dict[str, int],
+    names: Iterable[str],
+    kwargs: dict[str, Any],
+    file: str | None,
+    tags: Sequence[str] = (),
 ) -> None:
-    """Raise CtxError if a special token is neither in the vocabulary nor an added token.
+    """Raise CtxError if a special token or tag is neither in the vocabulary nor an added token.
 
     Args:
+        names: Keywords of the special tokens, such as "pad_token"; tokens that are None are not checked.
         kwargs: The tokenizer's arguments; tokens in `added_tokens_decoder` were added to the vocabulary, and special
             tokens passed to `from_pretrained` will be.
         file: File of the vocabulary, for the message.
     """
+    tokens = [str(kwargs[name]) for name in names if kwargs.get(name) is not None] + [*tags]
     available = {*vocab, *map(str, kwargs.get("added_tokens_decoder", {}).values()), *kwargs.get(_NEW_TOKENS, ())}
     missing = [token for token in tokens if token not in available]
     if missing:
@@ -132,10 +129,8 @@ def check_special_tokens(
 
 
 def tokenizer_digest(tokenizer: PreTrainedTokenizerBase, size: int | None = None) -> str:
-    """Digest of a tokenizer's vocabulary: "<size>:<SHA-256 of its tokens and their ids>".
-
-    `size` is the number of tokens to include, by ascending id; None for all. Tokens added later have higher ids.
-    """
+    """Digest "<size>:<SHA-256 of tokens and ids>" of a vocabulary, or of its first `size` tokens: tokens that are added
+    later have higher ids."""
     tokens_by_id = sorted((number, token) for token, number in tokenizer.get_vocab().items())[:size]
     lines = "".join(f"{number}\t{token}\n" for number, token in tokens_by_id)
     return f"{len(tokens_by_id)}:{hashlib.sha256(lines.encode(errors='surrogatepass')).hexdigest()}"
@@ -212,15 +207,9 @@ def empty_text_error() -> CtxError:
     return CtxError("No text to learn a vocabulary from: all texts are empty or white space.", hint="check the texts.")
 
 
-def read_text(path: str) -> str:
-    """Content of a UTF-8 file; raises CtxError if it cannot be read or is not UTF-8."""
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise CtxError(f"The file cannot be read: {error.strerror}.", location=path, hint="check the path.") from error
-    except UnicodeDecodeError as error:
+def check_vocab_size(vocab_size: int, minimum: int, content: str) -> None:
+    """Raise CtxError if a vocabulary has no room for its initial tokens."""
+    if vocab_size < minimum:
         raise CtxError(
-            f"The file is not UTF-8: byte {error.start} is 0x{error.object[error.start]:02x}.",
-            location=path,
-            hint="copy it again from its source.",
-        ) from error
+            f"vocab_size={vocab_size} is too small for {content}.", hint=f"ask for at least {minimum} tokens."
+        )

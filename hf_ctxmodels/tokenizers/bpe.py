@@ -5,22 +5,21 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Self
 
-from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers, processors
 from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 from transformers import BatchEncoding
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.loading import parse_json
+from hf_ctxmodels.core.loading import read_json, read_utf8
 from hf_ctxmodels.tokenizers.base import (
     CtxTokenizer,
     check_special_tokens,
+    check_vocab_size,
     empty_text_error,
-    get_special_tokens,
     missing_vocabulary_error,
-    read_text,
 )
-from hf_ctxmodels.tokenizers.word_level import TRANSLATION_SEPARATOR
+from hf_ctxmodels.tokenizers.word_level import TRANSLATION_SEPARATOR, CtxWordTokenizer
 
 Merges = list[tuple[str, str]]
 
@@ -69,6 +68,7 @@ class BPETokenizer(CtxTokenizer):
             vocab, merges = model_state["vocab"], model_state["merges"]
         kwargs.pop("tokenizer_file", None)  # already read
         file = vocab if isinstance(vocab, str) else kwargs.get("name_or_path") or None
+        hint = "copy it again from its source."
         if not vocab:
             raise missing_vocabulary_error(cls, kwargs)
         if merges is None:
@@ -78,23 +78,18 @@ class BPETokenizer(CtxTokenizer):
                 hint="copy merges.txt to the directory of vocab.json, or use tokenizer.json, which contains both.",
             )
         if isinstance(vocab, str):
-            path, vocab = vocab, parse_json(read_text(vocab), location=vocab, hint="copy it again from its source.")
+            vocab = read_json(vocab, hint=hint)
             if not isinstance(vocab, dict) or not all(isinstance(index, int) for index in vocab.values()):
-                raise CtxError(
-                    "vocab.json does not map tokens to ids.", location=path, hint="copy it again from its source."
-                )
+                raise CtxError("vocab.json does not map tokens to ids.", location=file, hint=hint)
         if isinstance(merges, str):
             path = merges
-            merges = [line for line in read_text(path).split("\n") if line and not line.startswith("#version")]
+            merges = [line for line in read_utf8(path).split("\n") if line and not line.startswith("#version")]
             if invalid := [line for line in merges if line.count(" ") != 1]:
-                raise CtxError(
-                    f"merges.txt has the line {invalid[0]!r}, which is not two tokens.",
-                    location=path,
-                    hint="copy it again.",
-                )
+                message = f"merges.txt has the line {invalid[0]!r}, which is not two tokens."
+                raise CtxError(message, location=path, hint=hint)
         table = cls.remap_vocabulary(vocab)
         split = (pair.split(" ") if isinstance(pair, str) else pair for pair in merges)
-        check_special_tokens(table, get_special_tokens(kwargs, cls.SPECIAL_TOKENS_ATTRIBUTES), kwargs, file)
+        check_special_tokens(table, cls.SPECIAL_TOKENS_ATTRIBUTES, kwargs, file)
         return table, [(first, second) for first, second in split], file
 
 
@@ -191,33 +186,20 @@ class CtxByteBPETokenizer(BPETokenizer):
         """Learn merges. The vocabulary does not depend on the order of the texts.
 
         Args:
-            texts: Strings of any length, iterated once.
             vocab_size: Number of tokens including the 256 bytes and special tokens; smaller for a small corpus.
             min_frequency: Minimum frequency of a merged pair.
-            model_max_length: Maximum input length in tokens, including special tokens.
 
         Raises:
             CtxError: There is no text, or `vocab_size` is too small for the bytes.
         """
         alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
         minimum = len(cls.first_tokens) + len(alphabet) + len(cls.last_tokens)
-        if vocab_size < minimum:
-            raise CtxError(
-                f"A vocabulary of {vocab_size} tokens is too small for the 256 bytes and "
-                f"{minimum - len(alphabet)} special tokens.",
-                hint=f"ask for at least {minimum} tokens.",
-            )
+        check_vocab_size(vocab_size, minimum, f"the 256 bytes and {minimum - len(alphabet)} special tokens")
         backend = Tokenizer(BPE())
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
-        trainer = trainers.BpeTrainer(
-            vocab_size=vocab_size - len(cls.last_tokens),
-            min_frequency=min_frequency,
-            special_tokens=list(cls.first_tokens),
-            initial_alphabet=alphabet,
-            show_progress=False,
-        )
-        backend.train_from_iterator(require_text(texts), trainer)
-        model_state = json.loads(backend.to_str())["model"]
+        size = vocab_size - len(cls.last_tokens)
+        first_tokens, texts = list(cls.first_tokens), require_text(texts)
+        model_state = train_bpe(backend, texts, first_tokens, size, min_frequency, initial_alphabet=alphabet)
         vocab = model_state["vocab"] | {token: len(model_state["vocab"]) + n for n, token in enumerate(cls.last_tokens)}
         options: dict[str, Any] = {"add_prefix_space": add_prefix_space, "model_max_length": model_max_length}
         return cls(vocab=vocab, merges=model_state["merges"], **options)
@@ -278,31 +260,28 @@ class WordBPETokenizer(BPETokenizer):
         characters = {item for raw in raw_characters for item in backend.normalizer.normalize_str(raw)}
         alphabet = sorted(character for character in characters if not character.isspace())
         initial_tokens = [*cls.first_tokens, *alphabet, *(character + END_OF_WORD for character in alphabet)]
-        model_state = train_word_bpe(backend, texts, initial_tokens, vocab_size, min_frequency)
+        model_state = train_bpe(
+            backend, texts, initial_tokens, vocab_size, min_frequency, end_of_word_suffix=END_OF_WORD
+        )
         options = {"do_lower_case": do_lower_case, "model_max_length": model_max_length, **cls.trained_defaults}
         return cls(vocab=model_state["vocab"], merges=model_state["merges"], **options)
 
 
-def train_word_bpe(
-    backend: Tokenizer, texts: Iterable[str], initial_tokens: list[str], vocab_size: int, min_frequency: int
+def train_bpe(
+    backend: Tokenizer,
+    texts: Iterable[str],
+    initial_tokens: list[str],
+    vocab_size: int,
+    min_frequency: int,
+    **options: Any,
 ) -> dict[str, Any]:
-    """Train a backend with special tokens and characters as the initial tokens; returns the state of its model.
+    """Train a backend; returns the state of its model.
 
-    Characters at the end of a word are initial tokens, because their ids would otherwise be random.
+    Initial tokens are special tokens and, with an end-of-word suffix, characters, whose ids would otherwise be random.
     """
-    if len(initial_tokens) > vocab_size:
-        raise CtxError(
-            f"vocab_size={vocab_size} is too small for {len(initial_tokens)} special tokens and characters, which are "
-            "other tokens at the end of a word.",
-            hint=f"ask for at least {len(initial_tokens)} tokens.",
-        )
-    trainer = BpeTrainer(
-        vocab_size=vocab_size,
-        min_frequency=min_frequency,
-        special_tokens=initial_tokens,
-        end_of_word_suffix=END_OF_WORD,
-        show_progress=False,
-    )
+    check_vocab_size(vocab_size, len(initial_tokens), "special tokens and characters")
+    options = {"special_tokens": initial_tokens, "show_progress": False, **options}
+    trainer = BpeTrainer(vocab_size=vocab_size, min_frequency=min_frequency, **options)
     backend.train_from_iterator(texts, trainer)
     return json.loads(backend.to_str())["model"]
 
@@ -335,12 +314,9 @@ class JointBPETokenizer(BPETokenizer):
     """
 
     vocab_files_names = {"tokenizer_file": "tokenizer.json"}
-    defaults: ClassVar[dict[str, Any]] = {
-        "unk_token": "<unk>",
-        "pad_token": "<pad>",
-        "bos_token": "<s>",
-        "eos_token": "</s>",
-    }
+    defaults: ClassVar[dict[str, Any]] = dict(
+        zip(("bos_token", "pad_token", "eos_token", "unk_token"), JOINT_SPECIAL_TOKENS, strict=True)
+    )
     templates = ("$A:0 {eos}:0", "$A:0 {eos}:0 $B:1 {eos}:1")
 
     def __init__(
@@ -356,7 +332,7 @@ class JointBPETokenizer(BPETokenizer):
         self.languages = list(languages)
         rules = {"do_lower_case": do_lower_case, "split_punctuation": split_punctuation}
         table, pairs, file = self.read_vocabulary_and_merges(vocab, merges, kwargs)
-        check_special_tokens(table, self.languages, kwargs, file)
+        check_special_tokens(table, (), kwargs, file, self.languages)
         model = build_bpe(table, pairs, file, unk_token=str(kwargs["unk_token"]), end_of_word_suffix=END_OF_WORD)
         self._tokenizer = _backend(model, **rules)
         self._tokenizer.add_special_tokens([AddedToken(tag, normalized=False, special=True) for tag in languages])
@@ -400,7 +376,9 @@ class JointBPETokenizer(BPETokenizer):
                 characters.update(word[:-1], [word[-1] + END_OF_WORD])
         initial_tokens = [*JOINT_SPECIAL_TOKENS, *tags, *sorted(characters)]
         texts = _sources_and_translations(texts)
-        model_state = train_word_bpe(backend, texts, initial_tokens, vocab_size, min_frequency)
+        model_state = train_bpe(
+            backend, texts, initial_tokens, vocab_size, min_frequency, end_of_word_suffix=END_OF_WORD
+        )
         fields = {**rules, "model_max_length": model_max_length, **kwargs}
         return cls(vocab=model_state["vocab"], merges=model_state["merges"], languages=tags, **fields)
 
@@ -416,8 +394,7 @@ class JointBPETokenizer(BPETokenizer):
 
 def _backend(model: BPE, do_lower_case: bool, split_punctuation: bool) -> Tokenizer:
     backend = Tokenizer(model)
-    steps = [normalizers.NFC(), *([normalizers.Lowercase()] if do_lower_case else [])]
-    backend.normalizer = normalizers.Sequence(steps)
+    backend.normalizer = normalizers.Sequence(CtxWordTokenizer.normalizers(do_lower_case))
     backend.pre_tokenizer = pre_tokenizers.Whitespace() if split_punctuation else pre_tokenizers.WhitespaceSplit()
     backend.decoder = decoders.BPEDecoder(suffix=END_OF_WORD)
     return backend

@@ -17,7 +17,6 @@ from hf_ctxmodels.tokenizers.base import (
     CtxTokenizer,
     check_special_tokens,
     empty_text_error,
-    get_special_tokens,
     missing_vocabulary_error,
 )
 
@@ -68,8 +67,8 @@ class CtxUnigramTokenizer(CtxTokenizer):
         if vocab is None:
             raise missing_vocabulary_error(type(self), kwargs)
         pieces = [piece for piece, _ in vocab]
-        special = get_special_tokens(kwargs, [f"{name}_token" for name in ("unk", "pad", "cls", "sep", "mask")])
-        check_special_tokens(pieces, special, kwargs, kwargs.get("name_or_path") or None)
+        names = [f"{name}_token" for name in ("unk", "pad", "cls", "sep", "mask")]
+        check_special_tokens(pieces, names, kwargs, kwargs.get("name_or_path") or None)
         kwargs["unk_id"] = pieces.index(str(kwargs["unk_token"]))
         self.do_lower_case, self.keep_accents = kwargs["do_lower_case"], kwargs["keep_accents"]
         self._tokenizer = Tokenizer(Unigram(vocab, unk_id=kwargs["unk_id"], byte_fallback=False))
@@ -123,10 +122,8 @@ class CtxUnigramTokenizer(CtxTokenizer):
 
         Args:
             texts: Strings of any length, iterated once.
-            vocab_size: Number of tokens including special tokens; smaller for a small corpus.
             do_lower_case, keep_accents: See the class; None for the family's default.
             character_coverage: Share of the characters in the texts that the vocabulary covers.
-            model_max_length: Maximum input length in tokens, including special tokens.
 
         Raises:
             CtxError: There is no text, `vocab_size` is too small for its characters, or `sentencepiece` is missing.
@@ -175,12 +172,10 @@ class CtxUnigramTokenizer(CtxTokenizer):
 
 
 def read_sentencepiece(path: str, reorder_vocabulary: Callable[[Pieces], Pieces]) -> dict[str, Any]:
-    """Vocabulary, in the order of the ids, character table and added tokens of a SentencePiece file, as keyword
-    arguments of the tokenizer.
+    """Keyword arguments of the tokenizer of a SentencePiece file: vocabulary by id, character table and added tokens.
 
     Control symbols become special tokens. User-defined symbols (such as "(" and "." in the released models) become
-    added tokens that are not special, so that they are masked and decoded like other text; transformers 5.23 makes them
-    special. The ids are equal.
+    added tokens that are not special, unlike in transformers 5.23, so that they are masked and decoded like other text.
 
     Raises:
         CtxError: The file is damaged or no unigram model, or `sentencepiece` or `protobuf` is not installed.
@@ -198,11 +193,8 @@ def read_sentencepiece(path: str, reorder_vocabulary: Callable[[Pieces], Pieces]
             hint="copy the file again from its source, or train the tokenizer again.",
         ) from error
     if extractor.proto.trainer_spec.model_type != UNIGRAM or not extractor.proto.pieces:
-        raise CtxError(
-            f"{Path(path).name} is not a unigram model.",
-            location=path,
-            hint="load it with the tokenizer of its family.",
-        )
+        hint = "load it with the tokenizer of its family."
+        raise CtxError(f"{Path(path).name} is not a unigram model.", location=path, hint=hint)
     extracted = extractor.extract(Unigram)
     symbols: list[AddedToken] = extracted.pop("additional_special_tokens")
     extracted["vocab"] = reorder_vocabulary(extracted["vocab"])

@@ -46,13 +46,12 @@ class CtxWordTokenizer(CtxTokenizer):
 
     def __init__(self, vocab: dict[str, int] | None = None, counts: Sequence[int] | None = None, **kwargs: Any) -> None:
         kwargs = {**self.defaults, **kwargs}
-        unk_token, pad_token = str(kwargs["unk_token"]), str(kwargs["pad_token"])
         if vocab is None and "tokenizer_object" in kwargs:  # how `train_new_from_iterator` builds its result
             vocab = kwargs["tokenizer_object"].get_vocab(with_added_tokens=False)
             counts = None  # they belong to the words of the original vocabulary
         if vocab is None:
             raise missing_vocabulary_error(type(self), kwargs)
-        check_special_tokens(vocab, [pad_token, unk_token], kwargs, kwargs.get("name_or_path") or None)
+        check_special_tokens(vocab, ["pad_token", "unk_token"], kwargs, kwargs.get("name_or_path") or None)
         if counts is not None and len(counts) != len(vocab):
             raise CtxError(
                 f"{len(counts)} counts for {len(vocab)} words.",
@@ -61,7 +60,7 @@ class CtxWordTokenizer(CtxTokenizer):
             )
         self.do_lower_case, self.split_punctuation = kwargs["do_lower_case"], kwargs["split_punctuation"]
         self.counts = None if counts is None else list(counts)
-        self._tokenizer = self._backend(vocab, unk_token, self.do_lower_case, self.split_punctuation)
+        self._tokenizer = self._backend(vocab, str(kwargs["unk_token"]), self.do_lower_case, self.split_punctuation)
         super().__init__(counts=self.counts, **kwargs)
 
     @classmethod

@@ -7,14 +7,13 @@ from typing import Any, ClassVar, Self
 from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers, trainers
 from tokenizers.models import WordPiece
 
-from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.loading import read_utf8
 from hf_ctxmodels.tokenizers.base import (
     CtxTokenizer,
     check_special_tokens,
+    check_vocab_size,
     empty_text_error,
-    get_special_tokens,
     missing_vocabulary_error,
-    read_text,
 )
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -63,25 +62,23 @@ class WordPieceTokenizer(CtxTokenizer):
         self.do_lower_case = do_lower_case
         self.tokenize_chinese_chars = tokenize_chinese_chars
         self.strip_accents = strip_accents
-        special_tokens = get_special_tokens(kwargs, self.defaults)
         if vocab is None and "tokenizer_object" in kwargs:  # how `train_new_from_iterator` builds its result
             vocab = kwargs["tokenizer_object"].get_vocab(with_added_tokens=False)
         if vocab is None:
             raise missing_vocabulary_error(type(self), kwargs)
         file = vocab if isinstance(vocab, str) else None
         if isinstance(vocab, str):  # a token's id is the number of its line
-            lines = read_text(vocab).removesuffix("\n").split("\n")
+            lines = read_utf8(vocab).removesuffix("\n").split("\n")
             vocab = {line.rstrip(): number for number, line in enumerate(lines)}
-        check_special_tokens(vocab, special_tokens, kwargs, file)
+        check_special_tokens(vocab, self.defaults, kwargs, file)
         self._vocab = vocab
-        text_options = (do_lower_case, tokenize_chinese_chars, strip_accents)
-        self._tokenizer = _build_backend(self._vocab, str(kwargs["unk_token"]), *text_options)
-        super().__init__(
-            do_lower_case=do_lower_case,
-            tokenize_chinese_chars=tokenize_chinese_chars,
-            strip_accents=strip_accents,
-            **kwargs,
-        )
+        rules: dict[str, Any] = {
+            "do_lower_case": do_lower_case,
+            "tokenize_chinese_chars": tokenize_chinese_chars,
+            "strip_accents": strip_accents,
+        }
+        self._tokenizer = _build_backend(vocab, str(kwargs["unk_token"]), **rules)
+        super().__init__(**rules, **kwargs)
 
     @classmethod
     def train(
@@ -100,18 +97,20 @@ class WordPieceTokenizer(CtxTokenizer):
 
         Args:
             texts: Strings of any length, iterated twice; an iterator is converted to a list.
-            vocab_size: Number of tokens including special tokens; smaller for a small corpus.
             min_frequency: Minimum frequency of a merged pair.
             limit_alphabet: Maximum number of different characters; the most frequent are kept.
-            model_max_length: Maximum input length in tokens, including special tokens.
 
         Raises:
             CtxError: There is no text, or `vocab_size` is too small for its characters.
         """
         if isinstance(texts, Iterator):
             texts = list(texts)
-        text_options = (do_lower_case, tokenize_chinese_chars, strip_accents)
-        backend = _build_backend({"[UNK]": 0}, "[UNK]", *text_options)
+        rules: dict[str, Any] = {
+            "do_lower_case": do_lower_case,
+            "tokenize_chinese_chars": tokenize_chinese_chars,
+            "strip_accents": strip_accents,
+        }
+        backend = _build_backend({"[UNK]": 0}, "[UNK]", **rules)
         counts: Counter[str] = Counter()
         for text in texts:
             counts.update(backend.normalizer.normalize_str(text))
@@ -123,12 +122,8 @@ class WordPieceTokenizer(CtxTokenizer):
         # number. Declaring these tokens first, in code point order, makes the result deterministic.
         continuations = [f"##{character}" for character in alphabet]
         minimum = len(cls.first_tokens) + 2 * len(alphabet)
-        if vocab_size < minimum:
-            raise CtxError(
-                f"A vocabulary of {vocab_size} tokens is too small for {len(alphabet)} different characters with two "
-                f"tokens each and {len(cls.first_tokens)} special tokens.",
-                hint=f"ask for at least {minimum} tokens, or keep fewer characters with limit_alphabet.",
-            )
+        content = f"{len(alphabet)} different characters (see limit_alphabet) with two tokens each and special tokens"
+        check_vocab_size(vocab_size, minimum, content)
         trainer = trainers.WordPieceTrainer(
             vocab_size=vocab_size,
             min_frequency=min_frequency,
@@ -138,25 +133,16 @@ class WordPieceTokenizer(CtxTokenizer):
             show_progress=False,
         )
         backend.train_from_iterator(texts, trainer)
-        return cls(
-            vocab=backend.get_vocab(with_added_tokens=False),
-            do_lower_case=do_lower_case,
-            tokenize_chinese_chars=tokenize_chinese_chars,
-            strip_accents=strip_accents,
-            model_max_length=model_max_length,
-        )
+        return cls(vocab=backend.get_vocab(with_added_tokens=False), model_max_length=model_max_length, **rules)
 
 
 def _build_backend(
-    vocab: dict[str, int], unk_token: str, lower_case: bool, chinese_characters: bool, strip_accents: bool | None
+    vocab: dict[str, int], unk_token: str, do_lower_case: bool, tokenize_chinese_chars: bool, strip_accents: bool | None
 ) -> Tokenizer:
     """The `tokenizers` pipeline without the post-processor."""
     backend = Tokenizer(WordPiece(vocab, unk_token=unk_token))
     backend.normalizer = normalizers.BertNormalizer(
-        clean_text=True,
-        handle_chinese_chars=chinese_characters,
-        strip_accents=strip_accents,
-        lowercase=lower_case,
+        handle_chinese_chars=tokenize_chinese_chars, strip_accents=strip_accents, lowercase=do_lower_case
     )
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece(prefix="##")
