@@ -50,14 +50,7 @@ _DIRECTORIES = (
 
 
 def check_specs(specs: Iterable[FamilySpec]) -> dict[str, FamilySpec]:
-    """Validate the consistency and uniqueness of specifications.
-
-    Returns:
-        Name of the family -> specification.
-
-    Raises:
-        CtxError: A specification is invalid; the message contains the family and the problems.
-    """
+    """Validate specifications, and return them by name; raises CtxError with the problems of an invalid one."""
     checked: dict[str, FamilySpec] = {}
     for spec in specs:
         problems = [*_class_problems(spec), *_name_problems(spec)]
@@ -114,10 +107,7 @@ FAMILIES = check_specs(import_module(f"hf_ctxmodels.models.{directory}").SPEC fo
 def get_family(key: str | PreTrainedConfig | PreTrainedModel) -> FamilySpec:
     """Look up a family by its name, its `model_type`, a configuration or a model.
 
-    A configuration must be an instance of exactly the configuration class of the family; subclasses do not match.
-
-    Raises:
-        CtxError: There is no such family.
+    A configuration must be an instance of exactly the family's class; raises CtxError if there is no such family.
     """
     if isinstance(key, PreTrainedModel):
         key = key.config
@@ -134,11 +124,7 @@ def get_family(key: str | PreTrainedConfig | PreTrainedModel) -> FamilySpec:
 
 
 def checkpoint_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
-    """Return the class from which a checkpoint was saved.
-
-    Raises:
-        CtxError: The configuration belongs to no family, or its `architectures` contain no class of the family.
-    """
+    """The class from which a checkpoint was saved; raises CtxError if `architectures` has no class of a family."""
     family = get_family(config)
     classes = {model.__name__: model for model in (*family.models.values(), *family.reference_heads.values())}
     for name in config.architectures or []:
@@ -152,11 +138,8 @@ def checkpoint_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
 
 
 def register() -> None:
-    """Register all families with the Auto classes of transformers; idempotent.
-
-    Raises:
-        RuntimeError: A family's `model_type` is already registered by another package.
-    """
+    """Register all families with the Auto classes of transformers, once; raises RuntimeError if another package has
+    registered a `model_type`."""
     for family in FAMILIES.values():
         model_type = family.config.model_type
         registered = transformers.models.auto.configuration_auto.CONFIG_MAPPING._extra_content.get(model_type)

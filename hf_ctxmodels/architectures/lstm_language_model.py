@@ -1,8 +1,5 @@
-"""LSTM language models: the encoder, and the head that predicts the next word.
-
-A family defines its dropout (`embed`, `layer_dropout`, `output_dropout`), its layers, and the regularization terms of
-its loss.
-"""
+"""LSTM language models: the encoder, and the head that predicts the next word. A family defines its layers, dropout and
+regularization terms."""
 
 from dataclasses import dataclass
 from itertools import pairwise

@@ -27,15 +27,12 @@ from hf_ctxmodels.layers.transformer import StackOutput, run_stack
 
 @dataclass(frozen=True)
 class TokenColumns:
-    """Tokens of a batch with their positions, segments and the tokens they attend to.
+    """(batch, columns) tokens of a batch with their positions, segments and the tokens they attend to.
 
     Attributes:
-        ids: (batch, columns) token ids; None if there are `embeddings`.
-        is_token: (batch, columns) bool, False at padding.
-        positions: (batch, columns) positions for the position embeddings.
-        segments: (batch, columns) segment ids.
+        ids: Token ids; None if there are word `embeddings`, (batch, columns, hidden).
+        is_token: False at padding.
         ranges: (batch, columns, 3) attended ranges of tokens, see `MaskSpec`. Tokens are numbered within their row.
-        embeddings: (batch, columns, hidden) word embeddings, if the source consists of embeddings.
     """
 
     ids: Tensor | None
@@ -47,7 +44,7 @@ class TokenColumns:
 
     @property
     def width(self) -> int:
-        """The number of columns."""
+        """Number of columns."""
         return self.is_token.shape[1]
 
 
@@ -111,10 +108,8 @@ class QueryTokens:
 
 
 def required_target_tokens(is_predicted: Tensor, num_tokens: int, first_step_tokens: int) -> Tensor:
-    """(batch, num_tokens) bool, the target tokens on which the (batch, steps) predicted steps depend.
-
-    The first step depends on `first_step_tokens` of them.
-    """
+    """(batch, num_tokens) bool, the target tokens on which the (batch, steps) predicted steps depend; the first step
+    depends on `first_step_tokens`."""
     steps = torch.arange(is_predicted.shape[1], device=is_predicted.device)
     num_required = torch.where(is_predicted, steps + first_step_tokens, 0).amax(1, keepdim=True)
     return torch.arange(num_tokens, device=is_predicted.device) < num_required

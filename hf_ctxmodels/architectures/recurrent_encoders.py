@@ -58,8 +58,8 @@ def prepare_inputs(
     """Check the common inputs of recurrent and static encoders.
 
     Args:
-        input_ids: (batch, length) ids, or (batch, length, characters) ids of character-based families.
-        inputs_embeds: (batch, length, width), instead of the ids.
+        input_ids: (batch, length) ids, or (batch, length, characters) in character-based families; or `inputs_embeds`
+            (batch, length, width).
         attention_mask: (batch, length), 1 at tokens and 0 at padding, which does not change the state.
         sequence_ids: (batch, length), for several sequences in one row: 0 at padding; a run of equal numbers is one
             sequence, whose initial state is zero.

@@ -21,10 +21,7 @@ def print_status(line: str, enabled: bool = True) -> None:
 
 
 def progress_bar(items: Iterable[Item], description: str, *, unit: str, enabled: bool = True) -> Iterable[Item]:
-    """Iterate over items, whose name in the plural is `unit`, with a progress bar if stderr is a terminal.
-
-    `enabled` is False to hide the bar, as on all processes but the main one.
-    """
+    """Iterate over items, whose name in the plural is `unit`, with a progress bar if stderr is a terminal."""
     return tqdm(items, desc=description, unit=f" {unit}", leave=False, disable=None if enabled else True)
 
 

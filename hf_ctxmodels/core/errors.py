@@ -1,4 +1,4 @@
-"""Errors that a user can fix, context managers that raise them, and the entry point that prints them."""
+"""Errors that a user can fix, and a context manager that raises them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -11,8 +11,7 @@ from hf_ctxmodels.core.errors import CtxError
 
 
 def target_vocabulary_config(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    """Configuration fields of a model that generates in the tokenizer's target vocabulary; empty without such a
-    vocabulary."""
+    """Configuration fields of a model that generates in the tokenizer's target vocabulary, if it has one."""
     words = getattr(tokenizer, "target_words", None)
     if words is None:
         return {}
@@ -66,11 +65,7 @@ def split_language_tag(text: str) -> tuple[str | None, str]:
 def target_language_id(
     tokenizer: PreTrainedTokenizerBase, language: str | None, config: PreTrainedConfig
 ) -> int | None:
-    """Id of a target language such as "<de>"; None if `language` is None.
-
-    Raises:
-        CtxError: The model does not generate this language.
-    """
+    """Id of a target language such as "<de>", or None; raises CtxError if the model does not generate it."""
     if language is None:
         return None
     languages = list(getattr(tokenizer, "languages", ())) if hasattr(config, "num_languages") else []
@@ -98,11 +93,8 @@ class LanguagePair:
     ) -> Self | None:
         """Resolve the languages for a model; None if the model does not need them.
 
-        Args:
-            source: Name of the source language; None for `config.default_lang`. A decoder continues a prompt in its
-                target language.
-            target: Name of the target language.
-            flags: Names of both arguments, for error messages.
+        `source` is `config.default_lang` by default; a decoder continues a prompt in its target language. `flags` are
+        the names of both arguments for error messages.
 
         Raises:
             CtxError: A language is missing or unknown, or the languages of the model have no names.

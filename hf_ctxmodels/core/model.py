@@ -83,8 +83,7 @@ class CtxPreTrainedModel(PreTrainedModel):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Set `config_class` to the most derived class among the annotation of `config` and the bases.
 
-        `PreTrainedModel` uses the first base, which is too general for a head that several families share. Its method
-        is not called: evaluating all annotations takes a quarter of the import time of this package.
+        `PreTrainedModel` uses the first base, and evaluates all annotations, a quarter of this package's import time.
         """
         super(PreTrainedModel, cls).__init_subclass__(**kwargs)
         if "config_class" in cls.__dict__:
@@ -137,8 +136,8 @@ class CtxPreTrainedModel(PreTrainedModel):
     def load_pretrained_components(self, missing: Container[str] | None = None) -> None:
         """Load components that the configuration takes from other models, for example word vectors; by default none.
 
-        This is a separate step after a new model was created (`missing` is None) or a checkpoint without these
-        parameters was loaded, so that neither a configuration nor the initialisation of weights loads another model.
+        A separate step after a new model was created (`missing` is None) or a checkpoint without these parameters was
+        loaded: neither a configuration nor the initialisation of weights loads another model.
 
         Raises:
             CtxError: A component cannot be loaded, or its shape differs.

@@ -29,11 +29,8 @@ _pending: dict[str, list[WeightTransform]] = {}
 
 
 def register_conversion(model_type: str, conversion: list[WeightTransform]) -> None:
-    """Register a family's conversion with transformers when the first model is created.
-
-    Registration makes transformers build the conversions of all its models. Deferring it saves a fifth of the time to
-    import this package in processes that create no model.
-    """
+    """Register a family's conversion with transformers when the first model is created: registration makes transformers
+    build the conversions of all its models, a fifth of this package's import time."""
     _pending[model_type] = conversion
 
 

@@ -297,8 +297,7 @@ class JointBPETokenizer(BPETokenizer):
     A translation (`text_target`) begins with the tag of its language, such as <de>.
 
     Args:
-        vocab: Token -> id; a word's last token ends with "</w>".
-        merges: Pairs of tokens in the order of merging.
+        vocab, merges: See `BPETokenizer.read_vocabulary_and_merges`; a word's last token ends with "</w>".
         languages: Tags of the target languages by id.
         do_lower_case: Lower-case the text.
         split_punctuation: Split between letters or digits and other characters, in addition to white space.
@@ -358,8 +357,6 @@ class JointBPETokenizer(BPETokenizer):
             texts: Source texts, each optionally followed by a tab and its translation, which may begin with the tag of
                 its language.
             vocab_size: Maximum number of tokens, including special tokens and tags.
-            min_frequency: Minimum frequency of a merged pair.
-            kwargs: Further arguments of the class.
 
         Raises:
             CtxError: There is no text, or `vocab_size` is too small for its characters.
@@ -384,7 +381,7 @@ class JointBPETokenizer(BPETokenizer):
 
     @property
     def target_words(self) -> list[str]:
-        """List of all tokens in the order of their ids."""
+        """All tokens by id."""
         return self.convert_ids_to_tokens(list(range(len(self))))
 
     def decode_target(self, sequences: Iterable[Iterable[int]]) -> list[str]:

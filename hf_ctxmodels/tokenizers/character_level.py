@@ -121,8 +121,7 @@ class CtxCharacterTokenizer(CtxWordTokenizer):
         languages: Sequence[str] = (),
         **kwargs: Any,
     ) -> Self:
-        """Learn the output vocabulary, the most frequent words except tags of `languages`; see
-        `CtxWordTokenizer.train`."""
+        """Learn the output vocabulary, without tags of `languages`; see `CtxWordTokenizer.train`."""
         tags = re.compile("|".join(re.escape(_TAG.format(name)) for name in languages) or "(?!)")
         return super().train(
             (tags.sub(" ", text) for text in texts),

@@ -80,11 +80,9 @@ class CtxWordTokenizer(CtxTokenizer):
 
         Args:
             vocab_size: Maximum number of tokens, including special tokens.
-            min_count: Minimum frequency of a word.
             pretrained_embeddings: Directory or Hub id of a word embedding model; its tokenizer's vocabulary and rules
                 are used instead.
             model_max_length: Maximum input length in words.
-            kwargs: Further arguments of the class.
 
         Raises:
             CtxError: There is no text, no word reaches `min_count`, `vocab_size` is too small, or
@@ -125,8 +123,7 @@ class CtxWordTokenizer(CtxTokenizer):
 
     @classmethod
     def from_words(cls, words: Sequence[str], counts: Sequence[int] | None = None, **kwargs: Any) -> Self:
-        """Create a tokenizer of these distinct words, with ids after the special tokens, and of their frequencies, if
-        known."""
+        """Create a tokenizer of distinct words, with ids after the special tokens, and their frequencies, if known."""
         tokens = [*cls.special_tokens, *words]
         check_unique_words(tokens)
         vocab = {token: number for number, token in enumerate(tokens)}
@@ -165,8 +162,7 @@ def most_frequent_words(counts: Counter[str], min_count: int, size: int) -> list
 
 
 def build_reversible_backend(vocab: dict[str, int], lower_case: bool, split_punctuation: bool = True) -> Tokenizer:
-    """Create a backend that splits text reversibly into words, one of them [UNK]; words after white space begin with
-    U+2581."""
+    """Create a backend that splits text reversibly into words; words after white space begin with U+2581."""
     backend = Tokenizer(WordLevel(vocab, unk_token="[UNK]"))
     backend.normalizer = normalizers.Sequence(CtxWordTokenizer.normalizers(lower_case))
     pattern = "\u2581?(?:\\w+|[^\\w\u2581]+)" if split_punctuation else "\u2581?[^\u2581]+"
@@ -287,14 +283,11 @@ class CtxTranslationTokenizer(CtxWordTokenizer):
         target_lower_case: bool = False,
         **kwargs: Any,
     ) -> Self:
-        """Learn both vocabularies, or take the source vocabulary from a word embedding model, see
-        `CtxWordTokenizer.train`.
+        """Learn both vocabularies; see `CtxWordTokenizer.train`.
 
         Args:
             texts: Source texts, each optionally followed by a tab and its translation.
-            vocab_size: Maximum number of source tokens, including special tokens.
             target_vocab_size: Maximum number of target tokens; 0 for `vocab_size`.
-            min_target_count: Minimum frequency of a target word.
             kwargs: Arguments for the source language.
         """
         texts = list(texts) if isinstance(texts, Iterator) else texts  # iterated twice

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from hf_ctxmodels.layers.recurrent.custom_ops import RECURRENCE_OPERATORS
 from hf_ctxmodels.layers.recurrent.packing import PackedSequences
 from hf_ctxmodels.layers.recurrent.recurrence import scan_gru, scan_lstm
-from hf_ctxmodels.layers.recurrent.rnn import GRU, LSTM, LSTMState
+from hf_ctxmodels.layers.recurrent.rnn import GRU, LSTM
 
 Layer = LSTM | GRU
 TOKENS = torch.tensor(
@@ -271,7 +271,7 @@ def test_truncated_gradients_equal_detached_segments(build: Callable, steps: int
         for segment, segment_weights in segments:
             alone = PackedSequences.build(torch.ones(1, len(segment), dtype=torch.bool), directions=1)
             segment_outputs, state = layer(segment[None], alone, state)
-            state = LSTMState(*(tensor.detach() for tensor in state))
+            state = tuple(tensor.detach() for tensor in state)
             total = total + (segment_outputs[0] * segment_weights).sum()
     gradients = torch.autograd.grad((rows.unpack(outputs)[0] * weights).sum(), leaves)
     for actual, expected in zip(gradients, torch.autograd.grad(total, leaves), strict=True):

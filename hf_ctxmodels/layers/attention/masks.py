@@ -32,8 +32,7 @@ _MIN_BAND_RATIO = 2  # a band is computed alone in sequences longer than this ma
 class MaskSpec:
     """Attention pattern within a sequence; padding and other sequences are masked by the layout.
 
-    Positions count the tokens of a sequence, so that a spec is valid for any subset of queries (the output positions of
-    a last layer, the new tokens of a cached step), unlike a flag `is_causal`.
+    Positions count the tokens of a sequence, so that a spec is valid for any subset of queries, unlike `is_causal`.
 
     Attributes:
         causal: Attend to the position of the query and to earlier positions; otherwise to all positions.
@@ -63,9 +62,7 @@ class MaskSpec:
         if self.prefix_lengths is not None and not self.causal:
             raise CtxError("prefix_lengths requires causal=True.", hint="set causal=True, or remove prefix_lengths.")
         if self.window is not None and self.window < 1:
-            raise CtxError(
-                f"window={self.window}, expected at least 1.", hint="set window to 1 or more, or to None for no limit."
-            )
+            raise CtxError(f"window={self.window}, expected at least 1.", hint="set window to None for no limit.")
 
     @property
     def is_full(self) -> bool:
@@ -85,10 +82,8 @@ class MaskSpec:
     def allows(
         self, queries: Tensor, keys: Tensor, prefix: Tensor | None = None, ranges: Tensor | None = None
     ) -> Tensor:
-        """Whether queries attend to keys of the same sequence, at broadcastable positions.
-
-        `prefix` are lengths of the prefix, `ranges` are (..., 3) of the queries; None if the spec has none.
-        """
+        """Whether queries attend to keys of the same sequence, at broadcastable positions; with lengths of the
+        prefix and (..., 3) ranges of the queries, if the spec has them."""
         if ranges is not None:
             first, start, stop = ranges.unbind(-1)
             return (keys < first) | ((keys >= start) & (keys < stop))
@@ -129,16 +124,15 @@ class PackedMask:
     keys: PackedLayout
     dtype: torch.dtype
     device: torch.device
-    is_single: bool
 
     @cached_property
     def groups(self) -> "tuple[SequenceGroup, ...]":
-        """The sequences that have a query, in groups: several on the CPU, one (`is_single`) elsewhere, where padding
-        costs less than further kernel launches."""
+        """The sequences that have a query, in groups: several on the CPU, one elsewhere, where padding costs less than
+        further kernel launches."""
         spec, queries, keys = self.spec, self.queries, self.keys
         lengths = list(zip(queries.query_counts, keys.lengths, strict=True))
         max_padding = float("inf")
-        if not self.is_single:
+        if self.device.type == "cpu":
             fraction = _MAX_PADDING if torch.get_num_threads() > 1 else 0.0
             max_padding = max(_CALL_PAIRS, fraction * sum(num_queries * num_keys for num_queries, num_keys in lengths))
         is_square = spec.bias is None and queries.query is None and queries.lengths == keys.lengths
@@ -212,7 +206,7 @@ def prepare_mask(
     Args:
         mask: The spec; a prepared mask is returned unchanged.
         like: A tensor with the dtype and device of the states.
-        key_layout: The layout of the keys in cross-attention; None for the layout of the queries.
+        key_layout: The layout of the keys in cross-attention.
 
     Raises:
         CtxError: The layouts have different types or numbers of sequences.
@@ -228,13 +222,10 @@ def prepare_mask(
         raise CtxError(
             f"Cross-attention from {len(layout.lengths)} sequences to {len(keys.lengths)}, expected equal numbers."
         )
-    prepared = PackedMask(mask, layout, keys, like.dtype, like.device, is_single=like.device.type != "cpu")
+    prepared = PackedMask(mask, layout, keys, like.dtype, like.device)
     if mask.bias is not None:  # outside of checkpointed layers, whose recomputation must not change its gradient
         _ = prepared.groups
     return prepared
-
-
-# Masks of padded layouts
 
 
 def _prepare_padded(spec: MaskSpec, layout: PaddedLayout, keys: PaddedLayout, like: Tensor) -> PaddedMask:
@@ -342,15 +333,9 @@ def _shared_positions(layout: PaddedLayout, device: torch.device) -> Tensor:
     return columns if bool(((positions == columns) | ~tokens).all()) else positions
 
 
-# Masks of packed layouts
-
-
 @dataclass(frozen=True, eq=False)
 class SequenceGroup:
-    """Sequences that are padded to the longest of them and attend in one call.
-
-    One call per sequence does the least arithmetic, but every call is a parallel region, at whose end all threads wait
-    for the slowest: if the cores have other work as well, these waits take longer than the arithmetic.
+    """Sequences that are padded to the longest of them and attend in one call, since threads wait at the end of each.
 
     Attributes:
         members: Indices of the sequences.
@@ -369,11 +354,9 @@ class SequenceGroup:
 
 
 def _group_by_length(lengths: Sequence[tuple[int, int]], max_padding: float) -> list[tuple[int, ...]]:
-    """The members of each group, with the longest keys first.
+    """The members of each group, with the longest keys first, from the (queries, keys) lengths of all sequences.
 
-    Args:
-        lengths: (queries, keys) of each sequence; sequences without a query are in no group.
-        max_padding: Number of query-key pairs that each group may add by padding.
+    `max_padding` is the number of query-key pairs that a group may add; sequences without a query are in no group.
     """
     groups: list[list[int]] = []
     num_queries = num_keys = num_pairs = 0

@@ -23,7 +23,6 @@ class _MultiHeadAttention(nn.Module):
 
     Args:
         head_dim: Width of a head; None for `hidden_size // num_heads`.
-        bias: Whether the linear layers have a bias.
         dropout: Dropout on the attention probabilities.
         scale: Factor on the scores; None for 1 / sqrt(head_dim).
         position_bias: A bias of the scores of this layer, instead of the mask's bias, which all layers share.
@@ -116,10 +115,8 @@ class SelfAttention(_MultiHeadAttention):
 
 
 class CrossAttention(_MultiHeadAttention):
-    """Multi-head attention from the tokens of one sequence to the tokens of another (decoder to encoder).
-
-    `memory_size` is the width of the memory, by default `hidden_size`; for other arguments see `_MultiHeadAttention`.
-    """
+    """Multi-head attention from the tokens of one sequence to another (decoder to encoder); see `_MultiHeadAttention`.
+    `memory_size` is the width of the memory, by default `hidden_size`."""
 
     def __init__(
         self, hidden_size: int, num_heads: int, *, memory_size: int | None = None, bias: bool = True, **kwargs: Any
@@ -149,9 +146,6 @@ class CrossAttention(_MultiHeadAttention):
                 step.
             targets_per_source: Number of consecutive rows of a padded `layout` that attend to the same row of
                 `memory_layout`, see `SharedSourceCache`.
-
-        Returns:
-            The same as `SelfAttention`.
         """
         (query,) = self._split_heads(linear(self.q_proj, hidden_states), 1)
         key, value = self._keys_and_values(memory, past_key_values, layer_index)

@@ -63,10 +63,8 @@ def scaled_dot_product_attention(
 ) -> Tensor:
     """Scaled dot-product attention by torch's kernels, and on a CPU with dropout by `attention_with_dropout`.
 
-    Args:
-        query, key, value: (batch, length, heads, head_dim), also the shape of the result.
-        mask: Additive, broadcastable to (batch, heads, queries, keys); None for no mask.
-        is_causal: Use the causal mask, for equal numbers of queries and keys.
+    Queries, keys, values and the result are (batch, length, heads, head_dim), an additive mask is broadcastable to
+    (batch, heads, queries, keys); `is_causal` requires equal numbers of queries and keys.
     """
     query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
     if mask is not None:
@@ -87,8 +85,8 @@ def attention_with_dropout(
 ) -> Tensor:
     """Scaled dot-product attention with dropout, above 0 and below 1, rounded as in the function `dropout`.
 
-    Equal to the formula, but saves only one copy of the probabilities for the backward pass, no dropout mask, and no
-    copies of queries, keys and values: less than half the memory at short lengths.
+    It saves one copy of the probabilities for the backward pass, no dropout mask, and no copies of queries, keys and
+    values: less than half the memory at short lengths.
 
     Args:
         query, key, value: (batch, heads, length, head_dim), of any strides.

@@ -82,14 +82,11 @@ def matmul_transposed(left: Tensor, right: Tensor) -> Tensor:
 
 
 def apply_in_chunks(function: Callable[[Tensor], Tensor], input: Tensor, module: nn.Module) -> Tensor:
-    """Compute `function(input)` for 1,024 rows at a time on a CPU without gradients, which needs less memory.
+    """Compute `function(input)`, the forward pass of `module`, which computes each row independently, for 1,024 rows at
+    a time on a CPU, which needs less memory.
 
     The input is processed as a whole in training, with gradients, in traced graphs, and if the children of `module`
     have hooks or replacements that need all rows.
-
-    Args:
-        function: (rows, width) -> (rows, width), the forward pass of `module`.
-        module: The module whose children compute each row independently.
     """
     if module.training or torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.jit.is_tracing():
         return function(input)
@@ -131,8 +128,8 @@ def is_rowwise(module: nn.Module) -> bool:
 
 
 def can_use_onednn(*tensors: Tensor, bfloat16: bool = False) -> bool:
-    """Whether oneDNN applies: ordinary tensors on a CPU, outside of anything that records or transforms operators (see
-    `operators_are_intercepted`), in float32 without autocast, or with `bfloat16` in bfloat16, also under autocast."""
+    """Whether oneDNN applies: ordinary tensors on a CPU, unless `operators_are_intercepted`, in float32 without
+    autocast, or with `bfloat16` in bfloat16, also under autocast."""
     dtype, is_autocast = tensors[0].dtype, torch.is_autocast_enabled("cpu")
     if dtype is torch.float32:
         is_supported = HAS_ONEDNN and not is_autocast
@@ -215,19 +212,12 @@ class _LinearProduct(torch.autograd.Function):
 
 @dataclass(eq=False)
 class _WeightUse:
-    """Use of a weight, or of a range of its rows.
+    """Use of a weight, or of a range of its rows."""
 
-    Attributes:
-        weight: The weight, referenced because its `id` is the key.
-        state: Its data pointer and version at the first use.
-        count: Number of products.
-        prepacked: The prepacked copy; None until enough products have been computed.
-    """
-
-    weight: Tensor
-    state: tuple[int, int]
-    count: int = 0
-    prepacked: Tensor | None = None
+    weight: Tensor  # referenced because its `id` is the key
+    state: tuple[int, int]  # its data pointer and version at the first use
+    count: int = 0  # number of products
+    prepacked: Tensor | None = None  # None until enough products have been computed
 
 
 class PrepackedWeights:

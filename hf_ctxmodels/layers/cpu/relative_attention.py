@@ -29,7 +29,6 @@ class SequenceRange:
     """The queries and keys of one sequence in the packed tensors of a batch.
 
     Attributes:
-        queries, keys: The ranges of its queries and keys.
         num_content: Number of leading queries that are at the positions 0, 1, 2, ... of the sequence.
         distance_origin: Index of the distance between position 0 and the sequence's first key.
         distance_indices: (queries - num_content, keys) index of the distance between the other queries and the keys;
@@ -56,7 +55,6 @@ class SequenceRanges:
     """The sequences of a packed batch.
 
     Attributes:
-        sequences: The ranges of each sequence.
         query_segments, key_segments: (queries, segments) and (keys, segments) one-hot, float32; None to omit the
             segment term.
         queries_without_keys: (queries,) bool, True where no key is visible; None if there is no such query.
@@ -94,8 +92,7 @@ def attend_per_sequence(
         query: (queries, heads, head_dim).
         key, value: (keys, heads, head_dim).
         relative: (groups, distances, heads, head_dim), the projected distance encodings.
-        biases, ranges: The parameters of the score, and the sequences.
-        scaling, dropout: Factor applied to the scores, and dropout rate on the probabilities.
+        dropout: Dropout rate on the probabilities.
 
     Returns:
         (queries, heads, head_dim), zero for queries without a visible key.

@@ -56,8 +56,7 @@ class MaskedLMHead(nn.Module):
         return linear(self.decoder, self._transform(hidden_states))
 
     def summed_loss(self, hidden_states: Tensor, targets: Tensor) -> Tensor:
-        """Summed cross-entropy in nats of (targets,) ids, from the encoder's (targets, hidden) output at these
-        positions."""
+        """Summed cross-entropy in nats of (targets,) ids, from (targets, hidden) states."""
         return summed_cross_entropy(self.decoder, self._transform(hidden_states), targets)
 
     def deferred_logits(self, hidden_states: Tensor) -> DeferredLogits:
@@ -67,8 +66,7 @@ class MaskedLMHead(nn.Module):
     def summed_loss_and_samples(
         self, hidden_states: Tensor, targets: Tensor, uniform_numbers: Tensor
     ) -> SampledPrediction:
-        """`summed_loss` and a sample of each prediction by (targets,) `uniform_numbers`, from one pass over the
-        vocabulary."""
+        """`summed_loss`, and a sample of each prediction by (targets,) `uniform_numbers`, in one pass."""
         hidden_states, decoder = self._transform(hidden_states), self.decoder
         if torch.compiler.is_compiling() or not is_plain_linear(decoder):
             logits = decoder(hidden_states).float()
@@ -140,8 +138,7 @@ def _weighted_cross_entropy(logits: Tensor, targets: Tensor, row_weights: Tensor
 def summed_cross_entropy(
     decoder: nn.Module, hidden_states: Tensor, targets: Tensor, row_weights: Tensor | None = None
 ) -> Tensor:
-    """`chunked_cross_entropy` of a linear layer with reduction "sum"; its replacement (an adapter, a quantized layer)
-    is called."""
+    """`chunked_cross_entropy` of a linear layer with reduction "sum"; a replacement, such as an adapter, is called."""
     if not is_plain_linear(decoder):
         return _weighted_cross_entropy(decoder(hidden_states), targets, row_weights)
     return chunked_cross_entropy(

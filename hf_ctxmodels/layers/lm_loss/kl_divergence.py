@@ -1,5 +1,4 @@
-"""Kullback-Leibler divergence between two predictions over a vocabulary, a chunk of rows at a time (Hinton et al. 2015,
-arXiv 1503.02531, section 2)."""
+"""Kullback-Leibler divergence of predictions over a vocabulary (Hinton et al. 2015, arXiv 1503.02531, section 2)."""
 
 from typing import Any
 

@@ -36,8 +36,7 @@ def _logical_shift(state: Tensor, bits: int) -> Tensor:
 def sample_categorical(probabilities: Tensor, uniform_numbers: Tensor) -> Tensor:
     """One sample per row by inversion: the first column at which the cumulative sum exceeds the row's uniform number.
 
-    It needs one number per row, while the Gumbel trick needs one per column. The sum is over blocks of columns first,
-    then over the columns of one block: one pass of sums with little rounding.
+    The sum is over blocks of columns first, then over the columns of one block: one pass with little rounding.
 
     Args:
         probabilities: (rows, columns) float32, non-negative with a positive sum, not necessarily 1.
@@ -77,11 +76,10 @@ def log_uniform_probability(ids: Tensor, vocab_size: int) -> Tensor:
 def sampled_softmax_loss(
     hidden_states: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, negatives: Tensor
 ) -> Tensor:
-    """Summed cross-entropy in nats of each target against the negatives.
+    """Summed cross-entropy in nats of each target against the negatives, except negatives equal to the target.
 
     Repeated negatives count once, and each logit is corrected by the log probability that its word is among the
-    samples; with many negatives the loss approaches the full softmax. A negative equal to a row's target is excluded
-    in this row.
+    samples; with many negatives the loss approaches the full softmax.
 
     Args:
         hidden_states: (rows, width).

@@ -1,7 +1,6 @@
 """Recurrent decoders: conditioned on a sentence vector at every step, or with attention to the source."""
 
 from collections.abc import Iterable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -71,10 +70,7 @@ class VectorDecoder(nn.Module):
         return RecurrentDecoderOutput(self.dropout(states), last_cache, tuple(recorded) if record else None)
 
     def target_states(self, ids: Tensor, target_mask: Tensor, vectors: Tensor, cache: RecurrentCache) -> Tensor:
-        """(targets, hidden) states where `target_mask` (rows, steps) is True, in row-major order; see `forward`.
-
-        Rows are not computed beyond their last target.
-        """
+        """(targets, hidden) states where `target_mask` (rows, steps) is True; rows end at their last target."""
         return self(ids, vectors, cache, mask_until_last_target(target_mask) != 0).states[target_mask]
 
 
@@ -132,11 +128,8 @@ class ConditionalDecoder(VectorDecoder):
         return summed_cross_entropy(self.prediction, states, targets)
 
 
-class _Step(NamedTuple):
-    """(rows, hidden) of each layer, and (rows, 1, length) attention weights, if any."""
-
-    layers: list[Tensor]
-    weights: Tensor | None
+Step = tuple[list[Tensor], Tensor | None]
+"""(rows, hidden) states of each layer, and (rows, 1, length) attention weights, if any."""
 
 
 class AttentionalDecoder(nn.Module):
@@ -185,28 +178,24 @@ class AttentionalDecoder(nn.Module):
             ids: (rows, steps) target ids, each the token before the predicted one.
             memory: (rows, length, hidden) the encoder's states.
             tokens: (rows, length) bool, False at padding positions of the source.
-            cache: State after the previous tokens.
             record: Return `hidden_states`, the last of which are h~, and `cross_attentions`.
         """
         counts = [len(ids)] * ids.shape[1]
-        recorded: list[_Step] | None = [] if record else None
+        recorded: list[Step] | None = [] if record else None
         outputs, last_cache = self._run_steps(ids, counts, memory, tokens, cache, recorded)
         adjusted = torch.stack(outputs, 1)
         if recorded is None:
             return RecurrentDecoderOutput(self.dropout(adjusted), last_cache)
-        layers = [torch.stack(states, 1) for states in zip(*(step.layers for step in recorded), strict=True)]
+        layers = [torch.stack(states, 1) for states in zip(*(states for states, _ in recorded), strict=True)]
         hidden_states = (self.embeddings(ids), *layers[:-1], adjusted)
-        weights = [step.weights for step in recorded if step.weights is not None]
+        weights = [weights for _, weights in recorded if weights is not None]
         cross_attentions = (torch.cat(weights, 1)[:, None],) if weights else None
         return RecurrentDecoderOutput(self.dropout(adjusted), last_cache, hidden_states, cross_attentions)
 
     def target_states(
         self, ids: Tensor, target_mask: Tensor, memory: Tensor, tokens: Tensor, cache: RecurrentCache
     ) -> Tensor:
-        """(targets, hidden) h~ where `target_mask` (rows, steps) is True, in row-major order; see `forward`.
-
-        Rows are not computed beyond their last target.
-        """
+        """(targets, hidden) h~ where `target_mask` (rows, steps) is True; rows end at their last target."""
         columns = torch.arange(ids.shape[1], device=ids.device)
         lengths = ((columns + 1) * target_mask).amax(1)
         order = lengths.argsort(descending=True, stable=True)
@@ -224,7 +213,7 @@ class AttentionalDecoder(nn.Module):
         memory: Tensor,
         tokens: Tensor,
         cache: RecurrentCache,
-        recorded: list[_Step] | None,
+        recorded: list[Step] | None,
     ) -> tuple[list[Tensor], RecurrentCache]:
         """(counts[t], hidden) h~ of each step t, for the first `counts[t]` rows, a non-increasing number; steps are
         appended to `recorded`."""
@@ -247,7 +236,7 @@ class AttentionalDecoder(nn.Module):
             adjusted = linear(self.combine, inputs).tanh()
             outputs.append(adjusted)
             if recorded is not None:
-                recorded.append(_Step([hidden for hidden, _ in states], weights))
+                recorded.append(([hidden for hidden, _ in states], weights))
         return outputs, RecurrentCache([*states, (adjusted,)], cache.seen_tokens + len(counts))
 
 

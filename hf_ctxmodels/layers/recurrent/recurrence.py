@@ -31,7 +31,7 @@ _MIN_PREPACKED_STEPS = 12  # with fewer steps, prepacking a weight costs more th
 def input_gates(layer: Any, packed: Tensor, bias: Tensor) -> Tensor:
     """The contribution of the input (directions, tokens, input) to the gates, (directions, tokens, gates).
 
-    The layer has an `input_weight` (directions, gates, input), or instead `input_maps`, a linear layer per direction.
+    The layer has an `input_weight` (directions, gates, input), or `input_maps`, a linear layer per direction.
     """
     layers = getattr(layer, "input_maps", None)
     if layers is not None:
@@ -41,10 +41,8 @@ def input_gates(layer: Any, packed: Tensor, bias: Tensor) -> Tensor:
 
 
 def computation_dtype(packed: Tensor) -> tuple[torch.dtype, AbstractContextManager[None]]:
-    """The dtype of a layer for this input, and a context that disables autocast.
-
-    Without autocast the context does nothing: an exported program cannot be saved with an autocast context in it.
-    """
+    """The dtype of a layer for this input, and a context that disables autocast, if it is enabled: an exported program
+    cannot be saved with an autocast context."""
     device = packed.device.type
     if not torch.is_autocast_enabled(device):
         return packed.dtype, nullcontext()
@@ -148,8 +146,8 @@ def lstm_gradients(
     state_weight: Tensor,
     projection: Tensor | None,
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of the tensors that `run_lstm` got, from the values of all steps that it returned, and the gradients of
-    the outputs and of the last states."""
+    """Gradients of the arguments of `run_lstm`, from the values of all steps that it returned, and the gradients of the
+    outputs and of the last states."""
     gates, outputs, cells = values
     d_outputs, d_last_hidden, d_last_cell = gradients
     size, num_steps = cells.shape[2], len(options.steps)
@@ -245,7 +243,7 @@ def gru_gradients(
     state_weight: Tensor,
     candidate_bias: Tensor,
 ) -> tuple[Tensor, ...]:
-    """Gradients of the tensors that `run_gru` got; arguments as in `lstm_gradients`."""
+    """Gradients of the arguments of `run_gru`, see `lstm_gradients`."""
     gates, outputs, candidate_terms = values
     d_outputs, d_last_hidden = gradients
     size = hidden.shape[2]
@@ -323,11 +321,9 @@ def scan_gru(
 def _scan_steps(
     step: Callable[[State, Tensor], State], initial: State, gates: Tensor, options: StepOptions
 ) -> tuple[Tensor, ...]:
-    """Run all steps of all rows by torch's `scan`, for exported graphs of any length.
+    """Run all steps of all rows by torch's `scan`, for exported graphs of any length, without custom operators.
 
-    Unlike with custom operators, an exported program then needs no code of this package, and ONNX has the operator.
-    Rows may have padding positions (see `PackedSequences.with_padding`). `step` computes a state, which begins with the
-    output, from the state before it and the step's (directions, rows, width) gates.
+    `step` computes a state, which begins with the output, from the state before it and (directions, rows, width) gates.
     """
 
     def combine(state: State, inputs: tuple[Tensor, ...]) -> tuple[State, Tensor]:
@@ -344,7 +340,7 @@ def _scan_steps(
 
 
 def _detach_for_onnx(tensor: Tensor) -> Tensor:
-    """The tensor, without its gradient in ONNX export, which does not support a `scan` with gradients."""
+    """The tensor, in ONNX export without its gradient, which is not supported in a `scan`."""
     return tensor.detach() if torch.onnx.is_in_onnx_export() else tensor
 
 

@@ -5,7 +5,7 @@ that padding positions are not computed.
 """
 
 from collections.abc import Iterable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -26,12 +26,8 @@ from hf_ctxmodels.layers.recurrent.recurrence import (
     scan_lstm,
 )
 
-
-class LSTMState(NamedTuple):
-    """Hidden state, the last output (directions, sequences, output), and cell state (directions, sequences, cell)."""
-
-    hidden: Tensor
-    cell: Tensor
+State = tuple[Tensor, ...]
+"""Hidden state, the last output, and in an LSTM cell state: (directions, sequences, width) each."""
 
 
 class LSTM(nn.Module):
@@ -92,11 +88,11 @@ class LSTM(nn.Module):
         if self.state_bias is not None:
             init.zeros_(self.state_bias)
 
-    def zero_state(self, num_sequences: int) -> LSTMState:
+    def zero_state(self, num_sequences: int) -> State:
         """The initial state, zeros."""
-        directions = len(self.bias)
-        hidden = self.bias.new_zeros(directions, num_sequences, self.output_size)
-        return LSTMState(hidden, self.bias.new_zeros(directions, num_sequences, self.cell_size))
+        return tuple(
+            self.bias.new_zeros(len(self.bias), num_sequences, size) for size in (self.output_size, self.cell_size)
+        )
 
     def forward(
         self,
@@ -104,7 +100,7 @@ class LSTM(nn.Module):
         packing: PackedSequences,
         state: Iterable[Tensor] | None = None,
         truncation: int | None = None,
-    ) -> tuple[Tensor, LSTMState]:
+    ) -> tuple[Tensor, State]:
         """Run over all steps; returns (directions, tokens, output), and the state after the last token of each
         sequence.
 
@@ -120,36 +116,30 @@ class LSTM(nn.Module):
             projection = None if self.projection is None else self.projection.to(dtype)
             bias = self.bias if self.state_bias is None else self.bias + self.state_bias
             gates = input_gates(self, packed.to(dtype), bias.to(dtype))
-            state = LSTMState(hidden.to(dtype), cell.to(dtype))
+            state = hidden.to(dtype), cell.to(dtype)
             options = packing.step_options()._replace(cell_clip=self.cell_clip, projection_clip=self.projection_clip)
             if truncation is None or truncation >= len(options.steps) or not torch.is_grad_enabled():
-                outputs, hidden, cell = run_recurrence("lstm", options, gates, *state, state_weight, projection)
-                return outputs, LSTMState(hidden, cell)
+                outputs, *state = run_recurrence("lstm", options, gates, *state, state_weight, projection)
+                return outputs, tuple(state)
             segment_outputs, last_states, start = [], [], 0
             for first_step in range(0, len(options.steps), truncation):
                 steps = options.steps[first_step : first_step + truncation]
                 segment = slice(start, start + sum(steps))
                 if first_step:
                     rows = steps[0]
-                    last_states.append(LSTMState(state.hidden[:, rows:], state.cell[:, rows:]))
-                    state = LSTMState(state.hidden[:, :rows].detach(), state.cell[:, :rows].detach())
+                    last_states.append([tensor[:, rows:] for tensor in state])
+                    state = [tensor[:, :rows].detach() for tensor in state]
                 token_mask, restarts = (
                     None if mask is None else mask[:, segment] for mask in (options.token_mask, options.restarts)
                 )
                 segment_options = options._replace(steps=steps, token_mask=token_mask, restarts=restarts)
                 inputs = gates[:, segment], *state, state_weight, projection
-                output, hidden, cell = run_recurrence("lstm", segment_options, *inputs)
+                output, *state = run_recurrence("lstm", segment_options, *inputs)
                 segment_outputs.append(output)
-                state, start = LSTMState(hidden, cell), segment.stop
+                start = segment.stop
         last_states.append(state)
-        hidden, cell = (torch.cat(states[::-1], 1) for states in zip(*last_states, strict=True))
-        return torch.cat(segment_outputs, 1), LSTMState(hidden, cell)
-
-
-class GRUState(NamedTuple):
-    """The (directions, sequences, hidden) state of a layer: the last output."""
-
-    hidden: Tensor
+        last_state = tuple(torch.cat(states[::-1], 1) for states in zip(*last_states, strict=True))
+        return torch.cat(segment_outputs, 1), last_state
 
 
 class GRU(nn.Module):
@@ -179,20 +169,14 @@ class GRU(nn.Module):
         for parameter in self.parameters():
             init.uniform_(parameter, -(self.hidden_size**-0.5), self.hidden_size**-0.5)
 
-    def zero_state(self, num_sequences: int) -> GRUState:
+    def zero_state(self, num_sequences: int) -> State:
         """The initial state, zeros."""
-        return GRUState(self.bias.new_zeros(len(self.bias), num_sequences, self.hidden_size))
+        return (self.bias.new_zeros(len(self.bias), num_sequences, self.hidden_size),)
 
     def forward(
         self, packed: Tensor, packing: PackedSequences, state: Iterable[Tensor] | None = None
-    ) -> tuple[Tensor, GRUState]:
-        """Run over all steps; returns (directions, tokens, hidden), and the state after the last token of each
-        sequence.
-
-        Args:
-            packed: (directions, tokens, input) from `packing.pack`.
-            state: Initial hidden state from `packing.pack_state`; None for zeros.
-        """
+    ) -> tuple[Tensor, State]:
+        """Run over all steps, see `LSTM.forward`."""
         dtype, without_autocast = computation_dtype(packed)
         (hidden,) = self.zero_state(packing.order.shape[0]) if state is None else state
         gated = 2 * self.hidden_size
@@ -202,20 +186,18 @@ class GRU(nn.Module):
             hidden, state_weight = hidden.to(dtype), self.state_weight.to(dtype)
             candidate_bias = self.state_bias[:, gated:].to(dtype)
             outputs, hidden = run_recurrence("gru", packing.step_options(), gates, hidden, state_weight, candidate_bias)
-        return outputs, GRUState(hidden)
+        return outputs, (hidden,)
 
 
 def run_recurrence(name: Literal["lstm", "gru"], options: StepOptions, *inputs: Tensor | None) -> tuple[Tensor, ...]:
     """Run all steps; returns (directions, tokens, output) outputs, and the last states (directions, rows, ...).
 
     Args:
-        options: Options of the steps.
         inputs: Of "lstm": the contribution of the input to the gates with the bias, (directions, tokens, 4 * cell);
             hidden and cell state before the first step, (directions, rows, ...); the recurrent weight (directions,
             4 * cell, output); and the projection (directions, output, cell) or None. Of "gru": the contribution of the
-            input to reset gate, update gate and candidate, (directions, tokens, 3 * hidden), with all biases except the
-            candidate's recurrent one; the state before the first step; the recurrent weight (directions, 3 * hidden,
-            hidden); and the candidate's recurrent bias (directions, hidden), added before the reset gate is applied.
+            input to the gates, (directions, tokens, 3 * hidden), with all biases except the candidate's recurrent one;
+            the state; the recurrent weight; and the candidate's recurrent bias (directions, hidden).
     """
     if not torch.compiler.is_compiling():
         return _Recurrence.apply(name, options, torch.is_grad_enabled(), *inputs)
