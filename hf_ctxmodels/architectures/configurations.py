@@ -78,7 +78,6 @@ class CtxQueryGenerationConfig(CtxEncoderConfig):
     Args:
         query_token_id: Id of the query token, whose state predicts a target token: the mask token or a special one.
         decoder_start_token_id: Id of the first of `decoder_input_ids`.
-        eos_token_id: Id of the last token of a target.
         label_smoothing: Label smoothing of the generation loss in training (Szegedy et al. 2016, section 7).
         span_loss_weight: Weight in [0, 1] of the loss of whole spans, with `span_ids`; the loss of single tokens has
             the remaining weight.

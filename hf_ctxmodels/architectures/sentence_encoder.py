@@ -121,9 +121,7 @@ def encode_sentences(
     batch_size: int = 64,
     normalize: bool = False,
 ) -> Tensor:
-    """Encode sentences as vectors, in evaluation mode.
-
-    Batches contain sentences of similar length. Sentences that are longer than the model's limit are truncated.
+    """Encode sentences as vectors, in evaluation mode, truncated to the model's limit.
 
     Args:
         model, tokenizer: A base model of any family, as opened by `AutoModel`, and its tokenizer.

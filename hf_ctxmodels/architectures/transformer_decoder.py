@@ -263,25 +263,15 @@ class TransformerDecoder(LayerStack, CtxPreTrainedModel):
         output_mask: Tensor | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
-        """Encode a batch.
+        """Encode a batch. Other arguments and errors as in `TransformerEncoder.forward`.
 
         Args:
-            input_ids: (batch, length) token ids; or `inputs_embeds` (batch, length, hidden).
             attention_mask: (batch, length), with a cache (batch, past + length): 1 at tokens and 0 at padding; or a
                 4-D mask of the attention function.
             position_ids: (batch, length) or (1, length); None for the number of tokens before each token.
-            sequence_ids: (batch, length), 0 at padding; a run of equal numbers is one sequence, which attends to itself
-                only.
             past_key_values: The cache of the preceding tokens, from an earlier forward; it is extended in place.
             use_cache: Return `past_key_values`; None returns them if they are passed. Without a cache the batch is
                 computed unpadded.
-            output_mask: (batch, length) bool; `last_hidden_state` then has only these positions, (targets, hidden) in
-                row-major order, and the last layer is computed only there.
-            kwargs: `output_hidden_states`, `output_attentions` (by eager attention instead of sdpa), and arguments of
-                the attention function.
-
-        Raises:
-            CtxError: Inputs do not match each other, the cache or the model.
         """
         cache = DynamicCache(config=self.config) if use_cache and past_key_values is None else past_key_values
         outputs = self.run_layers(

@@ -142,7 +142,7 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
         self._check_labels_and_dtype(kwargs.get("num_labels"), kwargs.get("torch_dtype") or self.dtype)
         super().__post_init__(**kwargs)
         if self.id2label is not None and self.label2id is None:  # zero-shot classification looks a label up in it
-            self.label2id = dict(zip(self.id2label.values(), self.id2label))
+            self.label2id: Any = dict(zip(self.id2label.values(), self.id2label))
 
     def validate_architecture(self) -> None:
         """Check the bounds of all fields (called at construction)."""

@@ -135,11 +135,8 @@ def join_choice(name: str, options: Mapping[str, object]) -> str:
 def typed_options(
     options: type, option_strings: Mapping[str, str], *, location: str, names: Collection[str] | None = None
 ) -> dict[str, Any]:
-    """Convert options from strings, as on a command line, to the types of the fields of a dataclass.
-
-    Args:
-        location: The flag, for errors.
-        names: The fields that are options; None for all.
+    """Convert options from strings, as on a command line, to the types of the fields of a dataclass. `names` are the
+    fields that are options, None for all.
 
     Raises:
         CtxError: There is no such field, or a value is of another type.
@@ -183,10 +180,7 @@ def option_help(options: Any, documented_only: bool = False) -> Iterator[str]:
 
 def convert(text: str, annotation: Any) -> Any:
     """Convert a string to a type: bool, int, float, str, Literal, list, tuple, or a union of them; else parse JSON.
-
-    Raises:
-        ValueError: The string is not a value of this type.
-    """
+    Raises ValueError for a string that is not a value of the type."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin in (Union, types.UnionType):
         if type(None) in arguments and text.lower() in ("none", "null"):
@@ -227,10 +221,7 @@ def did_you_mean(name: str, names: Collection[str]) -> str:
 
 
 def flat_options(arguments: Any) -> dict[str, Any]:
-    """Return the names and values of a dataclass of flags, with nested options as `flag.option`.
-
-    `LoopArguments(optimizer="adamw:beta2=0.98")` has `optimizer: "adamw"` and `optimizer.beta2: 0.98`.
-    """
+    """Names and values of a dataclass of flags, with nested options: `optimizer: "adamw"`, `optimizer.beta2: 0.98`."""
     values: dict[str, Any] = {}
     for entry in fields(arguments):
         value = getattr(arguments, entry.name)

@@ -25,7 +25,7 @@ def target_vocabulary_config(tokenizer: PreTrainedTokenizerBase) -> dict[str, An
 
 
 def check_can_generate(model: PreTrainedModel) -> None:
-    """Raise CtxError unless the model has a head that generates text."""
+    """Raise CtxError unless the model generates text."""
     if not hasattr(model, "can_generate") or not model.can_generate():
         raise CtxError(
             f"{type(model).__name__} does not generate text.",

@@ -37,8 +37,7 @@ def read_json(file: str | Path, *, hint: str = "write valid JSON.") -> Any:
 
 
 def matches_type(value: Any, annotation: Any) -> bool:
-    """Whether a JSON value matches a type annotation such as `int`, `dict[str, float]`, `list[str] | None` or
-    `Literal["a", "b"]`.
+    """Whether a JSON value matches an annotation such as `int`, `dict[str, float] | None` or `Literal["a", "b"]`.
 
     An int is also a float; a bool is not a number. A tuple annotation has one type for all items.
     """

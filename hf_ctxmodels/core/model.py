@@ -21,7 +21,7 @@ from hf_ctxmodels.core.adapter_support import (
 from hf_ctxmodels.core.config import CtxConfig
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_encoder_input
-from hf_ctxmodels.core.remote_code import without_remote_code
+from hf_ctxmodels.core.remote_code import InstalledCode, without_remote_code
 from hf_ctxmodels.core.weights import check_exportable, check_savable, register_pending_conversions
 
 SaveHook = Callable[[PreTrainedModel, Path, dict[str, Tensor] | None, bool], dict[str, Tensor] | None]
@@ -79,6 +79,7 @@ class CtxPreTrainedModel(PreTrainedModel):
     reference_architecture: ClassVar[str | None] = None
     export_conversion: ClassVar[list[WeightTransform]]
     supports_reentrant_checkpointing: ClassVar[bool] = True
+    register_for_auto_class = InstalledCode.register_for_auto_class
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Set `config_class` to the most derived class among the annotation of `config` and the bases.
@@ -95,12 +96,8 @@ class CtxPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def _can_set_attn_implementation(cls) -> bool:
-        """True: attention reads the implementation from the configuration; transformers infers this from the source."""
+        """True; transformers would infer it from the source."""
         return True
-
-    @classmethod
-    def register_for_auto_class(cls, auto_class: Any = None) -> None:
-        """Do nothing: the class is not custom code, but imported from the installed package."""
 
     def post_init(self) -> None:
         """Register pending weight conversions, then initialise as in transformers."""

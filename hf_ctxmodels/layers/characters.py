@@ -47,8 +47,7 @@ class Highway(nn.Module):
 
 
 class CharacterEncoder(nn.Module):
-    """Encodes the characters of a word as one vector (Peters et al. 2018, section 3.4; Jozefowicz et al. 2016, arXiv
-    1602.02410).
+    """Encodes the characters of a word as a vector (Peters et al. 2018, section 3.4; Jozefowicz et al. 2016).
 
     Args:
         characters: Number of character ids; words of zeros are padding.

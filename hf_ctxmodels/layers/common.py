@@ -16,8 +16,7 @@ def get_activation(name: str) -> nn.Module:
 
 
 class SafeBatchNorm1d(nn.BatchNorm1d):
-    """Batch normalisation that uses the running statistics for a single row, which has no variance; for the heads of
-    CoVe and ULMFiT."""
+    """Batch normalisation that uses the running statistics for a single row, which has no variance."""
 
     def forward(self, input: Tensor) -> Tensor:
         """(rows, width) -> (rows, width)."""

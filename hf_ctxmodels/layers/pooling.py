@@ -16,7 +16,7 @@ class PoolingLayer(nn.Module):
         self.pooling = pooling
 
     def forward(self, states: Tensor, tokens: Tensor) -> Tensor:
-        """See `pool_tokens`."""
+        """(batch, length, hidden) states and (batch, length) bool -> (batch, n * hidden) for n pooled states."""
         return pool_tokens(states, tokens, self.pooling)
 
 

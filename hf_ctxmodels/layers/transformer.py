@@ -278,9 +278,8 @@ class StackOutput:
     Attributes:
         last_hidden_state: (batch, length, hidden), zeros at padding in a packed layout; with an output mask (targets,
             hidden) in row-major order.
-        computed_states: (..., hidden) at all computed tokens; `layout.first_tokens(computed_states)` is a pooler's
-            input.
-        layout: The layout of `computed_states`.
+        computed_states: (..., hidden) at all computed tokens of `layout`; `layout.first_tokens(computed_states)` is a
+            pooler's input.
         hidden_states: (batch, length, hidden) inputs of all blocks, and `last_hidden_state`; None for states that are
             not selected, or if none are requested. Later states are computed from these tensors, so that gradients with
             respect to them are available.
@@ -317,8 +316,7 @@ def run_stack(
         blocks: `TransformerBlock`s in the order of application; one object may occur several times.
         hidden_states: (..., hidden) as packed by `layout`.
         masks: The attention mask of all blocks, or one for each.
-        memory: The encoder's output for cross-attention, or None.
-        past_key_values: The cache that `layout` was built with, or None.
+        past_key_values: The cache that `layout` was built with.
         final_norm: Applied to the last block's output: the norm of pre-norm models, with dropout if they have it.
         output_mask: (batch, length) bool, the positions whose outputs are used: the last block of a packed layout is
             computed only there. None for all.

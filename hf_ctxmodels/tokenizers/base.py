@@ -144,12 +144,9 @@ def record_tokenizer_digest(config: PreTrainedConfig, tokenizer: PreTrainedToken
 def check_tokenizer_matches_model(
     tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, max_length: int = 0, *, location: str
 ) -> None:
-    """Check that a tokenizer at `location` and an input length in tokens, 0 for none, fit a model.
-
-    Raises:
-        CtxError: The tokenizer has more tokens than the model has embeddings, or is not the tokenizer that the model
-            was trained with; or inputs are longer than the model's positions, or too short for any text.
-    """
+    """Raise CtxError if a tokenizer has more tokens than a model has embeddings, or is not the tokenizer that the model
+    was trained with; or if inputs of `max_length` tokens, unless it is 0, exceed the model's positions or have no room
+    for text."""
     vocab_size = getattr(config, "vocab_size", None)
     if vocab_size is not None and len(tokenizer) > vocab_size:
         raise CtxError(

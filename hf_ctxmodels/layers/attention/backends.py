@@ -84,10 +84,8 @@ def attend_in_groups(
 ) -> Tensor:
     """Variable-length attention: the sequences of each group are padded and attend in one call.
 
-    Args:
-        query: (queries, heads, head_dim), the shape of the result.
-        key, value: (tokens, heads, head_dim).
-        query_lengths, key_lengths: Number of queries and keys of each sequence.
+    `query` and the result are (queries, heads, head_dim), keys and values (tokens, heads, head_dim); the lengths are
+    the numbers of queries and keys of each sequence.
     """
     query_sequences = query.split(query_lengths)
     key_sequences, value_sequences = key.split(key_lengths), value.split(key_lengths)
@@ -200,10 +198,9 @@ def eager_attention_forward(
     """Scaled dot-product attention (Vaswani et al. 2017, equation 1), with the signature of transformers' functions.
 
     Args:
-        module: Its `training` flag switches dropout on the probabilities.
         query, key, value: (batch, heads, length, head_dim).
         attention_mask, position_bias: Broadcastable to (batch, heads, queries, keys): additive, or bool, False at
-            masked keys; or None.
+            masked keys.
 
     Returns:
         (batch, queries, heads, head_dim) context and (batch, heads, queries, keys) probabilities.

@@ -227,7 +227,7 @@ class PackedLayout:
         return self.unpack(packed) if self.output_mask is None else packed[self.output_mask]
 
     def share_source(self, targets_per_source: int) -> "PackedLayout":
-        """Return the layout unchanged: rows share a source only with a cache, and then the layout is padded."""
+        """Return the layout unchanged: rows share a source only with a cache, in a padded layout."""
         return self
 
     def select_queries(self, packed: Tensor) -> Tensor:

@@ -54,7 +54,7 @@ def linear(module: nn.Module, input: Tensor, start: int | None = None, stop: int
 
 
 class LinearLayers(nn.Sequential):
-    """`torch.nn.Sequential` that calls its linear layers with `linear`."""
+    """`torch.nn.Sequential` of layers that are called by `linear`."""
 
     def forward(self, input: Tensor) -> Tensor:
         """(..., in) -> (..., out)."""
@@ -204,10 +204,8 @@ class _LinearProduct(torch.autograd.Function):
         )
 
 
-# Prepacked weights. A product of few rows, for example of one token of each sequence, takes as long as reading its
-# weights, and oneDNN reads them up to twice as fast in a blocked layout ("prepacked"). A copy in that layout
-# costs as much as some products gain, and memory; so a weight is copied after several uses, and only within
-# `prepacked_weights`.
+# A product of few rows takes as long as reading its weights, and oneDNN reads them up to twice as fast in a blocked
+# layout ("prepacked"). A copy costs as much as some products gain, so a weight is copied after several uses.
 
 
 @dataclass(eq=False)
@@ -262,8 +260,7 @@ def prepacked_weights(max_bytes: int = MAX_PREPACKED_BYTES) -> Iterator[None]:
     """Prepack the weights of plain linear layers that are applied repeatedly to few rows without gradients.
 
     The copies are freed at the end. `generate` opens this context; around several calls it keeps the copies between
-    them. A weight that changes in the meantime is copied again, except after a change by `.data`
-    (`weight.data.add_(1)`), which torch does not track: leave the context before such a change.
+    them. A weight that changes is copied again, except after a change by `.data`, which torch does not track.
 
     Args:
         max_bytes: Limit of all copies together; within another such context its limit applies. 0 disables copies.

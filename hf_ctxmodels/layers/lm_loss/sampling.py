@@ -11,13 +11,8 @@ _STEP, _FIRST, _SECOND = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644EC
 
 
 def uniforms(seeds: Tensor, indices: Tensor) -> Tensor:
-    """Uniform float32 numbers in [0, 1), multiples of 2^-24, as a function of (seed, index): outputs of SplitMix64
-    (Steele, Lea & Flood 2014).
-
-    Args:
-        seeds: (...) int64.
-        indices: (...) int64, 0 or more: position in the seed's sequence.
-    """
+    """Uniform float32 numbers in [0, 1), multiples of 2^-24, as a function of (...) int64 seeds and indices from 0:
+    outputs of SplitMix64 (Steele, Lea & Flood 2014)."""
     state = _scramble(seeds) + (indices + 1) * _STEP  # scrambled first, since consecutive seeds are common
     return (_logical_shift(_scramble(state), 40)).float() * 2.0**-24
 

@@ -15,11 +15,7 @@ _OPTIONS = "Tensor token_mask, Tensor? restarts, float? cell_clip, float? projec
 def _define_operator(name: str, tensors: str, num_states: int, run: Callable, compute_gradients: Callable) -> Any:
     """An operator with the arguments of `rnn.run_recurrence` and a backward operator, which repeats the forward pass.
 
-    Args:
-        name: Name of the operator.
-        tensors: Schema of the tensors of `rnn.run_recurrence`, which have gradients.
-        num_states: Number of states among the tensors, after the gates.
-        run, compute_gradients: Forward and backward pass of `recurrence`.
+    `tensors` is the schema of the tensors, which have gradients; `num_states` of them, after the gates, are states.
     """
     num_tensors, outputs = tensors.count(",") + 1, ", ".join(["Tensor"] * (num_states + 1))
 

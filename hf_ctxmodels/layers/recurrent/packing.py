@@ -12,8 +12,7 @@ class StepOptions(NamedTuple):
     """Options of the steps of a recurrence.
 
     Attributes:
-        steps: Number of rows of each step; empty in a compiled graph, where all steps have all rows.
-        token_mask, restarts: See `PackedSequences`.
+        steps, token_mask, restarts: See `PackedSequences`; `steps` is only empty in a compiled graph.
         cell_clip, projection_clip: Bounds of absolute values in an LSTM; None for no bound.
     """
 

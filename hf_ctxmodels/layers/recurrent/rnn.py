@@ -121,7 +121,8 @@ class LSTM(nn.Module):
             if truncation is None or truncation >= len(options.steps) or not torch.is_grad_enabled():
                 outputs, *state = run_recurrence("lstm", options, gates, *state, state_weight, projection)
                 return outputs, tuple(state)
-            segment_outputs, last_states, start = [], [], 0
+            last_states: list[Iterable[Tensor]] = []  # of sequences without further tokens
+            segment_outputs, start = [], 0
             for first_step in range(0, len(options.steps), truncation):
                 steps = options.steps[first_step : first_step + truncation]
                 segment = slice(start, start + sum(steps))
