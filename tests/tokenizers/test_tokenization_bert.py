@@ -118,7 +118,7 @@ def test_vocabulary_without_a_special_token(tmp_path):
 
 def test_vocabulary_that_is_not_utf8(tmp_path):
     (tmp_path / "vocab.txt").write_bytes(b"[PAD]\n[UNK]\n\xff\n")
-    with pytest.raises(CtxError, match="byte 12 is 0xff"):
+    with pytest.raises(CtxError, match="byte 0xff in position 12"):
         CtxBertTokenizer.from_pretrained(tmp_path)
 
 

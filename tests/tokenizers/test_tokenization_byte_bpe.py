@@ -169,7 +169,7 @@ def test_files_that_do_not_match(tmp_path, changes, message):
     [
         (b'{"a": 0', r"Invalid JSON(.|\n)*vocab.json"),
         (b"[1]", "does not map tokens"),
-        (b'{"\xff": 1}', "byte 2 is 0xff"),
+        (b'{"\xff": 1}', "byte 0xff in position 2"),
     ],
 )
 def test_damaged_vocabulary(tmp_path, content, message):
