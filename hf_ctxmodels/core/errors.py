@@ -50,6 +50,7 @@ def describe_error(error: BaseException) -> str:
         return error.strerror
     message = (str(error).strip().splitlines() or [""])[0].rstrip(".")
     is_generic = isinstance(error, ValueError | RuntimeError) and not isinstance(error, UnicodeError | RecursionError)
+    is_generic = is_generic or type(error) is Exception  # of libraries in Rust
     if message and is_generic:
         return message
     return f"{type(error).__name__}: {message}" if message else type(error).__name__

@@ -10,7 +10,7 @@ from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 from transformers import BatchEncoding
 
-from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.errors import CtxError, wrap_errors
 from hf_ctxmodels.core.loading import read_json, read_utf8
 from hf_ctxmodels.tokenizers.base import (
     CtxTokenizer,
@@ -20,8 +20,6 @@ from hf_ctxmodels.tokenizers.base import (
     missing_vocabulary_error,
 )
 from hf_ctxmodels.tokenizers.word_level import TRANSLATION_SEPARATOR, CtxWordTokenizer
-
-Merges = list[tuple[str, str]]
 
 END_OF_WORD = "</w>"
 JOINT_SPECIAL_TOKENS = ("<s>", "<pad>", "</s>", "<unk>")  # in the order of LASER's models
@@ -45,23 +43,32 @@ class BPETokenizer(CtxTokenizer):
         return {**kwargs, **{name: path for name, path in files.items() if kwargs.get(name) is None}}
 
     @classmethod
-    def remap_vocabulary(cls, vocab: dict[str, int]) -> dict[str, int]:
-        """Map a file's ids to this tokenizer's, for families that load the files of another tokenizer."""
+    def remap_vocabulary(
+        cls, vocab: dict[str, int], pairs: list[tuple[str, str]], kwargs: dict[str, Any]
+    ) -> dict[str, int]:
+        """Map a file's token ids to this tokenizer's; `kwargs` are the arguments of `__init__`."""
         return vocab
 
     @classmethod
-    def read_vocabulary_and_merges(
-        cls, vocab: str | dict[str, int] | None, merges: str | list[Any] | None, kwargs: dict[str, Any]
-    ) -> tuple[dict[str, int], Merges, str | None]:
-        """Vocabulary, merges and the vocabulary's file from the arguments of `__init__`.
+    def build_model(
+        cls,
+        vocab: str | dict[str, int] | None,
+        merges: str | list[Any] | None,
+        kwargs: dict[str, Any],
+        tags: Sequence[str] = (),
+        **options: Any,
+    ) -> BPE:
+        """Create the BPE model from the arguments of `__init__`.
 
         Args:
             vocab: Token -> id, or the path of a `vocab.json`.
             merges: Pairs in the order in which they are merged, or the path of a `merges.txt`.
             kwargs: The remaining arguments; `tokenizer_file` is removed.
+            options: Arguments of the model.
 
         Raises:
-            CtxError: A file is missing or damaged, or a special token of `kwargs` is not in the vocabulary.
+            CtxError: A file is missing or damaged, the merges do not belong to the vocabulary, or it lacks a special
+                token of `kwargs` or one of the `tags`.
         """
         if "tokenizer_object" in kwargs:  # how `train_new_from_iterator` builds its result
             model_state = json.loads(kwargs["tokenizer_object"].to_str())["model"]
@@ -87,22 +94,13 @@ class BPETokenizer(CtxTokenizer):
             if invalid := [line for line in merges if line.count(" ") != 1]:
                 message = f"merges.txt has the line {invalid[0]!r}, which is not two tokens."
                 raise CtxError(message, location=path, hint=hint)
-        table = cls.remap_vocabulary(vocab)
         split = (pair.split(" ") if isinstance(pair, str) else pair for pair in merges)
-        check_special_tokens(table, cls.SPECIAL_TOKENS_ATTRIBUTES, kwargs, file)
-        return table, [(first, second) for first, second in split], file
-
-
-def build_bpe(vocab: dict[str, int], merges: Merges, file: str | None, **options: Any) -> BPE:
-    """Create a BPE model; raises CtxError if the merges do not belong to the vocabulary in `file`."""
-    try:
-        return BPE(vocab, merges, fuse_unk=False, **options)
-    except Exception as error:  # the library raises no subclass
-        raise CtxError(
-            f"The merges do not belong to the vocabulary: {error}.",
-            location=file,
-            hint="copy vocab.json and merges.txt (or tokenizer.json) of the same tokenizer.",
-        ) from error
+        pairs = [(first, second) for first, second in split]
+        table = cls.remap_vocabulary(vocab, pairs, kwargs)
+        check_special_tokens(table, cls.SPECIAL_TOKENS_ATTRIBUTES, kwargs, file, tags)
+        hint = "copy vocab.json and merges.txt (or tokenizer.json) of the same tokenizer."
+        with wrap_errors("The merges do not belong to the vocabulary", location=file, hint=hint):
+            return BPE(table, pairs, fuse_unk=False, unk_token=str(kwargs["unk_token"]), **options)
 
 
 def require_text(texts: Iterable[str]) -> Iterator[str]:
@@ -126,7 +124,7 @@ class CtxByteBPETokenizer(BPETokenizer):
     `is_split_into_words` it keeps words separate even without `add_prefix_space`.
 
     Args:
-        vocab, merges: See `BPETokenizer.read_vocabulary_and_merges`.
+        vocab, merges: See `BPETokenizer.build_model`.
         errors: Handling of invalid UTF-8 by `decode`, see `bytes.decode`.
         add_prefix_space: Treat a text's first word as if a space preceded it.
         trim_offsets: Exclude the space from a token's offsets.
@@ -149,8 +147,7 @@ class CtxByteBPETokenizer(BPETokenizer):
         **kwargs: Any,
     ) -> None:
         kwargs = {**self.defaults, **kwargs}
-        table, pairs, file = self.read_vocabulary_and_merges(vocab, merges, kwargs)
-        self._tokenizer = Tokenizer(build_bpe(table, pairs, file, unk_token=str(kwargs["unk_token"])))
+        self._tokenizer = Tokenizer(self.build_model(vocab, merges, kwargs))
         self._tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
         self._tokenizer.decoder = decoders.ByteLevel()
         super().__init__(errors=errors, add_prefix_space=add_prefix_space, trim_offsets=trim_offsets, **kwargs)
@@ -211,7 +208,7 @@ class WordBPETokenizer(BPETokenizer):
     Characters outside the vocabulary become `unk_token`; a token that ends a word ends with "</w>".
 
     Args:
-        vocab, merges: See `BPETokenizer.read_vocabulary_and_merges`.
+        vocab, merges: See `BPETokenizer.build_model`.
         do_lower_case: Lower-case the text and strip accents.
         **kwargs: Passed on to `TokenizersBackend`: special tokens, `model_max_length`, `padding_side`, ...
     """
@@ -230,10 +227,7 @@ class WordBPETokenizer(BPETokenizer):
         **kwargs: Any,
     ) -> None:
         kwargs = {**self.defaults, **kwargs}
-        table, pairs, file = self.read_vocabulary_and_merges(vocab, merges, kwargs)
-        self._tokenizer = Tokenizer(
-            build_bpe(table, pairs, file, unk_token=str(kwargs["unk_token"]), end_of_word_suffix=END_OF_WORD)
-        )
+        self._tokenizer = Tokenizer(self.build_model(vocab, merges, kwargs, end_of_word_suffix=END_OF_WORD))
         _set_splitting(self._tokenizer, do_lower_case)
         self._tokenizer.decoder = decoders.BPEDecoder(suffix=END_OF_WORD)
         super().__init__(do_lower_case=do_lower_case, **kwargs)
@@ -297,7 +291,7 @@ class JointBPETokenizer(BPETokenizer):
     A translation (`text_target`) begins with the tag of its language, such as <de>.
 
     Args:
-        vocab, merges: See `BPETokenizer.read_vocabulary_and_merges`; a word's last token ends with "</w>".
+        vocab, merges: See `BPETokenizer.build_model`; a word's last token ends with "</w>".
         languages: Tags of the target languages by id.
         do_lower_case: Lower-case the text.
         split_punctuation: Split between letters or digits and other characters, in addition to white space.
@@ -330,9 +324,7 @@ class JointBPETokenizer(BPETokenizer):
         kwargs = {**self.defaults, **kwargs}
         self.languages = list(languages)
         rules = {"do_lower_case": do_lower_case, "split_punctuation": split_punctuation}
-        table, pairs, file = self.read_vocabulary_and_merges(vocab, merges, kwargs)
-        check_special_tokens(table, (), kwargs, file, self.languages)
-        model = build_bpe(table, pairs, file, unk_token=str(kwargs["unk_token"]), end_of_word_suffix=END_OF_WORD)
+        model = self.build_model(vocab, merges, kwargs, self.languages, end_of_word_suffix=END_OF_WORD)
         self._tokenizer = _backend(model, **rules)
         self._tokenizer.add_special_tokens([AddedToken(tag, normalized=False, special=True) for tag in languages])
         super().__init__(languages=self.languages, **rules, **kwargs)

@@ -66,7 +66,9 @@ class CtxGroverTokenizer(CtxByteBPETokenizer):
         return processors.Sequence([trim, template])
 
     @classmethod
-    def remap_vocabulary(cls, vocab: dict[str, int]) -> dict[str, int]:
+    def remap_vocabulary(
+        cls, vocab: dict[str, int], pairs: list[tuple[str, str]], kwargs: dict[str, Any]
+    ) -> dict[str, int]:
         """Convert the vocabulary of a file, which may be GPT-2's, to the ids of this tokenizer."""
         if PADDING in vocab or _GPT2_END not in vocab:
             return vocab

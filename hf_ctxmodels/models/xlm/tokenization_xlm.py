@@ -13,7 +13,7 @@ from transformers import BatchEncoding
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.generation import split_language_tag
 from hf_ctxmodels.models.xlm.moses import split_words, without_accents
-from hf_ctxmodels.tokenizers.bpe import Merges, WordBPETokenizer
+from hf_ctxmodels.tokenizers.bpe import WordBPETokenizer
 from hf_ctxmodels.tokenizers.word_level import TRANSLATION_SEPARATOR
 
 _WORD_SPLITTINGS = ("moses", "punctuation", "whitespace")
@@ -191,16 +191,14 @@ class CtxXLMTokenizer(WordBPETokenizer):
         return padded
 
     @classmethod
-    def read_vocabulary_and_merges(
-        cls, vocab: str | dict[str, int] | None, merges: str | list[Any] | None, kwargs: dict[str, Any]
-    ) -> tuple[dict[str, int], Merges, str | None]:
-        """Read as in `BPETokenizer`; merge results that the vocabulary lacks get the ids after it, and `listed_tokens`
-        is the size of the vocabulary without them."""
-        token_ids, pairs, file = super().read_vocabulary_and_merges(vocab, merges, kwargs)
-        unlisted = dict.fromkeys(token for pair in pairs for token in (*pair, "".join(pair)) if token not in token_ids)
+    def remap_vocabulary(
+        cls, vocab: dict[str, int], pairs: list[tuple[str, str]], kwargs: dict[str, Any]
+    ) -> dict[str, int]:
+        """Merge results that the vocabulary lacks get the ids after it; `listed_tokens` is its size without them."""
+        unlisted = dict.fromkeys(token for pair in pairs for token in (*pair, "".join(pair)) if token not in vocab)
         if kwargs.get("listed_tokens") is None and unlisted:
-            kwargs["listed_tokens"] = len(token_ids)
-        return token_ids | {token: len(token_ids) + index for index, token in enumerate(unlisted)}, pairs, file
+            kwargs["listed_tokens"] = len(vocab)
+        return vocab | {token: len(vocab) + index for index, token in enumerate(unlisted)}
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int, *, language: str = "", **options: Any) -> Self:
