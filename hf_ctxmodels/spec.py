@@ -47,9 +47,9 @@ class Target(Enum):
 class ShortTraining:
     """The short pretraining run of the tests, whose final loss must be lower than the loss of a unigram model.
 
-            The model has one layer of width 64 without dropout, the learning rate is constant, and a batch has 16 sequences of
-        at most 32 tokens; `text` is the glob pattern of the corpus files.
-        """
+    The model has one layer of width 64 without dropout, the learning rate is constant, and a batch has 16 sequences of
+    at most 32 tokens; `text` is the glob pattern of the corpus files.
+    """
 
     steps: int = 120
     learning_rate: float = 5e-3
