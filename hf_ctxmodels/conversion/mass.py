@@ -266,9 +266,7 @@ def build_translation_tokenizer(
     words = checkpoint.get("dico_id2word")
     if not isinstance(words, Mapping) or sorted(words) != list(range(len(words))):
         raise CtxError(
-            "dico_id2word of the checkpoint is not a mapping of consecutive ids from 0.",
-            location=location,
-            hint=_CHECKPOINT_HINT,
+            "dico_id2word is not a mapping of consecutive ids from 0.", location=location, hint=_CHECKPOINT_HINT
         )
     special_tokens = set(CtxMassTokenizer.first_tokens)
     vocab = {word if word in special_tokens else to_native_subword(word): index for index, word in words.items()}

@@ -173,9 +173,7 @@ def _read_word(file: IO[bytes], path: str | Path, number: int) -> str:
         return word.decode("utf-8")
     except UnicodeDecodeError as error:
         raise CtxError(
-            f"Word {number} (counted from 0) is not UTF-8: {bytes(word[:40])!r}.",
-            location=str(path),
-            hint="download the file again.",
+            f"Word {number} (from 0) is not UTF-8: {bytes(word[:40])!r}.", location=str(path), hint="download it again."
         ) from error
 
 

@@ -48,9 +48,7 @@ def write_files(files: Mapping[str, str | bytes], output_dir: str, model: str, *
     directory = Path(output_dir)
     if directory.resolve() == Path(model).resolve():
         raise CtxError(
-            "The output directory is the model's directory.",
-            location=f"--output_dir {output_dir}",
-            hint="use another directory.",
+            "The output directory is the model's.", location=f"--output_dir {output_dir}", hint="use another directory."
         )
     check_output_directory(directory, files, flag="--output_dir", overwrite=overwrite)
     with wrap_write_errors(directory):

@@ -116,9 +116,7 @@ def check_exportable_as(model: PreTrainedModel, file: str | Path, format: Format
     missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]
     if format == "onnx" and missing:
         raise CtxError(
-            f"ONNX export needs {', '.join(missing)}.",
-            location="export onnx",
-            hint='pip install "hf_ctxmodels[onnx]"',
+            f"ONNX export needs {', '.join(missing)}.", location="export onnx", hint='pip install "hf_ctxmodels[onnx]"'
         )
 
 

@@ -16,8 +16,7 @@ from zoo import REPRESENTATIVES, Case, make_batch, make_targets, tensors_of
 from hf_ctxmodels import CtxBertConfig, CtxBertForSequenceClassification, CtxBertModel, CtxError
 from hf_ctxmodels.cli import export
 from hf_ctxmodels.compression.int8 import modules
-from hf_ctxmodels.compression.int8.modules import Int8Embedding, Int8Linear
-from hf_ctxmodels.compression.int8.quantization import quantize_rows, quantize_tokens
+from hf_ctxmodels.compression.int8.modules import Int8Embedding, Int8Linear, quantize_rows, quantize_tokens
 from hf_ctxmodels.compression.int8.quantizer import CtxInt8Config, quantize_model
 from hf_ctxmodels.compression.low_bits.quantizer import (
     find_quantizable_modules,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hf_ctxmodels.compression.int8.quantization import check_not_trained, fixed, quantize_tokens
+from hf_ctxmodels.compression.int8.modules import check_not_trained, fixed, quantize_tokens
 from hf_ctxmodels.layers.cpu.linear import fast_linear, operators_are_intercepted
 
 MIN_BITS, MAX_BITS = 2, 8

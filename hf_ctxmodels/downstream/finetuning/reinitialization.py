@@ -38,9 +38,7 @@ def reinitialize_layers(model: PreTrainedModel, number: int, seed: int, *, poole
         pooler_module = getattr(model.base_model, "pooler", None)
         if pooler_module is None:
             raise CtxError(
-                f"The encoder of {type(model).__name__} has no pooler.",
-                location="--reinit_modules pooler",
-                hint="remove it.",
+                f"{type(model).__name__} has no pooler.", location="--reinit_modules pooler", hint="remove it."
             )
         parameter_ids |= {id(parameter) for parameter in pooler_module.parameters()}
     names = [name for name, parameter in model.named_parameters() if id(parameter) in parameter_ids]

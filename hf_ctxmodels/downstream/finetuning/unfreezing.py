@@ -207,20 +207,15 @@ class ThreeStageUnfreezing(LayerUnfreezing):
                 hint="train longer (--num_train_epochs), or unfreeze earlier (layers_epoch=1,embeddings_epoch=2).",
             )
 
-    def lm_weight(self, step: int) -> float | None:
-        """Weight of the auxiliary loss in the step after `step` steps."""
-        if self._lm_weights is None:
-            return self._config_lm_weight
-        first, last = self._lm_weights
-        return first * (last / first) ** (step / max(1, self._total_steps - 1))
-
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Freeze and unfreeze groups, and set the weight of the auxiliary loss."""
         frozen_stages = sum(state.global_step < start for start in self._stage_starts)
         lowest_group = (0, 1, len(self._groups) - 1)[frozen_stages]
         self.train_groups(range(lowest_group, len(self._groups)))
         if self._lm_weights is not None:
-            self._model.config.lm_loss_weight = self.lm_weight(state.global_step)
+            first, last = self._lm_weights
+            progress = state.global_step / max(1, self._total_steps - 1)
+            self._model.config.lm_loss_weight = first * (last / first) ** progress
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Unfreeze all groups and restore the configuration's weight of the auxiliary loss."""

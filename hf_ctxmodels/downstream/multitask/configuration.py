@@ -77,9 +77,7 @@ class CtxMultiTaskConfig(CtxConfig):
             check_task_name(name, location)
             if not isinstance(task, Mapping) or set(task) != _KEYS:
                 raise CtxError(
-                    f"Expected a task with {', '.join(sorted(_KEYS))}, got {task!r}.",
-                    location=location,
-                    hint="use task_entry.",
+                    f"Expected {', '.join(sorted(_KEYS))}, got {task!r}.", location=location, hint="use task_entry."
                 )
             if task["auto_class"] not in family.models:
                 raise CtxError(

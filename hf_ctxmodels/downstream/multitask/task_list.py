@@ -216,8 +216,6 @@ class _Mapping:
         if type(value) not in types and not (value is None and types != {hint}):
             type_names = " or ".join(sorted(type_.__name__ for type_ in types))
             raise CtxError(
-                f"{key} is {value!r}, expected type {type_names}.",
-                location=self.location(key),
-                hint="correct the value.",
+                f"{key} is {value!r}, expected type {type_names}.", location=self.location(key), hint="correct it."
             )
         return value

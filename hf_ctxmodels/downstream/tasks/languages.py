@@ -95,7 +95,5 @@ class LanguageFile:
             if path != self.file and path.is_file():
                 return type(self)(self.language, path)
         raise CtxError(
-            f"There is no {name} file in the directory of the training file.",
-            location=str(self.file),
-            hint="pass --validation_file.",
+            f"There is no {name} file in its directory.", location=str(self.file), hint="pass --validation_file."
         )

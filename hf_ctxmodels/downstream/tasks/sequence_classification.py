@@ -48,9 +48,7 @@ class _SequenceTask(Task[SequenceExample]):
         columns = self._columns("text_columns", "text", 1, 2)
         if self.arguments.both_orders and len(columns) != 2:
             raise CtxError(
-                "Only pairs of texts have two orders.",
-                location="--both_orders",
-                hint="pass two --text_columns, or remove it.",
+                "Only pairs of texts have two orders.", location="--both_orders", hint="pass two columns, or remove it."
             )
         return columns
 
