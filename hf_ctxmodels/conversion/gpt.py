@@ -41,7 +41,6 @@ def read_openai_checkpoint(
 
     Args:
         folder: Directory with params_shapes.json and the .npy files, which hold the concatenated parameters.
-        vocabulary, merges: The files encoder_bpe_40000.json and vocab_40000.bpe.
         positions: Number of positions in a single embedding matrix.
         heads: Number of attention heads, which the files do not hold; None for heads of width 64, as released.
     """

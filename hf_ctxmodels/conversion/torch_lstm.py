@@ -64,15 +64,9 @@ def convert_layers(
 def model_on_vectors(
     model_class: Any, weights: Mapping[str, Tensor], vectors: np.ndarray, location: str | None = None, **fields: Any
 ) -> Any:
-    """Create a base model with `word_embeddings` and `layers` from the weights of a bidirectional LSTM and word
-    vectors.
-
-    Args:
-        model_class: The class.
-        weights: The output of `read_state_dict`.
-        vectors: (words, width); zero vectors of padding and unknown words are prepended.
-        location: The file, for error messages.
-        fields: Further configuration fields.
+    """Create a base model with `word_embeddings` and `layers` from the weights (`read_state_dict`) of a bidirectional
+    LSTM and (words, width) word vectors; zero vectors of padding and unknown words are prepended. `fields` are further
+    configuration fields.
 
     Raises:
         CtxError: As `convert_layers`, or the weights require vectors of another width.

@@ -87,7 +87,6 @@ class BigramModel:
 
     Args:
         sequences: (tokens,) ids of the training sequences.
-        vocab_size: Number of tokens.
         excluded_ids: Tokens that are never targets.
         left: Whether the neighbour is the previous token; else the next token.
     """

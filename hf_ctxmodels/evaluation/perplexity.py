@@ -104,7 +104,6 @@ def measure_perplexity(
         documents: Texts; those without tokens are skipped.
         max_length: Tokens per window; None for the longest input of the model, or the whole document.
         stride: Tokens between the starts of two windows; None for half a window.
-        batch_size: Windows per batch.
 
     Raises:
         CtxError: The model is not a left-to-right language model, the windows do not fit it, or there is no text.

@@ -44,7 +44,6 @@ def score(
 
     Args:
         model, tokenizer: A model with a language modeling head, and its tokenizer.
-        texts: The texts.
         batch_size: Sequences per batch; a pseudo-log-likelihood needs a sequence for every token.
 
     Raises:

@@ -193,7 +193,6 @@ def retrieval(source: Tensor, target: Tensor, criterion: Criterion = "cosine", n
         source, target: (sentences, width) vectors of sentences and of their translations, in the same order.
         criterion: "cosine"; or "margin", the cosine divided by the mean cosine of both sentences with their nearest
             neighbours (Artetxe & Schwenk 2019b, arXiv 1811.01136, equation 2, ratio).
-        neighbours: Number of neighbours for the margin.
     """
     if len(source) != len(target) or not len(source):
         raise CtxError(

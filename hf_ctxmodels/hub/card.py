@@ -36,7 +36,6 @@ def model_card(
     """Fill the card of a saved model.
 
     Args:
-        directory: Directory of the saved model.
         repo_id: Repository of the card, "org/name".
         summary: Summary of the training run, without its absolute paths; by default the directory's, if any.
         curve_image: File name of the loss curve in the repository; None for a table of losses.

@@ -186,7 +186,6 @@ def push_files(
         repo_id: Repository, "org/name", created if it does not exist.
         private: Create a private repository; the visibility of an existing one does not change.
         revision: Branch, created from main if it does not exist; None for main.
-        commit_message: Title of the commit.
         token: Token with write access; by default `HF_TOKEN` or the token stored by `hf auth login`.
 
     Raises:

@@ -43,7 +43,6 @@ def generate_texts(
     Args:
         model, tokenizer: An encoder-decoder (`AutoModelForSeq2SeqLM`), or a decoder (`AutoModelForCausalLM`), whose
             continuation is returned without the prompt, and its tokenizer.
-        texts: Sources or prompts.
         max_new_tokens: Tokens of the longest generated text.
         max_length: Truncate sources at the end and prompts at the beginning to this number of tokens; None raises an
             error for texts over the model's limit.
@@ -51,7 +50,6 @@ def generate_texts(
         language: Target language: one of `tokenizer.languages` (None for the first one), or, for models with language
             embeddings, one of `config.lang2id`.
         source_language: Language of the texts for models with language embeddings; None for `config.default_lang`.
-        progress: Whether to show a progress bar.
         options: Arguments of `generate`, such as `num_beams` and `length_penalty`; greedy search by default.
 
     Raises:

@@ -29,10 +29,8 @@ def generate_field(
     Args:
         model, tokenizer: A Grover language model and its tokenizer.
         fields: Field -> value in the format of `data.news_files.read_articles`; the target's value is ignored.
-        target: The field to generate.
         top_p: Nucleus sampling probability; 1.0 samples from all tokens. The token that crosses the threshold is kept,
             as in transformers; the released code drops it.
-        num_texts: Number of texts.
         max_new_tokens: Tokens of the longest text; None for the longest one that the model's positions allow.
         options: Other arguments of `generate`, such as `do_sample=False`.
 
@@ -86,9 +84,7 @@ def field_loss(
     Args:
         model, tokenizer: A Grover language model and its tokenizer.
         articles: Field -> text of each article, as in `NewsArticle.fields`.
-        target: The predicted field.
         context_fields: Fields of the context, if an article has them; () for none.
-        batch_size: Articles per batch.
     """
     limit, sequences = model.config.max_sequence_length, []
     for fields in articles:

@@ -51,7 +51,6 @@ def answer_questions(
         doc_stride: Tokens of overlap between two windows; None for the default of `TaskArguments`.
         max_answer_length: Tokens of the longest answer.
         may_be_unanswerable: Return "" if the model prefers no answer; for models trained on unanswerable questions.
-        batch_size: Windows per batch.
     """
     task = QuestionAnswering(TaskArguments(None, None, None, max_length, doc_stride, max_answer_length))
     task.has_unanswerable = may_be_unanswerable
@@ -102,7 +101,6 @@ def score_ensemble(
     Args:
         classifiers: Sequence classifiers of any families, with their tokenizers.
         examples, task: Labelled examples, and their task with the maximum length.
-        batch_size: Examples per batch.
 
     Raises:
         CtxError: There are no classifiers or no examples, or the classifiers have different labels.

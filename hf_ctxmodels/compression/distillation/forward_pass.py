@@ -129,7 +129,6 @@ def run_forward(
     """Run a masked LM or a model with a task head on a batch, without padding if possible.
 
     Args:
-        model: The model.
         inputs: Tensors by argument; those that the model's `forward` does not name are dropped.
         labels: The student's targets.
         output_hidden_states: Record hidden states.

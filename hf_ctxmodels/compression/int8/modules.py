@@ -125,7 +125,6 @@ class Int8Linear(nn.Module):
     calibration; values outside their range are clamped.
 
     Args:
-        in_features, out_features: Widths.
         bias: Whether there is a bias, in float32.
         activations: Granularity of the input scales: "token", "tensor", or "static".
 

@@ -132,7 +132,6 @@ def quantize_model(model: PreTrainedModel, config: CtxInt8Config, ranges: InputR
 
     Args:
         model: A model in float32 or half precision, on the CPU.
-        config: The quantization configuration.
         ranges: Input ranges of a calibration, see `record_ranges`; for static scales.
 
     Raises:
@@ -204,7 +203,6 @@ def replace_modules(
     """Replace modules in place by int8 modules, and update the tied weights.
 
     Args:
-        model: The model.
         names: Names from `find_replaceable_modules`.
         activations: As in `Int8Linear`.
         ranges: Input ranges of the linear layers, for static scales.

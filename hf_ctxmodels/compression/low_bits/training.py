@@ -176,7 +176,6 @@ def layer_sensitivities(
 
     Args:
         model: A model with a twice differentiable loss: in evaluation mode, with eager attention.
-        layers: Layer -> names of its linear layers.
         batches: One batch from each part of the data.
     """
     blocks: dict[str, list[Any]] = {

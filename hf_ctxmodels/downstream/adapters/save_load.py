@@ -163,10 +163,8 @@ def load_model_and_tokenizer(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """`load_model_with_adapters`, and the tokenizer of the model.
 
-    Args:
-        source: Directory or Hub id.
-        auto_class: Name of the head's Auto class, or a function that chooses it by the configuration.
-        max_length: Longest input in tokens, which must fit the model.
+    `auto_class` is the name of the head's Auto class, or a function that chooses it by the configuration. The longest
+    input in tokens, `max_length`, must fit the model.
     """
     config, tokenizer = load_config(source), load_tokenizer(source)
     check_tokenizer_matches_model(tokenizer, config, max_length, location=source)

@@ -209,7 +209,6 @@ class FinetuningMethodArguments:
         Args:
             model: The model with its pretrained weights.
             source: The checkpoint that it was loaded from; None for a new model.
-            loop, accelerator: The flags of the loop, and the accelerator of the run.
 
         Raises:
             CtxError: The flags do not match the model.

@@ -75,7 +75,6 @@ def fisher_information(
         model: The model with its pretraining head, in evaluation mode.
         examples: Batches of one example each, with labels at the predicted positions.
         labels: "sampled" from the model's predictions; or of the "data", for the empirical Fisher information.
-        seed: Seed of the samples.
 
     Returns:
         Name in the encoder -> a value for each weight, float32; parameters that pretraining does not use are omitted.

@@ -158,8 +158,6 @@ def cache_features(
         model: A head on a frozen encoder.
         directory: Directory with a folder for each cache.
         batches: All inputs of training and evaluation, one sequence each.
-        tokenizer_digest: Digest of the tokenizer.
-        show_progress: Whether to print the folder and show a progress bar.
 
     Raises:
         CtxError: The encoder is not frozen, the head generates text, or the directory cannot be written or read.

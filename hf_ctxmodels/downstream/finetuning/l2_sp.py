@@ -43,7 +43,6 @@ class L2SPPenalty(FinetuningCallback):
 
     Args:
         model: The model with its pretrained weights, which are copied here: before a checkpoint of the run is loaded.
-        weight: Weight of the penalty.
         head_weight: Weight of the L2 penalty on new parameters; 0 for none.
 
     Attributes:

@@ -32,9 +32,6 @@ class TaskLoss:
         targets: The batch entries that the task's loss counts, for heads of transformers.
         label_smoothing: From 0 (no smoothing) to below 1; above 0 for encoder-decoders with one loss term.
 
-    Attributes:
-        targets: The batch entries that the loss counts.
-
     Raises:
         CtxError: The smoothing is out of range, or the model does not support it.
 

@@ -34,7 +34,6 @@ def task_entry(auto_class: str, config: CtxConfig, loss_weight: float = 1.0) -> 
     Args:
         auto_class: Auto class of the head, such as "AutoModelForSequenceClassification".
         config: The family's configuration for the head: labels, dropout before the head, answer network.
-        loss_weight: Factor of the task's training loss.
     """
     names = ["problem_type", *(name for name in ("answer_steps", "answer_dropout") if hasattr(config, name))]
     fields = {name: getattr(config, name) for name in [*names, config.head_dropout_field]}

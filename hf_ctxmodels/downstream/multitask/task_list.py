@@ -82,7 +82,6 @@ def read_task_list(file: str | Path, defaults: TaskArguments, folder: str | Path
     """Read a task list from a YAML file; the module's docstring has an example.
 
     Args:
-        file: The file.
         defaults: Default columns and maximum length of the tasks.
         folder: Base directory of relative paths; None for the file's `folder`, or the current directory.
 
