@@ -1,9 +1,12 @@
 """Texts for comparing tokenizers with transformers."""
 
 import gzip
+import json
 import random
 from pathlib import Path
 from typing import Any
+
+from sentencepiece import SentencePieceTrainer
 
 TRICKY = [
     "",
@@ -23,6 +26,21 @@ def read_lines(file: Path) -> list[str]:
     """Lines of a compressed text file, except short ones."""
     with gzip.open(file, "rt", encoding="utf-8") as lines:
         return [line.strip() for line in lines if len(line) > 20]
+
+
+def write_bpe_files(folder: Path, model: dict[str, Any]) -> None:
+    """Write vocab.json, with ids in the order of `model["vocab"]`, and merges.txt."""
+    vocabulary = {token: number for number, token in enumerate(model["vocab"])}
+    (folder / "vocab.json").write_text(json.dumps(vocabulary), encoding="utf-8")
+    lines = ["#version: 0.2", *map(" ".join, model["merges"])]
+    (folder / "merges.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def train_sentencepiece(path: Path, **options: Any) -> None:
+    """Train a model that covers all characters of the texts."""
+    options = {"vocab_size": 160, "hard_vocab_limit": False, "character_coverage": 1.0, "minloglevel": 2} | options
+    with path.open("wb") as file:
+        SentencePieceTrainer.train(sentence_iterator=iter([*TEXTS, *TRICKY[1:7]]), model_writer=file, **options)
 
 
 def assert_same_encodings(tokenizer: Any, reference: Any, texts: list[str], **options: Any) -> None:

@@ -1,10 +1,9 @@
-"""The stochastic answer network against a loop over rows and steps, its dropout of predictions, and what it refuses."""
+"""The stochastic answer network: predictions, dropout of predictions, saving and errors."""
 
 import pytest
 import torch
-from huggingface_hub.errors import StrictDataclassError
-from torch import nn
-from zoo import FIRST_WORD, tiny_config
+from torch import Tensor, nn
+from zoo import FIRST_WORD, assert_close, tiny_config
 
 from hf_ctxmodels import FAMILIES, CtxBertForSequenceClassification, CtxError
 from hf_ctxmodels.heads.answer_network import AnswerNetwork
@@ -12,93 +11,78 @@ from hf_ctxmodels.heads.answer_network import AnswerNetwork
 SIZE, LABELS, STEPS = 6, 3, 4
 
 
-def network(steps: int = STEPS, dropped: float = 0.0) -> AnswerNetwork:
+def make_network(steps: int = STEPS) -> AnswerNetwork:
     torch.manual_seed(0)
-    made = AnswerNetwork(SIZE, LABELS, steps, dropout=0.0, prediction_dropout=dropped)
-    for parameter in made.parameters():
+    network = AnswerNetwork(SIZE, LABELS, steps, dropout=0.0, prediction_dropout=0.0)
+    for parameter in network.parameters():
         nn.init.normal_(parameter)
-    return made.eval()
+    return network.eval()
 
 
-def rows() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """States, mask and segments of three pairs, padded at both sides."""
+def make_inputs() -> tuple[Tensor, Tensor, Tensor]:
+    """States, mask and segments of three pairs, padded on both sides."""
     mask = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0], [0, 0, 1, 1, 1, 1]])
     types = torch.tensor([[0, 0, 0, 0, 1, 1], [0, 1, 1, 0, 0, 0], [0, 0, 0, 1, 1, 1]])
     return torch.randn(3, 6, SIZE, generator=torch.Generator().manual_seed(1)), mask, types
 
 
-def by_loop(made: AnswerNetwork, states: torch.Tensor, mask: torch.Tensor, types: torch.Tensor) -> torch.Tensor:
-    """(rows, steps, labels) predictions of each row alone, by torch's GRU cell."""
-    cell = nn.GRUCell(SIZE, SIZE)
-    cell.load_state_dict(
-        {
-            "weight_ih": made.input_gates.weight,
-            "weight_hh": made.state_gates.weight,
-            "bias_ih": made.input_gates.bias,
-            "bias_hh": made.state_gates.bias,
-        }
-    )
-    found = []
+def naive_probabilities(network: AnswerNetwork, states: Tensor, mask: Tensor, types: Tensor) -> Tensor:
+    """(rows, steps, labels) predictions, with torch's GRU cell for each row alone."""
+    cell, probabilities = nn.GRUCell(SIZE, SIZE), []
+    for name, layer in (("ih", network.input_gates), ("hh", network.state_gates)):
+        getattr(cell, f"weight_{name}").data, getattr(cell, f"bias_{name}").data = layer.weight, layer.bias
     for row in range(len(states)):
-        first = states[row][(mask[row] == 1) & (types[row] == 0)]
-        second = states[row][(mask[row] == 1) & (types[row] == 1)]
-        state = (made.start(second)[:, 0].softmax(0)[:, None] * second).sum(0)
-        for _ in range(made.steps):
-            weights = torch.stack([token @ made.attention.weight @ state for token in first]).softmax(0)
-            read = sum(weight * token for weight, token in zip(weights, first, strict=True))
-            features = torch.cat([state, read, (state - read).abs(), state * read])
-            found.append(made.classifier(features).softmax(0))
-            state = cell(read[None], state[None])[0]
-    return torch.stack(found).view(len(states), made.steps, LABELS)
+        first, second = (states[row][(mask[row] == 1) & (types[row] == text)] for text in (0, 1))
+        state = network.start(second)[:, 0].softmax(0) @ second
+        for _ in range(network.steps):
+            attended = (first @ network.attention.weight @ state).softmax(0) @ first
+            features = torch.cat([state, attended, (state - attended).abs(), state * attended])
+            probabilities.append(network.classifier(features).softmax(0))
+            state = cell(attended[None], state[None])[0]
+    return torch.stack(probabilities).view(len(states), network.steps, LABELS).detach()
 
 
-def test_predictions_are_those_of_a_loop_and_some_are_dropped_in_training() -> None:
-    made, given = network(), rows()
-    expected = by_loop(made, *given)
-    torch.testing.assert_close(made(*given).exp(), expected.mean(1), atol=1e-5, rtol=1e-5)
-    expected = expected.detach()
-    one_step = network(1)
-    one_step.load_state_dict({name: value for name, value in made.state_dict().items() if "gates" not in name})
-    torch.testing.assert_close(one_step(*given).exp(), expected[:, 0], atol=1e-5, rtol=1e-5)
-    assert all(parameter.grad is None for parameter in made.parameters())
-    made.train()(*given).sum().backward()
-    assert all(parameter.grad.abs().sum() > 0 for parameter in made.parameters())
-
-    made.prediction_dropout = 0.5
-    drawn = torch.stack([made(*given).exp() for _ in range(400)]).detach()
-    subsets = {
-        kept: expected[0][[step for step in range(STEPS) if kept >> step & 1]].mean(0) for kept in range(1, 2**STEPS)
-    }
-    shown = [min(subsets, key=lambda kept: float((subsets[kept] - row).abs().max())) for row in drawn[:, 0]]
-    errors = torch.stack([(subsets[kept] - row).abs().max() for kept, row in zip(shown, drawn[:, 0], strict=True)])
-    assert errors.max() < 1e-5, "the mean over a subset of the steps, never over none"
-    kept_steps = sum(kept.bit_count() for kept in shown) / 400
-    assert abs(kept_steps - (1 + 3 * 0.5)) < 0.2, "one is always kept, the others with probability 1/2"
-    assert not torch.equal(drawn[:, 0].argmax(-1), drawn[:, 1].argmax(-1)) or len(set(shown)) > 8
+def test_predictions_equal_the_naive_version() -> None:
+    network, inputs = make_network(), make_inputs()
+    expected = naive_probabilities(network, *inputs)
+    assert_close(network(*inputs).exp(), expected.mean(1))
+    one_step = make_network(1)
+    one_step.load_state_dict({name: value for name, value in network.state_dict().items() if "gates" not in name})
+    assert_close(one_step(*inputs).exp(), expected[:, 0])
+    network.train()(*inputs).sum().backward()
+    assert all(parameter.grad.any() for parameter in network.parameters())
 
 
-def test_the_head_of_a_family_has_it_and_refuses_what_is_no_pair_of_classes(tmp_path, subtests) -> None:
-    config = tiny_config(FAMILIES["bert"], num_labels=3, answer_steps=3)
-    model = CtxBertForSequenceClassification(config).eval()
+@torch.no_grad()
+def test_dropout_of_predictions() -> None:
+    """The mean over a random subset of the steps, which is never empty: the other steps have probability 1/2."""
+    network, inputs = make_network().train(), make_inputs()
+    network.prediction_dropout = 0.5
+    samples = torch.stack([network(*inputs).exp()[:2] for _ in range(400)])
+    probabilities = naive_probabilities(network, *inputs)[:2]
+    subsets = [[step for step in range(STEPS) if bits >> step & 1] for bits in range(1, 2**STEPS)]
+    means = torch.stack([probabilities[:, subset].mean(1) for subset in subsets])
+    errors, numbers = (samples[:, None] - means).abs().amax(-1).min(1)  # (samples, rows)
+    assert errors.max() < 1e-5
+    assert abs(sum(len(subsets[number]) for number in numbers[:, 0]) / 400 - (1 + 3 * 0.5)) < 0.2
+    assert not torch.equal(numbers[:, 0], numbers[:, 1])
+
+
+def test_classifier_of_a_family(tmp_path) -> None:
+    """It is saved, has no pooler, does not depend on padding, and requires pairs and several classes."""
+    bert = FAMILIES["bert"]
+    model = CtxBertForSequenceClassification(tiny_config(bert, num_labels=3, answer_steps=3)).eval()
     model.save_pretrained(tmp_path)
-    opened = CtxBertForSequenceClassification.from_pretrained(tmp_path)
+    loaded = CtxBertForSequenceClassification.from_pretrained(tmp_path)
     ids = torch.arange(FIRST_WORD, FIRST_WORD + 8).view(2, 4)
     pair = {"input_ids": ids, "token_type_ids": torch.tensor([[0, 0, 1, 1], [0, 1, 1, 1]])}
-    assert torch.equal(opened(**pair).logits, model(**pair).logits)
-    assert not hasattr(model.bert, "pooler") or model.bert.pooler is None
+    assert torch.equal(loaded(**pair).logits, model(**pair).logits)
+    assert getattr(model.bert, "pooler", None) is None
     padded = {name: nn.functional.pad(value, (0, 3)) for name, value in pair.items()}
-    mask = nn.functional.pad(torch.ones_like(ids), (0, 3))
-    torch.testing.assert_close(opened(**padded, attention_mask=mask).logits, model(**pair).logits, atol=1e-5, rtol=1e-5)
-    refused = {
-        "a single text": (lambda: model(ids), "compares two texts"),
-        "a number": (
-            lambda: CtxBertForSequenceClassification(tiny_config(FAMILIES["bert"], num_labels=1, answer_steps=3)),
-            "one of several classes",
-        ),
-        "the layout of transformers": (lambda: model.export_reference(tmp_path), "does not support answer_steps"),
-    }
-    for what, (call, says) in refused.items():
-        with subtests.test(what), pytest.raises(CtxError, match=says):
-            call()
-    with pytest.raises(StrictDataclassError, match="compares two segments"):
-        tiny_config(FAMILIES["roberta"], answer_steps=3)
+    assert_close(loaded(**padded, attention_mask=(padded["input_ids"] != 0).long()).logits, model(**pair).logits)
+    with pytest.raises(CtxError, match="compares two texts"):
+        model(ids)
+    with pytest.raises(CtxError, match="one of several classes"):
+        CtxBertForSequenceClassification(tiny_config(bert, num_labels=1, answer_steps=3))
+    with pytest.raises(CtxError, match="does not support answer_steps"):
+        model.export_reference(tmp_path)

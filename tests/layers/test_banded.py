@@ -1,8 +1,11 @@
 """Locally banded attention against a mask over all pairs: values and gradients, alone and within a layer."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
+from zoo import assert_close
 
 from hf_ctxmodels.layers.attention import backends
 from hf_ctxmodels.layers.attention.backends import _attend_all_blocks, banded_attention
@@ -22,39 +25,38 @@ def dense(query: Tensor, key: Tensor, value: Tensor, window: int) -> Tensor:
 @pytest.mark.parametrize(("length", "window"), [(1, 1), (37, 5), (200, 1), (64, 64), (129, 65), (300, 128), (500, 200)])
 def test_equal_to_a_mask_over_all_pairs(length: int, window: int) -> None:
     torch.manual_seed(0)
-    rows = [torch.randn(2, length, 3, 8, requires_grad=True) for _ in range(3)]
-    expected = dense(*rows, window)
+    inputs = [torch.randn(2, length, 3, 8, requires_grad=True) for _ in range(3)]
+    expected = dense(*inputs, window)
     weights = torch.randn_like(expected)
-    gradients = torch.autograd.grad(expected, rows, weights)
-    one_call = _attend_all_blocks(*rows, window, 64, scale=0.3, dropout=0.0)  # as on other devices
-    for found in (banded_attention(*rows, window, scale=0.3, dropout=0.0), one_call):
-        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
-        for got, wanted in zip(torch.autograd.grad(found, rows, weights), gradients, strict=True):
-            torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-5)
-    assert type(one_call.grad_fn) is not type(banded_attention(*rows, window, scale=0.3, dropout=0.0).grad_fn)
-    halves = [each.detach().bfloat16() for each in rows]
-    half = banded_attention(*halves, window, scale=0.3, dropout=0.0)
+    expected_gradients = torch.autograd.grad(expected, inputs, weights)
+    by_blocks = banded_attention(*inputs, window, scale=0.3, dropout=0.0)
+    in_one_call = _attend_all_blocks(*inputs, window, 64, scale=0.3, dropout=0.0)  # as on other devices
+    assert type(in_one_call.grad_fn) is not type(by_blocks.grad_fn)
+    for context in (by_blocks, in_one_call):
+        assert_close(context, expected)
+        assert_close(torch.autograd.grad(context, inputs, weights), expected_gradients)
+    half_inputs = [tensor.detach().bfloat16() for tensor in inputs]
+    half = banded_attention(*half_inputs, window, scale=0.3, dropout=0.0)
     assert half.dtype == torch.bfloat16
-    torch.testing.assert_close(half.float(), expected, atol=3e-2, rtol=3e-2)
+    assert_close(half.float(), expected, tolerance=3e-2)
 
 
-def test_a_layer_computes_the_band_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sequences of different lengths, packed; those of at most two windows by a mask."""
+def test_a_layer_computes_only_the_band(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of packed sequences of different lengths; sequences of at most two windows use a mask."""
     torch.manual_seed(0)
-    used = []
-    monkeypatch.setattr(
-        backends, "banded_attention", lambda *rows, **more: used.append(len(rows[0])) or banded_attention(*rows, **more)
-    )
+    calls: list[int] = []
+
+    def record_call(*tensors: Tensor, **options: Any) -> Tensor:
+        calls.append(len(tensors[0]))
+        return banded_attention(*tensors, **options)
+
+    monkeypatch.setattr(backends, "banded_attention", record_call)
     layer, spec = SelfAttention(24, 3), MaskSpec(causal=True, window=10)
-    lengths, width = (150, 12, 149, 70), 150
-    states = torch.randn(4, width, 24)
-    tokens = torch.arange(width) < torch.tensor(lengths)[:, None]
-    packed = PackedLayout.build(4, width, tokens, None, states.device)
-    found = packed.unpack(layer(packed.pack(states), packed, spec)[0])
-    padded = PaddedLayout(4, width, tokens, implementation="eager")
-    expected, weights = layer(states, padded, spec)
-    torch.testing.assert_close(found[tokens], expected[tokens], atol=1e-5, rtol=1e-5)
-    assert sum(used) == 3
-    assert weights is not None
-    assert bool((weights[0, 0, 100, 91:101] > 0).all())
-    assert not bool(weights[0, 0, 100, :91].any())
+    states, tokens = torch.randn(4, 150, 24), torch.arange(150) < torch.tensor([150, 12, 149, 70])[:, None]
+    packed = PackedLayout.build(4, 150, tokens, None, states.device)
+    context = packed.unpack(layer(packed.pack(states), packed, spec)[0])
+    expected, probabilities = layer(states, PaddedLayout(4, 150, tokens, implementation="eager"), spec)
+    assert_close(context[tokens], expected[tokens])
+    assert sum(calls) == 3
+    assert (probabilities[0, 0, 100, 91:101] > 0).all()
+    assert not probabilities[0, 0, 100, :91].any()

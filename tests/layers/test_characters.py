@@ -1,10 +1,12 @@
-"""Character encoders: distinct, trimmed words equal the naive computation; mixes of layers."""
+"""Character encoders: distinct, trimmed words equal the naive computation; mixes of layers; vectors of words."""
 
 import math
 
 import pytest
 import torch
+from torch import Tensor
 
+from hf_ctxmodels.architectures.character_models import CharacterVectors
 from hf_ctxmodels.layers import characters
 from hf_ctxmodels.layers.characters import CharacterEncoder, unique_rows
 from hf_ctxmodels.layers.common import ScalarMix
@@ -12,7 +14,7 @@ from hf_ctxmodels.layers.common import ScalarMix
 PADDING = 30
 
 
-def make_words(max_length: int, number: int = 40, width: int = 16) -> torch.Tensor:
+def make_words(max_length: int, number: int = 40, width: int = 16) -> Tensor:
     """Random words, half of which are repeated, and a word of zeros."""
     generator = torch.Generator().manual_seed(max_length)
     ids = torch.randint(1, PADDING, (number, width), generator=generator)
@@ -32,22 +34,18 @@ def test_distinct_trimmed_words_equal_all_words(max_length: int) -> None:
     for encode in (model, model.plain):
         outputs = encode(ids)
         results.append([outputs, *torch.autograd.grad(outputs.sin().sum(), list(model.parameters()))])
-    for actual, expected in zip(*results, strict=True):
-        torch.testing.assert_close(actual, expected)
+    torch.testing.assert_close(*results)
     assert model.trim_padding(ids[:-1]).shape[1] == min(16, max_length + 5)
 
 
-def test_unique_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also if hashes of different rows are equal."""
-    ids = make_words(9)
-    unique, indices = unique_rows(ids)
-    assert torch.equal(unique[indices], ids)
-    assert len(unique) == len(ids.unique(dim=0))
-    monkeypatch.setattr(characters, "_MULTIPLIER", 0)  # the hash is then the sum of a row
-    ids = torch.tensor([[1, 2], [2, 1], [1, 2], [3, 0]])
-    unique, indices = unique_rows(ids)
-    assert torch.equal(unique[indices], ids)
-    assert len(unique) == 3
+@pytest.mark.parametrize("multiplier", [characters._MULTIPLIER, 0], ids=["hash", "sum"])
+def test_unique_rows(multiplier: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if hashes of different rows are equal: with the multiplier 0 the hash is the sum of a row."""
+    monkeypatch.setattr(characters, "_MULTIPLIER", multiplier)
+    for ids in (make_words(9), torch.tensor([[1, 2], [2, 1], [1, 2], [3, 0]])):
+        unique, indices = unique_rows(ids)
+        assert torch.equal(unique[indices], ids)
+        assert len(unique) == len(ids.unique(dim=0))
 
 
 def test_scalar_mix() -> None:
@@ -66,3 +64,48 @@ def test_scalar_mix_normalises_over_tokens_only() -> None:
     torch.testing.assert_close(mixed[0, :2].var(correction=0), torch.tensor(1.0))
     states[0, 2] = 1e4
     torch.testing.assert_close(ScalarMix(1, layer_norm=True)([states], tokens), mixed)
+
+
+class TestCharacterVectors:
+    """Vectors of words, looked up by the words' characters."""
+
+    FILLER = 260
+    WORDS = ["cat", "Cat", "a", "the", "cats"]
+    VECTORS = torch.arange(1.0, 16.0).view(5, 3)
+
+    def characters_of(self, words: list[str], width: int = 8) -> Tensor:
+        rows = [[258, *[byte + 1 for byte in word.encode()], 259] for word in words]
+        return torch.tensor([row + [self.FILLER] * (width - len(row)) for row in rows])
+
+    def make_layer(self, **changes: bool) -> CharacterVectors:
+        options = {"padding_character": self.FILLER, "lower_case": False, "trainable": False, **changes}
+        layer = CharacterVectors(7, 3, **options)
+        layer.fill(self.characters_of(self.WORDS), self.VECTORS)
+        return layer
+
+    def test_vectors(self) -> None:
+        """Unknown words and padding have zeros; the width of the batch does not matter; all vectors are saved."""
+        layer = self.make_layer()
+        for width in (6, 8, 20):
+            assert torch.equal(layer(self.characters_of(self.WORDS, width)), self.VECTORS)
+        batch = self.characters_of(["the", "dog", "Cat", "The"]).view(2, 2, -1)
+        expected = torch.tensor([[[10.0, 11, 12], [0, 0, 0]], [[4, 5, 6], [0, 0, 0]]])
+        assert torch.equal(layer(batch), expected)
+        assert not layer(torch.zeros(2, 8, dtype=torch.long)).any()
+        loaded = CharacterVectors(7, 3, padding_character=self.FILLER, lower_case=False, trainable=False)
+        loaded.load_state_dict(layer.state_dict())
+        assert torch.equal(loaded(batch), expected)
+
+    def test_lower_case(self) -> None:
+        """Of words that differ only in case, the first has the vector."""
+        vectors = self.make_layer(lower_case=True)(self.characters_of(["THE", "the", "A", "cAtS", "Z", "CAT"]))
+        assert vectors[:, 0].tolist() == [10, 10, 7, 13, 0, 1]
+
+    @pytest.mark.parametrize("trainable", [False, True])
+    def test_gradient(self, trainable: bool) -> None:
+        layer = self.make_layer(trainable=trainable)
+        total = layer(self.characters_of(["the", "the", "dog"])).sum()
+        assert total.requires_grad == trainable
+        if trainable:
+            total.backward()
+            assert sorted(layer.table.grad[:, 0].tolist()) == [0, 0, 0, 0, 0, 0, 1, 2]

@@ -50,12 +50,9 @@ def test_mask_depends_on_the_seed() -> None:
     assert not torch.equal(sample(1), sample(2))
 
 
-@pytest.mark.parametrize("numel", [0, 1, 3, 5])
-def test_any_size(numel: int) -> None:
-    assert dropout(torch.ones(numel), 0.5, training=True).shape == (numel,)
-
-
 def test_identity_and_extremes() -> None:
+    for numel in (0, 1, 3):
+        assert dropout(torch.ones(numel), 0.5, training=True).shape == (numel,)
     tensor = torch.randn(5)
     assert dropout(tensor, 0.5, training=False) is tensor
     assert dropout(tensor, 0.0, training=True) is tensor
@@ -112,11 +109,8 @@ def test_attention_equals_the_formula(rate: float, mask_name: str) -> None:
     actual = attention_with_dropout(query, key, value, mask, scale=SCALE, dropout=rate)
     assert actual.transpose(1, 2).is_contiguous(), "the layout of the output projection's input"
     torch.testing.assert_close(actual, expected)
-    expected_gradients = torch.autograd.grad((expected * torch.arange(6)).sum(), leaves, retain_graph=True)
-    for gradient, expected_gradient in zip(
-        torch.autograd.grad((actual * torch.arange(6)).sum(), leaves), expected_gradients, strict=True
-    ):
-        torch.testing.assert_close(gradient, expected_gradient)
+    losses = ((context * torch.arange(6)).sum() for context in (actual, expected))
+    torch.testing.assert_close(*(torch.autograd.grad(loss, leaves, retain_graph=True) for loss in losses))
 
 
 def test_attention_in_bfloat16_is_close_to_float32() -> None:

@@ -21,9 +21,9 @@ def make_caches() -> tuple[PreallocatedCache, DynamicCache]:
 
 def assert_equal(cache_under_test: DynamicCache, reference: DynamicCache) -> None:
     assert cache_under_test.get_seq_length() == reference.get_seq_length()
-    for got, expected in zip(cache_under_test.layers, reference.layers, strict=True):
-        assert torch.equal(got.keys, expected.keys)
-        assert torch.equal(got.values, expected.values)
+    for actual, expected in zip(cache_under_test.layers, reference.layers, strict=True):
+        assert torch.equal(actual.keys, expected.keys)
+        assert torch.equal(actual.values, expected.values)
 
 
 def extend(caches: list[DynamicCache], rows: int, length: int) -> None:
@@ -34,7 +34,7 @@ def extend(caches: list[DynamicCache], rows: int, length: int) -> None:
             assert torch.equal(cached_keys[:, :, -length:], keys)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(8))
 def test_any_sequence_of_operations(seed: int) -> None:
     """Beams with a common prefix, rejected candidates, other rows."""
     torch.manual_seed(seed)
@@ -65,32 +65,6 @@ def test_any_sequence_of_operations(seed: int) -> None:
     cache_under_test.reset(), reference.reset()
     extend([cache_under_test, reference], 3, 2)
     assert_equal(cache_under_test, reference)
-
-
-def test_tokens_that_replace_rejected_ones_are_not_shared() -> None:
-    """Assisted generation removes candidates, and other tokens follow in their columns."""
-    caches = make_caches()
-    extend([*caches], 4, 3)
-    for cache in caches:
-        cache.reorder_cache(torch.tensor([0, 0, 0, 0]))
-        cache.crop(-1)
-    extend([*caches], 4, 1)
-    for cache in caches:
-        cache.reorder_cache(torch.tensor([1, 0, 2, 3]))
-    assert_equal(*caches)
-
-
-def test_selected_rows_of_a_full_buffer_are_not_mistaken_for_the_buffer() -> None:
-    caches = make_caches()
-    extend([*caches], 3, 4)
-    buffer, _ = caches[0].layers[0]._buffers
-    extend([*caches], 3, buffer.shape[2] - 4)
-    assert caches[0].layers[0].keys.stride() == buffer.stride()
-    for cache in caches:
-        cache.batch_select_indices(torch.tensor([2, 0, 1]))
-        cache.crop(-1)
-    extend([*caches], 3, 1)
-    assert_equal(*caches)
 
 
 def test_reordering_copies_only_the_columns_that_differ(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hf_ctxmodels.layers.lm_loss import cross_entropy
-from hf_ctxmodels.layers.lm_loss.cross_entropy import MaskedLMHead, chunked_cross_entropy
+from hf_ctxmodels.layers.lm_loss.cross_entropy import chunked_cross_entropy
 
 ROWS, WIDTH, VOCAB_SIZE = 11, 8, 20
 pytestmark = pytest.mark.usefixtures("chunk_rows")
@@ -41,10 +41,9 @@ def test_values_and_gradients(reduction: str, bias: bool, scale: int) -> None:
     actual = chunked_cross_entropy(*leaves, targets, reduction=reduction)
     torch.testing.assert_close(actual, expected)
     tensors = [tensor for tensor in leaves if tensor is not None]
-    gradients, expected_gradients = (torch.autograd.grad(2.5 * loss, tensors) for loss in (actual, expected))
-    for gradient, expected_gradient in zip(gradients, expected_gradients, strict=True):
-        tolerance = {} if scale == 1 else {"atol": 1e-3, "rtol": 1e-4}
-        torch.testing.assert_close(gradient, expected_gradient, **tolerance)
+    tolerance = {} if scale == 1 else {"atol": 1e-3, "rtol": 1e-4}
+    gradients = [torch.autograd.grad(2.5 * loss, tensors) for loss in (actual, expected)]
+    torch.testing.assert_close(*gradients, **tolerance)
     with torch.no_grad():
         torch.testing.assert_close(chunked_cross_entropy(*leaves, targets, reduction=reduction), expected)
 
@@ -52,24 +51,21 @@ def test_values_and_gradients(reduction: str, bias: bool, scale: int) -> None:
 def test_second_backward_pass_of_a_retained_graph() -> None:
     leaves, targets = make_inputs()
     loss = chunked_cross_entropy(*leaves, targets)
-    first = [gradient.clone() for gradient in torch.autograd.grad(3 * loss, leaves, retain_graph=True)]
-    for gradient, expected in zip(first, torch.autograd.grad(loss, leaves), strict=True):
-        torch.testing.assert_close(gradient, 3 * expected)
+    first = torch.autograd.grad(loss, leaves, retain_graph=True)
+    torch.testing.assert_close(torch.autograd.grad(3 * loss, leaves), tuple(3 * gradient for gradient in first))
 
 
 @pytest.mark.parametrize("frozen", [{0}, {1}, {2}, {1, 2}, {0, 1}], ids=str)
 def test_frozen_inputs_get_no_gradient(frozen: set[int]) -> None:
     leaves, targets = make_inputs()
     leaves = [tensor.detach() if number in frozen else tensor for number, tensor in enumerate(leaves)]
-    chunked_cross_entropy(*leaves, targets).backward()
-    gradients = [tensor.grad for tensor in leaves]
-    for tensor in leaves:
-        tensor.grad = None
-    naive_cross_entropy(leaves, targets).backward()
-    for gradient, tensor in zip(gradients, leaves, strict=True):
-        assert (gradient is None) == (tensor.grad is None)
-        if gradient is not None:
-            torch.testing.assert_close(gradient, tensor.grad)
+    gradients = []
+    for loss in (chunked_cross_entropy(*leaves, targets), naive_cross_entropy(leaves, targets)):
+        loss.backward()
+        gradients.append([tensor.grad for tensor in leaves])
+        for tensor in leaves:
+            tensor.grad = None
+    torch.testing.assert_close(*gradients)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
@@ -103,23 +99,3 @@ def test_autocast() -> None:
     for gradient, expected_gradient in zip(torch.autograd.grad(actual, leaves), torch.autograd.grad(expected, leaves)):
         assert gradient.dtype is torch.float32
         assert (gradient - expected_gradient).norm() < 0.02 * expected_gradient.norm()
-
-
-def test_gradients_by_finite_differences() -> None:
-    leaves, targets = make_inputs(rows=5, dtype=torch.float64)
-    leaves = [(tensor / 4).detach().requires_grad_() for tensor in leaves]
-
-    def compute_loss(*leaves: Tensor) -> Tensor:
-        return chunked_cross_entropy(*leaves, targets, reduction="sum")
-
-    # the sum is in float32, so the steps are coarse
-    assert torch.autograd.gradcheck(compute_loss, leaves, eps=1e-2, atol=2e-3, rtol=1e-2)
-
-
-def test_head_loss_is_cross_entropy_of_its_logits() -> None:
-    torch.manual_seed(0)
-    head = MaskedLMHead(6, WIDTH, VOCAB_SIZE, activation="gelu", layer_norm_eps=1e-5)
-    states, targets = torch.randn(4, 6), torch.randint(VOCAB_SIZE, (4,))
-    expected = F.cross_entropy(head(states), targets, reduction="sum")
-    torch.testing.assert_close(head.summed_loss(states, targets), expected)
-    assert head(torch.randn(2, 3, 6)).shape == (2, 3, VOCAB_SIZE)

@@ -3,6 +3,22 @@
 import pytest
 from zoo import ARCHETYPES, BASES, HEADS, NETWORKS, TIED_HEADS, TOKEN_HEADS, Case
 
+from hf_ctxmodels.layers.attention.layouts import PackedLayout
+
+
+@pytest.fixture
+def packed_layouts(monkeypatch: pytest.MonkeyPatch) -> list[PackedLayout]:
+    """The packed layouts built during the test, in order; empty if no forward pass was unpadded."""
+    layouts: list[PackedLayout] = []
+    build = PackedLayout.build.__func__
+
+    def spy(cls: type[PackedLayout], *args: object) -> PackedLayout:
+        layouts.append(build(cls, *args))
+        return layouts[-1]
+
+    monkeypatch.setattr(PackedLayout, "build", classmethod(spy))
+    return layouts
+
 
 @pytest.fixture(params=BASES, ids=str)
 def base_case(request: pytest.FixtureRequest) -> Case:

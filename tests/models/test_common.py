@@ -15,6 +15,7 @@ from zoo import (
     assert_same_weights,
     each_forward,
     grouped_by_family,
+    load_strict,
     make_batch,
     make_targets,
     tiny_config,
@@ -35,24 +36,19 @@ class TestConfig:
         """Also of attributes set later: special tokens by Trainer, `quantization_config` by quantizers, and others."""
         config = tiny_config(family, unpad=False)
         config.save_pretrained(tmp_path)
-        again = family.config.from_pretrained(tmp_path)
-        assert again.to_dict() == config.to_dict()
-        assert again.unpad is False
+        loaded = family.config.from_pretrained(tmp_path)
+        assert loaded.to_dict() == config.to_dict()
+        assert loaded.unpad is False
         assert json.loads((tmp_path / "config.json").read_text())["model_type"] == family.config.model_type
-        attributes = {
-            "bos_token_id": 7,
-            "eos_token_id": 8,
-            "sep_token_id": 9,
-            "note": "x",
-            "quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True},
-        }
+        attributes = {"bos_token_id": 7, "eos_token_id": 8, "sep_token_id": 9, "note": "x"}
+        attributes["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_8bit": True}
         for name, value in attributes.items():
             setattr(config, name, value)
         config.save_pretrained(tmp_path)
-        for again in (family.config.from_pretrained(tmp_path), transformers.AutoConfig.from_pretrained(tmp_path)):
-            assert type(again) is family.config
-            assert {name: getattr(again, name) for name in attributes} == attributes
-            assert again.to_diff_dict() == config.to_diff_dict()
+        for loaded in (family.config.from_pretrained(tmp_path), transformers.AutoConfig.from_pretrained(tmp_path)):
+            assert type(loaded) is family.config
+            assert {name: getattr(loaded, name) for name in attributes} == attributes
+            assert loaded.to_diff_dict() == config.to_diff_dict()
         assert family.config.from_pretrained(tmp_path, note="y").note == "y"
 
     def test_wrong_field_raises(self, family: FamilySpec, tmp_path: Path) -> None:
@@ -82,9 +78,9 @@ class TestConfig:
         config = tiny_config(family)
         config.hiden_size = 3
         config.save_pretrained(tmp_path)
-        again = family.config.from_pretrained(tmp_path)
-        assert again.hiden_size == 3
-        assert again.hidden_size == config.hidden_size
+        loaded = family.config.from_pretrained(tmp_path)
+        assert loaded.hiden_size == 3
+        assert loaded.hidden_size == config.hidden_size
         assert "'hiden_size' in addition to 'hidden_size'" in caplog.text
 
     @pytest.mark.parametrize("name", ["to_dict", "head_input_size", "from_pretrained"])
@@ -141,10 +137,9 @@ class TestAutoClasses:
         model.save_pretrained(tmp_path / "parts", max_shard_size="1KB")
         assert len(list((tmp_path / "parts").glob("*.safetensors"))) >= min(2, len(list(model.parameters())))
         for folder in ("whole", "parts"):
-            again, report = base_case.auto_class.from_pretrained(tmp_path / folder, output_loading_info=True)
-            assert type(again) is base_case.model_class
-            assert not any(report.values()), report
-            assert_same_weights(again, model)
+            loaded = load_strict(base_case.auto_class, tmp_path / folder)
+            assert type(loaded) is base_case.model_class
+            assert_same_weights(loaded, model)
         model.to(torch.bfloat16).save_pretrained(tmp_path / "half")
         assert base_case.model_class.from_pretrained(tmp_path / "half").dtype is torch.bfloat16
         widened = base_case.model_class.from_pretrained(tmp_path / "half", dtype=torch.float32)
@@ -165,24 +160,24 @@ class TestSaving:
                 with safe_open(tmp_path / str(case) / "model.safetensors", "pt") as file:
                     saved = set(file.keys())
                 assert saved == {name for part in (model.named_parameters(), model.named_buffers()) for name, _ in part}
-                again = case.model_class.from_pretrained(tmp_path / str(case)).eval()
+                loaded = case.model_class.from_pretrained(tmp_path / str(case)).eval()
                 batch = make_batch(case)
                 # matrix products with few rows are rounded differently depending on the memory alignment of the weights
-                assert_same_outputs(again(**batch), model(**batch), tolerance=1e-6 if case.is_recurrent else 0)
+                assert_same_outputs(loaded(**batch), model(**batch), tolerance=1e-6 if case.is_recurrent else 0)
 
     def test_ties(self, tied_head_case: Case, tmp_path: Path) -> None:
         case = tied_head_case
         model = case.model()
         assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
         model.save_pretrained(tmp_path)
-        again = case.model_class.from_pretrained(tmp_path)
-        assert again.get_output_embeddings().weight is again.get_input_embeddings().weight
+        loaded = case.model_class.from_pretrained(tmp_path)
+        assert loaded.get_output_embeddings().weight is loaded.get_input_embeddings().weight
         untied = case.model(tie_word_embeddings=False)
         assert untied.get_output_embeddings().weight is not untied.get_input_embeddings().weight
         untied.save_pretrained(tmp_path / "untied")
-        again = case.model_class.from_pretrained(tmp_path / "untied")
-        assert torch.equal(again.get_output_embeddings().weight, untied.get_output_embeddings().weight)
-        assert not torch.equal(again.get_output_embeddings().weight, again.get_input_embeddings().weight)
+        loaded = case.model_class.from_pretrained(tmp_path / "untied")
+        assert torch.equal(loaded.get_output_embeddings().weight, untied.get_output_embeddings().weight)
+        assert not torch.equal(loaded.get_output_embeddings().weight, loaded.get_input_embeddings().weight)
 
     @each_forward
     def test_heads_and_encoders_open_each_other(self, head_case: Case, tmp_path: Path) -> None:
@@ -191,27 +186,27 @@ class TestSaving:
         model.save_pretrained(tmp_path / "head")
         encoder_class = head_case.family.models["AutoModel"]
         encoder, report = encoder_class.from_pretrained(tmp_path / "head", output_loading_info=True)
-        kept = model.base_model.state_dict()
-        assert report["missing_keys"] == set(encoder.state_dict()) - set(kept)
-        for name, tensor in encoder.state_dict().items():
-            assert name not in kept or torch.equal(kept[name], tensor), name
-        assert kept.keys() & encoder.state_dict().keys()
+        weights, encoder_weights = model.base_model.state_dict(), encoder.state_dict()
+        assert report["missing_keys"] == encoder_weights.keys() - weights.keys()
+        shared_names = weights.keys() & encoder_weights.keys()
+        assert shared_names
+        assert all(torch.equal(weights[name], encoder_weights[name]) for name in shared_names)
 
         Case(head_case.family, "AutoModel").model(initializer_range=0.02).save_pretrained(tmp_path / "encoder")
         model, report = head_case.model_class.from_pretrained(tmp_path / "encoder", output_loading_info=True)
         parameters = dict(model.named_parameters())
-        fresh = set(report["missing_keys"]) & set(parameters)
+        new_names = report["missing_keys"] & parameters.keys()
         prefix = model.base_model_prefix + "."
-        assert bool(fresh) == any(not name.startswith(prefix) for name in parameters)  # else the head is tied
+        assert bool(new_names) == any(not name.startswith(prefix) for name in parameters)  # else the head is tied
         torch.manual_seed(1)
         expected = dict(head_case.model_class(head_case.config(initializer_range=0.02)).named_parameters())
-        for name in fresh:
-            spread, wanted = parameters[name].std(correction=0), expected[name].std(correction=0)
-            if expected[name].numel() < 16:  # the standard deviation of a few samples says little
-                assert bool(spread) == bool(wanted), name
+        for name in new_names:
+            std, expected_std = parameters[name].std(correction=0), expected[name].std(correction=0)
+            if expected[name].numel() < 16:  # too few samples to compare standard deviations
+                assert bool(std) == bool(expected_std), name
             else:
-                assert 0.5 * wanted <= spread <= 2 * wanted, name
-            if not wanted and expected[name].numel() > 1:
+                assert 0.5 * expected_std <= std <= 2 * expected_std, name
+            if not expected_std and expected[name].numel() > 1:
                 assert torch.equal(parameters[name], expected[name]), name
 
 
@@ -240,23 +235,21 @@ class TestResizing:
         change = 5 if case.is_base else -4
         model = case.model()
 
-        def table() -> torch.nn.Module:
-            return model.get_output_embeddings() if case.token_id_axes else model.get_input_embeddings()
-
-        if table() is None:
+        get_embeddings = model.get_output_embeddings if case.token_id_axes else model.get_input_embeddings
+        if get_embeddings() is None:
             pytest.skip(f"nothing in {case} is as large as the vocabulary")
-        old = table().weight.detach().clone()
+        old = get_embeddings().weight.detach().clone()
         size = old.shape[0] + change
         model.resize_token_embeddings(size)
-        new = table().weight
+        new = get_embeddings().weight
         assert model.config.vocab_size == size == new.shape[0]
-        kept = min(size, len(old))
-        assert torch.equal(new[:kept], old[:kept])
+        num_common = min(size, len(old))
+        assert torch.equal(new[:num_common], old[:num_common])
         if change > 0:  # as in transformers, where `mean_resizing` is not turned off
-            assert_close(new[kept:].mean(0), old.mean(0), "mean of the new rows", tolerance=1e-3)
+            assert_close(new[num_common:].mean(0), old.mean(0), "mean of the new rows", tolerance=1e-3)
         if model.get_output_embeddings() is not None:
-            is_table = bool(case.token_id_axes or case.model_class._tied_weights_keys)
-            assert (model.get_output_embeddings().weight is new) == is_table
+            is_tied = bool(case.token_id_axes or case.model_class._tied_weights_keys)
+            assert (model.get_output_embeddings().weight is new) == is_tied
             bias = model.get_output_embeddings().bias
             assert bias is None or bias.shape == (size,)
         batch = make_batch(case)

@@ -51,20 +51,6 @@ def uncompiled_flex(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(WrappedFlexAttention, "__call__", lambda self: flex_attention)
 
 
-@pytest.fixture
-def packed_layouts(monkeypatch: pytest.MonkeyPatch) -> list[PackedLayout]:
-    """The packed layouts built during the test, in order; empty if no forward pass was unpadded."""
-    layouts: list[PackedLayout] = []
-    build = PackedLayout.build.__func__
-
-    def spy(cls: type[PackedLayout], *args: object) -> PackedLayout:
-        layouts.append(build(cls, *args))
-        return layouts[-1]
-
-    monkeypatch.setattr(PackedLayout, "build", classmethod(spy))
-    return layouts
-
-
 def _assert_same_training(case: Case, sides: Sequence[str], paths: Sequence[str]) -> None:
     """Outputs and gradients of the paths equal those of eager attention, and all parameters have gradients."""
     models = models_by_path(case)
@@ -77,9 +63,9 @@ def _assert_same_training(case: Case, sides: Sequence[str], paths: Sequence[str]
         assert_every_parameter_learns(eager_model, expected_gradients)
         for path in [path for path in paths if path in models]:
             where, model = f"by the {path} path, padding at the {side}", models[path]
-            got = model(**batch)
-            assert_same_outputs(got, expected, batch["attention_mask"], where=where)
-            assert_same_gradients(gradients(model, objective_of(case, got, batch)), expected_gradients, where=where)
+            actual = model(**batch)
+            assert_same_outputs(actual, expected, batch["attention_mask"], where=where)
+            assert_same_gradients(gradients(model, objective_of(case, actual, batch)), expected_gradients, where=where)
 
 
 class TestAttentionPaths:
@@ -91,25 +77,18 @@ class TestAttentionPaths:
         """Heads only with the path that differs most from eager attention; the base models with all."""
         _assert_same_training(head_case, ("left",), ("unpadded",))
 
-    @pytest.mark.usefixtures("uncompiled_flex")
+    @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
     @pytest.mark.parametrize("network_case", FLEX_NETWORKS, ids=str)
-    def test_flex(self, network_case: Case) -> None:
-        """Equal outputs; `output_attentions` is an error."""
+    def test_flex(self, network_case: Case, compiled: bool, request: pytest.FixtureRequest) -> None:
+        """Equal outputs; `output_attentions` is an error. The compiled kernel takes half a minute to build."""
+        if not compiled:
+            request.getfixturevalue("uncompiled_flex")
         batch, model = make_batch(network_case), network_case.model(attention="flex_attention")
         with torch.no_grad():
             expected = network_case.model(**PATHS["eager"])(**batch)
             assert_same_outputs(model(**batch), expected, batch["attention_mask"])
             with pytest.raises(CtxError, match='attn_implementation="eager"'):
                 model(**batch, output_attentions=True)
-
-    @pytest.mark.slow
-    @pytest.mark.parametrize("network_case", FLEX_NETWORKS, ids=str)
-    def test_flex_compiled(self, network_case: Case) -> None:
-        """Equal outputs with the compiled kernel, which takes half a minute to build."""
-        batch = make_batch(network_case)
-        with torch.no_grad():
-            got = network_case.model(attention="flex_attention")(**batch)
-            assert_same_outputs(got, network_case.model(**PATHS["eager"])(**batch), batch["attention_mask"])
 
     def test_the_unpadded_path_is_taken_where_it_is_exact(
         self, attention_case: Case, packed_layouts: list[PackedLayout]
@@ -125,34 +104,26 @@ class TestAttentionPaths:
         attention_case.model(attention="eager")(**batch)
         assert len(packed_layouts) == num_layouts
 
-    def test_masks_of_any_type_and_none(self, network_case: Case) -> None:
+    def test_masks_of_any_type_with_holes_and_none(self, network_case: Case) -> None:
         """Without a mask all positions are tokens, except in families that infer padding from the ids."""
         batch, full = make_batch(network_case), make_batch(network_case, masked=False)
         mask, ones = batch["attention_mask"], torch.ones_like(network_case.first_token_ids(full))
+        holes = ones.clone()
+        holes[0, 3:6] = holes[1, ::2] = 0
+        expected_with_holes = network_case.model(**PATHS["eager"])(**full, attention_mask=holes)
         ones = mask if network_case.family.traits.infers_padding else ones
         for path, model in models_by_fast_path(network_case).items():
+            actual = model(**full, attention_mask=holes)
+            assert_same_outputs(actual, expected_with_holes, holes, where=f"by the {path} path with holes")
             with torch.no_grad():
                 expected = model(**batch)
                 for dtype in (torch.bool, torch.int32, torch.float32):
-                    got = model(**batch | {"attention_mask": mask.to(dtype)})
-                    assert_same_outputs(got, expected, mask, where=f"by the {path} path with {dtype}")
+                    actual = model(**batch | {"attention_mask": mask.to(dtype)})
+                    assert_same_outputs(actual, expected, mask, where=f"by the {path} path with {dtype}")
                 expected = model(**full, attention_mask=ones)
                 assert_same_outputs(model(**full), expected, where=f"by the {path} path without a mask")
 
-    def test_mask_with_holes(self, network_case: Case) -> None:
-        batch = make_batch(network_case, masked=False)
-        mask = batch["attention_mask"] = torch.ones_like(network_case.first_token_ids(batch))
-        mask[0, 3:6] = 0
-        mask[1, ::2] = 0
-        expected = network_case.model(**PATHS["eager"])(**batch)
-        for path, model in models_by_fast_path(network_case).items():
-            assert_same_outputs(model(**batch), expected, mask, where=f"by the {path} path")
-
-    @pytest.mark.parametrize(
-        "network_case",
-        [case for case in NETWORKS if case.model_class.accepts_4d_masks],
-        ids=str,
-    )
+    @pytest.mark.parametrize("network_case", [case for case in NETWORKS if case.model_class.accepts_4d_masks], ids=str)
     def test_4d_masks(self, network_case: Case) -> None:
         """(batch, 1, queries, keys), bool or additive, with attention weights and without."""
         batch = make_batch(network_case)
@@ -163,8 +134,10 @@ class TestAttentionPaths:
             expected = model(**batch)
             for full_mask in (visible, torch.where(visible, 0.0, -1e9)):
                 for options in ({}, {"output_attentions": True}):
-                    got = model(**batch | {"attention_mask": full_mask}, **options)
-                    assert_same_outputs(got, expected, mask, where=f"by the {path} path, {full_mask.dtype}, {options}")
+                    actual = model(**batch | {"attention_mask": full_mask}, **options)
+                    assert_same_outputs(
+                        actual, expected, mask, where=f"by the {path} path, {full_mask.dtype}, {options}"
+                    )
 
     @pytest.mark.parametrize("network_case", [case for case in NETWORKS if case.accepts_inputs_embeds], ids=str)
     def test_embeddings_instead_of_ids(self, network_case: Case) -> None:
@@ -176,9 +149,9 @@ class TestAttentionPaths:
             embeddings = network_case.embed_ids(model, ids).detach()
             for value in (None, float("nan"), float("inf"), 1e30):
                 inputs = embeddings.clone() if value is None else embeddings.masked_fill((mask == 0)[..., None], value)
-                got = model(**batch, inputs_embeds=inputs.requires_grad_())
-                assert_same_outputs(got, expected, mask, where=f"by the {path} path with {value}")
-                (gradient,) = torch.autograd.grad(got.last_hidden_state[mask == 1].sum(), inputs)
+                actual = model(**batch, inputs_embeds=inputs.requires_grad_())
+                assert_same_outputs(actual, expected, mask, where=f"by the {path} path with {value}")
+                (gradient,) = torch.autograd.grad(actual.last_hidden_state[mask == 1].sum(), inputs)
                 assert gradient.isfinite().all(), f"by the {path} path with {value}"
 
     @pytest.mark.parametrize("head_case", [case for case in ARCHETYPES if case.accepts_inputs_embeds], ids=str)
@@ -204,8 +177,8 @@ class TestPadding:
                 one = {name: tensor[row : row + 1] for name, tensor in plain.items()}
                 mask = one["attention_mask"]
                 for name, value in _logits(model, one).items():
-                    wanted = at_tokens(batched[name][row : row + 1], mask)
-                    assert_close(at_tokens(value, mask), wanted, f"{name}[{row}] by the {path} path")
+                    expected_states = at_tokens(batched[name][row : row + 1], mask)
+                    assert_close(at_tokens(value, mask), expected_states, f"{name}[{row}] by the {path} path")
 
     def test_losses_do_not_depend_on_padding(self, archetype_case: Case) -> None:
         model = archetype_case.model()
@@ -239,15 +212,16 @@ class TestRecordedOutputs:
             expected = padded(**batch, output_hidden_states=True).hidden_states
             assert len(states) == len(expected) == network_case.config().num_hidden_layers + 1
             widths = getattr(network_case.config(), "layer_sizes", [network_case.config().hidden_size] * len(states))
-            for number, (got, wanted) in enumerate(zip(states, expected, strict=True)):
-                assert got.shape == (*mask.shape, widths[number])
-                assert_close(got[mask == 1], wanted[mask == 1], f"hidden state {number}, padding at the {side}")
-                assert not got[mask == 0].any()
+            for number, (actual, expected_states) in enumerate(zip(states, expected, strict=True)):
+                assert actual.shape == (*mask.shape, widths[number])
+                assert_close(
+                    actual[mask == 1], expected_states[mask == 1], f"hidden state {number}, padding at the {side}"
+                )
+                assert not actual[mask == 0].any()
             assert torch.equal(states[-1], outputs.last_hidden_state)
             assert states[-1][mask == 1].all(-1).all()
         model.config.output_hidden_states = True
-        for got, wanted in zip(model(**batch).hidden_states, states, strict=True):
-            assert torch.equal(got, wanted)
+        assert_close(model(**batch).hidden_states, states, tolerance=0)
 
     def test_output_is_computed_from_them(self) -> None:
         """The gradient with respect to all hidden states is nonzero, as attribution methods need it: also in the
@@ -286,10 +260,9 @@ class TestRecordedOutputs:
             assert_close(layer.sum(-1), torch.ones(layer.shape[:-1]))
             assert not layer.masked_select(mask[:, None, None, :] == 0).any()
         for path, model in models.items():
-            got = model(**batch, output_attentions=True)
-            assert_same_outputs(got, expected, mask, where=f"by the {path} path")
-            for number, (weights, expected_weights) in enumerate(zip(got.attentions, expected.attentions, strict=True)):
-                assert_close(weights, expected_weights, f"attention weights {number} by the {path} path")
+            actual = model(**batch, output_attentions=True)
+            assert_same_outputs(actual, expected, mask, where=f"by the {path} path")
+            assert_close(actual.attentions, expected.attentions, f"attention weights by the {path} path")
             assert model(**batch).attentions is None
             model.config._output_attentions = True  # transformers refuses to set it under sdpa
             assert len(model(**batch).attentions) == len(model(**batch, output_attentions=None).attentions) > 0
@@ -319,14 +292,10 @@ class TestRecordedOutputs:
                 assert_close(selected.pooler_output, full.pooler_output, f"pooled by the {path} path")
 
     def test_tuple_output(self, trained_case: Case) -> None:
-        batch = make_batch(trained_case)
-        model = trained_case.model()
-        with_names = model(**batch)
-        as_tuple = model(**batch, return_dict=False)
-        assert isinstance(as_tuple, tuple)
-        assert len(as_tuple) == len(with_names.to_tuple())
-        for got, expected in zip(as_tuple, with_names.to_tuple(), strict=True):
-            assert_close(got, expected)
+        model, batch = trained_case.model(), make_batch(trained_case)
+        outputs = model(**batch, return_dict=False)
+        assert isinstance(outputs, tuple)
+        assert_close(outputs, model(**batch).to_tuple())
 
 
 def _packing(case: Case, lengths: list[int], seed: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -334,12 +303,8 @@ def _packing(case: Case, lengths: list[int], seed: int) -> tuple[dict[str, Tenso
     separate = make_batch(case, lengths, seed=seed, side="right")
     pairs = [lengths[i : i + 2] for i in range(0, len(lengths), 2)]
     shape = (len(pairs), max(map(sum, pairs)) + 2)
-    packed = {
-        name: tensor.new_zeros(*shape, *tensor.shape[2:])
-        for name, tensor in separate.items()
-        if name != "attention_mask"
-    }
-    packed["sequence_ids"] = torch.zeros(shape, dtype=torch.long)
+    packed = {name: tensor.new_zeros(*shape, *tensor.shape[2:]) for name, tensor in separate.items()}
+    packed["sequence_ids"] = packed.pop("attention_mask")
     for number, length in enumerate(lengths):
         row, second = divmod(number, 2)
         start = pairs[row][0] if second else 0
@@ -365,9 +330,9 @@ class TestSequenceIds:
         model = token_head_case.model(**PATHS["unpadded"])
         packed_labels = torch.full(token_head_case.first_token_ids(packed).shape, -100)
         packed_labels[packed["sequence_ids"] != 0] = labels[separate["attention_mask"] == 1]
-        expected, got = model(**separate, labels=labels).loss, model(**packed, labels=packed_labels).loss
-        assert_close(got, expected, "loss")
-        assert_same_gradients(gradients(model, got), gradients(model, expected))
+        expected, actual = model(**separate, labels=labels).loss, model(**packed, labels=packed_labels).loss
+        assert_close(actual, expected, "loss")
+        assert_same_gradients(gradients(model, actual), gradients(model, expected))
 
     def test_sequence_ids_separate_adjacent_sequences(self, network_case: Case) -> None:
         """One id per row is a padding mask; an id that occurs again is a new sequence; rows are always separate."""
@@ -375,13 +340,15 @@ class TestSequenceIds:
         mask = batch["attention_mask"]
         unmasked = {name: tensor for name, tensor in batch.items() if name != "attention_mask"}
         pair, rows = make_batch(network_case, (9, 9), masked=False), make_batch(network_case, (6, 6, 6), masked=False)
-        again = torch.tensor([[1, 1, 2, 2, 2, 1, 1, 1, 1], [1, 1, 0, 1, 1, 2, 2, 2, 2]])
-        fresh = torch.tensor([[1, 1, 2, 2, 2, 3, 3, 3, 3], [1, 1, 0, 2, 2, 3, 3, 3, 3]])
+        repeated_ids = torch.tensor([[1, 1, 2, 2, 2, 1, 1, 1, 1], [1, 1, 0, 1, 1, 2, 2, 2, 2]])
+        distinct_ids = torch.tensor([[1, 1, 2, 2, 2, 3, 3, 3, 3], [1, 1, 0, 2, 2, 3, 3, 3, 3]])
         for path, model in models_by_fast_path(network_case).items():
             where = f"by the {path} path"
-            got = model(**unmasked, sequence_ids=mask * 3)
-            assert_same_outputs(got, model(**batch), mask, where=f"of one per row {where}")
-            got = model(**pair, sequence_ids=again)
-            assert_same_outputs(got, model(**pair, sequence_ids=fresh), fresh, where=f"of a number again {where}")
-            got = model(**rows, sequence_ids=torch.ones_like(network_case.first_token_ids(rows)))
-            assert_same_outputs(got, model(**rows), where=f"of rows with one number {where}")
+            actual = model(**unmasked, sequence_ids=mask * 3)
+            assert_same_outputs(actual, model(**batch), mask, where=f"of one per row {where}")
+            actual = model(**pair, sequence_ids=repeated_ids)
+            assert_same_outputs(
+                actual, model(**pair, sequence_ids=distinct_ids), distinct_ids, where=f"of a number again {where}"
+            )
+            actual = model(**rows, sequence_ids=torch.ones_like(network_case.first_token_ids(rows)))
+            assert_same_outputs(actual, model(**rows), where=f"of rows with one number {where}")

@@ -30,11 +30,11 @@ class TestPrecision:
             exact = tensors_of(float32_model(**batch))
             outputs = {path: tensors_of(model(**batch)) for path, model in models.items()}
             for path, name in [(path, name) for path in outputs for name in exact]:
-                got, where = outputs[path][name], f"{name} by the {path} path, padding at the {side}"
-                assert got.dtype is torch.bfloat16
-                _assert_roughly(got, exact[name], batch["attention_mask"], where)
+                actual, where = outputs[path][name], f"{name} by the {path} path, padding at the {side}"
+                assert actual.dtype is torch.bfloat16
+                _assert_roughly(actual, exact[name], batch["attention_mask"], where)
                 _assert_roughly(
-                    got, outputs["eager"][name], batch["attention_mask"], f"{where}, compared with eager attention"
+                    actual, outputs["eager"][name], batch["attention_mask"], f"{where}, compared with eager attention"
                 )
 
     def test_bfloat16_autocast_is_close(self, trained_case: Case) -> None:
@@ -43,14 +43,14 @@ class TestPrecision:
         model = trained_case.model(initializer_range=0.02)
         expected = objective(trained_case, model, batch)
         with torch.autocast("cpu", torch.bfloat16):
-            got = objective(trained_case, model, batch)
-        assert got.dtype is torch.float32
-        assert_close(got, expected, "loss", tolerance=0.03)
-        expected, got = gradients(model, expected), gradients(model, got)
+            actual = objective(trained_case, model, batch)
+        assert actual.dtype is torch.float32
+        assert_close(actual, expected, "loss", tolerance=0.03)
+        expected, actual = gradients(model, expected), gradients(model, actual)
         rough = trained_case.has_consistency_loss or trained_case.uses_max_pooling
         for name in expected:
-            assert got[name].dtype is torch.float32
-            _assert_roughly(got[name], expected[name], None, name, share=0.25 if rough else 0.1)
+            assert actual[name].dtype is torch.float32
+            _assert_roughly(actual[name], expected[name], None, name, share=0.25 if rough else 0.1)
 
 
 @pytest.mark.gpu
@@ -73,12 +73,12 @@ def test_loss_and_gradients_on_cuda(archetype_case: Case, dtype: torch.dtype, to
     loss = model(**moved).loss
     loss.backward()
     assert loss.item() == pytest.approx(expected.item(), rel=tolerance)
-    got = torch.cat([parameter.grad.flatten() for parameter in model.parameters()]).float().cpu()
-    assert (got - gradient).norm() < tolerance * gradient.norm()
+    actual = torch.cat([parameter.grad.flatten() for parameter in model.parameters()]).float().cpu()
+    assert (actual - gradient).norm() < tolerance * gradient.norm()
 
 
-def _assert_roughly(got: Tensor, expected: Tensor, mask: Tensor | None, name: str, share: float = 0.05) -> None:
+def _assert_roughly(actual: Tensor, expected: Tensor, mask: Tensor | None, name: str, share: float = 0.05) -> None:
     """The relative error in norm is at most `share` (bfloat16 has 8 bits of precision), plus a small absolute error."""
-    got, expected = at_tokens(got, mask).float(), at_tokens(expected, mask).float()
-    error, size = (got - expected).norm(), expected.norm()
+    actual, expected = at_tokens(actual, mask).float(), at_tokens(expected, mask).float()
+    error, size = (actual - expected).norm(), expected.norm()
     assert error <= share * size + 1e-3, f"{name}: off by {float(error / size):.1%}"

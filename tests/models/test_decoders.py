@@ -15,11 +15,14 @@ from zoo import CASES, PATHS, Case, assert_close, assert_same_gradients, gradien
 
 from hf_ctxmodels import CtxBartConfig, CtxBartModel, CtxError, CtxGpt2Config, CtxGpt2ForCausalLM, CtxGpt2Tokenizer
 from hf_ctxmodels.architectures.encoder_decoder_heads import TransformerForConditionalGeneration
+from hf_ctxmodels.architectures.lstm_language_model import LSTMForCausalLM
 from hf_ctxmodels.core.caches import BeamSearchCache
 from hf_ctxmodels.heads.seq2seq import Seq2SeqHead
 from hf_ctxmodels.layers.attention.layouts import PackedLayout
+from hf_ctxmodels.layers.attention.modules import CrossAttention
 
 DECODERS = [case for case in CASES if case.auto_name == "AutoModelForCausalLM" and case.is_causal]
+LSTM_LMS = [case for case in CASES if issubclass(case.model_class, LSTMForCausalLM)]
 SEQ2SEQ = [case for case in CASES if issubclass(case.model_class, TransformerForConditionalGeneration)]
 ALL_SEQ2SEQ = [case for case in CASES if issubclass(case.model_class, Seq2SeqHead) and case.has_auto_class]
 TRANSFORMERS = [*DECODERS, *SEQ2SEQ]
@@ -43,7 +46,7 @@ def generate(model: Any, *args: Tensor, **options: Any) -> Tensor:
 @pytest.mark.parametrize("case", TRANSFORMERS, ids=str)
 @torch.no_grad()
 def test_steps_with_a_cache_equal_one_pass(case: Case) -> None:
-    """Several tokens at a time and one by one, by a growing and a static cache; with padding."""
+    """Several tokens at a time and one by one, with padding. The encoder's keys and values are computed once."""
     model, prefix, batch = case.model(), "", {}
     ids, mask = prompts(case, "left").values()
     if case.is_seq2seq:
@@ -52,13 +55,24 @@ def test_steps_with_a_cache_equal_one_pass(case: Case) -> None:
         ids, mask = torch.cat([ids, ids[:, :3]], 1), torch.ones(3, 9, dtype=torch.long)
         mask[1, :2] = 0
     expected = model(**batch, **{f"{prefix}input_ids": ids, f"{prefix}attention_mask": mask}).logits
+    cross_attentions = [module for module in model.modules() if isinstance(module, CrossAttention)]
+    projected = []
+    for module in cross_attentions:
+        module.kv_proj.register_forward_hook(lambda *_: projected.append(1))
     config = model.config.get_text_config(decoder=True)
 
     def build_cache(cache_class: Any, **options: int) -> Any:
         caches = [cache_class(config=config, **options) for _ in range(1 + case.is_seq2seq)]
         return EncoderDecoderCache(*caches) if case.is_seq2seq else caches[0]
 
-    for cache in (build_cache(DynamicCache), build_cache(StaticCache, max_cache_len=12), None):
+    for attention, cache in (
+        ("sdpa", build_cache(DynamicCache)),
+        ("sdpa", build_cache(StaticCache, max_cache_len=12)),
+        ("eager", build_cache(StaticCache, max_cache_len=12)),
+        ("sdpa", None),
+    ):
+        model.set_attn_implementation(attention)
+        projected.clear()
         logits, start, inputs = [], 0, batch
         for stop in (6, 7, 9):
             step = {f"{prefix}input_ids": ids[:, start:stop], f"{prefix}attention_mask": mask[:, :stop]}
@@ -68,7 +82,8 @@ def test_steps_with_a_cache_equal_one_pass(case: Case) -> None:
             if case.is_seq2seq:
                 encoded = model.get_encoder()(**{name: batch[name] for name in ("input_ids", "attention_mask")})
                 inputs = {"attention_mask": batch["attention_mask"], "encoder_outputs": encoded}
-        assert_close(torch.cat(logits, 1)[mask == 1], expected[mask == 1])
+        assert_close(torch.cat(logits, 1)[mask == 1], expected[mask == 1], f"{attention}, {type(cache)}")
+        assert len(projected) == len(cross_attentions)
 
 
 @pytest.mark.parametrize("case", [case for case in TRANSFORMERS if case.has_reference], ids=str)
@@ -115,7 +130,7 @@ def test_padding_and_modes_do_not_change_a_generated_text(case: Case) -> None:
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
-@pytest.mark.parametrize("case", DECODERS, ids=str)
+@pytest.mark.parametrize("case", [*DECODERS, *LSTM_LMS], ids=str)
 def test_shifted_labels(case: Case, side: str) -> None:
     """`shift_labels`, which Trainer passes if it splits rows over devices."""
     model, batch = case.model(), prompts(case, side)
@@ -128,8 +143,7 @@ def test_shifted_labels(case: Case, side: str) -> None:
     assert torch.equal(model(**batch, shift_labels=shifted).loss, expected)
     assert torch.equal(model(**batch, labels=labels, shift_labels=shifted).loss, expected)
     assert_close(model(**batch, shift_labels=shifted, num_items_in_batch=7).loss, expected * count / 7)
-    logits = model(**batch).logits
-    assert_close(F.cross_entropy(logits.flatten(0, 1), shifted.flatten()), expected)
+    assert_close(F.cross_entropy(model(**batch).logits.flatten(0, 1), shifted.flatten()), expected)
     for invalid in (shifted[:, 1:], shifted[:2], labels.tolist(), shifted.half()):
         with pytest.raises(CtxError, match="shift_labels is"):
             model(**batch, shift_labels=invalid)
@@ -203,7 +217,7 @@ def test_prompt_of_the_decoder_and_cross_attention_mask(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", SEQ2SEQ, ids=str)
-def test_inputs_of_the_decoder(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inputs_of_the_decoder(case: Case, packed_layouts: list[PackedLayout]) -> None:
     """Shifted labels, embeddings, and encoder outputs; the decoder is computed up to the last label only."""
     model, batch = case.model(), make_batch(case, LENGTHS)
     ids = batch.pop("decoder_input_ids")
@@ -212,18 +226,9 @@ def test_inputs_of_the_decoder(case: Case, monkeypatch: pytest.MonkeyPatch) -> N
     shifted = F.pad(labels[:, :-1], (1, 0), value=model.config.decoder_start_token_id)
     shifted = shifted.masked_fill(shifted == -100, model.config.pad_token_id)
     assert torch.equal(model.prepare_decoder_input_ids_from_labels(labels), shifted)
-    lengths: list[int] = []
-    build = PackedLayout.build.__func__
-
-    def record_length(cls: type[PackedLayout], *args: object) -> PackedLayout:
-        layout = build(cls, *args)
-        lengths.append(layout.num_tokens)
-        return layout
-
-    monkeypatch.setattr(PackedLayout, "build", classmethod(record_length))
     loss = model(**batch, labels=labels).loss
     steps = sum(int((row != -100).nonzero()[-1]) + 1 for row in labels)
-    assert lengths == [19, steps, 19]
+    assert [layout.num_tokens for layout in packed_layouts] == [19, steps, 19]
     assert steps < labels.numel()
     logits = model(**batch, decoder_input_ids=shifted).logits
     assert_close(loss, F.cross_entropy(logits.flatten(0, 1), labels.flatten()))
@@ -234,10 +239,10 @@ def test_inputs_of_the_decoder(case: Case, monkeypatch: pytest.MonkeyPatch) -> N
     encoder_inputs = {"encoder_outputs": encoded, "attention_mask": batch["attention_mask"]}
     cached = model(**encoder_inputs, labels=labels, use_cache=True)
     assert_close(cached.loss, loss)
-    assert_close(torch.stack(cached.encoder_hidden_states), torch.stack(encoded[1]))
+    assert_close(cached.encoder_hidden_states, encoded[1])
     assert cached.past_key_values.get_seq_length() == labels.shape[1]
     base_outputs = model.base_model(**encoder_inputs, decoder_input_ids=shifted)
-    assert_close(torch.stack(base_outputs.encoder_hidden_states), torch.stack(encoded[1]))
+    assert_close(base_outputs.encoder_hidden_states, encoded[1])
     model.config.return_dict = False
     assert_close(model(**batch, labels=labels)[0], loss)
     assert_close(model.base_model(**batch, decoder_input_ids=shifted)[0], base_outputs.last_hidden_state)
@@ -285,11 +290,9 @@ def test_packed_pairs_equal_single_pairs(case: Case, side: str, subtests: pytest
     for number, (length, steps) in enumerate([(5, 3), (8, 6), (4, 5), (7, 2)]):
         ids = torch.randint(5, 60, (1, steps), generator=torch.Generator().manual_seed(number))
         pair = {"input_ids": make_batch(case, (length,), seed=number)["input_ids"], "labels": ids}
-        pair |= {"sequence_ids": torch.full((1, length), 1 + number % 2)}
-        pair |= {"decoder_sequence_ids": torch.full((1, steps), 1 + number % 2)}
-        if languages:
-            pair |= {"langs": torch.full((1, length), number % 2)}
-            pair |= {"decoder_langs": torch.full((1, steps), 1 - number % 2)}
+        numbers = {"sequence_ids": (1 + number % 2,) * 2, "langs": (number % 2, 1 - number % 2)}
+        for name in ("sequence_ids", "langs") if languages else ("sequence_ids",):
+            pair[name], pair[f"decoder_{name}"] = map(torch.full, ((1, length), (1, steps)), numbers[name])
         pairs.append(pair)
     pairs[1]["labels"][0, 2], pairs[3]["labels"][:] = -100, -100
     single_pairs = [{name: value for name, value in pair.items() if "sequence_ids" not in name} for pair in pairs]

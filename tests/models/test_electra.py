@@ -16,11 +16,13 @@ from zoo import (
     Batch,
     Case,
     assert_close,
+    assert_every_parameter_learns,
+    assert_same_outputs,
     assert_same_weights,
     gradients,
+    load_strict,
     make_batch,
     make_targets,
-    with_random_parameters,
 )
 
 import hf_ctxmodels
@@ -53,15 +55,11 @@ def labelled_batch(**options: Any) -> Batch:
 
 
 def export_pair(model: CtxElectraForPreTraining, folder: Path) -> tuple[ElectraForMaskedLM, ElectraForPreTraining]:
-    """Export generator and discriminator and load them with transformers; no key is missing or unexpected."""
+    """Generator and discriminator, exported and loaded with transformers."""
     model.export_generator(folder / "generator")
     model.export_discriminator(folder / "discriminator")
-    models = []
-    for model_class, name in ((ElectraForMaskedLM, "generator"), (ElectraForPreTraining, "discriminator")):
-        exported, report = model_class.from_pretrained(folder / name, output_loading_info=True)
-        assert not any(report.values()), report
-        models.append(exported.eval())
-    return tuple(models)
+    classes = {"generator": ElectraForMaskedLM, "discriminator": ElectraForPreTraining}
+    return tuple(load_strict(model_class, folder / name) for name, model_class in classes.items())
 
 
 def reference_losses(
@@ -88,20 +86,18 @@ class TestLosses:
         assert_close(outputs.loss, mlm_loss + 50 * rtd_loss)
         (mlm_loss + 50 * rtd_loss).backward()
         outputs.loss.backward()
-        for embeddings, reference in (
-            (model.electra.embeddings.word_embeddings, discriminator.electra.embeddings.word_embeddings),
-            (model.generator.electra.embeddings.word_embeddings, generator.electra.embeddings.word_embeddings),
-        ):
-            expected = reference.weight.grad
-            if tie != "none":
-                pairs = (generator.electra.embeddings, discriminator.electra.embeddings)
-                expected = sum(pair.word_embeddings.weight.grad for pair in pairs)
-            assert_close(embeddings.weight.grad, expected, tolerance=1e-4)
-        expected = discriminator.electra.encoder.layer[-1].intermediate.dense.weight.grad
-        if tie == "all":
-            expected = expected + generator.electra.encoder.layer[-1].intermediate.dense.weight.grad
+        references = (generator.electra, discriminator.electra)
+        expected = [reference.embeddings.word_embeddings.weight.grad for reference in references]
+        expected = expected if tie == "none" else [sum(expected)] * 2
+        encoders = (model.generator.electra, model.electra)
+        actual = [encoder.embeddings.word_embeddings.weight.grad for encoder in encoders]
+        assert_close(actual, expected, tolerance=1e-4)
+        expected = [reference.encoder.layer[-1].intermediate.dense.weight.grad for reference in references]
+        expected = sum(expected) if tie == "all" else expected[1]
         assert_close(model.electra.layers[-1].feed_forward.up_proj.weight.grad, expected, tolerance=1e-4)
         assert_close(model.generator.mlm_head.dense.weight.grad, generator.generator_predictions.dense.weight.grad)
+        del batch["token_labels"]  # by default derived from the labels
+        assert_close(model(**batch).loss, outputs.loss)
 
     def test_samples_equal_to_the_original_are_not_replaced(self) -> None:
         """With a generator that always samples the original token."""
@@ -121,26 +117,23 @@ class TestLosses:
         assert metrics["rtd_share"] == [0, int(tokens.sum())]
         assert metrics["rtd_recall"] == [0, 0]
 
-    def test_token_labels_are_derived_from_labels(self) -> None:
-        batch = labelled_batch()
-        model = CASE.model()
-        expected = model(**batch).loss
-        del batch["token_labels"]
-        assert_close(model(**batch).loss, expected)
-
     @pytest.mark.parametrize("seeded", [True, False])
     def test_samples_depend_on_the_example_and_its_seed(self, seeded: bool) -> None:
+        """And not on other examples and padding."""
         model = CASE.model(tie_word_embeddings=False)
         torch.nn.init.zeros_(model.generator.mlm_head.decoder.weight)
         torch.nn.init.zeros_(model.generator.mlm_head.decoder.bias)  # a uniform distribution
         batch = labelled_batch(lengths=(12, 12, 12, 12))
-        if seeded:
-            batch["sampling_seed"] = torch.tensor([3, 1, 4, 1 << 60])
-        corrupted_ids = model(**batch).corrupted_ids
+        seeds = {"sampling_seed": torch.tensor([3, 1, 4, 1 << 60])} if seeded else {}
+        corrupted_ids = model(**batch, **seeds).corrupted_ids
         order = torch.tensor([2, 0])
-        reordered = model(**{name: value[order] for name, value in batch.items()}).corrupted_ids
+        reordered = model(**{name: value[order] for name, value in (batch | seeds).items()}).corrupted_ids
         assert torch.equal(reordered, corrupted_ids[order])
-        reseeded = model(**batch | {"sampling_seed": torch.tensor([5, 9, 2, 6])}).corrupted_ids
+        padded = {name: F.pad(value, (4, 3), value=-100 * ("labels" in name)) for name, value in batch.items()}
+        padded_ids = model(**padded, **seeds).corrupted_ids
+        assert torch.equal(padded_ids[:, 4:-3], corrupted_ids)
+        assert not padded_ids[:, :4].any()
+        reseeded = model(**batch, sampling_seed=torch.tensor([5, 9, 2, 6])).corrupted_ids
         masked = batch["labels"] != -100
         assert (reseeded != corrupted_ids)[masked].float().mean() > 0.8
         assert torch.equal(reseeded[~masked], corrupted_ids[~masked])
@@ -164,8 +157,7 @@ class TestTiedWeights:
     ) -> None:
         model = CASE.model(tie_word_embeddings=tie_word_embeddings, **TIES[tie])
         model.save_pretrained(tmp_path)
-        reloaded, report = CASE.auto_class.from_pretrained(tmp_path, output_loading_info=True)
-        assert not any(report.values()), report
+        reloaded = load_strict(CASE.auto_class, tmp_path)
         for pair in (model, reloaded):
             generator = dict(pair.generator.electra.named_parameters())
             discriminator = dict(pair.electra.named_parameters())
@@ -220,32 +212,6 @@ class TestCheckpoints:
             assert_same_weights(reloaded, model)
             assert_close(reloaded(**batch).loss, model(**batch).loss)
 
-    def test_pair_of_two_models_of_transformers(self, tmp_path: Path) -> None:
-        shape = {"vocab_size": 61, "embedding_size": 24, "max_position_embeddings": 40, "num_hidden_layers": 2}
-        classes = {
-            "generator": (ElectraForMaskedLM, {"hidden_size": 12, "num_attention_heads": 3, "intermediate_size": 20}),
-            "discriminator": (
-                ElectraForPreTraining,
-                {"hidden_size": 24, "num_attention_heads": 2, "intermediate_size": 40, "hidden_act": "relu"},
-            ),
-        }
-        references = {}
-        for seed, (name, (model_class, fields)) in enumerate(classes.items()):
-            reference = with_random_parameters(model_class(transformers.ElectraConfig(**shape, **fields)), seed).eval()
-            reference.save_pretrained(tmp_path / name)
-            references[name] = reference
-        model = CtxElectraForPreTraining.from_pretrained_pair(tmp_path / "generator", tmp_path / "discriminator")
-        assert model.config.tie_generator == "none"
-        assert model.config.discriminator_weight == 50
-        batch = labelled_batch()
-        outputs = model(**batch)
-        mlm_loss, rtd_loss = reference_losses(**references, batch=batch, corrupted_ids=outputs.corrupted_ids)
-        assert_close(outputs.mlm_loss, mlm_loss.detach())
-        assert_close(outputs.rtd_loss, rtd_loss.detach())
-        model.save_pretrained(tmp_path / "joint")
-        reloaded = CASE.auto_class.from_pretrained(tmp_path / "joint")
-        assert_close(reloaded(**batch).loss, outputs.loss)
-
 
 class TestTwoStages:
     def test_discriminator_initialised_from_a_frozen_generator(self, tmp_path: Path) -> None:
@@ -272,22 +238,10 @@ class TestTwoStages:
 class TestTasks:
     @pytest.mark.parametrize("tie", TIES)
     @pytest.mark.parametrize("task", TASKS)
-    def test_gradients_and_saving(self, task: str, tie: str, tmp_path: Path) -> None:
+    def test_losses_accumulation_and_saving(self, task: str, tie: str, tmp_path: Path) -> None:
+        """Losses by the formulas of section 3.5 of the paper, with the model's logits on the corrupted input."""
         batch = labelled_batch()
         model = CASE.model(discriminator_task=task, **TIES[tie])
-        outputs = model(**batch)
-        for name, gradient in gradients(model, outputs.loss).items():
-            assert gradient.any(), f"{name} has no gradient"
-        model.save_pretrained(tmp_path)
-        reloaded, report = CASE.auto_class.from_pretrained(tmp_path, output_loading_info=True)
-        assert not any(report.values()), report
-        assert_close(reloaded(**batch).loss, outputs.loss)
-
-    @pytest.mark.parametrize("task", TASKS)
-    def test_loss(self, task: str, tmp_path: Path) -> None:
-        """Against the formulas of section 3.5 of the paper, with the model's logits on the corrupted input."""
-        batch = labelled_batch()
-        model = CASE.model(discriminator_task=task)
         outputs = model(**batch)
         corrupted, original = outputs.corrupted_ids, batch["token_labels"]
         inputs = {name: batch[name] for name in ("attention_mask", "token_type_ids")}
@@ -304,25 +258,20 @@ class TestTasks:
             predict = logits.softmax(-1).gather(1, original[:, None])[:, 0]
             expected = -((1 - copy) * predict + copy * (corrupted == original)).log().mean()
         assert_close(outputs.rtd_loss, expected)
-
-    @pytest.mark.parametrize("task", TASKS)
-    def test_accumulation(self, task: str) -> None:
-        batch = labelled_batch()
-        model = CASE.model(discriminator_task=task)
         counts = {name: (batch[name] != -100).sum() for name in model.loss_targets}
         microbatches = [{name: value[rows] for name, value in batch.items()} for rows in (slice(0, 1), slice(1, 4))]
         loss = sum(model(**microbatch, num_items_in_batch=counts).loss for microbatch in microbatches)
-        assert_close(loss, model(**batch).loss)
+        assert_close(loss, outputs.loss)
+        assert_every_parameter_learns(model, gradients(model, outputs.loss))
+        model.save_pretrained(tmp_path)
+        assert_close(load_strict(CASE.auto_class, tmp_path)(**batch).loss, outputs.loss)
 
     @pytest.mark.parametrize("task", ["replace_mlm", "all_tokens_mlm"])
     def test_discriminator_with_a_vocabulary_task_exports_as_masked_lm(self, task: str, tmp_path: Path) -> None:
         model = CASE.model(discriminator_task=task)
         model.export_discriminator(tmp_path)
-        reference, report = ElectraForMaskedLM.from_pretrained(tmp_path, output_loading_info=True)
-        assert not any(report.values()), report
-        batch = make_batch(CASE)
-        tokens = batch["attention_mask"].bool()
-        assert_close(model(**batch).logits[tokens], reference.eval()(**batch).logits[tokens])
+        reference, batch = load_strict(ElectraForMaskedLM, tmp_path), make_batch(CASE)
+        assert_same_outputs(model(**batch), reference(**batch), batch["attention_mask"])
 
 
 class TestErrors:
@@ -371,13 +320,10 @@ class TestErrors:
             CtxElectraForPreTraining.from_pretrained_pair(generator, discriminator, **options)
 
     def test_different_vocabularies_of_the_same_size(self, tmp_path: Path) -> None:
-        texts = ["a cat sat on a mat", "a dog ran to the house"]
-        folders = []
-        for class_name, text in zip(
-            ("CtxElectraForMaskedLM", "CtxElectraForReplacedTokenDetection"), texts, strict=True
-        ):
-            folders.append(self._save(tmp_path, class_name))
-            CtxElectraTokenizer.train([text], vocab_size=61, min_frequency=1).save_pretrained(folders[-1])
+        texts = {"CtxElectraForMaskedLM": "a cat sat", "CtxElectraForReplacedTokenDetection": "a dog ran"}
+        folders = [self._save(tmp_path, class_name) for class_name in texts]
+        for folder, text in zip(folders, texts.values(), strict=True):
+            CtxElectraTokenizer.train([text], vocab_size=61, min_frequency=1).save_pretrained(folder)
         with pytest.raises(CtxError, match="vocabularies differ"):
             CtxElectraForPreTraining.from_pretrained_pair(*folders)
 
@@ -413,50 +359,25 @@ def head() -> MaskedLMHead:
     return head
 
 
-def masked_batch() -> tuple[Tensor, Tensor, Tensor]:
-    """input_ids and labels (3, 6), and random states (targets, width)."""
-    generator = torch.Generator().manual_seed(1)
-    labels = torch.randint(VOCAB_SIZE, (3, 6), generator=generator)
-    masked = torch.tensor([[0, 1, 1, 0, 1, 0], [0, 0, 0, 0, 0, 0], [1, 0, 0, 0, 0, 1]]).bool()
-    input_ids = labels.masked_fill(masked, 3)
-    return input_ids, labels.masked_fill(~masked, -100), torch.randn(5, WIDTH, generator=generator)
-
-
 @pytest.mark.parametrize("chunk_size", [1, 2, 100])
 def test_samples_and_loss_of_the_generator(
     head: MaskedLMHead, monkeypatch: pytest.MonkeyPatch, chunk_size: int
 ) -> None:
     """In chunks of any size: loss, samples and accuracy equal those of the full logits."""
     monkeypatch.setattr(prediction, "CHUNK_ELEMENTS", chunk_size * VOCAB_SIZE)
-    input_ids, labels, states = masked_batch()
-    seeds = torch.tensor([11, 12, 13])
-    filled = fill_masked(states, head, input_ids, labels, seeds)
-    logits, targets = head(states), labels[labels != -100]
-    torch.testing.assert_close(filled.loss, F.cross_entropy(logits, targets, reduction="sum"))
+    generator = torch.Generator().manual_seed(1)
+    original_ids = torch.randint(VOCAB_SIZE, (3, 6), generator=generator)
+    masked = torch.tensor([[0, 1, 1, 0, 1, 0], [0, 0, 0, 0, 0, 0], [1, 0, 0, 0, 0, 1]]).bool()
+    labels, states = original_ids.masked_fill(~masked, -100), torch.randn(5, WIDTH, generator=generator)
+    filled = fill_masked(states, head, original_ids.masked_fill(masked, 3), labels, torch.tensor([11, 12, 13]))
+    logits, targets = head(states), original_ids[masked]
+    expected_loss = F.cross_entropy(logits, targets, reduction="sum")
+    assert_close(filled.loss, expected_loss)
     numbers = uniforms(torch.tensor([11, 11, 11, 13, 13]), torch.tensor([0, 1, 2, 0, 1]))
-    samples = sample_categorical(logits.softmax(-1), numbers)
-    assert torch.equal(filled.input_ids[labels != -100], samples)
-    assert torch.equal(filled.input_ids[labels == -100], input_ids[labels == -100])
+    assert torch.equal(filled.input_ids[masked], sample_categorical(logits.softmax(-1), numbers))
+    assert torch.equal(filled.input_ids[~masked], original_ids[~masked])
     assert filled.correct == (logits.argmax(-1) == targets).sum()
-    parameters = list(head.parameters())
-    expected_gradients = torch.autograd.grad(F.cross_entropy(logits, targets, reduction="sum"), parameters)
-    for gradient, expected in zip(torch.autograd.grad(filled.loss, parameters), expected_gradients, strict=True):
-        torch.testing.assert_close(gradient, expected)
-
-
-@pytest.mark.parametrize("seeded", [True, False])
-def test_samples_do_not_depend_on_other_examples_and_padding(head: MaskedLMHead, seeded: bool) -> None:
-    """With given seeds, and with seeds derived from the tokens."""
-    input_ids, labels, states = masked_batch()
-    seeds = torch.tensor([5, 6, 7]) if seeded else None
-    batch_ids = fill_masked(states, head, input_ids, labels, seeds).input_ids
-    single_ids = fill_masked(
-        states[3:], head, input_ids[2:], labels[2:], None if seeds is None else seeds[2:]
-    ).input_ids
-    assert torch.equal(single_ids[0], batch_ids[2])
-    padded_ids = fill_masked(states, head, F.pad(input_ids, (4, 3)), F.pad(labels, (4, 3), value=-100), seeds).input_ids
-    assert torch.equal(padded_ids[:, 4:-3], batch_ids)
-    assert not padded_ids[:, :4].any()
+    assert_close(*(torch.autograd.grad(loss, list(head.parameters())) for loss in (filled.loss, expected_loss)))
 
 
 def test_derived_seeds_differ() -> None:
@@ -465,14 +386,6 @@ def test_derived_seeds_differ() -> None:
     input_ids = torch.tensor([[3, 3, 9], [3, 3, 9], [3, 3, 9], [3, 6, 9]])
     seeds = replaced_token._derive_seeds(input_ids, labels, (labels != -100).cumsum(1) - 1)
     assert len(seeds.unique()) == 4
-
-
-def test_no_masked_token(head: MaskedLMHead) -> None:
-    input_ids = torch.randint(VOCAB_SIZE, (2, 4))
-    filled = fill_masked(torch.zeros(0, WIDTH), head, input_ids, torch.full((2, 4), -100))
-    assert torch.equal(filled.input_ids, input_ids)
-    assert filled.loss == 0
-    assert filled.correct == 0
 
 
 def test_detection() -> None:
@@ -497,8 +410,6 @@ def test_copy_or_predict(head: MaskedLMHead, monkeypatch: pytest.MonkeyPatch, ch
     predict = head(states).softmax(-1)[torch.arange(7), original]
     expected = -((1 - copy) * predict + copy * (corrupted == original)).log().sum()
     loss = copy_or_predict_loss(head, gate, states, corrupted, original)
-    torch.testing.assert_close(loss, expected)
+    assert_close(loss, expected)
     leaves = [states, gate, *head.parameters()]
-    gradients = zip(torch.autograd.grad(loss, leaves), torch.autograd.grad(expected, leaves), strict=True)
-    for gradient, expected_gradient in gradients:
-        torch.testing.assert_close(gradient, expected_gradient, atol=1e-5, rtol=1e-4)
+    assert_close(*(torch.autograd.grad(value, leaves) for value in (loss, expected)), "gradients", 1e-4)

@@ -106,14 +106,3 @@ def test_mix_decay_is_added_to_the_training_loss(head: Case) -> None:
     halves = [{name: value[rows] for name, value in batch.items()} for rows in (slice(2), slice(2, None))]
     total = sum(models[1](**half, num_items_in_batch=count).loss for half in halves)
     torch.testing.assert_close(total, decayed)
-
-
-def test_residual_connections_begin_at_the_second_layer() -> None:
-    case = next(case for case in CASES if case.family.name == "elmo" and case.is_base)
-    batch = make_batch(case)
-    plain, with_residual = (
-        case.model(num_hidden_layers=2, residual=residual)(**batch, output_hidden_states=True).hidden_states
-        for residual in (False, True)
-    )
-    assert torch.equal(with_residual[1], plain[1])
-    torch.testing.assert_close(with_residual[2], plain[2] + plain[1])

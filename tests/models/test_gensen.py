@@ -115,5 +115,5 @@ def test_unused_decoders_have_zero_gradients_in_distributed_training(monkeypatch
     distributed_loss.backward()
     assert distributed_loss.item() == single_loss.item()
     for name, parameter in model.named_parameters():
-        value = expected[name]
-        assert torch.equal(parameter.grad, torch.zeros_like(parameter) if value is None else value), name
+        gradient = torch.zeros_like(parameter) if expected[name] is None else expected[name]
+        assert torch.equal(parameter.grad, gradient), name

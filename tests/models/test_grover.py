@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from huggingface_hub.errors import StrictDataclassError
+from tokenizer_texts import write_bpe_files
 from transformers import AutoTokenizer, GPT2Tokenizer, LogitsProcessor, LogitsProcessorList
 
 from hf_ctxmodels import (
@@ -53,8 +53,6 @@ def test_default_ids_are_at_the_end_of_the_vocabulary(tokenizer: CtxGroverTokeni
     assert (config.bos_token_id, config.eos_token_id) == tokenizer.field_ids("article")
     assert config.classifier_token_id == tokenizer.field_ids("summary")[0]
     assert CtxGroverConfig(eos_token_id=7).eos_token_id == 7
-    with pytest.raises(StrictDataclassError, match="lm_loss_weight=-1"):
-        CtxGroverConfig(lm_loss_weight=-1)
 
 
 def test_initialisation_is_truncated_and_narrower_in_feed_forward_layers() -> None:
@@ -79,9 +77,8 @@ def test_classifier_input() -> None:
         ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_side=side)
         inputs = {"input_ids": ids, "attention_mask": (ids != 0).long()} if has_mask else {"input_ids": ids}
         torch.testing.assert_close(model(**inputs).logits, model.classifier(expected), atol=1e-5, rtol=1e-5)
-    pooled = CtxGroverForSequenceClassification(
-        CtxGroverConfig(**model.config.to_dict() | {"classifier_pooling": "mean"})
-    )
+    config = CtxGroverConfig(**model.config.to_dict() | {"classifier_pooling": "mean"})
+    pooled = CtxGroverForSequenceClassification(config)
     pooled.load_state_dict(model.state_dict())
     expected = model.classifier(torch.stack([state.mean(0) for state in states]))
     torch.testing.assert_close(pooled.eval()(**inputs).logits, expected, atol=1e-5, rtol=1e-5)
@@ -130,16 +127,10 @@ def test_invalid_fields(model: CtxGroverForCausalLM, tokenizer: CtxGroverTokeniz
 
 def test_ids_are_those_of_gpt2_plus_one(tmp_path: Path) -> None:
     """With GPT-2's files, and with a vocabulary of GPT-2's size."""
-    texts = [
-        "Don't stop -- we'll see 3.14% of Café Zoë's naïve résumé!",
-        "中文 🙂  and\n\ttabs ",
-        "the boat, the bridge",
-    ]
+    texts = ["Don't stop: 3.14% of Café Zoë's naïve résumé!", "中文 🙂  and\n\ttabs ", "the boat, the bridge"]
     trained = json.loads(CtxGpt2Tokenizer.train(texts * 3, 300).backend_tokenizer.to_str())["model"]
-    (tmp_path / "encoder.json").write_text(json.dumps(trained["vocab"]), encoding="utf-8")
-    lines = ["#version: 0.2", *(" ".join(pair) for pair in trained["merges"])]
-    (tmp_path / "vocab.bpe").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    files = {"vocab": str(tmp_path / "encoder.json"), "merges": str(tmp_path / "vocab.bpe")}
+    write_bpe_files(tmp_path, trained)
+    files = {"vocab": str(tmp_path / "vocab.json"), "merges": str(tmp_path / "merges.txt")}
     tokenizer, reference = CtxGroverTokenizer(**files), GPT2Tokenizer(**files)
     for text in texts:
         assert tokenizer(text).input_ids == [index + 1 for index in reference(text).input_ids]

@@ -38,8 +38,8 @@ def test_hidden_states_of_text_pairs() -> None:
     inputs = {"input_ids": torch.cat([first, second], 1), "token_type_ids": TYPES}
     hidden_states = model(**inputs, output_hidden_states=True).hidden_states
     separate = [model.infersent(input_ids=text, output_hidden_states=True).hidden_states for text in (first, second)]
-    for states, first_states, second_states in zip(hidden_states, *separate, strict=True):
-        torch.testing.assert_close(states, torch.cat([first_states, second_states], 1), atol=1e-6, rtol=1e-6)
+    expected = tuple(torch.cat(states, 1) for states in zip(*separate, strict=True))
+    torch.testing.assert_close(hidden_states, expected, atol=1e-6, rtol=1e-6)
 
 
 @torch.no_grad()
@@ -56,9 +56,7 @@ def test_linear_classifier_of_single_texts() -> None:
     with pytest.raises(CtxError, match="text_pairs=true"):
         model(**batch)
     batch["token_type_ids"].zero_()
-    expected = nn.functional.linear(
-        model.infersent(**batch).pooler_output, model.classifier.weight, model.classifier.bias
-    )
+    expected = model.infersent(**batch).pooler_output @ model.classifier.weight.T + model.classifier.bias
     torch.testing.assert_close(model(**batch).logits, expected, atol=1e-6, rtol=1e-6)
 
 
@@ -80,9 +78,6 @@ def test_unknown_words() -> None:
     only_unknown = torch.full((1, 3), UNKNOWN)
     assert model(input_ids=only_unknown).pooler_output.isfinite().all(), "a text of unknown words must be encoded"
     encodes_unknown = BASE.model(skip_unknown=False)
-    assert not torch.allclose(
-        encodes_unknown(input_ids=with_unknown).pooler_output, encodes_unknown(input_ids=text).pooler_output
-    )
-    assert torch.equal(
-        encodes_unknown(input_ids=only_unknown).pooler_output, model(input_ids=only_unknown).pooler_output
-    )
+    with_unknown, text = (encodes_unknown(input_ids=ids).pooler_output for ids in (with_unknown, text))
+    assert not torch.allclose(with_unknown, text)
+    assert torch.equal(encodes_unknown(only_unknown).pooler_output, model(only_unknown).pooler_output)

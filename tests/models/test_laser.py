@@ -29,17 +29,6 @@ def test_the_first_language_is_the_default() -> None:
     assert torch.equal(model(**batch).logits, expected)
 
 
-def test_decoder_depends_only_on_the_sentence_embedding() -> None:
-    model, batch = build_model(), make_batch(TRANSLATION, (5, 5))
-    with torch.no_grad():
-        encoded = model.encode(input_ids=batch["input_ids"])
-        expected = model(**batch).logits
-        encoded.last_hidden_state = torch.zeros_like(encoded.last_hidden_state)
-        decoder_inputs = {name: batch[name] for name in ("decoder_input_ids", "target_languages")}
-        logits = model(encoder_outputs=encoded, **decoder_inputs).logits
-    assert torch.equal(logits, expected)
-
-
 def test_invalid_target_languages() -> None:
     model, batch = build_model(), make_batch(TRANSLATION)
     with pytest.raises(CtxError, match=r"target_languages\[1\] is 3, outside \[0, num_languages=3\)"):
@@ -67,6 +56,7 @@ class TestData:
     def test_examples_and_batches(self, files: list[str]) -> None:
         tokenizer = train(files)
         assert tokenizer.languages == ["<de>", "<en>"]
+        assert tokenizer.tokenize("cat katze") == ["cat</w>", "katze</w>"], "merges of both languages"
         objective = TranslationToLanguages(tokenizer, max_length=60, seed=0)
         documents = load_documents(*files, translations=files[::-1], language_tags=["<de>", "<en>"])
         examples = list(objective.examples(documents))
@@ -117,11 +107,8 @@ class TestTokenizer:
         tokenizer = train(files)
         tokenizer.save_pretrained(tmp_path / "tokenizer")
         loaded = AutoTokenizer.from_pretrained(tmp_path / "tokenizer")
-        assert type(loaded) is CtxLaserTokenizer
-        assert loaded.languages == tokenizer.languages
-        assert loaded.target_words == tokenizer.target_words
-        for text in (*PAIRS[0], "<de> Eine neue Katze?"):
-            assert loaded(text).input_ids == tokenizer(text).input_ids
+        assert (loaded.languages, loaded.target_words) == (tokenizer.languages, tokenizer.target_words)
+        assert loaded("<de> Eine neue Katze?").input_ids == tokenizer("<de> Eine neue Katze?").input_ids
 
     def test_decode_in_lower_case(self, files: list[str]) -> None:
         tokenizer = train(files)
@@ -132,12 +119,7 @@ class TestTokenizer:
         assert cased.decode_target([cased("A cat sat!").input_ids]) == ["A cat sat !"]
         assert cased.unk_token_id in cased("Ω").input_ids
 
-    def test_merges_are_learned_from_both_languages(self, files: list[str]) -> None:
-        tokenizer = train(files)
-        assert tokenizer.tokenize("cat katze") == ["cat</w>", "katze</w>"]
-
     def test_training_errors(self) -> None:
-        with pytest.raises(CtxError, match="No text"):
-            CtxLaserTokenizer.train(["", "\t<de> "], vocab_size=30)
-        with pytest.raises(CtxError, match="vocab_size=5"):
-            CtxLaserTokenizer.train(["a cat\t<de> Katze"], vocab_size=5)
+        for texts, size, message in ((["", "\t<de> "], 30, "No text"), (["a cat\t<de> Katze"], 5, "vocab_size=5")):
+            with pytest.raises(CtxError, match=message):
+                CtxLaserTokenizer.train(texts, vocab_size=size)

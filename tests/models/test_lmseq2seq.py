@@ -159,10 +159,3 @@ class TestLanguageModels:
         assert torch.equal(before.source_lm_loss, after.source_lm_loss)
         assert torch.equal(before.target_lm_loss, after.target_lm_loss)
         assert before.translation_loss != after.translation_loss
-
-    @pytest.mark.parametrize("name", ["source_labels", "target_labels"])
-    def test_labels_of_another_shape_are_an_error(self, name: str) -> None:
-        batch = make_batch(PRETRAINING)
-        targets = make_targets(PRETRAINING, batch)
-        with pytest.raises(CtxError, match=name):
-            PRETRAINING.model()(**batch, **{**targets, name: targets[name][:, :-1]})

@@ -66,35 +66,6 @@ def test_states_of_other_shapes_are_an_error(language_model: Case) -> None:
         model(input_ids=IDS, past_key_values=cache, sequence_ids=torch.ones_like(IDS))
 
 
-@pytest.mark.parametrize("side", ["right", "left"])
-def test_labels_are_shifted(language_model: Case, side: str) -> None:
-    batch = make_batch(language_model, (9, 1, 4), side=side)
-    model, tokens = language_model.model(), batch["attention_mask"].bool()
-    with torch.no_grad():
-        loss = model(**batch, labels=batch["input_ids"].masked_fill(~tokens, -100)).loss
-        logits = model(**batch).logits
-    total, number = torch.zeros(()), 0
-    for row, is_token in enumerate(tokens):
-        ids, values = batch["input_ids"][row][is_token], logits[row][is_token]
-        total += torch.nn.functional.cross_entropy(values[:-1], ids[1:], reduction="sum")
-        number += len(ids) - 1
-    torch.testing.assert_close(loss, total / number)
-
-
-def test_shift_labels(language_model: Case) -> None:
-    """Trainer passes `shift_labels` if it splits sequences over devices."""
-    batch = make_batch(language_model, (9, 4))
-    model, tokens = language_model.model(), batch["attention_mask"].bool()
-    labels = batch["input_ids"].masked_fill(~tokens, -100)
-    shifted = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
-    expected = model(**batch, labels=labels).loss
-    assert torch.equal(model(**batch, shift_labels=shifted).loss, expected)
-    assert torch.equal(model(**batch, labels=labels, shift_labels=shifted).loss, expected)
-    assert torch.equal(model(**batch, shift_labels=shifted, num_items_in_batch=7).loss, expected * 11 / 7)
-    with pytest.raises(CtxError, match=r"shift_labels is \(2, 8\)"):
-        model(**batch, shift_labels=shifted[:, 1:])
-
-
 def test_packed_sequences_have_separate_targets(language_model: Case) -> None:
     model = language_model.model()
     ids = IDS[:1, :7]

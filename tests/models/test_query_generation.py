@@ -126,50 +126,51 @@ def test_spans_are_predicted_from_the_tokens_before_them(case: Case) -> None:
 @all_cases
 @torch.no_grad()
 def test_generation_is_a_plain_loop(case: Case) -> None:
-    """Greedy, without repeated n-grams; beams with and without a cache; a batch and each row by itself."""
+    """Greedy search, also without repeated tokens; beam search with and without a cache, of a batch and of each row."""
     model = case.model(2, initializer_range=0.5)
     for side in ("right", "left"):
         batch = sources(side)
-        for extra in ({}, {"no_repeat_ngram_size": 1}):
-            got = model.generate(**batch, **OPTIONS, **extra)
+        for strategy in ({}, {"no_repeat_ngram_size": 1}):
+            generated = model.generate(**batch, **OPTIONS, **strategy)
             for row, source in enumerate(rows_of(batch)):
                 text = [START]
                 for _ in range(7):
                     logs = prediction(case, model, source, text, [0])[0]
-                    if extra:
+                    if strategy:
                         logs[text] = float("-inf")
                     text.append(int(logs.argmax()))
-                assert got[row].tolist() == text, (side, extra)
-            assert len(got[:, 1:].unique()) > 3, "too dull a text to tell anything"
-        for extra in ({"num_beams": 3}, {"num_beams": 4, "no_repeat_ngram_size": 2, "length_penalty": 0.7}):
-            together = model.generate(**batch, **OPTIONS, **extra)
-            assert torch.equal(together, model.generate(**batch, **OPTIONS, **extra, use_cache=False)), (side, extra)
+                assert generated[row].tolist() == text, (side, strategy)
+            assert len(generated[:, 1:].unique()) > 3, "too few different tokens to show a difference"
+        for strategy in ({"num_beams": 3}, {"num_beams": 4, "no_repeat_ngram_size": 2, "length_penalty": 0.7}):
+            options = OPTIONS | strategy
+            generated = model.generate(**batch, **options)
+            assert torch.equal(generated, model.generate(**batch, **options, use_cache=False)), (side, strategy)
             for row, source in enumerate(rows_of(batch)):
-                assert torch.equal(model.generate(source[None], **OPTIONS, **extra)[0], together[row]), (side, extra)
+                assert torch.equal(model.generate(source[None], **options)[0], generated[row]), (side, strategy)
 
 
 def test_masked_targets_are_rows_of_the_masked_lm() -> None:
-    """UniLM's fine-tuning: the loss of source and target in one row, of segments 4 and 5."""
+    """UniLM's fine-tuning: the loss of source and target in one row, with segments 4 and 5."""
     batch, labels = sources(), targets()
-    masked = labels.clamp(min=0)
-    masked[masked == 0] = 9
+    masked_targets = labels.masked_fill(labels == -100, 9)
     for row, count in enumerate(STEPS):
-        masked[row, count + 1 :] = 0
-    joined = {name: torch.zeros(3, 16, dtype=torch.long) for name in ("input_ids", "attention_mask", "token_type_ids")}
-    wanted = torch.full((3, 16), -100)
+        masked_targets[row, count + 1 :] = 0
+    names = ("input_ids", "attention_mask", "token_type_ids")
+    joined = {name: torch.zeros(3, 16, dtype=torch.long) for name in names} | {"labels": torch.full((3, 16), -100)}
     for row, source in enumerate(rows_of(batch)):
-        written = masked[row][masked[row] != 0]
-        n, stop = len(source), len(source) + len(written)
-        joined["input_ids"][row, :stop], joined["attention_mask"][row, :stop] = torch.cat([source, written]), 1
-        joined["token_type_ids"][row, :stop] = torch.tensor([4] * n + [5] * len(written))
-        wanted[row, n:stop] = labels[row, : len(written)]
-    plain = Case(FAMILIES["unilm"], "AutoModelForMaskedLM").model()
+        target = masked_targets[row][masked_targets[row] != 0]
+        n, stop = len(source), len(source) + len(target)
+        joined["input_ids"][row, :stop], joined["attention_mask"][row, :stop] = torch.cat([source, target]), 1
+        joined["token_type_ids"][row, :stop] = torch.tensor([4] * n + [5] * len(target))
+        joined["labels"][row, n:stop] = labels[row, : len(target)]
+    masked_lm = Case(FAMILIES["unilm"], "AutoModelForMaskedLM").model()
+    expected_loss, joined_labels = masked_lm(**joined).loss, joined.pop("labels")
+    assert (joined_labels != -100).any()
     for options in PATHS.values():
         model = CASES[0].model(**options)
-        found = model(**batch, masked_target_ids=masked, labels=labels)
-        assert_close(found.loss, plain(**joined, labels=wanted).loss)
-        logits = model(**batch, masked_target_ids=masked).logits
-        assert_close(logits[1], plain(**joined).logits[1, 3:9])
+        assert_close(model(**batch, masked_target_ids=masked_targets, labels=labels).loss, expected_loss)
+        logits = model(**batch, masked_target_ids=masked_targets).logits
+        assert_close(logits[1], masked_lm(**joined).logits[1, 3:9])
 
 
 def test_smoothed_labels_in_training() -> None:
@@ -177,45 +178,48 @@ def test_smoothed_labels_in_training() -> None:
     model = CASES[0].model(label_smoothing=0.1)
     plain = model(**batch, labels=labels).loss
     logs = model(**batch, decoder_input_ids=model.resolve_decoder_input_ids(3, None, labels)).logits.log_softmax(-1)
-    known = labels != -100
-    uniform = -logs[known].mean(-1).mean()
-    assert_close(plain, F.nll_loss(logs[known], labels[known]))
+    is_target = labels != -100
+    uniform = -logs[is_target].mean(-1).mean()
+    assert_close(plain, F.nll_loss(logs[is_target], labels[is_target]))
     assert_close(model.train()(**batch, labels=labels).loss, 0.9 * plain + 0.1 * uniform)
 
 
-def test_what_is_refused() -> None:
+def test_invalid_inputs() -> None:
     case = CASES[0]
-    model, batch = case.model(), sources()
-    long: dict[str, Any] = {"decoder_input_ids": torch.full((3, 36), 7)}
-    with pytest.raises(CtxError, match=r"Source and target have \d+ tokens, above"):
-        model(**batch, **long)
-    with pytest.raises(CtxError, match="masked_target_ids is"):
-        model(**batch, masked_target_ids=torch.full((2, 4), 7))
-    with pytest.raises(CtxError, match="query_token_id=None"):
-        case.model(query_token_id=None)(**batch, labels=targets())
+    model, batch, labels = case.model(), sources(), targets()
+    ids, encoded = labels.clamp(min=5), model.get_encoder()(**batch)
     cache = model(**batch, decoder_input_ids=torch.full((3, 5), 7), use_cache=True).past_key_values
-    with pytest.raises(CtxError, match="pass all target tokens"):
-        model(**batch, decoder_input_ids=torch.full((3, 2), 7), past_key_values=cache)
-
+    invalid: list[tuple[dict[str, Any], str]] = [
+        ({"decoder_input_ids": torch.full((3, 36), 7)}, r"Source and target have \d+ tokens, above"),
+        ({"masked_target_ids": torch.full((2, 4), 7)}, "masked_target_ids is"),
+        ({"decoder_input_ids": torch.full((3, 2), 7), "past_key_values": cache}, "pass all target tokens"),
+        ({"encoder_outputs": encoded.to_tuple(), "labels": labels}, "no keys_and_values"),
+        ({"encoder_outputs": BaseModelOutput(encoded.last_hidden_state), "labels": labels}, "no keys_and_values"),
+    ]
     for name in ("position_ids", "sequence_ids", "span_id", "decoder_attention_mask"):
-        for call in (model, model.get_encoder()):
-            with pytest.raises(CtxError, match=f"does not accept the argument {name}"):
-                call(**batch, **({"labels": targets()} if call is model else {}), **{name: batch["input_ids"]})
-    ids, encoded = targets().clamp(min=5), model.get_encoder()(**batch)
-    read = {"span_ids": ids, "decoder_input_ids": ids, "encoder_outputs": encoded, "past_key_values": cache}
-    for name, value in read.items():
-        with pytest.raises(CtxError, match=f"(?s)masked_target_ids is the whole target.*{name}"):
-            model(**batch, labels=targets(), masked_target_ids=ids, **{name: value})
+        message = f"does not accept the argument {name}"
+        invalid.append(({"labels": labels, name: batch["input_ids"]}, message))
+        with pytest.raises(CtxError, match=message):
+            model.get_encoder()(**batch, **{name: batch["input_ids"]})
+    for name, value in {
+        "encoder_outputs": encoded,
+        "past_key_values": cache,
+        "span_ids": ids,
+        "decoder_input_ids": ids,
+    }.items():
+        inputs = {"labels": labels, name: value}
+        invalid.append((inputs | {"masked_target_ids": ids}, f"(?s)masked_target_ids is the whole target.*{name}"))
         if value is not ids:
-            with pytest.raises(CtxError, match=f"(?s)span_ids belong to a target.*{name}"):
-                model(**batch, labels=targets(), span_ids=ids, **{name: value})
-    for other in (encoded.to_tuple(), BaseModelOutput(encoded.last_hidden_state)):
-        with pytest.raises(CtxError, match="no keys_and_values"):
-            model(encoder_outputs=other, attention_mask=batch["attention_mask"], labels=targets())
+            invalid.append((inputs | {"span_ids": ids}, f"(?s)span_ids belong to a target.*{name}"))
+    for inputs, message in invalid:
+        with pytest.raises(CtxError, match=message):
+            model(**batch, **inputs)
+    with pytest.raises(CtxError, match="query_token_id=None"):
+        case.model(query_token_id=None)(**batch, labels=labels)
 
 
 def test_source_and_target_share_the_positions() -> None:
-    """The evaluated loss needs no positions of padding; `generate_texts` says before it writes what is too long."""
+    """Padding needs no positions in evaluation; `generate_texts` checks the length of all texts first."""
     words = ["a", "cat", "sat", "dogs", "ran", "home"]
     for case in CASES:
         limit = case.config(max_position_embeddings=32).max_source_target_length
@@ -230,19 +234,18 @@ def test_source_and_target_share_the_positions() -> None:
             trained = model(**batch).loss
             with torch.no_grad():
                 assert_close(model(**batch).loss, trained, path)
-                longer = labels.clone()
-                longer[0, limit - 28] = 7
+                long_labels = labels.clone()
+                long_labels[0, limit - 28] = 7
                 with pytest.raises(CtxError, match="Source and target have 33 tokens"):
-                    model(**batch | {"labels": longer})
+                    model(**batch | {"labels": long_labels})
         tokenizer = case.family.tokenizer.train([" ".join(words)] * 4, vocab_size=60, min_frequency=1)
         sizes = {"vocab_size": len(tokenizer), "query_token_id": tokenizer.mask_token_id, "eos_token_id": None}
         model = case.model(max_position_embeddings=32, **sizes)
-        room = limit - 9
-        texts = ["cat", " ".join((words * 5)[: room - 2])]
-        assert len(generate_texts(model, tokenizer, texts, max_new_tokens=9)) == 2, "to the last position"
-        with pytest.raises(CtxError, match=rf"(?s)Text 1 .* {limit} positions, 10 of them .*at most {room - 1},"):
+        texts = ["cat", " ".join((words * 5)[: limit - 11])]
+        assert len(generate_texts(model, tokenizer, texts, max_new_tokens=9)) == 2, "up to the last position"
+        with pytest.raises(CtxError, match=rf"(?s)Text 1 .* {limit} positions, 10 of them .*at most {limit - 10},"):
             generate_texts(model, tokenizer, texts, max_new_tokens=10)
-        assert len(generate_texts(model, tokenizer, texts, max_new_tokens=10, max_length=room - 1)) == 2
+        assert len(generate_texts(model, tokenizer, texts, max_new_tokens=10, max_length=limit - 10)) == 2
 
 
 @all_cases
@@ -264,5 +267,5 @@ def test_seq2seq_trainer_evaluates_by_generation(case: Case, tmp_path: Path) -> 
         data_collator=DataCollatorForSeq2Seq(tokenizer, model),
     )
     trainer.train()
-    found = tokenizer.batch_decode(trainer.predict(rows).predictions.clip(0), skip_special_tokens=True)
-    assert found == [target for _, target in texts]
+    predictions = tokenizer.batch_decode(trainer.predict(rows).predictions.clip(0), skip_special_tokens=True)
+    assert predictions == [target for _, target in texts]

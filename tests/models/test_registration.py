@@ -19,7 +19,7 @@ from hf_ctxmodels.spec import PublishedCount, Traits
 ROOT = Path(__file__).resolve().parents[2]
 FIRST, SECOND = list(FAMILIES.values())[:2]
 
-MODEL_TYPE = next(iter(FAMILIES.values())).config.model_type
+MODEL_TYPE = FIRST.config.model_type
 
 
 # Runs each program in a forked process that has imported transformers, but not this package.
@@ -34,38 +34,25 @@ for name, code in json.loads(sys.argv[1]).items():
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.wait()[1]) == 0, name
 """
-HEAVY = ["datasets", "accelerate.accelerator", "evaluate", "matplotlib", "gensim", "hf_ctxmodels.training"]
-HEAVY += [
-    "torch.nn.attention.varlen",
-    "hf_ctxmodels.downstream.tasks",
-    "hf_ctxmodels.data.document_sources",
-    "hf_ctxmodels.cli",
-]
+HEAVY = ["datasets", "accelerate.accelerator", "evaluate", "matplotlib", "gensim", "torch.nn.attention.varlen"]
+HEAVY += [f"hf_ctxmodels.{name}" for name in ("training", "downstream.tasks", "data.document_sources", "cli")]
 IMPORT_FAILS = "try:\n    import hf_ctxmodels\nexcept RuntimeError as error:\n    print(error)\n"
 PROGRAMS = {
-    "heavy packages": (
-        "import sys\nbefore = set(sys.modules)\nimport hf_ctxmodels\n"
-        f"print(*[name for name in {HEAVY} if name in set(sys.modules) - before])\n"
-    ),
-    "conversions": (
-        "from transformers import conversion_mapping as mapping\nimport hf_ctxmodels\n"
-        "family, before = hf_ctxmodels.get_family('bert'), mapping._checkpoint_conversion_mapping_cache\n"
+    "import": (
+        "import sys\nfrom transformers import conversion_mapping as mapping\nbefore = set(sys.modules)\n"
+        "import hf_ctxmodels\n"
+        f"heavy = [name for name in {HEAVY} if name in set(sys.modules) - before]\n"
+        "family, conversions = hf_ctxmodels.get_family('bert'), mapping._checkpoint_conversion_mapping_cache\n"
         "family.models['AutoModel'](family.config(**family.sizes['tiny']))\n"
         "registered = mapping.get_checkpoint_conversion_mapping(family.config.model_type)\n"
-        "print(before is None, len(registered) == len(family.conversion) > 0)\n"
+        "print(heavy, conversions is None, len(registered) == len(family.conversion) > 0)\n"
     ),
-    "reloading": (
-        "import importlib, transformers, hf_ctxmodels\n"
-        "importlib.reload(hf_ctxmodels)\n"
-        "hf_ctxmodels.register()\n"
-        f"print(transformers.AutoConfig.for_model({MODEL_TYPE!r}).__class__.__name__)\n"
-    ),
-    "rival configuration": (
+    "conflicting configuration": (
         "from transformers import AutoConfig, PreTrainedConfig\n"
-        f"class Rival(PreTrainedConfig):\n    model_type = {MODEL_TYPE!r}\n"
-        f"AutoConfig.register({MODEL_TYPE!r}, Rival)\n{IMPORT_FAILS}"
+        f"class Conflicting(PreTrainedConfig):\n    model_type = {MODEL_TYPE!r}\n"
+        f"AutoConfig.register({MODEL_TYPE!r}, Conflicting)\n{IMPORT_FAILS}"
     ),
-    "rival conversion": (
+    "conflicting conversion": (
         "from transformers.conversion_mapping import register_checkpoint_conversion_mapping\n"
         f"register_checkpoint_conversion_mapping({MODEL_TYPE!r}, [])\n{IMPORT_FAILS}"
     ),
@@ -81,29 +68,22 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {name: (folder / name).read_text() for name in PROGRAMS}
 
 
-def test_import_leaves_heavy_packages_alone(printed: dict[str, str]) -> None:
-    assert printed["heavy packages"].split() == []
-
-
-def test_conversions_are_registered_with_the_first_model(printed: dict[str, str]) -> None:
-    """Registration is slow, because transformers creates the conversions of all its models first."""
-    assert printed["conversions"] == "True True\n"
+def test_import_is_light(printed: dict[str, str]) -> None:
+    """No heavy packages are imported. Conversions are registered with the first model, because transformers then creates
+    the conversions of all its models."""
+    assert printed["import"] == "[] True True\n"
 
 
 def test_registering_twice_changes_nothing() -> None:
     register()
-    hf_ctxmodels.register()
+    assert get_family(MODEL_TYPE) is FIRST
 
 
-def test_reloading_changes_nothing(printed: dict[str, str]) -> None:
-    assert printed["reloading"].split() == [FIRST.config.__name__]
-
-
-@pytest.mark.parametrize("rival", ["configuration", "conversion"])
-def test_a_rival_registration_is_named(rival: str, printed: dict[str, str]) -> None:
-    message = printed[f"rival {rival}"]
+@pytest.mark.parametrize("registration", ["configuration", "conversion"])
+def test_a_conflicting_registration_is_an_error(registration: str, printed: dict[str, str]) -> None:
+    message = printed[f"conflicting {registration}"]
     assert f"{MODEL_TYPE!r} is already registered" in message
-    assert ("__main__.Rival" if rival == "configuration" else "another package") in message
+    assert ("__main__.Conflicting" if registration == "configuration" else "another package") in message
     assert "rename" in message or "renaming" in message
 
 
@@ -143,7 +123,7 @@ def test_every_family_has_its_card() -> None:
     assert [family.card for family in FAMILIES.values() if not (ROOT / family.card).is_file()] == []
 
 
-def test_a_subclass_of_a_configuration_is_of_no_family() -> None:
+def test_a_subclass_of_a_configuration_belongs_to_no_family() -> None:
     class Derived(FIRST.config):
         model_type = "derived"
 
@@ -169,13 +149,13 @@ def test_a_subclass_of_a_configuration_is_of_no_family() -> None:
     ],
     ids=lambda value: None if isinstance(value, dict) else value.split(" .*")[0],
 )
-def test_a_spec_that_does_not_fit_is_refused(change: dict[str, Any], message: str) -> None:
+def test_invalid_specs(change: dict[str, Any], message: str) -> None:
     with pytest.raises(CtxError, match=message) as error:
         check_specs([replace(FIRST, **change)])
     assert f"the family '{FIRST.name}'" in str(error.value)
 
 
-def test_two_families_of_one_name_or_model_type_are_refused() -> None:
+def test_names_and_model_types_are_unique() -> None:
     for twin in (replace(SECOND, name=FIRST.name), replace(FIRST, name="another")):
         with pytest.raises(CtxError, match=f"the family '{FIRST.name}' has the same name or model_type"):
             check_specs([FIRST, twin])

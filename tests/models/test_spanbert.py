@@ -5,7 +5,18 @@ import torch
 from safetensors.torch import save_file
 from torch.nn import functional as F
 from transformers import BertForMaskedLM
-from zoo import PATHS, SIDES, Case, assert_close, assert_same_gradients, gradients, make_batch, make_targets
+from zoo import (
+    PATHS,
+    SIDES,
+    Case,
+    assert_close,
+    assert_same_gradients,
+    assert_same_weights,
+    gradients,
+    load_strict,
+    make_batch,
+    make_targets,
+)
 
 from hf_ctxmodels import CtxSpanBertForPreTraining, CtxSpanBertModel, CtxSpanBertTokenizer
 from hf_ctxmodels.core.errors import CtxError
@@ -93,12 +104,8 @@ def test_invalid_boundary_targets():
     model, ids = PRETRAINING.model(), torch.full((1, 9), 7)
     with pytest.raises(CtxError, match="labels"):
         model(input_ids=ids, boundary_labels=ids)
-    for spans, target in (
-        ((2, 4), 6),
-        ((0, 2), 1),
-        ((6, 9), 7),
-        ((1, 8), 4),
-    ):  # outside the span, at both ends of the sequence, beyond the maximum
+    # outside the span, at both ends of the sequence, beyond the maximum
+    for spans, target in (((2, 4), 6), ((0, 2), 1), ((6, 9), 7), ((1, 8), 4)):
         labels, boundary_labels = torch.full_like(ids, -100), torch.full_like(ids, -100)
         labels[0, slice(*spans)], boundary_labels[0, target] = 7, 7
         with pytest.raises(CtxError, match=rf"\[0, {target}\]"):
@@ -109,26 +116,18 @@ def test_released_checkpoint(tmp_path):
     """With the span boundary head, which neither the encoder nor the export has."""
     model = PRETRAINING.model(seed=4)
     model.export_reference(tmp_path)
-    reference, report = BertForMaskedLM.from_pretrained(tmp_path, output_loading_info=True)
-    assert not any(report.values())
-    batch = make_batch(PRETRAINING)
+    reference, batch = load_strict(BertForMaskedLM, tmp_path), make_batch(PRETRAINING)
     mask = batch["attention_mask"] == 1
-    assert_close(reference.eval()(**batch).logits[mask], model(**batch).prediction_logits[mask])
+    assert_close(reference(**batch).logits[mask], model(**batch).prediction_logits[mask])
     weights = {name: tensor.clone() for name, tensor in reference.state_dict().items()}
     head = model.sbo_head.state_dict()
-    released = {
-        f"cls.pair_target_predictions.{released_name}": head[name].clone()
-        for name, released_name in RELEASED_NAMES.items()
-    }
-    released["cls.pair_target_predictions.decoder.weight"] = head["decoder.weight"].clone()
+    names = RELEASED_NAMES | {"decoder.weight": "decoder.weight"}
+    released = {f"cls.pair_target_predictions.{released}": head[name].clone() for name, released in names.items()}
     options = {"max_pair_targets": model.config.max_pair_targets, "pair_position_size": model.config.pair_position_size}
     for prefix in ("", "decoder."):  # "decoder." in fairseq's checkpoints
         named = {f"{prefix}{name}": tensor for name, tensor in (weights | released).items()}
         save_file(named, tmp_path / "model.safetensors", metadata={"format": "pt"})
-        loaded, report = CtxSpanBertForPreTraining.from_pretrained(tmp_path, **options, output_loading_info=True)
-        assert not any(report.values()), report
-        for name, tensor in model.state_dict().items():
-            assert torch.equal(loaded.state_dict()[name], tensor), name
+        assert_same_weights(load_strict(CtxSpanBertForPreTraining, tmp_path, **options), model)
         encoder, report = CtxSpanBertModel.from_pretrained(tmp_path, output_loading_info=True)
         assert not report["unexpected_keys"]
         assert torch.equal(encoder.embeddings.word_embeddings.weight, model.bert.embeddings.word_embeddings.weight)

@@ -20,15 +20,12 @@ def test_loss_terms_are_means_over_their_targets():
         logits, outputs = model(**batch), model(**batch, **targets)
         assert logits.sentence_logits.shape == (4, 3)
         token_logits = logits.prediction_logits.flatten(0, 1)
-        expected = {
-            "mlm_loss": F.cross_entropy(token_logits, targets["labels"].flatten()),
-            "shuffle_loss": F.cross_entropy(token_logits, targets["shuffle_labels"].flatten()),
-            "sentence_loss": F.cross_entropy(logits.sentence_logits, targets["sentence_label"]),
-        }
-        for name, value in expected.items():
-            assert_close(outputs[name], value.detach(), f"{name} by the {path} path")
-            target = {"mlm_loss": "labels", "shuffle_loss": "shuffle_labels", "sentence_loss": "sentence_label"}[name]
-            assert_close(model(**batch, **{target: targets[target]}).loss, value, f"{name} alone")
+        terms = {"mlm_loss": ("labels", token_logits), "shuffle_loss": ("shuffle_labels", token_logits)}
+        terms |= {"sentence_loss": ("sentence_label", logits.sentence_logits)}
+        for name, (target, term_logits) in terms.items():
+            expected = F.cross_entropy(term_logits, targets[target].flatten())
+            assert_close(outputs[name], expected.detach(), f"{name} by the {path} path")
+            assert_close(model(**batch, **{target: targets[target]}).loss, expected, f"{name} alone")
 
 
 def test_checkpoint_of_bert(tmp_path):

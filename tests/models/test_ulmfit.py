@@ -14,7 +14,7 @@ IDS = torch.randint(5, 61, (3, 12), generator=torch.Generator().manual_seed(1))
 
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_penalties(side: str) -> None:
-    """In training mode, penalties are means over the words with a target."""
+    """In training mode, penalties are means over the words with a target, also of microbatches."""
     batch = make_batch(LM, (9, 1, 4), side=side)
     targets = make_targets(LM, batch)
     model = LM.model(activation_penalty=0.7, slowness_penalty=0.3).train()
@@ -27,21 +27,14 @@ def test_penalties(side: str) -> None:
         if column and batch["attention_mask"][row, column - 1]:
             change += (raw[row, column] - raw[row, column - 1]).square().mean().item()
     expected = (0.7 * activation + 0.3 * change) / int(target_mask.sum())
+    counts = {name: (value != -100).sum() for name, value in targets.items()}
+    microbatches = [
+        {name: value[rows] for name, value in (batch | targets).items()} for rows in (slice(1), slice(1, 3))
+    ]
+    losses = [model(**microbatch, num_items_in_batch=counts).loss for microbatch in microbatches]
+    torch.testing.assert_close(sum(losses), outputs.loss)
     plain = model.eval()(**batch, **targets).loss
     assert (outputs.loss - plain).item() == pytest.approx(expected, rel=1e-4)
-
-
-def test_penalties_with_gradient_accumulation() -> None:
-    batch = make_batch(LM, (12, 3, 9, 1))
-    targets = make_targets(LM, batch)
-    model = LM.model().train()
-    counts = {name: (value != -100).sum() for name, value in targets.items()}
-    expected = model(**batch, **targets).loss
-    losses = [
-        model(**{name: value[rows] for name, value in (batch | targets).items()}, num_items_in_batch=counts).loss
-        for rows in (slice(1), slice(1, 4))
-    ]
-    torch.testing.assert_close(sum(losses), expected)
 
 
 def test_dropouts() -> None:

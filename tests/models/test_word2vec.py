@@ -112,12 +112,13 @@ def test_sgd_step_equals_autograd(batch, tables, output: str, average: bool) -> 
     updated = [table.clone() for table in tables]
     step_loss = sgd_step(blocks, *updated, rate=0.1)
     assert float(step_loss) == pytest.approx(float(loss), rel=1e-5)
-    for updated_table, table in zip(updated, (words, outputs), strict=True):
-        assert not torch.equal(updated_table, table)
-        torch.testing.assert_close(updated_table, table - 0.1 * table.grad, rtol=1e-5, atol=1e-6)
+    assert words.grad.any()
+    assert outputs.grad.any()
+    expected = [table - 0.1 * table.grad for table in (words, outputs)]
+    torch.testing.assert_close(updated, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_each_word_of_a_mean_gets_its_whole_gradient(tables) -> None:
+def test_words_of_a_mean_get_the_whole_gradient(tables) -> None:
     """As in the released code."""
     ids = torch.tensor([[3, 7, 4]])
     labels = torch.tensor([[-100, 7, -100]])
@@ -128,8 +129,7 @@ def test_each_word_of_a_mean_gets_its_whole_gradient(tables) -> None:
     mean = tables[0][[3, 4]].mean(0)
     target, negative = tables[1][7], tables[1][5]
     expected = (torch.sigmoid(mean @ target) - 1) * target + torch.sigmoid(mean @ negative) * negative
-    torch.testing.assert_close(words.grad[3], expected, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(words.grad[4], expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(words.grad[[3, 4]], expected.expand(2, -1), rtol=1e-5, atol=1e-6)
 
 
 def test_blocks_without_labels_are_omitted(batch, tables) -> None:
@@ -143,8 +143,11 @@ def test_blocks_must_divide_the_length(batch) -> None:
 
 
 def test_large_scores_have_a_finite_loss(batch, tables) -> None:
-    huge = [table * 1e4 for table in tables]
-    assert torch.isfinite(sgd_step(grid(batch, "negatives", False), *huge, rate=0.0))
+    large = [table * 1e4 for table in tables]
+    assert torch.isfinite(sgd_step(grid(batch, "negatives", False), *large, rate=0.0))
+    pytest.importorskip("numba")
+    tables = [table.float() for table in large]
+    assert math.isfinite(sgd_step_by_words(text_batch(batch, "negatives"), *tables, 0.0, NEGATIVE, False))
 
 
 def reference_updates(batch: dict[str, Tensor], words: Tensor, outputs: Tensor, output: str, average: bool) -> float:
@@ -185,8 +188,7 @@ def test_compiled_updates_equal_sgd_steps(batch, tables, output: str, average: b
     text = text_batch(batch, output)
     loss = sgd_step_by_words(text, *updated, 0.1, NEGATIVE, average)
     assert loss == pytest.approx(expected_loss, rel=1e-4)
-    for updated_table, expected_table in zip(updated, expected, strict=True):
-        torch.testing.assert_close(updated_table.double(), expected_table, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close([table.double() for table in updated], expected, rtol=1e-3, atol=1e-4)
 
 
 @AVERAGE
@@ -197,10 +199,3 @@ def test_compiled_updates_with_many_negatives(batch, tables, average: bool) -> N
     updated = [table.float() for table in tables]
     expected = sgd_step(grid(batch, "negatives", average), *tables, rate=0.0)
     assert sgd_step_by_words(text, *updated, 0.0, NEGATIVE, average) == pytest.approx(float(expected), rel=1e-4)
-
-
-def test_compiled_updates_have_a_finite_loss(batch, tables) -> None:
-    pytest.importorskip("numba")
-    huge = [(table * 1e4).float() for table in tables]
-    text = text_batch(batch, "negatives")
-    assert math.isfinite(sgd_step_by_words(text, *huge, 0.0, NEGATIVE, False))

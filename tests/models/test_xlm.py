@@ -1,11 +1,9 @@
 """XLM: languages, causal and bidirectional attention, initialisation, sinusoidal positions, released configurations."""
 
 import inspect
-from itertools import product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import transformers
@@ -83,9 +81,6 @@ def test_language_errors() -> None:
     expected = model(**batch, langs=torch.full_like(batch["input_ids"], 1)).last_hidden_state
     model.config.default_lang = 1
     assert torch.equal(model(**batch).last_hidden_state, expected)
-    for fields in ({"default_lang": 3}, {"lang2id": {"de": 0}}, {"n_langs": 0}):
-        with pytest.raises(Exception, match="n_langs"):
-            CtxXLMConfig(**LANGS | fields)
 
 
 def test_forward_signatures_have_langs_and_choices_have_their_own() -> None:
@@ -156,10 +151,8 @@ def test_generation_in_a_language() -> None:
     for name, number in model.config.lang2id.items():
         generated = model.generate(prompt, langs=torch.full_like(prompt, number), **options)[0, prompt.shape[1] :]
         text_options = {"max_new_tokens": 6, "eos_token_id": None, "language": name}
-        assert (
-            generate_texts(model, tokenizer, ["wa wd", "wa"], **text_options)[0]
-            == decode_generated(tokenizer, [generated])[0]
-        )
+        texts = generate_texts(model, tokenizer, ["wa wd", "wa"], **text_options)
+        assert texts[:1] == decode_generated(tokenizer, [generated])
     with pytest.raises(CtxError, match=r"(?s)(source|target) language is missing.*one of fr, en, de"):
         generate_texts(model, tokenizer, ["wa"])
 
@@ -170,9 +163,9 @@ def test_initialization_of_the_released_code() -> None:
     model = CtxXLMForMaskedLM(
         CtxXLMConfig(vocab_size=2000, hidden_size=64, num_hidden_layers=1, num_attention_heads=2, **LANGS)
     )
-    word_embeddings = model.xlm.word_embeddings.weight
-    assert word_embeddings.std().item() == pytest.approx(64**-0.5, rel=0.02)
-    assert not word_embeddings[model.config.pad_token_id].any()
+    words = model.xlm.word_embeddings.weight
+    assert words.std().item() == pytest.approx(64**-0.5, rel=0.02)
+    assert not words[model.config.pad_token_id].any()
     assert model.xlm.position_embeddings.weight.std().item() == pytest.approx(64**-0.5, rel=0.05)
     assert model.xlm.language_embeddings.weight.any()
     for name, module in model.named_modules():
@@ -189,10 +182,8 @@ def test_sinusoidal_positions_match_transformers(tmp_path: Path) -> None:
     assert_same_outputs(model(**batch), reference(**batch), batch["attention_mask"])
     new_model = CtxXLMModel(ENCODER.config(sinusoidal_embeddings=True))
     positions = new_model.position_embeddings.weight
-    for position, column in product((0, 3, 17), range(32)):
-        angle = position / 10000 ** (2 * (column // 2) / 32)
-        expected = np.cos(angle) if column % 2 else np.sin(angle)
-        assert positions[position, column].item() == pytest.approx(expected, abs=1e-6)
+    angles = torch.arange(len(positions))[:, None] / 10000 ** (torch.arange(0, 32, 2) / 32)
+    assert_close(positions.detach(), torch.stack([angles.sin(), angles.cos()], -1).flatten(1))
     assert not positions.requires_grad
     assert not model.position_embeddings.weight.requires_grad
     new_model.save_pretrained(tmp_path / "native")

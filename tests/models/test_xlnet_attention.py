@@ -1,7 +1,7 @@
 """XLNet's relative attention: fast implementations against the reference, outputs and gradients; visible keys."""
 
 from itertools import product
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from unittest.mock import patch
 
 import pytest
@@ -14,7 +14,7 @@ from hf_ctxmodels import CtxXLNetConfig
 from hf_ctxmodels.layers.attention.layouts import PaddedLayout
 from hf_ctxmodels.layers.cpu.relative_attention import RelativeBiases, attend_per_sequence
 from hf_ctxmodels.models.xlnet import relative_attention
-from hf_ctxmodels.models.xlnet.relative_attention import dense_attention, distance_encodings, eager_attention
+from hf_ctxmodels.models.xlnet.relative_attention import dense_attention, eager_attention
 from hf_ctxmodels.models.xlnet.streams import EncoderInputs, Streams
 
 HEADS, HEAD_DIM = 3, 4
@@ -85,11 +85,9 @@ def outputs_and_gradients(inputs: AttentionInputs, implementation: str) -> list[
 
 
 def assert_all_implementations_agree(inputs: AttentionInputs, label: str = "") -> None:
-    reference = outputs_and_gradients(inputs, "eager")
+    expected = outputs_and_gradients(inputs, "eager")
     for implementation in FAST:
-        results = outputs_and_gradients(inputs, implementation)
-        for number, (result, expected) in enumerate(zip(results, reference, strict=True)):
-            assert_close(result, expected, f"output or gradient {number} by {implementation} {label}")
+        assert_close(outputs_and_gradients(inputs, implementation), expected, f"by {implementation} {label}")
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=list(SHAPES))
@@ -117,29 +115,6 @@ def test_blocks_reduce_the_peak_memory() -> None:
     inputs = make_inputs((2, 120, 0, 8), with_mask=True, with_segments=True)
     peaks = {name: peak_bytes(lambda name=name: outputs_and_gradients(inputs, name), CPU) for name in FAST[:2]}
     assert peaks["dense blocks"] < 0.4 * peaks["dense"]
-
-
-def test_reference_implementation_matches_a_loop_over_pairs() -> None:
-    inputs = make_inputs((1, 4, 2, 1), with_mask=False, with_segments=True)
-    query, key, value, relative, content, position, segment, segment_embeddings = (
-        tensor.detach() for tensor in inputs.tensors
-    )
-    pattern = inputs.streams.pattern
-    encodings = {distance: relative[0, index] for index, distance in enumerate(range(6, -4, -1))}
-    for i in range(5):
-        query_position = 4 - int(pattern.distance_offsets[0, i, 0])
-        for head in range(HEADS):
-            scores = torch.empty(6)
-            for j in range(6):
-                q = query[0, i, head]
-                differs = int(pattern.query_segments[0, i] != pattern.key_segments[0, j])
-                scores[j] = (
-                    (q + content[head]) @ key[0, j, head]
-                    + (q + position[head]) @ encodings[query_position + 2 - j][head]
-                    + (q + segment[head]) @ segment_embeddings[differs, head]
-                )
-            expected = (scores / HEAD_DIM**0.5).softmax(0) @ value[0, :, head]
-            torch.testing.assert_close(attend(inputs, "eager")[0, i, head], expected)
 
 
 @pytest.mark.parametrize("implementation", ["eager", "per sequence"])
@@ -173,55 +148,3 @@ def test_dropout_gradients_match_finite_differences() -> None:
                 tensor -= step * direction
         slope = (losses[0] - losses[1]) / 2e-2
         torch.testing.assert_close(slope, (gradient * direction).sum(), atol=2e-2, rtol=2e-2)
-
-
-def test_distance_encodings_are_sines_then_cosines() -> None:
-    encodings = distance_encodings(torch.tensor([0, 3, -3]), 6, torch.float32)
-    frequencies = torch.tensor([1.0, 10000 ** (-2 / 6), 10000 ** (-4 / 6)])
-    torch.testing.assert_close(encodings[0], torch.tensor([0.0, 0.0, 0.0, 1.0, 1.0, 1.0]))
-    torch.testing.assert_close(encodings[1], torch.cat([(3 * frequencies).sin(), (3 * frequencies).cos()]))
-    torch.testing.assert_close(encodings[2], encodings[1] * torch.tensor([-1.0] * 3 + [1.0] * 3))
-
-
-@pytest.mark.parametrize(
-    ("length", "inputs", "expected"),
-    [
-        # content: ranks up to its own; query: lower ranks; a query without a target: no key
-        (
-            4,
-            {"order": torch.tensor([[-1, 1, -1, 0]]), "target_positions": torch.tensor([[1, 3, -1]])},
-            [[1, 0, 1, 0], [1, 1, 1, 1], [1, 0, 1, 0], [1, 0, 1, 1], [1, 0, 1, 1], [1, 0, 1, 0], [0, 0, 0, 0]],
-        ),
-        (
-            2,
-            {"hidden_pairs": torch.tensor([[[1, 0], [1, 1]]]).bool(), "target_positions": torch.tensor([[1, 0]])},
-            [[1, 1], [0, 1], [0, 0], [0, 1]],
-        ),
-        # padding, and empty memory
-        (
-            3,
-            {"tokens": torch.tensor([[False, True, True]]), "memory": [torch.tensor([[[0.0], [1.0]]])]},
-            [[0, 1, 0, 1, 1]] * 3,
-        ),
-        (
-            4,
-            {"sequence_ids": torch.tensor([[1, 1, 2, 1]])},
-            [[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]],
-        ),
-        (3, {"attn_type": "uni", "memory": 2}, [[1, 1, 1, 0, 0], [1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]),
-        (
-            3,
-            {"attn_type": "uni", "same_length": True, "memory": 3},
-            [[1, 1, 1, 1, 0, 0], [0, 1, 1, 1, 1, 0], [0, 0, 1, 1, 1, 1]],
-        ),
-        (3, {"memory": 4}, None),
-    ],
-    ids=["order", "hidden pairs", "padding and memory", "packed sequences", "causal", "same length", "all keys"],
-)
-def test_visible_keys(length: int, inputs: dict[str, Any], expected: list[list[int]] | None) -> None:
-    options = {name: inputs[name] for name in ("attn_type", "same_length") if name in inputs}
-    inputs = {name: value for name, value in inputs.items() if name not in options}
-    if isinstance(inputs.get("memory"), int):
-        inputs["memory"] = [torch.ones(1, inputs["memory"], 2)]
-    visible = EncoderInputs(CtxXLNetConfig(**options), torch.zeros(1, length).long(), **inputs).visible_keys()
-    assert visible is None if expected is None else visible[0].long().tolist() == expected

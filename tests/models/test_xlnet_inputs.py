@@ -1,27 +1,29 @@
 """Errors of XLNet for memory, permutations and targets that do not match the input; memory of the task heads."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from test_xlnet import ENCODER, LAYERS, MODEL, WIDTH, make_batch, make_memory, without
-from zoo import CASES, Batch, Case
+from torch import Tensor
+from zoo import CASES, Batch, Case, assert_close
 from zoo import make_batch as make_common_batch
 
-from hf_ctxmodels import CtxError, CtxXLNetConfig
+from hf_ctxmodels import CtxError
 
 XLNET_CASES = [case for case in CASES if case.family.name == "xlnet"]
 TASK_CASES = [case for case in XLNET_CASES if not case.is_base and not case.computes_logits_of_labels_only]
-SINGLE_STREAM = without(make_batch(), "labels", "target_positions", "permutation_order")
+BATCH = make_batch()
+ORDER, TARGET = BATCH["permutation_order"], int(BATCH["target_positions"][0, 0])
+WITHOUT_TARGETS = dict.fromkeys(("labels", "target_positions", "permutation_order"))
+SINGLE_STREAM = without(BATCH, *WITHOUT_TARGETS)
 
 
-def changed(name: str, index: Any, value: int, **other_values: torch.Tensor) -> Batch:
-    """The batch with one changed element of a tensor."""
-    batch = make_batch() | other_values
-    batch[name] = batch[name].clone()
-    batch[name][index] = value
-    return batch
+def changed(name: str, index: Any, value: int) -> Batch:
+    """A tensor of the batch with one changed element."""
+    tensor = BATCH[name].clone()
+    tensor[index] = value
+    return {name: tensor}
 
 
 def assert_error(model: torch.nn.Module, facts: tuple[str, ...], **inputs: Any) -> None:
@@ -44,12 +46,7 @@ def assert_error(model: torch.nn.Module, facts: tuple[str, ...], **inputs: Any) 
     ],
 )
 def test_memory_errors(mems: Any, facts: tuple[str, ...]) -> None:
-    assert_error(MODEL.model(mem_len=8), facts, **make_batch(), mems=mems)
-
-
-def test_memory_cannot_be_combined_with_packed_sequences() -> None:
-    ids = SINGLE_STREAM["attention_mask"]
-    assert_error(ENCODER.model(), ("mems", "sequence_ids"), **SINGLE_STREAM, sequence_ids=ids, mems=make_memory(3, 4))
+    assert_error(MODEL.model(mem_len=8), facts, **BATCH, mems=mems)
 
 
 @pytest.mark.parametrize("case", TASK_CASES, ids=str)
@@ -60,21 +57,12 @@ def test_memory_of_task_heads(case: Case) -> None:
     assert without_memory.get("mems") is None
     first = model(**batch, use_mems=True)
     rows = {name: tensor.flatten(0, -2) for name, tensor in batch.items()}
-    expected = model.base_model(**rows, use_mems=True).mems
     assert len(first.mems) == LAYERS
-    assert all(torch.equal(memory, encoder_memory) for memory, encoder_memory in zip(first.mems, expected, strict=True))
-    second = model(**batch, mems=first.mems)
-    name = next(iter(without_memory))
-    assert not torch.equal(second[name], first[name])
+    assert_close(first.mems, model.base_model(**rows, use_mems=True).mems, tolerance=0)
+    assert not torch.equal(model(**batch, mems=first.mems)[0], first[0])
 
 
-@pytest.mark.parametrize("shape", [(3, 11), (3, 10, 11), (2, 11, 11)])
-def test_shape_of_perm_mask(shape: tuple[int, ...]) -> None:
-    batch = without(make_batch(), "permutation_order")
-    assert_error(MODEL.model(), (f"perm_mask is {shape}", "(3, 11, 11)"), **batch, perm_mask=torch.zeros(shape))
-
-
-def target_mapping(*values: float) -> torch.Tensor:
+def target_mapping(*values: float) -> Tensor:
     """(3, 3, 11) with these values of the second target of the first example."""
     mapping = torch.zeros(3, 3, 11)
     mapping[0, 1, 3 : 3 + len(values)] = torch.tensor(values)
@@ -82,66 +70,42 @@ def target_mapping(*values: float) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("make_inputs", "facts"),
+    ("changes", "facts"),
     [
-        (
-            lambda: make_batch() | {"permutation_order": make_batch()["permutation_order"][:, 1:]},
-            ("permutation_order is (3, 10)", "(3, 11)"),
+        ({"permutation_order": ORDER[:, 1:]}, ("permutation_order is (3, 10)", "(3, 11)")),
+        (changed("permutation_order", (1, 2), -2), ("permutation_order[1, 2] is -2",)),
+        ({"permutation_order": None}, ("target_positions", "permutation_order")),
+        ({"perm_mask": torch.zeros(3, 11, 11)}, ("permutation_order and perm_mask",)),
+        *(
+            ({"permutation_order": None, "perm_mask": torch.zeros(shape)}, (f"perm_mask is {shape}", "(3, 11, 11)"))
+            for shape in [(3, 11), (3, 10, 11), (2, 11, 11)]
         ),
-        (lambda: changed("permutation_order", (1, 2), -2), ("permutation_order[1, 2] is -2",)),
-        (lambda: make_batch() | {"perm_mask": torch.zeros(3, 11, 11)}, ("permutation_order and perm_mask",)),
-        (lambda: make_batch() | {"target_mapping": target_mapping()}, ("target_positions and target_mapping",)),
-        (lambda: changed("target_positions", (0, 1), 11), ("target_positions[0, 1] is 11", "length=11")),
-        (lambda: changed("target_positions", (0, 1), -2), ("target_positions[0, 1] is -2", "length=11")),
+        ({"target_mapping": target_mapping()}, ("target_positions and target_mapping",)),
+        (changed("target_positions", (0, 1), 11), ("target_positions[0, 1] is 11", "length=11")),
+        (changed("target_positions", (0, 1), -2), ("target_positions[0, 1] is -2", "length=11")),
         (
-            lambda: changed(
-                "target_positions",
-                (2, 0),
-                0,
-                permutation_order=changed("permutation_order", (2, 0), 5)["permutation_order"],
-            ),
+            changed("target_positions", (2, 0), 0) | changed("permutation_order", (2, 0), 5),
             ("target_positions[2, 0] is 0", "padding"),
         ),
+        (changed("permutation_order", (0, TARGET), -1), (f"target_positions[0, 0] is {TARGET}", "rank -1")),
+        (WITHOUT_TARGETS | {"target_mapping": target_mapping(1, 1)}, ("target_mapping[0, 1]", "one-hot")),
+        (WITHOUT_TARGETS | {"target_mapping": target_mapping(0.5)}, ("target_mapping[0, 1]", "one-hot")),
         (
-            lambda: changed("permutation_order", (0, int(make_batch()["target_positions"][0, 0])), -1),
-            (f"target_positions[0, 0] is {int(make_batch()['target_positions'][0, 0])}", "rank -1"),
-        ),
-        (lambda: without(make_batch(), "permutation_order"), ("target_positions", "permutation_order")),
-        (
-            lambda: SINGLE_STREAM | {"target_mapping": target_mapping(1, 1)},
-            ("target_mapping[0, 1]", "one-hot"),
-        ),
-        (lambda: SINGLE_STREAM | {"target_mapping": target_mapping(0.5)}, ("target_mapping[0, 1]", "one-hot")),
-        (
-            lambda: without(make_batch(), "labels") | {"target_positions": torch.zeros(2, 3).long()},
+            {"labels": None, "target_positions": torch.zeros(2, 3).long()},
             ("target_positions is (2, 3)", "(3, targets)"),
         ),
         (
-            lambda: (
-                without(make_batch(), "labels", "target_positions") | {"target_mapping": target_mapping()[:, :, 2:]}
-            ),
+            {"labels": None, "target_positions": None, "target_mapping": target_mapping()[:, :, 2:]},
             ("target_mapping is (3, 3, 9)", "(3, targets, 11)"),
         ),
-        (lambda: make_batch() | {"labels": make_batch()["labels"][:, 1:]}, ("labels is (3, 2)", "(3, 3)")),
-        (lambda: changed("labels", (1, 2), 7), ("labels[1, 2] is 7", "target_positions is -1")),
-        (lambda: changed("labels", (0, 0), 61), ("labels", "61", "vocab_size=61")),
-        (
-            lambda: make_batch() | {"attention_mask": torch.ones(3, 1, 11, 11)},
-            ("attention_mask is (3, 1, 11, 11)", "perm_mask"),
-        ),
+        ({"labels": BATCH["labels"][:, 1:]}, ("labels is (3, 2)", "(3, 3)")),
+        (changed("labels", (1, 2), 7), ("labels[1, 2] is 7", "target_positions is -1")),
+        (changed("labels", (0, 0), 61), ("labels", "61", "vocab_size=61")),
+        ({"attention_mask": torch.ones(3, 1, 11, 11)}, ("attention_mask is (3, 1, 11, 11)", "perm_mask")),
     ],
 )
-def test_permutation_and_target_errors(make_inputs: Callable[[], Batch], facts: tuple[str, ...]) -> None:
-    assert_error(MODEL.model(), facts, **make_inputs())
-
-
-def test_output_mask_cannot_be_combined_with_targets() -> None:
-    batch = without(make_batch(), "labels")
-    assert_error(ENCODER.model(), ("output_mask",), **batch, output_mask=batch["attention_mask"].bool())
-
-
-def test_odd_batch_size_with_bi_data() -> None:
-    assert_error(MODEL.model(bi_data=True), ("bi_data", "3"), **make_batch())
+def test_permutation_and_target_errors(changes: dict[str, Tensor | None], facts: tuple[str, ...]) -> None:
+    assert_error(MODEL.model(), facts, **BATCH | changes)
 
 
 @pytest.mark.parametrize("case", XLNET_CASES, ids=str)
@@ -151,14 +115,9 @@ def test_input_mask_of_transformers(case: Case) -> None:
     assert_error(case.model(), ("input_mask", "attention_mask = 1 - input_mask"), **batch)
 
 
-def test_position_ids_are_not_supported() -> None:
-    assert_error(ENCODER.model(), ("position_ids",), **SINGLE_STREAM, position_ids=torch.arange(11)[None])
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [("attn_type", "both"), ("summary_type", "attn"), ("mem_len", -1), ("hidden_size", 33), ("hidden_size", 32)],
-)
-def test_configuration_errors(field: str, value: object) -> None:
-    with pytest.raises(Exception, match=f"{field}={value!r}"):
-        CtxXLNetConfig(**{"hidden_size": 36, "num_attention_heads": 3, field: value})
+def test_arguments_that_are_not_supported_together() -> None:
+    ids, model = SINGLE_STREAM["attention_mask"], ENCODER.model()
+    assert_error(model, ("mems", "sequence_ids"), **SINGLE_STREAM, sequence_ids=ids, mems=make_memory(3, 4))
+    assert_error(model, ("output_mask",), **without(BATCH, "labels"), output_mask=ids.bool())
+    assert_error(model, ("position_ids",), **SINGLE_STREAM, position_ids=torch.arange(11)[None])
+    assert_error(MODEL.model(bi_data=True), ("bi_data", "3"), **BATCH)

@@ -7,7 +7,7 @@ import torch
 import transformers
 from test_random_configurations import assert_equal_gradients
 from transformers import PreTrainedModel
-from zoo import CHOICES, Case, assert_close, assert_same_weights, make_batch
+from zoo import CHOICES, Case, assert_close, assert_same_weights, load_strict, make_batch
 
 from hf_ctxmodels.registry import FAMILIES
 
@@ -19,9 +19,7 @@ def pair(case: Case, folder: Any) -> tuple[PreTrainedModel, PreTrainedModel]:
     torch.manual_seed(0)
     reference = getattr(transformers, case.model_class.reference_architecture)(case.reference_config()).eval()
     reference.save_pretrained(folder)
-    model, report = case.model_class.from_pretrained(folder, output_loading_info=True)
-    assert not any(report.values()), report
-    return reference, model.eval()
+    return reference, load_strict(case.model_class, folder)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -52,9 +50,7 @@ def test_logits_and_loss(case: Case, tmp_path: Any) -> None:
 def test_export_is_bit_exact(case: Case, tied: bool, tmp_path: Any) -> None:
     model = case.model(tie_word_embeddings=tied)
     model.export_reference(tmp_path)
-    reference_class = getattr(transformers, case.model_class.reference_architecture)
-    reference, report = reference_class.from_pretrained(tmp_path, output_loading_info=True)
-    assert not any(report.values()), report
+    reference = load_strict(getattr(transformers, case.model_class.reference_architecture), tmp_path)
     reference.save_pretrained(tmp_path / "reference")
     assert_same_weights(case.model_class.from_pretrained(tmp_path / "reference"), model)
     assert reference.transformer.get_input_embeddings().weight.equal(model.get_input_embeddings().weight)

@@ -1,13 +1,15 @@
 """GPT's released parameter files: logits against a loop over the arrays; invalid files."""
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from attention_reference import attend
+from torch import Tensor
+from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_ctxmodels import CtxError
@@ -36,29 +38,17 @@ def write_checkpoint(folder: Path, arrays: list[np.ndarray], num_files: int = 10
     (folder / "vocab_40000.bpe").write_text(MERGES)
 
 
-def layer_norm(states: np.ndarray, gain: np.ndarray, bias: np.ndarray) -> np.ndarray:
-    centred = states - states.mean(-1, keepdims=True)
-    return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5) * gain + bias
-
-
-def reference_logits(words: np.ndarray, positions: np.ndarray, layers: list[np.ndarray], ids: list[int]) -> np.ndarray:
-    """Post-norm layers in float64, with loops over tokens and heads."""
-    words, positions, *layers = (array.astype(np.float64) for array in (words, positions, *layers))
-    hidden = np.stack([words[token] + positions[position] for position, token in enumerate(ids)])
+def reference_logits(arrays: list[np.ndarray], ids: list[int]) -> Tensor:
+    """Post-norm layers in float64; `arrays` are words, positions and the layers' parameters."""
+    words, positions, *layers = (torch.from_numpy(array).double() for array in arrays)
+    hidden = words[ids] + positions[: len(ids)]
     for start in range(0, len(layers), 12):
         qkv, qkv_bias, out, out_bias, gain_1, bias_1, up, up_bias, down, down_bias, gain_2, bias_2 = layers[start:][:12]
-        query, key, value = np.split(hidden @ qkv[0] + qkv_bias, 3, -1)
-        context = np.zeros_like(hidden)
-        for i in range(len(ids)):
-            for head in range(HEADS):
-                dims = slice(head * WIDTH // HEADS, (head + 1) * WIDTH // HEADS)
-                scores = key[: i + 1, dims] @ query[i, dims] / math.sqrt(WIDTH // HEADS)
-                weights = np.exp(scores - scores.max())
-                context[i, dims] = weights / weights.sum() @ value[: i + 1, dims]
-        normed = layer_norm(hidden + context @ out[0] + out_bias, gain_1, bias_1)
-        inner = normed @ up[0] + up_bias
-        inner = 0.5 * inner * (1 + np.tanh(math.sqrt(2 / math.pi) * (inner + 0.044715 * inner**3)))
-        hidden = layer_norm(normed + inner @ down[0] + down_bias, gain_2, bias_2)
+        projections = [*zip(qkv[0].T.chunk(3), qkv_bias.chunk(3)), (out[0].T, out_bias)]
+        context = attend(hidden, hidden, projections, HEADS, causal=True)
+        normed = F.layer_norm(hidden + context, (WIDTH,), gain_1, bias_1)
+        inner = F.gelu(normed @ up[0] + up_bias, approximate="tanh")
+        hidden = F.layer_norm(normed + inner @ down[0] + down_bias, (WIDTH,), gain_2, bias_2)
     return hidden @ words.T
 
 
@@ -67,10 +57,10 @@ def test_logits_match_the_reference_loop(form: str, tmp_path: Path, run_conversi
     words = len(TOKENS) + 3 * form.endswith("task tokens")
     if form == "two matrices":  # as released: positions first
         arrays = random_arrays([[POSITIONS, WIDTH], [words, WIDTH]])
-        expected = (arrays[1], arrays[0], arrays[2:])
+        expected = [arrays[1], arrays[0], *arrays[2:]]
     else:
         arrays = random_arrays([[words + POSITIONS, WIDTH]])
-        expected = (arrays[0][:words], arrays[0][words:], arrays[1:])
+        expected = [arrays[0][:words], arrays[0][words:], *arrays[1:]]
     write_checkpoint(tmp_path, arrays)
     flags = {"folder": tmp_path, "output": tmp_path / "out", "positions": POSITIONS, "heads": HEADS}
     assert run_conversion("gpt.py", **flags) == 0
@@ -83,7 +73,7 @@ def test_logits_match_the_reference_loop(form: str, tmp_path: Path, run_conversi
     assert ids == [*start, *text, *end]
     with torch.no_grad():
         logits = model(torch.tensor([ids])).logits[0]
-    np.testing.assert_allclose(logits.numpy(), reference_logits(*expected, ids), atol=1e-4, rtol=1e-5)
+    torch.testing.assert_close(logits.double(), reference_logits(expected, ids), atol=1e-4, rtol=1e-5)
 
 
 def test_invalid_files(tmp_path: Path) -> None:

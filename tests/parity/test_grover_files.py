@@ -1,7 +1,6 @@
 """Grover's TensorFlow checkpoints: outputs and gradients against a loop over their variables."""
 
 import json
-import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -9,8 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from attention_reference import attend
 from tokenizers import pre_tokenizers
 from torch import Tensor
+from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from hf_ctxmodels import CtxError
@@ -19,6 +20,7 @@ from hf_ctxmodels.conversion.tensorflow_files import TensorFlowCheckpoint
 
 WIDTH, LAYERS, POSITIONS, HEAD = 128, 3, 20, 64
 PAIRS = [("t", "h"), ("th", "e"), ("Ġ", "the")]
+PROJECTIONS = ("query_layer", "key_layer", "value_layer", "context_projection_layer")
 
 
 def files_of_release(folder: Path) -> dict[str, Path]:
@@ -42,7 +44,7 @@ def random_variables(words: int, classes: int = 0, seed: int = 0) -> dict[str, n
     }
     for layer in range(LAYERS):
         scope = f"newslm/layer{layer:02d}"
-        for name in ("query_layer", "key_layer", "value_layer", "context_projection_layer"):
+        for name in PROJECTIONS:
             shapes |= {f"{scope}/{name}/kernel": (WIDTH, WIDTH), f"{scope}/{name}/bias": (WIDTH,)}
         shapes |= {f"{scope}/intermediate/kernel": (WIDTH, 4 * WIDTH), f"{scope}/intermediate/bias": (4 * WIDTH,)}
         shapes |= {f"{scope}/output/kernel": (4 * WIDTH, WIDTH), f"{scope}/output/bias": (WIDTH,)}
@@ -119,41 +121,27 @@ def write_checkpoint(variables: dict[str, np.ndarray], prefix: Path, shards: int
 
 
 def reference_states(variables: dict[str, Tensor], ids: list[int]) -> Tensor:
-    """(tokens, width): Grover with loops over tokens and heads, following the released code."""
+    """(tokens, width) states, following the released code."""
 
-    def layer_norm(vector: Tensor, scope: str) -> Tensor:
-        centred = vector - vector.mean()
-        scaled = centred / torch.sqrt((centred**2).mean() + 1e-5)
-        return scaled * variables[f"{scope}/gamma"] + variables[f"{scope}/beta"]
+    def layer_norm(states: Tensor, scope: str) -> Tensor:
+        return F.layer_norm(states, (WIDTH,), variables[f"{scope}/gamma"], variables[f"{scope}/beta"])
 
-    def dense(vector: Tensor, scope: str) -> Tensor:
-        return vector @ variables[f"{scope}/kernel"] + variables[f"{scope}/bias"]
+    def parameters(scope: str) -> tuple[Tensor, Tensor]:
+        return variables[f"{scope}/kernel"].T, variables[f"{scope}/bias"]
 
     words, positions = (variables[f"newslm/embeddings/{name}_embed"] for name in ("word", "pos"))
-    embedding_norm = "newslm/embeddings/LayerNorm_embed_norm"
-    states = [layer_norm(words[token] + positions[position], embedding_norm) for position, token in enumerate(ids)]
+    states = layer_norm(words[ids] + positions[: len(ids)], "newslm/embeddings/LayerNorm_embed_norm")
     for layer in range(LAYERS):
         scope = f"newslm/layer{layer:02d}"
-        query, key, value = (
-            [dense(state, f"{scope}/{name}_layer") for state in states] for name in ("query", "key", "value")
-        )
-        outputs = []
-        for i, state in enumerate(states):
-            context = []
-            for start in range(0, WIDTH, HEAD):
-                head = slice(start, start + HEAD)
-                scores = [query[i][head] @ key[j][head] / math.sqrt(HEAD) for j in range(i + 1)]
-                probabilities = torch.stack(scores).softmax(0)
-                context.append(sum(probabilities[j] * value[j][head] for j in range(i + 1)))
-            summed = state + dense(torch.cat(context), f"{scope}/context_projection_layer")
-            middle = dense(layer_norm(summed, f"{scope}/LayerNorm_mlp_ln0"), f"{scope}/intermediate")
-            activated = middle * 0.5 * (1 + torch.erf(middle / math.sqrt(2)))
-            outputs.append(layer_norm(summed + dense(activated, f"{scope}/output"), f"{scope}/LayerNorm_mlp_ln1"))
-        states = outputs
-    return torch.stack(states)
+        projections = [parameters(f"{scope}/{name}") for name in PROJECTIONS]
+        summed = states + attend(states, states, projections, WIDTH // HEAD, causal=True)
+        middle = F.linear(layer_norm(summed, f"{scope}/LayerNorm_mlp_ln0"), *parameters(f"{scope}/intermediate"))
+        output = F.linear(F.gelu(middle), *parameters(f"{scope}/output"))
+        states = layer_norm(summed + output, f"{scope}/LayerNorm_mlp_ln1")
+    return states
 
 
-def to_float64(variables: dict[str, np.ndarray]) -> dict[str, Tensor]:
+def as_leaves(variables: dict[str, np.ndarray]) -> dict[str, Tensor]:
     return {name: torch.from_numpy(value).double().requires_grad_() for name, value in variables.items()}
 
 
@@ -172,7 +160,7 @@ def test_language_model_matches_the_reference_loop(tmp_path: Path, run_conversio
     assert ids == [266, 1 + 257, 267, 268], "GPT-2's ids plus one, then the field tokens"
     assert tokenizer.convert_ids_to_tokens([0, 259, 272]) == ["<|padding|>", "Ġthe", "<|resetcontext|>"]
     assert (model.config.pad_token_id, model.config.bos_token_id, model.config.eos_token_id) == (0, 268, 269)
-    rows, reference = [[266, 258, 267, 268, 40, 259, 90], [268, 7]], to_float64(variables)
+    rows, reference = [[266, 258, 267, 268, 40, 259, 90], [268, 7]], as_leaves(variables)
     batch = tokenizer.pad({"input_ids": rows}, return_tensors="pt")
     labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
     logits, loss = model(**batch).logits, model(**batch, labels=labels).loss
@@ -180,7 +168,7 @@ def test_language_model_matches_the_reference_loop(tmp_path: Path, run_conversio
     for row, row_logits in zip(rows, logits, strict=True):
         expected = reference_states(reference, row) @ reference["newslm/embeddings/word_embed"].T
         torch.testing.assert_close(row_logits[: len(row)], expected, atol=1e-6, rtol=1e-6)
-        losses.append(torch.nn.functional.cross_entropy(expected[:-1], torch.tensor(row[1:]), reduction="sum"))
+        losses.append(F.cross_entropy(expected[:-1], torch.tensor(row[1:]), reduction="sum"))
     total = sum(losses) / 7
     torch.testing.assert_close(loss, total, atol=1e-5, rtol=1e-5, check_dtype=False)
     loss.backward()
@@ -230,18 +218,18 @@ def test_classifier_matches_the_reference_loop(tmp_path: Path, run_conversion: A
     assert [row[-1] for row in rows] == [270, 270]
     rows[0] += [5, 6]  # tokens after <|beginsummary|> do not change the classifier's input
     batch = tokenizer.pad({"input_ids": rows}, return_tensors="pt")
-    labels, reference = torch.tensor([1, 0]), to_float64(variables)
+    labels, reference = torch.tensor([1, 0]), as_leaves(variables)
     outputs = model(**batch, labels=labels)
     expected, terms = [], []
     for row in rows:
         states = reference_states(reference, row)
         logits = states[:-1] @ reference["newslm/embeddings/word_embed"].T
-        terms.append(torch.nn.functional.cross_entropy(logits, torch.tensor(row[1:])))
+        terms.append(F.cross_entropy(logits, torch.tensor(row[1:])))
         pooled = states[row.index(270)]
         expected.append(pooled @ reference["classification/logits/kernel"] + reference["classification/logits/bias"])
     expected = torch.stack(expected)
     torch.testing.assert_close(outputs.logits, expected, atol=1e-6, rtol=1e-6)
-    total = torch.nn.functional.cross_entropy(expected, labels) + 0.5 * torch.stack(terms).mean()
+    total = F.cross_entropy(expected, labels) + 0.5 * torch.stack(terms).mean()
     torch.testing.assert_close(outputs.loss, total, atol=1e-5, rtol=1e-5, check_dtype=False)
     outputs.loss.backward()
     total.backward()

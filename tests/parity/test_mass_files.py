@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from attention_reference import attend
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
@@ -85,20 +86,6 @@ def summaries(joined: bool, fields: dict[str, Any]) -> dict[str, Any]:
             layer, _, suffix = name.partition(".in_proj_")
             weights |= dict(zip([f"{layer}.{letter}_proj.{suffix}" for letter in "qkv"], weights.pop(name).chunk(3)))
     return {"model": weights, **fields}
-
-
-def attend(states: Tensor, memory: Tensor, layers: list[tuple[Tensor, Tensor]], heads: int, causal: bool) -> Tensor:
-    """Attention by loops over tokens and heads; `layers` are weight and bias of q, k, v and output."""
-    query, key, value = (F.linear(x, *layer) for x, layer in zip((states, memory, memory), layers))
-    head_dim, context = states.shape[1] // heads, []
-    for step in range(len(states)):
-        visible, head_contexts = slice(0, step + 1 if causal else None), []
-        for head in range(heads):
-            dims = slice(head * head_dim, (head + 1) * head_dim)
-            scores = key[visible, dims] @ query[step, dims] / head_dim**0.5
-            head_contexts.append(scores.softmax(0) @ value[visible, dims])
-        context.append(torch.cat(head_contexts))
-    return F.linear(torch.stack(context), *layers[3])
 
 
 def translation_logits(checkpoint: dict[str, Any], language: int) -> Tensor:

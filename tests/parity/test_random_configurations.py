@@ -147,13 +147,11 @@ def test_hidden_states_and_attention_weights(case: Case, tmp_path: Path) -> None
     hidden_states = model(**batch, output_hidden_states=True).hidden_states
     model.set_attn_implementation("eager")
     attentions = model(**batch, output_attentions=True).attentions
-    for layer, (states, expected_states) in enumerate(
-        zip(hidden_states, expected[f"{prefix}hidden_states"], strict=True)
-    ):
-        assert_close(states[tokens], expected_states[tokens], f"hidden state {layer}")
-    for layer, (weights, expected_weights) in enumerate(zip(attentions, expected[f"{prefix}attentions"], strict=True)):
-        expected_weights = expected_weights.transpose(1, 2)[tokens]
-        assert_close(weights.transpose(1, 2)[tokens], expected_weights, f"attention of layer {layer}")
+    states = [[layer[tokens] for layer in layers] for layers in (hidden_states, expected[f"{prefix}hidden_states"])]
+    assert_close(*states, "hidden states")
+    pair_of_attentions = (attentions, expected[f"{prefix}attentions"])
+    weights = [[layer.transpose(1, 2)[tokens] for layer in layers] for layers in pair_of_attentions]
+    assert_close(*weights, "attention weights")
 
 
 @pytest.mark.parametrize(

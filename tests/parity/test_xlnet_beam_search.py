@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import PreTrainedModel, XLNetForQuestionAnswering
-from zoo import Batch, Case, LowRank, assert_close, assert_same_weights, make_batch, with_random_parameters
+from zoo import Batch, Case, LowRank, assert_close, assert_same_weights, load_strict, make_batch, with_random_parameters
 
 from hf_ctxmodels import CtxError, CtxXLNetForQuestionAnswering
 from hf_ctxmodels.registry import FAMILIES
@@ -19,9 +19,7 @@ def pair(tmp_path: Path) -> tuple[PreTrainedModel, PreTrainedModel]:
     config = CASE.reference_config(start_n_top=3, end_n_top=2)
     reference = with_random_parameters(XLNetForQuestionAnswering(config), 0).eval()
     reference.save_pretrained(tmp_path)
-    model, report = CtxXLNetForQuestionAnswering.from_pretrained(tmp_path, output_loading_info=True)
-    assert not any(report.values()), report
-    return reference, model.eval()
+    return reference, load_strict(CtxXLNetForQuestionAnswering, tmp_path)
 
 
 def batch_and_mask() -> tuple[Batch, torch.Tensor]:
@@ -34,9 +32,7 @@ def batch_and_mask() -> tuple[Batch, torch.Tensor]:
 def test_export_is_bit_exact(pair: tuple[PreTrainedModel, PreTrainedModel], tmp_path: Path) -> None:
     reference, model = pair
     model.export_reference(tmp_path / "export")
-    exported, report = XLNetForQuestionAnswering.from_pretrained(tmp_path / "export", output_loading_info=True)
-    assert not any(report.values()), report
-    assert_same_weights(exported, reference)
+    assert_same_weights(load_strict(XLNetForQuestionAnswering, tmp_path / "export"), reference)
 
 
 @pytest.mark.parametrize("cls_index", [None, torch.tensor([11, 10, 9])])
@@ -65,9 +61,8 @@ def test_losses_and_gradients(pair: tuple[PreTrainedModel, PreTrainedModel], ans
     expected.backward()
     loss.backward()
     for head in ("start_logits", "end_logits"):
-        reference_parameters = getattr(reference, head).parameters()
-        for parameter, expected in zip(getattr(model, head).parameters(), reference_parameters, strict=True):
-            assert_close(parameter.grad, expected.grad, head)
+        modules = (getattr(network, head) for network in (model, reference))
+        assert_close(*([parameter.grad for parameter in module.parameters()] for module in modules), head)
     assert_close(model.xlnet.word_embeddings.weight.grad, reference.transformer.word_embedding.weight.grad)
 
 

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from models.test_xlnet import make_batch
 from test_random_configurations import assert_equal_gradients, pair
-from torch import Tensor
 from zoo import Batch, Case, assert_close
 
 from hf_ctxmodels.registry import FAMILIES
@@ -24,54 +24,23 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-def random_batch(seed: int, *, rows: int = 4, length: int = 9, targets: int = 4) -> Batch:
-    """A batch in the form of transformers; each target has a visible token."""
-    generator = torch.Generator().manual_seed(seed)
-    positions = 1 + torch.rand(rows, length - 1, generator=generator).argsort(1)[:, :targets]
-    ranks = torch.rand(rows, targets, generator=generator).argsort(1)
-    order = torch.full((rows, length), -1).scatter(1, positions, ranks)
-    hidden = (order[:, None, :] >= 0) & (order[:, :, None] <= order[:, None, :])
-    words = torch.randint(5, 61, (rows, length), generator=generator)
-    return {
-        "input_ids": words,
-        "token_type_ids": torch.randint(3, (rows, length), generator=generator),
-        "perm_mask": hidden.float(),
-        "target_mapping": torch.nn.functional.one_hot(positions, length).float(),
-        "labels": words.gather(1, positions),
-    }
+def random_batch(seed: int, length: int = 9, side: str | None = None) -> Batch:
+    """Four examples with up to four targets, with `permutation_order` and `target_positions`; padded on one side."""
+    lengths = (length, length - 2, length - 3, length - 1) if side else (length,) * 4
+    return make_batch(lengths, targets=4, side=side or "left", seed=seed)
 
 
-def with_padding(batch: Batch, side: str) -> Batch:
-    """The batch with padding in three of its examples."""
-    mask = torch.ones_like(batch["input_ids"])
-    for row, count in enumerate((0, 2, 3, 1)):
-        if count:
-            mask[row, slice(count) if side == "left" else slice(-count, None)] = 0
-    padding = mask[:, None] == 0
-    is_removed = (batch["target_mapping"] * padding).any(-1)
-    return batch | {
-        "attention_mask": mask,
-        "target_mapping": batch["target_mapping"].masked_fill(is_removed[..., None], 0.0),
-        "labels": batch["labels"].masked_fill(is_removed, -100),
-    }
+def to_transformers(batch: Batch) -> Batch:
+    """The same batch with `perm_mask` and `target_mapping`."""
+    inputs = dict(batch)
+    order, positions = inputs.pop("permutation_order"), inputs.pop("target_positions")
+    length = order.shape[1]
+    hidden = (order[:, None, :] > order[:, :, None]) | (torch.eye(length).bool() & (order >= 0)[:, None, :])
+    mapping = torch.nn.functional.one_hot(positions.clamp(min=0), length) * (positions >= 0)[..., None]
+    return inputs | {"perm_mask": hidden.float(), "target_mapping": mapping.float()}
 
 
-def compact(batch: Batch) -> Batch:
-    """The same batch with `permutation_order` and `target_positions`."""
-    mapping = batch["target_mapping"]
-    present = mapping.any(-1)
-    positions = mapping.argmax(-1).masked_fill(~present, -1)
-    hidden_from = batch["perm_mask"].sum(1).long()  # number of positions that a key is hidden from grows with its rank
-    order = torch.where(hidden_from > 0, hidden_from, -1)
-    inputs = {name: value for name, value in batch.items() if name not in ("perm_mask", "target_mapping")}
-    return inputs | {"permutation_order": order, "target_positions": positions}
-
-
-def is_target(batch: Batch) -> Tensor:
-    return batch["target_mapping"].any(-1)
-
-
-@pytest.mark.parametrize("form", [dict, compact], ids=["transformers form", "compact form"])
+@pytest.mark.parametrize("form", [to_transformers, dict], ids=["transformers form", "compact form"])
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_segments(seed: int, attention: str, form: Any, tmp_path: Path) -> None:
@@ -80,21 +49,18 @@ def test_segments(seed: int, attention: str, form: Any, tmp_path: Path) -> None:
     model.set_attn_implementation(attention)
     reference_memory = memory = None
     for number in range(3):
-        batch = random_batch(10 * seed + number, length=8 + number)
-        if number == 2:
-            batch = with_padding(batch, ("left", "right")[seed % 2])
-        inputs = {name: value for name, value in batch.items() if name != "labels"}
-        expected = reference(**inputs, mems=reference_memory, use_mems=True, output_hidden_states=True)
-        inputs = {name: value for name, value in form(batch).items() if name != "labels"}
-        outputs = model(**inputs, mems=memory, use_mems=True, output_hidden_states=True)
-        assert_close(outputs.logits[is_target(batch)], expected.logits[is_target(batch)], f"segment {number}")
-        is_token = batch.get("attention_mask", torch.ones_like(batch["input_ids"])).bool()
+        batch = random_batch(10 * seed + number, 8 + number, ("left", "right")[seed % 2] if number == 2 else None)
+        is_target, is_token = batch["target_positions"] >= 0, batch["attention_mask"].bool()
+        del batch["labels"]
+        expected = reference(**to_transformers(batch), mems=reference_memory, use_mems=True, output_hidden_states=True)
+        outputs = model(**form(batch), mems=memory, use_mems=True, output_hidden_states=True)
+        assert_close(outputs.logits[is_target], expected.logits[is_target], f"segment {number}")
         for states, expected_states in zip(outputs.hidden_states, expected.hidden_states, strict=True):
-            selected = is_token if states.shape[1] == is_token.shape[1] else is_target(batch)
+            selected = is_token if states.shape[1] == is_token.shape[1] else is_target
             assert_close(states[selected], expected_states[selected], f"hidden states of segment {number}")
         if number < 2:
-            for states, expected_states in zip(outputs.mems, expected.mems, strict=True):
-                assert_close(states, expected_states.transpose(0, 1), f"memory of segment {number}")
+            expected_memory = [states.transpose(0, 1) for states in expected.mems]
+            assert_close(outputs.mems, expected_memory, f"memory of segment {number}")
         reference_memory, memory = expected.mems, outputs.mems
 
 
@@ -102,11 +68,11 @@ def test_segments(seed: int, attention: str, form: Any, tmp_path: Path) -> None:
 def test_losses_and_gradients(seed: int, tmp_path: Path) -> None:
     """With memory."""
     reference, model = pair(CASE, seed, tmp_path / "reference", **OPTIONS[seed])
-    batch = with_padding(random_batch(seed), ("left", "right")[seed % 2])
+    batch = random_batch(seed, side=("left", "right")[seed % 2])
     length = int(np.random.default_rng(seed).integers(0, 9))
     memory = [torch.randn(length, 4, reference.config.d_model) for _ in range(reference.config.n_layer)]
-    expected = reference(**batch, mems=memory).loss
-    loss = model(**compact(batch), mems=[layer.transpose(0, 1) for layer in memory]).loss
+    expected = reference(**to_transformers(batch), mems=memory).loss
+    loss = model(**batch, mems=[layer.transpose(0, 1) for layer in memory]).loss
     assert_close(loss, expected, "loss")
     expected.backward()
     loss.backward()
@@ -118,13 +84,13 @@ def test_attention_weights(tmp_path: Path) -> None:
     reference, model = pair(CASE, 1, tmp_path)
     model.set_attn_implementation("eager")
     batch = random_batch(1)
-    columns = batch["target_mapping"].argmax(-1)
-    expected = reference(**batch, output_attentions=True).attentions
+    targets = batch["target_positions"]
+    expected = reference(**to_transformers(batch), output_attentions=True).attentions
     attentions = model(**batch, output_hidden_states=True, output_attentions=True).attentions
+    rows, numbers = (targets >= 0).nonzero(as_tuple=True)
     for (content, query), (expected_content, expected_query) in zip(attentions, expected, strict=True):
         assert_close(content, expected_content)
-        indices = columns[:, None, :, None].expand(-1, query.shape[1], -1, query.shape[3])
-        assert_close(query, expected_query.gather(2, indices))
+        assert_close(query[rows, :, numbers], expected_query[rows, :, targets[rows, numbers]])
 
 
 @pytest.mark.parametrize("same_length", [False, True])
@@ -139,8 +105,7 @@ def test_causal_segments(attention: str, same_length: bool, tmp_path: Path) -> N
         words = torch.randint(5, 61, (3, 5 + number), generator=torch.Generator().manual_seed(number))
         expected, outputs = reference(words, mems=reference_memory), model(words, mems=memory)
         assert_close(outputs.last_hidden_state, expected.last_hidden_state, f"segment {number}")
-        for states, expected_states in zip(outputs.mems, expected.mems, strict=True):
-            assert_close(states, expected_states.transpose(0, 1), f"memory of segment {number}")
+        assert_close(outputs.mems, [states.transpose(0, 1) for states in expected.mems], f"memory of segment {number}")
         reference_memory, memory = expected.mems, outputs.mems
 
 

@@ -1,17 +1,31 @@
-"""Training, saving and errors of the tokenizers of all families."""
+"""All tokenizers: ids, training, saving and errors."""
 
 import json
 import pickle
 import random
 
 import pytest
+import transformers
 from forked import run_forked
-from tokenizer_texts import TEXTS, TRICKY
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizer_texts import TEXTS, TRICKY, read_lines
 from transformers import AutoTokenizer
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.registry import FAMILIES
+from hf_ctxmodels.tokenizers.bpe import CtxByteBPETokenizer
 
+REFERENCES = {
+    "bert": transformers.BertTokenizer,
+    "roberta": transformers.RobertaTokenizer,
+    "gpt2": transformers.GPT2Tokenizer,
+    "gpt": transformers.OpenAIGPTTokenizer,
+    "albert": transformers.AlbertTokenizer,
+    "xlnet": transformers.XLNetTokenizer,
+    "xlm_roberta": transformers.XLMRobertaTokenizer,
+    "t5": transformers.T5Tokenizer,
+}
 # one family of each tokenizer class
 FAMILY_NAMES = list({family.tokenizer: name for name, family in reversed(FAMILIES.items())}.values())
 
@@ -28,12 +42,66 @@ def test_save_load_and_pickle(trained, tmp_path):
         assert (copy.get_vocab(), copy.all_special_ids) == (trained.get_vocab(), trained.all_special_ids)
         assert copy.model_max_length == 77
         assert copy([*TEXTS[:20], *TRICKY]).data == trained([*TEXTS[:20], *TRICKY]).data
+    assert sorted(trained.get_vocab().values()) == list(range(len(trained))), "ids without gaps"
+    assert len(trained) <= 400
 
 
 @pytest.mark.parametrize("texts", [[], [" \n", ""]], ids=["empty", "white space"])
 def test_training_without_text(trained, texts):
     with pytest.raises(CtxError, match="No text to learn"):
         type(trained).train(texts, 400)
+
+
+@pytest.mark.parametrize(
+    ("family", "text", "size", "message"),
+    [
+        ("bert", "abcdefgh", 20, "ask for at least 21"),
+        ("roberta", "ab", 260, "ask for at least 261"),
+        ("gpt", "abc é", 9, "ask for at least 10 tokens"),
+        ("albert", "abcdefgh", 12, r"cannot learn 12 tokens(.|\n)*required_chars. 12 vs"),
+        ("xlnet", "abcdefgh", 12, r"cannot learn 12 tokens(.|\n)*required_chars. 12 vs"),
+    ],
+)
+def test_vocabulary_size_below_the_alphabet(family, text, size, message):
+    with pytest.raises(CtxError, match=message):
+        FAMILIES[family].tokenizer.train([text], size)
+
+
+@pytest.mark.parametrize(("family", "options"), [("bert", {}), ("roberta", {"merges": []})])
+def test_missing_vocabulary_file(family, options, tmp_path):
+    with pytest.raises(CtxError, match="cannot be read: No such file"):
+        FAMILIES[family].tokenizer(vocab=str(tmp_path / "vocabulary"), **options)
+
+
+@pytest.fixture(scope="module", params=REFERENCES)
+def tokenizer_and_reference(request, tmp_path_factory):
+    """A trained tokenizer, and transformers' tokenizer with its files."""
+    folder, tokenizer = tmp_path_factory.mktemp("tokenizer"), FAMILIES[request.param].tokenizer.train(TEXTS, 400)
+    tokenizer.save_pretrained(folder)
+    return tokenizer, REFERENCES[request.param].from_pretrained(folder)
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=st.text(max_size=80))
+def test_ids_equal_transformers_on_any_text(tokenizer_and_reference, text):
+    """A byte-level tokenizer's `decode` restores the text."""
+    tokenizer, reference = tokenizer_and_reference
+    ids = tokenizer(text, add_special_tokens=False).input_ids
+    assert ids == reference(text, add_special_tokens=False).input_ids
+    if isinstance(tokenizer, CtxByteBPETokenizer) and not set(ids) & set(tokenizer.all_special_ids):
+        assert tokenizer.decode(ids, clean_up_tokenization_spaces=False) == text
+
+
+def test_ids_equal_transformers_on_real_text(tokenizer_and_reference, shared_data, tmp_path):
+    """With a vocabulary learned from real text as well: the merges have several characters."""
+    lines = read_lines(shared_data / "corpus/wikipedia_articles.txt.gz")
+    test_lines = lines[5::100]
+    tokenizer, reference = tokenizer_and_reference
+    assert tokenizer(test_lines).input_ids == reference(test_lines).input_ids
+    tokenizer = type(tokenizer).train(lines[::10], 2000)
+    tokenizer.save_pretrained(tmp_path)
+    assert tokenizer(test_lines).input_ids == type(reference).from_pretrained(tmp_path)(test_lines).input_ids
+    assert 1 < len(tokenizer.tokenize(" ".join(test_lines))) / len(" ".join(test_lines).split()) < 2.5
 
 
 def test_damaged_and_missing_files(trained, tmp_path):

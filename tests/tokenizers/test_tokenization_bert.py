@@ -5,8 +5,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tokenizer_texts import TRICKY, assert_same_encodings, read_lines
 from transformers import BertTokenizer, ElectraTokenizer
 
@@ -48,23 +46,9 @@ def real_texts(shared_data):
     ids=str,
 )
 def test_ids_equal_transformers_on_real_text(real_files, real_texts, options):
-    tokenizer, reference = (
-        tokenizer_class.from_pretrained(real_files, **options) for tokenizer_class in (CtxBertTokenizer, BertTokenizer)
-    )
+    tokenizer, reference = (cls.from_pretrained(real_files, **options) for cls in (CtxBertTokenizer, BertTokenizer))
     for texts in (real_texts, TRICKY):
         assert_same_encodings(tokenizer, reference, texts, padding=True)
-
-
-@pytest.fixture(scope="module")
-def tokenizer_and_reference(real_files):
-    return [tokenizer_class.from_pretrained(real_files) for tokenizer_class in (CtxBertTokenizer, BertTokenizer)]
-
-
-@settings(max_examples=200, deadline=None)
-@given(text=st.text(max_size=80))
-def test_ids_equal_transformers_on_any_text(tokenizer_and_reference, text):
-    tokenizer, reference = tokenizer_and_reference
-    assert tokenizer(text).input_ids == reference(text).input_ids
 
 
 def test_vocab_txt_without_tokenizer_json(real_files, tmp_path):
@@ -76,26 +60,12 @@ def test_vocab_txt_without_tokenizer_json(real_files, tmp_path):
     assert_same_encodings(loaded, ElectraTokenizer.from_pretrained(tmp_path), TRICKY)
 
 
-def test_token_type_ids_of_pairs(documents):
-    tokenizer = CtxBertTokenizer.train([" ".join(document) for document in documents], 200)
-    texts = ["the bridge", "a small garden"]
-    first, second = (tokenizer.tokenize(text) for text in texts)
-    encoded = tokenizer(*texts)
-    assert encoded.tokens() == ["[CLS]", *first, "[SEP]", *second, "[SEP]"]
-    assert encoded.token_type_ids == [0] * (len(first) + 2) + [1] * (len(second) + 1)
-
-
 def test_training_with_and_without_case(documents):
     texts = [" ".join(document) for document in documents]
-    uncased, cased = (
-        CtxBertTokenizer.train(texts, 200, do_lower_case=do_lower_case) for do_lower_case in (True, False)
-    )
+    uncased, cased = (CtxBertTokenizer.train(texts, 200, do_lower_case=lower) for lower in (True, False))
     assert uncased.tokenize("The bridge") == ["the", "bridge"]
     assert "The" in cased.tokenize("The bridge")
-    assert [uncased.convert_tokens_to_ids(token) for token in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")] == [
-        *range(5)
-    ]
-    assert sorted(uncased.get_vocab().values()) == list(range(len(uncased))), "ids without gaps"
+    assert uncased.convert_ids_to_tokens(range(5)) == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     assert uncased.unk_token_id not in uncased(texts)["input_ids"][0]
 
 
@@ -103,11 +73,6 @@ def test_limit_alphabet():
     tokenizer = CtxBertTokenizer.train(["aaab bbbc"] * 3, 20, limit_alphabet=2)
     assert tokenizer.unk_token_id in tokenizer("c", add_special_tokens=False).input_ids
     assert tokenizer.unk_token_id not in tokenizer("a b", add_special_tokens=False).input_ids
-
-
-def test_vocabulary_size_below_the_alphabet():
-    with pytest.raises(CtxError, match="ask for at least 21"):
-        CtxBertTokenizer.train(["abcdefgh"], 20)
 
 
 def test_vocabulary_without_a_special_token(tmp_path):
@@ -120,8 +85,3 @@ def test_vocabulary_that_is_not_utf8(tmp_path):
     (tmp_path / "vocab.txt").write_bytes(b"[PAD]\n[UNK]\n\xff\n")
     with pytest.raises(CtxError, match="byte 0xff in position 12"):
         CtxBertTokenizer.from_pretrained(tmp_path)
-
-
-def test_missing_vocabulary_file(tmp_path):
-    with pytest.raises(CtxError, match="cannot be read: No such file"):
-        CtxBertTokenizer(vocab=str(tmp_path / "vocab.txt"))

@@ -3,16 +3,13 @@
 import json
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from tokenizer_texts import TEXTS, TRICKY, assert_same_encodings, read_lines
+from tokenizer_texts import TEXTS, TRICKY, assert_same_encodings, write_bpe_files
 from tokenizers import AddedToken
 from transformers import GPT2Tokenizer, RobertaTokenizer
 
-from hf_ctxmodels import CtxRobertaTokenizer
+from hf_ctxmodels import CtxGpt2Tokenizer, CtxRobertaTokenizer
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.objectives import FullSentences
-from hf_ctxmodels.tokenizers.bpe import CtxByteBPETokenizer
 
 TRICKY = [
     *TRICKY,
@@ -22,16 +19,7 @@ TRICKY = [
 ]
 
 
-class Gpt2Like(CtxByteBPETokenizer):
-    """GPT-2's special tokens: none around a text, one after the last merge."""
-
-    last_tokens = ("<|endoftext|>",)
-
-    def __init__(self, vocab=None, merges=None, unk_token="<|endoftext|>", trim_offsets=False, **kwargs):
-        super().__init__(vocab, merges, unk_token=unk_token, trim_offsets=trim_offsets, **kwargs)
-
-
-TOKENIZER_CLASSES = {"roberta": (CtxRobertaTokenizer, RobertaTokenizer), "gpt2": (Gpt2Like, GPT2Tokenizer)}
+TOKENIZER_CLASSES = {"roberta": (CtxRobertaTokenizer, RobertaTokenizer), "gpt2": (CtxGpt2Tokenizer, GPT2Tokenizer)}
 
 
 @pytest.fixture(scope="module", params=TOKENIZER_CLASSES)
@@ -45,9 +33,7 @@ def folders(classes, tmp_path_factory):
     """One vocabulary as vocab.json with merges.txt, and as transformers saves it."""
     plain, saved = (tmp_path_factory.mktemp(name) for name in ("vocab and merges", "tokenizer.json"))
     model = json.loads(classes[0].train([*TEXTS, *TRICKY] * 2, 420).backend_tokenizer.to_str())["model"]
-    (plain / "vocab.json").write_text(json.dumps(model["vocab"]))
-    lines = ["#version: 0.2 - made by a test", *(" ".join(pair) for pair in model["merges"])]
-    (plain / "merges.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_bpe_files(plain, model)
     released = {"mask_token": AddedToken("<mask>", lstrip=True)} if classes[1] is RobertaTokenizer else {}
     classes[1].from_pretrained(plain, **released).save_pretrained(saved)
     return {"vocab and merges": plain, "tokenizer.json": saved}
@@ -68,36 +54,10 @@ def test_ids_equal_transformers(classes, folders, form, options):
     assert [tokenizer(text).word_ids() for text in TRICKY] == [reference(text).word_ids() for text in TRICKY]
 
 
-@pytest.fixture(scope="module")
-def tokenizer_and_reference(classes, folders):
-    return [tokenizer_class.from_pretrained(folders["tokenizer.json"]) for tokenizer_class in classes]
-
-
-@settings(max_examples=200, deadline=None)
-@given(text=st.text(max_size=80))
-def test_ids_equal_transformers_on_any_text_and_decode_restores_it(tokenizer_and_reference, text):
-    tokenizer, reference = tokenizer_and_reference
-    ids = tokenizer(text, add_special_tokens=False).input_ids
-    assert ids == reference(text, add_special_tokens=False).input_ids
-    if not set(ids) & set(tokenizer.all_special_ids):
-        assert tokenizer.decode(ids, clean_up_tokenization_spaces=False) == text
-
-
-def test_ids_equal_transformers_on_real_text(classes, shared_data, tmp_path):
-    lines = read_lines(shared_data / "corpus/wikipedia_articles.txt.gz")
-    tokenizer = classes[0].train(lines[::10], 2000)
-    tokenizer.save_pretrained(tmp_path)
-    reference = classes[1].from_pretrained(tmp_path)
-    assert tokenizer(lines[5::100]).input_ids == reference(lines[5::100]).input_ids
-    fertility = len(tokenizer.tokenize(" ".join(lines[5::100]))) / len(" ".join(lines[5::100]).split())
-    assert 1 < fertility < 2.5, "merges of several characters have been learned"
-
-
 def test_ids_of_special_tokens():
     tokenizer = CtxRobertaTokenizer.train(TEXTS, 320)
     first_tokens = ["<s>", "<pad>", "</s>", "<unk>"]
     assert tokenizer.convert_ids_to_tokens([0, 1, 2, 3, len(tokenizer) - 1]) == [*first_tokens, "<mask>"]
-    assert sorted(tokenizer.get_vocab().values()) == list(range(len(tokenizer))), "ids without gaps"
     assert tokenizer.tokenize(" bridge") == ["Ġbridge"]
     assert tokenizer("a", "b").input_ids == [0, *tokenizer("a").input_ids[1:-1], 2, 2, tokenizer("b").input_ids[1], 2]
 
@@ -115,10 +75,6 @@ def test_is_split_into_words():
     assert tokenizer("bridge").input_ids != tokenizer(" bridge").input_ids, "the tokenizer's state is restored"
 
 
-def test_vocab_size(classes):
-    assert len(classes[0].train(TEXTS, 290)) == 290
-
-
 def test_whole_word_masking_of_byte_level_tokens():
     objective = FullSentences(CtxRobertaTokenizer.train(TEXTS, 300), max_length=24, seed=0, whole_word=True)
     (example,) = objective.examples([["boat gardens"], ["it's"]])
@@ -129,11 +85,6 @@ def test_whole_word_masking_of_byte_level_tokens():
         key = (sum(position > separator for separator in separators), word)
         words[key] = words.get(key, "") + token
     assert [text for (_, word), text in words.items() if word >= 0] == ["boat", "Ġgardens", "it", "'s"]
-
-
-def test_vocabulary_size_below_the_bytes():
-    with pytest.raises(CtxError, match="ask for at least 261"):
-        CtxRobertaTokenizer.train(["ab"], 260)
 
 
 def vocab_and_merges(folder, tokens=None, merges="#version: 0.2\na b\n"):
@@ -150,34 +101,21 @@ def test_bytes_outside_the_vocabulary_are_unknown(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "content", "message"),
     [
-        ({"merges": None}, "merges are missing"),
-        ({"merges": "a b c\n"}, r"'a b c', which is not two tokens(.|\n)*merges.txt"),
-        ({"merges": "a x\n"}, r"do not belong to the vocabulary(.|\n)*vocab.json"),
-        ({"tokens": ["<s>", "<pad>", "</s>", "<unk>", "a", "b", "ab"]}, r"7 tokens lacks <mask>(.|\n)*vocab.json"),
+        ({"merges": None}, None, "merges are missing"),
+        ({"merges": "a b c\n"}, None, r"'a b c', which is not two tokens(.|\n)*merges.txt"),
+        ({"merges": "a x\n"}, None, r"do not belong to the vocabulary(.|\n)*vocab.json"),
+        ({"tokens": ["<s>", "<pad>", "</s>", "<unk>", "a", "b"]}, None, r"6 tokens lacks <mask>(.|\n)*vocab.json"),
+        ({}, b'{"a": 0', r"Invalid JSON(.|\n)*vocab.json"),
+        ({}, b"[1]", "does not map tokens"),
+        ({}, b'{"\xff": 1}', "byte 0xff in position 2"),
     ],
     ids=str,
 )
-def test_files_that_do_not_match(tmp_path, changes, message):
-    with pytest.raises(CtxError, match=message):
-        CtxRobertaTokenizer.from_pretrained(vocab_and_merges(tmp_path, **changes))
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b'{"a": 0', r"Invalid JSON(.|\n)*vocab.json"),
-        (b"[1]", "does not map tokens"),
-        (b'{"\xff": 1}', "byte 0xff in position 2"),
-    ],
-)
-def test_damaged_vocabulary(tmp_path, content, message):
-    (vocab_and_merges(tmp_path) / "vocab.json").write_bytes(content)
+def test_invalid_files(tmp_path, changes, content, message):
+    vocab_and_merges(tmp_path, **changes)
+    if content is not None:
+        (tmp_path / "vocab.json").write_bytes(content)
     with pytest.raises(CtxError, match=message):
         CtxRobertaTokenizer.from_pretrained(tmp_path)
-
-
-def test_missing_vocabulary_file(tmp_path):
-    with pytest.raises(CtxError, match="cannot be read: No such file"):
-        CtxRobertaTokenizer(vocab=str(tmp_path / "vocab.json"), merges=[])

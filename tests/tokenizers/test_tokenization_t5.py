@@ -3,8 +3,7 @@
 from pathlib import Path
 
 import pytest
-from sentencepiece import SentencePieceTrainer
-from tokenizer_texts import TEXTS, TRICKY
+from tokenizer_texts import TEXTS, TRICKY, assert_same_encodings, train_sentencepiece
 from transformers import T5Tokenizer
 
 from hf_ctxmodels.models.t5.tokenization_t5 import CtxT5Tokenizer
@@ -16,12 +15,7 @@ TRICKY = [*TRICKY, "A <extra_id_0> boat<extra_id_1>, <extra_id_99> </s> <pad> <u
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """One vocabulary as a SentencePiece file with the ids of the release, and as transformers saves it."""
     source, saved = (tmp_path_factory.mktemp(name) for name in ("model", "json"))
-    ids = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
-    arguments = {"vocab_size": 160, "hard_vocab_limit": False, "character_coverage": 1.0, "minloglevel": 2}
-    with (source / "spiece.model").open("wb") as file:
-        SentencePieceTrainer.train(
-            sentence_iterator=iter([*TEXTS, *TRICKY[1:3]]), model_writer=file, **arguments, **ids
-        )
+    train_sentencepiece(source / "spiece.model", pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
     T5Tokenizer.from_pretrained(source).save_pretrained(saved)
     return {"spiece.model": source, "tokenizer.json": saved}
 
@@ -34,11 +28,7 @@ def test_ids_equal_transformers(folders: dict[str, Path], form: str, tmp_path: P
         assert loaded.get_vocab() == reference.get_vocab()
         assert set(loaded.all_special_ids) == set(reference.all_special_ids)
         for texts in (TEXTS[:20], TRICKY):
-            assert loaded(texts).data == reference(texts).data
-            pairs = {"text": texts[:-1], "text_pair": texts[1:], "truncation": True, "max_length": 24, "padding": True}
-            assert loaded(**pairs).data == reference(**pairs).data
-    ids = tokenizer(TRICKY[-1]).input_ids
-    assert tokenizer.decode(ids) == reference.decode(ids)
+            assert_same_encodings(loaded, reference, texts, padding=True)
     assert tokenizer.convert_tokens_to_ids("<extra_id_0>") == len(tokenizer) - 1
     assert tokenizer.convert_tokens_to_ids("<extra_id_99>") == len(tokenizer) - 100
 

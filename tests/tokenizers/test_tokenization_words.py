@@ -25,16 +25,10 @@ def test_vocabulary_size_and_case() -> None:
     assert "mat," in unsplit.words
 
 
-@pytest.mark.parametrize(
-    ("texts", "options", "message"),
-    [
-        (TEXTS, {"min_count": 50}, "vocabulary would be empty"),
-        (TEXTS, {"vocab_size": 2}, "vocabulary would be empty"),
-    ],
-)
-def test_training_errors(texts: list[str], options: dict, message: str) -> None:
-    with pytest.raises(CtxError, match=message):
-        CtxWordTokenizer.train(texts, **{"vocab_size": 100, **options})
+def test_training_errors() -> None:
+    for options in ({"min_count": 50}, {"vocab_size": 2}):
+        with pytest.raises(CtxError, match="vocabulary would be empty"):
+            CtxWordTokenizer.train(TEXTS, **{"vocab_size": 100, **options})
 
 
 def test_counts_and_rules_are_saved(tmp_path: Path) -> None:

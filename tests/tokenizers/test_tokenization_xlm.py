@@ -1,10 +1,11 @@
 """XLM's tokenizer: ids (with sacremoses), incomplete vocabularies, languages and training."""
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
-from tokenizer_texts import TEXTS, TRICKY
+from tokenizer_texts import TEXTS, TRICKY, write_bpe_files
 from transformers import AutoTokenizer, XLMTokenizer
 
 from hf_ctxmodels import CtxError, CtxXLMTokenizer
@@ -31,8 +32,7 @@ def files(tagged: CtxXLMTokenizer, tmp_path_factory: pytest.TempPathFactory) -> 
     model = json.loads(tagged.backend_tokenizer.to_str())["model"]
     merged = ["".join(pair) for pair in model["merges"]]
     tokens = [token for token in model["vocab"] if token not in merged[::3]]
-    (folder / "vocab.json").write_text(json.dumps({token: number for number, token in enumerate(tokens)}))
-    (folder / "merges.txt").write_text("\n".join(map(" ".join, model["merges"])) + "\n", encoding="utf-8")
+    write_bpe_files(folder, {"vocab": tokens, "merges": model["merges"]})
     return folder
 
 
@@ -69,6 +69,7 @@ def test_save_and_load(files: Path, tmp_path: Path) -> None:
 
 
 def test_languages(tagged: CtxXLMTokenizer, tmp_path: Path) -> None:
+    assert tagged.convert_ids_to_tokens([0, 1, 2, 3, 5]) == ["<s>", "</s>", "<pad>", "<unk>", "<special1>"]
     assert tagged.lang2id == {"de": 0, "fr": 1}
     assert "langs" not in tagged("boat")
     tagged.save_pretrained(tmp_path)
@@ -92,15 +93,8 @@ def test_pairs_and_accents(tagged: CtxXLMTokenizer) -> None:
 
 def test_token_counts(tagged: CtxXLMTokenizer) -> None:
     rows = tagged([line for text in [*TEXTS, *TRICKY, *LINES] for line in (text, LINES[0])], add_special_tokens=False)
-    counts = [0] * len(tagged)
-    for row in rows.input_ids:
-        for token in row:
-            counts[token] += 1
-    assert counts == tagged.token_counts
-
-
-def test_ids_of_special_tokens(tagged: CtxXLMTokenizer) -> None:
-    assert tagged.convert_ids_to_tokens([0, 1, 2, 3, 5]) == ["<s>", "</s>", "<pad>", "<unk>", "<special1>"]
+    counts = Counter(token for row in rows.input_ids for token in row)
+    assert tagged.token_counts == [counts[token] for token in range(len(tagged))]
 
 
 def test_missing_sacremoses(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:

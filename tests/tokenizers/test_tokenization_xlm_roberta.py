@@ -1,12 +1,7 @@
 """XLM-R's tokenizer: ids in fairseq's order, training, saving and errors."""
 
-import shutil
-
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from sentencepiece import SentencePieceTrainer
-from tokenizer_texts import TEXTS, TRICKY, assert_same_encodings, read_lines
+from tokenizer_texts import TEXTS, TRICKY, assert_same_encodings, read_lines, train_sentencepiece
 from tokenizers import AddedToken
 from transformers import XLMRobertaTokenizer
 
@@ -19,9 +14,7 @@ FIRST = ["<s>", "<pad>", "</s>", "<unk>"]
 
 def write_model(folder, **changes):
     """Train a sentencepiece.bpe.model with the options of the release."""
-    arguments = {"vocab_size": 160, "hard_vocab_limit": False, "character_coverage": 1.0, "minloglevel": 2} | changes
-    with (folder / "sentencepiece.bpe.model").open("wb") as file:
-        SentencePieceTrainer.train(sentence_iterator=iter([*TEXTS, *TRICKY[1:7]]), model_writer=file, **arguments)
+    train_sentencepiece(folder / "sentencepiece.bpe.model", **changes)
     return folder
 
 
@@ -49,18 +42,9 @@ def test_ids_equal_transformers(folders, form):
         assert_same_encodings(tokenizer, reference, texts, padding=True)
 
 
-@settings(max_examples=100, deadline=None)
-@given(text=st.text(max_size=60))
-def test_ids_equal_transformers_on_any_text(folders, text):
-    folder = folders["sentencepiece.bpe.model"]
-    assert CtxXLMRobertaTokenizer.from_pretrained(folder)(text).input_ids == load_reference(folder)(text).input_ids
-
-
 def test_ids_equal_transformers_on_real_text(folders, shared_data):
-    tokenizer, reference = (
-        CtxXLMRobertaTokenizer.from_pretrained(folders["tokenizer.json"]),
-        load_reference(folders["tokenizer.json"]),
-    )
+    folder = folders["tokenizer.json"]
+    tokenizer, reference = CtxXLMRobertaTokenizer.from_pretrained(folder), load_reference(folder)
     for language in ("en", "de", "fr", "es"):
         file = shared_data / f"multilingual/bible/{language}.tsv.gz"
         lines = [line.split("\t")[-1] for line in read_lines(file)[::400]]
@@ -78,8 +62,6 @@ def test_user_defined_symbols(tmp_path):
 def test_train(tmp_path):
     trained = CtxXLMRobertaTokenizer.train(TEXTS, 100)
     assert trained.convert_ids_to_tokens([0, 1, 2, 3, len(trained) - 1]) == [*FIRST, "<mask>"]
-    assert sorted(trained.get_vocab().values()) == list(range(len(trained)))
-    assert len(trained) <= 100
     assert trained.tokenize("bridge letter") == ["▁bridge", "▁letter"]
     assert trained.tokenize("``") != trained.tokenize('"'), "quotes are not normalised"
     trained.save_pretrained(tmp_path)
@@ -89,12 +71,4 @@ def test_train(tmp_path):
 def test_model_of_another_family(tmp_path):
     write_model(tmp_path, pad_id=0, unk_id=1, bos_id=-1, eos_id=-1, control_symbols=["[CLS]", "[SEP]"])
     with pytest.raises(CtxError, match=r"starts with <pad>, <unk>, \[CLS\]"):
-        CtxXLMRobertaTokenizer.from_pretrained(tmp_path)
-
-
-def test_damaged_file(folders, tmp_path):
-    shutil.copy(folders["sentencepiece.bpe.model"] / "sentencepiece.bpe.model", tmp_path)
-    file = tmp_path / "sentencepiece.bpe.model"
-    file.write_bytes(file.read_bytes()[: file.stat().st_size // 3])
-    with pytest.raises(CtxError, match=r"sentencepiece\.bpe\.model is damaged"):
         CtxXLMRobertaTokenizer.from_pretrained(tmp_path)

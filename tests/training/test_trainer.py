@@ -10,7 +10,7 @@ from accelerate import Accelerator
 from torch.utils.data import Dataset
 from transformers import EvalPrediction, Trainer, TrainingArguments
 from zoo import ARCHETYPES, HEADS, Case, learnable_batch
-from zoo.targets import follow_labels
+from zoo.batches import follow_labels
 
 from hf_ctxmodels.training.trainer import CtxTrainer
 from hf_ctxmodels.training.training_step import INDEX_KEY, TrainingStep

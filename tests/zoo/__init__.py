@@ -1,10 +1,10 @@
 """Tiny models and batches of all families and heads in the registry, for the common tests and the parity tests.
 
 A new family needs no change here: the traits of its SPEC state what its classes do not. A new type of target
-(`hf_ctxmodels.spec.Target`) is added to `targets`.
+(`hf_ctxmodels.spec.Target`) is added to `batches`.
 """
 
-from zoo.batches import LENGTHS, STEPS, make_batch
+from zoo.batches import LENGTHS, STEPS, learnable_batch, make_batch, make_targets
 from zoo.cases import (
     CHOICES,
     CLS,
@@ -30,6 +30,7 @@ from zoo.compare import (
     assert_same_weights,
     at_tokens,
     gradients,
+    load_strict,
     models_by_fast_path,
     models_by_path,
     objective,
@@ -52,4 +53,3 @@ from zoo.matrix import (
     each_forward,
     grouped_by_family,
 )
-from zoo.targets import learnable_batch, make_targets

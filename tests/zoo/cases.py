@@ -53,14 +53,8 @@ Batch = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Case:
-    """One case of the test matrix: a family and one of its Auto classes.
-
-    Attributes:
-        family: The family.
-        auto_name: Name of the Auto class.
-        has_auto_class: Whether the model class is that of `family.models`; otherwise it is that of
-            `family.reference_heads`, which corresponds to the reference.
-    """
+    """A family and the name of one of its Auto classes; the model class is in `family.models` if `has_auto_class`, else
+    in `family.reference_heads`, which correspond to the reference."""
 
     family: FamilySpec
     auto_name: str
@@ -98,11 +92,6 @@ class Case:
     @property
     def has_choices(self) -> bool:
         return self.auto_name == "AutoModelForMultipleChoice"
-
-    @property
-    def has_only_token_labels(self) -> bool:
-        """Whether the only target of the head is one label per token, so that examples can be packed."""
-        return self.auto_name in ("AutoModelForMaskedLM", "AutoModelForTokenClassification")
 
     @property
     def computes_logits_of_labels_only(self) -> bool:
@@ -150,7 +139,7 @@ class Case:
 
     @property
     def targets(self) -> dict[str, Target]:
-        """Name of each target of the head -> its kind."""
+        """Name of each target of the head -> its type."""
         names = getattr(self.model_class, "loss_targets", ())
         return {name: self.family.traits.targets.get(name) or self._default_target(name) for name in names}
 
@@ -166,9 +155,7 @@ class Case:
         if name.endswith("_label") or self.auto_name == "AutoModelForNextSentencePrediction":
             return Target.PAIR_CLASS
         if name != "labels":
-            raise NotImplementedError(
-                f"{self} has the target {name!r}: add its kind to the traits.targets of the family."
-            )
+            raise NotImplementedError(f"{self} has the target {name!r}: add its type to the family's traits.targets.")
         if self.computes_logits_of_labels_only:
             return Target.DECODER_TOKEN if self.is_seq2seq else Target.TOKEN_ID
         types = {"AutoModelForTokenClassification": Target.TOKEN_CLASS, "AutoModelForPreTraining": Target.REPLACED}
@@ -186,15 +173,11 @@ class Case:
 
     @property
     def is_encoder_decoder(self) -> bool:
-        """Whether the base model is a Transformer encoder-decoder.
-
-        `config.is_encoder_decoder` is also set for an encoder that generates, as in UniLM.
-        """
+        """Whether the base model is an encoder-decoder; `config.is_encoder_decoder` is also set in UniLM's encoder."""
         return issubclass(self.family.models["AutoModel"], EncoderDecoder)
 
     @property
     def is_recurrent(self) -> bool:
-        """Whether the model is a recurrent network, which needs more steps to learn."""
         return self.family.traits.is_recurrent
 
     @property

@@ -1,6 +1,7 @@
 """Comparison of outputs, gradients and weights, on all paths: combinations of attention implementation and layout."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -49,22 +50,25 @@ def at_tokens(tensor: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def assert_same_outputs(
-    got: Mapping[str, Any],
+    actual: Mapping[str, Any],
     expected: Mapping[str, Any],
     mask: Tensor | None = None,
     tolerance: float = 1e-5,
     where: str = "",
 ) -> None:
-    """Compare the tensors of `expected` at tokens with those of `got`, by name; `where` is added to the message."""
-    expected_tensors, tensors = tensors_of(expected), tensors_of(got)
+    """Compare the tensors of `expected` at tokens with those of `actual`, by name; `where` is added to the message."""
+    expected_tensors, tensors = tensors_of(expected), tensors_of(actual)
     assert expected_tensors, "nothing to compare"
     for name, value in expected_tensors.items():
         assert name in tensors, f"{where}: no {name} in the output, only {sorted(tensors)}"
         assert_close(at_tokens(tensors[name], mask), at_tokens(value, mask), f"{name} {where}", tolerance)
 
 
-def assert_close(got: Tensor, expected: Tensor, name: str = "values", tolerance: float = 1e-5) -> None:
-    torch.testing.assert_close(got, expected, atol=tolerance, rtol=tolerance, msg=lambda message: f"{name}: {message}")
+def assert_close(actual: Any, expected: Any, name: str = "values", tolerance: float = 1e-5) -> None:
+    """Compare tensors, or sequences or mappings of tensors."""
+    torch.testing.assert_close(
+        actual, expected, atol=tolerance, rtol=tolerance, msg=lambda message: f"{name}: {message}"
+    )
 
 
 def objective(case: Case, model: PreTrainedModel, batch: Batch, **kwargs: Any) -> Tensor:
@@ -95,11 +99,9 @@ def gradients(model: PreTrainedModel, loss: Tensor) -> dict[str, Tensor]:
 
 
 def assert_same_gradients(
-    got: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 1e-5, where: str = ""
+    actual: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 1e-5, where: str = ""
 ) -> None:
-    assert got.keys() == expected.keys()
-    for name, value in expected.items():
-        assert_close(got[name], value, f"gradient of {name} {where}", tolerance)
+    assert_close(actual, expected, f"gradients {where}", tolerance)
 
 
 def assert_every_parameter_learns(
@@ -113,9 +115,13 @@ def assert_every_parameter_learns(
             assert parameter_gradients[name].any(), f"{name} gets no gradient {where}"
 
 
-def assert_same_weights(got: PreTrainedModel, expected: PreTrainedModel) -> None:
+def assert_same_weights(actual: PreTrainedModel, expected: PreTrainedModel) -> None:
     """Equal parameters and buffers, bit for bit, under the same names."""
-    state_dict, expected_state_dict = got.state_dict(), expected.state_dict()
-    assert state_dict.keys() == expected_state_dict.keys()
-    for name, tensor in expected_state_dict.items():
-        assert torch.equal(state_dict[name], tensor), name
+    assert_close(actual.state_dict(), expected.state_dict(), "weights", tolerance=0)
+
+
+def load_strict(model_class: Any, folder: Path | str, **options: Any) -> Any:
+    """The model of a checkpoint, in evaluation mode; fails if a key is missing or unexpected."""
+    model, report = model_class.from_pretrained(folder, **options, output_loading_info=True)
+    assert not any(report.values()), report
+    return model.eval()

@@ -94,7 +94,8 @@ CASES = _cases()
 REFERENCE_CASES = [case for case in CASES if case.has_reference]
 BASES = [case for case in CASES if case.is_base]
 HEADS = [case for case in CASES if not case.is_base]
-TOKEN_HEADS = [case for case in CASES if case.has_only_token_labels]
+# heads with one label per token as their only target, whose examples can be packed
+TOKEN_HEADS = [case for case in CASES if case.auto_name in ("AutoModelForMaskedLM", "AutoModelForTokenClassification")]
 # One head for each type of training: one loss, several losses, state across batches, sequence to sequence, generator
 # and discriminator, and static word embeddings.
 _ARCHETYPE_NAMES = {
