@@ -1,7 +1,7 @@
 """Fixtures of the common tests: each is a case of the test matrix, which is a model class of a family."""
 
 import pytest
-from zoo import ARCHETYPES, BASES, HEADS, NETWORKS, TIED_HEADS, TOKEN_HEADS, Case
+from zoo import ARCHETYPES, BASES, HEADS, NETWORKS, Case
 
 from hf_ctxmodels.layers.attention.layouts import PackedLayout
 
@@ -41,18 +41,6 @@ def attention_case(request: pytest.FixtureRequest) -> Case:
 @pytest.fixture(params=HEADS, ids=str)
 def head_case(request: pytest.FixtureRequest) -> Case:
     """Every model class with a loss."""
-    return request.param
-
-
-@pytest.fixture(params=TOKEN_HEADS, ids=str)
-def token_head_case(request: pytest.FixtureRequest) -> Case:
-    """The head cases whose only target is one label per token."""
-    return request.param
-
-
-@pytest.fixture(params=TIED_HEADS, ids=str)
-def tied_head_case(request: pytest.FixtureRequest) -> Case:
-    """The head cases with tied weights."""
     return request.param
 
 

@@ -9,6 +9,7 @@ import transformers
 from safetensors import safe_open
 from zoo import (
     CASES,
+    TIED_HEADS,
     Case,
     assert_close,
     assert_same_outputs,
@@ -103,7 +104,9 @@ class TestConfig:
                 assert isinstance(getattr(default, name), int | None), (family.name, name)
 
     def test_family_is_found_by_name_type_config_and_model(self) -> None:
-        """A configuration of the reference in transformers is an error."""
+        """An unknown name and a configuration of the reference in transformers are errors."""
+        with pytest.raises(ValueError, match=rf"(?s)'bret'.*\b{next(iter(FAMILIES))}\b"):
+            get_family("bret")
         for family in FAMILIES.values():
             model = next(Case(family, name) for name in family.models).model()
             for key in (family.name, family.config.model_type, tiny_config(family), model):
@@ -112,10 +115,6 @@ class TestConfig:
                 reference = transformers.CONFIG_MAPPING[family.reference]()
                 with pytest.raises(CtxError, match=type(reference).__name__):
                     get_family(reference)
-
-    def test_unknown_family_lists_the_known(self) -> None:
-        with pytest.raises(ValueError, match=rf"(?s)'bret'.*\b{next(iter(FAMILIES))}\b"):
-            get_family("bret")
 
 
 class TestAutoClasses:
@@ -165,8 +164,8 @@ class TestSaving:
                 # matrix products with few rows are rounded differently depending on the memory alignment of the weights
                 assert_same_outputs(loaded(**batch), model(**batch), tolerance=1e-6 if case.is_recurrent else 0)
 
-    def test_ties(self, tied_head_case: Case, tmp_path: Path) -> None:
-        case = tied_head_case
+    @pytest.mark.parametrize("case", TIED_HEADS, ids=str)
+    def test_ties(self, case: Case, tmp_path: Path) -> None:
         model = case.model()
         assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
         model.save_pretrained(tmp_path)

@@ -31,7 +31,7 @@ VOCABULARY_HEADS = [case for case in HEADS if case.computes_logits_of_labels_onl
 CHOICE_HEADS = [case for case in REPRESENTATIVES if case.has_choices]
 
 
-def assert_refused(model: PreTrainedModel, batch: Batch, *parts: str) -> None:
+def assert_error(model: PreTrainedModel, batch: Batch, *parts: str) -> None:
     """The forward pass raises a `CtxError` whose message contains all parts."""
     with pytest.raises(CtxError) as error:
         model(**batch)
@@ -53,35 +53,35 @@ class TestInput:
         ids, size = batch["input_ids"], getattr(network_case.config(), limit)
         for value in (-1, size, size + 1000):
             wrong = {"input_ids": replaced(ids, (0, 3), value)}
-            assert_refused(model, batch | wrong, "input_ids[0, 3", str(value), f"{limit}={size}", "tokenizer")
+            assert_error(model, batch | wrong, "input_ids[0, 3", str(value), f"{limit}={size}", "tokenizer")
         for dtype in (torch.float32, torch.bool, torch.int16, torch.uint8):
-            assert_refused(model, batch | {"input_ids": ids.to(dtype)}, f"input_ids is {dtype}", "int64")
+            assert_error(model, batch | {"input_ids": ids.to(dtype)}, f"input_ids is {dtype}", "int64")
         assert_same_outputs(model(**batch | {"input_ids": ids.int()}), model(**batch))
-        assert_refused(model, {"input_ids": torch.tensor([5, 6, 7])}, "(batch,", "(3,)")
+        assert_error(model, {"input_ids": torch.tensor([5, 6, 7])}, "(batch,", "(3,)")
         for wrong in (ids.tolist(), np.asarray(ids)):
             parts = (f"input_ids is a {type(wrong).__name__}", "torch.Tensor")
-            assert_refused(model, batch | {"input_ids": wrong}, *parts)
-        assert_refused(model, {}, "input_ids", "inputs_embeds")
+            assert_error(model, batch | {"input_ids": wrong}, *parts)
+        assert_error(model, {}, "input_ids", "inputs_embeds")
         for shape in ((0, 5), (2, 0)):
             characters = [TINY["max_characters_per_token"]] * len(network_case.token_id_axes)
-            assert_refused(model, {"input_ids": torch.zeros(*shape, *characters, dtype=torch.long)}, "empty")
+            assert_error(model, {"input_ids": torch.zeros(*shape, *characters, dtype=torch.long)}, "empty")
 
     @as_subtests([case for case in NETWORKS if case.accepts_inputs_embeds], "network_case")
     def test_embeddings(self, network_case: Case) -> None:
         """Together with ids, or wrong dtype or width."""
         batch, model = make_batch(network_case), network_case.model()
         both = batch | {"inputs_embeds": torch.zeros(*network_case.first_token_ids(batch).shape, TINY["hidden_size"])}
-        assert_refused(model, both, "exactly one of input_ids and inputs_embeds")
+        assert_error(model, both, "exactly one of input_ids and inputs_embeds")
         embeddings = network_case.embed_ids(model, batch.pop("input_ids"))
-        assert_refused(model, batch | {"inputs_embeds": embeddings.long()}, "inputs_embeds is torch.int64")
+        assert_error(model, batch | {"inputs_embeds": embeddings.long()}, "inputs_embeds is torch.int64")
         for dtype in (torch.float64, torch.float16):
             parts = (f"inputs_embeds is {dtype}", "the model is torch.float32")
-            assert_refused(model, batch | {"inputs_embeds": embeddings.to(dtype)}, *parts)
+            assert_error(model, batch | {"inputs_embeds": embeddings.to(dtype)}, *parts)
         with torch.autocast("cpu", torch.bfloat16):  # does not convert float64
-            assert_refused(model, batch | {"inputs_embeds": embeddings.double()}, "inputs_embeds is torch.float64")
+            assert_error(model, batch | {"inputs_embeds": embeddings.double()}, "inputs_embeds is torch.float64")
         for wrong in (embeddings[..., :-1], torch.cat([embeddings, embeddings], -1)):
             parts = ("inputs_embeds", str(tuple(wrong.shape)), f"width {embeddings.shape[-1]}")
-            assert_refused(model, batch | {"inputs_embeds": wrong}, *parts)
+            assert_error(model, batch | {"inputs_embeds": wrong}, *parts)
 
     @as_subtests(NETWORKS, "network_case")
     def test_attention_mask(self, network_case: Case) -> None:
@@ -92,16 +92,16 @@ class TestInput:
             wrong = torch.where(mask == 1, 0.0 if value < 0 else 1.0, value)
             wrong = wrong.long() if isinstance(value, int) else wrong
             parts = (f"attention_mask[1, 7] is {wrong[1, 7].item()}", "must be 1 (or True)")
-            assert_refused(model, batch | {"attention_mask": wrong}, *parts)
+            assert_error(model, batch | {"attention_mask": wrong}, *parts)
         square = mask[:, None].expand(-1, mask.shape[1], -1)
         for wrong in (mask[0], square, mask[:, None, None], mask[:, :-1], mask[:2]):
             parts = ("attention_mask", str(tuple(wrong.shape)), "batch")
-            assert_refused(model, batch | {"attention_mask": wrong}, *parts)
+            assert_error(model, batch | {"attention_mask": wrong}, *parts)
         for wrong in (mask.tolist(), np.asarray(mask)):
             parts = (f"attention_mask is a {type(wrong).__name__}", "torch.Tensor")
-            assert_refused(model, batch | {"attention_mask": wrong}, *parts)
+            assert_error(model, batch | {"attention_mask": wrong}, *parts)
         for path_model in models_by_path(network_case).values():
-            assert_refused(path_model, batch | {"attention_mask": replaced(mask, 1, 0)}, "Row 1", "attention_mask")
+            assert_error(path_model, batch | {"attention_mask": replaced(mask, 1, 0)}, "Row 1", "attention_mask")
 
     @as_subtests(NETWORKS, "network_case")
     def test_sequence_ids_and_output_mask(self, network_case: Case) -> None:
@@ -109,17 +109,17 @@ class TestInput:
         batch, model = make_batch(network_case, side="right"), network_case.model()
         unmasked = {name: tensor for name, tensor in batch.items() if name != "attention_mask"}
         mask = batch["attention_mask"]
-        assert_refused(model, unmasked | {"sequence_ids": mask - 1}, "sequence_ids[1, 7] is -1", "0 at padding")
-        assert_refused(model, unmasked | {"sequence_ids": mask.float()}, "sequence_ids is torch.float32")
-        assert_refused(model, batch | {"output_mask": mask}, "output_mask is torch.int64")
+        assert_error(model, unmasked | {"sequence_ids": mask - 1}, "sequence_ids[1, 7] is -1", "0 at padding")
+        assert_error(model, unmasked | {"sequence_ids": mask.float()}, "sequence_ids is torch.float32")
+        assert_error(model, batch | {"output_mask": mask}, "output_mask is torch.int64")
         if network_case.has_attention:  # unused arguments; `lengths` is an argument of XLM in transformers
             for name in ("lengths", "token_type_idss", "labels"):
-                assert_refused(model, batch | {name: mask.sum(1)}, f"does not accept the argument {name}")
+                assert_error(model, batch | {name: mask.sum(1)}, f"does not accept the argument {name}")
         if isinstance(model, TransformerEncoder):
-            assert_refused(model, batch | {"past_key_values": DynamicCache()}, "does not support past_key_values")
+            assert_error(model, batch | {"past_key_values": DynamicCache()}, "does not support past_key_values")
         for name, dtype in (("sequence_ids", torch.long), ("output_mask", torch.bool)):
             other = torch.ones(2, mask.shape[1], dtype=dtype)
-            assert_refused(model, batch | {name: other}, name, "(2, 12)", "(4, 12)")
+            assert_error(model, batch | {name: other}, name, "(2, 12)", "(4, 12)")
 
     @as_subtests(NETWORKS, "network_case")
     def test_segments_positions_and_lengths(self, network_case: Case) -> None:
@@ -127,18 +127,18 @@ class TestInput:
         batch, model = make_batch(network_case, side="left"), network_case.model()
         for name in {"token_type_ids", "position_ids"} & batch.keys():
             for wrong in (batch[name][:, :-1], batch[name][:2]):
-                assert_refused(model, batch | {name: wrong}, name, str(tuple(wrong.shape)))
+                assert_error(model, batch | {name: wrong}, name, str(tuple(wrong.shape)))
         if limit := getattr(model.config, "type_vocab_size", 0):
             segments = batch.get("token_type_ids", torch.zeros_like(batch["input_ids"]))
             wrong = {"token_type_ids": replaced(segments, (0, 2), limit)}
-            assert_refused(model, batch | wrong, "token_type_ids[0, 2]", f"is {limit}", f"type_vocab_size={limit}")
+            assert_error(model, batch | wrong, "token_type_ids[0, 2]", f"is {limit}", f"type_vocab_size={limit}")
         if network_case.has_position_limit:
             limit = model.config.max_position_embeddings
             wrong = {"position_ids": replaced(batch["position_ids"], (0, 2), limit)}
-            assert_refused(model, batch | wrong, "position_ids[0, 2]", str(limit), "max_position_embeddings")
+            assert_error(model, batch | wrong, "position_ids[0, 2]", str(limit), "max_position_embeddings")
             limit = f"max_sequence_length={network_case.max_sequence_length}"
             too_long = make_batch(network_case, width=network_case.max_sequence_length + 1)
-            assert_refused(model, too_long, str(network_case.max_sequence_length + 1), limit, "truncat")
+            assert_error(model, too_long, str(network_case.max_sequence_length + 1), limit, "truncat")
         model(**make_batch(network_case, (network_case.max_sequence_length,)))
 
     @as_subtests([case for case in HEADS if case.is_seq2seq])
@@ -147,27 +147,27 @@ class TestInput:
         batch, model = make_batch(case), case.model()
         outputs = model.get_encoder()(batch["input_ids"], attention_mask=batch["attention_mask"])
         batch["encoder_outputs"] = outputs
-        assert_refused(model, batch | {"attention_mask": batch["attention_mask"] - 1.0}, "attention_mask[1, 7] is -1.0")
+        assert_error(model, batch | {"attention_mask": batch["attention_mask"] - 1.0}, "attention_mask[1, 7] is -1.0")
         ids = batch["decoder_input_ids"]
-        assert_refused(model, batch | {"decoder_input_ids": ids.float()}, "decoder_input_ids is torch.float32")
-        assert_refused(model, batch | {"decoder_input_ids": ids.tolist()}, "decoder_input_ids is a list")
+        assert_error(model, batch | {"decoder_input_ids": ids.float()}, "decoder_input_ids is torch.float32")
+        assert_error(model, batch | {"decoder_input_ids": ids.tolist()}, "decoder_input_ids is a list")
         required = getattr(model, "required_encoder_outputs", ("last_hidden_state",))
         if isinstance(model, QueryForConditionalGeneration) or required != ("last_hidden_state",):
             for incomplete in (BaseModelOutput(outputs.last_hidden_state), (outputs.last_hidden_state,)):
-                assert_refused(model, batch | {"encoder_outputs": incomplete}, "encoder_outputs has no ")
+                assert_error(model, batch | {"encoder_outputs": incomplete}, "encoder_outputs has no ")
 
     @as_subtests(REPRESENTATIVES, "head_case")
-    def test_heads_refuse_what_their_encoder_refuses(self, head_case: Case) -> None:
+    def test_inputs_of_heads(self, head_case: Case) -> None:
         model = head_case.model()
-        assert_refused(model, {}, "input_ids", "inputs_embeds")
-        assert_refused(model, {"input_ids": torch.tensor([5, 6, 7])}, "(batch,", "(3,)")
+        assert_error(model, {}, "input_ids", "inputs_embeds")
+        assert_error(model, {"input_ids": torch.tensor([5, 6, 7])}, "(batch,", "(3,)")
         batch = make_batch(head_case)
-        assert_refused(model, batch | {"input_ids": batch["input_ids"].tolist()}, "input_ids is a list", "torch.Tensor")
+        assert_error(model, batch | {"input_ids": batch["input_ids"].tolist()}, "input_ids is a list", "torch.Tensor")
         shorter = batch | {"attention_mask": batch["attention_mask"][..., :-1]}
-        assert_refused(model, shorter, "attention_mask", str(tuple(shorter["attention_mask"].flatten(0, -2).shape)))
+        assert_error(model, shorter, "attention_mask", str(tuple(shorter["attention_mask"].flatten(0, -2).shape)))
         ids = batch["input_ids"].flatten(0, 1) if head_case.has_choices else batch["input_ids"]
         ids[0, 3] = -1
-        assert_refused(model, batch, "input_ids[0, 3", "-1", head_case.model_class.id_limit_field)
+        assert_error(model, batch, "input_ids[0, 3", "-1", head_case.model_class.id_limit_field)
 
 
 class TestTargets:
@@ -177,12 +177,12 @@ class TestTargets:
         targets, model = make_targets(head_case, batch), head_case.model()
         for name, target in targets.items():
             for wrong in (target[:2], target[0], target[None], target[..., None, None], target.flatten()[0]):
-                assert_refused(model, batch | targets | {name: wrong}, f"{name} is {tuple(wrong.shape)}, expected")
+                assert_error(model, batch | targets | {name: wrong}, f"{name} is {tuple(wrong.shape)}, expected")
             if name.endswith("_positions"):
                 continue  # a position outside the window means that it does not contain the answer
             for value in (10_000, -1):
                 wrong = replaced(target, tuple((target != -100).nonzero()[0]), value)
-                assert_refused(model, batch | targets | {name: wrong}, name, str(value), "outside [0, ")
+                assert_error(model, batch | targets | {name: wrong}, name, str(value), "outside [0, ")
 
     @as_subtests(REPRESENTATIVES, "head_case")
     def test_targets_of_another_type(self, head_case: Case) -> None:
@@ -192,11 +192,11 @@ class TestTargets:
         for name, target in targets.items():
             for wrong in (target.tolist(), np.asarray(target), 3):
                 parts = (f"{name} is a {type(wrong).__name__}", "torch.Tensor")
-                assert_refused(model, batch | targets | {name: wrong}, *parts)
+                assert_error(model, batch | targets | {name: wrong}, *parts)
             for dtype in (torch.bool, torch.int16, torch.uint8):
-                assert_refused(model, batch | targets | {name: target.to(dtype)}, f"{name} is {dtype}", "torch.int64")
+                assert_error(model, batch | targets | {name: target.to(dtype)}, f"{name} is {dtype}", "torch.int64")
             for dtype in (torch.float16, torch.float32):
-                assert_refused(model, batch | targets | {name: target.to(dtype)}, name)
+                assert_error(model, batch | targets | {name: target.to(dtype)}, name)
         narrow = {name: tensor.int() for name, tensor in (batch | targets).items()}
         assert_same_outputs(model(**narrow), model(**batch, **targets))
 
@@ -213,7 +213,7 @@ class TestTargets:
         assert losses[0] != model(**batch, **targets).loss.item()
         padding = int((batch["attention_mask"][2] == 0).nonzero()[-1])
         wrong = {"end_positions": replaced(targets["end_positions"], 2, padding)}
-        assert_refused(model, batch | targets | wrong, "end_positions[2]", "padding")
+        assert_error(model, batch | targets | wrong, "end_positions[2]", "padding")
 
     @as_subtests(VOCABULARY_HEADS)
     def test_vocabulary_label_on_padding(self, case: Case) -> None:
@@ -221,9 +221,9 @@ class TestTargets:
         targets = make_targets(case, batch)
         targets["labels"][2, 5 + case.shifts_labels] = 7
         for unpad in (True, False):
-            assert_refused(case.model(unpad=unpad), batch | targets, "1 of the labels", "padding", "[2, 5]")
+            assert_error(case.model(unpad=unpad), batch | targets, "1 of the labels", "padding", "[2, 5]")
 
     @as_subtests(CHOICE_HEADS)
     def test_choices_need_three_dimensions(self, case: Case) -> None:
         batch = {name: tensor[:, 0] for name, tensor in make_batch(case).items()}
-        assert_refused(case.model(), batch, "(batch, choices, length)", "(4, 12)")
+        assert_error(case.model(), batch, "(batch, choices, length)", "(4, 12)")

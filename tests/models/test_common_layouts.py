@@ -16,6 +16,7 @@ from zoo import (
     PATHS,
     REPRESENTATIVES,
     SIDES,
+    TOKEN_HEADS,
     Case,
     assert_close,
     assert_every_parameter_learns,
@@ -90,9 +91,7 @@ class TestAttentionPaths:
             with pytest.raises(CtxError, match='attn_implementation="eager"'):
                 model(**batch, output_attentions=True)
 
-    def test_the_unpadded_path_is_taken_where_it_is_exact(
-        self, attention_case: Case, packed_layouts: list[PackedLayout]
-    ) -> None:
+    def test_when_the_layout_is_packed(self, attention_case: Case, packed_layouts: list[PackedLayout]) -> None:
         batch = make_batch(attention_case)
         model = attention_case.model()
         model(**batch)
@@ -155,7 +154,7 @@ class TestAttentionPaths:
                 assert gradient.isfinite().all(), f"by the {path} path with {value}"
 
     @pytest.mark.parametrize("head_case", [case for case in ARCHETYPES if case.accepts_inputs_embeds], ids=str)
-    def test_a_head_takes_embeddings(self, head_case: Case) -> None:
+    def test_embeddings_in_heads(self, head_case: Case) -> None:
         model, batch = head_case.model(), make_batch(head_case)
         expected = model(**batch)
         embeddings = head_case.embed_ids(model, batch.pop("input_ids"))
@@ -223,7 +222,7 @@ class TestRecordedOutputs:
         model.config.output_hidden_states = True
         assert_close(model(**batch).hidden_states, states, tolerance=0)
 
-    def test_output_is_computed_from_them(self) -> None:
+    def test_gradients_of_hidden_states(self) -> None:
         """The gradient with respect to all hidden states is nonzero, as attribution methods need it: also in the
         unpadded layout they are not copies."""
         layers_without_gradient = {}
@@ -269,7 +268,7 @@ class TestRecordedOutputs:
             assert model(**batch, output_attentions=False).attentions is None
 
     @pytest.mark.parametrize("head_case", [case for case in REPRESENTATIVES if case.has_attention], ids=str)
-    def test_heads_give_attention_weights(self, head_case: Case) -> None:
+    def test_attention_weights_of_heads(self, head_case: Case) -> None:
         batch, model = make_batch(head_case), head_case.model()
         rows = len(batch["input_ids"].flatten(0, -2))
         for targets in ({}, make_targets(head_case, batch)):
@@ -324,11 +323,12 @@ class TestSequenceIds:
             states = model(**packed).last_hidden_state
             assert_close(states[packed["sequence_ids"] != 0], expected, f"by the {path} path")
 
-    def test_losses_and_gradients(self, token_head_case: Case) -> None:
-        separate, packed = _packing(token_head_case, self.LENGTHS, seed=1)
-        labels = make_targets(token_head_case, separate)["labels"]
-        model = token_head_case.model(**PATHS["unpadded"])
-        packed_labels = torch.full(token_head_case.first_token_ids(packed).shape, -100)
+    @pytest.mark.parametrize("case", TOKEN_HEADS, ids=str)
+    def test_losses_and_gradients(self, case: Case) -> None:
+        separate, packed = _packing(case, self.LENGTHS, seed=1)
+        labels = make_targets(case, separate)["labels"]
+        model = case.model(**PATHS["unpadded"])
+        packed_labels = torch.full(case.first_token_ids(packed).shape, -100)
         packed_labels[packed["sequence_ids"] != 0] = labels[separate["attention_mask"] == 1]
         expected, actual = model(**separate, labels=labels).loss, model(**packed, labels=packed_labels).loss
         assert_close(actual, expected, "loss")

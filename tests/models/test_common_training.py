@@ -242,8 +242,8 @@ class TestGradients:
             results.append((number.detach(), gradients(model, number)))
         assert_close(*results, tolerance=0)
 
-    def test_reentrant_checkpoints_work_or_are_refused(self, subtests: pytest.Subtests) -> None:
-        """Not supported by layers with encoder states or a learned position bias as input."""
+    def test_reentrant_checkpoints(self, subtests: pytest.Subtests) -> None:
+        """An error for layers with encoder states or a learned position bias as input."""
         unsupported = [case for case in HEADS if case.family.name in ("bart", "mass", "t5")]
         checkpointing = [case for case in REPRESENTATIVES if case.model_class.supports_gradient_checkpointing]
         for case in [*unsupported, *(case for case in checkpointing if case not in unsupported)]:

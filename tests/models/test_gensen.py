@@ -27,17 +27,6 @@ def test_embedding_concatenates_the_final_states() -> None:
         torch.testing.assert_close(embeddings[row], expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("pooling", ["max", "mean"])
-@torch.no_grad()
-def test_pooling(pooling: str) -> None:
-    model, batch = BASE.model(pooling=pooling), make_batch(BASE)
-    outputs = model(**batch)
-    for row, mask in enumerate(batch["attention_mask"].bool()):
-        states = outputs.last_hidden_state[row, mask]
-        expected = states.amax(0) if pooling == "max" else states.mean(0)
-        torch.testing.assert_close(outputs.pooler_output[row], expected)
-
-
 @torch.no_grad()
 def test_relation_loss_matches_the_formula() -> None:
     model, batch = build_model(), make_batch(HEAD, (9, 4, 7, 1))

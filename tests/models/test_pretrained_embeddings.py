@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import AutoModel, PreTrainedModel
-from zoo import tiny_config
+from zoo import assert_same_weights, tiny_config
 
 from hf_ctxmodels import CtxError, CtxGloveTokenizer
 from hf_ctxmodels.architectures.pretrained_word_vectors import PretrainedEmbeddingEncoder
@@ -38,12 +38,8 @@ def test_copy_save_and_load(family: FamilySpec, tmp_path: Path, trainable: bool)
     glove, tokenizer = save_glove(tmp_path / "glove")
     family_tokenizer = family.tokenizer.train(["a cat\teine Katze"], 9, pretrained_embeddings=str(tmp_path / "glove"))
     assert family_tokenizer("a cat on a mat").input_ids == tokenizer("a cat on a mat").input_ids
-    fields = {
-        "vocab_size": len(family_tokenizer),
-        "embedding_size": 6,
-        "hidden_size": 8,
-        "unk_token_id": family_tokenizer.unk_token_id,
-    }
+    fields = {"vocab_size": len(family_tokenizer), "unk_token_id": family_tokenizer.unk_token_id}
+    fields |= {"embedding_size": 6, "hidden_size": 8}
     fields |= {"pretrained_embeddings": str(tmp_path / "glove"), "train_pretrained_embeddings": trainable}
     model = family.models["AutoModel"](tiny_config(family, **fields))
     assert not model.word_embeddings.weight.any(), "construction must not load the vectors"
@@ -112,5 +108,4 @@ def test_vectors_in_character_based_families(name: str, tmp_path: Path) -> None:
         set_embedding_fields(config)
         loaded = load_model(tmp_path / "encoder", head, config)
         assert torch.equal(loaded.vectors(ids), model.vectors(ids))
-        weights = zip(loaded.elmo.parameters(), model.elmo.parameters(), strict=True)
-        assert all(torch.equal(*pair) for pair in weights)
+        assert_same_weights(loaded.elmo, model.elmo)

@@ -1,4 +1,4 @@
-"""XLNet's relative attention: fast implementations against the reference, outputs and gradients; visible keys."""
+"""XLNet's relative attention: fast implementations against the reference, outputs and gradients."""
 
 from itertools import product
 from typing import NamedTuple

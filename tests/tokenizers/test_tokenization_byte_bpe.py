@@ -1,6 +1,8 @@
 """Byte-level BPE tokenizers: ids, training, saving and errors."""
 
 import json
+from itertools import groupby
+from operator import itemgetter
 
 import pytest
 from tokenizer_texts import TEXTS, TRICKY, assert_same_encodings, write_bpe_files
@@ -79,12 +81,9 @@ def test_whole_word_masking_of_byte_level_tokens():
     objective = FullSentences(CtxRobertaTokenizer.train(TEXTS, 300), max_length=24, seed=0, whole_word=True)
     (example,) = objective.examples([["boat gardens"], ["it's"]])
     tokens = objective.tokenizer.convert_ids_to_tokens(example["input_ids"])
-    words: dict[tuple, str] = {}
-    separators = [number for number, token in enumerate(tokens) if token == "</s>"]
-    for position, (token, word) in enumerate(zip(tokens, example["word_ids"].tolist())):
-        key = (sum(position > separator for separator in separators), word)
-        words[key] = words.get(key, "") + token
-    assert [text for (_, word), text in words.items() if word >= 0] == ["boat", "Ġgardens", "it", "'s"]
+    groups = groupby(zip(tokens, example["word_ids"].tolist(), strict=True), key=itemgetter(1))
+    words = ["".join(token for token, _ in group) for word, group in groups if word >= 0]
+    assert words == ["boat", "Ġgardens", "it", "'s"]
 
 
 def vocab_and_merges(folder, tokens=None, merges="#version: 0.2\na b\n"):
