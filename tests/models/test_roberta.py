@@ -50,12 +50,9 @@ def test_position_embedding_of_padding_is_zero_without_gradient():
     assert positions.weight.grad[4:6].any(-1).all()
 
 
-def test_max_sequence_length():
-    assert CtxRobertaConfig().max_sequence_length == 512
-
-
 def test_default_configuration_in_transformers(tmp_path):
-    """The defaults of transformers differ from the released models."""
+    """The defaults of transformers differ from the released models, which have 512 positions for tokens."""
+    assert CtxRobertaConfig().max_sequence_length == 512
     config = CtxRobertaConfig(num_hidden_layers=1, hidden_size=12, intermediate_size=8, vocab_size=30)
     FAMILIES["roberta"].models["AutoModelForMaskedLM"](config).export_reference(tmp_path)
     exported = RobertaForMaskedLM.from_pretrained(tmp_path).config

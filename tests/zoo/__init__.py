@@ -15,6 +15,7 @@ from zoo.cases import (
     UNKNOWN,
     Batch,
     Case,
+    LowRank,
     feed_source_to_decoder,
     pretraining_auto_class,
     tiny_config,
@@ -37,7 +38,6 @@ from zoo.compare import (
     objective_of,
     tensors_of,
 )
-from zoo.low_rank import LowRank
 from zoo.matrix import (
     ARCHETYPE_FAMILIES,
     ARCHETYPES,
