@@ -287,10 +287,6 @@ class CtxStaticConfig(CtxConfig):
     classifier_dropout: float | int = 0.0
     update_threads: int = 1
 
-    def validate_width(self) -> None:
-        """Check the sizes (called at construction)."""
-        self.require_positive("vocab_size", "hidden_size", "update_threads")
-
     @classmethod
     def for_single_table(cls, vocab_size: int, hidden_size: int) -> Self:
         """Return the configuration of existing vectors of this shape."""

@@ -49,6 +49,7 @@ _SIZES = {
     "embedding_size",
     "character_embedding_size",
     "max_characters_per_token",
+    "update_threads",
 }
 _MODULE_COUNTS = {
     "num_hidden_layers",

@@ -315,13 +315,7 @@ def _build_padded(
     sequences = None
     if sequence_ids is not None:  # padding gets the number of the preceding token
         sequences = (sequence_starts(sequence_ids) & (sequence_ids != 0)).cumsum(1)
-    return PaddedLayout(
-        *shape,
-        tokens,
-        sequences=sequences,
-        implementation=implementation,
-        attention_kwargs=attention_kwargs,
-    )
+    return PaddedLayout(*shape, tokens, sequences, implementation=implementation, attention_kwargs=attention_kwargs)
 
 
 def _extend_by_cache(layout: PaddedLayout, cache: Cache, device: torch.device) -> PaddedLayout:

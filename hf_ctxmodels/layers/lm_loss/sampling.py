@@ -33,12 +33,8 @@ def sample_categorical(probabilities: Tensor, uniform_numbers: Tensor) -> Tensor
 
     The sum is over blocks of columns first, then over the columns of one block: one pass with little rounding.
 
-    Args:
-        probabilities: (rows, columns) float32, non-negative with a positive sum, not necessarily 1.
-        uniform_numbers: (rows,) in [0, 1).
-
-    Returns:
-        (rows,) int64 columns, none of probability 0.
+    Probabilities are (rows, columns) float32 with a positive sum, `uniform_numbers` (rows,) in [0, 1); returns (rows,)
+    int64 columns, none of probability 0.
     """
     columns = probabilities.shape[1]
     full = columns - columns % _BLOCK

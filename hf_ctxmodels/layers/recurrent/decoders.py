@@ -243,13 +243,8 @@ class AttentionalDecoder(nn.Module):
 def global_attention(queries: Tensor, keys: Tensor, values: Tensor, padding: Tensor) -> tuple[Tensor, Tensor]:
     """Global attention (Luong et al. 2015, section 3.1): softmax(queries keys^T) values.
 
-    Args:
-        queries: (rows, steps, width).
-        keys, values: (rows, length, width), (rows, length, value width).
-        padding: (rows, length) bool, True at padding.
-
-    Returns:
-        (rows, steps, value width), and (rows, steps, length) attention weights.
+    Queries are (rows, steps, width), keys and values (rows, length, width), `padding` is (rows, length) bool;
+    returns (rows, steps, value width), and (rows, steps, length) attention weights.
     """
     scores = (queries.to(keys.dtype) @ keys.transpose(1, 2)).float()
     weights = scores.masked_fill(padding[:, None], float("-inf")).softmax(-1).to(values.dtype)
