@@ -109,6 +109,20 @@ def load_config_and_tokenizer(
     return config, tokenizer
 
 
+def read_examples(task: Task[Any], arguments: FinetuningArguments) -> tuple[list[Any], list[Any]]:
+    """Training and validation examples; raises CtxError if there are fewer than `train_examples`."""
+    training, validation = task.read(arguments.train_file, "train"), task.read(arguments.validation_file, "validation")
+    if (size := arguments.train_examples) is not None:
+        if not 0 < size <= len(training):
+            raise CtxError(
+                f"There are {len(training)} training examples.",
+                location=f"--train_examples {size}",
+                hint=f"use a number from 1 to {len(training)}.",
+            )
+        training = random.Random(0).sample(training, size)  # the same subset for all seeds
+    return training, validation
+
+
 def prepare_for_tasks(tokenizer: PreTrainedTokenizerBase, max_length: int = 0) -> None:
     """Add the special tokens that the family uses only in fine-tuning; raises CtxError if inputs of `max_length` tokens
     (0 for any length) have no room for text."""
@@ -241,20 +255,10 @@ def finetune(
     methods = methods or FinetuningMethods()
     batch_size = loop_arguments.per_device_batch_size
 
-    # data
+    # examples, configuration, tokenizer
     task = TASKS[arguments.task](task_arguments)
     task.check_unused_arguments()
-    training, validation = task.read(arguments.train_file, "train"), task.read(arguments.validation_file, "validation")
-    if (size := arguments.train_examples) is not None:
-        if not 0 < size <= len(training):
-            raise CtxError(
-                f"There are {len(training)} training examples.",
-                location=f"--train_examples {size}",
-                hint=f"use a number from 1 to {len(training)}.",
-            )
-        training = random.Random(0).sample(training, size)  # the same subset for all seeds
-
-    # configuration, tokenizer
+    training, validation = read_examples(task, arguments)
     config, tokenizer = load_config_and_tokenizer(arguments, task, require_family=make_setup is not None)
     if arguments.language is not None:
         set_language(config, tokenizer, arguments.language, "--language")
@@ -283,9 +287,8 @@ def finetune(
     )
     if methods.cache_directory is not None:
         batches = [collate([feature]) for feature in (*encoded.features, *validation_encoded.features)]
-        digest = tokenizer_digest(tokenizer)
         with accelerator.main_process_first():
-            cache_features(model, methods.cache_directory, batches, digest, show_progress=is_main)
+            cache_features(model, methods.cache_directory, batches, tokenizer_digest(tokenizer), show_progress=is_main)
     require_trainable(model)
     if methods.low_bits is not None:
         methods.low_bits.start(model, encoded.features, collate, batch_size, accelerator)
