@@ -5,7 +5,6 @@ from typing import Any
 
 from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedType
-from torch.optim import Optimizer
 from transformers import TrainerCallback
 
 from hf_ctxmodels.core.errors import CtxError
@@ -59,13 +58,6 @@ class FinetuningCallback(TrainerCallback):
                 location="accelerate launch",
                 hint="use data parallelism, as in scripts/accelerate/ddp_cpu.yaml.",
             )
-
-
-def unwrap_optimizer(optimizer: Any) -> Optimizer:
-    """The torch optimizer inside Accelerate's and Trainer's wrappers."""
-    while (inner := getattr(optimizer, "optimizer", None)) is not None:
-        optimizer = inner
-    return optimizer
 
 
 def checkpoint_directory(args: Any, state: Any, checkpoint: Path | None) -> Path:

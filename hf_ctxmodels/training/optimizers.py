@@ -26,7 +26,6 @@ from hf_ctxmodels.training.arguments import (
     SGDOptions,
     SlantedTriangularOptions,
 )
-from hf_ctxmodels.training.callbacks import unwrap_optimizer
 
 LAYERS = "layers"  # attribute of an encoder with its stack of layers
 _STACKS = ("encoder", "decoder")  # submodules of an encoder-decoder with a stack each, in the order of application
@@ -322,6 +321,13 @@ class Averaging:
     def _start(self, step: float) -> None:
         for group in self._optimizer.param_groups:
             group["t0"] = step
+
+
+def unwrap_optimizer(optimizer: Any) -> torch.optim.Optimizer:
+    """The torch optimizer inside Accelerate's and Trainer's wrappers."""
+    while (inner := getattr(optimizer, "optimizer", None)) is not None:
+        optimizer = inner
+    return optimizer
 
 
 @contextmanager

@@ -8,7 +8,8 @@ from transformers import PreTrainedModel
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.weights import weights_digest
-from hf_ctxmodels.training.callbacks import FinetuningCallback, unwrap_optimizer
+from hf_ctxmodels.training.callbacks import FinetuningCallback
+from hf_ctxmodels.training.optimizers import unwrap_optimizer
 
 
 def pretrained_parameters(model: PreTrainedModel) -> dict[str, nn.Parameter]:

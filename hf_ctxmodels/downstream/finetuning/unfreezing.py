@@ -11,9 +11,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.training.callbacks import checkpoint_directory, unwrap_optimizer
+from hf_ctxmodels.training.callbacks import checkpoint_directory
 from hf_ctxmodels.training.freezing import LayerUnfreezing
-from hf_ctxmodels.training.optimizers import has_heads
+from hf_ctxmodels.training.optimizers import has_heads, unwrap_optimizer
 
 _BEST_WEIGHTS = "best_of_stage.safetensors"
 _BEST_SCORE = "best_of_stage.json"
