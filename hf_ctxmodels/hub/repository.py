@@ -11,9 +11,11 @@ from huggingface_hub import CommitInfo, CommitOperationAdd, HfApi, ModelCard
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
-from hf_ctxmodels.core.adapter_support import ADAPTERS_FOLDER
+from hf_ctxmodels.core.adapter_support import suppress_adapter_notice
 from hf_ctxmodels.core.errors import CtxError, wrap_errors
 from hf_ctxmodels.core.output_files import check_output_directory, wrap_write_errors
+from hf_ctxmodels.downstream.adapters.save_load import add_saved_adapters
+from hf_ctxmodels.downstream.adapters.saving import saved_adapter_files
 from hf_ctxmodels.downstream.multitask import get_spec
 from hf_ctxmodels.hub.card import (
     CURVE_FILE,
@@ -64,7 +66,8 @@ def write_files(files: Mapping[str, str | bytes], output_dir: str, model: str, *
 def repository_files(directory: Path, repo_id: str) -> dict[str, str | bytes]:
     """Collect the files of a repository; model and tokenizer are opened, so that no damaged file is published.
 
-    The weights are the files that `from_pretrained` reads. Files outside the directory are refused, also behind links.
+    Weights and adapters are the files that `from_pretrained` and `load_saved_adapters` read; other files are not
+    published. Files outside the directory are refused, also behind links.
     A README.md in the directory is published unchanged; otherwise a card is generated from the training run.
 
     Returns:
@@ -94,13 +97,13 @@ def repository_files(directory: Path, repo_id: str) -> dict[str, str | bytes]:
     config = load_config(directory)
     family = get_spec(config)
     check_tokenizer_matches_model(load_tokenizer(directory), config, location=str(directory))
-    load_model(directory, auto_class_of(family, config)[1], config)
+    with suppress_adapter_notice():
+        model = load_model(directory, auto_class_of(family, config)[1], config)
+    add_saved_adapters(model, directory)  # raises for damaged adapters
     optional = [
         name for name in (*_OPTIONAL, *family.tokenizer.vocab_files_names.values()) if (directory / name).exists()
     ]
-    patterns = ("*.json", "*/*.json", "*/*.safetensors")
-    adapters = {path for pattern in patterns for path in (directory / ADAPTERS_FOLDER).glob(pattern)}
-    names = (*weights, *optional, *(path.relative_to(directory).as_posix() for path in adapters))
+    names = (*weights, *optional, *saved_adapter_files(directory))
     files: dict[str, str | bytes] = {name: str(_resolve_inside(directory, name)) for name in names}
     files |= stub_files(directory, family)
     summary = published_summary(TrainingSummary.load(directory)) if (directory / SUMMARY_FILE).exists() else None

@@ -168,3 +168,23 @@ def check_adapter_directory(directory: Path) -> None:
     path = directory / CONFIG_FILE
     if path.exists() and "peft_type" in read_json(path):
         raise CtxError("The directory holds an adapter of PEFT.", location=str(path), hint="use another directory.")
+
+
+def saved_adapter_files(directory: Path) -> list[str]:
+    """Files of the adapters and fusions that were saved with a model, relative to its directory.
+
+    Only the files that `load_saved_adapters` reads: other files in the folder of adapters, whatever their names, belong
+    to no adapter.
+    """
+    folder = directory / ADAPTERS_FOLDER
+    if not (folder / STACK_FILE).is_file():
+        return []
+    names = [STACK_FILE]
+    for config_file, *other_files in (
+        (CONFIG_FILE, WEIGHTS_FILE, HEAD_CONFIG_FILE, HEAD_WEIGHTS_FILE),
+        (FUSION_CONFIG_FILE, FUSION_WEIGHTS_FILE),
+    ):
+        for path in sorted(folder.glob(f"*/{config_file}")):
+            files = [config_file, *(file for file in other_files if (path.parent / file).is_file())]
+            names += [f"{path.parent.name}/{file}" for file in files]
+    return [f"{ADAPTERS_FOLDER}/{name}" for name in names]
