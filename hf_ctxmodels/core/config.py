@@ -35,7 +35,7 @@ _PASSED_THROUGH = {
     "transformers_version",
 }
 _FILE_KEYS = "_file_keys"  # keyword in which `from_dict` passes the keys of a file to `__post_init__`
-_REFERENCE = "_reference_model_type"  # keyword in which `get_config_dict` passes on the file's `model_type`
+REFERENCE_KEY = "_reference_model_type"  # keyword in which `get_config_dict` passes on the file's `model_type`
 _MISSPELLING_RATIO = 0.8  # smallest `difflib` ratio of a name and its misspelling
 
 _MAX_INTEGER = 2**31 - 1
@@ -118,7 +118,7 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
     )
     # `model_type` in transformers; None for `model_type` without the prefix "ctx-"
     reference_model_type: ClassVar[str | None] = None
-    # `model_type` of other models in transformers that the family can load
+    # `model_type` of other models in transformers that the family can load, see `convert_reference_fields`
     extra_reference_model_types: ClassVar[tuple[str, ...]] = ()
     # field in transformers -> supported values; another value in a config.json is an error
     supported_reference_values: ClassVar[dict[str, tuple[Any, ...]]] = {}
@@ -128,13 +128,13 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
 
         # from_pretrained passes the file's model_type, which would hide the weight conversion of this class
         file_model_type = kwargs.pop("model_type", None)
-        file_model_type = kwargs.pop(_REFERENCE, file_model_type)
+        file_model_type = kwargs.pop(REFERENCE_KEY, file_model_type)
         kwargs.pop("auto_map", None)
         file_keys = kwargs.pop(_FILE_KEYS, None)
         generation_fields = set(GenerationConfig._get_default_generation_params())
         unknown = set(kwargs) - _PASSED_THROUGH - generation_fields - set(self.attribute_map)
         if file_model_type not in (None, self.model_type):
-            self._check_reference_values(file_model_type, kwargs)
+            self._check_reference(file_model_type, kwargs)
             kwargs = {key: value for key, value in kwargs.items() if key not in unknown}
         elif file_keys is not None:
             self._check_file_keys(unknown, file_keys)
@@ -181,11 +181,21 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
 
     @classmethod
     def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Read config.json, and replace the reference's `model_type`, for which `from_pretrained` would warn."""
+        """Read config.json; convert a reference's fields and its `model_type`, for which `from_pretrained` would warn."""
         fields, unused = super().get_config_dict(*args, **kwargs)
-        if fields.get("model_type") == (cls.reference_model_type or cls.model_type.removeprefix("ctx-")):
-            fields = {**fields, "model_type": cls.model_type, _REFERENCE: fields["model_type"]}
+        if (model_type := fields.get("model_type")) in cls.reference_model_types():
+            fields = {**cls.convert_reference_fields(fields), "model_type": cls.model_type, REFERENCE_KEY: model_type}
         return fields, unused
+
+    @classmethod
+    def reference_model_types(cls) -> tuple[str, ...]:
+        """`model_type` of the models in transformers whose checkpoints the family loads."""
+        return (cls.reference_model_type or cls.model_type.removeprefix("ctx-"), *cls.extra_reference_model_types)
+
+    @classmethod
+    def convert_reference_fields(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        """Convert the fields of a config.json with one of `reference_model_types`; by default they are unchanged."""
+        return fields
 
     def save_pretrained(self, save_directory: str | PathLike[str], push_to_hub: bool = False, **kwargs: Any) -> None:
         """Save config.json, and the module for `trust_remote_code=True` (see `core.remote_code`)."""
@@ -261,7 +271,16 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
         if isinstance(dtype, str) and not isinstance(getattr(torch, dtype, None), torch.dtype):
             raise ValueError(f"dtype={_short_repr(dtype)} is not a data type of torch such as 'float32'.")
 
-    def _check_reference_values(self, model_type: str, kwargs: dict[str, Any]) -> None:
+    def _check_reference(self, model_type: str, kwargs: dict[str, Any]) -> None:
+        """Raise for a checkpoint of another architecture, or with unsupported values. Checkpoints of other families of
+        this package share modules with this one; `from_pretrained` warns."""
+        supported_types = self.reference_model_types()
+        if model_type not in supported_types and not model_type.startswith("ctx-"):
+            raise ValueError(
+                f"This checkpoint is a model of type {model_type!r}, which {type(self).__name__} does not load; it "
+                f"loads {', '.join(map(repr, (self.model_type, *supported_types)))}. Load it with the `transformers` "
+                "class that saved it."
+            )
         for key, supported in self.supported_reference_values.items():
             if key in kwargs and kwargs[key] not in supported:
                 expected = " or ".join(repr(value) for value in supported)

@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForTextEncoding, T5Config, T5EncoderModel, T5ForConditionalGeneration
+from transformers import (
+    AutoModelForTextEncoding,
+    MT5Config,
+    MT5ForConditionalGeneration,
+    T5Config,
+    T5EncoderModel,
+    T5ForConditionalGeneration,
+    UMT5Config,
+)
 from zoo import Case, assert_close, assert_same_weights, load_strict, make_batch, with_random_parameters
 
 from hf_ctxmodels import (
@@ -80,6 +88,32 @@ def test_released_files(version: dict[str, Any], tmp_path: Path) -> None:
     model.export_reference(tmp_path / "gradients")
     gradients = T5ForConditionalGeneration.from_pretrained(tmp_path / "gradients")
     assert_close([*gradients.parameters()], [parameter.grad for parameter in reference.parameters()], "gradients")
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_mt5(tied: bool, tmp_path: Path) -> None:
+    """transformers saves all mT5 configurations with `tie_word_embeddings`, also with a separate output layer."""
+    torch.manual_seed(0)
+    reference = with_random_parameters(MT5ForConditionalGeneration(MT5Config(**SHAPE)), 0)
+    if not tied:
+        reference.lm_head.weight = torch.nn.Parameter(0.3 * torch.randn(61, 24))
+    reference.save_pretrained(tmp_path / "mt5")
+    reference = MT5ForConditionalGeneration.from_pretrained(tmp_path / "mt5").eval()
+    model = load_strict(CtxT5ForConditionalGeneration, tmp_path / "mt5")
+    expected, outputs = reference(**batch()), model.eval()(**batch(), return_logits=True)
+    assert_close(outputs.logits, expected.logits)
+    assert_close(outputs.loss, expected.loss)
+    assert CtxT5Config(**reference.config.to_dict()).scale_decoder_outputs is False
+    model.save_pretrained(tmp_path / "native")
+    reopened = CtxT5ForConditionalGeneration.from_pretrained(tmp_path / "native").eval()
+    assert_close(reopened(**batch(), return_logits=True).logits, expected.logits)
+
+
+def test_umt5_is_refused(tmp_path: Path) -> None:
+    """Each of its layers has a position bias."""
+    UMT5Config(**SHAPE).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="'umt5', which CtxT5Config does not load; it loads 'ctx-t5', 't5', 'mt5'"):
+        CtxT5Config.from_pretrained(tmp_path)
 
 
 def test_tied_output_layer_without_scaling() -> None:

@@ -47,12 +47,9 @@ class CtxBertConfig(CtxEncoderConfig):
     extra_reference_model_types: ClassVar[tuple[str, ...]] = ("distilbert",)
 
     @classmethod
-    def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Read config.json; the fields of a DistilBERT are converted."""
-        fields, unused = super().get_config_dict(*args, **kwargs)
-        if fields.get("model_type") in cls.extra_reference_model_types:
-            fields = distilbert_to_bert_fields(fields)
-        return fields, unused
+    def convert_reference_fields(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        """Convert the fields of a DistilBERT."""
+        return distilbert_to_bert_fields(fields) if fields["model_type"] == "distilbert" else fields
 
 
 def distilbert_to_bert_fields(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
 
-from hf_ctxmodels.core.config import CtxTransformerConfig
+from hf_ctxmodels.core.config import REFERENCE_KEY, CtxTransformerConfig
 
 _GATED = "gated-"
 
@@ -15,8 +15,8 @@ class CtxT5Config(CtxTransformerConfig):
 
     The names of transformers (`d_model`, `d_kv`, `d_ff`, `num_layers`, `num_decoder_layers`, `num_heads`,
     `dropout_rate`, `feed_forward_proj`, `layer_norm_epsilon`) are accepted. Version 1.1 has `hidden_act="gated-gelu"`
-    and `tie_word_embeddings=False`, and was pretrained without dropout. See `CtxTransformerConfig` for the other
-    arguments.
+    and `tie_word_embeddings=False`, and was pretrained without dropout. Checkpoints of mT5 (Xue et al. 2021, arXiv
+    2010.11934) are version 1.1. See `CtxTransformerConfig` for the other arguments.
 
     Args:
         vocab_size: Number of word embeddings, the size of the tokenizer rounded up to a multiple of 128.
@@ -78,14 +78,18 @@ class CtxT5Config(CtxTransformerConfig):
         "attention_probs_dropout_prob",
         "clamp_half_precision",
     )
+    extra_reference_model_types: ClassVar[tuple[str, ...]] = ("mt5",)
     supported_reference_values: ClassVar[dict[str, tuple[Any, ...]]] = {"is_decoder": (False,)}
 
     def __post_init__(self, **kwargs: Any) -> None:
+        is_mt5 = "mt5" in (kwargs.get("model_type"), kwargs.get(REFERENCE_KEY))
         super().__post_init__(**kwargs)
         if self.decoder_layers is None:
             self.decoder_layers = self.num_hidden_layers
         if self.decoder_start_token_id is None:
             self.decoder_start_token_id = self.pad_token_id
+        if is_mt5:  # whatever the file's `tie_word_embeddings`, which transformers always saves as True
+            self.scale_decoder_outputs = False
         if self.scale_decoder_outputs is None:
             self.scale_decoder_outputs = self.tie_word_embeddings
 
