@@ -2,9 +2,9 @@
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -32,8 +32,28 @@ InputRanges = Mapping[str, tuple[float, float]]
 """Name of a linear layer -> minimum and maximum of its inputs."""
 
 
+class CodesConfig(QuantizationConfigMixin):
+    """Base class of the configurations of this package's quantizers, which are dataclasses."""
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], return_unused_kwargs: bool = False, **kwargs: Any) -> Any:
+        """The configuration in a config.json; raises CtxError for an unknown field."""
+        names = [field.name for field in fields(cls)]  # type: ignore[arg-type]
+        if unknown := sorted(config_dict.keys() - {*names}):
+            raise CtxError(
+                f"There is no field {unknown[0]!r}; the fields are {', '.join(names)}.",
+                location="quantization_config",
+                hint="remove the field from config.json.",
+            )
+        return super().from_dict(config_dict, return_unused_kwargs, **kwargs)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The entry of config.json."""
+        return asdict(self)  # type: ignore[call-overload]
+
+
 @dataclass
-class CtxInt8Config(QuantizationConfigMixin):
+class CtxInt8Config(CodesConfig):
     """Configuration of int8 quantization.
 
     Attributes:
@@ -58,16 +78,46 @@ class CtxInt8Config(QuantizationConfigMixin):
                 f"skip is {self.skip!r}, expected a list.", location=METHOD, hint='use a list of names: ["pooler"].'
             )
 
-    def to_dict(self) -> dict[str, Any]:
-        """The entry of config.json."""
-        return asdict(self)
-
 
 class CodesQuantizer(HfQuantizer):
     """Base class of this package's quantizers: models with integer codes, which can be saved but not trained."""
 
+    code_names: ClassVar[tuple[str, ...]]
+    """Names of the parameters with integer codes, in their modules."""
+    scale_names: ClassVar[tuple[str, ...]]
+    """Names of the parameters with scales, which must be positive."""
+
+    def get_new_dtype(self, converter: Any, param: Any, dtype: torch.dtype | None) -> torch.dtype | None:
+        """As in transformers, but codes keep the type in the file, which is checked after loading."""
+        if dtype is not None and not dtype.is_floating_point:
+            return None
+        return super().get_new_dtype(converter, param, dtype)
+
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
+        if self.pre_quantized:
+            self._check_codes(model)
         return model.requires_grad_(False)
+
+    def _check_codes(self, model: PreTrainedModel) -> None:
+        """Raise CtxError if codes or scales are missing in the file, or have a wrong type or value."""
+        for module_name, module in model.named_modules():
+            parameters = dict(module.named_parameters(recurse=False))
+            if parameters.keys().isdisjoint(self.code_names):
+                continue
+            for name, parameter in parameters.items():
+                if not getattr(parameter, "_is_hf_initialized", False):
+                    problem = "is missing in the file"
+                elif name in self.code_names and parameter.is_floating_point():
+                    problem = f"has the type {parameter.dtype}, expected integers"
+                elif name in self.scale_names and not bool((parameter.isfinite() & (parameter > 0)).all()):
+                    problem = "has values that are not finite and positive"
+                else:
+                    continue
+                raise CtxError(
+                    f"{module_name}.{name} {problem}.",
+                    location=model.config.name_or_path,
+                    hint="copy the file again, or quantize the float32 model again.",
+                )
 
     def is_serializable(self) -> bool:
         """Quantized models can be saved."""
@@ -91,6 +141,8 @@ class CtxInt8Quantizer(CodesQuantizer):
     """Loads int8 models, and quantizes a model that is loaded with a `CtxInt8Config`."""
 
     quantization_config: CtxInt8Config
+    code_names = ("codes", "original0")  # original: of a parametrization by `Int8Rows`
+    scale_names = ("code_scale", "input_scale", "original1")
 
     def validate_environment(self, *args: Any, device_map: Any = None, **kwargs: Any) -> None:
         """Raise CtxError for a GPU, or for static scales without a calibration."""

@@ -2,16 +2,15 @@
 
 import copy
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING, register_quantization_config, register_quantizer
-from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from hf_ctxmodels.compression.int8.quantizer import CodesQuantizer, mark_initialized, names_in_class
+from hf_ctxmodels.compression.int8.quantizer import CodesConfig, CodesQuantizer, mark_initialized, names_in_class
 from hf_ctxmodels.compression.low_bits.modules import (
     MAX_BITS,
     MIN_BITS,
@@ -29,16 +28,15 @@ _HEADS = {"classifier", "qa_outputs"}  # stay in float32, as in Q-BERT
 
 
 @dataclass
-class CtxLowBitsConfig(QuantizationConfigMixin):
+class CtxLowBitsConfig(CodesConfig):
     """Low-bit quantization: the number of groups of rows, each with its own range, and module name -> bits."""
 
     quant_method: Any = METHOD
     groups: int = 128
     bits: dict[str, int] = field(default_factory=dict)
 
-    def to_dict(self) -> dict[str, Any]:
-        """The entry of config.json."""
-        return asdict(self)
+    def __post_init__(self) -> None:
+        check_bits(self.bits, self.groups)
 
 
 class CtxLowBitsQuantizer(CodesQuantizer):
@@ -46,6 +44,7 @@ class CtxLowBitsQuantizer(CodesQuantizer):
 
     quantization_config: CtxLowBitsConfig
     requires_calibration = True  # quantized weights result from training
+    code_names, scale_names = ("packed",), ("step",)
 
     def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> None:
         model._keep_in_fp32_modules_strict = {*(model._keep_in_fp32_modules_strict or ()), "least", "step"}
@@ -57,6 +56,17 @@ class CtxLowBitsQuantizer(CodesQuantizer):
                 if isinstance(module, nn.Linear | nn.Embedding):
                     mark_initialized(model, name)
                     _replace_module(model, module, _new_packed(module, config.bits[saved_name], config.groups))
+
+
+def check_bits(bits: Mapping[str, int], groups: int) -> None:
+    """Raise CtxError unless the numbers of bits and of groups are supported."""
+    if groups < 1 or not all(MIN_BITS <= num_bits <= MAX_BITS for num_bits in bits.values()):
+        raise CtxError(
+            f"Expected {MIN_BITS} to {MAX_BITS} bits and at least one group, got {sorted(set(bits.values()))} bits and "
+            f"{groups} groups.",
+            location=METHOD,
+            hint="correct --quantize, or quantization_config in config.json.",
+        )
 
 
 def register_low_bits() -> None:
@@ -89,14 +99,8 @@ def find_quantizable_modules(model: nn.Module) -> tuple[list[str], list[str]]:
 
 def replace_with_fake_quantized(model: nn.Module, bits: Mapping[str, int], groups: int) -> None:
     """Replace linear layers and embeddings by fake-quantized ones with the same parameters and names; raises CtxError
-    if a number is out of range."""
-    if groups < 1 or not all(MIN_BITS <= num_bits <= MAX_BITS for num_bits in bits.values()):
-        raise CtxError(
-            f"Expected {MIN_BITS} to {MAX_BITS} bits and at least one group, got {sorted(set(bits.values()))} bits and "
-            f"{groups} groups.",
-            location="--quantize q-bert",
-            hint="correct the flag.",
-        )
+    as `check_bits`."""
+    check_bits(bits, groups)
     for name, num_bits in bits.items():
         module = model.get_submodule(name)
         module_class = FakeQuantizedLinear if isinstance(module, nn.Linear) else FakeQuantizedEmbedding
