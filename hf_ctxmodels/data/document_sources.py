@@ -177,6 +177,8 @@ def _open(
         return name, partial(_chain, [partial(read_file, file, columns) for file in files])
     import datasets
 
+    if path.is_dir() and (files := _text_files(path, split)):
+        return path.name, partial(_chain, [partial(read_file, file, columns) for file in files])
     try:
         rows = datasets.load_dataset(dataset, config_name, split=split, streaming=streaming)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
@@ -186,6 +188,34 @@ def _open(
             hint="use the path of a text file, `demo`, or the Hub id of an accessible dataset.",
         ) from error
     return dataset, partial(_hub_documents, rows, columns, dataset)
+
+
+def _text_files(directory: Path, split: str) -> list[Path]:
+    """The .txt files of a directory that belong to a split, by the names that `datasets` recognises ("train.txt",
+    "test/a.txt"; without such names, all files are the split "train"). Empty if the split has no such files.
+
+    `datasets` would read each line of them as a document; a blank line separates documents here, as in single files.
+
+    Raises:
+        CtxError: The split has .txt files and other data.
+    """
+    from datasets.data_files import DataFilesList, EmptyDatasetError, get_data_patterns
+
+    try:
+        patterns = {str(name): values for name, values in get_data_patterns(str(directory)).items()}
+        files = [Path(file) for file in DataFilesList.from_patterns(patterns.get(split, []), base_path=str(directory))]
+    except (EmptyDatasetError, FileNotFoundError):
+        return []  # `load_dataset` describes the problem
+    text_files = [file for file in files if file_suffix(file) == ".txt"]
+    data_files = [file for file in files if file_suffix(file) in (*FILE_SUFFIXES, ".json", ".csv", ".arrow")]
+    if text_files and len(text_files) < len(data_files):
+        others = ", ".join(sorted({file.name for file in data_files} - {file.name for file in text_files})[:3])
+        raise CtxError(
+            f"The directory has .txt files and other data: {others}.",
+            location=str(directory),
+            hint=f"pass a quoted pattern, such as --dataset '{directory}/*.txt'.",
+        )
+    return sorted(text_files)
 
 
 def _match_files(dataset: str, suffixes: Sequence[str], hint: str) -> tuple[str, list[Path]]:

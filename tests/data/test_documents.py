@@ -71,6 +71,23 @@ def test_another_column(tmp_path):
             list(load_documents(path, text_column="body", units_column="units"))
 
 
+def test_text_files_of_a_directory(tmp_path):
+    """Blank lines separate documents as in single files, and names select splits as in `datasets`."""
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "plain" / "one.txt").write_text("A first line.\nA second line.\n\nAnother document.\n")
+    with gzip.open(tmp_path / "plain" / "two.txt.gz", "wt") as file:
+        file.write("A third document.\nIts second line.\n")
+    expected = [["A first line.", "A second line."], ["Another document."], ["A third document.", "Its second line."]]
+    assert [*load_documents(str(tmp_path / "plain"))] == expected
+    (tmp_path / "splits").mkdir()
+    for split in ("train", "test"):
+        (tmp_path / "splits" / f"{split}.txt").write_text(f"The {split} text.\nA line.\n")
+        assert [*load_documents(str(tmp_path / "splits"), split=split)] == [[f"The {split} text.", "A line."]]
+    (tmp_path / "plain" / "three.jsonl").write_text('{"text": "A fourth document."}\n')
+    with pytest.raises(CtxError, match="txt files and other data: three"):
+        load_documents(str(tmp_path / "plain"))
+
+
 @pytest.mark.parametrize("streaming", [False, True])
 def test_a_directory_is_read_by_datasets(tmp_path, streaming):
     write(tmp_path, "train.jsonl", json_file())
