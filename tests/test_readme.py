@@ -85,7 +85,8 @@ def make_workspace(folder: Path) -> Path:
     documents = ["\n".join(SENTENCES[first:] + SENTENCES[:first]) for first in range(5)]
     (folder / "corpus.txt").write_text("\n\n".join(documents * 4) + "\n")
     reviews = [f'"{sentence}",{number % 2}' for number, sentence in enumerate(SENTENCES * 4)]
-    (folder / "reviews.csv").write_text("text,label\n" + "\n".join(reviews) + "\n")
+    for name in ("reviews.csv", "reviews_dev.csv"):
+        (folder / name).write_text("text,label\n" + "\n".join(reviews) + "\n")
     config = BertConfig(vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
     BertForMaskedLM(config).save_pretrained(folder / "checkpoints" / "bert")
     vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *string.ascii_lowercase]

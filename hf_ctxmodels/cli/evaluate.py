@@ -13,7 +13,7 @@ from hf_ctxmodels.architectures.sentence_encoder import encode_sentences
 from hf_ctxmodels.conversion.word_vectors import WordVectors
 from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import REQUIRED, flag
+from hf_ctxmodels.core.flags import MAX_SEED, REQUIRED, check_range, flag
 from hf_ctxmodels.core.output_files import check_output_file, write_text_file
 from hf_ctxmodels.data.document_sources import load_documents
 from hf_ctxmodels.data.text_files import read_lines
@@ -107,6 +107,10 @@ class SentenceArguments:
     )
     batch_size: int = flag(64, "Sentences per batch.")
     seed: int = flag(0, "Seed of the validation split that selects the regularization.")
+
+    def __post_init__(self) -> None:
+        check_range(self, "batch_size", at_least=1)
+        check_range(self, "seed", at_least=0, at_most=MAX_SEED)
 
 
 def sentences() -> None:

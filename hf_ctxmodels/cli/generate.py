@@ -15,7 +15,7 @@ from transformers import set_seed as seed_generators
 from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import REQUIRED, check_range, flag, parse_choices
+from hf_ctxmodels.core.flags import MAX_SEED, REQUIRED, check_range, flag, parse_choices
 from hf_ctxmodels.core.generation import LanguagePair
 from hf_ctxmodels.core.output_files import check_output_file, write_text_file
 from hf_ctxmodels.data.text_files import read_lines
@@ -63,6 +63,7 @@ class SamplingOptions:
         check_range(self, "top_k", at_least=0, location="--decoding sample")
         check_range(self, "num_beams", at_least=1, location="--decoding sample")
         check_range(self, "top_p", above=0, at_most=1, location="--decoding sample")
+        check_range(self, "seed", at_least=0, at_most=MAX_SEED, location="--decoding sample")
 
 
 @dataclass

@@ -21,6 +21,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from hf_ctxmodels.core.errors import CtxError
 
 REQUIRED: Any = MISSING
+MAX_SEED = 2**32 - 1
+"""Largest seed of NumPy's generators."""
 """Default of a required flag."""
 
 
@@ -289,7 +291,7 @@ def check_range(
     limits = [(phrase, limit, compare) for phrase, limit, compare in comparisons if limit is not None]
     for name, value in values.items():
         if value is not None and not all(compare(value, limit) for _, limit, compare in limits):
-            expected = " and ".join(f"{phrase} {limit:g}" for phrase, limit, _ in limits)
+            expected = " and ".join(f"{phrase} {limit:,}" for phrase, limit, _ in limits)
             raise CtxError(
                 f"{name}={value} is out of range.", location=location, hint=f"use a value that is {expected}."
             )

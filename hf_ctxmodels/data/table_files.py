@@ -10,6 +10,7 @@ Files may be gzipped (`.gz`):
 import csv
 import io
 import re
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -64,6 +65,15 @@ def read_table(file: str | Path, columns: Sequence[str]) -> list[Row]:
     if not rows:
         raise CtxError("No examples.", location=str(file), hint="use a file with at least one example.")
     return rows
+
+
+def parse_number(value: Any) -> float | None:
+    """The finite number in a cell of a table; None for other values, also for true, false and texts such as "1_000" or
+    "nan", which Python converts."""
+    if isinstance(value, str):
+        return float(value) if re.fullmatch(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*", value) else None
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and abs(value) <= sys.float_info.max else None
 
 
 def _read_delimited(file: str | Path, columns: Sequence[str], delimiter: str) -> Iterator[Row]:
@@ -149,7 +159,7 @@ def read_conll(file: str | Path, word_column: int = 1, tag_column: int = -1) -> 
                 hint="correct the line, or set --text_columns (word) and --label_column (tag).",
             )
         word, tag = (cells[column - (column > 0)] for column in (word_column, tag_column))
-        return word, tag, f"{file}:{number}"
+        return word, tag.strip(), f"{file}:{number}"
 
     sentences = _sentences(([parse(*line) for line in block] for block in blocks), file)
     code = re.match(r"[a-z]{2,3}:", sentences[0].words[0])

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.data.table_files import read_table
+from hf_ctxmodels.data.table_files import parse_number, read_table
 from hf_ctxmodels.downstream.tasks.base import get_texts
 from hf_ctxmodels.downstream.tasks.metrics import pearson_correlation, spearman_correlation
 
@@ -92,10 +92,13 @@ def _read_rated_pairs(file: str, columns: Sequence[str]) -> tuple[list[tuple[str
     rows = read_table(file, columns)
     ratings = []
     for row in rows:
-        try:
-            ratings.append(float(row.values[columns[2]]))
-        except (TypeError, ValueError) as error:
-            raise CtxError(f"{row.values[columns[2]]!r} is not a number.", location=row.location) from error
+        if (rating := parse_number(row.values[columns[2]])) is None:
+            raise CtxError(
+                f"{row.values[columns[2]]!r} is not a number.",
+                location=row.location,
+                hint="correct the line, or name another column.",
+            )
+        ratings.append(rating)
     return [get_texts(row, columns[:2]) for row in rows], ratings
 
 

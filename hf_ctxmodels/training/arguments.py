@@ -5,7 +5,7 @@ from functools import partial
 from typing import Literal
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import REQUIRED, check_range, flag, parse_choices
+from hf_ctxmodels.core.flags import MAX_SEED, REQUIRED, check_range, flag, parse_choices
 
 _optimization_flag = partial(flag, group="optimization")
 _record_flag = partial(flag, group="logging, evaluation and checkpoints")
@@ -195,7 +195,8 @@ class LoopArguments:
         check_range(self, "gradient_accumulation_steps", "learning_rate", "head_learning_rate", above=0)
         check_range(self, "logging_steps", "save_total_limit", above=0)
         check_range(self, "warmup_steps", "max_grad_norm", "eval_steps", "save_steps", at_least=0)
-        check_range(self, "dataloader_workers", "seed", "lr_reference_targets", at_least=0)
+        check_range(self, "dataloader_workers", "lr_reference_targets", at_least=0)
+        check_range(self, "seed", at_least=0, at_most=MAX_SEED)
         check_range(self, "layerwise_lr_decay", at_least=1)
         if self.resume and self.overwrite:
             raise CtxError(

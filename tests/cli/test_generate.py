@@ -153,6 +153,7 @@ def test_seed_of_sampling(tmp_path: Path, capsys: pytest.CaptureFixture) -> None
     [
         ({"decoding": "greedy:temperature=0.5"}, r"Unknown option 'temperature'"),
         ({"decoding": "beams"}, r"did you mean beam\?"),
+        ({"decoding": "sample:seed=-1"}, r"seed=-1 is out of range(.|\n)*at least 0 and at most 4,294,967,295"),
         ({"max_new_tokens": 15}, r"Text 0 .*has \d+ tokens; the model has 16 positions"),
         ({"language": "<de>"}, r"does not generate '<de>'(.|\n)*leave the language out"),
         ({"references": "{tmp}/one.txt"}, r"2 texts and 1 references"),

@@ -111,7 +111,7 @@ def load_config_and_tokenizer(
 
 def read_examples(task: Task[Any], arguments: FinetuningArguments) -> tuple[list[Any], list[Any]]:
     """Training and validation examples; raises CtxError if there are fewer than `train_examples`."""
-    training, validation = task.read(arguments.train_file, "train"), task.read(arguments.validation_file, "validation")
+    training, validation = task.read_splits(arguments.train_file, arguments.validation_file)
     if (size := arguments.train_examples) is not None:
         if not 0 < size <= len(training):
             raise CtxError(

@@ -146,8 +146,7 @@ class TaskRun:
         check_task_name(listed.name, listed.location)
         self.listed, self.task = listed, TASKS[listed.kind](listed.arguments)
         with self._named_errors():
-            self.training = self.task.read(listed.train_file, "train")
-            self.validation = self.task.read(listed.validation_file, "validation")
+            self.training, self.validation = self.task.read_splits(listed.train_file, listed.validation_file)
 
     @contextmanager
     def _named_errors(self) -> Iterator[None]:

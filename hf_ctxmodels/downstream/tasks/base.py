@@ -4,11 +4,13 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 from transformers import DataCollatorWithPadding, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag, non_default_fields
 from hf_ctxmodels.data.examples import LOOP_COLUMNS
@@ -129,6 +131,15 @@ class Task(ABC, Generic[Example]):
     def read(self, file: str, split: str) -> list[Example]:
         """The examples of a file, or of a split of `demo`; raises CtxError if they cannot be read."""
         return self.read_demo(split) if file == "demo" else self.read_file(file)
+
+    def read_splits(self, train_file: str, validation_file: str) -> tuple[list[Example], list[Example]]:
+        """Training and validation examples, with a warning if they are in the same file; raises CtxError as `read`."""
+        splits = self.read(train_file, "train"), self.read(validation_file, "validation")
+        if "demo" not in (train_file, validation_file) and Path(train_file).samefile(validation_file):
+            print_status(
+                f"warning: {train_file} is the training file and the validation file; the metrics are too high"
+            )
+        return splits
 
     def read_unlabelled(self, file: str) -> list[Example]:
         """Examples of a file without labels, each with a placeholder label; called after `configure`. Raises CtxError

@@ -8,7 +8,7 @@ import numpy as np
 from transformers import DataCollatorForMultipleChoice, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.data.table_files import read_table
+from hf_ctxmodels.data.table_files import parse_number, read_table
 from hf_ctxmodels.downstream.tasks import metrics
 from hf_ctxmodels.downstream.tasks.base import Encoded, Logits, Task, get_texts, most_frequent
 
@@ -53,18 +53,15 @@ class MultipleChoice(Task[MultipleChoiceExample]):
                     location=row.location,
                     hint="pass --choice_columns a,b,..., or one .jsonl column of lists.",
                 )
-            try:
-                label = int(row.values[label_column])
-            except (TypeError, ValueError):
-                label = -1
-            if not 0 <= label < len(choices):
+            label = parse_number(row.values[label_column])
+            if label not in range(len(choices)):
                 raise CtxError(
                     f"The label {row.values[label_column]!r} is not an index of the {len(choices)} choices.",
                     location=row.location,
                     hint=f"use an integer from 0 to {len(choices) - 1}, or pass another --label_column.",
                 )
             beginning = texts[1] if len(texts) == 2 else ""
-            examples.append(MultipleChoiceExample(texts[0], beginning, choices, label, row.location))
+            examples.append(MultipleChoiceExample(texts[0], beginning, choices, int(label), row.location))
         return examples
 
     def encode(self, examples: Sequence[MultipleChoiceExample], tokenizer: PreTrainedTokenizerBase) -> Encoded:

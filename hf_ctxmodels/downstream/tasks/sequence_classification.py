@@ -11,7 +11,7 @@ from transformers import DataCollatorForMultipleChoice, PreTrainedConfig, PreTra
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.demo_corpus import demo_file
-from hf_ctxmodels.data.table_files import Row, read_table
+from hf_ctxmodels.data.table_files import Row, parse_number, read_table
 from hf_ctxmodels.downstream.tasks import metrics
 from hf_ctxmodels.downstream.tasks.base import (
     Collator,
@@ -113,7 +113,7 @@ class SequenceClassification(_SequenceTask, LabelledTask[SequenceExample]):
                 location=location,
                 hint="correct the line, or pass another --label_column.",
             )
-        return str(value)
+        return str(value).strip()
 
     def read_unlabelled(self, file: str) -> list[SequenceExample]:
         """A table with the text columns."""
@@ -164,11 +164,8 @@ class Regression(_SequenceTask):
     name: ClassVar[str] = "regression"
 
     def _parse_label(self, value: Any, location: str) -> float:
-        try:
-            number = float(value)
-        except (TypeError, ValueError, OverflowError):
-            number = float("nan")
-        if not np.isfinite(number):
+        number = parse_number(value)
+        if number is None:
             raise CtxError(
                 f"{value!r} is not a finite number.",
                 location=location,

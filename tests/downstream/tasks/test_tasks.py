@@ -102,6 +102,25 @@ def test_pairs_are_cut_at_the_longer_text(tmp_path, tokenizer):
     assert tokenizer.decode(feature["input_ids"]).endswith("[SEP] a dog [SEP]")
 
 
+def test_spaces_around_labels_are_removed(tmp_path):
+    file = written(tmp_path / "a.csv", "text,label\nx,a\ny,a \nz, b\n")
+    examples = TASKS["sequence-classification"](TaskArguments()).read(str(file), "train")
+    assert [example.label for example in examples] == ["a", "a", "b"]
+    file = written(tmp_path / "a.conll", "Anna\tB-PER \nsaw\tO\n")
+    (example,) = TASKS["token-classification"](TaskArguments()).read(str(file), "train")
+    assert [*example.tags] == ["B-PER", "O"]
+
+
+def test_validation_on_the_training_file_is_a_warning(tmp_path, capsys):
+    file = written(tmp_path / "a.csv", "text,label\nx,a\n")
+    copy = written(tmp_path / "b.csv", "text,label\nx,a\n")
+    task = TASKS["sequence-classification"](TaskArguments())
+    task.read_splits(str(file), str(copy))
+    assert "warning" not in capsys.readouterr().err
+    task.read_splits(str(file), str(file))
+    assert "is the training file and the validation file" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("task", "line", "says"),
     [
@@ -110,6 +129,9 @@ def test_pairs_are_cut_at_the_longer_text(tmp_path, tokenizer):
         ("sequence-classification", '{"text": "  ", "label": 1}', "No text in column"),
         ("regression", '{"text": "x", "label": "high"}', "'high' is not a finite number"),
         ("regression", '{"text": "x", "label": NaN}', "nan is not a finite number"),
+        ("regression", '{"text": "x", "label": true}', "True is not a finite number"),
+        ("regression", '{"text": "x", "label": "1_000"}', "'1_000' is not a finite number"),
+        ("multiple-choice", '{"text": "x", "choices": ["a", "b"], "label": false}', "label False is not an index"),
         ("regression", '{"text": "x", "label": 1' + 400 * "0" + "}", "is not a finite number"),
         (
             "multiple-choice",
