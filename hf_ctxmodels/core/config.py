@@ -181,7 +181,7 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
 
     @classmethod
     def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Read config.json; convert a reference's fields and its `model_type`, for which `from_pretrained` would warn."""
+        """Read config.json; convert the fields and `model_type` of a reference, for which transformers would warn."""
         fields, unused = super().get_config_dict(*args, **kwargs)
         if (model_type := fields.get("model_type")) in cls.reference_model_types():
             fields = {**cls.convert_reference_fields(fields), "model_type": cls.model_type, REFERENCE_KEY: model_type}

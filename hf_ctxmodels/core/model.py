@@ -22,7 +22,7 @@ from hf_ctxmodels.core.config import CtxConfig
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_encoder_input
 from hf_ctxmodels.core.remote_code import InstalledCode, without_remote_code
-from hf_ctxmodels.core.weights import check_exportable, check_savable, register_pending_conversions
+from hf_ctxmodels.core.weights import check_exportable, check_savable, register_pending_conversions, require_resizable
 
 SaveHook = Callable[[PreTrainedModel, Path, dict[str, Tensor] | None, bool], dict[str, Tensor] | None]
 """A function of the model, the directory, the weights (None for `model.state_dict()`) and whether this process writes
@@ -158,6 +158,14 @@ class CtxPreTrainedModel(PreTrainedModel):
         )
         report_unloaded_adapters(args[0] if args else kwargs.get("pretrained_model_name_or_path"))
         return (model, report) if output_loading_info else model
+
+    def _get_resized_embeddings(self, old_embeddings: Any, *args: Any, **kwargs: Any) -> nn.Embedding:
+        require_resizable(old_embeddings)
+        return super()._get_resized_embeddings(old_embeddings, *args, **kwargs)
+
+    def _get_resized_lm_head(self, old_lm_head: Any, *args: Any, **kwargs: Any) -> nn.Linear:
+        require_resizable(old_lm_head)
+        return super()._get_resized_lm_head(old_lm_head, *args, **kwargs)
 
     def train(self, mode: bool = True) -> Self:
         """Set training or evaluation mode; a frozen encoder remains in evaluation mode."""

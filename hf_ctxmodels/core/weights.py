@@ -93,6 +93,16 @@ def is_quantized(model: nn.Module) -> bool:
     return has_codes or bool(getattr(model, "is_quantized", False))
 
 
+def require_resizable(embeddings: nn.Module) -> None:
+    """Raise CtxError if embeddings or an output layer are quantized, so that their vocabulary cannot be resized."""
+    if getattr(embeddings, "has_quantized_weights", False):
+        raise CtxError(
+            "Quantized embeddings cannot be resized.",
+            location="resize_token_embeddings",
+            hint="resize the float32 model, and quantize it afterwards.",
+        )
+
+
 def weights_digest(weights: Mapping[str, Tensor]) -> str:
     """A digest of names, shapes, types and values."""
     digest = hashlib.blake2b(digest_size=16)

@@ -1,10 +1,10 @@
 """Export of models and parts of encoder-decoders to `torch.export` and ONNX files, with a check of the outputs."""
 
+import io
 import math
-import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -161,10 +161,17 @@ def export_model(
     check_exportable_as(model, file, format, part)
     module = PARTS[part](model.eval()).eval()
     file = Path(file)
-    with wrap_write_errors(file), tempfile.TemporaryDirectory() as folder, torch.no_grad():
+    with ExitStack() as stack:
+        stack.enter_context(wrap_write_errors(file))
+        stack.enter_context(torch.no_grad())
+        file.parent.mkdir(parents=True, exist_ok=True)
+        # on the same file system, so that the files are renamed only when they are complete
+        folder = stack.enter_context(tempfile.TemporaryDirectory(dir=file.parent))
         temporary_file = Path(folder) / file.name
         try:
             run = (write_onnx if format == "onnx" else write_program)(module, batches[0], temporary_file)
+        except OSError:  # of the file, not of the model
+            raise
         except Exception as error:  # the exporters raise errors of many types
             raise CtxError(
                 f"{type(model).__name__} cannot be exported: {(str(error).strip().splitlines() or [''])[0]}",
@@ -179,16 +186,17 @@ def export_model(
                 location=f"export {format}",
                 hint="try the other format.",
             )
-        file.parent.mkdir(parents=True, exist_ok=True)
-        for path in Path(folder).iterdir():
-            shutil.move(path, file.parent / path.name)
+        for path in sorted(Path(folder).iterdir(), reverse=True):  # an ONNX file after its weights
+            path.replace(file.parent / path.name)
     return difference
 
 
 def write_program(model: nn.Module, batch: Batch, file: Path) -> Run:
     """Export with `torch.export`, with dynamic batch size and length; returns a function that runs the file."""
     shapes = {name: {0: Dim.DYNAMIC, 1: Dim.DYNAMIC} for name in batch}
-    torch.export.save(torch.export.export(model, (), kwargs=batch, dynamic_shapes=shapes), file)
+    content = io.BytesIO()  # on a full disk, torch's writer would abort the process
+    torch.export.save(torch.export.export(model, (), kwargs=batch, dynamic_shapes=shapes), content)
+    file.write_bytes(content.getbuffer())
     program = torch.export.load(file).module()
     return lambda inputs: _tensors(program(**inputs)).values()
 

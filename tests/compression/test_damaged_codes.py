@@ -1,4 +1,4 @@
-"""Quantized checkpoints with missing or invalid codes, scales or configurations are refused when they are opened."""
+"""Quantized checkpoints with missing or invalid codes, scales or configurations are refused; vocabularies are fixed."""
 
 import json
 from collections.abc import Callable
@@ -91,3 +91,11 @@ def test_configuration(method: str, changes: dict[str, object], message: str, tm
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(CtxError, match=message):
         AutoModel.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("auto_class", ["AutoModel", "AutoModelForMaskedLM"])
+def test_resizing_is_refused(auto_class: str) -> None:
+    model = Case(FAMILIES["bert"], auto_class).model()
+    quantize_model(model, CtxInt8Config())
+    with pytest.raises(CtxError, match="Quantized embeddings cannot be resized"):
+        model.resize_token_embeddings(model.config.vocab_size + 1)

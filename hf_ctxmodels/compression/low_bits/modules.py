@@ -118,6 +118,8 @@ class FakeQuantizedEmbedding(nn.Embedding):
 class _Packed(nn.Module):
     """Packed codes (bytes,) uint8 of a weight, see `pack_bits`, and the (groups,) minimum and step of `GroupCodes`."""
 
+    has_quantized_weights = True
+
     def __init__(self, rows: int, columns: int, bits: int, groups: int) -> None:
         super().__init__()
         self.shape, self.bits, self.groups = (rows, columns), bits, groups

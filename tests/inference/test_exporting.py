@@ -1,0 +1,32 @@
+"""Export to a full disk; `tests/cli/test_export_command.py` tests exported models."""
+
+import resource
+from pathlib import Path
+
+import pytest
+import torch
+from zoo import Case
+
+from hf_ctxmodels import CtxError
+from hf_ctxmodels.inference.exporting import export_model
+from hf_ctxmodels.registry import FAMILIES
+
+
+@pytest.mark.parametrize(("format", "suffix"), [("torch", ".pt2"), ("onnx", ".onnx")])
+def test_full_disk(format: str, suffix: str, tmp_path: Path) -> None:
+    """torch's writer would abort the process."""
+    if format == "onnx":
+        for package in ("onnx", "onnxscript", "onnxruntime"):
+            pytest.importorskip(package, reason=f"needs {package}, which the extra `onnx` brings")
+    batches = [
+        {"input_ids": torch.full(shape, 5), "attention_mask": torch.ones(shape, dtype=torch.long)}
+        for shape in ((3, 7), (2, 4))
+    ]
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+    try:
+        with pytest.raises(CtxError, match="Writing failed"):
+            export_model(Case(FAMILIES["bert"], "AutoModel").model(), batches, tmp_path / f"model{suffix}", format)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [*tmp_path.iterdir()] == []
