@@ -18,6 +18,7 @@ from safetensors import safe_open
 from transformers import AutoModelForPreTraining
 
 from hf_ctxmodels import CtxError
+from hf_ctxmodels.downstream.adapters import add_adapter
 from hf_ctxmodels.hub.repository import repository_files
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.spec import FamilySpec
@@ -286,6 +287,24 @@ def test_checkpoints_and_training_arguments_are_not_published(directory: Path) -
     write_pickle(directory / "checkpoint-10", "optimizer.pt")
     files = repository_files(directory, REPO)
     assert not [name for name in files if name.endswith(PICKLES) or "checkpoint" in name]
+
+
+def test_only_files_of_adapters_are_published(directory: Path) -> None:
+    """Of the folder of adapters, the files that a loaded adapter consists of."""
+    model = AutoModelForPreTraining.from_pretrained(directory)
+    add_adapter(model, "task")
+    model.save_pretrained(directory)
+    adapter_files = {"adapters/stack.json", "adapters/task/adapter_config.json", "adapters/task/adapter.safetensors"}
+    for name in ("credentials.json", "task/credentials.json", "task/optimizer.safetensors", "other/secret.json"):
+        (directory / "adapters" / name).parent.mkdir(exist_ok=True)
+        (directory / "adapters" / name).write_text("{}")
+    files = repository_files(directory, REPO)
+    assert {name for name in files if name.startswith("adapters/")} == adapter_files
+    (directory / "adapters" / "task" / "adapter.safetensors").write_bytes(b"damaged")
+    with pytest.raises(CtxError, match="damaged"):
+        repository_files(directory, REPO)
+    (directory / "adapters" / "stack.json").unlink()
+    assert not [name for name in repository_files(directory, REPO) if name.startswith("adapters/")]
 
 
 def test_existing_readme_is_published(directory: Path) -> None:

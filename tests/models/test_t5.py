@@ -105,6 +105,9 @@ def test_mt5(tied: bool, tmp_path: Path) -> None:
     assert_close(outputs.loss, expected.loss)
     assert CtxT5Config(**reference.config.to_dict()).scale_decoder_outputs is False
     model.save_pretrained(tmp_path / "native")
+    for folder in ("mt5", "native"):  # not the output layer's weights
+        encoder = CtxT5EncoderModel.from_pretrained(tmp_path / folder)
+        assert torch.equal(encoder.get_input_embeddings().weight, reference.shared.weight)
     reopened = CtxT5ForConditionalGeneration.from_pretrained(tmp_path / "native").eval()
     assert_close(reopened(**batch(), return_logits=True).logits, expected.logits)
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from hf_ctxmodels.core.adapter_support import ADAPTERS_FOLDER
+from hf_ctxmodels.core.adapter_support import ADAPTERS_FOLDER, STACK_FILE
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.loading import read_json
 from hf_ctxmodels.core.model import CtxPreTrainedModel
