@@ -54,7 +54,7 @@ class MultipleChoice(Task[MultipleChoiceExample]):
                     hint="pass --choice_columns a,b,..., or one .jsonl column of lists.",
                 )
             label = parse_number(row.values[label_column])
-            if label not in range(len(choices)):
+            if label is None or label not in range(len(choices)):
                 raise CtxError(
                     f"The label {row.values[label_column]!r} is not an index of the {len(choices)} choices.",
                     location=row.location,
