@@ -124,15 +124,16 @@ class PackedMask:
     keys: PackedLayout
     dtype: torch.dtype
     device: torch.device
+    is_single: bool
 
     @cached_property
     def groups(self) -> "tuple[SequenceGroup, ...]":
-        """The sequences that have a query, in groups: several on the CPU, one elsewhere, where padding costs less than
-        further kernel launches."""
+        """The sequences that have a query, in groups: several on the CPU, one (`is_single`) elsewhere, where padding
+        costs less than further kernel launches."""
         spec, queries, keys = self.spec, self.queries, self.keys
         lengths = list(zip(queries.query_counts, keys.lengths, strict=True))
         max_padding = float("inf")
-        if self.device.type == "cpu":
+        if not self.is_single:
             fraction = _MAX_PADDING if torch.get_num_threads() > 1 else 0.0
             max_padding = max(_CALL_PAIRS, fraction * sum(num_queries * num_keys for num_queries, num_keys in lengths))
         is_square = spec.bias is None and queries.query is None and queries.lengths == keys.lengths
@@ -222,7 +223,7 @@ def prepare_mask(
         raise CtxError(
             f"Cross-attention from {len(layout.lengths)} sequences to {len(keys.lengths)}, expected equal numbers."
         )
-    prepared = PackedMask(mask, layout, keys, like.dtype, like.device)
+    prepared = PackedMask(mask, layout, keys, like.dtype, like.device, is_single=like.device.type != "cpu")
     if mask.bias is not None:  # outside of checkpointed layers, whose recomputation must not change its gradient
         _ = prepared.groups
     return prepared
