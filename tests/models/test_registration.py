@@ -69,7 +69,7 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def test_import_is_light(printed: dict[str, str]) -> None:
-    """No heavy packages are imported. Conversions are registered with the first model, because transformers then creates
+    """No heavy packages are imported. Conversions are registered with the first model, since transformers then creates
     the conversions of all its models."""
     assert printed["import"] == "[] True True\n"
 
