@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
 from commands import flag_list
 from forked import ForkedProcess
-from transformers import TrainerCallback, TrainerControl, TrainerState
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from hf_ctxmodels import CtxBertConfig, CtxBertForPreTraining
 from hf_ctxmodels.data import build_training_set, load_documents
@@ -156,10 +157,17 @@ def run(model, problem, options: LoopArguments, collate=None, **more):
     ).run()
 
 
+def trainer_arguments(output_dir: Path, kind: type[TrainingArguments] = TrainingArguments, **more: Any) -> Any:
+    """Arguments of transformers' Trainer: on the CPU, without checkpoints and reports."""
+    fixed = {"use_cpu": True, "save_strategy": "no", "report_to": "none", "disable_tqdm": True}
+    return kind(output_dir=str(output_dir), **{**fixed, **more})
+
+
 class CallbackRun:
     """Events of a run without a model: `begin(callback)`, then `step_begin(callback, step)` and so on."""
 
     def __init__(self, optimizer: Any = None, max_steps: int = 10, epochs: float = 0.0, **begin: Any) -> None:
+        Accelerator(cpu=True)  # callbacks read its state
         self.state = TrainerState(max_steps=max_steps, num_train_epochs=epochs)  # type: ignore[arg-type]
         self.control, self._optimizer, self._begin = TrainerControl(), optimizer, begin
 

@@ -1,18 +1,16 @@
 """Adapters by the commands: language and task adapters, transfer between languages, conversion."""
 
 import json
-import random
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from commands import flag_list
-from forked import run_forked
+from commands import command_output, flag_list
+from entities import VERBS, save_bert, tagged_sentences, write_entities
 from safetensors.torch import load_file
 from transformers import AutoModelForMaskedLM, AutoModelForTokenClassification, AutoTokenizer
-from zoo import tiny_config
 
 from hf_ctxmodels.compression.distillation import Teacher
 from hf_ctxmodels.downstream.adapters import (
@@ -27,45 +25,20 @@ from hf_ctxmodels.hub.repository import repository_files, write_files
 from hf_ctxmodels.registry import FAMILIES
 
 ROOT = Path(__file__).parents[2]
-NAMES, PLACES = ["Anna", "Boris", "Clara", "David"], ["Paris", "Rome", "Athens", "Lima"]
-VERBS = {"en": "saw", "de": "sah", "fr": "vit"}
 LANGUAGE = "madx-language:name=en"
 FLAGS = ["--per_device_batch_size", 8, "--max_length", 24, "--dataloader_workers", 0, "--learning_rate", "2e-2"]
-
-
-def run_cli(command: str, *flags: object, fails: bool = False) -> str:
-    done = run_forked("-m", "hf_ctxmodels", *command.split(), *flags)
-    assert (done.returncode == 0) != fails, done.stderr
-    return done.stderr if fails else done.stdout
-
-
-def convert(*flags: object, fails: bool = False) -> str:
-    done = run_forked(ROOT / "hf_ctxmodels" / "conversion" / "adapters.py", *flags)
-    assert (done.returncode == 0) != fails, done.stderr
-    return done.stderr if fails else done.stdout
 
 
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny masked LM, texts of three languages, and entities in them."""
-    folder, family = tmp_path_factory.mktemp("adapters"), FAMILIES["bert"]
-    tokenizer = family.tokenizer.train([" ".join([*NAMES, *PLACES, *VERBS.values()])] * 20, vocab_size=120)
-    torch.manual_seed(0)
-    model = family.models["AutoModelForMaskedLM"](
-        tiny_config(family, vocab_size=len(tokenizer), initializer_range=0.2, hidden_dropout_prob=0.1)
-    )
-    for part in (model, tokenizer):
-        part.save_pretrained(folder / "model")
-    for language, verb in VERBS.items():
-        rng = random.Random(language)
-        rows = ([(rng.choice(NAMES), "B-PER"), (verb, "O"), (rng.choice(PLACES), "B-LOC")] for _ in range(64))
-        rows = [row[:: rng.choice([1, -1])] for row in rows]
+    folder = tmp_path_factory.mktemp("adapters")
+    save_bert(folder / "model", "AutoModelForMaskedLM")
+    for language in VERBS:
+        rows = tagged_sentences(language, 64)
         (folder / f"{language}.txt").write_text("\n\n".join(" ".join(word for word, _ in row) for row in rows) + "\n")
         for split in ("train", "dev", "test") if language == "en" else ("test",):
-            blocks = ["\n".join(f"{language}:{word}\t{tag}" for word, tag in row) for row in rows]
-            (folder / f"{language}.{split}.wikiann").write_text("\n\n".join(blocks) + "\n")
-            plain = ["\n".join(f"{word} {tag}" for word, tag in row) for row in rows]
-            (folder / f"{language}.{split}.conll").write_text("\n\n".join(plain) + "\n")
+            write_entities(folder / f"{language}.{split}.wikiann", language, rows)
     return folder
 
 
@@ -77,7 +50,7 @@ def language_flags(workspace: Path) -> list[object]:
 @pytest.fixture(scope="module")
 def languages(workspace: Path) -> dict[str, Path]:
     """Folders of adapters: English trained by the command, German random, and French with a large error."""
-    run_cli("pretrain", *language_flags(workspace), "--adapter", LANGUAGE, "--output_dir", workspace / "en")
+    command_output("pretrain", *language_flags(workspace), "--adapter", LANGUAGE, "--output_dir", workspace / "en")
     for language, size in (("de", 0.02), ("fr", 3.0)):
         model = AutoModelForMaskedLM.from_pretrained(workspace / "model")
         add_adapter(model, language, "madx-language")
@@ -100,11 +73,13 @@ def test_language_adapter(workspace: Path, languages: dict[str, Path]) -> None:
     for path in (again / "checkpoint-6", again / "adapters"):
         shutil.rmtree(path)
     flags = [*language_flags(workspace), "--output_dir", again, "--resume"]
-    assert "adapters is" in run_cli("pretrain", *flags, "--adapter", "pfeiffer:name=en", fails=True)
-    run_cli("pretrain", *flags, "--adapter", LANGUAGE)
+    assert "adapters is" in command_output("pretrain", *flags, "--adapter", "pfeiffer:name=en", fails=True)
+    command_output("pretrain", *flags, "--adapter", LANGUAGE)
     resumed = load_file(again / "adapters" / "en" / "adapter.safetensors")
     assert all(torch.equal(resumed[name], whole[name]) for name in whole)
-    message = run_cli("pretrain", *flags[2:], "--family", "bert", "--tokenizer", run, "--adapter", LANGUAGE, fails=True)
+    message = command_output(
+        "pretrain", *flags[2:], "--family", "bert", "--tokenizer", run, "--adapter", LANGUAGE, fails=True
+    )
     assert "no model is given" in message
     assert "--adapter" in message
     model = AutoModelForMaskedLM.from_pretrained(run)
@@ -117,10 +92,10 @@ def test_language_adapter(workspace: Path, languages: dict[str, Path]) -> None:
 
 def test_task_adapter(workspace: Path, languages: dict[str, Path]) -> None:
     run = workspace / "ner"
-    files = ["--train_file", workspace / "en.train.conll", "--validation_file", workspace / "en.dev.conll"]
+    files = ["--train_file", workspace / "en.train.wikiann", "--validation_file", workspace / "en.dev.wikiann"]
     flags = ["token-classification", "--model", workspace / "model", *files, *FLAGS, "--max_steps", 250]
     adapters = ["--adapter", f"houlsby:name=ner,reduction_factor=4,leave_out=0,frozen_adapters={languages['en']}"]
-    run_cli("finetune", *flags, *adapters, "--output_dir", run)
+    command_output("finetune", *flags, *adapters, "--output_dir", run)
     summary = json.loads((run / "training_summary.json").read_text())
     assert summary["metrics"]["eval_f1"] > 0.9
     written, given = load_file(run / "model.safetensors"), load_file(workspace / "model" / "model.safetensors")
@@ -144,7 +119,7 @@ def test_task_adapter(workspace: Path, languages: dict[str, Path]) -> None:
         (["--adapter", "houlsby", "--freeze", "encoder"], "--adapter cannot be combined with --freeze"),
         (["--adapter", "houlsby:width=3"], "Unknown option 'width'"),
     ):
-        assert message in run_cli("finetune", *flags, *wrong, "--output_dir", workspace / "none", fails=True)
+        assert message in command_output("finetune", *flags, *wrong, "--output_dir", workspace / "none", fails=True)
 
 
 def check_commands_use_adapters(run: Path, model: Any, workspace: Path) -> None:
@@ -161,12 +136,12 @@ def check_commands_use_adapters(run: Path, model: Any, workspace: Path) -> None:
     plain = AutoModelForTokenClassification.from_pretrained(run).eval()
     assert difference(plain) > 0.2
     assert difference(Teacher.open(str(run)).load("AutoModelForTokenClassification")) < 1e-6
-    run_cli("export torch", "--model", run, "--output", workspace / "ner.pt2")
+    command_output("export torch", "--model", run, "--output", workspace / "ner.pt2")
     assert difference(torch.export.load(workspace / "ner.pt2").module()) < 1e-4
     (workspace / "ner-int8" / "adapters" / "old").mkdir(parents=True)
     flags = flag_list(model=run, output_dir=workspace / "ner-int8")
-    assert "already holds adapters" in run_cli("export int8", *flags, fails=True)
-    run_cli("export int8", *flags, "--overwrite", "true")
+    assert "already holds adapters" in command_output("export int8", *flags, fails=True)
+    command_output("export int8", *flags, "--overwrite", "true")
     small = AutoModelForTokenClassification.from_pretrained(workspace / "ner-int8").eval()
     assert load_saved_adapters(small, workspace / "ner-int8") == ["en", "ner"]
     assert difference(small) < 0.05
@@ -184,9 +159,9 @@ def test_transfer(workspace: Path, languages: dict[str, Path]) -> None:
     flags += ["--train", f"en={workspace / 'en.train.wikiann'}", "--validation_file", workspace / "en.dev.wikiann"]
     flags += ["--test", ",".join(f"{name}={files[name]}" for name in files)]
     wrong_flags = flag_list(language_adapters="en=x", output_dir=workspace / "none")
-    assert "no adapter of the language 'de'" in run_cli("evaluate transfer", *flags, *wrong_flags, fails=True)
+    assert "no adapter of the language 'de'" in command_output("evaluate transfer", *flags, *wrong_flags, fails=True)
     given = ",".join(f"{name}={folder}" for name, folder in languages.items())
-    run_cli("evaluate transfer", *flags, "--language_adapters", given, "--output_dir", run)
+    command_output("evaluate transfer", *flags, "--language_adapters", given, "--output_dir", run)
     rows = json.loads((run / "transfer.json").read_text())["languages"]
     found = {row["language"]: row["metrics"]["f1"] for row in rows}
     assert found["en"] > 0.9
@@ -199,17 +174,15 @@ def test_transfer(workspace: Path, languages: dict[str, Path]) -> None:
 
 
 def test_conversion(shared_data: Path, tmp_path: Path) -> None:
+    script = ROOT / "hf_ctxmodels" / "conversion" / "adapters.py"
     for name in ("lang", "houlsby"):
         given = shared_data / "adapters_fixture" / "bert" / f"{name}_bin"
-        out = convert("--adapter", given, "--output", tmp_path / name)
-        assert name in out
-        theirs = given.parent / name
-        for path in theirs.glob("*.safetensors"):
-            mine = load_file(tmp_path / name / path.name)
-            expected = load_file(path)
-            assert mine.keys() == expected.keys()
-            assert all(torch.equal(mine[key], expected[key]) for key in expected)
+        assert name in command_output(script, adapter=given, output=tmp_path / name)
+        for path in (given.parent / name).glob("*.safetensors"):
+            converted, expected = load_file(tmp_path / name / path.name), load_file(path)
+            assert converted.keys() == expected.keys()
+            assert all(torch.equal(converted[key], expected[key]) for key in expected)
         model = FAMILIES["bert"].models["AutoModel"].from_pretrained(given.parent / "model")
         assert load_adapter(model, tmp_path / name) == name
-    message = convert("--adapter", tmp_path / "none", "--output", tmp_path / "x", fails=True)
+    message = command_output(script, adapter=tmp_path / "none", output=tmp_path / "x", fails=True)
     assert "no pytorch_adapter.bin" in message

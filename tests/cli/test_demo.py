@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -50,10 +51,13 @@ def test_ppmi() -> None:
 
 
 def test_result_text() -> None:
-    assert " beats 0.500 a, 0.600 b" in str(Result("accuracy", 0.7, {"a": 0.5, "b": 0.6}))
-    assert " does not beat " in str(Result("accuracy", 0.55, {"a": 0.5, "b": 0.6}))
-    assert " beats " in str(Result("loss", 3.0, {"a": 3.5}, lower_is_better=True))
-    assert " does not beat " in str(Result("loss", 3.6, {"a": 3.5}, lower_is_better=True))
+    for value, baselines, lower_is_better, text in (
+        (0.7, {"a": 0.5, "b": 0.6}, False, " beats 0.500 a, 0.600 b"),
+        (0.55, {"a": 0.5, "b": 0.6}, False, " does not beat "),
+        (3.0, {"a": 3.5}, True, " beats "),
+        (3.6, {"a": 3.5}, True, " does not beat "),
+    ):
+        assert text in str(Result("metric", value, baselines, lower_is_better=lower_is_better))
 
 
 def test_human_ratings() -> None:
@@ -116,7 +120,11 @@ def test_stages_are_reused_and_resumed(tmp_path: Path, monkeypatch) -> None:
     assert sorted(path.name for path in folder.iterdir()) == [RECORD_FILE, "logs", "notes.txt"]
 
 
-def test_failed_stage(tmp_path: Path) -> None:
+def test_failed_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho no family $5\nexit 2\n")
+    python.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(python))
     with DemoRunner(tmp_path, {}, OUTPUT_NAMES, overwrite=False) as runner:
         stage = runner.start("bert", "pretrain", "--family", "nothing", output=tmp_path / "bert", threads=1)
         with pytest.raises(CtxError, match=r"pretrain failed with exit code 2(.|\n)*nothing") as error:

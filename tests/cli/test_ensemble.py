@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from commands import run_command
+from commands import command_output, save
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from zoo import tiny_config
 
@@ -61,18 +61,15 @@ def test_different_labels(task: tuple) -> None:
         score_ensemble([], task[1], task[0])
 
 
-def test_command(task: tuple, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_command(task: tuple, tmp_path: Path) -> None:
     folders = [str(tmp_path / name) for name in ("forward", "backward")]
     members = [classifier("ulmfit", NAMES, seed) for seed in (1, 2)]
     for folder, parts in zip(folders, members, strict=True):
-        for part in parts:
-            part.save_pretrained(folder)
-    flags = ["--models", *folders, "--validation_file", task[2]]
-    assert run_command("ensemble", *flags) == 0
+        save(Path(folder), *parts)
+    flags = {"models": folders, "validation_file": task[2]}
     scores = score_ensemble(members, task[1], task[0])
-    *lines, last = capsys.readouterr().out.strip().splitlines()[-4:]
+    *lines, last = command_output("ensemble", **flags).strip().splitlines()[-4:]
     for line, expected in zip(lines, [*scores.members, scores.ensemble], strict=True):
         assert f"accuracy {expected['accuracy']:.4f}" in line
     assert last == f"{len(TEXTS)} examples"
-    assert run_command("ensemble", *flags, "--doc_stride", 3) == 2
-    assert "Unknown arguments: --doc_stride" in capsys.readouterr().err
+    assert "Unknown arguments: --doc_stride" in command_output("ensemble", **flags, doc_stride=3, fails=True)

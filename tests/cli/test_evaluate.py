@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import run_command
+from commands import run_command, save
 from torch import Tensor
 from zoo import Case
 
@@ -28,12 +28,6 @@ PAIRS = [
     ("the dog saw the cat", "the dog saw the seven", "agreement"),
     ("seven letters", "letters seven", "order"),
 ]
-
-
-def save(folder: Path, *parts: object) -> Path:
-    for part in parts:
-        part.save_pretrained(folder)
-    return folder
 
 
 def save_vectors(folder: Path, family: str, words: list[str], vectors: list[list[float]]) -> Path:

@@ -1,13 +1,12 @@
 """`hf-ctxmodels evaluate transfer`: a tagger trained in one language and tested in others."""
 
 import json
-import random
 from pathlib import Path
 
 import pytest
 import torch
-from commands import flag_list
-from forked import run_forked
+from commands import command_output, save
+from entities import NAMES, PLACES, VERBS, save_bert, tagged_sentences, write_entities
 from transformers import AutoModel, AutoModelForTokenClassification, AutoTokenizer
 from zoo import Case, tiny_config
 
@@ -17,51 +16,26 @@ from hf_ctxmodels.downstream.tasks.languages import LanguageFile
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.training.freezing import freeze_encoder
 
-COMMAND = ("-m", "hf_ctxmodels", "evaluate", "transfer")
-NAMES, PLACES = ["Anna", "Boris", "Clara", "David"], ["Paris", "Rome", "Athens", "Lima"]
-VERBS = {"en": "saw", "de": "sah", "fr": "vit"}
-
-
-def write_entities(folder: Path, language: str, split: str, size: int, verb: str) -> Path:
-    """Sentences in WikiANN's form, with entities that are the same in all languages."""
-    rng = random.Random(f"{language} {split}")
-    rows = ([(rng.choice(NAMES), "B-PER"), (verb, "O"), (rng.choice(PLACES), "B-LOC")] for _ in range(size))
-    rows = [row[:: rng.choice([1, -1])] for row in rows]
-    blocks = ["\n".join(f"{language}:{word}\t{tag}" for word, tag in row) for row in rows]
-    path = folder / f"{language}.{split}.txt"
-    path.write_text("\n\n".join(blocks) + "\n")
-    return path
-
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     folder = tmp_path / "data" / "wikiann"
     folder.mkdir(parents=True)
-    for split, size in (("train", 80), ("dev", 16), ("test", 16)):
-        write_entities(folder, "en", split, size, VERBS["en"])
-    for language in ("de", "fr"):
-        write_entities(folder, language, "test", 12, VERBS[language])
+    for language, split, size in (
+        *(("en", split, size) for split, size in (("train", 80), ("dev", 16), ("test", 16))),
+        *((language, "test", 12) for language in ("de", "fr")),
+    ):
+        rows = tagged_sentences(language, size, seed=f" {split}")
+        write_entities(folder / f"{language}.{split}.txt", language, rows)
     return tmp_path / "data"
 
 
-@pytest.fixture
-def encoder(tmp_path: Path) -> Path:
-    family = FAMILIES["bert"]
-    tokenizer = family.tokenizer.train([" ".join([*NAMES, *PLACES, *VERBS.values()])] * 20, vocab_size=120)
-    torch.manual_seed(0)
-    config = tiny_config(family, vocab_size=len(tokenizer), initializer_range=0.2, hidden_dropout_prob=0.1)
-    for part in (family.models["AutoModel"](config), tokenizer):
-        part.save_pretrained(tmp_path / "encoder")
-    return tmp_path / "encoder"
-
-
 @pytest.mark.parametrize("frozen", [False, True])
-def test_table_of_languages(data: Path, encoder: Path, tmp_path: Path, frozen: bool) -> None:
-    output = tmp_path / "output"
+def test_table_of_languages(data: Path, tmp_path: Path, frozen: bool) -> None:
+    encoder, output = save_bert(tmp_path / "encoder", "AutoModel"), tmp_path / "output"
     flags = {"model": encoder, "task": "ner", "train": "en", "test": "en,de,fr", "data_dir": data, "max_length": 32}
     flags |= {"output_dir": output, "max_steps": 60, "learning_rate": "1e-2", "per_device_batch_size": 16}
-    done = run_forked(*COMMAND, *flag_list(**flags), *(["--freeze", "encoder"] if frozen else []))
-    assert done.returncode == 0, done.stderr
+    printed = command_output("evaluate transfer", *(["--freeze", "encoder"] if frozen else []), **flags)
     result = json.loads((output / "transfer.json").read_text())
     rows = {row["language"]: row for row in result["languages"]}
     assert [(name, row["examples"]) for name, row in rows.items()] == [("en", 16), ("de", 12), ("fr", 12)]
@@ -84,7 +58,7 @@ def test_table_of_languages(data: Path, encoder: Path, tmp_path: Path, frozen: b
         baseline = task.score(examples, task.baseline(training, examples))
         assert rows[language]["baseline"] == pytest.approx(baseline)
     mean = (rows["de"]["metrics"]["f1"] + rows["fr"]["metrics"]["f1"]) / 2
-    assert f"{mean:.4f}" in next(line for line in done.stdout.splitlines() if line.startswith("mean of others"))
+    assert f"{mean:.4f}" in next(line for line in printed.splitlines() if line.startswith("mean of others"))
 
     before, after = AutoModel.from_pretrained(encoder).state_dict(), model.base_model.state_dict()
     same = [torch.equal(before[name], value) for name, value in after.items() if "pooler" not in name]
@@ -98,15 +72,12 @@ def test_language_embeddings(data: Path, tmp_path: Path) -> None:
     tokenizer = family.tokenizer.train(texts, vocab_size=120)
     sizes = {"vocab_size": len(tokenizer), "n_langs": 3, "use_lang_emb": True, "lang2id": tokenizer.lang2id}
     torch.manual_seed(0)
-    for part in (family.models["AutoModel"](tiny_config(family, **sizes)), tokenizer):
-        part.save_pretrained(tmp_path / "xlm")
-    flags = ["--model", tmp_path / "xlm", "--task", "ner", "--data_dir", data, "--max_steps", 2, "--max_length", 32]
-    done = run_forked(*COMMAND, *flags, "--test", "en,de", "--output_dir", tmp_path / "output")
-    assert done.returncode == 0, done.stderr
+    model = save(tmp_path / "xlm", family.models["AutoModel"](tiny_config(family, **sizes)), tokenizer)
+    flags = ["--model", model, "--task", "ner", "--data_dir", data, "--max_steps", 2, "--max_length", 32]
+    command_output("evaluate transfer", *flags, "--test", "en,de", "--output_dir", tmp_path / "output")
     assert AutoModelForTokenClassification.from_pretrained(tmp_path / "output").config.default_lang == 1
-    done = run_forked(*COMMAND, *flags, "--test", f"fi={data}/wikiann/de.test.txt", "--output_dir", tmp_path / "other")
-    assert done.returncode == 2
-    assert "no embedding of the language 'fi'" in done.stderr
+    other = ["--test", f"fi={data}/wikiann/de.test.txt", "--output_dir", tmp_path / "other"]
+    assert "no embedding of the language 'fi'" in command_output("evaluate transfer", *flags, *other, fails=True)
 
 
 def test_files_of_languages(data: Path, tmp_path: Path) -> None:

@@ -1,21 +1,19 @@
 """`hf-ctxmodels export`: exported models equal the original, also with quantized weights."""
 
 import math
+import re
 import string
-import sys
-from collections.abc import Callable
 from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from commands import command_output
 from torch import Tensor
 from transformers import AutoTokenizer
 
 from hf_ctxmodels import CtxBertConfig, CtxBertForSequenceClassification, CtxBertTokenizer, CtxError
-from hf_ctxmodels.cli import export
 from hf_ctxmodels.compression.int8.modules import HAS_INT8_PRODUCT
 from hf_ctxmodels.compression.int8.quantizer import CtxInt8Config, quantize_model
 from hf_ctxmodels.compression.low_bits.quantizer import (
@@ -45,41 +43,44 @@ def classifier(kind: str, folder: Path, layers: int = 1) -> CtxBertForSequenceCl
     return model
 
 
-def test_programs(
-    subtests: pytest.Subtests, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The command prints the difference of the outputs, and writes no file if it is large."""
-    for number, kind in enumerate(("float32", "token", "low bits", "tensor")):
-        folder = tmp_path / str(number)
+def test_programs(subtests: pytest.Subtests, tmp_path: Path) -> None:
+    """The command prints the difference of the outputs."""
+    for kind in ("float32", "token", "low bits", "tensor"):
+        folder = tmp_path / kind
         model, file = classifier(kind, folder), folder / "model.pt2"
-        flags = ["export torch", "--model", str(folder), "--output", str(file)]
-        monkeypatch.setattr(sys, "argv", flags)
+        flags = {"model": folder, "output": file}
         with subtests.test(kind=kind):
             if kind == "tensor":
-                with pytest.raises(CtxError, match=r"scale per tensor have no graph(.|\n)*--activations token"):
-                    export.graph("torch")
+                error = command_output("export torch", **flags, fails=True)
+                assert re.search(r"scale per tensor have no graph(.|\n)*--activations token", error)
                 continue
-            export.graph("torch")
-            assert "largest difference" in capsys.readouterr().out
+            assert "largest difference" in command_output("export torch", **flags)
             batch = {name: torch.ones(2, 7, dtype=torch.long) for name in ("input_ids", "attention_mask")}
             batch["token_type_ids"] = torch.zeros(2, 7, dtype=torch.long)
             logits = torch.export.load(file).module()(**batch).logits
             with exporting._FloatProducts() if kind == "token" else nullcontext():
                 torch.testing.assert_close(logits, model(**batch).logits, rtol=1e-4, atol=1e-4)
-            with pytest.raises(CtxError, match="file exists"):
-                export.graph("torch")
-            if kind == "float32":
-                monkeypatch.setattr(sys, "argv", [*flags[:-1], str(folder / "other.pt2")])
-                monkeypatch.setattr(exporting, "MAX_RELATIVE_DIFFERENCE", -1.0)
-                with pytest.raises(CtxError, match=r"differs by .*; no file was saved"):
-                    export.graph("torch")
-                assert not (folder / "other.pt2").exists()
-                monkeypatch.setattr(exporting, "MAX_RELATIVE_DIFFERENCE", 1e-4)
-                monkeypatch.setattr(exporting, "write_program", with_nan(exporting.write_program))
-                with pytest.raises(CtxError, match="differs by inf"):
-                    export.graph("torch")
-                assert not (folder / "other.pt2").exists()
-                monkeypatch.undo()
+            assert "file exists" in command_output("export torch", **flags, fails=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"), [(0.01, r"differs by 1\.\de-02 .*; no file was saved"), (math.nan, "inf")]
+)
+def test_different_outputs(change: float, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No file is written if one output of the last batch, a single example, differs or is NaN."""
+
+    def write_program(model: torch.nn.Module, batch: exporting.Batch, file: Path) -> exporting.Run:
+        def run(inputs: exporting.Batch) -> list[Tensor]:
+            logits = model(**inputs).logits
+            return [logits + change * logits.abs().max() * (len(logits) == 1)]
+
+        return run
+
+    monkeypatch.setattr(exporting, "write_program", write_program)
+    classifier("float32", tmp_path)
+    flags = {"model": tmp_path, "output": tmp_path / "model.pt2"}
+    assert re.search(message, command_output("export torch", **flags, fails=True))
+    assert not (tmp_path / "model.pt2").exists()
 
 
 def test_comparison_of_int8_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,24 +98,7 @@ def test_comparison_of_int8_models(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert exporting.max_relative_difference(model, lambda batch: [next(outputs)], batches) < 1e-6
 
 
-def with_nan(write: Callable[..., exporting.Run]) -> Callable[..., exporting.Run]:
-    """Wraps a writer; the first output for the last batch, a single example, is NaN."""
-
-    def broken(*arguments: Any) -> exporting.Run:
-        run = write(*arguments)
-
-        def run_once(batch: exporting.Batch) -> list[Tensor]:
-            outputs = [output.clone() for output in run(batch)]
-            if len(outputs[0]) == 1:
-                outputs[0][0, 0] = math.nan
-            return outputs
-
-        return run_once
-
-    return broken
-
-
-def test_onnx(subtests: pytest.Subtests, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_onnx(subtests: pytest.Subtests, tmp_path: Path) -> None:
     """Weights of 8 and of 3 bits keep their types in the file."""
     for name in ("onnx", "onnxscript", "onnxruntime"):
         pytest.importorskip(name, reason=f"needs {name}, which the extra `onnx` brings")
@@ -124,15 +108,13 @@ def test_onnx(subtests: pytest.Subtests, tmp_path: Path, monkeypatch: pytest.Mon
         with subtests.test(kind=kind):
             folder = tmp_path / kind
             classifier(kind, folder)
-            export_by_command(monkeypatch, "onnx", "--model", folder, "--output", folder / "model.onnx")
+            command_output("export onnx", model=folder, output=folder / "model.onnx")
             graph = onnx.load(folder / "model.onnx", load_external_data=False).graph
             types = [tensor.data_type for tensor in graph.initializer]
             assert types.count(stored) >= 3, types  # the exporter folds small constants
 
 
-def test_encoder_decoders(
-    subtests: pytest.Subtests, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_encoder_decoders(subtests: pytest.Subtests, tmp_path: Path) -> None:
     """Encoder and decoder together equal the whole model, for other batch sizes, lengths and steps; models without a
     separable decoder are refused."""
     family = FAMILIES["bart"]
@@ -146,9 +128,8 @@ def test_encoder_decoders(
     for part, form in (("encoder", "torch"), ("decoder", "torch"), ("model", "onnx" if onnx else "torch")):
         with subtests.test(part=part, form=form):
             file = tmp_path / f"{part}.{'pt2' if form == 'torch' else form}"
-            flags = ["--model", tmp_path, "--part", part, "--output", file]
-            export_by_command(monkeypatch, form, *flags)  # compares the outputs of file and model
-            assert ("decoder_input_ids" in capsys.readouterr().out) == (part != "encoder")
+            printed = command_output(f"export {form}", model=tmp_path, part=part, output=file)  # compares the outputs
+            assert ("decoder_input_ids" in printed) == (part != "encoder")
     encoder, decoder = (torch.export.load(tmp_path / f"{part}.pt2").module() for part in ("encoder", "decoder"))
     text = {"input_ids": torch.randint(5, 20, (4, 6)), "attention_mask": torch.ones(4, 6, dtype=torch.long)}
     text["attention_mask"][1, 2:] = 0
@@ -162,12 +143,5 @@ def test_encoder_decoders(
     generator = unilm.models["AutoModelForSeq2SeqLM"](unilm.config(**unilm.sizes["tiny"]))
     with pytest.raises(CtxError, match=r"needs more inputs than the encoder's states(.|\n)*--part decoder"):
         exporting.check_exportable_as(generator, tmp_path / "x.pt2", "torch", "decoder")
-    with pytest.raises(CtxError, match="no generating decoder"):
-        export_by_command(
-            monkeypatch, "onnx", "--model", tmp_path / "encoder", "--part", "encoder", "--output", tmp_path / "x"
-        )
-
-
-def export_by_command(monkeypatch: pytest.MonkeyPatch, form: str, *flags: object) -> None:
-    monkeypatch.setattr(sys, "argv", ["export", *map(str, flags)])
-    export.graph(form)
+    flags = {"model": tmp_path / "encoder", "part": "encoder", "output": tmp_path / "x"}
+    assert "no generating decoder" in command_output("export onnx", **flags, fails=True)

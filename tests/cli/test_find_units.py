@@ -5,13 +5,12 @@ from math import log
 from pathlib import Path
 
 import pytest
-from forked import run_forked
+from commands import command_output
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.phrase_mining import extract_entities, find_phrases
 from hf_ctxmodels.data.table_files import TaggedSentence
 
-COMMAND = ("-m", "hf_ctxmodels", "data", "units")
 SENTENCES = [
     *["We saw New York City in May ."] * 6,
     *["New York is big , and we saw a City ."] * 5,
@@ -59,14 +58,15 @@ def test_command(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("\n".join(SENTENCES))
     (tmp_path / "names.txt").write_text("White  House\nword\n\nNew York\n")
     (tmp_path / "tags.conll").write_text("Los B-LOC\nAngeles I-LOC\nwon O\n")
-    sources = ("--gazetteers", tmp_path / "names.txt", "--entities", tmp_path / "tags.conll")
+    sources = {
+        "gazetteers": tmp_path / "names.txt",
+        "entities": tmp_path / "tags.conll",
+        "dataset": tmp_path / "text.txt",
+    }
     output = tmp_path / "units.txt"
-    done = run_forked(*COMMAND, "--output", output, *sources, "--dataset", tmp_path / "text.txt", "--min_count", 5)
-    assert done.returncode == 0, done.stderr
+    printed = command_output("data units", output=output, **sources, min_count=5)
     units = output.read_text().splitlines()
     assert {"White House", "New York", "Los Angeles"} <= set(units)
     assert "word" not in units
-    assert f"{len(units)} units" in done.stdout
-    refused = run_forked(*COMMAND, "--output", output, "--overwrite")
-    assert refused.returncode == 2
-    assert "no unit of two or more words" in refused.stderr
+    assert f"{len(units)} units" in printed
+    assert "no unit of two or more words" in command_output("data units", "--overwrite", output=output, fails=True)

@@ -1,52 +1,35 @@
 """`hf-ctxmodels finetune`: all tasks with tiny models of all families and of transformers; resuming; errors."""
 
 import json
-import random
 import shutil
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from commands import flag_list, run_command
-from forked import run_forked
+from commands import command_output, run_command, run_in_two_processes
+from labelled_texts import (
+    GOOD,
+    choice_files,
+    classification_files,
+    pair_files,
+    regression_files,
+    save_tiny,
+    squad_files,
+    tagging_files,
+)
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, pipeline
-from zoo import Case, tiny_config
+from zoo import Case
 
 from hf_ctxmodels.downstream.tasks import TASKS
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.training.summary import TrainingSummary
+from hf_ctxmodels.training.training_log import read_log
 
-ROOT = Path(__file__).parents[2]
-COMMAND = ("-m", "hf_ctxmodels", "finetune")
-GOOD, BAD = ["lovely", "great", "splendid", "charming"], ["awful", "dreadful", "boring", "silly"]
-PLACES, NAMES = ["Paris", "Rome", "Athens", "Lima"], ["Anna", "Boris", "Clara", "David"]
-OTHERS = ["the", "film", "was", "in", "saw", "a", "story", "yesterday", "who", "where", "is"]
+finetune = partial(run_command, "finetune")
 QUICK = {"max_steps": 50, "learning_rate": "5e-3", "per_device_batch_size": 16, "max_length": 24}
-
-
-def save_tiny(directory: Path, family, upstream: bool) -> str:
-    """A tiny random model with a vocabulary of the words above."""
-    tokenizer = family.tokenizer.train([" ".join(GOOD + BAD + PLACES + NAMES + OTHERS)] * 20, vocab_size=300)
-    torch.manual_seed(0)
-    sizes = {"vocab_size": len(tokenizer), "max_position_embeddings": 64, "initializer_range": 0.1}
-    known = {name: size for name, size in sizes.items() if name in family.config.__dataclass_fields__}
-    model = family.models["AutoModel"](tiny_config(family, num_labels=2, **known))
-    tokenizer.save_pretrained(directory)
-    if upstream:
-        # classes of transformers, as in a published checkpoint
-        model.export_reference(directory)
-        settings = directory / "tokenizer_config.json"
-        reference_config = transformers.CONFIG_MAPPING[family.reference]
-        reference = transformers.models.auto.tokenization_auto.TOKENIZER_MAPPING[reference_config].__name__
-        if reference == "XLMTokenizer":
-            pytest.importorskip("sacremoses", reason="the tokenizer of transformers needs sacremoses (extra `moses`)")
-        settings.write_text(json.dumps(json.loads(settings.read_text()) | {"tokenizer_class": reference}))
-    else:
-        model.save_pretrained(directory)
-    return str(directory)
 
 
 ORIGINS = [(name, False) for name in FAMILIES] + [(name, True) for name, family in FAMILIES.items() if family.reference]
@@ -61,77 +44,6 @@ def checkpoint(request, tmp_path_factory) -> str:
 @pytest.fixture(scope="session")
 def own_checkpoint(tmp_path_factory) -> str:
     return save_tiny(tmp_path_factory.mktemp("own"), next(iter(FAMILIES.values())), upstream=False)
-
-
-def finetune(*words: object, **flags: object) -> int:
-    return run_command("finetune", *words, **flags)
-
-
-def write_splits(directory: Path, suffix: str, make_text: Callable[[random.Random, int], str], train: int = 96) -> Any:
-    """Files of a training and a validation split, as flags; `make_text` gets the number of examples."""
-    generator, files = random.Random(0), {}
-    for flag, name, size in (("train_file", "train", train), ("validation_file", "dev", 32)):
-        files[flag] = directory / f"{name}.{suffix}"
-        files[flag].write_text(make_text(generator, size))
-    return files
-
-
-def classification_files(directory: Path, labels: tuple = ("neg", "pos")) -> dict[str, Any]:
-    def text(generator: random.Random, size: int) -> str:
-        classes = [generator.random() < 0.6 for _ in range(size)]
-        rows = [f"the film was {generator.choice(GOOD if good else BAD)}\t{labels[good]}" for good in classes]
-        return "\n".join(["sentence\tgold", *rows]) + "\n"
-
-    return write_splits(directory, "tsv", text) | {"text_columns": "sentence", "label_column": "gold"}
-
-
-def regression_files(directory: Path) -> dict[str, Any]:
-    return classification_files(directory, (0.5, 4.5))
-
-
-def tagging_files(directory: Path) -> dict[str, Any]:
-    def text(generator: random.Random, size: int) -> str:
-        sentences = [(generator.choice(NAMES), generator.choice(PLACES)) for _ in range(size)]
-        return "\n\n".join(f"{name} I-PER\nsaw O\n{place} I-LOC" for name, place in sentences) + "\n"
-
-    return write_splits(directory, "conll", text)
-
-
-def squad_files(directory: Path) -> dict[str, Any]:
-    def text(generator: random.Random, size: int) -> str:
-        paragraphs = []
-        for number in range(size):
-            place = generator.choice(PLACES)
-            context = f"{generator.choice(NAMES)} saw a film in {place} yesterday"
-            answer = {"text": place, "answer_start": context.index(place)}
-            paragraphs.append(
-                {"context": context, "qas": [{"id": f"{number}", "question": "where", "answers": [answer]}]}
-            )
-        return json.dumps({"data": [{"paragraphs": paragraphs}]})
-
-    return write_splits(directory, "json", text, train=128)
-
-
-def choice_files(directory: Path) -> dict[str, Any]:
-    def text(generator: random.Random, size: int) -> str:
-        records = []
-        for _ in range(size):
-            choices = [generator.choice(BAD) for _ in range(3)]
-            label = generator.randrange(3)
-            choices[label] = generator.choice(GOOD)
-            records.append(json.dumps({"text": "the film was", "choices": choices, "label": label}))
-        return "\n".join(records)
-
-    return write_splits(directory, "jsonl", text)
-
-
-def pair_files(directory: Path) -> dict[str, Any]:
-    def text(generator: random.Random, size: int) -> str:
-        rows = [[generator.choice(GOOD + BAD) for _ in range(2)] for _ in range(size)]
-        lines = [f"the {a}\tthe film was {b}\t{float((a in GOOD) == (b in GOOD))}" for a, b in rows]
-        return "\n".join(["one\tother\tlabel", *lines]) + "\n"
-
-    return write_splits(directory, "tsv", text) | {"text_columns": "one,other", "both_orders": "true"}
 
 
 TASK_FILES = {
@@ -192,6 +104,9 @@ def test_tasks(checkpoint, task, tmp_path, capsys):
     model = getattr(transformers, auto_class).from_pretrained(out)
     assert type(model).__name__ == summary.model_class
     assert AutoTokenizer.from_pretrained(out)("the film")["input_ids"]
+    if task == "sequence-classification":
+        results = pipeline("text-classification", model=str(out))(["the film was lovely", "the film was awful"])
+        assert [result["label"] for result in results] == ["pos", "neg"]
 
 
 @pytest.mark.parametrize("checkpoint", [("gpt", False)], indirect=True, ids=str)
@@ -245,24 +160,11 @@ def test_errors_of_flags(own_checkpoint, tmp_path, capsys):
         assert "--both_orders" in error
 
 
-def test_sample_and_config_options(own_checkpoint, tmp_path, capsys):
-    options = {"train_examples": 5, "config_options": "hidden_dropout_prob=0.25"}
-    assert classify(own_checkpoint, tmp_path, **options) == 0
-    assert "5 training and" in capsys.readouterr().out
-    assert json.loads((tmp_path / "out" / "config.json").read_text())["hidden_dropout_prob"] == 0.25
-
-
-def test_pipeline_of_a_fine_tuned_model(own_checkpoint, tmp_path):
-    assert classify(own_checkpoint, tmp_path, **QUICK) == 0
-    classifier = pipeline("text-classification", model=str(tmp_path / "out"))
-    results = classifier(["the film was lovely", "the film was awful"])
-    assert [result["label"] for result in results] == ["pos", "neg"]
-
-
 def test_resumed_weights_equal_an_uninterrupted_run(own_checkpoint, tmp_path):
     flags = {"max_steps": 6, "save_steps": 2, "save_total_limit": 9}
-    for name in ("whole", "stopped"):
-        assert classify(own_checkpoint, tmp_path, name=name, **flags) == 0
+    assert classify(own_checkpoint, tmp_path, name="whole", **flags) == 0
+    shutil.copytree(tmp_path / "whole", tmp_path / "stopped")
+    (tmp_path / "stopped" / "model.safetensors").unlink()
     for step in (4, 6):  # as if the run had been killed after step 3
         shutil.rmtree(tmp_path / "stopped" / f"checkpoint-{step}")
     assert classify(own_checkpoint, tmp_path, "--resume", name="stopped", **flags) == 0
@@ -272,16 +174,22 @@ def test_resumed_weights_equal_an_uninterrupted_run(own_checkpoint, tmp_path):
 
 def test_resume_requires_the_same_data(own_checkpoint, tmp_path, capsys):
     """Files may be moved, but not changed."""
-    assert classify(own_checkpoint, tmp_path) == 0
+    options = {"train_examples": 50, "config_options": "hidden_dropout_prob=0.25"}
+    assert classify(own_checkpoint, tmp_path, **options) == 0
+    assert "50 training and" in capsys.readouterr().out
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["hidden_dropout_prob"] == 0.25
     (tmp_path / "moved").mkdir()
     moved: dict[str, Any] = {"train_file": "train.tsv", "validation_file": "dev.tsv"}
     for flag, name in moved.items():
         moved[flag] = (tmp_path / name).rename(tmp_path / "moved" / name)
-    assert classify(own_checkpoint, tmp_path, "--resume", **moved, predictions_file=tmp_path / "predictions") == 0
-    assert classify(own_checkpoint, tmp_path, "--resume", **moved, config_options="hidden_dropout_prob=0.25") == 2
-    assert "config.hidden_dropout_prob is 0.25, was" in capsys.readouterr().err
+    predictions = {"predictions_file": tmp_path / "predictions"}
+    assert classify(own_checkpoint, tmp_path, "--resume", **options, **moved, **predictions) == 0
+    options["config_options"] = "hidden_dropout_prob=0.5"
+    assert classify(own_checkpoint, tmp_path, "--resume", **options, **moved) == 2
+    assert "config.hidden_dropout_prob is 0.5, was" in capsys.readouterr().err
+    options["config_options"] = "hidden_dropout_prob=0.25"
     moved["train_file"].write_text(moved["train_file"].read_text().replace(GOOD[0], GOOD[1]))
-    assert classify(own_checkpoint, tmp_path, "--resume", **moved) == 2
+    assert classify(own_checkpoint, tmp_path, "--resume", **options, **moved) == 2
     assert "train_file is" in capsys.readouterr().err
 
 
@@ -304,38 +212,22 @@ def test_damaged_checkpoints(damage, own_checkpoint, tmp_path, capsys):
 
 
 def test_unknown_label(own_checkpoint, tmp_path):
-    """The process exits with status 2, without a traceback."""
     files = classification_files(tmp_path)
     files["validation_file"].write_text("sentence\tgold\nthe film was great\tneutral\n")
-    flags = flag_list(model=own_checkpoint, **files, **QUICK, output_dir=tmp_path / "out")
-    result = run_forked(*COMMAND, "sequence-classification", *flags)
-    assert result.returncode == 2
-    assert "The label 'neutral' does not occur in the training file, whose labels are: 'neg', 'pos'." in result.stderr
-    assert "dev.tsv:2" in result.stderr
-    assert "Traceback" not in result.stderr
+    flags = {"model": own_checkpoint, **files, **QUICK, "output_dir": tmp_path / "out"}
+    error = command_output("finetune sequence-classification", **flags, fails=True)
+    assert "The label 'neutral' does not occur in the training file, whose labels are: 'neg', 'pos'." in error
+    assert "dev.tsv:2" in error
+    assert "Traceback" not in error
 
 
-# Two processes that meet in a file; tests/training/test_faults.py starts two by `accelerate launch`.
-TWO_PROCESSES = """
-import sys
-from accelerate import debug_launcher
-from hf_ctxmodels_cli import run
-sys.argv.insert(1, "finetune")
-debug_launcher(run, num_processes=2)
-"""
-
-
-def losses_of_processes(task: str, tmp_path: Path, *names: str, **flags: Any) -> None:
+def check_two_processes(task: str, tmp_path: Path, *names: str, batch_size: int, **flags: Any) -> None:
     """Check that two processes have the values of one in the log; `flags` without batch size and output_dir."""
     logs = {}
-    for processes, command in ((1, COMMAND), (2, ["-c", TWO_PROCESSES])):
-        out = tmp_path / f"out{processes}"
-        sizes = {"per_device_batch_size": flags["batch_size"] // processes, "output_dir": out}
-        sizes["predictions_file"] = tmp_path / f"{processes}.jsonl"
-        words = flag_list(**{name: value for name, value in flags.items() if name != "batch_size"}, **sizes)
-        result = run_forked(*command, task, *words, cwd=ROOT)
-        assert result.returncode == 0, result.stderr[-3000:]
-        logs[processes] = [json.loads(line) for line in (out / "training_log.jsonl").read_text().splitlines()]
+    for processes, run in ((1, run_command), (2, run_in_two_processes)):
+        sizes = {"per_device_batch_size": batch_size // processes, "output_dir": tmp_path / f"out{processes}"}
+        assert not run("finetune", task, **flags, **sizes, predictions_file=tmp_path / f"{processes}.jsonl")
+        logs[processes] = read_log(sizes["output_dir"])
     for one, two in zip(logs[1], logs[2], strict=True):
         for name in names:
             assert one.get(name) == pytest.approx(two.get(name), abs=1e-5)
@@ -346,5 +238,5 @@ def test_two_processes_have_the_losses_of_one(own_checkpoint, tmp_path):
     flags = {"max_length": 24, "max_steps": 4, "logging_steps": 1, "learning_rate": 1e-3, "batch_size": 16}
     names = ("loss", "grad_norm", "eval_loss", "eval_f1")
     task = "token-classification"
-    losses_of_processes(task, tmp_path, *names, model=own_checkpoint, **tagging_files(tmp_path), **flags)
+    check_two_processes(task, tmp_path, *names, model=own_checkpoint, **tagging_files(tmp_path), **flags)
     assert TrainingSummary.load(tmp_path / "out2").global_batch_size == 16

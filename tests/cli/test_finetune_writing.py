@@ -99,13 +99,13 @@ def test_languages_of_mass(tmp_path, capsys):
     lengths = ["--max_length", 7, "--max_target_length", 6, "--metrics", "exact_match", "--learning_rate", "5e-3"]
     loop = ["--save_steps", 0, "--per_device_batch_size", 32, "--eval_steps", 0, "--max_steps", 40]
     command = [*start, *files, *lengths, *loop, "--output_dir", out, "--predictions_file", tmp_path / "predicted"]
-    for flags, says in (
+    for flags, message in (
         ((), r"source language is missing(.|\n)*--language(.|\n)*one of de, en"),
         (("--language", "en"), r"target language is missing(.|\n)*--target_language"),
         (("--language", "en", "--target_language", "<de>"), r"no language '<de>'(.|\n)*one of de, en"),
     ):
         assert run_command("finetune", "seq2seq", *command, *flags) == 2
-        assert re.search(says, capsys.readouterr().err), flags
+        assert re.search(message, capsys.readouterr().err), flags
     assert run_command("finetune", "seq2seq", *command, "--language", "en", "--target_language", "de") == 0
     model = AutoModelForSeq2SeqLM.from_pretrained(out).eval()
     trained = [stack.language_embeddings.weight for stack in (model.mass.encoder, model.mass.decoder)]
@@ -155,8 +155,12 @@ def prepare(family: FamilySpec, pairs: list[SourceTarget], **arguments: Any) -> 
     """A task, a configuration and a tokenizer that fit."""
     tokenizer = build_translation_tokenizer(family)
     task = Seq2Seq(TaskArguments(**{"max_length": 20, "max_target_length": 10, "metrics": "exact_match", **arguments}))
-    config = family.config(vocab_size=len(tokenizer), pad_token_id=0)
-    task.set_token_fields(config, tokenizer)
+    if family in OWN:
+        config = family.config(vocab_size=len(tokenizer), pad_token_id=0)
+        task.set_token_fields(config, tokenizer)
+    else:  # trained on the targets as they are
+        one = {"n_langs": 1} if "n_langs" in family.config.__dataclass_fields__ else {}
+        config = family.config(vocab_size=300, eos_token_id=tokenizer.eos_token_id, **one)
     task.configure(config, pairs, pairs)
     return task, config, tokenizer
 
@@ -209,14 +213,14 @@ def test_plain_targets_and_invalid_options():
         model = AutoModelForSeq2SeqLM.from_config(family.config(**family.sizes["tiny"], vocab_size=70))
         TaskLoss(model, ["labels"], 0.3)
         assert model.config.label_smoothing == 0.3, "the head smooths, all its terms"
-        for options, says in (
+        for options, message in (
             ({"target_options": ["share=1"]}, r"(?s)Unknown option 'share'.*--target_options.*max_target_length"),
             ({"target_options": ["static=maybe"]}, "(?s)maybe.*--target_options"),
             ({"target_options": ["max_target_length=3"]}, r"(?s)max_target_length is a flag.*use --max_target_length"),
             ({"target_options": ["static=true"], "plain_targets": True}, "(?s)trained on plain targets.*or --plain_t"),
         ):
             task, config, tokenizer = prepare(family, PAIRS, **options)
-            with pytest.raises(CtxError, match=says):
+            with pytest.raises(CtxError, match=message):
                 task.training_collator(config, tokenizer, seed=0)
         with pytest.raises(
             CtxError, match=r"(?s)common limit of 51[12] tokens.*--max_length 460 --max_target_length 64"
@@ -268,14 +272,14 @@ def test_invalid_targets(subtests):
     """Reserved tokens in targets, empty sides, and objectives without any example."""
     for family in (FAMILIES[name] for name in NEEDED):
         with subtests.test(family=family.name):
-            task, _, tokenizer = prepare(family, PAIRS) if family in OWN else prepare_plain(family)
+            task, _, tokenizer = prepare(family, PAIRS)
             end = tokenizer.convert_ids_to_tokens(min(task._ends))
-            for target, says in (
+            for target, message in (
                 (f"rot {end} katze", f"reserved token {re.escape(end)}"),
                 ("", "The target has no tokens"),
                 (20 * "rot ", "1 of 1 targets have more than 10 tokens"),
             ):
-                with pytest.raises(CtxError, match=f"(?s){says}.*a:1"):
+                with pytest.raises(CtxError, match=f"(?s){message}.*a:1"):
                     task.encode([SourceTarget("red cat", target, "a:1")], tokenizer)
     for family, query in ((FAMILIES["unilm"], "[MASK]"), (FAMILIES["ernie_gen"], "[ATTN]")):
         task, _, tokenizer = prepare(family, PAIRS)
@@ -299,7 +303,7 @@ def test_invalid_targets(subtests):
 def test_start_tokens_of_targets():
     """A target may begin with the decoder's start token (T5's padding); MASS's tokenizer adds one."""
     for family, texts in (("t5", ("<pad> rot", "<pad>", "rot <pad>", "rot")), ("mass", ("rot", "<pad> rot"))):
-        task, config, tokenizer = prepare_plain(FAMILIES[family])
+        task, config, tokenizer = prepare(FAMILIES[family], PAIRS)
         config.decoder_start_token_id = tokenizer.pad_token_id if family == "t5" else tokenizer.eos_token_id
         task.configure(config, PAIRS, PAIRS)
         features = task.encode([SourceTarget("red cat", text, "a:1") for text in texts], tokenizer).features
@@ -307,13 +311,3 @@ def test_start_tokens_of_targets():
             plain = tokenizer(text, add_special_tokens=False)["input_ids"]
             assert list(feature["labels"]) == [*plain, tokenizer.eos_token_id], text
             assert (plain[0] == tokenizer.pad_token_id) == text.startswith("<pad>")
-
-
-def prepare_plain(family: FamilySpec) -> tuple[Seq2Seq, PreTrainedConfig, Any]:
-    """A task, a configuration and a tokenizer of a family that trains on the targets as they are."""
-    tokenizer = build_translation_tokenizer(family)
-    task = Seq2Seq(TaskArguments(max_length=20, max_target_length=10, metrics="exact_match"))
-    one = {"n_langs": 1} if "n_langs" in family.config.__dataclass_fields__ else {}
-    config = family.config(vocab_size=300, eos_token_id=tokenizer.eos_token_id, **one)
-    task.configure(config, PAIRS, PAIRS)
-    return task, config, tokenizer

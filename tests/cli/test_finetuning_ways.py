@@ -8,7 +8,7 @@ from typing import Any
 import compare_finetuning
 import pytest
 import torch
-from commands import run_command
+from commands import command_output, flag_list, run_command, save
 from safetensors.torch import load_file
 from transformers import (
     AutoModelForMaskedLM,
@@ -28,14 +28,6 @@ from hf_ctxmodels.registry import FAMILIES
 GOOD, BAD, OTHERS = ["lovely", "great"], ["awful", "boring"], ["the", "film", "was", "a", "story", "in"]
 
 
-def compare(monkeypatch: Any, *flags: object) -> int:
-    """Exit code of `scripts/compare_finetuning.py`."""
-    monkeypatch.setattr(sys, "argv", ["compare_finetuning.py", *map(str, flags)])
-    with pytest.raises(SystemExit) as stopped:
-        run_script(compare_finetuning.main)
-    return int(stopped.value.code or 0)
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: Any) -> Path:
     """A masked language model and a causal one with their heads, a text, and labelled sentences."""
@@ -47,8 +39,7 @@ def folder(tmp_path_factory: Any) -> Path:
         tokenizer = family.tokenizer.train([" ".join(GOOD + BAD + OTHERS + ["."])] * 20, vocab_size=120)
         torch.manual_seed(0)
         sizes = {"vocab_size": len(tokenizer), "initializer_range": 0.1, "pad_token_id": tokenizer.pad_token_id}
-        for part in (family.models[auto_class](tiny_config(family, **sizes)), tokenizer):
-            part.save_pretrained(folder / name)
+        save(folder / name, family.models[auto_class](tiny_config(family, **sizes)), tokenizer)
     rows = [f"the film was {word}\t{'good' if word in GOOD else 'bad'}" for word in (GOOD + BAD) * 4]
     for name in ("train", "dev"):
         (folder / f"{name}.tsv").write_text("\n".join(["text\tlabel", *rows]) + "\n")
@@ -141,7 +132,7 @@ def test_methods(folder: Path, tmp_path: Path, monkeypatch: Any, capsys: Any, su
     assert "anchor.weight is 2.0, was 1.0" in capsys.readouterr().err
 
 
-def test_forgetting(folder: Path, tmp_path: Path, capsys: Any) -> None:
+def test_forgetting(folder: Path, tmp_path: Path) -> None:
     """An unchanged encoder has the same loss; a changed one has the loss of the pretraining head on it."""
     source, tokenizer = folder / "bert", AutoTokenizer.from_pretrained(folder / "bert")
     same = AutoModelForSequenceClassification.from_pretrained(source)
@@ -149,13 +140,11 @@ def test_forgetting(folder: Path, tmp_path: Path, capsys: Any) -> None:
     with torch.no_grad():
         other.bert.layers[1].feed_forward.up_proj.weight[:, 0].add_(0.5)
     loss = {}
+    text, file = folder / "text.txt", tmp_path / "results.json"
     for name, model in (("same", same), ("other", other)):
-        for part in (model, tokenizer):
-            part.save_pretrained(tmp_path / name)
-        flags = ["--pretrained", source, "--finetuned", tmp_path / name, "--text", folder / "text.txt"]
-        file = tmp_path / f"{name}.json"
-        assert run_command("evaluate", "forgetting", *flags, "--output_file", file) == 0
-        shown, results = capsys.readouterr().out, json.loads(file.read_text())
+        flags = {"pretrained": source, "finetuned": save(tmp_path / name, model, tokenizer), "text": text}
+        shown = command_output("evaluate forgetting", "--overwrite", **flags, output_file=file)
+        results = json.loads(file.read_text())
         loss[name] = results["after"]["eval_loss"]
         assert f"{results['before']['eval_loss']:>12.4f}{loss[name]:>12.4f}" in shown
         assert (results["before"] == results["after"]) == (name == "same")
@@ -175,18 +164,15 @@ def test_forgetting(folder: Path, tmp_path: Path, capsys: Any) -> None:
     assert [name for name, part in parts.items() if part["distance"]] == ["decoder.layers.1", "encoder"]
     whole = AutoModelForMaskedLM.from_pretrained(source)
     whole.bert.load_state_dict(other.bert.state_dict(), strict=False)
-    evaluation = PretrainingEvaluation.open(str(source), str(folder / "text.txt"))
+    evaluation = PretrainingEvaluation.open(str(source), str(text))
     evaluation.model = whole.eval()
     assert evaluation.loss()["eval_loss"] == pytest.approx(loss["other"], rel=1e-6)
 
     with_pooler = AutoModelForPreTraining.from_pretrained(source)
     without = AutoModelForSequenceClassification.from_pretrained(source, classifier_pooling="mean")
-    for name, model in (("with", with_pooler), ("without", without)):
-        for part in (model, tokenizer):
-            part.save_pretrained(tmp_path / name)
     assert without.bert.pooler is None
-    evaluation = PretrainingEvaluation.open(str(tmp_path / "with"), str(folder / "text.txt"))
-    results = measure_forgetting(evaluation, str(tmp_path / "without"))
+    evaluation = PretrainingEvaluation.open(str(save(tmp_path / "with", with_pooler, tokenizer)), str(text))
+    results = measure_forgetting(evaluation, str(save(tmp_path / "without", without, tokenizer)))
     assert results["before"] == results["after"]
     assert results["distances"]["encoder"]["distance"] == 0
 
@@ -198,30 +184,23 @@ def test_forgetting(folder: Path, tmp_path: Path, capsys: Any) -> None:
         for name, weight in adapted.named_parameters():
             if ".adapters." in name:
                 weight.normal_()
-    for part in (adapted, tokenizer):
-        part.save_pretrained(tmp_path / "adapted")
-    evaluation = PretrainingEvaluation.open(str(source), str(folder / "text.txt"))
-    results = measure_forgetting(evaluation, str(tmp_path / "adapted"))
+    evaluation = PretrainingEvaluation.open(str(source), str(text))
+    results = measure_forgetting(evaluation, str(save(tmp_path / "adapted", adapted, tokenizer)))
     assert abs(results["after"]["eval_loss"] - results["before"]["eval_loss"]) > 0.1
     assert results["distances"]["encoder"]["distance"] == 0
 
-    flags = ["--pretrained", tmp_path / "other", "--finetuned", source, "--text", folder / "text.txt"]
-    assert run_command("evaluate", "forgetting", *flags) == 2
-    assert "lacks its pretraining head" in capsys.readouterr().err
-    flags = ["--pretrained", source, "--finetuned", folder / "gpt", "--text", folder / "text.txt"]
-    assert run_command("evaluate", "forgetting", *flags) == 2
-    assert "of different models" in capsys.readouterr().err
     deeper = tiny_config(FAMILIES["bert"], vocab_size=len(tokenizer), num_hidden_layers=len(same.bert.layers) + 1)
     type(same.bert)(deeper).save_pretrained(tmp_path / "deeper")
     quantize_model(other, CtxInt8Config())
     other.save_pretrained(tmp_path / "int8")
-    for wrong, text in (
-        (tmp_path / "deeper", "only one of them has layers."),
-        (tmp_path / "int8", "weights of a quantized model is undefined"),
+    for pretrained, finetuned, message in (
+        (tmp_path / "other", source, "lacks its pretraining head"),
+        (source, folder / "gpt", "of different models"),
+        (source, tmp_path / "deeper", "only one of them has layers."),
+        (source, tmp_path / "int8", "weights of a quantized model is undefined"),
     ):
-        flags = ["--pretrained", source, "--finetuned", wrong, "--text", folder / "text.txt"]
-        assert run_command("evaluate", "forgetting", *flags) == 2
-        assert text in capsys.readouterr().err
+        flags = {"pretrained": pretrained, "finetuned": finetuned, "text": text}
+        assert message in command_output("evaluate forgetting", **flags, fails=True)
 
 
 def test_comparison(folder: Path, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
@@ -233,18 +212,21 @@ def test_comparison(folder: Path, tmp_path: Path, monkeypatch: Any, capsys: Any)
 
     ran: list[str] = []
     monkeypatch.setattr("compare_finetuning.run_command", stage)
-    flags = ["--model", folder / "bert", "--train_file", folder / "train.tsv", "--validation_file", folder / "dev.tsv"]
-    flags += [
-        "--text",
-        folder / "text.txt",
-        "--flags",
-        "--num_train_epochs 1 --per_device_batch_size 4 --max_length 16",
-    ]
-    flags += ["--seeds", 2, "--output_dir", tmp_path, "--methods", "plain", "frozen: --freeze encoder"]
+    flags = {"model": folder / "bert", "train_file": folder / "train.tsv", "validation_file": folder / "dev.tsv"}
+    flags |= {"text": folder / "text.txt", "seeds": 2, "output_dir": tmp_path}
+    flags["flags"] = "--num_train_epochs 1 --per_device_batch_size 4 --max_length 16"
+
+    def compare(frozen: str) -> int:
+        argv = ["compare_finetuning.py", *flag_list(**flags, methods=["plain", f"frozen: {frozen}"])]
+        monkeypatch.setattr(sys, "argv", argv)
+        with pytest.raises(SystemExit) as stopped:
+            run_script(compare_finetuning.main)
+        return int(stopped.value.code or 0)
+
     for _ in range(2):
-        assert compare(monkeypatch, *flags) == 0
+        assert compare("--freeze encoder") == 0
         assert len(ran) == 8
-    assert compare(monkeypatch, *flags[:-1], "frozen: --mixout 0.5") == 2
+    assert compare("--mixout 0.5") == 2
     assert "written by another command line" in capsys.readouterr().err
     record = json.loads((tmp_path / "methods.json").read_text())
     assert record["methods"] == {"plain": [], "frozen": ["--freeze", "encoder"]}

@@ -1,26 +1,19 @@
 """Commands replace existing files only with --overwrite, and never their inputs."""
 
-import runpy
-import sys
 from pathlib import Path
 
 import pytest
-from commands import run_command
+from commands import run_command, run_file
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTES = "mine"
 FILES = "--train_file {} --validation_file b --output_dir o"
 
 
-def run(monkeypatch: pytest.MonkeyPatch, script: str, flags: str) -> int:
+def run(script: str, flags: str) -> int:
     if not script.endswith(".py"):
         return run_command(*script.split(), *flags.split())
-    path = ROOT / script if "/" in script else ROOT / "hf_ctxmodels" / "conversion" / script
-    monkeypatch.setattr(sys, "argv", [script, *flags.split()])
-    monkeypatch.syspath_prepend(str(path.parent))
-    with pytest.raises(SystemExit) as stopped:
-        runpy.run_path(str(path), run_name="__main__")
-    return stopped.value.code
+    return run_file(ROOT / script if "/" in script else ROOT / "hf_ctxmodels" / "conversion" / script, *flags.split())
 
 
 @pytest.mark.parametrize(
@@ -51,7 +44,7 @@ def test_existing_files(script, flags, existing, tmp_path, monkeypatch, capsys) 
     out = tmp_path / "out"
     out.mkdir()
     (out / existing).write_text(NOTES)
-    assert run(monkeypatch, script, flags.format(out=out)) == 2
+    assert run(script, flags.format(out=out)) == 2
     error = capsys.readouterr().err
     assert "--overwrite" in error
     assert str(out) in error
@@ -67,10 +60,10 @@ def test_existing_files(script, flags, existing, tmp_path, monkeypatch, capsys) 
         ("finetune regression", "--model m " + FILES.format("{file}") + " --overwrite --predictions_file {file}"),
     ],
 )
-def test_input_files(script, flags, tmp_path, monkeypatch, capsys) -> None:
+def test_input_files(script, flags, tmp_path, capsys) -> None:
     (tmp_path / "text").write_text(NOTES)
     (tmp_path / "other").hardlink_to(tmp_path / "text")
     flags = flags.replace("{file}", str(tmp_path / "text"), 1).replace("{file}", str(tmp_path / "other"))
-    assert run(monkeypatch, script, flags) == 2
+    assert run(script, flags) == 2
     assert "one of the input files" in capsys.readouterr().err
     assert (tmp_path / "text").read_text() == NOTES

@@ -1,5 +1,6 @@
 """`hf-ctxmodels pretrain`: invalid input is a readable error; new, continued and resumed runs."""
 
+import functools
 import json
 import math
 import random
@@ -10,13 +11,13 @@ from typing import Any
 
 import pytest
 import torch
-from commands import flag_list, run_command
-from forked import run_forked
+from commands import command_output, run_command
 from training_runs import WORDS
 from transformers import AutoConfig, AutoModelForPreTraining, AutoTokenizer
 from zoo import TINY
 
 from hf_ctxmodels import CtxUlmfitTokenizer
+from hf_ctxmodels.data.training_set import ShuffledStream
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.tokenizers.base import tokenizer_digest
 from hf_ctxmodels.training.summary import TrainingSummary
@@ -156,14 +157,12 @@ def test_another_tokenizer(folder) -> None:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_error_in_a_stream(folder, workers) -> None:
-    """The process ends with one message, also if a data worker raises it."""
+    """One message, also if a data worker raises the error."""
     INVALID_ENCODING(folder)
-    flags = flag_list(**continued_run(folder), max_steps=1, max_length=32, dataloader_workers=workers)
-    run = run_forked("-m", "hf_ctxmodels", "pretrain", *flags, "--streaming")
-    assert run.returncode == 2
-    message = run.stderr[run.stderr.index("CtxError: ") :]
-    assert message.startswith("CtxError: Not UTF-8: byte 7 is 0xe9.\n  where:")
-    assert "Traceback" not in run.stderr
+    flags = SIZE | continued_run(folder) | {"dataloader_workers": workers, "streaming": True}
+    error = command_output("pretrain", **flags, fails=True)
+    assert error[error.index("CtxError: ") :].startswith("CtxError: Not UTF-8: byte 7 is 0xe9.\n  where:")
+    assert "Traceback" not in error
 
 
 def test_empty_documents(folder, capsys) -> None:
@@ -199,7 +198,9 @@ def test_frequency_baselines(folder) -> None:
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_sampled_languages_resume_exactly(folder, capsys, streaming) -> None:
+def test_sampled_languages_resume_exactly(folder, capsys, monkeypatch, streaming) -> None:
+    fill_buffer = functools.partialmethod(ShuffledStream.__init__, buffer_size=50)
+    monkeypatch.setattr(ShuffledStream, "__init__", fill_buffer)
     documents = (folder / "text.txt").read_text().split("\n\n")
     (folder / "small.txt").write_text("\n\n".join(documents[:4]))
     flags = new_run(folder) | {"max_steps": 6, "save_steps": 3, "save_total_limit": 9, "sampling_alpha": 0.3}

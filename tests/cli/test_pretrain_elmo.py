@@ -37,7 +37,7 @@ def write(file: Path, following: dict[str, str], words: int, documents: int, see
 
 
 NEWS = {"a": "b", "b": "c", "c": "d", "d": "a"}
-STEPS = 300
+STEPS = 200
 LAW = {next_: word for word, next_ in NEWS.items()}  # the same words in the reverse order
 TEXT = ["a b c d A B C D ."]
 
@@ -62,9 +62,8 @@ def perplexity(model: Path, batch: dict[str, Tensor]) -> float:
     return math.exp(AutoModelForPreTraining.from_pretrained(model).eval()(**batch).loss)
 
 
-@pytest.mark.parametrize("options", ["bilm:negatives=0", "bilm:negatives=6"], ids=["full softmax", "sampled softmax"])
-def test_another_domain(folder: Path, options: str) -> None:
-    """A model of one domain is continued on the text of another domain."""
+def test_another_domain(folder: Path) -> None:
+    """A model of one domain, trained with a sampled softmax, is continued on the text of another with a full one."""
     tokenizer, general, special = folder / "tokenizer", folder / "general", folder / "special"
     CtxElmoTokenizer.train(TEXT, vocab_size=99, min_count=1).save_pretrained(tokenizer)
     for name, following in (("news", NEWS), ("law", LAW)):
@@ -72,12 +71,13 @@ def test_another_domain(folder: Path, options: str) -> None:
     news, law = (
         batch_of(tokenizer, write(folder / "unseen.txt", following, 7, 30, seed=2), 10) for following in (NEWS, LAW)
     )
-    common = {"objective": options, "max_length": 10, "max_steps": STEPS}
+    common = {"max_length": 10, "max_steps": STEPS}
     new = {"family": "elmo", "config": folder / "tiny.json"}
-    pretrain(folder, **new, **common, dataset=folder / "news.txt", output_dir=general)
+    pretrain(folder, **new, **common, objective="bilm:negatives=6", dataset=folder / "news.txt", output_dir=general)
     learned, before = perplexity(general, news), perplexity(general, law)
     assert learned < 2 < 4 < before, "four equally frequent words, of which only the first of a sentence is random"
-    pretrain(folder, model=general, **common, dataset=folder / "law.txt", output_dir=special)
+    full = {**common, "objective": "bilm:negatives=0"}
+    pretrain(folder, model=general, **full, dataset=folder / "law.txt", output_dir=special)
     assert perplexity(special, law) < 2
 
 
@@ -91,7 +91,7 @@ def test_language_tags(folder: Path) -> None:
     alone = {"max_length": 8, "objective": "bilm:carry=false"}  # an example is one sentence
     out = folder / "both"
     new = {"family": "elmo", "config": folder / "tiny.json"}
-    pretrain(folder, **new, **data, **alone, output_dir=out, max_steps=2 * STEPS)
+    pretrain(folder, **new, **data, **alone, output_dir=out, max_steps=350)
     config = AutoModelForPreTraining.from_pretrained(out).config
     assert (config.num_characters, config.num_languages) == (264, 2)
 

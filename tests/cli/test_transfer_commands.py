@@ -1,14 +1,13 @@
 """Transfer between languages by the commands: token embeddings of another vocabulary, and ELMo's language tags."""
 
 import json
-import random
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from commands import flag_list
-from forked import run_forked
+from commands import command_output, flag_list, run_in_two_processes, save
+from entities import tagged_sentences, write_entities
 from safetensors.torch import load_file
 from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForTokenClassification, AutoTokenizer
 from zoo import tiny_config
@@ -17,30 +16,12 @@ from hf_ctxmodels import CtxElmoTokenizer
 from hf_ctxmodels.downstream.adapters import add_adapter, save_adapter
 from hf_ctxmodels.registry import FAMILIES
 
-ROOT = Path(__file__).parents[2]
 WORDS = {
     "en": (["Anna", "Boris", "Clara"], "saw", ["Paris", "Rome", "Lima"]),
     "de": (["Dieter", "Emil", "Frieda"], "sah", ["Essen", "Trier", "Wien"]),
 }
 TABLES = {"bert.embeddings.word_embeddings.weight", "mlm_head.decoder.bias"}
-TWO_PROCESSES = """
-from hf_ctxmodels.cli import pretrain
-from accelerate import debug_launcher
-debug_launcher(pretrain.main, num_processes=2)
-"""
 FLAGS = ["--max_length", 24, "--dataloader_workers", 0, "--learning_rate", "2e-2"]
-
-
-def run_cli(command: str, *flags: object, fails: bool = False) -> str:
-    done = run_forked("-m", "hf_ctxmodels", *command.split(), *flags)
-    assert (done.returncode == 0) != fails, done.stderr
-    return done.stderr if fails else done.stdout
-
-
-def sentences(language: str, number: int) -> list[list[tuple[str, str]]]:
-    rng, (names, verb, places) = random.Random(language), WORDS[language]
-    rows = ([(rng.choice(names), "B-PER"), (verb, "O"), (rng.choice(places), "B-LOC")] for _ in range(number))
-    return [row[:: rng.choice([1, -1])] for row in rows]
 
 
 @pytest.fixture(scope="module")
@@ -48,11 +29,10 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Texts and entities of two languages, a masked LM of one, and tokenizers of both."""
     folder, family = tmp_path_factory.mktemp("transfer"), FAMILIES["bert"]
     for language, (names, verb, places) in WORDS.items():
-        rows = sentences(language, 64)
+        rows = tagged_sentences(language, 64, WORDS)
         (folder / f"{language}.txt").write_text("\n\n".join(" ".join(word for word, _ in row) for row in rows) + "\n")
         for split in ("train", "dev", "test"):
-            blocks = ["\n".join(f"{language}:{word}\t{tag}" for word, tag in row) for row in rows]
-            (folder / f"{language}.{split}.txt").write_text("\n\n".join(blocks) + "\n")
+            write_entities(folder / f"{language}.{split}.txt", language, rows)
         tokenizer = family.tokenizer.train([" ".join([*names, verb, *places])] * 20, vocab_size=80 + len(language))
         tokenizer.save_pretrained(folder / f"tokenizer-{language}")
     english = AutoTokenizer.from_pretrained(folder / "tokenizer-en")
@@ -60,8 +40,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = family.models["AutoModelForMaskedLM"](
         tiny_config(family, vocab_size=len(english), initializer_range=0.2, hidden_dropout_prob=0.0)
     )
-    for part in (model, english):
-        part.save_pretrained(folder / "en")
+    save(folder / "en", model, english)
     return folder
 
 
@@ -69,7 +48,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def german(workspace: Path) -> Path:
     """English's body with embeddings of German, trained by the command."""
     flags = {"recipe": "artetxe_embeddings", "max_steps": 6, "save_steps": 3, "per_device_batch_size": 8}
-    run_cli("pretrain", *text(workspace), *flag_list(**flags, output_dir=workspace / "de"), *FLAGS)
+    command_output("pretrain", *text(workspace), *flag_list(**flags, output_dir=workspace / "de"), *FLAGS)
     return workspace / "de"
 
 
@@ -88,13 +67,13 @@ def test_trained_embeddings(workspace: Path, german: Path) -> None:
     shutil.copytree(german, again)
     shutil.rmtree(again / "checkpoint-6")
     flags = [*text(workspace), "--recipe", "artetxe_embeddings", "--max_steps", 6, "--save_steps", 3, *FLAGS]
-    run_cli("pretrain", *flags, "--per_device_batch_size", 8, "--output_dir", again, "--resume")
+    command_output("pretrain", *flags, "--per_device_batch_size", 8, "--output_dir", again, "--resume")
     resumed = load_file(again / "model.safetensors")
     assert all(torch.equal(resumed[name], whole[name]) for name in whole)
     more = [*flags, "--per_device_batch_size", 2, "--gradient_accumulation_steps", 4]
-    run_cli("pretrain", *more, "--output_dir", workspace / "accumulated")
+    command_output("pretrain", *more, "--output_dir", workspace / "accumulated")
     more = [*flags, "--per_device_batch_size", 4, "--output_dir", workspace / "two-processes"]
-    assert not run_forked("-c", TWO_PROCESSES, *more, cwd=ROOT).returncode
+    run_in_two_processes("pretrain", *more)
     for other in ("accumulated", "two-processes"):
         found = load_file(workspace / other / "model.safetensors")
         assert all(torch.allclose(found[name], whole[name], atol=1e-4) for name in whole), other
@@ -109,7 +88,7 @@ def test_trained_embeddings(workspace: Path, german: Path) -> None:
         given = [*text(workspace), "--family", "bert", "--train_only", "embeddings", "--max_steps", 1, *more]
         if more[0] == "--model":
             given = given[2:-2]
-        assert message in run_cli("pretrain", *given, "--output_dir", workspace / "none", fails=True)
+        assert message in command_output("pretrain", *given, "--output_dir", workspace / "none", fails=True)
 
 
 def test_replaced_embeddings(workspace: Path, german: Path) -> None:
@@ -126,9 +105,9 @@ def test_replaced_embeddings(workspace: Path, german: Path) -> None:
         (f"de={wrong}", "a model with hidden_size=8, but this model has 32"),
     ):
         wrong_flags = flag_list(language_embeddings=embeddings, output_dir=workspace / "none")
-        assert message in run_cli("evaluate transfer", *flags, *wrong_flags, fails=True)
+        assert message in command_output("evaluate transfer", *flags, *wrong_flags, fails=True)
     assert not (workspace / "none").exists(), "errors are raised before training"
-    run_cli("evaluate transfer", *flags, "--language_embeddings", f"de={german}", "--output_dir", run)
+    command_output("evaluate transfer", *flags, "--language_embeddings", f"de={german}", "--output_dir", run)
     rows = {row["language"]: row["metrics"] for row in json.loads((run / "transfer.json").read_text())["languages"]}
     assert rows["en"]["f1"] > 0.9, "the training language has its embeddings again"
     tagger, start = load_file(run / "model.safetensors"), load_file(workspace / "en" / "model.safetensors")
@@ -140,7 +119,7 @@ def test_replaced_embeddings(workspace: Path, german: Path) -> None:
     model.resize_token_embeddings(len(AutoTokenizer.from_pretrained(german)), mean_resizing=False)
     model.get_input_embeddings().weight.data.copy_(load_file(german / "model.safetensors")[table])
     tokenizer, right = AutoTokenizer.from_pretrained(german), 0
-    for row in (rows_of := sentences("de", 64)):
+    for row in (rows_of := tagged_sentences("de", 64, WORDS)):
         encoding = tokenizer([[word for word, _ in row]], is_split_into_words=True, return_tensors="pt")
         best, words = model.eval()(**encoding).logits[0].argmax(-1).tolist(), encoding.word_ids(0)
         right += sum(model.config.id2label[best[words.index(place)]] == tag for place, (_, tag) in enumerate(row))
@@ -162,9 +141,9 @@ def test_language_adapters_are_checked_before_training(workspace: Path) -> None:
         (workspace / "adapters", "use one of its subdirectories: good, wide"),
     ):
         adapters = f"en={good},de={other}"
-        assert message in run_cli("evaluate transfer", *flags, "--language_adapters", adapters, fails=True)
+        assert message in command_output("evaluate transfer", *flags, "--language_adapters", adapters, fails=True)
     adapters = f"en={good},fr={good}"
-    assert "found en, fr" in run_cli("evaluate transfer", *flags, "--language_adapters", adapters, fails=True)
+    assert "found en, fr" in command_output("evaluate transfer", *flags, "--language_adapters", adapters, fails=True)
     assert not (workspace / "untrained").exists()
 
 
@@ -174,15 +153,14 @@ def test_language_tags_of_elmo(workspace: Path, tmp_path: Path) -> None:
     family = FAMILIES["elmo"]
     torch.manual_seed(0)
     config = tiny_config(family, num_characters=tokenizer.num_characters, num_languages=2, vocab_size=len(tokenizer))
-    for part in (family.models["AutoModel"](config), tokenizer):
-        part.save_pretrained(tmp_path / "elmo")
+    save(tmp_path / "elmo", family.models["AutoModel"](config), tokenizer)
     flags = ["--model", tmp_path / "elmo", "--task", "ner", "--data_dir", workspace, "--freeze", "encoder", *FLAGS]
-    run_cli("evaluate transfer", *flags, "--max_steps", 20, "--test", "de", "--output_dir", tmp_path / "run")
+    command_output("evaluate transfer", *flags, "--max_steps", 20, "--test", "de", "--output_dir", tmp_path / "run")
     (row,) = json.loads((tmp_path / "run" / "transfer.json").read_text())["languages"]
     model, saved = (kind.from_pretrained(tmp_path / "run") for kind in (AutoModelForTokenClassification, AutoTokenizer))
     assert saved.language == "en"
     right = dict.fromkeys(("en", "de"), 0)
-    for sentence in sentences("de", 64):
+    for sentence in tagged_sentences("de", 64, WORDS):
         words = [word for word, _ in sentence]
         for language in right:
             tagged = tokenizer([f"<{language}>", *words], is_split_into_words=True)
@@ -194,4 +172,4 @@ def test_language_tags_of_elmo(workspace: Path, tmp_path: Path) -> None:
             right[language] += sum(model.config.id2label[label] == tag for label, (_, tag) in pairs)
     assert row["metrics"]["accuracy"] == pytest.approx(right["de"] / (3 * 64))
     other = flag_list(max_steps=1, test=f"fi={workspace}/de.test.txt", output_dir=tmp_path / "none")
-    assert "no embedding of the language 'fi'" in run_cli("evaluate transfer", *flags, *other, fails=True)
+    assert "no embedding of the language 'fi'" in command_output("evaluate transfer", *flags, *other, fails=True)

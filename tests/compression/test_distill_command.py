@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from commands import run_command
+from labelled_texts import BAD, GOOD, OTHERS, classification_files
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, DistilBertForMaskedLM
 
 from hf_ctxmodels.cli.distill import flag_sections
@@ -25,8 +26,6 @@ from hf_ctxmodels.training.summary import TrainingSummary
 ROOT = Path(__file__).parents[2]
 TASK = "sequence-classification"
 RECIPES = [path.stem for path in sorted(ROOT.glob("scripts/recipes/*.yaml")) if "\nlosses:" in path.read_text()]
-GOOD, BAD = ["lovely", "great", "splendid", "charming"], ["awful", "dreadful", "boring", "silly"]
-OTHERS = ["the", "film", "was", "in", "saw", "a", "story", "yesterday", "who", "where", "is"]
 QUICK = ["--num_train_epochs", "7", "--learning_rate", "5e-3", "--per_device_batch_size", "16", "--max_length", "24"]
 
 
@@ -59,10 +58,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     """A pretrained model, a fine-tuned one, a task's files, and text."""
     folder = tmp_path_factory.mktemp("workspace")
     made, generator = Workspace(folder), random.Random(0)
-    for name, size in (("train", 96), ("dev", 32)):
-        goods = [generator.random() < 0.6 for _ in range(size)]
-        rows = [f"the film was {generator.choice(GOOD if good else BAD)}\t{['neg', 'pos'][good]}" for good in goods]
-        (folder / f"{name}.tsv").write_text("\n".join(["sentence\tgold", *rows]) + "\n")
+    classification_files(folder)
     words = GOOD + BAD + OTHERS
     text = "\n\n".join("\n".join(" ".join(generator.choices(words, k=6)) for _ in range(3)) for _ in range(20))
     (folder / "text.txt").write_text(text + "\n")
@@ -120,14 +116,20 @@ def test_a_task_is_learned_from_a_teacher(workspace, subtests, capsys):
         "step_1": ["--recipe", "tinybert_task_1", *new, *narrow, "initializer_range=0.1"],
         "step_2": ["--recipe", "tinybert_task_2", "--model", workspace.path("step_1")],
         "of_the_teacher": [*short, "--losses", "logits"],
-        "of_a_peer": ["--teacher", workspace.path("peer"), *short, "--losses", "logits"],  # of transformers' BERT
+        "of_a_reference": [
+            "--teacher",
+            workspace.path("reference"),
+            *short,
+            "--losses",
+            "logits",
+        ],
         "bilstm": ["--recipe", "bilstm_distilled", *workspace.infersent],
     }
     AutoModelForSequenceClassification.from_pretrained(workspace.path("teacher")).export_reference(
-        workspace.path("peer")
+        workspace.path("reference")
     )
     for file in (workspace.folder / "teacher").glob("tokenizer*"):
-        (workspace.folder / "peer" / file.name).write_bytes(file.read_bytes())
+        (workspace.folder / "reference" / file.name).write_bytes(file.read_bytes())
     for name, flags in ways.items():
         with subtests.test(name):
             summary = workspace.train("distill", name, *teacher, *flags)

@@ -10,7 +10,8 @@ import transformers
 from distillation_models import VOCABULARY, batch_of, classifier, features, new_model, padded
 from safetensors.torch import load_file
 from torch.utils.data import Dataset
-from transformers import AutoModelForMaskedLM, DistilBertForMaskedLM, DistilBertModel, Trainer, TrainingArguments
+from training_runs import trainer_arguments
+from transformers import AutoModelForMaskedLM, DistilBertForMaskedLM, DistilBertModel, Trainer
 from zoo import assert_close
 
 import hf_ctxmodels
@@ -116,9 +117,9 @@ def test_trainer_trains_saves_and_resumes_a_student(tmp_path):
         model: CtxDistillationModel, folder: str, kind: type[Trainer] = Trainer, batch: int = 4, optim: str = "sgd"
     ) -> Any:
         sizes = {"per_device_train_batch_size": batch, "gradient_accumulation_steps": 4 // batch}
-        schedule = {"max_steps": 2, "learning_rate": 1e-2, "lr_scheduler_type": "constant", "save_steps": 1}
-        flags = {"report_to": [], "use_cpu": True, "disable_tqdm": True, "remove_unused_columns": False}
-        options = TrainingArguments(tmp_path / folder, optim=optim, **sizes, **schedule, **flags)
+        schedule = {"max_steps": 2, "learning_rate": 1e-2, "lr_scheduler_type": "constant", "optim": optim}
+        saving = {"save_strategy": "steps", "save_steps": 1, "remove_unused_columns": False}
+        options = trainer_arguments(tmp_path / folder, **sizes, **schedule, **saving)
         return kind(model, options, data_collator=DistillationCollator(padded), train_dataset=Rows())
 
     plain, exact, accumulated = (taught() for _ in range(3))
@@ -186,18 +187,18 @@ def test_a_student_of_some_layers_is_exported_as_distilbert(tmp_path):
     encoder.export_reference(tmp_path / "base")
     batch = {name: each for name, each in padded(features()).items() if name != "labels"}
     tokens = batch["attention_mask"] == 1
-    for kind, ours, folder, field in (
+    for kind, converted, folder, field in (
         (DistilBertForMaskedLM, student, "mlm", "logits"),
         (DistilBertModel, encoder, "base", "last_hidden_state"),
     ):
-        peer, report = kind.from_pretrained(tmp_path / folder, output_loading_info=True)
+        reference, report = kind.from_pretrained(tmp_path / folder, output_loading_info=True)
         assert not any(report.values()), report
-        assert peer.num_parameters() == ours.num_parameters()
-        assert torch.equal(peer.get_input_embeddings().weight, ours.get_input_embeddings().weight)
+        assert reference.num_parameters() == converted.num_parameters()
+        assert torch.equal(reference.get_input_embeddings().weight, converted.get_input_embeddings().weight)
         with torch.no_grad():
             segments = torch.ones_like(batch["input_ids"])
-            got = getattr(ours.eval()(**batch, token_type_ids=segments), field)
-            assert_close(got[tokens], getattr(peer.eval()(**batch), field)[tokens], folder, 1e-6)
+            got = getattr(converted.eval()(**batch, token_type_ids=segments), field)
+            assert_close(got[tokens], getattr(reference.eval()(**batch), field)[tokens], folder, 1e-6)
     for refused, message in (
         (classifier(2, type_vocab_size=0), "does not support the head"),
         (CtxBertModel(student.config), "no pooler"),
@@ -219,22 +220,22 @@ def test_distilbert_of_transformers_is_opened(tmp_path, subtests):
     for name in ("ForMaskedLM", "Model", "ForTokenClassification", "ForQuestionAnswering"):
         with subtests.test(name=name):
             torch.manual_seed(0)
-            peer = getattr(transformers, f"DistilBert{name}")(config).eval()
+            reference = getattr(transformers, f"DistilBert{name}")(config).eval()
             with torch.no_grad():
-                for each in peer.parameters():
+                for each in reference.parameters():
                     each.add_(0.3 * torch.randn_like(each))
-            peer.save_pretrained(tmp_path / name)
+            reference.save_pretrained(tmp_path / name)
             options = {"add_pooling_layer": False} if name == "Model" else {}
             kind = getattr(hf_ctxmodels, f"CtxBert{name}")
-            ours, report = kind.from_pretrained(tmp_path / name, output_loading_info=True, **options)
+            converted, report = kind.from_pretrained(tmp_path / name, output_loading_info=True, **options)
             assert not any(report.values()), report
-            assert (ours.config.type_vocab_size, ours.config.hidden_dropout_prob) == (0, 0.3)
+            assert (converted.config.type_vocab_size, converted.config.hidden_dropout_prob) == (0, 0.3)
             with torch.no_grad():
-                expected, found = peer(**batch), ours(**batch)
+                expected, found = reference(**batch), converted(**batch)
             for field in expected:
                 assert_close(found[field][tokens], expected[field][tokens], field, 1e-5)
-            assert type(load_family_config(tmp_path / name)) is type(ours.config)
-            ours.save_pretrained(tmp_path / "own")
+            assert type(load_family_config(tmp_path / name)) is type(converted.config)
+            converted.save_pretrained(tmp_path / "own")
             assert torch.equal(kind.from_pretrained(tmp_path / "own", **options)(**batch)[0], found[0])
     for name in ("ForSequenceClassification", "ForMultipleChoice"):
         getattr(transformers, f"DistilBert{name}")(config).save_pretrained(tmp_path / name)

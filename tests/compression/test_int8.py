@@ -3,11 +3,11 @@
 import copy
 import json
 import math
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from commands import command_output
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AutoModel, AutoModelForMultipleChoice, AutoModelForSequenceClassification
@@ -224,7 +224,7 @@ def test_many_rows_are_mapped_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_code_is_trained(subtests: pytest.Subtests) -> None:
-    """Every quantized model says so in its first step, also one with tables alone; without gradients it only runs."""
+    """Training raises an error for every quantized model, also one with tables alone; without gradients it runs."""
     for case in [*REPRESENTATIVES, Case(FAMILIES["word2vec"], "AutoModelForSequenceClassification")]:
         with subtests.test(case=str(case)):
             model, batch = case.model(), make_batch(case)
@@ -258,39 +258,32 @@ def test_texts_alone_are_read_by_every_head(subtests: pytest.Subtests) -> None:
             assert found.shape[:2] == ((rows, 1) if case.has_choices else (rows, length + 2))
 
 
-def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """With static scales of a calibration; what is wrong with its flags is an error."""
+def test_the_command(tmp_path: Path) -> None:
+    """Static scales of a calibration, and errors of its flags."""
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghij"]
     FAMILIES["bert"].tokenizer(vocab={word: number for number, word in enumerate(words)}).save_pretrained(tmp_path)
     config = CtxBertConfig(**FAMILIES["bert"].sizes["tiny"], vocab_size=len(words), initializer_range=0.2)
     CtxBertForSequenceClassification(config).save_pretrained(tmp_path)
     texts = tmp_path / "texts.txt"
     texts.write_text("a b c d\n" * 3, encoding="utf-8")
-    output = tmp_path / "int8"
-    command = ["export int8", "--model", str(tmp_path), "--output_dir", str(output)]
-
-    def run(*flags: str) -> None:
-        monkeypatch.setattr(sys, "argv", [*command, *flags])
-        export.int8()
-
-    with pytest.raises(CtxError, match="got 3"):
-        run("--activations", f"static:file={texts}")
-    with pytest.raises(CtxError, match="static needs file"):
-        run("--activations", "static")
-    with pytest.raises(CtxError, match="Unknown option 'file'"):
-        run("--activations", f"token:file={texts}")
+    output, static = tmp_path / "int8", f"static:file={texts}"
+    flags = {"model": tmp_path, "output_dir": output}
+    for wrong, message in (
+        (static, "got 3"),
+        ("static", "static needs file"),
+        (f"token:file={texts}", "Unknown option 'file'"),
+    ):
+        assert message in command_output("export int8", **flags, activations=wrong, fails=True)
     texts.write_text("a b c d e\nf g h\n" * 10, encoding="utf-8")
-    run("--activations", f"static:file={texts}", "--skip", "pooler")
-    assert "times smaller" in capsys.readouterr().out
+    assert "times smaller" in command_output("export int8", **flags, activations=static, skip="pooler")
     assert json.loads((output / "config.json").read_text())["quantization_config"]["activations"] == "static"
     model = CtxBertForSequenceClassification.from_pretrained(tmp_path)
     opened = AutoModelForSequenceClassification.from_pretrained(output)
     batch = {"input_ids": torch.tensor([[2, 5, 6, 7, 3]])}
     assert F.cosine_similarity(opened(**batch).logits, model(**batch).logits).item() > 0.98
     assert isinstance(CtxBertModel.from_pretrained(output).layers[0].attention.qkv_proj.input_zero_point, Tensor)
-    with pytest.raises(CtxError, match="already holds"):
-        run()
+    assert "already holds" in command_output("export int8", **flags, fails=True)
     FAMILIES["bert"].models["AutoModelForMultipleChoice"](config).save_pretrained(tmp_path)
-    run("--activations", f"static:file={texts}", "--overwrite")
+    command_output("export int8", "--overwrite", **flags, activations=static)
     chooser = AutoModelForMultipleChoice.from_pretrained(output)
     assert float(chooser.bert.pooler.dense.input_scale) > 0

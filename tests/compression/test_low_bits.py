@@ -161,7 +161,7 @@ def test_training_and_its_file(tmp_path: Path) -> None:
 
 def test_frozen_encoders_and_adapters(tmp_path: Path, subtests: pytest.Subtests, capsys: pytest.CaptureFixture) -> None:
     """The layers' sensitivities are those of the model with nothing frozen; what is frozen stays so. Adapters stay in
-    single precision: they are opened from beside packed codes, and from beside codes of 8 bits, as they were."""
+    single precision: they are opened with packed codes and with codes of 8 bits as they were."""
     batch = make_batch(BERT)
     targets = batch | make_targets(BERT, batch)
     features = features_of(targets)
@@ -174,14 +174,14 @@ def test_frozen_encoders_and_adapters(tmp_path: Path, subtests: pytest.Subtests,
         with subtests.test(freeze.__name__):
             model = BERT.model()
             freeze(model)
-            whole, said = copy.deepcopy(model).requires_grad_(True), []
+            whole, messages = copy.deepcopy(model).requires_grad_(True), []
             for each in (whole, model):
                 trained = {name: parameter.requires_grad for name, parameter in each.named_parameters()}
                 OPTIONS.start(each, features, collate, 2, Accelerator(cpu=True))
                 assert trained == {name: parameter.requires_grad for name, parameter in each.named_parameters()}
-                said.append(capsys.readouterr().err)
-            assert said[0].count("sensitivity") == 3
-            assert said[0] == said[1]
+                messages.append(capsys.readouterr().err)
+            assert messages[0].count("sensitivity") == 3
+            assert messages[0] == messages[1]
     model.train()(**targets).loss.backward()
     torch.optim.SGD([each for each in model.parameters() if each.requires_grad], 1.0).step()
     plain = BERT.model()

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from forked import run_forked
+from commands import command_output
 from transformers import AutoModel, AutoTokenizer
 
 from hf_ctxmodels import CtxError
@@ -105,16 +105,9 @@ def test_missing_files_and_unusual_words(tmp_path: Path) -> None:
 def test_conversion_script(family: str, tmp_path: Path) -> None:
     """A file is converted to a model, which Auto classes load, and back."""
     WRITERS["word2vec-binary"](VECTORS, tmp_path / "vectors.bin")
-
-    def run(*flags: object) -> str:
-        process = run_forked(SCRIPT, *flags)
-        assert process.returncode == 0, process.stderr
-        return process.stdout
-
     directory = tmp_path / "model"
-    source = ("--input_format", "word2vec-binary", "--input", tmp_path / "vectors.bin")
-    output = run(*source, "--family", family, "--output", directory)
-    assert "6 words of 5 dimensions" in output
+    source = {"input_format": "word2vec-binary", "input": tmp_path / "vectors.bin"}
+    assert "6 words of 5 dimensions" in command_output(SCRIPT, **source, family=family, output=directory)
     model, tokenizer = AutoModel.from_pretrained(directory), AutoTokenizer.from_pretrained(directory)
     assert type(model) is FAMILIES[family].models["AutoModel"]
     batch = tokenizer(["naïve 東京", "5,000 unheard"], return_tensors="pt")
@@ -123,7 +116,7 @@ def test_conversion_script(family: str, tmp_path: Path) -> None:
     np.testing.assert_array_equal(states[0].numpy(), VECTORS.matrix[[1, 3]])
     np.testing.assert_array_equal(states[1, 0].numpy(), VECTORS.matrix[5])
     assert not states[1, 1].any()
-    run("--output_format", "glove", "--input", directory, "--output", tmp_path / "vectors.txt")
+    command_output(SCRIPT, output_format="glove", input=directory, output=tmp_path / "vectors.txt")
     np.testing.assert_array_equal(READERS["glove"](tmp_path / "vectors.txt").matrix, VECTORS.matrix)
 
 
@@ -132,11 +125,8 @@ def test_pickles_require_allow_pickle(tmp_path: Path) -> None:
     VECTORS.to_gensim().save(str(tmp_path / "vectors.kv"))
     flags = ["--input_format", "gensim", "--input", tmp_path / "vectors.kv"]
     flags += ["--family", STATIC[0], "--output", tmp_path / "model"]
-    process = run_forked(SCRIPT, *flags)
-    assert process.returncode == 2
-    assert "pickle" in process.stderr
-    process = run_forked(SCRIPT, *flags, "--allow_pickle")
-    assert process.returncode == 0, process.stderr
+    assert "pickle" in command_output(SCRIPT, *flags, fails=True)
+    command_output(SCRIPT, *flags, "--allow_pickle")
     assert len(AutoTokenizer.from_pretrained(tmp_path / "model")) == 8
 
 

@@ -113,20 +113,8 @@ def test_contiguous_rows_do_not_depend_on_workers_resuming_or_processes(streamin
     for workers in (1, 2):
         assert numbers(loader(workers=workers), 20) == expected
     assert numbers(loader(start_batch=7, workers=1), 13) == expected[7:]
-    halves = [
-        numbers(
-            prepare_data_loader(
-                loader(),
-                num_processes=2,
-                process_index=process,
-                split_batches=True,
-                dispatch_batches=False,
-                put_on_device=False,
-            ),
-            20,
-        )
-        for process in (0, 1)
-    ]
+    options = {"num_processes": 2, "split_batches": True, "dispatch_batches": False, "put_on_device": False}
+    halves = [numbers(prepare_data_loader(loader(), process_index=process, **options), 20) for process in (0, 1)]
     assert [first + second for first, second in zip(*halves)] == expected, "each process has rows of its own"
 
 

@@ -1,4 +1,4 @@
-"""Sources of documents, and what is said about broken ones."""
+"""Sources of documents, and errors of invalid ones."""
 
 import gzip
 import json
@@ -52,11 +52,7 @@ def test_every_kind_of_file_gives_the_same_documents_every_time(tmp_path, kind, 
 
 @pytest.mark.parametrize(
     "data",
-    [
-        b"\xef\xbb\xbf" + text_file(),
-        text_file(newline="\r\n"),
-        b"\n \n" + text_file() + b"\n\n\n",
-    ],
+    [b"\xef\xbb\xbf" + text_file(), text_file(newline="\r\n"), b"\n \n" + text_file() + b"\n\n\n"],
     ids=["byte order mark", "line ends of Windows", "blank lines around"],
 )
 def test_text_files_of_other_makes(tmp_path, data):
@@ -164,11 +160,7 @@ def test_documents_without_text_can_be_passed_over(tmp_path):
     assert list(load_documents(path, skip_empty=True)) == [["A."]]
 
 
-@given(
-    count=st.integers(1, 120),
-    fraction=st.sampled_from([0.5, 0.34, 0.1, 0.05, 0.01]),
-    seed=st.integers(0, 100),
-)
+@given(count=st.integers(1, 120), fraction=st.sampled_from([0.5, 0.34, 0.1, 0.05, 0.01]), seed=st.integers(0, 100))
 def test_the_split_is_exact_and_lasting(tmp_path_factory, count, fraction, seed):
     path = tmp_path_factory.mktemp("split") / "a.txt"
 

@@ -83,12 +83,7 @@ def test_no_tokens_at_all_is_an_error(tokenizer):
         next(iter(ShuffledStream(DocumentStream([["\u200b"]], objective), 2, seed=0)))
 
 
-@given(
-    size=st.integers(1, 50),
-    batch_size=st.integers(1, 70),
-    seed=st.integers(0, 99),
-    start=st.integers(0, 60),
-)
+@given(size=st.integers(1, 50), batch_size=st.integers(1, 70), seed=st.integers(0, 99), start=st.integers(0, 60))
 def test_the_sampler_shows_every_example_once_an_epoch_from_any_start(size, batch_size, seed, start):
     batches = list(islice(EpochBatchSampler(size, batch_size, seed), start + 5))
     assert all(len(batch) == batch_size for batch in batches)
@@ -156,15 +151,7 @@ def test_accelerate_splits_a_batch_among_processes(objective, documents, streami
 
     whole = rows(islice(loader(), 8))
     for workers in (0, 2):
-        halves = []
-        for process in (0, 1):
-            prepared = prepare_data_loader(
-                loader(workers),
-                num_processes=2,
-                process_index=process,
-                split_batches=True,
-                dispatch_batches=False,
-                put_on_device=False,
-            )
-            halves.append(rows(islice(prepared, 8)))
+        options = {"num_processes": 2, "split_batches": True, "dispatch_batches": False, "put_on_device": False}
+        loaders = (prepare_data_loader(loader(workers), process_index=process, **options) for process in (0, 1))
+        halves = [rows(islice(half, 8)) for half in loaders]
         assert [first + second for first, second in zip(*halves)] == whole

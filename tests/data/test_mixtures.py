@@ -79,13 +79,8 @@ def test_draws_are_uniform_and_by_the_seed() -> None:
     assert len(mixture) == 20
 
 
-def test_all_steps_of_all_parts_are_shuffled(subtests: pytest.Subtests) -> None:
-    for per_step in (1, 3):
-        with subtests.test(per_step=per_step):
-            _check_shuffled_steps(per_step)
-
-
-def _check_shuffled_steps(per_step: int) -> None:
+@pytest.mark.parametrize("per_step", [1, 3])
+def test_all_steps_of_all_parts_are_shuffled(per_step: int) -> None:
     size = 2 * per_step  # of a step
     mixture = ShuffledMixture([LABELLED, OTHERS, MORE], size)
     expected = [-(-len(part) // size) for part in mixture.datasets]

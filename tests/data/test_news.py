@@ -1,4 +1,4 @@
-"""Files of news articles: the texts of their fields, and what is said of a line that is no article."""
+"""Files of news articles: the texts of their fields, and errors of a line that is no article."""
 
 import gzip
 import json
@@ -44,7 +44,7 @@ def test_texts_of_the_fields(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"date": 2019}, "Field 'date' contains a int"),
         ({"date": "sometime"}, "'sometime' is not a date"),
@@ -56,8 +56,8 @@ def test_texts_of_the_fields(tmp_path: Path) -> None:
         ({"title": ["A"]}, "Field 'title' contains a list"),
     ],
 )
-def test_a_wrong_field_is_named_with_its_line(tmp_path: Path, change: dict, said: str) -> None:
-    with pytest.raises(CtxError, match=rf"{said}(.|\n)*news.jsonl:2\n"):
+def test_a_wrong_field_is_named_with_its_line(tmp_path: Path, change: dict, message: str) -> None:
+    with pytest.raises(CtxError, match=rf"{message}(.|\n)*news.jsonl:2\n"):
         read(tmp_path, ARTICLE, {**ARTICLE, **change})
 
 
@@ -69,8 +69,8 @@ def test_what_else_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(CtxError, match=r"Expected a JSON object, got list(.|\n)*news.jsonl:1"):
         read(tmp_path, ["no", "article"])
     (tmp_path / "news.txt").write_text("text")
-    for source, said in ((tmp_path / "news.txt", r"expected .jsonl"), (tmp_path / "no.jsonl", "No such file")):
-        with pytest.raises(CtxError, match=said):
+    for source, message in ((tmp_path / "news.txt", r"expected .jsonl"), (tmp_path / "no.jsonl", "No such file")):
+        with pytest.raises(CtxError, match=message):
             load_documents(str(source), news_articles=True)
     with pytest.raises(CtxError, match="neither language tags nor translations"):
         load_documents(str(tmp_path / "news.jsonl"), news_articles=True, language_tags=["<en>"])

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import PreTrainedModel, Trainer, TrainingArguments
+from training_runs import trainer_arguments
+from transformers import PreTrainedModel, Trainer
 from zoo import BASES, HEADS, PATHS, Batch, Case, assert_close, assert_same_outputs, make_batch, make_targets, objective
 
 from hf_ctxmodels import CtxAlbertModel, CtxBertConfig, CtxBertModel, CtxError
@@ -319,7 +320,7 @@ def test_errors_list_what_there_is(bert: PreTrainedModel) -> None:
     add_adapter(bert, "de", "madx-language")
     add_adapter(bert, "ner")
     add_adapter(bert, "high", BottleneckConfig(leave_out=(0,)))
-    add_adapter(bert, "beside", "parallel")
+    add_adapter(bert, "other", "parallel")
     lstm = next(case for case in BASES if case.family.name == "elmo").model()
     encoder = next(case for case in BASES if case.family.name == "bert").model()
     wrong: list[tuple[Callable[[], Any], str]] = [
@@ -348,7 +349,7 @@ def test_errors_list_what_there_is(bert: PreTrainedModel) -> None:
         (lambda: set_active_adapters(bert, [["ner", "high"]]), "no fusion of ner, high"),
         (lambda: add_fusion(bert, ["ner", "high"]), "not after the same sub-layers"),
         (lambda: add_fusion(bert, ["ner", "de"]), "'de' is invertible, and cannot be fused"),
-        (lambda: add_fusion(bert, ["ner", "beside"]), "'beside' is parallel"),
+        (lambda: add_fusion(bert, ["ner", "other"]), "'other' is parallel"),
         (lambda: add_fusion(bert, ["ner"]), "two or more"),
         (lambda: delete_adapter(bert, "fr"), "no adapter 'fr'"),
         (lambda: merge_adapter(bert, "ner"), "single active adapter"),
@@ -432,17 +433,9 @@ def test_trainer_accumulates_and_resumes(tmp_path: Path) -> None:
         train_adapter(model, "de", freeze_head=True)
         if resume:  # nothing of the fresh weights may remain
             shaken(model)
-        arguments = TrainingArguments(
-            str(tmp_path / folder),
-            per_device_train_batch_size=micro,
-            gradient_accumulation_steps=accumulate,
-            max_steps=4,
-            save_steps=2,
-            learning_rate=0.01,
-            report_to="none",
-            use_cpu=True,
-            disable_tqdm=True,
-        )
+        sizes = {"per_device_train_batch_size": micro, "gradient_accumulation_steps": accumulate, "max_steps": 4}
+        saving = {"save_strategy": "steps", "save_steps": 2, "learning_rate": 0.01}
+        arguments = trainer_arguments(tmp_path / folder, **sizes, **saving)
         trainer = Trainer(model, arguments, train_dataset=rows)
         trainer.train(resume_from_checkpoint=str(tmp_path / folder / "checkpoint-2") if resume else None)
         return {name: each.detach().clone() for name, each in model.named_parameters() if each.requires_grad}

@@ -31,7 +31,7 @@ HEADS = {
     "spans": "AutoModelForQuestionAnswering",
     "choices": "AutoModelForMultipleChoice",
 }
-# A pooler, none, tied heads, an encoder-decoder, layers mixed by each head, a summary beside the encoder.
+# A pooler, none, tied heads, an encoder-decoder, layers mixed by each head, a summary outside the encoder.
 SHARED = ["bert", "roberta", "gpt2", "bart", "elmo", "xlnet"]
 
 
@@ -137,8 +137,8 @@ def test_configurations_and_calls_that_cannot_be(tmp_path: Path, subtests, monke
     quantize_model(coded, CtxInt8Config())
     add_adapter(adapted, "a")
     calls |= {"no plain weights": lambda: coded.task("pairs"), "has adapters": lambda: adapted.task("pairs")}
-    for says, call in calls.items():
-        with subtests.test(says), pytest.raises(CtxError, match=says):
+    for message, call in calls.items():
+        with subtests.test(message), pytest.raises(CtxError, match=message):
             call()
     assert AutoConfig.from_pretrained(tmp_path).task_config("words").id2label[1] == "words 1"
     assert CtxMultiTaskModel(CtxMultiTaskConfig())(torch.tensor([[1, 2]])).last_hidden_state.shape == (1, 2, 128)

@@ -1,4 +1,4 @@
-"""Lists of tasks: what a file says, and errors that name its file, line and key."""
+"""Lists of tasks: content of a file, and errors that name its file, line and key."""
 
 from pathlib import Path
 
@@ -29,7 +29,7 @@ tasks:
     head_dropout: 0.05
     metric: matthews_correlation
 """
-# What is changed -> the line and what the error says.
+# A replacement in the list -> line and message of the error.
 WRONG = {
     ("kind: sequence-classification\n    train_file: rte", "kind: parsing\n    train_file: rte"): (5, "'parsing'"),
     ("    answer_steps: 3", "    anser_steps: 3"): (10, "did you mean answer_steps"),
@@ -60,22 +60,18 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "tasks.yaml"
 
 
-def test_what_a_file_says_and_errors_that_name_line_and_key(
-    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests
-) -> None:
-    with subtests.test("what it says"), monkeypatch.context() as changed:
-        _check_what_it_says(file, tmp_path, changed)
-    for (right, wrong), (line, says) in WRONG.items():
-        with subtests.test(wrong):
-            assert LIST.count(right) == 1
-            file.write_text(LIST.replace(right, wrong))
-            with pytest.raises(CtxError) as raised:
-                read_task_list(file, TaskArguments(), tmp_path)
-            assert says in str(raised.value)
-            assert str(raised.value.location).startswith(f"{file}:{line}" if line else str(file))
+@pytest.mark.parametrize(("correct", "wrong"), WRONG)
+def test_errors_name_line_and_key(file: Path, tmp_path: Path, correct: str, wrong: str) -> None:
+    line, message = WRONG[correct, wrong]
+    assert LIST.count(correct) == 1
+    file.write_text(LIST.replace(correct, wrong))
+    with pytest.raises(CtxError) as raised:
+        read_task_list(file, TaskArguments(), tmp_path)
+    assert message in str(raised.value)
+    assert str(raised.value.location).startswith(f"{file}:{line}" if line else str(file))
 
 
-def _check_what_it_says(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_content(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = read_task_list(file, TaskArguments(label_column="gold", max_length=99), tmp_path)
     assert (found.sampling, found.temperature) == ("temperature", 2.0)
     rte, cola = found.tasks

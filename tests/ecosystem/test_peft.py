@@ -149,7 +149,7 @@ def test_only_what_is_new_is_saved(tmp_path: Path) -> None:
     assert model.newly_initialized_modules == ("summary", "classifier")
     with pytest.raises(CtxError, match=r"modules_to_save=\['summary'\]"):
         peft.get_peft_model(model, peft.LoraConfig(task_type="SEQ_CLS", target_modules="all-linear"))
-    # a layer that is drawn anew is as new
+    # a re-initialised layer counts as new
     model = BERT.model_class.from_pretrained(tmp_path / "bert")
     reinitialize_layers(model, 1, seed=1, pooler=True)
     last = f"bert.layers.{model.config.num_hidden_layers - 1}"

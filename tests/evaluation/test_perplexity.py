@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from forked import run_forked
+from commands import command_output, save
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels import (
@@ -26,7 +26,6 @@ from hf_ctxmodels.data.document_sources import load_documents
 from hf_ctxmodels.evaluation.perplexity import measure_perplexity
 
 DOCUMENTS = ["a cat sat on the mat and saw a dog", "", "rain fell", "the dog ran " * 12]
-COMMAND = ("-m", "hf_ctxmodels", "evaluate", "perplexity")
 Pair = tuple[PreTrainedModel, PreTrainedTokenizerBase]
 
 
@@ -104,17 +103,14 @@ def test_xlnet_predicts_by_its_query_stream_in_the_order_of_the_text(length: int
 
 
 def test_command_reads_the_held_out_documents(decoder: Pair, tmp_path: Path) -> None:
-    for part in decoder:
-        part.save_pretrained(tmp_path / "model")
     (tmp_path / "text.txt").write_text("\n\n".join(f"{number} cats sat" for number in range(8)))
-    flags = ("--model", tmp_path / "model", "--dataset", tmp_path / "text.txt")
-    done = [run_forked(*COMMAND, *flags, *more) for more in ((), ("--validation_fraction", 0.25))]
-    assert [each.returncode for each in done] == [0, 0], done
+    flags = {"model": save(tmp_path / "model", *decoder), "dataset": tmp_path / "text.txt"}
+    assert "24 words" in command_output("evaluate perplexity", **flags)
+    printed = command_output("evaluate perplexity", **flags, validation_fraction=0.25)
     held_out = list(load_documents(str(tmp_path / "text.txt")).split(0.25)[1])
     expected = measure_perplexity(*decoder, map(" ".join, held_out))
     assert len(held_out) == 2
-    assert f"{expected.per_word:.3f} per word; {expected.tokens} tokens, 6 words, 0 unknown" in done[1].stdout
-    assert "24 words" in done[0].stdout
+    assert f"{expected.per_word:.3f} per word; {expected.tokens} tokens, 6 words, 0 unknown" in printed
 
 
 def test_what_cannot_be_measured(decoder: Pair) -> None:

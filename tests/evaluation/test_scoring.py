@@ -1,4 +1,4 @@
-"""Scores of texts beside what a prediction at a time, without batches and padding, gives."""
+"""Scores of texts against one prediction at a time, without batches and padding."""
 
 from typing import Any
 

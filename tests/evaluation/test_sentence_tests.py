@@ -51,8 +51,8 @@ def test_probe_of_unseen_examples() -> None:
     (features, targets), (unseen, wanted) = blobs(400), blobs(300, seed=1)
     names = ["x", "y", "z"]
     found = probe(features, [names[each] for each in targets], unseen, [names[each] for each in wanted])
-    theirs = LogisticRegression().fit(features.numpy(), targets.numpy()).score(unseen.numpy(), wanted.numpy())
-    assert found.accuracy == pytest.approx(theirs, abs=0.02)
+    expected = LogisticRegression().fit(features.numpy(), targets.numpy()).score(unseen.numpy(), wanted.numpy())
+    assert found.accuracy == pytest.approx(expected, abs=0.02)
     assert found.examples == (400, 300)
     most = int(torch.bincount(targets).argmax())
     assert found.majority == pytest.approx(float((wanted == most).float().mean()))

@@ -46,10 +46,10 @@ def test_random_vectors_as_gensim_has_them() -> None:
     pytest.importorskip("gensim", reason="compares with gensim (extra `demo`)")
     matrix = np.random.default_rng(0).standard_normal((50, 8)).astype(np.float32)
     vectors = WordVectors([f"w{number}" for number in range(50)], matrix)
-    ours, theirs = WordSpace(vectors), vectors.to_gensim()
+    space, reference = WordSpace(vectors), vectors.to_gensim()
     for got, expected in (
-        (ours.most_similar("w3", 5), theirs.most_similar("w3", topn=5)),
-        (WordSpace(vectors, 20).most_similar("w3", 5), theirs.most_similar("w3", topn=5, restrict_vocab=20)),
+        (space.most_similar("w3", 5), reference.most_similar("w3", topn=5)),
+        (WordSpace(vectors, 20).most_similar("w3", 5), reference.most_similar("w3", topn=5, restrict_vocab=20)),
     ):
         assert [word for word, _ in got] == [word for word, _ in expected]
         assert [value for _, value in got] == pytest.approx([value for _, value in expected], rel=1e-5)

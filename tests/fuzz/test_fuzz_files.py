@@ -87,50 +87,33 @@ FILES: dict[str, tuple[str, bytes, Callable[[Path], Any]]] = {
     "codes": ("a.fcodes", b"t h 10\nth e</w> 9\n", read_codes),
 }
 JSON_FILES = ("squad", "manifest", "summary", "words.json")
-JSON_LINES = {name: FILES[name] for name in FILES if ".jsonl" in name and ".gz" not in name}
+
+
+def mutate_json_file(content: bytes, rng: random.Random) -> bytes:
+    return dump_json(mutate_json(json.loads(content), rng)).encode()
+
+
+def mutate_json_lines(content: bytes, rng: random.Random) -> bytes:
+    return b"".join(dump_json(mutate_json(json.loads(line), rng)).encode() + b"\n" for line in content.splitlines())
+
+
+MUTATIONS = [(name, mutate_bytes) for name in FILES] + [(name, mutate_json_file) for name in JSON_FILES]
+MUTATIONS += [(name, mutate_json_lines) for name, (file, *_) in FILES.items() if file == "a.jsonl"]
 
 
 @pytest.mark.parametrize("count", SEED_COUNTS)
-@pytest.mark.parametrize("name", FILES)
-def test_mutated_bytes(name: str, count: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "mutate"), MUTATIONS)
+def test_mutated_files(name: str, mutate: Callable[[bytes, random.Random], bytes], count: int, tmp_path: Path) -> None:
     file_name, content, read = FILES[name]
     path = tmp_path / file_name
 
     def check(rng: random.Random) -> None:
-        path.write_bytes(mutate_bytes(content, rng))
+        path.write_bytes(mutate(content, rng))
         with assert_readable_errors(path.read_bytes()[:300]):
             read(path)
 
     path.write_bytes(content)
     read(path)
-    check_seeds(count, check)
-
-
-@pytest.mark.parametrize("count", SEED_COUNTS)
-@pytest.mark.parametrize("name", JSON_FILES)
-def test_mutated_json(name: str, count: int, tmp_path: Path) -> None:
-    file_name, content, read = FILES[name]
-    value, path = json.loads(content), tmp_path / file_name
-
-    def check(rng: random.Random) -> None:
-        path.write_text(dump_json(mutate_json(value, rng)))
-        with assert_readable_errors(path.read_text()[:300]):
-            read(path)
-
-    check_seeds(count, check)
-
-
-@pytest.mark.parametrize("count", SEED_COUNTS)
-@pytest.mark.parametrize("name", JSON_LINES)
-def test_mutated_json_lines(name: str, count: int, tmp_path: Path) -> None:
-    file_name, _, read = JSON_LINES[name]
-    path = tmp_path / file_name
-
-    def check(rng: random.Random) -> None:
-        path.write_text("".join(dump_json(mutate_json(record, rng)) + "\n" for record in RECORDS))
-        with assert_readable_errors(path.read_text()[:300]):
-            read(path)
-
     check_seeds(count, check)
 
 

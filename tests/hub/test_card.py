@@ -48,14 +48,11 @@ def test_card_is_filled_from_the_run(saved_model: Path, family: FamilySpec) -> N
 
 
 @some_families
-def test_curve_is_an_image_where_there_is_one(saved_model: Path) -> None:
+def test_loss_curve(saved_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The card shows the image if there is one."""
     text = str(model_card(saved_model, REPO, curve_image="loss_curve.png"))
     assert "![Training loss by step](loss_curve.png)" in text
     assert "| step | loss |" not in text
-
-
-@some_families
-def test_loss_curve_png(saved_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     summary = TrainingSummary.load(saved_model)
     assert loss_curve_png(summary).startswith(b"\x89PNG")
     summary.curve = []

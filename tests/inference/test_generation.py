@@ -1,5 +1,5 @@
-"""Text from the permutation language model, equal to the reference's where that one is right; what `generate` returns
-beside the text, of every model that writes."""
+"""Text from the permutation language model, equal to the reference's where that one is right; further outputs of
+`generate`, of every generating model."""
 
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ def pair(folder: Path, **changes: Any) -> tuple[PreTrainedModel, PreTrainedModel
     return reference, CASE.auto_class.from_pretrained(folder).eval()
 
 
-def ours(folder: Path, **changes: Any) -> PreTrainedModel:
+def build_model(folder: Path, **changes: Any) -> PreTrainedModel:
     CASE.model(2, initializer_range=0.3, **changes).save_pretrained(folder)
     return CASE.auto_class.from_pretrained(folder).eval()
 
@@ -52,8 +52,8 @@ def test_equal_to_the_reference(mem_len: int | None, how: dict[str, Any], tmp_pa
 
 
 def test_memory_changes_little(tmp_path: Path) -> None:
-    """Without limit it holds what would be computed anew, but for rows that saw two tokens more."""
-    model = ours(tmp_path, mem_len=None)
+    """Without limit the memory equals a computation without it, except rows that saw two tokens more."""
+    model = build_model(tmp_path, mem_len=None)
     one = torch.randint(5, 61, (1, 12), generator=torch.Generator().manual_seed(3))
     inputs = model.prepare_inputs_for_generation(one)
     assert inputs["input_ids"].shape == (1, 13)
@@ -65,7 +65,7 @@ def test_memory_changes_little(tmp_path: Path) -> None:
 
 
 def test_padded_prompts_go_on_as_they_would_alone(tmp_path: Path) -> None:
-    model = ours(tmp_path)
+    model = build_model(tmp_path)
     padded = PROMPTS.clone()
     padded[1, :3] = 0
     mask = (padded != 0).long()
@@ -76,7 +76,7 @@ def test_padded_prompts_go_on_as_they_would_alone(tmp_path: Path) -> None:
 
 def test_segments_are_passed_on(tmp_path: Path) -> None:
     """What a tokenizer returns can be given whole."""
-    model = ours(tmp_path)
+    model = build_model(tmp_path)
     types = torch.zeros_like(PROMPTS)
     with_types = model.generate(PROMPTS, token_type_ids=types, do_sample=False, **OPTIONS)
     assert with_types.shape == (2, 15)

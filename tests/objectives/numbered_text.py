@@ -1,4 +1,7 @@
-"""Text in which every word tells where it stands."""
+"""Text in which every word tells where it stands, and checks of examples and batches."""
+
+import numpy as np
+import torch
 
 WORDS = 3000
 
@@ -19,3 +22,54 @@ def numbered_documents(shape):
             number += length
         documents.append(sentences)
     return documents, home
+
+
+def examples_of(objective_class, tokenizer, shape, passes=1, max_length=24, seed=0, **options):
+    """An objective, word number -> document of numbered documents, and their examples in some passes."""
+    documents, home = numbered_documents(shape)
+    objective = objective_class(tokenizer, max_length=max_length, seed=seed, **options)
+    return objective, home, [row for index in range(passes) for row in objective.examples(documents, index)]
+
+
+def segments(example):
+    """Word numbers of each segment of [CLS] A [SEP] or [CLS] A [SEP] B [SEP]; checks special tokens and token types."""
+    ids, types = example["input_ids"], example.get("token_type_ids")
+    ends = np.flatnonzero(ids == 3)
+    assert (ids[0], ends[-1]) == (2, len(ids) - 1)
+    assert types is None or types.tolist() == [0] * (ends[0] + 1) + [1] * (len(ids) - ends[0] - 1)
+    return [part[1:] - 5 for part in np.split(ids, ends)[:-1]]
+
+
+def check_runs(parts, home):
+    """Check that each segment is a run of the words of one document."""
+    for part in parts:
+        assert len(part) >= 1
+        assert (np.diff(part) == 1).all()
+        assert len({home[number] for number in part.tolist()}) == 1
+
+
+def indexed(rows, epoch=0):
+    """Examples as an `ExampleSet` returns them: with their index, in an epoch."""
+    return [{**row, "example_index": index, "epoch": epoch} for index, row in enumerate(rows)]
+
+
+def check_independent_rows(objective, features):
+    """Check that each row of a batch equals that of a batch of one example; returns the batch."""
+    together = objective.collate(features)
+    for index in reversed(range(len(features))):
+        alone = objective.collate(features[index : index + 1])
+        for column, values in alone.items():
+            if values.dim() == 1:
+                assert values[0] == together[column][index], column
+                continue
+            if column == "target_positions":  # from the end of the row, where padding moves it
+                values, whole = (batch["input_ids"].shape[1] - batch[column] for batch in (alone, together))
+                assert values[0].tolist() == whole[index, : values.shape[1]].tolist()
+                continue
+            is_left_padded = (
+                together[column].shape == together["input_ids"].shape and objective.tokenizer.padding_side == "left"
+            )
+            width = values.shape[1]
+            expected = together[column][index, -width:] if is_left_padded else together[column][index, :width]
+            assert torch.equal(values[0], expected), column
+    return together

@@ -1,16 +1,20 @@
 """What holds for every objective: its options, its collator, the size of its class hierarchy, seeds, and errors."""
 
 from dataclasses import fields
+from functools import cache
 from inspect import getdoc
 from typing import Any
 
 import pytest
 import torch
-from numbered_text import numbered_documents
+from numbered_text import check_independent_rows, indexed, numbered_documents
 
 from hf_ctxmodels import CtxError, objectives
 from hf_ctxmodels.data import ExampleSet
 from hf_ctxmodels.data.documents import TranslatedText
+from hf_ctxmodels.models.albert.tokenization_albert import CtxAlbertTokenizer
+from hf_ctxmodels.models.bert.tokenization_bert import CtxBertTokenizer
+from hf_ctxmodels.models.xlnet.tokenization_xlnet import CtxXLNetTokenizer
 from hf_ctxmodels.objectives import Objective
 from hf_ctxmodels.registry import FAMILIES
 
@@ -18,7 +22,8 @@ ALL = sorted({objective for family in FAMILIES.values() for objective in family.
 
 
 @pytest.mark.parametrize("objective", ALL, ids=lambda objective: objective.__name__)
-def test_an_objective_is_one_dataclass_on_top_of_its_collator(objective: type[Objective]) -> None:
+def test_definition(objective: type[Objective]) -> None:
+    """An objective is one dataclass on top of its collator, with documented options, references and relations."""
     own_bases = [base for base in objective.__mro__ if base.__module__.startswith("hf_ctxmodels")]
     assert len(own_bases) <= 7
     assert len({base.__module__ for base in own_bases}) <= 5
@@ -27,10 +32,6 @@ def test_an_objective_is_one_dataclass_on_top_of_its_collator(objective: type[Ob
     assert not issubclass(collator, Objective)
     assert getattr(objectives, collator.__name__) is collator
     assert getattr(objectives, objective.__name__) is objective
-
-
-@pytest.mark.parametrize("objective", ALL, ids=lambda objective: objective.__name__)
-def test_an_objective_documents_its_options_references_relations_and_use(objective: type[Objective]) -> None:
     documentation = getdoc(objective) or ""
     for section in ("References:", "Related:", "Example:", ">>> "):
         assert section in documentation
@@ -43,7 +44,8 @@ def test_an_objective_documents_its_options_references_relations_and_use(objecti
 
 DOCUMENTS, _ = numbered_documents([[5, 9, 3], [30, 2, 2], [40] * 3, [4] * 12])
 TRANSLATIONS = [TranslatedText(document) for document in numbered_documents([[8, 5]] * 12)[0]]
-# Name -> options; all work with the BERT tokenizer of these tests, except PermutationLM with a memory.
+# Families whose tokenizer of whole words an objective gets; the others get `tokenizer`, or `trailing_tokenizer`.
+WORD_LEVEL = {"CausalLM": "ulmfit", "SequenceAutoencoding": "seqae", "BidirectionalLM": "elmo", "SkipGram": "word2vec"}
 SEEDED = [
     ("MaskedLM", {}),
     ("MaskedLM", {"whole_word": True}),
@@ -66,16 +68,25 @@ SEEDED = [
     ("PermutationLM", {}),
     ("PermutationLM", {"memory_length": 8}),
 ]
-SAMPLED_PER_PASS = ("WithNextSentence", "WithSentenceOrder", "WithStructure", "UnifiedLM", "WithPairs", "PermutationLM")
+SAMPLED_PER_PASS = ("WithNextSentence", "WithSentenceOrder", "WithStructure", "UnifiedLM", "WithPairs")
+SAMPLED_PER_PASS += ("PermutationLM", "CausalLM")
 
 
 def build(request: pytest.FixtureRequest, name: str, **options: Any) -> Objective:
     """An objective with the tokenizer that suits it."""
-    fixture = "trailing_tokenizer" if name == "PermutationLM" else "tokenizer"
+    if name in WORD_LEVEL:
+        tokenizer = word_tokenizer(WORD_LEVEL[name])
+    else:
+        tokenizer = request.getfixturevalue("trailing_tokenizer" if name == "PermutationLM" else "tokenizer")
     options = {"max_length": 24, "seed": 0, **options}
     if name == "ContinualTasks":
         options.setdefault("schedule", "knowledge_masking, sentence_distance")
-    return getattr(objectives, name)(request.getfixturevalue(fixture), **options)
+    return getattr(objectives, name)(tokenizer, **options)
+
+
+@cache
+def word_tokenizer(family: str) -> Any:
+    return FAMILIES[family].tokenizer.train([" ".join(document) for document in DOCUMENTS], 2000, min_count=1)
 
 
 def documents_of(objective: Objective) -> list[list[str]]:
@@ -92,22 +103,8 @@ def test_a_batch_depends_on_seed_epoch_and_example_alone(
 ) -> None:
     objective = build(request, name, **options)
     rows = ExampleSet.build(objective.examples(documents_of(objective)))
-    together = objective.collate([rows[1, index] for index in range(len(rows))])
     state = torch.get_rng_state()
-    for index in reversed(range(len(rows))):
-        alone = objective.collate([rows[1, index]])
-        for column, values in alone.items():
-            if values.dim() == 1:
-                assert values[0] == together[column][index], column
-                continue
-            if column == "target_positions":  # from the end of the row, where padding moves it
-                values, whole = (batch["input_ids"].shape[1] - batch[column] for batch in (alone, together))
-                assert values[0].tolist() == whole[index, : values.shape[1]].tolist()
-                continue
-            is_left_padded = together[column].shape == together["input_ids"].shape and name == "PermutationLM"
-            width = values.shape[1]
-            expected = together[column][index, -width:] if is_left_padded else together[column][index, :width]
-            assert torch.equal(values[0], expected), column
+    together = check_independent_rows(objective, [rows[1, index] for index in range(len(rows))])
     assert torch.equal(torch.get_rng_state(), state)
     assert differ(together, objective.collate([rows[2, index] for index in range(len(rows))]))
     other_seed = build(request, name, **options, seed=1)
@@ -120,7 +117,45 @@ def test_a_batch_depends_on_seed_epoch_and_example_alone(
     assert not differ(*batches)
 
 
-@pytest.mark.parametrize(("name", "options"), SEEDED)
+@pytest.mark.parametrize("name", WORD_LEVEL.keys() - {"SkipGram"})
+def test_word_level_examples_do_not_depend_on_their_batch(request: pytest.FixtureRequest, name: str) -> None:
+    objective = build(request, name, **({"negatives": 50} if name == "BidirectionalLM" else {}))
+    rows = list(objective.examples(DOCUMENTS))
+    together = check_independent_rows(objective, indexed(rows))
+    if name == "BidirectionalLM":
+        assert not torch.equal(together["negatives"][0], together["negatives"][1])
+        assert not torch.equal(objective.collate(indexed(rows, epoch=1))["negatives"], together["negatives"])
+        assert together["negatives"].max() < len(objective.tokenizer)
+        assert "negatives" not in build(request, name).collate(indexed(rows))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "contiguous", "config_fields"),
+    [
+        ("CausalLM", {"carry": True}, True, {"stateful": True, "backward": False}),
+        ("CausalLM", {"carry": False, "backward": True}, False, {"stateful": False, "backward": True}),
+        ("SequenceAutoencoding", {}, False, {"stateful": False, "eos_token_id": 2}),
+        ("BidirectionalLM", {}, True, {"stateful": True}),
+        ("BidirectionalLM", {"carry": False}, False, {"stateful": False}),
+        ("PermutationLM", {}, False, {}),
+        ("SpanBoundary", {}, False, {"max_pair_targets": 15}),
+        ("SpanBoundary", {"boundary": False}, False, {}),
+        ("Denoising", {}, False, {"decoder_start_token_id": 3}),
+        ("UnitMaskingWithPairs", {}, False, {"pretraining_tasks": {"next_sentence": 2}}),
+    ],
+)
+def test_sampling_and_configuration(
+    request: pytest.FixtureRequest, name: str, options: dict[str, Any], contiguous: bool, config_fields: dict[str, Any]
+) -> None:
+    objective = build(request, name, **options)
+    assert objective.sampling.contiguous == contiguous
+    assert objective.config_fields == config_fields
+
+
+SEEDED_EXAMPLES = [*SEEDED, ("CausalLM", {}), ("SequenceAutoencoding", {})]
+
+
+@pytest.mark.parametrize(("name", "options"), SEEDED_EXAMPLES)
 def test_examples_depend_on_seed_and_pass_alone(
     request: pytest.FixtureRequest, name: str, options: dict[str, Any]
 ) -> None:
@@ -131,6 +166,8 @@ def test_examples_depend_on_seed_and_pass_alone(
         return [example[column].tolist() for example in examples]
 
     assert ids(1, 0) == ids(1, 0)
+    if name == "SequenceAutoencoding":
+        assert ids(1, 0) == ids(1, 1) == ids(2, 0)
     if name.endswith(SAMPLED_PER_PASS):
         assert ids(1, 0) != ids(1, 1)
         assert ids(1, 0) != ids(2, 0)
@@ -229,6 +266,16 @@ def test_a_missing_special_token_is_named(
         ("PermutationLM", {"memory_length": 8, "reuse_length": 20}, "use 1 to 19"),
         ("PermutationLM", {"document_end": "[END]"}, r"has no token '\[END\]' for the end of a document"),
         ("PermutationLM", {"mlm_probability": 0.1}, "'mlm_probability'"),
+        ("MaskedLM", {"max_length": 2}, "leaves no room"),
+        ("MaskedLM", {"masking": 0.1}, "'masking'"),
+        ("CausalLM", {"bptt": -1}, "bptt=-1"),
+        ("CausalLM", {"bptt_deviation": -1.0}, "bptt_deviation=-1.0"),
+        ("CausalLM", {"bptt": 30}, "bptt=30"),
+        ("SequenceAutoencoding", {"max_length": 2}, "max_length=2"),
+        ("BidirectionalLM", {"max_length": 2}, "max_length=2"),
+        ("BidirectionalLM", {"negatives": -1}, "negatives=-1"),
+        ("SkipGram", {"window": 0}, "window=0"),
+        ("SkipGram", {"subsampling": -1.0}, "subsampling"),
     ],
 )
 def test_impossible_options_are_refused(
@@ -236,3 +283,52 @@ def test_impossible_options_are_refused(
 ) -> None:
     with pytest.raises((CtxError, TypeError), match=message):
         build(request, name, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "columns"),
+    [
+        ("MaskedLM", {"labels"}),
+        ("MaskedLMWithNextSentence", {"token_type_ids", "labels", "next_sentence_label"}),
+        ("MaskedLMWithSentenceOrder", {"token_type_ids", "labels", "sentence_order_label"}),
+        ("UnitMaskingWithPairs", {"token_type_ids", "labels", "next_sentence_labels"}),
+        ("ReplacedTokenDetection", {"token_type_ids", "labels", "token_labels", "sampling_seed"}),
+    ],
+)
+def test_columns_of_a_batch(request: pytest.FixtureRequest, name: str, columns: set[str]) -> None:
+    objective = build(request, name)
+    assert set(objective.collate(indexed(objective.examples(DOCUMENTS)))) == {"input_ids", "attention_mask", *columns}
+
+
+@pytest.mark.parametrize(
+    ("name", "tokenizer_class", "options"),
+    [
+        ("MaskedLMWithNextSentence", CtxBertTokenizer, {"whole_word": True}),
+        ("MaskedLM", CtxAlbertTokenizer, {"ngram": 3, "mask_share": 0.0, "random_share": 0.0}),
+        ("MaskedLM", CtxXLNetTokenizer, {"ngram": 3, "mask_share": 0.0, "random_share": 0.0}),
+        ("PermutationLM", CtxXLNetTokenizer, {}),
+    ],
+)
+def test_words_are_selected_whole(name: str, tokenizer_class: Any, options: dict[str, Any]) -> None:
+    """A token within a word is a target if and only if the token before it is, and special tokens are none."""
+    text = [["a sailor carried seven letters over the bridge.", "the bridge was small and the river deep."] * 6] * 3
+    tokenizer = tokenizer_class.train([" ".join(sentences) for sentences in text], 45)
+    objective = getattr(objectives, name)(tokenizer, max_length=128, seed=0, **options)
+    batch = objective.collate(indexed(objective.examples(text)))
+    ids, selected = batch["input_ids"], batch["labels"] != -100
+    if name == "PermutationLM":
+        positions, is_target = batch["target_positions"], selected
+        selected = torch.zeros_like(ids, dtype=torch.bool)
+        for row in range(len(ids)):
+            selected[row, positions[row][is_target[row]]] = True
+    else:
+        ids = ids.where(~selected, batch["labels"])
+    is_wordpiece = tokenizer_class is CtxBertTokenizer
+    tokens = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+    begins = torch.tensor([not token.startswith("##") if is_wordpiece else token.startswith("▁") for token in tokens])
+    is_special = torch.isin(ids, torch.tensor(tokenizer.all_special_ids))
+    inside = ~is_special[:, 1:] & ~is_special[:, :-1] & ~begins[ids[:, 1:]]
+    assert inside.any()
+    assert selected.any(1).all()
+    assert (selected[:, 1:] == selected[:, :-1])[inside].all()
+    assert not selected[is_special].any()

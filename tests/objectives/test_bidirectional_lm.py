@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-import torch
+from numbered_text import indexed
 
 from hf_ctxmodels import CtxBertTokenizer, CtxElmoTokenizer, CtxError
 from hf_ctxmodels.objectives import BidirectionalLM
@@ -21,8 +21,7 @@ def tokenizer() -> CtxElmoTokenizer:
 
 def examples(tokenizer: CtxElmoTokenizer, length: int = 9, **options: object) -> tuple[BidirectionalLM, list[dict]]:
     objective = BidirectionalLM(tokenizer, max_length=length, seed=0, **options)
-    rows = [{**row, "example_index": number, "epoch": 0} for number, row in enumerate(objective.examples(DOCUMENTS))]
-    return objective, rows
+    return objective, indexed(objective.examples(DOCUMENTS))
 
 
 @pytest.mark.parametrize("length", [3, 5, 9, 14, 50])
@@ -55,21 +54,6 @@ def test_labels_are_the_neighbours(tokenizer: CtxElmoTokenizer) -> None:
     assert not batch["input_ids"][batch["attention_mask"] == 0].any()
 
 
-def test_no_row_depends_on_its_batch_and_draws_on_its_number(tokenizer: CtxElmoTokenizer) -> None:
-    objective, rows = examples(tokenizer, 9, negatives=50)
-    together = objective.collate(rows)
-    for number, row in enumerate(rows):
-        alone = objective.collate([row])
-        length = len(row["input_ids"])
-        assert torch.equal(together["input_ids"][number, :length], alone["input_ids"][0])
-        assert torch.equal(together["negatives"][number], alone["negatives"][0])
-    assert not torch.equal(together["negatives"][0], together["negatives"][1])
-    later = objective.collate([{**rows[0], "epoch": 1}])
-    assert not torch.equal(later["negatives"], together["negatives"][:1])
-    assert together["negatives"].max() < len(tokenizer)
-    assert "negatives" not in examples(tokenizer)[0].collate(rows)
-
-
 def test_unknown_words_round_trip() -> None:
     words = ["a", "ünï", "", "日本", "\udc80"]
     assert decode_words(encode_words(words)) == words
@@ -86,18 +70,7 @@ def test_rates_and_statistics(tokenizer: CtxElmoTokenizer) -> None:
     assert 0 < rates["unknown_target_share"] < 1
 
 
-def test_whether_the_state_is_carried(tokenizer: CtxElmoTokenizer) -> None:
-    assert BidirectionalLM(tokenizer, max_length=9, seed=0).sampling.contiguous
-    alone = BidirectionalLM(tokenizer, max_length=9, seed=0, carry=False)
-    assert not alone.sampling.contiguous
-    assert alone.config_fields == {"stateful": False}
-
-
-def test_what_cannot_be(tokenizer: CtxElmoTokenizer) -> None:
-    with pytest.raises(CtxError, match="max_length=2"):
-        BidirectionalLM(tokenizer, max_length=2, seed=0)
-    with pytest.raises(CtxError, match="negatives=-1"):
-        BidirectionalLM(tokenizer, max_length=9, seed=0, negatives=-1)
+def test_other_tokenizers(tokenizer: CtxElmoTokenizer) -> None:
     with pytest.raises(CtxError, match="no characters"):
         BidirectionalLM(CtxBertTokenizer.train(["a b"], vocab_size=40), max_length=9, seed=0)
     objective, rows = examples(tokenizer)

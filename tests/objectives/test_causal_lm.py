@@ -2,10 +2,9 @@
 
 import numpy as np
 import pytest
-import torch
 from numbered_text import numbered_documents
 
-from hf_ctxmodels import CtxError, CtxUlmfitTokenizer
+from hf_ctxmodels import CtxUlmfitTokenizer
 from hf_ctxmodels.objectives import CausalLM
 
 DOCUMENTS, _ = numbered_documents([[5, 9], [30, 2, 2], [1], [40] * 12])
@@ -21,9 +20,9 @@ def running_text(tokenizer: CtxUlmfitTokenizer) -> list[int]:
     return [number for document in DOCUMENTS for number in tokenizer(" ".join(document)).input_ids]
 
 
-def examples(tokenizer: CtxUlmfitTokenizer, length: int = 20, epoch: int = 0, **options: object) -> tuple:
+def examples(tokenizer: CtxUlmfitTokenizer, length: int, **options: object) -> tuple[CausalLM, list[dict]]:
     objective = CausalLM(tokenizer, max_length=length, seed=0, **options)
-    return objective, list(objective.examples(DOCUMENTS, epoch))
+    return objective, list(objective.examples(DOCUMENTS))
 
 
 @pytest.mark.parametrize("length", [2, 7, 20, 5000])
@@ -58,37 +57,9 @@ def test_lengths_are_those_of_the_paper() -> None:
     assert lengths[halved].mean() == pytest.approx(35, abs=1.5)
 
 
-def test_another_pass_cuts_elsewhere_and_the_same_one_alike(tokenizer: CtxUlmfitTokenizer) -> None:
-    cuts = [[len(row["input_ids"]) for row in examples(tokenizer, epoch=number)[1]] for number in (0, 0, 1)]
-    assert cuts[0] == cuts[1] != cuts[2]
-
-
 def test_rows_of_one_length(tokenizer: CtxUlmfitTokenizer) -> None:
     _, rows = examples(tokenizer, 20, bptt_deviation=0.0)
     assert {len(row["input_ids"]) for row in rows[:-1]} == {20}
-
-
-def test_what_is_carried(tokenizer: CtxUlmfitTokenizer) -> None:
-    for carry in (True, False):
-        objective, _ = examples(tokenizer, carry=carry)
-        assert objective.sampling.contiguous is carry
-        assert objective.config_fields == {"stateful": carry, "backward": False}
-
-
-@pytest.mark.parametrize("options", [{"bptt": -1}, {"bptt_deviation": -1.0}, {"bptt": 30}])
-def test_refused(tokenizer: CtxUlmfitTokenizer, options: dict) -> None:
-    with pytest.raises(CtxError, match="bptt"):
-        CausalLM(tokenizer, max_length=20, seed=0, **options)
-
-
-def test_rows_do_not_depend_on_their_batch(tokenizer: CtxUlmfitTokenizer) -> None:
-    objective, rows = examples(tokenizer)
-    together = objective.collate(rows)
-    for number, row in enumerate(rows):
-        alone = objective.collate([row])
-        there = together["attention_mask"][number].bool()
-        assert torch.equal(together["input_ids"][number][there], alone["input_ids"][0])
-        assert torch.equal(together["labels"][number][1:][there], alone["labels"][0, 1:])
 
 
 @pytest.mark.parametrize("length", [2, 7, 20, 5000])
@@ -105,4 +76,3 @@ def test_backward_rows_are_the_text_from_its_end(tokenizer: CtxUlmfitTokenizer, 
     assert batch["labels"][:, :-1][there].tolist() == [-100, *text[:-1]]
     assert (batch["labels"][:, :-1][~there] == -100).all()
     assert (batch["labels"][:, -1] == -100).all()
-    assert objective.config_fields["backward"] is True

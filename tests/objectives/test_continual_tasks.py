@@ -7,7 +7,7 @@ from itertools import islice, pairwise, permutations
 import numpy as np
 import pytest
 import torch
-from numbered_text import numbered_documents
+from numbered_text import indexed, numbered_documents, segments
 
 from hf_ctxmodels import CtxErnieTokenizer
 from hf_ctxmodels.core.errors import CtxError
@@ -23,18 +23,10 @@ from hf_ctxmodels.objectives import ContinualTasks
 from hf_ctxmodels.objectives.continual_tasks import TASKS, parse_schedule
 from hf_ctxmodels.objectives.masking import IGNORE_INDEX
 
-CLS, SEP = 2, 3
-
 
 def rows_of(tokenizer, documents, task, passes=1, max_length=32, **options):
     objective = ContinualTasks(tokenizer, max_length=max_length, seed=0, schedule=task, **options)
     return objective, [row for index in range(passes) for row in objective.examples(documents, index)]
-
-
-def numbers_of(row):
-    """The word numbers of each segment of a row."""
-    assert row["input_ids"][0] == CLS
-    return [part[1:] - 5 for part in np.split(row["input_ids"], np.flatnonzero(row["input_ids"] == SEP))[:-1]]
 
 
 def test_capitals_are_those_of_the_text():
@@ -91,7 +83,7 @@ def test_the_order_of_segments_is_the_class(tokenizer, most):
     assert objective.config_fields["pretraining_tasks"] == {"sentence_reordering": len(classes)}
     found, by_number = Counter(), Counter()
     for row in rows:
-        (numbers,) = numbers_of(row)
+        (numbers,) = segments(row)
         pieces = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1)  # runs of the text
         order = classes[row["target"]]
         parts = sorted(range(len(order)), key=order.__getitem__)  # places of the row in the order of the text
@@ -118,7 +110,7 @@ def test_the_distance_of_two_sentences(tokenizer):
     objective, rows = rows_of(tokenizer, documents, "sentence_distance", passes=8)
     targets = Counter()
     for row in rows:
-        first, second = (int(segment[0]) // 3 for segment in numbers_of(row))
+        first, second = (int(segment[0]) // 3 for segment in segments(row))
         assert row["token_type_ids"].tolist() == [0] * 5 + [1] * 4
         same = home[3 * first] == home[3 * second]
         assert row["target"] == (0 if same and second == first + 1 else 1 if same else 2)
@@ -128,8 +120,8 @@ def test_the_distance_of_two_sentences(tokenizer):
     for target in range(3):
         assert targets[target] / len(rows) == pytest.approx(1 / 3, abs=5 * 0.5 / len(rows) ** 0.5 + 0.01)
     _, short = rows_of(tokenizer, numbered_documents([[30, 4], [9]])[0], "sentence_distance", max_length=16)
-    assert {tuple(map(len, numbers_of(row))) for row in short} <= {(9, 4), (7, 6), (4, 9), (6, 7)}, "long ones are cut"
-    batch = objective.collate([{**row, "example_index": i, "epoch": 0} for i, row in enumerate(rows)])
+    assert {tuple(map(len, segments(row))) for row in short} <= {(9, 4), (7, 6), (4, 9), (6, 7)}, "long ones are cut"
+    batch = objective.collate(indexed(rows))
     rates = objective.rates(objective.count(batch))
     assert [rates[f"sentence_distance_{k}_share"] for k in range(3)] == pytest.approx(
         [targets[k] / len(rows) for k in range(3)]
@@ -167,7 +159,7 @@ def test_a_labelled_pair_belongs_to_the_task_of_its_label(tokenizer, documents):
 def test_batches_of_several_tasks(tokenizer, documents):
     """Only rows of knowledge masking are masked; every target is that of its row's task, and -100 elsewhere."""
     objective, rows = rows_of(tokenizer, documents, SCHEDULE, discourse_relations="so,but", mlm_probability=0.5)
-    batch = objective.collate([{**row, "example_index": i, "epoch": 0} for i, row in enumerate(rows)])
+    batch = objective.collate(indexed(rows))
     inputs = {"input_ids", "attention_mask", "token_type_ids", "task_type_ids", "labels"}
     assert set(batch) == inputs | {f"{name}_labels" for name in objective.config_fields["pretraining_tasks"]}
     for number, row in enumerate(rows):
@@ -179,7 +171,7 @@ def test_batches_of_several_tasks(tokenizer, documents):
         assert set(batch["task_type_ids"][number, there].tolist()) == {TASKS[task].task_type}
         for name in objective.config_fields["pretraining_tasks"]:
             assert int(batch[f"{name}_labels"][number]) == (row["target"] if name == task else IGNORE_INDEX)
-    later = objective.collate([{**row, "example_index": i, "epoch": 1} for i, row in enumerate(rows)])
+    later = objective.collate(indexed(rows, epoch=1))
     assert not torch.equal(later["labels"], batch["labels"])
     rates = objective.rates(objective.count(batch))
     shares = Counter(list(TASKS)[row["task"]] for row in rows)

@@ -4,12 +4,10 @@ from collections import Counter
 from itertools import pairwise
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numbered_text import numbered_documents, word
+from numbered_text import indexed, numbered_documents, word
 
-from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.objectives import MaskedLM
 from hf_ctxmodels.objectives.tokenized_documents import pack_sequences
 
@@ -62,9 +60,7 @@ def test_packed_rows_are_fuller_and_carry_their_special_tokens(tokenizer):
         for sequence in range(1, row["sequence_ids"].max() + 1):
             part = row["input_ids"][row["sequence_ids"] == sequence]
             assert (part[0], part[-1]) == (tokenizer.cls_token_id, tokenizer.sep_token_id)
-    batch = MaskedLM(tokenizer, max_length=24, seed=0, packing=True).collate(
-        [{**row, "example_index": index, "epoch": 0} for index, row in enumerate(packed)]
-    )
+    batch = MaskedLM(tokenizer, max_length=24, seed=0, packing=True).collate(indexed(packed))
     assert ((batch["sequence_ids"] > 0) == (batch["attention_mask"] > 0)).all()
 
 
@@ -86,7 +82,3 @@ def test_the_options_explain_themselves(tokenizer):
     assert explained["packing"].endswith("Default: False.")
     assert explained.keys() == MaskedLM(tokenizer, max_length=32, seed=0).options.keys()
     assert not {"tokenizer", "max_length", "seed"} & explained.keys()
-    with pytest.raises(TypeError, match="'masking'"):
-        MaskedLM(tokenizer, max_length=32, seed=0, masking=0.1)
-    with pytest.raises(CtxError, match="leaves no room"):
-        MaskedLM(tokenizer, max_length=2, seed=0)

@@ -165,10 +165,10 @@ def test_rows_depend_on_seed_pass_and_number_alone(tokenizer: CtxGroverTokenizer
 
 
 def test_what_cannot_be(tokenizer: CtxGroverTokenizer) -> None:
-    for options, said in (
+    for options, message in (
         ({"cut": 1.5}, "cut=1.5"),
         ({"article_first": 0.8, "canonical": 0.3}, "article_first=0.8 and canonical=0.3"),
         ({"max_length": 1}, "max_length=1"),
     ):
-        with pytest.raises(CtxError, match=said):
+        with pytest.raises(CtxError, match=message):
             NewsFieldsLM(tokenizer, **{"max_length": 8, "seed": 0, **options})

@@ -4,30 +4,13 @@ from collections import Counter
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from numbered_text import WORDS, numbered_documents, word
+from numbered_text import WORDS, check_runs, indexed, numbered_documents, segments, word
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.objectives import (
-    MaskedLMWithNextSentence,
-    tokenized_documents,
-)
+from hf_ctxmodels.objectives import MaskedLMWithNextSentence, tokenized_documents
 from hf_ctxmodels.objectives import sentence_pairs as pairs
-
-CLS, SEP = 2, 3
-
-
-def segments_of(example):
-    """The word numbers of A and of B."""
-    ids, types = example["input_ids"], example["token_type_ids"]
-    assert ids[0] == CLS
-    assert ids[-1] == SEP
-    middle = int(np.flatnonzero(ids == SEP)[0])
-    assert types.tolist() == [0] * (middle + 1) + [1] * (len(ids) - middle - 1)
-    return ids[1:middle] - 5, ids[middle + 1 : -1] - 5
-
 
 shapes = st.lists(st.lists(st.integers(1, 12), min_size=1, max_size=12), min_size=2, max_size=6)
 
@@ -40,12 +23,9 @@ def test_pairs_are_runs_of_their_documents(tokenizer, shape, max_length, seed, s
     objective = MaskedLMWithNextSentence(tokenizer, max_length=max_length, seed=seed, short_seq_probability=short)
     used = Counter()
     for example in objective.examples(documents):
-        a, b = segments_of(example)
+        a, b = segments(example)
         assert len(example["input_ids"]) <= max_length
-        for segment in (a, b):
-            assert len(segment) >= 1
-            assert (np.diff(segment) == 1).all(), "a segment is a run of one text"
-            assert len({home[number] for number in segment.tolist()}) == 1
+        check_runs((a, b), home)
         used.update(a.tolist())
         if example["next_sentence_label"] == pairs.CONTINUATION:
             assert home[int(a[0])] == home[int(b[0])]
@@ -66,16 +46,16 @@ def test_pairs_are_runs_of_their_documents(tokenizer, shape, max_length, seed, s
 @given(a=st.integers(1, 60), b=st.integers(1, 60), room=st.integers(2, 60), seed=st.integers(0, 99))
 def test_truncation_takes_from_the_longer_segment(a, b, room, seed):
     assume(a + b > room)
-    segments = [pairs.Segment(None, 0, a), pairs.Segment(None, 100, 100 + b)]
-    cut_a, cut_b = pairs._truncate(tuple(segments), a + b - room, np.random.default_rng(seed))
+    first, second = pairs.Segment(None, 0, a), pairs.Segment(None, 100, 100 + b)
+    cut_a, cut_b = pairs._truncate((first, second), a + b - room, np.random.default_rng(seed))
     while a + b > room:  # the released data preparation, token by token
         if a > b:
             a -= 1
         else:
             b -= 1
     assert (len(cut_a), len(cut_b)) == (a, b)
-    assert 0 <= cut_a.start <= cut_a.stop <= segments[0].stop
-    assert 100 <= cut_b.start <= cut_b.stop <= segments[1].stop
+    assert 0 <= cut_a.start <= cut_a.stop <= first.stop
+    assert 100 <= cut_b.start <= cut_b.stop <= second.stop
 
 
 def test_truncation_takes_from_both_ends():
@@ -108,7 +88,7 @@ def test_every_other_document_is_drawn_equally_often(tokenizer):
     drawn = Counter()
     for epoch in range(500):
         for example in objective.examples(documents, epoch):
-            a, b = segments_of(example)
+            a, b = segments(example)
             drawn[home[int(a[0])], home[int(b[0])]] += 1
     assert len(drawn) == 20
     assert max(abs(count - 125) for count in drawn.values()) < 5 * (500 * 0.25 * 0.75) ** 0.5
@@ -122,7 +102,7 @@ def test_short_rows_come_with_the_probability_asked_for(tokenizer):
         first = {}
         for epoch in range(10):
             for example in objective.examples(documents, epoch):
-                a, b = segments_of(example)
+                a, b = segments(example)
                 if example["next_sentence_label"] == pairs.CONTINUATION and b[-1] % 40 != 39:
                     first[epoch, int(a[0]) // 40] = len(a) + len(b)
         return np.mean([length < 20 for length in first.values()])
@@ -138,7 +118,7 @@ def test_documents_are_paired_across_the_whole_text_in_batches(tokenizer, monkey
     monkeypatch.setattr(tokenized_documents, "DOCUMENTS_PER_BATCH", 3)
     documents, home = numbered_documents([[4] * 3] * 7)
     objective = MaskedLMWithNextSentence(tokenizer, max_length=24, seed=0)
-    seen = {home[int(segments_of(example)[0][0])] for example in objective.examples(documents)}
+    seen = {home[int(segments(example)[0][0])] for example in objective.examples(documents)}
     assert seen == set(range(7))
 
 
@@ -149,25 +129,11 @@ def test_one_document_is_not_enough(tokenizer):
             list(objective.examples(documents))
 
 
-def test_whole_words_of_pairs(tokenizer):
-    documents = [["waxaxb wb wcxd", "wdxa we"], ["wf wgxaxb", "wh wi"]] * 3
-    objective = MaskedLMWithNextSentence(tokenizer, max_length=16, seed=0, whole_word=True)
-    rows = [{**row, "example_index": i, "epoch": 0} for i, row in enumerate(objective.examples(documents))]
-    batch = objective.collate(rows)
-    original = torch.where(batch["labels"] == -100, batch["input_ids"], batch["labels"])
-    continuation = torch.tensor(["##" in token for token in tokenizer.convert_ids_to_tokens(range(len(tokenizer)))])
-    inside = continuation[original[:, 1:]]
-    assert inside.any()
-    selected = batch["labels"] != -100
-    assert (selected[:, 1:] == selected[:, :-1])[inside].all(), "a piece is selected with the one before it"
-
-
-def test_batches_name_what_the_head_takes(tokenizer):
+def test_rate_of_random_pairs(tokenizer):
     documents, _ = numbered_documents([[4] * 6] * 3)
     objective = MaskedLMWithNextSentence(tokenizer, max_length=24, seed=0)
-    rows = [{**row, "example_index": i, "epoch": 0} for i, row in enumerate(objective.examples(documents))]
-    batch = objective.collate(rows)
-    assert sorted(batch) == ["attention_mask", "input_ids", "labels", "next_sentence_label", "token_type_ids"]
+    rows = list(objective.examples(documents))
+    batch = objective.collate(indexed(rows))
     assert batch["next_sentence_label"].tolist() == [row["next_sentence_label"] for row in rows]
     counts = objective.count(batch)
     assert counts["examples"] == len(rows)

@@ -8,9 +8,7 @@ from hypothesis import strategies as st
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.seeding import generator
-from hf_ctxmodels.models.albert.tokenization_albert import CtxAlbertTokenizer
-from hf_ctxmodels.models.xlnet.tokenization_xlnet import CtxXLNetTokenizer
-from hf_ctxmodels.objectives import MaskedLM, MaskingRule, TokenMasker
+from hf_ctxmodels.objectives import MaskingRule, TokenMasker
 from hf_ctxmodels.objectives.masking import IGNORE_INDEX, masking_rates
 
 SHARES = np.array([6, 3, 2]) / 11
@@ -94,23 +92,6 @@ def test_the_share_is_met_and_the_runs_are_reported(tokenizer):
     rates = masking_rates(masker.count({"input_ids": ids, "labels": labels}))
     assert rates["selected_share"] == 0.15
     assert rates["selected_run_length"] == pytest.approx(runs_of(labels[0] != IGNORE_INDEX).mean())
-
-
-@pytest.mark.parametrize("family", [CtxAlbertTokenizer, CtxXLNetTokenizer])
-def test_words_of_a_sentencepiece_tokenizer_are_masked_whole(family):
-    text = [["a sailor carried seven letters over the bridge.", "the bridge was small and the river deep."] * 6] * 3
-    tokenizer = family.train([" ".join(sentences) for sentences in text], 45)
-    objective = MaskedLM(tokenizer, max_length=128, seed=0, ngram=3, mask_share=0.0, random_share=0.0)
-    rows = [{**row, "example_index": i, "epoch": 0} for i, row in enumerate(objective.examples(text))]
-    batch = objective.collate(rows)
-    selected = batch["labels"] != IGNORE_INDEX
-    begins = torch.tensor([token.startswith("▁") for token in tokenizer.convert_ids_to_tokens(range(len(tokenizer)))])
-    non_special = torch.isin(batch["input_ids"], torch.tensor(tokenizer.all_special_ids), invert=True)
-    inside = non_special[:, 1:] & ~begins[batch["input_ids"][:, 1:]]
-    assert inside.any()
-    assert selected.any(1).all()
-    assert (selected[:, 1:] == selected[:, :-1])[inside].all(), "a piece is selected with the one before it"
-    assert not selected[~non_special].any()
 
 
 def test_words_that_are_not_known_are_an_error(tokenizer):

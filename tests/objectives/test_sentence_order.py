@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from numbered_text import WORDS, numbered_documents
+from numbered_text import WORDS, check_runs, examples_of, indexed, segments
 from transformers import AlbertConfig, AlbertForPreTraining
 
 from hf_ctxmodels.core.errors import CtxError
@@ -18,22 +18,6 @@ from hf_ctxmodels.objectives.sentence_order import SWAPPED, OneSegment
 from hf_ctxmodels.objectives.tokenized_documents import sentence_chunks
 
 CLS, SEP = 2, 3
-
-
-def segments_of(example):
-    """The word numbers of every segment of a row, one or two."""
-    ids, types = example["input_ids"], example["token_type_ids"]
-    ends = np.flatnonzero(ids == SEP)
-    assert ids[0] == CLS
-    assert ends[-1] == len(ids) - 1
-    assert types.tolist() == [0] * (ends[0] + 1) + [1] * (len(ids) - ends[0] - 1)
-    return [part[1:] - 5 for part in np.split(ids, ends)[:-1]]
-
-
-def pairs(tokenizer, shape, passes=1, max_length=24, seed=0, **options):
-    documents, home = numbered_documents(shape)
-    objective = MaskedLMWithSentenceOrder(tokenizer, max_length=max_length, seed=seed, **options)
-    return objective, home, [row for index in range(passes) for row in objective.examples(documents, index)]
 
 
 shapes = st.lists(st.lists(st.integers(1, 12), min_size=1, max_size=12), min_size=2, max_size=6)
@@ -50,30 +34,27 @@ shapes = st.lists(st.lists(st.integers(1, 12), min_size=1, max_size=12), min_siz
 def test_segments_are_neighbours_of_one_document(tokenizer, shape, max_length, seed, one_segment, short):
     assume(sum(map(sum, shape)) < WORDS)
     options = {"one_segment": one_segment, "short_seq_probability": short}
-    objective, home, examples = pairs(tokenizer, shape, 1, max_length, seed, **options)
+    objective, home, examples = examples_of(MaskedLMWithSentenceOrder, tokenizer, shape, 1, max_length, seed, **options)
     used, alone = Counter(), 0
     for example in examples:
-        segments, label = segments_of(example), example["sentence_order_label"]
+        parts, label = segments(example), example["sentence_order_label"]
         assert len(example["input_ids"]) <= max_length
-        for segment in segments:
-            assert len(segment) >= 1
-            assert (np.diff(segment) == 1).all(), "a segment is a run of one text"
-            assert len({home[number] for number in segment.tolist()}) == 1
-        used.update(segments[0].tolist())
-        homes = [home[int(segment[0])] for segment in segments]
-        if len(segments) == 1:
+        check_runs(parts, home)
+        used.update(parts[0].tolist())
+        homes = [home[int(part[0])] for part in parts]
+        if len(parts) == 1:
             assert (label, one_segment) == (IGNORE_INDEX, "unlabelled")
             alone += 1
         elif homes[0] != homes[1]:
             assert (label, one_segment) == (SWAPPED, "random")
             alone += 1
         else:
-            first, second = segments[::-1] if label == SWAPPED else segments
+            first, second = parts[::-1] if label == SWAPPED else parts
             assert label in (0, SWAPPED)
             assert first[-1] < second[0]
             if len(example["input_ids"]) < max_length:
                 assert second[0] == first[-1] + 1, "nothing was cut, so the segments are neighbours"
-            used.update(segments[1].tolist())
+            used.update(parts[1].tolist())
     statistics = objective.statistics
     assert used.total() <= len(home)
     assert max(used.values(), default=1) == 1, "no token of the text twice"
@@ -91,7 +72,7 @@ def random_lengths(documents, sentences, seed=0):
 
 
 def test_half_of_the_pairs_are_swapped(tokenizer):
-    _, _, examples = pairs(tokenizer, [[3] * 240] * 4, passes=20)
+    _, _, examples = examples_of(MaskedLMWithSentenceOrder, tokenizer, [[3] * 240] * 4, passes=20)
     labels = [row["sentence_order_label"] for row in examples if row["sentence_order_label"] != IGNORE_INDEX]
     assert len(labels) > 2500
     assert np.mean(labels) == pytest.approx(0.5, abs=5 * 0.5 / len(labels) ** 0.5)
@@ -99,8 +80,8 @@ def test_half_of_the_pairs_are_swapped(tokenizer):
 
 def test_the_longer_segment_does_not_betray_the_order(tokenizer):
     """A sentence at a limit is longer than others; a rule that puts it always into the second segment would tell."""
-    _, _, examples = pairs(tokenizer, random_lengths(20, 20), passes=60)
-    rows = [(row["sentence_order_label"], *map(len, segments_of(row))) for row in examples]
+    _, _, examples = examples_of(MaskedLMWithSentenceOrder, tokenizer, random_lengths(20, 20), passes=60)
+    rows = [(row["sentence_order_label"], *map(len, segments(row))) for row in examples]
     differing = [(label, first > second) for label, first, second in (row for row in rows if row[0] != IGNORE_INDEX)]
     guessed = np.mean([label == longer for label, longer in differing])
     assert len(differing) > 8000
@@ -108,11 +89,7 @@ def test_the_longer_segment_does_not_betray_the_order(tokenizer):
 
 
 @settings(deadline=None)
-@given(
-    lengths=st.lists(st.integers(1, 30), min_size=1, max_size=40),
-    target=st.integers(2, 60),
-    from_end=st.booleans(),
-)
+@given(lengths=st.lists(st.integers(1, 30), min_size=1, max_size=40), target=st.integers(2, 60), from_end=st.booleans())
 def test_chunks_are_as_many_sentences_as_fit_but_two(lengths, target, from_end):
     bounds = np.concatenate([[0], np.cumsum(lengths)])
     chunks = sentence_chunks(bounds, target, from_end)
@@ -129,47 +106,41 @@ def test_chunks_are_as_many_sentences_as_fit_but_two(lengths, target, from_end):
 
 @pytest.mark.parametrize(
     ("one_segment", "labels", "rates"),
-    [
-        ("unlabelled", [IGNORE_INDEX] * 3, (0.0, 0.0)),
-        ("random", [1] * 3, (1.0, 1.0)),
-        ("drop", [], None),
-    ],
+    [("unlabelled", [IGNORE_INDEX] * 3, (0.0, 0.0)), ("random", [1] * 3, (1.0, 1.0)), ("drop", [], None)],
 )
 def test_documents_of_one_segment_are_treated_as_asked_and_counted(tokenizer, one_segment, labels, rates):
-    objective, _, examples = pairs(tokenizer, [[5], [6], [7]], one_segment=one_segment)
+    objective, _, examples = examples_of(MaskedLMWithSentenceOrder, tokenizer, [[5], [6], [7]], one_segment=one_segment)
     assert [row["sentence_order_label"] for row in examples] == labels
     assert objective.statistics["one_segment_chunks"] == 3
     assert objective.statistics["dropped_tokens"] == (18 if one_segment == "drop" else 0)
     if rates is not None:
-        batch = objective.collate([{**row, "example_index": i, "epoch": 0} for i, row in enumerate(examples)])
+        batch = objective.collate(indexed(examples))
         realised = objective.rates(objective.count(batch))
         assert (realised["swapped_share"], realised["labelled_share"]) == rates
 
 
 def test_only_random_segments_need_a_second_document(tokenizer):
-    assert len(pairs(tokenizer, [[5, 6, 7]])[2]) >= 1
+    assert len(examples_of(MaskedLMWithSentenceOrder, tokenizer, [[5, 6, 7]])[2]) >= 1
     with pytest.raises(CtxError, match="only one document"):
-        pairs(tokenizer, [[5, 6, 7]], one_segment="random")
+        examples_of(MaskedLMWithSentenceOrder, tokenizer, [[5, 6, 7]], one_segment="random")
 
 
 @pytest.mark.parametrize("ngram", [1, 3])
 def test_batches_name_what_the_head_takes(tokenizer, ngram):
     shape = [[4] * 6, [3], [5, 5, 9]]
-    objective, _, examples = pairs(tokenizer, shape, ngram=ngram, max_predictions=20)
-    rows = [{**row, "example_index": i, "epoch": 0} for i, row in enumerate(examples)]
-    batch = objective.collate(rows)
-    assert sorted(batch) == ["attention_mask", "input_ids", "labels", "sentence_order_label", "token_type_ids"]
-    assert batch["sentence_order_label"].tolist() == [row["sentence_order_label"] for row in rows]
+    objective, _, examples = examples_of(MaskedLMWithSentenceOrder, tokenizer, shape, ngram=ngram, max_predictions=20)
+    batch = objective.collate(indexed(examples))
+    assert batch["sentence_order_label"].tolist() == [row["sentence_order_label"] for row in examples]
     counts = objective.count(batch)
     labelled = batch["sentence_order_label"] != IGNORE_INDEX
-    assert counts["labelled_pairs"] == labelled.sum() < counts["examples"] == len(rows)
+    assert counts["labelled_pairs"] == labelled.sum() < counts["examples"] == len(examples)
     shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     upstream = AlbertForPreTraining(AlbertConfig(vocab_size=len(tokenizer), embedding_size=8, **shape))
     assert torch.isfinite(upstream(**batch).loss)
 
 
 def test_rows_carry_the_words_that_runs_are_made_of(tokenizer):
-    _, _, examples = pairs(tokenizer, [[4] * 12] * 6, ngram=3)
+    _, _, examples = examples_of(MaskedLMWithSentenceOrder, tokenizer, [[4] * 12] * 6, ngram=3)
     assert all("word_ids" in row for row in examples)
     for row in examples:
         special = np.isin(row["input_ids"], [CLS, SEP])

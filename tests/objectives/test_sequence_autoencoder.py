@@ -1,7 +1,6 @@
 """What a sequence auto-encoder is asked: the text a second time, and its end; nothing of the first time."""
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numbered_text import numbered_documents
@@ -56,30 +55,6 @@ def test_counts(tokenizer: CtxSeqaeTokenizer) -> None:
     assert objective.rates(counts)["targets_per_example"] == pytest.approx(counts["targets"] / len(rows))
 
 
-def test_every_pass_and_every_seed_ask_the_same(tokenizer: CtxSeqaeTokenizer) -> None:
-    objective, rows = examples(tokenizer, 21)
-    again = list(objective.examples(DOCUMENTS, epoch=1))
-    assert all((one["input_ids"] == other["input_ids"]).all() for one, other in zip(rows, again, strict=True))
-
-
-def test_rows_do_not_depend_on_their_batch(tokenizer: CtxSeqaeTokenizer) -> None:
-    objective, rows = examples(tokenizer, 61, by_sentence=True)
-    together = objective.collate(rows)
-    for number, row in enumerate(rows):
-        there = together["attention_mask"][number].bool()
-        alone = objective.collate([row])
-        assert torch.equal(together["input_ids"][number][there], alone["input_ids"][0])
-        assert torch.equal(together["labels"][number][1:][there], alone["labels"][0, 1:])
-
-
-def test_the_state_is_not_carried(tokenizer: CtxSeqaeTokenizer) -> None:
-    objective, _ = examples(tokenizer, 21)
-    assert not objective.sampling.contiguous
-    assert objective.config_fields == {"stateful": False, "eos_token_id": tokenizer.eos_token_id}
-
-
-def test_refused(tokenizer: CtxSeqaeTokenizer) -> None:
-    with pytest.raises(CtxError, match="max_length=2"):
-        SequenceAutoencoding(tokenizer, max_length=2, seed=0)
+def test_a_tokenizer_without_an_end() -> None:
     with pytest.raises(CtxError, match="has no eos_token"):
         SequenceAutoencoding(CtxWord2VecTokenizer.from_words(["a"]), max_length=9, seed=0)

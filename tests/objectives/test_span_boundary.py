@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numbered_text import numbered_documents
+from numbered_text import indexed, numbered_documents
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.seeding import generator
@@ -118,7 +118,7 @@ def test_boundary_targets_are_those_of_the_loops(tokenizer, monkeypatch, side, p
     documents, _ = numbered_documents([[9, 14], [30], [3], [1, 1], [60, 2], [8], [25, 25]])
     options = {"mlm_probability": 0.4, "max_pair_targets": 4, "packing": packing}
     objective = SpanBoundary(tokenizer, max_length=48, seed=3, **options)
-    rows = [{**row, "example_index": i, "epoch": 0} for i, row in enumerate(objective.examples(documents))]
+    rows = indexed(objective.examples(documents))
     batch = objective.collate(rows)
     edges = {tokenizer.cls_token_id, SEP, tokenizer.pad_token_id}
     expected = [
@@ -154,17 +154,16 @@ def test_the_boundary_objective_can_be_left_out(tokenizer):
     batches = []
     for boundary in (True, False):
         objective = SpanBoundary(tokenizer, max_length=64, seed=0, boundary=boundary)
-        rows = [{**row, "example_index": i, "epoch": 0} for i, row in enumerate(objective.examples(documents))]
+        rows = indexed(objective.examples(documents))
         batches.append(objective.collate(rows))
-        assert objective.config_fields == ({"max_pair_targets": 15} if boundary else {})
         assert objective.rates(objective.count(batches[-1]))["boundary_share"] > 0 or not boundary
     both, masking = batches
     assert both.keys() - masking.keys() == {"boundary_labels"}
     assert all(torch.equal(both[name], masking[name]) for name in masking)
 
 
-def test_wrong_arguments_and_features(tokenizer):
-    feature = {"input_ids": [2, 9, 3], "word_ids": [None, 0, None], "example_index": 0, "epoch": 0}
+def test_missing_replacements(tokenizer):
+    features = indexed([{"input_ids": [2, 9, 3], "word_ids": [None, 0, None]}])
     with pytest.raises(CtxError, match="no `replacement_ids`"):
-        DataCollatorForSpanBoundary(tokenizer)([feature])
-    assert DataCollatorForSpanBoundary(tokenizer, corpus_replacements=False)([feature])
+        DataCollatorForSpanBoundary(tokenizer)(features)
+    assert DataCollatorForSpanBoundary(tokenizer, corpus_replacements=False)(features)

@@ -6,7 +6,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from hf_ctxmodels import CtxBertTokenizer, CtxCoveTokenizer, CtxError, CtxLmSeq2SeqTokenizer
-from hf_ctxmodels.data import load_documents
+from hf_ctxmodels.data import Documents, load_documents
 from hf_ctxmodels.objectives import Translation, TranslationWithLanguageModels
 
 PAIRS = [
@@ -25,29 +25,32 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
 
 
 @pytest.fixture
-def tokenizer(files: tuple[Path, Path]) -> CtxCoveTokenizer:
-    documents = load_documents(str(files[0]), translations=[str(files[1])])
+def documents(files: tuple[Path, Path]) -> Documents:
+    return load_documents(str(files[0]), translations=[str(files[1])])
+
+
+@pytest.fixture
+def tokenizer(documents: Documents) -> CtxCoveTokenizer:
     return CtxCoveTokenizer.train(documents.texts(), vocab_size=60, min_count=1, min_target_count=1)
 
 
-def test_documents_are_lines_with_their_translations(files: tuple[Path, Path]) -> None:
-    documents = list(load_documents(str(files[0]), translations=[str(files[1])]))
+def test_documents_are_lines_with_their_translations(documents: Documents) -> None:
     assert [tuple(document) for document in documents] == PAIRS, "a line without a translation is left out"
-    training, held_out = load_documents(str(files[0]), translations=[str(files[1])]).split(0.5)
+    training, held_out = documents.split(0.5)
     assert sorted(map(tuple, [*training, *held_out])) == sorted(PAIRS)
 
 
-def test_files_of_different_lengths_are_refused(files: tuple[Path, Path]) -> None:
+def test_files_of_different_lengths_are_refused(files: tuple[Path, Path], documents: Documents) -> None:
     files[1].write_text("Eine Katze.\n")
     with pytest.raises(CtxError, match=r"has 1 lines(.|\n)*text\.de"):
-        list(load_documents(str(files[0]), translations=[str(files[1])]))
+        list(documents)
     with pytest.raises(CtxError, match="1 files of translations for 2 datasets"):
         load_documents(str(files[0]), str(files[0]), translations=[str(files[1])])
 
 
-def test_rows_and_batches(files: tuple[Path, Path], tokenizer: CtxCoveTokenizer) -> None:
+def test_rows_and_batches(documents: Documents, tokenizer: CtxCoveTokenizer) -> None:
     objective = Translation(tokenizer, max_length=20, seed=0)
-    rows = list(objective.examples(load_documents(str(files[0]), translations=[str(files[1])])))
+    rows = list(objective.examples(documents))
     for row, (text, translation) in zip(rows, PAIRS, strict=True):
         assert tokenizer.decode(row["input_ids"]).split() == tokenizer.tokenize(text)
         assert row["labels"][-1] == tokenizer.target_end_id
@@ -64,14 +67,13 @@ def test_rows_and_batches(files: tuple[Path, Path], tokenizer: CtxCoveTokenizer)
     assert objective.config_fields["target_vocab_size"] == len(tokenizer.target_words)
 
 
-def test_long_pairs_are_left_out_and_counted(files: tuple[Path, Path], tokenizer: CtxCoveTokenizer) -> None:
+def test_long_pairs_are_left_out_and_counted(documents: Documents, tokenizer: CtxCoveTokenizer) -> None:
     objective = Translation(tokenizer, max_length=7, seed=0)
-    rows = list(objective.examples(load_documents(str(files[0]), translations=[str(files[1])])))
-    assert len(rows) == 1
+    assert len(list(objective.examples(documents))) == 1
     assert objective.statistics["left_out"] == 2
 
 
-def test_what_cannot_be_translated_is_refused(files: tuple[Path, Path], tokenizer: CtxCoveTokenizer) -> None:
+def test_what_cannot_be_translated_is_refused(tokenizer: CtxCoveTokenizer) -> None:
     objective = Translation(tokenizer, max_length=20, seed=0)
     with pytest.raises(CtxError, match=r"no translation(.|\n)*--translations"):
         list(objective.examples([["A cat sat.", "A dog sat."]]))
@@ -89,11 +91,11 @@ class TestWithLanguageModels:
         return CtxLmSeq2SeqTokenizer.train(("\t".join(pair) for pair in PAIRS), 60, min_count=1, min_target_count=1)
 
     @pytest.mark.parametrize("side", ["right", "left"])
-    def test_targets_are_the_next_words(self, files: tuple[Path, Path], own: CtxLmSeq2SeqTokenizer, side: str) -> None:
+    def test_targets_are_the_next_words(self, documents: Documents, own: CtxLmSeq2SeqTokenizer, side: str) -> None:
         own.padding_side = side
         objective = TranslationWithLanguageModels(own, max_length=20, seed=0)
         plain = Translation(own, max_length=20, seed=0)
-        rows = list(objective.examples(load_documents(str(files[0]), translations=[str(files[1])])))
+        rows = list(objective.examples(documents))
         batch, expected = objective.collate(rows), plain.collate(rows)
         assert all((batch[name] == value).all() for name, value in expected.items())
         assert (batch["target_labels"] == batch["labels"]).all()
@@ -106,9 +108,9 @@ class TestWithLanguageModels:
         assert own.target_end_id not in objective.baseline.excluded_ids, "what a decoder reads first is predicted too"
 
     @pytest.mark.parametrize("left_out", ["source", "target"])
-    def test_each_can_be_left_out(self, files: tuple[Path, Path], own: CtxLmSeq2SeqTokenizer, left_out: str) -> None:
+    def test_each_can_be_left_out(self, documents: Documents, own: CtxLmSeq2SeqTokenizer, left_out: str) -> None:
         objective = TranslationWithLanguageModels(own, max_length=20, seed=0, **{f"{left_out}_lm": False})
-        batch = objective.collate(list(objective.examples(load_documents(str(files[0]), translations=[str(files[1])]))))
+        batch = objective.collate(list(objective.examples(documents)))
         for language in ("source", "target"):
             assert (batch[f"{language}_labels"] == -100).all() == (language == left_out)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numbered_text import numbered_documents
+from numbered_text import indexed, numbered_documents
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.documents import TranslatedText
@@ -17,10 +17,6 @@ from hf_ctxmodels.objectives.masking import IGNORE_INDEX, SkipgramRule
 from hf_ctxmodels.objectives.unified_lm import ATTENTION_PATTERNS
 
 CLS, SEP, MASK, FIRST = 2, 3, 4, 5
-
-
-def features(rows, epoch=0):
-    return [{**row, "example_index": index, "epoch": epoch} for index, row in enumerate(rows)]
 
 
 def pairs(count=40):
@@ -50,7 +46,7 @@ def test_rows_are_what_their_segments_say_and_have_their_shares(tokenizer):
                 assert follows or len(parts) == 1
             if kind == 1:
                 assert row["token_type_ids"].tolist() == [4] * (ends[0] + 1) + [5] * (ends[1] - ends[0])
-        counts.update(objective.count(objective.collate(features(rows))))
+        counts.update(objective.count(objective.collate(indexed(rows))))
     rates = objective.rates(counts)
     total = sum(kinds.values())
     for kind, share in zip(ATTENTION_PATTERNS, (1 / 3, 1 / 3, 1 / 6, 1 / 6)):
@@ -119,7 +115,7 @@ def test_masked_targets(tokenizer, monkeypatch, side):
         objective = MaskedSequenceToSequence(tokenizer, max_length=14, seed=1, max_target_length=5)
         rows = list(objective.examples([*pairs(), TranslatedText(["wa", ""])]))
         assert objective.statistics["left_out"] == 1
-        batch = objective.collate(features(rows, epoch))
+        batch = objective.collate(indexed(rows, epoch))
         for number, row in enumerate(rows):
             source, target = row["input_ids"].tolist(), row["target_ids"].tolist()
             assert (source[0], source[-1], target[-1]) == (CLS, SEP, SEP)
@@ -144,20 +140,20 @@ def test_noisy_targets(tokenizer):
     for epoch in range(10):
         objective = NoisySequenceToSequence(tokenizer, max_length=40, seed=1, noise_probability=0.7)
         rows = list(objective.examples(pairs()))
-        batch = objective.collate(features(rows, epoch))
+        batch = objective.collate(indexed(rows, epoch))
         for number, row in enumerate(rows):
             assert batch["labels"][number].tolist() == row["target_ids"].tolist(), "labels are clean"
             assert batch["decoder_input_ids"][number, 0] == CLS
         counts.update(objective.count(batch))
     assert objective.rates(counts)["changed_share"] == pytest.approx(0.7, abs=0.04)
     clean = NoisySequenceToSequence(tokenizer, max_length=40, seed=1, noise_probability=0.0)
-    batch = clean.collate(features(rows))
+    batch = clean.collate(indexed(rows))
     assert torch.equal(batch["decoder_input_ids"][:, 1:], batch["labels"][:, :-1])
     assert "span_ids" not in batch
     whole = NoisySequenceToSequence(tokenizer, max_length=40, seed=1, max_span=2)
     rows = list(whole.examples([TranslatedText(["wa wb", "wcxaxb wdxa we wfxc wg"])] * 50))
     words, sizes = [0, 0, 0, 1, 1, 2, 3, 3, 4, 5], Counter()
-    for spans in whole.collate(features(rows))["span_ids"].tolist():
+    for spans in whole.collate(indexed(rows))["span_ids"].tolist():
         members = {span: {word for word, own in zip(words, spans, strict=True) if own == span} for span in spans}
         assert sum(map(len, members.values())) == 6, "a word is in one span"
         assert members[spans[-1]] == {5}, "the end is a span of its own"
@@ -173,7 +169,7 @@ def test_infilling_takes_fragments_out(tokenizer):
     objective = Infilling(tokenizer, max_length=64, seed=0, noise_probability=0.0)
     rows = list(objective.examples([*documents, ["wa"]]))
     assert objective.statistics["left_out"] == 1
-    batch, lengths, shares = objective.collate(features(rows)), Counter(), []
+    batch, lengths, shares = objective.collate(indexed(rows)), Counter(), []
     for number, row in enumerate(rows):
         text = row["text_ids"].tolist()
         source = batch["input_ids"][number][batch["attention_mask"][number] == 1].tolist()[1:-1]

@@ -15,10 +15,7 @@ TARGETS = ["labels", "order_label"]
 def test_tokens():
     baseline = FrequencyBaseline(BaselinePolicy(5, [PAD, MASK]))
     baseline.count_tokens([{"input_ids": torch.tensor(ids).numpy()} for ids in ([2, 2, 3, PAD], [2, MASK, PAD])])
-    batches = [
-        {"labels": torch.tensor([[2, -100], [4, -100]])},
-        {"labels": torch.tensor([[3, 2]])},
-    ]
+    batches = [{"labels": torch.tensor([[2, -100], [4, -100]])}, {"labels": torch.tensor([[3, 2]])}]
     frequency = {2: 4 / 7, 3: 2 / 7, 4: 1 / 7}  # counts 3, 1, 0, each and one more
     score = baseline.scores(batches, ["labels"])["labels"]
     assert score.loss == pytest.approx(-sum(math.log(frequency[token]) for token in (2, 4, 3, 2)) / 4)

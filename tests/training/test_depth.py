@@ -7,16 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from training_runs import CallbackRun
-from transformers import Trainer, TrainingArguments
+from training_runs import CallbackRun, trainer_arguments
+from transformers import Trainer
 from zoo import ARCHETYPE_FAMILIES, HEADS, Case, learnable_batch
 
 from hf_ctxmodels import CtxError
-from hf_ctxmodels.downstream.finetuning import (
-    ChainThaw,
-    GradualUnfreezing,
-    ThreeStageUnfreezing,
-)
+from hf_ctxmodels.downstream.finetuning import ChainThaw, GradualUnfreezing, ThreeStageUnfreezing
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.training.arguments import LoopArguments, steps_of
 from hf_ctxmodels.training.optimizers import layer_groups, make_optimizer, make_scheduler, slanted_triangle
@@ -106,30 +102,24 @@ def test_layer_groups_of_base_models(case: Case, tmp_path: Path) -> None:
 
 
 @archetypes
-def test_layerwise_lr_decay(case: Case, tmp_path: Path) -> None:
+def test_learning_rates(case: Case, tmp_path: Path) -> None:
+    """Decay by depth, and the rate of the head."""
     model = case.model()
     groups = layer_groups(model)
-    optimizer = make_optimizer(model, arguments(tmp_path, learning_rate=0.01, layerwise_lr_decay=2.6))
-    rates = {id(weight): group["lr"] for group in optimizer.param_groups for weight in group["params"]}
-    assert optimizer.param_groups[0]["lr"] == 0.01
-    assert len(rates) == len(trainable(model))
-    for depth, group in enumerate(reversed(groups)):
-        assert [rates[id(parameter)] for parameter in group] == pytest.approx([0.01 / 2.6**depth] * len(group))
-    decayed = {id(weight) for group in optimizer.param_groups if group["weight_decay"] for weight in group["params"]}
-    assert decayed == {id(parameter) for parameter in trainable(model) if parameter.ndim >= 2}
-
-
-@archetypes
-def test_head_learning_rate(case: Case, tmp_path: Path) -> None:
-    model = case.model()
-    groups = layer_groups(model)
-    for decay in (1.0, 2.0):
-        rates_of = {"learning_rate": 0.01, "head_learning_rate": 0.3, "layerwise_lr_decay": decay}
+    for decay, head in ((2.6, None), (1.0, 0.3), (2.0, 0.3)):
+        rates_of = {"learning_rate": 0.01, "layerwise_lr_decay": decay, "head_learning_rate": head}
         optimizer = make_optimizer(model, arguments(tmp_path, **rates_of))
         rates = {id(weight): group["lr"] for group in optimizer.param_groups for weight in group["params"]}
-        assert {rates[id(parameter)] for parameter in groups[-1]} == {0.3}
-        for depth, group in enumerate(reversed(groups[:-1])):
-            assert [rates[id(parameter)] for parameter in group] == pytest.approx([0.01 / decay**depth] * len(group))
+        assert len(rates) == len(trainable(model))
+        expected = [0.01 / decay**depth for depth in range(len(groups))]
+        if head is None:
+            assert optimizer.param_groups[0]["lr"] == 0.01
+        else:
+            expected = [head, *expected[:-1]]
+        for rate, group in zip(expected, reversed(groups), strict=True):
+            assert [rates[id(parameter)] for parameter in group] == pytest.approx([rate] * len(group))
+        decayed = {id(weight) for part in optimizer.param_groups if part["weight_decay"] for weight in part["params"]}
+        assert decayed == {id(parameter) for parameter in trainable(model) if parameter.ndim >= 2}
 
 
 def test_slanted_triangular_schedule(tmp_path: Path) -> None:
@@ -173,23 +163,14 @@ def test_gradual_unfreezing(case: Case) -> None:
         GradualUnfreezing(model, -1)
 
 
-@archetypes
-def test_gradual_unfreezing_with_trainer(case: Case, tmp_path: Path) -> None:
+def test_gradual_unfreezing_with_trainer(tmp_path: Path) -> None:
+    case = CLASSIFIERS[0]
     batch, _ = learnable_batch(case, 16, seed=1)
     rows = [{name: tensor[index] for name, tensor in batch.items()} for index in range(16)]
     model = case.model()
     groups, learning = layer_groups(model), trainable(model)
     before = [[parameter.detach().clone() for parameter in group] for group in groups]
-    training = TrainingArguments(
-        output_dir=str(tmp_path),
-        max_steps=4,
-        per_device_train_batch_size=8,
-        learning_rate=1e-2,
-        report_to="none",
-        save_strategy="no",
-        disable_tqdm=True,
-        use_cpu=True,
-    )
+    training = trainer_arguments(tmp_path, max_steps=4, per_device_train_batch_size=8, learning_rate=1e-2)
     Trainer(model, training, train_dataset=rows, callbacks=[GradualUnfreezing(model, 4)]).train()  # type: ignore[arg-type]
     for depth, (group, old) in enumerate(zip(groups, before)):
         changed = any(not torch.equal(parameter, value) for parameter, value in zip(group, old))

@@ -132,53 +132,52 @@ def test_resume(workspace, problem, tmp_path, precision):
     assert resumed.tokens == whole.tokens
 
 
+def check_resume(problem, tmp_path, run_once, batches: int, save_steps: int, **common) -> None:
+    """Check that a run that stops after some batches and is resumed has the weights of an uninterrupted one."""
+    run_once(arguments(tmp_path / "a", **common))
+    stopped = arguments(tmp_path / "b", save_steps=save_steps, **common)
+    with pytest.raises(InterruptedError):
+        run_once(stopped, collate=stop_after(problem[1].collate, batches))
+    run_once(arguments(tmp_path / "b", resume=True, **common))
+    assert (tmp_path / "a/model.safetensors").read_bytes() == (tmp_path / "b/model.safetensors").read_bytes()
+
+
 def test_resume_with_gradual_unfreezing(workspace, problem, tmp_path):
     """The run stops before lower layers have been trained."""
-    common = {"layerwise_lr_decay": 2.6, "lr_scheduler": "slanted-triangular", "warmup_steps": 2, "max_steps": 7}
 
-    def run_gradually(options, **more):
+    def run_once(options, **more):
         model = new_model(workspace)
         run(model, problem, options, callbacks=[GradualUnfreezing(model, 2)], **more)
 
-    run_gradually(arguments(tmp_path / "a", **common))
-    stopped = arguments(tmp_path / "b", save_steps=1, **common)
-    with pytest.raises(InterruptedError):
-        run_gradually(stopped, collate=stop_after(problem[1].collate, 3))
+    schedule = {"layerwise_lr_decay": 2.6, "lr_scheduler": "slanted-triangular", "warmup_steps": 2, "max_steps": 7}
+    check_resume(problem, tmp_path, run_once, 3, save_steps=1, **schedule)
     start, then = new_model(workspace).state_dict(), load_file(tmp_path / "b/checkpoint-2/model.safetensors")
     changed = {name for name, weight in then.items() if not torch.equal(weight, start[name])}
     assert changed
     assert not {name for name in changed if name.startswith(("bert.embeddings", "bert.layers"))}
-    run_gradually(arguments(tmp_path / "b", resume=True, **common))
-    assert (tmp_path / "a/model.safetensors").read_bytes() == (tmp_path / "b/model.safetensors").read_bytes()
 
 
 @pytest.mark.parametrize("optimizer", ["lamb", "adafactor"])
 def test_resume_with_other_optimizers(workspace, problem, tmp_path, optimizer):
     common = {"optimizer": optimizer, "learning_rate": 1e-2, "lr_scheduler": "linear", "max_steps": 6}
-    run(new_model(workspace, "dropout.json"), problem, arguments(tmp_path / "a", **common))
-    stopped = arguments(tmp_path / "b", save_steps=2, **common)
-    with pytest.raises(InterruptedError):
-        run(new_model(workspace, "dropout.json"), problem, stopped, collate=stop_after(problem[1].collate, 3))
-    run(new_model(workspace, "dropout.json"), problem, arguments(tmp_path / "b", resume=True, **common))
-    assert (tmp_path / "a/model.safetensors").read_bytes() == (tmp_path / "b/model.safetensors").read_bytes()
+
+    def run_once(options, **more):
+        run(new_model(workspace, "dropout.json"), problem, options, **more)
+
+    check_resume(problem, tmp_path, run_once, 3, save_steps=2, **common)
     with pytest.raises(CtxError, match=f"optimizer is adamw, was {optimizer}"):
-        run(new_model(workspace), problem, arguments(tmp_path / "b", resume=True, **{**common, "optimizer": "adamw"}))
+        run_once(arguments(tmp_path / "b", resume=True, **{**common, "optimizer": "adamw"}))
 
 
 def test_resume_with_averages(workspace, problem, tmp_path):
     """Averaging starts at the third step, since the held-out loss rises; the run stops after that step."""
+
+    def run_once(options, **more):
+        losses = map(float, count(3 if options.resume else 0))
+        run(new_model(workspace), problem, options, evaluate=lambda *_: {"eval_loss": next(losses)}, **more)
+
     common = {"optimizer": "nt-asgd:patience=1", "learning_rate": 0.1, "eval_steps": 1, "max_steps": 6}
-
-    def rising(first):
-        losses = map(float, count(first))
-        return lambda model, accelerator: {"eval_loss": next(losses)}
-
-    run(new_model(workspace), problem, arguments(tmp_path / "a", **common), evaluate=rising(0))
-    stopped = arguments(tmp_path / "b", save_steps=3, **common)
-    with pytest.raises(InterruptedError):
-        run(new_model(workspace), problem, stopped, stop_after(problem[1].collate, 4), evaluate=rising(0))
-    run(new_model(workspace), problem, arguments(tmp_path / "b", resume=True, **common), evaluate=rising(3))
-    assert (tmp_path / "a/model.safetensors").read_bytes() == (tmp_path / "b/model.safetensors").read_bytes()
+    check_resume(problem, tmp_path, run_once, 4, save_steps=3, **common)
 
 
 def stop_after(collate, batches):

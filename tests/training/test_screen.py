@@ -1,4 +1,4 @@
-"""What a run shows while it prepares, trains and evaluates, and what it says at its end."""
+"""Output of a run while it prepares, trains and evaluates, and at its end."""
 
 import io
 import json

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
+from training_runs import trainer_arguments
 from transformers import EvalPrediction, Seq2SeqTrainer, Seq2SeqTrainingArguments
 from zoo import HEADS, Case, make_batch, make_targets
 
@@ -27,20 +28,9 @@ def test_training_and_generation(case: Case, tmp_path) -> None:
         seen.append(prediction)
         return {"rows": float(len(prediction.predictions))}
 
-    arguments = Seq2SeqTrainingArguments(
-        output_dir=str(tmp_path),
-        max_steps=3,
-        per_device_train_batch_size=5,
-        per_device_eval_batch_size=4,
-        learning_rate=5e-3,
-        predict_with_generate=True,
-        generation_max_length=LONGEST,
-        generation_num_beams=2,
-        save_strategy="no",
-        report_to="none",
-        use_cpu=True,
-        disable_tqdm=True,
-    )
+    sizes = {"max_steps": 3, "per_device_train_batch_size": 5, "per_device_eval_batch_size": 4, "learning_rate": 5e-3}
+    generation = {"predict_with_generate": True, "generation_max_length": LONGEST, "generation_num_beams": 2}
+    arguments = trainer_arguments(tmp_path, Seq2SeqTrainingArguments, **sizes, **generation)
     data = Dataset.from_list(rows)
     trainer = Seq2SeqTrainer(model, arguments, train_dataset=data, eval_dataset=data, compute_metrics=compute_metrics)
     before = {name: weight.detach().clone() for name, weight in model.named_parameters()}

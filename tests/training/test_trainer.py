@@ -8,7 +8,8 @@ import pytest
 import torch
 from accelerate import Accelerator
 from torch.utils.data import Dataset
-from transformers import EvalPrediction, Trainer, TrainingArguments
+from training_runs import trainer_arguments
+from transformers import EvalPrediction, Trainer
 from zoo import ARCHETYPES, HEADS, Case, learnable_batch
 from zoo.batches import follow_labels
 
@@ -48,21 +49,11 @@ def make_trainer(head: Case, tmp_path) -> Callable[..., Trainer]:
         trainer_class: type[Trainer] = Trainer,
         **arguments: Any,
     ) -> Trainer:
-        defaults: dict[str, Any] = {
-            "output_dir": str(tmp_path),
-            "per_device_train_batch_size": 16,
-            "learning_rate": 5e-3,
-            "save_strategy": "no",
-            "report_to": "none",
-            "disable_tqdm": True,
-            "use_cpu": True,
-            "logging_strategy": "no",
-            "dataloader_pin_memory": False,
-        }
+        defaults = {"per_device_train_batch_size": 16, "learning_rate": 5e-3, "logging_strategy": "no"}
         rows = Rows(learnable_batch(head, 32, seed=1)[0] if batch is None else batch)
         return trainer_class(
             model=head.model() if model is None else model,
-            args=TrainingArguments(**(defaults | arguments)),
+            args=trainer_arguments(tmp_path, **(defaults | arguments)),
             train_dataset=rows,
             eval_dataset=rows,
             compute_metrics=compute_metrics,
@@ -81,9 +72,10 @@ def assert_equal_weights(got: dict[str, torch.Tensor], expected: dict[str, torch
         torch.testing.assert_close(got[name], expected[name], rtol=0, atol=tolerance, msg=name)
 
 
+@pytest.mark.parametrize("head", [case for case in ARCHETYPES if not case.is_recurrent], ids=str, indirect=True)
 def test_training(head, make_trainer):
     batch, baseline = learnable_batch(head, 64, seed=1)
-    trainer = make_trainer(batch=batch, max_steps=120 if head.is_recurrent else 40, lr_scheduler_type="constant")
+    trainer = make_trainer(batch=batch, max_steps=40, lr_scheduler_type="constant")
     before = trainer.evaluate()["eval_loss"]
     trainer.train()
     after = trainer.evaluate()["eval_loss"]
@@ -106,19 +98,9 @@ def check_accumulation(head: Case, make_trainer: Any, batch: dict[str, torch.Ten
     for size in (16, 4):
         model = head.model()
         before = weights(model)
-        trainer = make_trainer(
-            model,
-            batch,
-            trainer_class=trainer_class,
-            max_steps=1,
-            per_device_train_batch_size=size,
-            gradient_accumulation_steps=16 // size,
-            optim="sgd",
-            learning_rate=0.1,
-            lr_scheduler_type="constant",
-            max_grad_norm=0,
-        )
-        trainer.train()
+        sizes = {"per_device_train_batch_size": size, "gradient_accumulation_steps": 16 // size, "max_steps": 1}
+        plain = {"optim": "sgd", "learning_rate": 0.1, "lr_scheduler_type": "constant", "max_grad_norm": 0}
+        make_trainer(model, batch, trainer_class=trainer_class, **sizes, **plain).train()
         steps[size] = {name: tensor - before[name] for name, tensor in weights(model).items()}
     assert max(float(step.abs().max()) for step in steps[16].values()) > 1e-3
     assert_equal_weights(steps[4], steps[16], tolerance=1e-6)
@@ -215,27 +197,6 @@ def test_evaluation_outputs(head, make_trainer):
     outputs = prediction.predictions if isinstance(prediction.predictions, tuple) else (prediction.predictions,)
     for actual, expected_logits in zip(outputs, logits, strict=False):  # logits come first
         np.testing.assert_allclose(actual, expected_logits.numpy(), atol=1e-5)
-
-
-def test_preprocessed_logits(head, make_trainer):
-    """As the masked-LM script of transformers does, to compute an accuracy without keeping (rows, length, vocabulary)
-    numbers."""
-    if head.trains_static_embeddings:
-        pytest.skip("the head has no logits")
-
-    def best(logits: Any, labels: Any) -> torch.Tensor:
-        logits = logits[0] if isinstance(logits, tuple) else logits
-        return (logits > 0).long() if head.has_generator else logits.argmax(-1)
-
-    def agreement(prediction: EvalPrediction) -> dict[str, float]:
-        labels = prediction.label_ids[0] if isinstance(prediction.label_ids, tuple) else prediction.label_ids
-        labels = labels[:, -prediction.predictions.shape[1] :]  # language models: also a label for the next token
-        return {"agreement": float((prediction.predictions == labels)[labels != -100].mean())}
-
-    batch, _ = learnable_batch(head, 10, seed=3)
-    trainer = make_trainer(batch=batch, compute_metrics=agreement, per_device_eval_batch_size=4)
-    trainer.preprocess_logits_for_metrics = best
-    assert 0 <= trainer.evaluate()["eval_agreement"] <= 1
 
 
 def test_trainer_and_training_step_have_the_same_loss(head, make_trainer):

@@ -30,7 +30,7 @@ def logits(output: Any) -> dict[str, torch.Tensor]:
 
 @torch.no_grad()
 def test_heads_of_every_family_mix_layers_and_read_kept_states(subtests: Any) -> None:
-    """All weight on the last layer is the plain head; kept states are the encoder's; what has no layers says so."""
+    """All weight on the last layer is the plain head, cached states are the encoder's; others are refused."""
     mixing = 0
     for case in TASK_HEADS:
         with subtests.test(str(case)):
@@ -167,7 +167,7 @@ def interrupt(*arguments: Any) -> None:
 
 
 def test_a_cache_is_whole_or_not_there(tmp_path: Path, monkeypatch: Any) -> None:
-    """It is that of the same weights and rows; what is damaged is said."""
+    """It depends on weights and examples; damage is an error."""
     rows, model = [collate([row]) for row in rows_of(5)], BERT.model()
     with pytest.raises(CtxError, match="frozen encoder"):
         cache_features(model, tmp_path / "cache", rows, "")

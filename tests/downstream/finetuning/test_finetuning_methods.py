@@ -1,6 +1,7 @@
 """Fine-tuning methods against slow, obvious ones: penalties, mixout, Fisher information, thawing, new weights."""
 
 import copy
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch.nn import functional as F
-from training_runs import CallbackRun, arguments, new_model, run
-from transformers import Trainer, TrainingArguments
+from training_runs import CallbackRun, arguments, new_model, run, trainer_arguments
+from transformers import Trainer
 from zoo import HEADS, Case, assert_close, make_batch, make_targets
 
 from hf_ctxmodels import CtxError
@@ -124,9 +125,9 @@ def test_a_resumed_run_has_the_weights_of_a_whole_one(workspace: Any, problem: A
 
     given = {"max_steps": 8, "save_steps": 3, "eval_steps": 1, "save_total_limit": 20}
     folders = tmp_path / "whole", tmp_path / "stopped"
-    for each in folders:
-        model = new_model(workspace, "dropout.json")
-        run(model, problem, arguments(each, **given), callbacks=callbacks(model), evaluate=evaluate)
+    model = new_model(workspace, "dropout.json")
+    run(model, problem, arguments(folders[0], **given), callbacks=callbacks(model), evaluate=evaluate)
+    shutil.copytree(*folders)
     for step in (6, 8):
         (folders[1] / f"checkpoint-{step}").rename(tmp_path / f"gone-{step}")
     model = new_model(workspace, "dropout.json")
@@ -142,7 +143,7 @@ def test_a_resumed_run_has_the_weights_of_a_whole_one(workspace: Any, problem: A
 
 
 def test_fisher_information_is_the_mean_of_squared_gradients(tmp_path: Path) -> None:
-    """Of each example's own loss, beside gradients of the rows of one batch; not the square of the batch's."""
+    """Of each example's own loss, compared with gradients of the examples of a batch; not the square of the batch's."""
     model = MASKED.model().eval()
     batch = batch_for(MASKED)
     rows = [{name: value[[row]] for name, value in batch.items()} for row in range(4)]
@@ -199,7 +200,7 @@ def test_targets_are_drawn_from_the_model(subtests: Any) -> None:
 
 
 def test_mixout_mixes_columns_without_bias() -> None:
-    """Of the weights and their gradients, beside the formula written out; for the update the weights are themselves."""
+    """Of the weights and their gradients, compared with the formula; for the update the weights are themselves."""
     model = BERT.model(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     start, mixout, share = weights_of(model.base_model), Mixout(model, 0.3, seed=2), 0.3
     training = CallbackRun()
@@ -324,23 +325,12 @@ def test_what_does_not_fit_is_said(tmp_path: Path) -> None:
 
 
 def test_trainer_calls_them(tmp_path: Path) -> None:
-    """One step of plain SGD from moved weights, beside the same step by hand; and chain-thaw's order."""
+    """One step of plain SGD from moved weights equals the step by hand; chain-thaw's order."""
     batch = batch_for(BERT)
     rows = [{name: value[index] for name, value in batch.items()} for index in range(4)]
     exact = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    given: dict[str, Any] = {
-        "output_dir": str(tmp_path),
-        "per_device_train_batch_size": 2,
-        "gradient_accumulation_steps": 2,
-        "max_grad_norm": 0.0,
-        "learning_rate": 0.1,
-        "lr_scheduler_type": "constant",
-        "report_to": "none",
-        "save_strategy": "no",
-        "disable_tqdm": True,
-        "use_cpu": True,
-        "optim": "sgd",
-    }
+    options = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "max_grad_norm": 0.0}
+    options |= {"optim": "sgd", "learning_rate": 0.1, "lr_scheduler_type": "constant"}
     model = BERT.model(**exact)
     method = L2SPPenalty(model, 0.5)
     moved(model)
@@ -349,17 +339,17 @@ def test_trainer_calls_them(tmp_path: Path) -> None:
     for name, parameter in by_hand.named_parameters():
         start = method.pretrained.get(name.removeprefix("bert."))
         parameter.data -= 0.1 * (parameter.grad + (0 if start is None else 0.5 * (parameter.data - start)))
-    Trainer(model, TrainingArguments(max_steps=1, **given), train_dataset=rows, callbacks=[method]).train()
+    Trainer(model, trainer_arguments(tmp_path, max_steps=1, **options), train_dataset=rows, callbacks=[method]).train()
     for name, parameter in by_hand.named_parameters():
         assert_close(model.get_parameter(name), parameter.detach(), name, 1e-5)
-    decaying = TrainingArguments(max_steps=1, **{**given, "weight_decay": 0.1})
+    decaying = trainer_arguments(tmp_path, max_steps=1, weight_decay=0.1, **options)
     with pytest.raises(CtxError, match="Weight decay"):
         Trainer(model, decaying, train_dataset=rows, callbacks=[method]).train()
 
     model = BERT.model(**exact)
     chain = ChainThaw(model, 0.1, 0.1)
     before, steps = weights_of(model), len(chain.stages)
-    training = TrainingArguments(max_steps=steps - 1, **given)
+    training = trainer_arguments(tmp_path, max_steps=steps - 1, **options)
     chain.stages = chain.stages[:-1]
     Trainer(model, training, train_dataset=rows, eval_dataset=rows, callbacks=[chain]).train()
     assert not any(
@@ -383,25 +373,25 @@ def test_new_weights_are_exactly_those_asked_for(subtests: Any) -> None:
                 top = {id(each) for each in list(layers)[-1].parameters()}
                 assert names == {name for name, each in model.named_parameters() if id(each) in top}
                 assert top <= groups
-                check_drawn_anew(model, before, names)
+                check_reinitialized(model, before, names)
             before, fixed = weights_of(model), torch.get_rng_state()
             names = {name for name in reinitialize_head(model, seed=4) if name in before}
             assert torch.equal(fixed, torch.get_rng_state())
             assert names == {name for name in before if not name.startswith(f"{model.base_model_prefix}.")}
-            check_drawn_anew(model, before, names)
+            check_reinitialized(model, before, names)
     for family, kept in (("t5", []), ("bart", []), ("mass", ["lm_head"]), ("unilm", ["mlm_head"])):  # unless tied
         assert pretrained_head_modules(Case(FAMILIES[family], "AutoModelForSeq2SeqLM").model()) == kept, family
     model = BERT.model()
     before = weights_of(model)
     names = set(reinitialize_layers(model, 0, seed=4, pooler=True))
     assert names == {"bert.pooler.dense.weight", "bert.pooler.dense.bias"}
-    check_drawn_anew(model, before, names)
+    check_reinitialized(model, before, names)
     model = BERT.model(classifier_pooling="mean")
     with pytest.raises(CtxError, match="has no pooler"):
         reinitialize_layers(model, 0, seed=4, pooler=True)
 
 
-def check_drawn_anew(model: Any, before: dict[str, torch.Tensor], names: set[str]) -> None:
+def check_reinitialized(model: Any, before: dict[str, torch.Tensor], names: set[str]) -> None:
     torch.manual_seed(4)
     fresh = dict(type(model)(copy.deepcopy(model.config)).named_parameters())
     for name, each in model.named_parameters():
@@ -409,8 +399,8 @@ def check_drawn_anew(model: Any, before: dict[str, torch.Tensor], names: set[str
         assert name not in names or not torch.equal(each, before[name]) or each.ndim < 2
 
 
-def test_what_is_new_is_not_held(tmp_path: Path) -> None:
-    """Neither layers that are drawn anew nor rows of new tokens, by anchors and mixout; other weights are refused."""
+def test_new_weights_are_not_anchored(tmp_path: Path) -> None:
+    """Anchors and mixout exclude re-initialised layers and new tokens; other weights are refused."""
     model, generator = BERT.model(), torch.Generator().manual_seed(3)
     encoder, table = dict(model.base_model.named_parameters()), "embeddings.word_embeddings.weight"
     fisher = {name: torch.rand(each.shape, generator=generator) for name, each in encoder.items()}

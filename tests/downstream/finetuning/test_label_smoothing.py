@@ -5,13 +5,8 @@ import math
 import pytest
 import torch
 from accelerate import Accelerator
-from transformers import (
-    BertConfig,
-    BertForTokenClassification,
-    T5Config,
-    T5ForConditionalGeneration,
-    TrainingArguments,
-)
+from training_runs import trainer_arguments
+from transformers import BertConfig, BertForTokenClassification, T5Config, T5ForConditionalGeneration
 from zoo import Case, make_batch, make_targets
 
 from hf_ctxmodels.core.errors import CtxError
@@ -23,11 +18,11 @@ from hf_ctxmodels.training.training_step import INDEX_KEY, TrainingStep
 SMOOTHING = 0.2
 
 
-def ours(head="AutoModelForSeq2SeqLM"):
+def cove_model(head="AutoModelForSeq2SeqLM"):
     return Case(FAMILIES["cove"], head).model(hidden_dropout_prob=0.0)
 
 
-def peers():
+def t5_model():
     torch.manual_seed(0)
     sizes = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_decoder_layers": 1, "num_heads": 2}
     config = T5Config(vocab_size=61, dropout_rate=0.0, decoder_start_token_id=0, **sizes)
@@ -35,7 +30,7 @@ def peers():
 
 
 def rows(lengths):
-    """A batch with as many targets in each row as `lengths` says."""
+    """A batch with `lengths` targets in its rows."""
     case = Case(FAMILIES["cove"], "AutoModelForSeq2SeqLM")
     batch = make_batch(case, tuple(3 + number % 4 for number in range(len(lengths))))
     batch |= make_targets(case, batch)
@@ -47,9 +42,10 @@ def rows(lengths):
 def by_hand(model, batch):
     """The mean over targets of -sum of p log q, p with the label and all words."""
     with torch.no_grad():
-        every = model.eval()(**batch, return_logits=True) if isinstance(model, type(ours())) else model.eval()(**batch)
+        options = {"return_logits": True} if isinstance(model, type(cove_model())) else {}
+        output = model.eval()(**batch, **options)
     total, count = 0.0, 0
-    for logits, labels in zip(every.logits.double(), batch["labels"], strict=True):
+    for logits, labels in zip(output.logits.double(), batch["labels"], strict=True):
         for row, label in zip(logits.tolist(), labels.tolist(), strict=True):
             if label == -100:
                 continue
@@ -57,10 +53,10 @@ def by_hand(model, batch):
             share = [SMOOTHING / len(row) + (1 - SMOOTHING) * (word == label) for word in range(len(row))]
             total += sum(part * (norm - each) for part, each in zip(share, row, strict=True))
             count += 1
-    return total / count, float(every.loss)
+    return total / count, float(output.loss)
 
 
-@pytest.mark.parametrize("make", [ours, peers])
+@pytest.mark.parametrize("make", [cove_model, t5_model])
 def test_training_loss_of_a_plain_loop_and_plain_evaluation(make):
     batch = rows([4, 1, 3])
     expected, plain = by_hand(make(), batch)
@@ -76,7 +72,7 @@ def test_training_loss_of_a_plain_loop_and_plain_evaluation(make):
         assert model.eval()(**batch).loss.item() == pytest.approx(plain, abs=1e-5)
 
 
-@pytest.mark.parametrize("make", [ours, peers])
+@pytest.mark.parametrize("make", [cove_model, t5_model])
 def test_one_batch_of_16_equals_four_of_4(make):
     batch = rows([1, 4, 2, 4, 1, 1, 1, 2, 3, 4, 4, 4, 1, 2, 1, 1])
     gradients = []
@@ -103,26 +99,15 @@ def test_one_batch_of_16_equals_four_of_4(make):
 @pytest.mark.filterwarnings("ignore")
 def test_trainer_uses_the_same_loss(tmp_path):
     """One SGD step of 2 x 2 examples equals the gradient of the smoothed loss of all 4."""
-    batch, model = rows([4, 1, 3, 2]), ours().train()
+    batch, model = rows([4, 1, 3, 2]), cove_model().train()
     loss_function = TaskLoss(model, ["labels"], SMOOTHING)
     loss_function(model, batch, None).loss.backward()
     expected = {name: -parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
     model.zero_grad()
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    arguments = TrainingArguments(
-        output_dir=str(tmp_path),
-        max_steps=1,
-        per_device_train_batch_size=2,
-        gradient_accumulation_steps=2,
-        learning_rate=1.0,
-        lr_scheduler_type="constant",
-        optim="sgd",
-        max_grad_norm=0.0,
-        report_to="none",
-        save_strategy="no",
-        use_cpu=True,
-        disable_tqdm=True,
-    )
+    sizes = {"max_steps": 1, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
+    plain = {"optim": "sgd", "learning_rate": 1.0, "lr_scheduler_type": "constant", "max_grad_norm": 0.0}
+    arguments = trainer_arguments(tmp_path, **sizes, **plain)
     examples = [{name: tensor[row] for name, tensor in batch.items()} for row in range(4)]
     CtxTrainer(model, arguments, train_dataset=examples, loss_function=loss_function).train()
     for name, change in expected.items():
@@ -147,7 +132,7 @@ def test_losses_of_transformers_add_up_over_micro_batches():
 
 def test_unsupported_models_and_values():
     with pytest.raises(CtxError, match=r"(?s)0 to below 1.*--label_smoothing 1"):
-        TaskLoss(ours(), ["labels"], 1.0)
+        TaskLoss(cove_model(), ["labels"], 1.0)
     with pytest.raises(CtxError, match="several terms"):
         TaskLoss(Case(FAMILIES["lmseq2seq"], "AutoModelForPreTraining").model(), ["labels"], 0.1)
     with pytest.raises(CtxError, match="not an encoder-decoder"):

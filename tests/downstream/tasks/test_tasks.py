@@ -38,7 +38,7 @@ def test_rows_know_their_line(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "says"),
+    ("name", "text", "message"),
     [
         ("a.csv", "", "empty"),
         ("a.csv", "text,label\n", "No examples"),
@@ -59,12 +59,12 @@ def test_rows_know_their_line(tmp_path):
         ("a.tsv.gz", gzip.compress(b"text\tlabel\n" * 99, mtime=0)[:-9], r"(?s)The gzip file is damaged.*a\.tsv\.gz"),
     ],
 )
-def test_bad_tables_say_what_and_where(tmp_path, name, text, says):
+def test_bad_tables_say_what_and_where(tmp_path, name, text, message):
     if isinstance(text, bytes):
         (tmp_path / name).write_bytes(text)
     elif text is not None:
         written(tmp_path / name, text)
-    with pytest.raises(CtxError, match=says):
+    with pytest.raises(CtxError, match=message):
         make_task("sequence-classification").read(str(tmp_path / name), "train")
 
 
@@ -122,7 +122,7 @@ def test_validation_on_the_training_file_is_a_warning(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("task", "line", "says"),
+    ("task", "line", "message"),
     [
         ("sequence-classification", '{"text": "x", "label": null}', "None is not a label"),
         ("sequence-classification", '{"text": null, "label": 1}', "Expected a text in column 'text', got None"),
@@ -143,9 +143,9 @@ def test_validation_on_the_training_file_is_a_warning(tmp_path, capsys):
         ("multiple-choice", '{"text": "x", "choices": "ab", "label": 0}', "Expected 2 strings"),
     ],
 )
-def test_bad_examples_are_named_by_their_line(tmp_path, task, line, says):
+def test_bad_examples_are_named_by_their_line(tmp_path, task, line, message):
     file = written(tmp_path / "a.jsonl", '{"text": "x", "choices": ["a", "b"], "label": 1}\n' + line)
-    with pytest.raises(CtxError, match=rf"(?s){says}.*a\.jsonl:2"):
+    with pytest.raises(CtxError, match=rf"(?s){message}.*a\.jsonl:2"):
         make_task(task).read(file, "train")
 
 
@@ -212,7 +212,7 @@ RANKED += ["her dog,her cat,0", "her dog,no cat,0", "her dog,my cat,0"]
 
 
 def test_candidates_of_a_query_are_ranked(tmp_path, tokenizer):
-    """Each relevant candidate beside all that are not; rows of different lengths; scores of the candidates in order."""
+    """Each relevant candidate is compared with all others; scores of the candidates in order."""
     task = make_task("ranking")
     examples = task.read(written(tmp_path / "a.csv", "\n".join(RANKED)), "train")
     assert [example.relevant for example in examples] == [(False, True, True), (True, False, False, False)]
@@ -234,13 +234,13 @@ def test_candidates_of_a_query_are_ranked(tmp_path, tokenizer):
     assert task.score(examples, scores) == {"mrr": pytest.approx((1 + 1 / 3) / 2), "accuracy_at_1": 0.5}
     assert task.baseline(examples, examples) == [[0.5, 0.5, 0.5], [0.5, 0.5, 0.5, 0.0]]
     assert task.record(examples[0], scores[0])["relevant"] == (False, True, True)
-    for lines, says in (
+    for lines, message in (
         ([*RANKED, "the cat,no,0"], r"(?s)not consecutive: 'the cat'.*csv:9, first at .*csv:2"),
         (["query,candidate,label", "the cat,a,2"], r"(?s)label '2' is neither 1.*csv:2"),
         (["query,candidate,label", "the cat,a,1", "the cat,b,1"], r"(?s)All of the 2 candidates .*csv:2"),
         (["query,candidate,label", "the cat,a,0"], r"(?s)None of the 1 candidates"),
     ):
-        with pytest.raises(CtxError, match=says):
+        with pytest.raises(CtxError, match=message):
             task.read(written(tmp_path / "b.csv", "\n".join(lines)), "train")
     with pytest.raises(CtxError, match="2 columns, got 1"):
         make_task("ranking", text_columns="query").read(str(tmp_path / "a.csv"), "train")

@@ -120,7 +120,7 @@ def test_the_language_is_given_to_the_model(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("pair", "arguments", "says"),
+    ("pair", "arguments", "message"),
     [
         (("\t", "Katze"), {}, r"(?s)No text in column\(s\) source.*jsonl:4"),
         (("A cat.", " "), {}, r"(?s)No text in column\(s\) target.*jsonl:4"),
@@ -132,12 +132,12 @@ def test_the_language_is_given_to_the_model(tmp_path):
         (("A cat.", "Katze"), {"text_columns": "source,target"}, r"(?s)1 columns, got 2.*--text_columns"),
     ],
 )
-def test_bad_data_say_what_and_where(tmp_path, words, pair, arguments, says):
+def test_bad_data_say_what_and_where(tmp_path, words, pair, arguments, message):
     def read_and_encode():
         task, examples = prepared(tmp_path, words, [*PAIRS, pair], max_length=9, max_target_length=8, **arguments)
         task.encode(examples, words)
 
-    with pytest.raises(CtxError, match=says):
+    with pytest.raises(CtxError, match=message):
         read_and_encode()
 
 

@@ -55,7 +55,7 @@ def test_conllu_gives_the_syntactic_words(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "arguments", "says"),
+    ("name", "text", "arguments", "message"),
     [
         ("a.conll", "a O\nb\n", {}, r"(?s)1 column\(s\) in 'b'; expected 2.*a\.conll:2"),
         ("a.conll", "a O\nb O\n", {"label_column": "3"}, r"(?s)its tag in column 3.*a\.conll:1"),
@@ -67,9 +67,9 @@ def test_conllu_gives_the_syntactic_words(tmp_path):
         ("demo", None, {}, "no demo data"),
     ],
 )
-def test_bad_tagging_files_say_what_and_where(tmp_path, name, text, arguments, says):
+def test_bad_tagging_files_say_what_and_where(tmp_path, name, text, arguments, message):
     file = name if text is None else written(tmp_path / name, text)
-    with pytest.raises(CtxError, match=says):
+    with pytest.raises(CtxError, match=message):
         make_task("token-classification", **arguments).read(file, "train")
 
 
@@ -202,7 +202,7 @@ def test_best_span_is_the_best_of_all(length, longest, random):
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "message"),
     [
         ("{]", "Invalid JSON"),
         ('{"data": [{"paragraphs": [{"qas": []}]}]}', "no questions"),
@@ -210,13 +210,13 @@ def test_best_span_is_the_best_of_all(length, longest, random):
         (None, r"(?s)'cat' is not at character 3.*found ' ca'.*question 'q0'"),
     ],
 )
-def test_bad_squad_files_say_what_and_where(tmp_path, content, says):
+def test_bad_squad_files_say_what_and_where(tmp_path, content, message):
     file = tmp_path / "a.json"
     if content is None:
         squad_file(file, ("Who?", "The cat.", [(3, "cat")]))
     else:
         written(file, content)
-    with pytest.raises(CtxError, match=says):
+    with pytest.raises(CtxError, match=message):
         make_task("question-answering").read(str(file), "train")
 
 

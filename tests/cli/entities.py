@@ -1,0 +1,40 @@
+"""Sentences with entities in several languages, and tiny models of their words."""
+
+import random
+from pathlib import Path
+
+import torch
+from commands import save
+from zoo import tiny_config
+
+from hf_ctxmodels.registry import FAMILIES
+
+NAMES, PLACES = ["Anna", "Boris", "Clara", "David"], ["Paris", "Rome", "Athens", "Lima"]
+VERBS = {"en": "saw", "de": "sah", "fr": "vit"}
+WORDS = {language: (NAMES, verb, PLACES) for language, verb in VERBS.items()}  # the same entities in all languages
+TaggedWords = list[tuple[str, str]]
+
+
+def tagged_sentences(
+    language: str, size: int, words: dict[str, tuple[list[str], str, list[str]]] = WORDS, seed: str = ""
+) -> list[TaggedWords]:
+    """A name, a verb and a place, or the reverse, with their tags."""
+    rng, (names, verb, places) = random.Random(language + seed), words[language]
+    rows = ([(rng.choice(names), "B-PER"), (verb, "O"), (rng.choice(places), "B-LOC")] for _ in range(size))
+    return [row[:: rng.choice([1, -1])] for row in rows]
+
+
+def write_entities(file: Path, language: str, sentences: list[TaggedWords]) -> Path:
+    """A file in WikiANN's format."""
+    blocks = ["\n".join(f"{language}:{word}\t{tag}" for word, tag in sentence) for sentence in sentences]
+    file.write_text("\n\n".join(blocks) + "\n")
+    return file
+
+
+def save_bert(folder: Path, auto_class: str) -> Path:
+    """A tiny BERT with a vocabulary of all languages."""
+    family = FAMILIES["bert"]
+    tokenizer = family.tokenizer.train([" ".join([*NAMES, *PLACES, *VERBS.values()])] * 20, vocab_size=120)
+    torch.manual_seed(0)
+    config = tiny_config(family, vocab_size=len(tokenizer), initializer_range=0.2, hidden_dropout_prob=0.1)
+    return save(folder, family.models[auto_class](config), tokenizer)
