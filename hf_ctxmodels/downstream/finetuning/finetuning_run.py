@@ -99,7 +99,7 @@ def load_config_and_tokenizer(
     family = get_family(options.family)
     config = new_config(family, tokenizer, options.config, arguments.config_options)
     for name, value in task.config_fields(tokenizer).items():
-        if not hasattr(config, name):
+        if name not in type(config).__dataclass_fields__:  # a property cannot be set
             raise CtxError(
                 f"The tokenizer has {name}={value}, for which {type(config).__name__} has no field.",
                 location=f"--family {family.name}:tokenizer={options.tokenizer}",
