@@ -125,7 +125,7 @@ def test_configurations_and_calls_that_cannot_be(tmp_path: Path, subtests, monke
         "has no field depth": lambda: CtxMultiTaskConfig(
             encoder=encoder, tasks={"rte": {**entry, "fields": {"depth": 3}}}
         ),
-        "task with auto_class, fields, loss_weight": lambda: CtxMultiTaskConfig(encoder=encoder, tasks={"rte": {}}),
+        "Expected auto_class, fields, loss_weight": lambda: CtxMultiTaskConfig(encoder=encoder, tasks={"rte": {}}),
         "cannot share an encoder": lambda: CtxMultiTaskModel(
             CtxMultiTaskConfig(encoder=tiny_config(FAMILIES["t5"]), tasks=t5)
         ),
