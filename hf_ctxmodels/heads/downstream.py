@@ -316,7 +316,8 @@ class ForQuestionAnswering(HeadModel):
             **self.extra_ids(langs=langs, task_type_ids=task_type_ids),
             **kwargs,
         )
-        start_logits, end_logits = (x.contiguous() for x in self.qa_outputs(outputs.last_hidden_state).unbind(-1))
+        logits = self.qa_outputs(outputs.last_hidden_state)
+        start_logits, end_logits = logits[..., 0].contiguous(), logits[..., 1].contiguous()
         loss = None
         if start_positions is not None and end_positions is not None:
             padding = attention_mask == 0 if attention_mask is not None and attention_mask.dim() == 2 else None
