@@ -123,7 +123,7 @@ class TransformerForConditionalGeneration(Seq2SeqHead, EncoderDecoderHeadModel):
     ) -> ConditionalGenerationOutput:
         """Compute logits, or the loss with `labels`.
 
-        `labels`, `encoder_outputs`, `use_cache` and `return_logits` are described in
+        `labels`, `encoder_outputs` and `use_cache` are described in
         `heads.RecurrentForConditionalGeneration.forward`, the other arguments in `EncoderDecoder.forward`. Without
         `decoder_input_ids` (batch, steps) or `decoder_inputs_embeds` (batch, steps, hidden), the decoder's input is
         `labels` shifted to the right, after `config.decoder_start_token_id`.

@@ -66,7 +66,6 @@ class ForCausalLM(HeadModel, GenerationMixin):
                 the last token in reading order has a target as well.
             logits_to_keep: As in transformers: number of last positions with logits, 0 for all, or a tensor of
                 positions. The loss does not depend on it.
-            return_logits: See `needs_all_logits`.
             kwargs: Arguments of the encoder; and `shift_labels` (batch, length), the target of each token, -100 for
                 none, instead of `labels`. It is not a named argument, because Trainer would treat it as labels.
         """

@@ -243,7 +243,6 @@ class RecurrentForConditionalGeneration(Seq2SeqHead):
             past_key_values: The state before `decoder_input_ids`, returned by an earlier forward.
             use_cache: Return `past_key_values`, and with labels the logits as well.
             target_languages: (batch,) indices of the target languages; None for the first.
-            return_logits: See `needs_all_logits`.
         """
         labels = None if labels is None else validate_targets(labels, "labels")
         for name in ("decoder_attention_mask", "decoder_inputs_embeds"):
