@@ -75,8 +75,15 @@ def check_json_type(value: Any, annotation: Mapping[str, Any], *, location: str,
 def load_pretrained(auto_class: Any, source: str | PathLike[str] | None, description: str) -> Any:
     """Call `auto_class.from_pretrained(source)`; all errors become a `CtxError`, in which `description` names the
     object."""
-    hint = "use the directory or Hub id to which it was saved."
-    with wrap_errors(f"Cannot load {description}", location=str(source) if source else None, hint=hint):
+    try:
         if not source:
-            raise ValueError("the directory or Hub id is missing")
+            raise OSError("the directory or Hub id is missing.")
         return auto_class.from_pretrained(source)
+    except CtxError:
+        raise
+    except Exception as error:  # damaged files raise errors of any class; the first line may not state the field
+        raise CtxError(
+            f"Cannot load {description}: {error}",
+            location=str(source) if source else None,
+            hint="use the directory or Hub id to which it was saved.",
+        ) from error
