@@ -20,7 +20,7 @@ _SENTENCE_TOKENS = {"1": ("<s>", "</s>"), "2": ("<p>", "</p>")}  # tokens around
 class InferSentConversion(VectorEncoderConversion):
     """Arguments of the conversion."""
 
-    version: str = flag("2", "Version of the release.", choices=_SENTENCE_TOKENS)
+    version: str = flag("2", "Version of the release.", choices=tuple(_SENTENCE_TOKENS))
     pooling: str = flag("max", "Pooling of the encoder.", choices=("max", "mean"))
 
     def convert(self) -> tuple[Any, Any, str]:

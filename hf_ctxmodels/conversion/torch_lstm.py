@@ -90,7 +90,7 @@ class VectorEncoderConversion(Conversion):
 
     weights: str = flag(REQUIRED, "State dict of the encoder.")
     vectors: str = flag(REQUIRED, "File of its word vectors.")
-    vectors_format: str = flag("glove", "Format of --vectors.", choices=READERS)
+    vectors_format: str = flag("glove", "Format of --vectors.", choices=tuple(READERS))
     do_lower_case: bool = flag(False, "Lower-case text before words are looked up.")
 
     def convert_encoder(self, family: str, sentence_tokens: Sequence[str] = (), **fields: Any) -> tuple[Any, Any, str]:

@@ -59,7 +59,7 @@ def test_resumed_run(prepared, tmp_path) -> None:
     summary = json.loads((tmp_path / "whole/training_summary.json").read_text())
     names = {f"{kind}_{name}" for kind in ("eval", "baseline") for name in ("generation_loss", "relation_loss")}
     assert names | {"eval_relation_accuracy", "baseline_relation_accuracy"} <= set(summary["metrics"])
-    assert summary["rates"]["share_<de>"] > 0
+    assert summary["rates"]["<de>_share"] > 0
     shutil.copytree(tmp_path / "whole", tmp_path / "stopped")
     for step in (10, 12):  # as if the run had been killed after step 5
         shutil.rmtree(tmp_path / f"stopped/checkpoint-{step}", ignore_errors=True)
