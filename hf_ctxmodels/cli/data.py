@@ -15,8 +15,9 @@ from hf_ctxmodels.compression.distillation.augmentation import Augmenter, Maskin
 from hf_ctxmodels.conversion.word_vectors import WordVectors
 from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.console import print_status, progress_bar
+from hf_ctxmodels.core.constants import MAX_SEED
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import MAX_SEED, REQUIRED, check_range, flag, parse_choices
+from hf_ctxmodels.core.flags import REQUIRED, check_range, flag, parse_choices
 from hf_ctxmodels.core.output_files import check_output_directory, check_output_file, write_text_file
 from hf_ctxmodels.data.document_sources import load_documents
 from hf_ctxmodels.data.phrase_mining import extract_entities, find_phrases

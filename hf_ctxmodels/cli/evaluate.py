@@ -12,12 +12,13 @@ from transformers import AutoModel, AutoModelForSequenceClassification, PreTrain
 from hf_ctxmodels.architectures.sentence_encoder import encode_sentences
 from hf_ctxmodels.conversion.word_vectors import WordVectors
 from hf_ctxmodels.core.command_line import parse_arguments
+from hf_ctxmodels.core.constants import MAX_SEED
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import MAX_SEED, REQUIRED, check_range, flag
+from hf_ctxmodels.core.flags import REQUIRED, check_range, flag
 from hf_ctxmodels.core.output_files import check_output_file, write_text_file
 from hf_ctxmodels.data.document_sources import load_documents
 from hf_ctxmodels.data.text_files import read_lines
-from hf_ctxmodels.downstream.adapters.save_load import load_model_and_tokenizer
+from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_model_and_tokenizer
 from hf_ctxmodels.downstream.finetuning.forgetting import PretrainingEvaluation, measure_forgetting
 from hf_ctxmodels.downstream.tasks import SequenceClassification, TaskArguments
 from hf_ctxmodels.evaluation import (

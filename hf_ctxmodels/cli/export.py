@@ -29,7 +29,7 @@ from hf_ctxmodels.core.output_files import (
     wrap_write_errors,
 )
 from hf_ctxmodels.data.text_files import read_lines
-from hf_ctxmodels.downstream.adapters.save_load import load_saved_model
+from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_saved_model
 from hf_ctxmodels.inference.exporting import check_exportable_as, example_batches, export_model, inputs_for_texts
 from hf_ctxmodels.training.model_loading import load_tokenizer
 

@@ -14,12 +14,13 @@ from transformers import set_seed as seed_generators
 
 from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.console import print_status
+from hf_ctxmodels.core.constants import MAX_SEED
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import MAX_SEED, REQUIRED, check_range, flag, parse_choices
+from hf_ctxmodels.core.flags import REQUIRED, check_range, flag, parse_choices
 from hf_ctxmodels.core.generation import LanguagePair
 from hf_ctxmodels.core.output_files import check_output_file, write_text_file
 from hf_ctxmodels.data.text_files import read_lines
-from hf_ctxmodels.downstream.adapters.save_load import load_model_and_tokenizer
+from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_model_and_tokenizer
 from hf_ctxmodels.downstream.tasks.text_metrics import (
     UPPER_BOUND_NOTE,
     NormalizedReferences,

@@ -18,8 +18,8 @@ from hf_ctxmodels.core.console import run_script
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, flag
 from hf_ctxmodels.core.output_files import wrap_write_errors
-from hf_ctxmodels.downstream.adapters.save_load import resolve_folder
-from hf_ctxmodels.downstream.adapters.saving import (
+from hf_ctxmodels.downstream.adapters.adapter_checkpoints import resolve_folder
+from hf_ctxmodels.downstream.adapters.adapter_files import (
     CONFIG_FILE,
     FUSION_CONFIG_FILE,
     HEAD_CONFIG_FILE,

@@ -22,7 +22,7 @@ from hf_ctxmodels.core.remote_code import InstalledCode, get_remote_code_stub
 logger = logging.get_logger(__name__)
 
 # Keywords that PreTrainedConfig accepts without declaring them as fields, or that older checkpoints carry.
-_PASSED_THROUGH = {
+_UNDECLARED_KEYWORDS = {
     "_commit_hash",
     "_name_or_path",
     "attn_implementation",
@@ -41,7 +41,7 @@ _MISSPELLING_RATIO = 0.8  # smallest `difflib` ratio of a name and its misspelli
 _MAX_INTEGER = 2**31 - 1
 _MAX_MODULES, _MAX_LABELS = 10_000, 1_000_000  # each layer and each label takes memory for an object
 
-_SIZES = {
+_POSITIVE_FIELDS = {
     "vocab_size",
     "hidden_size",
     "num_attention_heads",
@@ -132,7 +132,7 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
         kwargs.pop("auto_map", None)
         file_keys = kwargs.pop(_FILE_KEYS, None)
         generation_fields = set(GenerationConfig._get_default_generation_params())
-        unknown = set(kwargs) - _PASSED_THROUGH - generation_fields - set(self.attribute_map)
+        unknown = set(kwargs) - _UNDECLARED_KEYWORDS - generation_fields - set(self.attribute_map)
         if file_model_type not in (None, self.model_type):
             self._check_reference(file_model_type, kwargs)
             kwargs = {key: value for key, value in kwargs.items() if key not in unknown}
@@ -156,7 +156,7 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
                 raise ValueError(f"{name}={value} must be a finite number.")
             if isinstance(value, int) and abs(value) > _MAX_INTEGER:
                 raise ValueError(f"{name}={_short_repr(value)} must not be above {_MAX_INTEGER:,}.")
-            if name in _SIZES and value < 1:
+            if name in _POSITIVE_FIELDS and value < 1:
                 raise ValueError(f"{name}={value} must be 1 or more.")
             if name in _MODULE_COUNTS and not 0 <= value <= _MAX_MODULES:
                 raise ValueError(f"{name}={value} must be between 0 and {_MAX_MODULES:,}.")

@@ -2,6 +2,10 @@
 
 IGNORE_INDEX = -100  # label without a loss, as in torch's cross-entropy
 
+MAX_SEED = 2**32 - 1  # largest seed of NumPy's generators
+
+NO_TARGET = -1  # padding of `target_positions` (XLNet)
+
 MULTITASK_MODEL_TYPE = "ctx-multitask"
 
 SENTINEL_TOKEN = "<extra_id_{}>"  # token that replaces the span of this number (T5)

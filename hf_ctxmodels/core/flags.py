@@ -21,8 +21,6 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from hf_ctxmodels.core.errors import CtxError
 
 REQUIRED: Any = MISSING
-MAX_SEED = 2**32 - 1
-"""Largest seed of NumPy's generators."""
 """Default of a required flag."""
 
 

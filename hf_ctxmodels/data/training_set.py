@@ -24,7 +24,7 @@ from hf_ctxmodels.data.seeding import Purpose, generator
 
 
 @dataclass(frozen=True)
-class SamplingPolicy:
+class ExampleSampling:
     """The order of an objective's examples in training, by default shuffled.
 
     Attributes:
@@ -44,7 +44,7 @@ class SamplingPolicy:
 def build_training_set(
     documents: Iterable[list[str]],
     objective: ExampleBuilder,
-    policy: SamplingPolicy = SamplingPolicy(),
+    sampling: ExampleSampling = ExampleSampling(),
     *,
     streaming: bool = False,
     alpha: float | None = None,
@@ -54,7 +54,7 @@ def build_training_set(
     """Examples of an objective, in memory or as a stream, for `training_loader`.
 
     Args:
-        policy: The objective's policy; several tasks cannot be streamed.
+        sampling: The objective's `sampling`; several tasks cannot be streamed.
         streaming: Make the examples during training, for text that exceeds memory.
         alpha: Exponent of sampling the sources of the documents, one per language (see the module); None for all text
             once per epoch.
@@ -62,7 +62,7 @@ def build_training_set(
         progress: Wraps the examples while they are built in memory.
     """
     if alpha is not None:
-        if policy != SamplingPolicy():
+        if sampling != ExampleSampling():
             raise CtxError(
                 "The objective defines the order of its examples (contiguous text, or one task per step), so they "
                 "cannot be sampled by language.",
@@ -78,7 +78,7 @@ def build_training_set(
             sizes.append(0)
             datasets.append(ExampleSet.build(progress(objective.examples(_counted(source, sizes)))))
         return SampledMixture(datasets, probabilities=sampling_probabilities(sizes, alpha), is_per_example=True)
-    if policy.task_column is not None and streaming:
+    if sampling.task_column is not None and streaming:
         raise CtxError(
             "The objective samples a task for each step, which requires all examples in memory.",
             location="--streaming",
@@ -90,18 +90,18 @@ def build_training_set(
     examples = ExampleSet.build(progress(objective.examples(documents)))
     examples.statistics = {name: value - before.get(name, 0) for name, value in objective.statistics.items()}
     objective.check(examples)
-    return examples if policy.task_column is None else mix_tasks(examples, policy)
+    return examples if sampling.task_column is None else mix_tasks(examples, sampling)
 
 
-def mix_tasks(examples: ExampleSet, policy: SamplingPolicy) -> Mixture:
-    """A dataset for each task in the `task_column`, in the order of the policy."""
-    numbers = examples.columns[str(policy.task_column)].values
+def mix_tasks(examples: ExampleSet, sampling: ExampleSampling) -> Mixture:
+    """A dataset for each task in the `task_column`, in the order of `sampling`."""
+    numbers = examples.columns[str(sampling.task_column)].values
     tasks = np.unique(numbers).tolist()
     datasets = [Subset(examples, np.flatnonzero(numbers == task).tolist()) for task in tasks]
-    if policy.task_stages:
-        stages = [{tasks.index(task): steps for task, steps in stage.items()} for stage in policy.task_stages]
+    if sampling.task_stages:
+        stages = [{tasks.index(task): steps for task, steps in stage.items()} for stage in sampling.task_stages]
         return ScheduledMixture(datasets, stages)
-    periods = {tasks.index(task): period for task, period in policy.task_periods.items() if task in tasks}
+    periods = {tasks.index(task): period for task, period in sampling.task_periods.items() if task in tasks}
     return SampledMixture(datasets, periods)
 
 

@@ -14,8 +14,8 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from hf_ctxmodels.core.adapter_support import suppress_adapter_notice
 from hf_ctxmodels.core.errors import CtxError, wrap_errors
 from hf_ctxmodels.core.output_files import check_output_directory, wrap_write_errors
-from hf_ctxmodels.downstream.adapters.save_load import add_saved_adapters
-from hf_ctxmodels.downstream.adapters.saving import saved_adapter_files
+from hf_ctxmodels.downstream.adapters.adapter_checkpoints import add_saved_adapters
+from hf_ctxmodels.downstream.adapters.adapter_files import saved_adapter_files
 from hf_ctxmodels.downstream.multitask import get_spec
 from hf_ctxmodels.hub.card import (
     CURVE_FILE,

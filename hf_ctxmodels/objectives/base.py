@@ -14,12 +14,12 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import check_range
 from hf_ctxmodels.data.examples import Example, ExampleSet
 from hf_ctxmodels.data.padding import PaddingCollator
-from hf_ctxmodels.data.training_set import SamplingPolicy
+from hf_ctxmodels.data.training_set import ExampleSampling
 from hf_ctxmodels.objectives.tokenized_documents import TokenizedDocument, document_batches, tokenized_batches
 
 
 @dataclass(frozen=True)
-class BaselinePolicy:
+class BaselineOptions:
     """Configuration of the frequency baseline for an objective's targets.
 
     Attributes:
@@ -79,10 +79,10 @@ class Objective(PaddingCollator):
 
     max_length: int = field(kw_only=True)
     seed: int = field(default=0, kw_only=True)
-    baseline: BaselinePolicy = field(init=False, repr=False)
+    baseline: BaselineOptions = field(init=False, repr=False)
     """The baseline of the held-out loss; by default the frequency of each token."""
 
-    sampling: SamplingPolicy = field(init=False, repr=False)
+    sampling: ExampleSampling = field(init=False, repr=False)
     """The order of the examples in training; by default shuffled."""
 
     config_fields: dict[str, Any] = field(init=False, repr=False)
@@ -106,8 +106,8 @@ class Objective(PaddingCollator):
         excluded = list(self.tokenizer.all_special_ids)
         if self.predicts_special_tokens:  # the padding token may also be the end token
             excluded = sorted({int(self.tokenizer.pad_token_id)} - {self.tokenizer.eos_token_id})
-        self.baseline = BaselinePolicy(len(self.tokenizer), excluded)
-        self.sampling = SamplingPolicy()
+        self.baseline = BaselineOptions(len(self.tokenizer), excluded)
+        self.sampling = ExampleSampling()
         self.config_fields = {}
 
     @classmethod
@@ -149,16 +149,16 @@ class Objective(PaddingCollator):
     def check(self, examples: ExampleSet) -> None:  # most objectives accept any
         """Raise CtxError if the examples of all training text do not suit the objective."""
 
-    def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    def count_batch(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
         """Counts of a collated batch, to be summed over batches and processes; by default tokens and targets."""
-        return count_targets(batch, self.tokenizer.unk_token_id)
+        return batch_statistics(batch, self.tokenizer.unk_token_id)
 
     def rates(self, counts: Mapping[str, int]) -> dict[str, float]:
         """Realised rates from the summed counts, for example the share of selected tokens."""
         return target_rates(counts)
 
 
-def count_targets(batch: Mapping[str, torch.Tensor], unknown_id: int) -> dict[str, int]:
+def batch_statistics(batch: Mapping[str, torch.Tensor], unknown_id: int) -> dict[str, int]:
     """Number of examples, tokens and targets, of the positions of both including padding, and of unknown targets."""
     labels, mask = batch["labels"], batch["attention_mask"]
     return {
@@ -172,10 +172,10 @@ def count_targets(batch: Mapping[str, torch.Tensor], unknown_id: int) -> dict[st
 
 
 def target_rates(counts: Mapping[str, int]) -> dict[str, float]:
-    """Rates from the summed counts of `count_targets`; a fill share is the share of positions that are not padding."""
+    """Rates from summed `batch_statistics`; a fill share is the share of positions that are not padding."""
     return {
         "fill_share": counts["tokens"] / max(1, counts["positions"]),
         "target_fill_share": counts["targets"] / max(1, counts["target_positions"]),
-        "targets_per_word": counts["targets"] / max(1, counts["tokens"]),
+        "targets_per_token": counts["targets"] / max(1, counts["tokens"]),
         "unknown_target_share": counts["unknown_targets"] / max(1, counts["targets"]),
     }

@@ -14,7 +14,7 @@ from hf_ctxmodels.core.flags import check_range, flag
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.padding import Batch, PaddingCollator, RowPadder
 from hf_ctxmodels.data.seeding import Purpose
-from hf_ctxmodels.data.training_set import SamplingPolicy
+from hf_ctxmodels.data.training_set import ExampleSampling
 from hf_ctxmodels.objectives.base import Objective
 from hf_ctxmodels.objectives.features import check_token_ids, feature_generator
 from hf_ctxmodels.objectives.tokenized_documents import document_batches
@@ -108,14 +108,14 @@ class BidirectionalLM(DataCollatorForBidirectionalLM, Objective):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_range(self, "max_length", at_least=3)
-        self.sampling = SamplingPolicy(contiguous=self.carry)
+        self.sampling = ExampleSampling(contiguous=self.carry)
         self.config_fields = {"stateful": self.carry}
         if languages := self.tokenizer.languages:
             self.config_fields |= {"num_characters": self.tokenizer.num_characters, "num_languages": len(languages)}
 
     def examples(self, documents: Iterable[list[str]], epoch: int = 0) -> Iterator[Example]:
         """Examples with input_ids and unknown_words."""
-        unknown_id, room = self.tokenizer.unk_token_id, self.max_length
+        unknown_id = self.tokenizer.unk_token_id
         sentences: list[np.ndarray] = []
         words: list[str] = []
         for batch in document_batches(documents):
@@ -125,13 +125,13 @@ class BidirectionalLM(DataCollatorForBidirectionalLM, Objective):
                 if len(ids) == 2:
                     continue  # boundary tokens only
                 self.statistics.update(sentences=1, tokens=len(ids), unknown_tokens=len(unknown_words))
-                if sentences and sum(map(len, sentences)) + len(ids) > room:
+                if sentences and sum(map(len, sentences)) + len(ids) > self.max_length:
                     yield {"input_ids": np.concatenate(sentences), "unknown_words": encode_words(words)}
                     sentences, words = [], []
-                while len(ids) > room:
-                    cut = int((ids[:room] == unknown_id).sum())
-                    yield {"input_ids": ids[:room], "unknown_words": encode_words(unknown_words[:cut])}
-                    ids = np.append(self.tokenizer.first_language_tag(ids), ids[room:])
+                while len(ids) > self.max_length:
+                    cut = int((ids[: self.max_length] == unknown_id).sum())
+                    yield {"input_ids": ids[: self.max_length], "unknown_words": encode_words(unknown_words[:cut])}
+                    ids = np.append(self.tokenizer.first_language_tag(ids), ids[self.max_length :])
                     unknown_words = unknown_words[cut:]
                 sentences.append(ids)
                 words += unknown_words

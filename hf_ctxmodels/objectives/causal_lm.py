@@ -14,7 +14,7 @@ from hf_ctxmodels.core.flags import check_range, flag
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.padding import Batch, PaddingCollator, required_token
 from hf_ctxmodels.data.seeding import Purpose, generator
-from hf_ctxmodels.data.training_set import SamplingPolicy
+from hf_ctxmodels.data.training_set import ExampleSampling
 from hf_ctxmodels.objectives.base import Objective, target_rates
 from hf_ctxmodels.objectives.features import padded_columns
 from hf_ctxmodels.objectives.tokenized_documents import document_batches, pack_sequences
@@ -118,7 +118,7 @@ class CausalLM(DataCollatorForCausalLM, Objective):
                 f"max_length={self.max_length} and bptt={self.bptt} are incompatible.",
                 hint="use a max_length of 2 or more, and a bptt of at most that, or 0.",
             )
-        self.sampling = SamplingPolicy(contiguous=self.carry)
+        self.sampling = ExampleSampling(contiguous=self.carry)
         default_length = max(-(-self.max_length // 2), round(self.max_length - 2 * self.bptt_deviation))
         self.mean_length = self.bptt or default_length
         self.config_fields = {"stateful": self.carry, "backward": self.backward}

@@ -17,8 +17,8 @@ from hf_ctxmodels.data.documents import LabelledPair
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.padding import Batch
 from hf_ctxmodels.data.seeding import Purpose, generator
-from hf_ctxmodels.data.training_set import SamplingPolicy
-from hf_ctxmodels.objectives.base import BaselinePolicy, Objective
+from hf_ctxmodels.data.training_set import ExampleSampling
+from hf_ctxmodels.objectives.base import BaselineOptions, Objective
 from hf_ctxmodels.objectives.features import feature_generator
 from hf_ctxmodels.objectives.masked_lm import MaskingCollator
 from hf_ctxmodels.objectives.masking import UnitMaskingRule, masking_rates
@@ -219,7 +219,9 @@ class ContinualTasks(DataCollatorForContinualTasks, Objective):
         stages = parse_schedule(self.schedule, TASKS)
         check_range(self, "reordering_segments", at_least=2)
         self.templates = {segments: SpecialTokensTemplate(self.tokenizer, segments) for segments in (1, 2)}
-        self.room, self.pair_room = (template.room(self.max_length) for template in self.templates.values())
+        self.max_text_tokens, self.max_pair_tokens = (
+            template.num_text_tokens(self.max_length) for template in self.templates.values()
+        )
         self.orders = [
             order for number in range(1, self.reordering_segments + 1) for order in permutations(range(number))
         ]
@@ -252,10 +254,12 @@ class ContinualTasks(DataCollatorForContinualTasks, Objective):
             )
         self.phrases = Phrases.from_file(self.tokenizer, self.units)
         numbered_stages = tuple({_NUMBERS[name]: steps for name, steps in stage.items()} for stage in stages)
-        self.sampling = SamplingPolicy(task_column="task", task_stages=numbered_stages)
+        self.sampling = ExampleSampling(task_column="task", task_stages=numbered_stages)
         self.classification_tasks = list(self.classes)
         token_classes = tuple(f"{name}_labels" for name in self.tasks if TASKS[name].classifies_tokens)
-        self.baseline = BaselinePolicy(len(self.tokenizer), self.tokenizer.all_special_ids, token_classes=token_classes)
+        self.baseline = BaselineOptions(
+            len(self.tokenizer), self.tokenizer.all_special_ids, token_classes=token_classes
+        )
         self.config_fields = {"pretraining_tasks": self.classes, "use_task_id": True}
 
     def examples(self, documents: Iterable[list[str]], epoch: int = 0) -> Iterator[Example]:
@@ -266,7 +270,7 @@ class ContinualTasks(DataCollatorForContinualTasks, Objective):
             texts = [document for document in batch if not isinstance(document, LabelledPair)]
             for name, example in (*self._text_examples(texts, epoch, first), *self._pair_examples(pairs)):
                 template = self.templates[len(example.segments)]
-                if sum(map(len, example.segments)) > template.room(self.max_length):
+                if sum(map(len, example.segments)) > template.num_text_tokens(self.max_length):
                     self.statistics["left_out"] += 1
                     continue
                 examples_by_task[name] += 1
@@ -305,7 +309,7 @@ class ContinualTasks(DataCollatorForContinualTasks, Objective):
             yield from self._sentence_pairs(documents, position, rng)
         elif task == "token_document" and len(document.ids) > 1:
             # segments are at most half a document, so that there are at least two
-            for start, stop in sequence_bounds(document, min(self.room, len(document.ids) // 2)):
+            for start, stop in sequence_bounds(document, min(self.max_text_tokens, len(document.ids) // 2)):
                 segment = document.ids[start:stop]
                 is_repeated = np.isin(segment, np.concatenate([document.ids[:start], document.ids[stop:]]))
                 yield TaskExample((segment,), is_repeated.astype(np.int64))
@@ -313,17 +317,17 @@ class ContinualTasks(DataCollatorForContinualTasks, Objective):
             assert document.capitals is not None
             # numbers, punctuation and letters without case have no target
             targets = np.where(document.capitals < 0, IGNORE_INDEX, document.capitals.astype(np.int64))
-            for start, stop in sequence_bounds(document, self.room):
+            for start, stop in sequence_bounds(document, self.max_text_tokens):
                 yield TaskExample((document.ids[start:stop],), targets[start:stop])
         elif task == MASKING:
-            for start, stop in sequence_bounds(document, self.room):
+            for start, stop in sequence_bounds(document, self.max_text_tokens):
                 words = None if document.word_ids is None else document.word_ids[start:stop]
                 yield TaskExample((document.ids[start:stop],), words=words)
 
     def _reordered_sentences(self, document: TokenizedDocument, rng: np.random.Generator) -> Iterator[TaskExample]:
         """Texts of as many sentences as fit, split at random into up to `reordering_segments` segments, which are
         shuffled."""
-        for first, last in sentence_chunks(document.bounds, self.room, from_end=rng.random() < 0.5):
+        for first, last in sentence_chunks(document.bounds, self.max_text_tokens, from_end=rng.random() < 0.5):
             segments = int(rng.integers(1, min(self.reordering_segments, last - first), endpoint=True))
             cuts = np.sort(first + 1 + rng.choice(last - first - 1, segments - 1, replace=False))
             bounds = document.bounds[[first, *cuts, last]]
@@ -353,9 +357,9 @@ class ContinualTasks(DataCollatorForContinualTasks, Objective):
                 other_document = documents[index + (index >= position)]
                 other_number = int(rng.integers(len(other_document)))
             first, second = document.sentence(number), other_document.sentence(other_number)
-            half = self.pair_room // 2  # the longer one is truncated first
-            truncated_first = first[: max(half, self.pair_room - len(second))]
-            truncated_second = second[: max(self.pair_room - half, self.pair_room - len(first))]
+            half = self.max_pair_tokens // 2  # the longer one is truncated first
+            truncated_first = first[: max(half, self.max_pair_tokens - len(second))]
+            truncated_second = second[: max(self.max_pair_tokens - half, self.max_pair_tokens - len(first))]
             yield TaskExample((truncated_first, truncated_second), target=target)
 
     def _pair_examples(self, pairs: list[LabelledPair]) -> Iterator[tuple[str, TaskExample]]:
@@ -390,11 +394,11 @@ class ContinualTasks(DataCollatorForContinualTasks, Objective):
             "target": example.target,
         }
 
-    def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    def count_batch(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
         """Counts of the masking, and examples and classes of each task."""
         is_masked = (batch["labels"] != IGNORE_INDEX).any(1)
         masked = {name: batch[name][is_masked] for name in ("input_ids", "labels")}
-        counts = {**self.masker.count(masked), "masked_examples": int(is_masked.sum())}
+        counts = {**self.masker.count_batch(masked), "masked_examples": int(is_masked.sum())}
         counts["examples"] = len(is_masked)
         for name, number_of_classes in self.classes.items():
             targets = batch[f"{name}_labels"]

@@ -94,7 +94,7 @@ class Cooccurrence(DataCollatorForCooccurrence, Objective):
         if remaining and len(remaining[0]):
             yield dict(zip(_COLUMNS, remaining))
 
-    def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    def count_batch(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
         """Cells, and cells with a sum of at most 1."""
         cells = batch["labels"] != IGNORE_INDEX
         return {"cells": int(cells.sum()), "single_cells": int((cells & (batch["cooccurrences"] <= 1)).sum())}

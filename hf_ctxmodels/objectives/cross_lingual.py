@@ -17,7 +17,7 @@ from hf_ctxmodels.core.generation import split_language_tag
 from hf_ctxmodels.data.documents import TranslatedText
 from hf_ctxmodels.data.examples import Example, ExampleSet
 from hf_ctxmodels.data.padding import Batch, PaddingCollator, required_token
-from hf_ctxmodels.data.training_set import SamplingPolicy
+from hf_ctxmodels.data.training_set import ExampleSampling
 from hf_ctxmodels.objectives.base import Objective
 from hf_ctxmodels.objectives.causal_lm import DataCollatorForCausalLM, TokenStream
 from hf_ctxmodels.objectives.features import check_token_ids, feature_generator, padded_columns
@@ -238,7 +238,7 @@ class DataCollatorForStreamMaskedLM(PaddingCollator):
         count = min(math.ceil(self.mlm_probability * len(ids)), int((weights > 0).sum()))
         return np.sort(rng.choice(len(ids), count, replace=False, p=weights / weights.sum())) if count else ids[:0]
 
-    def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    def count_batch(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
         """Counts of the masking, and examples with a translation."""
         ids, labels, tokens = batch["input_ids"], batch["labels"], batch["attention_mask"] != 0
         counts = count_selected(ids, labels, tokens, self.mask_id)
@@ -344,7 +344,7 @@ class CrossLingualLM(StreamMaskedLM):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.alternate:
-            self.sampling = SamplingPolicy(task_column="task")
+            self.sampling = ExampleSampling(task_column="task")
 
     def check(self, examples: ExampleSet) -> None:
         """Raise CtxError if there are only translations, or none."""

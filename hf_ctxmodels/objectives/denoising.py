@@ -12,7 +12,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import check_choice, check_range, flag
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.padding import Batch, PaddingCollator, pad_targets, required_token
-from hf_ctxmodels.objectives.base import Objective, count_targets, target_rates
+from hf_ctxmodels.objectives.base import Objective, batch_statistics, target_rates
 from hf_ctxmodels.objectives.features import NonSpecialTokens, check_token_ids, feature_generator, feature_word_ids
 from hf_ctxmodels.objectives.tokenized_documents import NO_WORD, SpecialTokensTemplate, sequence_bounds
 
@@ -230,7 +230,7 @@ class Denoising(DataCollatorForDenoising, Objective):
         super().__post_init__()
         end = self.tokenizer.sep_token_id if self.tokenizer.eos_token_id is None else self.tokenizer.eos_token_id
         self._end = required_token(self.tokenizer, "eos_token", "starts the decoder") if end is None else int(end)
-        self.room = self.template.room(self.max_length)
+        self.max_text_tokens = self.template.num_text_tokens(self.max_length)
         self.config_fields = {"decoder_start_token_id": self._end}
 
     def examples(self, documents: Iterable[list[str]], epoch: int = 0) -> Iterator[Example]:
@@ -238,14 +238,14 @@ class Denoising(DataCollatorForDenoising, Objective):
         for document in self.tokenized(documents, self.needs_words):
             is_first = np.zeros(len(document.ids), dtype=np.int32)
             is_first[document.bounds[:-1]] = 1
-            for start, stop in sequence_bounds(document, self.room):
+            for start, stop in sequence_bounds(document, self.max_text_tokens):
                 starts = (self.template.fill_words(is_first[start:stop]) == 1).astype(np.int8)
                 yield self.template.example(document, (start, stop)) | {"sentence_starts": starts}
 
-    def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
-        """Counts of `count_targets`, and mask tokens."""
+    def count_batch(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
+        """Counts of `batch_statistics`, and mask tokens."""
         masks = int((batch["input_ids"] == self.mask_id).sum())
-        return {**count_targets(batch, self.tokenizer.unk_token_id), "masks": masks}
+        return {**batch_statistics(batch, self.tokenizer.unk_token_id), "masks": masks}
 
     def rates(self, counts: Mapping[str, int]) -> dict[str, float]:
         """Rates of `target_rates`, the share of mask tokens in the sources, and their length relative to targets."""

@@ -15,7 +15,7 @@ from hf_ctxmodels.core.flags import check_choice, check_range, flag
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.padding import Batch, pad_targets
 from hf_ctxmodels.data.seeding import Purpose
-from hf_ctxmodels.objectives.base import Objective, count_targets, target_rates
+from hf_ctxmodels.objectives.base import Objective, batch_statistics, target_rates
 from hf_ctxmodels.objectives.features import feature_generator, feature_word_ids
 from hf_ctxmodels.objectives.source_target import SourceTargetCorruption, SourceTargetObjective
 from hf_ctxmodels.objectives.spans import Units, place_spans
@@ -90,12 +90,12 @@ class DataCollatorForNoisySequenceToSequence(SourceTargetCorruption):
         inputs = np.where(is_noise, random_ids if self.noise == "random" else np.int64(self.noise_id or 0), inputs)
         return np.append(np.int64(self.tokenizer.cls_token_id), inputs), ids.astype(np.int64)
 
-    def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
-        """Counts of `count_targets`, and the target tokens that the decoder reads: all and replaced ones."""
+    def count_batch(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
+        """Counts of `batch_statistics`, and the target tokens that the decoder reads: all and replaced ones."""
         labels, inputs = batch["labels"], batch["decoder_input_ids"]
         is_read = (labels[:, :-1] != IGNORE_INDEX) & (labels[:, 1:] != IGNORE_INDEX)
         changed = int(((inputs[:, 1:] != labels[:, :-1]) & is_read).sum())
-        counts = count_targets(batch, self.tokenizer.unk_token_id)
+        counts = batch_statistics(batch, self.tokenizer.unk_token_id)
         return {**counts, "read_targets": int(is_read.sum()), "changed_targets": changed}
 
     def rates(self, counts: Mapping[str, int]) -> dict[str, float]:
@@ -209,8 +209,8 @@ class Infilling(DataCollatorForInfilling, Objective):
     def __post_init__(self) -> None:
         super().__post_init__()
         added = self.template.special_tokens + 2  # [CLS] and the end of the target
-        self.room = self.max_length - added
-        if self.room < 2:
+        self.max_text_tokens = self.max_length - added
+        if self.max_text_tokens < 2:
             raise CtxError(f"max_length={self.max_length} leaves no room for text.", hint=f"use at least {added + 2}.")
         excluded = {*self.tokenizer.all_special_ids} - {self.tokenizer.sep_token_id, self.tokenizer.unk_token_id}
         self.baseline = replace(self.baseline, excluded_ids=sorted(excluded), column="text_ids")
@@ -220,7 +220,7 @@ class Infilling(DataCollatorForInfilling, Objective):
         """Examples with text_ids and word_ids."""
         for document in self.tokenized(documents, with_word_ids=True):
             assert document.word_ids is not None
-            for start, stop in sequence_bounds(document, self.room):
+            for start, stop in sequence_bounds(document, self.max_text_tokens):
                 if stop - start < 2:
                     self.statistics["left_out"] += 1
                 else:

@@ -64,9 +64,9 @@ class MaskingCollator(PaddingCollator):
             **padded_columns(features, ("attention_mask", "token_type_ids", "sequence_ids"), padder, self.tokenizer),
         }
 
-    def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    def count_batch(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
         """Maskable and selected tokens of a batch, and their replacements."""
-        return self.masker.count(batch)
+        return self.masker.count_batch(batch)
 
     def rates(self, counts: Mapping[str, int]) -> dict[str, float]:
         """Shares of selected, masked, random and unchanged tokens."""
@@ -119,7 +119,7 @@ class SingleSegmentObjective(MaskingCollator, Objective):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.template = SpecialTokensTemplate(self.tokenizer, segments=1)
-        self.room = self.template.room(self.max_length)
+        self.max_text_tokens = self.template.num_text_tokens(self.max_length)
 
     def examples(self, documents: Iterable[list[str]], epoch: int = 0) -> Iterator[Example]:
         """Examples with input_ids, word_ids for whole words, and sequence_ids if packed."""
@@ -130,7 +130,7 @@ class SingleSegmentObjective(MaskingCollator, Objective):
         """The examples before packing."""
         number = 0
         for document in self.tokenized(documents, self.masker.rule.needs_words):
-            for start, stop in sequence_bounds(document, self.room):
+            for start, stop in sequence_bounds(document, self.max_text_tokens):
                 yield self.sequence(document, start, stop, epoch, number)
                 number += 1
 
@@ -184,7 +184,7 @@ class FullSentences(DataCollatorForMaskedLM, Objective):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.template = SpecialTokensTemplate(self.tokenizer, segments=1)
-        self.room = self.template.room(self.max_length)
+        self.max_text_tokens = self.template.num_text_tokens(self.max_length)
         self.separator = required_token(self.tokenizer, "sep_token", "is inserted between two documents")
 
     def examples(self, documents: Iterable[list[str]], epoch: int = 0) -> Iterator[Example]:
@@ -197,10 +197,10 @@ class FullSentences(DataCollatorForMaskedLM, Objective):
             start = 0
             while start < len(document.ids):
                 # the end of the sentences that fit; one that does not fit into an empty example is cut
-                limit = start + self.room - size - (size > 0)
+                limit = start + self.max_text_tokens - size - (size > 0)
                 stop = int(document.bounds[max(0, int(np.searchsorted(document.bounds, limit, side="right")) - 1)])
                 if stop <= start:
-                    stop = start if size else start + self.room
+                    stop = start if size else start + self.max_text_tokens
                 if stop > start:
                     if size:
                         ids.append(separator)

@@ -14,7 +14,7 @@ from hf_ctxmodels.core.flags import check_choice, check_range, flag
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.padding import Batch, PaddingCollator, language_columns, pad_targets, required_token
 from hf_ctxmodels.data.seeding import Purpose
-from hf_ctxmodels.objectives.base import Objective, count_targets, target_rates
+from hf_ctxmodels.objectives.base import Objective, batch_statistics, target_rates
 from hf_ctxmodels.objectives.cross_lingual import LanguageReader, Sentence
 from hf_ctxmodels.objectives.features import NonSpecialTokens, check_token_ids, feature_generator
 from hf_ctxmodels.objectives.masking import MaskingRule, corrupt
@@ -146,13 +146,13 @@ class DataCollatorForMaskedSegment(PaddingCollator):
         }
         return batch | language_columns(features, batch)
 
-    def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
-        """Counts of `count_targets`, and mask tokens."""
+    def count_batch(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
+        """Counts of `batch_statistics`, and mask tokens."""
         masks = int((batch["input_ids"] == self.mask_id).sum())
-        return {**count_targets(batch, self.tokenizer.unk_token_id), "masks": masks}
+        return {**batch_statistics(batch, self.tokenizer.unk_token_id), "masks": masks}
 
     def rates(self, counts: Mapping[str, int]) -> dict[str, float]:
-        """Rates of `target_rates` (the segments' share is `targets_per_word`), and mask tokens in segments."""
+        """Rates of `target_rates` (the segments' share is `targets_per_token`), and mask tokens in segments."""
         return {**target_rates(counts), "mask_token_share": counts["masks"] / max(1, counts["targets"])}
 
 
@@ -177,7 +177,7 @@ class MaskingWithLanguages(Objective):
                 hint="raise max_length, or lower min_length.",
             )
         self.template = SpecialTokensTemplate(self.tokenizer, segments=1)
-        self.room = self.template.room(self.max_length)
+        self.max_text_tokens = self.template.num_text_tokens(self.max_length)
         self.reader = LanguageReader(self.tokenizer, self.language)
         first_token = int(self.template.fill(np.zeros(0, dtype=np.int32))[0])
         self.config_fields = {"n_langs": max(1, len(self.reader.names)), "decoder_start_token_id": first_token}
@@ -241,10 +241,10 @@ class MaskedSegment(DataCollatorForMaskedSegment, MaskingWithLanguages):
         pieces: list[np.ndarray] = []
         current_language = 0
         for language, ids in document:
-            for start in range(0, len(ids), self.room):
-                piece = ids[start : start + self.room]
+            for start in range(0, len(ids), self.max_text_tokens):
+                piece = ids[start : start + self.max_text_tokens]
                 joins = not self.by_sentence and language == current_language
-                if pieces and not (joins and sum(map(len, pieces)) + len(piece) <= self.room):
+                if pieces and not (joins and sum(map(len, pieces)) + len(piece) <= self.max_text_tokens):
                     yield current_language, np.concatenate(pieces)
                     pieces = []
                 pieces.append(piece)
@@ -307,12 +307,12 @@ class DataCollatorForMaskedTranslation(DataCollatorForMaskedSegment):
         }
         return batch | language_columns(features, batch)
 
-    def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    def count_batch(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
         """Counts of the sources, and of the tokens of the decoder's input: all, changed and masked ones."""
         decoder_ids, labels = batch["decoder_input_ids"][:, 1:], batch["labels"]
         is_token = labels[:, 1:] != IGNORE_INDEX
         return {
-            **super().count(batch),
+            **super().count_batch(batch),
             "decoder_tokens": int(is_token.sum()),
             "decoder_changes": int((is_token & (decoder_ids != labels[:, :-1])).sum()),
             "decoder_masks": int((decoder_ids == self.mask_id).sum()),

@@ -264,7 +264,7 @@ class TokenMasker:
         replacements = self.non_special.ids if replacements is None else replacements
         return corrupt(ids, selected, self.rule, self.mask_token_id, replacements, rng)
 
-    def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    def count_batch(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
         """`count_selected` of a collated batch; non-special tokens are maskable."""
         ids, labels = batch["input_ids"], batch["labels"]
         maskable = torch.from_numpy(self.non_special.table).to(ids.device)[ids] | (labels != IGNORE_INDEX)

@@ -152,8 +152,8 @@ class NewsFieldsLM(DataCollatorForNewsFieldsLM, Objective):
             return np.concatenate([first, second])
         if len(first) >= self.window_size or len(second) >= self.window_size:
             return first  # as in the released code: the second part is lost
-        room = self.window_size - len(second) - 1
-        return np.concatenate([first[:room], [self.tokenizer.pad_token_id], second], dtype=np.int32)
+        first_length = self.window_size - len(second) - 1
+        return np.concatenate([first[:first_length], [self.tokenizer.pad_token_id], second], dtype=np.int32)
 
     def _windows(self, ids: np.ndarray, rng: np.random.Generator) -> Iterator[np.ndarray]:
         """The sequence, or windows of `window_size` tokens of a longer one."""

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from hf_ctxmodels.core.constants import NO_TARGET
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import check_range, flag
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.padding import Batch, PaddingCollator, pad_targets
 from hf_ctxmodels.data.seeding import Purpose, generator
-from hf_ctxmodels.data.training_set import SamplingPolicy
+from hf_ctxmodels.data.training_set import ExampleSampling
 from hf_ctxmodels.objectives.base import Objective
 from hf_ctxmodels.objectives.features import NonSpecialTokens, feature_generator, feature_word_ids, padded_columns
 from hf_ctxmodels.objectives.spans import Units, harmonic, sample_spans, trim_to_budget
@@ -27,7 +28,6 @@ from hf_ctxmodels.objectives.tokenized_documents import (
 
 RANDOM_SEGMENT_SHARE = 0.5  # share of examples with a random segment B, as in the released data preparation
 UNPREDICTED_RANK = -1  # of a token of the first block that is not predicted
-NO_TARGET = -1  # padding of `target_positions`
 
 
 @dataclass
@@ -39,16 +39,17 @@ class DataCollatorForPermutationLM(PaddingCollator):
     into the content stream, so that no prediction sees an earlier one.)
 
     Targets are spans of 1 to `max_span` words or tokens, p(n) proportional to 1/n, each at a random position in a
-    context of `partial_prediction` times its length. Special tokens are never targets; every other example has at least
-    one.
+    context of `partial_prediction` times its length. Special tokens are never targets. Every example with at least one
+    other token has at least one target.
 
     The content of position i sees position j if `permutation_order[j] <= permutation_order[i]`; the query of target i
-    sees j if `permutation_order[j] < permutation_order[i]`. Each target has a different rank; all other tokens have the
-    rank -1, so every position sees them.
+    sees j if `permutation_order[j] < permutation_order[i]`. Each target has a different rank, and all other tokens have
+    rank -1, visible to every position.
 
     With `reuse_length` an example has two blocks: its first `reuse_length` tokens, whose hidden states are the memory
-    of the next example, and the rest. The order is sampled within each block, and all ranks of the second are higher:
-    it sees the whole first block, which does not see it.
+    of the next example, and the rest. The order is sampled within each block. All ranks of the second block are higher
+    than all ranks of the first, so that it sees the whole first block, which does not see it: its tokens that are not
+    targets share its lowest rank instead of -1.
 
     Each feature holds:
         input_ids: (tokens,) with special tokens; any length.
@@ -141,7 +142,7 @@ class DataCollatorForPermutationLM(PaddingCollator):
                     break
         return [units.tokens(marks) for units, marks in zip(blocks, marks_by_block)]
 
-    def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    def count_batch(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
         """Examples, non-special tokens, targets and spans of a collated batch."""
         ids, positions = batch["input_ids"], batch["target_positions"]
         non_special = torch.from_numpy(self.non_special.table).to(ids.device)[ids].sum()
@@ -195,11 +196,11 @@ class PermutationLM(DataCollatorForPermutationLM, Objective):
         super().__post_init__()
         check_range(self, "memory_length", at_least=0)
         self.template = SpecialTokensTemplate(self.tokenizer, segments=2)
-        self.room = self.template.room(self.max_length)
+        self.max_text_tokens = self.template.num_text_tokens(self.max_length)
         self.first_block = None
         if self.memory_length:
             self.first_block = self._first_block()
-            self.sampling = SamplingPolicy(contiguous=True)
+            self.sampling = ExampleSampling(contiguous=True)
             self.config_fields = {"mem_len": self.memory_length, "reuse_len": self.first_block, "use_mems_train": True}
         elif self.reuse_length is not None:
             raise CtxError(f"reuse_length={self.reuse_length} needs a memory.", hint="set memory_length as well.")
@@ -217,10 +218,10 @@ class PermutationLM(DataCollatorForPermutationLM, Objective):
                 hint="use a tokenizer that puts them at the end (A <sep> B <sep> <cls>), or memory_length=0.",
             )
         reuse_length = self.max_length // 2 if self.reuse_length is None else self.reuse_length
-        if not 0 < reuse_length <= self.room - 2:
+        if not 0 < reuse_length <= self.max_text_tokens - 2:
             raise CtxError(
                 f"reuse_length={reuse_length} is out of range for examples of {self.max_length} tokens.",
-                hint=f"use 1 to {self.room - 2}, so that two segments fit after it.",
+                hint=f"use 1 to {self.max_text_tokens - 2}, so that two segments fit after it.",
             )
         return reuse_length
 
@@ -234,7 +235,7 @@ class PermutationLM(DataCollatorForPermutationLM, Objective):
             ended = [self._with_end(document) for document in batch if len(document)]
             text = concatenate([*([_from(text, start)] if len(text.ids) else []), *ended])
             start = 0
-            while start + self.room <= len(text.ids):
+            while start + self.max_text_tokens <= len(text.ids):
                 example, start = self._example(text, start, generator(self.seed, epoch, number, Purpose.PAIRING))
                 yield example
                 number += 1
@@ -266,7 +267,7 @@ class PermutationLM(DataCollatorForPermutationLM, Objective):
     def _example(self, text: TokenizedDocument, start: int, rng: np.random.Generator) -> tuple[Example, int]:
         """The example that begins at token `start`, and the start of the next one."""
         begin = start + (self.first_block or 0)
-        stop = min(start + self.room, len(text.ids))
+        stop = min(start + self.max_text_tokens, len(text.ids))
         ends = text.bounds[np.searchsorted(text.bounds, begin, "right") : np.searchsorted(text.bounds, stop, "left")]
         if stop - begin < 2:
             middle = stop  # a single token remains
@@ -276,7 +277,7 @@ class PermutationLM(DataCollatorForPermutationLM, Objective):
             middle = int(rng.integers(begin + 1, stop))
         first, last, following = middle, stop, stop
         if middle == stop or rng.random() < RANDOM_SEGMENT_SHARE:  # at most `length` tokens from a random sentence on
-            length = self.room - (middle - start)
+            length = self.max_text_tokens - (middle - start)
             sentence = int(text.bounds[rng.integers(len(text))])
             first = max(0, min(sentence, len(text.ids) - length))
             last, following = min(first + length, len(text.ids)), middle

@@ -68,7 +68,7 @@ class ReplacedTokenDetection(DataCollatorForReplacedTokenDetection, SingleSegmen
         super().__post_init__()
         check_range(self, "single_segment_share", at_least=0, at_most=1)
         self.pair_template = SpecialTokensTemplate(self.tokenizer, segments=2)
-        self.room = self.pair_template.room(self.max_length)
+        self.max_text_tokens = self.pair_template.num_text_tokens(self.max_length)
 
     def sequence(self, document: TokenizedDocument, start: int, stop: int, epoch: int, number: int) -> Example:
         """Tokens [start, stop) of a document as one segment or two."""

@@ -49,11 +49,11 @@ class SentencePairCollator(MaskingCollator):
         batch[self.label] = torch.tensor([int(feature[self.label]) for feature in features], dtype=torch.int64)
         return batch
 
-    def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    def count_batch(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
         """Counts of the masking, labelled pairs, and pairs of each class."""
         labels = batch[self.label]
         counts = {f"{name}_pairs": int((labels == value).sum()) for name, value in self.label_classes.items()}
-        return {**super().count(batch), "labelled_pairs": int((labels != IGNORE_INDEX).sum()), **counts}
+        return {**super().count_batch(batch), "labelled_pairs": int((labels != IGNORE_INDEX).sum()), **counts}
 
     def rates(self, counts: Mapping[str, int]) -> dict[str, float]:
         """Shares of the masking, of labelled pairs, and of each class among these."""
@@ -125,7 +125,7 @@ class SentencePairs(SentencePairCollator, Objective):
         super().__post_init__()
         check_range(self, "short_seq_probability", at_least=0, at_most=1)
         self.templates = {segments: SpecialTokensTemplate(self.tokenizer, segments) for segments in (1, 2)}
-        self.room = self.templates[2].room(self.max_length)
+        self.max_text_tokens = self.templates[2].num_text_tokens(self.max_length)
 
     def prepare(self, document: TokenizedDocument) -> TokenizedDocument:
         """The document from which examples are made; a subclass may group its words."""
@@ -152,9 +152,9 @@ class SentencePairs(SentencePairCollator, Objective):
             for position, (index, document) in enumerate(usable):
                 rng = generator(self.seed, epoch, number + index, Purpose.PAIRING)
                 self.statistics.update(documents=1, sentences=len(document), tokens=len(document.ids))
-                target = self.room
+                target = self.max_text_tokens
                 if rng.random() < self.short_seq_probability:
-                    target = int(rng.integers(2, self.room, endpoint=True))
+                    target = int(rng.integers(2, self.max_text_tokens, endpoint=True))
                 random_segment = partial(_random_segment, texts, position, rng)
                 for pair in self.segment_pairs(document, target, random_segment, rng):
                     yield self.example(pair, rng)
@@ -164,7 +164,7 @@ class SentencePairs(SentencePairCollator, Objective):
         """The example of a pair, truncated to `max_length`."""
         segments = pair.segments
         template = self.templates[len(segments)]
-        excess = sum(map(len, segments)) - template.room(self.max_length)
+        excess = sum(map(len, segments)) - template.num_text_tokens(self.max_length)
         if excess > 0:
             self.statistics["truncated_tokens"] += excess
             segments = _truncate(segments, excess, rng)

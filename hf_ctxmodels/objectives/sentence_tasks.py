@@ -15,8 +15,8 @@ from hf_ctxmodels.core.flags import check_range, flag
 from hf_ctxmodels.data.documents import LabelledPair, TranslatedText
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.padding import Batch, PaddingCollator, pad_targets
-from hf_ctxmodels.data.training_set import SamplingPolicy
-from hf_ctxmodels.objectives.base import BaselinePolicy, Objective, count_targets, target_rates
+from hf_ctxmodels.data.training_set import ExampleSampling
+from hf_ctxmodels.objectives.base import BaselineOptions, Objective, batch_statistics, target_rates
 from hf_ctxmodels.objectives.tokenized_documents import document_batches
 
 SKIP_THOUGHT, RELATIONS = "skip-thought", "relations"
@@ -108,9 +108,9 @@ class SentenceTasks(DataCollatorForSentenceTasks, Objective):
         periods = {}
         if self.relations_every and has_relations:
             periods = {self.task_names.index(RELATIONS): self.relations_every}
-        self.sampling = SamplingPolicy(task_column="task", task_periods=periods)
+        self.sampling = ExampleSampling(task_column="task", task_periods=periods)
         excluded = {tokenizer.pad_token_id, tokenizer.bos_token_id, *tokenizer.convert_tokens_to_ids(tags)}
-        self.baseline = BaselinePolicy(len(tokenizer), sorted(excluded), column="labels")
+        self.baseline = BaselineOptions(len(tokenizer), sorted(excluded), column="labels")
         self.config_fields = {
             "target_vocab_size": self.baseline.num_tokens,
             "decoder_start_token_id": int(self.tokenizer.bos_token_id),
@@ -198,15 +198,15 @@ class SentenceTasks(DataCollatorForSentenceTasks, Objective):
         absent |= {name: np.zeros(0, dtype=np.int32) for name in ("second_ids", "labels")}
         return {"task": self.task_names.index(task), "input_ids": ids, **absent, **columns}
 
-    def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
-        """Counts of `count_targets`, examples of each decoder, and labelled pairs."""
+    def count_batch(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
+        """Counts of `batch_statistics`, examples of each decoder, and labelled pairs."""
         has_target = (batch["labels"] != IGNORE_INDEX).any(1)
         examples_by_task = {
             f"{name}_examples": int((has_target & (batch["target_languages"] == number)).sum())
             for number, name in enumerate(self.decoder_tasks)
         }
         examples_by_task[f"{RELATIONS}_examples"] = int((batch["relation_labels"] != IGNORE_INDEX).sum())
-        return {**count_targets(batch, self.tokenizer.unk_token_id), **examples_by_task}
+        return {**batch_statistics(batch, self.tokenizer.unk_token_id), **examples_by_task}
 
     def rates(self, counts: Mapping[str, int]) -> dict[str, float]:
         """Rates of `target_rates`, and the share of each task in the examples, not in the steps."""

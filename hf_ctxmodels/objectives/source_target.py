@@ -14,7 +14,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import check_range, flag
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.padding import Batch, PaddingCollator, pad_targets
-from hf_ctxmodels.objectives.base import Objective, count_targets
+from hf_ctxmodels.objectives.base import Objective, batch_statistics
 from hf_ctxmodels.objectives.features import feature_generator, feature_word_ids
 from hf_ctxmodels.objectives.masking import SkipgramRule, TokenMasker, corrupt, count_selected, masking_rates
 from hf_ctxmodels.objectives.tokenized_documents import (
@@ -128,11 +128,11 @@ class SourceTargetObjective(SourceTargetCorruption, Objective):
                     continue
                 is_empty = False
                 ids = target.ids[: self.target_length - 1]
-                room = self.template.room(self.max_length - 1 - len(ids))
-                truncated = len(target.ids) - len(ids) + max(0, len(source.ids) - room)
+                num_text_tokens = self.template.num_text_tokens(self.max_length - 1 - len(ids))
+                truncated = len(target.ids) - len(ids) + max(0, len(source.ids) - num_text_tokens)
                 self.statistics.update(sentences=1, tokens=len(source.ids), truncated_tokens=truncated)
                 example: Example = {
-                    "input_ids": self.template.fill(source.ids[:room]),
+                    "input_ids": self.template.fill(source.ids[:num_text_tokens]),
                     "target_ids": np.append(ids, end),
                 }
                 if target.word_ids is not None:
@@ -189,12 +189,12 @@ class DataCollatorForMaskedSequenceToSequence(SourceTargetCorruption):
         selected = masker.rule.select(np.ones(len(ids), dtype=bool), words, rng)
         return corrupt(ids, selected, masker.rule, masker.mask_token_id, masker.non_special.ids, rng)
 
-    def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    def count_batch(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
         """Counts of the masking of targets, and predicted ends."""
         ids, labels = batch["masked_target_ids"], batch["labels"]
         maskable = (ids != self.tokenizer.pad_token_id) | (labels != IGNORE_INDEX)
         return {
-            **count_targets(batch, self.tokenizer.unk_token_id),
+            **batch_statistics(batch, self.tokenizer.unk_token_id),
             **count_selected(ids, labels, maskable, self.masker.mask_token_id),
             "ends": int((labels == self.tokenizer.sep_token_id).sum()),
         }

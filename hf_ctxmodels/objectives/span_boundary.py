@@ -77,11 +77,11 @@ class DataCollatorForSpanBoundary(MaskingCollator):
         batch["boundary_labels"] = batch["labels"].where(is_target, IGNORE_INDEX)
         return batch
 
-    def count(self, batch: Mapping[str, Tensor]) -> dict[str, int]:
+    def count_batch(self, batch: Mapping[str, Tensor]) -> dict[str, int]:
         """Selected tokens, their replacements, and boundary targets of a batch."""
         targets = batch.get("boundary_labels")
         count = 0 if targets is None else int((targets != IGNORE_INDEX).sum())
-        return {**super().count(batch), "boundary_targets": count}
+        return {**super().count_batch(batch), "boundary_targets": count}
 
     def rates(self, counts: Mapping[str, int]) -> dict[str, float]:
         """Shares of the masking; "boundary_share" is of the selected tokens."""

@@ -13,7 +13,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import check_choice, check_range, flag
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.padding import Batch, SourceTargetCollator, required_token
-from hf_ctxmodels.objectives.base import Objective, count_targets, target_rates
+from hf_ctxmodels.objectives.base import Objective, batch_statistics, target_rates
 from hf_ctxmodels.objectives.features import check_token_ids, feature_generator
 
 DOCUMENTS_PER_TEXT = 128  # documents that are joined, as in the released `reduce_concat_tokens`
@@ -97,39 +97,39 @@ class DataCollatorForSpanCorruption(SourceTargetCollator):
         if self.variant == "prefix-lm":
             cut = int(rng.integers(1, max(2, len(ids))))
             return ids[:cut], ids[cut:]
-        noise = self.noise(len(ids), rng)
+        noise_mask = self.sample_noise_mask(len(ids), rng)
         if self.variant == "denoise":
-            return np.where(noise, self.sentinels[0], ids), ids
-        return self.replace_spans(ids, noise), self.replace_spans(ids, ~noise)
+            return np.where(noise_mask, self.sentinels[0], ids), ids
+        return self.replace_spans(ids, noise_mask), self.replace_spans(ids, ~noise_mask)
 
     def replace_spans(self, ids: np.ndarray, spans: np.ndarray) -> np.ndarray:
         """The sequence with its first span, a run of True in `spans`, replaced by the first sentinel, and so on."""
         starts = spans & ~np.append(False, spans[:-1])
-        count = int(starts.sum())
-        self.check_spans(len(ids), count)
+        num_spans = int(starts.sum())
+        self.check_spans(len(ids), num_spans)
         replaced = ids.copy()
-        replaced[starts] = self.sentinels[:count]
+        replaced[starts] = self.sentinels[:num_spans]
         return replaced[starts | ~spans]
 
-    def check_spans(self, length: int, spans: int) -> None:
+    def check_spans(self, length: int, num_spans: int) -> None:
         """Raise CtxError if there are more spans than sentinels."""
-        if spans > len(self.sentinels):
+        if num_spans > len(self.sentinels):
             raise CtxError(
-                f"A text of {length} tokens has {spans} spans, but there are {len(self.sentinels)} sentinels.",
+                f"A text of {length} tokens has {num_spans} spans, but there are {len(self.sentinels)} sentinels.",
                 hint="use a smaller max_length, less noise, longer spans, or a tokenizer with more sentinels.",
             )
 
-    def noise(self, length: int, rng: np.random.Generator) -> np.ndarray:
+    def sample_noise_mask(self, length: int, rng: np.random.Generator) -> np.ndarray:
         """(length,) bool, True at noise."""
         if self.variant == "spans":
             mask = alternating_spans(length, self.noise_density, self.mean_span_length, rng)
             return np.roll(mask, rng.integers(max(2, length))) if self.random_roll else mask
         for _ in range(MAX_TRIES if self.variant == "iid" else 1):
-            noise = rng.random(length) < self.noise_density
-            changes = np.count_nonzero(noise[1:] != noise[:-1])
+            mask = rng.random(length) < self.noise_density
+            changes = np.count_nonzero(mask[1:] != mask[:-1])
             if (changes + 2) // 2 <= len(self.sentinels):  # of the noise spans, and of the spans between them
                 break
-        return noise
+        return mask
 
 
 @dataclass
@@ -168,11 +168,11 @@ class SpanCorruption(DataCollatorForSpanCorruption, Objective):
         if self.variant == "spans":
             length = max_text_length(self.max_length, self.noise_density, self.mean_span_length)
             # random_roll may split a span
-            spans = noise_counts(length, self.noise_density, self.mean_span_length)[1] + self.random_roll
+            num_spans = noise_counts(length, self.noise_density, self.mean_span_length)[1] + self.random_roll
         else:
             length = self.max_length - (self.variant != "prefix-lm")
-            spans = max_single_token_spans(length, self.noise_density) if self.variant == "iid" else 0
-        self.check_spans(length, spans)
+            num_spans = max_single_token_spans(length, self.noise_density) if self.variant == "iid" else 0
+        self.check_spans(length, num_spans)
         self.text_length = length
         """Tokens of a text before its corruption."""
         self.baseline = replace(self.baseline, token_classes=("labels",))
@@ -186,11 +186,11 @@ class SpanCorruption(DataCollatorForSpanCorruption, Objective):
                 for start in range(0, len(text), self.text_length):
                     yield {"input_ids": text[start : start + self.text_length]}
 
-    def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
-        """Counts of `count_targets`, and sentinels of inputs and targets."""
+    def count_batch(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
+        """Counts of `batch_statistics`, and sentinels of inputs and targets."""
         sentinels = torch.from_numpy(self.sentinels)
         return {
-            **count_targets(batch, self.tokenizer.unk_token_id),
+            **batch_statistics(batch, self.tokenizer.unk_token_id),
             "input_sentinels": int(torch.isin(batch["input_ids"].cpu(), sentinels).sum()),
             "target_sentinels": int(torch.isin(batch["labels"].cpu(), sentinels).sum()),
         }
@@ -200,15 +200,15 @@ class SpanCorruption(DataCollatorForSpanCorruption, Objective):
         of the text is the noise span of a prefix LM."""
         predicted = counts["targets"] - counts["examples"] - counts["target_sentinels"]
         unchanged = counts["tokens"] - counts["examples"] - counts["input_sentinels"]
-        noise, total = predicted, predicted + unchanged
-        spans = counts["examples" if self.variant == "prefix-lm" else "input_sentinels"]
+        num_noise, total = predicted, predicted + unchanged
+        num_spans = counts["examples" if self.variant == "prefix-lm" else "input_sentinels"]
         if self.variant == "denoise":
-            noise, total = counts["input_sentinels"], predicted
+            num_noise, total = counts["input_sentinels"], predicted
         return {
             **target_rates(counts),
-            "noise_share": noise / max(1, total),
-            "span_length": noise / max(1, spans),
-            "spans_per_example": spans / max(1, counts["examples"]),
+            "noise_share": num_noise / max(1, total),
+            "span_length": num_noise / max(1, num_spans),
+            "spans_per_example": num_spans / max(1, counts["examples"]),
         }
 
 
@@ -221,10 +221,10 @@ def random_composition(total: int, count: int, rng: np.random.Generator) -> np.n
 def noise_counts(length: int, density: float, mean_span: float) -> tuple[int, int]:
     """Noise tokens and noise spans of a sequence of 2 or more tokens, in the arithmetic of T5's release (float32,
     rounded to even); unlike there, at most one span for each token of text, since a text span precedes each."""
-    noise = int(np.rint(np.float32(length) * np.float32(density)))
-    noise = min(max(noise, 1), length - 1)
-    spans = int(np.rint(np.float32(noise) / np.float32(mean_span)))
-    return noise, min(max(spans, 1), noise, length - noise)
+    num_noise = int(np.rint(np.float32(length) * np.float32(density)))
+    num_noise = min(max(num_noise, 1), length - 1)
+    num_spans = int(np.rint(np.float32(num_noise) / np.float32(mean_span)))
+    return num_noise, min(max(num_spans, 1), num_noise, length - num_noise)
 
 
 def alternating_spans(length: int, density: float, mean_span: float, rng: np.random.Generator) -> np.ndarray:
@@ -235,9 +235,10 @@ def alternating_spans(length: int, density: float, mean_span: float, rng: np.ran
     """
     if length < 2:
         return np.zeros(length, dtype=bool)
-    noise, spans = noise_counts(length, density, mean_span)
-    lengths = np.stack([random_composition(length - noise, spans, rng), random_composition(noise, spans, rng)], axis=1)
-    return np.repeat(np.tile([False, True], spans), lengths.ravel())
+    num_noise, num_spans = noise_counts(length, density, mean_span)
+    text_lengths = random_composition(length - num_noise, num_spans, rng)
+    noise_lengths = random_composition(num_noise, num_spans, rng)
+    return np.repeat(np.tile([False, True], num_spans), np.stack([text_lengths, noise_lengths], axis=1).ravel())
 
 
 def max_single_token_spans(length: int, density: float) -> int:
@@ -252,8 +253,8 @@ def max_text_length(max_length: int, density: float, mean_span: float) -> int:
     (`random_spans_helper` of the release)."""
 
     def sizes(length: int) -> tuple[int, int]:
-        noise, spans = noise_counts(length, density, mean_span)
-        return length - noise + spans + 1, noise + spans + 1
+        num_noise, num_spans = noise_counts(length, density, mean_span)
+        return length - num_noise + num_spans + 1, num_noise + num_spans + 1
 
     length = 2
     while sizes(length + 1)[0] <= max_length:

@@ -90,7 +90,7 @@ class DataCollatorForMaskedLMWithStructure(SentencePairCollator):
             return np.empty(0, dtype=np.int64)
         return np.flatnonzero(np.lib.stride_tricks.sliding_window_view(shufflable, self.shuffled_length).all(1))
 
-    def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    def count_batch(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
         """Counts of the masking and the pairs, n-grams, and shuffled and moved tokens."""
         labels, shuffle_labels = batch["labels"], batch["shuffle_labels"]
         is_shuffled = shuffle_labels != IGNORE_INDEX
@@ -98,7 +98,7 @@ class DataCollatorForMaskedLMWithStructure(SentencePairCollator):
         is_non_special = torch.from_numpy(self.masker.non_special.table)[originals]
         shufflable = (is_non_special & (labels == IGNORE_INDEX)).numpy()
         return {
-            **super().count(batch),
+            **super().count_batch(batch),
             "ngrams": sum(len(self.ngrams(row)) for row in shufflable),
             "shuffled_tokens": int(is_shuffled.sum()),
             "moved_tokens": int((is_shuffled & (shuffle_labels != batch["input_ids"])).sum()),

@@ -153,14 +153,14 @@ def require_translation(document: list[str]) -> TranslatedText:
     return document
 
 
-def sequence_bounds(document: TokenizedDocument, room: int) -> Iterator[tuple[int, int]]:
-    """Token ranges of at most `room` tokens; a range ends at a sentence end if a sentence fits."""
+def sequence_bounds(document: TokenizedDocument, max_tokens: int) -> Iterator[tuple[int, int]]:
+    """Token ranges of at most `max_tokens` tokens; a range ends at a sentence end if a sentence fits."""
     start, ends = 0, document.bounds[1:]
     while start < len(document.ids):
-        fitting = int(np.searchsorted(ends, start + room, side="right"))  # sentences that end within the room
+        fitting = int(np.searchsorted(ends, start + max_tokens, side="right"))  # sentences that end within the range
         stop = int(ends[fitting - 1]) if fitting else 0
         if stop <= start:  # not even the first sentence fits
-            stop = start + room
+            stop = start + max_tokens
         yield start, stop
         start = stop
 
@@ -227,16 +227,16 @@ class SpecialTokensTemplate:
         self.leading = len(self._fixed_ids[0])
         """Number of special tokens before the first segment."""
 
-    def room(self, max_length: int) -> int:
+    def num_text_tokens(self, max_length: int) -> int:
         """Number of text tokens in a sequence of `max_length`; raises CtxError for less than one per segment."""
         segments = len(self._fixed_ids) - 1
-        room = max_length - self.special_tokens
-        if room < segments:
+        num_tokens = max_length - self.special_tokens
+        if num_tokens < segments:
             raise CtxError(
                 f"max_length={max_length} leaves no room for text between the special tokens.",
                 hint=f"use at least {self.special_tokens + segments}.",
             )
-        return room
+        return num_tokens
 
     def fill(self, *segments: np.ndarray) -> np.ndarray:
         """Token ids of the whole sequence."""

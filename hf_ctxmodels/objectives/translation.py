@@ -13,7 +13,7 @@ from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.core.generation import target_vocabulary_config
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.padding import Batch, RowPadder, SourceTargetCollator
-from hf_ctxmodels.objectives.base import BaselinePolicy, Objective, count_targets, target_rates
+from hf_ctxmodels.objectives.base import BaselineOptions, Objective, batch_statistics, target_rates
 from hf_ctxmodels.objectives.tokenized_documents import translation_batches
 
 
@@ -58,7 +58,7 @@ class Translation(DataCollatorForTranslation, Objective):
                 hint="train the tokenizer on text with translations: --translations.",
             )
         excluded = {tokenizer.target_pad_token_id, tokenizer.target_start_id} - {tokenizer.target_end_id}
-        self.baseline = BaselinePolicy(len(tokenizer.target_words), sorted(excluded), column="labels")
+        self.baseline = BaselineOptions(len(tokenizer.target_words), sorted(excluded), column="labels")
         self.config_fields = target_vocabulary_config(self.tokenizer)
 
     def examples(self, documents: Iterable[list[str]], epoch: int = 0) -> Iterator[Example]:
@@ -79,10 +79,10 @@ class Translation(DataCollatorForTranslation, Objective):
         """The example of the ids of a text and of its translation."""
         return {"input_ids": np.array(ids, dtype=np.int32), "labels": np.array(labels, dtype=np.int32)}
 
-    def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
-        """Counts of `count_targets`, and unknown source tokens."""
+    def count_batch(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
+        """Counts of `batch_statistics`, and unknown source tokens."""
         unknown = int((batch["input_ids"] == self.tokenizer.unk_token_id).sum())
-        return {**count_targets(batch, self.tokenizer.target_unknown_id), "unknown_sources": unknown}
+        return {**batch_statistics(batch, self.tokenizer.target_unknown_id), "unknown_sources": unknown}
 
     def rates(self, counts: Mapping[str, int]) -> dict[str, float]:
         """Rates of `target_rates`, and the share of unknown source tokens."""

@@ -127,7 +127,7 @@ class UnifiedLM(DataCollatorForUnifiedLM, SentencePairs):
         example["token_type_ids"] = np.asarray(token_types, dtype=np.uint8)[example["token_type_ids"]]
         return example
 
-    def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    def count_batch(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
         """Counts of the masking and the pairs, and examples of each attention pattern."""
         types = batch["token_type_ids"].amax(1)
         patterns = {
@@ -136,7 +136,7 @@ class UnifiedLM(DataCollatorForUnifiedLM, SentencePairs):
             "left_to_right": types == 2,
             "right_to_left": types == 3,
         }
-        return {**super().count(batch), **{name: int(examples.sum()) for name, examples in patterns.items()}}
+        return {**super().count_batch(batch), **{name: int(examples.sum()) for name, examples in patterns.items()}}
 
     def rates(self, counts: Mapping[str, int]) -> dict[str, float]:
         """Shares of the masking, the pairs and the attention patterns."""

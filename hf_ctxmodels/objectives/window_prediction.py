@@ -121,7 +121,7 @@ class DataCollatorForWindowPrediction(PaddingCollator):
             start += -(-(length + self.window) // self.block) * self.block
         return np.array(first), (row + 1, width)
 
-    def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    def count_batch(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
         """Words, context words and negatives."""
         words = batch["labels"] != IGNORE_INDEX
         return {
@@ -167,7 +167,7 @@ class WindowPrediction(DataCollatorForWindowPrediction, Objective):
                 yield {"input_ids": words[start : start + self.max_length]}
 
     def _frequency_scores(self, counts: np.ndarray) -> np.ndarray:
-        """See `BaselinePolicy.scores`: the logits of minimum loss that do not depend on the input."""
+        """See `BaselineOptions.scores`: the logits of minimum loss that do not depend on the input."""
         subsampled_counts = counts * self.subsampling_probabilities
         if self.tree is not None:
             return self.tree.scores(subsampled_counts)

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
+from hf_ctxmodels.core.constants import MAX_SEED
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import MAX_SEED, REQUIRED, check_range, flag, parse_choices
+from hf_ctxmodels.core.flags import REQUIRED, check_range, flag, parse_choices
 
 _optimization_flag = partial(flag, group="optimization")
 _record_flag = partial(flag, group="logging, evaluation and checkpoints")

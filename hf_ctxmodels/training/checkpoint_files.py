@@ -172,7 +172,7 @@ def commit_checkpoint(temporary: Path, final: Path) -> None:
     _fsync(final.parent)
 
 
-def publish_files(temporary: Path, directory: Path) -> None:
+def move_files(temporary: Path, directory: Path) -> None:
     """Move all files of `temporary` and its folders into `directory`, each atomically, the manifest last; weights and
     folders of an earlier model, listed in its manifest, are removed."""
     files = _write_manifest(temporary)

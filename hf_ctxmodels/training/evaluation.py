@@ -17,7 +17,7 @@ from hf_ctxmodels.core.console import progress_bar
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.data import ExampleSet, ExampleStream, Mixture
 from hf_ctxmodels.objectives import Objective
-from hf_ctxmodels.objectives.base import BaselinePolicy
+from hf_ctxmodels.objectives.base import BaselineOptions
 from hf_ctxmodels.training.training_step import (
     INDEX_KEY,
     Batch,
@@ -103,22 +103,22 @@ class BaselineScore(NamedTuple):
 class FrequencyBaseline:
     """Counts targets in training examples, then scores the baseline on held-out batches.
 
-    Targets with one value per example, and the policy's `token_classes`, are counted in collated training batches,
-    other targets in the uncorrupted training examples, except the policy's `excluded_ids`. Counts are increased by 1.
+    Targets with one value per example, and the options' `token_classes`, are counted in collated training batches,
+    other targets in the uncorrupted training examples, except the options' `excluded_ids`. Counts are increased by 1.
 
     Attributes:
         tokens: (num_tokens,) counts of the tokens.
     """
 
-    def __init__(self, policy: BaselinePolicy) -> None:
-        self._policy = policy
-        self.tokens = np.zeros(policy.num_tokens)
+    def __init__(self, options: BaselineOptions) -> None:
+        self._options = options
+        self.tokens = np.zeros(options.num_tokens)
         self._classes: dict[str, np.ndarray] = {}
 
     def count_tokens(self, examples: Iterable[Mapping[str, Any]]) -> None:
         """Count the tokens of training examples, before collation."""
         for example in examples:
-            self.tokens += np.bincount(example[self._policy.column], minlength=len(self.tokens))
+            self.tokens += np.bincount(example[self._options.column], minlength=len(self.tokens))
 
     def count_classes(self, batch: Batch, targets: Sequence[str]) -> None:
         """Count the `targets` that are classes in a collated training batch."""
@@ -128,7 +128,7 @@ class FrequencyBaseline:
                 self._classes[name] = _sum(self._classes.get(name), np.bincount(target[target >= 0].cpu().numpy()))
 
     def _are_classes(self, name: str, target: torch.Tensor) -> bool:
-        return target.ndim == 1 or name in self._policy.token_classes
+        return target.ndim == 1 or name in self._options.token_classes
 
     def scores(self, batches: Iterable[Batch], targets: Sequence[str]) -> dict[str, BaselineScore]:
         """Scores of the `targets` (names in a batch) that occur in the held-out batches."""
@@ -140,7 +140,7 @@ class FrequencyBaseline:
                 totals[name] = _sum(totals.get(name), np.bincount(values))
                 per_token |= set() if self._are_classes(name, batch[name]) else {name}
         tokens = self.tokens + 1
-        tokens[list(self._policy.excluded_ids)] = 0
+        tokens[list(self._options.excluded_ids)] = 0
         scores = {}
         for name, held_out in totals.items():
             (present,) = held_out.nonzero()
@@ -173,13 +173,13 @@ def frequency_baselines(
     batch_size: int,
 ) -> dict[str, float]:
     """Frequency baselines on the held-out examples: `{"baseline_<term>": ...}` for the `metrics` of a model."""
-    policy, targets = objective.baseline, model.loss_targets
-    baseline = FrequencyBaseline(policy)
+    options, targets = objective.baseline, model.loss_targets
+    baseline = FrequencyBaseline(options)
     for batch in sample_batches(examples, _EXAMPLES_FOR_FREQUENCIES, batch_size):
         baseline.count_tokens(batch)
     batches = (objective.collate(batch) for batch in sample_batches(held_out, len(held_out), batch_size))
-    if policy.scores is not None:  # the mean loss of an input-independent prediction
-        scores = torch.from_numpy(policy.scores(baseline.tokens)).float()
+    if options.scores is not None:  # the mean loss of an input-independent prediction
+        scores = torch.from_numpy(options.scores(baseline.tokens)).float()
         total, number = 0.0, 0
         for held_out_batch in batches:
             total += float(model.loss_by_scores(scores, **held_out_batch))
@@ -187,7 +187,7 @@ def frequency_baselines(
         return {"baseline_loss": total / max(1, number)}
     for batch in sample_batches(examples, _BATCHES_FOR_CLASSES * batch_size, batch_size):
         baseline.count_classes(objective.collate(batch), targets)
-    scores_by_target = baseline.scores(batches, targets if policy.targets is None else policy.targets)
+    scores_by_target = baseline.scores(batches, targets if options.targets is None else options.targets)
     return named_baselines(scores_by_target, targets, metrics, getattr(model, "loss_terms", None))
 
 

@@ -57,17 +57,17 @@ class LayerUnfreezing(FinetuningCallback):
     def __init__(self, model: PreTrainedModel) -> None:
         require_layers(model)
         self._model = model
-        self._groups = layer_groups(model)
+        self._layer_groups = layer_groups(model)
 
     def train_groups(self, depths: Sequence[int]) -> None:
         """Make the groups with these indices, counted from the embeddings, trainable, and freeze the others."""
-        for depth, group in enumerate(self._groups):
+        for depth, group in enumerate(self._layer_groups):
             for parameter in group:
                 parameter.requires_grad_(depth in depths)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Unfreeze all groups."""
-        self.train_groups(range(len(self._groups)))
+        self.train_groups(range(len(self._layer_groups)))
 
 
 class GradualUnfreezing(LayerUnfreezing):
@@ -93,17 +93,21 @@ class GradualUnfreezing(LayerUnfreezing):
 
     def num_trained_groups(self, step: int) -> int:
         """Number of groups, counted from the last, that are trained after `step` steps."""
-        return len(self._groups) if not self._interval else min(len(self._groups), 1 + int(step // self._interval))
+        return (
+            len(self._layer_groups)
+            if not self._interval
+            else min(len(self._layer_groups), 1 + int(step // self._interval))
+        )
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Determine the interval; raises CtxError for several processes."""
         super().on_train_begin(args, state, control, **kwargs)
         if self._interval is None:
-            self._interval = max(1, state.max_steps // len(self._groups))
+            self._interval = max(1, state.max_steps // len(self._layer_groups))
         elif self._interval:
             self._interval = max(1, steps_of(self._interval, state.max_steps))
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Freeze and unfreeze groups."""
         number = self.num_trained_groups(state.global_step)
-        self.train_groups(range(len(self._groups) - number, len(self._groups)))
+        self.train_groups(range(len(self._layer_groups) - number, len(self._layer_groups)))

@@ -171,7 +171,7 @@ class TrainingLoop:
                     self._train(signals)
                     if self.averaging is not None:
                         self.averaging.swap()
-                    self.state.publish()
+                    self.training_state.save_final_model()
             finally:
                 self.batches.close()
                 self.log.close()
@@ -179,14 +179,14 @@ class TrainingLoop:
                     self.accelerator.end_training()
         return TrainingResult(
             arguments=self.arguments,
-            model_class=self.state.model_class,
+            model_class=self.training_state.model_class,
             model_type=self.model.config.model_type,
             parameters=self.num_parameters,
             global_batch_size=self.batch_size,
-            steps=self.state.step,
-            tokens=self.state.tokens,
+            steps=self.training_state.step,
+            tokens=self.training_state.tokens,
             tokens_per_second=self.timed_tokens / self.logged_seconds if self.timed_tokens else None,
-            metrics=self.state.metrics,
+            metrics=self.training_state.metrics,
             curve=self.log.curve,
         )
 
@@ -219,15 +219,17 @@ class TrainingLoop:
         for callback in self.callbacks:
             if isinstance(callback, FinetuningCallback):
                 identity |= callback.identity
-        self.state = TrainingState(accelerator, arguments, self.tokenizer, identity)
+        self.training_state = TrainingState(accelerator, arguments, self.tokenizer, identity)
         if checkpoint is not None:
-            self.state.load_weights(checkpoint, model)
+            self.training_state.load_weights(checkpoint, model)
         self.num_parameters = model.num_parameters()
 
         # optimizer: callbacks may regroup its parameters before the schedule is made
         optimizer = make_optimizer(model, arguments)
-        self.trainer_state = TrainerState(
-            global_step=self.state.step, max_steps=self.total_steps, num_train_epochs=self._epochs(self.total_steps)
+        self.callback_state = TrainerState(
+            global_step=self.training_state.step,
+            max_steps=self.total_steps,
+            num_train_epochs=self._epochs(self.total_steps),
         )
         self.callback_objects = {"model": model, "optimizer": optimizer, "processing_class": self.tokenizer}
         self._call("on_train_begin", has_evaluation=self.evaluate is not None, checkpoint=checkpoint)
@@ -249,30 +251,31 @@ class TrainingLoop:
             lambda scale, logs: self._call("on_pre_optimizer_step", gradient_scale=scale, logs=logs),
         )
         self.step_metrics = StepMetrics(accelerator, arguments.output_dir)
-        self.state.attach(
+        self.training_state.attach(
             self.prepared_model, optimizer, self.scheduler, self.step_metrics, recurrent_states, self.averaging
         )
         set_seed(arguments.seed, device_specific=True)
         if checkpoint is not None:
-            self.state.load(checkpoint)
+            self.training_state.load(checkpoint)
             accelerator.print(f"Resuming from {checkpoint}.", file=sys.stderr)
 
         # data and log
-        start_batch = self.state.step * micro_batches
+        start_batch = self.training_state.step * micro_batches
         self.batches = training_batches(
             accelerator, self.examples, self.collate, arguments, start_batch, self.contiguous
         )
         if arguments.report_to != "none":
             config = {name: value for name, value in flat_options(arguments).items() if value is not None}
             accelerator.init_trackers(Path(arguments.output_dir).resolve().name, config=config)
-        title = f"{self.state.model_class}, {self.num_parameters:,} parameters, {self.batch_size:,} examples a step"
-        self.log = TrainingLog(accelerator, arguments.output_dir, self.total_steps, self.state.step, title)
+        model_class = self.training_state.model_class
+        title = f"{model_class}, {self.num_parameters:,} parameters, {self.batch_size:,} examples a step"
+        self.log = TrainingLog(accelerator, arguments.output_dir, self.total_steps, self.training_state.step, title)
         self.stopwatch = Stopwatch()
         self.resumed_tokens = self.step_metrics.tokens  # of steps before the checkpoint, which are not timed
         self.timed_tokens = self.logged_seconds = 0.0
 
     def _train(self, signals: SignalWatch) -> None:
-        state, arguments, control = self.state, self.arguments, self.control
+        state, arguments, control = self.training_state, self.arguments, self.control
         self.prepared_model.train()
         self.stopwatch.start()
         while state.step < self.total_steps and not control.should_training_stop:
@@ -283,8 +286,8 @@ class TrainingLoop:
             self.learning_rate = self.training_step.learning_rate
             self.scheduler.step()
             state.step += 1
-            self.trainer_state.global_step = state.step
-            self.trainer_state.epoch = self._epochs(state.step)
+            self.callback_state.global_step = state.step
+            self.callback_state.epoch = self._epochs(state.step)
             self.step_metrics.add(state.step, scalars, indices)
             self.log.advance()
             self._call("on_step_end")
@@ -307,17 +310,17 @@ class TrainingLoop:
     def _log(self) -> None:
         values = self.step_metrics.flush()
         tokens = values.pop("tokens")
-        self.state.tokens += int(tokens)
+        self.training_state.tokens += int(tokens)
         self.timed_tokens += tokens - self.resumed_tokens
         self.stopwatch.pause()
         tokens_per_second = (tokens - self.resumed_tokens) / (self.stopwatch.seconds - self.logged_seconds)
         self.logged_seconds = self.stopwatch.seconds
         self.resumed_tokens = 0
         if self.examples_per_epoch is not None:
-            values["epoch"] = round(self._epochs(self.state.step), 4)
+            values["epoch"] = round(self._epochs(self.training_state.step), 4)
         values["learning_rate"] = float(self.learning_rate)
-        values |= {"tokens": self.state.tokens, "tokens_per_second": tokens_per_second}
-        self.log.record(self.state.step, values, run_rate=self.timed_tokens / self.logged_seconds)
+        values |= {"tokens": self.training_state.tokens, "tokens_per_second": tokens_per_second}
+        self.log.record(self.training_state.step, values, run_rate=self.timed_tokens / self.logged_seconds)
         self._call("on_log", logs=values)
         self.stopwatch.start()
 
@@ -327,22 +330,22 @@ class TrainingLoop:
         self.stopwatch.pause()
         self.prepared_model.eval()
         with nullcontext() if self.averaging is None else self.averaging.applied():
-            self.state.metrics = self.evaluate(self.prepared_model, self.accelerator)
+            self.training_state.metrics = self.evaluate(self.prepared_model, self.accelerator)
         self.control.should_evaluate = False
-        self._call("on_evaluate", metrics=self.state.metrics)
+        self._call("on_evaluate", metrics=self.training_state.metrics)
         if self.control.should_evaluate and is_last:  # a callback changed the weights
-            self.state.metrics = self.evaluate(self.prepared_model, self.accelerator)
+            self.training_state.metrics = self.evaluate(self.prepared_model, self.accelerator)
         if self.averaging is not None:
-            self.averaging.observe(self.state.step, self.state.metrics)
+            self.averaging.observe(self.training_state.step, self.training_state.metrics)
         self.prepared_model.train()
-        self.log.record(self.state.step, self.state.metrics)
+        self.log.record(self.training_state.step, self.training_state.metrics)
         self.stopwatch.start()
 
     def _save(self) -> None:
         self.step_metrics.settle()  # raises for a non-finite step before it is saved
-        require_finite_weights(self.prepared_model, self.state.step)
+        require_finite_weights(self.prepared_model, self.training_state.step)
         self.stopwatch.pause()
-        with self.state.saving() as checkpoint:
+        with self.training_state.saving() as checkpoint:
             if checkpoint is not None and self.accelerator.is_main_process:
                 self._call("on_save", checkpoint=checkpoint)
         self.stopwatch.start()
@@ -351,7 +354,7 @@ class TrainingLoop:
         """Call an event of all callbacks, which change `self.control` in place."""
         for callback in self.callbacks:
             getattr(callback, event)(
-                self.arguments, self.trainer_state, self.control, **self.callback_objects, **event_arguments
+                self.arguments, self.callback_state, self.control, **self.callback_objects, **event_arguments
             )
 
     def _epochs(self, steps: int) -> float:

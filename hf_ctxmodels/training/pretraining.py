@@ -154,7 +154,7 @@ def pretrain(
         result.metrics |= frequency_baselines(objective, examples, held_out, model, result.metrics, batch_size)
     counts: Counter[str] = Counter()
     for batch in sample_batches(examples, _BATCHES_FOR_RATES * batch_size, batch_size):
-        counts.update(objective.count(objective.collate(batch)))
+        counts.update(objective.count_batch(objective.collate(batch)))
     summary = result.summary(
         task="pretraining",
         dataset=", ".join(arguments.dataset),

@@ -233,7 +233,7 @@ class TrainingState:
             checkpoint_files.delete_old_checkpoints(self._arguments.output_dir, self._arguments.save_total_limit)
         self._accelerator.wait_for_everyone()
 
-    def publish(self) -> None:
+    def save_final_model(self) -> None:
         """Write the final model and tokenizer into the output directory, each file atomically; a collective call."""
         output_dir = Path(self._arguments.output_dir)
         temporary = checkpoint_files.temporary_path(output_dir / "model")
@@ -246,7 +246,7 @@ class TrainingState:
             self._save_model(temporary)
             self._accelerator.wait_for_everyone()
             if self._accelerator.is_main_process:
-                checkpoint_files.publish_files(temporary, output_dir)
+                checkpoint_files.move_files(temporary, output_dir)
         self._accelerator.wait_for_everyone()
 
     @contextmanager

@@ -34,7 +34,7 @@ from transformers import (
 from hf_ctxmodels import FAMILIES, CtxError, CtxMultiTaskConfig, CtxMultiTaskModel
 from hf_ctxmodels.compression.distillation import Teacher
 from hf_ctxmodels.compression.int8.quantizer import CtxInt8Config
-from hf_ctxmodels.downstream.adapters.save_load import load_model_with_adapters
+from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_model_with_adapters
 from hf_ctxmodels.downstream.multitask.configuration import task_entry
 from hf_ctxmodels.downstream.multitask.task_list import read_task_list
 from hf_ctxmodels.downstream.multitask.training import BestModel

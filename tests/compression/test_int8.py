@@ -24,7 +24,7 @@ from hf_ctxmodels.compression.low_bits.quantizer import (
     replace_with_fake_quantized,
 )
 from hf_ctxmodels.downstream.adapters import add_adapter, delete_adapter, train_adapter
-from hf_ctxmodels.downstream.adapters.save_load import load_saved_model
+from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_saved_model
 from hf_ctxmodels.inference.exporting import inputs_for_texts
 from hf_ctxmodels.layers.cpu import linear as cpu_linear
 from hf_ctxmodels.layers.cpu.linear import linear

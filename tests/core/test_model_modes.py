@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
-from zoo import BASES, HEADS, Case, assert_close, make_batch, make_targets, objective
+from zoo import BASES, HEADS, Case, assert_close, make_batch, make_targets, scalar_loss
 
 from hf_ctxmodels import CtxError, inspection_mode
 from hf_ctxmodels.architectures.query_generation import QueryForConditionalGeneration
@@ -43,7 +43,7 @@ def test_inspection_mode_of_transformers() -> None:
         model, batch = case.model(), make_batch(case)
         batch |= {} if case.is_base else make_targets(case, batch)
         padded_shape = case.first_token_ids(batch).flatten(0, -2).shape
-        expected, shapes = objective(case, model, batch), []
+        expected, shapes = scalar_loss(case, model, batch), []
         layer = next(module for module in model.base_model.modules() if isinstance(module, GradientCheckpointingLayer))
         hook = layer.register_forward_hook(
             lambda module, inputs, output, shapes=shapes: shapes.append(output[0].shape[:-1])
@@ -63,9 +63,9 @@ def test_inspection_mode_of_transformers() -> None:
             (outputs.last_hidden_state.square().sum() if case.is_base else outputs.loss).backward()
             assert all(states.grad.any() for states in hidden_states), f"{case}: no gradient"
             assert attentions[0].shape[-2:] == (state_shape[1], state_shape[1])
-            assert_close(objective(case, model, batch), expected, str(case))
+            assert_close(scalar_loss(case, model, batch), expected, str(case))
         hook.remove()
-        assert_close(objective(case, model, batch), expected, str(case))
+        assert_close(scalar_loss(case, model, batch), expected, str(case))
 
 
 def test_inspection_mode_restores_configurations_after_an_error() -> None:

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data import (
+    ExampleSampling,
     ExampleSet,
     MixtureBatchSampler,
     ResampledDocuments,
     SampledMixture,
     SampledStream,
-    SamplingPolicy,
     build_training_set,
     load_documents,
     sampling_probabilities,
@@ -138,9 +138,9 @@ def test_batches_do_not_depend_on_workers_or_resuming(languages, objective, stre
 
 
 def test_what_is_refused(languages, objective, tmp_path):
-    for policy in SamplingPolicy(contiguous=True), SamplingPolicy(task_column="task"):
+    for sampling in ExampleSampling(contiguous=True), ExampleSampling(task_column="task"):
         with pytest.raises(CtxError, match="defines the order"):
-            build_training_set(languages, objective, policy, alpha=0.3)
+            build_training_set(languages, objective, sampling, alpha=0.3)
     with pytest.raises(CtxError, match="requires several datasets"):
         build_training_set(load_documents(str(tmp_path / "0.txt")), objective, alpha=0.3)
     with pytest.raises(CtxError, match="requires several datasets"):

@@ -12,7 +12,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from training_runs import trainer_arguments
 from transformers import PreTrainedModel, Trainer
-from zoo import BASES, HEADS, PATHS, Batch, Case, assert_close, assert_same_outputs, make_batch, make_targets, objective
+from zoo import (
+    BASES,
+    HEADS,
+    PATHS,
+    Batch,
+    Case,
+    assert_close,
+    assert_same_outputs,
+    make_batch,
+    make_targets,
+    scalar_loss,
+)
 
 from hf_ctxmodels import CtxAlbertModel, CtxBertConfig, CtxBertModel, CtxError
 from hf_ctxmodels.core.adapter_support import is_adapter_parameter
@@ -31,11 +42,15 @@ from hf_ctxmodels.downstream.adapters import (
     train_adapter,
     train_fusion,
 )
+from hf_ctxmodels.downstream.adapters.adapter_checkpoints import (
+    has_saved_adapters,
+    load_model_with_adapters,
+    load_saved_model,
+)
 from hf_ctxmodels.downstream.adapters.arguments import AdapterArguments
 from hf_ctxmodels.downstream.adapters.insertion import get_invertible_adapters, list_blocks, list_sublayer_adapters
 from hf_ctxmodels.downstream.adapters.management import has_adapters
 from hf_ctxmodels.downstream.adapters.modules import BottleneckAdapter, SublayerAdapters
-from hf_ctxmodels.downstream.adapters.save_load import has_saved_adapters, load_model_with_adapters, load_saved_model
 from hf_ctxmodels.layers.transformer import ResidualSum
 
 HOULSBY = BottleneckConfig(
@@ -199,7 +214,7 @@ def test_only_the_adapter_and_the_head_learn(subtests: pytest.Subtests) -> None:
                 if recompute:
                     model.activation_checkpointing_enable()
                 torch.manual_seed(0)
-                objective(case, model, batch).backward()
+                scalar_loss(case, model, batch).backward()
                 found.append({name: each.grad for name, each in model.named_parameters() if each.grad is not None})
             prefix = f"{model.base_model_prefix}."
             inside = {name for name in found[0] if name.startswith(prefix) and ".pooler." not in name}

@@ -22,7 +22,7 @@ from hf_ctxmodels import FAMILIES, CtxError, CtxMultiTaskConfig, CtxMultiTaskMod
 from hf_ctxmodels.cli import export
 from hf_ctxmodels.compression.int8.quantizer import CtxInt8Config, quantize_model
 from hf_ctxmodels.downstream.adapters import add_adapter
-from hf_ctxmodels.downstream.adapters.save_load import load_saved_model
+from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_saved_model
 from hf_ctxmodels.downstream.multitask.configuration import task_entry
 
 HEADS = {

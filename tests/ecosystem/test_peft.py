@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from transformers import PreTrainedModel
-from zoo import HEADS, Batch, Case, assert_close, make_batch, make_targets, objective
+from zoo import HEADS, Batch, Case, assert_close, make_batch, make_targets, scalar_loss
 
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.core.config import CtxTransformerConfig
@@ -59,9 +59,9 @@ def test_adapters_act_learn_and_merge(family: str, tmp_path: Path) -> None:
             base.config.eos_token_id = None
         folder = tmp_path / str(case)
         base.save_pretrained(folder / "base")
-        plain = objective(case, base, batch)
+        plain = scalar_loss(case, base, batch)
         adapted = on_every_map(base)
-        loss = objective(case, adapted, batch)
+        loss = scalar_loss(case, adapted, batch)
         assert abs(loss - plain) > 1e-3, f"{case}: the adapters do nothing"
         loss.backward()
         for name, weight in adapted.named_parameters():
@@ -73,18 +73,18 @@ def test_adapters_act_learn_and_merge(family: str, tmp_path: Path) -> None:
                 assert rows.all(), f"{case}: no gradient for {name}"
         if hasattr(base.config, "return_logits_with_labels"):
             base.config.return_logits_with_labels = True
-            assert_close(objective(case, adapted, batch), loss, f"{case}: the loss of all logits")
+            assert_close(scalar_loss(case, adapted, batch), loss, f"{case}: the loss of all logits")
             base.config.return_logits_with_labels = None
         base.config.unpad = False
-        assert_close(objective(case, adapted, batch), loss, f"{case}: the padded path")
+        assert_close(scalar_loss(case, adapted, batch), loss, f"{case}: the padded path")
         adapted.save_pretrained(folder / "adapter")
         fresh = case.model_class.from_pretrained(folder / "base")
         reloaded = peft.PeftModel.from_pretrained(fresh, folder / "adapter")
-        assert_close(objective(case, reloaded, batch), loss, f"{case}: the reopened adapter")
+        assert_close(scalar_loss(case, reloaded, batch), loss, f"{case}: the reopened adapter")
         merged = adapted.merge_and_unload()
-        assert_close(objective(case, merged, batch), loss, f"{case}: the merged weights")
+        assert_close(scalar_loss(case, merged, batch), loss, f"{case}: the merged weights")
         reopened = open_again(merged, folder / "merged")
-        assert_close(objective(case, reopened, batch), loss, f"{case}: the reopened merged weights")
+        assert_close(scalar_loss(case, reopened, batch), loss, f"{case}: the reopened merged weights")
 
 
 @pytest.mark.parametrize(
@@ -96,9 +96,9 @@ def test_an_adapted_table_of_words_acts_in_the_auxiliary_loss(case: Case) -> Non
     torch.manual_seed(1)
     targets = ["word_embeddings"]
     adapted = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=targets, init_lora_weights=False)).train()
-    loss = objective(case, adapted, batch)
+    loss = scalar_loss(case, adapted, batch)
     merged = adapted.merge_and_unload().train()
-    assert_close(objective(case, merged, batch), loss, "the merged weights")
+    assert_close(scalar_loss(case, merged, batch), loss, "the merged weights")
 
 
 @each_transformer
@@ -121,13 +121,13 @@ def test_a_task_is_enough(family: str, tmp_path: Path) -> None:
         }
         assert targets == {"qkv_proj"}, f"{case}: {targets}"
         optimizer = torch.optim.SGD(adapted.parameters(), 0.1)
-        objective(case, adapted, batch).backward()
+        scalar_loss(case, adapted, batch).backward()
         optimizer.step()
         adapted.save_pretrained(folder / "adapter")
         reloaded = peft.PeftModel.from_pretrained(opened(2), folder / "adapter")
-        assert_close(objective(case, reloaded, batch), objective(case, adapted, batch), f"{case}: reopened")
+        assert_close(scalar_loss(case, reloaded, batch), scalar_loss(case, adapted, batch), f"{case}: reopened")
         scaled = peft.get_peft_model(opened(1), peft.IA3Config(task_type=TASKS[case.auto_name]))
-        objective(case, scaled, batch).backward()
+        scalar_loss(case, scaled, batch).backward()
         scales = [weight.grad for name, weight in scaled.named_parameters() if "ia3_" in name]
         assert scales, f"{case}: IA3"
         assert all(gradient.any() for gradient in scales), f"{case}: IA3"
@@ -159,7 +159,7 @@ def test_only_what_is_new_is_saved(tmp_path: Path) -> None:
     adapted.save_pretrained(tmp_path / "drawn")
     again = peft.PeftModel.from_pretrained(BERT.model_class.from_pretrained(tmp_path / "bert"), tmp_path / "drawn")
     batch = labelled(BERT)
-    assert_close(objective(BERT, again.eval(), batch), objective(BERT, adapted, batch), "reopened")
+    assert_close(scalar_loss(BERT, again.eval(), batch), scalar_loss(BERT, adapted, batch), "reopened")
 
 
 @pytest.mark.parametrize(("tied", "targets"), [("all", None), ("embeddings", ["word_embeddings"])])

@@ -11,7 +11,7 @@ from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from transformers import PreTrainedModel
-from zoo import REPRESENTATIVES, Case, assert_same_gradients, gradients, make_batch, make_targets, objective
+from zoo import REPRESENTATIVES, Case, assert_same_gradients, gradients, make_batch, make_targets, scalar_loss
 
 FINELY = ["bert", "elmo", "seqae", "cove", "infersent", "gensen", "cvt"]  # families without tables outside of modules
 
@@ -46,11 +46,11 @@ def shard(model: PreTrainedModel, mesh: DeviceMesh, *, finely: bool) -> int:
 def check(case: Case, mesh: DeviceMesh, *, finely: bool) -> None:
     model, batch = case.model(), make_batch(case)
     batch |= make_targets(case, batch)
-    expected = gradients(model, loss := objective(case, model, batch))
+    expected = gradients(model, loss := scalar_loss(case, model, batch))
     sharded = case.model()
     count = shard(sharded, mesh, finely=finely)
     assert all(type(each).__name__ == "DTensor" for each in sharded.parameters())
-    found = objective(case, sharded, batch)
+    found = scalar_loss(case, sharded, batch)
     torch.testing.assert_close(found, loss, msg=lambda message: f"{case}, {count} modules sharded: {message}")
     grads = whole_gradients(sharded, found)
     assert_same_gradients({name: expected[name] * 0 if g is None else g for name, g in grads.items()}, expected)

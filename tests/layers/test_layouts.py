@@ -155,9 +155,9 @@ def test_groups_equal_eager_attention(is_single: bool, pairs: list[tuple[int, in
 def test_groups_partition_the_sequences_with_little_padding(lengths: list[int]) -> None:
     layout = packed_layout(tuple(lengths))
     groups = PackedMask(BIDIRECTIONAL, layout, layout, torch.float32, CPU, is_single=False).groups
-    assert sorted(member for group in groups for member in group.members) == list(range(len(lengths)))
+    assert sorted(member for group in groups for member in group.sequence_indices) == list(range(len(lengths)))
     for group in groups:
-        assert group.num_keys == max(lengths[member] for member in group.members)
-        num_pairs = sum(lengths[member] ** 2 for member in group.members)
-        assert len(group.members) * group.num_keys * group.num_queries - num_pairs <= 500
+        assert group.num_keys == max(lengths[member] for member in group.sequence_indices)
+        num_pairs = sum(lengths[member] ** 2 for member in group.sequence_indices)
+        assert len(group.sequence_indices) * group.num_keys * group.num_queries - num_pairs <= 500
     assert len(groups) <= len(set(lengths))

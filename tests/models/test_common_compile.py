@@ -12,7 +12,7 @@ from zoo import (
     gradients,
     make_batch,
     make_targets,
-    objective,
+    scalar_loss,
 )
 
 # Tracing the backward pass takes four seconds, so only the archetypes' families are not marked slow.
@@ -58,8 +58,8 @@ class TestCompile:
         batch |= make_targets(case, batch)
         model = case.model(num_hidden_layers=1)
         compiled = torch.compile(model, dynamic=True, backend="aot_eager")
-        expected = gradients(model, objective(case, model, batch))
-        assert_same_gradients(gradients(model, objective(case, compiled, batch)), expected)
+        expected = gradients(model, scalar_loss(case, model, batch))
+        assert_same_gradients(gradients(model, scalar_loss(case, compiled, batch)), expected)
 
     @pytest.mark.parametrize("network_case", TRAINED_COMPILED, ids=str)
     def test_training_step_of_the_encoder(self, network_case: Case) -> None:

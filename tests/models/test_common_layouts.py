@@ -29,7 +29,7 @@ from zoo import (
     make_targets,
     models_by_fast_path,
     models_by_path,
-    objective_of,
+    scalar_loss_of,
     tensors_of,
 )
 
@@ -60,13 +60,15 @@ def _assert_same_training(case: Case, sides: Sequence[str], paths: Sequence[str]
         batch = make_batch(case, side=side)
         batch |= make_targets(case, batch)
         expected = eager_model(**batch)
-        expected_gradients = gradients(eager_model, objective_of(case, expected, batch))
+        expected_gradients = gradients(eager_model, scalar_loss_of(case, expected, batch))
         assert_every_parameter_learns(eager_model, expected_gradients)
         for path in [path for path in paths if path in models]:
             where, model = f"by the {path} path, padding at the {side}", models[path]
             actual = model(**batch)
             assert_same_outputs(actual, expected, batch["attention_mask"], where=where)
-            assert_same_gradients(gradients(model, objective_of(case, actual, batch)), expected_gradients, where=where)
+            assert_same_gradients(
+                gradients(model, scalar_loss_of(case, actual, batch)), expected_gradients, where=where
+            )
 
 
 class TestAttentionPaths:

@@ -12,7 +12,7 @@ from zoo import (
     make_batch,
     make_targets,
     models_by_path,
-    objective,
+    scalar_loss,
     tensors_of,
 )
 
@@ -41,9 +41,9 @@ class TestPrecision:
         batch = make_batch(trained_case)
         batch |= make_targets(trained_case, batch)
         model = trained_case.model(initializer_range=0.02)
-        expected = objective(trained_case, model, batch)
+        expected = scalar_loss(trained_case, model, batch)
         with torch.autocast("cpu", torch.bfloat16):
-            actual = objective(trained_case, model, batch)
+            actual = scalar_loss(trained_case, model, batch)
         assert actual.dtype is torch.float32
         assert_close(actual, expected, "loss", tolerance=0.03)
         expected, actual = gradients(model, expected), gradients(model, actual)

@@ -25,7 +25,7 @@ from zoo import (
     make_batch,
     make_targets,
     models_by_fast_path,
-    objective,
+    scalar_loss,
     tensors_of,
 )
 
@@ -238,7 +238,7 @@ class TestGradients:
                 model.activation_checkpointing_enable()
                 assert model.is_activation_checkpointing
             torch.manual_seed(7)
-            number = objective(network_case, model, batch, output_hidden_states=True)
+            number = scalar_loss(network_case, model, batch, output_hidden_states=True)
             results.append((number.detach(), gradients(model, number)))
         assert_close(*results, tolerance=0)
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from zoo import CASES, Case, assert_close, assert_same_gradients, gradients, make_batch, make_targets, objective
+from zoo import CASES, Case, assert_close, assert_same_gradients, gradients, make_batch, make_targets, scalar_loss
 
 from hf_ctxmodels.core.errors import CtxError
 
@@ -40,8 +40,8 @@ def test_layouts_saving_and_export(case: Case, tmp_path: Path) -> None:
     model, padded = (case.model(classifier_pooling="mean", unpad=unpad) for unpad in (True, False))
     logits = model(**batch).logits
     assert_close(logits, padded(**batch).logits)
-    expected = gradients(padded, objective(case, padded, batch | targets))
-    assert_same_gradients(gradients(model, objective(case, model, batch | targets)), expected)
+    expected = gradients(padded, scalar_loss(case, padded, batch | targets))
+    assert_same_gradients(gradients(model, scalar_loss(case, model, batch | targets)), expected)
     model.save_pretrained(tmp_path)
     reloaded = case.auto_class.from_pretrained(tmp_path).eval()
     assert reloaded.config.classifier_pooling == "mean"

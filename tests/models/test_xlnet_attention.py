@@ -15,7 +15,7 @@ from hf_ctxmodels.layers.attention.layouts import PaddedLayout
 from hf_ctxmodels.layers.cpu.relative_attention import RelativeBiases, attend_per_sequence
 from hf_ctxmodels.models.xlnet import relative_attention
 from hf_ctxmodels.models.xlnet.relative_attention import dense_attention, eager_attention
-from hf_ctxmodels.models.xlnet.streams import EncoderInputs, Streams
+from hf_ctxmodels.models.xlnet.streams import EncoderInputs, StreamLayout
 
 HEADS, HEAD_DIM = 3, 4
 CPU = torch.device("cpu")
@@ -32,7 +32,7 @@ FAST = ("dense", "dense blocks", "per sequence")
 
 class AttentionInputs(NamedTuple):
     tensors: list[Tensor]  # query, key, value, relative, and the four biases
-    streams: Streams
+    streams: StreamLayout
 
 
 def make_inputs(
@@ -56,7 +56,7 @@ def make_inputs(
     sizes = [(batch, length + targets), (batch, num_keys), (batch, num_keys), (groups, num_keys + length)]
     tensors = [torch.randn(*size, HEADS, HEAD_DIM) for size in sizes]
     tensors += [torch.randn(HEADS, HEAD_DIM) for _ in range(3)] + [torch.randn(2, HEADS, HEAD_DIM)]
-    streams = Streams(inputs, tensors[3].flatten(-2), PaddedLayout(batch, length), inputs.build_pattern(), False)
+    streams = StreamLayout(inputs, tensors[3].flatten(-2), PaddedLayout(batch, length), inputs.build_pattern(), False)
     return AttentionInputs([tensor.requires_grad_() for tensor in tensors], streams)
 
 

@@ -1,10 +1,11 @@
-"""Mutation score of the test suite, per room of the package.
+"""Mutation score of the test suite, per subpackage.
 
-    python tests/mutation/score.py [--rooms layers heads] [--mutants 20] [--seed 0] [--jobs 2] [--output scores.md]
+    python tests/mutation/score.py [--packages layers heads] [--mutants 20] [--seed 0] [--jobs 2] [--output scores.md]
 
-A mutant is the package with one operator, comparison, constant or decorator replaced by `cosmic_ray`. From every room a
-fixed number of mutants is sampled; a mutant is killed if a test of that room (`ROOM_TESTS`) fails on it. The score is
-the share of killed mutants. Survivors are printed with their diff: each is a missing test or an equivalent mutant.
+A mutant is the package with one operator, comparison, constant or decorator replaced by `cosmic_ray`. From every
+subpackage a fixed number of mutants is sampled; a mutant is killed if a test of that subpackage (`PACKAGE_TESTS`) fails
+on it. The score is the share of killed mutants. Survivors are printed with their diff: each is a missing test or an
+equivalent mutant.
 
 torch and transformers are imported once and every mutant runs in a forked process, so that a mutant costs only its
 tests.
@@ -32,8 +33,8 @@ from isolated_tests import ROOT, run_in_fork, scratch_copy
 PACKAGE = ROOT / "hf_ctxmodels"
 TIME_LIMIT = 600  # seconds; a mutant that runs longer does not terminate and counts as killed
 
-# Room of the package -> the tests that must kill its mutants, the closest first.
-ROOM_TESTS: dict[str, tuple[str, ...]] = {
+# Subpackage -> the tests that must kill its mutants, the closest first.
+PACKAGE_TESTS: dict[str, tuple[str, ...]] = {
     "core": ("tests/core", "tests/models/test_registration.py", "tests/models/test_common_errors.py", "tests/hub"),
     "layers": ("tests/layers", "tests/models"),
     "tokenizers": ("tests/tokenizers",),
@@ -129,16 +130,16 @@ def _inert_lines(source: str) -> set[int]:
     return lines
 
 
-def sample_mutants(room: str, count: int, seed: int) -> list[Mutant]:
-    """`count` mutants of a room, sampled without replacement; the same for the same seed and sources."""
-    mutants = [mutant for path in sorted((PACKAGE / room).rglob("*.py")) for mutant in mutants_of_file(path)]
-    random.Random(f"{seed} {room}").shuffle(mutants)
+def sample_mutants(package: str, count: int, seed: int) -> list[Mutant]:
+    """`count` mutants of a package, sampled without replacement; the same for the same seed and sources."""
+    mutants = [mutant for path in sorted((PACKAGE / package).rglob("*.py")) for mutant in mutants_of_file(path)]
+    random.Random(f"{seed} {package}").shuffle(mutants)
     applicable = (mutant for mutant in mutants if mutant.mutated_source() is not None)
     return [mutant for mutant, _ in zip(applicable, range(count))]
 
 
 def closest_tests(mutant: Mutant, tests: Sequence[str], tree: Path) -> list[str]:
-    """The existing tests of a room, those named after the mutated module first."""
+    """The existing tests of a package, those named after the mutated module first."""
     named = sorted(str(path.relative_to(tree)) for path in tree.glob(f"tests/**/test_*{mutant.path.stem}*.py"))
     return [*named, *(path for path in tests if (tree / path).exists())]
 
@@ -148,7 +149,7 @@ def kill(mutant: Mutant, tests: Sequence[str], tree: Path) -> str | None:
 
     Args:
         mutant: The mutant to run.
-        tests: The tests of its room.
+        tests: The tests of its package.
         tree: A scratch copy of the repository, in which the file is mutated and restored.
     """
     file = tree / mutant.path
@@ -162,16 +163,20 @@ def kill(mutant: Mutant, tests: Sequence[str], tree: Path) -> str | None:
 
 
 def table(scores: dict[str, tuple[int, int]]) -> str:
-    """Markdown table of the score of every room."""
-    rows = [f"| {room} | {killed} of {count} | {killed / count:.0%} |" for room, (killed, count) in scores.items()]
-    return "\n".join(["| room | mutants killed | score |", "|---|---|---|", *rows])
+    """Markdown table of the score of every package."""
+    rows = [
+        f"| {package} | {killed} of {count} | {killed / count:.0%} |" for package, (killed, count) in scores.items()
+    ]
+    return "\n".join(["| package | mutants killed | score |", "|---|---|---|", *rows])
 
 
 def main() -> int:
-    """Run the sampled mutants of the chosen rooms and print their scores; 1 if a score is below `--minimum`."""
+    """Run the sampled mutants of the chosen packages and print their scores; 1 if a score is below `--minimum`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rooms", nargs="+", default=[*ROOM_TESTS], choices=[*ROOM_TESTS], help="rooms to mutate")
-    parser.add_argument("--mutants", type=int, default=20, help="mutants per room")
+    parser.add_argument(
+        "--packages", nargs="+", default=[*PACKAGE_TESTS], choices=[*PACKAGE_TESTS], help="packages to mutate"
+    )
+    parser.add_argument("--mutants", type=int, default=20, help="mutants per package")
     parser.add_argument("--seed", type=int, default=0, help="seed of the sample")
     parser.add_argument("--jobs", type=int, default=2, help="mutants that run at the same time")
     parser.add_argument("--minimum", type=float, default=0.8, help="lowest score that passes")
@@ -190,16 +195,16 @@ def main() -> int:
             finally:
                 trees.put(tree)
 
-        for room in arguments.rooms:
-            mutants = sample_mutants(room, arguments.mutants, arguments.seed)
+        for package in arguments.packages:
+            mutants = sample_mutants(package, arguments.mutants, arguments.seed)
             killed = 0
-            for mutant, test, seconds in pool.map(timed_kill, mutants, [ROOM_TESTS[room]] * len(mutants)):
+            for mutant, test, seconds in pool.map(timed_kill, mutants, [PACKAGE_TESTS[package]] * len(mutants)):
                 killed += test is not None
                 print(f"{'killed' if test else 'SURVIVED'} {seconds:4.0f} s  {mutant.path}: {test}", flush=True)
                 if test is None:
                     print(mutant.diff(), flush=True)
-            scores[room] = (killed, len(mutants))
-            print(f"{room}: {killed} of {len(mutants)} mutants killed", flush=True)
+            scores[package] = (killed, len(mutants))
+            print(f"{package}: {killed} of {len(mutants)} mutants killed", flush=True)
     print(table(scores))
     if arguments.output:
         arguments.output.write_text(table(scores) + "\n", encoding="utf-8")

@@ -64,9 +64,9 @@ def test_rates_and_statistics(tokenizer: CtxElmoTokenizer) -> None:
     objective, rows = examples(tokenizer, 50)
     assert objective.statistics["sentences"] == 3
     assert objective.statistics["tokens"] == sum(len(row["input_ids"]) for row in rows)
-    rates = objective.rates(objective.count(objective.collate(rows)))
+    rates = objective.rates(objective.count_batch(objective.collate(rows)))
     words = objective.statistics["tokens"]
-    assert rates["targets_per_word"] == pytest.approx((2 * words - 2 * 3) / words)  # every sentence lacks two
+    assert rates["targets_per_token"] == pytest.approx((2 * words - 2 * 3) / words)  # every sentence lacks two
     assert 0 < rates["unknown_target_share"] < 1
 
 

@@ -37,10 +37,10 @@ def test_rows_and_their_targets_are_the_text_without_a_gap(tokenizer: CtxUlmfitT
     assert (batch["labels"][:, 1:][~tokens] == -100).all()
     assert (batch["labels"][:, 0] == -100).all()
     assert (batch["input_ids"][~tokens] == tokenizer.pad_token_id).all()
-    counts = objective.count(batch)
+    counts = objective.count_batch(batch)
     assert counts["targets"] == len(text) - 1
     assert counts["unknown_targets"] == 0
-    assert objective.rates(counts)["targets_per_word"] == pytest.approx(1 - 1 / len(text))
+    assert objective.rates(counts)["targets_per_token"] == pytest.approx(1 - 1 / len(text))
     assert objective.statistics["tokens"] == len(text)
 
 

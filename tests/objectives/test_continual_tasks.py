@@ -12,9 +12,9 @@ from numbered_text import indexed, numbered_documents, segments
 from hf_ctxmodels import CtxErnieTokenizer
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data import (
+    ExampleSampling,
     ExampleSet,
     MixtureBatchSampler,
-    SamplingPolicy,
     ScheduledMixture,
     build_training_set,
     load_documents,
@@ -122,7 +122,7 @@ def test_the_distance_of_two_sentences(tokenizer):
     _, short = rows_of(tokenizer, numbered_documents([[30, 4], [9]])[0], "sentence_distance", max_length=16)
     assert {tuple(map(len, segments(row))) for row in short} <= {(9, 4), (7, 6), (4, 9), (6, 7)}, "long ones are cut"
     batch = objective.collate(indexed(rows))
-    rates = objective.rates(objective.count(batch))
+    rates = objective.rates(objective.count_batch(batch))
     assert [rates[f"sentence_distance_{k}_share"] for k in range(3)] == pytest.approx(
         [targets[k] / len(rows) for k in range(3)]
     )
@@ -173,7 +173,7 @@ def test_batches_of_several_tasks(tokenizer, documents):
             assert int(batch[f"{name}_labels"][number]) == (row["target"] if name == task else IGNORE_INDEX)
     later = objective.collate(indexed(rows, epoch=1))
     assert not torch.equal(later["labels"], batch["labels"])
-    rates = objective.rates(objective.count(batch))
+    rates = objective.rates(objective.count_batch(batch))
     shares = Counter(list(TASKS)[row["task"]] for row in rows)
     assert rates["masked_share"] == pytest.approx(shares["knowledge_masking"] / len(rows))
     assert rates["query_title_share"] == pytest.approx(2 / len(rows))
@@ -237,7 +237,7 @@ def test_what_is_refused(tokenizer, documents, tmp_path):
     with pytest.raises(CtxError, match="no example of the task 'query_title'"):
         rows_of(tokenizer, load_documents(str(tmp_path / "text.txt")), "knowledge_masking,query_title")
     objective = ContinualTasks(tokenizer, max_length=32, seed=0, schedule="knowledge_masking")
-    assert objective.sampling == SamplingPolicy(task_column="task", task_stages=({0: 1},))
+    assert objective.sampling == ExampleSampling(task_column="task", task_stages=({0: 1},))
     with pytest.raises(CtxError, match="--streaming"):
         build_training_set(documents, objective, objective.sampling, streaming=True)
     assert len(ExampleSet.build(objective.examples(documents))) == 2, "pairs have no task here and are passed over"

@@ -92,7 +92,7 @@ def test_rows_of_pairs(tokenizer: CtxXLMTokenizer) -> None:
         number += 1
     assert 0 < number == len(batch["input_ids"]) < len(PAIRS)
     assert objective.statistics["left_out"] == len(PAIRS) - number
-    assert objective.rates(objective.count(batch))["translation_share"] == 1
+    assert objective.rates(objective.count_batch(batch))["translation_share"] == 1
 
 
 def slow_mask(ids: list[int], scores: list[float] | None, size: int, seed: int) -> tuple[list[int], list[int]]:
@@ -139,7 +139,7 @@ def test_rates(tokenizer: CtxXLMTokenizer, alpha: float) -> None:
     selected = batch["labels"] != -100
     assert not selected[:, 0].any()
     assert not selected[batch["attention_mask"] == 0].any()
-    rates = objective.rates(objective.count(batch))
+    rates = objective.rates(objective.count_batch(batch))
     lengths = [len(feature["input_ids"]) for feature in features]
     share = sum(math.ceil(0.15 * length) for length in lengths) / sum(length - 1 for length in lengths)
     if alpha:

@@ -230,9 +230,9 @@ def test_realised_rates(tokenizer: CtxBertTokenizer) -> None:
     rows = ExampleSet.build(objective.examples(documents))
     total: Counter[str] = Counter()
     for epoch in range(20):
-        total.update(objective.count(objective.collate([rows[epoch, number] for number in range(len(rows))])))
+        total.update(objective.count_batch(objective.collate([rows[epoch, number] for number in range(len(rows))])))
     rates = objective.rates(total)
-    assert rates["targets_per_word"] * rates["source_length"] == pytest.approx(1)
+    assert rates["targets_per_token"] * rates["source_length"] == pytest.approx(1)
     # 114 words of 380 in about 38 spans, of which a fifth begin within others
     assert rates["source_length"] == pytest.approx(1 - 0.3 * (1 - 1 / 3), abs=0.03)
     assert rates["mask_token_share"] == pytest.approx(0.08 / rates["source_length"], abs=0.01)

@@ -95,8 +95,8 @@ def test_realised_rates(tokenizer: CtxBertTokenizer) -> None:
     objective = MaskedSegment(tokenizer, max_length=64, seed=0)
     rows = ExampleSet.build(objective.examples(numbered_documents([[38] * 60])[0]))
     batch = objective.collate([rows[number] for number in range(60)])
-    rates = objective.rates(objective.count(batch))
-    assert rates["targets_per_word"] == 0.5
+    rates = objective.rates(objective.count_batch(batch))
+    assert rates["targets_per_token"] == 0.5
     assert rates["mask_token_share"] == pytest.approx(0.8, abs=0.03)
     firsts = [int(ids) for ids in batch["decoder_position_ids"][:, 0]]
     draws = [objective.segments(40, np.random.default_rng(seed))[0] for seed in range(4000)]
@@ -156,7 +156,7 @@ def test_a_segment_in_pieces(tokenizer: CtxBertTokenizer) -> None:
         places = batch["decoder_position_ids"][number][steps] + 1
         assert batch["labels"][number][steps].tolist() == clean[places].tolist()
         assert batch["decoder_input_ids"][number][steps].tolist() == clean[places - 1].tolist()
-    assert objective.rates(objective.count(batch))["targets_per_word"] == pytest.approx(0.5, abs=0.03)
+    assert objective.rates(objective.count_batch(batch))["targets_per_token"] == pytest.approx(0.5, abs=0.03)
 
 
 def test_masked_translation(subtests) -> None:
@@ -200,13 +200,13 @@ def test_masked_translation(subtests) -> None:
                     assert kept[-1], "neither end is masked"
                     masked, inner = masked + int((~kept).sum()), inner + len(ids) - 2
             assert torch.equal(again["input_ids"][1][:7], batch["input_ids"][0][:7]), "a row's masks are its own"
-            rates = objective.rates(objective.count(batch))
+            rates = objective.rates(objective.count_batch(batch))
             assert rates["decoder_change_share"] == pytest.approx(changed / given)
             budgets = [round(expected * length) or 1 for length in (4, 3)] if expected else [0, 0]
             assert rates["decoder_mask_share"] == pytest.approx(0.8 * sum(budgets) / 7, abs=0.04)
             if not options:
                 assert masked / inner == pytest.approx(0.25, abs=0.04)
-                assert masked == objective.count(batch)["masks"], "by mask tokens alone"
+                assert masked == objective.count_batch(batch)["masks"], "by mask tokens alone"
             assert (rates["decoder_change_share"] == 0) == (expected == 0)
     torch.manual_seed(0)
     size = {"hidden_size": 32, "num_attention_heads": 4, "decoder_attention_heads": 4, "initializer_range": 0.2}

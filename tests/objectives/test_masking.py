@@ -53,7 +53,9 @@ def test_selected_tokens_meet_their_fates_in_the_shares_asked_for(tokenizer, mas
         corrupted, labels = masker.mask(ids, None, generator(1, 0, index))
         replaced = corrupted[(labels != IGNORE_INDEX) & (corrupted != tokenizer.mask_token_id)]
         assert not np.isin(replaced, tokenizer.all_special_ids).any(), "a special token was drawn as a replacement"
-        counts.update(masker.count({"input_ids": torch.tensor(corrupted)[None], "labels": torch.tensor(labels)[None]}))
+        counts.update(
+            masker.count_batch({"input_ids": torch.tensor(corrupted)[None], "labels": torch.tensor(labels)[None]})
+        )
     rates = masking_rates(counts)
     assert counts["selected_tokens"] == 400 * 30
     assert rates["selected_share"] == 0.15

@@ -144,7 +144,7 @@ def test_targets_are_the_next_tokens_except_padding(tokenizer: CtxGroverTokenize
     assert (rows[0]["input_ids"] == 0).sum() == 1
     assert (labels[0] == end).sum() == 0, "the end was cut off; that in the text is seven bytes"
     assert fields_like(tokenizer, rows[1]) == "<|beginarticle|>Running text. Of two sentences.<|endofarticle|>"
-    counts = objective.count(batch)
+    counts = objective.count_batch(batch)
     assert counts["targets"] == sum(len(row["input_ids"]) for row in rows) - 1
     assert objective.statistics["documents"] == 2
 

@@ -135,6 +135,6 @@ def test_rate_of_random_pairs(tokenizer):
     rows = list(objective.examples(documents))
     batch = objective.collate(indexed(rows))
     assert batch["next_sentence_label"].tolist() == [row["next_sentence_label"] for row in rows]
-    counts = objective.count(batch)
+    counts = objective.count_batch(batch)
     assert counts["examples"] == len(rows)
     assert objective.rates(counts)["random_next_share"] == batch["next_sentence_label"].double().mean()

@@ -89,7 +89,7 @@ def test_the_share_is_met_and_the_runs_are_reported(tokenizer):
     rows = [masker.mask(np.full(length, 9), np.arange(length), generator(0, 0, length)) for length in (100, 120, 500)]
     assert [(labels != IGNORE_INDEX).sum() for _, labels in rows] == [15, 18, 20]
     ids, labels = (torch.from_numpy(column)[None] for column in rows[0])
-    rates = masking_rates(masker.count({"input_ids": ids, "labels": labels}))
+    rates = masking_rates(masker.count_batch({"input_ids": ids, "labels": labels}))
     assert rates["selected_share"] == 0.15
     assert rates["selected_run_length"] == pytest.approx(runs_of(labels[0] != IGNORE_INDEX).mean())
 

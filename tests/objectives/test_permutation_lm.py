@@ -164,7 +164,7 @@ def test_one_token_in_six_is_predicted_and_spans_are_as_long_as_drawn(trailing_t
     objective = PermutationLM(trailing_tokenizer, max_length=512, seed=0, whole_word=whole_word)
     rows = list(objective.examples(documents)) * 40
     batch = objective.collate(indexed(rows))
-    rates = objective.rates(objective.count(batch))
+    rates = objective.rates(objective.count_batch(batch))
     assert rates["selected_share"] == pytest.approx(1 / 6, rel=0.03)
     assert rates["predictions_per_example"] == pytest.approx((batch["labels"] != IGNORE_INDEX).sum() / len(rows))
     assert rates["tokens_per_span"] == pytest.approx(5 / (1 + 1 / 2 + 1 / 3 + 1 / 4 + 1 / 5), rel=0.07)

@@ -115,7 +115,7 @@ def test_documents_of_one_segment_are_treated_as_asked_and_counted(tokenizer, on
     assert objective.statistics["dropped_tokens"] == (18 if one_segment == "drop" else 0)
     if rates is not None:
         batch = objective.collate(indexed(examples))
-        realised = objective.rates(objective.count(batch))
+        realised = objective.rates(objective.count_batch(batch))
         assert (realised["swapped_share"], realised["labelled_share"]) == rates
 
 
@@ -131,7 +131,7 @@ def test_batches_name_what_the_head_takes(tokenizer, ngram):
     objective, _, examples = examples_of(MaskedLMWithSentenceOrder, tokenizer, shape, ngram=ngram, max_predictions=20)
     batch = objective.collate(indexed(examples))
     assert batch["sentence_order_label"].tolist() == [row["sentence_order_label"] for row in examples]
-    counts = objective.count(batch)
+    counts = objective.count_batch(batch)
     labelled = batch["sentence_order_label"] != IGNORE_INDEX
     assert counts["labelled_pairs"] == labelled.sum() < counts["examples"] == len(examples)
     shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}

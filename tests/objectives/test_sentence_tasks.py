@@ -115,7 +115,9 @@ def test_batches_of_one_task_and_of_several(documents: Documents, tokenizer: Ctx
     assert (alone["relation_labels"] == -100).all()
     pairs = [row for row in rows if row["relation"] >= 0]
     assert (objective.collate(pairs)["labels"] == -100).all()
-    rates = objective.rates(Counter(objective.count(batch)) + Counter(objective.count(objective.collate(pairs))))
+    rates = objective.rates(
+        Counter(objective.count_batch(batch)) + Counter(objective.count_batch(objective.collate(pairs)))
+    )
     assert rates["relations_share"] == pytest.approx(4 / 13)
     assert rates["next_share"] == pytest.approx(3 / 13)
     assert rates["<parse>_share"] == pytest.approx(1 / 13)

@@ -46,7 +46,7 @@ def test_rows_hold_the_text_twice(tokenizer: CtxSeqaeTokenizer, length: int, sid
 
 def test_counts(tokenizer: CtxSeqaeTokenizer) -> None:
     objective, rows = examples(tokenizer, 21)
-    counts = objective.count(objective.collate(rows))
+    counts = objective.count_batch(objective.collate(rows))
     words = objective.statistics["tokens"]
     assert counts["examples"] == len(rows)
     assert counts["targets"] == words + len(rows)

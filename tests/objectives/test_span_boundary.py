@@ -129,7 +129,7 @@ def test_boundary_targets_are_those_of_the_loops(tokenizer, monkeypatch, side, p
     counted = sum(label != IGNORE_INDEX for row in expected for label in row)
     selected = int((batch["labels"] != IGNORE_INDEX).sum())
     assert 0 < counted < selected
-    rates = objective.rates(objective.count(batch))
+    rates = objective.rates(objective.count_batch(batch))
     assert rates["boundary_share"] == pytest.approx(counted / selected)
     assert rates["selected_share"] == pytest.approx(0.4, abs=0.03)
 
@@ -156,7 +156,7 @@ def test_the_boundary_objective_can_be_left_out(tokenizer):
         objective = SpanBoundary(tokenizer, max_length=64, seed=0, boundary=boundary)
         rows = indexed(objective.examples(documents))
         batches.append(objective.collate(rows))
-        assert objective.rates(objective.count(batches[-1]))["boundary_share"] > 0 or not boundary
+        assert objective.rates(objective.count_batch(batches[-1]))["boundary_share"] > 0 or not boundary
     both, masking = batches
     assert both.keys() - masking.keys() == {"boundary_labels"}
     assert all(torch.equal(both[name], masking[name]) for name in masking)

@@ -159,7 +159,7 @@ def test_realised_rates(words: CtxT5Tokenizer, variant: str, share: float, lengt
     features = [feature(objective.text_length, index) for index in range(200)]
     counts = Counter()
     for start in range(0, 200, 8):
-        counts.update(objective.count(objective.collate(features[start : start + 8])))
+        counts.update(objective.count_batch(objective.collate(features[start : start + 8])))
     rates = objective.rates(counts)
     assert rates["noise_share"] == pytest.approx(share, rel=0.1)
     assert rates["span_length"] == pytest.approx(length, rel=0.1 if variant == "prefix-lm" else 0.03)

@@ -83,7 +83,7 @@ def test_rates_of_shuffling(tokenizer):
     moved = []
     for epoch in range(6):
         objective, _, batch = collated(tokenizer, documents, epoch, max_length=200)
-        total.update(objective.count(batch))
+        total.update(objective.count_batch(batch))
         targets = batch["shuffle_labels"] != IGNORE_INDEX
         moved.append(float((batch["input_ids"] != batch["shuffle_labels"])[targets].float().mean()))
     rates = objective.rates(total)
@@ -123,7 +123,7 @@ def test_classes_are_what_the_segments_say_and_have_their_shares(tokenizer, task
     # a document's last row may be of a single sentence, which has no neighbour
     assert np.bincount(labels, minlength=3) / len(labels) == pytest.approx(shares, abs=0.06)
     _, _, batch = collated(tokenizer, documents, sentence_task=task)
-    rates = objective.rates(objective.count(batch))
+    rates = objective.rates(objective.count_batch(batch))
     kinds = batch["sentence_label"].tolist()
     for kind, name in ((NEXT, "next"), (PREVIOUS, "previous"), (RANDOM, "random")):
         assert rates[f"{name}_share"] == pytest.approx(kinds.count(kind) / len(kinds))

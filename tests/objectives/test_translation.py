@@ -61,7 +61,7 @@ def test_rows_and_batches(documents: Documents, tokenizer: CtxCoveTokenizer) -> 
         labels = batch["labels"][number]
         assert labels[: len(row["labels"])].tolist() == row["labels"].tolist()
         assert (labels[len(row["labels"]) :] == -100).all()
-    counts = objective.count(batch)
+    counts = objective.count_batch(batch)
     assert counts["targets"] == sum(len(row["labels"]) for row in rows)
     assert objective.rates(counts)["unknown_source_share"] == objective.rates(counts)["unknown_target_share"] == 0
     assert objective.config_fields["target_vocab_size"] == len(tokenizer.target_words)

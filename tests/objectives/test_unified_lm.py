@@ -46,7 +46,7 @@ def test_rows_are_what_their_segments_say_and_have_their_shares(tokenizer):
                 assert follows or len(parts) == 1
             if kind == 1:
                 assert row["token_type_ids"].tolist() == [4] * (ends[0] + 1) + [5] * (ends[1] - ends[0])
-        counts.update(objective.count(objective.collate(indexed(rows))))
+        counts.update(objective.count_batch(objective.collate(indexed(rows))))
     rates = objective.rates(counts)
     total = sum(kinds.values())
     for kind, share in zip(ATTENTION_PATTERNS, (1 / 3, 1 / 3, 1 / 6, 1 / 6)):
@@ -128,7 +128,7 @@ def test_masked_targets(tokenizer, monkeypatch, side):
             assert all(label != IGNORE_INDEX or new == old for label, new, old in zip(labels, ids, target))
             assert sum(label != IGNORE_INDEX for label in labels) == round(0.7 * 4)
             ends += labels[4] == SEP
-        counts.update(objective.count(batch))
+        counts.update(objective.count_batch(batch))
     rates = objective.rates(counts)
     assert rates["predicted_end_share"] == pytest.approx(ends / (12 * 40))
     assert rates["predicted_end_share"] == pytest.approx(3 / 5, abs=0.08)
@@ -144,7 +144,7 @@ def test_noisy_targets(tokenizer):
         for number, row in enumerate(rows):
             assert batch["labels"][number].tolist() == row["target_ids"].tolist(), "labels are clean"
             assert batch["decoder_input_ids"][number, 0] == CLS
-        counts.update(objective.count(batch))
+        counts.update(objective.count_batch(batch))
     assert objective.rates(counts)["changed_share"] == pytest.approx(0.7, abs=0.04)
     clean = NoisySequenceToSequence(tokenizer, max_length=40, seed=1, noise_probability=0.0)
     batch = clean.collate(indexed(rows))

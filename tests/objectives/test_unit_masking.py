@@ -136,7 +136,7 @@ def test_random_pairs_are_those_of_bert(tokenizer):
         assert row["next_sentence_labels"] == (homes[0] != homes[1])
     assert 0.5 < np.mean([row["next_sentence_labels"] for row in rows]) < 0.6
     batch = objective.collate(indexed(rows))
-    rates = objective.rates(objective.count(batch))
+    rates = objective.rates(objective.count_batch(batch))
     assert rates["random_next_share"] == pytest.approx(float(batch["next_sentence_labels"].float().mean()))
 
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from hf_ctxmodels.objectives.base import BaselinePolicy
+from hf_ctxmodels.objectives.base import BaselineOptions
 from hf_ctxmodels.training.evaluation import BaselineScore, FrequencyBaseline, named_baselines
 
 PAD, MASK = 0, 1
@@ -13,7 +13,7 @@ TARGETS = ["labels", "order_label"]
 
 
 def test_tokens():
-    baseline = FrequencyBaseline(BaselinePolicy(5, [PAD, MASK]))
+    baseline = FrequencyBaseline(BaselineOptions(5, [PAD, MASK]))
     baseline.count_tokens([{"input_ids": torch.tensor(ids).numpy()} for ids in ([2, 2, 3, PAD], [2, MASK, PAD])])
     batches = [{"labels": torch.tensor([[2, -100], [4, -100]])}, {"labels": torch.tensor([[3, 2]])}]
     frequency = {2: 4 / 7, 3: 2 / 7, 4: 1 / 7}  # counts 3, 1, 0, each and one more
@@ -23,7 +23,7 @@ def test_tokens():
 
 
 def test_classes():
-    baseline = FrequencyBaseline(BaselinePolicy(5, []))
+    baseline = FrequencyBaseline(BaselineOptions(5, []))
     baseline.count_classes({"order_label": torch.tensor([1, 1, 0, -100]), "seed": torch.tensor(4 * [2**62])}, TARGETS)
     baseline.count_classes({"order_label": torch.tensor([1, 1])}, TARGETS)
     score = baseline.scores([{"order_label": torch.tensor([0, 0, 1])}], ["order_label"])["order_label"]
@@ -32,7 +32,7 @@ def test_classes():
 
 
 def test_class_without_training_examples():
-    baseline = FrequencyBaseline(BaselinePolicy(5, []))
+    baseline = FrequencyBaseline(BaselineOptions(5, []))
     baseline.count_classes({"order_label": torch.tensor([0, 0])}, TARGETS)
     score = baseline.scores([{"order_label": torch.tensor([1])}], ["order_label"])["order_label"]
     assert score.loss == pytest.approx(math.log(4))
@@ -40,13 +40,13 @@ def test_class_without_training_examples():
 
 
 def test_absent_targets():
-    baseline = FrequencyBaseline(BaselinePolicy(5, []))
+    baseline = FrequencyBaseline(BaselineOptions(5, []))
     batches = [{"labels": torch.full((2, 2), -100), "scores": torch.zeros(2)}]
     assert baseline.scores(batches, ["labels", "absent"]) == {}
 
 
 def test_names():
-    baseline = FrequencyBaseline(BaselinePolicy(4, []))
+    baseline = FrequencyBaseline(BaselineOptions(4, []))
     batch = {"labels": torch.tensor([[1, -100]]), "order_label": torch.tensor([1])}
     baseline.count_classes(batch, TARGETS)
     scores = baseline.scores([batch], ["labels", "order_label"])
@@ -70,7 +70,7 @@ def test_a_detector_is_compared_with_flagging_everything():
 
 
 def test_classes_of_tokens_are_counted_in_batches():
-    baseline = FrequencyBaseline(BaselinePolicy(5, [], token_classes=("capital_labels",)))
+    baseline = FrequencyBaseline(BaselineOptions(5, [], token_classes=("capital_labels",)))
     baseline.count_tokens([{"input_ids": torch.tensor([2, 2, 3]).numpy()}])
     baseline.count_classes({"capital_labels": torch.tensor([[0, 0, 1], [0, -100, -100]])}, ["capital_labels"])
     score = baseline.scores([{"capital_labels": torch.tensor([[0, 1, -100]])}], ["capital_labels"])["capital_labels"]

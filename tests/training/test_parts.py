@@ -168,7 +168,7 @@ def test_published_files_are_verified(tmp_path):
     for content in (b"old", b"new"):
         (tmp_path / "model.writing").mkdir()
         (tmp_path / "model.writing" / "model.safetensors").write_bytes(content)
-        checkpoint_files.publish_files(tmp_path / "model.writing", tmp_path)
+        checkpoint_files.move_files(tmp_path / "model.writing", tmp_path)
         verify_weights(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["manifest.json", "model.safetensors"]
     (tmp_path / "model.safetensors").write_bytes(b"ney")

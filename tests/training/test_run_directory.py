@@ -19,7 +19,7 @@ from hf_ctxmodels.training.checkpoint_files import (
     damaged_files,
     list_checkpoints,
     locked_output_dir,
-    publish_files,
+    move_files,
 )
 from hf_ctxmodels.training.loop import make_accelerator
 from hf_ctxmodels.training.model_loading import load_tokenizer
@@ -199,5 +199,5 @@ def test_invalid_file_names_in_a_manifest(tmp_path):
     new = tmp_path / "new"
     new.mkdir()
     (new / "config.json").write_text("{}")
-    publish_files(new, tmp_path)
+    move_files(new, tmp_path)
     assert not damaged_files(tmp_path)

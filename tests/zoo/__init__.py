@@ -34,8 +34,8 @@ from zoo.compare import (
     load_strict,
     models_by_fast_path,
     models_by_path,
-    objective,
-    objective_of,
+    scalar_loss,
+    scalar_loss_of,
     tensors_of,
 )
 from zoo.matrix import (

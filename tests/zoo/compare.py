@@ -71,12 +71,12 @@ def assert_close(actual: Any, expected: Any, name: str = "values", tolerance: fl
     )
 
 
-def objective(case: Case, model: PreTrainedModel, batch: Batch, **kwargs: Any) -> Tensor:
-    """The scalar `objective_of` the outputs of a forward pass."""
-    return objective_of(case, model(**batch, **kwargs), batch)
+def scalar_loss(case: Case, model: PreTrainedModel, batch: Batch, **kwargs: Any) -> Tensor:
+    """The scalar `scalar_loss_of` the outputs of a forward pass."""
+    return scalar_loss_of(case, model(**batch, **kwargs), batch)
 
 
-def objective_of(case: Case, outputs: Any, batch: Batch) -> Tensor:
+def scalar_loss_of(case: Case, outputs: Any, batch: Batch) -> Tensor:
     """The loss of a head; for a base model a fixed weighted mean of its outputs at tokens."""
     if not case.is_base:
         return outputs.loss

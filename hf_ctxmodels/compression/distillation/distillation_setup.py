@@ -16,7 +16,7 @@ from hf_ctxmodels.core.adapter_support import ADAPTERS_FOLDER, STACK_FILE, is_ad
 from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError, wrap_errors
 from hf_ctxmodels.core.flags import REQUIRED, flag, parse_choice, split_choice
-from hf_ctxmodels.downstream.adapters.save_load import load_model_with_adapters
+from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_model_with_adapters
 from hf_ctxmodels.downstream.tasks import Encoded, Task
 from hf_ctxmodels.objectives import Objective
 from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model, tokenizer_digest

@@ -3,6 +3,13 @@
 Files have AdapterHub's format. Use PEFT for LoRA and related methods.
 """
 
+from hf_ctxmodels.downstream.adapters.adapter_checkpoints import (
+    load_adapter,
+    load_fusion,
+    load_saved_adapters,
+    save_adapter,
+    save_fusion,
+)
 from hf_ctxmodels.downstream.adapters.configuration import ADAPTER_CONFIGS, BottleneckConfig, FusionConfig
 from hf_ctxmodels.downstream.adapters.management import (
     add_adapter,
@@ -13,11 +20,4 @@ from hf_ctxmodels.downstream.adapters.management import (
     set_active_adapters,
     train_adapter,
     train_fusion,
-)
-from hf_ctxmodels.downstream.adapters.save_load import (
-    load_adapter,
-    load_fusion,
-    load_saved_adapters,
-    save_adapter,
-    save_fusion,
 )

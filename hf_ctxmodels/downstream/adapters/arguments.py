@@ -8,6 +8,7 @@ import torch
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
 
 from hf_ctxmodels.core.flags import ParsedChoices, flag
+from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_adapter
 from hf_ctxmodels.downstream.adapters.configuration import ADAPTER_CONFIGS, BottleneckConfig
 from hf_ctxmodels.downstream.adapters.management import (
     add_adapter,
@@ -16,7 +17,6 @@ from hf_ctxmodels.downstream.adapters.management import (
     set_active_adapters,
     train_adapter,
 )
-from hf_ctxmodels.downstream.adapters.save_load import load_adapter
 
 
 @dataclass(frozen=True)

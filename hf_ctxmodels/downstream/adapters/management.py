@@ -21,6 +21,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.core.output_files import remove_folders, write_text_file
 from hf_ctxmodels.core.weights import is_quantized
+from hf_ctxmodels.downstream.adapters.adapter_files import write_adapter
 from hf_ctxmodels.downstream.adapters.configuration import BottleneckConfig, FusionConfig, resolve_config
 from hf_ctxmodels.downstream.adapters.insertion import (
     attach_to_output_layers,
@@ -32,7 +33,6 @@ from hf_ctxmodels.downstream.adapters.insertion import (
     remove_all_adapters,
 )
 from hf_ctxmodels.downstream.adapters.modules import AdapterFusion, StackItem
-from hf_ctxmodels.downstream.adapters.saving import write_adapter
 from hf_ctxmodels.layers.cpu.linear import is_plain_linear
 
 _TRAINING_CHECKPOINT = re.compile(r"checkpoint-\d+(\.writing)?")  # Trainer and the training loop resume from these

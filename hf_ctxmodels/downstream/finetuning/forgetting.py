@@ -15,7 +15,7 @@ from hf_ctxmodels.core.adapter_support import suppress_adapter_notice
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.weights import is_quantized
 from hf_ctxmodels.data import ExampleSet
-from hf_ctxmodels.downstream.adapters.save_load import add_saved_adapters
+from hf_ctxmodels.downstream.adapters.adapter_checkpoints import add_saved_adapters
 from hf_ctxmodels.objectives import Objective
 from hf_ctxmodels.training.evaluation import LossEvaluation
 from hf_ctxmodels.training.model_loading import load_config, load_model, load_tokenizer, require_single_task

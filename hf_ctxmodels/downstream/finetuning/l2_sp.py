@@ -89,7 +89,7 @@ class L2SPPenalty(FinetuningCallback):
         """Disable weight decay for the anchored parameters; raises CtxError for sharded weights, or if a schedule
         exists (Trainer)."""
         super().on_train_begin(args, state, control, **kwargs)
-        without_decay(unwrap_optimizer(optimizer), list(self.anchored.values()))
+        disable_weight_decay(unwrap_optimizer(optimizer), list(self.anchored.values()))
 
     @torch.no_grad()
     def penalty(self) -> Tensor:
@@ -124,23 +124,23 @@ class L2SPPenalty(FinetuningCallback):
             logs["anchor_loss"] = self.penalty()
 
 
-def without_decay(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> None:
+def disable_weight_decay(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> None:
     """Move parameters to groups without weight decay; raises CtxError if a schedule was already made for the groups."""
-    spared_ids = {id(parameter) for parameter in parameters}
+    undecayed_ids = {id(parameter) for parameter in parameters}
     groups = []
     for group in optimizer.param_groups:
-        spared = [parameter for parameter in group["params"] if id(parameter) in spared_ids]
-        if not group.get("weight_decay") or not spared:
+        undecayed = [parameter for parameter in group["params"] if id(parameter) in undecayed_ids]
+        if not group.get("weight_decay") or not undecayed:
             groups.append(group)
             continue
         if "initial_lr" in group:
             raise CtxError(
                 "Weight decay pulls anchored weights towards zero.",
-                hint="use TrainingArguments(weight_decay=0), or an optimizer after `without_decay`.",
+                hint="use TrainingArguments(weight_decay=0), or an optimizer after `disable_weight_decay`.",
             )
-        if decayed := [parameter for parameter in group["params"] if id(parameter) not in spared_ids]:
+        if decayed := [parameter for parameter in group["params"] if id(parameter) not in undecayed_ids]:
             groups.append({**group, "params": decayed})
-        groups.append({**group, "params": spared, "weight_decay": 0.0})
+        groups.append({**group, "params": undecayed, "weight_decay": 0.0})
     optimizer.param_groups[:] = groups
 
 

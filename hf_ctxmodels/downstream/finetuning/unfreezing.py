@@ -40,11 +40,11 @@ class ChainThaw(LayerUnfreezing):
         self, model: PreTrainedModel, first_rate: float = 1e-3, rate: float = 1e-4, metric: str = "eval_loss"
     ) -> None:
         super().__init__(model)
-        if not has_heads(model) or len(self._groups) < 2:
+        if not has_heads(model) or len(self._layer_groups) < 2:
             raise CtxError(
                 f"{type(model).__name__} has no heads above trainable layers.", hint="use another --freeze method."
             )
-        last = len(self._groups) - 1
+        last = len(self._layer_groups) - 1
         self.stages = [[last], *([depth] for depth in range(last)), list(range(last + 1))]
         self._first_rate, self._rate, self._metric = first_rate, rate, metric
         self._best_weights: dict[str, torch.Tensor] = {}
@@ -164,7 +164,7 @@ class ThreeStageUnfreezing(LayerUnfreezing):
         lm_weights: tuple[float, float] | None = None,
     ) -> None:
         super().__init__(model)
-        if not has_heads(model) or len(self._groups) < 3:
+        if not has_heads(model) or len(self._layer_groups) < 3:
             raise CtxError(
                 f"{type(model).__name__} does not have embeddings, layers and heads to be unfrozen in turn.",
                 hint="use another --freeze method.",
@@ -210,8 +210,8 @@ class ThreeStageUnfreezing(LayerUnfreezing):
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Freeze and unfreeze groups, and set the weight of the auxiliary loss."""
         frozen_stages = sum(state.global_step < start for start in self._stage_starts)
-        lowest_group = (0, 1, len(self._groups) - 1)[frozen_stages]
-        self.train_groups(range(lowest_group, len(self._groups)))
+        lowest_group = (0, 1, len(self._layer_groups) - 1)[frozen_stages]
+        self.train_groups(range(lowest_group, len(self._layer_groups)))
         if self._lm_weights is not None:
             first, last = self._lm_weights
             progress = state.global_step / max(1, self._total_steps - 1)

@@ -35,7 +35,7 @@ from hf_ctxmodels.downstream.tasks import TASKS, Encoded, TaskArguments
 from hf_ctxmodels.downstream.tasks.base import Collator, Feature
 from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model
 from hf_ctxmodels.training.arguments import LoopArguments
-from hf_ctxmodels.training.checkpoint_files import list_checkpoints, publish_files, temporary_path
+from hf_ctxmodels.training.checkpoint_files import list_checkpoints, move_files, temporary_path
 from hf_ctxmodels.training.freezing import check_layerwise_flags, freeze_encoder
 from hf_ctxmodels.training.loop import TrainingLoop, TrainingResult, global_batch_size, make_accelerator
 from hf_ctxmodels.training.model_loading import require_trainable
@@ -290,7 +290,7 @@ def finetune_tasks(
             temporary.mkdir()
             model.save_pretrained(temporary, state_dict=safetensors.torch.load_file(best.file), max_shard_size="1000GB")
             tokenizer.save_pretrained(temporary)
-            publish_files(temporary, Path(loop.output_dir))
+            move_files(temporary, Path(loop.output_dir))
         accelerator.wait_for_everyone()
     if accelerator.is_main_process:
         _report(runs, result, best.metrics if best is not None else result.metrics)

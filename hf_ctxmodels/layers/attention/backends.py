@@ -93,17 +93,17 @@ def attend_in_groups(
     padding = query.new_zeros(max_length, *query.shape[1:])
     contexts: dict[int, Tensor] = {}
     for group in groups:
-        is_whole_batch = len(groups) == 1 and len(group.members) == len(key_lengths)
-        if is_whole_batch and len(query) == len(group.members) * group.num_queries:
-            queries = query.unflatten(0, (len(group.members), group.num_queries))
+        is_whole_batch = len(groups) == 1 and len(group.sequence_indices) == len(key_lengths)
+        if is_whole_batch and len(query) == len(group.sequence_indices) * group.num_queries:
+            queries = query.unflatten(0, (len(group.sequence_indices), group.num_queries))
         else:
-            queries = _pad_sequences(query_sequences, group.members, group.num_queries, padding)
-        if is_whole_batch and len(key) == len(group.members) * group.num_keys:
-            keys = key.unflatten(0, (len(group.members), group.num_keys))
-            values = value.unflatten(0, (len(group.members), group.num_keys))
+            queries = _pad_sequences(query_sequences, group.sequence_indices, group.num_queries, padding)
+        if is_whole_batch and len(key) == len(group.sequence_indices) * group.num_keys:
+            keys = key.unflatten(0, (len(group.sequence_indices), group.num_keys))
+            values = value.unflatten(0, (len(group.sequence_indices), group.num_keys))
         else:
-            keys = _pad_sequences(key_sequences, group.members, group.num_keys, padding)
-            values = _pad_sequences(value_sequences, group.members, group.num_keys, padding)
+            keys = _pad_sequences(key_sequences, group.sequence_indices, group.num_keys, padding)
+            values = _pad_sequences(value_sequences, group.sequence_indices, group.num_keys, padding)
         if group.window is not None:
             context = banded_attention(queries, keys, values, group.window, scale=scale, dropout=dropout)
         else:
@@ -112,8 +112,8 @@ def attend_in_groups(
             )
         if is_whole_batch and len(context) * group.num_queries == len(query):
             return context.flatten(0, 1)
-        lengths = [query_lengths[member] for member in group.members]
-        contexts |= zip(group.members, _unpad_sequences(context, lengths))
+        lengths = [query_lengths[index] for index in group.sequence_indices]
+        contexts |= zip(group.sequence_indices, _unpad_sequences(context, lengths))
     return torch.cat([contexts[index] for index in sorted(contexts)])
 
 

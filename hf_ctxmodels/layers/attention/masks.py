@@ -139,32 +139,32 @@ class PackedMask:
         is_square = spec.bias is None and queries.query is None and queries.lengths == keys.lengths
         is_causal = is_square and spec.is_plain_causal  # padding follows all queries: this mask hides it as well
         groups = []
-        for members in _group_by_length(lengths, max_padding):
-            num_queries = max(lengths[member][0] for member in members)
-            num_keys = max(lengths[member][1] for member in members)
+        for indices in _group_by_length(lengths, max_padding):
+            num_queries = max(lengths[index][0] for index in indices)
+            num_keys = max(lengths[index][1] for index in indices)
             is_banded = is_square and spec.is_banded and num_keys > _MIN_BAND_RATIO * (spec.window or 0)
-            mask = None if is_causal or is_banded else self._group_mask(members, num_queries, num_keys)
+            mask = None if is_causal or is_banded else self._group_mask(indices, num_queries, num_keys)
             window = spec.window if is_banded else None
-            groups.append(SequenceGroup(members, num_queries, num_keys, mask, is_causal, window))
+            groups.append(SequenceGroup(indices, num_queries, num_keys, mask, is_causal, window))
         return tuple(groups)
 
-    def _group_mask(self, members: Sequence[int], num_queries: int, num_keys: int) -> Tensor | None:
-        """The additive mask of a group, broadcastable to (members, heads, queries, keys), or None."""
+    def _group_mask(self, indices: Sequence[int], num_queries: int, num_keys: int) -> Tensor | None:
+        """The additive mask of a group, broadcastable to (sequences, heads, queries, keys), or None."""
         spec, computed = self.spec, self.queries.query
         queries, tokens = torch.arange(num_queries)[None], None
         if computed is not None or spec.ranges is not None:
             # Indices among all computed queries; padding repeats a sequence's last query, so that it attends to a key.
             counts = torch.tensor(self.queries.query_counts)
-            starts = (counts.cumsum(0) - counts)[list(members), None]
-            tokens = starts + torch.minimum(queries, counts[list(members), None] - 1)
+            starts = (counts.cumsum(0) - counts)[list(indices), None]
+            tokens = starts + torch.minimum(queries, counts[list(indices), None] - 1)
             if computed is not None:
                 queries, tokens = self.queries.query_positions[tokens], computed.cpu()[tokens]
         keys = torch.arange(num_keys)[None]
-        key_lengths = torch.tensor([self.keys.lengths[member] for member in members])[:, None]
+        key_lengths = torch.tensor([self.keys.lengths[index] for index in indices])[:, None]
         allowed = None if bool((key_lengths == num_keys).all()) else (keys < key_lengths)[:, None, None, :]
         if not spec.is_full:
             ranges = None if spec.ranges is None else spec.ranges.cpu()[tokens][:, :, None]
-            prefix = None if spec.prefix_lengths is None else spec.prefix_lengths.cpu()[list(members)][:, None, None]
+            prefix = None if spec.prefix_lengths is None else spec.prefix_lengths.cpu()[list(indices)][:, None, None]
             visible = spec.allows(queries[:, :, None], keys[:, None, :], prefix, ranges)
             allowed = visible[:, None] if allowed is None else visible[:, None] & allowed
         masked = None if allowed is None or bool(allowed.all()) else ~allowed.to(self.device)
@@ -339,14 +339,14 @@ class SequenceGroup:
     """Sequences that are padded to the longest of them and attend in one call, since threads wait at the end of each.
 
     Attributes:
-        members: Indices of the sequences.
+        sequence_indices: Indices of the sequences.
         num_queries, num_keys: Length of each sequence with padding, which follows its tokens.
-        mask: Additive, broadcastable to (members, heads, queries, keys); None for no mask.
+        mask: Additive, broadcastable to (sequences, heads, queries, keys); None for no mask.
         is_causal: Whether the mask is the plain causal one, for equal numbers of queries and keys.
         window: Width of a causal band that is computed by `banded_attention`, without a mask; or None.
     """
 
-    members: tuple[int, ...]
+    sequence_indices: tuple[int, ...]
     num_queries: int
     num_keys: int
     mask: Tensor | None
@@ -355,7 +355,7 @@ class SequenceGroup:
 
 
 def _group_by_length(lengths: Sequence[tuple[int, int]], max_padding: float) -> list[tuple[int, ...]]:
-    """The members of each group, with the longest keys first, from the (queries, keys) lengths of all sequences.
+    """The indices of each group, with the longest keys first, from the (queries, keys) lengths of all sequences.
 
     `max_padding` is the number of query-key pairs that a group may add; sequences without a query are in no group.
     """

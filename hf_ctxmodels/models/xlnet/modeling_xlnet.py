@@ -45,7 +45,7 @@ from hf_ctxmodels.models.xlnet.relative_attention import distance_encodings
 from hf_ctxmodels.models.xlnet.streams import (
     EncoderInputs,
     Probabilities,
-    Streams,
+    StreamLayout,
     check_memory,
     check_permutation,
     check_target_labels,
@@ -76,7 +76,7 @@ class RelativeAttention(nn.Module):
         return RelativeBiases(self.content_bias, self.position_bias, self.segment_bias, self.segment_embeddings)
 
     def forward(
-        self, hidden_states: Tensor, streams: Streams, memory: Tensor | None = None
+        self, hidden_states: Tensor, streams: StreamLayout, memory: Tensor | None = None
     ) -> tuple[Tensor, Probabilities]:
         """Attend to the content stream, (..., hidden) in the layout of `streams`, and (batch, memory, hidden) memory;
         returns (..., hidden) of the computed states and, if the implementation returns them, the probabilities."""
@@ -117,7 +117,7 @@ class CtxXLNetLayer(GradientCheckpointingLayer):
         self.attention_residual, self.feed_forward_residual = ResidualSum(), ResidualSum()
 
     def forward(
-        self, hidden_states: Tensor, streams: Streams, memory: Tensor | None = None
+        self, hidden_states: Tensor, streams: StreamLayout, memory: Tensor | None = None
     ) -> tuple[Tensor, Probabilities]:
         """(..., hidden) in the layout of `streams` -> the computed states, and the attention probabilities."""
         attention_output, probabilities = self.attention(hidden_states, streams, memory)
@@ -270,7 +270,7 @@ class CtxXLNetModel(CtxXLNetPreTrainedModel):
             use_mems = config.use_mems_train if self.training else config.use_mems_eval
         output_hidden_states, output_attentions = config.resolve_output_flags(kwargs).values()
         recorded_layers = recorded_layer_numbers(output_hidden_states, num_layers + 1)
-        streams = Streams.build(inputs, self._encode_distances(inputs), output_attentions=output_attentions)
+        streams = StreamLayout.build(inputs, self._encode_distances(inputs), output_attentions=output_attentions)
         last_streams = streams.for_last_layer(returns_content=bool(recorded_layers))
         hidden_states = self.embedding_output(self._embed(inputs, streams))
         mems, attentions = [], []
@@ -313,7 +313,7 @@ class CtxXLNetModel(CtxXLNetPreTrainedModel):
         encodings = [distance_encodings(group, self.config.hidden_size, self.dtype) for group in groups]
         return self.dropout(torch.stack(encodings))
 
-    def _embed(self, inputs: EncoderInputs, streams: Streams) -> Tensor:
+    def _embed(self, inputs: EncoderInputs, streams: StreamLayout) -> Tensor:
         """(..., hidden) word embeddings, followed by the mask embeddings of the query stream, if any."""
         words = streams.layout.pack(inputs.words)
         content = words if words.is_floating_point() else self.word_embeddings(words)

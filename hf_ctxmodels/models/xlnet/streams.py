@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hf_ctxmodels.core.constants import IGNORE_INDEX
+from hf_ctxmodels.core.constants import IGNORE_INDEX, NO_TARGET
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_tensors, is_traced, sequence_numbers
 from hf_ctxmodels.layers.attention.layouts import Layout, PackedLayout, PaddedLayout
@@ -23,7 +23,6 @@ from hf_ctxmodels.layers.cpu.relative_attention import (
 from hf_ctxmodels.models.xlnet.configuration_xlnet import CtxXLNetConfig
 from hf_ctxmodels.models.xlnet.relative_attention import AttentionPattern, dense_attention, eager_attention
 
-NO_TARGET = -1
 _MASKED_SCORE = -1e30  # a probability of 0; finite, so that a query without a visible key does not become NaN
 
 Probabilities = Tensor | tuple[Tensor, Tensor] | None
@@ -161,7 +160,7 @@ class EncoderInputs:
 
 
 @dataclass(frozen=True, eq=False)
-class Streams:
+class StreamLayout:
     """The content states, followed by the query states, if any.
 
     Both attend to the keys of the content stream, so that a layer makes one attention call. The states of a single
@@ -185,7 +184,7 @@ class Streams:
     is_query_only: bool = False
 
     @classmethod
-    def build(cls, inputs: EncoderInputs, encodings: Tensor, *, output_attentions: bool | None) -> "Streams":
+    def build(cls, inputs: EncoderInputs, encodings: Tensor, *, output_attentions: bool | None) -> "StreamLayout":
         """Choose the layout of a batch: packed where the result is the same, padded otherwise.
 
         The padded layout is used for `config.unpad=False`, eager attention, `output_attentions`, permutations and
@@ -210,7 +209,7 @@ class Streams:
         """Whether there is a query stream."""
         return self.inputs.target_positions is not None
 
-    def for_last_layer(self, *, returns_content: bool) -> "Streams":
+    def for_last_layer(self, *, returns_content: bool) -> "StreamLayout":
         """The layout for the last layer, which computes only the returned states: with `returns_content` the content
         states in addition to the query states."""
         if self.has_queries and self.pattern is not None:

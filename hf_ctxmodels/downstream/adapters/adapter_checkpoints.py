@@ -16,16 +16,7 @@ from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError, wrap_errors
 from hf_ctxmodels.core.loading import load_pretrained, read_json
 from hf_ctxmodels.core.model import CtxPreTrainedModel
-from hf_ctxmodels.downstream.adapters.configuration import config_from_file, fusion_from_file
-from hf_ctxmodels.downstream.adapters.management import (
-    add_adapter,
-    add_fusion,
-    delete_adapter,
-    get_adapter_set,
-    set_active_adapters,
-)
-from hf_ctxmodels.downstream.adapters.prediction_heads import find_flexible_head, load_head
-from hf_ctxmodels.downstream.adapters.saving import (
+from hf_ctxmodels.downstream.adapters.adapter_files import (
     CONFIG_FILE,
     FUSION_CONFIG_FILE,
     FUSION_WEIGHTS_FILE,
@@ -37,6 +28,15 @@ from hf_ctxmodels.downstream.adapters.saving import (
     model_types,
     write_adapter,
 )
+from hf_ctxmodels.downstream.adapters.configuration import config_from_file, fusion_from_file
+from hf_ctxmodels.downstream.adapters.management import (
+    add_adapter,
+    add_fusion,
+    delete_adapter,
+    get_adapter_set,
+    set_active_adapters,
+)
+from hf_ctxmodels.downstream.adapters.prediction_heads import find_flexible_head, load_head
 from hf_ctxmodels.registry import checkpoint_class
 from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model
 from hf_ctxmodels.training.model_loading import (
