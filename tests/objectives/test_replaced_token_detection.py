@@ -65,7 +65,7 @@ def test_masks_follow_the_released_code(tokenizer):
     for share in (0.85, 1.0):
         options = {} if share == 0.85 else {"mask_share": 1.0}
         objective, rows = rows_of(tokenizer, [[40, 40]] * 200, max_length=128, **options)
-        rates = objective.rates(objective.count(objective.collate(rows)))
+        rates = objective.rates(objective.count_batch(objective.collate(rows)))
         assert rates["selected_share"] == pytest.approx(0.15, abs=0.005)
         assert rates["mask_token_share"] == pytest.approx(share, abs=0.02)
         assert rates["random_token_share"] == 0
