@@ -83,13 +83,9 @@ def test_token_detector_flags_frequent_replacements():
     detector.count(input_ids[6:], replaced[6:])
     # Flagging 1 alone has F1 2 * 3 / (4 + 4), flagging 2 as well 2 * 4 / (8 + 4), everything 2 * 4 / (12 + 4).
     assert detector.f1(np.array([1, 1, 2, 3, 4]), np.array([True, False, True, False, False])) == pytest.approx(0.5)
-
-
-def test_token_detector_flags_everything_if_identity_is_uninformative():
-    detector = TokenDetector(4)
-    input_ids = np.array([1, 2, 3] * 5)
-    detector.count(input_ids, np.arange(15) < 3)
-    assert detector.f1(input_ids, np.arange(15) < 3) == pytest.approx(2 * 3 / (15 + 3))
+    uninformative, input_ids = TokenDetector(4), np.array([1, 2, 3] * 5)  # everything is flagged
+    uninformative.count(input_ids, np.arange(15) < 3)
+    assert uninformative.f1(input_ids, np.arange(15) < 3) == pytest.approx(2 * 3 / (15 + 3))
 
 
 def test_best_threshold_maximises_f1():

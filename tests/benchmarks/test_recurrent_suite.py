@@ -33,13 +33,10 @@ def tiny_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(recurrent.get_family("ulmfit").sizes, "base", stack)
     for name, case in FAMILY_CASES.items():
         family = FAMILIES[name]
-        options = (
-            {"train_pretrained_embeddings": True}
-            if "train_pretrained_embeddings" in family.config.__dataclass_fields__
-            else {}
-        )
+        field_names = family.config.__dataclass_fields__.keys()
+        options = dict.fromkeys({"train_pretrained_embeddings"} & field_names, True)
         tiny = tiny_config(family, **options)
-        fields = {field: getattr(tiny, field) for field in {*TINY, *options} & {*family.config.__dataclass_fields__}}
+        fields = {field: getattr(tiny, field) for field in {*TINY, *options} & field_names}
         monkeypatch.setitem(family.sizes, case.size, fields)
     monkeypatch.setattr(recurrent, "CASES", CASES)
 
@@ -93,8 +90,6 @@ def test_stepwise_encoder_equals_elmo() -> None:
 
 
 def test_different_outputs_raise_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        recurrent, "stepwise_encoder", lambda model, input_ids, **_: torch.ones(*input_ids.shape[:2], 32)
-    )
+    monkeypatch.setattr(recurrent, "stepwise_encoder", lambda _, input_ids, **__: torch.ones(*input_ids.shape[:2], 32))
     with pytest.raises(CtxError, match="outputs differ"):
         list(recurrent.run(CPU, torch.float32, repeats=2, attention="sdpa", only="encoder"))

@@ -49,13 +49,8 @@ def test_speed(text: str) -> None:
 def test_quality(text: str, word_tests: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(word_vectors, "ANALOGY_TEST", word_vectors.ANALOGY_TEST.removesuffix(".gz"))
     results = list(word_vectors.run_quality(*CPU, dataset=text, word_tests=word_tests, epochs=1))
-    methods = [
-        "hf_ctxmodels, skip-gram",
-        "gensim, skip-gram",
-        "hf_ctxmodels, cbow",
-        "gensim, cbow",
-        "hf_ctxmodels, GloVe",
-    ]
+    methods = [f"{package}, {name}" for name in ("skip-gram", "cbow") for package in ("hf_ctxmodels", "gensim")]
+    methods.append("hf_ctxmodels, GloVe")
     assert [result.method for result in results] == methods
     for result in results:
         assert result.coverage == dict.fromkeys(result.coverage, "29 of 30") | {"analogies": "1 of 1"}

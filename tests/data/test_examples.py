@@ -108,7 +108,7 @@ def test_a_sampler_without_anything_to_draw_is_refused(arguments):
         EpochBatchSampler(*arguments)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(count=st.integers(1, 40), batch_size=st.integers(1, 9), start=st.integers(0, 12), buffer_size=st.integers(1, 60))
 def test_a_stream_shows_every_example_once_an_epoch_from_any_start(count, batch_size, start, buffer_size):
     class Counting(ExampleStream):
@@ -125,33 +125,26 @@ def test_a_stream_shows_every_example_once_an_epoch_from_any_start(count, batch_
     assert list(islice(later, 5 * batch_size)) == drawn[start * batch_size :]
 
 
+@pytest.mark.parametrize("contiguous_rows", [None, 12])
 @pytest.mark.parametrize("streaming", [False, True])
-def test_batches_do_not_depend_on_workers_or_resuming(objective, documents, streaming):
+def test_batches_do_not_depend_on_workers_resuming_or_processes(objective, documents, streaming, contiguous_rows):
+    """Each of two processes has half of the rows of a batch."""
     examples = build_training_set(documents, objective, streaming=streaming)
 
-    def batches(count, **options):
-        return list(islice(training_loader(examples, objective.collate, batch_size=6, seed=2, **options), count))
-
-    expected = batches(20)
-    for workers in (1, 2):
-        assert_same_batches(batches(20, workers=workers), expected)
-    assert_same_batches(batches(13, start_batch=7), expected[7:])
-    assert_same_batches(batches(13, start_batch=7, workers=1), expected[7:])
-
-
-@pytest.mark.parametrize("streaming", [False, True])
-def test_accelerate_splits_a_batch_among_processes(objective, documents, streaming):
-    examples = build_training_set(documents, objective, streaming=streaming)
-
-    def loader(workers=0):
-        return training_loader(examples, objective.collate, batch_size=6, seed=2, workers=workers)
+    def loader(**options):
+        options |= {"batch_size": 6, "seed": 2, "contiguous_rows": contiguous_rows}
+        return training_loader(examples, objective.collate, **options)
 
     def rows(batches):
         return [[row[mask.bool()].tolist() for row, mask in zip(b["input_ids"], b["attention_mask"])] for b in batches]
 
-    whole = rows(islice(loader(), 8))
+    expected = list(islice(loader(), 20))
+    for workers in (1, 2):
+        assert_same_batches(list(islice(loader(workers=workers), 20)), expected)
+    for workers in (0, 1):
+        assert_same_batches(list(islice(loader(start_batch=7, workers=workers), 13)), expected[7:])
+    options = {"num_processes": 2, "split_batches": True, "dispatch_batches": False, "put_on_device": False}
     for workers in (0, 2):
-        options = {"num_processes": 2, "split_batches": True, "dispatch_batches": False, "put_on_device": False}
-        loaders = (prepare_data_loader(loader(workers), process_index=process, **options) for process in (0, 1))
+        loaders = [prepare_data_loader(loader(workers=workers), process_index=index, **options) for index in (0, 1)]
         halves = [rows(islice(half, 8)) for half in loaders]
-        assert [first + second for first, second in zip(*halves)] == whole
+        assert [first + second for first, second in zip(*halves)] == rows(expected[:8])

@@ -46,13 +46,9 @@ def test_captum_example() -> None:
     assert attributions.shape[:2] == batch["input_ids"].shape
     baseline = torch.full_like(batch["input_ids"], names["tokenizer"].pad_token_id)
     with torch.no_grad():
-        difference = score(**_plain(batch)) - score(baseline, batch["attention_mask"])
+        difference = score(batch["input_ids"], batch["attention_mask"]) - score(baseline, batch["attention_mask"])
     assert difference.abs().min() > 0.01
     assert_close(attributions.sum((1, 2)).float(), difference, "completeness", 0.01)
-
-
-def _plain(batch: Any) -> dict[str, Tensor]:
-    return {name: batch[name] for name in ("input_ids", "attention_mask")}
 
 
 @pytest.mark.usefixtures("pretrained")

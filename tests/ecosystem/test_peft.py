@@ -53,9 +53,7 @@ def test_adapters_act_learn_and_merge(family: str, tmp_path: Path) -> None:
     """The loss by labels, which skips positions, is that of all logits and of the merged weights, also reopened."""
     for case in (case for case in TRANSFORMERS if case.family.name == family):
         base, batch = case.model(), labelled(case)
-        if (
-            base.config.is_encoder_decoder
-        ):  # these rows begin with their end, which sees itself alone: read the last token
+        if base.config.is_encoder_decoder:  # rows begin with their end, which sees itself alone: read the last token
             base.config.eos_token_id = None
         folder = tmp_path / str(case)
         base.save_pretrained(folder / "base")
@@ -65,10 +63,8 @@ def test_adapters_act_learn_and_merge(family: str, tmp_path: Path) -> None:
         assert abs(loss - plain) > 1e-3, f"{case}: the adapters do nothing"
         loss.backward()
         for name, weight in adapted.named_parameters():
-            unused = (
-                getattr(base, "has_auxiliary_lm_loss", False) and "lm_head" in name
-            )  # its loss is one of training only
-            if "lora_" in name and not unused:
+            is_auxiliary = getattr(base, "has_auxiliary_lm_loss", False) and "lm_head" in name  # for training only
+            if "lora_" in name and not is_auxiliary:
                 rows = weight.grad.any(-1) if "qkv_proj.lora_B" in name else weight.grad.any()
                 assert rows.all(), f"{case}: no gradient for {name}"
         if hasattr(base.config, "return_logits_with_labels"):
@@ -116,10 +112,8 @@ def test_a_task_is_enough(family: str, tmp_path: Path) -> None:
             return case.model_class.from_pretrained(folder / "base", num_labels=case.num_labels)
 
         adapted = peft.get_peft_model(opened(1), peft.LoraConfig(task_type=TASKS[case.auto_name]))
-        targets = {
-            name.split(".lora_A")[0].rpartition(".")[2] for name, _ in adapted.named_parameters() if ".lora_A" in name
-        }
-        assert targets == {"qkv_proj"}, f"{case}: {targets}"
+        adapters = [name for name, _ in adapted.named_parameters() if ".lora_A" in name]
+        assert {name.partition(".lora_A")[0].rpartition(".")[2] for name in adapters} == {"qkv_proj"}, case
         optimizer = torch.optim.SGD(adapted.parameters(), 0.1)
         scalar_loss(case, adapted, batch).backward()
         optimizer.step()

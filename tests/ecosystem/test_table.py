@@ -13,12 +13,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_page_has_all_checks() -> None:
     page = (ROOT / "docs" / "ecosystem.md").read_text("utf-8")
-    rows = [
-        [cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line.startswith("| ")
-    ]
-    rows = rows[1:]
-    for cells, check in zip(rows, CHECKS, strict=True):
-        tool, versions, description, outcome, note = cells
+    _, *rows = (line for line in page.splitlines() if line.startswith("| "))
+    for row, check in zip(rows, CHECKS, strict=True):
+        tool, versions, description, outcome, note = (cell.strip() for cell in row.strip("|").split("|"))
         assert (tool, description) == (check.tool, " ".join(check.run.__doc__.split()))
         assert re.sub(r" [\d.]+(\+\w+)?", "", versions).split(", ") == [*check.packages]
         assert outcome == ("works with a note" if note else "works"), tool

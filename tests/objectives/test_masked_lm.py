@@ -1,28 +1,29 @@
-"""Rows of masked language modelling: whole sentences of one document, or several short rows packed."""
+"""Rows of masked language modelling: whole sentences of one document or across documents, and short rows packed."""
 
 from collections import Counter
 from itertools import pairwise
 
 import numpy as np
-from hypothesis import given, settings
+import pytest
+from hypothesis import given
 from hypothesis import strategies as st
 from numbered_text import indexed, numbered_documents, word
 
-from hf_ctxmodels.objectives import MaskedLM
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.objectives import FullSentences, MaskedLM
 from hf_ctxmodels.objectives.tokenized_documents import pack_sequences
 
+FIRST_WORD = 5
 shapes = st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=8), min_size=1, max_size=6)
 
 
-@settings(deadline=None)
 @given(shape=shapes, max_length=st.integers(3, 40))
 def test_rows_hold_each_token_once_and_break_between_sentences(tokenizer, shape, max_length):
     documents, home = numbered_documents(shape)
     room = max_length - 2
     ends = {int(end) for end in np.cumsum([length for lengths in shape for length in lengths]) - 1}
-    rows = [
-        row["input_ids"][1:-1] - 5 for row in MaskedLM(tokenizer, max_length=max_length, seed=0).examples(documents)
-    ]
+    examples = MaskedLM(tokenizer, max_length=max_length, seed=0).examples(documents)
+    rows = [row["input_ids"][1:-1] - FIRST_WORD for row in examples]
     assert np.concatenate(rows).tolist() == list(range(len(home))), "every token once, in order"
     for row in rows:
         assert 1 <= len(row) <= room
@@ -32,7 +33,6 @@ def test_rows_hold_each_token_once_and_break_between_sentences(tokenizer, shape,
             assert not ends & set(row.tolist())
 
 
-@settings(deadline=None)
 @given(lengths=st.lists(st.integers(1, 20), min_size=1, max_size=200), max_length=st.integers(20, 50))
 def test_packing_keeps_every_row_whole(lengths, max_length):
     rows = [{"input_ids": np.full(length, index)} for index, length in enumerate(lengths)]
@@ -64,16 +64,28 @@ def test_packed_rows_are_fuller_and_carry_their_special_tokens(tokenizer):
     assert ((batch["sequence_ids"] > 0) == (batch["attention_mask"] > 0)).all()
 
 
-def test_word_ids_number_the_words_of_a_row(tokenizer):
-    objective = MaskedLM(tokenizer, max_length=32, seed=0, whole_word=True)
-    (row,) = objective.examples([["waxaxb wb", "wcxd we"]])
-    assert tokenizer.convert_ids_to_tokens(row["input_ids"][1:-1]) == ["wa", "##xa", "##xb", "wb", "wc", "##xd", "we"]
-    assert row["word_ids"].tolist() == [-1, 0, 0, 0, 1, 2, 2, 3, -1]
+@pytest.mark.parametrize(
+    ("objective_class", "tokens", "word_ids"),
+    [
+        (MaskedLM, "[CLS] wa ##xa ##xb wb wc ##xd [SEP]", [-1, 0, 0, 0, 1, 2, 2, -1]),
+        (FullSentences, "[CLS] wa ##xa ##xb wb wc ##xd [SEP] we [SEP]", [-1, 0, 0, 0, 1, 2, 2, -1, 0, -1]),
+    ],
+)
+def test_word_ids_number_the_words_of_a_row(tokenizer, objective_class, tokens, word_ids):
+    """A separator is no word."""
+    objective = objective_class(tokenizer, max_length=32, seed=0, whole_word=True)
+    row = next(objective.examples([["waxaxb wb", "wcxd"], ["we"]]))
+    assert tokenizer.convert_ids_to_tokens(row["input_ids"]) == tokens.split()
+    assert row["word_ids"].tolist() == word_ids
 
 
-def test_a_document_without_tokens_gives_no_row(tokenizer):
-    objective = MaskedLM(tokenizer, max_length=32, seed=0)
-    assert len(list(objective.examples([["\u200b"], [word(1)], ["\u200b", word(2)]]))) == 2
+def test_documents_without_tokens_give_no_row(tokenizer):
+    documents = [["\u200b"], [word(1)], ["\u200b", word(2)]]
+    assert len(list(MaskedLM(tokenizer, max_length=32, seed=0).examples(documents))) == 2
+    objective = FullSentences(tokenizer, max_length=32, seed=0)
+    (row,) = objective.examples(documents)
+    assert row["input_ids"].tolist() == [2, FIRST_WORD + 1, 3, FIRST_WORD + 2, 3]
+    assert objective.statistics == {"documents": 3, "sentences": 2, "tokens": 2}
 
 
 def test_the_options_explain_themselves(tokenizer):
@@ -82,3 +94,50 @@ def test_the_options_explain_themselves(tokenizer):
     assert explained["packing"].endswith("Default: False.")
     assert explained.keys() == MaskedLM(tokenizer, max_length=32, seed=0).options.keys()
     assert not {"tokenizer", "max_length", "seed"} & explained.keys()
+
+
+def full_sentences(tokenizer, documents, max_length, **options):
+    """Text of each row without the special tokens around it: numbers of words, -1 for a separator."""
+    objective = FullSentences(tokenizer, max_length=max_length, seed=0, **options)
+    rows = [row["input_ids"] for row in objective.examples(documents)]
+    assert all((row[0], row[-1]) == (tokenizer.cls_token_id, tokenizer.sep_token_id) for row in rows)
+    return [np.where(row == tokenizer.sep_token_id, -1, row - FIRST_WORD)[1:-1] for row in rows]
+
+
+@given(shape=shapes, max_length=st.integers(3, 40))
+def test_rows_are_whole_sentences_with_separators_between_documents(tokenizer, shape, max_length):
+    """Each token once, a separator where a document ends within a row, and no sentence left that would have fitted."""
+    documents, home = numbered_documents(shape)
+    lengths = [length for document in shape for length in document]
+    starts = dict(zip((np.cumsum(lengths) - lengths).tolist(), lengths))
+    room = max_length - 2
+    ends = {int(end) for end in np.cumsum(lengths) - 1}
+    rows = full_sentences(tokenizer, documents, max_length)
+    text = np.concatenate(rows)
+    assert text[text >= 0].tolist() == list(range(len(home))), "every token once, in order"
+    for row in rows:
+        assert 1 <= len(row) <= room
+        if int(row[-1]) not in ends:  # broken inside a sentence: only one longer than a row, alone, at its limit
+            assert len(row) == room
+            assert not ends & set(row.tolist())
+        assert min(row[0], row[-1]) >= 0
+        for before, here, after in zip(row, row[1:], row[2:]):
+            if here < 0:
+                assert home[before] + 1 == home[after]
+        assert all(home[a] == home[b] for a, b in pairwise(row.tolist()) if min(a, b) >= 0)
+    for row, following in pairwise(rows):
+        first = int(following[0])
+        if first in starts:  # else a long sentence goes on, whose part before filled its row
+            separator = home[first] != home[int(row[-1])]
+            assert len(row) + separator + starts[first] > room
+    alone = full_sentences(tokenizer, documents, max_length, cross_documents=False)
+    expected = [row["input_ids"] for row in MaskedLM(tokenizer, max_length=max_length, seed=0).examples(documents)]
+    assert [row.tolist() for row in alone] == [(row[1:-1] - FIRST_WORD).tolist() for row in expected]
+
+
+def test_a_tokenizer_without_a_separator_is_refused(trailing_tokenizer):
+    trailing_tokenizer = type(trailing_tokenizer)(vocab=[("<unk>", -1.0), ("<mask>", -1.0), ("▁a", -1.0)])
+    trailing_tokenizer.sep_token = None
+    trailing_tokenizer.backend_tokenizer.post_processor = None
+    with pytest.raises(CtxError, match="no sep_token"):
+        list(FullSentences(trailing_tokenizer, max_length=8, seed=0).examples([["a"]]))

@@ -53,12 +53,10 @@ def rows_of(objective: SentenceTasks, documents: Documents) -> list[tuple]:
 
     found = []
     for row in objective.examples(documents):
-        names = (
-            objective.task_names[row["task"]],
-            *(text(row[name]) for name in ("input_ids", "second_ids", "labels")),
-        )
+        texts = (text(row[name]) for name in ("input_ids", "second_ids", "labels"))
         writes = objective.decoder_tasks[row["target_language"]] if len(row["labels"]) else ""
-        found.append((*names, writes, "" if row["relation"] < 0 else objective.relation_labels[row["relation"]]))
+        relation = "" if row["relation"] < 0 else objective.relation_labels[row["relation"]]
+        found.append((objective.task_names[row["task"]], *texts, writes, relation))
     return found
 
 
@@ -97,15 +95,13 @@ def test_batches_of_one_task_and_of_several(documents: Documents, tokenizer: Ctx
     objective = SentenceTasks(tokenizer, max_length=30, seed=0)
     rows = list(objective.examples(documents))
     batch = objective.collate(rows)
-    assert set(batch) == {
-        *("input_ids", "attention_mask", "token_type_ids", "labels", "target_languages", "relation_labels")
-    }
+    inputs = {"input_ids", "attention_mask", "token_type_ids"}
+    assert set(batch) == inputs | {"labels", "target_languages", "relation_labels"}
     for number, row in enumerate(rows):
         there = batch["attention_mask"][number] == 1
         assert batch["input_ids"][number, there].tolist() == [*row["input_ids"], *row["second_ids"]]
-        assert batch["token_type_ids"][number, there].tolist() == [0] * len(row["input_ids"]) + [1] * len(
-            row["second_ids"]
-        )
+        types = [0] * len(row["input_ids"]) + [1] * len(row["second_ids"])
+        assert batch["token_type_ids"][number, there].tolist() == types
         assert not batch["token_type_ids"][number, ~there].any()
         asked = batch["labels"][number] != -100
         assert batch["labels"][number, asked].tolist() == row["labels"].tolist()
@@ -126,14 +122,10 @@ def test_batches_of_one_task_and_of_several(documents: Documents, tokenizer: Ctx
 def test_long_ones_are_left_out_and_counted(documents: Documents, tokenizer: CtxGenSenTokenizer) -> None:
     whole = SentenceTasks(tokenizer, max_length=30, seed=0)
     short = SentenceTasks(tokenizer, max_length=6, seed=0)
-    kept = [
-        row
-        for row in whole.examples(documents)
-        if max(map(len, (row["input_ids"], row["second_ids"], row["labels"]))) <= 6
-    ]
-    found = list(short.examples(documents))
-    assert 0 < len(found) == len(kept)
-    assert short.statistics["left_out"] == 11 - len(found)
+    columns = ("input_ids", "second_ids", "labels")
+    fitting = sum(max(len(row[name]) for name in columns) <= 6 for row in whole.examples(documents))
+    assert 0 < len(list(short.examples(documents))) == fitting
+    assert short.statistics["left_out"] == 11 - fitting
 
 
 def test_every_batch_is_of_one_task(documents: Documents, tokenizer: CtxGenSenTokenizer) -> None:
@@ -148,9 +140,7 @@ def test_every_batch_is_of_one_task(documents: Documents, tokenizer: CtxGenSenTo
     assert [number for number, task in enumerate(order) if task == 3] == list(range(0, 400, 10))
     counts = Counter(order)
     assert all(80 < counts[task] < 160 for task in range(3)), counts
-    seen = Counter(
-        row["example_index"] for batch, task in zip(batches, order, strict=True) if task == 0 for row in batch
-    )
+    seen = Counter(row["example_index"] for batch, task in zip(batches, order) if task == 0 for row in batch)
     assert len(seen) == 6
     assert max(seen.values()) - min(seen.values()) <= 1, "each part goes through its examples again and again"
 

@@ -21,7 +21,7 @@ def examples(tokenizer: CtxSeqaeTokenizer, length: int, **options: object) -> tu
     return objective, list(objective.examples(DOCUMENTS))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(length=st.integers(3, 400), side=st.sampled_from(["left", "right"]), by_sentence=st.booleans())
 def test_rows_hold_the_text_twice(tokenizer: CtxSeqaeTokenizer, length: int, side: str, by_sentence: bool) -> None:
     """All words in their order, none left out; every target is the word that stands after it."""

@@ -99,20 +99,19 @@ def test_inputs_and_targets_are_those_of_the_loop(words: CtxT5Tokenizer, options
     lengths = [1, 2, 5, 30, *[objective.text_length] * 20]
     features = [feature(length, index, epoch=2) for index, length in enumerate(lengths)]
     batch = objective.collate(features)
-    rolled = 0
+    rolled, sentinel = 0, words.convert_tokens_to_ids("<extra_id_0>")
     for row, one in enumerate(features):
         inputs = batch["input_ids"][row][batch["attention_mask"][row] == 1].tolist()
         targets = batch["labels"][row][batch["labels"][row] != -100].tolist()
         kept = set(inputs)
         noise = [token not in kept for token in one["input_ids"].tolist()]
-        sentinel = words.convert_tokens_to_ids("<extra_id_0>")
         assert (inputs, targets) == split_by_hand(one["input_ids"].tolist(), noise, sentinel)
         rolled += noise[0]
         if options in STARTING_KEPT:
             assert not noise[0]
             assert noise[-1] or len(noise) == 1
         assert objective.collate([one])["input_ids"][0].tolist() == inputs
-    assert words.convert_tokens_to_ids("<extra_id_0>") == len(words) - 1
+    assert sentinel == len(words) - 1
     assert bool(rolled) == (options not in STARTING_KEPT)
     other = objective.collate([{**one, "epoch": 3} for one in features])
     assert not torch.equal(batch["input_ids"][-1], other["input_ids"][-1])
@@ -197,9 +196,8 @@ def test_there_are_sentinels_for_all_spans(words: CtxT5Tokenizer) -> None:
     with pytest.raises(CtxError, match=r"499 tokens has 149 spans, but there are 100 sentinels"):
         SpanCorruption(words, max_length=500, seed=0, variant="iid", noise_density=0.5)
     options = {"seed": 0, "noise_density": 0.5, "mean_span_length": 2.0}
-    full = next(
-        length for length in range(300, 500) if noise_counts(max_text_length(length, 0.5, 2.0), 0.5, 2.0)[1] == 100
-    )
+    spans = {length: noise_counts(max_text_length(length, 0.5, 2.0), 0.5, 2.0)[1] for length in range(300, 500)}
+    full = next(length for length in spans if spans[length] == 100)
     assert SpanCorruption(words, max_length=full, **options).text_length == max_text_length(full, 0.5, 2.0)
     with pytest.raises(CtxError, match=r"101 spans, but there are 100"):  # a rotation may cut one in two
         SpanCorruption(words, max_length=full, random_roll=True, **options)

@@ -1,28 +1,14 @@
-"""The span sampler: the lengths and the number of spans, and what is cut to fit a number of tokens."""
+"""Units of a sequence, and what is cut of spans to fit a number of tokens."""
 
 from itertools import pairwise
 
 import numpy as np
-import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_ctxmodels.objectives.spans import Units, harmonic, sample_spans, trim_to_budget
 
-SEEDS = st.integers(0, 10**6)
 
-
-@pytest.mark.parametrize("context", [3.0, 6.0, 6.5])
-def test_one_unit_in_context_is_in_a_span_and_lengths_are_drawn_as_asked(context):
-    spans = [sample_spans(512, harmonic(5), context, np.random.default_rng(seed)) for seed in range(600)]
-    lengths = np.concatenate([of_row[:-1, 1] - of_row[:-1, 0] for of_row in spans])  # the last one may be cut
-    share = sum(int((of_row[:, 1] - of_row[:, 0]).sum()) for of_row in spans) / (512 * len(spans))
-    assert share == pytest.approx(1 / context, rel=0.02)
-    counts = np.bincount(lengths, minlength=6)[1:] / len(lengths)
-    assert counts == pytest.approx(harmonic(5), abs=0.03)
-
-
-@settings(deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 5), min_size=1, max_size=40), gaps=st.lists(st.booleans(), min_size=1, max_size=40)
 )
@@ -37,18 +23,15 @@ def test_units_are_words_that_no_other_token_interrupts(lengths, gaps):
         assert len({words[position] for position in piece}) == 1
         assert piece == list(range(piece[0], piece[-1] + 1))
     borders = [(left[-1], right[0]) for left, right in pairwise(pieces)]
-    assert all(words[left] != words[right] or right > left + 1 for left, right in borders), (
-        "units are as long as can be"
-    )
+    assert all(words[left] != words[right] or right > left + 1 for left, right in borders), "units are maximal"
     assert len(Units.of(candidates)) == candidates.sum()
 
 
-@settings(deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 6), min_size=1, max_size=60),
     share=st.floats(0, 1),
     context=st.floats(1, 8),
-    seed=SEEDS,
+    seed=st.integers(0, 10**6),
 )
 def test_the_budget_is_met_exactly_and_words_are_broken_only_when_none_fits(lengths, share, context, seed):
     rng = np.random.default_rng(seed)

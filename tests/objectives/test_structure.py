@@ -26,7 +26,7 @@ def texts(documents=40, sentences=12, words=6):
     return numbered_documents([[words] * sentences] * documents)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     free=st.lists(st.booleans(), min_size=1, max_size=80),
     length=st.integers(2, 5),

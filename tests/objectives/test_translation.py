@@ -87,29 +87,31 @@ class TestWithLanguageModels:
     """Translation's rows, and both languages' next words."""
 
     @pytest.fixture
-    def own(self) -> CtxLmSeq2SeqTokenizer:
+    def tokenizer(self) -> CtxLmSeq2SeqTokenizer:
         return CtxLmSeq2SeqTokenizer.train(("\t".join(pair) for pair in PAIRS), 60, min_count=1, min_target_count=1)
 
     @pytest.mark.parametrize("side", ["right", "left"])
-    def test_targets_are_the_next_words(self, documents: Documents, own: CtxLmSeq2SeqTokenizer, side: str) -> None:
-        own.padding_side = side
-        objective = TranslationWithLanguageModels(own, max_length=20, seed=0)
-        plain = Translation(own, max_length=20, seed=0)
+    def test_targets_are_the_next_words(
+        self, documents: Documents, tokenizer: CtxLmSeq2SeqTokenizer, side: str
+    ) -> None:
+        tokenizer.padding_side = side
+        objective = TranslationWithLanguageModels(tokenizer, max_length=20, seed=0)
+        plain = Translation(tokenizer, max_length=20, seed=0)
         rows = list(objective.examples(documents))
         batch, expected = objective.collate(rows), plain.collate(rows)
         assert all((batch[name] == value).all() for name, value in expected.items())
         assert (batch["target_labels"] == batch["labels"]).all()
         for ids, mask, labels in zip(batch["input_ids"], batch["attention_mask"], batch["source_labels"], strict=True):
             words = ids[mask == 1].tolist()
-            assert words[-1] == own.eos_token_id
+            assert words[-1] == tokenizer.eos_token_id
             assert labels[mask == 1].tolist() == [*words[1:], -100]
             assert (labels[mask == 0] == -100).all()
         assert objective.auto_class == "AutoModelForPreTraining"
-        assert own.target_end_id not in objective.baseline.excluded_ids, "what a decoder reads first is predicted too"
+        assert tokenizer.target_end_id not in objective.baseline.excluded_ids, "the first input of a decoder"
 
     @pytest.mark.parametrize("left_out", ["source", "target"])
-    def test_each_can_be_left_out(self, documents: Documents, own: CtxLmSeq2SeqTokenizer, left_out: str) -> None:
-        objective = TranslationWithLanguageModels(own, max_length=20, seed=0, **{f"{left_out}_lm": False})
+    def test_each_can_be_left_out(self, documents: Documents, tokenizer: CtxLmSeq2SeqTokenizer, left_out: str) -> None:
+        objective = TranslationWithLanguageModels(tokenizer, max_length=20, seed=0, **{f"{left_out}_lm": False})
         batch = objective.collate(list(objective.examples(documents)))
         for language in ("source", "target"):
             assert (batch[f"{language}_labels"] == -100).all() == (language == left_out)
@@ -129,8 +131,8 @@ class TestTokenizer:
 
     @pytest.mark.parametrize("text", ["Das T-Shirt!", "auf der (Matte), 'sah'.", "...", "a b"])
     def test_targets_are_put_together_again(self, text: str) -> None:
-        own = CtxCoveTokenizer.train([f"x\t{text}"], 30, min_count=1, min_target_count=1)
-        assert own.decode_target(own(text_target=[text]).input_ids) == [text]
+        tokenizer = CtxCoveTokenizer.train([f"x\t{text}"], 30, min_count=1, min_target_count=1)
+        assert tokenizer.decode_target(tokenizer(text_target=[text]).input_ids) == [text]
 
     def test_case_and_unknown_words(self) -> None:
         texts = ["A cat\tEine Katze"]

@@ -57,7 +57,7 @@ def test_rows_are_what_their_segments_say_and_have_their_shares(tokenizer):
     assert rates["selected_share"] == pytest.approx(0.15, abs=0.02)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     free=st.lists(st.booleans(), min_size=1, max_size=60),
     probability=st.floats(0.05, 1),

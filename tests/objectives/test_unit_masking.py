@@ -34,7 +34,7 @@ def units_by_hand(text: list[str], phrases: list[list[str]]) -> list[list[str]]:
     return units
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(text=words, phrases=st.lists(st.lists(st.sampled_from(WORDS), min_size=2, max_size=4), min_size=1, max_size=6))
 def test_phrases_are_found_from_left_to_right_the_longest_first(tokenizer, text, phrases):
     encoded = tokenizer(" ".join(text), add_special_tokens=False)
@@ -58,7 +58,7 @@ def test_phrases_that_are_refused(tokenizer, tmp_path):
     assert joined.tolist() == [-1, 1, 2], "a special token is in no unit"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     sizes=st.lists(st.integers(1, 5), min_size=1, max_size=40),
     special=st.sets(st.integers(0, 39)),
@@ -159,27 +159,18 @@ def test_a_document_has_units_of_its_own_in_place_of_those_of_the_file(tokenizer
     """From a column of the data."""
     (tmp_path / "units.txt").write_text(f"{word(3)} {word(4)}\n{word(21)} {word(22)}\n")
     documents, _ = numbered_documents([[6, 6], [6, 6]])
-    rows = [
-        {
-            "text": "\n".join(documents[0]),
-            "units": [f"{word(0)} {word(1)}", word(3), f"{word(8)} {word(9)} {word(10)}"],
-        },
-        {"text": "\n".join(documents[1]), "units": None},
-    ]
-    (tmp_path / "text.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    units = [f"{word(0)} {word(1)}", word(3), f"{word(8)} {word(9)} {word(10)}"]
+    rows = [{"text": "\n".join(text), "units": phrases} for text, phrases in zip(documents, (units, None))]
+    (tmp_path / "text.jsonl").write_text("\n".join(map(json.dumps, rows)))
     read = load_documents(str(tmp_path / "text.jsonl"), units_column="units", language_tags=["-"])
-    objective = UnitMaskingWithPairs(
-        tokenizer, max_length=32, seed=0, units=str(tmp_path / "units.txt"), pairs="swapped"
-    )
+    options = {"units": str(tmp_path / "units.txt"), "pairs": "swapped"}
+    objective = UnitMaskingWithPairs(tokenizer, max_length=32, seed=0, **options)
     joined = {}
     for number, row in enumerate(objective.examples(read)):
         for token, unit in zip(row["input_ids"].tolist(), row["word_ids"].tolist(), strict=True):
             joined.setdefault((number, unit), []).append(token - 5)
-    assert sorted(unit for unit in joined.values() if len(unit) > 1 and min(unit) >= 0) == [
-        [0, 1],
-        [8, 9, 10],
-        [21, 22],
-    ]
+    units = sorted(unit for unit in joined.values() if len(unit) > 1 and min(unit) >= 0)
+    assert units == [[0, 1], [8, 9, 10], [21, 22]]
     for wrong in ("New York", [3], {"a": "b"}):
         (tmp_path / "text.jsonl").write_text(json.dumps({"text": "A.", "units": wrong}))
         with pytest.raises(CtxError, match=r"'units' does not contain a list of phrases(.|\n)*text\.jsonl:1"):

@@ -81,7 +81,7 @@ def tokenizer_and_reference(request, tmp_path_factory):
     return tokenizer, REFERENCES[request.param].from_pretrained(folder)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(text=st.text(max_size=80))
 def test_ids_equal_transformers_on_any_text(tokenizer_and_reference, text):
     """A byte-level tokenizer's `decode` restores the text."""
@@ -115,15 +115,6 @@ def test_damaged_and_missing_files(trained, tmp_path):
         type(trained).from_pretrained(tmp_path)
 
 
-@pytest.mark.parametrize("family", ["bert", "roberta", "gpt", "albert", "xlnet", "word2vec", "laser"])
-def test_train_new_from_iterator(family):
-    trained = FAMILIES[family].tokenizer.train(TEXTS, 400)
-    retrained = trained.train_new_from_iterator(["entirely different words"] * 50, 300)
-    assert type(retrained) is type(trained)
-    assert retrained.decode(retrained("different words").input_ids, skip_special_tokens=True) == "different words"
-    assert retrained.tokenize(" different") != trained.tokenize(" different")
-
-
 @pytest.mark.parametrize(
     ("family", "size"),
     [("bert", 500), ("roberta", 600), ("gpt", 300), ("xlm", 300), ("laser", 120), ("albert", 300), ("xlnet", 300)],
@@ -144,3 +135,56 @@ def test_vocabulary_does_not_depend_on_process_and_order(tmp_path, family, size)
     trained = FAMILIES[family].tokenizer.train(iter(texts), size)
     assert json.loads(process.stdout)["model"] == json.loads(trained.backend_tokenizer.to_str())["model"]
     assert len(trained) == size
+
+
+SENTENCES = ["the cat saw a small garden", "nobody", "a dog carried seven letters over the bridge"]
+
+
+@pytest.fixture(params=FAMILIES)
+def saved(request, tmp_path):
+    """The folder of a family's tokenizer, and the tokenizer."""
+    tokenizer = FAMILIES[request.param].tokenizer.train(SENTENCES * 5, vocab_size=300)
+    tokenizer.save_pretrained(tmp_path / "saved")
+    return tmp_path / "saved", tokenizer
+
+
+def decoded(tokenizer, text):
+    return tokenizer.decode(tokenizer(text).input_ids, skip_special_tokens=True).strip()
+
+
+def test_a_special_token_that_is_given_is_added(saved, tmp_path):
+    """Only the unknown token must be in the vocabulary."""
+    directory, plain = saved
+    names = {"pad_token", *(name for name in plain.SPECIAL_TOKENS_ATTRIBUTES if plain.special_tokens_map.get(name))}
+    for name in names - {"unk_token"}:
+        opened = AutoTokenizer.from_pretrained(directory, **{name: "[FILL]"})
+        opened.save_pretrained(tmp_path / name)
+        again = AutoTokenizer.from_pretrained(tmp_path / name)
+        for tokenizer in (opened, again):
+            assert (len(tokenizer), getattr(tokenizer, f"{name}_id")) == (len(plain) + 1, len(plain)), name
+            assert decoded(tokenizer, "the cat") == "the cat"
+        assert opened(SENTENCES, padding=True) == again(SENTENCES, padding=True)
+    with pytest.raises(CtxError, match=r"lacks \[FILL\]"):
+        AutoTokenizer.from_pretrained(directory, unk_token="[FILL]")
+
+
+def test_a_special_token_of_none_is_left_out(saved):
+    directory, plain = saved
+    for name in ("cls_token", "bos_token", "eos_token"):
+        if plain.templates and f"{{{name.removesuffix('_token')}}}" in plain.templates[0]:
+            opened = AutoTokenizer.from_pretrained(directory, **{name: None})
+            assert getattr(opened, name) is None
+            assert opened("the cat").tokens() == [t for t in plain("the cat").tokens() if t != getattr(plain, name)]
+            assert decoded(opened, "the cat") == "the cat"
+
+
+def test_train_new_from_iterator(saved, tmp_path):
+    """Other words, and the same special tokens."""
+    _, plain = saved
+    retrained = plain.train_new_from_iterator(["seven old sailors sang"] * 9, 290, show_progress=False)
+    retrained.save_pretrained(tmp_path)
+    for tokenizer in (retrained, AutoTokenizer.from_pretrained(tmp_path)):
+        assert type(tokenizer) is type(plain)
+        assert tokenizer.special_tokens_map == plain.special_tokens_map
+        assert decoded(tokenizer, "seven sailors sang") == "seven sailors sang"
+        assert tokenizer.get_vocab() != plain.get_vocab()

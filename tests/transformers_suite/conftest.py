@@ -15,22 +15,14 @@ MARKERS = ("accelerate_tests", "flash_attn_3_test", "flash_attn_4_test", "flash_
 
 @dataclass(frozen=True)
 class ExpectedFailure:
-    """Expected failures with a common reason.
-
-    Attributes:
-        tests: Patterns of test names.
-        cases: Patterns of test class names.
-        error: Regular expression that matches the text of the failure.
-        reason: Why the failure is not an error of this package.
-    """
+    """Expected failures of tests whose names and classes match patterns, with a common reason."""
 
     tests: list[str]
     cases: list[str]
-    error: str
+    error: str  # regular expression
     reason: str
 
     def covers(self, item: pytest.Item) -> bool:
-        """Whether the test is covered by this entry."""
         case = item.parent.name if item.parent is not None else ""
         return _matches(item.name, self.tests) and _matches(case, self.cases)
 
@@ -39,25 +31,13 @@ def _matches(name: str, patterns: list[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def read_expected_failures() -> list[ExpectedFailure]:
-    """Read the entries of expected_failures.toml."""
-    table = tomllib.loads((HERE / "expected_failures.toml").read_text("utf-8"))
-    return [ExpectedFailure(**entry) for entry in table["expected"]]
-
-
 class ExpectedFailureChecker:
-    """Plugin that reports expected failures as xfail, and any other result of these tests as a failure.
-
-    Attributes:
-        entries: All entries.
-        expected: Entry by test id.
-        failed: Ids of tests or tests with subtests that have failed as expected.
-    """
+    """Plugin that reports expected failures as xfail, and any other result of these tests as a failure."""
 
     def __init__(self, entries: list[ExpectedFailure]) -> None:
         self.entries = entries
-        self.expected: dict[str, ExpectedFailure] = {}
-        self.failed: set[str] = set()
+        self.expected: dict[str, ExpectedFailure] = {}  # by test id
+        self.failed: set[str] = set()  # ids of tests, or tests with subtests, that have failed as expected
 
     def match_items(self, items: list[pytest.Item]) -> list[ExpectedFailure]:
         """Assign entries to tests; returns the entries without a test."""
@@ -92,7 +72,9 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", f"{name}: marker of the tests of transformers")
     is_controller = config.getoption("dist", "no") != "no" and not hasattr(config, "workerinput")
     if not is_controller:
-        config.pluginmanager.register(ExpectedFailureChecker(read_expected_failures()), "expected_failures")
+        table = tomllib.loads((HERE / "expected_failures.toml").read_text("utf-8"))
+        entries = [ExpectedFailure(**entry) for entry in table["expected"]]
+        config.pluginmanager.register(ExpectedFailureChecker(entries), "expected_failures")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -33,11 +33,7 @@ def pinned_version(path: Path) -> str:
 
 
 def validated_version(requirements: Path = REQUIREMENTS, constraints: Path = CONSTRAINTS) -> str:
-    """Version of the archive, which must equal the installed version and the version in constraints.txt.
-
-    Raises:
-        FetchError: The versions differ.
-    """
+    """Version of the archive; raises FetchError if it is not installed or not in constraints.txt."""
     expected = pinned_version(requirements)
     versions = {str(constraints): pinned_version(constraints), "the environment": version("transformers")}
     for source, actual in versions.items():
@@ -56,11 +52,7 @@ def tests_folder(root: Path) -> Path:
 
 
 def fetch(root: Path) -> Path:
-    """Download and unpack the tests below `root`, unless they exist; returns their folder.
-
-    Raises:
-        FetchError: The versions differ, or the download failed.
-    """
+    """Download and unpack the tests below `root`, unless they exist; returns their folder or raises FetchError."""
     name = f"transformers-{validated_version()}"
     folder = root / name / "tests"
     if (folder / "__init__.py").is_file():

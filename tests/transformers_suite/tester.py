@@ -16,12 +16,7 @@ LAYERS = 2  # the maximum that the mixins allow
 
 
 class ModelTester:
-    """Tiny configurations and random batches of a model class, with the interface of the mixins.
-
-    Args:
-        parent: Running test.
-        case: Model class.
-    """
+    """Tiny configurations and random batches of a model class, with the interface of the mixins."""
 
     is_training = True
     batch_size = len(BATCH_LENGTHS)
