@@ -11,8 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from forked import run_forked
+from zoo import tiny_config
 
+from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels_cli import main
 
 _TWO_PROCESSES = """
@@ -65,6 +68,18 @@ def flag_list(**flags: object) -> list[str]:
         values = value if isinstance(value, list | tuple) else [] if value is True else [value]
         words += [f"--{name}", *map(str, values)]
     return words
+
+
+def tiny_pair(
+    family: str, auto_class: str, texts: list[str], vocab_size: int = 300, seed: int = 0, **fields: Any
+) -> tuple[Any, Any]:
+    """A tiny random model and a tokenizer of the words of some texts."""
+    spec = FAMILIES[family]
+    tokenizer = spec.tokenizer.train(texts * 20, vocab_size=vocab_size)
+    fields = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id, **fields}
+    fields = {name: value for name, value in fields.items() if name in spec.config.__dataclass_fields__}
+    torch.manual_seed(seed)
+    return spec.models[auto_class](tiny_config(spec, **fields)).eval(), tokenizer
 
 
 def save(folder: Path, *parts: Any) -> Path:

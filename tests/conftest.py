@@ -14,6 +14,8 @@ from hypothesis import HealthCheck, settings
 
 from hf_ctxmodels.models.bert.tokenization_bert import CtxBertTokenizer
 
+pytest_plugins = ["training_runs"]
+
 SUBJECTS = ["The cat", "A dog", "Her brother", "The old sailor", "Nobody", "My neighbour", "The committee"]
 VERBS = ["saw", "carried", "painted", "forgot", "praised", "followed", "counted", "mended"]
 OBJECTS = ["the red boat", "seven letters", "a small garden", "the bridge", "every window", "this story"]

@@ -22,8 +22,8 @@ def save_tiny(directory: Path, family, upstream: bool) -> str:
     tokenizer = family.tokenizer.train([" ".join(GOOD + BAD + PLACES + NAMES + OTHERS)] * 20, vocab_size=300)
     torch.manual_seed(0)
     sizes = {"vocab_size": len(tokenizer), "max_position_embeddings": 64, "initializer_range": 0.1}
-    known = {name: size for name, size in sizes.items() if name in family.config.__dataclass_fields__}
-    model = family.models["AutoModel"](tiny_config(family, num_labels=2, **known))
+    fields = {name: size for name, size in sizes.items() if name in family.config.__dataclass_fields__}
+    model = family.models["AutoModel"](tiny_config(family, num_labels=2, **fields))
     tokenizer.save_pretrained(directory)
     if upstream:
         # classes of transformers, as in a published checkpoint
@@ -63,7 +63,7 @@ regression_files = partial(classification_files, labels=(0.5, 4.5))
 def tagging_files(directory: Path) -> dict[str, Any]:
     def text(generator: random.Random, size: int) -> str:
         sentences = [(generator.choice(NAMES), generator.choice(PLACES)) for _ in range(size)]
-        return "\n\n".join(f"{name} I-PER\nsaw O\n{place} I-LOC" for name, place in sentences) + "\n"
+        return "\n\n".join(f"{name} I-PER\nsaw O\n{city} I-LOC" for name, city in sentences) + "\n"
 
     return write_splits(directory, "conll", text)
 
@@ -72,9 +72,9 @@ def squad_files(directory: Path) -> dict[str, Any]:
     def text(generator: random.Random, size: int) -> str:
         paragraphs = []
         for number in range(size):
-            place = generator.choice(PLACES)
-            context = f"{generator.choice(NAMES)} saw a film in {place} yesterday"
-            answer = {"text": place, "answer_start": context.index(place)}
+            city = generator.choice(PLACES)
+            context = f"{generator.choice(NAMES)} saw a film in {city} yesterday"
+            answer = {"text": city, "answer_start": context.index(city)}
             paragraphs.append(
                 {"context": context, "qas": [{"id": f"{number}", "question": "where", "answers": [answer]}]}
             )

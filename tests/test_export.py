@@ -1,17 +1,31 @@
-"""`torch.export` and ONNX with dynamic batch size and length, and the examples of the how-to page."""
+"""`torch.export` and ONNX with dynamic shapes, the examples of the how-to page, and `hf-ctxmodels export`."""
 
+import math
 import re
 import runpy
 import string
 import subprocess
 import sys
+from contextlib import nullcontext
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from commands import command_output
+from torch import Tensor
+from transformers import AutoTokenizer
 
-from hf_ctxmodels import CtxBertConfig, CtxBertForSequenceClassification, CtxBertTokenizer
+from hf_ctxmodels import CtxBertConfig, CtxBertForSequenceClassification, CtxBertTokenizer, CtxError
+from hf_ctxmodels.compression.int8.modules import HAS_INT8_PRODUCT
+from hf_ctxmodels.compression.int8.quantizer import CtxInt8Config, quantize_model
+from hf_ctxmodels.compression.low_bits.quantizer import (
+    find_quantizable_modules,
+    pack_model,
+    replace_with_fake_quantized,
+)
+from hf_ctxmodels.inference import exporting
 from hf_ctxmodels.registry import FAMILIES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -20,13 +34,8 @@ SCRIPT: dict[str, Any] = runpy.run_path(str(ROOT / "scripts" / "check_export.py"
 SEQUENCES, SEQ2SEQ = "AutoModelForSequenceClassification", "AutoModelForSeq2SeqLM"
 # (family, head, part) with different graphs: attention with and without position bias, two streams, a recurrence, and
 # a classifier that derives the decoder's inputs from the encoder's. The slow test covers all families.
-EXPORTS = (
-    ("bert", SEQUENCES, "model"),
-    ("xlnet", SEQUENCES, "model"),
-    ("ulmfit", SEQUENCES, "model"),
-    ("bart", SEQUENCES, "model"),
-    ("t5", SEQ2SEQ, "decoder"),
-)
+EXPORTS = [(family, SEQUENCES, "model") for family in ("bert", "xlnet", "ulmfit", "bart")]
+EXPORTS += [("t5", SEQ2SEQ, "decoder")]
 TOLERANCE = 1e-4  # largest difference of an output, relative to its largest value
 
 
@@ -96,27 +105,142 @@ def test_table_of_the_page_lists_cases_of_the_script() -> None:
 
 
 @pytest.fixture
-def classifier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def page_workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Working directory with what the page assumes: a fine-tuned classifier and a summarization model."""
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *string.ascii_lowercase]
-    words += [f"##{letter}" for letter in string.ascii_lowercase]
-    tokenizer = CtxBertTokenizer(vocab={word: number for number, word in enumerate(words)})
-    torch.manual_seed(0)
-    model = CtxBertForSequenceClassification(CtxBertConfig(**FAMILIES["bert"].sizes["tiny"], vocab_size=len(words)))
-    tokenizer.save_pretrained(tmp_path / "my-classifier")
-    model.save_pretrained(tmp_path / "my-classifier")
+    save_classifier("float32", tmp_path / "my-classifier", max_position_embeddings=512)
     summarizer = FAMILIES["t5"].models[SEQ2SEQ](FAMILIES["t5"].config(**FAMILIES["t5"].sizes["tiny"], vocab_size=20))
     summarizer.save_pretrained(tmp_path / "my-summarizer")
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.usefixtures("classifier")
+@pytest.mark.usefixtures("page_workspace")
 def test_torch_export_examples_run() -> None:
     torch_export, _, encoder_decoder = examples()
     exec(compile(torch_export + encoder_decoder, str(PAGE), "exec"), {})
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("classifier", "onnxruntime")
+@pytest.mark.usefixtures("page_workspace", "onnxruntime")
 def test_all_examples_run() -> None:
     exec(compile("".join(examples()), str(PAGE), "exec"), {})
+
+
+def save_classifier(kind: str, folder: Path, **changes: int) -> CtxBertForSequenceClassification:
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *string.ascii_lowercase]
+    words += [f"##{letter}" for letter in string.ascii_lowercase]
+    CtxBertTokenizer(vocab={word: number for number, word in enumerate(words)}).save_pretrained(folder)
+    torch.manual_seed(0)
+    # fewer positions than tokens in the example texts
+    fields = {"initializer_range": 0.2, "num_hidden_layers": 1, "max_position_embeddings": 20, **changes}
+    sizes = FAMILIES["bert"].sizes["tiny"] | fields
+    model = CtxBertForSequenceClassification(CtxBertConfig(**sizes, vocab_size=len(words))).eval()
+    if kind == "low bits":
+        replace_with_fake_quantized(model, dict.fromkeys(find_quantizable_modules(model)[0], 3), 8)
+        model = pack_model(model)
+    elif kind != "float32":
+        quantize_model(model, CtxInt8Config(activations=kind))  # type: ignore[arg-type]
+    model.save_pretrained(folder)
+    return model
+
+
+def test_programs_of_the_command(subtests: pytest.Subtests, tmp_path: Path) -> None:
+    """The command prints the difference of the outputs."""
+    for kind in ("float32", "token", "low bits", "tensor"):
+        folder = tmp_path / kind
+        model, file = save_classifier(kind, folder), folder / "model.pt2"
+        flags = {"model": folder, "output": file}
+        with subtests.test(kind=kind):
+            if kind == "tensor":
+                error = command_output("export torch", **flags, fails=True)
+                assert re.search(r"scale per tensor have no graph(.|\n)*--activations token", error)
+                continue
+            assert "largest difference" in command_output("export torch", **flags)
+            batch = {name: torch.ones(2, 7, dtype=torch.long) for name in ("input_ids", "attention_mask")}
+            batch["token_type_ids"] = torch.zeros(2, 7, dtype=torch.long)
+            logits = torch.export.load(file).module()(**batch).logits
+            with exporting._FloatProducts() if kind == "token" else nullcontext():
+                torch.testing.assert_close(logits, model(**batch).logits, rtol=1e-4, atol=1e-4)
+            assert "file exists" in command_output("export torch", **flags, fails=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"), [(0.01, r"differs by 1\.\de-02 .*; no file was saved"), (math.nan, "inf")]
+)
+def test_different_outputs(change: float, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No file is written if one output of the last batch, a single example, differs or is NaN."""
+
+    def write_program(model: torch.nn.Module, batch: exporting.Batch, file: Path) -> exporting.Run:
+        def run(inputs: exporting.Batch) -> list[Tensor]:
+            logits = model(**inputs).logits
+            return [logits + change * logits.abs().max() * (len(logits) == 1)]
+
+        return run
+
+    monkeypatch.setattr(exporting, "write_program", write_program)
+    save_classifier("float32", tmp_path)
+    flags = {"model": tmp_path, "output": tmp_path / "model.pt2"}
+    assert re.search(message, command_output("export torch", **flags, fails=True))
+    assert not (tmp_path / "model.pt2").exists()
+
+
+def test_comparison_of_int8_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fast products differ in the last digit, so that some inputs of later layers have another int8 code."""
+    model = save_classifier("token", tmp_path, num_hidden_layers=4)
+    batches = exporting.example_batches(AutoTokenizer.from_pretrained(tmp_path), model)
+    with torch.no_grad(), monkeypatch.context() as without:
+        without.setattr("hf_ctxmodels.compression.int8.modules.HAS_INT8_PRODUCT", False)
+        slow = [model(**batch).logits for batch in batches]
+    with torch.no_grad():
+        fast = [model(**batch).logits for batch in batches]
+        if HAS_INT8_PRODUCT:
+            assert max(float((one - other).abs().max()) for one, other in zip(slow, fast, strict=True)) > 1e-3
+        outputs = iter(slow)
+        assert exporting.max_relative_difference(model, lambda batch: [next(outputs)], batches) < 1e-6
+
+
+@pytest.mark.usefixtures("onnxruntime")
+def test_types_in_onnx_files(subtests: pytest.Subtests, tmp_path: Path) -> None:
+    """Weights of 8 and of 3 bits keep their types in the file."""
+    import onnx
+
+    for kind, stored in (("token", onnx.TensorProto.INT8), ("low bits", onnx.TensorProto.UINT8)):
+        with subtests.test(kind=kind):
+            folder = tmp_path / kind
+            save_classifier(kind, folder)
+            command_output("export onnx", model=folder, output=folder / "model.onnx")
+            graph = onnx.load(folder / "model.onnx", load_external_data=False).graph
+            types = [tensor.data_type for tensor in graph.initializer]
+            assert types.count(stored) >= 3, types  # the exporter folds small constants
+
+
+def test_encoder_decoders(subtests: pytest.Subtests, tmp_path: Path) -> None:
+    """Encoder and decoder together equal the whole model, for other batch sizes, lengths and steps; models without a
+    separable decoder are refused."""
+    family = FAMILIES["bart"]
+    tokenizer = family.tokenizer.train([" ".join(exporting._WORDS)] * 20, vocab_size=300)
+    tokenizer.save_pretrained(tmp_path)
+    torch.manual_seed(0)
+    sizes = family.sizes["tiny"] | {"num_hidden_layers": 1, "vocab_size": len(tokenizer), "initializer_range": 0.2}
+    model = family.models["AutoModelForSeq2SeqLM"](family.config(**sizes)).eval()
+    model.save_pretrained(tmp_path)
+    onnx = all(find_spec(name) for name in ("onnx", "onnxscript", "onnxruntime"))
+    for part, form in (("encoder", "torch"), ("decoder", "torch"), ("model", "onnx" if onnx else "torch")):
+        with subtests.test(part=part, form=form):
+            file = tmp_path / f"{part}.{'pt2' if form == 'torch' else form}"
+            printed = command_output(f"export {form}", model=tmp_path, part=part, output=file)  # compares the outputs
+            assert ("decoder_input_ids" in printed) == (part != "encoder")
+    encoder, decoder = (torch.export.load(tmp_path / f"{part}.pt2").module() for part in ("encoder", "decoder"))
+    text = {"input_ids": torch.randint(5, 20, (4, 6)), "attention_mask": torch.ones(4, 6, dtype=torch.long)}
+    text["attention_mask"][1, 2:] = 0
+    target = torch.randint(5, 20, (4, 13))
+    expected = model(**text, decoder_input_ids=target).logits
+    states = encoder(**text).last_hidden_state
+    parts = {"encoder_hidden_states": states, "attention_mask": text["attention_mask"], "decoder_input_ids": target}
+    torch.testing.assert_close(decoder(**parts)["logits"], expected, rtol=1e-4, atol=1e-4)
+    save_classifier("float32", tmp_path / "encoder")
+    unilm = FAMILIES["unilm"]
+    generator = unilm.models["AutoModelForSeq2SeqLM"](unilm.config(**unilm.sizes["tiny"]))
+    with pytest.raises(CtxError, match=r"needs more inputs than the encoder's states(.|\n)*--part decoder"):
+        exporting.check_exportable_as(generator, tmp_path / "x.pt2", "torch", "decoder")
+    flags = {"model": tmp_path / "encoder", "part": "encoder", "output": tmp_path / "x"}
+    assert "no generating decoder" in command_output("export onnx", **flags, fails=True)

@@ -21,6 +21,7 @@ from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.loop import TrainingLoop, make_accelerator
 from hf_ctxmodels.training.model_loading import load_tokenizer
+from hf_ctxmodels.training.training_log import read_log
 
 ROOT = Path(__file__).resolve().parents[1]
 WORDS = ["the", "a", "cat", "dog", "bird", "sat", "ran", "saw", "on", "under", "by", "mat", "tree", "house", "red"]
@@ -161,6 +162,18 @@ def trainer_arguments(output_dir: Path, kind: type[TrainingArguments] = Training
     """Arguments of transformers' Trainer: on the CPU, without checkpoints and reports."""
     fixed = {"use_cpu": True, "save_strategy": "no", "report_to": "none", "disable_tqdm": True}
     return kind(output_dir=str(output_dir), **{**fixed, **more})
+
+
+def log_without_speed(output_dir: Path) -> list[dict[str, Any]]:
+    """Records of the training log without tokens per second."""
+    return [
+        {name: value for name, value in record.items() if "per_second" not in name} for record in read_log(output_dir)
+    ]
+
+
+def rows_of(batch: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
+    """The examples of a batch, as a data set of Trainer."""
+    return [{name: tensor[index] for name, tensor in batch.items()} for index in range(len(batch["input_ids"]))]
 
 
 class CallbackRun:

@@ -3,11 +3,7 @@
 import random
 from pathlib import Path
 
-import torch
-from commands import save
-from zoo import tiny_config
-
-from hf_ctxmodels.registry import FAMILIES
+from commands import save, tiny_pair
 
 NAMES, PLACES = ["Anna", "Boris", "Clara", "David"], ["Paris", "Rome", "Athens", "Lima"]
 VERBS = {"en": "saw", "de": "sah", "fr": "vit"}
@@ -33,8 +29,5 @@ def write_entities(file: Path, language: str, sentences: list[TaggedWords]) -> P
 
 def save_bert(folder: Path, auto_class: str) -> Path:
     """A tiny BERT with a vocabulary of all languages."""
-    family = FAMILIES["bert"]
-    tokenizer = family.tokenizer.train([" ".join([*NAMES, *PLACES, *VERBS.values()])] * 20, vocab_size=120)
-    torch.manual_seed(0)
-    config = tiny_config(family, vocab_size=len(tokenizer), initializer_range=0.2, hidden_dropout_prob=0.1)
-    return save(folder, family.models[auto_class](config), tokenizer)
+    text, fields = " ".join([*NAMES, *PLACES, *VERBS.values()]), {"initializer_range": 0.2, "hidden_dropout_prob": 0.1}
+    return save(folder, *tiny_pair("bert", auto_class, [text], vocab_size=120, **fields))

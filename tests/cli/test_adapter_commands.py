@@ -62,20 +62,20 @@ def languages(workspace: Path) -> dict[str, Path]:
 
 
 def test_language_adapter(workspace: Path, languages: dict[str, Path]) -> None:
-    run, given = workspace / "en", load_file(workspace / "model" / "model.safetensors")
-    written = load_file(run / "model.safetensors")
-    assert written.keys() == given.keys()
-    assert all(torch.equal(written[name], given[name]) for name in given)
+    run, start = workspace / "en", load_file(workspace / "model" / "model.safetensors")
+    saved = load_file(run / "model.safetensors")
+    assert saved.keys() == start.keys()
+    assert all(torch.equal(saved[name], start[name]) for name in start)
     assert {path.name for path in (run / "adapters").iterdir()} == {"en", "stack.json"}
     whole = load_file(run / "adapters" / "en" / "adapter.safetensors")
-    again = workspace / "again"
-    shutil.copytree(run, again)
-    for path in (again / "checkpoint-6", again / "adapters"):
+    resumed_run = workspace / "again"
+    shutil.copytree(run, resumed_run)
+    for path in (resumed_run / "checkpoint-6", resumed_run / "adapters"):
         shutil.rmtree(path)
-    flags = [*language_flags(workspace), "--output_dir", again, "--resume"]
+    flags = [*language_flags(workspace), "--output_dir", resumed_run, "--resume"]
     assert "adapters is" in command_output("pretrain", *flags, "--adapter", "pfeiffer:name=en", fails=True)
     command_output("pretrain", *flags, "--adapter", LANGUAGE)
-    resumed = load_file(again / "adapters" / "en" / "adapter.safetensors")
+    resumed = load_file(resumed_run / "adapters" / "en" / "adapter.safetensors")
     assert all(torch.equal(resumed[name], whole[name]) for name in whole)
     message = command_output(
         "pretrain", *flags[2:], "--family", "bert", "--tokenizer", run, "--adapter", LANGUAGE, fails=True
@@ -98,10 +98,10 @@ def test_task_adapter(workspace: Path, languages: dict[str, Path]) -> None:
     command_output("finetune", *flags, *adapters, "--output_dir", run)
     summary = json.loads((run / "training_summary.json").read_text())
     assert summary["metrics"]["eval_f1"] > 0.9
-    written, given = load_file(run / "model.safetensors"), load_file(workspace / "model" / "model.safetensors")
-    shared = [name for name in written if name in given]
+    saved, start = load_file(run / "model.safetensors"), load_file(workspace / "model" / "model.safetensors")
+    shared = [name for name in saved if name in start]
     assert len(shared) > 10
-    assert all(torch.equal(written[name], given[name]) for name in shared)
+    assert all(torch.equal(saved[name], start[name]) for name in shared)
     model = AutoModelForTokenClassification.from_pretrained(run)
     assert sorted(load_saved_adapters(model, run)) == ["en", "ner"]
     assert get_active_adapters(model) == ("en", "ner")
@@ -111,9 +111,9 @@ def test_task_adapter(workspace: Path, languages: dict[str, Path]) -> None:
     assert all(torch.equal(language[name], copy[name]) for name in language)
     published = repository_files(run, "org/ner")
     write_files(published, str(workspace / "published"), str(run))
-    again = AutoModelForTokenClassification.from_pretrained(workspace / "published")
-    assert sorted(load_saved_adapters(again, workspace / "published")) == ["en", "ner"]
-    assert all(torch.equal(value, again.state_dict()[name]) for name, value in model.state_dict().items())
+    downloaded = AutoModelForTokenClassification.from_pretrained(workspace / "published")
+    assert sorted(load_saved_adapters(downloaded, workspace / "published")) == ["en", "ner"]
+    assert all(torch.equal(value, downloaded.state_dict()[name]) for name, value in model.state_dict().items())
     check_commands_use_adapters(run, model.eval(), workspace)
     for wrong, message in (
         (["--adapter", "houlsby", "--freeze", "encoder"], "--adapter cannot be combined with --freeze"),
@@ -160,12 +160,12 @@ def test_transfer(workspace: Path, languages: dict[str, Path]) -> None:
     flags += ["--test", ",".join(f"{name}={files[name]}" for name in files)]
     wrong_flags = flag_list(language_adapters="en=x", output_dir=workspace / "none")
     assert "no adapter of the language 'de'" in command_output("evaluate transfer", *flags, *wrong_flags, fails=True)
-    given = ",".join(f"{name}={folder}" for name, folder in languages.items())
-    command_output("evaluate transfer", *flags, "--language_adapters", given, "--output_dir", run)
+    start = ",".join(f"{name}={folder}" for name, folder in languages.items())
+    command_output("evaluate transfer", *flags, "--language_adapters", start, "--output_dir", run)
     rows = json.loads((run / "transfer.json").read_text())["languages"]
-    found = {row["language"]: row["metrics"]["f1"] for row in rows}
-    assert found["en"] > 0.9
-    assert found["de"] > 0.8 > 0.5 > found["fr"]
+    f1 = {row["language"]: row["metrics"]["f1"] for row in rows}
+    assert f1["en"] > 0.9
+    assert f1["de"] > 0.8 > 0.5 > f1["fr"]
     assert json.loads((run / "adapters" / "stack.json").read_text()) == {"active": ["en", "tagger"]}
     model = AutoModelForTokenClassification.from_pretrained(run)
     load_saved_adapters(model, run)
@@ -176,13 +176,13 @@ def test_transfer(workspace: Path, languages: dict[str, Path]) -> None:
 def test_conversion(shared_data: Path, tmp_path: Path) -> None:
     script = ROOT / "hf_ctxmodels" / "conversion" / "adapters.py"
     for name in ("lang", "houlsby"):
-        given = shared_data / "adapters_fixture" / "bert" / f"{name}_bin"
-        assert name in command_output(script, adapter=given, output=tmp_path / name)
-        for path in (given.parent / name).glob("*.safetensors"):
+        start = shared_data / "adapters_fixture" / "bert" / f"{name}_bin"
+        assert name in command_output(script, adapter=start, output=tmp_path / name)
+        for path in (start.parent / name).glob("*.safetensors"):
             converted, expected = load_file(tmp_path / name / path.name), load_file(path)
             assert converted.keys() == expected.keys()
             assert all(torch.equal(converted[key], expected[key]) for key in expected)
-        model = FAMILIES["bert"].models["AutoModel"].from_pretrained(given.parent / "model")
+        model = FAMILIES["bert"].models["AutoModel"].from_pretrained(start.parent / "model")
         assert load_adapter(model, tmp_path / name) == name
     message = command_output(script, adapter=tmp_path / "none", output=tmp_path / "x", fails=True)
     assert "no pytorch_adapter.bin" in message

@@ -5,25 +5,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from commands import command_output, save
+from commands import command_output, save, tiny_pair
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from zoo import tiny_config
 
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.downstream.tasks import SequenceClassification, TaskArguments
 from hf_ctxmodels.inference import score_ensemble
-from hf_ctxmodels.registry import FAMILIES
 
 TEXTS = ["one cat", "two dogs run", "no cat runs", "two", "a dog and a cat", "cats run", "one dog", "run two dogs"]
 NAMES = ["bad", "good", "worse"]
 
 
 def classifier(family: str, labels: list[str], seed: int) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    tokenizer = FAMILIES[family].tokenizer.train(TEXTS * 5, vocab_size=60)
-    config = tiny_config(FAMILIES[family], vocab_size=len(tokenizer))
-    config.id2label, config.label2id = dict(enumerate(labels)), {name: i for i, name in enumerate(labels)}
-    torch.manual_seed(seed)
-    return FAMILIES[family].models["AutoModelForSequenceClassification"](config).eval(), tokenizer
+    auto_class = "AutoModelForSequenceClassification"
+    return tiny_pair(family, auto_class, TEXTS, vocab_size=60, seed=seed, id2label=dict(enumerate(labels)))
 
 
 @pytest.fixture

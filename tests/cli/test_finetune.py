@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from commands import command_output, run_command, run_in_two_processes
+from commands import run_command, run_in_two_processes
 from labelled_texts import (
     GOOD,
     choice_files,
@@ -138,16 +138,15 @@ def classify(model: object, tmp_path: Path, *words: object, name: str = "out", *
 
 def test_errors_of_flags(own_checkpoint, tmp_path, capsys):
     (tmp_path / "recipe.yaml").write_text("max_target_length: 20\n")
-    for flags, messages in (
-        ({"max_length": 65}, ["the model's limit of 64 positions"]),
-        ({"num_beams": 3}, ["Unknown arguments: --num_beams 3"]),
-        ({"recipe": tmp_path / "recipe.yaml"}, ["Unknown key 'max_target_length' in the recipe"]),
-        ({"train_examples": 5000}, ["--train_examples 5000"]),
-        ({"config_options": "hiden_dropout_prob=0.25"}, ["has no field hiden_dropout_prob"]),
+    for flags, message in (
+        ({"max_length": 65}, "the model's limit of 64 positions"),
+        ({"num_beams": 3}, "Unknown arguments: --num_beams 3"),
+        ({"recipe": tmp_path / "recipe.yaml"}, "Unknown key 'max_target_length' in the recipe"),
+        ({"train_examples": 5000}, "--train_examples 5000"),
+        ({"config_options": "hiden_dropout_prob=0.25"}, "has no field hiden_dropout_prob"),
     ):
         assert classify(own_checkpoint, tmp_path, **flags) == 2
-        error = capsys.readouterr().err
-        assert all(message in error for message in messages), error
+        assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
     for columns, message in (
         ("one,other", "ForSequenceClassification does not support reading a pair in both orders"),
@@ -209,16 +208,6 @@ def test_damaged_checkpoints(damage, own_checkpoint, tmp_path, capsys):
     assert all(text in message for text in (damage, str(model), "Fix:"))
     assert len(message.splitlines()) < 25
     assert not (tmp_path / "out" / "model.safetensors").exists()
-
-
-def test_unknown_label(own_checkpoint, tmp_path):
-    files = classification_files(tmp_path)
-    files["validation_file"].write_text("sentence\tgold\nthe film was great\tneutral\n")
-    flags = {"model": own_checkpoint, **files, **QUICK, "output_dir": tmp_path / "out"}
-    error = command_output("finetune sequence-classification", **flags, fails=True)
-    assert "The label 'neutral' does not occur in the training file, whose labels are: 'neg', 'pos'." in error
-    assert "dev.tsv:2" in error
-    assert "Traceback" not in error
 
 
 def check_two_processes(task: str, tmp_path: Path, *names: str, batch_size: int, **flags: Any) -> None:

@@ -1,7 +1,9 @@
-"""`hf-ctxmodels finetune seq2seq`: a new encoder-decoder with a word-level vocabulary, and one of transformers."""
+"""`hf-ctxmodels finetune seq2seq`: all generating families on the targets of their papers, and a T5 of transformers."""
 
 import json
 import random
+import re
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,32 +12,333 @@ import torch
 from commands import run_command
 from test_finetune import check_two_processes, finetune
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedTokenizerFast, T5Config
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+    T5Config,
+)
 
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.data.documents import TranslatedText
+from hf_ctxmodels.downstream.finetuning.task_loss import TaskLoss
+from hf_ctxmodels.downstream.tasks import TaskArguments
+from hf_ctxmodels.downstream.tasks.seq2seq import Seq2Seq, SourceTarget
+from hf_ctxmodels.inference import generate_texts
 from hf_ctxmodels.registry import FAMILIES
+from hf_ctxmodels.spec import FamilySpec
+from hf_ctxmodels.training.model_loading import new_config
 from hf_ctxmodels.training.summary import TrainingSummary
+from hf_ctxmodels.training.training_step import EpochIndexed
 
-WORDS = {"red": "rot", "cat": "Katze", "sees": "sieht", "one": "ein", "big": "groß", "dog": "Hund"}
+WORDS = {"red": "rot", "cat": "katze", "sees": "sieht", "one": "ein", "big": "gross", "dog": "hund"}
+GENERATING = [family for family in FAMILIES.values() if "AutoModelForSeq2SeqLM" in family.models]
+OWN = [family for family in GENERATING if family.seq2seq_finetuning is not None]
+SIZES = ["hidden_size=32", "num_hidden_layers=2", "hidden_dropout_prob=0", "attention_probs_dropout_prob=0"]
+SIZES += ["num_attention_heads=2", "intermediate_size=128", "max_position_embeddings=16", "initializer_range=0.1"]
+
+
+def build_translation_tokenizer(family: FamilySpec) -> PreTrainedTokenizerBase:
+    """A tokenizer of the words of both languages."""
+    texts = [f"{source}\t{target}" for source, target in WORDS.items()]
+    if hasattr(family.tokenizer, "target_start"):
+        return family.tokenizer.train(texts * 3, 60, min_count=1, min_target_count=1)
+    if next(iter(family.objectives.values())).requires_language_tags:
+        return family.tokenizer.train([f"{source}\t<de> {target}" for source, target in WORDS.items()] * 3, 60)
+    return family.tokenizer.train([text.replace("\t", " ") for text in texts] * 3, vocab_size=300)
+
+
+def model_flags(family: FamilySpec, folder: Path) -> list[Any]:
+    """Flags of a small new model."""
+    fields = family.config.__dataclass_fields__
+    sizes = [size for size in SIZES if size.partition("=")[0] in fields]
+    sizes += [f"{name}={size}" for name, size in (("decoder_layers", 2), ("embedding_size", 16)) if name in fields]
+    sizes += ["decoder_attention_heads=2", "decoder_ffn_dim=128"] * ("decoder_ffn_dim" in fields)
+    sizes += ["n_langs=1"] * ("n_langs" in fields)
+    return ["--family", f"{family.name}:tokenizer={folder}", "--config_options", *sizes]
+
+
+def write_pairs(
+    folder: Path, words: dict[str, str] = WORDS, source: str = "source", target: str = "target"
+) -> dict[str, Any]:
+    """Texts and their word-by-word translations, as flags; dev.txt has the sources of the validation."""
+    rng = random.Random(0)
+    for name, size in (("train", 400), ("dev", 20)):
+        texts = [rng.choices(list(words), k=rng.randint(1, 3)) for _ in range(size)]
+        rows = [{source: " ".join(text), target: " ".join(map(words.get, text))} for text in texts]
+        (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        (folder / f"{name}.txt").write_text("".join(row[source] + "\n" for row in rows))
+    return {"train_file": folder / "train.jsonl", "validation_file": folder / "dev.jsonl"}
+
+
+def test_translation_by_all_families(subtests, tmp_path, capsys):
+    """From files to texts, those that `generate` writes; the families that train on targets of their own learn more."""
+    files = write_pairs(tmp_path)
+    lengths = ["--max_length", 7, "--max_target_length", 6, "--num_beams", 2, "--metrics", "exact_match"]
+    loop = ["--learning_rate", "5e-3", "--save_steps", 0, "--per_device_batch_size", 32, "--eval_steps", 0]
+    for family in GENERATING:
+        with subtests.test(family=family.name):
+            folder, out, predicted = (tmp_path / f"{family.name}{name}" for name in ("", "_out", ".jsonl"))
+            build_translation_tokenizer(family).save_pretrained(folder)
+            tokenizer = AutoTokenizer.from_pretrained(folder)
+            language = ["--target_language", "<de>"] if getattr(tokenizer, "languages", None) else []
+            steps = ["--max_steps", 100 if family in OWN else 40, "--output_dir", out, "--predictions_file", predicted]
+            flags = [*model_flags(family, folder), *lengths, *loop, *language, *steps]
+            code = finetune("seq2seq", *flags, **files)
+            shown = capsys.readouterr()
+            assert code == 0, shown.err
+            assert ("training on the targets of" in shown.err) == (family in OWN)
+            rows = [json.loads(line) for line in predicted.read_text().splitlines()]
+            texts, model = [row["prediction"] for row in rows], AutoModelForSeq2SeqLM.from_pretrained(out)
+            options = {"num_beams": 2, "max_new_tokens": 6, **({"language": "<de>"} if language else {})}
+            assert generate_texts(model, tokenizer, [row["source"] for row in rows], **options) == texts
+            assert sum(map(bool, texts)) > 10, "the first token written is the end"
+            if family in OWN:
+                assert model.config.label_smoothing == family.seq2seq_finetuning.label_smoothing
+                right = sum(" ".join(map(WORDS.get, row["source"].split())) == row["prediction"] for row in rows)
+                assert right / len(rows) == TrainingSummary.load(out).metrics["eval_exact_match"] > 0.5
+
+
+def test_languages_of_mass(tmp_path, capsys):
+    """MASS reads one language and writes another: in training, in evaluation and by `generate`."""
+    family, files, out = FAMILIES["mass"], write_pairs(tmp_path), tmp_path / "out"
+    texts = [f"<en> {source}" for source in WORDS] + [f"<de> {target}" for target in WORDS.values()]
+    tokenizer = family.tokenizer.train(texts * 3, 300)
+    tokenizer.save_pretrained(tmp_path / "words")
+    start = [*model_flags(family, tmp_path / "words")[:-1], "n_langs=2", 'lang2id={"de": 0, "en": 1}']
+    lengths = ["--max_length", 7, "--max_target_length", 6, "--metrics", "exact_match", "--learning_rate", "5e-3"]
+    loop = ["--save_steps", 0, "--per_device_batch_size", 32, "--eval_steps", 0, "--max_steps", 40]
+    command = [*start, *lengths, *loop, "--output_dir", out, "--predictions_file", tmp_path / "predicted"]
+    for flags, message in (
+        ((), r"source language is missing(.|\n)*--language(.|\n)*one of de, en"),
+        (("--language", "en"), r"target language is missing(.|\n)*--target_language"),
+        (("--language", "en", "--target_language", "<de>"), r"no language '<de>'(.|\n)*one of de, en"),
+    ):
+        assert finetune("seq2seq", *command, *flags, **files) == 2
+        assert re.search(message, capsys.readouterr().err), flags
+    assert finetune("seq2seq", *command, **files, language="en", target_language="de") == 0
+    model = AutoModelForSeq2SeqLM.from_pretrained(out).eval()
+    trained = [stack.language_embeddings.weight for stack in (model.mass.encoder, model.mass.decoder)]
+    rows = [json.loads(line) for line in (tmp_path / "predicted").read_text().splitlines()]
+    sources, predicted = [row["source"] for row in rows], [row["prediction"] for row in rows]
+    assert sum(map(bool, predicted)) > 10
+    with torch.no_grad():  # the embeddings of other languages matter
+        trained[0][0], trained[1][1] = trained[0][0] + 9, trained[1][1] - 9
+    options = {"max_new_tokens": 6, "language": "de"}
+    assert generate_texts(model, tokenizer, sources, **options) == predicted, "the source language is --language"
+    assert generate_texts(model, tokenizer, sources, **options, source_language="en", batch_size=1) == predicted
+    assert generate_texts(model, tokenizer, sources, **options, source_language="de") != predicted
+    assert generate_texts(model, tokenizer, sources, **options | {"language": "en"}) != predicted
+    for wrong in ({}, {"language": "fr"}, {"language": "de", "source_language": "fr"}):
+        with pytest.raises(CtxError, match=r"target language is missing(.|\n)*language|no language 'fr'"):
+            generate_texts(model, tokenizer, sources, **wrong)
+    model.config.default_lang = None
+    with pytest.raises(CtxError, match=r"(?s)source language is missing.*source_language"):
+        generate_texts(model, tokenizer, sources, language="de")
+    model.config.lang2id = None
+    with pytest.raises(CtxError, match=r"(?s)without names.*lang2id"):
+        generate_texts(model, tokenizer, sources, language="de")
+
+
+def test_special_tokens_of_a_new_configuration(subtests):
+    """No ids of the released vocabulary, which transformers warns about in a smaller vocabulary."""
+    for family in GENERATING:
+        with subtests.test(family=family.name):
+            tokenizer = build_translation_tokenizer(family)
+            assert len(tokenizer) < 100 or family not in OWN, "the released ids would fit"
+            config = new_config(family, tokenizer, "tiny")
+            numbers = {name: value for name, value in config.to_dict().items() if name.endswith("_token_id")}
+            assert all(value is None or value < config.vocab_size for value in numbers.values()), numbers
+            if family in OWN:
+                query = {"unilm": "[MASK]", "ernie_gen": "[ATTN]"}[family.name]
+                names = ("query_token_id", "decoder_start_token_id", "eos_token_id")
+                tokens = tokenizer.convert_ids_to_tokens([numbers[name] for name in names])
+                assert tokens == [query, "[CLS]", "[SEP]"]
+                tokenizer.mask_token = tokenizer.cls_token = None
+                assert new_config(family, tokenizer, "tiny").vocab_size == len(tokenizer)
+    bert = build_translation_tokenizer(FAMILIES["unilm"])  # without bos_token and eos_token
+    config = new_config(FAMILIES["mass"], bert, "summaries")
+    assert (config.bos_token_id, config.eos_token_id) == (bert.cls_token_id, bert.sep_token_id)
+
+
+def prepare(family: FamilySpec, pairs: list[SourceTarget], **arguments: Any) -> tuple[Seq2Seq, PreTrainedConfig, Any]:
+    """A task, a configuration and a tokenizer that fit."""
+    tokenizer = build_translation_tokenizer(family)
+    task = Seq2Seq(TaskArguments(**{"max_length": 20, "max_target_length": 10, "metrics": "exact_match", **arguments}))
+    if family in OWN:
+        config = family.config(vocab_size=len(tokenizer), pad_token_id=0)
+        task.set_token_fields(config, tokenizer)
+    else:  # trained on the targets as they are
+        one = {"n_langs": 1} if "n_langs" in family.config.__dataclass_fields__ else {}
+        config = family.config(vocab_size=300, eos_token_id=tokenizer.eos_token_id, **one)
+    task.configure(config, pairs, pairs)
+    return task, config, tokenizer
+
+
+PAIRS = [SourceTarget("one red cat sees", "ein rot katze sieht", "a:1"), SourceTarget("big dog", "gross hund", "a:2")]
+VARIANTS = {
+    "unilm": ([], ["mlm_probability=0.4", "mask_share=0.5"], ["whole_word=true", "static=true"]),
+    "ernie_gen": ([], ["noise_probability=0.7", "noise=token"], ["max_span=2", "noise_probability=0.05"]),
+}
+
+
+def test_batches_equal_those_of_pretraining(subtests):
+    """The batches of `pretrain` for the same pairs, objective, seed, epoch and example."""
+    assert VARIANTS.keys() == {family.name for family in OWN}
+    for family in OWN:
+        for texts in VARIANTS[family.name]:
+            with subtests.test(family=family.name, options=texts):
+                task, config, tokenizer = prepare(family, PAIRS, target_options=texts)
+                collate = task.training_collator(config, tokenizer, seed=7)
+                features = EpochIndexed(task.encode(PAIRS, tokenizer).features)
+                batches = [collate([features[epoch, index] for index in (1, 0)]) for epoch in (0, 1)]
+                pairs = dict(text.split("=") for text in texts)
+                options = {name: value if name == "noise" else json.loads(value) for name, value in pairs.items()}
+                objective = family.seq2seq_finetuning.objective(
+                    tokenizer, max_length=30, seed=7, max_target_length=10, **options
+                )
+                documents = [TranslatedText([pair.source, pair.target]) for pair in PAIRS]
+                rows = EpochIndexed(list(objective.examples(documents)))
+                for epoch, batch in enumerate(batches):
+                    expected = objective.collate([rows[epoch, index] for index in (1, 0)])
+                    assert batch.keys() == expected.keys()
+                    assert all(torch.equal(batch[name], expected[name]) for name in expected), (epoch, batch, expected)
+                same = all(torch.equal(batches[0][name], batches[1][name]) for name in batches[0])
+                assert same == ("static=true" in texts), "another epoch has other masks"
+
+
+def test_plain_targets_and_invalid_options():
+    for family in OWN:
+        task, config, tokenizer = prepare(family, PAIRS, plain_targets=True)
+        batch = task.training_collator(config, tokenizer, seed=7)(task.encode(PAIRS, tokenizer).features)
+        assert batch.keys() == {"input_ids", "attention_mask", "labels"}
+        labels = [*tokenizer(PAIRS[1].target).input_ids[1:]]
+        assert batch["labels"][1, : len(labels)].tolist() == labels
+        assert task.label_smoothing(config) == 0
+        for given, expected in ((None, 0.1), (0.0, 0.0), (0.3, 0.3)):
+            task, config, tokenizer = prepare(family, PAIRS, label_smoothing=given)
+            assert task.label_smoothing(config) == expected
+        config.label_smoothing, task.arguments.label_smoothing = 0.2, None
+        assert task.label_smoothing(config) == 0.2, "the value of the configuration"
+        model = AutoModelForSeq2SeqLM.from_config(family.config(**family.sizes["tiny"], vocab_size=70))
+        TaskLoss(model, ["labels"], 0.3)
+        assert model.config.label_smoothing == 0.3, "the head smooths, all its terms"
+        for options, message in (
+            ({"target_options": ["share=1"]}, r"(?s)Unknown option 'share'.*--target_options.*max_target_length"),
+            ({"target_options": ["static=maybe"]}, "(?s)maybe.*--target_options"),
+            ({"target_options": ["max_target_length=3"]}, r"(?s)max_target_length is a flag.*use --max_target_length"),
+            ({"target_options": ["static=true"], "plain_targets": True}, "(?s)trained on plain targets.*or --plain_t"),
+        ):
+            task, config, tokenizer = prepare(family, PAIRS, **options)
+            with pytest.raises(CtxError, match=message):
+                task.training_collator(config, tokenizer, seed=0)
+        with pytest.raises(
+            CtxError, match=r"(?s)common limit of 51[12] tokens.*--max_length 460 --max_target_length 64"
+        ):
+            prepare(family, PAIRS, max_length=460, max_target_length=64)
+
+
+TEXTS = [["red cat sees one big dog", "one red cat", "red dog"], ["one dog sees"]]
+TOKENS = ("mask_token", "pad_token", "sep_token", "cls_token", "eos_token")
+NEEDED = {
+    "t5": {"pad_token", "eos_token"},
+    "bart": {"mask_token", "pad_token"},
+    "mass": {"mask_token", "pad_token"},
+    "unilm": {"mask_token", "pad_token", "sep_token", "cls_token"},
+    "ernie_gen": {"mask_token", "pad_token", "sep_token", "cls_token"},
+}
+
+
+def test_missing_special_tokens(subtests):
+    """Errors of generating objectives and of fine-tuning; other tokens are not needed."""
+    for name, needed in NEEDED.items():
+        family = FAMILIES[name]
+        objective_classes = [cls for cls in family.objectives.values() if cls.auto_class != "AutoModelForMaskedLM"]
+        for token in TOKENS:
+            with subtests.test(family=name, token=token):
+                tokenizer = build_translation_tokenizer(family)
+                if getattr(tokenizer, token) is None:
+                    assert token not in needed
+                    continue
+                setattr(tokenizer, token, None)
+                options = {"min_length": 3} if name == "mass" else {}
+                for objective_class in objective_classes:
+                    translations = [TranslatedText([pair.source, pair.target]) for pair in PAIRS]
+                    documents = translations if objective_class.requires_translations else TEXTS
+                    with pytest.raises(CtxError, match=token) if token in needed else nullcontext():
+                        objective = objective_class(tokenizer, max_length=30, seed=0, **options)
+                        examples = EpochIndexed(list(objective.examples(documents)))
+                        assert objective.config_fields
+                        objective.collate([examples[0, 0], examples[0, 1]])
+        if name in VARIANTS:
+            for token in needed - {"pad_token"}:
+                tokenizer = build_translation_tokenizer(family)
+                setattr(tokenizer, token, None)
+                with pytest.raises(CtxError, match=token.replace("_", "[_ ]")):
+                    prepare(family, PAIRS)[0].training_collator(family.config(), tokenizer, seed=0)
+
+
+def test_invalid_targets(subtests):
+    """Reserved tokens in targets, empty sides, and objectives without any example."""
+    for family in (FAMILIES[name] for name in NEEDED):
+        with subtests.test(family=family.name):
+            task, _, tokenizer = prepare(family, PAIRS)
+            end = tokenizer.convert_ids_to_tokens(min(task._ends))
+            for target, message in (
+                (f"rot {end} katze", f"reserved token {re.escape(end)}"),
+                ("", "The target has no tokens"),
+                (20 * "rot ", "1 of 1 targets have more than 10 tokens"),
+            ):
+                with pytest.raises(CtxError, match=f"(?s){message}.*a:1"):
+                    task.encode([SourceTarget("red cat", target, "a:1")], tokenizer)
+    for family, query in ((FAMILIES["unilm"], "[MASK]"), (FAMILIES["ernie_gen"], "[ATTN]")):
+        task, _, tokenizer = prepare(family, PAIRS)
+        objective = family.seq2seq_finetuning.objective(tokenizer, max_length=30, seed=0)
+        with pytest.raises(CtxError, match=rf"reserved token {re.escape(query)}"):
+            task.encode([SourceTarget("red cat", f"rot {query}", "a:1")], tokenizer)
+        for wrong in (query, "[SEP]"):
+            with pytest.raises(CtxError, match=rf"A target contains {re.escape(wrong)}, .*'rot "):
+                list(objective.examples([TranslatedText(["red cat", f"rot {wrong} katze"])]))
+        with pytest.raises(CtxError, match=r"(?s)No pair is left.*empty side.*--translations"):
+            list(objective.examples([TranslatedText(["red cat", " "])]))
+    tokenizer = build_translation_tokenizer(FAMILIES["mass"])
+    masked, translated = (kind(tokenizer, max_length=9, seed=0) for kind in FAMILIES["mass"].objectives.values())
+    for objective, documents in ((masked, [["red"]]), (translated, [TranslatedText(["red cat", 9 * "rot "])])):
+        with pytest.raises(CtxError, match=r"all 1 .* too short.*\n.*raise max_length=9"):
+            list(objective.examples(documents))
+    with pytest.raises(CtxError, match="max_length=3 is below min_length=5"):
+        type(masked)(tokenizer, max_length=3, seed=0)
+
+
+def test_start_tokens_of_targets():
+    """A target may begin with the decoder's start token (T5's padding); MASS's tokenizer adds one."""
+    for family, texts in (("t5", ("<pad> rot", "<pad>", "rot <pad>", "rot")), ("mass", ("rot", "<pad> rot"))):
+        task, config, tokenizer = prepare(FAMILIES[family], PAIRS)
+        config.decoder_start_token_id = tokenizer.pad_token_id if family == "t5" else tokenizer.eos_token_id
+        task.configure(config, PAIRS, PAIRS)
+        features = task.encode([SourceTarget("red cat", text, "a:1") for text in texts], tokenizer).features
+        for text, feature in zip(texts, features, strict=True):
+            plain = tokenizer(text, add_special_tokens=False)["input_ids"]
+            assert list(feature["labels"]) == [*plain, tokenizer.eos_token_id], text
+            assert (plain[0] == tokenizer.pad_token_id) == text.startswith("<pad>")
+
+
+CASED_WORDS = WORDS | {"cat": "Katze", "big": "groß", "dog": "Hund"}
 QUICK = {"metrics": "exact_match,bleu", "max_length": 8, "max_target_length": 6, "save_steps": 0}
 QUICK |= {"learning_rate": "1e-2"}
 
 
 @pytest.fixture
 def files(tmp_path) -> dict[str, Any]:
-    """Texts and their word-by-word translations."""
-    rng = random.Random(0)
-    for name, size in (("train", 400), ("dev", 30)):
-        texts = [rng.choices(list(WORDS), k=rng.randint(1, 3)) for _ in range(size)]
-        rows = [" ".join(text) + "\t" + " ".join(map(WORDS.get, text)) for text in texts]
-        (tmp_path / f"{name}.tsv").write_text("\n".join(["text\tgerman", *rows]) + "\n")
-        (tmp_path / f"{name}.txt").write_text("".join(row.split("\t")[0] + "\n" for row in rows))
-    files = {"train_file": tmp_path / "train.tsv", "validation_file": tmp_path / "dev.tsv"}
-    return files | {"text_columns": "text", "label_column": "german"}
+    columns = {"text_columns": "text", "label_column": "german"}
+    return write_pairs(tmp_path, CASED_WORDS, *columns.values()) | columns
 
 
 def save_new(folder: Path, **options: Any) -> dict[str, Any]:
     """A family's tokenizer, for a new model."""
-    pairs = [f"{source}\t{target}" for source, target in WORDS.items()]
+    pairs = [f"{source}\t{target}" for source, target in CASED_WORDS.items()]
     FAMILIES["cove"].tokenizer.train(pairs, 60, min_count=1, min_target_count=1, **options).save_pretrained(folder)
     sizes = ["embedding_size=16", "hidden_size=32", "num_hidden_layers=1", "hidden_dropout_prob=0"]
     return {"family": f"cove:tokenizer={folder}", "config_options": sizes}
@@ -43,7 +346,7 @@ def save_new(folder: Path, **options: Any) -> dict[str, Any]:
 
 def save_t5(folder: Path) -> dict[str, Any]:
     """A tiny T5 of transformers, with a tokenizer of the words of both languages."""
-    vocabulary = ["<pad>", "</s>", "<unk>", *WORDS, *WORDS.values()]
+    vocabulary = ["<pad>", "</s>", "<unk>", *CASED_WORDS, *CASED_WORDS.values()]
     backend = Tokenizer(models.WordLevel({word: number for number, word in enumerate(vocabulary)}, unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     backend.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
@@ -56,7 +359,7 @@ def save_t5(folder: Path) -> dict[str, Any]:
     return {"model": folder}
 
 
-def test_translation(files, tmp_path, capsys):
+def test_translation_by_t5(files, tmp_path, capsys):
     """T5 of transformers learns to translate; `generate` generates the texts of its predictions."""
     out, predictions_file, output_file = tmp_path / "out", tmp_path / "predictions.jsonl", tmp_path / "generated.txt"
     flags = {**save_t5(tmp_path / "model"), **files, **QUICK, "label_smoothing": 0.1, "max_steps": 160, "num_beams": 2}
@@ -68,7 +371,7 @@ def test_translation(files, tmp_path, capsys):
     assert "baseline: the source itself" in printed
     assert summary.metrics["baseline_exact_match"] == 0
     rows = [json.loads(line) for line in predictions_file.read_text().splitlines()]
-    translations = [" ".join(map(WORDS.get, row["source"].split())) for row in rows]
+    translations = [" ".join(map(CASED_WORDS.get, row["source"].split())) for row in rows]
     correct = [row["prediction"] == row["target"] == text for row, text in zip(rows, translations, strict=True)]
     assert sum(correct) / len(correct) == pytest.approx(summary.metrics["eval_exact_match"])
     flags = {"model": out, "input": tmp_path / "dev.txt", "decoding": "beam:num_beams=2", "max_new_tokens": 6}
@@ -83,7 +386,7 @@ def test_upper_bound_of_lower_cased_targets(files, tmp_path, capsys):
     out, flags = tmp_path / "out", save_new(tmp_path / "model", target_lower_case=True)
     assert finetune("seq2seq", **flags, **files, **QUICK, max_steps=80, output_dir=out) == 0
     printed, metrics = capsys.readouterr().out, TrainingSummary.load(out).metrics
-    targets = [row.split("\t")[1] for row in (tmp_path / "dev.tsv").read_text().splitlines()[1:]]
+    targets = [json.loads(line)["german"] for line in (tmp_path / "dev.jsonl").read_text().splitlines()]
     bound = sum(target == target.lower() for target in targets) / len(targets)
     assert metrics["upper_bound_exact_match"] == bound < 0.5
     assert metrics["eval_exact_match"] <= bound < metrics["eval_exact_match_normalized"]

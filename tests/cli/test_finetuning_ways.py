@@ -8,7 +8,7 @@ from typing import Any
 import compare_finetuning
 import pytest
 import torch
-from commands import command_output, flag_list, run_command, save
+from commands import command_output, flag_list, run_command, save, tiny_pair
 from safetensors.torch import load_file
 from transformers import (
     AutoModelForMaskedLM,
@@ -35,11 +35,8 @@ def folder(tmp_path_factory: Any) -> Path:
     sentences = [f"the {a} was {b} in a {c}." for a in ("film", "story") for b in GOOD + BAD for c in ("film", "story")]
     (folder / "text.txt").write_text("\n\n".join("\n".join(sentences[start:]) for start in range(8)) + "\n")
     for name, auto_class in (("bert", "AutoModelForMaskedLM"), ("gpt", "AutoModelForCausalLM")):
-        family = FAMILIES[name]
-        tokenizer = family.tokenizer.train([" ".join(GOOD + BAD + OTHERS + ["."])] * 20, vocab_size=120)
-        torch.manual_seed(0)
-        sizes = {"vocab_size": len(tokenizer), "initializer_range": 0.1, "pad_token_id": tokenizer.pad_token_id}
-        save(folder / name, family.models[auto_class](tiny_config(family, **sizes)), tokenizer)
+        text = " ".join([*GOOD, *BAD, *OTHERS, "."])
+        save(folder / name, *tiny_pair(name, auto_class, [text], vocab_size=120, initializer_range=0.1))
     rows = [f"the film was {word}\t{'good' if word in GOOD else 'bad'}" for word in (GOOD + BAD) * 4]
     for name in ("train", "dev"):
         (folder / f"{name}.tsv").write_text("\n".join(["text\tlabel", *rows]) + "\n")
@@ -115,14 +112,11 @@ def test_methods(folder: Path, tmp_path: Path, monkeypatch: Any, capsys: Any, su
         ("--adapter houlsby --reinit_layers 1", "--adapter cannot be combined with --reinit_layers"),
         ("--freeze encoder --layerwise_lr_decay 2.6", "--layerwise_lr_decay 1"),
         ("--family bert:tokenizer=x", "--family cannot be combined with --model"),
-        ("--freeze three-stage:lm_weights=0.2,0.1", "no auxiliary language modelling loss"),
         ("--reinit_layers 99", "layers with weights of their own"),
-        ("--mixout 1", "from 0 to below 1"),
         ("--freeze chain:rate=fast", "invalid float value 'fast'"),
         ("--quantize q-bert:groups=3", "q-bert needs bits"),
         ("--tokenizer elsewhere", "Unknown arguments: --tokenizer"),
         ("--anchr l2", "did you mean --anchor?"),
-        ("--freeze chain --max_steps 3", "but the run has 3 steps"),
     ):
         assert run_command("finetune", *flags_of(folder, tmp_path / "wrong"), *flags.split()) == 2
         assert text in capsys.readouterr().err, flags

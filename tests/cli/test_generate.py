@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from commands import run_command, save
+from commands import run_command, save, tiny_pair
 from sacrebleu import corpus_bleu
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
-from zoo import tiny_config
 
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.inference import generate_texts
@@ -50,7 +49,7 @@ def test_translation(family: str, tmp_path: Path, capsys: pytest.CaptureFixture)
     if family == "laser":
         data["language_tags"] = "<de>"
     flags, sizes, minimum_bleu = RUNS[family]
-    tokenizer, model, written = (tmp_path / name for name in ("tokenizer", "model", "written.txt"))
+    tokenizer, model, output_file = (tmp_path / name for name in ("tokenizer", "model", "written.txt"))
     vocab_size = 120 if sizes is ENCODER else 50  # byte-pair tokens, or words
     assert run_command("train-tokenizer", **data, vocab_size=vocab_size, output_dir=tokenizer) == 0
     assert sizes is ENCODER or "unknown tokens   0.00%" in capsys.readouterr().out
@@ -58,10 +57,10 @@ def test_translation(family: str, tmp_path: Path, capsys: pytest.CaptureFixture)
     flags |= {"output_dir": model, "config_options": sizes, "tokenizer": tokenizer, "validation_fraction": 0.05}
     assert run_command("pretrain", **data, **flags) == 0
     capsys.readouterr()
-    files = {"model": model, "input": test["en"], "references": test["de"], "output_file": written}
+    files = {"model": model, "input": test["en"], "references": test["de"], "output_file": output_file}
     assert run_command("generate", **files, decoding="beam:num_beams=3", batch_size=7, max_new_tokens=10) == 0
     printed = capsys.readouterr().out
-    texts, references = written.read_text().splitlines(), test["de"].read_text().splitlines()
+    texts, references = output_file.read_text().splitlines(), test["de"].read_text().splitlines()
     assert f"BLEU {corpus_bleu(texts, [references]).score:.2f}  nrefs:1|case:mixed" in printed
     bleu = corpus_bleu(texts, [references], lowercase=True).score
     assert bleu > minimum_bleu, "reversing the words and their translation was not learned"
@@ -86,12 +85,7 @@ def test_padded_prompts(tmp_path: Path) -> None:
     """Prompts of several lengths in a batch equal `generate` of each prompt without padding, in all families."""
     texts = ["red cat", "one big dog sees", "cat", "a red dog sees one big cat"]
     for name in CONTINUING:
-        family = FAMILIES[name]
-        tokenizer = family.tokenizer.train([" ".join(texts)] * 20, vocab_size=300)
-        sizes = {"vocab_size": len(tokenizer), "initializer_range": 0.3, "pad_token_id": tokenizer.pad_token_id}
-        known = {size: value for size, value in sizes.items() if size in family.config.__dataclass_fields__}
-        torch.manual_seed(1)
-        model = family.models["AutoModelForCausalLM"](tiny_config(family, **known)).eval()
+        model, tokenizer = tiny_pair(name, "AutoModelForCausalLM", [" ".join(texts)], seed=1, initializer_range=0.3)
         model.generation_config.eos_token_id = None
         alone = []
         for text in texts:
@@ -100,8 +94,8 @@ def test_padded_prompts(tmp_path: Path) -> None:
                 for column in ids.values():
                     column.pop()
             prompt = torch.tensor([ids["input_ids"]])
-            written = model.generate(prompt, max_new_tokens=5, do_sample=False, pad_token_id=0)[0, prompt.shape[1] :]
-            alone.append(tokenizer.decode(written, skip_special_tokens=True).strip())
+            generated = model.generate(prompt, max_new_tokens=5, do_sample=False, pad_token_id=0)[0, prompt.shape[1] :]
+            alone.append(tokenizer.decode(generated, skip_special_tokens=True).strip())
         assert generate_texts(model, tokenizer, texts, max_new_tokens=5, batch_size=3) == alone, name
         assert any(alone), name
         with pytest.raises(CtxError, match=r"Text 1 has no words"):
@@ -111,11 +105,8 @@ def test_padded_prompts(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def decoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny language model, and texts."""
-    folder, family = tmp_path_factory.mktemp("decoder"), FAMILIES["gpt2"]
-    tokenizer = family.tokenizer.train(["a red cat sees one big dog"] * 20, vocab_size=300)
-    torch.manual_seed(0)
-    config = tiny_config(family, vocab_size=len(tokenizer), max_position_embeddings=16, initializer_range=0.3)
-    save(folder / "model", family.models["AutoModelForCausalLM"](config), tokenizer)
+    folder, fields = tmp_path_factory.mktemp("decoder"), {"max_position_embeddings": 16, "initializer_range": 0.3}
+    save(folder / "model", *tiny_pair("gpt2", "AutoModelForCausalLM", ["a red cat sees one big dog"], **fields))
     for name, text in (("in", "a red cat\none dog\n"), ("one", "a cat\n"), ("none", "")):
         (folder / f"{name}.txt").write_text(text)
     return folder
@@ -123,13 +114,13 @@ def decoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_seed_of_sampling(decoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     files = {"model": decoder / "model", "input": decoder / "in.txt", "max_new_tokens": 8}
-    found = []
+    outputs = []
     for number, seed in enumerate([0, 0, 1]):
         out = tmp_path / f"{number}.txt"
         assert run_command("generate", **files, decoding=f"sample:seed={seed}", output_file=out) == 0
-        found.append(out.read_text())
-    assert found[0] == found[1] != found[2]
-    assert all(len(text.splitlines()) == 2 for text in found)
+        outputs.append(out.read_text())
+    assert outputs[0] == outputs[1] != outputs[2]
+    assert all(len(text.splitlines()) == 2 for text in outputs)
     assert f"2 texts generated, in {tmp_path / '2.txt'}" in capsys.readouterr().out
 
 
@@ -162,16 +153,14 @@ def test_numbers_out_of_range(decoder: Path, capsys: pytest.CaptureFixture) -> N
         ((name, value),) = flags.items()
         name = str(value).partition(":")[2].partition("=")[0] or name
         assert f"{name}=" in capsys.readouterr().err, flags
-    model, tokenizer = (kind.from_pretrained(decoder / "model") for kind in (AutoModelForCausalLM, AutoTokenizer))
+    model, tokenizer = (cls.from_pretrained(decoder / "model") for cls in (AutoModelForCausalLM, AutoTokenizer))
     for options in ({"batch_size": 0}, {"num_beams": 0}, {"max_length": 0}, {"num_return_sequences": 2}):
         with pytest.raises(CtxError, match=next(iter(options))):
             generate_texts(model, tokenizer, ["a red cat"], **options)
 
 
 def test_encoder(decoder: Path, capsys: pytest.CaptureFixture) -> None:
-    family = FAMILIES["bert"]
-    tokenizer = family.tokenizer.train(["a red cat"] * 20, vocab_size=60)
-    model = family.models["AutoModel"](tiny_config(family, vocab_size=60))
+    model, tokenizer = tiny_pair("bert", "AutoModel", ["a red cat"])
     assert run_command("generate", model=save(decoder / "bert", model, tokenizer), input=decoder / "in.txt") == 2
     assert "CtxBertConfig has no head that generates text" in capsys.readouterr().err
     with pytest.raises(CtxError, match="CtxBertModel does not generate text"):

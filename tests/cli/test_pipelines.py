@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from commands import save, tiny_pair
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer, pipeline
-from zoo import tiny_config
 
 from hf_ctxmodels.inference import WordTaggingPipeline, answer_questions
 from hf_ctxmodels.registry import FAMILIES
@@ -23,15 +23,11 @@ def families_with(auto_name: str) -> pytest.MarkDecorator:
 def saved(family: FamilySpec, tmp_path):
     """Saves a random model of the family; returns its directory, the model and its tokenizer."""
 
-    def save(auto_name: str, **config):
-        tokenizer = family.tokenizer.train([*TEXTS, CONTEXT] * 5, vocab_size=300)
-        torch.manual_seed(0)
-        model = family.models[auto_name](tiny_config(family, vocab_size=len(tokenizer), **config)).eval()
-        model.save_pretrained(tmp_path)
-        tokenizer.save_pretrained(tmp_path)
-        return str(tmp_path), model, tokenizer
+    def save_model(auto_name: str, **config):
+        model, tokenizer = tiny_pair(family.name, auto_name, [*TEXTS, CONTEXT], **config)
+        return str(save(tmp_path, model, tokenizer)), model, tokenizer
 
-    return save
+    return save_model
 
 
 @torch.no_grad()

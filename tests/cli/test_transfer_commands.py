@@ -1,20 +1,25 @@
-"""Transfer between languages by the commands: token embeddings of another vocabulary, and ELMo's language tags."""
+"""Transfer between languages by the commands: taggers, token embeddings of another vocabulary, and ELMo's tags."""
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from commands import command_output, flag_list, run_in_two_processes, save
-from entities import tagged_sentences, write_entities
+from commands import command_output, flag_list, run_in_two_processes, save, tiny_pair
+from entities import NAMES, PLACES, VERBS, save_bert, tagged_sentences, write_entities
 from safetensors.torch import load_file
 from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForTokenClassification, AutoTokenizer
-from zoo import tiny_config
+from zoo import Case, tiny_config
 
-from hf_ctxmodels import CtxElmoTokenizer
+from hf_ctxmodels import CtxElmoTokenizer, CtxError
 from hf_ctxmodels.downstream.adapters import add_adapter, save_adapter
+from hf_ctxmodels.downstream.tasks import TASKS, TaskArguments
+from hf_ctxmodels.downstream.tasks.languages import LanguageFile
 from hf_ctxmodels.registry import FAMILIES
+from hf_ctxmodels.training.freezing import freeze_encoder
 
 WORDS = {
     "en": (["Anna", "Boris", "Clara"], "saw", ["Paris", "Rome", "Lima"]),
@@ -22,6 +27,13 @@ WORDS = {
 }
 TABLES = {"bert.embeddings.word_embeddings.weight", "mlm_head.decoder.bias"}
 FLAGS = ["--max_length", 24, "--dataloader_workers", 0, "--learning_rate", "2e-2"]
+
+
+def predict_tags(model: Any, tokenizer: Any, words: Sequence[str]) -> list[str]:
+    """The tags of a sentence by itself: those of the first tokens of its words."""
+    encoding = tokenizer([words], is_split_into_words=True, return_tensors="pt")
+    best, word_ids = model(**encoding).logits[0].argmax(-1).tolist(), encoding.word_ids(0)
+    return [model.config.id2label[best[word_ids.index(number)]] for number in range(len(words))]
 
 
 @pytest.fixture(scope="module")
@@ -63,20 +75,20 @@ def test_trained_embeddings(workspace: Path, german: Path) -> None:
     assert all(torch.equal(start[name], whole[name]) for name in start if name not in TABLES)
     before = load_file(german / "checkpoint-3" / "model.safetensors")
     assert not any(torch.equal(before[name], whole[name]) for name in TABLES)
-    again = workspace / "again"
-    shutil.copytree(german, again)
-    shutil.rmtree(again / "checkpoint-6")
+    resumed_run = workspace / "again"
+    shutil.copytree(german, resumed_run)
+    shutil.rmtree(resumed_run / "checkpoint-6")
     flags = [*text(workspace), "--recipe", "artetxe_embeddings", "--max_steps", 6, "--save_steps", 3, *FLAGS]
-    command_output("pretrain", *flags, "--per_device_batch_size", 8, "--output_dir", again, "--resume")
-    resumed = load_file(again / "model.safetensors")
+    command_output("pretrain", *flags, "--per_device_batch_size", 8, "--output_dir", resumed_run, "--resume")
+    resumed = load_file(resumed_run / "model.safetensors")
     assert all(torch.equal(resumed[name], whole[name]) for name in whole)
     more = [*flags, "--per_device_batch_size", 2, "--gradient_accumulation_steps", 4]
     command_output("pretrain", *more, "--output_dir", workspace / "accumulated")
     more = [*flags, "--per_device_batch_size", 4, "--output_dir", workspace / "two-processes"]
     run_in_two_processes("pretrain", *more)
     for other in ("accumulated", "two-processes"):
-        found = load_file(workspace / other / "model.safetensors")
-        assert all(torch.allclose(found[name], whole[name], atol=1e-4) for name in whole), other
+        weights = load_file(workspace / other / "model.safetensors")
+        assert all(torch.allclose(weights[name], whole[name], atol=1e-4) for name in whole), other
 
     opened = AutoModel.from_pretrained(german)
     vocab_size = len(AutoTokenizer.from_pretrained(german))
@@ -85,10 +97,10 @@ def test_trained_embeddings(workspace: Path, german: Path) -> None:
         (["--adapter", "madx-language"], "--adapter cannot be combined with --train_only"),
         (["--model", ""], "no model is given.\n  where: --train_only"),
     ):
-        given = [*text(workspace), "--family", "bert", "--train_only", "embeddings", "--max_steps", 1, *more]
+        command = [*text(workspace), "--family", "bert", "--train_only", "embeddings", "--max_steps", 1, *more]
         if more[0] == "--model":
-            given = given[2:-2]
-        assert message in command_output("pretrain", *given, "--output_dir", workspace / "none", fails=True)
+            command = command[2:-2]
+        assert message in command_output("pretrain", *command, "--output_dir", workspace / "none", fails=True)
 
 
 def test_replaced_embeddings(workspace: Path, german: Path) -> None:
@@ -118,12 +130,11 @@ def test_replaced_embeddings(workspace: Path, german: Path) -> None:
     model = AutoModelForTokenClassification.from_pretrained(run)
     model.resize_token_embeddings(len(AutoTokenizer.from_pretrained(german)), mean_resizing=False)
     model.get_input_embeddings().weight.data.copy_(load_file(german / "model.safetensors")[table])
-    tokenizer, right = AutoTokenizer.from_pretrained(german), 0
-    for row in (rows_of := tagged_sentences("de", 64, WORDS)):
-        encoding = tokenizer([[word for word, _ in row]], is_split_into_words=True, return_tensors="pt")
-        best, words = model.eval()(**encoding).logits[0].argmax(-1).tolist(), encoding.word_ids(0)
-        right += sum(model.config.id2label[best[words.index(place)]] == tag for place, (_, tag) in enumerate(row))
-    assert rows["de"]["accuracy"] == pytest.approx(right / sum(map(len, rows_of)))
+    correct = []
+    for sentence in tagged_sentences("de", 64, WORDS):
+        words, tags = zip(*sentence, strict=True)
+        correct += map(str.__eq__, predict_tags(model.eval(), AutoTokenizer.from_pretrained(german), words), tags)
+    assert rows["de"]["accuracy"] == pytest.approx(sum(correct) / len(correct))
 
 
 def test_language_adapters_are_checked_before_training(workspace: Path) -> None:
@@ -171,5 +182,90 @@ def test_language_tags_of_elmo(workspace: Path, tmp_path: Path) -> None:
             pairs = zip(best, sentence, strict=True)
             right[language] += sum(model.config.id2label[label] == tag for label, (_, tag) in pairs)
     assert row["metrics"]["accuracy"] == pytest.approx(right["de"] / (3 * 64))
-    other = flag_list(max_steps=1, test=f"fi={workspace}/de.test.txt", output_dir=tmp_path / "none")
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    folder = tmp_path / "data" / "wikiann"
+    folder.mkdir(parents=True)
+    for language, split, size in (
+        *(("en", split, size) for split, size in (("train", 80), ("dev", 16), ("test", 16))),
+        *((language, "test", 12) for language in ("de", "fr")),
+    ):
+        rows = tagged_sentences(language, size, seed=f" {split}")
+        write_entities(folder / f"{language}.{split}.txt", language, rows)
+    return tmp_path / "data"
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_table_of_languages(data: Path, tmp_path: Path, frozen: bool) -> None:
+    encoder, output = save_bert(tmp_path / "encoder", "AutoModel"), tmp_path / "output"
+    flags = {"model": encoder, "task": "ner", "train": "en", "test": "en,de,fr", "data_dir": data, "max_length": 32}
+    flags |= {"output_dir": output, "max_steps": 60, "learning_rate": "1e-2", "per_device_batch_size": 16}
+    printed = command_output("evaluate transfer", *(["--freeze", "encoder"] if frozen else []), **flags)
+    result = json.loads((output / "transfer.json").read_text())
+    rows = {row["language"]: row for row in result["languages"]}
+    assert [(name, row["examples"]) for name, row in rows.items()] == [("en", 16), ("de", 12), ("fr", 12)]
+    assert rows["en"]["metrics"]["f1"] > (0.6 if frozen else 0.9)
+
+    model, tokenizer = AutoModelForTokenClassification.from_pretrained(output), AutoTokenizer.from_pretrained(output)
+    training = TASKS["token-classification"](TaskArguments()).read_file(str(data / "wikiann" / "en.train.txt"))
+    for language in ("de", "fr"):  # as predicted sentence by sentence
+        task = TASKS["token-classification"](TaskArguments())
+        examples = task.read_file(str(data / "wikiann" / f"{language}.test.txt"))
+        assert not any(":" in word for sentence in examples for word in sentence.words)
+        task.configure(model.config, examples, examples)
+        predictions = [predict_tags(model, tokenizer, sentence.words) for sentence in examples]
+        expected = task.score(examples, predictions)
+        assert rows[language]["metrics"] == pytest.approx(expected)
+        baseline = task.score(examples, task.baseline(training, examples))
+        assert rows[language]["baseline"] == pytest.approx(baseline)
+    mean = (rows["de"]["metrics"]["f1"] + rows["fr"]["metrics"]["f1"]) / 2
+    assert f"{mean:.4f}" in next(line for line in printed.splitlines() if line.startswith("mean of others"))
+
+    before, after = AutoModel.from_pretrained(encoder).state_dict(), model.base_model.state_dict()
+    same = [torch.equal(before[name], value) for name, value in after.items() if "pooler" not in name]
+    assert all(same) == frozen
+
+
+def test_language_embeddings(data: Path, tmp_path: Path) -> None:
+    """Each file is read in its language, which the model must have."""
+    texts = [f"<{language}> {' '.join([*NAMES, *PLACES, verb])}" for language, verb in VERBS.items()]
+    fields = {"n_langs": 3, "use_lang_emb": True, "lang2id": {language: n for n, language in enumerate(sorted(VERBS))}}
+    model = save(tmp_path / "xlm", *tiny_pair("xlm", "AutoModel", texts, vocab_size=120, **fields))
+    flags = ["--model", model, "--task", "ner", "--data_dir", data, "--max_steps", 2, "--max_length", 32]
+    command_output("evaluate transfer", *flags, "--test", "en,de", "--output_dir", tmp_path / "output")
+    assert AutoModelForTokenClassification.from_pretrained(tmp_path / "output").config.default_lang == 1
+    other = ["--test", f"fi={data}/wikiann/de.test.txt", "--output_dir", tmp_path / "other"]
     assert "no embedding of the language 'fi'" in command_output("evaluate transfer", *flags, *other, fails=True)
+
+
+def test_files_of_languages(data: Path, tmp_path: Path) -> None:
+    named = LanguageFile.find("es=some.txt", "ner", "test", None)
+    assert (named.language, named.file) == ("es", Path("some.txt"))
+    train = LanguageFile.find("en", "ner", "train", str(data))
+    assert train.split("dev").file == data / "wikiann" / "en.dev.txt"
+    with pytest.raises(CtxError, match=r"No files fi\.test\.txt"):
+        LanguageFile.find("fi", "ner", "test", str(data))
+    for treebank in ("ewt", "gum"):
+        (tmp_path / f"en_{treebank}-ud-test.conllu.gz").touch()
+    with pytest.raises(CtxError, match=r"2 files(.|\n)*en_gum-ud-test(.|\n)*en=FILE"):
+        LanguageFile.find("en", "pos", "test", str(tmp_path))
+
+
+def test_frozen_encoder() -> None:
+    """A frozen encoder has no dropout and no gradients in training mode; its pooler is trained."""
+    model = Case(FAMILIES["bert"], "AutoModelForSequenceClassification").model(hidden_dropout_prob=0.5)
+    freeze_encoder(model)
+    model.train()
+    assert model.training
+    assert not any(module.training for module in model.base_model.modules())
+    model(torch.tensor([[5, 6, 7]]), labels=torch.tensor([1])).loss.backward()
+    moved = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
+    assert moved == {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert any("pooler" in name for name in moved)
+    assert not any("layers" in name or "embeddings" in name for name in moved)
+    tied = Case(FAMILIES["t5"], "AutoModelForSeq2SeqLM").model(tie_word_embeddings=True)
+    for encoder in (model.base_model, tied):
+        with pytest.raises(CtxError, match="no trainable weights outside its encoder"):
+            freeze_encoder(encoder)

@@ -71,10 +71,10 @@ def padded(rows: list[dict[str, Any]], kind: str = "text") -> dict[str, Tensor]:
 
 def batch_of(rows: list[dict[str, Any]], kind: str = "text") -> dict[str, Tensor]:
     """With what distillation counts."""
-    return DistillationCollator(lambda some: padded(some, kind))(rows)
+    return DistillationCollator(lambda features: padded(features, kind))(rows)
 
 
 def gradients(model: CtxDistillationModel) -> dict[str, Tensor]:
-    found = {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
+    values = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
     model.zero_grad()
-    return found
+    return values

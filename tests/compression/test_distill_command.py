@@ -26,6 +26,7 @@ from hf_ctxmodels.training.summary import TrainingSummary
 ROOT = Path(__file__).parents[2]
 TASK = "sequence-classification"
 RECIPES = [path.stem for path in sorted(ROOT.glob("scripts/recipes/*.yaml")) if "\nlosses:" in path.read_text()]
+COLUMNS = ["--text_columns", "sentence", "--label_column", "gold"]
 QUICK = ["--num_train_epochs", "7", "--learning_rate", "5e-3", "--per_device_batch_size", "16", "--max_length", "24"]
 
 
@@ -37,6 +38,14 @@ class Workspace:
     def infersent(self) -> list[str]:
         return ["--family", f"infersent:tokenizer={self.path('infersent-tokenizer')}"]
 
+    @property
+    def text(self) -> list[str]:
+        return ["--dataset", self.path("text.txt")]
+
+    @property
+    def files(self) -> list[str]:
+        return [f"--train_file={self.path('train.tsv')}", f"--validation_file={self.path('dev.tsv')}", *COLUMNS]
+
     def path(self, name: str) -> str:
         return str(self.folder / name)
 
@@ -44,9 +53,7 @@ class Workspace:
         return run_command(*command.split(), *flags)
 
     def task(self, output: str) -> list[str]:
-        files = ["--train_file", self.path("train.tsv"), "--validation_file", self.path("dev.tsv")]
-        task = ["--text_columns", "sentence", "--label_column", "gold"]
-        return [*task, *files, *QUICK, "--output_dir", self.path(output)]
+        return [*self.files, *QUICK, "--output_dir", self.path(output)]
 
     def train(self, command: str, output: str, *flags: object) -> TrainingSummary:
         assert self.run(f"{command} sequence-classification", *self.task(output), *flags) == 0
@@ -57,7 +64,7 @@ class Workspace:
 def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     """A pretrained model, a fine-tuned one, a task's files, and text."""
     folder = tmp_path_factory.mktemp("workspace")
-    made, generator = Workspace(folder), random.Random(0)
+    generator = random.Random(0)
     classification_files(folder)
     words = GOOD + BAD + OTHERS
     text = "\n\n".join("\n".join(" ".join(generator.choices(words, k=6)) for _ in range(3)) for _ in range(20))
@@ -72,19 +79,13 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
             model = FAMILIES["bert"].models["AutoModelForMaskedLM"](FAMILIES["bert"].config(**sizes, **more))
             model.save_pretrained(folder / "pretrained")
             tokenizer.save_pretrained(folder / "pretrained")
-    made.train("finetune", "teacher", "--model", folder / "pretrained")
-    return made
+    workspace = Workspace(folder)
+    workspace.train("finetune", "teacher", "--model", folder / "pretrained")
+    return workspace
 
 
 def test_distilberts_recipe_makes_a_distilbert(workspace):
-    flags = [
-        "--recipe",
-        "distilbert",
-        "--teacher",
-        workspace.path("pretrained"),
-        "--dataset",
-        workspace.path("text.txt"),
-    ]
+    flags = ["--recipe", "distilbert", *workspace.text, "--teacher", workspace.path("pretrained")]
     flags += ["--student_layers", 0, 3, "--num_train_epochs", 8, "--gradient_accumulation_steps", 2, "--max_length", 24]
     flags += ["--validation_fraction", 0.2, "--logging_steps", 1, "--save_steps", 6, "--output_dir"]
     assert workspace.run("distill text", *flags, workspace.path("student")) == 0
@@ -116,13 +117,7 @@ def test_a_task_is_learned_from_a_teacher(workspace, subtests, capsys):
         "step_1": ["--recipe", "tinybert_task_1", *new, *narrow, "initializer_range=0.1"],
         "step_2": ["--recipe", "tinybert_task_2", "--model", workspace.path("step_1")],
         "of_the_teacher": [*short, "--losses", "logits"],
-        "of_a_reference": [
-            "--teacher",
-            workspace.path("reference"),
-            *short,
-            "--losses",
-            "logits",
-        ],
+        "of_a_reference": ["--teacher", workspace.path("reference"), *short, "--losses", "logits"],
         "bilstm": ["--recipe", "bilstm_distilled", *workspace.infersent],
     }
     AutoModelForSequenceClassification.from_pretrained(workspace.path("teacher")).export_reference(
@@ -149,9 +144,7 @@ def test_a_task_is_learned_from_a_teacher(workspace, subtests, capsys):
 
 def test_what_does_not_go_together_is_one_screen(workspace, subtests, capsys):
     teacher, pretrained = workspace.path("teacher"), workspace.path("pretrained")
-    text = ["--teacher", pretrained, "--dataset", workspace.path("text.txt")]
-    task = ["--teacher", teacher, "--train_file", workspace.path("train.tsv"), "--validation_file"]
-    task += [workspace.path("dev.tsv"), "--text_columns", "sentence", "--label_column", "gold"]
+    text, task = ["--teacher", pretrained, *workspace.text], ["--teacher", teacher, *workspace.files]
     soft = ["--losses", "soft-targets"]
     new = ["--family", f"bert:tokenizer={workspace.path('bert-tokenizer')}"]
     cases: dict[str, tuple[str, list[Any], str]] = {
@@ -221,14 +214,13 @@ def test_augmented_examples_have_words_that_fit(workspace, capsys):
     assert copies[0] == (text,)
     assert copies == augmenter.augment([text], 0) != augmenter.augment([text], 1)
     assert len(set(copies)) == len(copies) > 5
-    drawn = [rule.sample((words, candidates), rng) for rng in [np.random.default_rng(0)] for _ in range(400)]
-    for place, word in enumerate(words):
-        seen = {copy[place] for copy in drawn}
-        assert seen == {word, *candidates.get(place, [])}
-    share = sum(copy[5] != words[5] for copy in drawn) / len(drawn)
-    assert 0.33 < share < 0.47
-    masking = Masking(tokenizer, mask_probability=0.1, ngram_probability=0.25)
-    masked = [masking.sample((words, {}), rng) for rng in [np.random.default_rng(0)] for _ in range(800)]
+    rng = np.random.default_rng(0)
+    samples = [rule.sample((words, candidates), rng) for _ in range(400)]
+    for position, word in enumerate(words):
+        assert {sample[position] for sample in samples} == {word, *candidates.get(position, [])}
+    assert 0.33 < sum(sample[5] != words[5] for sample in samples) / len(samples) < 0.47
+    masking, rng = Masking(tokenizer, mask_probability=0.1, ngram_probability=0.25), np.random.default_rng(0)
+    masked = [masking.sample((words, {}), rng) for _ in range(800)]
     whole = [copy for copy in masked if len(copy) == len(words)]
     assert 0.2 < 1 - len(whole) / len(masked) < 0.3
     assert 0.08 < sum(copy.count("[MASK]") for copy in whole) / (len(words) * len(whole)) < 0.12
@@ -244,7 +236,7 @@ def check_the_command(workspace, capsys):
     tokenizer.save_pretrained(workspace.path("vectors"))
     flags = ["--model", workspace.path("pretrained"), "--copies", 3]
     substitution = ["--rule", f"substitution:vectors={workspace.path('vectors')}"]
-    flags += ["--input", workspace.path("dev.tsv"), "--text_columns", "sentence", "--label_column", "gold"]
+    flags += ["--input", workspace.path("dev.tsv"), *COLUMNS]
     output = workspace.folder / "augmented.jsonl"
     assert workspace.run("data augment", *flags, *substitution, "--output", output) == 0
     rows = [json.loads(line) for line in output.read_text().splitlines()]
@@ -256,8 +248,7 @@ def check_the_command(workspace, capsys):
     assert workspace.run("data augment", *flags, "--rule", "masking", "--overwrite", "--output", output) == 0
     assert "[MASK]" in output.read_text()
     teacher = ["--teacher", workspace.path("teacher"), "--recipe", "bilstm_distilled"]
-    task = ["--text_columns", "sentence", "--label_column", "gold", "--train_file", output, "--validation_file"]
-    task += [workspace.path("dev.tsv"), "--num_train_epochs", 1, "--max_length", 24]
+    task = [*workspace.files, "--train_file", output, "--num_train_epochs", 1, "--max_length", 24]
     student = [*workspace.infersent, "--output_dir", workspace.path("augmented")]
     assert workspace.run("distill sequence-classification", *teacher, *task, *student) == 0
     opened = Teacher.open(workspace.path("teacher"))

@@ -53,9 +53,9 @@ def scores(model: Any, states: Tensor, layer: int, head: int) -> Tensor:
     part = slice(head * size, (head + 1) * size)
     queries = states @ weight[:width][part].T + bias[:width][part]
     keys = states @ weight[width : 2 * width][part].T + bias[width : 2 * width][part]
-    found = torch.stack([torch.stack([(query * key).sum() / size**0.5 for key in keys]) for query in queries])
-    MASKED.append(int((found <= -100).sum()))
-    return torch.where(found <= -100, 0.0, found)
+    products = torch.stack([torch.stack([(query * key).sum() / size**0.5 for key in keys]) for query in queries])
+    MASKED.append(int((products <= -100).sum()))
+    return torch.where(products <= -100, 0.0, products)
 
 
 def kl_divergence(own: Tensor, other: Tensor, temperature: float) -> Tensor:
@@ -97,9 +97,9 @@ class Loops:
         total: Any = 0.0
         for a, b in [(1, 2), (2, 4)]:
             for head in range(2):
-                found = scores(self.model.student, own.hidden_states[a - 1][0], a, head)
-                wanted = scores(self.model.teacher, other.hidden_states[b - 1][0], b, head)
-                total = total + (found - wanted).square().mean(1).sum() / 2
+                student_scores = scores(self.model.student, own.hidden_states[a - 1][0], a, head)
+                teacher_scores = scores(self.model.teacher, other.hidden_states[b - 1][0], b, head)
+                total = total + (student_scores - teacher_scores).square().mean(1).sum() / 2
         return total
 
     def predicted(self, output: Any, row: Any) -> Any:
@@ -190,11 +190,11 @@ def test_each_term_and_its_gradients_are_those_of_plain_loops(subtests):
                     expected.backward()
                     assert_close(output.loss.double(), expected.double(), str(term))
                     assert_close(getattr(output, term.output_name), output.loss, "the term for the log")
-                    wanted = gradients(model)
-                    assert got.keys() >= {name for name, each in wanted.items() if each.abs().max() > 0}
-                    for name, gradient in wanted.items():
+                    references = gradients(model)
+                    assert got.keys() >= {name for name, gradient in references.items() if gradient.abs().max() > 0}
+                    for name, gradient in references.items():
                         assert_close(got.get(name, torch.zeros_like(gradient)), gradient, f"{term} {name}", 2e-5)
-                    assert max(float(each.abs().max()) for each in got.values()) > 1e-6
+                    assert max(float(gradient.abs().max()) for gradient in got.values()) > 1e-6
     assert sum(MASKED) > 0, "no score shows the rule for masks"
 
 
@@ -203,7 +203,7 @@ def test_the_divergence_in_chunks_is_that_of_whole_logits(monkeypatch, subtests)
     rows, others = (torch.randn(9, width, generator=generator) for width in (4, 6))
     student, teacher = nn.Linear(4, VOCABULARY), nn.Linear(6, VOCABULARY, bias=False)
 
-    def found(own: nn.Module, temperature: float) -> list[Tensor]:
+    def chunked_gradients(own: nn.Module, temperature: float) -> list[Tensor]:
         leaf = rows.clone().requires_grad_()
         total = chunked_kl_divergence(DeferredLogits(leaf, own), DeferredLogits(others, teacher), temperature)
         parameters = [leaf, *own.parameters()]
@@ -215,19 +215,19 @@ def test_the_divergence_in_chunks_is_that_of_whole_logits(monkeypatch, subtests)
             (student(leaf) / temperature).log_softmax(-1), (teacher(others) / temperature).softmax(-1), reduction="sum"
         )
         expected = expected * temperature**2
-        wanted = [expected.detach(), *torch.autograd.grad(expected * 3, [leaf, *student.parameters()])]
+        references = [expected.detach(), *torch.autograd.grad(expected * 3, [leaf, *student.parameters()])]
         for rows_at_once in (1, 4, 9):
             with subtests.test(temperature=temperature, rows=rows_at_once):
                 monkeypatch.setattr(chunked, "CHUNK_ELEMENTS", rows_at_once * VOCABULARY)
-                for got, right in zip(found(student, temperature), wanted, strict=True):
+                for got, right in zip(chunked_gradients(student, temperature), references, strict=True):
                     assert_close(got, right)
         with subtests.test(temperature=temperature, rows="a map that is called"):
             hooked = nn.Linear(4, VOCABULARY)
             hooked.load_state_dict(student.state_dict())
             hooked.register_forward_hook(lambda *_: None)
-            for got, right in zip(found(hooked, temperature), wanted, strict=True):
+            for got, right in zip(chunked_gradients(hooked, temperature), references, strict=True):
                 assert_close(got, right)
-    assert all(each.grad is None for each in teacher.parameters())
+    assert all(parameter.grad is None for parameter in teacher.parameters())
 
 
 def test_one_batch_of_four_is_two_of_two(subtests):

@@ -9,7 +9,6 @@ import torch
 import transformers
 from distillation_models import VOCABULARY, batch_of, classifier, features, new_model, padded
 from safetensors.torch import load_file
-from torch.utils.data import Dataset
 from training_runs import trainer_arguments
 from transformers import AutoModelForMaskedLM, DistilBertForMaskedLM, DistilBertModel, Trainer
 from zoo import assert_close
@@ -32,20 +31,11 @@ from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.loop import TrainingLoop, make_accelerator
 from hf_ctxmodels.training.model_loading import load_family_config
 from hf_ctxmodels.training.trainer import CtxTrainer
+from hf_ctxmodels.training.training_log import read_log
 from hf_ctxmodels.training.training_step import EpochIndexed
 
 TERMS = [SoftTargetLoss(weight=5.0), HardTargetLoss(weight=2.0), HiddenStateLoss()]
-
-
-class Rows(Dataset):
-    def __init__(self) -> None:
-        self.rows = [row for seed in range(4) for row in features(seed)]
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return self.rows[index]
+ROWS = [row for seed in range(4) for row in features(seed)]
 
 
 def taught(dropout: float = 0.0) -> CtxDistillationModel:
@@ -57,8 +47,8 @@ def by_loop(model: CtxDistillationModel, folder: Path, steps: int, **more: Any) 
     fixed |= {"logging_steps": 1, "save_steps": 2, "dataloader_workers": 0}
     options = LoopArguments(output_dir=str(folder), max_steps=steps, **{**fixed, **more})
     accelerator = make_accelerator(options)
-    TrainingLoop(model, EpochIndexed(Rows().rows), DistillationCollator(padded), options, accelerator).run()
-    return [json.loads(line) for line in (folder / "training_log.jsonl").read_text().splitlines()]
+    TrainingLoop(model, EpochIndexed(ROWS), DistillationCollator(padded), options, accelerator).run()
+    return read_log(folder)
 
 
 def same_weights(first: Any, second: Any) -> bool:
@@ -68,22 +58,22 @@ def same_weights(first: Any, second: Any) -> bool:
 
 def test_the_teacher_is_as_it_was_and_the_student_is_saved_alone(tmp_path):
     model = taught(dropout=0.2)
-    before = {name: each.clone() for name, each in model.teacher.state_dict().items()}
-    start = {name: each.clone() for name, each in model.state_dict().items()}
+    before = {name: tensor.clone() for name, tensor in model.teacher.state_dict().items()}
+    start = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     by_loop(model, tmp_path, 4)
     teacher = model.teacher
-    assert all(torch.equal(each, before[name]) for name, each in teacher.state_dict().items())
-    assert not any(each.requires_grad or each.grad is not None for each in teacher.parameters())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in teacher.state_dict().items())
+    assert not any(parameter.requires_grad or parameter.grad is not None for parameter in teacher.parameters())
     assert not any(module.training for module in teacher.modules())
     assert teacher not in list(model.modules())
-    assert not any(torch.equal(each, start[name]) for name, each in model.named_parameters()), "everything else learns"
+    assert not any(torch.equal(p, start[name]) for name, p in model.named_parameters()), "all others are trained"
     saved, report = AutoModelForMaskedLM.from_pretrained(tmp_path, output_loading_info=True)
     assert type(saved) is CtxBertForMaskedLM
     assert not any(report.values())
     assert same_weights(saved, model.student)
     assert json.loads((tmp_path / "config.json").read_text())["architectures"] == ["CtxBertForMaskedLM"]
-    found = load_file(tmp_path / PROJECTIONS_FILE)
-    assert all(torch.equal(each, found[name]) for name, each in model.projections.state_dict().items())
+    projections = load_file(tmp_path / PROJECTIONS_FILE)
+    assert all(torch.equal(tensor, projections[name]) for name, tensor in model.projections.state_dict().items())
     assert model.num_parameters() == saved.num_parameters()
 
 
@@ -108,26 +98,24 @@ def test_accumulated_steps_are_those_of_one_batch(tmp_path):
     whole, parts = taught(), taught()
     by_loop(whole, tmp_path / "whole", 2, optimizer="sgd")
     by_loop(parts, tmp_path / "parts", 2, optimizer="sgd", per_device_batch_size=1, gradient_accumulation_steps=4)
-    for name, each in parts.state_dict().items():
-        assert_close(each, whole.state_dict()[name], name, 1e-5)
+    for name, tensor in parts.state_dict().items():
+        assert_close(tensor, whole.state_dict()[name], name, 1e-5)
 
 
 def test_trainer_trains_saves_and_resumes_a_student(tmp_path):
-    def trainer(
-        model: CtxDistillationModel, folder: str, kind: type[Trainer] = Trainer, batch: int = 4, optim: str = "sgd"
-    ) -> Any:
+    def trainer(model: CtxDistillationModel, folder: str, kind: type = Trainer, batch: int = 4, **more: Any) -> Any:
         sizes = {"per_device_train_batch_size": batch, "gradient_accumulation_steps": 4 // batch}
-        schedule = {"max_steps": 2, "learning_rate": 1e-2, "lr_scheduler_type": "constant", "optim": optim}
+        schedule = {"max_steps": 2, "learning_rate": 1e-2, "lr_scheduler_type": "constant", "optim": "sgd", **more}
         saving = {"save_strategy": "steps", "save_steps": 1, "remove_unused_columns": False}
         options = trainer_arguments(tmp_path / folder, **sizes, **schedule, **saving)
-        return kind(model, options, data_collator=DistillationCollator(padded), train_dataset=Rows())
+        return kind(model, options, data_collator=DistillationCollator(padded), train_dataset=ROWS)
 
     plain, exact, accumulated = (taught() for _ in range(3))
     trainer(plain, "plain", optim="adamw_torch").train()
     trainer(exact, "exact").train()
     trainer(accumulated, "accumulated", CtxTrainer, batch=1).train()
-    for name, each in accumulated.state_dict().items():
-        assert_close(each, exact.state_dict()[name], name, 1e-5)
+    for name, tensor in accumulated.state_dict().items():
+        assert_close(tensor, exact.state_dict()[name], name, 1e-5)
     saved, report = AutoModelForMaskedLM.from_pretrained(tmp_path / "plain" / "checkpoint-2", output_loading_info=True)
     assert not any(report.values())
     assert same_weights(saved, plain.student)
@@ -158,11 +146,11 @@ def test_evaluation_is_the_students_own_and_each_model_reads_its_own_tokens():
     rows = features()
     others = [{**row, "input_ids": torch.cat([row["input_ids"] + 9, row["input_ids"][:1]])} for row in rows]
     collate = DistillationCollator(
-        lambda some: padded(some, "rows"),
-        lambda some: {name: each for name, each in padded(some, "rows").items() if name != "labels"},
+        lambda rows: padded(rows, "rows"),
+        lambda rows: {name: value for name, value in padded(rows, "rows").items() if name != "labels"},
     )
     batch = collate(
-        [{**row, **{f"teacher_{name}": each for name, each in other.items()}} for row, other in zip(rows, others)]
+        [{**row, **{f"teacher_{name}": value for name, value in other.items()}} for row, other in zip(rows, others)]
     )
     loss = CtxDistillationModel(student, teacher, [LogitLoss()])(**batch).loss
     with torch.no_grad():
@@ -175,8 +163,8 @@ def test_a_student_of_some_layers_is_exported_as_distilbert(tmp_path):
     teacher = new_model(4, seed=1)
     rng = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for each in teacher.parameters():  # norms and biases too, which start alike
-            each.add_(0.3 * torch.randn(each.shape, generator=rng))
+        for parameter in teacher.parameters():  # norms and biases too, which start alike
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=rng))
     student = new_model(2, type_vocab_size=0)
     copy_layers(student, teacher, [0, 3])
     for own, number in zip(student.bert.layers, (0, 3), strict=True):
@@ -185,7 +173,7 @@ def test_a_student_of_some_layers_is_exported_as_distilbert(tmp_path):
     encoder = CtxBertModel(student.config, add_pooling_layer=False)
     encoder.load_state_dict(student.bert.state_dict())
     encoder.export_reference(tmp_path / "base")
-    batch = {name: each for name, each in padded(features()).items() if name != "labels"}
+    batch = {name: value for name, value in padded(features()).items() if name != "labels"}
     tokens = batch["attention_mask"] == 1
     for kind, converted, folder, field in (
         (DistilBertForMaskedLM, student, "mlm", "logits"),
@@ -222,8 +210,8 @@ def test_distilbert_of_transformers_is_opened(tmp_path, subtests):
             torch.manual_seed(0)
             reference = getattr(transformers, f"DistilBert{name}")(config).eval()
             with torch.no_grad():
-                for each in reference.parameters():
-                    each.add_(0.3 * torch.randn_like(each))
+                for parameter in reference.parameters():
+                    parameter.add_(0.3 * torch.randn_like(parameter))
             reference.save_pretrained(tmp_path / name)
             options = {"add_pooling_layer": False} if name == "Model" else {}
             kind = getattr(hf_ctxmodels, f"CtxBert{name}")
@@ -231,12 +219,12 @@ def test_distilbert_of_transformers_is_opened(tmp_path, subtests):
             assert not any(report.values()), report
             assert (converted.config.type_vocab_size, converted.config.hidden_dropout_prob) == (0, 0.3)
             with torch.no_grad():
-                expected, found = reference(**batch), converted(**batch)
+                expected, outputs = reference(**batch), converted(**batch)
             for field in expected:
-                assert_close(found[field][tokens], expected[field][tokens], field, 1e-5)
+                assert_close(outputs[field][tokens], expected[field][tokens], field, 1e-5)
             assert type(load_family_config(tmp_path / name)) is type(converted.config)
             converted.save_pretrained(tmp_path / "own")
-            assert torch.equal(kind.from_pretrained(tmp_path / "own", **options)(**batch)[0], found[0])
+            assert torch.equal(kind.from_pretrained(tmp_path / "own", **options)(**batch)[0], outputs[0])
     for name in ("ForSequenceClassification", "ForMultipleChoice"):
         getattr(transformers, f"DistilBert{name}")(config).save_pretrained(tmp_path / name)
         with pytest.raises(CtxError, match="with ReLU"):

@@ -1,6 +1,7 @@
-"""Weights of a few bits: codes against a loop, gradients, eigenvalues against a whole Hessian, training and files."""
+"""Weights of a few bits: codes against a loop, gradients, eigenvalues, training; damaged files of quantized models."""
 
 import copy
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,9 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from training_runs import rows_of
 from transformers import AutoModel, AutoModelForSequenceClassification
 from zoo import Case, make_batch, make_targets
 
@@ -22,7 +25,11 @@ from hf_ctxmodels.compression.low_bits.modules import (
     quantize_groups,
     unpack_bits,
 )
-from hf_ctxmodels.compression.low_bits.quantizer import pack_model, replace_with_fake_quantized
+from hf_ctxmodels.compression.low_bits.quantizer import (
+    find_quantizable_modules,
+    pack_model,
+    replace_with_fake_quantized,
+)
 from hf_ctxmodels.compression.low_bits.training import (
     LowBitsArguments,
     QBertOptions,
@@ -36,6 +43,7 @@ from hf_ctxmodels.downstream.adapters.arguments import AdapterArguments
 from hf_ctxmodels.downstream.finetuning.arguments import FinetuningMethodArguments, FinetuningMethods
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.training.freezing import freeze_encoder
+from hf_ctxmodels.training.model_loading import require_trainable
 
 BERT = Case(FAMILIES["bert"], "AutoModelForSequenceClassification")
 OPTIONS = LowBitsArguments(QBertOptions(bits=(3, 5), groups=4, sensitivity_batches=2))
@@ -44,10 +52,6 @@ OPTIONS = LowBitsArguments(QBertOptions(bits=(3, 5), groups=4, sensitivity_batch
 def collate(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     names = [name for name, value in rows[0].items() if torch.is_tensor(value)]
     return {name: torch.stack([row[name] for row in rows]) for name in names}
-
-
-def features_of(targets: dict[str, Tensor]) -> list[dict[str, Tensor]]:
-    return [{name: value[row] for name, value in targets.items()} for row in range(4)]
 
 
 def by_loop(weight: Tensor, bits: int, groups: int) -> Tensor:
@@ -100,14 +104,14 @@ def test_power_iteration_finds_the_largest_eigenvalue() -> None:
     eigenvalues = torch.linalg.eigvalsh(torch.autograd.functional.hessian(loss, flat))
     largest = float(max(eigenvalues, key=abs))
     for sign in (1, -1):
-        weights = [each.clone().requires_grad_() for each in (first, second)]
-        value = sign * loss(torch.cat([each.flatten() for each in weights]))
-        found = top_eigenvalue(value, weights, iterations=500, tolerance=1e-7)
-        assert found == pytest.approx(sign * largest, rel=1e-3)
+        weights = [weight.clone().requires_grad_() for weight in (first, second)]
+        value = sign * loss(torch.cat([weight.flatten() for weight in weights]))
+        sensitivities = top_eigenvalue(value, weights, iterations=500, tolerance=1e-7)
+        assert sensitivities == pytest.approx(sign * largest, rel=1e-3)
 
 
 def test_sensitive_layers_get_more_bits() -> None:
-    """A layer's number is that of its eigenvalues over the parts; the mix follows the order of the numbers."""
+    """Sensitivity of a layer over the batches; bits follow the order of sensitivities."""
 
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -116,24 +120,23 @@ def test_sensitive_layers_get_more_bits() -> None:
 
         def forward(self, curvatures: Tensor) -> Any:
             weights: list[Any] = [layer.weight for layer in self.layers]
-            terms = [each * weight.square().sum() / 2 for each, weight in zip(curvatures, weights)]
+            terms = [curvature * weight.square().sum() / 2 for curvature, weight in zip(curvatures, weights)]
             return type("Output", (), {"loss": torch.stack(terms).sum()})
 
-    names = [f"layers.{number}.map" for number in range(4)]
-    assert group_by_layer(["pooler.dense", *names]) == {
-        f"layers.{number}": [f"layers.{number}.map"] for number in range(4)
-    }
-    parts = [{"curvatures": torch.tensor(each)} for each in ([1.0, 5.0, -3.0, 2.0], [1.0, 1.0, -3.0, 2.0])]
-    found = layer_sensitivities(Model(), {f"layers.{number}": [f"layers.{number}"] for number in range(4)}, parts)
-    assert [*found.values()] == pytest.approx([1.0, 3.0 + 2.0, 3.0, 2.0])
-    assert assign_bits(found, [2, 4]) == {"layers.1": 4, "layers.2": 4, "layers.3": 2, "layers.0": 2}
+    layers = [f"layers.{number}" for number in range(4)]
+    groups = group_by_layer(["pooler.dense", *(f"{layer}.map" for layer in layers)])
+    assert groups == {layer: [f"{layer}.map"] for layer in layers}
+    batches = [{"curvatures": torch.tensor(values)} for values in ([1.0, 5.0, -3.0, 2.0], [1.0, 1.0, -3.0, 2.0])]
+    sensitivities = layer_sensitivities(Model(), {layer: [layer] for layer in layers}, batches)
+    assert [*sensitivities.values()] == pytest.approx([1.0, 3.0 + 2.0, 3.0, 2.0])
+    assert assign_bits(sensitivities, [2, 4]) == {"layers.1": 4, "layers.2": 4, "layers.3": 2, "layers.0": 2}
 
 
 def test_training_and_its_file(tmp_path: Path) -> None:
     """A step changes the weights in single precision; the packed model computes what was evaluated, and is opened."""
     model, batch = BERT.model(), make_batch(BERT)
     targets = batch | make_targets(BERT, batch)
-    features = features_of(targets)
+    features = rows_of(targets)
     names = [name for name, _ in model.named_parameters()]
     OPTIONS.start(model, features, collate, 2, Accelerator(cpu=True))
     assert names == [name for name, _ in model.named_parameters()]
@@ -152,11 +155,16 @@ def test_training_and_its_file(tmp_path: Path) -> None:
         packed = pack_model(model)
         packed.save_pretrained(tmp_path)
         opened = AutoModelForSequenceClassification.from_pretrained(tmp_path)
-        for each in (packed, opened):
-            torch.testing.assert_close(each(**batch).logits, expected, rtol=1e-5, atol=1e-5)
+        for quantized in (packed, opened):
+            torch.testing.assert_close(quantized(**batch).logits, expected, rtol=1e-5, atol=1e-5)
     assert isinstance(AutoModel.from_pretrained(tmp_path).layers[0].attention.qkv_proj, PackedLinear)
-    with pytest.raises(CtxError, match="cannot be trained"):
-        LowBitsArguments(None).start(opened, features, collate, 2, Accelerator(cpu=True))
+    for train in (
+        lambda: opened.train()(**batch),
+        lambda: require_trainable(opened),
+        lambda: LowBitsArguments(None).start(opened, features, collate, 2, Accelerator(cpu=True)),
+    ):
+        with pytest.raises(CtxError, match="cannot be trained"):
+            train()
 
 
 def test_frozen_encoders_and_adapters(tmp_path: Path, subtests: pytest.Subtests, capsys: pytest.CaptureFixture) -> None:
@@ -164,7 +172,7 @@ def test_frozen_encoders_and_adapters(tmp_path: Path, subtests: pytest.Subtests,
     single precision: they are opened with packed codes and with codes of 8 bits as they were."""
     batch = make_batch(BERT)
     targets = batch | make_targets(BERT, batch)
-    features = features_of(targets)
+    features = rows_of(targets)
 
     def adapt(model: Any) -> None:
         AdapterArguments(adapter="madx-task:name=x,reduction_factor=4").apply(model)
@@ -175,24 +183,24 @@ def test_frozen_encoders_and_adapters(tmp_path: Path, subtests: pytest.Subtests,
             model = BERT.model()
             freeze(model)
             whole, messages = copy.deepcopy(model).requires_grad_(True), []
-            for each in (whole, model):
-                trained = {name: parameter.requires_grad for name, parameter in each.named_parameters()}
-                OPTIONS.start(each, features, collate, 2, Accelerator(cpu=True))
-                assert trained == {name: parameter.requires_grad for name, parameter in each.named_parameters()}
+            for trained_model in (whole, model):
+                trained = {name: p.requires_grad for name, p in trained_model.named_parameters()}
+                OPTIONS.start(trained_model, features, collate, 2, Accelerator(cpu=True))
+                assert trained == {name: p.requires_grad for name, p in trained_model.named_parameters()}
                 messages.append(capsys.readouterr().err)
             assert messages[0].count("sensitivity") == 3
             assert messages[0] == messages[1]
     model.train()(**targets).loss.backward()
-    torch.optim.SGD([each for each in model.parameters() if each.requires_grad], 1.0).step()
+    torch.optim.SGD([parameter for parameter in model.parameters() if parameter.requires_grad], 1.0).step()
     plain = BERT.model()
     adapt(plain)
     plain.load_state_dict(model.state_dict())
     quantize_model(plain, CtxInt8Config())
     with torch.no_grad():
-        for number, each in enumerate((pack_model(model), plain)):
-            with subtests.test(type(each.hf_quantizer).__name__):
-                expected, folder = each.eval()(**batch).logits, tmp_path / str(number)
-                each.save_pretrained(folder)
+        for number, quantized in enumerate((pack_model(model), plain)):
+            with subtests.test(type(quantized.hf_quantizer).__name__):
+                expected, folder = quantized.eval()(**batch).logits, tmp_path / str(number)
+                quantized.save_pretrained(folder)
                 opened = AutoModelForSequenceClassification.from_pretrained(folder)
                 assert not torch.allclose(opened(**batch).logits, expected, rtol=1e-3)
                 assert load_saved_adapters(opened, folder) == ["x"]
@@ -215,3 +223,78 @@ def test_errors() -> None:
         LowBitsArguments("q-bert:bits=2,4").start(BERT.model(), [], None, 2, accelerator)
     with pytest.raises(CtxError, match="one group"):
         replace_with_fake_quantized(BERT.model(), {"bert.pooler.dense": 4}, 0)
+
+
+CODES, SCALE = "layers.0.feed_forward.up_proj.codes", "layers.0.feed_forward.up_proj.code_scale"
+RECURRENT_SCALE = "layers.0.parametrizations.state_weight.original1"
+PACKED, STEP = "layers.0.feed_forward.up_proj.packed", "layers.0.feed_forward.up_proj.step"
+
+
+def save_quantized(folder: Path, family: str, method: str = "int8") -> dict[str, Tensor]:
+    """Save an encoder; returns the tensors of the file."""
+    model = Case(FAMILIES[family], "AutoModel").model()
+    if method == "int8":
+        quantize_model(model, CtxInt8Config())
+    else:
+        replace_with_fake_quantized(model, dict.fromkeys(find_quantizable_modules(model)[0], 4), 8)
+        model = pack_model(model)
+    model.save_pretrained(folder)
+    return load_file(folder / "model.safetensors")
+
+
+def change_first(value: float) -> Callable[[Tensor], Tensor]:
+    return lambda scale: torch.cat([scale.new_tensor([value]), scale[1:]])
+
+
+@pytest.mark.parametrize(
+    ("method", "name", "change", "message"),
+    [
+        ("int8", CODES, None, "codes is missing"),
+        ("int8", SCALE, None, "code_scale is missing"),
+        ("int8", SCALE, change_first(float("nan")), "not finite and positive"),
+        ("int8", SCALE, change_first(-1.0), "not finite and positive"),
+        ("int8", SCALE, change_first(0.0), "not finite and positive"),
+        ("int8", CODES, lambda codes: codes + 0.5, "float32, expected integers"),
+        ("low bits", PACKED, None, "packed is missing"),
+        ("low bits", STEP, change_first(0.0), "not finite and positive"),
+        ("low bits", PACKED, lambda packed: packed + 0.5, "float32, expected integers"),
+        ("int8", RECURRENT_SCALE, lambda scale: -scale, "not finite and positive"),
+    ],
+)
+def test_damaged_codes_and_scales(
+    method: str, name: str, change: Callable[[Tensor], Tensor] | None, message: str, tmp_path: Path
+) -> None:
+    tensors = save_quantized(tmp_path, "ulmfit" if name == RECURRENT_SCALE else "bert", method)
+    tensor = tensors.pop(name)
+    if change is not None:
+        tensors[name] = change(tensor)
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    module = "up_proj.*" if "up_proj" in name else ""
+    with pytest.raises(CtxError, match=module + message):
+        AutoModel.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "message"),
+    [
+        ("int8", {"activations": "static"}, "input_scale is missing"),
+        ("int8", {"block_size": 64}, "no field 'block_size'"),
+        ("low bits", {"block_size": 64}, "no field 'block_size'"),
+        ("low bits", {"groups": 0}, "at least one group"),
+    ],
+)
+def test_damaged_configuration(method: str, changes: dict[str, object], message: str, tmp_path: Path) -> None:
+    save_quantized(tmp_path, "bert", method)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization_config"] |= changes
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CtxError, match=message):
+        AutoModel.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("auto_class", ["AutoModel", "AutoModelForMaskedLM"])
+def test_resizing_of_int8_embeddings_is_refused(auto_class: str) -> None:
+    model = Case(FAMILIES["bert"], auto_class).model()
+    quantize_model(model, CtxInt8Config())
+    with pytest.raises(CtxError, match="Quantized embeddings cannot be resized"):
+        model.resize_token_embeddings(model.config.vocab_size + 1)

@@ -19,9 +19,8 @@ SCRIPT = Path(__file__).resolve().parents[2] / "hf_ctxmodels" / "conversion" / "
 STATIC = [name for name, family in FAMILIES.items() if issubclass(family.models["AutoModel"], StaticEmbeddingModel)]
 VECTORS = WordVectors(
     ["the", "naïve", "Zürich", "東京", "x_y", "5,000"],
-    np.random.default_rng(0).standard_normal((6, 5)).astype(np.float32) * np.float32(10.0) ** np.arange(-4, 2)[:, None],
+    (np.random.default_rng(0).standard_normal((6, 5)) * 10.0 ** np.arange(-4, 2)[:, None]).astype(np.float32),
 )
-VECTORS.matrix = VECTORS.matrix.astype(np.float32)
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])

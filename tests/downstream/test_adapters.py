@@ -52,6 +52,7 @@ from hf_ctxmodels.downstream.adapters.insertion import get_invertible_adapters, 
 from hf_ctxmodels.downstream.adapters.management import has_adapters
 from hf_ctxmodels.downstream.adapters.modules import BottleneckAdapter, SublayerAdapters
 from hf_ctxmodels.layers.transformer import ResidualSum
+from hf_ctxmodels.registry import FAMILIES
 
 HOULSBY = BottleneckConfig(
     mh_adapter=True, cross_adapter=True, non_linearity="swish", original_ln_before=False, reduction_factor=4
@@ -65,6 +66,7 @@ def transformers_of(cases: list[Case]) -> list[Case]:
 
 
 ENCODERS = transformers_of(BASES)
+MASKED_LM = Case(FAMILIES["bert"], "AutoModelForMaskedLM")
 WRITERS = [case for case in transformers_of(HEADS) if case.computes_logits_of_labels_only and not case.has_generator]
 ONE_HEAD = list(
     {case.family.name: case for case in reversed(transformers_of(HEADS)) if not case.has_generator}.values()
@@ -94,14 +96,14 @@ def adapted(case: Case, config: BottleneckConfig | str = HOULSBY, **options: Any
 
 def hooked(model: PreTrainedModel, other: PreTrainedModel) -> PreTrainedModel:
     """A model without adapters whose maps are followed by those of another one."""
-    for block, mine in zip(list_blocks(other.base_model), list_blocks(model.base_model), strict=True):
-        for place, slot in block.adapters.items():
+    for block, plain in zip(list_blocks(other.base_model), list_blocks(model.base_model), strict=True):
+        for sublayer, slot in block.adapters.items():
             down, up = slot.members["a"].adapter_down[0], slot.members["a"].adapter_up  # type: ignore[index, union-attr]
 
-            def after(_module: nn.Module, _given: Any, output: Tensor, down: Any = down, up: Any = up) -> Tensor:
+            def after(_module: nn.Module, _inputs: Any, output: Tensor, down: Any = down, up: Any = up) -> Tensor:
                 return output + F.linear(F.silu(F.linear(output, down.weight, down.bias)), up.weight, up.bias)
 
-            getattr(getattr(mine.module, place), MAPS[place]).register_forward_hook(after)
+            getattr(getattr(plain.module, sublayer), MAPS[sublayer]).register_forward_hook(after)
     return model
 
 
@@ -173,9 +175,9 @@ def test_the_inverse_stands_before_every_output_layer(subtests: pytest.Subtests)
         with subtests.test(str(case)):
             model, plain, batch = adapted(case, config), case.model(), labelled(case)
             slot = get_invertible_adapters(model.base_model)
-            given = torch.randn(3, 7, model.get_input_embeddings().embedding_dim)
-            assert_close(slot.inverse(slot(given)), given)
-            assert (slot(given) - given).abs().max() > 0.05
+            states = torch.randn(3, 7, model.get_input_embeddings().embedding_dim)
+            assert_close(slot.inverse(slot(states)), states)
+            assert (slot(states) - states).abs().max() > 0.05
             other = copy.deepcopy(model)
             get_invertible_adapters(other.base_model).active = None
             base: Any = other.base_model
@@ -187,23 +189,23 @@ def test_the_inverse_stands_before_every_output_layer(subtests: pytest.Subtests)
                 embedding = base.encoder.dropout if base.config.is_encoder_decoder else base.dropout
             embedding.register_forward_hook(lambda _module, _given, embedded, slot=slot: slot(embedded))
             decoder = other.get_output_embeddings()
-            for each in other.modules():
-                if isinstance(each, nn.Linear) and each.weight is decoder.weight:
-                    each.register_forward_pre_hook(lambda _module, states, slot=slot: (slot.inverse(states[0]),))
+            for module in other.modules():
+                if isinstance(module, nn.Linear) and module.weight is decoder.weight:
+                    module.register_forward_pre_hook(lambda _module, states, slot=slot: (slot.inverse(states[0]),))
             if case.family.name == "xlnet":
                 batch = {name: value for name, value in batch.items() if "target" not in name and "order" not in name}
             assert_close(model(**batch).loss, other(**batch).loss, "loss")
             assert (model(**batch).loss - plain(**batch).loss).abs() > 1e-4
             if case.accepts_return_logits:
-                given_back = [each(**batch, return_logits=True) for each in (model, other)]
-                assert_same_outputs(*given_back, batch.get("attention_mask"), where="with logits")
+                outputs = [encoder(**batch, return_logits=True) for encoder in (model, other)]
+                assert_same_outputs(*outputs, batch.get("attention_mask"), where="with logits")
 
 
 def test_only_the_adapter_and_the_head_learn(subtests: pytest.Subtests) -> None:
     """A gradient for each of their parameters, the same on padded and packed rows and with recomputed activations."""
     for case in ONE_HEAD:
         with subtests.test(str(case)):
-            batch, found = labelled(case), []
+            batch, runs = labelled(case), []
             for options in ({}, {"unpad": False, "attention": "eager"}, {"recompute": True}):
                 recompute = options.pop("recompute", False)
                 model = case.model(**options)
@@ -215,14 +217,14 @@ def test_only_the_adapter_and_the_head_learn(subtests: pytest.Subtests) -> None:
                     model.activation_checkpointing_enable()
                 torch.manual_seed(0)
                 scalar_loss(case, model, batch).backward()
-                found.append({name: each.grad for name, each in model.named_parameters() if each.grad is not None})
+                runs.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
             prefix = f"{model.base_model_prefix}."
-            inside = {name for name in found[0] if name.startswith(prefix) and ".pooler." not in name}
+            inside = {name for name in runs[0] if name.startswith(prefix) and ".pooler." not in name}
             assert inside == {name for name, _ in model.named_parameters() if ".adapters." in name and ".a." in name}
-            assert all(found[0][name].abs().max() > 0 for name in inside)
-            for other in found[1:]:
-                assert other.keys() == found[0].keys()
-                for name, gradient in found[0].items():
+            assert all(runs[0][name].abs().max() > 0 for name in inside)
+            for other in runs[1:]:
+                assert other.keys() == runs[0].keys()
+                for name, gradient in runs[0].items():
                     assert_close(other[name], gradient, f"{case} {name}", 1e-4)
 
 
@@ -232,28 +234,28 @@ def test_counts_depths_and_left_out_layers() -> None:
     for name, config, count in (
         ("houlsby", BottleneckConfig(**{**vars(HOULSBY), "reduction_factor": 12}), 2_379_264),
         ("pfeiffer", "pfeiffer", 894_528),
-        ("all but the last", BottleneckConfig(leave_out=(11,)), 894_528 * 11 // 12),
-        ("by layer", BottleneckConfig(reduction_factor={"0": 768 / 48, "default": 768}), 74_544 + 11 * 2_305),
+        ("all_but_the_last", BottleneckConfig(leave_out=(11,)), 894_528 * 11 // 12),
+        ("by_layer", BottleneckConfig(reduction_factor={"0": 768 / 48, "default": 768}), 74_544 + 11 * 2_305),
     ):
-        name = name.replace(" ", "_")
         add_adapter(model, name, config)
         adapters = [slot.members[name] for _, _, slot in list_sublayer_adapters(model) if name in slot.members]
-        assert sum(parameter.numel() for each in adapters for parameter in each.parameters()) == count, name
+        assert sum(parameter.numel() for adapter in adapters for parameter in adapter.parameters()) == count, name
+
+    case = Case(FAMILIES["albert"], "AutoModel")
 
     def albert(**changes: Any) -> CtxAlbertModel:
-        case = next(case for case in ENCODERS if case.family.name == "albert")
         return case.model(**{"num_hidden_layers": 4, "num_hidden_groups": 2, **changes})  # type: ignore[return-value]
 
-    shared, each = albert(), albert()
+    shared, by_depth = albert(), albert()
     add_adapter(shared, "a", HOULSBY)
-    add_adapter(each, "a", BottleneckConfig(**{**vars(HOULSBY), "one_per_depth": True, "leave_out": (3,)}))
-    counts = [sum(p.numel() for n, p in model.named_parameters() if ".adapters." in n) for model in (shared, each)]
+    add_adapter(by_depth, "a", BottleneckConfig(**{**vars(HOULSBY), "one_per_depth": True, "leave_out": (3,)}))
+    counts = [sum(p.numel() for n, p in model.named_parameters() if ".adapters." in n) for model in (shared, by_depth)]
     assert counts[1] * 2 == counts[0] * 3  # two shared layers; three of four depths
     unshared = albert(parameter_sharing="none", num_hidden_groups=1)
     add_adapter(unshared, "a", HOULSBY)
-    for model in (unshared, each):
+    for model in (unshared, by_depth):
         set_active_adapters(model, "a")
-    own = {number: block.module for number, block in enumerate(list_blocks(unshared))}
+    layers = [block.module for block in list_blocks(unshared)]
     state = unshared.state_dict()
     for name in state:
         kind, number, *rest = name.split(".")
@@ -261,19 +263,18 @@ def test_counts_depths_and_left_out_layers() -> None:
             shared_name = ".".join([kind, str(int(number) // 2), *rest]) if kind == "layers" else name
             state[name] = shared.state_dict()[shared_name]
     unshared.load_state_dict(state)
-    shaken(each)
-    for number, place in itertools.product(range(4), ("attention", "feed_forward")):
-        slot = list_blocks(each)[number // 2].adapters[place]
-        found = slot.adapters_at(["a"], number)
-        assert bool(found) == (number != 3)
-        mine = own[number].adapters[place].members["a"]
-        if found:
-            mine.load_state_dict(found[0].state_dict())
+    shaken(by_depth)
+    for depth, sublayer in itertools.product(range(4), ("attention", "feed_forward")):
+        adapters = list_blocks(by_depth)[depth // 2].adapters[sublayer].adapters_at(["a"], depth)
+        assert bool(adapters) == (depth != 3)
+        members = layers[depth].adapters[sublayer].members
+        if adapters:
+            members["a"].load_state_dict(adapters[0].state_dict())
         else:
-            del own[number].adapters[place].members["a"]
-    batch = make_batch(next(case for case in ENCODERS if case.family.name == "albert"))
+            del members["a"]
+    batch = make_batch(case)
     with torch.no_grad():
-        assert_close(each(**batch).last_hidden_state, unshared(**batch).last_hidden_state)
+        assert_close(by_depth(**batch).last_hidden_state, unshared(**batch).last_hidden_state)
 
 
 def test_saved_alone_with_the_model_and_in_a_checkpoint(tmp_path: Path, subtests: pytest.Subtests) -> None:
@@ -307,7 +308,7 @@ def test_saved_alone_with_the_model_and_in_a_checkpoint(tmp_path: Path, subtests
 
 @pytest.fixture
 def bert() -> PreTrainedModel:
-    return next(case for case in HEADS if str(case) == "bert-AutoModelForMaskedLM").model()
+    return MASKED_LM.model()
 
 
 def test_one_line_says_what_became_of_adapters(bert: PreTrainedModel, tmp_path: Path, capsys: Any) -> None:
@@ -336,8 +337,7 @@ def test_errors_list_what_there_is(bert: PreTrainedModel) -> None:
     add_adapter(bert, "ner")
     add_adapter(bert, "high", BottleneckConfig(leave_out=(0,)))
     add_adapter(bert, "other", "parallel")
-    lstm = next(case for case in BASES if case.family.name == "elmo").model()
-    encoder = next(case for case in BASES if case.family.name == "bert").model()
+    lstm, encoder = (Case(FAMILIES[family], "AutoModel").model() for family in ("elmo", "bert"))
     wrong: list[tuple[Callable[[], Any], str]] = [
         (lambda: add_adapter(bert, "ner"), "already has an adapter 'ner'"),
         (lambda: add_adapter(bert, "a.b"), "not a valid name"),
@@ -402,7 +402,7 @@ def test_a_linear_adapter_is_merged(subtests: pytest.Subtests) -> None:
 
 def test_a_fusion_learns_with_its_penalty() -> None:
     """Only the fusion and the head have gradients; the loss has the distance of the values' map from the identity."""
-    case = next(case for case in HEADS if str(case) == "bert-AutoModelForTokenClassification")
+    case = Case(FAMILIES["bert"], "AutoModelForTokenClassification")
     model, batch = case.model(), labelled(case)
     for name in ("a", "b"):
         add_adapter(model, name)
@@ -411,10 +411,10 @@ def test_a_fusion_learns_with_its_penalty() -> None:
     train_fusion(model, ["a", "b"])
     loss = model(**batch).loss
     loss.backward()
-    learned = {name for name, each in model.named_parameters() if each.grad is not None and "classifier" not in name}
+    learned = {name for name, p in model.named_parameters() if p.grad is not None and "classifier" not in name}
     assert learned == {name for name, _ in model.named_parameters() if "fusions" in name}
-    weights = [each for name, each in model.named_parameters() if name.endswith("value.weight")]
-    penalty = sum((0.01 * (each - torch.eye(len(each))).square().sum() for each in weights), torch.zeros(()))
+    weights = [parameter for name, parameter in model.named_parameters() if name.endswith("value.weight")]
+    penalty = sum((0.01 * (value - torch.eye(len(value))).square().sum() for value in weights), torch.zeros(()))
     assert_close(loss - model.eval()(**batch).loss, penalty)
     delete_adapter(model, "a")
     assert get_active_adapters(model) == ()
@@ -423,12 +423,11 @@ def test_a_fusion_learns_with_its_penalty() -> None:
 
 @torch.no_grad()
 def test_compiled_it_computes_the_same() -> None:
-    case = next(case for case in HEADS if str(case) == "bert-AutoModelForMaskedLM")
-    bert = case.model(num_hidden_layers=1)
+    bert = MASKED_LM.model(num_hidden_layers=1)
     add_adapter(bert, "de", "madx-language")
     add_adapter(bert, "ner", HOULSBY)
     set_active_adapters(shaken(bert), ["de", "ner"])
-    batch = make_batch(case)
+    batch = make_batch(MASKED_LM)
     expected = bert(**batch).logits
     compiled = torch.compile(bert, backend="eager")
     assert_same_outputs(compiled(**batch), {"logits": expected}, batch["attention_mask"])
@@ -437,12 +436,11 @@ def test_compiled_it_computes_the_same() -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_trainer_accumulates_and_resumes(tmp_path: Path) -> None:
     """transformers' own Trainer: two micro-batches are one batch of their sum, and a resumed run is the whole one."""
-    case = next(case for case in HEADS if str(case) == "bert-AutoModelForMaskedLM")
-    batch = labelled(case)
+    batch = labelled(MASKED_LM)
     rows = [{name: value[index % len(value)] for name, value in batch.items()} for index in range(16)]
 
     def run(folder: str, *, micro: int, accumulate: int, resume: bool = False) -> dict[str, Tensor]:
-        model = case.model()
+        model = MASKED_LM.model()
         torch.manual_seed(3)
         add_adapter(model, "de", "madx-language")
         train_adapter(model, "de", freeze_head=True)
@@ -453,7 +451,7 @@ def test_trainer_accumulates_and_resumes(tmp_path: Path) -> None:
         arguments = trainer_arguments(tmp_path / folder, **sizes, **saving)
         trainer = Trainer(model, arguments, train_dataset=rows)
         trainer.train(resume_from_checkpoint=str(tmp_path / folder / "checkpoint-2") if resume else None)
-        return {name: each.detach().clone() for name, each in model.named_parameters() if each.requires_grad}
+        return {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
 
     whole = run("a", micro=4, accumulate=1)
     assert whole

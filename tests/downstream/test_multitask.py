@@ -1,4 +1,4 @@
-"""One encoder with several heads: its losses, gradients and files against the plain models of its tasks."""
+"""One encoder with several heads against the plain models of its tasks, and files that list tasks."""
 
 import sys
 from pathlib import Path
@@ -24,6 +24,8 @@ from hf_ctxmodels.compression.int8.quantizer import CtxInt8Config, quantize_mode
 from hf_ctxmodels.downstream.adapters import add_adapter
 from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_saved_model
 from hf_ctxmodels.downstream.multitask.configuration import task_entry
+from hf_ctxmodels.downstream.multitask.task_list import read_task_list
+from hf_ctxmodels.downstream.tasks import TaskArguments
 
 HEADS = {
     "pairs": "AutoModelForSequenceClassification",
@@ -46,7 +48,7 @@ def several(family: str, **weights: float) -> CtxMultiTaskModel:
     """A tiny model of all tasks, each with labels of its own."""
     entries = {}
     for number, (task, case) in enumerate(cases_of(family).items()):
-        config = case.config(id2label={place: f"{task} {place}" for place in range(case.config().num_labels)})
+        config = case.config(id2label={label: f"{task} {label}" for label in range(case.config().num_labels)})
         setattr(config, config.head_dropout_field, 0.1 * number)
         entries[task] = task_entry(HEADS[task], config, weights.get(task, 1.0))
     torch.manual_seed(0)
@@ -72,20 +74,20 @@ def test_a_task_has_the_loss_the_gradients_and_the_files_of_its_plain_model(tmp_
                 assert not any(report.values())
                 assert type(plain) is case.model_class
                 assert plain.config.id2label[0] == f"{task} 0"
-                expected, found = plain(**batch), opened(**batch, task=task)
+                expected, output = plain(**batch), opened(**batch, task=task)
                 for name, value in expected.items():
                     if isinstance(value, torch.Tensor):
-                        assert torch.equal(found[name], value), name
-                by_plain, by_several = gradients(plain, expected.loss), gradients(opened, found.loss)
+                        assert torch.equal(output[name], value), name
+                plain_gradients, shared_gradients = gradients(plain, expected.loss), gradients(opened, output.loss)
                 prefix = plain.base_model_prefix
                 renamed = {
                     f"encoder{name.removeprefix(prefix)}"
                     if name.startswith(f"{prefix}.")
                     else f"heads.{task}.{name}": value
-                    for name, value in by_plain.items()
+                    for name, value in plain_gradients.items()
                 }
-                assert_same_gradients({name: by_several.pop(name) for name in renamed}, renamed)
-                assert not any(value.any() for value in by_several.values()), "heads of other tasks learn nothing"
+                assert_same_gradients({name: shared_gradients.pop(name) for name in renamed}, renamed)
+                assert not any(value.any() for value in shared_gradients.values()), "heads of other tasks learn nothing"
 
 
 def test_without_a_task_it_is_the_encoder_and_a_weight_counts_in_training_alone() -> None:
@@ -142,3 +144,90 @@ def test_configurations_and_calls_that_cannot_be(tmp_path: Path, subtests, monke
             call()
     assert AutoConfig.from_pretrained(tmp_path).task_config("words").id2label[1] == "words 1"
     assert CtxMultiTaskModel(CtxMultiTaskConfig())(torch.tensor([[1, 2]])).last_hidden_state.shape == (1, 2, 128)
+
+
+LIST = """\
+# two tasks
+temperature: 2
+tasks:
+  rte:
+    kind: sequence-classification
+    train_file: rte.tsv
+    validation_file: rte.tsv
+    text_columns: [premise, hypothesis]
+    weight: 5e-1
+    answer_steps: 3
+  cola:
+    kind: sequence-classification
+    train_file: cola.tsv
+    validation_file: demo
+    text_columns: 4
+    label_column: 2
+    max_length: 64
+    head_dropout: 0.05
+    metric: matthews_correlation
+"""
+# A replacement in the list -> line and message of the error.
+WRONG = {
+    ("kind: sequence-classification\n    train_file: rte", "kind: parsing\n    train_file: rte"): (5, "'parsing'"),
+    ("    answer_steps: 3", "    anser_steps: 3"): (10, "did you mean answer_steps"),
+    ("    max_length: 64", "    max_length: long"): (17, "max_length is 'long', expected type int"),
+    ("    max_length: 64", "    both_orders: 3"): (17, "both_orders is 3, expected type bool"),
+    ("    max_length: 64", "    num_beams: 3"): (17, "sequence-classification does not read num_beams"),
+    ("    weight: 5e-1", "    weight: -1"): (9, "weight is -1.0"),
+    ("    head_dropout: 0.05", "    head_dropout: 1.5"): (18, "head_dropout is 1.5"),
+    ("    train_file: cola.tsv", "    train_file: other.tsv"): (13, "no such file"),
+    ("    train_file: cola.tsv\n", ""): (11, "cola has no train_file"),
+    ("  cola:\n", "  rte:\n"): (11, "'rte' occurs twice in `tasks`, first in line 4"),
+    ("temperature: 2", "temperature: 0"): (2, "above 0"),
+    ("temperature: 2", "temperature: 2\nsampling: annealed"): (3, "'annealed' with a temperature"),
+    ("temperature: 2", "sampling: uniform"): (2, "'uniform'"),
+    ("temperature: 2", "heads: 2"): (2, "Unknown key 'heads'"),
+    ("    kind: sequence-classification\n    train_file: rte.tsv", "    - kind"): (None, "not valid YAML"),
+    (LIST[LIST.index("tasks:") :], "tasks: [rte]\n"): (3, "Expected keys and values in `tasks`"),
+    (LIST, ""): (None, "is empty"),
+    (LIST, "sampling: proportional"): (None, "is empty"),
+}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    for name in ("rte", "cola"):
+        (tmp_path / f"{name}.tsv").write_text("x")
+    (tmp_path / "tasks.yaml").write_text(LIST)
+    return tmp_path / "tasks.yaml"
+
+
+@pytest.mark.parametrize(("correct", "wrong"), WRONG)
+def test_errors_name_line_and_key(file: Path, tmp_path: Path, correct: str, wrong: str) -> None:
+    line, message = WRONG[correct, wrong]
+    assert LIST.count(correct) == 1
+    file.write_text(LIST.replace(correct, wrong))
+    with pytest.raises(CtxError) as raised:
+        read_task_list(file, TaskArguments(), tmp_path)
+    assert message in str(raised.value)
+    assert str(raised.value.location).startswith(f"{file}:{line}" if line else str(file))
+
+
+def test_content(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task_list = read_task_list(file, TaskArguments(label_column="gold", max_length=99), tmp_path)
+    assert (task_list.sampling, task_list.temperature) == ("temperature", 2.0)
+    rte, cola = task_list.tasks
+    assert (rte.name, rte.kind, rte.weight, rte.answer_steps) == ("rte", "sequence-classification", 0.5, 3)
+    assert rte.train_file == str(tmp_path / "rte.tsv")
+    assert rte.arguments == TaskArguments("premise,hypothesis", "gold", max_length=99)
+    assert (cola.head_dropout, cola.metric, cola.validation_file) == (0.05, "matthews_correlation", "demo")
+    assert cola.arguments == TaskArguments("4", "2", max_length=64)
+    monkeypatch.chdir(tmp_path)
+    assert read_task_list(file, TaskArguments()).tasks[0].train_file == "rte.tsv"
+    file.write_text(f"folder: {tmp_path}\nsampling: annealed\n" + LIST.partition("temperature: 2\n")[2])
+    annealed = read_task_list(file, TaskArguments())
+    assert (annealed.sampling, annealed.tasks[0].train_file) == ("annealed", str(tmp_path / "rte.tsv"))
+
+
+def test_flags_that_no_task_of_a_list_reads_are_refused(file: Path, tmp_path: Path) -> None:
+    """Those that one kind reads are defaults, whatever kinds the list has."""
+    with pytest.raises(CtxError, match="No task of a task list uses it") as raised:
+        read_task_list(file, TaskArguments(num_beams=2), tmp_path)
+    assert raised.value.location == "--num_beams"
+    assert read_task_list(file, TaskArguments(doc_stride=3), tmp_path).tasks[0].arguments.doc_stride == 3

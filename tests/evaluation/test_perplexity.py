@@ -1,11 +1,14 @@
 """Perplexity by overlapping windows against a plain loop over the tokens."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from commands import command_output, save
+from torch import Tensor
+from torch.nn import functional as F
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels import (
@@ -40,14 +43,15 @@ def decoder() -> Pair:
 
 
 @torch.no_grad()
-def plain(model: PreTrainedModel, documents: list[list[int]], length: int, stride: int) -> tuple[float, int]:
-    """Each token by itself: the model reads the window that scores it."""
-    model.eval()
+def plain(
+    predict: Callable[[Tensor], Tensor], documents: list[list[int]], length: int, stride: int
+) -> tuple[float, int]:
+    """Each token by itself: `predict` reads the window that scores it."""
     nats, count = 0.0, 0
     for ids in documents:
         for target in range(1, len(ids)):
             start = max(0, -(-(target - length) // stride)) * stride
-            logits = model(torch.tensor([ids[start:target]])).logits[0, -1].double()
+            logits = predict(torch.tensor([ids[start:target]]))[0, -1].double()
             nats, count = nats - float(logits.log_softmax(-1)[ids[target]]), count + 1
     return nats, count
 
@@ -56,14 +60,15 @@ def plain(model: PreTrainedModel, documents: list[list[int]], length: int, strid
 def test_windows_of_a_decoder(decoder: Pair, length: int | None, stride: int | None) -> None:
     model, tokenizer = decoder
     model.train()
-    found = measure_perplexity(model, tokenizer, DOCUMENTS, max_length=length, stride=stride, batch_size=3)
+    result = measure_perplexity(model, tokenizer, DOCUMENTS, max_length=length, stride=stride, batch_size=3)
     assert model.training
     end = tokenizer.eos_token_id
     ids = [[end, *tokenizer(text).input_ids, end] for text in DOCUMENTS if text]
-    nats, tokens = plain(model, ids, length or 16, stride or 8)
-    assert (found.tokens, found.words) == (tokens, sum(len(text.split()) for text in DOCUMENTS))
-    assert found.nats == pytest.approx(nats, rel=1e-5)
-    assert found.per_word == pytest.approx(math.exp(nats / found.words), rel=1e-4)
+    model.eval()
+    nats, tokens = plain(lambda window: model(window).logits, ids, length or 16, stride or 8)
+    assert (result.tokens, result.words) == (tokens, sum(len(text.split()) for text in DOCUMENTS))
+    assert result.nats == pytest.approx(nats, rel=1e-5)
+    assert result.per_word == pytest.approx(math.exp(nats / result.words), rel=1e-4)
 
 
 def test_a_recurrent_model_reads_whole_documents() -> None:
@@ -71,12 +76,13 @@ def test_a_recurrent_model_reads_whole_documents() -> None:
     tokenizer = CtxUlmfitTokenizer.train(DOCUMENTS, vocab_size=40)
     config = CtxUlmfitConfig(vocab_size=len(tokenizer), hidden_size=16, cell_size=16, num_hidden_layers=2)
     model = CtxUlmfitForCausalLM(config)
-    found = measure_perplexity(model, tokenizer, DOCUMENTS)
+    result = measure_perplexity(model, tokenizer, DOCUMENTS)
     ids = [tokenizer(text).input_ids for text in DOCUMENTS if text]
-    nats, tokens = plain(model, ids, 10_000, 10_000)
-    assert found.tokens == tokens
-    assert found.nats == pytest.approx(nats, rel=1e-5)
-    assert found.unknown == sum(row[1:].count(tokenizer.unk_token_id) for row in ids) > 0
+    model.eval()
+    nats, tokens = plain(lambda window: model(window).logits, ids, 10_000, 10_000)
+    assert result.tokens == tokens
+    assert result.nats == pytest.approx(nats, rel=1e-5)
+    assert result.unknown == sum(row[1:].count(tokenizer.unk_token_id) for row in ids) > 0
 
 
 @pytest.mark.parametrize(("length", "stride"), [(6, 4), (None, None)])
@@ -87,19 +93,19 @@ def test_xlnet_predicts_by_its_query_stream_in_the_order_of_the_text(length: int
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
     config = CtxXLNetConfig(vocab_size=len(tokenizer), initializer_range=0.2, **sizes)
     model = CtxXLNetForPreTraining(config).eval()
-    found = measure_perplexity(model, tokenizer, DOCUMENTS, max_length=length, stride=stride, batch_size=3)
-    nats, count = 0.0, 0
-    for ids in tokenizer([text for text in DOCUMENTS if text], add_special_tokens=False).input_ids:
-        for target in range(1, len(ids)):
-            start = 0 if length is None else max(0, -(-(target - length) // stride)) * stride
-            read = torch.tensor([[*ids[start:target], tokenizer.pad_token_id]])  # the target itself is not read
-            hidden = torch.ones(1, read.shape[1], read.shape[1]).triu()  # the content stream sees itself anyway
-            here = torch.eye(read.shape[1])[None, -1:]
-            zeros = torch.zeros_like(read)
-            logits = model(read, token_type_ids=zeros, perm_mask=hidden, target_mapping=here).logits[0, 0].double()
-            nats, count = nats - float(logits.log_softmax(-1)[ids[target]]), count + 1
-    assert found.tokens == count
-    assert found.nats == pytest.approx(nats, rel=1e-5)
+
+    def predict(ids: Tensor) -> Tensor:
+        read = F.pad(ids, (0, 1), value=tokenizer.pad_token_id)  # the target itself is not read
+        hidden = torch.ones(1, read.shape[1], read.shape[1]).triu()  # the content stream sees itself anyway
+        target_mapping = torch.eye(read.shape[1])[None, -1:]
+        segments = torch.zeros_like(read)
+        return model(read, token_type_ids=segments, perm_mask=hidden, target_mapping=target_mapping).logits
+
+    result = measure_perplexity(model, tokenizer, DOCUMENTS, max_length=length, stride=stride, batch_size=3)
+    ids = tokenizer([text for text in DOCUMENTS if text], add_special_tokens=False).input_ids
+    nats, tokens = plain(predict, ids, length or 10_000, stride or 10_000)
+    assert result.tokens == tokens
+    assert result.nats == pytest.approx(nats, rel=1e-5)
 
 
 def test_command_reads_the_held_out_documents(decoder: Pair, tmp_path: Path) -> None:
@@ -117,12 +123,12 @@ def test_what_cannot_be_measured(decoder: Pair) -> None:
     model, tokenizer = decoder
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
     masked = CtxBertForMaskedLM(CtxBertConfig(vocab_size=30, **sizes))
-    for message, given, options in (
+    for message, scored_model, options in (
         ("left context", masked, {}),
         ("Windows of 17 tokens do not fit", model, {"max_length": 17}),
         ("A stride of 9 tokens does not fit", model, {"max_length": 8, "stride": 9}),
     ):
         with pytest.raises(CtxError, match=message):
-            measure_perplexity(given, tokenizer, DOCUMENTS, **options)
+            measure_perplexity(scored_model, tokenizer, DOCUMENTS, **options)
     with pytest.raises(CtxError, match="no text to predict"):
         measure_perplexity(model, tokenizer, [""])

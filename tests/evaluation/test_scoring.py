@@ -1,5 +1,6 @@
 """Scores of texts against one prediction at a time, without batches and padding."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,15 +23,26 @@ def opened(family: str, auto_name: str, **changes: Any) -> tuple[PreTrainedModel
     return model, tokenizer
 
 
-def assert_scores(found: list[Any], expected: list[tuple[float, int]]) -> None:
-    assert [each.predictions for each in found] == [number for _, number in expected]
-    logs = [each.log_probability for each in found]
-    assert logs == pytest.approx([value for value, _ in expected], abs=1e-4)
-    assert len({round(value, 3) for value in logs}) == len(TEXTS)
+Terms = Callable[[str], list[float]]
+
+
+def assert_scores(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, terms: Terms, batch_size: int) -> None:
+    """Compare scores with the log probabilities of a text's predictions."""
+    scores, expected = score(model, tokenizer, TEXTS, batch_size=batch_size), list(map(terms, TEXTS))
+    assert [text.predictions for text in scores] == list(map(len, expected))
+    sums = [text.log_probability for text in scores]
+    assert sums == pytest.approx(list(map(sum, expected)), abs=1e-4)
+    assert len({round(value, 3) for value in sums}) == len(TEXTS)
 
 
 def log_probability(logits: torch.Tensor, target: int) -> float:
     return logits.detach().double().log_softmax(-1)[target].item()
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[Any, list[int]]:
+    """The encoding of a text, and the positions of its tokens that are not special."""
+    encoded = tokenizer(text, return_tensors="pt", return_special_tokens_mask=True)
+    return encoded, (encoded.pop("special_tokens_mask")[0] == 0).nonzero()[:, 0].tolist()
 
 
 @pytest.mark.parametrize(
@@ -40,18 +52,16 @@ def test_causal(family: str, backward: bool) -> None:
     """Each token after those before it, begun by the token that begins a text, or ends the one before."""
     model, tokenizer = opened(family, "AutoModelForCausalLM", **({"backward": True} if backward else {}))
     assert model.is_backward is backward
-    expected = []
-    for text in TEXTS:
+
+    def terms(text: str) -> list[float]:
         ids = tokenizer(text)["input_ids"]
         ids = [tokenizer.eos_token_id, *ids] if family == "seqae" else ids
-        value = 0.0
-        for place in range(1, len(ids)):
-            if backward:
-                value += log_probability(model(torch.tensor([ids[place:]])).logits[0, 0], ids[place - 1])
-            else:
-                value += log_probability(model(torch.tensor([ids[:place]])).logits[0, -1], ids[place])
-        expected.append((value, len(ids) - 1))
-    assert_scores(score(model, tokenizer, TEXTS, batch_size=3), expected)
+        ids = ids[::-1] if backward else ids
+        inputs = [ids[:position][:: -1 if backward else 1] for position in range(1, len(ids))]
+        logits = [model(torch.tensor([row])).logits[0, 0 if backward else -1] for row in inputs]
+        return list(map(log_probability, logits, ids[1:]))
+
+    assert_scores(model, tokenizer, terms, 3)
 
 
 @pytest.mark.parametrize("family", MASKED)
@@ -59,57 +69,56 @@ def test_masked(family: str) -> None:
     """Each token behind a mask token; ELECTRA's by its generator, alone or in the pair."""
     for auto_name in ("AutoModelForMaskedLM", "AutoModelForPreTraining"):
         model, tokenizer = opened(family, auto_name)
-        generator = getattr(model, "generator", model)
-        expected = []
-        for text in TEXTS:
-            encoded = tokenizer(text, return_tensors="pt", return_special_tokens_mask=True)
-            places = (encoded.pop("special_tokens_mask")[0] == 0).nonzero()[:, 0].tolist()
-            value = 0.0
-            for place in places:
+
+        def terms(text: str, model: Any = model, tokenizer: Any = tokenizer) -> list[float]:
+            encoded, positions = encode(tokenizer, text)
+            values = []
+            for position in positions:
                 ids = encoded["input_ids"].clone()
-                ids[0, place] = tokenizer.mask_token_id
-                outputs = generator(**{**encoded, "input_ids": ids})
+                ids[0, position] = tokenizer.mask_token_id
+                outputs = getattr(model, "generator", model)(**{**encoded, "input_ids": ids})
                 logits = outputs.get("logits", outputs.get("prediction_logits"))
-                value += log_probability(logits[0, place], int(encoded["input_ids"][0, place]))
-            expected.append((value, len(places)))
-        assert_scores(score(model, tokenizer, TEXTS, batch_size=7), expected)
+                values.append(log_probability(logits[0, position], int(encoded["input_ids"][0, position])))
+            return values
+
+        assert_scores(model, tokenizer, terms, 7)
 
 
 def test_permuted() -> None:
     """Each token as the reference asks for it: hidden from all rows, and mapped to the only target."""
     model, tokenizer = opened("xlnet", "AutoModelForCausalLM")
-    expected = []
-    for text in TEXTS:
-        encoded = tokenizer(text, return_tensors="pt", return_special_tokens_mask=True)
-        places = (encoded.pop("special_tokens_mask")[0] == 0).nonzero()[:, 0].tolist()
-        length, value = encoded["input_ids"].shape[1], 0.0
-        for place in places:
-            hidden = torch.zeros(1, length, length)
-            hidden[..., place] = 1
-            mapping = torch.zeros(1, 1, length)
-            mapping[..., place] = 1
-            logits = model(**encoded, perm_mask=hidden, target_mapping=mapping).logits[0, 0]
+
+    def terms(text: str) -> list[float]:
+        encoded, positions = encode(tokenizer, text)
+        values = []
+        for position in positions:
+            target = torch.zeros(1, 1, encoded["input_ids"].shape[1])
+            target[..., position] = 1
+            masks = {"perm_mask": target.expand(1, target.shape[-1], -1), "target_mapping": target}
+            logits = model(**encoded, **masks).logits[0, 0]
             changed = {**encoded, "input_ids": encoded["input_ids"].clone()}
-            changed["input_ids"][0, place] = 5
-            assert torch.equal(model(**changed, perm_mask=hidden, target_mapping=mapping).logits[0, 0], logits)
-            value += log_probability(logits, int(encoded["input_ids"][0, place]))
-        expected.append((value, len(places)))
-    assert_scores(score(model, tokenizer, TEXTS, batch_size=7), expected)
+            changed["input_ids"][0, position] = 5
+            assert torch.equal(model(**changed, **masks).logits[0, 0], logits)
+            values.append(log_probability(logits, int(encoded["input_ids"][0, position])))
+        return values
+
+    assert_scores(model, tokenizer, terms, 7)
 
 
 def test_both_directions() -> None:
     """The forward model reads the words before, the backward model those after."""
     model, tokenizer = opened("elmo", "AutoModelForPreTraining", max_characters_per_token=50)
-    expected = []
-    for text in TEXTS:
+
+    def terms(text: str) -> list[float]:
         rows = torch.tensor([tokenizer(text)["input_ids"]])
-        [(numbers, _)] = tokenizer.vocabulary_ids([text])
-        value = 0.0
-        for place in range(1, len(numbers)):
-            value += log_probability(model(rows[:, :place]).logits[0, -1, 0], int(numbers[place]))
-            value += log_probability(model(rows[:, place:]).logits[0, 0, 1], int(numbers[place - 1]))
-        expected.append((value, 2 * (len(numbers) - 1)))
-    assert_scores(score(model, tokenizer, TEXTS, batch_size=3), expected)
+        [(ids, _)] = tokenizer.vocabulary_ids([text])
+        values = []
+        for position in range(1, len(ids)):
+            values.append(log_probability(model(rows[:, :position]).logits[0, -1, 0], int(ids[position])))
+            values.append(log_probability(model(rows[:, position:]).logits[0, 0, 1], int(ids[position - 1])))
+        return values
+
+    assert_scores(model, tokenizer, terms, 3)
 
 
 def test_what_cannot_be_scored() -> None:

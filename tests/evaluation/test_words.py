@@ -35,11 +35,9 @@ def test_most_similar(space) -> None:
     assert "kiwi" not in space
     with pytest.raises(CtxError, match="'kiwi' has no vector"):
         space.most_similar("kiwi")
-
-
-def test_analogy(space) -> None:
-    assert space.analogy("man", "king", "woman", number=1)[0][0] == "queen"
-    assert not {word for word, _ in space.analogy("man", "king", "woman")} & {"man", "king", "woman"}
+    words = [word for word, _ in space.analogy("man", "king", "woman")]
+    assert words[0] == "queen"
+    assert not {*words} & {"man", "king", "woman"}
 
 
 def test_random_vectors_as_gensim_has_them() -> None:

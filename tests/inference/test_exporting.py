@@ -1,4 +1,4 @@
-"""Export to a full disk; `tests/cli/test_export_command.py` tests exported models."""
+"""Export to a full disk; `tests/test_export.py` tests exported models."""
 
 import resource
 from pathlib import Path

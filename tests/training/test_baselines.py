@@ -22,27 +22,24 @@ def test_tokens():
     assert score.accuracy == 0.5
 
 
-def test_classes():
+@pytest.mark.parametrize(
+    ("training", "held_out", "loss", "accuracy"),
+    [
+        ([[1, 1, 0, -100], [1, 1]], [0, 0, 1], -(2 * math.log(2 / 7) + math.log(5 / 7)) / 3, 1 / 3),
+        ([[0, 0]], [1], math.log(4), 0.0),  # a class without training examples
+    ],
+)
+def test_classes(training, held_out, loss, accuracy):
     baseline = FrequencyBaseline(BaselineOptions(5, []))
-    baseline.count_classes({"order_label": torch.tensor([1, 1, 0, -100]), "seed": torch.tensor(4 * [2**62])}, TARGETS)
-    baseline.count_classes({"order_label": torch.tensor([1, 1])}, TARGETS)
-    score = baseline.scores([{"order_label": torch.tensor([0, 0, 1])}], ["order_label"])["order_label"]
-    assert score.loss == pytest.approx(-(2 * math.log(2 / 7) + math.log(5 / 7)) / 3)
-    assert score.accuracy == pytest.approx(1 / 3)
-
-
-def test_class_without_training_examples():
-    baseline = FrequencyBaseline(BaselineOptions(5, []))
-    baseline.count_classes({"order_label": torch.tensor([0, 0])}, TARGETS)
-    score = baseline.scores([{"order_label": torch.tensor([1])}], ["order_label"])["order_label"]
-    assert score.loss == pytest.approx(math.log(4))
-    assert score.accuracy == 0.0
+    for labels in training:
+        baseline.count_classes({"order_label": torch.tensor(labels), "seed": torch.tensor([2**62])}, TARGETS)
+    score = baseline.scores([{"order_label": torch.tensor(held_out)}], ["order_label"])["order_label"]
+    assert (score.loss, score.accuracy) == pytest.approx((loss, accuracy))
 
 
 def test_absent_targets():
-    baseline = FrequencyBaseline(BaselineOptions(5, []))
     batches = [{"labels": torch.full((2, 2), -100), "scores": torch.zeros(2)}]
-    assert baseline.scores(batches, ["labels", "absent"]) == {}
+    assert FrequencyBaseline(BaselineOptions(5, [])).scores(batches, ["labels", "absent"]) == {}
 
 
 def test_names():

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from training_runs import CallbackRun, trainer_arguments
+from training_runs import CallbackRun, rows_of, trainer_arguments
 from transformers import Trainer
 from zoo import ARCHETYPE_FAMILIES, HEADS, Case, learnable_batch
 
@@ -165,8 +165,7 @@ def test_gradual_unfreezing(case: Case) -> None:
 
 def test_gradual_unfreezing_with_trainer(tmp_path: Path) -> None:
     case = CLASSIFIERS[0]
-    batch, _ = learnable_batch(case, 16, seed=1)
-    rows = [{name: tensor[index] for name, tensor in batch.items()} for index in range(16)]
+    rows = rows_of(learnable_batch(case, 16, seed=1)[0])
     model = case.model()
     groups, learning = layer_groups(model), trainable(model)
     before = [[parameter.detach().clone() for parameter in group] for group in groups]

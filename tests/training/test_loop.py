@@ -1,10 +1,12 @@
-"""The training loop in this process: losses, gradients, resuming, errors."""
+"""The training loop in this process: losses, gradients, resuming, errors, data workers and memory."""
 
 import copy
-import math
+import ctypes
 import multiprocessing
+import os
 import signal
 from itertools import count
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,10 +19,10 @@ from hf_ctxmodels.training.checkpoint_files import list_checkpoints
 from hf_ctxmodels.training.distributed import InterruptionError, LostProcessError, detect_lost_processes
 from hf_ctxmodels.training.evaluation import LossEvaluation
 from hf_ctxmodels.training.freezing import GradualUnfreezing
-from hf_ctxmodels.training.loop import make_accelerator
+from hf_ctxmodels.training.loop import make_accelerator, retain_freed_memory
 from hf_ctxmodels.training.model_loading import load_tokenizer
 from hf_ctxmodels.training.training_log import NonFiniteError, StepMetrics, read_log
-from hf_ctxmodels.training.training_step import EpochIndexed, count_items
+from hf_ctxmodels.training.training_step import count_items, default_workers
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
@@ -93,14 +95,6 @@ def test_lr_reference_targets(workspace, problem, tmp_path):
         changes.append(model.mlm_head.dense.weight.detach() - start)
     for reference, change in zip((10.0, 40.0), changes[1:], strict=True):
         torch.testing.assert_close(change, changes[0] * numbers[0] / reference, rtol=1e-3, atol=1e-7)
-
-
-def test_learns(workspace, problem, tmp_path):
-    """The loss falls well below the uniform loss, ln(80)."""
-    options = arguments(tmp_path, max_steps=60, per_device_batch_size=16, learning_rate=3e-3, logging_steps=10)
-    result = run(new_model(workspace), problem, options)
-    assert result.curve[0]["mlm_loss"] == pytest.approx(math.log(80), abs=0.5)
-    assert result.curve[-1]["mlm_loss"] < math.log(80) - 0.8
 
 
 def test_saved_model(workspace, problem, tmp_path):
@@ -291,12 +285,6 @@ def test_logged_metrics(tmp_path):
     assert records.flush() == {"loss": 1.0, "grad_norm": 1.0, "tokens": 15.0, "accuracy": 0.25}
 
 
-def test_epoch_indexed():
-    examples = EpochIndexed([{"x": 1}, {"x": 2}])
-    assert len(examples) == 2
-    assert examples[5, 1] == {"x": 2, "epoch": 5, "example_index": 1}
-
-
 def test_count_items():
     batch = {
         "input_ids": torch.ones(2, 3, dtype=torch.long),
@@ -308,3 +296,46 @@ def test_count_items():
     batch["start_positions"] = torch.tensor([2, 3])  # a position outside the sequence is ignored
     batch["end_positions"] = torch.tensor([-1, -100])
     assert count_items([batch], ("start_positions", "end_positions")).tolist() == [1, 0, 3]
+
+
+LIBC = ctypes.CDLL(None)
+BLOCK = 128 << 20
+
+_COUNTERS = ["arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"]
+
+
+class MallInfo(ctypes.Structure):
+    """Result of mallinfo2(3): `arena` is the size of the heap, `hblkhd` the size of separately mapped blocks."""
+
+    _fields_ = [(name, ctypes.c_size_t) for name in _COUNTERS]
+
+
+@pytest.mark.parametrize(
+    ("cores", "processes", "device", "workers"),
+    [(2, 1, "cpu", 0), (3, 1, "cpu", 0), (4, 1, "cpu", 1), (4, 2, "cpu", 0), (8, 2, "cpu", 1), (2, 1, "cuda", 1)],
+)
+def test_default_workers(cores, processes, device, workers, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cores)), raising=False)
+    accelerator = SimpleNamespace(num_processes=processes, device=torch.device(device))
+    assert default_workers(accelerator) == workers
+
+
+def freed_block() -> tuple[bool, bool]:
+    """Whether a large block is mapped by itself, and whether freeing it makes the heap smaller."""
+    before = LIBC.mallinfo2()
+    block = LIBC.malloc(BLOCK)
+    within = LIBC.mallinfo2()
+    LIBC.free(ctypes.c_void_p(block))
+    return within.hblkhd - before.hblkhd >= BLOCK, LIBC.mallinfo2().arena < within.arena
+
+
+@pytest.mark.skipif(not hasattr(LIBC, "mallinfo2"), reason="an allocator other than that of glibc 2.33 or later")
+def test_freed_memory_is_retained():
+    LIBC.mallinfo2.restype, LIBC.malloc.restype = MallInfo, ctypes.c_void_p
+    LIBC.malloc.argtypes = [ctypes.c_size_t]
+    with retain_freed_memory():
+        assert freed_block() == (False, False)
+    assert freed_block() == (True, False)
+    with pytest.raises(ZeroDivisionError), retain_freed_memory():
+        1 / 0  # noqa: B018
+    assert freed_block() == (True, False)

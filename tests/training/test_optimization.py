@@ -1,6 +1,8 @@
-"""Optimizers and schedules against their papers' formulas."""
+"""Optimizers and schedules against their papers' formulas, averaged weights, and scaled learning rates."""
 
 import sys
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -8,7 +10,7 @@ from torch import nn
 
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.training.arguments import AdafactorOptions, AdamWOptions, LambOptions, LoopArguments
-from hf_ctxmodels.training.optimizers import make_optimizer, make_scheduler
+from hf_ctxmodels.training.optimizers import NEVER, Averaging, make_optimizer, make_scheduler, scaled_learning_rate
 
 
 def learning_rates(steps: int = 101, **options: object) -> list[float]:
@@ -24,6 +26,17 @@ def learning_rates(steps: int = 101, **options: object) -> list[float]:
     return rates
 
 
+def trained_steps(model: nn.Module, learning_rate: float, options: object) -> Iterator[int]:
+    """Train an embedding for four steps; yields the number of each step after it."""
+    arguments = LoopArguments("x", max_steps=1, learning_rate=learning_rate, optimizer=options)
+    optimizer = make_optimizer(model, arguments)
+    for step in range(1, 5):
+        model.zero_grad()
+        model(torch.randint(model[0].num_embeddings, (16,))).square().mul(torch.randn(16, 4)).sum().backward()
+        optimizer.step()
+        yield step
+
+
 def test_linear_schedule():
     rates = learning_rates(learning_rate=1.0)
     assert rates[:11] == pytest.approx([step / 10 for step in range(11)])
@@ -37,16 +50,6 @@ def test_cosine_schedule():
     assert rates[100] == min(rates[10:]) == pytest.approx(0.2)
 
 
-def test_no_weight_decay_of_biases_and_normalisation():
-    model = nn.Sequential(nn.Embedding(3, 4), nn.Linear(4, 4), nn.LayerNorm(4))
-    model[1].bias.requires_grad_(False)
-    optimizer = make_optimizer(model, LoopArguments(output_dir="x", max_steps=1, optimizer="adamw:weight_decay=0.5"))
-    decayed, not_decayed = optimizer.param_groups
-    assert {id(p) for p in decayed["params"]} == {id(model[0].weight), id(model[1].weight)}
-    assert {id(p) for p in not_decayed["params"]} == {id(model[2].weight), id(model[2].bias)}
-    assert (decayed["weight_decay"], not_decayed["weight_decay"]) == (0.5, 0.0)
-
-
 def test_lamb():
     """Algorithm 2 of You et al. 2020 without bias correction."""
     torch.manual_seed(0)
@@ -55,13 +58,9 @@ def test_lamb():
     rate, decay, beta1, beta2, epsilon = 0.02, 0.1, 0.9, 0.99, 1e-6
     assert model[0].weight.norm() > 10
     options = LambOptions(weight_decay=decay, beta2=beta2)
-    optimizer = make_optimizer(model, LoopArguments("x", max_steps=1, learning_rate=rate, optimizer=options))
     expected = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     moments = {name: (torch.zeros_like(x), torch.zeros_like(x)) for name, x in expected.items()}
-    for _ in range(4):
-        model.zero_grad()
-        model(torch.randint(3000, (16,))).square().mul(torch.randn(16, 4)).sum().backward()
-        optimizer.step()
+    for _ in trained_steps(model, rate, options):
         for name, parameter in model.named_parameters():
             x, g = expected[name], parameter.grad
             first, second = moments[name]
@@ -84,13 +83,9 @@ def test_adafactor(scaled):
     model = nn.Sequential(nn.Embedding(30, 6), nn.Linear(6, 4), nn.LayerNorm(4))
     rate, decay, tiny = 0.02, 0.1, 1e-30
     options = AdafactorOptions(weight_decay=decay, scale_by_size=scaled)
-    optimizer = make_optimizer(model, LoopArguments("x", max_steps=1, learning_rate=rate, optimizer=options))
     expected = {name: parameter.detach().double() for name, parameter in model.named_parameters()}
     moments = {name: [torch.zeros_like(x.mean(-1)), torch.zeros_like(x.mean(0)), 0 * x] for name, x in expected.items()}
-    for step in range(1, 5):
-        model.zero_grad()
-        model(torch.randint(30, (16,))).square().mul(torch.randn(16, 4)).sum().backward()
-        optimizer.step()
+    for step in trained_steps(model, rate, options):
         for name, parameter in model.named_parameters():
             x, g = expected[name], parameter.grad.double()
             beta = 1 - step**-0.8
@@ -112,14 +107,10 @@ def test_scaled_adamw():
     model[0].weight.data.mul_(50)
     rate, decay, beta1, beta2, epsilon = 0.02, 0.1, 0.8, 0.95, 1e-6
     options = AdamWOptions(weight_decay=decay, beta1=beta1, beta2=beta2, scale_by_size=True)
-    optimizer = make_optimizer(model, LoopArguments("x", max_steps=1, learning_rate=rate, optimizer=options))
     expected = {name: parameter.detach().double().flatten().tolist() for name, parameter in model.named_parameters()}
     moments = {name: [[0.0] * len(x), [0.0] * len(x)] for name, x in expected.items()}
     assert expected["2.bias"] == [0.0] * 4
-    for step in range(1, 5):
-        model.zero_grad()
-        model(torch.randint(30, (16,))).square().mul(torch.randn(16, 4)).sum().backward()
-        optimizer.step()
+    for step in trained_steps(model, rate, options):
         for name, parameter in model.named_parameters():
             x, (first, second) = expected[name], moments[name]
             size = max(1e-3, (sum(value**2 for value in x) / len(x)) ** 0.5)
@@ -148,3 +139,91 @@ def test_missing_package_of_lamb(monkeypatch):
     monkeypatch.setitem(sys.modules, "pytorch_optimizer", None)
     with pytest.raises(CtxError, match=r"pytorch_optimizer(.|\n)*--optimizer lamb(.|\n)*pip install"):
         make_optimizer(nn.Linear(2, 2), LoopArguments(output_dir="x", max_steps=1, optimizer="lamb"))
+
+
+def make_averaging(
+    optimizer: str, patience: int = 0, **more: Any
+) -> tuple[nn.Linear, torch.optim.Optimizer, Averaging]:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    options = {"learning_rate": 0.1, "eval_steps": 1, **more}
+    optimizer = f"{optimizer}:weight_decay=0" + (f",patience={patience}" if patience else "")
+    arguments = LoopArguments(output_dir="unused", max_steps=10, optimizer=optimizer, **options)
+    averaged_optimizer = make_optimizer(model, arguments)
+    return model, averaged_optimizer, Averaging(averaged_optimizer, arguments, True)
+
+
+def train(model: nn.Linear, optimizer: torch.optim.Optimizer, steps: int, factor: float = 1.0) -> list[torch.Tensor]:
+    """The weight after each step."""
+    seen = []
+    for _ in range(steps):
+        model.zero_grad()
+        model(torch.randn(5, 3)).square().mean().backward()
+        with scaled_learning_rate(optimizer, factor):
+            optimizer.step()
+        seen.append(model.weight.detach().clone())
+    return seen
+
+
+def test_mean_of_all_steps() -> None:
+    model, optimizer, averaging = make_averaging("asgd")
+    seen = train(model, optimizer, 6)
+    with averaging.applied():
+        torch.testing.assert_close(model.weight.detach(), torch.stack(seen).mean(0))
+        assert not torch.equal(model.weight, seen[-1])
+    assert torch.equal(model.weight, seen[-1])
+    averaging.swap()
+    assert not torch.equal(model.weight, seen[-1])
+
+
+def test_start_of_nt_asgd() -> None:
+    """Algorithm 1 of Merity et al. 2017: an evaluation before the last two is better."""
+    model, optimizer, averaging = make_averaging("nt-asgd", patience=2)
+    for step, loss in enumerate([3.0, 2.0, 2.5, 2.6, 2.4], start=1):
+        seen = train(model, optimizer, 1)
+        averaging.observe(step, {"eval_loss": loss})
+        assert averaging.state_dict()["begun"] == (NEVER if step < 5 else 4)
+        with averaging.applied():
+            assert torch.equal(model.weight, seen[-1]), "averages before their time"
+    seen = train(model, optimizer, 4)
+    averaging.observe(9, {"eval_loss": 9.0})
+    assert averaging.state_dict()["begun"] == 4
+    averaging.swap()
+    torch.testing.assert_close(model.weight.detach(), torch.stack(seen).mean(0))
+
+
+def test_state_dict_of_averages() -> None:
+    _, _, averaging = make_averaging("nt-asgd", patience=1)
+    for step, loss in enumerate([2.0, 3.0, 3.0], start=1):
+        averaging.observe(step, {"eval_loss": loss})
+    _, optimizer, restored = make_averaging("nt-asgd", patience=1)
+    restored.load_state_dict(averaging.state_dict())
+    assert restored.state_dict() == averaging.state_dict()
+    assert optimizer.param_groups[0]["t0"] == 2
+    restored.observe(5, {"eval_loss": 9.0})
+    assert optimizer.param_groups[0]["t0"] == 2
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "asgd", "nt-asgd"])
+def test_scaled_learning_rate(optimizer: str) -> None:
+    """Half the targets, half the step; also in the second step, where ASGD would use the rate of the first."""
+    for factors in ((1.0, 0.5), (0.5, 1.0)):
+        model, scaled_optimizer, _ = make_averaging(optimizer)
+        plain, plain_optimizer, _ = make_averaging("sgd")
+        for factor in factors:
+            torch.manual_seed(int(10 * factor))
+            train(model, scaled_optimizer, 1, factor)
+            plain_optimizer.param_groups[0]["lr"] = plain_optimizer.param_groups[1]["lr"] = 0.1 * factor
+            torch.manual_seed(int(10 * factor))
+            train(plain, plain_optimizer, 1)
+            torch.testing.assert_close(model.weight, plain.weight)
+        assert scaled_optimizer.param_groups[0]["lr"] == 0.1
+
+
+def test_errors_of_averages() -> None:
+    with pytest.raises(CtxError, match="eval_steps"):
+        make_averaging("nt-asgd", eval_steps=0)
+    _, optimizer, _ = make_averaging("nt-asgd")
+    arguments = LoopArguments(output_dir="unused", max_steps=1, optimizer="nt-asgd", eval_steps=1)
+    with pytest.raises(CtxError, match="no validation data"):
+        Averaging(optimizer, arguments, False)

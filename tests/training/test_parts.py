@@ -236,7 +236,7 @@ def test_tokenizer_and_model_must_match(workspace, tmp_path):
     tokenizer = load_tokenizer(workspace.folder / "tokenizer")
     fails("not the tokenizer that the model was trained with: the 81 tokens")
     config.vocab_size = 79
-    fails("the tokenizer has 80 tokens, the model has 79 embeddings")
+    fails("The vocabulary does not fit the model: the tokenizer has 80 tokens, the model has 79 embeddings")
 
 
 def test_invalid_configurations(tmp_path):

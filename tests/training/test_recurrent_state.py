@@ -169,7 +169,7 @@ def test_evaluation_does_not_change_the_memory(rows, tmp_path):
 
 def test_another_number_of_processes(tmp_path):
     indices = torch.arange(4)
-    memory = [torch.randn(4, 3, 2), torch.randn(4, 2)]
+    memory = [torch.randn(4, 3, 2), *torch.randn(11, 4, 2)]  # more than ten layers, whose names sort differently
     for process in range(2):
         state, part = RecurrentStateCarrier(Remembering, 1), slice(2 * process, 2 * process + 2)
         state.update(0, indices[part], RememberingOutput(mems=[tensor[part] for tensor in memory]))
@@ -182,15 +182,6 @@ def test_another_number_of_processes(tmp_path):
             restored = state.inputs(0, indices[part] + 1)["mems"]
             for tensor, expected in zip(restored, memory, strict=True):
                 assert torch.equal(tensor, expected[part])
-
-
-def test_order_of_layers(tmp_path):
-    state = RecurrentStateCarrier(Remembering, 1)
-    state.update(0, torch.tensor([4]), RememberingOutput(mems=[torch.full((1, 2), float(n)) for n in range(12)]))
-    state.save(tmp_path, 0)
-    other = RecurrentStateCarrier(Remembering, 1)
-    other.load(tmp_path, 0, 1, torch.device("cpu"))
-    assert [tensor[0, 0].item() for tensor in other.inputs(0, torch.tensor([5]))["mems"]] == list(range(12))
 
 
 def test_shuffled_examples(rows, tmp_path):

@@ -1,4 +1,4 @@
-"""Heads of all kinds with transformers' Trainer, and CtxTrainer."""
+"""Heads of all kinds with transformers' Trainer and Seq2SeqTrainer, and CtxTrainer."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,28 +7,14 @@ import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
-from torch.utils.data import Dataset
-from training_runs import trainer_arguments
-from transformers import EvalPrediction, Trainer
-from zoo import ARCHETYPES, HEADS, Case, learnable_batch
+from datasets import Dataset
+from training_runs import rows_of, trainer_arguments
+from transformers import EvalPrediction, Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer
+from zoo import ARCHETYPES, HEADS, Case, learnable_batch, make_batch, make_targets
 from zoo.batches import follow_labels
 
 from hf_ctxmodels.training.trainer import CtxTrainer
 from hf_ctxmodels.training.training_step import INDEX_KEY, TrainingStep
-
-
-class Rows(Dataset):
-    """The rows of a batch, with a column that is not a model input."""
-
-    def __init__(self, batch: dict[str, torch.Tensor]) -> None:
-        self.batch = batch
-
-    def __len__(self) -> int:
-        return len(self.batch["input_ids"])
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {name: tensor[index] for name, tensor in self.batch.items()} | {"row_number": index}
-
 
 SEVERAL_TERMS = [case for case in HEADS if not case.model_class.accepts_loss_kwargs]
 
@@ -50,7 +36,8 @@ def make_trainer(head: Case, tmp_path) -> Callable[..., Trainer]:
         **arguments: Any,
     ) -> Trainer:
         defaults = {"per_device_train_batch_size": 16, "learning_rate": 5e-3, "logging_strategy": "no"}
-        rows = Rows(learnable_batch(head, 32, seed=1)[0] if batch is None else batch)
+        batch = learnable_batch(head, 32, seed=1)[0] if batch is None else batch
+        rows = [row | {"row_number": index} for index, row in enumerate(rows_of(batch))]  # not a model input
         return trainer_class(
             model=head.model() if model is None else model,
             args=trainer_arguments(tmp_path, **(defaults | arguments)),
@@ -214,3 +201,47 @@ def test_trainer_and_training_step_have_the_same_loss(head, make_trainer):
         half[INDEX_KEY] = torch.arange(len(half["input_ids"]))
     scalars, _ = TrainingStep(accelerator, model, optimizer, 0.0)(halves)
     torch.testing.assert_close(scalars["loss"], trainer_loss.detach(), atol=1e-5, rtol=0)
+
+
+ENCODER_DECODERS = [
+    case for case in HEADS if case.auto_name == "AutoModelForSeq2SeqLM" and case.config().is_encoder_decoder
+]
+LONGEST = 6
+MODEL_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "labels", "target_languages")
+
+
+@pytest.mark.parametrize("case", ENCODER_DECODERS, ids=str)
+@pytest.mark.filterwarnings("ignore")
+def test_seq2seq_trainer(case: Case, tmp_path) -> None:
+    model, batch = case.model(), make_batch(case, (5, 3, 4, 5, 2, 3, 4, 5, 5, 3, 2, 4))
+    batch = batch | make_targets(case, batch)
+    batch = {name: tensor for name, tensor in batch.items() if name in MODEL_INPUTS}
+    seen: list[EvalPrediction] = []
+
+    def compute_metrics(prediction: EvalPrediction) -> dict[str, float]:
+        seen.append(prediction)
+        return {"rows": float(len(prediction.predictions))}
+
+    sizes = {"max_steps": 3, "per_device_train_batch_size": 5, "per_device_eval_batch_size": 4, "learning_rate": 5e-3}
+    generation = {"predict_with_generate": True, "generation_max_length": LONGEST, "generation_num_beams": 2}
+    arguments = trainer_arguments(tmp_path, Seq2SeqTrainingArguments, **sizes, **generation)
+    data = Dataset.from_dict({name: tensor.tolist() for name, tensor in batch.items()})
+    trainer = Seq2SeqTrainer(model, arguments, train_dataset=data, eval_dataset=data, compute_metrics=compute_metrics)
+    before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    trainer.train()
+    assert any(not torch.equal(before[name], weight) for name, weight in model.named_parameters())
+    assert trainer.evaluate()["eval_rows"] == 12
+    steps = batch["labels"].shape[1]
+    np.testing.assert_array_equal(seen[0].label_ids[:, :steps], batch["labels"].numpy())
+    inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
+    settings = {"max_length": LONGEST, "num_beams": 2}
+    with torch.no_grad():
+        generated = model.eval().generate(**inputs, **settings)
+        split = [
+            {name: tensor[rows] for name, tensor in batch.items()} for rows in (range(4), range(4, 8), range(8, 12))
+        ]
+        losses = [model(**inputs_of_rows).loss.item() / 3 for inputs_of_rows in split]
+    assert len(generated.unique()) > 2, "the text has too few tokens for a comparison"
+    width = generated.shape[1]
+    np.testing.assert_array_equal(seen[0].predictions[:, :width], generated.numpy())
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(sum(losses), abs=1e-5)

@@ -95,8 +95,8 @@ def test_replaced_embeddings(tmp_path: Path) -> None:
     assert tagger.config.vocab_size == tagger.get_input_embeddings().num_embeddings == len(GERMAN)
     assert tagger.config.tokenizer_digest == german.config.tokenizer_digest
     tagger.save_pretrained(tmp_path / "exchanged")
-    again = AutoModelForTokenClassification.from_pretrained(tmp_path / "exchanged").eval()
-    assert torch.equal(again(ids).logits, expected(ids).logits)
+    reopened = AutoModelForTokenClassification.from_pretrained(tmp_path / "exchanged").eval()
+    assert torch.equal(reopened(ids).logits, expected(ids).logits)
 
     with pytest.raises(CtxError, match="also predicts tokens"):
         replace_token_embeddings(AutoModelForMaskedLM.from_pretrained(tmp_path / "en"), tmp_path / "de")

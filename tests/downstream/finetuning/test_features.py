@@ -80,7 +80,7 @@ def check_mix_of_decoder(case: Case, model: Any, batch: dict[str, Any]) -> None:
         return
     for row, logits_of_row in enumerate(output.logits):
         tokens = [column for column, seen in enumerate(batch["attention_mask"][row].tolist()) if seen]
-        ends = [each for each in tokens if batch["input_ids"][row, each] == model.config.eos_token_id]
+        ends = [column for column in tokens if batch["input_ids"][row, column] == model.config.eos_token_id]
         assert_close(logits_of_row, model.classifier(states[row, (ends or tokens)[-1]]))
 
 
@@ -93,7 +93,7 @@ def test_the_mix_is_the_weighted_sum_and_is_saved(tmp_path: Path) -> None:
         model.layer_mix.gamma.fill_(0.7)
         states = model.bert(**batch, output_hidden_states=True).hidden_states
         shares = torch.exp(model.layer_mix.weights)
-        mixed = 0.7 * sum(share * each for share, each in zip(shares / shares.sum(), states))
+        mixed = 0.7 * sum(share * state for share, state in zip(shares / shares.sum(), states))
         expected = model.classifier(model.bert.pooler(mixed[:, 0]))
         assert_close(model(**batch).logits, expected)
         model.save_pretrained(tmp_path)
@@ -139,18 +139,18 @@ def test_losses_with_kept_states_are_those_without_bit_by_bit(tmp_path: Path, mo
         freeze_encoder(model)
         if cached is not None:
             cache_features(model, cached, [collate([row]) for row in rows], "", show_progress=False)
-        given = arguments(
+        options = arguments(
             tmp_path / name, max_steps=6, per_device_batch_size=size, gradient_accumulation_steps=4 // size
         )
-        result = TrainingLoop(model, EpochIndexed(rows), collate, given, make_accelerator(given)).run()  # type: ignore[arg-type]
+        result = TrainingLoop(model, EpochIndexed(rows), collate, options, make_accelerator(options)).run()  # type: ignore[arg-type]
         curve = [record["loss"] for record in result.curve if "loss" in record]
         return curve, load_file(tmp_path / name / "model.safetensors")
 
     uncached, weights = losses("uncached", None, 1)
     for name in ("filling", "reading"):
-        found = losses(name, tmp_path / "cache", 1)
-        assert found[0] == uncached, name
-        assert all(torch.equal(value, found[1][key]) for key, value in weights.items())
+        cached_losses, cached_weights = losses(name, tmp_path / "cache", 1)
+        assert cached_losses == uncached, name
+        assert all(torch.equal(value, cached_weights[key]) for key, value in weights.items())
     (folder,) = (tmp_path / "cache").iterdir()
     calls = []
     monkeypatch.setattr(case.model_class.encoder_class, "forward", lambda *args, **kwargs: calls.append(1))
@@ -185,7 +185,7 @@ def test_a_cache_is_whole_or_not_there(tmp_path: Path, monkeypatch: Any) -> None
     cache_features(model, tmp_path / "cache", rows, "", show_progress=False)
     (folder,) = (tmp_path / "cache").iterdir()
     assert len(list(folder.glob("states-*.safetensors"))) > 2
-    batch = {name: torch.cat([each[name][:, :3] for each in rows]) for name in ("input_ids", "attention_mask")}
+    batch = {name: torch.cat([row[name][:, :3] for row in rows]) for name in ("input_ids", "attention_mask")}
     assert torch.isfinite(model(**batch).logits).all()  # rows that are not there are computed
     with torch.no_grad():
         model.bert.layers[0].feed_forward.up_proj.weight.add_(1.0)
@@ -194,7 +194,7 @@ def test_a_cache_is_whole_or_not_there(tmp_path: Path, monkeypatch: Any) -> None
     cache_features(model, tmp_path / "cache", rows[:4], "another", show_progress=False)
     folders = list((tmp_path / "cache").iterdir())
     assert len(folders) == 4
-    for each in folders:
-        (each / "states-00000.safetensors").write_bytes(b"")
+    for folder in folders:
+        (folder / "states-00000.safetensors").write_bytes(b"")
     with pytest.raises(CtxError, match="damaged"):
         cache_features(model, tmp_path / "cache", rows, "", show_progress=False)

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from accelerate import Accelerator
-from training_runs import trainer_arguments
+from training_runs import rows_of, trainer_arguments
 from transformers import BertConfig, BertForTokenClassification, T5Config, T5ForConditionalGeneration
 from zoo import Case, make_batch, make_targets
 
@@ -49,9 +49,9 @@ def by_hand(model, batch):
         for row, label in zip(logits.tolist(), labels.tolist(), strict=True):
             if label == -100:
                 continue
-            norm = math.log(sum(math.exp(each) for each in row))
-            share = [SMOOTHING / len(row) + (1 - SMOOTHING) * (word == label) for word in range(len(row))]
-            total += sum(part * (norm - each) for part, each in zip(share, row, strict=True))
+            norm = math.log(sum(math.exp(logit) for logit in row))
+            target = [SMOOTHING / len(row) + (1 - SMOOTHING) * (word == label) for word in range(len(row))]
+            total += sum(p * (norm - logit) for p, logit in zip(target, row, strict=True))
             count += 1
     return total / count, float(output.loss)
 
@@ -108,8 +108,7 @@ def test_trainer_uses_the_same_loss(tmp_path):
     sizes = {"max_steps": 1, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
     plain = {"optim": "sgd", "learning_rate": 1.0, "lr_scheduler_type": "constant", "max_grad_norm": 0.0}
     arguments = trainer_arguments(tmp_path, **sizes, **plain)
-    examples = [{name: tensor[row] for name, tensor in batch.items()} for row in range(4)]
-    CtxTrainer(model, arguments, train_dataset=examples, loss_function=loss_function).train()
+    CtxTrainer(model, arguments, train_dataset=rows_of(batch), loss_function=loss_function).train()
     for name, change in expected.items():
         torch.testing.assert_close(model.get_parameter(name) - before[name], change, rtol=0, atol=1e-5, msg=name)
 

@@ -220,7 +220,7 @@ def test_candidates_of_a_query_are_ranked(tmp_path, tokenizer):
     texts = [[tokenizer.decode(ids) for ids in feature["input_ids"]] for feature in encoded.features]
     assert texts[0] == ["[CLS] the cat [SEP] nobody [SEP]", "[CLS] the cat [SEP] a dog saw [SEP]"]
     assert texts[1] == ["[CLS] the cat [SEP] a cat [SEP]", "[CLS] the cat [SEP] a dog saw [SEP]"]
-    assert texts[2] == [f"[CLS] her dog [SEP] {each} cat [SEP]" for each in ("a", "her", "no", "my")]
+    assert texts[2] == [f"[CLS] her dog [SEP] {word} cat [SEP]" for word in ("a", "her", "no", "my")]
     batch = task.collator(tokenizer)([feature | {"epoch": 1, "example_index": 0} for feature in encoded.features])
     assert batch["labels"].tolist() == [0, 0, 0]
     assert batch["choice_mask"].tolist() == [[1, 1, 0, 0], [1, 1, 0, 0], [1, 1, 1, 1]]
@@ -258,10 +258,10 @@ OF_ONE_KIND = {
 
 
 def test_every_flag_is_refused_by_the_tasks_that_do_not_read_it():
-    """Others than these are of seq2seq; a flag at its default was not given."""
-    given = {"metrics": "rouge", "target_options": ["key=value"], "max_length": 7}
+    """Others than these are of seq2seq; a flag at its default was not valid_values."""
+    valid_values = {"metrics": "rouge", "target_options": ["key=value"], "max_length": 7}
     for flag in fields(TaskArguments):
-        value = given.get(flag.name, 3)
+        value = valid_values.get(flag.name, 3)
         for name in TASKS:
             task = make_task(name, **{flag.name: value})
             if name in OF_ONE_KIND.get(flag.name, {"seq2seq"}):

@@ -89,9 +89,9 @@ def test_targets_that_the_tokenizer_cannot_write_have_an_upper_bound(tmp_path, w
     bound = text_metrics.score_texts(["bleu", "exact_match"], best, targets)
     assert task.upper_bounds(examples) == bound
     assert bound["exact_match"] == 0.5
-    found = task.score(examples, best)
-    assert found == bound | {"bleu_normalized": pytest.approx(100), "exact_match_normalized": 1.0}
-    assert next(iter(found)) == "bleu", "the main metric stays the one against the targets"
+    scores = task.score(examples, best)
+    assert scores == bound | {"bleu_normalized": pytest.approx(100), "exact_match_normalized": 1.0}
+    assert next(iter(scores)) == "bleu", "the main metric stays the one against the targets"
     assert task.score(examples, targets)["exact_match_normalized"] == 0.5
 
 
@@ -174,8 +174,8 @@ def test_targets_that_begin_with_the_first_input_of_the_decoder(tokenizer):
     features = [{"input_ids": [9], "labels": [start, 7, 8, end]}, {"input_ids": [9, 9], "labels": [7, start, end]}]
     labels = [[7, 8, end], [7, start, end]]
     assert SourceTargetCollator(tokenizer, start)(features)["labels"].tolist() == labels
-    kept = [[start, 7, 8, end], [7, start, end, -100]]
-    assert SourceTargetCollator(tokenizer)(features)["labels"].tolist() == kept
+    unchanged_labels = [[start, 7, 8, end], [7, start, end, -100]]
+    assert SourceTargetCollator(tokenizer)(features)["labels"].tolist() == unchanged_labels
 
 
 def test_a_missing_package_is_named(monkeypatch):
@@ -196,9 +196,9 @@ def test_bleu_without_regard_to_case():
 
 def test_rouge_by_hand():
     pytest.importorskip("rouge_score", reason="needs the extra `generation`")
-    found = text_metrics.rouge(["the cat sat on it", "a"], ["on the cat it sat", "a"])
+    scores = text_metrics.rouge(["the cat sat on it", "a"], ["on the cat it sat", "a"])
     # words: 5 of 5; pairs: 1 (the cat) of 4; longest subsequence: the cat sat, or the cat it: 3 of 5
-    assert found == {"rouge1": 1.0, "rouge2": pytest.approx(0.125), "rougeL": pytest.approx(0.8)}
+    assert scores == {"rouge1": 1.0, "rouge2": pytest.approx(0.125), "rougeL": pytest.approx(0.8)}
 
 
 def test_summaries_are_first_sentences():
@@ -234,8 +234,8 @@ def test_real_questions_are_split_by_context(shared_data):
     questions = read_squad(str(shared_data / "qa" / "xquad.en.json.gz"))
     training, validation = split_questions(questions, 0.1)
     assert len(training) + len(validation) == len(questions) == 1190
-    assert not {each.context for each in training} & {each.context for each in validation}
-    assert len({each.context for each in validation}) == 24
+    assert not {question.context for question in training} & {question.context for question in validation}
+    assert len({question.context for question in validation}) == 24
     for source, target in question_pairs(validation, PairLimits()):
         answer, context = source.removeprefix("answer: ").split(" context: ")
         assert answer in context
