@@ -102,7 +102,7 @@ def run(arguments: ComparisonArguments, name: str, flags: list[str], seed: int) 
         arguments.metric: metrics[f"eval_{arguments.metric}"],
         "loss before": forgetting["before"]["eval_loss"],
         "loss after": forgetting["after"]["eval_loss"],
-        "distance": forgetting["distances"]["encoder"]["distance"],
+        "distance": forgetting["distances"]["all"]["distance"],
     }
 
 

@@ -33,6 +33,7 @@ SMALLER = {
     "--per_device_batch_size 32": "--per_device_batch_size 4",
     "num_train_epochs=3": "num_train_epochs=1",
     "--num_train_epochs 3": "--num_train_epochs 1",
+    'from_pretrained("google-bert/bert-base-uncased")': 'from_pretrained("checkpoints/bert")',
     "--validation_fraction 0.05": "--validation_fraction 0.3",  # of the twenty documents of the workspace
 }
 HUB_NAME = "my-org/my-bert"

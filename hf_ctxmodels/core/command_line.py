@@ -222,8 +222,16 @@ def packaged_folder(name: str) -> Path:
 
 
 def find_packaged(name: str, folder: str, description: str, flag: str) -> Path:
-    """A YAML file: a path, or the name of a file in a `packaged_folder`; raises CtxError, with a description of the
-    file and the flag, if there is neither."""
+    """The path of a YAML file: `name` itself if it is a file, else the packaged file of this name. A name with a folder
+    is returned without a check.
+
+    Args:
+        folder: See `packaged_folder`.
+        description, flag: Kind of file and flag, for errors.
+
+    Raises:
+        CtxError: There is neither a file nor a packaged file of this name.
+    """
     path = Path(name)
     packaged = packaged_folder(folder) / f"{name.removesuffix('.yaml')}.yaml"
     if path.is_file() or path.name != name:

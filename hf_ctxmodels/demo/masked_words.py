@@ -74,7 +74,7 @@ def show_masked_words(report: DemoReport, runner: DemoRunner, stage: Stage | Non
         "unigrams: token frequencies in the training text; bigrams: Kneser-Ney, from the previous or the next token, "
         "whichever is better",
     )
-    title = f"Masked language modeling: BERT, {summary.parameters / 1e6:.1f} million parameters, 440,000 words of text"
+    title = f"Masked language modelling: BERT, {summary.parameters / 1e6:.1f} million parameters, 440,000 words of text"
     plot_learning_curve(summary.curve, loss, baselines, title, runner.folder / PLOT_FILE)
     report.rows([(f"  {text}", ", ".join(fill_mask(model, tokenizer, text))) for text in SENTENCES])
 

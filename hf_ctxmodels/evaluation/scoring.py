@@ -43,11 +43,11 @@ def score(
     text). Scores of different kinds of models or different vocabularies are not comparable.
 
     Args:
-        model, tokenizer: A model with a language modeling head, and its tokenizer.
+        model, tokenizer: A model with a language modelling head, and its tokenizer.
         batch_size: Sequences per batch; a pseudo-log-likelihood needs a sequence for every token.
 
     Raises:
-        CtxError: The model has no language modeling head, or a text has no token.
+        CtxError: The model has no language modelling head, or a text has no token.
     """
     scorer = _make_scorer(model, tokenizer)
     sequences: list[tuple[int, dict[str, Any]]] = []

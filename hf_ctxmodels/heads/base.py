@@ -23,6 +23,7 @@ from hf_ctxmodels.layers.lm_loss.cross_entropy import summed_cross_entropy
 from hf_ctxmodels.layers.pooling import Pooling, pool_tokens, token_mask
 
 ItemCounts = int | Tensor | Mapping[str, int | Tensor] | None
+"""Number of targets, or name of the targets -> number; None for the numbers in the batch. See `heads.base`."""
 
 
 def validate_targets(targets: Any, name: str, *shapes: Sequence[int]) -> Tensor:
@@ -65,8 +66,8 @@ def mean_over_targets(total: Tensor, targets: Tensor, name: str, num_items: Item
 
 
 def number_of_targets(targets: Tensor, name: str, num_items: ItemCounts) -> int | Tensor:
-    """The number of targets of a loss term, at least 1: `num_items_in_batch` (see the module) of the argument `name` of
-    `forward`; if it is None, the number of `targets` that are not -100."""
+    """The number of targets of a loss term, at least 1: `num_items_in_batch` (see `ItemCounts`) for the argument `name`
+    of `forward`; if it is None, the number of `targets` that are not -100."""
     count = num_items.get(name) if isinstance(num_items, Mapping) else num_items
     if count is None:
         count = targets.numel() if targets.is_floating_point() else (targets != IGNORE_INDEX).sum().clamp(min=1)
@@ -181,7 +182,7 @@ class HeadModel(CtxPreTrainedModel):
 
     The forwards take the ids of all families: `token_type_ids` (ignored or rejected by encoders without segments), and,
     if the encoder lists them in `extra_input_ids`, `langs` (XLM) and `task_type_ids` (ERNIE), each (batch, length). See
-    the module for `num_items_in_batch`, and `needs_all_logits` for `return_logits`.
+    `ItemCounts` for `num_items_in_batch`, and `needs_all_logits` for `return_logits`.
     """
 
     encoder_class: ClassVar[type[CtxPreTrainedModel]]

@@ -40,7 +40,8 @@ class RMSNorm(nn.RMSNorm):
 
 
 class HookPoint(nn.Identity):
-    """The identity, named for forward hooks: the output of the embeddings, or the input of an output layer."""
+    """The identity: the output of the embeddings, or the input of an output layer, as a named module for forward hooks,
+    so that adapters and explanation tools can change the tensor."""
 
 
 class ScalarMix(nn.Module):

@@ -99,7 +99,9 @@ class DataCollatorForMaskedLM(MaskingCollator):
 
     whole_word: bool = flag(False, "Mask all tokens of a word or none.")
     ngram: int = flag(1, "Mask runs of 1 to this many whole words, n of them with probability proportional to 1/n.")
-    mlm_smoothing: float = flag(0.0, "Predict rare tokens more often, by count to the power of minus this.")
+    mlm_smoothing: float = flag(
+        0.0, "Sample targets with probability proportional to count ** -mlm_smoothing (DistilBERT)."
+    )
 
     def check(self, examples: ExampleSet) -> None:
         """Count the tokens of all training text for `mlm_smoothing`."""

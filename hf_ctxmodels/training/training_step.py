@@ -264,8 +264,14 @@ class TrainingStep:
             )
 
     def __call__(self, batches: Sequence[Batch]) -> tuple[dict[str, Tensor], list[Tensor]]:
-        """Train on the micro-batches of one step. Returns `logged_terms` and the loss of the batches' task, summed over
-        micro-batches, "grad_norm" before clipping, "tokens" of all processes; and the indices of the examples."""
+        """Train on the micro-batches of one step.
+
+        Returns:
+            scalars: Name -> tensor, (2,) for metrics and else 0-dimensional: `logged_terms` and the loss of the
+                batches' task, summed over micro-batches; losses of callbacks; "grad_norm" before clipping; "tokens" of
+                all processes.
+            indices: For each micro-batch the (batch,) int64 indices of its examples.
+        """
         indices = [batch.pop(INDEX_KEY) for batch in batches]
         counts = self.accelerator.reduce(count_items(batches, self._targets), reduction="sum")
         # a step without targets has loss 0, not 0/0

@@ -144,8 +144,8 @@ def test_forgetting(folder: Path, tmp_path: Path) -> None:
         assert (results["before"] == results["after"]) == (name == "same")
     size = other.bert.layers[1].feed_forward.up_proj.weight.shape[0]
     moved = results["distances"]
-    assert moved["encoder"]["distance"] == pytest.approx(0.5 * size**0.5, rel=1e-5)
-    assert moved["layers.1"]["distance"] == moved["encoder"]["distance"]
+    assert moved["all"]["distance"] == pytest.approx(0.5 * size**0.5, rel=1e-5)
+    assert moved["layers.1"]["distance"] == moved["all"]["distance"]
     assert moved["layers.0"] == {"distance": 0.0, "relative": 0.0}
     norm = sum(float(weight.double().square().sum()) for weight in same.bert.layers[1].parameters()) ** 0.5
     assert moved["layers.1"]["relative"] == pytest.approx(0.5 * size**0.5 / norm, rel=1e-5)
@@ -154,8 +154,8 @@ def test_forgetting(folder: Path, tmp_path: Path) -> None:
     now = {name: weight + ("decoder.layers.1" in name) for name, weight in start.items()}
     parts = distances(start, now)
     layers = [f"{stack}.layers.{number}" for stack in ("encoder", "decoder") for number in range(3)]
-    assert list(parts) == ["other", *layers, "encoder"]
-    assert [name for name, part in parts.items() if part["distance"]] == ["decoder.layers.1", "encoder"]
+    assert list(parts) == ["other", *layers, "all"]
+    assert [name for name, part in parts.items() if part["distance"]] == ["decoder.layers.1", "all"]
     whole = AutoModelForMaskedLM.from_pretrained(source)
     whole.bert.load_state_dict(other.bert.state_dict(), strict=False)
     evaluation = PretrainingEvaluation.open(str(source), str(text))
@@ -168,7 +168,7 @@ def test_forgetting(folder: Path, tmp_path: Path) -> None:
     evaluation = PretrainingEvaluation.open(str(save(tmp_path / "with", with_pooler, tokenizer)), str(text))
     results = measure_forgetting(evaluation, str(save(tmp_path / "without", without, tokenizer)))
     assert results["before"] == results["after"]
-    assert results["distances"]["encoder"]["distance"] == 0
+    assert results["distances"]["all"]["distance"] == 0
 
     adapted = AutoModelForSequenceClassification.from_pretrained(source)
     add_adapter(adapted, "task", "pfeiffer")
@@ -181,7 +181,7 @@ def test_forgetting(folder: Path, tmp_path: Path) -> None:
     evaluation = PretrainingEvaluation.open(str(source), str(text))
     results = measure_forgetting(evaluation, str(save(tmp_path / "adapted", adapted, tokenizer)))
     assert abs(results["after"]["eval_loss"] - results["before"]["eval_loss"]) > 0.1
-    assert results["distances"]["encoder"]["distance"] == 0
+    assert results["distances"]["all"]["distance"] == 0
 
     deeper = tiny_config(FAMILIES["bert"], vocab_size=len(tokenizer), num_hidden_layers=len(same.bert.layers) + 1)
     type(same.bert)(deeper).save_pretrained(tmp_path / "deeper")

@@ -1,4 +1,4 @@
-"""A local Hub, a saved model of each family, and processes that talk to the Hub."""
+"""Fixtures: a local Hub, a saved model of each family, and processes with this Hub as endpoint."""
 
 import subprocess
 import sys

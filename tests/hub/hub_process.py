@@ -1,4 +1,4 @@
-"""Processes whose Hub is the local server. huggingface_hub reads the Hub's address when it is imported, so that the
+"""Processes with the local Hub as endpoint. huggingface_hub reads the endpoint when it is imported, so that the
 processes of `forked` cannot be used."""
 
 import json
@@ -26,9 +26,9 @@ for line in sys.stdin:
 
 
 class HubProcess:
-    """Runs `python <command>` in processes that talk to a local Hub; a context manager.
+    """Runs `python <command>` in processes with a local Hub as endpoint; a context manager.
 
-    The first command waits for the imports, which the others share.
+    The first command waits for the imports, which the processes share.
     """
 
     def __init__(self, hub: HubServer, folder: Path) -> None:

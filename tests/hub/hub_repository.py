@@ -1,4 +1,4 @@
-"""What the local Hub keeps, and what it demands of a model card."""
+"""Repositories of the local Hub, and the validation of model cards."""
 
 import hashlib
 import json
@@ -14,12 +14,12 @@ PICKLES = (".bin", ".pt", ".pth", ".pkl")
 
 
 def push_command(model: Path, repo_id: str, *flags: str) -> list[str]:
-    """What a clean process is to run to push a model."""
+    """Arguments of `python` in a new process that pushes a model."""
     return ["-m", "hf_ctxmodels", "push", "--model", str(model), "--repo_id", repo_id, *flags]
 
 
 class HubError(Exception):
-    """An error answer; `code` becomes `X-Error-Code`, from which the client chooses its exception."""
+    """An error response; the client chooses its exception by `code`, the header `X-Error-Code`."""
 
     def __init__(self, status: int, message: str, code: str | None = None) -> None:
         super().__init__(message)
@@ -37,7 +37,7 @@ class Blob:
 
 @dataclass
 class Repository:
-    """`branches` name commits; a commit maps each path to its blob."""
+    """`branches` maps names to commit ids, and `commits` maps these to the path and blob of each file."""
 
     name: str
     private: bool
@@ -45,7 +45,7 @@ class Repository:
     commits: dict[str, dict[str, Blob]] = field(default_factory=dict)
 
     def commit(self, branch: str, files: dict[str, Blob], message: str) -> str:
-        """Add a commit with exactly `files` to `branch`; return its id."""
+        """Add a commit with these files, and no others, to a branch; returns its id."""
         listing = [(path, blob.oid) for path, blob in sorted(files.items())]
         oid = hashlib.sha1(json.dumps([self.branches.get(branch), message, listing]).encode()).hexdigest()
         self.commits[oid] = files
@@ -53,7 +53,7 @@ class Repository:
         return oid
 
     def resolve(self, revision: str) -> str:
-        """The commit that a branch name or commit id names."""
+        """The commit id of a branch or a commit id."""
         commit = self.branches.get(revision, revision)
         if commit not in self.commits:
             raise HubError(404, f"Invalid rev id: {revision}", "RevisionNotFound")
@@ -61,12 +61,12 @@ class Repository:
 
 
 def git_blob_id(content: bytes) -> str:
-    """The id that git gives a file's content."""
+    """The blob id of git."""
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
 def metadata_errors(content: str) -> list[str]:
-    """What is wrong with a model card's metadata block; empty when nothing is."""
+    """Validate the metadata of a model card; returns error messages."""
     block = re.match(r"\A---\r?\n(.*?)\r?\n---(\r?\n|\Z)", content, re.DOTALL)
     if block is None:
         return ["The card has no metadata block between two lines of three dashes."]

@@ -1,11 +1,10 @@
-"""A small Hub: a real HTTP server on 127.0.0.1 that speaks what `huggingface_hub` 2.4 asks of the Hub for models.
+"""An HTTP server on 127.0.0.1 that implements the Hub endpoints that huggingface_hub 2.4 calls for models.
 
-Repositories live in memory as git would hold them: a branch names a commit, a commit maps paths to blobs. Large files
-go through the LFS protocol into a store of their own and appear in a repository only when a commit names them, so that
-an interrupted upload leaves the repository as it was. Clients reach it through `HF_ENDPOINT`.
+Repositories are in memory, as in git: a branch is the name of a commit, and a commit maps paths to blobs. Large files
+are uploaded by the LFS protocol to a separate store, and are in a repository only after a commit that contains them, so
+that an interrupted upload does not change the repository. Clients find the server by `HF_ENDPOINT`.
 
-No package offered one: the only one on PyPI that serves repositories locally, hf-local-hub 3.0, holds a client for a Go
-program that it does not ship.
+No package on PyPI serves repositories locally: hf-local-hub 3.0 is a client of a Go program that it does not contain.
 """
 
 import base64
@@ -31,15 +30,15 @@ _LFS_ENDINGS = (".safetensors", ".png", ".bin", ".pt", ".pkl")
 class HubServer:
     """The server and its state; a context manager.
 
-    Reading a public repository and uploading to a large file's address need no token (the Hub signs such addresses);
-    everything else that writes needs `TOKEN`.
+    Reading a public repository and uploading a large file to its URL, which the Hub signs, need no token; all other
+    writes need `TOKEN`.
 
     Attributes:
-        endpoint: value for `HF_ENDPOINT`.
-        repositories: by "org/name".
-        stall_uploads: while set, an upload is read to its half and then held.
-        upload_stalled: set by the server when it holds one.
-        requests: "METHOD path -> status" of every request, for error messages and assertions.
+        endpoint: Value of `HF_ENDPOINT`.
+        repositories: "org/name" -> repository.
+        stall_uploads: While it is set, the server stops reading an upload after the first half.
+        upload_stalled: Set by the server when it has stopped reading.
+        requests: "METHOD path -> status" of each request, for error messages and assertions.
     """
 
     def __init__(self) -> None:
@@ -52,8 +51,8 @@ class HubServer:
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": self}))
         self._http.daemon_threads = True
         self.endpoint = f"http://127.0.0.1:{self._http.server_port}"
-        # Large files are served under another host name, as by the Hub: to one's own host the client follows a
-        # redirect and then misses the headers of the first answer.
+        # Large files have another host name, as on the Hub: if a redirect stays on the same host, the client follows it
+        # and loses the headers of the first response.
         self.large_file_host = f"http://localhost:{self._http.server_port}"
 
     def __enter__(self) -> Self:
@@ -72,9 +71,9 @@ class HubServer:
 
 
 def environment_for(hub: HubServer, cache: Path, token: str | None) -> dict[str, str]:
-    """The caller's environment, turned to the local Hub."""
+    """The environment of this process, with the local Hub as endpoint."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING"))}
-    # Xet needs a second server of its own; without it the client uses the LFS protocol.
+    # Xet needs a second server; without Xet the client uses the LFS protocol.
     environment |= {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(cache), "HF_HUB_DISABLE_XET": "1"}
     environment |= {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "OMP_NUM_THREADS": "1", "NO_PROXY": "127.0.0.1,localhost"}
     if token:
@@ -100,14 +99,14 @@ class _Handler(BaseHTTPRequestHandler):
     hub: HubServer
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Keep the test output clean; `HubServer.requests` has the log."""
+        """Print nothing; `HubServer.requests` is the log."""
 
     def do_GET(self) -> None:
-        self._answer()
+        self._respond()
 
     do_HEAD = do_POST = do_PUT = do_GET  # noqa: N815 - names that http.server looks up
 
-    def _answer(self) -> None:
+    def _respond(self) -> None:
         url = urlsplit(self.path)
         self.query = parse_qs(url.query)
         method = "GET" if self.command == "HEAD" else self.command
@@ -122,12 +121,12 @@ class _Handler(BaseHTTPRequestHandler):
                     function(self, match)
                     return
             raise HubError(404, f"This hub has no {self.command} {url.path}")
-        except HubError as refusal:
+        except HubError as error:
             self._read_body()
-            headers = {"X-Error-Message": refusal.message}
-            if refusal.code:
-                headers["X-Error-Code"] = refusal.code
-            self.send(json.dumps({"error": refusal.message}).encode(), refusal.status, headers)
+            headers = {"X-Error-Message": error.message}
+            if error.code:
+                headers["X-Error-Code"] = error.code
+            self.send(json.dumps({"error": error.message}).encode(), error.status, headers)
         except ConnectionError:
             self.close_connection = True
 
@@ -138,26 +137,26 @@ class _Handler(BaseHTTPRequestHandler):
         return authorization is not None
 
     def repository(self, match: re.Match[str]) -> Repository:
-        """The repository a URL names; a private one exists only for those who may read it."""
+        """The repository of a URL; without a token a private repository is not found."""
         repository = self.hub.repositories.get(match["repo"])
         if repository is None or (repository.private and not self.user_may_write):
             raise HubError(401, "Repository not found", "RepoNotFound")
         return repository
 
     def chunks(self) -> list[bytes]:
-        """The request's body in pieces; it stops at the half while uploads are stalled."""
-        pieces, left = [], int(self.headers.get("Content-Length", 0))
-        total = left
-        while left:
-            if self.hub.stall_uploads.is_set() and self.command == "PUT" and left <= total // 2:
+        """The body of the request in pieces; reading stops after the first half while `stall_uploads` is set."""
+        pieces, remaining = [], int(self.headers.get("Content-Length", 0))
+        total = remaining
+        while remaining:
+            if self.hub.stall_uploads.is_set() and self.command == "PUT" and remaining <= total // 2:
                 self.hub.upload_stalled.set()
                 while self.hub.stall_uploads.is_set():
                     time.sleep(0.02)
-            piece = self.rfile.read(min(left, max(1, total // 4), 1 << 14))
+            piece = self.rfile.read(min(remaining, max(1, total // 4), 1 << 14))
             if not piece:
-                raise ConnectionError("the client hung up")
+                raise ConnectionError("the client closed the connection")
             pieces.append(piece)
-            left -= len(piece)
+            remaining -= len(piece)
         if self.headers.get("Transfer-Encoding") == "chunked":
             while size := int(self.rfile.readline(), 16):
                 pieces.append(self.rfile.read(size))
@@ -200,24 +199,24 @@ def _whoami(request: _Handler, match: re.Match[str]) -> None:
 @_route("POST", r"/api/validate-yaml")
 def _validate(request: _Handler, match: re.Match[str]) -> None:
     errors = metadata_errors(request.json_body()["content"])
-    answer = {"errors": [{"message": error} for error in errors], "warnings": []}
-    request.send_json(answer, 400 if errors else 200)
+    response = {"errors": [{"message": error} for error in errors], "warnings": []}
+    request.send_json(response, 400 if errors else 200)
 
 
 @_route("POST", r"/api/repos/create")
 def _create(request: _Handler, match: re.Match[str]) -> None:
-    wanted = request.json_body()
-    name = f"{wanted.get('organization') or 'tester'}/{wanted['name']}"
-    answer = {"url": f"{request.hub.endpoint}/{name}", "name": name}
+    body = request.json_body()
+    name = f"{body.get('organization') or 'tester'}/{body['name']}"
+    response = {"url": f"{request.hub.endpoint}/{name}", "name": name}
     with request.hub.lock:
         if name in request.hub.repositories:
-            request.send_json({**answer, "error": "You already created this model repo"}, 409)
+            request.send_json({**response, "error": "You already created this model repo"}, 409)
             return
-        repository = Repository(name, private=wanted.get("visibility") == "private")
+        repository = Repository(name, private=body.get("visibility") == "private")
         rules = b"*.safetensors filter=lfs diff=lfs merge=lfs -text\n"
         repository.commit("main", {".gitattributes": Blob(rules, git_blob_id(rules), False)}, "initial commit")
         request.hub.repositories[name] = repository
-    request.send_json(answer)
+    request.send_json(response)
 
 
 @_route("POST", rf"/api/models/{_REPO}/branch/(?P<revision>[^/]+)")
@@ -233,14 +232,14 @@ def _branch(request: _Handler, match: re.Match[str]) -> None:
 @_route("POST", rf"/api/models/{_REPO}/preupload/(?P<revision>[^/]+)")
 def _preupload(request: _Handler, match: re.Match[str]) -> None:
     repository = request.repository(match)
-    present = repository.commits[repository.resolve(unquote(match["revision"]))]
-    answers = []
+    files = repository.commits[repository.resolve(unquote(match["revision"]))]
+    entries = []
     for file in request.json_body()["files"]:
         mode = "lfs" if file["path"].endswith(_LFS_ENDINGS) else "regular"
-        blob = present.get(file["path"])
-        answer = {"path": file["path"], "uploadMode": mode, "shouldIgnore": False}
-        answers.append({**answer, "oid": blob.oid if blob else None})
-    request.send_json({"files": answers})
+        blob = files.get(file["path"])
+        response = {"path": file["path"], "uploadMode": mode, "shouldIgnore": False}
+        entries.append({**response, "oid": blob.oid if blob else None})
+    request.send_json({"files": entries})
 
 
 @_route("POST", rf"/{_REPO}\.git/info/lfs/objects/batch")
@@ -248,11 +247,11 @@ def _lfs_batch(request: _Handler, match: re.Match[str]) -> None:
     request.repository(match)
     objects = []
     for item in request.json_body()["objects"]:
-        answer = {"oid": item["oid"], "size": item["size"]}
+        response = {"oid": item["oid"], "size": item["size"]}
         if item["oid"] not in request.hub.large_files:
             href = f"{request.hub.endpoint}/large-files/{item['oid']}"
-            answer["actions"] = {"upload": {"href": href}, "verify": {"href": f"{href}/verify"}}
-        objects.append(answer)
+            response["actions"] = {"upload": {"href": href}, "verify": {"href": f"{href}/verify"}}
+        objects.append(response)
     request.send_json({"transfer": "basic", "objects": objects})
 
 
@@ -295,10 +294,10 @@ def _commit(request: _Handler, match: re.Match[str]) -> None:
 def _info(request: _Handler, match: re.Match[str]) -> None:
     repository = request.repository(match)
     commit = repository.resolve(unquote(match["revision"] or "main"))
-    answer = {"_id": "0", "id": repository.name, "modelId": repository.name, "sha": commit, "tags": []}
-    answer |= {"private": repository.private, "downloads": 0, "likes": 0}
-    answer["siblings"] = [{"rfilename": path} for path in sorted(repository.commits[commit])]
-    request.send_json(answer)
+    response = {"_id": "0", "id": repository.name, "modelId": repository.name, "sha": commit, "tags": []}
+    response |= {"private": repository.private, "downloads": 0, "likes": 0}
+    response["siblings"] = [{"rfilename": path} for path in sorted(repository.commits[commit])]
+    request.send_json(response)
 
 
 @_route("GET", rf"/api/models/{_REPO}/tree/(?P<revision>[^/]+)(/(?P<folder>.+))?")

@@ -1,4 +1,4 @@
-"""Models as the scripts leave them, to be published."""
+"""Saved models, with the files that the commands write."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ TEXTS = ["the cat sat on the mat", "a dog ran after the cat", "cats and dogs sat
 
 
 def save_model(family: FamilySpec, directory: Path) -> Path:
-    """A tiny model, its tokenizer and the record of its training, as the scripts leave them."""
+    """Save a tiny model, its tokenizer and a training summary, with the files that the commands write."""
     tokenizer = family.tokenizer.train(TEXTS, vocab_size=300)
     torch.manual_seed(0)
     config = family.config(vocab_size=len(tokenizer), **family.sizes["tiny"])

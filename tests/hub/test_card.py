@@ -1,4 +1,4 @@
-"""The model card says what the run was and passes the Hub's rules."""
+"""The model card describes the training run, and its metadata is valid on the Hub."""
 
 import shutil
 import sys
@@ -15,12 +15,11 @@ from hf_ctxmodels.training.summary import TrainingSummary
 
 REPO = "zoo/tiny-model"
 
-# What no family has a part in is tried on a few.
+# Tests that do not depend on the family run for a few families.
 some_families = pytest.mark.parametrize("family", ARCHETYPE_FAMILIES, indirect=True, ids=lambda family: family.name)
 
 
-def test_card_is_filled_from_the_run(saved_model: Path, family: FamilySpec) -> None:
-    """Its text, and its metadata, which the Hub's rules accept."""
+def test_card_contains_the_training_summary(saved_model: Path, family: FamilySpec) -> None:
     summary = TrainingSummary.load(saved_model)
     text = str(model_card(saved_model, REPO))
     for fact in (
@@ -38,13 +37,13 @@ def test_card_is_filled_from_the_run(saved_model: Path, family: FamilySpec) -> N
     assert "{{" not in text
     assert "None" not in text
     assert metadata_errors(text) == []
-    read_again = ModelCard(text)
-    assert read_again.data.eval_results[0].metric_value == 2.25
+    reloaded = ModelCard(text)
+    assert reloaded.data.eval_results[0].metric_value == 2.25
     tags = {"AutoModelForMaskedLM": "fill-mask", "AutoModelForCausalLM": "text-generation"}
-    # What was saved is the language model, which those heads open as well, or a task's model.
+    # the saved model is a language model, which the heads of these Auto classes open as well, or the model of a task
     tags |= {"AutoModelForSequenceClassification": "text-classification"} if not family.objectives else {}
     expected = next((tag for name, tag in tags.items() if name in family.models), "feature-extraction")
-    assert read_again.data.pipeline_tag == expected
+    assert reloaded.data.pipeline_tag == expected
 
 
 @some_families
@@ -62,7 +61,7 @@ def test_loss_curve(saved_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @some_families
-def test_long_curve_is_thinned_with_both_ends(saved_model: Path, tmp_path: Path) -> None:
+def test_long_loss_curve_is_subsampled_with_both_ends(saved_model: Path, tmp_path: Path) -> None:
     directory = shutil.copytree(saved_model, tmp_path / "model")
     summary = TrainingSummary.load(directory)
     summary.curve = [{"step": step, "loss": 1.0} for step in range(1, 1001)]
@@ -75,7 +74,7 @@ def test_long_curve_is_thinned_with_both_ends(saved_model: Path, tmp_path: Path)
 
 
 @some_families
-def test_card_without_a_run_says_so_and_counts_the_weights(saved_model: Path, tmp_path: Path) -> None:
+def test_card_without_a_training_summary(saved_model: Path, tmp_path: Path) -> None:
     directory = shutil.copytree(saved_model, tmp_path / "model")
     parameters = TrainingSummary.load(directory).parameters
     (directory / "training_summary.json").unlink()

@@ -97,7 +97,7 @@ def test_push_pull_and_remote_code(
         assert code == {f"{stub.module}.py": stub.source}, "code stays in the installed package"
 
 
-def test_auto_map_covers_the_registry_row(tmp_path: Path) -> None:
+def test_auto_map_lists_all_auto_classes(tmp_path: Path) -> None:
     for name, family in FAMILIES.items():
         files = repository_files(save_model(family, tmp_path / name), REPO)
         auto_map = json.loads(files["config.json"])["auto_map"]

@@ -1,4 +1,4 @@
-"""Pushes that are refused, killed, or go to a branch."""
+"""Errors and interruptions of `push`, branches, and the selection of files."""
 
 import json
 import os
@@ -181,7 +181,7 @@ def replace_model_type(directory: Path, name: str) -> None:
         (replace_model_type, "config.json", "no configuration of this package"),
     ],
 )
-def test_refuses_before_any_request(directory: Path, damage, name: str, message: str) -> None:
+def test_invalid_directory_is_refused_before_any_request(directory: Path, damage, name: str, message: str) -> None:
     damage(directory, name)
     with pytest.raises(CtxError, match=message) as error:
         repository_files(directory, REPO)
@@ -196,7 +196,7 @@ def write_index(directory: Path, *names: str) -> None:
 @pytest.mark.parametrize(
     "name", ["../secret.safetensors", "{tmp_path}/secret.safetensors", "gone.safetensors", "a.txt"]
 )
-def test_index_may_only_name_files_of_its_directory(directory: Path, tmp_path: Path, name: str) -> None:
+def test_index_with_other_than_weights_of_the_directory_is_refused(directory: Path, tmp_path: Path, name: str) -> None:
     for secret in (tmp_path / "secret.safetensors", directory / "a.txt"):
         secret.write_text("secret")
     (directory / "model.safetensors").rename(directory / "part.safetensors")

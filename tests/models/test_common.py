@@ -1,4 +1,7 @@
-"""All families and Auto classes: configurations, saving and loading, tied weights, resizing, parameter counts."""
+"""All families and Auto classes: configurations, saving and loading, tied weights, resizing, parameter counts.
+
+Cases and fixtures: tests/zoo/matrix.py, tests/models/conftest.py.
+"""
 
 import json
 from pathlib import Path

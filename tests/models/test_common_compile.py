@@ -1,4 +1,7 @@
-"""`torch.compile` of all families: one graph for all shapes, and equal gradients."""
+"""`torch.compile` of all families: one graph for all shapes, and equal gradients.
+
+Cases and fixtures: tests/zoo/matrix.py, tests/models/conftest.py.
+"""
 
 import pytest
 import torch

@@ -1,4 +1,7 @@
-"""Errors of all models for invalid inputs name the tensor, the value and the limit."""
+"""Errors of all models for invalid inputs name the tensor, the value and the limit.
+
+Cases and fixtures: tests/zoo/matrix.py, tests/models/conftest.py.
+"""
 
 from typing import Any
 

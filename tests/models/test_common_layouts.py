@@ -1,4 +1,7 @@
-"""All families: outputs do not depend on the attention implementation, the layout and the padding."""
+"""All families: outputs do not depend on the attention implementation, the layout and the padding.
+
+Cases and fixtures: tests/zoo/matrix.py, tests/models/conftest.py.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any

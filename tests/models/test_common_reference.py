@@ -1,4 +1,7 @@
-"""All families and Auto classes: opening checkpoints of transformers, and export to transformers."""
+"""All families and Auto classes: opening checkpoints of transformers, and export to transformers.
+
+Cases and fixtures: tests/zoo/matrix.py, tests/models/conftest.py.
+"""
 
 import json
 import subprocess

@@ -1,4 +1,7 @@
-"""All heads: loss, gradients, gradient accumulation and learning."""
+"""All heads: loss, gradients, gradient accumulation and learning.
+
+Cases and fixtures: tests/zoo/matrix.py, tests/models/conftest.py.
+"""
 
 from collections.abc import Mapping
 

@@ -206,7 +206,7 @@ def test_there_are_sentinels_for_all_spans(words: CtxT5Tokenizer) -> None:
     length, again = 390, 0
     for index in range(200):
         plain = feature_generator(feature(length, index), 0, static=False).random(length) < 0.5
-        noise = objective.noise(length, feature_generator(feature(length, index), 0, static=False))
+        noise = objective.sample_noise_mask(length, feature_generator(feature(length, index), 0, static=False))
         runs = [sum(side & ~np.append(False, side[:-1])) for side in (noise, ~noise)]
         assert max(runs) <= 100
         drawn = max(sum(side & ~np.append(False, side[:-1])) for side in (plain, ~plain)) > 100

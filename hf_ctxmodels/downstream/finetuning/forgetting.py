@@ -133,7 +133,8 @@ class PretrainingEvaluation:
 
 def distances(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> dict[str, dict[str, float]]:
     """The L2 distance between weights before and after fine-tuning: of weights outside the layers ("other"), of each
-    layer ("layers.0"; in an encoder-decoder "encoder.layers.0" and "decoder.layers.0"), and of all ("encoder").
+    layer ("layers.0"; in an encoder-decoder "encoder.layers.0" and "decoder.layers.0"), and of all weights
+    ("all").
 
     Args:
         before, after: Weights by their names in the encoder; weights that one of them lacks are ignored.
@@ -146,7 +147,7 @@ def distances(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> dict
         layer = LAYER.match(name)
         old = before[name].double()
         change = after[name][: len(old)].double() - old
-        for part in (layer["part"] if layer else "other", "encoder"):
+        for part in (layer["part"] if layer else "other", "all"):
             totals = sums.setdefault(part, [0.0, 0.0])
             totals[0] += float(change.square().sum())
             totals[1] += float(old.square().sum())
@@ -154,7 +155,7 @@ def distances(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> dict
     def order(part: str) -> tuple[int, bool, int]:
         layer = LAYER.match(f"{part}.")
         if layer is None:
-            return ("other", "", "encoder").index(part), False, 0
+            return ("other", "", "all").index(part), False, 0
         return 1, part.startswith("decoder."), int(layer["number"])
 
     return {
@@ -167,7 +168,15 @@ def distances(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> dict
 
 
 def measure_forgetting(evaluation: PretrainingEvaluation, finetuned: str, batch_size: int = 32) -> dict[str, Any]:
-    """The pretraining losses before and after fine-tuning, and the distances between the weights."""
+    """The pretraining losses before and after fine-tuning, and the distances between the weights.
+
+    Returns:
+        objective: Name of the pretraining objective.
+        rows: Number of examples.
+        before, after: Losses and metrics of the pretrained and of the fine-tuned encoder, see
+            `PretrainingEvaluation.loss`.
+        distances: See `distances`.
+    """
     base = evaluation.model.base_model
     old_weights = {name: parameter.detach().clone() for name, parameter in base.named_parameters()}
     old_losses = evaluation.loss(batch_size)

@@ -17,7 +17,7 @@ from hf_ctxmodels.training.training_step import count_targets
 
 
 class TaskLoss:
-    """The loss of a micro-batch in fine-tuning, for `training.loop.train` and `CtxTrainer`.
+    """The loss of a micro-batch in fine-tuning, for `training.loop.TrainingLoop` and `CtxTrainer`.
 
     - A head of this package computes the loss in its forward.
     - A head of transformers returns the mean over its batch, which is multiplied by the batch's number of targets and

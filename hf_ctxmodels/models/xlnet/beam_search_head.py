@@ -123,6 +123,10 @@ class ForBeamSearchQuestionAnswering(HeadModel):
             is_impossible: (batch,) 1 for unanswerable questions; adds the third term of the loss, at `cls_index`.
             cls_index: (batch,) column of <cls>; by default the last token.
             p_mask: (batch, length), 1 where no answer can start or end. Padding is always excluded.
+
+        Raises:
+            CtxError: A tensor has another shape, `cls_index` or `is_impossible` is out of range, or no answer can start
+                or end at a labelled position.
         """
         outputs = self.encode(
             input_ids=input_ids,

@@ -161,10 +161,11 @@ class EncoderInputs:
 
 @dataclass(frozen=True, eq=False)
 class StreamLayout:
-    """The content states, followed by the query states, if any.
+    """The layout of the states that a layer computes, and of their keys.
 
-    Both attend to the keys of the content stream, so that a layer makes one attention call. The states of a single
-    stream may be packed, that is, the tokens of all sequences concatenated without padding.
+    The states are content states, followed by query states, if any. Both attend to the keys of the content stream, so
+    that a layer makes one attention call. The states of a single stream may be packed, that is, the tokens of all
+    sequences concatenated without padding.
 
     Attributes:
         inputs: The batch.
