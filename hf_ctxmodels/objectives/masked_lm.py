@@ -100,7 +100,7 @@ class DataCollatorForMaskedLM(MaskingCollator):
     whole_word: bool = flag(False, "Mask all tokens of a word or none.")
     ngram: int = flag(1, "Mask runs of 1 to this many whole words, n of them with probability proportional to 1/n.")
     mlm_smoothing: float = flag(
-        0.0, "Sample targets with probability proportional to count ** -mlm_smoothing (DistilBERT)."
+        0.0, "Sample targets with probability proportional to count**-mlm_smoothing (DistilBERT)."
     )
 
     def check(self, examples: ExampleSet) -> None:
