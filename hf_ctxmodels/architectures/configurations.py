@@ -14,13 +14,8 @@ class CtxEncoderConfig(CtxTransformerConfig):
     See `CtxTransformerConfig` for the other arguments.
 
     Args:
-        hidden_size: Width of the residual stream; a multiple of `num_attention_heads`, the number of heads per layer.
-        intermediate_size: Width of the feed-forward layer.
         hidden_act: Activation of the feed-forward layer and of the pretraining heads' dense layer.
-        hidden_dropout_prob: Dropout after the embeddings and after each sub-layer.
-        max_position_embeddings: Longest sequence, in tokens.
         type_vocab_size: Number of segments (sentence A, sentence B); 0 for no segment embeddings (DistilBERT).
-        initializer_range: Standard deviation of the normal initialisation.
         pad_token_id: Id of the padding token; its embedding starts at zero.
         tie_word_embeddings: Share the masked-LM decoder with the word embeddings.
         answer_steps: Number of steps of the stochastic answer network that classifies text pairs (see
@@ -129,13 +124,11 @@ class CtxDecoderConfig(CtxTransformerConfig):
     """Configuration of a Transformer decoder with learned position embeddings.
 
     The field names of the reference (`n_embd`, `n_layer`, `n_head`, `n_positions`, `resid_pdrop`, ...) are aliases.
-    Other arguments as in `CtxEncoderConfig` and `CtxTransformerConfig`.
+    See `CtxTransformerConfig` for the other arguments.
 
     Args:
-        intermediate_size: Width of the feed-forward layer; None for 4 * hidden_size.
-        hidden_act: Activation of the feed-forward layer; "gelu_new" is the tanh approximation of GELU.
         embedding_dropout_prob: Dropout on the sum of token and position embeddings.
-        classifier_dropout: Dropout before the task heads; None for `hidden_dropout_prob`.
+        hidden_dropout_prob: Dropout after each sub-layer.
         lm_loss_weight: Weight of the auxiliary language modelling loss of some task heads (Radford et al. 2018, section
             3.2, equation 5); 0 for none.
     """
@@ -180,12 +173,11 @@ class CtxSeq2SeqConfig(CtxTransformerConfig):
     """Configuration of a Transformer encoder-decoder with one hidden size (Vaswani et al. 2017).
 
     Fields without "decoder" apply to the encoder, and to the decoder if there is no field for the decoder. The defaults
-    are BART-large. Other arguments as in `CtxEncoderConfig` and `CtxTransformerConfig`.
+    are BART-large. See `CtxTransformerConfig` for the other arguments.
 
     Args:
-        classifier_dropout: Dropout before the task heads; None for `hidden_dropout_prob`.
-        max_position_embeddings: Longest source and longest target, in tokens.
-        decoder_start_token_id: Id of the token before the first target token.
+        decoder_layers, decoder_attention_heads, decoder_ffn_dim: `num_hidden_layers`, `num_attention_heads` and
+            `intermediate_size` of the decoder.
         tie_word_embeddings: Share the output layer with the encoder's word embeddings.
         share_word_embeddings: Share the decoder's word embeddings with the encoder's; None for `tie_word_embeddings`.
     """
@@ -242,6 +234,8 @@ class CtxSeq2SeqConfig(CtxTransformerConfig):
 class CtxLSTMLanguageModelConfig(CtxConfig):
     """Configuration of an LSTM language model; the families add fields and set their defaults.
 
+    See `CtxConfig` for the other arguments.
+
     Args:
         hidden_size: Width of the last layer's output.
         stateful: Whether `past_key_values` are returned by default, so that the next batch can continue from them.
@@ -271,6 +265,8 @@ WORD_VECTOR_SIZES: dict[str, dict[str, Any]] = {
 @strict
 class CtxStaticConfig(CtxConfig):
     """Configuration of static word embeddings, including their use in downstream tasks.
+
+    See `CtxConfig` for the other arguments.
 
     Args:
         vocab_size, hidden_size: Number of words, special tokens included, and width of their vectors.
@@ -302,6 +298,8 @@ class CtxStaticConfig(CtxConfig):
 class CtxCharacterConfig(CtxConfig):
     """Configuration of a character encoder with bidirectional LSTM layers and optional pretrained word vectors.
 
+    See `CtxConfig` for the other arguments.
+
     Args:
         vocab_size: Size of the tokenizer's vocabulary; the encoder does not depend on it.
         hidden_size, cell_size: Widths of a hidden state, both directions concatenated, and of a direction's cell state.
@@ -309,6 +307,7 @@ class CtxCharacterConfig(CtxConfig):
         num_languages: Number of languages; each has a character id, which are the last ones.
         max_characters_per_token: Maximum number of characters of a word, including its boundaries; longer words are
             truncated.
+        character_embedding_size: Width of a character embedding.
         filters: [width in characters, number of filters] pairs.
         num_highway_layers: Number of highway layers after the filters.
         hidden_act: Activation after max-pooling of the filters.

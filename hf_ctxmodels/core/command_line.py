@@ -80,6 +80,8 @@ def parse_arguments(
     at the start of the command line: the same checks apply, and the command line overrides the recipe.
 
     Args:
+        sections: Dataclasses, or tuples of a dataclass and the names of the fields that become flags. The fields are
+            declared with `core.flags.flag` or `choice_flag`.
         description: First lines of `--help`.
         argv: The command line without the program name; `sys.argv[1:]` by default.
         essential: The flags that `--help` shows first.

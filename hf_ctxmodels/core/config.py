@@ -70,7 +70,16 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
     configuration are saved with it, so unknown keys of a file become attributes. However, a key that resembles a
     field's name is an error if the file lacks the field, and a warning otherwise.
 
+    The sizes and rates below are fields of the families that need them, which set the defaults.
+
     Args:
+        vocab_size: Number of tokens, special tokens included; of the source if there is a `target_vocab_size`.
+        hidden_size: Width of the hidden states.
+        num_hidden_layers: Number of layers; in an encoder-decoder, of the encoder.
+        classifier_dropout: Dropout before the task heads; None, where allowed, for `hidden_dropout_prob`.
+        is_encoder_decoder: Whether the model has a decoder for generation; set by the family.
+        decoder_start_token_id: Id of the decoder's first input.
+        tie_word_embeddings: Share the output layer with the word embeddings.
         pad_token_id, bos_token_id, eos_token_id: Ids of the tokenizer's special tokens; None if there is none.
         unpad: Skip padding positions where the result is equal (without `output_attentions`); False computes them, as
             `transformers` does.
@@ -321,6 +330,14 @@ class CtxTransformerConfig(CtxConfig):
     """Base configuration of Transformers; see `CtxConfig` for the other arguments.
 
     Args:
+        num_attention_heads: Attention heads per layer; they divide `hidden_size` unless there is a `head_dim`.
+        intermediate_size: Width of the feed-forward layer; None, where allowed, for 4 * hidden_size.
+        hidden_act: Activation of the feed-forward layer; "gelu_new" is the tanh approximation of GELU.
+        hidden_dropout_prob: Dropout after the embeddings and after each sub-layer.
+        attention_probs_dropout_prob: Dropout on attention probabilities.
+        max_position_embeddings: Longest sequence, in tokens; in an encoder-decoder, longest source and longest target.
+        initializer_range: Standard deviation of the normal initialisation.
+        layer_norm_eps: Epsilon of the normalisation layers.
         classifier_pooling: Input of sequence classification heads: None for the paper's choice (in most families the
             first token), "mean" for the mean of all states, which is better after short pretraining.
     """

@@ -174,7 +174,8 @@ class HeadModel(CtxPreTrainedModel):
             one loss term only. `hf_ctxmodels.training.trainer.CtxTrainer` handles the others.
         output_layer_name: Name of the linear layer that computes the vocabulary's logits, or None.
         output_layer_input: Hook point of its input.
-        prepacked_bytes: Upper limit in bytes of the copies of weights that `generate` prepacks for oneDNN on a CPU.
+        prepacked_bytes: Upper limit in bytes of the copies of weights that `generate` prepacks for oneDNN on a CPU;
+            0 for none.
         supports_layer_mix: Whether the head may read a mix of the layers (`config.layer_mix`).
         has_custom_layer_mix: Whether the family's heads mix the layers in another way.
         layer_mix: The layer mix that the head reads; None for the last layer.

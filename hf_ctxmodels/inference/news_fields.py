@@ -85,6 +85,9 @@ def field_loss(
         model, tokenizer: A Grover language model and its tokenizer.
         articles: Field -> text of each article, as in `NewsArticle.fields`.
         context_fields: Fields of the context, if an article has them; () for none.
+
+    Raises:
+        CtxError: A field is unknown, or no article has the target within the model's longest input.
     """
     limit, sequences = model.config.max_sequence_length, []
     for fields in articles:

@@ -78,6 +78,9 @@ class GradualUnfreezing(LayerUnfreezing):
         interval: Optimizer steps between two groups; a fraction of the run if below 1; 0 trains all from the start;
             None divides the run evenly.
 
+    Raises:
+        CtxError: The interval is negative, or the encoder's stack of layers is unknown.
+
     Example:
         >>> callbacks = [GradualUnfreezing(model, 100)]  # doctest: +SKIP
         >>> Trainer(model, arguments, train_dataset=data, callbacks=callbacks).train()  # doctest: +SKIP

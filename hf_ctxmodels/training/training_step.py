@@ -146,7 +146,7 @@ def count_items(batches: Iterable[Batch], targets: Sequence[str]) -> torch.Tenso
     """(len(targets) + 1,) int64: the number of targets per name, then of non-padding input tokens, over all batches.
 
     Counted are all elements of floating-point targets, elements of integer targets that are not -100, and answer
-    positions (`..._positions`) inside the sequence. Nothing synchronises with the device.
+    positions (`..._positions`) inside the sequence; absent targets count 0. Nothing synchronises with the device.
     """
     batches = list(batches)
     tokens = torch.stack([_count_tokens(batch) for batch in batches]).sum()

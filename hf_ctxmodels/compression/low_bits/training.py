@@ -139,7 +139,8 @@ def top_eigenvalue(
     loss: Tensor, parameters: Sequence[Tensor], *, iterations: int = 50, tolerance: float = 1e-3, seed: int = 0
 ) -> float:
     """Eigenvalue of largest magnitude of the Hessian of a scalar loss in the parameters, by power iteration (Shen et
-    al., algorithm 1) until the relative change of two estimates is at most `tolerance`."""
+    al., algorithm 1) until the relative change of two estimates is at most `tolerance`. The loss must be twice
+    differentiable; `seed` determines the first vector."""
     gradients = torch.autograd.grad(loss, parameters, create_graph=True)
     generator = torch.Generator().manual_seed(seed)
     vector = _normalised([torch.randn(p.shape, generator=generator).to(p) for p in parameters])

@@ -34,11 +34,7 @@ _EXPORTED_CLASSES = {"CtxBertModel": "DistilBertModel", "CtxBertForMaskedLM": "D
 
 @strict
 class CtxBertConfig(CtxEncoderConfig):
-    """Configuration of BERT; the defaults are BERT-base, uncased. See `CtxEncoderConfig` for the other arguments.
-
-    Args:
-        classifier_dropout: Dropout before the task heads; None for `hidden_dropout_prob`.
-    """
+    """Configuration of BERT; the defaults are BERT-base, uncased. See `CtxEncoderConfig` for the arguments."""
 
     model_type = "ctx-bert"
 

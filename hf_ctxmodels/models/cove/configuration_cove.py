@@ -7,23 +7,28 @@ from hf_ctxmodels.core.config import CtxConfig
 
 @strict
 class CtxCoveConfig(CtxConfig):
-    """Shape and regularisation of the translation model and the task heads.
+    """Shape and regularisation of the translation model and the task heads. See `CtxConfig` for the other arguments.
 
     Args:
+        vocab_size, target_vocab_size: Sizes of the source and the target vocabulary, special tokens included.
         embedding_size: Width of the pretrained embeddings, and of the decoder's embeddings.
         hidden_size: Width of the hidden states, in the encoder of both directions concatenated.
         num_hidden_layers: Number of LSTM layers of the encoder, and of the decoder.
         pretrained_embeddings: Directory or Hub id of static word embeddings with the source vocabulary.
             `load_pretrained_embeddings` copies the vectors into a new model, which saves them.
+        train_pretrained_embeddings: Whether the vectors are trained.
         decoder_attention: Whether the decoder attends to the encoder's states; False for a baseline whose decoder only
             starts from the encoder's final states.
         hidden_dropout_prob: Dropout on the inputs of LSTM layers except the encoder's first, and before the
             decoder's output layer.
+        initializer_range: Standard deviation of the initialisation of embeddings and linear layers.
         task_context: Whether task heads take the encoder's states in addition to the embeddings.
+        freeze_context: Whether the encoder is frozen in task heads.
         biattention_size: Width per direction of the classification network's LSTM states.
         maxout_pieces: Number of linear layers in a maxout layer.
         classifier_dropout: Dropout on a task head's input, and before its output.
         unk_token_id: Id of unknown source words, whose vector is zero.
+        decoder_start_token_id, eos_token_id: Ids in the target vocabulary.
     """
 
     model_type = "ctx-cove"

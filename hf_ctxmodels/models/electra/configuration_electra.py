@@ -18,7 +18,6 @@ class CtxElectraConfig(CtxEncoderConfig):
 
     Args:
         embedding_size: Width of the token, position and segment embeddings.
-        classifier_dropout: Dropout before the task heads; None for `hidden_dropout_prob`.
         summary_type, summary_use_proj, summary_activation, summary_last_dropout: The multiple-choice head: the "first"
             token, an optional dense layer, an activation and dropout.
         generator_size: Relative width of the generator (section 3.2): factor of the residual stream, the feed-forward

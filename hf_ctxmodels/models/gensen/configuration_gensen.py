@@ -9,7 +9,7 @@ from hf_ctxmodels.core.config import CtxConfig
 
 @strict
 class CtxGenSenConfig(CtxConfig):
-    """Shape of the shared encoder, and its pretraining tasks.
+    """Shape of the shared encoder, and its pretraining tasks. See `CtxConfig` for the other arguments.
 
     Args:
         vocab_size, target_vocab_size: Size of the subword vocabulary of the encoder and the decoders.
@@ -23,6 +23,8 @@ class CtxGenSenConfig(CtxConfig):
         hidden_dropout_prob: Dropout on the input of GRU layers, and on the sentence embedding in the decoders' input.
         text_pairs: Whether text pairs are classified; False for a linear classifier of single texts.
         classifier_size: Width of the hidden layer of the pair classifier.
+        classifier_dropout: Dropout before the pair classifier or a task head.
+        initializer_range: Standard deviation of the initialisation of embeddings and heads.
     """
 
     model_type = "ctx-gensen"

@@ -9,14 +9,16 @@ from hf_ctxmodels.core.config import CtxConfig
 
 @strict
 class CtxInferSentConfig(CtxConfig):
-    """Shape of the encoder and of the classifier of text pairs.
+    """Shape of the encoder and of the classifier of text pairs. See `CtxConfig` for the other arguments.
 
     Args:
         vocab_size, embedding_size: Number and width of the pretrained embeddings, special tokens included.
         hidden_size: Width of hidden states and of sentence embeddings, both directions concatenated.
         num_hidden_layers: Number of LSTM layers; the paper has one.
+        pooling: Pooling of a sentence's hidden states.
         pretrained_embeddings: Directory or Hub id of static word embeddings with the same vocabulary.
             `load_pretrained_embeddings` copies the vectors into a new model, which saves them.
+        train_pretrained_embeddings: Whether the vectors are trained.
         skip_unknown: Skip unknown words as in the released code, unless a text has no other words; False encodes them
             as zero vectors.
         hidden_dropout_prob: Dropout on the input of LSTM layers.
@@ -24,6 +26,7 @@ class CtxInferSentConfig(CtxConfig):
         classifier_size: Width of the two hidden layers of the pair classifier.
         classifier_nonlinear: Tanh after these layers and dropout before every layer; in the paper, the three layers are
             linear.
+        initializer_range: Standard deviation of the initialisation of the classifier.
         unk_token_id: Id of unknown words, whose vector is zero.
     """
 

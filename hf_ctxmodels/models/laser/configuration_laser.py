@@ -9,7 +9,7 @@ from hf_ctxmodels.core.config import CtxConfig
 
 @strict
 class CtxLaserConfig(CtxConfig):
-    """Shape of the multilingual encoder and the decoder.
+    """Shape of the multilingual encoder and the decoder. See `CtxConfig` for the other arguments.
 
     Args:
         vocab_size, target_vocab_size: Size of the joint vocabulary of all languages, for encoder and decoder.
@@ -17,8 +17,10 @@ class CtxLaserConfig(CtxConfig):
         embedding_size: Width of the encoder's and the decoder's embeddings.
         hidden_size: Width of hidden states and of sentence embeddings, both directions concatenated.
         num_hidden_layers, num_decoder_layers: Number of LSTM layers of the encoder and of the decoder.
+        pooling: Pooling of a sentence's hidden states.
         language_size, decoder_size: Widths of a language embedding and of the decoder's states.
         hidden_dropout_prob: Dropout on the input of LSTM layers, and before the output layer.
+        initializer_range: Standard deviation of the initialisation of embeddings and heads.
     """
 
     model_type = "ctx-laser"

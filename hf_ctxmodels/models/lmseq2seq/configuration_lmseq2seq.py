@@ -19,6 +19,7 @@ class CtxLmSeq2SeqConfig(CtxLSTMLanguageModelConfig):
 
     Args:
         vocab_size, target_vocab_size: Sizes of the source and the target vocabulary.
+        embedding_size, hidden_size: Widths of the embeddings and of the layers.
         num_hidden_layers: Number of LSTM layers of the encoder, and of the decoder.
         pretrained_layers: Number of lower layers that are initialised with the language models (one in the paper).
         residual: Residual connection around the decoder's upper layers (section 2.3).
@@ -28,6 +29,7 @@ class CtxLmSeq2SeqConfig(CtxLSTMLanguageModelConfig):
             `load_pretrained_components` copies into a new model, which saves them. None for random weights.
         pretrained_parts: The parts to copy: any of "embeddings", "layers" and "softmax" (ablations of section 4).
         hidden_dropout_prob: Dropout of the embeddings, between layers and of the softmax's input.
+        decoder_start_token_id, eos_token_id: Ids in the target vocabulary.
     """
 
     model_type = "ctx-lmseq2seq"

@@ -14,6 +14,7 @@ class CtxSeqaeConfig(CtxLSTMLanguageModelConfig):
     See `CtxLSTMLanguageModelConfig` for the other arguments.
 
     Args:
+        embedding_size, hidden_size: Widths of the embeddings, and of the LSTM's cell and output.
         word_dropout_prob: Dropout of whole input words, independently at every position.
         embedding_dropout_prob: Dropout of the embeddings.
         hidden_dropout_prob: Dropout between layers and of the softmax's input.

@@ -27,6 +27,7 @@ class CtxUlmfitConfig(CtxLSTMLanguageModelConfig):
         backward: Whether the model reads from right to left (the backward model of section 3.3, whose predictions are
             averaged with a forward model's). Outputs remain in the order of the text.
         bptt: Number of steps of back-propagation in a classifier (section 3.3); longer texts are encoded completely.
+        classifier_size: Width of the classifier's hidden layer.
         classifier_norm: Normalisation in the classifier's two blocks: "batch" as in the paper; with "layer", the loss
             does not depend on the composition of batches.
         classifier_dropout: Dropout before the hidden layer; the rate after it is 0.1.

@@ -13,6 +13,7 @@ class CtxWord2VecConfig(CtxStaticConfig):
 
     Args:
         architecture: "skip-gram" predicts the target from each context word, "cbow" from the mean of all context words.
+        output: Training loss: "negative-sampling", or "hierarchical-softmax" over a Huffman tree of the words.
         window: Maximum number of context words on either side.
         negative: Number of negative samples per prediction.
         update_blocks: Number of blocks of text per in-place update without numba. Fewer blocks are closer to the

@@ -51,10 +51,9 @@ class CtxXLMConfig(CtxMultilingualConfig):
 
     The names of transformers (`emb_dim`, `n_layers`, `n_heads`, `dropout`, `attention_dropout`, `embed_init_std`, ...)
     are accepted, and `gelu_activation` as `hidden_act`. `lang_id` is ignored, since transformers writes 0 to all files.
-    Other arguments as in `CtxEncoderConfig` and `CtxMultilingualConfig`.
+    See `CtxMultilingualConfig` for the other arguments.
 
     Args:
-        intermediate_size: Width of the feed-forward layer; None for 4 * hidden_size.
         classifier_dropout: Dropout before the sequence classifier; None for `hidden_dropout_prob`.
         sinusoidal_embeddings: Fixed sinusoidal instead of learned positions.
         causal: Causal attention; set by `CtxXLMForCausalLM`.

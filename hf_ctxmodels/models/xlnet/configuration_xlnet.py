@@ -12,7 +12,7 @@ class CtxXLNetConfig(CtxTransformerConfig):
     """Configuration of XLNet; the defaults are XLNet-large.
 
     The names of transformers (`d_model`, `n_layer`, `n_head`, `d_inner`, `ff_activation`, `dropout`) are accepted.
-    There is no maximum length: positions are relative.
+    There is no maximum length: positions are relative. See `CtxTransformerConfig` for the other arguments.
 
     Args:
         hidden_size: Width of the residual stream; an even multiple of `num_attention_heads`.
