@@ -1,4 +1,4 @@
-"""Contextual-embedding models, from word2vec to T5, for Hugging Face transformers.
+"""Static and contextual embedding models, from word2vec to T5, for Hugging Face transformers.
 
 Importing the package registers all models and tokenizers with the Auto classes of transformers.
 """
