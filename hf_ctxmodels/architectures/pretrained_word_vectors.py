@@ -40,7 +40,11 @@ def load_pretrained_embeddings(self: Any, source: str | None = None) -> None:
         raise CtxError("pretrained_embeddings is None.", hint="name the model of the word vectors.")
     modules = [module for module in self.modules() if isinstance(module, self.vectors_class)]
     if not modules:
-        raise CtxError(f"{type(self).__name__} has no embeddings for word vectors.", location=source)
+        raise CtxError(
+            f"{type(self).__name__} has no embeddings for word vectors.",
+            location=source,
+            hint="remove pretrained_embeddings from the configuration.",
+        )
     vectors_and_tokenizer = open_pretrained_embeddings(source)
     for module in modules:
         module.copy_vectors(*vectors_and_tokenizer, self.config)

@@ -31,7 +31,11 @@ def config_from_options(options: Mapping[str, Any], location: str | None = None)
     with wrap_errors("Invalid ELMo options", location=location, hint="use the model's options.json."):
         lstm, cnn = options["lstm"], options["char_cnn"]
         if (count := cnn["n_characters"]) not in _NUM_CHARACTERS:
-            raise CtxError(f"n_characters={count}; expected 261 or 262: bytes and special ids.", location=location)
+            raise CtxError(
+                f"n_characters={count}; expected 261 or 262: bytes and special ids.",
+                location=location,
+                hint="use the options.json of a released model.",
+            )
         return CtxElmoConfig(
             hidden_size=2 * lstm["projection_dim"],
             cell_size=lstm["dim"],

@@ -198,8 +198,10 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
 
     @classmethod
     def reference_model_types(cls) -> tuple[str, ...]:
-        """`model_type` of the models in transformers whose checkpoints the family loads."""
-        return (cls.reference_model_type or cls.model_type.removeprefix("ctx-"), *cls.extra_reference_model_types)
+        """`model_type` of the models in transformers whose checkpoints the family loads; a parent family's
+        `extra_reference_model_types` are not inherited."""
+        extra_types = cls.__dict__.get("extra_reference_model_types", ())
+        return (cls.reference_model_type or cls.model_type.removeprefix("ctx-"), *extra_types)
 
     @classmethod
     def convert_reference_fields(cls, fields: dict[str, Any]) -> dict[str, Any]:

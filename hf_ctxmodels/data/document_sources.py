@@ -32,7 +32,10 @@ _DIGESTED_BYTES = 1 << 20  # at both ends of a file: identifies large corpora wi
 
 @dataclass
 class DataArguments:
-    """Documents, and the held-out share of them, which is the same in all commands, independent of --seed."""
+    """Documents, and their held-out share.
+
+    The same documents are held out in all commands, independent of --seed.
+    """
 
     dataset: list[str] = field(
         metadata={
@@ -136,12 +139,14 @@ def load_documents(
 
 
 def describe_content(source: str) -> str:
-    """A description of a data source that does not depend on its location: name, size and digest of its files."""
+    """A description of files or a directory that does not depend on their location: name, size and a digest of both
+    ends of each file; other sources are described by their names."""
     table, equals, columns = source.rpartition("=")
     if equals and not Path(source).expanduser().exists():
         return f"{describe_content(table)}={columns}"
     path = Path(source).expanduser()
-    files = [path] if path.is_file() else sorted(filter(Path.is_file, map(Path, glob(str(path), recursive=True))))
+    pattern = str(path / "**") if path.is_dir() else str(path)
+    files = [path] if path.is_file() else sorted(filter(Path.is_file, map(Path, glob(pattern, recursive=True))))
     if not files:
         return source
     digest = hashlib.sha256()
@@ -177,7 +182,7 @@ def _open(
         return name, partial(_chain, [partial(read_file, file, columns) for file in files])
     import datasets
 
-    if path.is_dir() and (files := _text_files(path, split)):
+    if path.is_dir() and (files := _text_files(path, split, config_name)):
         return path.name, partial(_chain, [partial(read_file, file, columns) for file in files])
     try:
         rows = datasets.load_dataset(dataset, config_name, split=split, streaming=streaming)
@@ -190,32 +195,41 @@ def _open(
     return dataset, partial(_hub_documents, rows, columns, dataset)
 
 
-def _text_files(directory: Path, split: str) -> list[Path]:
+def _text_files(directory: Path, split: str, config_name: str | None) -> list[Path]:
     """The .txt files of a directory that belong to a split, by the names that `datasets` recognises ("train.txt",
-    "test/a.txt"; without such names, all files are the split "train"). Empty if the split has no such files.
+    "test/a.txt"; without such names, all files are the split "train"). Empty if the directory has no .txt files.
 
     `datasets` would read each line of them as a document; a blank line separates documents here, as in single files.
 
     Raises:
-        CtxError: The split has .txt files and other data.
+        CtxError: The split has .txt files and other data, or split or configuration select something else than files.
     """
     from datasets.data_files import DataFilesList, EmptyDatasetError, get_data_patterns
 
+    location, files = f"{directory} (configuration {config_name}, split {split})", {}
     try:
-        patterns = {str(name): values for name, values in get_data_patterns(str(directory)).items()}
-        files = [Path(file) for file in DataFilesList.from_patterns(patterns.get(split, []), base_path=str(directory))]
+        for name, patterns in get_data_patterns(str(directory)).items():
+            names = DataFilesList.from_patterns(patterns, base_path=str(directory))
+            files[str(name)] = [Path(file) for file in names if file_suffix(Path(file)) not in ("", ".md")]
     except (EmptyDatasetError, FileNotFoundError):
         return []  # `load_dataset` describes the problem
-    text_files = [file for file in files if file_suffix(file) == ".txt"]
-    data_files = [file for file in files if file_suffix(file) in (*FILE_SUFFIXES, ".json", ".csv", ".arrow")]
-    if text_files and len(text_files) < len(data_files):
-        others = ", ".join(sorted({file.name for file in data_files} - {file.name for file in text_files})[:3])
+    has_text = {name: any(file_suffix(file) == ".txt" for file in split_files) for name, split_files in files.items()}
+    if not any(has_text.values()):
+        return []
+    if split not in files or config_name is not None:
         raise CtxError(
-            f"The directory has .txt files and other data: {others}.",
-            location=str(directory),
+            f"The .txt files of the directory have no configurations, and the splits {', '.join(files)}.",
+            location=location,
+            hint="omit --dataset_config, and use one of these splits.",
+        )
+    others = sorted({file.name for file in files[split] if file_suffix(file) != ".txt"})
+    if has_text[split] and others:
+        raise CtxError(
+            f"The directory has .txt files and other data: {', '.join(others[:3])}.",
+            location=location,
             hint=f"pass a quoted pattern, such as --dataset '{directory}/*.txt'.",
         )
-    return sorted(text_files)
+    return sorted(files[split]) if has_text[split] else []
 
 
 def _match_files(dataset: str, suffixes: Sequence[str], hint: str) -> tuple[str, list[Path]]:

@@ -85,7 +85,7 @@ class BPETokenizer(CtxTokenizer):
                 hint="copy merges.txt to the directory of vocab.json, or use tokenizer.json, which contains both.",
             )
         if isinstance(vocab, str):
-            vocab = read_json(vocab, hint=hint)
+            vocab = read_json(vocab, hint="check the path, or copy the file again from its source.")
             if not isinstance(vocab, dict) or not all(isinstance(index, int) for index in vocab.values()):
                 raise CtxError("vocab.json does not map tokens to ids.", location=file, hint=hint)
         if isinstance(merges, str):

@@ -51,6 +51,9 @@ class CtxWordTokenizer(CtxTokenizer):
             counts = None  # they belong to the words of the original vocabulary
         if vocab is None:
             raise missing_vocabulary_error(type(self), kwargs)
+        for name in ("pad_token", "unk_token"):
+            if kwargs[name] is None:
+                raise CtxError(f"{name} is None, expected a token of the vocabulary.", hint=f"pass {name}.")
         check_special_tokens(vocab, ["pad_token", "unk_token"], kwargs, kwargs.get("name_or_path") or None)
         if counts is not None and len(counts) != len(vocab):
             raise CtxError(

@@ -14,7 +14,7 @@ from hf_ctxmodels.compression.distillation.losses import DISTILLATION_LOSSES, Di
 from hf_ctxmodels.compression.distillation.model import TEACHER_PREFIX, CtxDistillationModel, DistillationCollator
 from hf_ctxmodels.core.adapter_support import ADAPTERS_FOLDER, STACK_FILE, is_adapter_parameter
 from hf_ctxmodels.core.console import print_status
-from hf_ctxmodels.core.errors import CtxError, wrap_errors
+from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, flag, parse_choice, split_choice
 from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_model_with_adapters
 from hf_ctxmodels.downstream.tasks import Encoded, Task
@@ -202,9 +202,14 @@ def copy_layers(student: PreTrainedModel, source: PreTrainedModel, layers: Seque
         weights = {
             name: tensor for name, tensor in source_layers[index].state_dict().items() if not is_adapter_parameter(name)
         }
-        hint = "remove --config_options that change the width."
-        with wrap_errors("The layers of teacher and student have different shapes", location=location, hint=hint):
+        try:
             student_layer.load_state_dict(weights)
+        except RuntimeError as error:
+            raise CtxError(
+                "The layers of teacher and student have different shapes.",
+                location=location,
+                hint="remove --config_options that change the width.",
+            ) from error
 
 
 def parse_losses(texts: Sequence[str]) -> list[DistillationLoss]:
@@ -214,7 +219,10 @@ def parse_losses(texts: Sequence[str]) -> list[DistillationLoss]:
         CtxError: There is no loss, a loss is unknown or occurs twice, or an option is unknown or has the wrong type.
     """
     if not texts:
-        summaries = {name: (loss.__doc__ or "").partition("\n")[0] for name, loss in DISTILLATION_LOSSES.items()}
+        summaries = {
+            name: " ".join((loss.__doc__ or "").partition("\n\n")[0].split())
+            for name, loss in DISTILLATION_LOSSES.items()
+        }
         listed = "".join(f"\n    {name}: {summary}" for name, summary in summaries.items())
         raise CtxError("Expected one or more losses.", location="--losses", hint=f"use NAME:weight=W of: {listed}")
     names = [split_choice(text)[0] for text in texts]

@@ -79,7 +79,8 @@ def load_adapter(model: PreTrainedModel, source: str | Path, name: str | None = 
         with_head: Copy the head in `source`, if any, into the model's head if both have the same form and shapes.
 
     Raises:
-        CtxError: There is no adapter, it belongs to PEFT or is pickled, or models of another type, width or depth.
+        CtxError: There is no adapter, it belongs to PEFT or is pickled, or it is for models of another type,
+            width or depth.
     """
     base, folder = get_adapter_set(model).base, resolve_folder(source)
     content, saved_tensors = _read_files(base, folder, CONFIG_FILE, WEIGHTS_FILE, source)
@@ -122,7 +123,11 @@ def load_saved_adapters(model: PreTrainedModel, directory: str | Path) -> list[s
     names. Raises CtxError if there are none, and as `load_adapter`."""
     folder = resolve_folder(directory, [f"{ADAPTERS_FOLDER}/*"]) / ADAPTERS_FOLDER
     if not (folder / STACK_FILE).is_file():
-        raise CtxError(f"There are no adapters: {ADAPTERS_FOLDER}/{STACK_FILE} is missing.", location=str(directory))
+        raise CtxError(
+            f"There are no adapters: {ADAPTERS_FOLDER}/{STACK_FILE} is missing.",
+            location=str(directory),
+            hint="use a model that was saved with adapters.",
+        )
     names = [load_adapter(model, path.parent) for path in sorted(folder.glob(f"*/{CONFIG_FILE}"))]
     for path in sorted(folder.glob(f"*/{FUSION_CONFIG_FILE}")):
         load_fusion(model, path.parent)
@@ -194,7 +199,8 @@ def load_fusion(model: PreTrainedModel, source: str | Path) -> tuple[str, ...]:
 
 
 def resolve_folder(source: str | Path, patterns: Sequence[str] = ("*.json", "*.safetensors")) -> Path:
-    """A local directory, or the downloaded files of a Hub id that match the patterns; raises CtxError without any."""
+    """A local directory, or the downloaded files of a Hub id that match the patterns; raises CtxError if there is no
+    such repository."""
     if Path(source).exists() or Path(source).is_absolute():
         return Path(source)
     hint = f"use a directory with {CONFIG_FILE}, or a Hub id."

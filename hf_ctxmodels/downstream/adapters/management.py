@@ -304,16 +304,20 @@ def merge_adapter(model: PreTrainedModel, name: str) -> None:
         "it has its own norm (ln_before, ln_after)": config.ln_before or config.ln_after,
         "the layer's sum does not follow it (original_ln_after)": not config.original_ln_after,
         "it is invertible (inv_adapter)": config.inv_adapter is not None,
+    }
+    model_obstacles = {
         "a shared layer has an adapter for each depth": any(isinstance(adapter, nn.ModuleDict) for _, adapter in pairs),
         "the linear layer before it is wrapped or quantized": not all(is_plain_linear(linear) for linear, _ in pairs),
         "the linear layer before it has no bias": any(getattr(linear, "bias", None) is None for linear, _ in pairs),
     }
-    for obstacle, applies in obstacles.items():
-        if applies:
-            raise CtxError(
-                f"The adapter cannot be merged: {obstacle}.",
-                hint='use BottleneckConfig(original_ln_before=False, non_linearity="linear") in a float model.',
-            )
+    hints = {
+        'train an adapter with BottleneckConfig(original_ln_before=False, non_linearity="linear").': obstacles,
+        "keep the adapter, or merge it in a float model whose layers have biases and are not shared.": model_obstacles,
+    }
+    for hint, conditions in hints.items():
+        for obstacle, applies in conditions.items():
+            if applies:
+                raise CtxError(f"The adapter cannot be merged: {obstacle}.", hint=hint)
     for linear, adapter in pairs:
         down, up = adapter.linear_down, adapter.adapter_up
         scale = torch.as_tensor(adapter.scaling, device=up.weight.device).double().reshape(-1, 1)

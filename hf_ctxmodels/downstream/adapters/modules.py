@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from hf_ctxmodels.core.errors import wrap_errors
+from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.downstream.adapters.configuration import BottleneckConfig, FusionConfig
 from hf_ctxmodels.layers.common import get_activation
 from hf_ctxmodels.layers.cpu.dropout import Dropout
@@ -248,9 +248,12 @@ class InvertibleAdapters(nn.Module):
 
 def adapter_activation(name: str) -> nn.Module:
     """The activation of an AdapterHub name; raises CtxError for an unknown name."""
-    hint = "use relu, swish, gelu or linear."
-    with wrap_errors(f"There is no activation {name!r}", location="non_linearity", hint=hint):
+    try:
         return get_activation(_ACTIVATIONS.get(name.lower(), name.lower()))
+    except KeyError as error:
+        raise CtxError(
+            f"There is no activation {name!r}.", location="non_linearity", hint="use relu, swish, gelu or linear."
+        ) from error
 
 
 def _coupling(inputs: int, outputs: int, non_linearity: str, reduction_factor: float) -> nn.Sequential:

@@ -103,9 +103,10 @@ class PretrainingEvaluation:
         Raises:
             CtxError: The checkpoint was not fine-tuned from this model, or is quantized.
         """
-        require_single_task(load_config(finetuned), finetuned)
+        config = load_config(finetuned)
+        require_single_task(config, finetuned)
         with suppress_adapter_notice():
-            finetuned_model = load_model(finetuned, "AutoModel", load_config(finetuned))
+            finetuned_model = load_model(finetuned, "AutoModel", config)
         if is_quantized(finetuned_model):
             raise CtxError(
                 "The distance to the weights of a quantized model is undefined.",

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
+from accelerate import PartialState
 from transformers import DataCollatorWithPadding, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.console import print_status
@@ -137,7 +138,8 @@ class Task(ABC, Generic[Example]):
         splits = self.read(train_file, "train"), self.read(validation_file, "validation")
         if "demo" not in (train_file, validation_file) and Path(train_file).samefile(validation_file):
             print_status(
-                f"warning: {train_file} is the training file and the validation file; the metrics are too high"
+                f"warning: {train_file} is the training file and the validation file; the metrics are too high",
+                PartialState().is_main_process,
             )
         return splits
 

@@ -239,10 +239,8 @@ class Seq2Seq(Task[SourceTarget]):
                 )
             return self.collator(tokenizer)
         objective_class = finetuning.objective
-        texts, names = (
-            dict(text.partition("=")[::2] for text in arguments.target_options),
-            objective_class.option_help(),
-        )
+        names = objective_class.option_help()
+        texts = dict(text.partition("=")[::2] for text in arguments.target_options)
         options = typed_options(objective_class, texts, location="--target_options", names=names)
         if "max_target_length" in options:
             raise CtxError("max_target_length is a flag.", location="--target_options", hint="use --max_target_length.")

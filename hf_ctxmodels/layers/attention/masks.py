@@ -62,7 +62,9 @@ class MaskSpec:
         if self.prefix_lengths is not None and not self.causal:
             raise CtxError("prefix_lengths requires causal=True.", hint="set causal=True, or remove prefix_lengths.")
         if self.window is not None and self.window < 1:
-            raise CtxError(f"window={self.window}, expected at least 1.", hint="set window to None for no limit.")
+            raise CtxError(
+                f"window={self.window}, expected at least 1.", hint="set window to 1 or more, or to None for no limit."
+            )
 
     @property
     def is_full(self) -> bool:

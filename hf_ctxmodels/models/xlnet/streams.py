@@ -402,7 +402,10 @@ def check_permutation(
             size not in ("targets", actual) for size, actual in zip(expected, tensor.shape)
         ):
             sizes = ", ".join(map(str, expected))
-            raise CtxError(f"{name} is {tuple(tensor.shape)}, expected ({sizes}) for this input.")
+            raise CtxError(
+                f"{name} is {tuple(tensor.shape)}, expected ({sizes}) for this input.",
+                hint=f"pass {name} of this shape.",
+            )
     if target_mapping is not None:
         is_selected = target_mapping != 0
         is_invalid = (is_selected.sum(-1) > 1) | (is_selected & (target_mapping != 1)).any(-1)
@@ -425,10 +428,11 @@ def check_permutation(
             problems[", where attention_mask is 0 (padding)."] = ~tokens.gather(1, columns)
         for problem, is_invalid in problems.items():
             is_invalid = is_invalid & (target_positions != NO_TARGET)
-            _reject_elements("target_positions", target_positions, is_invalid, problem)
+            hint = "choose positions of real tokens to predict, or -1."
+            _reject_elements("target_positions", target_positions, is_invalid, problem, hint)
     if permutation_order is not None:
         problem = "; expected ranks 0, 1, ..., or -1 for positions that are visible to all."
-        _reject_elements("permutation_order", permutation_order, permutation_order < -1, problem)
+        _reject_elements("permutation_order", permutation_order, permutation_order < -1, problem, "use such ranks.")
     hidden_pairs = None if perm_mask is None else perm_mask > 0
     return {"order": permutation_order, "hidden_pairs": hidden_pairs, "target_positions": target_positions}
 
@@ -438,14 +442,17 @@ def check_target_labels(labels: Tensor, target_positions: Tensor | None, target_
     check_tensors(target_positions=target_positions, target_mapping=target_mapping)
     targets = target_mapping if target_positions is None else target_positions
     if targets is not None and labels.shape != targets.shape[:2]:
-        raise CtxError(f"labels is {tuple(labels.shape)}, but the targets are {tuple(targets.shape[:2])}.")
+        raise CtxError(
+            f"labels is {tuple(labels.shape)}, but the targets are {tuple(targets.shape[:2])}.",
+            hint="pass a label for each target; -100 is ignored.",
+        )
     if target_positions is not None:
         misplaced = (labels != IGNORE_INDEX) & (target_positions == NO_TARGET)
         problem = ", but target_positions is -1 (no target) there."
         _reject_elements("labels", labels, misplaced, problem, "use the label -100.")
 
 
-def _reject_elements(name: str, tensor: Tensor, is_invalid: Tensor, problem: str, hint: str | None = None) -> None:
+def _reject_elements(name: str, tensor: Tensor, is_invalid: Tensor, problem: str, hint: str) -> None:
     """Raise CtxError for the first element, or vector, of the tensor that is (batch, columns) `is_invalid`."""
     if not is_traced(is_invalid) and bool(is_invalid.any()):
         row, column = is_invalid.nonzero()[0].tolist()
