@@ -81,7 +81,7 @@ def parse_arguments(
 
     Args:
         sections: Dataclasses, or tuples of a dataclass and the names of the fields that become flags. The fields are
-            declared with `core.flags.flag` or `choice_flag`.
+            declared with `core.flags.flag`.
         description: First lines of `--help`.
         argv: The command line without the program name; `sys.argv[1:]` by default.
         essential: The flags that `--help` shows first.

@@ -4,7 +4,7 @@ import io
 import math
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -161,12 +161,10 @@ def export_model(
     check_exportable_as(model, file, format, part)
     module = PARTS[part](model.eval()).eval()
     file = Path(file)
-    with ExitStack() as stack:
-        stack.enter_context(wrap_write_errors(file))
-        stack.enter_context(torch.no_grad())
+    with wrap_write_errors(file):
         file.parent.mkdir(parents=True, exist_ok=True)
-        # on the same file system, so that the files are renamed only when they are complete
-        folder = stack.enter_context(tempfile.TemporaryDirectory(dir=file.parent))
+    # in the same folder, so that complete files are only renamed
+    with wrap_write_errors(file), tempfile.TemporaryDirectory(dir=file.parent) as folder, torch.no_grad():
         temporary_file = Path(folder) / file.name
         try:
             run = (write_onnx if format == "onnx" else write_program)(module, batches[0], temporary_file)

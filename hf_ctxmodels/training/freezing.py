@@ -96,11 +96,8 @@ class GradualUnfreezing(LayerUnfreezing):
 
     def num_trained_groups(self, step: int) -> int:
         """Number of groups, counted from the last, that are trained after `step` steps."""
-        return (
-            len(self._layer_groups)
-            if not self._interval
-            else min(len(self._layer_groups), 1 + int(step // self._interval))
-        )
+        num_groups = len(self._layer_groups)
+        return min(num_groups, 1 + int(step // self._interval)) if self._interval else num_groups
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Determine the interval; raises CtxError for several processes."""

@@ -68,7 +68,7 @@ def test_language_adapter(workspace: Path, languages: dict[str, Path]) -> None:
     assert all(torch.equal(saved[name], start[name]) for name in start)
     assert {path.name for path in (run / "adapters").iterdir()} == {"en", "stack.json"}
     whole = load_file(run / "adapters" / "en" / "adapter.safetensors")
-    resumed_run = workspace / "again"
+    resumed_run = workspace / "resumed"
     shutil.copytree(run, resumed_run)
     for path in (resumed_run / "checkpoint-6", resumed_run / "adapters"):
         shutil.rmtree(path)

@@ -35,7 +35,7 @@ from hf_ctxmodels.training.training_step import EpochIndexed
 
 WORDS = {"red": "rot", "cat": "katze", "sees": "sieht", "one": "ein", "big": "gross", "dog": "hund"}
 GENERATING = [family for family in FAMILIES.values() if "AutoModelForSeq2SeqLM" in family.models]
-OWN = [family for family in GENERATING if family.seq2seq_finetuning is not None]
+SEQ2SEQ_OBJECTIVE_FAMILIES = [family for family in GENERATING if family.seq2seq_finetuning is not None]
 SIZES = ["hidden_size=32", "num_hidden_layers=2", "hidden_dropout_prob=0", "attention_probs_dropout_prob=0"]
 SIZES += ["num_attention_heads=2", "intermediate_size=128", "max_position_embeddings=16", "initializer_range=0.1"]
 
@@ -74,7 +74,7 @@ def write_pairs(
 
 
 def test_translation_by_all_families(subtests, tmp_path, capsys):
-    """From files to texts, those that `generate` writes; the families that train on targets of their own learn more."""
+    """Predictions equal those of `generate`; families with an objective for seq2seq fine-tuning train longer."""
     files = write_pairs(tmp_path)
     lengths = ["--max_length", 7, "--max_target_length", 6, "--num_beams", 2, "--metrics", "exact_match"]
     loop = ["--learning_rate", "5e-3", "--save_steps", 0, "--per_device_batch_size", 32, "--eval_steps", 0]
@@ -84,18 +84,25 @@ def test_translation_by_all_families(subtests, tmp_path, capsys):
             build_translation_tokenizer(family).save_pretrained(folder)
             tokenizer = AutoTokenizer.from_pretrained(folder)
             language = ["--target_language", "<de>"] if getattr(tokenizer, "languages", None) else []
-            steps = ["--max_steps", 100 if family in OWN else 40, "--output_dir", out, "--predictions_file", predicted]
+            steps = [
+                "--max_steps",
+                100 if family in SEQ2SEQ_OBJECTIVE_FAMILIES else 40,
+                "--output_dir",
+                out,
+                "--predictions_file",
+                predicted,
+            ]
             flags = [*model_flags(family, folder), *lengths, *loop, *language, *steps]
             code = finetune("seq2seq", *flags, **files)
-            shown = capsys.readouterr()
-            assert code == 0, shown.err
-            assert ("training on the targets of" in shown.err) == (family in OWN)
+            output = capsys.readouterr()
+            assert code == 0, output.err
+            assert ("training on the targets of" in output.err) == (family in SEQ2SEQ_OBJECTIVE_FAMILIES)
             rows = [json.loads(line) for line in predicted.read_text().splitlines()]
             texts, model = [row["prediction"] for row in rows], AutoModelForSeq2SeqLM.from_pretrained(out)
             options = {"num_beams": 2, "max_new_tokens": 6, **({"language": "<de>"} if language else {})}
             assert generate_texts(model, tokenizer, [row["source"] for row in rows], **options) == texts
-            assert sum(map(bool, texts)) > 10, "the first token written is the end"
-            if family in OWN:
+            assert sum(map(bool, texts)) > 10, "the first generated token is the end"
+            if family in SEQ2SEQ_OBJECTIVE_FAMILIES:
                 assert model.config.label_smoothing == family.seq2seq_finetuning.label_smoothing
                 right = sum(" ".join(map(WORDS.get, row["source"].split())) == row["prediction"] for row in rows)
                 assert right / len(rows) == TrainingSummary.load(out).metrics["eval_exact_match"] > 0.5
@@ -147,11 +154,11 @@ def test_special_tokens_of_a_new_configuration(subtests):
     for family in GENERATING:
         with subtests.test(family=family.name):
             tokenizer = build_translation_tokenizer(family)
-            assert len(tokenizer) < 100 or family not in OWN, "the released ids would fit"
+            assert len(tokenizer) < 100 or family not in SEQ2SEQ_OBJECTIVE_FAMILIES, "the released ids would fit"
             config = new_config(family, tokenizer, "tiny")
             numbers = {name: value for name, value in config.to_dict().items() if name.endswith("_token_id")}
             assert all(value is None or value < config.vocab_size for value in numbers.values()), numbers
-            if family in OWN:
+            if family in SEQ2SEQ_OBJECTIVE_FAMILIES:
                 query = {"unilm": "[MASK]", "ernie_gen": "[ATTN]"}[family.name]
                 names = ("query_token_id", "decoder_start_token_id", "eos_token_id")
                 tokens = tokenizer.convert_ids_to_tokens([numbers[name] for name in names])
@@ -167,7 +174,7 @@ def prepare(family: FamilySpec, pairs: list[SourceTarget], **arguments: Any) -> 
     """A task, a configuration and a tokenizer that fit."""
     tokenizer = build_translation_tokenizer(family)
     task = Seq2Seq(TaskArguments(**{"max_length": 20, "max_target_length": 10, "metrics": "exact_match", **arguments}))
-    if family in OWN:
+    if family in SEQ2SEQ_OBJECTIVE_FAMILIES:
         config = family.config(vocab_size=len(tokenizer), pad_token_id=0)
         task.set_token_fields(config, tokenizer)
     else:  # trained on the targets as they are
@@ -186,8 +193,8 @@ VARIANTS = {
 
 def test_batches_equal_those_of_pretraining(subtests):
     """The batches of `pretrain` for the same pairs, objective, seed, epoch and example."""
-    assert VARIANTS.keys() == {family.name for family in OWN}
-    for family in OWN:
+    assert VARIANTS.keys() == {family.name for family in SEQ2SEQ_OBJECTIVE_FAMILIES}
+    for family in SEQ2SEQ_OBJECTIVE_FAMILIES:
         for texts in VARIANTS[family.name]:
             with subtests.test(family=family.name, options=texts):
                 task, config, tokenizer = prepare(family, PAIRS, target_options=texts)
@@ -210,7 +217,7 @@ def test_batches_equal_those_of_pretraining(subtests):
 
 
 def test_plain_targets_and_invalid_options():
-    for family in OWN:
+    for family in SEQ2SEQ_OBJECTIVE_FAMILIES:
         task, config, tokenizer = prepare(family, PAIRS, plain_targets=True)
         batch = task.training_collator(config, tokenizer, seed=7)(task.encode(PAIRS, tokenizer).features)
         assert batch.keys() == {"input_ids", "attention_mask", "labels"}

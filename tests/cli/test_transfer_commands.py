@@ -75,7 +75,7 @@ def test_trained_embeddings(workspace: Path, german: Path) -> None:
     assert all(torch.equal(start[name], whole[name]) for name in start if name not in TABLES)
     before = load_file(german / "checkpoint-3" / "model.safetensors")
     assert not any(torch.equal(before[name], whole[name]) for name in TABLES)
-    resumed_run = workspace / "again"
+    resumed_run = workspace / "resumed"
     shutil.copytree(german, resumed_run)
     shutil.rmtree(resumed_run / "checkpoint-6")
     flags = [*text(workspace), "--recipe", "artetxe_embeddings", "--max_steps", 6, "--save_steps", 3, *FLAGS]

@@ -280,9 +280,9 @@ def test_texts_of_the_fields(tmp_path: Path) -> None:
     """As the released code makes them: authors joined, a date in words, short authors and summaries left out."""
     texts = {**ARTICLE, "date": "April 6, 2019", "authors": "A. Writer, B. Editor", "title": "A title"}
     bare = {**dict.fromkeys(ARTICLE), "article": "Text.", "authors": ["Al Bo"], "summary": "s" * 50, "title": ""}
-    found = read_news(tmp_path, ARTICLE, bare, name="news.jsonl.gz")
-    assert [article.fields for article in found] == [texts, {"article": "Text."}]
-    assert found[0] == list(texts.values())
+    articles = read_news(tmp_path, ARTICLE, bare, name="news.jsonl.gz")
+    assert [article.fields for article in articles] == [texts, {"article": "Text."}]
+    assert articles[0] == list(texts.values())
     for date in ("04-06-2019", "4-6-2019", "April 6, 2019", "April 06, 2019"):
         (article,) = read_news(tmp_path, {**ARTICLE, "date": date})
         assert article.fields["date"] == "April 6, 2019"
