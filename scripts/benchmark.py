@@ -25,6 +25,7 @@ from transformers.utils import logging
 
 from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.console import run_script
+from hf_ctxmodels.core.errors import wrap_errors
 from hf_ctxmodels.core.output_files import check_output_file
 
 
@@ -78,7 +79,9 @@ class BenchmarkArguments:
     threads: int = field(default=2, metadata={"help": "CPU threads."})
     busy: bool = field(default=False, metadata={"help": "Keep one core busy with a second process."})
     device: str = field(default="cpu", metadata={"help": "Device: cpu or cuda."})
-    dtype: str = field(default="float32", metadata={"help": "float32 or bfloat16 (training uses autocast)."})
+    dtype: str = field(
+        default="float32", metadata={"help": "Precision (training uses autocast).", "choices": ["float32", "bfloat16"]}
+    )
     reference_attention: str = field(
         default="sdpa",
         metadata={"help": "Attention implementation of the reference: sdpa, flash_attention_2 or eager."},
@@ -96,10 +99,12 @@ def main() -> None:
     (arguments,) = parse_arguments(BenchmarkArguments, description=__doc__)
     if arguments.output is not None:
         check_output_file(arguments.output, flag="--output", overwrite=arguments.overwrite)
+    with wrap_errors("The device cannot be used", location=f"--device {arguments.device}", hint="use --device cpu."):
+        device = torch.empty(0, device=arguments.device).device
     torch.set_num_threads(arguments.threads)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    device, dtype = torch.device(arguments.device), getattr(torch, arguments.dtype)
+    dtype = getattr(torch, arguments.dtype)
     suite = SUITES[arguments.suite]
     description = suite.describe(arguments.reference_attention)
     setting = report.describe_setting(device, dtype, arguments.repeats, arguments.busy, description)

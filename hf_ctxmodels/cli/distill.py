@@ -10,13 +10,14 @@ from hf_ctxmodels.cli.pretrain import finetuning_command, show_results
 from hf_ctxmodels.compression.distillation import DistillationSetup, Teacher, parse_losses
 from hf_ctxmodels.compression.distillation.distillation_setup import DistillationArguments
 from hf_ctxmodels.core.command_line import Section, parse_arguments
-from hf_ctxmodels.core.console import format_next_commands
+from hf_ctxmodels.core.console import format_next_commands, format_number
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.downstream.finetuning.arguments import FinetuningArguments, FinetuningLoopArguments
 from hf_ctxmodels.downstream.tasks import TASKS, TaskArguments
 from hf_ctxmodels.registry import get_family
 from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model
 from hf_ctxmodels.training.arguments import LoopArguments
+from hf_ctxmodels.training.checkpoint_files import check_run_directory
 from hf_ctxmodels.training.model_loading import load_family_config
 from hf_ctxmodels.training.pretraining import PretrainingArguments, pretrain, resolve_family
 
@@ -62,6 +63,7 @@ def main(task: str) -> None:
     """Train the student on raw text or on the examples of a task, save it, and print its metrics."""
     description = (_TEXT if task == "text" else _TASK.format(task=task)) + _STUDENT
     arguments, *other_arguments = parse_arguments(*flag_sections(task), description=description, essential=ESSENTIAL)
+    check_run_directory(other_arguments[-1], arguments.tokenizer_source or arguments.teacher)
     if task != "text":
         arguments = replace(arguments, task=task)
         task_arguments, loop = other_arguments
@@ -90,7 +92,8 @@ def main(task: str) -> None:
     summary = pretrain(select_fields(PretrainingArguments, arguments), loop, make_setup=setup.prepare_pretraining)
     if PartialState().is_main_process:
         output = loop.output_dir
-        print(f"{summary.model_class} of {summary.parameters:,} parameters after {summary.steps:,} steps, in {output}:")
+        parameters = format_number(summary.parameters)
+        print(f"{summary.model_class} of {parameters} parameters after {summary.steps:,} steps, in {output}:")
         show_results(summary, output)
         print(format_next_commands(finetuning_command(output, summary.model_type)))
 

@@ -30,7 +30,13 @@ from hf_ctxmodels.core.output_files import (
 )
 from hf_ctxmodels.data.text_files import read_lines
 from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_saved_model
-from hf_ctxmodels.inference.exporting import check_exportable_as, example_batches, export_model, inputs_for_texts
+from hf_ctxmodels.inference.exporting import (
+    check_export_file,
+    check_exportable_as,
+    example_batches,
+    export_model,
+    inputs_for_texts,
+)
 from hf_ctxmodels.training.model_loading import load_tokenizer
 
 MIN_TEXTS = 16
@@ -59,6 +65,7 @@ def graph(file_format: Literal["onnx", "torch"]) -> None:
     """
     (arguments,) = parse_arguments(ExportArguments, description=getdoc(graph))
     check_output_file(arguments.output, flag="--output", overwrite=arguments.overwrite)
+    check_export_file(arguments.output, file_format)
     model = load_saved_model(arguments.model)
     check_exportable_as(model, arguments.output, file_format, arguments.part)
     batches = example_batches(load_tokenizer(arguments.model), model, arguments.part)

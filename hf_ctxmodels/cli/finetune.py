@@ -19,6 +19,7 @@ from hf_ctxmodels.downstream.finetuning.finetuning_run import MakeTrainingSetup,
 from hf_ctxmodels.downstream.multitask.task_list import KINDS
 from hf_ctxmodels.downstream.multitask.training import MultitaskArguments, finetune_tasks
 from hf_ctxmodels.downstream.tasks import TASKS, Task, TaskArguments
+from hf_ctxmodels.downstream.tasks.metrics import metric_range
 from hf_ctxmodels.downstream.tasks.text_metrics import UPPER_BOUND_NOTE
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels_cli import FINETUNING_TASKS
@@ -100,17 +101,18 @@ def run(
         write_text_file(file, "\n".join(records) + "\n")
 
     metrics, bounds = tuned.result.metrics, tuned.upper_bounds
-    print(f"{'metric':<24}{'model':>10}{'baseline':>10}" + f"{'upper bound':>13}" * bool(bounds))
-    print(f"{'loss':<24}{metrics['eval_loss']:>10.4f}")
+    print(f"{'metric':<24}{'model':>10}{'baseline':>10}" + f"{'upper bound':>13}" * bool(bounds) + "  range")
+    print(f"{'loss':<24}{metrics['eval_loss']:>10.4f}{'':>{23 if bounds else 10}}  {metric_range('loss')}")
     for name, value in tuned.baseline.items():
-        bound = f"{bounds[name]:>13.4f}" if name in bounds else ""
-        print(f"{name:<24}{metrics[f'eval_{name}']:>10.4f}{value:>10.4f}{bound}")
+        bound = f"{bounds[name]:>13.4f}" if name in bounds else " " * 13 * bool(bounds)
+        scale = metric_range(name, tuned.task.is_percentage)
+        print(f"{name:<24}{metrics[f'eval_{name}']:>10.4f}{value:>10.4f}{bound}  {scale}")
     if bounds:
         print(UPPER_BOUND_NOTE)
     if tuned.task.baseline_name:
         print(f"baseline: {tuned.task.baseline_name}")
     output = loop_arguments.output_dir
-    print(f"{len(tuned.training)} training and {len(tuned.validation)} validation examples")
+    print(f"{len(tuned.training):,} training and {len(tuned.validation):,} validation examples")
     print(f"model, tokenizer, log and summary saved in {output}" + (f", {file}" if file else ""))
     generation = [("generate", "--model", output, "--input", "FILE")] if tuned.task.is_generative else []
     print(format_next_commands(*generation, ("push", "--model", output, "--repo_id", "ORGANISATION/NAME")))

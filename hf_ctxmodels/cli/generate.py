@@ -21,6 +21,7 @@ from hf_ctxmodels.core.generation import LanguagePair
 from hf_ctxmodels.core.output_files import check_output_file, write_text_file
 from hf_ctxmodels.data.text_files import read_lines
 from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_model_and_tokenizer
+from hf_ctxmodels.downstream.tasks.metrics import metric_range
 from hf_ctxmodels.downstream.tasks.text_metrics import (
     UPPER_BOUND_NOTE,
     NormalizedReferences,
@@ -147,7 +148,7 @@ def main() -> None:
         print("\n".join(generated))
     elif arguments.output_file is not None:
         write_text_file(arguments.output_file, "".join(f"{line}\n" for line in generated))
-    print(f"{len(generated)} texts generated" + (f", in {arguments.output_file}" if arguments.output_file else ""))
+    print(f"{len(generated):,} texts generated" + (f", in {arguments.output_file}" if arguments.output_file else ""))
     if names:
         _print_metrics(arguments, names, generated, references, tokenizer)
 
@@ -187,9 +188,10 @@ def _print_metrics(
     for name in names:
         if name == "bleu":
             bleu = corpus_bleu(generated, references, lower_case=arguments.lower_case)
-            print(f"BLEU {bleu.score:.2f}  {bleu.signature}")
+            print(f"BLEU {bleu.score:.2f}  {bleu.signature}  ({metric_range(name)})")
         else:
-            print(line(score_texts([name], generated, references, lower_case=arguments.lower_case)))
+            scores = score_texts([name], generated, references, lower_case=arguments.lower_case)
+            print(f"{line(scores)}  ({metric_range(name)})")
     languages = LanguagePair.tokenizer_arguments(tokenizer, arguments.language)
     normalized = NormalizedReferences(tokenizer, names, lower_case=arguments.lower_case, tokenizer_arguments=languages)
     if upper_bounds := normalized.upper_bounds(references):

@@ -12,8 +12,9 @@ from pathlib import Path
 from accelerate import PartialState
 
 from hf_ctxmodels.core.command_line import parse_arguments
-from hf_ctxmodels.core.console import format_next_commands
+from hf_ctxmodels.core.console import format_next_commands, format_number
 from hf_ctxmodels.downstream.adapters.arguments import AdapterArguments
+from hf_ctxmodels.downstream.tasks.metrics import metric_range
 from hf_ctxmodels.downstream.tasks.seq2seq import Seq2Seq
 from hf_ctxmodels.downstream.tasks.sequence_classification import SequenceClassification
 from hf_ctxmodels.registry import get_family
@@ -47,7 +48,8 @@ def main() -> None:
     if not PartialState().is_main_process:
         return
     output = loop_arguments.output_dir
-    print(f"{summary.model_class} after {summary.steps:,} steps and {summary.tokens:,} tokens, saved in {output}:")
+    tokens = format_number(summary.tokens)
+    print(f"{summary.model_class} after {summary.steps:,} steps and {tokens} tokens, saved in {output}:")
     show_results(summary, output)
     print(
         format_next_commands(
@@ -58,12 +60,13 @@ def main() -> None:
 
 
 def show_results(summary: TrainingSummary, output: str) -> None:
-    """Print the files in the output directory, the validation losses and their baselines."""
+    """Print the files in the output directory, and the validation metrics with their baselines and ranges."""
     print(f"  {', '.join(sorted(path.name for path in Path(output).iterdir()))}")
     for name, value in summary.metrics.items():
         if name.startswith("eval_"):
             baseline = summary.baselines.get(name.removeprefix("eval_"))
-            print(f"  {name:<30}{value:.4f}" + (f"  baseline {baseline:.4f}" if baseline is not None else ""))
+            columns = f"{value:>9.4f}  " + ("" if baseline is None else f"baseline {baseline:.4f}")
+            print(f"  {name:<30}{columns:<30}{metric_range(name)}")
 
 
 def finetuning_command(model: str, model_type: str) -> tuple[str, ...]:

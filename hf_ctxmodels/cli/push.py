@@ -9,7 +9,14 @@ from pathlib import Path
 
 from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.flags import REQUIRED, flag
-from hf_ctxmodels.hub.repository import describe_files, push_files, repository_files, write_files
+from hf_ctxmodels.hub.repository import (
+    CARD_FILE,
+    check_repository_directory,
+    describe_files,
+    push_files,
+    repository_files,
+    write_files,
+)
 
 
 @dataclass
@@ -30,6 +37,9 @@ class PushArguments:
 def main() -> None:
     """List the files, push them, and print the URL of the commit."""
     (arguments,) = parse_arguments(PushArguments, description=__doc__)
+    if arguments.output_dir is not None:  # before the model is opened
+        names = ("config.json", CARD_FILE)
+        check_repository_directory(names, arguments.output_dir, arguments.model, overwrite=arguments.overwrite)
     files = repository_files(Path(arguments.model), arguments.repo_id)
     print(describe_files(files))
     if arguments.dry_run:

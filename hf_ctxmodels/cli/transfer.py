@@ -41,6 +41,7 @@ from hf_ctxmodels.downstream.tasks.languages import (
     supported_languages,
 )
 from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model
+from hf_ctxmodels.training.checkpoint_files import check_run_directory
 from hf_ctxmodels.training.model_loading import load_config, load_tokenizer
 from hf_ctxmodels.training.token_embeddings import check_embedding_compatibility, replace_token_embeddings
 
@@ -78,6 +79,7 @@ def main() -> None:
         description=__doc__,
         essential=ESSENTIAL,
     )
+    check_run_directory(loop_arguments, arguments.model)
     if arguments.language_adapters and adapters.adapter is None:
         hint = "add --adapter madx-task."
         raise CtxError("Language adapters require a task adapter.", location="--language_adapters", hint=hint)

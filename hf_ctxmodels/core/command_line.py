@@ -3,10 +3,11 @@
 import argparse
 import sys
 import textwrap
+import types
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import Field, fields
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
@@ -170,8 +171,8 @@ def _add_flag(group: Any, entry: Field, annotation: Any) -> None:
         help_text = "\n".join([help_text, *_choice_lines(entry.metadata["choices"])])
     elif entry.metadata.get("nested"):
         settings |= {"metavar": "NAME[:KEY=VALUE,...]"} | ({"nargs": "+"} if is_list else {"action": _ChoiceAction})
-    elif annotation is bool:
-        settings |= {"nargs": "?", "const": True, "metavar": "BOOL", "type": _converter(bool)}
+    elif bool in (annotation, *get_args(annotation)):
+        settings |= {"nargs": "?", "const": True, "metavar": metavar(annotation), "type": _converter(annotation)}
     else:
         choices = entry.metadata.get("choices")
         item = get_args(annotation)[0] if is_list else Literal[tuple(choices)] if choices else annotation
@@ -196,7 +197,9 @@ def metavar(annotation: Any) -> str:
     if get_origin(annotation) is Literal:
         text = "{" + ",".join(map(str, get_args(annotation))) + "}"
         return text if len(text) < 70 else "NAME"
-    return {int: "N", float: "X"}.get(annotation, "TEXT")
+    if get_origin(annotation) in (Union, types.UnionType):
+        return "|".join(map(metavar, get_args(annotation)))
+    return {int: "N", float: "X", bool: "BOOL"}.get(annotation, "TEXT")
 
 
 def _without_none(annotation: Any) -> Any:

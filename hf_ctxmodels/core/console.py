@@ -1,9 +1,10 @@
-"""What commands write to stderr: status lines, progress bars and errors."""
+"""What commands write to stderr: status lines, progress bars and errors; and the format of numbers."""
 
 import gc
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from typing import NoReturn, TypeVar
 
 from tqdm import tqdm
@@ -11,6 +12,33 @@ from tqdm import tqdm
 from hf_ctxmodels.core.errors import CtxError, describe_error
 
 Item = TypeVar("Item")
+LINE_INTERVALS = (5.0, 10.0, 20.0, 40.0, 60.0)
+"""Seconds between lines of progress, where there is no terminal."""
+
+
+def format_number(value: float) -> str:
+    """Three significant digits with a prefix of the SI from 1,000 on: 1_031_234 -> "1.03 M"."""
+    if abs(value) < 999.5:
+        return f"{value:.3g}"
+    text = tqdm.format_sizeof(value)
+    return f"{text[:-1]} {text[-1]}"
+
+
+class ReportTimer:
+    """Tells when to report progress: after each of the intervals, in seconds, of which the last one repeats."""
+
+    def __init__(self, *intervals: float) -> None:
+        self._intervals = list(intervals)
+        self.restart()
+
+    def restart(self) -> None:
+        """Start the next interval, after a report."""
+        interval = self._intervals.pop(0) if len(self._intervals) > 1 else self._intervals[0]
+        self._due = time.perf_counter() + interval
+
+    def is_due(self) -> bool:
+        """Whether the interval has passed."""
+        return time.perf_counter() >= self._due
 
 
 def print_status(line: str, enabled: bool = True) -> None:
@@ -21,8 +49,20 @@ def print_status(line: str, enabled: bool = True) -> None:
 
 
 def progress_bar(items: Iterable[Item], description: str, *, unit: str, enabled: bool = True) -> Iterable[Item]:
-    """Iterate over items, whose name in the plural is `unit`, with a progress bar if stderr is a terminal."""
-    return tqdm(items, desc=description, unit=f" {unit}", leave=False, disable=None if enabled else True)
+    """Iterate over items, whose name in the plural is `unit`, with a progress bar; if stderr is not a terminal, with
+    lines at growing intervals."""
+    if enabled and not sys.stderr.isatty():
+        return _with_lines(items, description, unit)
+    return tqdm(items, desc=description, unit=f" {unit}", leave=False, disable=not enabled)
+
+
+def _with_lines(items: Iterable[Item], description: str, unit: str) -> Iterator[Item]:
+    timer, total = ReportTimer(*LINE_INTERVALS), f" of {len(items):,}" if isinstance(items, Sized) else ""
+    for number, item in enumerate(items, 1):
+        yield item
+        if timer.is_due():
+            print_status(f"{description}: {number:,}{total} {unit}")
+            timer.restart()
 
 
 def format_next_commands(*commands: Sequence[object]) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 
 # characters that are kept of the beginning and the end of a message, which may quote a file without line breaks
 _HEAD_LENGTH, _TAIL_LENGTH = 1000, 2000
@@ -42,6 +43,14 @@ def wrap_errors(message: str, *, location: str | None = None, hint: str | None =
         raise
     except Exception as error:
         raise CtxError(f"{message}: {describe_error(error)}.", location=location, hint=hint) from error
+
+
+def require_packages(*names: str, extra: str, location: str) -> None:
+    """Raise CtxError if a package of an extra is not installed."""
+    if missing := [name for name in names if find_spec(name) is None]:
+        raise CtxError(
+            f"Not installed: {', '.join(missing)}.", location=location, hint=f"pip install 'hf_ctxmodels[{extra}]'."
+        )
 
 
 def describe_error(error: BaseException) -> str:

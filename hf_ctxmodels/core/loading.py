@@ -1,5 +1,6 @@
 """Loading of JSON, models, configurations and tokenizers; every failure is a `CtxError`."""
 
+import difflib
 import json
 import types
 import typing
@@ -7,6 +8,9 @@ from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
+
+from huggingface_hub.constants import HF_HUB_CACHE
+from huggingface_hub.file_download import repo_folder_name
 
 from hf_ctxmodels.core.errors import CtxError, wrap_errors
 
@@ -72,12 +76,36 @@ def check_json_type(value: Any, annotation: Mapping[str, Any], *, location: str,
         raise CtxError(f"Not {content}: {errors[0]}.", location=location, hint="copy or create the file again.")
 
 
+def require_existing_path(source: str | PathLike[str], repo_type: str = "model") -> None:
+    """Raise CtxError if a source that looks like a path does not exist, instead of a request to the Hub.
+
+    A name with one slash, as in "runs/bert", is a path if its parent directory exists, unless it is the Hub id of a
+    repository in the cache.
+    """
+    text, path = str(source), Path(source)
+    is_path = isinstance(source, Path) or text.startswith((".", "~", "/")) or text.endswith("/") or text.count("/") > 1
+    has_parent = "/" in text and path.parent.is_dir()
+    if path.exists() or not (is_path or has_parent):
+        return
+    if not is_path and Path(HF_HUB_CACHE, repo_folder_name(repo_id=text, repo_type=repo_type)).is_dir():
+        return
+    names = [entry.name for entry in path.parent.iterdir() if entry.is_dir()] if path.parent.is_dir() else []
+    similar = " or ".join(str(path.with_name(name)) for name in difflib.get_close_matches(path.name, names))
+    download = "" if is_path else f"; if it is a Hub id, download it first: hf download {text}"
+    raise CtxError(
+        "There is no such directory.",
+        location=text,
+        hint=(f"did you mean {similar}? " if similar else "") + f"check the path{download}.",
+    )
+
+
 def load_pretrained(auto_class: Any, source: str | PathLike[str] | None, description: str) -> Any:
     """Call `auto_class.from_pretrained(source)`; all errors become a `CtxError`, in which `description` names the
     object."""
     try:
         if not source:
             raise OSError("the directory or Hub id is missing.")
+        require_existing_path(source)
         return auto_class.from_pretrained(source)
     except CtxError:
         raise

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.core.loading import require_existing_path
 from hf_ctxmodels.data.demo_corpus import demo_documents
 from hf_ctxmodels.data.documents import Documents, LabelledPair, Reader, TextWithUnits, split_sentences
 from hf_ctxmodels.data.news_files import EXAMPLE_ARTICLE, read_articles
@@ -184,6 +185,7 @@ def _open(
 
     if path.is_dir() and (files := _text_files(path, split, config_name)):
         return path.name, partial(_chain, [partial(read_file, file, columns) for file in files])
+    require_existing_path(path if dataset.startswith("~") else dataset, "dataset")
     try:
         rows = datasets.load_dataset(dataset, config_name, split=split, streaming=streaming)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:

@@ -3,7 +3,7 @@ the card, and their upload in one commit."""
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from httpx2 import HTTPError
@@ -27,7 +27,7 @@ from hf_ctxmodels.hub.card import (
 )
 from hf_ctxmodels.spec import FamilySpec
 from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model
-from hf_ctxmodels.training.model_loading import load_config, load_model, load_tokenizer
+from hf_ctxmodels.training.model_loading import check_source, load_config, load_model, load_tokenizer
 from hf_ctxmodels.training.summary import SUMMARY_FILE, TrainingSummary
 
 CARD_FILE = "README.md"
@@ -45,14 +45,20 @@ def describe_files(files: Mapping[str, str | bytes]) -> str:
     return "\n".join(lines)
 
 
-def write_files(files: Mapping[str, str | bytes], output_dir: str, model: str, *, overwrite: bool = False) -> None:
-    """Write `repository_files` of a model to a directory; raises CtxError if it is the model's or contains a file."""
+def check_repository_directory(names: Iterable[str], output_dir: str, model: str, *, overwrite: bool = False) -> None:
+    """Raise CtxError if the output directory is the model's, or has one of the named files and `overwrite` is false."""
     directory = Path(output_dir)
     if directory.resolve() == Path(model).resolve():
         raise CtxError(
             "The output directory is the model's.", location=f"--output_dir {output_dir}", hint="use another directory."
         )
-    check_output_directory(directory, files, flag="--output_dir", overwrite=overwrite)
+    check_output_directory(directory, names, flag="--output_dir", overwrite=overwrite)
+
+
+def write_files(files: Mapping[str, str | bytes], output_dir: str, model: str, *, overwrite: bool = False) -> None:
+    """Write `repository_files` of a model to a directory; raises CtxError as `check_repository_directory`."""
+    check_repository_directory(files, output_dir, model, overwrite=overwrite)
+    directory = Path(output_dir)
     with wrap_write_errors(directory):
         directory.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
@@ -76,6 +82,7 @@ def repository_files(directory: Path, repo_id: str) -> dict[str, str | bytes]:
     Raises:
         CtxError: The directory does not contain a complete model in safetensors with its tokenizer.
     """
+    check_source(directory)
     for name, saved_object in (("config.json", "model"), ("tokenizer_config.json", "tokenizer")):
         if not (directory / name).is_file():
             raise CtxError(

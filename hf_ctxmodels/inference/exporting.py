@@ -5,7 +5,6 @@ import math
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +18,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from hf_ctxmodels.architectures.encoder_decoder_heads import TransformerForConditionalGeneration
 from hf_ctxmodels.compression.int8.modules import Int8Linear
 from hf_ctxmodels.compression.low_bits.modules import PackedLinear
-from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.errors import CtxError, require_packages
 from hf_ctxmodels.core.generation import max_input_length
 from hf_ctxmodels.core.output_files import wrap_write_errors
 from hf_ctxmodels.heads import ForMultipleChoice, Seq2SeqHead
@@ -89,9 +88,17 @@ PARTS: dict[Part, Callable[[PreTrainedModel], nn.Module]] = {
 """Name of a part -> function from the model to its module."""
 
 
+def check_export_file(file: str | Path, format: Format) -> None:
+    """Raise CtxError if the packages of a format are not installed, or the file has another suffix."""
+    if format == "torch" and Path(file).suffix != ".pt2":
+        raise CtxError("A file of torch.export ends in .pt2.", location=f"--output {file}", hint="use the suffix .pt2.")
+    if format == "onnx":
+        require_packages("onnx", "onnxscript", "onnxruntime", extra="onnx", location="export onnx")
+
+
 def check_exportable_as(model: PreTrainedModel, file: str | Path, format: Format, part: Part = "model") -> None:
-    """Raise CtxError if a model has no graph or no such part, the packages of the format are not installed, or the file
-    has another suffix."""
+    """Raise CtxError as `check_export_file`, or if a model has no graph or no such part."""
+    check_export_file(file, format)
     if part != "model" and not has_generating_decoder(model):
         raise CtxError(
             f"{type(model).__name__} has no generating decoder.",
@@ -110,13 +117,6 @@ def check_exportable_as(model: PreTrainedModel, file: str | Path, format: Format
             f"8-bit inputs with a scale per {', '.join(sorted(scales))} have no graph.",
             location="--model",
             hint="quantize with --activations token; the exported graph multiplies in float32.",
-        )
-    if format == "torch" and Path(file).suffix != ".pt2":
-        raise CtxError("A file of torch.export ends in .pt2.", location=f"--output {file}", hint="use the suffix .pt2.")
-    missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]
-    if format == "onnx" and missing:
-        raise CtxError(
-            f"ONNX export needs {', '.join(missing)}.", location="export onnx", hint='pip install "hf_ctxmodels[onnx]"'
         )
 
 

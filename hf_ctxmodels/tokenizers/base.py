@@ -144,9 +144,15 @@ def record_tokenizer_digest(config: PreTrainedConfig, tokenizer: PreTrainedToken
 def check_tokenizer_matches_model(
     tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, max_length: int = 0, *, location: str
 ) -> None:
-    """Raise CtxError if a tokenizer has more tokens than a model has embeddings, or is not the tokenizer that the model
-    was trained with; or if inputs of `max_length` tokens, unless it is 0, exceed the model's positions or have no room
-    for text."""
+    """Raise CtxError if a tokenizer lacks the characters that a model reads, has more tokens than a model has
+    embeddings, or is not the tokenizer that the model was trained with; or if inputs of `max_length` tokens, unless it
+    is 0, exceed the model's positions or have no room for text."""
+    if hasattr(config, "num_characters") and not hasattr(tokenizer, "character_ids"):
+        raise CtxError(
+            f"{type(tokenizer).__name__} has no characters, which a model with a {type(config).__name__} reads.",
+            location=location,
+            hint="use a tokenizer of the model's family, from `hf-ctxmodels train-tokenizer`.",
+        )
     vocab_size = getattr(config, "vocab_size", None)
     if vocab_size is not None and len(tokenizer) > vocab_size:
         raise CtxError(

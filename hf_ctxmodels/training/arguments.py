@@ -177,7 +177,11 @@ class LoopArguments:
     eval_steps: int = _record_flag(0, "Steps between evaluations; 0 evaluates at the end only.")
     save_steps: int = _record_flag(500, "Steps between checkpoints; 0 saves at the end only.")
     save_total_limit: int = _record_flag(2, "Number of newest checkpoints to keep.")
-    resume: bool = _record_flag(False, "Continue exactly from the newest checkpoint in --output_dir, if there is one.")
+    resume: bool | Literal["finish"] = _record_flag(
+        False,
+        "Continue exactly from the newest checkpoint in --output_dir, if there is one; `--resume finish` ends the run "
+        "there: it evaluates and saves the model without further steps.",
+    )
     overwrite: bool = _record_flag(False, "Delete the run and the model in --output_dir and start a new run.")
     report_to: Literal["none", "tensorboard", "trackio"] = _record_flag("none", "Experiment tracker.")
     dataloader_workers: int | None = flag(

@@ -49,7 +49,7 @@ def locked_output_dir(
         if accelerator.is_main_process:
             try:
                 _lock(lock, output_dir)
-                _prepare_output_dir(output_dir, arguments, tokenizer)
+                _prepare_output_dir(output_dir, arguments, None if tokenizer is None else tokenizer.name_or_path)
             except CtxError as failure:
                 error = [(failure.message, failure.location, failure.hint)]
         broadcast_object_list(error)  # the other processes would wait for the main process forever
@@ -68,11 +68,7 @@ def _lock(lock: FileLock, output_dir: Path) -> None:
         output_dir.mkdir(parents=True, exist_ok=True)
         file.touch()
     except OSError as error:
-        raise CtxError(
-            f"The output directory cannot be created or written to: {error.strerror}.",
-            location=f"--output_dir {output_dir}",
-            hint="use a writable directory.",
-        ) from error
+        raise _unwritable_error(output_dir, str(error.strerror)) from error
     try:
         lock.acquire()
     except Timeout as error:
@@ -88,8 +84,19 @@ def _lock(lock: FileLock, output_dir: Path) -> None:
         file.write_text(f"process {os.getpid()} on {platform.node()}\n", encoding="utf-8")
 
 
-def _prepare_output_dir(output_dir: Path, arguments: LoopArguments, tokenizer: PreTrainedTokenizerBase | None) -> None:
-    """Refuse to replace an existing run, or delete it if `overwrite` is set; remove files of a killed run."""
+def _unwritable_error(output_dir: Path, reason: str) -> CtxError:
+    message = f"The output directory cannot be created or written to: {reason}."
+    return CtxError(message, location=f"--output_dir {output_dir}", hint="use a writable directory.")
+
+
+def check_run_directory(arguments: LoopArguments, tokenizer_source: str | None) -> None:
+    """Raise CtxError if the output directory cannot be written to, or contains a run or a model that is neither to be
+    resumed nor to be overwritten; to be called before data and models are read. A tokenizer in the directory is an
+    existing file unless it is the run's, from `tokenizer_source`."""
+    output_dir = Path(arguments.output_dir)
+    ancestor = next(path for path in (output_dir, *output_dir.absolute().parents) if path.exists())
+    if (ancestor.is_dir() and not os.access(ancestor, os.W_OK)) or (not ancestor.is_dir() and ancestor != output_dir):
+        raise _unwritable_error(output_dir, f"{ancestor} is not a writable directory")
     existing = list_checkpoints(output_dir)
     if existing and not (arguments.resume or arguments.overwrite):
         raise CtxError(
@@ -97,11 +104,22 @@ def _prepare_output_dir(output_dir: Path, arguments: LoopArguments, tokenizer: P
             location=str(output_dir),
             hint="continue that run with --resume, pass another --output_dir, or delete that run with --overwrite.",
         )
+    if arguments.resume == "finish" and not existing:
+        raise CtxError(
+            "There is no checkpoint to finish the run with.",
+            location=f"--output_dir {output_dir}",
+            hint="check --output_dir, or remove --resume finish to start the run.",
+        )
     if not (existing and arguments.resume):
         # the run's tokenizer may already be in its output directory
-        has_tokenizer = tokenizer is None or Path(tokenizer.name_or_path).resolve() == output_dir.resolve()
+        has_tokenizer = tokenizer_source is None or Path(tokenizer_source).resolve() == output_dir.resolve()
         names = MODEL_FILES if has_tokenizer else (*MODEL_FILES, *TOKENIZER_FILES)
         check_output_directory(output_dir, names, flag="--output_dir", overwrite=arguments.overwrite)
+
+
+def _prepare_output_dir(output_dir: Path, arguments: LoopArguments, tokenizer_source: str | None) -> None:
+    """Refuse to replace an existing run, or delete it if `overwrite` is set; remove files of a killed run."""
+    check_run_directory(arguments, tokenizer_source)
     outdated = [path for path in output_dir.iterdir() if _UNFINISHED.fullmatch(path.name)]
     if arguments.overwrite:
         delete_old_checkpoints(output_dir, keep=0)

@@ -1,6 +1,7 @@
 """The training loop for pretraining and fine-tuning, on one or more processes through Accelerate."""
 
 import ctypes
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
@@ -28,12 +29,12 @@ from transformers import (
     TrainerState,
 )
 
-from hf_ctxmodels.core.console import print_status
-from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.console import format_number, print_status
+from hf_ctxmodels.core.errors import CtxError, require_packages
 from hf_ctxmodels.core.flags import flat_options
 from hf_ctxmodels.data import ExampleStream
 from hf_ctxmodels.tokenizers.base import record_tokenizer_digest
-from hf_ctxmodels.training.arguments import LoopArguments
+from hf_ctxmodels.training.arguments import LambOptions, LoopArguments
 from hf_ctxmodels.training.callbacks import FinetuningCallback
 from hf_ctxmodels.training.checkpoint_files import locked_output_dir
 from hf_ctxmodels.training.distributed import (
@@ -60,11 +61,21 @@ Evaluate = Callable[[nn.Module, Accelerator], dict[str, float]]
 def make_accelerator(arguments: LoopArguments, *, unused_parameters: bool = False) -> Accelerator:
     """The Accelerator of a run, to be created before data and model; seeds the global generators.
 
-    Prints a warning if parallelism that `accelerate launch` configured is not active; raises CtxError if DeepSpeed is
-    configured and not installed. With `unused_parameters` a step may leave parameters without gradients, such as the
-    heads of other tasks.
+    Prints a warning if parallelism that `accelerate launch` configured is not active; raises CtxError if DeepSpeed, the
+    optimizer or the tracker is not installed, or the device does not support the precision. With `unused_parameters` a
+    step may leave parameters without gradients, such as the heads of other tasks.
     """
     require_configured_backend()
+    if arguments.report_to != "none":
+        require_packages(arguments.report_to, extra="trackers", location=f"--report_to {arguments.report_to}")
+    if isinstance(arguments.optimizer, LambOptions):
+        require_packages("pytorch_optimizer", extra="lamb", location="--optimizer lamb")
+    if arguments.mixed_precision == "fp16" and not torch.accelerator.is_available():
+        raise CtxError(
+            "Training in float16 needs a GPU.",
+            location="--mixed_precision fp16",
+            hint="use --mixed_precision bf16, or remove it.",
+        )
     accelerator = Accelerator(
         # without it, accelerate does not connect the processes of a machine without GPU
         cpu=not torch.accelerator.is_available(),
@@ -268,7 +279,7 @@ class TrainingLoop:
             config = {name: value for name, value in flat_options(arguments).items() if value is not None}
             accelerator.init_trackers(Path(arguments.output_dir).resolve().name, config=config)
         model_class = self.training_state.model_class
-        title = f"{model_class}, {self.num_parameters:,} parameters, {self.batch_size:,} examples a step"
+        title = f"{model_class}, {format_number(self.num_parameters)} parameters, {self.batch_size:,} examples a step"
         self.log = TrainingLog(accelerator, arguments.output_dir, self.total_steps, self.training_state.step, title)
         self.stopwatch = Stopwatch()
         self.resumed_tokens = self.step_metrics.tokens  # of steps before the checkpoint, which are not timed
@@ -277,6 +288,10 @@ class TrainingLoop:
     def _train(self, signals: SignalWatch) -> None:
         state, arguments, control = self.training_state, self.arguments, self.control
         self.prepared_model.train()
+        if arguments.resume == "finish" and state.step < self.total_steps:
+            state.tokens += int(self.step_metrics.flush()["tokens"]) if self.step_metrics.tokens else 0
+            control.should_training_stop = True
+            self._evaluate(is_last=True)
         self.stopwatch.start()
         while state.step < self.total_steps and not control.should_training_stop:
             control.should_log = control.should_evaluate = control.should_save = False
@@ -289,13 +304,16 @@ class TrainingLoop:
             self.callback_state.global_step = state.step
             self.callback_state.epoch = self._epochs(state.step)
             self.step_metrics.add(state.step, scalars, indices)
-            self.log.advance()
+            is_report_due = self.log.advance()
             self._call("on_step_end")
 
             is_last = state.step == self.total_steps or control.should_training_stop
             if is_last or control.should_log or _is_due(state.step, arguments.logging_steps):
                 self._log()
             else:
+                if is_report_due:
+                    loss, tokens = self.step_metrics.latest()
+                    self._show(loss, self.timed_tokens + tokens - self.resumed_tokens)
                 self.step_metrics.settle(only_if_full=True)
             if is_last or control.should_evaluate or _is_due(state.step, arguments.eval_steps):
                 self._evaluate(is_last)
@@ -320,9 +338,14 @@ class TrainingLoop:
             values["epoch"] = round(self._epochs(self.training_state.step), 4)
         values["learning_rate"] = float(self.learning_rate)
         values |= {"tokens": self.training_state.tokens, "tokens_per_second": tokens_per_second}
-        self.log.record(self.training_state.step, values, run_rate=self.timed_tokens / self.logged_seconds)
+        self.log.record(self.training_state.step, values)
+        fields = {"lr": values["learning_rate"], "gradient norm": values.get("grad_norm", math.nan)}
+        self._show(values["loss"], self.timed_tokens, **fields)
         self._call("on_log", logs=values)
         self.stopwatch.start()
+
+    def _show(self, loss: float, tokens: float, **fields: float) -> None:
+        self.log.show(self.training_state.step, loss, tokens, self.stopwatch.elapsed, **fields)
 
     def _evaluate(self, is_last: bool) -> None:
         if self.evaluate is None:

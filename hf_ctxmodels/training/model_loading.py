@@ -18,12 +18,13 @@ from hf_ctxmodels.architectures.configurations import CtxCharacterConfig
 from hf_ctxmodels.core.config import CtxConfig
 from hf_ctxmodels.core.constants import MULTITASK_MODEL_TYPE
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.loading import require_existing_path
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.core.output_files import TOKENIZER_FILES
 from hf_ctxmodels.core.weights import is_quantized
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.spec import FamilySpec
-from hf_ctxmodels.training.checkpoint_files import MANIFEST_FILE, damaged_files
+from hf_ctxmodels.training.checkpoint_files import MANIFEST_FILE, damaged_files, list_checkpoints
 
 _COPY_AGAIN = "copy or download the file again, or use the weights of a checkpoint-<step> directory next to it."
 _CORRECT_FIELD = "correct the field, or start from a named size."
@@ -45,6 +46,21 @@ def _wrap_library_errors(message: str, source: str | Path, hint: str) -> Iterato
         raise CtxError(f"{message}: {first_line}", location=str(source), hint=hint) from error
 
 
+def check_source(source: str | Path, names: Sequence[str] = ("config.json",)) -> None:
+    """Raise CtxError as `require_existing_path`, or if a directory has checkpoints of an unfinished run and none of the
+    named files."""
+    require_existing_path(source)
+    directory = Path(source)
+    if any((directory / name).is_file() for name in names) or not (checkpoints := list_checkpoints(directory)):
+        return
+    raise CtxError(
+        "The directory has checkpoints of an unfinished run, and no model.",
+        location=str(source),
+        hint=f"use {checkpoints[-1]}, or run the command of the run again with --resume to continue it, or with "
+        "--resume finish to end it there.",
+    )
+
+
 def load_config(
     source: str | Path,
     config_class: type[PreTrainedConfig] | type[AutoConfig] = AutoConfig,
@@ -55,6 +71,7 @@ def load_config(
     A family's `config_class` also opens reference checkpoints. Raises CtxError if there is no such checkpoint, its
     `config.json` is unusable, or a field is unknown.
     """
+    check_source(source)
     hint = "use a directory with a config.json, or a Hub id."
     with _wrap_library_errors("No usable model configuration", source, hint):
         return change_config(config_class.from_pretrained(source), changes, source)
@@ -176,6 +193,7 @@ def new_model(auto_class: str, config: PreTrainedConfig) -> PreTrainedModel:
 def load_tokenizer(source: str | Path, split_words: bool = False) -> PreTrainedTokenizerBase:
     """The tokenizer of a directory or Hub id; raises CtxError if it is missing, damaged, or does not use the tokenizers
     library. If inputs are lists of words (`split_words`), byte-level tokenizers add a space before each word."""
+    check_source(source, _VOCABULARY_FILES)
     directory = Path(source)
     if directory.is_dir() and not any((directory / name).is_file() for name in _VOCABULARY_FILES):
         raise CtxError(

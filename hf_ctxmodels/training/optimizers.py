@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from transformers import Adafactor, PreTrainedModel, get_scheduler
 
-from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.errors import CtxError, require_packages
 from hf_ctxmodels.training.arguments import (
     AdafactorOptions,
     AdamOptions,
@@ -175,14 +175,9 @@ def _lamb(groups: list[dict[str, Any]], settings: dict[str, Any]) -> torch.optim
     """LAMB (You et al. 2020, algorithm 2) as in ALBERT's released code: the norm of the update includes weight decay,
     moments have no bias correction, and biases and normalisation weights have a trust ratio of 1. The update does not
     depend on the step number, so restored moments make a resume exact."""
-    try:
-        from pytorch_optimizer import Lamb
-    except ImportError as error:
-        raise CtxError(
-            "LAMB needs the package pytorch_optimizer.",
-            location="--optimizer lamb",
-            hint="pip install 'hf_ctxmodels[lamb]', or use --optimizer adamw.",
-        ) from error
+    require_packages("pytorch_optimizer", extra="lamb", location="--optimizer lamb")
+    from pytorch_optimizer import Lamb
+
     for group in groups:
         group["adam"] = group["params"][0].ndim < 2  # a trust ratio of 1
     optimizer = Lamb(groups, weight_decouple=False, adam_debias=True, **settings)

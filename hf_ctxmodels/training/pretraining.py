@@ -20,6 +20,7 @@ from hf_ctxmodels.registry import FAMILIES, get_family
 from hf_ctxmodels.spec import FamilySpec
 from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model
 from hf_ctxmodels.training.arguments import LoopArguments
+from hf_ctxmodels.training.checkpoint_files import check_run_directory
 from hf_ctxmodels.training.evaluation import Examples, LossEvaluation, frequency_baselines, sample_batches
 from hf_ctxmodels.training.loop import TrainingLoop, make_accelerator
 from hf_ctxmodels.training.model_loading import (
@@ -69,6 +70,11 @@ class PretrainingArguments(DataArguments):
     max_length: int = flag(128, "Maximum input length in tokens.")
     validation_fraction: float = flag(0.0, "Fraction of the documents held out for evaluation; 0 for none.")
 
+    @property
+    def tokenizer_source(self) -> str | None:
+        """Directory or Hub id of the tokenizer, by default of the model to continue from."""
+        return self.tokenizer or self.model
+
 
 @dataclass(frozen=True)
 class TrainingSetup:
@@ -102,11 +108,12 @@ def pretrain(
         make_setup: Wraps the model for another loss, as distillation does; None trains the model itself.
         embedding_training: Train only the token embeddings of a pretrained model.
     """
+    check_run_directory(loop_arguments, arguments.tokenizer_source)
     accelerator = make_accelerator(loop_arguments)
     batch_size = loop_arguments.per_device_batch_size
 
     # tokenizer, objective, model
-    tokenizer = load_tokenizer(tokenizer_source(arguments))
+    tokenizer = load_tokenizer(require_tokenizer_source(arguments))
     family = resolve_family(arguments)
     objective_name, objective = make_objective(family, tokenizer, arguments, loop_arguments.seed)
     if arguments.model is None and (add_adapter is not None or embedding_training is not None):
@@ -171,14 +178,13 @@ def pretrain(
     return summary
 
 
-def tokenizer_source(arguments: PretrainingArguments) -> str:
-    """Directory or Hub id of the tokenizer, by default of the model to continue from; raises CtxError without both."""
-    source = arguments.tokenizer or arguments.model
-    if source is None:
+def require_tokenizer_source(arguments: PretrainingArguments) -> str:
+    """`arguments.tokenizer_source`; raises CtxError if it is None."""
+    if arguments.tokenizer_source is None:
         raise CtxError(
             "No tokenizer is given.", location="--tokenizer", hint="train one with `hf-ctxmodels train-tokenizer`."
         )
-    return source
+    return arguments.tokenizer_source
 
 
 def resolve_family(arguments: PretrainingArguments) -> FamilySpec:
@@ -206,7 +212,14 @@ def resolve_family(arguments: PretrainingArguments) -> FamilySpec:
 def make_objective(
     family: FamilySpec, tokenizer: PreTrainedTokenizerBase, arguments: PretrainingArguments, seed: int
 ) -> tuple[str, Objective]:
-    """The name of the selected objective, and the objective; raises CtxError if it or an option does not exist."""
+    """The name of the selected objective, and the objective; raises CtxError if it or an option does not exist, or the
+    family has none."""
+    if not family.objectives:
+        raise CtxError(
+            f"The family {family.name} is not pretrained on raw text.",
+            location=f"--family {family.name}",
+            hint=f"train it on a task: `hf-ctxmodels finetune TASK --family {family.name}:tokenizer=DIR`.",
+        )
     name, option_texts = split_choice(arguments.objective or next(iter(family.objectives)))
     if name not in family.objectives:
         raise CtxError(

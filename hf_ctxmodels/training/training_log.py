@@ -2,7 +2,6 @@
 
 import json
 import math
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,13 +14,14 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from tqdm import tqdm
 
-from hf_ctxmodels.core.console import print_status
+from hf_ctxmodels.core.console import LINE_INTERVALS, ReportTimer, format_number, print_status
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.loading import matches_type
 from hf_ctxmodels.core.output_files import wrap_write_errors, write_text_file
 
 LOG_FILE = "training_log.jsonl"
 _MAX_SHOWN_INDICES = 64
+_MAX_SHOWN_METRICS = 5
 _NUMERATOR, _DENOMINATOR = "|numerator", "|denominator"
 
 
@@ -73,6 +73,13 @@ class StepMetrics:
         for name, value in scalars.items():
             flat |= {name: value} if value.ndim == 0 else {name + _NUMERATOR: value[0], name + _DENOMINATOR: value[1]}
         self._pending.append((step, flat, example_indices))
+
+    def latest(self) -> tuple[float, float]:
+        """This process's mean loss of the steps that are not settled, and the tokens of all steps since the last
+        record; not a collective call."""
+        rows = [torch.stack([scalars["loss"].float(), scalars["tokens"].float()]) for _, scalars, _ in self._pending]
+        loss, tokens = (torch.stack(rows).sum(0)).tolist()
+        return loss / len(rows), tokens + self.tokens
 
     def settle(self, only_if_full: bool = False) -> None:
         """Read the collected scalars from the device; raises NonFiniteError if the loss of a step, or its gradient norm
@@ -150,9 +157,9 @@ def read_log(output_dir: str | Path, up_to_step: float = float("inf")) -> list[d
 class TrainingLog:
     """Prints and records training on the main process.
 
-    A terminal shows a progress bar with the loss, non-padding tokens per second (of the last interval, and of the run)
-    and the remaining time; otherwise each record is one line. All records are written to `training_log.jsonl` and to
-    the trackers.
+    A terminal shows a progress bar with the remaining time, the loss and non-padding tokens per second, updated every
+    second; otherwise there are lines of these after the first step, at growing intervals and for each record. All
+    records are written to `training_log.jsonl` and to the trackers.
 
     Args:
         start_step: Completed steps; later records of an earlier run are removed.
@@ -172,34 +179,49 @@ class TrainingLog:
         if self._is_main:  # after a crash the log may be ahead of the checkpoint
             write_text_file(self._file, "".join(json.dumps(record) + "\n" for record in self.curve))
         print_status(
-            f"training {title}: steps {start_step + 1} to {total_steps}, on {accelerator.device}", self._is_main
+            f"training {title}: steps {start_step + 1:,} to {total_steps:,}, on {accelerator.device}", self._is_main
         )
+        self._start_step, self._total_steps = start_step, total_steps
         # `disable=None` shows no bar if stderr is not a terminal
         self._bar = tqdm(
             total=total_steps, initial=start_step, unit="step", disable=None if self._is_main else True, smoothing=0.05
         )
         self._bar.set_postfix_str("first step")  # which may take long: workers start, kernels are compiled
+        self._timer = ReportTimer(0.0, *(LINE_INTERVALS if self._bar.disable else (1.0,)))
+        self._reported_tokens = self._reported_seconds = 0.0
 
-    def advance(self) -> None:
-        """Count a step."""
+    def advance(self) -> bool:
+        """Count a step; returns whether `show` is due."""
         self._bar.update()
+        return self._is_main and self._timer.is_due()
 
-    def record(self, step: int, values: dict[str, float], run_rate: float | None = None) -> None:
-        """Log values of a step, and show `run_rate`, the tokens per second of the run so far."""
+    def show(self, step: int, loss: float, tokens: float, seconds: float, **fields: float) -> None:
+        """Show the loss and the speed since the last call; `tokens` and `seconds` are of all steps since the start."""
+        rate = (tokens - self._reported_tokens) / max(seconds - self._reported_seconds, 1e-9)
+        self._reported_tokens, self._reported_seconds = tokens, seconds
+        self._timer.restart()
+        if not self._bar.disable:
+            self._bar.set_postfix_str(f"loss {loss:.4g}, {format_number(rate)} tokens/s")
+        elif self._is_main:
+            remaining = (self._total_steps - step) * seconds / max(step - self._start_step, 1)
+            entries = [f"step {step:,} of {self._total_steps:,}", f"loss {loss:.4g}"]
+            entries += [f"{name} {value:.3g}" for name, value in fields.items()]
+            print_status(
+                "  ".join([*entries, f"{format_number(rate)} tokens/s", f"{tqdm.format_interval(remaining)} left"])
+            )
+
+    def record(self, step: int, values: dict[str, float]) -> None:
+        """Log values of a step; metrics of an evaluation are shown, losses are shown by `show`."""
         record = {"step": step, **values}
         self.curve.append(record)
         if not self._is_main:
             return
         with wrap_write_errors(self._file), self._file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
-        if self._bar.disable:
-            entries = record if run_rate is None else {**record, "run_tokens_per_second": run_rate}
-            print("  ".join(f"{name} {value:.6g}" for name, value in entries.items()), file=sys.stderr, flush=True)
-        elif "loss" in values:
-            rates = f"{values['tokens_per_second']:,.0f} tokens/s, {run_rate or 0:,.0f} in the run"
-            self._bar.set_postfix_str(f"loss {values['loss']:.4g}, {rates}")
-        else:
-            print_status("  ".join(f"{name} {value:.6g}" for name, value in record.items()))
+        if "loss" not in values:
+            entries = [f"{name} {value:.4g}" for name, value in values.items()]
+            entries[_MAX_SHOWN_METRICS:] = ["..."] * (len(entries) > _MAX_SHOWN_METRICS)
+            print_status("  ".join([f"step {step:,}", *entries]))
         self._accelerator.log(values, step=step)
 
     def close(self) -> None:
@@ -208,11 +230,16 @@ class TrainingLog:
 
 
 class Stopwatch:
-    """`seconds` of training, without evaluation and saving."""
+    """`seconds` of training, without evaluation and saving, up to the last pause."""
 
     def __init__(self) -> None:
         self._start: float | None = None
         self.seconds = 0.0
+
+    @property
+    def elapsed(self) -> float:
+        """The seconds up to now."""
+        return self.seconds + (0.0 if self._start is None else time.perf_counter() - self._start)
 
     def start(self) -> None:
         """Start or continue."""

@@ -37,6 +37,12 @@ def run(script: str, flags: str) -> int:
         ("demo", "--output_dir {out}", "bert"),
         ("scripts/benchmark.py", "--output {out}/b.md --only nothing", "b.md"),
         ("finetune regression", "--model m " + FILES.format("a") + " --predictions_file {out}/p", "p"),
+        ("finetune regression", "--model m --train_file a --validation_file b --output_dir {out}", "model.safetensors"),
+        ("finetune multitask", "--model m --tasks a/b.yaml --output_dir {out}", "config.json"),
+        ("pretrain", "--family bert --tokenizer t --dataset d --max_steps 1 --output_dir {out}", "tokenizer.json"),
+        ("distill text", "--teacher t --losses cosine --dataset d --max_steps 1 --output_dir {out}", "config.json"),
+        ("evaluate transfer", "--model m --task pos --test de --output_dir {out}", "config.json"),
+        ("push", "--model m --repo_id a/b --output_dir {out}", "README.md"),
     ],
 )
 def test_existing_files(script, flags, existing, tmp_path, monkeypatch, capsys) -> None:

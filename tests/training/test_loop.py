@@ -210,6 +210,19 @@ def test_signal(workspace, problem, tmp_path):
     assert caught.value.exit_code == 130
     assert (tmp_path / "checkpoint-1" / "model.safetensors").is_file()
 
+    # the run ends there: no step, an evaluation, and the weights of the checkpoint
+    finished = run(
+        new_model(workspace),
+        problem,
+        arguments(tmp_path, max_steps=9, resume="finish"),
+        evaluate=lambda *_: {"eval_loss": 5.0},
+    )
+    assert (finished.steps, finished.metrics) == (1, {"eval_loss": 5.0})
+    assert finished.tokens == finished.summary(task="pretraining", dataset="demo").tokens > 0
+    assert (tmp_path / "model.safetensors").read_bytes() == (tmp_path / "checkpoint-1/model.safetensors").read_bytes()
+    with pytest.raises(CtxError, match="no checkpoint to finish"):
+        run(new_model(workspace), problem, arguments(tmp_path / "new", resume="finish"))
+
 
 def test_non_finite_loss(workspace, problem, tmp_path):
     model = new_model(workspace)

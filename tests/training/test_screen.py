@@ -7,11 +7,13 @@ import sys
 from contextlib import redirect_stderr
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from commands import run_command
 
 from hf_ctxmodels.cli import pretrain
+from hf_ctxmodels.core import console
 from hf_ctxmodels.training.summary import TrainingSummary
 from hf_ctxmodels.training.training_log import read_log
 
@@ -40,9 +42,10 @@ def test_terminal(flags: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
         pretrain.main()
     shown = terminal.getvalue()
     stages = ["building held-out text", "building training text", "training CtxBertForPreTraining, ", "| 0/5 "]
-    stages += ["first step", "evaluating", "step 3  eval_loss", "evaluating", "step 5  eval_loss", "computing the freq"]
+    stages += ["first step", "loss ", "evaluating", "step 3  eval_loss", "step 5  eval_loss", "computing the freq"]
     assert re.search(".*".join(map(re.escape, stages)), shown, re.DOTALL), shown
-    assert shown.count(" tokens/s, ") == shown.count(" in the run]") > 0
+    (first_update,) = re.findall(r"\| 1/5 \[[^]]* loss [\d.]+, [\d.]+ k? ?tokens/s\]", shown)[:1]
+    assert "<" in first_update, "the remaining time"
     printed = capsys.readouterr().out
     assert f"saved in {flags}:\n" in printed
     assert all(path.name in printed for path in flags.iterdir())
@@ -52,11 +55,15 @@ def test_terminal(flags: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
 
 
 def test_file(flags: Path, capsys: pytest.CaptureFixture) -> None:
-    """Each record has the rate of its whole interval; together they give the rate of the run."""
+    """A line after the first step and for each record; a record has the rate of its whole interval, and together they
+    give the rate of the run."""
     pretrain.main()
     shown = capsys.readouterr().err
     assert "\r" not in shown
-    before_training = shown[: shown.index("\nstep 2")]
+    before_training = shown[: shown.index("\nstep 1 of 5  loss ")]
+    lines = [line for line in shown.splitlines() if " tokens/s  " in line]
+    assert [line.split()[1] for line in lines] == ["1", "2", "4", "5"]
+    assert all(len(line.split("  ")) <= 6 and line.endswith(" left") for line in lines)
     assert "training text: " in before_training
     assert "steps 1 to 5" in before_training
 
@@ -66,7 +73,20 @@ def test_file(flags: Path, capsys: pytest.CaptureFixture) -> None:
     tokens = [after - before for before, after in pairwise(totals)]
     seconds = sum(number / record["tokens_per_second"] for number, record in zip(tokens, logged, strict=True))
     assert totals[-1] / seconds == pytest.approx(TrainingSummary.load(flags).tokens_per_second)
-    assert f"run_tokens_per_second {totals[-1] / seconds:.6g}" in shown
+
+
+def test_report_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = 0.0
+    monkeypatch.setattr(console, "time", SimpleNamespace(perf_counter=lambda: clock))
+    timer, times = console.ReportTimer(0.0, *console.LINE_INTERVALS), []
+    for second in range(300):
+        clock = float(second)
+        if timer.is_due():
+            times.append(second)
+            timer.restart()
+    assert times == [0, 5, 15, 35, 75, 135, 195, 255]
+    numbers = [console.format_number(number) for number in (0.5, 999, 1000, 1_031_234, 110e6)]
+    assert numbers == ["0.5", "999", "1.00 k", "1.03 M", "110 M"]
 
 
 def test_next_commands(workspace, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

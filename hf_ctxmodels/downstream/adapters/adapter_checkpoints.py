@@ -14,7 +14,7 @@ from transformers import AutoModel, PreTrainedConfig, PreTrainedModel, PreTraine
 from hf_ctxmodels.core.adapter_support import ADAPTERS_FOLDER, STACK_FILE, suppress_adapter_notice
 from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError, wrap_errors
-from hf_ctxmodels.core.loading import load_pretrained, read_json
+from hf_ctxmodels.core.loading import load_pretrained, read_json, require_existing_path
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.downstream.adapters.adapter_files import (
     CONFIG_FILE,
@@ -201,7 +201,8 @@ def load_fusion(model: PreTrainedModel, source: str | Path) -> tuple[str, ...]:
 def resolve_folder(source: str | Path, patterns: Sequence[str] = ("*.json", "*.safetensors")) -> Path:
     """A local directory, or the downloaded files of a Hub id that match the patterns; raises CtxError if there is no
     such repository."""
-    if Path(source).exists() or Path(source).is_absolute():
+    require_existing_path(source)
+    if Path(source).exists():
         return Path(source)
     hint = f"use a directory with {CONFIG_FILE}, or a Hub id."
     with wrap_errors("There is no such adapter", location=str(source), hint=hint):

@@ -61,6 +61,11 @@ class StartingModelArguments(ParsedChoices):
         None, "Task of a multi-task --model whose encoder and head are the start.", conflicts=("family",)
     )
 
+    @property
+    def tokenizer_source(self) -> str | None:
+        """Directory or Hub id of the tokenizer."""
+        return self.model if self.family is None else self.family.tokenizer
+
 
 @dataclass(kw_only=True)
 class FinetuningArguments(StartingModelArguments):

@@ -19,6 +19,7 @@ from hf_ctxmodels.core.loading import load_pretrained
 from hf_ctxmodels.data import RoundRobinMixture, UnlabelledCollator, mark_unlabelled
 from hf_ctxmodels.downstream.finetuning.arguments import FinetuningArguments, FinetuningMethods, StartingModelArguments
 from hf_ctxmodels.downstream.finetuning.feature_cache import cache_features
+from hf_ctxmodels.downstream.finetuning.reinitialization import replace_label_weights
 from hf_ctxmodels.downstream.finetuning.task_evaluation import TaskEvaluation
 from hf_ctxmodels.downstream.finetuning.task_loss import TaskLoss
 from hf_ctxmodels.downstream.tasks import TASKS, Encoded, Task, TaskArguments
@@ -32,6 +33,7 @@ from hf_ctxmodels.tokenizers.base import (
     tokenizer_digest,
 )
 from hf_ctxmodels.training.arguments import LoopArguments
+from hf_ctxmodels.training.checkpoint_files import check_run_directory
 from hf_ctxmodels.training.loop import TrainingLoop, TrainingResult, make_accelerator
 from hf_ctxmodels.training.model_loading import (
     change_config,
@@ -256,10 +258,12 @@ def finetune(
     batch_size = loop_arguments.per_device_batch_size
 
     # examples, configuration, tokenizer
+    check_run_directory(loop_arguments, arguments.tokenizer_source)
+    accelerator = make_accelerator(loop_arguments)
     task = TASKS[arguments.task](task_arguments)
     task.check_unused_arguments()
-    training, validation = read_examples(task, arguments)
     config, tokenizer = load_config_and_tokenizer(arguments, task, require_family=make_setup is not None)
+    training, validation = read_examples(task, arguments)
     if arguments.language is not None:
         set_language(config, tokenizer, arguments.language, "--language")
     check_tokenizer_matches_model(tokenizer, config, task_arguments.max_length, location=arguments.model or "--family")
@@ -267,7 +271,6 @@ def finetune(
     task.set_token_fields(config, tokenizer)
     task.configure(config, training, validation)
 
-    accelerator = make_accelerator(loop_arguments)
     is_main = accelerator.is_main_process
     print_status(f"tokenizing {len(training):,} training and {len(validation):,} validation examples", is_main)
     train_collate = task.training_collator(config, tokenizer, loop_arguments.seed, is_main)
@@ -279,6 +282,12 @@ def finetune(
 
     # model, loss, fine-tuning methods
     model = open_model(arguments, task, config, tokenizer)
+    if task.replaced_labels and arguments.model is not None:
+        replace_label_weights(model, loop_arguments.seed)
+        labels = (", ".join(names[:6]) + ", ..." * (len(names) > 6) for names in (task.replaced_labels, task.labels))
+        print_status(
+            "the head of {} for the labels {} is replaced by a new one for {}".format(arguments.model, *labels), is_main
+        )
     callbacks = methods.prepare(model, arguments.model, loop_arguments, accelerator)
     loss_function = TaskLoss(model, task.targets, task.label_smoothing(config))
     collate = task.collator(tokenizer)

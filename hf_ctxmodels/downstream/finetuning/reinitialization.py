@@ -68,6 +68,16 @@ def reinitialize_head(model: PreTrainedModel, seed: int) -> list[str]:
     return names
 
 
+def replace_label_weights(model: PreTrainedModel, seed: int) -> None:
+    """Re-initialise the weights whose shape depends on the number of labels."""
+    config = copy.deepcopy(model.config)
+    config.num_labels += 1
+    with torch.device("meta"):
+        shapes = {name: weight.shape for name, weight in _weights(type(model)(config)).items()}
+    names = [name for name, weight in _weights(model).items() if weight.shape != shapes[name]]
+    reinitialize_parameters(model, names, seed)
+
+
 @torch.no_grad()
 def reinitialize_parameters(model: PreTrainedModel, names: Collection[str], seed: int) -> None:
     """Set parameters and buffers to their values in a new model that is initialised with `seed`; the global generators

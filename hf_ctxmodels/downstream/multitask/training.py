@@ -33,9 +33,10 @@ from hf_ctxmodels.downstream.multitask.configuration import check_task_name, tas
 from hf_ctxmodels.downstream.multitask.task_list import ListedTask, read_task_list
 from hf_ctxmodels.downstream.tasks import TASKS, Encoded, TaskArguments
 from hf_ctxmodels.downstream.tasks.base import Collator, Feature
+from hf_ctxmodels.downstream.tasks.metrics import metric_range
 from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model
 from hf_ctxmodels.training.arguments import LoopArguments
-from hf_ctxmodels.training.checkpoint_files import list_checkpoints, move_files, temporary_path
+from hf_ctxmodels.training.checkpoint_files import check_run_directory, list_checkpoints, move_files, temporary_path
 from hf_ctxmodels.training.freezing import check_layerwise_flags, freeze_encoder
 from hf_ctxmodels.training.loop import TrainingLoop, TrainingResult, global_batch_size, make_accelerator
 from hf_ctxmodels.training.model_loading import require_trainable
@@ -223,6 +224,8 @@ def finetune_tasks(
     """
     if arguments.freeze is not None:
         check_layerwise_flags(loop)
+    check_run_directory(loop, start.tokenizer_source)
+    accelerator = make_accelerator(loop, unused_parameters=True)
     listed = read_task_list(
         find_packaged(str(arguments.tasks), "tasks", "list of tasks", "--tasks"), defaults, arguments.tasks_folder
     )
@@ -241,7 +244,6 @@ def finetune_tasks(
         check_tokenizer_matches_model(tokenizer, config, run.listed.arguments.max_length, location=source)
         run.configure(config)
     prepare_for_tasks(tokenizer)
-    accelerator = make_accelerator(loop, unused_parameters=True)
     sizes = ", ".join(f"{name} {len(run.training):,}" for name, run in runs.items())
     print_status(f"tokenizing the training examples of {len(runs)} tasks: {sizes}", accelerator.is_main_process)
     encoded = {name: run.encode(tokenizer) for name, run in runs.items()}
@@ -343,12 +345,13 @@ def _report(runs: dict[str, TaskRun], result: TrainingResult, metrics: dict[str,
     summary.save(output)
 
     width = max(16, *(len(name) + 2 for name in runs))
-    print(f"{'task':<{width}}{'metric':<24}{'model':>10}{'baseline':>10}")
+    print(f"{'task':<{width}}{'metric':<24}{'model':>10}{'baseline':>10}  range")
     for name, run in runs.items():
         for index, (metric, baseline) in enumerate(run.baseline.items()):
             value = metrics[f"eval_{name}_{metric}"]
-            print(f"{name if index == 0 else '':<{width}}{metric:<24}{value:>10.4f}{baseline:>10.4f}")
-    print(f"{'mean':<{width}}{'main metrics':<24}{metrics[MEAN]:>10.4f}{mean_baseline:>10.4f}")
+            scale = metric_range(metric, run.task.is_percentage)
+            print(f"{name if index == 0 else '':<{width}}{metric:<24}{value:>10.4f}{baseline:>10.4f}  {scale}")
+    print(f"{'mean':<{width}}{'main metrics':<24}{metrics[MEAN]:>10.4f}{mean_baseline:>10.4f}  0 to 1")
     print(f"model, tokenizer, log and summary saved in {output}")
     name, run = next(iter(runs.items()))
     files = ("--train_file", "FILE", "--validation_file", "FILE", "--output_dir", "DIRECTORY")

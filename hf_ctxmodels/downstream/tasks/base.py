@@ -113,6 +113,10 @@ class Task(ABC, Generic[Example]):
     """The fields of `TaskArguments` that this task uses."""
     baseline_name: str = ""
     """Name of the baseline selected by `baseline`, if the task has several."""
+    labels: Sequence[str] = ()
+    """Names of the labels, by id, of a task with a closed set of labels; after `configure`."""
+    replaced_labels: Sequence[str] = ()
+    """Labels of the fine-tuned model that the task starts from, if they are not the task's labels."""
 
     def __init__(self, arguments: TaskArguments) -> None:
         self.arguments = arguments
@@ -219,14 +223,16 @@ class LabelledTask(Task[Example]):
 
     labels: list[str]
 
-    def _set_labels(self, config: PreTrainedConfig, labels: Sequence[str]) -> None:
-        """Set new labels, unless the labels of a fine-tuned model contain all of them."""
+    def _set_labels(self, config: PreTrainedConfig, labels: Sequence[str], validation: Iterable[str]) -> None:
+        """Set new labels, unless a fine-tuned model has the same labels, in any order; labels that occur only in the
+        `validation` examples count, too."""
         id2label = config.id2label or {}
-        is_default = all(name == f"LABEL_{i}" for i, name in id2label.items())
-        if set(labels) <= set(id2label.values()) and not is_default:
-            self.labels = [id2label[i] for i in range(len(id2label))]
+        previous_labels = [id2label[i] for i in range(len(id2label))]
+        is_named = any(name != f"LABEL_{i}" for i, name in id2label.items())
+        if is_named and {*labels, *validation} == set(previous_labels):
+            self.labels = previous_labels
         else:
-            self.labels = list(labels)
+            self.labels, self.replaced_labels = list(labels), previous_labels if is_named else ()
             config.id2label = dict(enumerate(self.labels))
             config.label2id = {label: i for i, label in enumerate(self.labels)}
 

@@ -16,6 +16,15 @@ from typing import Any
 import numpy as np
 
 
+def metric_range(name: str, is_percentage: bool = False) -> str:
+    """Range of a metric by its name, for tables."""
+    if name.endswith(("loss", "mse", "perplexity")):
+        return "lower is better"
+    if is_percentage or "bleu" in name:
+        return "0 to 100"
+    return "-1 to 1" if name.startswith(("pearson", "spearman", "matthews")) else "0 to 1"
+
+
 def accuracy(predictions: Sequence[Any], references: Sequence[Any]) -> float:
     """Share of predictions equal to their reference, 0 to 1."""
     from sklearn.metrics import accuracy_score

@@ -135,7 +135,7 @@ class SequenceClassification(_SequenceTask, LabelledTask[SequenceExample]):
                 location="--train_file",
                 hint="add examples of another label, or pass another --label_column.",
             )
-        self._set_labels(config, labels)
+        self._set_labels(config, labels, (example.label for example in validation))
         config.problem_type = "single_label_classification"
 
     def encode(self, examples: Sequence[SequenceExample], tokenizer: PreTrainedTokenizerBase) -> Encoded:

@@ -76,13 +76,14 @@ class TokenClassification(LabelledTask[TaggedSentence]):
         self, config: PreTrainedConfig, train: Sequence[TaggedSentence], validation: Sequence[TaggedSentence]
     ) -> None:
         """Set the labels from the training examples."""
-        tags = {tag for sentence in train for tag in sentence.tags}
+        tags, validation_tags = ({tag for sentence in split for tag in sentence.tags} for split in (train, validation))
         if is_bio(sorted(tags)):
             # Both prefixes of all types: a small training file may lack the `I-` of a type.
             types = sorted({tag[2:] for tag in tags if tag != "O"})
-            self._set_labels(config, ["O", *(f"{prefix}-{type_}" for type_ in types for prefix in "BI")])
+            labels = ["O", *(f"{prefix}-{type_}" for type_ in types for prefix in "BI")]
+            self._set_labels(config, labels, validation_tags)
         else:
-            self._set_labels(config, sorted(tags))
+            self._set_labels(config, sorted(tags), validation_tags)
         if len(self.labels) < 2:
             raise CtxError(
                 f"All training words have the tag {self.labels[0]!r}; a tagger needs two tags or more.",

@@ -1,0 +1,147 @@
+"""Mistakes in a command line are reported before data and models are read, and without a request to the Hub."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from commands import command_output, run_command, save, tiny_pair
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoTokenizer
+
+from hf_ctxmodels import CtxError
+from hf_ctxmodels.core.command_line import parse_arguments
+from hf_ctxmodels.core.loading import require_existing_path
+from hf_ctxmodels.training.arguments import LoopArguments
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+TEXTS = ["the cat sat on the mat", "a dog ran to the river", "it was cold", "the bird saw a tree"]
+
+pytestmark = pytest.mark.usefixtures("fresh_accelerate")
+
+
+def table(file: Path, labels: str) -> Path:
+    rows = [{"text": text, "label": label} for label, text in zip(labels, TEXTS, strict=False)] * 2
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return file
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A classifier of the labels A, B and C in runs/abc, and a run that was stopped in runs/stopped."""
+    folder = tmp_path_factory.mktemp("early")
+    model, tokenizer = tiny_pair(
+        "bert", "AutoModelForSequenceClassification", TEXTS, 60, id2label=dict(enumerate("ABC"))
+    )
+    save(folder / "runs" / "abc", model, tokenizer)
+    save(folder / "runs" / "stopped" / "checkpoint-120", model, tokenizer)
+    table(folder / "rows.jsonl", "AB")
+    (folder / "text.txt").write_text("\n".join(TEXTS * 9))
+    return folder
+
+
+TASK = "--train_file rows.jsonl --validation_file rows.jsonl --max_length 16 --max_steps 1 --output_dir out"
+TEXT = "--family bert --dataset text.txt --max_length 16 --max_steps 1 --output_dir out"
+CHECKPOINT = "use runs/stopped/checkpoint-120, or run the command of the run again with --resume"
+NAME = "did you mean runs/abc?"
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (f"finetune sequence-classification --model runs/abd {TASK}", NAME),
+        ("generate --model ./runs/abcd --input text.txt", NAME),
+        ("evaluate pairs --model runs/ab --pairs p --unigram_text text.txt", NAME),
+        ("push --model runs/ab --repo_id a/b", NAME),
+        (f"pretrain --tokenizer runs/bac {TEXT}", NAME),
+        (f"pretrain --tokenizer runs/abc {TEXT.replace('text.txt', './texts')}", "There is no such directory"),
+        (f"distill regression --teacher no/such/model --losses cosine {TASK}", "There is no such directory"),
+        (f"finetune sequence-classification --model runs/stopped {TASK}", CHECKPOINT),
+        (f"pretrain --tokenizer runs/stopped {TEXT}", CHECKPOINT),
+        ("push --model runs/stopped --repo_id a/b", CHECKPOINT),
+        (f"pretrain --tokenizer runs/abc {TEXT} --report_to trackio", "Not installed: trackio"),
+        (f"pretrain --tokenizer none {TEXT} --optimizer lamb", "Not installed: pytorch_optimizer"),
+        ("export onnx --model none --output o.onnx", "Not installed: onnx"),
+        ("export torch --model none --output o.onnx", "use the suffix .pt2"),
+        (f"pretrain --tokenizer none {TEXT} --output_dir text.txt/out", "cannot be created or written to"),
+        (f"pretrain --tokenizer none {TEXT} --resume finish", "There is no checkpoint to finish"),
+        (f"pretrain --tokenizer runs/abc {TEXT.replace('bert', 'elmo')}", "CtxBertTokenizer has no characters"),
+        (f"finetune sequence-classification --family elmo:tokenizer=runs/abc {TASK}", "has no characters"),
+        (
+            f"pretrain --tokenizer runs/abc {TEXT.replace('bert', 'cvt')}",
+            "The family cvt is not pretrained on raw text",
+        ),
+        pytest.param(
+            f"pretrain --tokenizer none {TEXT} --mixed_precision fp16",
+            "Training in float16 needs a GPU",
+            marks=pytest.mark.skipif(torch.accelerator.is_available(), reason="needs a machine without GPU"),
+        ),
+    ],
+)
+def test_messages(folder, command, message, monkeypatch):
+    def request(source, *args, **kwargs):
+        raise AssertionError(f"{source} is asked of the Hub")
+
+    monkeypatch.chdir(folder)
+    for name in ("trackio", "pytorch_optimizer", "onnx"):
+        monkeypatch.setitem(sys.modules, name, None)
+    words = command.split()
+    if "runs/abc" not in words:
+        monkeypatch.setattr(AutoConfig, "from_pretrained", request)
+        monkeypatch.setattr(AutoTokenizer, "from_pretrained", request)
+    shown = command_output(words[0], *words[1:], fails=True)
+    assert message in shown
+    assert "asked of the Hub" not in shown
+    assert not (folder / "out").exists()
+
+
+def test_device():
+    shown = command_output(SCRIPTS / "benchmark.py", "--device", "cuda:9", "--only", "nothing", fails=True)
+    assert "The device cannot be used: " in shown
+    assert "--device cuda:9" in shown
+
+
+def test_hub_ids(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(folder)
+    require_existing_path("google/bert")
+    require_existing_path("gpt2")
+    (tmp_path / "models--runs--bert").mkdir()
+    with pytest.raises(CtxError, match="if it is a Hub id, download it first: hf download runs/bert"):
+        require_existing_path("runs/bert")
+    monkeypatch.setattr("hf_ctxmodels.core.loading.HF_HUB_CACHE", tmp_path)
+    require_existing_path("runs/bert")
+
+
+def test_values_of_resume():
+    for words, value in ((["--resume"], True), (["--resume", "finish"], "finish"), (["--resume", "no"], False)):
+        argv = ["--output_dir", "out", "--max_steps", "1", *words]
+        assert parse_arguments(LoopArguments, argv=argv)[0].resume == value
+
+
+def test_checkpoints_are_models(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(folder)
+    checkpoint = "runs/stopped/checkpoint-120"
+    assert run_command("push", model=checkpoint, repo_id="a/b", dry_run=True) == 0
+    flags = {"train_file": "rows.jsonl", "validation_file": "rows.jsonl", "max_length": 16, "max_steps": 1}
+    assert run_command("finetune", "sequence-classification", model=checkpoint, **flags, output_dir=tmp_path) == 0
+    assert run_command("export", "int8", model=checkpoint, output_dir=tmp_path / "int8") == 0
+
+
+@pytest.mark.parametrize("labels", ["CBA", "BA", "XYZ", "XY"])
+def test_heads_of_other_labels(folder, labels, tmp_path, monkeypatch, capsys):
+    """A head of the same labels is kept with their order; any other head is replaced."""
+    monkeypatch.chdir(folder)
+    file = table(tmp_path / "rows.jsonl", labels)
+    flags = {"train_file": file, "validation_file": file, "max_length": 16, "max_steps": 1, "learning_rate": 1e-9}
+    out = tmp_path / "out"
+    assert run_command("finetune", "sequence-classification", model="runs/abc", **flags, output_dir=out) == 0
+    line = f"the head of runs/abc for the labels A, B, C is replaced by a new one for {', '.join(sorted(labels))}"
+    assert (line in capsys.readouterr().err) == (labels != "CBA")
+    assert list(AutoConfig.from_pretrained(out).id2label.values()) == sorted(labels)
+    before, after = (load_file(directory / "model.safetensors") for directory in (folder / "runs" / "abc", out))
+    for name, weight in before.items():
+        is_kept = after[name].shape == weight.shape and torch.allclose(after[name], weight, atol=1e-6)
+        assert is_kept or (labels != "CBA" and name.startswith("classifier.")), name
+    if labels == "XYZ":
+        assert not torch.allclose(after["classifier.weight"], before["classifier.weight"], atol=1e-3)
