@@ -76,7 +76,9 @@ def check_json_type(value: Any, annotation: Mapping[str, Any], *, location: str,
         raise CtxError(f"Not {content}: {errors[0]}.", location=location, hint="copy or create the file again.")
 
 
-def require_existing_path(source: str | PathLike[str], repo_type: str = "model") -> None:
+def require_existing_path(
+    source: str | PathLike[str], repo_type: str = "model", message: str = "There is no such directory."
+) -> None:
     """Raise CtxError if a source that looks like a path does not exist, instead of a request to the Hub.
 
     A name with one slash, as in "runs/bert", is a path if its parent directory exists, unless it is the Hub id of a
@@ -93,7 +95,7 @@ def require_existing_path(source: str | PathLike[str], repo_type: str = "model")
     similar = " or ".join(str(path.with_name(name)) for name in difflib.get_close_matches(path.name, names))
     download = "" if is_path else f"; if it is a Hub id, download it first: hf download {text}"
     raise CtxError(
-        "There is no such directory.",
+        message,
         location=text,
         hint=(f"did you mean {similar}? " if similar else "") + f"check the path{download}.",
     )
@@ -105,7 +107,7 @@ def load_pretrained(auto_class: Any, source: str | PathLike[str] | None, descrip
     try:
         if not source:
             raise OSError("the directory or Hub id is missing.")
-        require_existing_path(source)
+        require_existing_path(source, message=f"Cannot load {description}: there is no such directory.")
         return auto_class.from_pretrained(source)
     except CtxError:
         raise

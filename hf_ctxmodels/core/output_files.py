@@ -1,5 +1,6 @@
 """Checks of output files: existing files are replaced only on request, and a failed write is a `CtxError`."""
 
+import os
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -21,11 +22,23 @@ TOKENIZER_FILES = (
 )
 
 
+def require_writable(directory: str | Path, flag: str) -> None:
+    """Raise CtxError if a directory cannot be created or written to."""
+    directory = Path(directory).absolute()
+    existing = next(path for path in (directory, *directory.parents) if path.exists())
+    if not (existing.is_dir() and os.access(existing, os.W_OK)):
+        raise CtxError(
+            f"The output directory cannot be created or written to: {existing} is "
+            f"{'read-only' if existing.is_dir() else 'a file'}.",
+            location=f"{flag} {directory}",
+            hint="use a writable directory.",
+        )
+
+
 def check_output_directory(directory: str | Path, names: Iterable[str], *, flag: str, overwrite: bool) -> None:
-    """Raise CtxError if the directory is a file, or has one of the named files and `overwrite` is false."""
+    """Raise CtxError if the directory cannot be written to, or has one of the named files and `overwrite` is false."""
+    require_writable(directory, flag)
     directory = Path(directory)
-    if directory.exists() and not directory.is_dir():
-        raise CtxError("The output directory is a file.", location=f"{flag} {directory}", hint="choose another name.")
     existing = [name for name in names if (directory / name).exists()]
     if existing and not overwrite:
         raise CtxError(
@@ -38,8 +51,10 @@ def check_output_directory(directory: str | Path, names: Iterable[str], *, flag:
 def check_output_file(
     file: str | Path, *, flag: str, overwrite: bool, inputs: Iterable[str | Path | None] = ()
 ) -> None:
-    """Raise CtxError if an output file exists, unless `overwrite`, is a directory, or is one of the input files."""
+    """Raise CtxError if an output file exists, unless `overwrite`, is a directory, is one of the input files, or cannot
+    be written."""
     file = Path(file)
+    require_writable(file.absolute().parent, flag)
     if not file.exists():
         return
     location = f"{flag} {file}"

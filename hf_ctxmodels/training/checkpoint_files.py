@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.loading import matches_type, read_json
-from hf_ctxmodels.core.output_files import MODEL_FILES, TOKENIZER_FILES, check_output_directory
+from hf_ctxmodels.core.output_files import MODEL_FILES, TOKENIZER_FILES, check_output_directory, require_writable
 from hf_ctxmodels.training.arguments import LoopArguments
 
 LOCK_FILE = ".lock"
@@ -68,7 +68,11 @@ def _lock(lock: FileLock, output_dir: Path) -> None:
         output_dir.mkdir(parents=True, exist_ok=True)
         file.touch()
     except OSError as error:
-        raise _unwritable_error(output_dir, str(error.strerror)) from error
+        raise CtxError(
+            f"The output directory cannot be created or written to: {error.strerror}.",
+            location=f"--output_dir {output_dir}",
+            hint="use a writable directory.",
+        ) from error
     try:
         lock.acquire()
     except Timeout as error:
@@ -84,25 +88,19 @@ def _lock(lock: FileLock, output_dir: Path) -> None:
         file.write_text(f"process {os.getpid()} on {platform.node()}\n", encoding="utf-8")
 
 
-def _unwritable_error(output_dir: Path, reason: str) -> CtxError:
-    message = f"The output directory cannot be created or written to: {reason}."
-    return CtxError(message, location=f"--output_dir {output_dir}", hint="use a writable directory.")
-
-
 def check_run_directory(arguments: LoopArguments, tokenizer_source: str | None) -> None:
     """Raise CtxError if the output directory cannot be written to, or contains a run or a model that is neither to be
     resumed nor to be overwritten; to be called before data and models are read. A tokenizer in the directory is an
     existing file unless it is the run's, from `tokenizer_source`."""
     output_dir = Path(arguments.output_dir)
-    ancestor = next(path for path in (output_dir, *output_dir.absolute().parents) if path.exists())
-    if (ancestor.is_dir() and not os.access(ancestor, os.W_OK)) or (not ancestor.is_dir() and ancestor != output_dir):
-        raise _unwritable_error(output_dir, f"{ancestor} is not a writable directory")
+    require_writable(output_dir, "--output_dir")
     existing = list_checkpoints(output_dir)
     if existing and not (arguments.resume or arguments.overwrite):
         raise CtxError(
             f"The output directory already has a checkpoint, {existing[-1].name}.",
             location=str(output_dir),
-            hint="continue that run with --resume, pass another --output_dir, or delete that run with --overwrite.",
+            hint="continue that run with --resume, end it with --resume finish, pass another --output_dir, or delete that "
+            "run with --overwrite.",
         )
     if arguments.resume == "finish" and not existing:
         raise CtxError(

@@ -185,4 +185,4 @@ def test_conversion(shared_data: Path, tmp_path: Path) -> None:
         model = FAMILIES["bert"].models["AutoModel"].from_pretrained(start.parent / "model")
         assert load_adapter(model, tmp_path / name) == name
     message = command_output(script, adapter=tmp_path / "none", output=tmp_path / "x", fails=True)
-    assert "no pytorch_adapter.bin" in message
+    assert "There is no such directory" in message

@@ -250,7 +250,7 @@ def test_invalid_configurations(tmp_path):
             load_config_file(CtxBertConfig, tmp_path / "config.json")
         with pytest.raises(CtxError, match=f"No usable model configuration: .*{message}"):
             load_config(tmp_path)
-    with pytest.raises(CtxError, match="No usable model configuration"):
+    with pytest.raises(CtxError, match="There is no such directory"):
         load_config(tmp_path / "nowhere")
 
 
