@@ -134,13 +134,14 @@ class CtxUnigramTokenizer(CtxTokenizer):
         specials = cls.reorder_vocabulary([(token, 0.0) for token in cls.first_tokens])
         untrained = cls(vocab=specials, **options)
         normalize = untrained.backend_tokenizer.normalizer.normalize_str
-        words = Counter(word for text in texts for word in normalize(text).split())
-        if not words:
-            raise empty_text_error()
-        try:
+        try:  # before the texts are read
+            from google.protobuf import message  # noqa: F401, of `read_sentencepiece`
             from sentencepiece import SentencePieceTrainer
         except ImportError as error:
             raise _sentencepiece_missing("Training") from error
+        words = Counter(word for text in texts for word in normalize(text).split())
+        if not words:
+            raise empty_text_error()
         model, size = BytesIO(), vocab_size - len(specials) + len(cls.first_tokens)
         try:
             SentencePieceTrainer.train(

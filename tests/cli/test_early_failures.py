@@ -38,6 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save(folder / "runs" / "stopped" / "checkpoint-120", model, tokenizer)
     table(folder / "rows.jsonl", "AB")
     (folder / "text.txt").write_text("\n".join(TEXTS * 9))
+    (folder / "broken.txt").write_bytes(b"the caf\xe9 was closed")
     return folder
 
 
@@ -52,7 +53,7 @@ NAME = "did you mean runs/abc?"
     [
         (f"finetune sequence-classification --model runs/abd {TASK}", NAME),
         ("generate --model ./runs/abcd --input text.txt", NAME),
-        ("evaluate pairs --model runs/ab --pairs p --unigram_text text.txt", NAME),
+        ("evaluate perplexity --model runs/ab --dataset text.txt", NAME),
         ("push --model runs/ab --repo_id a/b", NAME),
         (f"pretrain --tokenizer runs/bac {TEXT}", NAME),
         (f"pretrain --tokenizer runs/abc {TEXT.replace('text.txt', './texts')}", "There is no such directory"),
@@ -62,6 +63,7 @@ NAME = "did you mean runs/abc?"
         ("push --model runs/stopped --repo_id a/b", CHECKPOINT),
         (f"pretrain --tokenizer runs/abc {TEXT} --report_to trackio", "Not installed: trackio"),
         (f"pretrain --tokenizer none {TEXT} --optimizer lamb", "Not installed: pytorch_optimizer"),
+        ("train-tokenizer --family t5 --dataset broken.txt --vocab_size 60 --output_dir out", "packages sentencepiece"),
         ("export onnx --model none --output o.onnx", "Not installed: onnx"),
         ("export torch --model none --output o.onnx", "use the suffix .pt2"),
         (f"pretrain --tokenizer none {TEXT} --output_dir text.txt/out", "cannot be created or written to"),
@@ -85,10 +87,10 @@ def test_messages(folder, command, message, monkeypatch):
         raise AssertionError(f"{source} is asked of the Hub")
 
     monkeypatch.chdir(folder)
-    for name in ("trackio", "pytorch_optimizer", "onnx"):
+    for name in ("trackio", "pytorch_optimizer", "onnx", "sentencepiece"):
         monkeypatch.setitem(sys.modules, name, None)
     words = command.split()
-    if "runs/abc" not in words:
+    if "runs/abc" not in command:
         monkeypatch.setattr(AutoConfig, "from_pretrained", request)
         monkeypatch.setattr(AutoTokenizer, "from_pretrained", request)
     shown = command_output(words[0], *words[1:], fails=True)
