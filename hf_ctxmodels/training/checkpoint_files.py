@@ -99,8 +99,8 @@ def check_run_directory(arguments: LoopArguments, tokenizer_source: str | None) 
         raise CtxError(
             f"The output directory already has a checkpoint, {existing[-1].name}.",
             location=str(output_dir),
-            hint="continue that run with --resume, end it with --resume finish, pass another --output_dir, or delete that "
-            "run with --overwrite.",
+            hint="continue that run with --resume, end it with --resume finish, pass another --output_dir, or delete "
+            "that run with --overwrite.",
         )
     if arguments.resume == "finish" and not existing:
         raise CtxError(
