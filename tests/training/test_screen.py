@@ -49,6 +49,7 @@ def test_terminal(flags: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     printed = capsys.readouterr().out
     assert f"saved in {flags}:\n" in printed
     assert all(path.name in printed for path in flags.iterdir())
+    assert re.search(r"eval_next_sentence_accuracy +0\.\d+ +baseline 0\.\d+ +0 to 1\n", printed)
     assert f"next:\n  hf-ctxmodels finetune sequence-classification --model {flags}" in printed
     for name, task in (("ctx-mass", "seq2seq"), ("ctx-t5", "sequence-classification")):
         assert pretrain.finetuning_command("runs/x", name)[1] == task
@@ -104,4 +105,5 @@ def test_next_commands(workspace, tmp_path: Path, capsys: pytest.CaptureFixture)
     assert run_command("finetune", "sequence-classification", **flags, output_dir=output) == 0
     shown = capsys.readouterr()
     assert "tokenizing 8 training and 8 validation examples" in shown.err
+    assert re.search(r"\nloss +0\.\d+ +lower is better\naccuracy +0\.\d+ +0\.\d+ +0 to 1\n", shown.out)
     assert f"saved in {output}\nnext:\n  hf-ctxmodels push --model {output} --repo_id" in shown.out
