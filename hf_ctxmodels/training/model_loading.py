@@ -46,12 +46,13 @@ def _wrap_library_errors(message: str, source: str | Path, hint: str) -> Iterato
         raise CtxError(f"{message}: {first_line}", location=str(source), hint=hint) from error
 
 
-def check_source(source: str | Path, names: Sequence[str] = ("config.json",)) -> None:
-    """Raise CtxError as `require_existing_path`, or if a directory has checkpoints of an unfinished run and none of the
-    named files."""
+def check_source(source: str | Path, names: Sequence[str] = ()) -> None:
+    """Raise CtxError as `require_existing_path`, or if a directory has checkpoints of an unfinished run, and neither a
+    model nor one of the named files."""
     require_existing_path(source)
     directory = Path(source)
-    if any((directory / name).is_file() for name in names) or not (checkpoints := list_checkpoints(directory)):
+    is_complete = any((directory / name).is_file() for name in ("config.json", *names))
+    if is_complete or not (checkpoints := list_checkpoints(directory)):
         return
     raise CtxError(
         "The directory has checkpoints of an unfinished run, and no model.",
