@@ -21,6 +21,7 @@ from hf_ctxmodels.downstream.multitask.training import MultitaskArguments, finet
 from hf_ctxmodels.downstream.tasks import TASKS, Task, TaskArguments
 from hf_ctxmodels.downstream.tasks.metrics import metric_range
 from hf_ctxmodels.downstream.tasks.text_metrics import UPPER_BOUND_NOTE
+from hf_ctxmodels.downstream.tasks.tfidf import TFIDF_NOTE
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels_cli import FINETUNING_TASKS
 
@@ -59,7 +60,7 @@ def flag_sections(task: str) -> tuple[Section, ...]:
 def main(task: str) -> None:
     """Fine-tune on a task, and print the metrics of the model and of the baseline."""
     is_multitask = task == "multitask"
-    details = "The metrics are compared with a baseline that ignores the input."
+    details = "The metrics are compared with a baseline that ignores the input, and for texts with TF-IDF."
     data = "--train_file train.tsv --validation_file dev.tsv"
     if is_multitask:
         details = "The task list is a YAML file or the name of a packaged list."
@@ -94,25 +95,29 @@ def run(
         tuned.evaluation(tuned.model.eval(), tuned.accelerator)
     if not tuned.accelerator.is_main_process:
         return
-    tuned.save_summary(arguments)
+    summary = tuned.save_summary(arguments)
     if file is not None:
         examples = zip(tuned.validation, tuned.evaluation.predictions, strict=True)
         records = [json.dumps(tuned.task.record(*example), ensure_ascii=False) for example in examples]
         write_text_file(file, "\n".join(records) + "\n")
 
-    metrics, bounds = tuned.result.metrics, tuned.upper_bounds
-    print(f"{'metric':<24}{'model':>10}{'baseline':>10}" + f"{'upper bound':>13}" * bool(bounds) + "  range")
-    print(f"{'loss':<24}{metrics['eval_loss']:>10.4f}{'':>{23 if bounds else 10}}  {metric_range('loss')}")
-    for name, value in tuned.baseline.items():
-        bound = f"{bounds[name]:>13.4f}" if name in bounds else " " * 13 * bool(bounds)
-        scale = metric_range(name, tuned.task.is_percentage)
-        print(f"{name:<24}{metrics[f'eval_{name}']:>10.4f}{value:>10.4f}{bound}  {scale}")
+    metrics, bounds, learned = summary.metrics, tuned.upper_bounds, tuned.learned_baseline
+    columns = {"model": {name: metrics[f"eval_{name}"] for name in ("loss", *tuned.baseline)}}
+    columns |= {"baseline": tuned.baseline, "TF-IDF": learned, "upper bound": bounds}
+    columns = {title: values for title, values in columns.items() if values}
+    print(f"{'metric':<24}" + "".join(f"{title:>13}" for title in columns) + "  range")
+    for name in columns["model"]:
+        cells = (f"{values[name]:>13.4f}" if name in values else " " * 13 for values in columns.values())
+        print(f"{name:<24}{''.join(cells)}  {metric_range(name, tuned.task.is_percentage)}")
     if bounds:
         print(UPPER_BOUND_NOTE)
+    if learned:
+        print(TFIDF_NOTE)
     if tuned.task.baseline_name:
         print(f"baseline: {tuned.task.baseline_name}")
     output = loop_arguments.output_dir
     print(f"{len(tuned.training):,} training and {len(tuned.validation):,} validation examples")
     print(f"model, tokenizer, log and summary saved in {output}" + (f", {file}" if file else ""))
+    summary.print_warnings()
     generation = [("generate", "--model", output, "--input", "FILE")] if tuned.task.is_generative else []
     print(format_next_commands(*generation, ("push", "--model", output, "--repo_id", "ORGANISATION/NAME")))

@@ -22,6 +22,8 @@ from hf_ctxmodels.core.output_files import check_output_file, write_text_file
 from hf_ctxmodels.data.text_files import read_lines
 from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_model_and_tokenizer
 from hf_ctxmodels.downstream.tasks.metrics import metric_range
+from hf_ctxmodels.downstream.tasks.base import repeated_prediction
+from hf_ctxmodels.downstream.tasks.seq2seq import CONSTANT_SHARE
 from hf_ctxmodels.downstream.tasks.text_metrics import (
     UPPER_BOUND_NOTE,
     NormalizedReferences,
@@ -151,6 +153,13 @@ def main() -> None:
     print(f"{len(generated):,} texts generated" + (f", in {arguments.output_file}" if arguments.output_file else ""))
     if names:
         _print_metrics(arguments, names, generated, references, tokenizer)
+    output_by_text = dict(zip(texts, generated))
+    repeated = repeated_prediction([*output_by_text.values()], output_by_text, CONSTANT_SHARE)
+    if repeated is not None:
+        print_status(
+            f"warning: (nearly) all of {len(output_by_text):,} inputs have the output {repeated[:60]!r}; hint: train "
+            "the model longer, with a higher --learning_rate or another initializer_range."
+        )
 
 
 def _generation_head(config: PreTrainedConfig) -> str:

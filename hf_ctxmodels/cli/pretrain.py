@@ -60,13 +60,14 @@ def main() -> None:
 
 
 def show_results(summary: TrainingSummary, output: str) -> None:
-    """Print the files in the output directory, and the validation metrics with their baselines and ranges."""
+    """Print the files in the output directory, the validation metrics with their baselines and ranges, and warnings."""
     print(f"  {', '.join(sorted(path.name for path in Path(output).iterdir()))}")
     for name, value in summary.metrics.items():
         if name.startswith("eval_"):
             baseline = summary.baselines.get(name.removeprefix("eval_"))
             columns = f"{value:>9.4f}  " + ("" if baseline is None else f"baseline {baseline:.4f}")
             print(f"  {name:<30}{columns:<30}{metric_range(name)}")
+    summary.print_warnings()
 
 
 def finetuning_command(model: str, model_type: str) -> tuple[str, ...]:

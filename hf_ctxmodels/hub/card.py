@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 import shlex
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from tempfile import TemporaryDirectory
@@ -12,12 +13,15 @@ from safetensors import safe_open
 from transformers import AutoConfig, PreTrainedConfig
 
 from hf_ctxmodels.downstream.multitask import CtxMultiTaskConfig, get_spec
+from hf_ctxmodels.downstream.tasks import TASKS
+from hf_ctxmodels.downstream.tasks.metrics import metric_range
 from hf_ctxmodels.spec import FamilySpec
 from hf_ctxmodels.training.summary import SUMMARY_FILE, TrainingSummary
 from hf_ctxmodels.training.training_log import plot_losses
 
 CURVE_FILE = "training_curve.png"
 _TABLE_ROWS = 10
+_BASELINES = ("baseline_", "upper_bound_")  # prefixes of metrics that are not the model's
 
 # Auto class -> pipeline tag on the Hub
 _PIPELINES = {
@@ -70,11 +74,38 @@ def model_card(
         stub=f"{family.stub.module}.py",
         tasks=list(config.tasks or {}) if isinstance(config, CtxMultiTaskConfig) else [],
         summary=summary,
+        results=results_table(summary) if summary else [],
         curve=points,
         curve_image=curve_image,
         pairs=lambda values: ", ".join(f"{key} {value}" for key, value in values.items()),
         number=lambda value: f"{value:,}" if isinstance(value, int) else f"{value:.4g}",
     )
+
+
+def results_table(summary: TrainingSummary) -> list[list[str]]:
+    """The header and the rows of a table of the metrics, with their ranges, and of their baselines; empty without
+    metrics."""
+    metrics = summary.metrics
+    task_kinds = dict(re.findall(r"(\S+) \(([\w-]+)\)", summary.task))  # of a multi-task model
+    names = list(dict.fromkeys(name.removeprefix("eval_") for name in metrics if not name.startswith(_BASELINES)))
+    patterns = {
+        "model": "eval_{}",
+        "baseline": "baseline_{}",
+        "TF-IDF": "baseline_{}_tfidf",
+        "upper bound": "upper_bound_{}",
+    }
+    titles = [title for title, pattern in patterns.items() if any(pattern.format(name) in metrics for name in names)]
+    rows = []
+    for name in names:
+        kind = next((kind for task, kind in task_kinds.items() if name.startswith(f"{task}_")), summary.task)
+        is_percentage = kind in TASKS and TASKS[kind].is_percentage
+        values = [
+            metrics.get(patterns[title].format(name), metrics.get(name) if title == "model" else None)
+            for title in titles
+        ]
+        cells = ["" if value is None else f"{value:.4g}" for value in values]
+        rows.append([name, *cells, metric_range(name, is_percentage)])
+    return [["metric", *titles, "range"], *rows] if rows else []
 
 
 def auto_class_of(family: FamilySpec, config: PreTrainedConfig) -> tuple[str, str]:

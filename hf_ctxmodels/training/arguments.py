@@ -10,6 +10,7 @@ from hf_ctxmodels.core.flags import REQUIRED, check_range, flag, parse_choices
 
 _optimization_flag = partial(flag, group="optimization")
 _record_flag = partial(flag, group="logging, evaluation and checkpoints")
+LEARNING_RATE_HELP = "Peak learning rate, or `auto` for the result of a learning-rate range test before the first step."
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,7 @@ class LoopArguments:
     per_device_batch_size: int = flag(32, "Examples per process and micro-batch.")
     gradient_accumulation_steps: int = _optimization_flag(1, "Micro-batches per optimizer step.")
     optimizer: OptimizerOptions = flag("adamw", "Optimizer.", OPTIMIZERS, group="optimization")
-    learning_rate: float = _optimization_flag(1e-4, "Peak learning rate.")
+    learning_rate: float | Literal["auto"] = _optimization_flag(1e-4, LEARNING_RATE_HELP)
     lr_scheduler: SchedulerOptions = flag(
         "linear", "Learning rate after the warm-up.", SCHEDULERS, group="optimization"
     )
@@ -197,7 +198,15 @@ class LoopArguments:
                 hint="pass exactly one of --max_steps and --num_train_epochs.",
             )
         check_range(self, "max_steps", "num_train_epochs", "per_device_batch_size", above=0)
-        check_range(self, "gradient_accumulation_steps", "learning_rate", "head_learning_rate", above=0)
+        check_range(self, "gradient_accumulation_steps", "head_learning_rate", above=0)
+        if self.learning_rate != "auto":
+            check_range(self, "learning_rate", above=0)
+        elif self.head_learning_rate is not None:
+            raise CtxError(
+                "The range test varies all learning rates by one factor.",
+                location="--learning_rate auto --head_learning_rate",
+                hint="remove --head_learning_rate, or pass a number as --learning_rate.",
+            )
         check_range(self, "logging_steps", "save_total_limit", above=0)
         check_range(self, "warmup_steps", "max_grad_norm", "eval_steps", "save_steps", at_least=0)
         check_range(self, "dataloader_workers", "lr_reference_targets", at_least=0)
@@ -221,6 +230,11 @@ class LoopArguments:
                 location="--optimizer nt-asgd --eval_steps 0",
                 hint="pass --eval_steps, or use --optimizer asgd.",
             )
+
+    @property
+    def initial_rate(self) -> float:
+        """The learning rate that the optimizer is made with: 1 before a range test, which then multiplies it."""
+        return 1.0 if self.learning_rate == "auto" else self.learning_rate
 
     def warmup(self, total_steps: int) -> int:
         """Steps of warm-up in a run of `total_steps`."""

@@ -31,6 +31,7 @@ from hf_ctxmodels.training.training_step import (
 Examples = ExampleSet | ExampleStream | Mixture
 _BATCHES_FOR_CLASSES = 50
 _EXAMPLES_FOR_FREQUENCIES = 100_000
+_EXAMPLES_FOR_TRAINING_BASELINES = 2_000
 
 
 class LossEvaluation:
@@ -167,17 +168,20 @@ def _sum(counts: np.ndarray | None, new_counts: np.ndarray) -> np.ndarray:
 def frequency_baselines(
     objective: Objective,
     examples: Examples,
-    held_out: ExampleSet,
+    held_out: Examples,
     model: Any,
     metrics: Mapping[str, float],
     batch_size: int,
+    num_examples: int = _EXAMPLES_FOR_FREQUENCIES,
 ) -> dict[str, float]:
-    """Frequency baselines on the held-out examples: `{"baseline_<term>": ...}` for the `metrics` of a model."""
+    """Frequency baselines on the held-out examples: `{"baseline_<term>": ...}` for the `metrics` of a model. At most
+    `num_examples` training examples are counted."""
     options, targets = objective.baseline, model.loss_targets
     baseline = FrequencyBaseline(options)
-    for batch in sample_batches(examples, _EXAMPLES_FOR_FREQUENCIES, batch_size):
+    for batch in sample_batches(examples, num_examples, batch_size):
         baseline.count_tokens(batch)
-    batches = (objective.collate(batch) for batch in sample_batches(held_out, len(held_out), batch_size))
+    size = len(held_out) if isinstance(held_out, ExampleSet) else num_examples
+    batches = (objective.collate(batch) for batch in sample_batches(held_out, size, batch_size))
     if options.scores is not None:  # the mean loss of an input-independent prediction
         scores = torch.from_numpy(options.scores(baseline.tokens)).float()
         total, number = 0.0, 0
@@ -189,6 +193,28 @@ def frequency_baselines(
         baseline.count_classes(objective.collate(batch), targets)
     scores_by_target = baseline.scores(batches, targets if options.targets is None else options.targets)
     return named_baselines(scores_by_target, targets, metrics, getattr(model, "loss_terms", None))
+
+
+def training_baselines(
+    objective: Objective, examples: Examples, model: Any, record: Mapping[str, float], batch_size: int
+) -> dict[str, float]:
+    """`record`, a log record of the training loss, as `eval_<term>`, with the frequency baselines of a sample of the
+    training examples; empty if its terms are not the losses of the model's targets."""
+    terms = getattr(model, "loss_terms", None) or [name for name in record if name.endswith("_loss")] or ["loss"]
+    if len(terms) != len(model.loss_targets) or objective.baseline.scores is not None:
+        return {}
+    metrics = {f"eval_{name}": value for name, value in record.items()}
+    sampled = (objective, examples, examples, model, metrics, batch_size, _EXAMPLES_FOR_TRAINING_BASELINES)
+    return metrics | frequency_baselines(*sampled)
+
+
+def unlearned_losses(metrics: Mapping[str, float]) -> list[str]:
+    """A sentence for each loss in `metrics` (`eval_<term>`) that is not below its baseline (`baseline_<term>`)."""
+    return [
+        f"the {term} {metrics[f'eval_{term}']:.4g} is not below {baseline:.4g}, the loss of predicting frequencies"
+        for term, baseline in ((name.removeprefix("baseline_"), value) for name, value in metrics.items())
+        if f"baseline_{term}" in metrics and term.endswith("loss") and metrics[f"eval_{term}"] >= baseline
+    ]
 
 
 def sample_batches(examples: Examples, number: int, batch_size: int) -> Iterator[list[dict[str, Any]]]:

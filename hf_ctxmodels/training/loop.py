@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager, nullcontext
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ from hf_ctxmodels.training.distributed import (
     inactive_parallelism_warnings,
     require_configured_backend,
 )
+from hf_ctxmodels.training.learning_rate_test import choose_learning_rate
 from hf_ctxmodels.training.optimizers import Averaging, make_optimizer, make_scheduler
 from hf_ctxmodels.training.recurrent_state import RecurrentStateCarrier
 from hf_ctxmodels.training.summary import TrainingSummary
@@ -188,6 +189,8 @@ class TrainingLoop:
                 self.log.close()
                 if self.arguments.report_to != "none":
                     self.accelerator.end_training()
+        if self.arguments.learning_rate == "auto":  # the first parameter group has the unscaled rate
+            self.arguments = replace(self.arguments, learning_rate=float(self.scheduler.base_lrs[0]))
         return TrainingResult(
             arguments=self.arguments,
             model_class=self.training_state.model_class,
@@ -245,7 +248,6 @@ class TrainingLoop:
         self.callback_objects = {"model": model, "optimizer": optimizer, "processing_class": self.tokenizer}
         self._call("on_train_begin", has_evaluation=self.evaluate is not None, checkpoint=checkpoint)
         self.prepared_model, prepared_optimizer = accelerator.prepare(model, optimizer)
-        self.scheduler = make_scheduler(optimizer, arguments, self.total_steps)
         self.averaging: Averaging | None = None
         if isinstance(optimizer, torch.optim.ASGD):
             self.averaging = Averaging(optimizer, arguments, self.evaluate is not None)
@@ -261,6 +263,9 @@ class TrainingLoop:
             arguments.lr_reference_targets,
             lambda scale, logs: self._call("on_pre_optimizer_step", gradient_scale=scale, logs=logs),
         )
+        if arguments.learning_rate == "auto" and checkpoint is None:
+            self._choose_learning_rate(optimizer)
+        self.scheduler = make_scheduler(optimizer, arguments, self.total_steps)
         self.step_metrics = StepMetrics(accelerator, arguments.output_dir)
         self.training_state.attach(
             self.prepared_model, optimizer, self.scheduler, self.step_metrics, recurrent_states, self.averaging
@@ -284,6 +289,27 @@ class TrainingLoop:
         self.stopwatch = Stopwatch()
         self.resumed_tokens = self.step_metrics.tokens  # of steps before the checkpoint, which are not timed
         self.timed_tokens = self.logged_seconds = 0.0
+
+    def _choose_learning_rate(self, optimizer: torch.optim.Optimizer) -> None:
+        """Multiply the optimizer's rates by the result of a range test; a resumed run restores them with the schedule.
+
+        The test has a separate loader, since the position in the data follows from the step.
+        """
+        micro_batches = self.arguments.gradient_accumulation_steps
+        states = RecurrentStateCarrier(self.model, micro_batches) if self.contiguous else None
+        batches = training_batches(self.accelerator, self.examples, self.collate, self.arguments, 0, self.contiguous)
+        try:
+            rate = choose_learning_rate(
+                replace(self.training_step, recurrent_states=states),
+                batches,
+                micro_batches,
+                self.arguments.output_dir,
+                lambda: self._call("on_step_begin"),
+            )
+        finally:
+            batches.close()
+        for group in optimizer.param_groups:
+            group["lr"] *= rate
 
     def _train(self, signals: SignalWatch) -> None:
         state, arguments, control = self.training_state, self.arguments, self.control

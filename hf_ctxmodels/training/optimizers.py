@@ -117,7 +117,7 @@ def _discriminative_groups(model: Any, arguments: LoopArguments) -> list[dict[st
     """
     if arguments.layerwise_lr_decay != 1:
         require_layers(model)
-    rate, rates = arguments.learning_rate, []
+    rate, rates = arguments.initial_rate, []
     if arguments.head_learning_rate is not None:
         if not has_heads(model):
             raise CtxError(
@@ -139,7 +139,7 @@ def make_optimizer(model: nn.Module, arguments: LoopArguments) -> torch.optim.Op
     """The optimizer of the loop's arguments, also for `Trainer(..., optimizers=(make_optimizer(...), None))`; raises
     CtxError if its package is not installed, or the model does not support weight decay, a separate learning rate of
     the heads, or rates by layer."""
-    options, rate = arguments.optimizer, arguments.learning_rate
+    options, rate = arguments.optimizer, arguments.initial_rate
     if arguments.layerwise_lr_decay == 1 and arguments.head_learning_rate is None:
         groups = _groups_by_decay(model.parameters(), options.weight_decay)
     else:

@@ -21,7 +21,14 @@ from hf_ctxmodels.spec import FamilySpec
 from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.checkpoint_files import check_run_directory
-from hf_ctxmodels.training.evaluation import Examples, LossEvaluation, frequency_baselines, sample_batches
+from hf_ctxmodels.training.evaluation import (
+    Examples,
+    LossEvaluation,
+    frequency_baselines,
+    sample_batches,
+    training_baselines,
+    unlearned_losses,
+)
 from hf_ctxmodels.training.loop import TrainingLoop, make_accelerator
 from hf_ctxmodels.training.model_loading import (
     load_config,
@@ -156,9 +163,13 @@ def pretrain(
     ).run()
 
     # baselines, summary and plot
+    baselines: dict[str, float] = {}
     if held_out is not None and accelerator.is_main_process:
         print_status("computing the frequency baselines")
         result.metrics |= frequency_baselines(objective, examples, held_out, model, result.metrics, batch_size)
+    elif make_setup is None and objective.has_heldout_loss and accelerator.is_main_process:
+        losses = [record for record in result.curve if "loss" in record]
+        baselines = training_baselines(objective, examples, model, losses[-1], batch_size) if losses else {}
     counts: Counter[str] = Counter()
     for batch in sample_batches(examples, _BATCHES_FOR_RATES * batch_size, batch_size):
         counts.update(objective.count_batch(objective.collate(batch)))
@@ -169,6 +180,7 @@ def pretrain(
         objective=objective_name,
         objective_options=objective.options,
         rates=objective.rates(counts),
+        warnings=unlearned_losses(baselines or result.metrics),
     )
     if accelerator.is_main_process:
         output_dir = Path(loop_arguments.output_dir)

@@ -16,6 +16,10 @@ from hf_ctxmodels.core.loading import check_json_type, read_json
 from hf_ctxmodels.core.output_files import write_text_file
 
 SUMMARY_FILE = "training_summary.json"
+_HINT = (
+    "try a higher --learning_rate (--learning_rate auto measures one), more steps, a pretrained --model, or, for a new "
+    "model, --config_options initializer_range=0.05."
+)
 _PACKAGES = ("hf_ctxmodels", "torch", "transformers", "accelerate", "datasets", "tokenizers")
 
 
@@ -42,8 +46,10 @@ class TrainingSummary:
         tokens: Non-padding input tokens in training.
         tokens_per_second: Training speed without evaluation and saving; None if no step was trained.
         rates: Realised rates of the objective (masked share, ...).
-        metrics: The last evaluation ("eval_<name>"), frequency baselines ("baseline_<name>"), and upper bounds
-            ("upper_bound_<name>") if the tokenizer cannot reproduce the targets.
+        metrics: The last evaluation ("eval_<name>"), baselines by frequencies ("baseline_<name>"), the TF-IDF
+            baseline of tasks on texts ("baseline_<name>_tfidf"), and upper bounds ("upper_bound_<name>") if the
+            tokenizer cannot reproduce the targets.
+        warnings: Signs that the model has not learned, one sentence each.
         curve: The records of `training_log.jsonl`.
     """
 
@@ -63,15 +69,21 @@ class TrainingSummary:
     rates: dict[str, float] = field(default_factory=dict)
     hyperparameters: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
     curve: list[dict[str, float]] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=_installed_versions)
     command: str = field(default_factory=lambda: shlex.join([*Path(sys.argv[0]).name.split(), *sys.argv[1:]]))
 
     @property
     def baselines(self) -> dict[str, float]:
-        """Metric -> frequency baseline."""
+        """Metric -> baseline."""
         names = [name.removeprefix("baseline_") for name in self.metrics if name.startswith("baseline_")]
         return {name: self.metrics[f"baseline_{name}"] for name in names}
+
+    def print_warnings(self) -> None:
+        """Print a line per warning, with a hint."""
+        for warning in self.warnings:
+            print(f"warning: {warning}; hint: {_HINT}")
 
     def save(self, directory: str | Path) -> Path:
         """Write `training_summary.json` into `directory` and return its path."""

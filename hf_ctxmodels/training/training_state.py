@@ -5,14 +5,12 @@ random states, and a run that it saved with FSDP cannot be resumed with another 
 """
 
 import json
-import random
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import numpy as np
 import safetensors.torch
 import torch
 from accelerate import Accelerator
@@ -30,6 +28,7 @@ from hf_ctxmodels.data.document_sources import describe_content
 from hf_ctxmodels.training import checkpoint_files
 from hf_ctxmodels.training.arguments import ConstantOptions, LoopArguments, NTASGDOptions
 from hf_ctxmodels.training.optimizers import Averaging
+from hf_ctxmodels.training.random_state import random_state, set_random_state
 from hf_ctxmodels.training.recurrent_state import RecurrentStateCarrier
 from hf_ctxmodels.training.training_log import StepMetrics
 
@@ -181,9 +180,9 @@ class TrainingState:
             self._recurrent_states.load(
                 checkpoint, accelerator.process_index, accelerator.num_processes, accelerator.device
             )
-        random_state = checkpoint / self._random_file
-        if random_state.exists():
-            load_random_state(random_state)
+        random_file = checkpoint / self._random_file
+        if random_file.exists():
+            set_random_state(json.loads(random_file.read_text(encoding="utf-8")))
         else:
             accelerator.print(
                 f"warning: {checkpoint} was saved by fewer processes; dropout differs from an uninterrupted run."
@@ -209,7 +208,7 @@ class TrainingState:
                 tensors = _optimizer_tensors(self._unwrapped_model, self._optimizer)
                 if is_main_process:
                     safetensors.torch.save_file(tensors, temporary / _OPTIMIZER_FILE)
-            save_random_state(temporary / self._random_file)
+            (temporary / self._random_file).write_text(json.dumps(random_state()), encoding="utf-8")
             if self._recurrent_states is not None:
                 self._recurrent_states.save(temporary, self._accelerator.process_index)
             yield temporary
@@ -324,35 +323,6 @@ def _load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, file: Pa
             }
         state[index] = moments
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
-
-
-def save_random_state(file: Path) -> None:
-    """Write this process's states of the global generators of Python, NumPy and torch (CPU and CUDA)."""
-    version, internal, gauss = random.getstate()
-    name, keys, position, has_gauss, cached = cast("tuple", np.random.get_state(legacy=True))
-    cuda_states = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    state = {
-        "python": [version, list(internal), gauss],
-        "numpy": [name, keys.tolist(), position, has_gauss, cached],
-        "torch": torch.get_rng_state().numpy().tobytes().hex(),
-        "cuda": [cuda_state.numpy().tobytes().hex() for cuda_state in cuda_states],
-    }
-    file.write_text(json.dumps(state), encoding="utf-8")
-
-
-def load_random_state(file: Path) -> None:
-    """Restore the states of `save_random_state`."""
-    state: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    version, internal, gauss = state["python"]
-    random.setstate((version, tuple(internal), gauss))
-    name, keys, position, has_gauss, cached = state["numpy"]
-    np.random.set_state((name, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
-    torch_state, *cuda_states = (
-        torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8) for text in (state["torch"], *state["cuda"])
-    )
-    torch.set_rng_state(torch_state)
-    if cuda_states and len(cuda_states) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all(cuda_states)
 
 
 def _read_state(checkpoint: Path) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTok
 from zoo import Case
 
 from hf_ctxmodels.downstream.tasks import TASKS
+from hf_ctxmodels.hub import model_card
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.training.summary import TrainingSummary
 from hf_ctxmodels.training.training_log import read_log
@@ -71,6 +72,24 @@ def learned() -> list:
             seen.add(architecture)
             params.append(pytest.param((name, upstream), task, marks=() if is_quick else pytest.mark.slow))
     return params
+
+
+def test_an_untrained_model_is_below_tfidf(own_checkpoint, tmp_path, capsys):
+    """The baseline is on screen, in the summary and in the card, with a warning."""
+    out = tmp_path / "out"
+    flags = {"model": own_checkpoint, "output_dir": out, **QUICK, "max_steps": 1, "learning_rate": 1e-9}
+    assert finetune("sequence-classification", **flags, **classification_files(tmp_path)) == 0
+    summary = TrainingSummary.load(out)
+    assert summary.baselines["accuracy_tfidf"] == 1.0
+    printed = capsys.readouterr().out
+    score, majority = summary.metrics["eval_accuracy"], summary.baselines["accuracy"]
+    assert f"accuracy{score:>29.4f}{majority:>13.4f}{1:>13.4f}  0 to 1\n" in printed
+    warning = f"accuracy {score:.4f} is below 1.0000, the result of TF-IDF"
+    assert f"warning: {warning}; hint: try a higher --learning_rate" in printed.partition("next:")[0].splitlines()[-1]
+    assert warning in summary.warnings
+    card = str(model_card(out, "zoo/model"))
+    assert f"| accuracy | {score:.4g} | {majority:.4g} | 1 | 0 to 1 |" in card
+    assert f"- In this run {warning}." in card
 
 
 @pytest.mark.parametrize(("checkpoint", "task"), learned(), indirect=["checkpoint"], ids=str)

@@ -132,6 +132,7 @@ def test_multitask(checkpoint, tmp_path, capsys):
     best = max(row["eval_mean"] for row in read_log(out) if "eval_mean" in row)
     assert metrics["eval_mean"] == best
     baseline = metrics["baseline_sentences_f1_macro"]
+    assert baseline < metrics["baseline_sentences_f1_macro_tfidf"] <= 1
     assert f"sentences       f1_macro{main_metrics[0]:>26.4f}{baseline:>10.4f}" in printed
     assert f"mean            main metrics{metrics['eval_mean']:>22.4f}{metrics['baseline_mean']:>10.4f}" in printed
 

@@ -179,9 +179,19 @@ def test_config_options(folder, capsys) -> None:
         assert json.loads((folder / name / "config.json").read_text())["num_hidden_layers"] == 1
 
 
-def test_frequency_baselines(folder) -> None:
-    assert pretrain(**new_run(folder), validation_fraction=0.2) == 0
-    metrics = TrainingSummary.load(folder / "out").metrics
+@pytest.mark.parametrize("fraction", [0.2, 0])
+def test_frequency_baselines(folder, capsys, fraction) -> None:
+    """A warning follows the results, also without held-out text."""
+    assert pretrain(**new_run(folder), validation_fraction=fraction) == 0
+    summary = TrainingSummary.load(folder / "out")
+    assert any("is not below" in warning and "mlm_loss" in warning for warning in summary.warnings)
+    lines = capsys.readouterr().out.partition("next:")[0].splitlines()
+    warnings = [line for line in lines if line.startswith(f"warning: {summary.warnings[0]}; hint: try a higher")]
+    assert lines[-len(summary.warnings)] == warnings[0]
+    if not fraction:
+        assert summary.metrics == {}
+        return
+    metrics = summary.metrics
     baselines = [value for name, value in metrics.items() if name.startswith("baseline_") and name.endswith("loss")]
     assert baselines
     assert all(0 < value < math.log(80) < metrics["eval_loss"] for value in baselines)

@@ -27,9 +27,9 @@ from hf_ctxmodels.training.model_loading import (
     verify_weights,
 )
 from hf_ctxmodels.training.pretraining import PretrainingArguments
+from hf_ctxmodels.training.random_state import random_state, set_random_state
 from hf_ctxmodels.training.summary import TrainingSummary
 from hf_ctxmodels.training.training_log import plot_losses, read_log
-from hf_ctxmodels.training.training_state import load_random_state, save_random_state
 
 RECIPES = sorted(Path(__file__).resolve().parents[2].glob("scripts/recipes/*.yaml"))
 
@@ -152,15 +152,15 @@ def test_arguments_out_of_range(arguments):
         LoopArguments(output_dir="x", **{"max_steps": 1, **arguments})
 
 
-def test_random_state_round_trip(tmp_path):
+def test_random_state_round_trip():
     def sample() -> tuple:
         return random.random(), random.gauss(), np.random.rand(), np.random.randn(), torch.rand(2).tolist()
 
     sample()
-    save_random_state(tmp_path / "state.json")
+    state = json.loads(json.dumps(random_state()))
     expected = sample()
     sample()
-    load_random_state(tmp_path / "state.json")
+    set_random_state(state)
     assert sample() == expected
 
 

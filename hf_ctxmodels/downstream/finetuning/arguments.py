@@ -29,7 +29,7 @@ from hf_ctxmodels.downstream.finetuning.reinitialization import (
 )
 from hf_ctxmodels.downstream.finetuning.unfreezing import ChainThaw, ThreeStageUnfreezing
 from hf_ctxmodels.registry import FAMILIES
-from hf_ctxmodels.training.arguments import LoopArguments
+from hf_ctxmodels.training.arguments import LEARNING_RATE_HELP, LoopArguments
 from hf_ctxmodels.training.callbacks import FinetuningCallback
 from hf_ctxmodels.training.freezing import GradualUnfreezing, check_layerwise_flags, freeze_encoder
 from hf_ctxmodels.training.token_embeddings import freeze_token_embeddings
@@ -89,7 +89,7 @@ class FinetuningArguments(StartingModelArguments):
 class FinetuningLoopArguments(LoopArguments):
     """Training."""
 
-    learning_rate: float = flag(5e-5, "Peak learning rate.", group="optimization")
+    learning_rate: float | Literal["auto"] = flag(5e-5, LEARNING_RATE_HELP, group="optimization")
     warmup_steps: float = flag(
         0.1, "Steps of linear warm-up; a fraction of all steps if below 1.", group="optimization"
     )
@@ -261,6 +261,12 @@ class FinetuningMethodArguments:
             case GradualUnfreezingOptions(steps):
                 callbacks.append(GradualUnfreezing(model, steps or None))
             case ChainThawOptions(head_rate, rate):
+                if loop.learning_rate == "auto":
+                    raise CtxError(
+                        "Chain-thaw has learning rates of its own.",
+                        location="--freeze chain --learning_rate auto",
+                        hint="set them by --freeze chain:head_rate=X,rate=X, and remove --learning_rate.",
+                    )
                 callbacks.append(ChainThaw(model, head_rate, rate))
             case ThreeStageOptions(layers_epoch, embeddings_epoch, lm_weights):
                 callbacks.append(ThreeStageUnfreezing(model, (layers_epoch, embeddings_epoch), lm_weights))

@@ -4,6 +4,7 @@ import inspect
 import random
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from hf_ctxmodels.data import RoundRobinMixture, UnlabelledCollator, mark_unlabe
 from hf_ctxmodels.downstream.finetuning.arguments import FinetuningArguments, FinetuningMethods, StartingModelArguments
 from hf_ctxmodels.downstream.finetuning.feature_cache import cache_features
 from hf_ctxmodels.downstream.finetuning.reinitialization import replace_label_weights
-from hf_ctxmodels.downstream.finetuning.task_evaluation import TaskEvaluation
+from hf_ctxmodels.downstream.finetuning.task_evaluation import TaskEvaluation, learned_baseline_scores
 from hf_ctxmodels.downstream.finetuning.task_loss import TaskLoss
 from hf_ctxmodels.downstream.tasks import TASKS, Encoded, Task, TaskArguments
 from hf_ctxmodels.downstream.tasks.base import Collator
@@ -49,6 +50,7 @@ from hf_ctxmodels.training.model_loading import (
     verify_weights,
 )
 from hf_ctxmodels.training.pretraining import TrainingSetup
+from hf_ctxmodels.training.summary import TrainingSummary
 from hf_ctxmodels.training.training_state import flags_identity
 from hf_ctxmodels.training.training_step import EpochIndexed
 
@@ -220,14 +222,28 @@ class FinetuningResult:
     upper_bounds: dict[str, float]
     result: TrainingResult
 
-    def save_summary(self, arguments: FinetuningArguments) -> None:
-        """Write `TrainingSummary` into the output directory, with the main metric's baseline and the upper bounds."""
+    @cached_property
+    def learned_baseline(self) -> dict[str, float]:
+        """Metrics of `Task.learned_baseline`, computed at the first use; empty without one."""
+        return learned_baseline_scores(self.task, self.training, self.validation)
+
+    def save_summary(self, arguments: FinetuningArguments) -> TrainingSummary:
+        """Write `TrainingSummary` into the output directory, with the main metric's baselines and the upper bounds."""
         main_metric, value = next(iter(self.baseline.items()))
         self.result.metrics[f"baseline_{main_metric}"] = value
+        if self.learned_baseline:
+            self.result.metrics[f"baseline_{main_metric}_tfidf"] = self.learned_baseline[main_metric]
+        scores = {name: self.result.metrics[f"eval_{name}"] for name in self.baseline}
         self.result.metrics |= {f"upper_bound_{name}": bound for name, bound in self.upper_bounds.items()}
         dataset, max_length = Path(arguments.train_file).name, self.task.arguments.max_length
-        summary = self.result.summary(task=arguments.task, dataset=dataset, max_length=max_length)
+        summary = self.result.summary(
+            task=arguments.task,
+            dataset=dataset,
+            max_length=max_length,
+            warnings=self.evaluation.warnings(scores, self.learned_baseline),
+        )
         summary.save(self.result.arguments.output_dir)
+        return summary
 
 
 MakeTrainingSetup = Callable[

@@ -1,7 +1,7 @@
 """Evaluation in fine-tuning: the loss, the predictions and the task's metrics on held-out examples, in one pass."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,6 +66,25 @@ class TaskEvaluation:
         self.predictions = self.task.decode(self.examples, self.encoded, outputs)
         scores = self.task.score(self.examples, self.predictions)
         return {"eval_loss": loss_sum / count} | {f"eval_{name}": value for name, value in scores.items()}
+
+    def warnings(self, scores: Mapping[str, float], learned_baseline: Mapping[str, float]) -> list[str]:
+        """A sentence if the latest predictions do not depend on the input, and if the main metric of the `scores` is
+        below that of the task's learned baseline."""
+        sentences = []
+        constant = self.task.constant_prediction(self.examples, self.predictions) if self.predictions else None
+        if constant is not None:
+            text = f"{constant:.4g}" if isinstance(constant, float) else repr(constant)
+            sentences.append(f"the prediction is {text} for (nearly) all of {len(self.predictions)} inputs")
+        for name, value in [*learned_baseline.items()][:1]:
+            if scores[name] < value:
+                sentences.append(f"{name} {scores[name]:.4f} is below {value:.4f}, the result of TF-IDF")
+        return sentences
+
+
+def learned_baseline_scores(task: Task[Any], training: Sequence[Any], validation: Sequence[Any]) -> dict[str, float]:
+    """The metrics of `Task.learned_baseline`; empty without one."""
+    predictions = task.learned_baseline(training, validation)
+    return {} if predictions is None else task.score(validation, predictions)
 
 
 def feature_outputs(task: Task[Any], output: Any, batch: dict[str, torch.Tensor]) -> list[Logits]:

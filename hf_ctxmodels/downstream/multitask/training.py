@@ -27,7 +27,7 @@ from hf_ctxmodels.data import ReweightedMixture, ShuffledMixture
 from hf_ctxmodels.data.document_sources import describe_content
 from hf_ctxmodels.downstream.finetuning.arguments import StartingModelArguments
 from hf_ctxmodels.downstream.finetuning.finetuning_run import load_config_and_tokenizer, open_model, prepare_for_tasks
-from hf_ctxmodels.downstream.finetuning.task_evaluation import TaskEvaluation
+from hf_ctxmodels.downstream.finetuning.task_evaluation import TaskEvaluation, learned_baseline_scores
 from hf_ctxmodels.downstream.multitask import CtxMultiTaskConfig, CtxMultiTaskModel
 from hf_ctxmodels.downstream.multitask.configuration import check_task_name, task_entry
 from hf_ctxmodels.downstream.multitask.task_list import ListedTask, read_task_list
@@ -138,10 +138,12 @@ class TaskRun:
         training, validation: The examples of its files.
         config: The encoder's configuration with the task's labels and options, after `configure`.
         baseline: Metrics of `Task.baseline`, the main metric first; after `encode`.
+        learned_baseline: Metrics of `Task.learned_baseline`; after training.
     """
 
     config: CtxConfig
     baseline: dict[str, float]
+    learned_baseline: dict[str, float]
 
     def __init__(self, listed: ListedTask) -> None:
         check_task_name(listed.name, listed.location)
@@ -295,7 +297,7 @@ def finetune_tasks(
             move_files(temporary, Path(loop.output_dir))
         accelerator.wait_for_everyone()
     if accelerator.is_main_process:
-        _report(runs, result, best.metrics if best is not None else result.metrics)
+        _report(runs, evaluations, result, best.metrics if best is not None else result.metrics)
 
 
 def _new_model(
@@ -330,13 +332,26 @@ def _new_model(
     return model
 
 
-def _report(runs: dict[str, TaskRun], result: TrainingResult, metrics: dict[str, float]) -> None:
+def _report(
+    runs: dict[str, TaskRun],
+    evaluations: Mapping[str, TaskEvaluation],
+    result: TrainingResult,
+    metrics: dict[str, float],
+) -> None:
     """Save the `TrainingSummary` with the baselines of all tasks; print metrics, baselines and the next commands."""
     mean_baseline = fmean(run.baseline[run.main_metric[0]] / run.main_metric[1] for run in runs.values())
     baselines = {f"{name}_{metric}": value for name, run in runs.items() for metric, value in run.baseline.items()}
     baselines["mean"] = mean_baseline
+    warnings = []
+    for name, run in runs.items():
+        run.learned_baseline = learned_baseline_scores(run.task, run.training, run.validation)
+        metric, scores = run.main_metric[0], {key: metrics[f"eval_{name}_{key}"] for key in run.baseline}
+        learned = {metric: run.learned_baseline[metric]} if run.learned_baseline else {}
+        baselines |= {f"{name}_{key}_tfidf": value for key, value in learned.items()}
+        warnings += [f"{name}: {text}" for text in evaluations[name].warnings(scores, learned)]
     result.metrics = {**metrics, **{f"baseline_{name}": value for name, value in baselines.items()}}
     summary = result.summary(
+        warnings=warnings,
         task=", ".join(f"{name} ({run.listed.kind})" for name, run in runs.items()),
         dataset=", ".join(Path(run.listed.train_file).name for run in runs.values()),
         max_length=max(run.listed.arguments.max_length for run in runs.values()),
@@ -345,14 +360,16 @@ def _report(runs: dict[str, TaskRun], result: TrainingResult, metrics: dict[str,
     summary.save(output)
 
     width = max(16, *(len(name) + 2 for name in runs))
-    print(f"{'task':<{width}}{'metric':<24}{'model':>10}{'baseline':>10}  range")
+    print(f"{'task':<{width}}{'metric':<24}{'model':>10}{'baseline':>10}{'TF-IDF':>10}  range")
     for name, run in runs.items():
         for index, (metric, baseline) in enumerate(run.baseline.items()):
-            value = metrics[f"eval_{name}_{metric}"]
-            scale = metric_range(metric, run.task.is_percentage)
-            print(f"{name if index == 0 else '':<{width}}{metric:<24}{value:>10.4f}{baseline:>10.4f}  {scale}")
-    print(f"{'mean':<{width}}{'main metrics':<24}{metrics[MEAN]:>10.4f}{mean_baseline:>10.4f}  0 to 1")
+            value, scale = metrics[f"eval_{name}_{metric}"], metric_range(metric, run.task.is_percentage)
+            learned_value = f"{run.learned_baseline[metric]:>10.4f}" if run.learned_baseline else " " * 10
+            columns = f"{value:>10.4f}{baseline:>10.4f}{learned_value}  {scale}"
+            print(f"{name if index == 0 else '':<{width}}{metric:<24}{columns}")
+    print(f"{'mean':<{width}}{'main metrics':<24}{metrics[MEAN]:>10.4f}{mean_baseline:>10.4f}{'':>10}  0 to 1")
     print(f"model, tokenizer, log and summary saved in {output}")
+    summary.print_warnings()
     name, run = next(iter(runs.items()))
     files = ("--train_file", "FILE", "--validation_file", "FILE", "--output_dir", "DIRECTORY")
     again = ("finetune", run.listed.kind, "--model", output, "--task_name", name, *files)

@@ -197,6 +197,14 @@ class Task(ABC, Generic[Example]):
     def baseline(self, train: Sequence[Example], validation: Sequence[Example]) -> list[Any]:
         """Predictions for the validation examples from the training labels alone, which a model should surpass."""
 
+    def learned_baseline(self, train: Sequence[Example], validation: Sequence[Example]) -> list[Any] | None:
+        """Predictions for the validation examples by a small model of the training examples; None without one."""
+        return None
+
+    def constant_prediction(self, examples: Sequence[Example], predictions: Sequence[Any]) -> Any | None:
+        """The prediction that (nearly) all examples have, although their labels differ; else None."""
+        return None
+
     def upper_bounds(self, examples: Sequence[Example]) -> dict[str, float]:
         """Upper bound of each metric, if no prediction can be fully correct; otherwise empty."""
         return {}
@@ -261,6 +269,16 @@ def get_texts(row: Row, columns: Sequence[str]) -> tuple[str, ...]:
             f"No text in column(s) {', '.join(columns)}.", location=row.location, hint="remove the line, or fill it in."
         )
     return tuple(row.values[column] for column in columns)
+
+
+def repeated_prediction(predictions: Sequence[Label], labels: Iterable[Label], share: float = 1.0) -> Label | None:
+    """The most frequent of five or more predictions if it has at least this share of them, and no label has; else
+    None."""
+    prediction, count = Counter(predictions).most_common(1)[0]
+    label_counts = Counter(labels)
+    if len(predictions) < 5 or count < share * len(predictions):
+        return None
+    return prediction if max(label_counts.values()) < share * label_counts.total() else None
 
 
 def most_frequent(labels: Iterable[Label]) -> Label:

@@ -17,12 +17,14 @@ import numpy as np
 
 
 def metric_range(name: str, is_percentage: bool = False) -> str:
-    """Range of a metric by its name, for tables."""
+    """Range of a metric by its name, which may have a prefix, for tables; "" for a number of examples."""
     if name.endswith(("loss", "mse", "perplexity")):
         return "lower is better"
+    if name.endswith("total"):
+        return ""
     if is_percentage or "bleu" in name:
         return "0 to 100"
-    return "-1 to 1" if name.startswith(("pearson", "spearman", "matthews")) else "0 to 1"
+    return "-1 to 1" if re.search("pearson|spearman|matthews", name) else "0 to 1"
 
 
 def accuracy(predictions: Sequence[Any], references: Sequence[Any]) -> float:

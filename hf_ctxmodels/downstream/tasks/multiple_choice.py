@@ -10,7 +10,7 @@ from transformers import DataCollatorForMultipleChoice, PreTrainedTokenizerBase
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.table_files import parse_number, read_table
 from hf_ctxmodels.downstream.tasks import metrics
-from hf_ctxmodels.downstream.tasks.base import Encoded, Logits, Task, get_texts, most_frequent
+from hf_ctxmodels.downstream.tasks.base import Encoded, Logits, Task, get_texts, most_frequent, repeated_prediction
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,10 @@ class MultipleChoice(Task[MultipleChoiceExample]):
     def score(self, examples: Sequence[MultipleChoiceExample], predictions: Sequence[int]) -> dict[str, float]:
         """Accuracy: share of the examples whose correct choice has the highest score."""
         return {"accuracy": metrics.accuracy(predictions, [example.label for example in examples])}
+
+    def constant_prediction(self, examples: Sequence[MultipleChoiceExample], predictions: Sequence[int]) -> int | None:
+        """The index of all predictions."""
+        return repeated_prediction(predictions, [example.label for example in examples])
 
     def baseline(
         self, train: Sequence[MultipleChoiceExample], validation: Sequence[MultipleChoiceExample]

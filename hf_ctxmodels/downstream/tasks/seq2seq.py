@@ -29,10 +29,14 @@ from hf_ctxmodels.downstream.tasks.base import (
     Task,
     TaskArguments,
     get_texts,
+    repeated_prediction,
 )
 from hf_ctxmodels.downstream.tasks.text_metrics import NormalizedReferences, metric_names, score_texts
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.spec import Seq2SeqFinetuning
+
+CONSTANT_SHARE = 0.9
+"""Share of equal texts at which the generated texts do not depend on the source."""
 
 
 @dataclass(frozen=True)
@@ -280,6 +284,10 @@ class Seq2Seq(Task[SourceTarget]):
         """Upper bounds of the metrics, after `encode`."""
         targets = [example.target for example in examples]
         return {} if self._references is None else self._references.upper_bounds(targets)
+
+    def constant_prediction(self, examples: Sequence[SourceTarget], predictions: Sequence[str]) -> str | None:
+        """The text of nine in ten predictions."""
+        return repeated_prediction(predictions, [example.target for example in examples], CONSTANT_SHARE)
 
     def baseline(self, train: Sequence[SourceTarget], validation: Sequence[SourceTarget]) -> list[str]:
         """The sources or their first sentences, whichever has the better main metric; named in `baseline_name`."""

@@ -22,7 +22,9 @@ from hf_ctxmodels.downstream.tasks.base import (
     Task,
     get_texts,
     most_frequent,
+    repeated_prediction,
 )
+from hf_ctxmodels.downstream.tasks.tfidf import tfidf_predictions
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,17 @@ class _SequenceTask(Task[SequenceExample]):
         # a feature with both orders has the form of a multiple-choice feature
         return FeatureCollator(DataCollatorForMultipleChoice(tokenizer))
 
+    def learned_baseline(
+        self, train: Sequence[SequenceExample], validation: Sequence[SequenceExample]
+    ) -> list[Any] | None:
+        """`tfidf_predictions`."""
+        return tfidf_predictions(
+            [example.texts for example in train],
+            [example.label for example in train],
+            [example.texts for example in validation],
+            regression=isinstance(self, Regression),
+        )
+
 
 class SequenceClassification(_SequenceTask, LabelledTask[SequenceExample]):
     """A text or a pair -> one of several labels (CoLA, SST-2, RTE, SNLI, ...)."""
@@ -153,6 +166,10 @@ class SequenceClassification(_SequenceTask, LabelledTask[SequenceExample]):
         label_ids = [self.labels.index(example.label) for example in examples]
         return metrics.classification_scores(predicted_ids, label_ids, len(self.labels))
 
+    def constant_prediction(self, examples: Sequence[SequenceExample], predictions: Sequence[str]) -> str | None:
+        """The label of all predictions."""
+        return repeated_prediction(predictions, [example.label for example in examples])
+
     def baseline(self, train: Sequence[SequenceExample], validation: Sequence[SequenceExample]) -> list[str]:
         """The most frequent label of the training file."""
         return [most_frequent(example.label for example in train)] * len(validation)
@@ -191,6 +208,11 @@ class Regression(_SequenceTask):
     def score(self, examples: Sequence[SequenceExample], predictions: Sequence[float]) -> dict[str, float]:
         """Pearson and Spearman correlation (0 for constant predictions), mean squared error."""
         return metrics.regression_scores(predictions, [example.label for example in examples])
+
+    def constant_prediction(self, examples: Sequence[SequenceExample], predictions: Sequence[float]) -> float | None:
+        """The mean of predictions whose standard deviation is below a hundredth of that of the labels."""
+        deviation, expected = np.std(predictions), np.std([example.label for example in examples])
+        return float(np.mean(predictions)) if deviation < expected / 100 else None
 
     def baseline(self, train: Sequence[SequenceExample], validation: Sequence[SequenceExample]) -> list[float]:
         """The mean of the training targets."""

@@ -13,7 +13,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.table_files import TaggedSentence, is_bio, read_conll, read_conllu, read_table, to_bio
 from hf_ctxmodels.data.text_files import file_suffix
 from hf_ctxmodels.downstream.tasks import metrics
-from hf_ctxmodels.downstream.tasks.base import Encoded, LabelledTask, Logits, most_frequent
+from hf_ctxmodels.downstream.tasks.base import Encoded, LabelledTask, Logits, most_frequent, repeated_prediction
 
 
 class TokenClassification(LabelledTask[TaggedSentence]):
@@ -138,6 +138,11 @@ class TokenClassification(LabelledTask[TaggedSentence]):
         predicted = [self.labels.index(tag) for tags in predictions for tag in tags]
         expected = [self.labels.index(tag) for tags in references for tag in tags]
         return {"accuracy": metrics.accuracy(predicted, expected), "f1_macro": metrics.macro_f1(predicted, expected)}
+
+    def constant_prediction(self, examples: Sequence[TaggedSentence], predictions: Sequence[list[str]]) -> str | None:
+        """The tag of all words."""
+        tags = [tag for sentence in examples for tag in sentence.tags]
+        return repeated_prediction([tag for prediction in predictions for tag in prediction], tags)
 
     def baseline(self, train: Sequence[TaggedSentence], validation: Sequence[TaggedSentence]) -> list[list[str]]:
         """The most frequent tag of each word in the training file; for unknown words, of all words."""

@@ -1,0 +1,61 @@
+"""The learned baseline of tasks on texts: a linear model of TF-IDF features, by scikit-learn."""
+
+import random
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+MAX_TEXTS, MAX_FEATURES, MAX_CHARACTERS = 10_000, 50_000, 1_000
+TFIDF_NOTE = (
+    "TF-IDF: logistic or ridge regression on words and bigrams "
+    f"({MAX_FEATURES:,} features, at most {MAX_TEXTS:,} training examples)"
+)
+_WORDS = r"[\u3040-\u30ff\u3400-\u9fff]|\w+"  # a Chinese or Japanese character is a word
+_INVERSE_REGULARIZATION = 10.0
+
+
+def tfidf_predictions(
+    texts: Sequence[tuple[str, ...]], targets: Sequence[Any], new_texts: Sequence[tuple[str, ...]], *, regression: bool
+) -> list[Any] | None:
+    """Predictions for new texts, or pairs of texts, by logistic or ridge regression on TF-IDF features.
+
+    The features of a pair are those of both texts, their products and absolute differences, and the cosine. The time is
+    bounded: a fixed random subset of `MAX_TEXTS` training examples, and the first `MAX_CHARACTERS` of each text.
+
+    Returns:
+        A label or number per new text; None if the texts have no words, or the targets of the subset are equal.
+    """
+    import scipy.sparse
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.linear_model import LogisticRegression, Ridge
+    from threadpoolctl import threadpool_limits
+
+    chosen = random.Random(0).sample(range(len(texts)), min(len(texts), MAX_TEXTS))
+    labels = [targets[index] for index in chosen]
+    columns = [[text[:MAX_CHARACTERS] for text in column] for column in zip(*(texts[index] for index in chosen))]
+    vectorizer = TfidfVectorizer(
+        token_pattern=_WORDS, ngram_range=(1, 2), max_features=MAX_FEATURES, sublinear_tf=True, dtype=np.float32
+    )
+    try:
+        vectorizer.fit([text for column in columns for text in column])
+    except ValueError:  # no words
+        return None
+    if len(set(labels)) < 2:
+        return None
+
+    def features(columns: Sequence[Sequence[str]]) -> Any:
+        parts = [vectorizer.transform(column) for column in columns]
+        if len(parts) == 2:
+            product = parts[0].multiply(parts[1])
+            parts += [product, abs(parts[0] - parts[1]), scipy.sparse.csr_matrix(product.sum(axis=1))]
+        return scipy.sparse.hstack(parts, format="csr")
+
+    model = Ridge() if regression else LogisticRegression(C=_INVERSE_REGULARIZATION, max_iter=200)
+    with warnings.catch_warnings(), threadpool_limits(1):  # threads only slow down products of short vectors
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        model.fit(features(columns), labels)
+    new_columns = [[text[:MAX_CHARACTERS] for text in column] for column in zip(*new_texts)]
+    return model.predict(features(new_columns)).tolist()

@@ -1,0 +1,107 @@
+"""The learning-rate range test: its suggestion, what it restores, and runs with `auto`."""
+
+import copy
+import csv
+import json
+from itertools import repeat
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from training_runs import arguments, log_without_speed, new_model, run
+from transformers.modeling_outputs import ModelOutput
+
+from hf_ctxmodels import CtxError
+from hf_ctxmodels.training import loop
+from hf_ctxmodels.training.learning_rate_test import RANGE_TEST_FILE, RangeTest, learning_rate_range_test
+from hf_ctxmodels.training.loop import make_accelerator
+from hf_ctxmodels.training.optimizers import make_optimizer
+from hf_ctxmodels.training.random_state import random_state
+from hf_ctxmodels.training.training_step import INDEX_KEY, TrainingStep
+
+pytestmark = pytest.mark.usefixtures("fresh_accelerate")
+
+
+class LinearRegression(nn.Module):
+    """Linear regression on random inputs of variance h: gradient descent is fastest at the rate 1/h, and diverges above
+    2/h."""
+
+    loss_targets = ()
+
+    def __init__(self, variance: float) -> None:
+        super().__init__()
+        self.variance, self.norm, self.dropout = variance, nn.BatchNorm1d(4, affine=False), nn.Dropout(0.1)
+        self.weight = nn.Parameter(torch.zeros(4, 1))
+
+    def forward(self, input_ids, num_items_in_batch=None):
+        inputs = torch.randn(64, 4)
+        self.norm(self.dropout(inputs))  # changes buffers
+        inputs = inputs * self.variance**0.5
+        targets = inputs.sum(dim=1, keepdim=True) + 0.2 * self.variance**0.5 * torch.randn(64, 1)
+        return ModelOutput(loss=(inputs @ self.weight - targets).square().mean() / 2)
+
+
+def make_step(tmp_path, model, optimizer):
+    options = arguments(tmp_path, learning_rate="auto", optimizer=optimizer, max_grad_norm=0.0)
+    accelerator = make_accelerator(options)
+    model, prepared = accelerator.prepare(model, make_optimizer(model, options))
+    return TrainingStep(accelerator, model, prepared, 0.0)
+
+
+def batches():
+    return ({"input_ids": torch.ones(1, 1), INDEX_KEY: torch.tensor([0])} for _ in repeat(None))
+
+
+@pytest.mark.parametrize("variance", [1.0, 30.0, 1000.0])
+def test_suggestion_follows_the_best_rate(tmp_path, variance):
+    """Stable, and high enough to converge within some hundred steps."""
+    test = learning_rate_range_test(make_step(tmp_path, LinearRegression(variance), "sgd:weight_decay=0"), batches())
+    assert 0.02 / variance < test.suggestion < 1 / variance
+    assert len(test.losses) < 100, "stops when the loss diverges"
+    test.save(tmp_path)
+    rows = list(csv.DictReader((tmp_path / RANGE_TEST_FILE).open()))
+    assert [float(row["loss"]) for row in rows] == pytest.approx(test.losses, rel=1e-4)
+    assert (tmp_path / "lr_range_test.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adagrad", "adafactor", "asgd"])
+def test_everything_is_restored(tmp_path, optimizer):
+    step = make_step(tmp_path, LinearRegression(1.0), optimizer)
+    step([next(batches())])  # the optimizer has a state
+
+    def state():
+        optimizer = step.optimizer.optimizer.state_dict()
+        tensors = copy.deepcopy([step.model.state_dict(), optimizer["state"]])
+        return tensors, json.dumps([optimizer["param_groups"], random_state()])
+
+    tensors, values = state()
+    learning_rate_range_test(step, batches(), micro_batches=2)
+    torch.testing.assert_close(state()[0], tensors, rtol=0, atol=0)
+    assert state()[1] == values
+    assert all(parameter.grad is None for parameter in step.model.parameters())
+
+
+def test_loss_that_never_falls():
+    with pytest.raises(CtxError, match=r"falls at none of the 10 learning rates from 1e-06 to 0\.1"):
+        _ = RangeTest(np.geomspace(1e-6, 0.1, 10), np.linspace(1, 2, 10)).suggestion
+
+
+def test_a_run_with_auto_is_a_run_with_the_chosen_rate(workspace, problem, tmp_path, monkeypatch):
+    """Bit for bit, with dropout, accumulation and a rate per layer; a resumed run does not repeat the test."""
+    options = {"gradient_accumulation_steps": 2, "layerwise_lr_decay": 2.0, "save_steps": 3}
+    model = new_model(workspace, "dropout.json")
+    result = run(model, problem, arguments(tmp_path / "auto", learning_rate="auto", **options))
+    rate = result.arguments.learning_rate
+    assert result.curve[0]["learning_rate"] == rate
+    assert result.summary(task="", dataset="").hyperparameters["learning_rate"] == rate
+    monkeypatch.setattr(loop, "choose_learning_rate", None)
+    model = new_model(workspace, "dropout.json")
+    resumed = arguments(tmp_path / "auto", learning_rate="auto", max_steps=6, resume=True, **options)
+    assert run(model, problem, resumed).arguments.learning_rate == rate
+    expected = new_model(workspace, "dropout.json")
+    run(expected, problem, arguments(tmp_path / "number", learning_rate=rate, max_steps=6, **options))
+    torch.testing.assert_close(model.state_dict(), expected.state_dict(), rtol=0, atol=0)
+    assert log_without_speed(tmp_path / "auto") == log_without_speed(tmp_path / "number")
+    with pytest.raises(CtxError, match="--learning_rate auto --head_learning_rate"):
+        arguments(tmp_path, learning_rate="auto", head_learning_rate=0.1)
