@@ -145,7 +145,7 @@ def test_errors_of_flags_and_files(flags: dict, message: str, decoder: Path, cap
 
 @pytest.mark.parametrize(("constant", "warned"), [(9, True), (8, False)])
 def test_one_output_for_nearly_all_inputs(constant, warned, decoder, tmp_path, capsys, monkeypatch) -> None:
-    (tmp_path / "in.txt").write_text("\n".join(f"{'a ' * number}cat" for number in range(10)) + "\na cat\n" * 9)
+    (tmp_path / "in.txt").write_text("\n".join(f"{'a ' * number}cat" for number in range(10)) + "\na cat" * 9)
     outputs = ["dog"] * constant + [f"{number} cats" for number in range(10 - constant)]
     monkeypatch.setattr("hf_ctxmodels.cli.generate.generate_texts", lambda *_, **__: [*outputs, *[outputs[1]] * 9])
     assert run_command("generate", model=decoder / "model", input=tmp_path / "in.txt") == 0
