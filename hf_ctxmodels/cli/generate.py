@@ -154,7 +154,7 @@ def main() -> None:
     if names:
         _print_metrics(arguments, names, generated, references, tokenizer)
     output_by_text = dict(zip(texts, generated))
-    repeated = repeated_prediction([*output_by_text.values()], output_by_text, CONSTANT_SHARE)
+    repeated = repeated_prediction([*output_by_text.values()], [*output_by_text], CONSTANT_SHARE)
     if repeated is not None:
         print_status(
             f"warning: (nearly) all of {len(output_by_text):,} inputs have the output {repeated[:60]!r}; hint: train "
