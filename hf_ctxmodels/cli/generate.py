@@ -21,8 +21,8 @@ from hf_ctxmodels.core.generation import LanguagePair
 from hf_ctxmodels.core.output_files import check_output_file, write_text_file
 from hf_ctxmodels.data.text_files import read_lines
 from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_model_and_tokenizer
-from hf_ctxmodels.downstream.tasks.metrics import metric_range
 from hf_ctxmodels.downstream.tasks.base import repeated_prediction
+from hf_ctxmodels.downstream.tasks.metrics import metric_range
 from hf_ctxmodels.downstream.tasks.seq2seq import CONSTANT_SHARE
 from hf_ctxmodels.downstream.tasks.text_metrics import (
     UPPER_BOUND_NOTE,
