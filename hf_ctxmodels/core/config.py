@@ -125,10 +125,9 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
         "tokenizer_digest",
         "layer_mix",
     )
-    # `model_type` in transformers; None for `model_type` without the prefix "ctx-"
-    reference_model_type: ClassVar[str | None] = None
-    # `model_type` of other models in transformers that the family can load, see `convert_reference_fields`
-    extra_reference_model_types: ClassVar[tuple[str, ...]] = ()
+    # `model_type` of the models in transformers whose checkpoints the family loads, its reference first; a family
+    # overrides it, with () if transformers lacks the model; see `convert_reference_fields`
+    reference_model_types: ClassVar[tuple[str, ...]] = ()
     # field in transformers -> supported values; another value in a config.json is an error
     supported_reference_values: ClassVar[dict[str, tuple[Any, ...]]] = {}
 
@@ -192,16 +191,9 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
     def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """Read config.json; convert the fields and `model_type` of a reference, for which transformers would warn."""
         fields, unused = super().get_config_dict(*args, **kwargs)
-        if (model_type := fields.get("model_type")) in cls.reference_model_types():
+        if (model_type := fields.get("model_type")) in cls.reference_model_types:
             fields = {**cls.convert_reference_fields(fields), "model_type": cls.model_type, REFERENCE_KEY: model_type}
         return fields, unused
-
-    @classmethod
-    def reference_model_types(cls) -> tuple[str, ...]:
-        """`model_type` of the models in transformers whose checkpoints the family loads; a parent family's
-        `extra_reference_model_types` are not inherited."""
-        extra_types = cls.__dict__.get("extra_reference_model_types", ())
-        return (cls.reference_model_type or cls.model_type.removeprefix("ctx-"), *extra_types)
 
     @classmethod
     def convert_reference_fields(cls, fields: dict[str, Any]) -> dict[str, Any]:
@@ -285,7 +277,7 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
     def _check_reference(self, model_type: str, kwargs: dict[str, Any]) -> None:
         """Raise for a checkpoint of another architecture, or with unsupported values. Checkpoints of other families of
         this package share modules with this one; `from_pretrained` warns."""
-        supported_types = self.reference_model_types()
+        supported_types = self.reference_model_types
         if model_type not in supported_types and not model_type.startswith("ctx-"):
             raise ValueError(
                 f"This checkpoint is a model of type {model_type!r}, which {type(self).__name__} does not load; it "

@@ -100,7 +100,7 @@ def load_family_config(source: str | Path, changes: Mapping[str, Any] = MappingP
     if any(type(config) is family.config for family in FAMILIES.values()):
         return load_config(source, changes=changes)
     for family in FAMILIES.values():
-        if config.model_type in (family.reference, *family.config.extra_reference_model_types):
+        if config.model_type in family.config.reference_model_types:
             return load_config(source, family.config, changes)
     raise CtxError(
         f"A model with a {type(config).__name__} belongs to no family.",

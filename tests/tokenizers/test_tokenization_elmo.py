@@ -118,6 +118,13 @@ class TestLanguages:
         assert rows[0][0] == rows[1][0]
         assert rows[0][-1] == rows[2][-1]
 
+    @pytest.mark.parametrize("language", ["en", "de"])
+    def test_language_of_texts_without_a_tag(self, polyglot: CtxElmoTokenizer, language: str) -> None:
+        polyglot.language = language
+        untagged, tagged = polyglot(["die", "<de> die"]).input_ids
+        assert untagged[1] == polyglot(f"<{language}> die").input_ids[2]
+        assert (untagged[1][0], tagged[2][0]) == (WORD_PADDING + ["en", "de"].index(language) + 1, WORD_PADDING + 2)
+
     def test_is_split_into_words(self, polyglot: CtxElmoTokenizer) -> None:
         ids = polyglot(["<de>", "die"], is_split_into_words=True).input_ids
         assert ids == polyglot("<de> die").input_ids

@@ -1,7 +1,7 @@
 """BERT configuration (Devlin et al. 2019, section 3 and appendix A.2), and its conversion from and to DistilBERT's."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
@@ -37,10 +37,9 @@ class CtxBertConfig(CtxEncoderConfig):
     """Configuration of BERT; the defaults are BERT-base, uncased. See `CtxEncoderConfig` for the arguments."""
 
     model_type = "ctx-bert"
+    reference_model_types = ("bert", "distilbert")
 
     classifier_dropout: float | int | None = None
-
-    extra_reference_model_types: ClassVar[tuple[str, ...]] = ("distilbert",)
 
     @classmethod
     def convert_reference_fields(cls, fields: dict[str, Any]) -> dict[str, Any]:

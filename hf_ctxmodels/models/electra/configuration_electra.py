@@ -34,6 +34,7 @@ class CtxElectraConfig(CtxEncoderConfig):
     """
 
     model_type = "ctx-electra"
+    reference_model_types = ("electra",)
 
     embedding_size: int = 128
     hidden_size: int = 256

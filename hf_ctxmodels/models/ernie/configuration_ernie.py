@@ -26,6 +26,7 @@ class CtxErnieConfig(CtxBertConfig):
     """
 
     model_type = "ctx-ernie"
+    reference_model_types = ("ernie",)
 
     vocab_size: int = 18000
     hidden_act: str = "relu"

@@ -17,6 +17,7 @@ class CtxRobertaConfig(CtxBertConfig):
     """
 
     model_type = "ctx-roberta"
+    reference_model_types = ("roberta",)
 
     vocab_size: int = 50265
     max_position_embeddings: int = 514

@@ -37,6 +37,7 @@ class CtxT5Config(CtxTransformerConfig):
     """
 
     model_type = "ctx-t5"
+    reference_model_types = ("t5", "mt5")
     attribute_map: ClassVar[dict[str, str]] = {
         "d_model": "hidden_size",
         "d_kv": "head_dim",
@@ -78,7 +79,6 @@ class CtxT5Config(CtxTransformerConfig):
         "attention_probs_dropout_prob",
         "clamp_half_precision",
     )
-    extra_reference_model_types: ClassVar[tuple[str, ...]] = ("mt5",)
     supported_reference_values: ClassVar[dict[str, tuple[Any, ...]]] = {"is_decoder": (False,)}
 
     def __post_init__(self, **kwargs: Any) -> None:

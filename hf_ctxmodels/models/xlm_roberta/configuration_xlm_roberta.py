@@ -10,5 +10,6 @@ class CtxXLMRobertaConfig(CtxRobertaConfig):
     """Configuration of XLM-R. See `CtxRobertaConfig` for the arguments."""
 
     model_type = "ctx-xlm-roberta"
+    reference_model_types = ("xlm-roberta",)
 
     vocab_size: int = 250002
