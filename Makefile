@@ -20,8 +20,8 @@ demo: $(VENV)/.demo     ## run the demo (some minutes), with baselines; resumes 
 test: $(VENV)/.dev      ## run the test suite; FAMILY=bert runs the tests of one family
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "not slow" $(if $(FAMILY),--family $(FAMILY)) $(PYTEST_ARGS)
 
-test-slow: $(VENV)/.dev ## run the slow tests
-	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+test-slow: $(VENV)/.dev ## run the slow tests, among them the common tests for all families
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m slow $(PYTEST_ARGS)
 
 test-mutation: $(VENV)/.mutation ## fraction of sampled mutants that the tests kill, by package
 	OMP_NUM_THREADS=1 $(BIN)/python tests/mutation/score.py $(MUTATION_ARGS)

@@ -3,6 +3,7 @@
 import gc
 import os
 import re
+from collections import defaultdict
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -13,8 +14,24 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from hf_ctxmodels.models.bert.tokenization_bert import CtxBertTokenizer
+from hf_ctxmodels.registry import FAMILIES
 
 pytest_plugins = ["training_runs"]
+
+# Which tests `make test` runs: all that are not `slow`. If a test is parametrised by family and runs on one of these
+# families, it is slow for the other families, which also get the marker `matrix`. Exceptions are tests with the marker
+# `all_families`, such as comparisons with transformers. `--family` ignores this rule.
+REPRESENTATIVE_FAMILIES = {
+    "bert": "encoder, layer normalisation after the residual sum",
+    "gpt2": "decoder, layer normalisation before the sub-layer",
+    "t5": "encoder-decoder, relative positions",
+    "xlnet": "two-stream attention with a memory",
+    "electra": "generator and discriminator",
+    "elmo": "recurrent language models of both directions, characters",
+    "ulmfit": "recurrent language model with a state across batches",
+    "cove": "recurrent encoder-decoder",
+    "glove": "static embeddings",
+}
 
 SUBJECTS = ["The cat", "A dog", "Her brother", "The old sailor", "Nobody", "My neighbour", "The committee"]
 VERBS = ["saw", "carried", "painted", "forgot", "praised", "followed", "counted", "mended"]
@@ -65,13 +82,44 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--family", help="run only the tests of one model family, for example bert")
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With `--family`, skip files that neither mention the family nor iterate over families."""
+    family = config.getoption("--family")
+    if family is None or not re.fullmatch(r"test_.*\.py", collection_path.name):
+        return None
+    names = re.compile(rf"\b{re.escape(family)}\b|\bFAMILIES\b|\bzoo\b")
+    return (
+        None if names.search(f"{collection_path.stem.replace('_', ' ')} {collection_path.read_text('utf-8')}") else True
+    )
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` deselects
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With `--family`, keep the files named after the family and the items whose parameters name it."""
+    """With `--family`, keep the files named after the family and the items whose parameters name it; without, mark the
+    items of families that represent no architecture."""
     family = config.getoption("--family")
     if family is None:
+        _mark_matrix(items)
         return
-    parameter = re.compile(rf"\[(.*-)?{re.escape(family)}(-.*)?\]$")
     file = re.compile(rf"test_(.*_)?{re.escape(family)}(_.*)?\.py$")
-    selected = [item for item in items if parameter.search(item.name) or file.search(item.path.name)]
+    selected = [item for item in items if family in _parameter_families(item) or file.search(item.path.name)]
     config.hook.pytest_deselected(items=[item for item in items if item not in set(selected)])
     items[:] = selected
+
+
+def _parameter_families(item: pytest.Item) -> set[str]:
+    """Families that the parameters of a test name, such as bert in `test_ties[bert-AutoModelForMaskedLM]`."""
+    return FAMILIES.keys() & re.split(r"[\[\]-]", item.name)
+
+
+def _mark_matrix(items: list[pytest.Item]) -> None:
+    """Mark the items of other families in tests that also run on representative families, see above."""
+    items_by_test: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if _parameter_families(item) and not any(map(item.get_closest_marker, ("slow", "all_families"))):
+            items_by_test[item.nodeid.partition("[")[0]].append(item)
+    for test_items in items_by_test.values():
+        matrix = [item for item in test_items if not _parameter_families(item) & REPRESENTATIVE_FAMILIES.keys()]
+        for item in matrix if len(matrix) < len(test_items) else ():
+            item.add_marker("slow")
+            item.add_marker("matrix")

@@ -135,6 +135,7 @@ def test_files_of_the_wheel(installed: Path):
     assert "hf-ctxmodels = hf_ctxmodels_cli:main" in entries
 
 
+@pytest.mark.slow
 def test_recipe_of_the_wheel(installed: Path, tmp_path: Path):
     (tmp_path / "text.txt").write_text(TEXT)
     get_family("bert").tokenizer.train([TEXT], vocab_size=60).save_pretrained(tmp_path / "tokenizer")

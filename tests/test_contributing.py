@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 FAMILY = "newt"
 # A sample of the common tests, which find the new family without an edit.
@@ -59,6 +61,7 @@ def follow_contributing(repository: Path) -> list[str]:
     return files
 
 
+@pytest.mark.slow
 def test_family_of_the_guide_passes_common_tests(tmp_path: Path) -> None:
     repository = copy_repository(tmp_path)
     assert len(follow_contributing(repository)) == 4

@@ -7,6 +7,7 @@ import string
 import subprocess
 import sys
 from contextlib import nullcontext
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -32,10 +33,15 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "how-to" / "export.md"
 SCRIPT: dict[str, Any] = runpy.run_path(str(ROOT / "scripts" / "check_export.py"))
 SEQUENCES, SEQ2SEQ = "AutoModelForSequenceClassification", "AutoModelForSeq2SeqLM"
+slow = partial(pytest.param, marks=pytest.mark.slow)
 # (family, head, part) with different graphs: attention with and without position bias, two streams, a recurrence, and
 # a classifier that derives the decoder's inputs from the encoder's. The slow test covers all families.
-EXPORTS = [(family, SEQUENCES, "model") for family in ("bert", "xlnet", "ulmfit", "bart")]
-EXPORTS += [("t5", SEQ2SEQ, "decoder")]
+EXPORTS = [
+    ("bert", SEQUENCES, "model"),
+    ("ulmfit", SEQUENCES, "model"),
+    *(slow(family, SEQUENCES, "model") for family in ("xlnet", "bart")),
+    slow("t5", SEQ2SEQ, "decoder"),
+]
 TOLERANCE = 1e-4  # largest difference of an output, relative to its largest value
 
 
@@ -72,7 +78,7 @@ def test_all_models_of_a_family(family: str) -> None:
 
 
 def test_exported_program_needs_only_torch(tmp_path: Path) -> None:
-    model = SCRIPT["tiny_model"](FAMILIES["elmo"], SEQUENCES)
+    model = SCRIPT["tiny_model"](FAMILIES["infersent"], SEQUENCES)
     batch, _ = SCRIPT["make_batches"](model)
     program = torch.export.export(model, (), kwargs=batch | {"return_dict": False})
     torch.export.save(program, tmp_path / "model.pt2")
@@ -113,6 +119,7 @@ def page_workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("page_workspace")
 def test_torch_export_examples_run() -> None:
     torch_export, _, encoder_decoder = examples()
@@ -143,24 +150,22 @@ def save_classifier(kind: str, folder: Path, **changes: int) -> CtxBertForSequen
     return model
 
 
-def test_programs_of_the_command(subtests: pytest.Subtests, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["float32", "tensor", *(slow(kind) for kind in ("token", "low bits"))])
+def test_programs_of_the_command(kind: str, tmp_path: Path) -> None:
     """The command prints the difference of the outputs."""
-    for kind in ("float32", "token", "low bits", "tensor"):
-        folder = tmp_path / kind
-        model, file = save_classifier(kind, folder), folder / "model.pt2"
-        flags = {"model": folder, "output": file}
-        with subtests.test(kind=kind):
-            if kind == "tensor":
-                error = command_output("export torch", **flags, fails=True)
-                assert re.search(r"scale per tensor have no graph(.|\n)*--activations token", error)
-                continue
-            assert "largest difference" in command_output("export torch", **flags)
-            batch = {name: torch.ones(2, 7, dtype=torch.long) for name in ("input_ids", "attention_mask")}
-            batch["token_type_ids"] = torch.zeros(2, 7, dtype=torch.long)
-            logits = torch.export.load(file).module()(**batch).logits
-            with exporting._FloatProducts() if kind == "token" else nullcontext():
-                torch.testing.assert_close(logits, model(**batch).logits, rtol=1e-4, atol=1e-4)
-            assert "file exists" in command_output("export torch", **flags, fails=True)
+    model, file = save_classifier(kind, tmp_path), tmp_path / "model.pt2"
+    flags = {"model": tmp_path, "output": file}
+    if kind == "tensor":
+        error = command_output("export torch", **flags, fails=True)
+        assert re.search(r"scale per tensor have no graph(.|\n)*--activations token", error)
+        return
+    assert "largest difference" in command_output("export torch", **flags)
+    batch = {name: torch.ones(2, 7, dtype=torch.long) for name in ("input_ids", "attention_mask")}
+    batch["token_type_ids"] = torch.zeros(2, 7, dtype=torch.long)
+    logits = torch.export.load(file).module()(**batch).logits
+    with exporting._FloatProducts() if kind == "token" else nullcontext():
+        torch.testing.assert_close(logits, model(**batch).logits, rtol=1e-4, atol=1e-4)
+    assert "file exists" in command_output("export torch", **flags, fails=True)
 
 
 @pytest.mark.parametrize(
@@ -199,23 +204,21 @@ def test_comparison_of_int8_models(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.usefixtures("onnxruntime")
-def test_types_in_onnx_files(subtests: pytest.Subtests, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "type_name"), [("token", "INT8"), slow("low bits", "UINT8")])
+def test_types_in_onnx_files(kind: str, type_name: str, tmp_path: Path) -> None:
     """Weights of 8 and of 3 bits keep their types in the file."""
     import onnx
 
-    for kind, stored in (("token", onnx.TensorProto.INT8), ("low bits", onnx.TensorProto.UINT8)):
-        with subtests.test(kind=kind):
-            folder = tmp_path / kind
-            save_classifier(kind, folder)
-            command_output("export onnx", model=folder, output=folder / "model.onnx")
-            graph = onnx.load(folder / "model.onnx", load_external_data=False).graph
-            types = [tensor.data_type for tensor in graph.initializer]
-            assert types.count(stored) >= 3, types  # the exporter folds small constants
+    save_classifier(kind, tmp_path)
+    command_output("export onnx", model=tmp_path, output=tmp_path / "model.onnx")
+    graph = onnx.load(tmp_path / "model.onnx", load_external_data=False).graph
+    types = [tensor.data_type for tensor in graph.initializer]
+    assert types.count(getattr(onnx.TensorProto, type_name)) >= 3, types  # the exporter folds small constants
 
 
+@pytest.mark.slow
 def test_encoder_decoders(subtests: pytest.Subtests, tmp_path: Path) -> None:
-    """Encoder and decoder together equal the whole model, for other batch sizes, lengths and steps; models without a
-    separable decoder are refused."""
+    """Encoder and decoder together equal the whole model, for other batch sizes, lengths and steps."""
     family = FAMILIES["bart"]
     tokenizer = family.tokenizer.train([" ".join(exporting._WORDS)] * 20, vocab_size=300)
     tokenizer.save_pretrained(tmp_path)
@@ -237,6 +240,9 @@ def test_encoder_decoders(subtests: pytest.Subtests, tmp_path: Path) -> None:
     states = encoder(**text).last_hidden_state
     parts = {"encoder_hidden_states": states, "attention_mask": text["attention_mask"], "decoder_input_ids": target}
     torch.testing.assert_close(decoder(**parts)["logits"], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_models_without_a_separable_decoder(tmp_path: Path) -> None:
     save_classifier("float32", tmp_path / "encoder")
     unilm = FAMILIES["unilm"]
     generator = unilm.models["AutoModelForSeq2SeqLM"](unilm.config(**unilm.sizes["tiny"]))

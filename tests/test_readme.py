@@ -116,7 +116,14 @@ def pretrained_workspace(hub_process: HubProcess, tmp_path_factory: pytest.TempP
     return workspace
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page not in {PRETRAINING, *TESTED_ELSEWHERE}])
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=() if page == "README.md" else pytest.mark.slow)
+        for page in PAGES
+        if page not in {PRETRAINING, *TESTED_ELSEWHERE}
+    ],
+)
 def test_examples_run(
     page: str, hub: HubServer, hub_process: HubProcess, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

@@ -16,16 +16,17 @@ COMPARED = {
 
 
 @pytest.fixture
-def fixed_matmul_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skip the measurement of the matrix product, which takes a second; the last test runs it."""
+def short_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short generations, without the measurement of the matrix product, which takes a second; the last test runs it."""
     monkeypatch.setattr(encoders, "matmul_flops", lambda *arguments: 1e10)
+    monkeypatch.setattr(encoders, "NEW_TOKENS", 6)
 
 
 def tiny(case: cases.Case) -> cases.Case:
     return replace(case, layers=2, width=64, length=25, batch=3, config=case.config | {"vocab_size": 300})
 
 
-@pytest.mark.usefixtures("fixed_matmul_rate")
+@pytest.mark.usefixtures("short_measurement")
 @pytest.mark.parametrize("case", COMPARED.values(), ids=lambda case: f"{case.family}-{case.name}")
 def test_model_and_reference_have_equal_outputs(case: cases.Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encoders, "CASES", [tiny(case)])

@@ -11,7 +11,7 @@ from commands import command_output
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AutoModel, AutoModelForMultipleChoice, AutoModelForSequenceClassification
-from zoo import REPRESENTATIVES, Case, make_batch, make_targets, tensors_of
+from zoo import REPRESENTATIVES, Case, as_subtests, make_batch, make_targets, tensors_of
 
 from hf_ctxmodels import CtxBertConfig, CtxBertForSequenceClassification, CtxBertModel, CtxError
 from hf_ctxmodels.cli import export
@@ -93,30 +93,29 @@ def test_codes_of_rows() -> None:
         assert bool(outputs[1].isnan().all()), activations
 
 
+@as_subtests(REPRESENTATIVES)
 @torch.no_grad()
-def test_every_family_is_saved_and_opened(subtests: pytest.Subtests, tmp_path: Path) -> None:
+def test_saved_and_opened(case: Case, tmp_path: Path) -> None:
     """By its Auto class and as its encoder; near the model, with and without labels, and the same after opening."""
-    for number, case in enumerate(REPRESENTATIVES):
-        with subtests.test(case=str(case)):
-            model, batch, folder = case.model(), make_batch(case), tmp_path / str(number)
-            targets = batch | make_targets(case, batch)
-            expected, loss = tensors_of(model(**batch)), float(model(**targets).loss)
-            before = export.stored_bytes(model)
-            quantize_model(model, CtxInt8Config())
-            outputs = tensors_of(model(**batch))
-            for name, value in outputs.items():
-                cosine = F.cosine_similarity(value.flatten().float(), expected[name].flatten().float(), 0)
-                assert float(cosine) > 0.99, f"{name}: {float(cosine)}"
-            assert abs(float(model(**targets).loss) - loss) < 0.1 * max(loss, 1.0)
-            model.save_pretrained(folder)
-            opened, report = type(model).from_pretrained(folder, output_loading_info=True)
-            assert not any(report.values()), report
-            for name, value in tensors_of(opened(**batch)).items():
-                assert torch.equal(value, outputs[name]), name
-            size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-            assert size < before, f"{size} of {before} bytes"  # of these sizes, names and scales are much of the file
-            encoder = AutoModel.from_pretrained(folder)
-            assert any(isinstance(module, Int8Linear | Int8Embedding) for module in encoder.modules())
+    model, batch, folder = case.model(), make_batch(case), tmp_path / str(case)
+    targets = batch | make_targets(case, batch)
+    expected, loss = tensors_of(model(**batch)), float(model(**targets).loss)
+    before = export.stored_bytes(model)
+    quantize_model(model, CtxInt8Config())
+    outputs = tensors_of(model(**batch))
+    for name, value in outputs.items():
+        cosine = F.cosine_similarity(value.flatten().float(), expected[name].flatten().float(), 0)
+        assert float(cosine) > 0.99, f"{name}: {float(cosine)}"
+    assert abs(float(model(**targets).loss) - loss) < 0.1 * max(loss, 1.0)
+    model.save_pretrained(folder)
+    opened, report = type(model).from_pretrained(folder, output_loading_info=True)
+    assert not any(report.values()), report
+    for name, value in tensors_of(opened(**batch)).items():
+        assert torch.equal(value, outputs[name]), name
+    size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    assert size < before, f"{size} of {before} bytes"  # of these sizes, names and scales are much of the file
+    encoder = AutoModel.from_pretrained(folder)
+    assert any(isinstance(module, Int8Linear | Int8Embedding) for module in encoder.modules())
 
 
 def test_sizes() -> None:
@@ -214,30 +213,28 @@ def test_many_rows_are_mapped_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.undo()
 
 
-def test_no_code_is_trained(subtests: pytest.Subtests) -> None:
+@as_subtests([*REPRESENTATIVES, Case(FAMILIES["word2vec"], "AutoModelForSequenceClassification")])
+def test_no_code_is_trained(case: Case) -> None:
     """Training raises an error for every quantized model, also one with tables alone; without gradients it runs."""
-    for case in [*REPRESENTATIVES, Case(FAMILIES["word2vec"], "AutoModelForSequenceClassification")]:
-        with subtests.test(case=str(case)):
-            model, batch = case.model(), make_batch(case)
-            quantize_model(model, CtxInt8Config())
-            with pytest.raises(CtxError, match="cannot be trained"):
-                model.train()(**batch, **make_targets(case, batch))
-            with torch.no_grad():
-                model(**batch)
+    model, batch = case.model(), make_batch(case)
+    quantize_model(model, CtxInt8Config())
+    with pytest.raises(CtxError, match="cannot be trained"):
+        model.train()(**batch, **make_targets(case, batch))
+    with torch.no_grad():
+        model(**batch)
 
 
+@as_subtests([case for case in REPRESENTATIVES if case.is_seq2seq or case.has_choices])
 @torch.no_grad()
-def test_texts_alone_are_read_by_every_head(subtests: pytest.Subtests) -> None:
+def test_texts_alone_are_read_by_every_head(case: Case) -> None:
     """As a calibration gives them: with a target where one is written, and as a question's only choice."""
-    for case in (case for case in REPRESENTATIVES if case.is_seq2seq or case.has_choices):
-        with subtests.test(case=str(case)):
-            batch, names = make_batch(case), ("input_ids", "attention_mask", "token_type_ids")
-            texts = {name: batch[name] for name in names if name in batch}
-            if case.has_choices:
-                texts = {name: value.flatten(0, 1) for name, value in texts.items()}
-            rows, length = texts["input_ids"].shape
-            logits = case.model()(**inputs_for_texts(case.model(), texts)).logits
-            assert logits.shape[:2] == ((rows, 1) if case.has_choices else (rows, length + 2))
+    batch, names = make_batch(case), ("input_ids", "attention_mask", "token_type_ids")
+    texts = {name: batch[name] for name in names if name in batch}
+    if case.has_choices:
+        texts = {name: value.flatten(0, 1) for name, value in texts.items()}
+    rows, length = texts["input_ids"].shape
+    logits = case.model()(**inputs_for_texts(case.model(), texts)).logits
+    assert logits.shape[:2] == ((rows, 1) if case.has_choices else (rows, length + 2))
 
 
 def test_the_command(tmp_path: Path) -> None:

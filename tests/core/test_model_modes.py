@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
-from zoo import BASES, HEADS, Case, assert_close, make_batch, make_targets, scalar_loss
+from zoo import BASES, HEADS, Case, as_subtests, assert_close, make_batch, make_targets, scalar_loss
 
 from hf_ctxmodels import CtxError, inspection_mode
 from hf_ctxmodels.architectures.query_generation import QueryForConditionalGeneration
@@ -37,35 +37,35 @@ def test_evaluation_mode() -> None:
     assert torch.is_grad_enabled()
 
 
-def test_inspection_mode_of_transformers() -> None:
+@as_subtests(TRANSFORMERS)
+def test_inspection_mode_of_transformers(case: Case) -> None:
     """Hooks receive padded states, hidden states get gradients, and the outputs are equal."""
-    for case in TRANSFORMERS:
-        model, batch = case.model(), make_batch(case)
-        batch |= {} if case.is_base else make_targets(case, batch)
-        padded_shape = case.first_token_ids(batch).flatten(0, -2).shape
-        expected, shapes = scalar_loss(case, model, batch), []
-        layer = next(module for module in model.base_model.modules() if isinstance(module, GradientCheckpointingLayer))
-        hook = layer.register_forward_hook(
-            lambda module, inputs, output, shapes=shapes: shapes.append(output[0].shape[:-1])
-        )
-        model(**batch)
-        assert shapes.pop() != padded_shape, f"{case}: padded outside inspection_mode"
-        shapes.clear()
-        with inspection_mode(model):
-            outputs = model(**batch, output_hidden_states=True, output_attentions=True)
-            assert shapes == [padded_shape] * len(shapes), f"{case}: {shapes}"
-            decoder = "decoder_" if "decoder_hidden_states" in outputs else ""
-            hidden_states, attentions = (outputs[decoder + name] for name in ("hidden_states", "attentions"))
-            state_shape = batch["decoder_input_ids"].shape if case.is_seq2seq else padded_shape
-            for states in hidden_states:
-                assert states.shape[:-1] == state_shape, f"{case}: a hidden state is {tuple(states.shape)}"
-                states.retain_grad()
-            (outputs.last_hidden_state.square().sum() if case.is_base else outputs.loss).backward()
-            assert all(states.grad.any() for states in hidden_states), f"{case}: no gradient"
-            assert attentions[0].shape[-2:] == (state_shape[1], state_shape[1])
-            assert_close(scalar_loss(case, model, batch), expected, str(case))
-        hook.remove()
+    model, batch = case.model(), make_batch(case)
+    batch |= {} if case.is_base else make_targets(case, batch)
+    padded_shape = case.first_token_ids(batch).flatten(0, -2).shape
+    expected, shapes = scalar_loss(case, model, batch), []
+    layer = next(module for module in model.base_model.modules() if isinstance(module, GradientCheckpointingLayer))
+    hook = layer.register_forward_hook(
+        lambda module, inputs, output, shapes=shapes: shapes.append(output[0].shape[:-1])
+    )
+    model(**batch)
+    assert shapes.pop() != padded_shape, f"{case}: padded outside inspection_mode"
+    shapes.clear()
+    with inspection_mode(model):
+        outputs = model(**batch, output_hidden_states=True, output_attentions=True)
+        assert shapes == [padded_shape] * len(shapes), f"{case}: {shapes}"
+        decoder = "decoder_" if "decoder_hidden_states" in outputs else ""
+        hidden_states, attentions = (outputs[decoder + name] for name in ("hidden_states", "attentions"))
+        state_shape = batch["decoder_input_ids"].shape if case.is_seq2seq else padded_shape
+        for states in hidden_states:
+            assert states.shape[:-1] == state_shape, f"{case}: a hidden state is {tuple(states.shape)}"
+            states.retain_grad()
+        (outputs.last_hidden_state.square().sum() if case.is_base else outputs.loss).backward()
+        assert all(states.grad.any() for states in hidden_states), f"{case}: no gradient"
+        assert attentions[0].shape[-2:] == (state_shape[1], state_shape[1])
         assert_close(scalar_loss(case, model, batch), expected, str(case))
+    hook.remove()
+    assert_close(scalar_loss(case, model, batch), expected, str(case))
 
 
 def test_inspection_mode_restores_configurations_after_an_error() -> None:

@@ -1,6 +1,7 @@
 """Sampling of languages by an exponent: probabilities, realised rates, determinism, resume, in memory and streaming."""
 
 from collections import Counter
+from functools import partial
 from itertools import islice
 
 import numpy as np
@@ -20,6 +21,7 @@ from hf_ctxmodels.data import (
     load_documents,
     sampling_probabilities,
     training_loader,
+    training_set,
 )
 from hf_ctxmodels.data.documents import DocumentTexts
 from hf_ctxmodels.objectives import MaskedLM
@@ -48,7 +50,7 @@ def test_rates_are_realised_and_batches_known_from_any_start(sizes, alpha, batch
     parts = [[{"language": number}] * size for number, size in enumerate(sizes)]
     mixture = SampledMixture(parts, probabilities=probabilities, is_per_example=True)
     assert len(mixture) == sum(sizes)
-    number = 4000 // batch_size
+    number = 1500 // batch_size
     batches = list(islice(MixtureBatchSampler(mixture, batch_size, seed), number))
     drawn = [key for batch in batches for key in batch]
     assert all(len(batch) == batch_size for batch in batches)
@@ -116,7 +118,8 @@ def test_examples_are_of_one_language_drawn_by_the_exponent(languages, objective
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_batches_do_not_depend_on_workers_or_resuming(languages, objective, streaming):
+def test_batches_do_not_depend_on_workers_or_resuming(languages, objective, streaming, monkeypatch):
+    monkeypatch.setattr(training_set, "ShuffledStream", partial(training_set.ShuffledStream, buffer_size=300))
     examples = build_training_set(languages, objective, streaming=streaming, alpha=0.5, seed=3)
 
     def batches(count, **options):

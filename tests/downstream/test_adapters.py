@@ -18,6 +18,7 @@ from zoo import (
     PATHS,
     Batch,
     Case,
+    as_subtests,
     assert_close,
     assert_same_outputs,
     make_batch,
@@ -107,26 +108,25 @@ def hooked(model: PreTrainedModel, other: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
+@as_subtests(ENCODERS)
 @torch.no_grad()
-def test_every_family_computes_the_formula(subtests: pytest.Subtests) -> None:
+def test_every_family_computes_the_formula(case: Case) -> None:
     """On every path; and when the adapter is deleted the model is what it was, to the bit."""
-    for case in ENCODERS:
-        with subtests.test(str(case)):
-            batch, plain = make_batch(case), case.model()
-            before, names = plain(**batch).last_hidden_state, list(plain.state_dict())
-            model = adapted(case)
-            expected = hooked(case.model(attention="eager", unpad=False), model)(**batch)
-            for path, options in PATHS.items():
-                model.set_attn_implementation(options["attention"])
-                model.config.unpad = options["unpad"]
-                assert_same_outputs(model(**batch), expected, batch.get("attention_mask"), 2e-5, path)
-            assert (model(**batch).last_hidden_state - before).abs().max() > 0.1
-            model.set_attn_implementation("sdpa")
-            set_active_adapters(model, None)
-            assert torch.equal(model(**batch).last_hidden_state, before)
-            delete_adapter(model, "a")
-            assert list(model.state_dict()) == names
-            assert not has_adapters(model)
+    batch, plain = make_batch(case), case.model()
+    before, names = plain(**batch).last_hidden_state, list(plain.state_dict())
+    model = adapted(case)
+    expected = hooked(case.model(attention="eager", unpad=False), model)(**batch)
+    for path, options in PATHS.items():
+        model.set_attn_implementation(options["attention"])
+        model.config.unpad = options["unpad"]
+        assert_same_outputs(model(**batch), expected, batch.get("attention_mask"), 2e-5, path)
+    assert (model(**batch).last_hidden_state - before).abs().max() > 0.1
+    model.set_attn_implementation("sdpa")
+    set_active_adapters(model, None)
+    assert torch.equal(model(**batch).last_hidden_state, before)
+    delete_adapter(model, "a")
+    assert list(model.state_dict()) == names
+    assert not has_adapters(model)
 
 
 @torch.no_grad()
@@ -166,66 +166,64 @@ def test_a_slot_computes_its_forms() -> None:
         assert_close(residual_sum(states, output, None if pre_norm else norm, 0), expected, str((form, pre_norm)))
 
 
+@as_subtests(WRITERS)
 @torch.no_grad()
-def test_the_inverse_stands_before_every_output_layer(subtests: pytest.Subtests) -> None:
+def test_the_inverse_stands_before_every_output_layer(case: Case) -> None:
     """The logits and the loss of every language model are those of hooks after the embeddings and before the map to
     the vocabulary; the inverse is one."""
     config = BottleneckConfig(reduction_factor=4, inv_adapter="nice")
-    for case in WRITERS:
-        with subtests.test(str(case)):
-            model, plain, batch = adapted(case, config), case.model(), labelled(case)
-            slot = get_invertible_adapters(model.base_model)
-            states = torch.randn(3, 7, model.get_input_embeddings().embedding_dim)
-            assert_close(slot.inverse(slot(states)), states)
-            assert (slot(states) - states).abs().max() > 0.05
-            other = copy.deepcopy(model)
-            get_invertible_adapters(other.base_model).active = None
-            base: Any = other.base_model
-            if case.family.name == "xlnet":
-                embedding = base.word_embeddings
-            elif hasattr(base, "embeddings"):
-                embedding = base.embeddings.dropout
-            else:
-                embedding = base.encoder.dropout if base.config.is_encoder_decoder else base.dropout
-            embedding.register_forward_hook(lambda _module, _given, embedded, slot=slot: slot(embedded))
-            decoder = other.get_output_embeddings()
-            for module in other.modules():
-                if isinstance(module, nn.Linear) and module.weight is decoder.weight:
-                    module.register_forward_pre_hook(lambda _module, states, slot=slot: (slot.inverse(states[0]),))
-            if case.family.name == "xlnet":
-                batch = {name: value for name, value in batch.items() if "target" not in name and "order" not in name}
-            assert_close(model(**batch).loss, other(**batch).loss, "loss")
-            assert (model(**batch).loss - plain(**batch).loss).abs() > 1e-4
-            if case.accepts_return_logits:
-                outputs = [encoder(**batch, return_logits=True) for encoder in (model, other)]
-                assert_same_outputs(*outputs, batch.get("attention_mask"), where="with logits")
+    model, plain, batch = adapted(case, config), case.model(), labelled(case)
+    slot = get_invertible_adapters(model.base_model)
+    states = torch.randn(3, 7, model.get_input_embeddings().embedding_dim)
+    assert_close(slot.inverse(slot(states)), states)
+    assert (slot(states) - states).abs().max() > 0.05
+    other = copy.deepcopy(model)
+    get_invertible_adapters(other.base_model).active = None
+    base: Any = other.base_model
+    if case.family.name == "xlnet":
+        embedding = base.word_embeddings
+    elif hasattr(base, "embeddings"):
+        embedding = base.embeddings.dropout
+    else:
+        embedding = base.encoder.dropout if base.config.is_encoder_decoder else base.dropout
+    embedding.register_forward_hook(lambda _module, _given, embedded, slot=slot: slot(embedded))
+    decoder = other.get_output_embeddings()
+    for module in other.modules():
+        if isinstance(module, nn.Linear) and module.weight is decoder.weight:
+            module.register_forward_pre_hook(lambda _module, states, slot=slot: (slot.inverse(states[0]),))
+    if case.family.name == "xlnet":
+        batch = {name: value for name, value in batch.items() if "target" not in name and "order" not in name}
+    assert_close(model(**batch).loss, other(**batch).loss, "loss")
+    assert (model(**batch).loss - plain(**batch).loss).abs() > 1e-4
+    if case.accepts_return_logits:
+        outputs = [encoder(**batch, return_logits=True) for encoder in (model, other)]
+        assert_same_outputs(*outputs, batch.get("attention_mask"), where="with logits")
 
 
-def test_only_the_adapter_and_the_head_learn(subtests: pytest.Subtests) -> None:
+@as_subtests(ONE_HEAD)
+def test_only_the_adapter_and_the_head_learn(case: Case) -> None:
     """A gradient for each of their parameters, the same on padded and packed rows and with recomputed activations."""
-    for case in ONE_HEAD:
-        with subtests.test(str(case)):
-            batch, runs = labelled(case), []
-            for options in ({}, {"unpad": False, "attention": "eager"}, {"recompute": True}):
-                recompute = options.pop("recompute", False)
-                model = case.model(**options)
-                add_adapter(model, "below", "madx-language")
-                add_adapter(model, "a", HOULSBY)
-                train_adapter(model, "a", ["below"])
-                shaken(model).train()
-                if recompute:
-                    model.activation_checkpointing_enable()
-                torch.manual_seed(0)
-                scalar_loss(case, model, batch).backward()
-                runs.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
-            prefix = f"{model.base_model_prefix}."
-            inside = {name for name in runs[0] if name.startswith(prefix) and ".pooler." not in name}
-            assert inside == {name for name, _ in model.named_parameters() if ".adapters." in name and ".a." in name}
-            assert all(runs[0][name].abs().max() > 0 for name in inside)
-            for other in runs[1:]:
-                assert other.keys() == runs[0].keys()
-                for name, gradient in runs[0].items():
-                    assert_close(other[name], gradient, f"{case} {name}", 1e-4)
+    batch, runs = labelled(case), []
+    for options in ({}, {"unpad": False, "attention": "eager"}, {"recompute": True}):
+        recompute = options.pop("recompute", False)
+        model = case.model(**options)
+        add_adapter(model, "below", "madx-language")
+        add_adapter(model, "a", HOULSBY)
+        train_adapter(model, "a", ["below"])
+        shaken(model).train()
+        if recompute:
+            model.activation_checkpointing_enable()
+        torch.manual_seed(0)
+        scalar_loss(case, model, batch).backward()
+        runs.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
+    prefix = f"{model.base_model_prefix}."
+    inside = {name for name in runs[0] if name.startswith(prefix) and ".pooler." not in name}
+    assert inside == {name for name, _ in model.named_parameters() if ".adapters." in name and ".a." in name}
+    assert all(runs[0][name].abs().max() > 0 for name in inside)
+    for other in runs[1:]:
+        assert other.keys() == runs[0].keys()
+        for name, gradient in runs[0].items():
+            assert_close(other[name], gradient, f"{case} {name}", 1e-4)
 
 
 def test_counts_depths_and_left_out_layers() -> None:
@@ -277,33 +275,32 @@ def test_counts_depths_and_left_out_layers() -> None:
         assert_close(by_depth(**batch).last_hidden_state, unshared(**batch).last_hidden_state)
 
 
-def test_saved_alone_with_the_model_and_in_a_checkpoint(tmp_path: Path, subtests: pytest.Subtests) -> None:
+@as_subtests(ENCODERS)
+def test_saved_alone_with_the_model_and_in_a_checkpoint(tmp_path: Path, case: Case) -> None:
     """The model's own file has no adapter in it and opens without; a checkpoint's has all."""
-    for case in ENCODERS:
-        with subtests.test(str(case)):
-            model, batch, folder = adapted(case, "houlsby"), make_batch(case), tmp_path / str(case)
-            set_active_adapters(model, None)
-            add_adapter(model, "inv", "madx-language")
-            set_active_adapters(shaken(model), ["inv", "a"])
-            model.save_pretrained(folder)
-            again = type(model).from_pretrained(folder).eval()
-            assert not any(is_adapter_parameter(name) for name in again.state_dict())
-            for name in ("inv", "a"):
-                assert load_adapter(again, folder / "adapters" / name) == name
-            set_active_adapters(again, ["inv", "a"])
-            with torch.no_grad():
-                assert_same_outputs(again(**batch), model(**batch), batch.get("attention_mask"), 0)
-            model.save_pretrained(folder / "checkpoint-5")
-            _, report = type(model).from_pretrained(folder / "checkpoint-5", output_loading_info=True)
-            assert not report["missing_keys"]
-            assert not report["unexpected_keys"]
-            with pytest.raises(CtxError, match="holds a model"):
-                save_adapter(model, "a", folder)
-            for name, left in (("inv", {"a", "stack.json"}), ("a", set())):  # what is deleted is not saved again
-                delete_adapter(model, name)
-                model.save_pretrained(folder)
-                assert {path.name for path in folder.glob("adapters/*")} == left
-            assert not has_saved_adapters(folder)
+    model, batch, folder = adapted(case, "houlsby"), make_batch(case), tmp_path / str(case)
+    set_active_adapters(model, None)
+    add_adapter(model, "inv", "madx-language")
+    set_active_adapters(shaken(model), ["inv", "a"])
+    model.save_pretrained(folder)
+    again = type(model).from_pretrained(folder).eval()
+    assert not any(is_adapter_parameter(name) for name in again.state_dict())
+    for name in ("inv", "a"):
+        assert load_adapter(again, folder / "adapters" / name) == name
+    set_active_adapters(again, ["inv", "a"])
+    with torch.no_grad():
+        assert_same_outputs(again(**batch), model(**batch), batch.get("attention_mask"), 0)
+    model.save_pretrained(folder / "checkpoint-5")
+    _, report = type(model).from_pretrained(folder / "checkpoint-5", output_loading_info=True)
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    with pytest.raises(CtxError, match="holds a model"):
+        save_adapter(model, "a", folder)
+    for name, left in (("inv", {"a", "stack.json"}), ("a", set())):  # what is deleted is not saved again
+        delete_adapter(model, name)
+        model.save_pretrained(folder)
+        assert {path.name for path in folder.glob("adapters/*")} == left
+    assert not has_saved_adapters(folder)
 
 
 @pytest.fixture
@@ -384,20 +381,20 @@ def test_errors_list_what_there_is(bert: PreTrainedModel) -> None:
         merge_adapter(bert, "ner")
 
 
-def test_a_linear_adapter_is_merged(subtests: pytest.Subtests) -> None:
+@as_subtests(ENCODERS)
+@torch.no_grad()
+def test_a_linear_adapter_is_merged(case: Case) -> None:
     """Outputs of the merged weights are those of the adapter, with a factor of each feature."""
     config = BottleneckConfig(**{**vars(HOULSBY), "non_linearity": "linear", "scaling": "channel"})
-    for case in ENCODERS:
-        with subtests.test(str(case)), torch.no_grad():
-            model, batch = adapted(case, config), make_batch(case)
-            expected = model(**batch)
-            if case.family.name in ("t5", "xlnet"):
-                with pytest.raises(CtxError, match="no bias"):
-                    merge_adapter(model, "a")
-                continue
+    model, batch = adapted(case, config), make_batch(case)
+    expected = model(**batch)
+    if case.family.name in ("t5", "xlnet"):
+        with pytest.raises(CtxError, match="no bias"):
             merge_adapter(model, "a")
-            assert not any(is_adapter_parameter(name) for name in model.state_dict())
-            assert_same_outputs(model(**batch), expected, batch.get("attention_mask"), 1e-4)
+        return
+    merge_adapter(model, "a")
+    assert not any(is_adapter_parameter(name) for name in model.state_dict())
+    assert_same_outputs(model(**batch), expected, batch.get("attention_mask"), 1e-4)
 
 
 def test_a_fusion_learns_with_its_penalty() -> None:

@@ -56,38 +56,39 @@ def several(family: str, **weights: float) -> CtxMultiTaskModel:
     return with_random_parameters(model, seed=1).eval()
 
 
-def test_a_task_has_the_loss_the_gradients_and_the_files_of_its_plain_model(tmp_path: Path, subtests) -> None:
-    for family in SHARED:
-        model = several(family)
-        model.save_pretrained(tmp_path / family)
-        opened, report = AutoModel.from_pretrained(tmp_path / family, output_loading_info=True)
-        assert not any(report.values())
-        assert type(opened) is CtxMultiTaskModel
-        for task, case in cases_of(family).items():
-            with subtests.test(f"{family} {task}"):
-                batch = make_batch(case)
-                batch |= make_targets(case, batch)
-                opened.task(task).save_pretrained(tmp_path / task)
-                plain, report = getattr(transformers, HEADS[task]).from_pretrained(
-                    tmp_path / task, output_loading_info=True
-                )
-                assert not any(report.values())
-                assert type(plain) is case.model_class
-                assert plain.config.id2label[0] == f"{task} 0"
-                expected, output = plain(**batch), opened(**batch, task=task)
-                for name, value in expected.items():
-                    if isinstance(value, torch.Tensor):
-                        assert torch.equal(output[name], value), name
-                plain_gradients, shared_gradients = gradients(plain, expected.loss), gradients(opened, output.loss)
-                prefix = plain.base_model_prefix
-                renamed = {
-                    f"encoder{name.removeprefix(prefix)}"
-                    if name.startswith(f"{prefix}.")
-                    else f"heads.{task}.{name}": value
-                    for name, value in plain_gradients.items()
-                }
-                assert_same_gradients({name: shared_gradients.pop(name) for name in renamed}, renamed)
-                assert not any(value.any() for value in shared_gradients.values()), "heads of other tasks learn nothing"
+@pytest.mark.parametrize("family", SHARED)
+def test_task_equals_its_plain_model(family: str, tmp_path: Path, subtests) -> None:
+    """The loss, the gradients and the files."""
+    model = several(family)
+    model.save_pretrained(tmp_path / family)
+    opened, report = AutoModel.from_pretrained(tmp_path / family, output_loading_info=True)
+    assert not any(report.values())
+    assert type(opened) is CtxMultiTaskModel
+    for task, case in cases_of(family).items():
+        with subtests.test(task):
+            batch = make_batch(case)
+            batch |= make_targets(case, batch)
+            opened.task(task).save_pretrained(tmp_path / task)
+            plain, report = getattr(transformers, HEADS[task]).from_pretrained(
+                tmp_path / task, output_loading_info=True
+            )
+            assert not any(report.values())
+            assert type(plain) is case.model_class
+            assert plain.config.id2label[0] == f"{task} 0"
+            expected, output = plain(**batch), opened(**batch, task=task)
+            for name, value in expected.items():
+                if isinstance(value, torch.Tensor):
+                    assert torch.equal(output[name], value), name
+            plain_gradients, shared_gradients = gradients(plain, expected.loss), gradients(opened, output.loss)
+            prefix = plain.base_model_prefix
+            renamed = {
+                f"encoder{name.removeprefix(prefix)}"
+                if name.startswith(f"{prefix}.")
+                else f"heads.{task}.{name}": value
+                for name, value in plain_gradients.items()
+            }
+            assert_same_gradients({name: shared_gradients.pop(name) for name in renamed}, renamed)
+            assert not any(value.any() for value in shared_gradients.values()), "heads of other tasks learn nothing"
 
 
 def test_without_a_task_it_is_the_encoder_and_a_weight_counts_in_training_alone() -> None:

@@ -175,5 +175,6 @@ assert any("qkv_proj.lora_A" in name for name in get_peft_model(model, LoraConfi
 """
 
 
+@pytest.mark.slow
 def test_peft_may_be_imported_after_the_model_was_made() -> None:
     subprocess.run([sys.executable, "-c", IMPORTED_LATER], check=True)

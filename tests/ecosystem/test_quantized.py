@@ -9,7 +9,7 @@ import torch
 from torch.ao.nn.quantized.dynamic import Linear as DynamicLinear
 from torch.ao.quantization import quantize_dynamic
 from transformers import PreTrainedModel
-from zoo import REPRESENTATIVES, Case, make_batch, make_targets, tensors_of
+from zoo import REPRESENTATIVES, Case, as_subtests, make_batch, make_targets, tensors_of
 
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.registry import FAMILIES
@@ -47,26 +47,26 @@ def count_quantized(model: PreTrainedModel) -> int:
 
 @pytest.mark.filterwarnings("ignore")  # torch and torchao announce their next versions
 @pytest.mark.parametrize(("quantize", "tolerance"), [(dynamic, 0.3), (weight_only, 0.15), (eight_bit, 0.15)])
+@as_subtests(REPRESENTATIVES)
 @torch.no_grad()
-def test_every_map_acts(quantize: Callable[[PreTrainedModel], Any], tolerance: float) -> None:
+def test_every_map_acts(case: Case, quantize: Callable[[PreTrainedModel], Any], tolerance: float) -> None:
     """On the pretraining head of every family, and on each other kind of head."""
-    for case in REPRESENTATIVES:
-        model, batch = case.model(), make_batch(case)
-        maps = sum(type(each) is torch.nn.Linear for each in model.modules())
-        expected = tensors_of(model(**batch))
-        targets = batch | make_targets(case, batch)
-        loss = float(model(**targets).loss)
-        quantized = quantize(model)
-        assert count_quantized(quantized) == maps, f"{case}: not every map is quantized"
-        for name, value in tensors_of(quantized(**batch)).items():
-            error = float((value - expected[name]).norm() / expected[name].norm())
-            assert error < tolerance, f"{case}: {name} is off by {error:.3f}"
-            is_of_map = maps and name != "encoder_last_hidden_state"  # a recurrent encoder has no linear map
-            assert error > 0 or not is_of_map, f"{case}: {name} is as before"
-        for everywhere in (True, False):
-            quantized.config.return_logits_with_labels = everywhere
-            found = float(quantized(**targets).loss)
-            assert abs(found - loss) < tolerance * max(loss, 1.0), f"{case}: the loss is {found}, and was {loss}"
+    model, batch = case.model(), make_batch(case)
+    maps = sum(type(each) is torch.nn.Linear for each in model.modules())
+    expected = tensors_of(model(**batch))
+    targets = batch | make_targets(case, batch)
+    loss = float(model(**targets).loss)
+    quantized = quantize(model)
+    assert count_quantized(quantized) == maps, f"{case}: not every map is quantized"
+    for name, value in tensors_of(quantized(**batch)).items():
+        error = float((value - expected[name]).norm() / expected[name].norm())
+        assert error < tolerance, f"{case}: {name} is off by {error:.3f}"
+        is_of_map = maps and name != "encoder_last_hidden_state"  # a recurrent encoder has no linear map
+        assert error > 0 or not is_of_map, f"{case}: {name} is as before"
+    for everywhere in (True, False):
+        quantized.config.return_logits_with_labels = everywhere
+        found = float(quantized(**targets).loss)
+        assert abs(found - loss) < tolerance * max(loss, 1.0), f"{case}: the loss is {found}, and was {loss}"
 
 
 @pytest.mark.filterwarnings("ignore")

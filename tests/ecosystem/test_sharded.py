@@ -10,7 +10,17 @@ from torch import distributed, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from transformers import PreTrainedModel
-from zoo import REPRESENTATIVES, assert_close, assert_same_gradients, gradients, make_batch, make_targets, scalar_loss
+from zoo import (
+    REPRESENTATIVES,
+    Case,
+    as_subtests,
+    assert_close,
+    assert_same_gradients,
+    gradients,
+    make_batch,
+    make_targets,
+    scalar_loss,
+)
 
 FINELY = ["bert", "elmo", "seqae", "cove", "infersent", "gensen", "cvt"]  # families without tables outside of modules
 
@@ -35,22 +45,28 @@ def shard(model: PreTrainedModel, mesh: DeviceMesh, *, finely: bool) -> int:
     return len(inner)
 
 
+def check_sharded(case: Case, mesh: DeviceMesh, *, finely: bool) -> None:
+    model, batch = case.model(), make_batch(case)
+    batch |= make_targets(case, batch)
+    expected = gradients(model, expected_loss := scalar_loss(case, model, batch))
+    sharded = case.model()
+    count = shard(sharded, mesh, finely=finely)
+    assert all(type(weight).__name__ == "DTensor" for weight in sharded.parameters())
+    loss = scalar_loss(case, sharded, batch)
+    assert_close(loss, expected_loss, f"{case}, {count} modules sharded")
+    loss.backward()
+    grads = {name: weight.grad for name, weight in sharded.named_parameters()}
+    whole = {name: expected[name] * 0 if grad is None else grad.full_tensor() for name, grad in grads.items()}
+    assert_same_gradients(whole, expected)
+
+
 @pytest.mark.filterwarnings("ignore:.*returned a view tensor")
-@pytest.mark.parametrize("finely", [False, True])
-def test_losses_and_gradients(mesh: DeviceMesh, finely: bool) -> None:
-    """Of every kind of head; sharded by module, of heads whose weights are not tied."""
-    for case in REPRESENTATIVES:
-        if finely and (case.family.name not in FINELY or case.model_class._tied_weights_keys):
-            continue
-        model, batch = case.model(), make_batch(case)
-        batch |= make_targets(case, batch)
-        expected = gradients(model, expected_loss := scalar_loss(case, model, batch))
-        sharded = case.model()
-        count = shard(sharded, mesh, finely=finely)
-        assert all(type(weight).__name__ == "DTensor" for weight in sharded.parameters())
-        loss = scalar_loss(case, sharded, batch)
-        assert_close(loss, expected_loss, f"{case}, {count} modules sharded")
-        loss.backward()
-        grads = {name: weight.grad for name, weight in sharded.named_parameters()}
-        whole = {name: expected[name] * 0 if grad is None else grad.full_tensor() for name, grad in grads.items()}
-        assert_same_gradients(whole, expected)
+@as_subtests(REPRESENTATIVES)
+def test_losses_and_gradients_with_sharded_layers(case: Case, mesh: DeviceMesh) -> None:
+    check_sharded(case, mesh, finely=False)
+
+
+@pytest.mark.filterwarnings("ignore:.*returned a view tensor")
+@as_subtests([c for c in REPRESENTATIVES if c.family.name in FINELY and not c.model_class._tied_weights_keys])
+def test_losses_and_gradients_with_sharded_modules(case: Case, mesh: DeviceMesh) -> None:
+    check_sharded(case, mesh, finely=True)

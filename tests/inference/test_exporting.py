@@ -12,7 +12,9 @@ from hf_ctxmodels.inference.exporting import export_model
 from hf_ctxmodels.registry import FAMILIES
 
 
-@pytest.mark.parametrize(("format", "suffix"), [("torch", ".pt2"), ("onnx", ".onnx")])
+@pytest.mark.parametrize(
+    ("format", "suffix"), [("torch", ".pt2"), pytest.param("onnx", ".onnx", marks=pytest.mark.slow)]
+)
 def test_full_disk(format: str, suffix: str, tmp_path: Path) -> None:
     """torch's writer would abort the process."""
     if format == "onnx":

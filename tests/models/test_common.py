@@ -14,11 +14,11 @@ from zoo import (
     CASES,
     TIED_HEADS,
     Case,
+    as_subtests,
     assert_close,
     assert_same_outputs,
     assert_same_weights,
     each_forward,
-    grouped_by_family,
     load_strict,
     make_batch,
     make_targets,
@@ -96,6 +96,16 @@ class TestConfig:
         with pytest.raises(ValueError, match=f"method named '{name}'"):
             family.config.from_pretrained(tmp_path)
 
+    def test_config_of_another_architecture_is_refused(self, family: FamilySpec, tmp_path: Path) -> None:
+        """Also by the family's name: transformers' CvT is a vision model."""
+        reference_types = family.config.reference_model_types
+        assert reference_types[:1] == ((family.reference,) if family.reference else ())
+        names = ", ".join(map(repr, (family.config.model_type, *reference_types)))
+        for model_type in {"vit", family.name} - {*reference_types}:
+            (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+            with pytest.raises(ValueError, match=rf"type '{model_type}', which \w+ does not load; it loads {names}\."):
+                family.config.from_pretrained(tmp_path)
+
     def test_every_size_is_a_valid_configuration(self) -> None:
         for family in FAMILIES.values():
             assert set(family.sizes) >= {"tiny", "base"}, family.name
@@ -150,22 +160,18 @@ class TestAutoClasses:
 
 
 class TestSaving:
-    @grouped_by_family(CASES)
-    def test_saved_model_gives_the_same_outputs(
-        self, cases: list[Case], tmp_path: Path, subtests: pytest.Subtests
-    ) -> None:
+    @as_subtests(CASES)
+    def test_saved_model_gives_the_same_outputs(self, case: Case, tmp_path: Path) -> None:
         """The file contains the native names, and tied weights once."""
-        for case in cases:
-            with subtests.test(str(case)):
-                model = case.model()
-                model.save_pretrained(tmp_path / str(case))
-                with safe_open(tmp_path / str(case) / "model.safetensors", "pt") as file:
-                    saved = set(file.keys())
-                assert saved == {name for part in (model.named_parameters(), model.named_buffers()) for name, _ in part}
-                loaded = case.model_class.from_pretrained(tmp_path / str(case)).eval()
-                batch = make_batch(case)
-                # matrix products with few rows are rounded differently depending on the memory alignment of the weights
-                assert_same_outputs(loaded(**batch), model(**batch), tolerance=1e-6 if case.is_recurrent else 0)
+        model = case.model()
+        model.save_pretrained(tmp_path / str(case))
+        with safe_open(tmp_path / str(case) / "model.safetensors", "pt") as file:
+            saved = set(file.keys())
+        assert saved == {name for part in (model.named_parameters(), model.named_buffers()) for name, _ in part}
+        loaded = case.model_class.from_pretrained(tmp_path / str(case)).eval()
+        batch = make_batch(case)
+        # matrix products with few rows are rounded differently depending on the memory alignment of the weights
+        assert_same_outputs(loaded(**batch), model(**batch), tolerance=1e-6 if case.is_recurrent else 0)
 
     @pytest.mark.parametrize("case", TIED_HEADS, ids=str)
     def test_ties(self, case: Case, tmp_path: Path) -> None:
@@ -227,16 +233,10 @@ def test_initial_weights_follow_the_seed_and_are_zero_for_padding(base_case: Cas
 
 
 class TestResizing:
-    @grouped_by_family([case for case in CASES if case.is_base or case.computes_logits_of_labels_only])
-    def test_resizing_the_vocabulary_keeps_ties_and_words(self, cases: list[Case], subtests: pytest.Subtests) -> None:
-        for case in cases:
-            with subtests.test(str(case)):
-                self._resize(case)
-
-    def _resize(self, case: Case) -> None:
+    @as_subtests([case for case in CASES if case.is_base or case.computes_logits_of_labels_only])
+    def test_resizing_the_vocabulary_keeps_ties_and_words(self, case: Case) -> None:
         change = 5 if case.is_base else -4
         model = case.model()
-
         get_embeddings = model.get_output_embeddings if case.token_id_axes else model.get_input_embeddings
         if get_embeddings() is None:
             pytest.skip(f"nothing in {case} is as large as the vocabulary")

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 from zoo import (
-    ARCHETYPE_FAMILIES,
     NETWORKS,
     Case,
     assert_same_gradients,
@@ -18,10 +17,13 @@ from zoo import (
     scalar_loss,
 )
 
-# Tracing the backward pass takes four seconds, so only the archetypes' families are not marked slow.
-TRAINED_COMPILED = [
-    pytest.param(case, marks=() if case.family in ARCHETYPE_FAMILIES else pytest.mark.slow) for case in NETWORKS
-]
+# Tracing takes up to twenty seconds: of the encoders, only these are not marked slow.
+COMPILED = ("bert", "ulmfit", "glove")
+each_compiled = pytest.mark.parametrize(
+    "network_case",
+    [pytest.param(case, marks=() if case.family.name in COMPILED else pytest.mark.slow) for case in NETWORKS],
+    ids=str,
+)
 
 
 class TestCompile:
@@ -42,6 +44,7 @@ class TestCompile:
                 graphs.add(counter.frame_count)
         assert len(graphs) == 1, "recompiled for another shape"
 
+    @each_compiled
     def test_encoder_is_one_graph_for_all_shapes(self, network_case: Case) -> None:
         self._run_over_shapes(network_case, "aot_eager")
 
@@ -64,7 +67,7 @@ class TestCompile:
         expected = gradients(model, scalar_loss(case, model, batch))
         assert_same_gradients(gradients(model, scalar_loss(case, compiled, batch)), expected)
 
-    @pytest.mark.parametrize("network_case", TRAINED_COMPILED, ids=str)
+    @each_compiled
     def test_training_step_of_the_encoder(self, network_case: Case) -> None:
         self._train_one_step(network_case)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from accelerate.state import AcceleratorState, GradientState
 from benchmarks.learning_report import evaluate_pretraining, is_token_loss, learning_recipes
+from zoo import ARCHETYPE_FAMILIES
 
 from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.data import load_documents
@@ -20,6 +21,9 @@ RECIPES = Path(__file__).resolve().parents[2] / "scripts" / "recipes"
 HELD_OUT = 0.02
 REVIEWS = "glue_like/movie_reviews/polarity2.jsonl.gz"
 PRETRAINED = [family for family in FAMILIES.values() if family.objectives]
+QUICKLY_PRETRAINED = [  # some seconds each
+    pytest.param(family, marks=() if family in ARCHETYPE_FAMILIES else pytest.mark.slow) for family in PRETRAINED
+]
 # Configuration fields of the small models, as far as a family has them.
 SMALL = {
     "hidden_size": 64,
@@ -125,7 +129,7 @@ def learn_in_seconds(family: FamilySpec, documents: list[list[str]], folder: Pat
     return summary
 
 
-@pytest.mark.parametrize("family", PRETRAINED, ids=lambda family: family.name)
+@pytest.mark.parametrize("family", QUICKLY_PRETRAINED, ids=lambda family: family.name)
 def test_pretraining_beats_the_frequency_baseline(family: FamilySpec, documents: list[list[str]], tmp_path) -> None:
     summary = learn_in_seconds(family, documents, tmp_path)
     if not next(iter(family.objectives.values())).has_heldout_loss:

@@ -22,11 +22,11 @@ from zoo import (
     REPRESENTATIVES,
     TIED_HEADS,
     Case,
+    as_subtests,
     assert_close,
     assert_same_outputs,
     assert_same_weights,
     feed_source_to_decoder,
-    grouped_by_family,
     make_batch,
 )
 
@@ -74,35 +74,40 @@ def head(request: pytest.FixtureRequest) -> Case:
 
 class Exports:
     """Reference checkpoints of cases, their exports, and what transformers opens them as in a process without this
-    package. Each case is exported when its directory is first used."""
+    package. A case is exported when it is first asked for."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        command = [sys.executable, "-c", OPEN_EXPORTS]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._process: subprocess.Popen[str] | None = None
+
+    def reference(self, case: Case) -> Path:
+        """The reference checkpoint."""
+        folder = self._root / str(case) / "reference"
+        if not folder.exists():
+            case.reference_model(seed=3).save_pretrained(folder)
+        return folder
 
     def folder(self, case: Case) -> Path:
         """Directory with `reference`, `export`, `opened.json` and `opened.safetensors`."""
-        folder = self._root / str(case)
-        if not folder.exists():
-            case.reference_model(seed=3).save_pretrained(folder / "reference")
+        folder = self.reference(case).parent
+        if not (folder / "export").exists():
             case.model_class.from_pretrained(folder / "reference").export_reference(folder / "export")
             (folder / "class_names.json").write_text(json.dumps([case.reference_class.__name__, case.auto_name]))
+            if self._process is None:
+                command = [sys.executable, "-c", OPEN_EXPORTS]
+                self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
             self._process.stdin.write(f"{folder}\n")
             self._process.stdin.flush()
             assert self._process.stdout.readline() == "opened\n", f"the export of {case} cannot be opened"
         return folder
-
-    def reference(self, case: Case) -> Path:
-        """The reference checkpoint."""
-        return self.folder(case) / "reference"
 
     def opened(self, case: Case) -> dict[str, Any]:
         """What transformers reported when it opened the export."""
         return json.loads((self.folder(case) / "opened.json").read_text())
 
     def close(self) -> None:
-        self._process.communicate()
+        if self._process is not None:
+            self._process.communicate()
 
 
 @pytest.fixture(scope="module")
@@ -113,17 +118,17 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Exports]:
 
 
 class TestOpening:
-    @grouped_by_family(REFERENCE_CASES)
-    def test_every_key_and_the_outputs(self, cases: list[Case], exports: Exports, subtests: pytest.Subtests) -> None:
-        for case in cases:
-            with subtests.test(str(case)):
-                folder = exports.reference(case)
-                model, report = case.model_class.from_pretrained(folder, output_loading_info=True)
-                assert not any(report.values()), report
-                batch = make_batch(case)
-                expected = case.reference_model(seed=3)(**batch)
-                assert_same_outputs(model.eval()(**batch), expected, batch["attention_mask"])
+    @pytest.mark.all_families
+    @as_subtests(REFERENCE_CASES)
+    def test_every_key_and_the_outputs(self, case: Case, exports: Exports) -> None:
+        folder = exports.reference(case)
+        model, report = case.model_class.from_pretrained(folder, output_loading_info=True)
+        assert not any(report.values()), report
+        batch = make_batch(case)
+        expected = case.reference_model(seed=3)(**batch)
+        assert_same_outputs(model.eval()(**batch), expected, batch["attention_mask"])
 
+    @pytest.mark.all_families
     def test_configuration(self, base_case: Case, exports: Exports, tmp_path: Path) -> None:
         """All common fields are equal, without a warning; a configuration of another architecture is refused."""
         reference = base_case.reference_config().to_dict()
@@ -188,23 +193,19 @@ class TestOpening:
 
 
 class TestExport:
-    @grouped_by_family(REFERENCE_CASES)
-    def test_opens_without_this_package_bit_exact(
-        self, cases: list[Case], exports: Exports, subtests: pytest.Subtests
-    ) -> None:
-        for case in cases:
-            with subtests.test(str(case)):
-                opened = exports.opened(case)
-                assert opened["class"] == case.reference_class.__name__
-                assert opened["encoder"] == Case(case.family, "AutoModel").reference_class.__name__
-                assert opened["problems"] == {}
-                absent = ("pooler",) if hasattr(case.model().base_model, "decoder") else ("pooler", "decoder.")
-                assert not [name for name in opened["encoder_missing"] if not any(module in name for module in absent)]
-                weights = load_file(exports.folder(case) / "opened.safetensors")
-                expected = case.reference_model(seed=3).state_dict()
-                assert weights.keys() == expected.keys()
-                for name, tensor in expected.items():
-                    assert torch.equal(weights[name], tensor), name
+    @as_subtests(REFERENCE_CASES)
+    def test_opens_without_this_package_bit_exact(self, case: Case, exports: Exports) -> None:
+        opened = exports.opened(case)
+        assert opened["class"] == case.reference_class.__name__
+        assert opened["encoder"] == Case(case.family, "AutoModel").reference_class.__name__
+        assert opened["problems"] == {}
+        absent = ("pooler",) if hasattr(case.model().base_model, "decoder") else ("pooler", "decoder.")
+        assert not [name for name in opened["encoder_missing"] if not any(module in name for module in absent)]
+        weights = load_file(exports.folder(case) / "opened.safetensors")
+        expected = case.reference_model(seed=3).state_dict()
+        assert weights.keys() == expected.keys()
+        for name, tensor in expected.items():
+            assert torch.equal(weights[name], tensor), name
 
     def test_configuration(self, base_case: Case, exports: Exports, tmp_path: Path) -> None:
         """The reference's configuration, and one with changed fields."""

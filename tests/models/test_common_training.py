@@ -18,12 +18,12 @@ from zoo import (
     REPRESENTATIVES,
     Batch,
     Case,
+    as_subtests,
     assert_close,
     assert_every_parameter_learns,
     assert_same_gradients,
     each_forward,
     gradients,
-    grouped_by_family,
     learnable_batch,
     make_batch,
     make_targets,
@@ -36,6 +36,8 @@ from hf_ctxmodels import CtxError
 from hf_ctxmodels.spec import Target
 
 CHECKPOINTING_NETWORKS = [case for case in NETWORKS if case.model_class.supports_gradient_checkpointing]
+CHECKPOINTING_HEADS = [case for case in HEADS if case.model_class.supports_gradient_checkpointing]
+NOT_REENTRANT = ("bart", "mass", "t5")
 DROPOUT_CASES = [case for case in [*NETWORKS, *ARCHETYPES] if case.has_field("hidden_dropout_prob")]
 SEQUENCE_CLASSIFIERS = [case for case in REPRESENTATIVES if case.auto_name == "AutoModelForSequenceClassification"]
 
@@ -71,14 +73,9 @@ def _returns_metrics(case: Case) -> bool:
 
 
 class TestLoss:
-    @grouped_by_family([case for case in HEADS if not (case.has_generator or case.trains_static_embeddings)])
-    def test_is_cross_entropy_of_the_full_logits(self, cases: list[Case], subtests: pytest.Subtests) -> None:
+    @as_subtests([case for case in HEADS if not (case.has_generator or case.trains_static_embeddings)], "head")
+    def test_is_cross_entropy_of_the_full_logits(self, head: Case) -> None:
         """The loss of heads whose logits do not depend on the targets."""
-        for case in cases:
-            with subtests.test(str(case)):
-                self._compare_with_full_logits(case)
-
-    def _compare_with_full_logits(self, head: Case) -> None:
         model = head.model()
         batch = make_batch(head, side="left")
         targets = make_targets(head, batch, ignore_some=True)
@@ -203,14 +200,14 @@ class TestAccumulation:
             assert len({int(count_targets(quarter)["labels"]) for _, quarter in quarters}) > 1
         self._check(head_case, counts, {name: int(count) for name, count in counts.items()})
 
-    def test_every_parameter_learns(self) -> None:
+    @as_subtests([head for head in HEADS if head not in REPRESENTATIVES], "head")
+    def test_every_parameter_learns(self, head: Case) -> None:
         """The representatives are tested with all attention paths, in test_common_layouts.py."""
-        for head in [head for head in HEADS if head not in REPRESENTATIVES]:
-            batch, targets, _ = self._whole_and_quarters(head)
-            model = head.model()
-            if getattr(model.config, "eos_token_id", None) == CLS:  # sequence classifiers use its state
-                batch["input_ids"] = batch["input_ids"].masked_fill(batch["input_ids"] == CLS, FIRST_WORD)
-            assert_every_parameter_learns(model, gradients(model, model(**batch, **targets).loss), where=str(head))
+        batch, targets, _ = self._whole_and_quarters(head)
+        model = head.model()
+        if getattr(model.config, "eos_token_id", None) == CLS:  # sequence classifiers use its state
+            batch["input_ids"] = batch["input_ids"].masked_fill(batch["input_ids"] == CLS, FIRST_WORD)
+        assert_every_parameter_learns(model, gradients(model, model(**batch, **targets).loss), where=str(head))
 
     def test_with_one_number_as_trainer_passes_it(self, archetype_case: Case) -> None:
         counts = count_targets(self._whole_and_quarters(archetype_case)[1])
@@ -245,27 +242,24 @@ class TestGradients:
             results.append((number.detach(), gradients(model, number)))
         assert_close(*results, tolerance=0)
 
-    def test_reentrant_checkpoints(self, subtests: pytest.Subtests) -> None:
+    @as_subtests([case for case in CHECKPOINTING_HEADS if case in REPRESENTATIVES or case.family.name in NOT_REENTRANT])
+    def test_reentrant_checkpoints(self, case: Case) -> None:
         """An error for layers with encoder states or a learned position bias as input."""
-        unsupported = [case for case in HEADS if case.family.name in ("bart", "mass", "t5")]
-        checkpointing = [case for case in REPRESENTATIVES if case.model_class.supports_gradient_checkpointing]
-        for case in [*unsupported, *(case for case in checkpointing if case not in unsupported)]:
-            with subtests.test(str(case)):
-                model = case.model().train()
-                if case in unsupported:
-                    with pytest.raises(CtxError, match=r"(?s)a re-entrant checkpoint loses.*use_reentrant=True"):
-                        model.activation_checkpointing_enable({"use_reentrant": True})
-                    assert not model.is_activation_checkpointing
-                    continue
-                batch = make_batch(case)
-                batch |= make_targets(case, batch)
-                results = []
-                for reentrant in (False, True):
-                    if reentrant:
-                        model.activation_checkpointing_enable({"use_reentrant": True})
-                    torch.manual_seed(7)
-                    results.append(gradients(model, model(**batch).loss))
-                assert_same_gradients(*reversed(results))
+        model = case.model().train()
+        if case.family.name in NOT_REENTRANT:
+            with pytest.raises(CtxError, match=r"(?s)a re-entrant checkpoint loses.*use_reentrant=True"):
+                model.activation_checkpointing_enable({"use_reentrant": True})
+            assert not model.is_activation_checkpointing
+            return
+        batch = make_batch(case)
+        batch |= make_targets(case, batch)
+        results = []
+        for reentrant in (False, True):
+            if reentrant:
+                model.activation_checkpointing_enable({"use_reentrant": True})
+            torch.manual_seed(7)
+            results.append(gradients(model, model(**batch).loss))
+        assert_same_gradients(*reversed(results))
 
     @pytest.mark.parametrize("case", DROPOUT_CASES, ids=str)
     def test_dropout_only_in_training(self, case: Case) -> None:

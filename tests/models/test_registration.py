@@ -9,7 +9,7 @@ from typing import Any
 
 import grimp
 import pytest
-from zoo import HEADS, tiny_config
+from zoo import HEADS, Case, as_subtests, tiny_config
 
 import hf_ctxmodels
 from hf_ctxmodels import CtxError
@@ -149,8 +149,8 @@ def test_names_and_model_types_are_unique() -> None:
             check_specs([FIRST, twin])
 
 
-def test_heads_use_the_base_model_of_their_family() -> None:
+@as_subtests(HEADS)
+def test_heads_use_the_base_model_of_their_family(case: Case) -> None:
     """Not the base model of the parent family. Heads of an encoder-decoder may use its separate encoder."""
-    for case in HEADS:
-        base_models = (case.family.models.get(name) for name in ("AutoModel", "AutoModelForTextEncoding"))
-        assert type(case.model().base_model) in base_models, str(case)
+    base_models = (case.family.models.get(name) for name in ("AutoModel", "AutoModelForTextEncoding"))
+    assert type(case.model().base_model) in base_models, str(case)

@@ -98,7 +98,7 @@ def _run_tests(tree: Path, tests: Sequence[str], keyword: str, result: Connectio
     torch.set_num_threads(1)
     output, first_failure = io.StringIO(), _FirstFailure()
     with redirect_stdout(output), redirect_stderr(output):
-        options = ["-x", "-q", "-m", "not slow", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=line"]
+        options = ["-x", "-q", "-m", "not slow or matrix", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=line"]
         selection = ["-k", keyword] if keyword else []
         status = pytest.main([*options, *selection, *tests], plugins=[first_failure])
     result.send((int(status), first_failure.node_id, output.getvalue()[-2000:]))

@@ -12,6 +12,8 @@ from torch import Tensor
 from zoo import CASES, TIED_HEADS, Case, assert_same_outputs, load_strict, make_batch
 
 Weights = dict[str, Tensor]
+pytestmark = pytest.mark.all_families
+
 OLD_CASES = [case for case in CASES if case.family.name in ("bert", "albert")]  # the layout of the first releases
 OLD_BASES = [case for case in OLD_CASES if case.is_base]
 OLD_TIED = [case for case in TIED_HEADS if case in OLD_CASES]

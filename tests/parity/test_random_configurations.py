@@ -13,13 +13,15 @@ from zoo import (
     REPRESENTATIVES,
     Batch,
     Case,
+    as_subtests,
     assert_close,
     assert_same_outputs,
-    grouped_by_family,
     make_batch,
     make_targets,
     tensors_of,
 )
+
+pytestmark = pytest.mark.all_families
 
 SEEDS = range(6)
 BASES = [case for case in REFERENCE_CASES if case.is_base]
@@ -116,24 +118,22 @@ def test_pooler_reads_the_first_token_with_left_padding(case: Case, tmp_path: Pa
     assert_close(reference(**left).pooler_output[is_full], model(**left).pooler_output[is_full])
 
 
-@grouped_by_family(HEADS)
-def test_outputs_losses_and_gradients_of_heads(cases: list[Case], tmp_path: Path, subtests: pytest.Subtests) -> None:
+@as_subtests(HEADS)
+def test_outputs_losses_and_gradients_of_heads(case: Case, tmp_path: Path) -> None:
     """One seed for each head: seeds change the shape of the encoder."""
-    for case in cases:
-        with subtests.test(str(case)):
-            seed = REFERENCE_CASES.index(case) % len(SEEDS)
-            reference, model = pair(case, seed, tmp_path / str(case))
-            assert_equal_outputs(case, seed, reference, model)
-            # the span loss of transformers includes padding
-            batch = random_batch(case, seed, masked="start_positions" not in case.model_class.loss_targets)
-            batch |= make_targets(case, batch, seed=seed)
-            if case.shifts_labels:  # transformers takes (batch, length) only, and counts labels at padding
-                batch["labels"] = batch["labels"][:, :-1].masked_fill(batch["attention_mask"] == 0, -100)
-            loss, expected = model(**batch).loss, reference(**batch).loss
-            assert_close(loss, expected, "loss")
-            loss.backward()
-            expected.backward()
-            assert_equal_gradients(model, reference, tmp_path / str(case) / "gradients")
+    seed = REFERENCE_CASES.index(case) % len(SEEDS)
+    reference, model = pair(case, seed, tmp_path / str(case))
+    assert_equal_outputs(case, seed, reference, model)
+    # the span loss of transformers includes padding
+    batch = random_batch(case, seed, masked="start_positions" not in case.model_class.loss_targets)
+    batch |= make_targets(case, batch, seed=seed)
+    if case.shifts_labels:  # transformers takes (batch, length) only, and counts labels at padding
+        batch["labels"] = batch["labels"][:, :-1].masked_fill(batch["attention_mask"] == 0, -100)
+    loss, expected = model(**batch).loss, reference(**batch).loss
+    assert_close(loss, expected, "loss")
+    loss.backward()
+    expected.backward()
+    assert_equal_gradients(model, reference, tmp_path / str(case) / "gradients")
 
 
 @pytest.mark.parametrize("case", BASES, ids=str)

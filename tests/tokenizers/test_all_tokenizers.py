@@ -16,6 +16,8 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.tokenizers.bpe import CtxByteBPETokenizer
 
+pytestmark = pytest.mark.all_families
+
 REFERENCES = {
     "bert": transformers.BertTokenizer,
     "roberta": transformers.RobertaTokenizer,

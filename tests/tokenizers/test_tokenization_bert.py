@@ -47,8 +47,8 @@ def real_texts(shared_data):
 )
 def test_ids_equal_transformers_on_real_text(real_files, real_texts, options):
     tokenizer, reference = (cls.from_pretrained(real_files, **options) for cls in (CtxBertTokenizer, BertTokenizer))
-    for texts in (real_texts, TRICKY):
-        assert_same_encodings(tokenizer, reference, texts, padding=True)
+    assert_same_encodings(tokenizer, reference, real_texts)
+    assert_same_encodings(tokenizer, reference, TRICKY, padding=True)
 
 
 def test_vocab_txt_without_tokenizer_json(real_files, tmp_path):

@@ -4,6 +4,7 @@ import os
 import random
 import signal
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.distributed import inactive_parallelism_warnings
 from hf_ctxmodels.training.loop import make_accelerator
 
+slow = partial(pytest.param, marks=pytest.mark.slow)
 STEPS = 12
 LENGTH = ("--max_steps", STEPS, "--save_steps", 3, "--eval_steps", 6, "--validation_fraction", 0.1)
 BATCHES = ("--per_device_batch_size", 4, "--gradient_accumulation_steps", 2)
@@ -51,6 +53,7 @@ def assert_same_run(one: Path, other: Path) -> None:
         assert (one / name).read_bytes() == (other / name).read_bytes(), name
 
 
+@pytest.mark.parametrize("any_workspace", ["workspace", slow("contiguous_workspace")], indirect=True)
 def test_killed_runs_resume_exactly(any_workspace, tmp_path):
     """After two kills and two resumes, losses, weights and moments equal an uninterrupted run, bit for bit."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"
@@ -76,6 +79,7 @@ def test_killed_runs_resume_exactly(any_workspace, tmp_path):
     assert_same_run(whole, broken)
 
 
+@pytest.mark.parametrize("any_workspace", [slow("workspace"), "contiguous_workspace"], indirect=True)
 def test_sigterm_saves_and_a_stream_resumes(any_workspace, tmp_path):
     """SIGTERM, also to the data workers, ends the run after the step; the stream resumes at its position."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"
@@ -127,12 +131,10 @@ def pretrain_in_two_processes(workspace, config: str, *flags: object) -> str:
 @pytest.mark.parametrize(
     ("name", "config"),
     [
-        ("workspace", "ddp_cpu.yaml"),
-        ("contiguous_workspace", "forked"),
         ("pair_workspace", "forked"),
-        pytest.param("workspace", "fsdp2.yaml", marks=pytest.mark.slow),
-        pytest.param("contiguous_workspace", "fsdp2.yaml", marks=pytest.mark.slow),
-        pytest.param("pair_workspace", "fsdp2.yaml", marks=pytest.mark.slow),
+        slow("contiguous_workspace", "forked"),
+        slow("workspace", "ddp_cpu.yaml"),
+        *(slow(name, "fsdp2.yaml") for name in ("workspace", "contiguous_workspace", "pair_workspace")),
     ],
 )
 def test_two_processes_equal_one(request, tmp_path, name, config):

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 from hf_ctxmodels.registry import FAMILIES
 from zoo.cases import Case, pretraining_auto_class
@@ -42,7 +43,8 @@ def _representatives(heads: list[Case]) -> list[Case]:
 
 def _architecture(case: Case) -> Any:
     """The methods of a base model, and the names and types of its modules; together they determine its outputs."""
-    model = case.model()
+    with torch.device("meta"):
+        model = case.model_class(case.config())
     modules = tuple((name, type(module)) for name, module in model.named_modules() if name)
     methods = {
         name: inspect.unwrap(member)
@@ -72,20 +74,21 @@ def grouped_by_family(cases: list[Case]) -> pytest.MarkDecorator:
 
 
 def as_subtests(cases: list[Case], name: str = "case") -> Callable[[Callable], Callable]:
-    """Run a quick test as a single item with a subtest for each case, which is its argument `name`."""
+    """Parametrise a quick test by family, with a subtest for each case, which is its argument `name`."""
 
     def decorate(test: Callable) -> Callable:
         @functools.wraps(test)
-        def run(*args: Any, subtests: pytest.Subtests, **fixtures: Any) -> None:
+        def run(*args: Any, cases: list[Case], subtests: pytest.Subtests, **fixtures: Any) -> None:
             for case in cases:
                 with subtests.test(msg=str(case)):
                     test(*args, **fixtures, **{name: case})
 
         parameters = dict(inspect.signature(test).parameters)
-        case_parameter = parameters.pop(name)
-        parameters["subtests"] = case_parameter.replace(name="subtests", annotation=pytest.Subtests)
+        del parameters[name]
+        for fixture in ("cases", "subtests"):
+            parameters[fixture] = inspect.Parameter(fixture, inspect.Parameter.KEYWORD_ONLY)
         run.__signature__ = inspect.Signature([*parameters.values()])
-        return run
+        return grouped_by_family(cases)(run)
 
     return decorate
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch.nn import functional as F
 from training_runs import CallbackRun, arguments, new_model, rows_of, run, trainer_arguments
 from transformers import Trainer
-from zoo import HEADS, Case, assert_close, make_batch, make_targets
+from zoo import HEADS, Case, as_subtests, assert_close, make_batch, make_targets
 
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.downstream.finetuning import (
@@ -371,28 +371,30 @@ def test_trainer_calls_them(tmp_path: Path) -> None:
     assert not any(torch.equal(p, before[name]) for name, p in model.named_parameters() if name.endswith("proj.weight"))
 
 
-def test_new_weights_are_exactly_those_asked_for(subtests: Any) -> None:
-    """In every family: of the top layers, or of the head, and those of a new model."""
-    for case in CLASSIFIERS:
-        with subtests.test(str(case)):
-            model = case.model()
-            groups = {id(parameter) for group in layer_groups(model)[:-1] for parameter in group}
-            layers = getattr(getattr(model.base_model, "decoder", model.base_model), "layers", None)
-            before = weights_of(model)
-            if layers is None:
-                with pytest.raises(CtxError, match="has 0 layers"):
-                    reinitialize_layers(model, 1, seed=4)
-            else:
-                names = set(reinitialize_layers(model, 1, seed=4))
-                top = {id(parameter) for parameter in list(layers)[-1].parameters()}
-                assert names == {name for name, parameter in model.named_parameters() if id(parameter) in top}
-                assert top <= groups
-                check_reinitialized(model, before, names)
-            before, fixed = weights_of(model), torch.get_rng_state()
-            names = {name for name in reinitialize_head(model, seed=4) if name in before}
-            assert torch.equal(fixed, torch.get_rng_state())
-            assert names == {name for name in before if not name.startswith(f"{model.base_model_prefix}.")}
-            check_reinitialized(model, before, names)
+@as_subtests(CLASSIFIERS)
+def test_reinitialized_weights_equal_a_new_model(case: Case) -> None:
+    """Weights of the top layers or of the head; all others are unchanged."""
+    model = case.model()
+    groups = {id(parameter) for group in layer_groups(model)[:-1] for parameter in group}
+    layers = getattr(getattr(model.base_model, "decoder", model.base_model), "layers", None)
+    before = weights_of(model)
+    if layers is None:
+        with pytest.raises(CtxError, match="has 0 layers"):
+            reinitialize_layers(model, 1, seed=4)
+    else:
+        names = set(reinitialize_layers(model, 1, seed=4))
+        top = {id(parameter) for parameter in list(layers)[-1].parameters()}
+        assert names == {name for name, parameter in model.named_parameters() if id(parameter) in top}
+        assert top <= groups
+        check_reinitialized(model, before, names)
+    before, fixed = weights_of(model), torch.get_rng_state()
+    names = {name for name in reinitialize_head(model, seed=4) if name in before}
+    assert torch.equal(fixed, torch.get_rng_state())
+    assert names == {name for name in before if not name.startswith(f"{model.base_model_prefix}.")}
+    check_reinitialized(model, before, names)
+
+
+def test_pretrained_heads_and_new_poolers() -> None:
     for family, modules in (("t5", []), ("bart", []), ("mass", ["lm_head"]), ("unilm", ["mlm_head"])):  # unless tied
         assert pretrained_head_modules(Case(FAMILIES[family], "AutoModelForSeq2SeqLM").model()) == modules, family
     model = BERT.model()
