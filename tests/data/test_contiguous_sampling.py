@@ -55,8 +55,8 @@ def test_rows_begin_elsewhere_in_every_epoch_and_with_every_seed():
     assert first(0) == first(0)
     assert first(0) != first(1)
     assert len(set(first(0, count=5))) == 5
-    seen = {index for batch in islice(ContiguousBatchSampler(1007, 10, 10, 0), 100) for _, index in batch}
-    assert len(seen) == 1000
+    indices = {index for batch in islice(ContiguousBatchSampler(1007, 10, 10, 0), 100) for _, index in batch}
+    assert len(indices) == 1000
 
 
 @given(
@@ -72,10 +72,10 @@ def test_contiguous_rows_of_a_stream(batch_size, micro_batches, extra, stretch, 
     rows = ContiguousStream(Numbered(count), batch_size, rows_per_step, stretch=stretch)
     blocks = [min(stretch, (count - first) // rows_per_step) for first in range(0, count, rows_per_step * stretch)]
     steps_per_pass = sum(blocks)
-    drawn = list(islice(rows, 2 * steps_per_pass * rows_per_step))
+    first_rows = list(islice(rows, 2 * steps_per_pass * rows_per_step))
     pass_size = steps_per_pass * rows_per_step
-    assert [row["epoch"] for row in drawn] == [0] * pass_size + [1] * pass_size
-    numbers = np.array([row["example_index"] for row in drawn]).reshape(-1, rows_per_step)
+    assert [row["epoch"] for row in first_rows] == [0] * pass_size + [1] * pass_size
+    numbers = np.array([row["example_index"] for row in first_rows]).reshape(-1, rows_per_step)
     assert len(np.unique(numbers[:steps_per_pass])) == steps_per_pass * rows_per_step
     starts = {0, *np.cumsum(blocks).tolist()}
     for step in range(1, steps_per_pass):

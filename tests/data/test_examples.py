@@ -42,12 +42,12 @@ def assert_same_batches(first, second):
 
 
 def test_a_set_gives_back_what_was_put_in(objective, documents, monkeypatch):
-    made = list(objective.examples(documents))
+    examples = list(objective.examples(documents))
     for block in (1, 7, 10_000):
         monkeypatch.setattr(examples_module, "EXAMPLES_PER_BLOCK", block)
-        stored = ExampleSet.build(iter(made))
-        assert len(stored) == len(made)
-        for index, row in enumerate(made):
+        stored = ExampleSet.build(iter(examples))
+        assert len(stored) == len(examples)
+        for index, row in enumerate(examples):
             assert plain(stored[3, index]) == plain({**row, "example_index": index, "epoch": 3})
         assert stored[0]["input_ids"].dtype == np.int32
         assert stored[0]["token_type_ids"].dtype == np.uint8
@@ -87,10 +87,10 @@ def test_no_tokens_at_all_is_an_error(tokenizer):
 def test_the_sampler_shows_every_example_once_an_epoch_from_any_start(size, batch_size, seed, start):
     batches = list(islice(EpochBatchSampler(size, batch_size, seed), start + 5))
     assert all(len(batch) == batch_size for batch in batches)
-    drawn = [pair for batch in batches for pair in batch]
-    assert [epoch for epoch, _ in drawn] == [place // size for place in range(len(drawn))]
-    for epoch in range(len(drawn) // size):
-        assert sorted(index for _, index in drawn[epoch * size : (epoch + 1) * size]) == list(range(size))
+    samples = [pair for batch in batches for pair in batch]
+    assert [epoch for epoch, _ in samples] == [number // size for number in range(len(samples))]
+    for epoch in range(len(samples) // size):
+        assert sorted(index for _, index in samples[epoch * size : (epoch + 1) * size]) == list(range(size))
     assert list(islice(EpochBatchSampler(size, batch_size, seed, start), 5)) == batches[start:]
 
 
@@ -116,13 +116,13 @@ def test_a_stream_shows_every_example_once_an_epoch_from_any_start(count, batch_
             return iter([{"epoch": epoch, "example_index": index} for index in range(count)])
 
     stream = Counting()
-    wanted = (start + 5) * batch_size
-    drawn = list(islice(ShuffledStream(stream, batch_size, 3, buffer_size=buffer_size), wanted))
-    seen = Counter((row["epoch"], row["example_index"]) for row in drawn)
-    assert set(seen.values()) == {1}
-    assert [row["epoch"] for row in drawn] == [place // count for place in range(wanted)]
+    num_rows = (start + 5) * batch_size
+    samples = list(islice(ShuffledStream(stream, batch_size, 3, buffer_size=buffer_size), num_rows))
+    counts = Counter((row["epoch"], row["example_index"]) for row in samples)
+    assert set(counts.values()) == {1}
+    assert [row["epoch"] for row in samples] == [number // count for number in range(num_rows)]
     later = ShuffledStream(stream, batch_size, 3, start_batch=start, buffer_size=buffer_size)
-    assert list(islice(later, 5 * batch_size)) == drawn[start * batch_size :]
+    assert list(islice(later, 5 * batch_size)) == samples[start * batch_size :]
 
 
 @pytest.mark.parametrize("contiguous_rows", [None, 12])

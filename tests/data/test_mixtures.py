@@ -28,12 +28,12 @@ def labels(mixture: RoundRobinMixture, batches: list[list[tuple[int, int]]]) -> 
 
 def test_each_batch_is_of_one_kind_and_kinds_alternate() -> None:
     mixture = RoundRobinMixture([LABELLED, OTHERS])
-    found = labels(mixture, list(islice(MixtureBatchSampler(mixture, 2, seed=0), 30)))
-    assert all(label < 100 for batch in found[::2] for label in batch)
-    assert all(label >= 100 for batch in found[1::2] for label in batch)
-    first_pass = [label for batch in found[::2] for label in batch][:5]
+    batch_labels = labels(mixture, list(islice(MixtureBatchSampler(mixture, 2, seed=0), 30)))
+    assert all(label < 100 for batch in batch_labels[::2] for label in batch)
+    assert all(label >= 100 for batch in batch_labels[1::2] for label in batch)
+    first_pass = [label for batch in batch_labels[::2] for label in batch][:5]
     assert sorted(first_pass) == list(range(5))
-    assert sorted(label for batch in found[1:12:2] for label in batch) == list(range(100, 112))
+    assert sorted(label for batch in batch_labels[1:12:2] for label in batch) == list(range(100, 112))
 
 
 def test_an_epoch_is_a_pass_over_the_first() -> None:
@@ -62,7 +62,7 @@ def test_drawn_turns_are_entered_at_any_batch(start: int, per_step: int) -> None
     whole = list(islice(MixtureBatchSampler(mixture, 2, seed=3, batches_per_step=per_step), 60))
     later = MixtureBatchSampler(mixture, 2, seed=3, start_batch=start, batches_per_step=per_step)
     assert list(islice(later, 60 - start)) == whole[start:]
-    kinds = [{label // 100 for label in found} for found in labels(mixture, whole)]
+    kinds = [{label // 100 for label in batch} for batch in labels(mixture, whole)]
     steps = [kinds[first : first + per_step] for first in range(0, 60, per_step)]
     assert all(len(set().union(*step)) == 1 for step in steps), "a step is of one kind"
     assert [1 in step[0] for step in steps] == [number % 4 == 0 for number in range(len(steps))]
@@ -70,12 +70,12 @@ def test_drawn_turns_are_entered_at_any_batch(start: int, per_step: int) -> None
 
 def test_draws_are_uniform_and_by_the_seed() -> None:
     mixture, batches = SampledMixture([LABELLED, OTHERS, MORE]), np.arange(6000)
-    found = mixture.choose(batches, seed=5)
-    assert abs(np.bincount(found) - 2000).max() < 150  # four standard deviations
-    again = found[1:] == found[:-1]
+    choices = mixture.choose(batches, seed=5)
+    assert abs(np.bincount(choices) - 2000).max() < 150  # four standard deviations
+    again = choices[1:] == choices[:-1]
     assert abs(int(again.sum()) - 2000) < 150, "draws are independent"
-    assert (mixture.choose(batches, seed=6) != found).mean() > 0.5
-    assert (mixture.choose(batches[100:], seed=5) == found[100:]).all()
+    assert (mixture.choose(batches, seed=6) != choices).mean() > 0.5
+    assert (mixture.choose(batches[100:], seed=5) == choices[100:]).all()
     assert len(mixture) == 20
 
 
@@ -83,21 +83,25 @@ def test_draws_are_uniform_and_by_the_seed() -> None:
 def test_all_steps_of_all_parts_are_shuffled(per_step: int) -> None:
     size = 2 * per_step  # of a step
     mixture = ShuffledMixture([LABELLED, OTHERS, MORE], size)
-    expected = [-(-len(part) // size) for part in mixture.datasets]
+    expected = [-(-len(dataset) // size) for dataset in mixture.datasets]
     steps = sum(expected)
     assert len(mixture) == steps * size
     whole = list(islice(MixtureBatchSampler(mixture, 2, seed=3, batches_per_step=per_step), 12 * steps * per_step))
-    drawn = labels(mixture, whole)
-    windows = [drawn[first : first + per_step] for first in range(0, len(drawn), per_step)]
+    batch_labels = labels(mixture, whole)
+    windows = [batch_labels[first : first + per_step] for first in range(0, len(batch_labels), per_step)]
     kinds = [{label // 100 for batch in window for label in batch} for window in windows]
     assert all(len(step) == 1 for step in kinds), "a step is of one part"
     epochs = [[min(step) for step in kinds[first : first + steps]] for first in range(0, len(kinds), steps)]
-    assert all([epoch.count(part) for part in range(3)] == expected for epoch in epochs), "an epoch has every step once"
+    assert all([epoch.count(dataset) for dataset in range(3)] == expected for epoch in epochs), (
+        "an epoch has every step once"
+    )
     assert len(set(map(tuple, epochs))) > 1, "each epoch has an order of its own"
-    for number, part in enumerate(mixture.datasets):
-        seen = [label for batch in drawn for label in batch if label // 100 == number]
-        passes = [seen[first : first + len(part)] for first in range(0, len(seen), len(part))][:-1]
-        assert all(sorted(each) == [item["labels"] for item in part] for each in passes), (
+    for number, dataset in enumerate(mixture.datasets):
+        dataset_labels = [label for batch in batch_labels for label in batch if label // 100 == number]
+        passes = [
+            dataset_labels[first : first + len(dataset)] for first in range(0, len(dataset_labels), len(dataset))
+        ][:-1]
+        assert all(sorted(each) == [item["labels"] for item in dataset] for each in passes), (
             "a pass has every example once"
         )
     for start in (1, 5, steps * per_step + 1):
@@ -116,10 +120,10 @@ def test_steps_are_drawn_by_powers_of_the_sizes() -> None:
     ):
         expected = steps**alpha / (steps**alpha).sum()
         epoch = 4  # the last
-        found = mixture.choose(np.arange(epoch * 2520, (epoch + 1) * 2520), seed=1)
+        choices = mixture.choose(np.arange(epoch * 2520, (epoch + 1) * 2520), seed=1)
         spread = np.sqrt(2520 * expected * (1 - expected))
-        assert (abs(np.bincount(found, minlength=3) - 2520 * expected) < 4 * spread).all(), alpha
-        assert (mixture.choose(np.arange(epoch * 2520 + 7, epoch * 2520 + 60), seed=1) == found[7:60]).all()
+        assert (abs(np.bincount(choices, minlength=3) - 2520 * expected) < 4 * spread).all(), alpha
+        assert (mixture.choose(np.arange(epoch * 2520 + 7, epoch * 2520 + 60), seed=1) == choices[7:60]).all()
     annealed = ReweightedMixture.annealed(parts, 2, epochs=5)
     assert annealed.alphas == [1.0, 0.8, 0.6, 0.4, 0.2]
     assert annealed.probabilities(0) == pytest.approx(steps / steps.sum())
@@ -142,8 +146,8 @@ def test_labels_become_places_to_agree_at(words: bool) -> None:
         assert all(set(feature) == {"labels"} for feature in features)
         return {"labels": torch.tensor([feature["labels"] for feature in features])}
 
-    given = [[3, -100, 4], [5, 6, -100]] if words else [3, 5]
-    features = [{"labels": each} for each in given]
+    labels_of_features = [[3, -100, 4], [5, 6, -100]] if words else [3, 5]
+    features = [{"labels": each} for each in labels_of_features]
     mixed = UnlabelledCollator(collate)([features[0], *mark_unlabelled(features[1:])])
     if words:
         assert mixed["labels"].tolist() == [[3, -100, 4], [-100, -100, -100]]

@@ -52,14 +52,14 @@ def test_rates_are_realised_and_batches_known_from_any_start(sizes, alpha, batch
     assert len(mixture) == sum(sizes)
     number = 1500 // batch_size
     batches = list(islice(MixtureBatchSampler(mixture, batch_size, seed), number))
-    drawn = [key for batch in batches for key in batch]
+    keys = [key for batch in batches for key in batch]
     assert all(len(batch) == batch_size for batch in batches)
-    counts = np.bincount([mixture[key]["language"] for key in drawn], minlength=len(sizes))
-    deviations = np.sqrt(len(drawn) * probabilities * (1 - probabilities))
-    assert (np.abs(counts - len(drawn) * probabilities) <= 6 * deviations + 3).all()
+    counts = np.bincount([mixture[key]["language"] for key in keys], minlength=len(sizes))
+    deviations = np.sqrt(len(keys) * probabilities * (1 - probabilities))
+    assert (np.abs(counts - len(keys) * probabilities) <= 6 * deviations + 3).all()
     for part, size in enumerate(sizes):  # epoch after epoch, each example once in each
-        of_part = [(epoch, index) for epoch, index in drawn if 0 <= index - mixture.starts[part] < size]
-        assert [epoch for epoch, _ in of_part] == [place // size for place in range(len(of_part))]
+        of_part = [(epoch, index) for epoch, index in keys if 0 <= index - mixture.starts[part] < size]
+        assert [epoch for epoch, _ in of_part] == [index_of_draw // size for index_of_draw in range(len(of_part))]
         assert len(set(of_part)) == len(of_part)
     later = MixtureBatchSampler(mixture, batch_size, seed, start)
     assert list(islice(later, number - start)) == batches[start:]

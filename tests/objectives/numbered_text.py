@@ -17,8 +17,8 @@ def numbered_documents(shape):
     for index, lengths in enumerate(shape):
         sentences = []
         for length in lengths:
-            sentences.append(" ".join(word(number + place) for place in range(length)))
-            home.update({number + place: index for place in range(length)})
+            sentences.append(" ".join(word(number + offset) for offset in range(length)))
+            home.update({number + offset: index for offset in range(length)})
             number += length
         documents.append(sentences)
     return documents, home
@@ -37,15 +37,15 @@ def segments(example):
     ends = np.flatnonzero(ids == 3)
     assert (ids[0], ends[-1]) == (2, len(ids) - 1)
     assert types is None or types.tolist() == [0] * (ends[0] + 1) + [1] * (len(ids) - ends[0] - 1)
-    return [part[1:] - 5 for part in np.split(ids, ends)[:-1]]
+    return [segment[1:] - 5 for segment in np.split(ids, ends)[:-1]]
 
 
 def check_runs(parts, home):
     """Check that each segment is a run of the words of one document."""
-    for part in parts:
-        assert len(part) >= 1
-        assert (np.diff(part) == 1).all()
-        assert len({home[number] for number in part.tolist()}) == 1
+    for segment in parts:
+        assert len(segment) >= 1
+        assert (np.diff(segment) == 1).all()
+        assert len({home[number] for number in segment.tolist()}) == 1
 
 
 def indexed(rows, epoch=0):

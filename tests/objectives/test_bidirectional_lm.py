@@ -45,9 +45,9 @@ def test_labels_are_the_neighbours(tokenizer: CtxElmoTokenizer) -> None:
     begins, ends = tokenizer.bos_token_id, tokenizer.eos_token_id
     for ids, mask, labels in zip(rows, batch["attention_mask"], batch["labels"], strict=True):
         ids, labels = ids["input_ids"].tolist(), labels[mask.bool()].tolist()
-        for place, (following, previous) in enumerate(labels):
-            after = ids[place + 1] if place + 1 < len(ids) else begins
-            before = ids[place - 1] if place else ends
+        for position, (following, previous) in enumerate(labels):
+            after = ids[position + 1] if position + 1 < len(ids) else begins
+            before = ids[position - 1] if position else ends
             assert following == (-100 if after == begins else after)
             assert previous == (-100 if before == ends else before)
     assert (batch["labels"][batch["attention_mask"] == 0] == -100).all()

@@ -56,22 +56,22 @@ def test_tokens_that_are_elsewhere_in_their_document(tokenizer):
     documents = [[" ".join(rng.choice(letters, rng.integers(1, 7))) for _ in range(count)] for count in shape]
     documents[-1] = ["wa"]  # of one token, which is in no other segment
     _, rows = rows_of(tokenizer, documents, "token_document", max_length=16)
-    place, seen = 0, Counter()
+    row_number, counts = 0, Counter()
     for document in documents[:-1]:
         text = tokenizer(" ".join(document), add_special_tokens=False).input_ids
         done = 0
         while done < len(text) and len(text) > 1:
-            row = rows[place]
+            row = rows[row_number]
             segment = row["input_ids"][1:-1].tolist()
             assert segment == text[done : done + len(segment)]
             assert len(segment) <= min(14, len(text) // 2)
             others = text[:done] + text[done + len(segment) :]
             expected = [int(token in others) for token in segment]
             assert row["token_targets"].tolist() == [IGNORE_INDEX, *expected, IGNORE_INDEX]
-            seen.update(expected)
-            done, place = done + len(segment), place + 1
-    assert place == len(rows)
-    assert min(seen[0], seen[1]) > 50
+            counts.update(expected)
+            done, row_number = done + len(segment), row_number + 1
+    assert row_number == len(rows)
+    assert min(counts[0], counts[1]) > 50
 
 
 @pytest.mark.parametrize("most", [2, 3])
@@ -81,14 +81,14 @@ def test_the_order_of_segments_is_the_class(tokenizer, most):
     assert len(classes) == {2: 3, 3: 9}[most]
     objective, rows = rows_of(tokenizer, documents, "sentence_reordering", 40, reordering_segments=most)
     assert objective.config_fields["pretraining_tasks"] == {"sentence_reordering": len(classes)}
-    found, by_number = Counter(), Counter()
+    targets, by_number = Counter(), Counter()
     for row in rows:
         (numbers,) = segments(row)
         order, text = classes[row["target"]], np.sort(numbers)
         assert (np.diff(text) == 1).all()
         splits = (np.split(text, cuts) for cuts in combinations(range(2, len(text), 2), len(order) - 1))
         assert any(np.array_equal(np.concatenate([runs[k] for k in order]), numbers) for runs in splits), "of sentences"
-        found[row["target"]] += 1
+        targets[row["target"]] += 1
         by_number[len(order)] += 1
     assert len(rows) > 500
     for number in range(1, most + 1):
@@ -96,7 +96,7 @@ def test_the_order_of_segments_is_the_class(tokenizer, most):
     for target, order in enumerate(classes):
         here = by_number[len(order)]
         expected = 1 / len([other for other in classes if len(other) == len(order)])
-        assert found[target] / here == pytest.approx(expected, abs=5 * 0.5 / here**0.5), order
+        assert targets[target] / here == pytest.approx(expected, abs=5 * 0.5 / here**0.5), order
 
 
 def test_the_distance_of_two_sentences(tokenizer):
@@ -138,12 +138,12 @@ def documents(tmp_path):
 def test_a_labelled_pair_belongs_to_the_task_of_its_label(tokenizer, documents):
     objective, rows = rows_of(tokenizer, documents, SCHEDULE, discourse_relations="so, but")
     names = list(TASKS)
-    found = [
+    targets = [
         (names[row["task"]], row["target"])
         for row in rows
         if names[row["task"]] in ("discourse_relation", "query_title")
     ]
-    assert found == [("discourse_relation", 1), ("query_title", 2), ("discourse_relation", 0), ("query_title", 0)]
+    assert targets == [("discourse_relation", 1), ("query_title", 2), ("discourse_relation", 0), ("query_title", 0)]
     expected = {"sentence_distance": 3, "discourse_relation": 2, "query_title": 3}
     assert objective.config_fields == {"pretraining_tasks": expected, "use_task_id": True}
     with pytest.raises(CtxError, match="label 'But' is not among so, because"):

@@ -16,23 +16,23 @@ DOCUMENTS = [np.random.default_rng(seed).integers(0, 12, size=size) for seed, si
 def by_loops(window: int, symmetric: bool, weighted: bool) -> dict[tuple[int, int], float]:
     cells: Counter[tuple[int, int]] = Counter()
     for ids in DOCUMENTS:
-        for place, word in enumerate(ids.tolist()):
+        for position, word in enumerate(ids.tolist()):
             for distance in range(1, window + 1):
-                if place - distance >= 0:
-                    other, value = int(ids[place - distance]), 1 / distance if weighted else 1
-                    cells[word, other] += value
+                if position - distance >= 0:
+                    context_word, value = int(ids[position - distance]), 1 / distance if weighted else 1
+                    cells[word, context_word] += value
                     if symmetric:
-                        cells[other, word] += value
+                        cells[context_word, word] += value
     return cells
 
 
 def count(counter: CooccurrenceCounter, seed: int = 0) -> dict[tuple[int, int], float]:
-    found: dict[tuple[int, int], float] = {}
+    counts: dict[tuple[int, int], float] = {}
     for words, contexts, values in counter.cells(np.random.default_rng(seed)):
         for word, context, value in zip(words.tolist(), contexts.tolist(), values.tolist()):
-            assert (word, context) not in found
-            found[word, context] = value
-    return found
+            assert (word, context) not in counts
+            counts[word, context] = value
+    return counts
 
 
 @pytest.mark.parametrize("memory_cells", [1_000_000, 20], ids=["memory", "files"])
@@ -46,13 +46,13 @@ def test_counts(
     )
     for document in DOCUMENTS:
         counter.add(document)
-    found = count(counter)
+    counts = count(counter)
     assert (counter.spills > 1) == (memory_cells == 20)
     assert not list(tmp_path.iterdir()), "files were left behind"
     expected = by_loops(window, symmetric, weighted)
-    assert found.keys() == expected.keys()
+    assert counts.keys() == expected.keys()
     for cell, value in expected.items():
-        assert found[cell] == pytest.approx(value, rel=1e-5), cell
+        assert counts[cell] == pytest.approx(value, rel=1e-5), cell
     assert count(counter) == {}
 
 

@@ -29,7 +29,7 @@ def sentence(language: str, number: int) -> str:
 
 
 DOCUMENTS = [
-    [f"<{language}> {sentence(language, 10 * number + place)}" for place in range(1 + number % 4)]
+    [f"<{language}> {sentence(language, 10 * number + index)}" for index in range(1 + number % 4)]
     for number in range(30)
     for language in ("de", "en")
 ]
@@ -72,8 +72,8 @@ def test_rows_of_pairs(tokenizer: CtxXLMTokenizer) -> None:
     for text, translation in PAIRS:
         one, other = ids_of(tokenizer, text), ids_of(tokenizer, translation.removeprefix("<de> "))
         ids, langs, positions = [], [], []
-        for language, part in ((1, one), (0, other)):
-            for position, token in enumerate([END, *part, END]):
+        for language, tokens in ((1, one), (0, other)):
+            for position, token in enumerate([END, *tokens, END]):
                 ids.append(token)
                 langs.append(language)
                 positions.append(position)
@@ -99,10 +99,10 @@ def slow_mask(ids: list[int], scores: list[float] | None, size: int, seed: int) 
         chosen = sorted(rng.choice(len(ids), number, replace=False, p=weights / weights.sum()).tolist())
     labels, corrupted = [-100] * len(ids), list(ids)
     draws = rng.random(len(chosen)).tolist()
-    drawn = iter(rng.integers(size, size=sum(0.8 <= draw < 0.9 for draw in draws)).tolist())
+    random_ids = iter(rng.integers(size, size=sum(0.8 <= draw < 0.9 for draw in draws)).tolist())
     for column, draw in zip(chosen, draws, strict=True):
         labels[column] = ids[column]
-        corrupted[column] = MASK if draw < 0.8 else next(drawn) if draw < 0.9 else ids[column]
+        corrupted[column] = MASK if draw < 0.8 else next(random_ids) if draw < 0.9 else ids[column]
     return corrupted, labels
 
 
@@ -150,7 +150,10 @@ def test_alternation_and_the_arm_without_translations(tokenizer: CtxXLMTokenizer
     mixture = build_training_set(documents, both, both.sampling)
     tasks = mixture.choose(np.arange(400), 0)
     assert 0.4 < tasks.mean() < 0.6
-    assert [{int(part[index]["task"]) for index in range(len(part))} for part in mixture.datasets] == [{0}, {1}]
+    assert [{int(dataset[index]["task"]) for index in range(len(dataset))} for dataset in mixture.datasets] == [
+        {0},
+        {1},
+    ]
     shuffled = CrossLingualLM(tokenizer, max_length=40, seed=0, language="en", alternate=False)
     assert len(build_training_set(documents, shuffled, shuffled.sampling)) == len(mixture)
     streams = StreamMaskedLM(tokenizer, max_length=40, seed=0, language="en")
@@ -216,9 +219,9 @@ def test_words_are_split_by_the_rules_of_their_language(
     monkeypatch.setattr(split, lambda text, language, lower: [*text.split(), rule[language]])
     tokenizer.save_pretrained(tmp_path)
     released = CtxXLMTokenizer.from_pretrained(tmp_path, word_splitting="moses")
-    found = [sentence for document in LanguageReader(released, "").read(DOCUMENTS) for sentence in document]
+    sentences = [sentence for document in LanguageReader(released, "").read(DOCUMENTS) for sentence in document]
     plain = [text for document in DOCUMENTS for text in document]
-    for (number, ids), text in zip(found, plain, strict=True):
+    for (number, ids), text in zip(sentences, plain, strict=True):
         language = text[1:3]
         assert number == released.lang2id[language]
         assert ids.tolist() == ids_of(tokenizer, f"{text[5:]} {rule[language]}"), text

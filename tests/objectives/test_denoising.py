@@ -38,7 +38,7 @@ def random_text(seed: int) -> Text:
     length = int(rng.integers(1, 40))
     starts = rng.random(length) < 0.6
     starts[0] = True
-    bounds = [0, *(place for place in range(1, length) if starts[place] and rng.random() < 0.2), length]
+    bounds = [0, *(position for position in range(1, length) if starts[position] and rng.random() < 0.2), length]
     return np.arange(100, 100 + length), starts, np.array(bounds)
 
 
@@ -51,8 +51,8 @@ def by_loops(rule: DataCollatorForDenoising, text: Text, rng: np.random.Generato
         cut = [tokens[first:last] for first, last in pairwise(bounds)]
         chosen = rng.permutation(len(cut))[: math.ceil(len(cut) * rule.permute_sentences)].tolist()
         order = list(range(len(cut)))
-        for place, other in zip(chosen, rng.permutation(len(chosen)).tolist()):
-            order[place] = chosen[other]
+        for position, other in zip(chosen, rng.permutation(len(chosen)).tolist()):
+            order[position] = chosen[other]
         tokens = [token for number in order for token in cut[number]]
     noised = mask_by_loops(rule, tokens, rng) if rule.mask else [token for token, _ in tokens]
     if rule.insert:
@@ -66,7 +66,7 @@ def by_loops(rule: DataCollatorForDenoising, text: Text, rng: np.random.Generato
 def mask_by_loops(
     rule: DataCollatorForDenoising, tokens: list[tuple[int, bool]], rng: np.random.Generator
 ) -> list[int]:
-    starts = [place for place, (_, start) in enumerate(tokens) if start]
+    starts = [position for position, (_, start) in enumerate(tokens) if start]
     budget = math.ceil(round(len(starts) * rule.mask, 6))
     lengths = [1] * budget
     if rule.mask_length == "span-poisson":
@@ -76,37 +76,37 @@ def mask_by_loops(
             if weights[-1] < 1e-7:
                 break
         weights = np.array(weights) / sum(weights)
-        drawn = []
-        while sum(drawn) < budget:
-            drawn += rng.choice(len(weights), size=budget, p=weights).tolist()
+        lengths_sampled = []
+        while sum(lengths_sampled) < budget:
+            lengths_sampled += rng.choice(len(weights), size=budget, p=weights).tolist()
         lengths = []
         while sum(lengths) < budget:
-            lengths.append(min(drawn[len(lengths)], budget - sum(lengths)))
+            lengths.append(min(lengths_sampled[len(lengths)], budget - sum(lengths)))
     empty, lengths = lengths.count(0), [length for length in lengths if length]
     words = rng.permutation(len(starts))[: len(lengths)].tolist()
     randoms = (rng.random(len(words)) < rule.mask_random).tolist()
     spans = [[starts[word], length, is_random] for word, length, is_random in zip(words, lengths, randoms)]
     ids: list[int | None] = [token for token, _ in tokens]
     if rule.replace_length:
-        for place, _, is_random in spans:
-            ids[place] = RANDOM if is_random else MASK
-    dropped = {place for place, *_ in spans} if rule.replace_length == 0 else set()
+        for position, _, is_random in spans:
+            ids[position] = RANDOM if is_random else MASK
+    dropped = {position for position, *_ in spans} if rule.replace_length == 0 else set()
     while spans:  # all spans go on by one token
         going = []
-        for place, length, is_random in spans:
-            place += 1
-            if place == len(tokens):
+        for position, length, is_random in spans:
+            position += 1
+            if position == len(tokens):
                 continue
-            length -= tokens[place][1]
+            length -= tokens[position][1]
             if length > 0:
-                going.append([place, length, is_random])
+                going.append([position, length, is_random])
                 if rule.replace_length == -1:
-                    ids[place] = RANDOM if is_random else MASK
+                    ids[position] = RANDOM if is_random else MASK
                 else:
-                    dropped.add(place)
+                    dropped.add(position)
         spans = going
-    kept = [token for place, token in enumerate(ids) if place not in dropped]
-    return insert_by_loops(rule, kept, empty, rng)
+    remaining_tokens = [token for position, token in enumerate(ids) if position not in dropped]
+    return insert_by_loops(rule, remaining_tokens, empty, rng)
 
 
 def insert_by_loops(rule: DataCollatorForDenoising, ids: list[int], count: int, rng: np.random.Generator) -> list[int]:
@@ -114,9 +114,9 @@ def insert_by_loops(rule: DataCollatorForDenoising, ids: list[int], count: int, 
         return ids
     places = rng.permutation(len(ids) + count)[:count].tolist()
     randoms = places[: math.ceil(round(count * rule.mask_random, 6))]
-    rest = iter(ids)
-    new = {place: RANDOM if place in randoms else MASK for place in places}
-    return [new[place] if place in new else next(rest) for place in range(len(ids) + count)]
+    remaining_ids = iter(ids)
+    new = {position: RANDOM if position in randoms else MASK for position in places}
+    return [new[position] if position in new else next(remaining_ids) for position in range(len(ids) + count)]
 
 
 @settings(max_examples=300)
@@ -143,7 +143,7 @@ def test_sentences_are_permuted_for_any_tokenizer(tokenizer: CtxBertTokenizer, f
     parts = [tokenizer(sentence, add_special_tokens=False).input_ids for sentence in text]
     if full_stops:  # "..." may be one token or three: what follows the first full stop belongs to the next sentence
         stop = tokenizer.convert_tokens_to_ids(".")
-        ends = [place + 1 for place, token in enumerate(inner) if token == stop and inner[place - 1] != stop]
+        ends = [position + 1 for position, token in enumerate(inner) if token == stop and inner[position - 1] != stop]
         parts = [inner[first:last] for first, last in zip([0, *ends], [*ends, len(inner)]) if last > first]
         assert len(parts) >= 3
     assert [*chain(*parts)] == inner

@@ -58,8 +58,8 @@ def test_packed_rows_are_fuller_and_carry_their_special_tokens(tokenizer):
     assert len(packed) < len(documents)
     for row in packed:
         for sequence in range(1, row["sequence_ids"].max() + 1):
-            part = row["input_ids"][row["sequence_ids"] == sequence]
-            assert (part[0], part[-1]) == (tokenizer.cls_token_id, tokenizer.sep_token_id)
+            sequence_tokens = row["input_ids"][row["sequence_ids"] == sequence]
+            assert (sequence_tokens[0], sequence_tokens[-1]) == (tokenizer.cls_token_id, tokenizer.sep_token_id)
     batch = MaskedLM(tokenizer, max_length=24, seed=0, packing=True).collate(indexed(packed))
     assert ((batch["sequence_ids"] > 0) == (batch["attention_mask"] > 0)).all()
 

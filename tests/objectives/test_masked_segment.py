@@ -44,10 +44,10 @@ def masked_columns(
         order = [*rng.permutation([*pieces[:-1], *others]), pieces[-1]]
     else:
         order = [*rng.permutation([*pieces, *others])]
-    place = 1
+    position = 1
     for piece in order:
-        columns += range(place, place + int(piece))
-        place += max(int(piece), 1)
+        columns += range(position, position + int(piece))
+        position += max(int(piece), 1)
     return columns
 
 
@@ -80,17 +80,21 @@ def test_segments_and_what_the_decoder_is_given(
         rng = generator(objective.seed, 0 if objective.static else 1, number)
         expected = masked_columns(len(clean), objective.share, block, span, rng)
         here = batch["attention_mask"][number] == 1
-        source, seen = (batch[name][number][here].tolist() for name in ("input_ids", "cross_attention_mask"))
-        masks = [place for place, token in enumerate(source) if token == tokenizer.mask_token_id]
-        assert [place for place, value in enumerate(seen) if not value] == (
+        source, visible = (batch[name][number][here].tolist() for name in ("input_ids", "cross_attention_mask"))
+        masks = [position for position, token in enumerate(source) if token == tokenizer.mask_token_id]
+        assert [position for position, value in enumerate(visible) if not value] == (
             masks if objective.hidden == "masks" else expected
         )
-        assert set(masks) <= {place for place in range(len(clean)) if source[place] != clean[place]} <= set(expected)
+        assert (
+            set(masks)
+            <= {position for position in range(len(clean)) if source[position] != clean[position]}
+            <= set(expected)
+        )
         count = len(expected)
-        for step, place in enumerate(expected):
-            assert batch["labels"][number, step] == clean[place]
-            assert batch["decoder_input_ids"][number, step] == clean[place - 1]
-            assert batch["decoder_position_ids"][number, step] == place - 1
+        for step, position in enumerate(expected):
+            assert batch["labels"][number, step] == clean[position]
+            assert batch["decoder_input_ids"][number, step] == clean[position - 1]
+            assert batch["decoder_position_ids"][number, step] == position - 1
         assert (batch["labels"][number, count:] == -100).all()
         words += clean[1:-1]
     text = [word for document in DOCUMENTS for sentence in document for word in sentence.split()]

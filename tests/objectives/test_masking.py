@@ -69,16 +69,16 @@ def test_selected_tokens_meet_their_fates_in_the_shares_asked_for(tokenizer, mas
 def test_every_position_and_every_word_is_equally_likely(tokenizer):
     masker = TokenMasker(tokenizer, MaskingRule(0.2, mask_share=0, random_share=1))
     ids = np.full(50, FIRST_WORD)
-    selected, drawn = np.zeros(50), []
+    selected, samples = np.zeros(50), []
     for epoch in range(2000):
         corrupted, labels = masker.mask(ids, None, generator(0, epoch, 0))
         selected += labels != IGNORE_INDEX
-        drawn.append(corrupted[labels != IGNORE_INDEX])
+        samples.append(corrupted[labels != IGNORE_INDEX])
     assert np.abs(selected - 400).max() < 5 * (2000 * 0.2 * 0.8) ** 0.5
-    drawn = np.concatenate(drawn)
-    assert drawn.mean() == pytest.approx(masker.non_special.ids.mean(), rel=0.03)
-    assert drawn.min() < 100, "the lowest words are drawn as well"
-    assert drawn.max() > 2900, "the highest words are drawn as well"
+    samples = np.concatenate(samples)
+    assert samples.mean() == pytest.approx(masker.non_special.ids.mean(), rel=0.03)
+    assert samples.min() < 100, "the lowest words are drawn as well"
+    assert samples.max() > 2900, "the highest words are drawn as well"
 
 
 def test_whole_words_reach_the_share_of_tokens(tokenizer):
@@ -154,22 +154,22 @@ def test_rare_tokens_are_predicted_more_often(tokenizer):
     with pytest.raises(CtxError, match=r"mlm_smoothing.*counts"):
         masker.mask(ids, None, generator(0, 0, 0))
     masker.set_token_counts(text)
-    weights = {place: max(1, counts[int(ids[place])]) ** -0.7 for place in range(1, 7)}
+    weights = {position: max(1, counts[int(ids[position])]) ** -0.7 for position in range(1, 7)}
     expected = dict.fromkeys(weights, 0.0)
     for order in permutations(weights, 3):
         chance, left = 1.0, sum(weights.values())
-        for place in order:
-            chance, left = chance * weights[place] / left, left - weights[place]
-        for place in order:
-            expected[place] += chance
+        for position in order:
+            chance, left = chance * weights[position] / left, left - weights[position]
+        for position in order:
+            expected[position] += chance
     draws = 4000
     selected = sum(
         (masker.mask(ids, None, generator(0, 0, row))[1] != IGNORE_INDEX).astype(int) for row in range(draws)
     )
     assert selected[[0, 7]].sum() == 0
     assert selected.sum() == 3 * draws
-    for place, share in expected.items():
-        assert abs(selected[place] / draws - share) < 5 * (share * (1 - share) / draws) ** 0.5 + 1e-9, place
+    for position, share in expected.items():
+        assert abs(selected[position] / draws - share) < 5 * (share * (1 - share) / draws) ** 0.5 + 1e-9, position
     for wrong in ({"smoothing": -1.0}, {"smoothing": 0.7, "whole_word": True}):
         with pytest.raises(CtxError, match="mlm_smoothing"):
             MaskingRule(**wrong)
@@ -177,8 +177,8 @@ def test_rare_tokens_are_predicted_more_often(tokenizer):
     documents = [[" ".join([words[0]] * 2)] * 30, [words[1]]]
     objective = MaskedLM(tokenizer, max_length=32, seed=0, mlm_smoothing=0.7)
     build_training_set(documents, objective)
-    found = objective.masker.weights
-    assert found[41] / found[40] == pytest.approx(60**0.7)
+    masker_weights = objective.masker.weights
+    assert masker_weights[41] / masker_weights[40] == pytest.approx(60**0.7)
 
 
 SHARES = np.array([6, 3, 2]) / 11
@@ -191,8 +191,8 @@ def runs_of(selected):
 
 
 def test_lengths_are_drawn_in_proportion_to_their_inverse():
-    drawn = MaskingRule(ngram=3).ngram_lengths(100_000, generator(0, 0, 0))
-    shares = np.bincount(drawn, minlength=4) / len(drawn)
+    samples = MaskingRule(ngram=3).ngram_lengths(100_000, generator(0, 0, 0))
+    shares = np.bincount(samples, minlength=4) / len(samples)
     assert shares[0] == 0
     assert np.abs(shares[1:] - SHARES).max() < 5 * 0.5 / 100_000**0.5
     assert set(MaskingRule(ngram=1).ngram_lengths(9, generator(0, 0, 0)).tolist()) == {1}

@@ -88,13 +88,13 @@ def test_a_lone_sentence_always_gets_a_random_second_segment(tokenizer):
 def test_every_other_document_is_drawn_equally_often(tokenizer):
     documents, home = numbered_documents([[5]] * 5)
     objective = MaskedLMWithNextSentence(tokenizer, max_length=32, seed=0)
-    drawn = Counter()
+    pair_counts = Counter()
     for epoch in range(500):
         for example in objective.examples(documents, epoch):
             a, b = segments(example)
-            drawn[home[int(a[0])], home[int(b[0])]] += 1
-    assert len(drawn) == 20
-    assert max(abs(count - 125) for count in drawn.values()) < 5 * (500 * 0.25 * 0.75) ** 0.5
+            pair_counts[home[int(a[0])], home[int(b[0])]] += 1
+    assert len(pair_counts) == 20
+    assert max(abs(count - 125) for count in pair_counts.values()) < 5 * (500 * 0.25 * 0.75) ** 0.5
 
 
 def test_short_rows_come_with_the_probability_asked_for(tokenizer):
@@ -121,8 +121,8 @@ def test_documents_are_paired_across_the_whole_text_in_batches(tokenizer, monkey
     monkeypatch.setattr(tokenized_documents, "DOCUMENTS_PER_BATCH", 3)
     documents, home = numbered_documents([[4] * 3] * 7)
     objective = MaskedLMWithNextSentence(tokenizer, max_length=24, seed=0)
-    seen = {home[int(segments(example)[0][0])] for example in objective.examples(documents)}
-    assert seen == set(range(7))
+    first_documents = {home[int(segments(example)[0][0])] for example in objective.examples(documents)}
+    assert first_documents == set(range(7))
 
 
 def test_one_document_is_not_enough(tokenizer):

@@ -34,8 +34,8 @@ def features_of(lengths, epoch=0):
     for index, length in enumerate(lengths):
         ids, words = rng.integers(FIRST_WORD, 3000, size=length), np.cumsum(rng.integers(0, 2, size=length))
         if length > 5:
-            for place, token in ((length // 2, EOD), (-2, SEP), (-1, CLS)):
-                ids[place], words[place] = token, -1
+            for offset, token in ((length // 2, EOD), (-2, SEP), (-1, CLS)):
+                ids[offset], words[offset] = token, -1
         features.append({"input_ids": ids, "word_ids": words, "example_index": index, "epoch": epoch})
     return features
 
@@ -71,12 +71,14 @@ def test_targets_and_ranks(trailing_tokenizer, lengths, chosen):
 
         is_target = np.isin(np.arange(len(ids)), targets)
         reuse = min(chosen["reuse_length"] or len(ids), len(ids))
-        first, rest = slice(0, reuse), slice(reuse, None)
+        first, new_columns = slice(0, reuse), slice(reuse, None)
         assert (order[first][~is_target[first]] == -1).all(), "not predicted: seen by all"
         assert sorted(order[first][is_target[first]]) == list(range(is_target[first].sum())), "ranks are distinct"
         after = is_target[first].sum()
-        assert (order[rest][~is_target[rest]] == after).all()
-        assert sorted(order[rest][is_target[rest]]) == list(range(after + 1, after + 1 + is_target[rest].sum()))
+        assert (order[new_columns][~is_target[new_columns]] == after).all()
+        assert sorted(order[new_columns][is_target[new_columns]]) == list(
+            range(after + 1, after + 1 + is_target[new_columns].sum())
+        )
     if batch["target_positions"].shape[1] > 1:
         assert (batch["target_positions"][:, -1] != -1).any(), "no column of the targets is only padding"
 
@@ -91,14 +93,14 @@ def test_nothing_a_query_sees_depends_on_its_target_or_a_later_one(trailing_toke
     reached = np.linalg.matrix_power(content.astype(float), length) > 0  # content i depends on token j
     assert (reached == content).all(), "seeing what another position sees adds nothing"
     for target in targets:
-        seen = order < order[target]
-        depends = reached[seen].any(axis=0)
-        assert not seen[target]
+        visible = order < order[target]
+        depends = reached[visible].any(axis=0)
+        assert not visible[target]
         assert not depends[target]
         later = targets[order[targets] > order[target]]
         assert not depends[later].any()
         earlier = targets[order[targets] < order[target]]
-        assert seen[earlier].all()
+        assert visible[earlier].all()
     reuse = chosen["reuse_length"] or length
     assert not reached[:reuse, reuse:].any()
     assert reached[reuse:, :reuse].all()
@@ -187,9 +189,9 @@ def test_rows_on_their_own_hold_all_of_the_text_in_order(trailing_tokenizer, sha
     for row in rows:
         a, b = map(np.ndarray.tolist, pieces_of(row))
         assert len(row["input_ids"]) <= max_length
-        (place,) = [place for place in places if a == text[place : place + len(a)]][:1]
-        middle = place + len(a)
-        assert middle in ends or not ends & set(range(place + 1, min(place + max_length - 3, len(text))))
+        (offset,) = [offset for offset in places if a == text[offset : offset + len(a)]][:1]
+        middle = offset + len(a)
+        assert middle in ends or not ends & set(range(offset + 1, min(offset + max_length - 3, len(text))))
         continues = b == text[middle : middle + len(b)]
         assert continues or any(b == text[start : start + len(b)] for start in range(len(text)))
         places = {middle, middle + len(b)} if continues else {middle}
@@ -228,7 +230,7 @@ def test_rows_with_a_memory_continue_each_other(trailing_tokenizer, shape, max_l
         assert a == text[start : start + len(a)]
         inner = ends & set(range(start + reuse_length + 1, start + room))
         assert start + len(a) in inner or not inner
-        assert any(b == text[place : place + len(b)] for place in range(len(text)))
+        assert any(b == text[offset : offset + len(b)] for offset in range(len(text)))
     assert objective.statistics["truncated_tokens"] == len(text) - len(rows) * reuse_length
 
 

@@ -74,5 +74,5 @@ def test_masks_follow_the_released_code(tokenizer):
 def test_seeds_belong_to_example_and_epoch(tokenizer):
     objective, rows = rows_of(tokenizer, [[5, 7], [2, 3, 4], [12, 9]])
     seeds, later = (objective.collate(indexed(rows, epoch))["sampling_seed"] for epoch in (0, 1))
-    other = DataCollatorForReplacedTokenDetection(tokenizer, seed=5)(rows)["sampling_seed"]
-    assert len({*seeds.tolist(), *later.tolist(), *other.tolist()}) == 9
+    other_seeds = DataCollatorForReplacedTokenDetection(tokenizer, seed=5)(rows)["sampling_seed"]
+    assert len({*seeds.tolist(), *later.tolist(), *other_seeds.tolist()}) == 9

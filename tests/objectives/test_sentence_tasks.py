@@ -27,8 +27,8 @@ RELATED = [
 def documents(tmp_path: Path) -> Documents:
     (tmp_path / "running.txt").write_text(TEXT)
     for name, pairs in (("de", PAIRS), ("parse", PARSES)):
-        for place in range(2):
-            (tmp_path / f"{name}{place}.txt").write_text("".join(f"{pair[place]}\n" for pair in pairs))
+        for side in range(2):
+            (tmp_path / f"{name}{side}.txt").write_text("".join(f"{pair[side]}\n" for pair in pairs))
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in RELATED))
     files = [str(tmp_path / name) for name in ("running.txt", "de0.txt", "parse0.txt", "pairs.jsonl")]
     return load_documents(
@@ -51,13 +51,13 @@ def rows_of(objective: SentenceTasks, documents: Documents) -> list[tuple]:
         assert not len(ids) or ids[-1] == objective.tokenizer.eos_token_id
         return objective.tokenizer.decode(ids, skip_special_tokens=True)
 
-    found = []
+    pairs = []
     for row in objective.examples(documents):
         texts = (text(row[name]) for name in ("input_ids", "second_ids", "labels"))
         writes = objective.decoder_tasks[row["target_language"]] if len(row["labels"]) else ""
         relation = "" if row["relation"] < 0 else objective.relation_labels[row["relation"]]
-        found.append((objective.task_names[row["task"]], *texts, writes, relation))
-    return found
+        pairs.append((objective.task_names[row["task"]], *texts, writes, relation))
+    return pairs
 
 
 def test_what_every_kind_of_document_teaches(documents: Documents, tokenizer: CtxGenSenTokenizer) -> None:
@@ -140,9 +140,11 @@ def test_every_batch_is_of_one_task(documents: Documents, tokenizer: CtxGenSenTo
     assert [number for number, task in enumerate(order) if task == 3] == list(range(0, 400, 10))
     counts = Counter(order)
     assert all(80 < counts[task] < 160 for task in range(3)), counts
-    seen = Counter(row["example_index"] for batch, task in zip(batches, order) if task == 0 for row in batch)
-    assert len(seen) == 6
-    assert max(seen.values()) - min(seen.values()) <= 1, "each part goes through its examples again and again"
+    example_counts = Counter(row["example_index"] for batch, task in zip(batches, order) if task == 0 for row in batch)
+    assert len(example_counts) == 6
+    assert max(example_counts.values()) - min(example_counts.values()) <= 1, (
+        "each part goes through its examples again and again"
+    )
 
 
 def test_relations_like_the_others(documents: Documents, tokenizer: CtxGenSenTokenizer) -> None:

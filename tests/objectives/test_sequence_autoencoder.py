@@ -30,15 +30,15 @@ def test_rows_hold_the_text_twice(tokenizer: CtxSeqaeTokenizer, length: int, sid
     batch = objective.collate(rows)
     assert batch["input_ids"].shape[1] <= length
     assert batch["labels"].shape[1] == batch["input_ids"].shape[1] + 1
-    found = []
+    all_ids = []
     for ids, mask, labels in zip(batch["input_ids"], batch["attention_mask"], batch["labels"][:, 1:], strict=True):
         ids, labels = ids[mask == 1].tolist(), labels[mask == 1].tolist()
         size = (len(ids) - 1) // 2
         assert ids == [*ids[:size], tokenizer.eos_token_id, *ids[:size]]
         assert labels == [-100] * size + [*ids[:size], tokenizer.eos_token_id]
-        found += ids[:size]
+        all_ids += ids[:size]
     texts = [sentence for document in DOCUMENTS for sentence in document]
-    assert found == [number for text in texts for number in tokenizer(text, add_special_tokens=False).input_ids]
+    assert all_ids == [number for text in texts for number in tokenizer(text, add_special_tokens=False).input_ids]
     assert (batch["labels"][:, 1:][batch["attention_mask"] == 0] == -100).all()
     assert (batch["labels"][:, 0] == -100).all()
     assert (batch["input_ids"][batch["attention_mask"] == 0] == tokenizer.pad_token_id).all()

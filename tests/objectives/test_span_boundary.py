@@ -29,17 +29,17 @@ def spans_by_loops(words, budget, probabilities, rng):
         for length, anchor in zip(lengths.tolist(), (text[number] for number in anchors)):
             if anchor in selected or len(selected) == budget:
                 continue
-            place = anchor
-            while place > 0 and words[place - 1] == words[anchor]:
-                place -= 1
-            seen = []
-            while place < len(words) and words[place] is not None and len(selected) < budget:
-                if not seen or words[place] != seen[-1]:
-                    seen.append(words[place])
-                if len(seen) > length:
+            column = anchor
+            while column > 0 and words[column - 1] == words[anchor]:
+                column -= 1
+            visited = []
+            while column < len(words) and words[column] is not None and len(selected) < budget:
+                if not visited or words[column] != visited[-1]:
+                    visited.append(words[column])
+                if len(visited) > length:
                     break
-                selected.add(place)
-                place += 1
+                selected.add(column)
+                column += 1
     return sorted(selected)
 
 
@@ -73,32 +73,32 @@ def test_the_published_mean_of_lengths():
 def test_a_span_has_one_replacement_with_the_frequencies_of_the_text(tokenizer):
     masker = TokenMasker(tokenizer, SpanMaskingRule())
     pool, ids = np.array([8] * 9 + [9]), np.full(400, 7)
-    kinds, drawn, broken = [], [], 0
+    kinds, random_tokens, broken = [], [], 0
     for epoch in range(300):
         new, labels = masker.mask(ids, np.arange(400), generator(0, epoch, 0), pool)
         assert (labels != IGNORE_INDEX).sum() == 60
         for selected, run in groupby(enumerate(labels.tolist()), lambda each: each[1] != IGNORE_INDEX):
             if selected:
-                places = [place for place, _ in run]
-                tokens = {{7: "kept", MASK: "mask"}.get(int(new[place]), "random") for place in places}
+                columns = [column for column, _ in run]
+                tokens = {{7: "kept", MASK: "mask"}.get(int(new[column]), "random") for column in columns}
                 broken += len(tokens) > 1
                 kinds += tokens
-                drawn += [int(new[place]) for place in places if new[place] in (8, 9)]
+                random_tokens += [int(new[column]) for column in columns if new[column] in (8, 9)]
     assert not broken
     shares = [kinds.count(kind) / len(kinds) for kind in ("mask", "random", "kept")]
     assert shares == pytest.approx([0.8, 0.1, 0.1], abs=0.03)
-    assert drawn.count(8) / len(drawn) == pytest.approx(0.9, abs=0.03)
+    assert random_tokens.count(8) / len(random_tokens) == pytest.approx(0.9, abs=0.03)
 
 
 def boundaries_by_loops(row, labels, longest, edges):
     """Targets of a row: of each run of labels between two tokens that are no `edges`, the first ones."""
     targets = [IGNORE_INDEX] * len(row)
-    for selected, run in groupby(range(len(row)), lambda place: labels[place] != IGNORE_INDEX):
-        places = list(run)
-        before, after = places[0] - 1, places[-1] + 1
+    for selected, run in groupby(range(len(row)), lambda column: labels[column] != IGNORE_INDEX):
+        columns = list(run)
+        before, after = columns[0] - 1, columns[-1] + 1
         if selected and before >= 0 and after < len(row) and row[before] not in edges and row[after] not in edges:
-            for place in places[:longest]:
-                targets[place] = labels[place]
+            for column in columns[:longest]:
+                targets[column] = labels[column]
     return targets
 
 

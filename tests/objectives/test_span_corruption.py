@@ -63,12 +63,12 @@ def test_masks_have_the_counts_of_the_release(length: int, density: float, mean:
 
 def test_all_masks_are_equally_likely() -> None:
     """Nine tokens, four of them noise in two spans: 3 x 4 masks."""
-    rng, drawn = np.random.default_rng(0), 12_000
+    rng, num_samples = np.random.default_rng(0), 12_000
     assert noise_counts(9, 0.45, 2.0) == (4, 2)
-    counts = Counter(tuple(alternating_spans(9, 0.45, 2.0, rng).tolist()) for _ in range(drawn))
+    counts = Counter(tuple(alternating_spans(9, 0.45, 2.0, rng).tolist()) for _ in range(num_samples))
     masks = comb(3, 1) * comb(4, 1)
     assert len(counts) == masks
-    assert max(abs(count - drawn / masks) for count in counts.values()) < 5 * (drawn / masks) ** 0.5
+    assert max(abs(count - num_samples / masks) for count in counts.values()) < 5 * (num_samples / masks) ** 0.5
 
 
 @pytest.mark.parametrize(
@@ -103,8 +103,8 @@ def test_inputs_and_targets_are_those_of_the_loop(words: CtxT5Tokenizer, options
     for row, one in enumerate(features):
         inputs = batch["input_ids"][row][batch["attention_mask"][row] == 1].tolist()
         targets = batch["labels"][row][batch["labels"][row] != -100].tolist()
-        kept = set(inputs)
-        noise = [token not in kept for token in one["input_ids"].tolist()]
+        input_set = set(inputs)
+        noise = [token not in input_set for token in one["input_ids"].tolist()]
         assert (inputs, targets) == split_by_hand(one["input_ids"].tolist(), noise, sentinel)
         rolled += noise[0]
         if options in STARTING_KEPT:
@@ -146,7 +146,7 @@ def test_rows_are_joined_documents(words: CtxT5Tokenizer) -> None:
     assert [len(row) for row in rows] == [size] * (256 // size) + [256 % size, 4]
     assert objective.statistics["documents"] == 130
     apart = SpanCorruption(words, max_length=20, seed=0, variant="prefix-lm").examples(documents)
-    assert [row["input_ids"].tolist() for row in apart] == [text[place : place + 2] for place in range(0, 260, 2)]
+    assert [row["input_ids"].tolist() for row in apart] == [text[start : start + 2] for start in range(0, 260, 2)]
 
 
 @pytest.mark.parametrize(
@@ -209,8 +209,8 @@ def test_there_are_sentinels_for_all_spans(words: CtxT5Tokenizer) -> None:
         noise = objective.sample_noise_mask(length, feature_generator(feature(length, index), 0, static=False))
         runs = [sum(side & ~np.append(False, side[:-1])) for side in (noise, ~noise)]
         assert max(runs) <= 100
-        drawn = max(sum(side & ~np.append(False, side[:-1])) for side in (plain, ~plain)) > 100
-        assert (noise != plain).any() == drawn
-        again += drawn
+        num_samples = max(sum(side & ~np.append(False, side[:-1])) for side in (plain, ~plain)) > 100
+        assert (noise != plain).any() == num_samples
+        again += num_samples
     assert 20 < again < 120
     assert len(objective.collate([feature(length, index) for index in range(200)])["input_ids"]) == 200

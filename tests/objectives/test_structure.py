@@ -40,12 +40,12 @@ def test_ngrams_are_drawn_without_overlaps_from_all_windows(tokenizer, free, len
     assert collate.ngrams(np.array(free)).tolist() == windows
     chosen = collate.sample_ngrams(np.array(free), generator(seed, 0, 0))
     assert set(chosen) <= set(windows)
-    places = [place for start in chosen for place in range(start, start + length)]
-    assert len(places) == len(set(places)), "no token is in two of them"
+    positions = [position for start in chosen for position in range(start, start + length)]
+    assert len(positions) == len(set(positions)), "no token is in two of them"
     count = round(probability * len(windows))
     assert len(chosen) <= count
     if len(chosen) < count:
-        assert all(set(range(start, start + length)) & set(places) for start in windows), "no room is left"
+        assert all(set(range(start, start + length)) & set(positions) for start in windows), "no room is left"
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
@@ -59,21 +59,21 @@ def test_what_is_shuffled_and_what_is_predicted(tokenizer, monkeypatch, side):
         columns = slice(offset, offset + len(row["input_ids"]))
         ids, labels, order = (batch[name][number].tolist() for name in ("input_ids", "labels", "shuffle_labels"))
         assert set(order[: columns.start] + order[columns.stop :]) <= {IGNORE_INDEX}, "padding is no target"
-        originals, place = row["input_ids"].tolist(), columns.start
-        while place < columns.stop:
-            original = originals[place - offset]
-            if order[place] == IGNORE_INDEX:
-                if labels[place] == IGNORE_INDEX:
-                    assert ids[place] == original, "what is no target stays"
-                place += 1
+        originals, position = row["input_ids"].tolist(), columns.start
+        while position < columns.stop:
+            original = originals[position - offset]
+            if order[position] == IGNORE_INDEX:
+                if labels[position] == IGNORE_INDEX:
+                    assert ids[position] == original, "what is no target stays"
+                position += 1
                 continue
-            window = range(place, place + 3)
-            assert [labels[each] for each in window] == [IGNORE_INDEX] * 3, "masked tokens are not shuffled"
-            assert [order[each] for each in window] == originals[place - offset : place - offset + 3]
-            assert sorted(ids[place : place + 3]) == sorted(order[place : place + 3])
-            assert not {CLS, SEP} & set(ids[place : place + 3])
+            window = range(position, position + 3)
+            assert [labels[index] for index in window] == [IGNORE_INDEX] * 3, "masked tokens are not shuffled"
+            assert [order[index] for index in window] == originals[position - offset : position - offset + 3]
+            assert sorted(ids[position : position + 3]) == sorted(order[position : position + 3])
+            assert not {CLS, SEP} & set(ids[position : position + 3])
             shuffled_rows += 1
-            place += 3
+            position += 3
     assert shuffled_rows > 100
 
 
@@ -96,16 +96,16 @@ def test_rates_of_shuffling(tokenizer):
 
 def kinds_by_reading(rows, home):
     """The class of each row, from the words' numbers, which run through the text."""
-    found = []
+    targets = []
     for row in rows:
         ends = np.flatnonzero(row["input_ids"] == SEP)
         first, second = (part[1:] - FIRST for part in np.split(row["input_ids"], ends)[:2])
         if home[int(first[0])] != home[int(second[0])]:
-            found.append(RANDOM)
+            targets.append(RANDOM)
         else:
-            found.append(NEXT if second[0] == first[-1] + 1 else PREVIOUS)
-            assert NEXT in found or first[0] == second[-1] + 1
-    return found
+            targets.append(NEXT if second[0] == first[-1] + 1 else PREVIOUS)
+            assert NEXT in targets or first[0] == second[-1] + 1
+    return targets
 
 
 @pytest.mark.parametrize(

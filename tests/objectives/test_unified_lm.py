@@ -78,8 +78,8 @@ def test_selection_is_the_released_loop(free, probability, skipgram, size, limit
     lengths = [1] * len(order)
     if size > 1:
         several = rng.random(len(order)) < skipgram
-        drawn = rng.integers(2, size, size=len(order), endpoint=True)
-        lengths = [int(length) if many else 1 for many, length in zip(several, drawn)]
+        sampled_lengths = rng.integers(2, size, size=len(order), endpoint=True)
+        lengths = [int(length) if many else 1 for many, length in zip(several, sampled_lengths)]
     budget = min(max(1, round(probability * len(order))), limit or 99) if order else 0
     chosen = set()
     for position, length in zip(order, lengths):
@@ -87,10 +87,10 @@ def test_selection_is_the_released_loop(free, probability, skipgram, size, limit
             break
         if position in chosen:
             continue
-        for place in range(position, position + length):
-            if place >= len(free) or not free[place]:
+        for index in range(position, position + length):
+            if index >= len(free) or not free[index]:
                 break
-            chosen.add(place)
+            chosen.add(index)
     if len(chosen) > budget:
         chosen = set(rng.choice(sorted(chosen), budget, replace=False).tolist())
     assert got.tolist() == sorted(chosen)
@@ -154,7 +154,9 @@ def test_noisy_targets(tokenizer):
     rows = list(whole.examples([TranslatedText(["wa wb", "wcxaxb wdxa we wfxc wg"])] * 50))
     words, sizes = [0, 0, 0, 1, 1, 2, 3, 3, 4, 5], Counter()
     for spans in whole.collate(indexed(rows))["span_ids"].tolist():
-        members = {span: {word for word, own in zip(words, spans, strict=True) if own == span} for span in spans}
+        members = {
+            span: {word for word, word_span in zip(words, spans, strict=True) if word_span == span} for span in spans
+        }
         assert sum(map(len, members.values())) == 6, "a word is in one span"
         assert members[spans[-1]] == {5}, "the end is a span of its own"
         assert spans == sorted(spans)

@@ -23,14 +23,14 @@ words = st.lists(st.sampled_from(WORDS), min_size=1, max_size=30)
 
 def units_by_hand(text: list[str], phrases: list[list[str]]) -> list[list[str]]:
     """Left to right, the longest phrase that stands there, else a word."""
-    units, place = [], 0
-    while place < len(text):
+    units, position = [], 0
+    while position < len(text):
         length = 1
         for phrase in phrases:
-            if text[place : place + len(phrase)] == phrase:
+            if text[position : position + len(phrase)] == phrase:
                 length = max(length, len(phrase))
-        units.append(text[place : place + length])
-        place += length
+        units.append(text[position : position + length])
+        position += length
     return units
 
 
@@ -39,13 +39,13 @@ def units_by_hand(text: list[str], phrases: list[list[str]]) -> list[list[str]]:
 def test_phrases_are_found_from_left_to_right_the_longest_first(tokenizer, text, phrases):
     encoded = tokenizer(" ".join(text), add_special_tokens=False)
     ids, numbers = np.array(encoded.input_ids), np.array(encoded.word_ids())
-    found = Phrases(tokenizer, map(" ".join, phrases)).join(ids, numbers)
+    joined = Phrases(tokenizer, map(" ".join, phrases)).join(ids, numbers)
     expected = [
         number
         for number, unit in enumerate(units_by_hand(text, phrases))
         for _ in tokenizer(" ".join(unit), add_special_tokens=False).input_ids
     ]
-    assert (np.diff(found) != 0).tolist() == (np.diff(expected) != 0).tolist()
+    assert (np.diff(joined) != 0).tolist() == (np.diff(expected) != 0).tolist()
 
 
 def test_phrases_that_are_refused(tokenizer, tmp_path):

@@ -104,9 +104,9 @@ class TestCollator:
         assert "negatives" not in batch
         assert batch["paths"].shape == batch["codes"].shape == (2, 5, 10, batch["paths"].shape[-1])
         flat = batch["paths"].flatten(1, 2)
-        for place in (0, 17, 49):
-            path = collate.tree.paths[batch["input_ids"][1, place]]
-            assert flat[1, place].tolist() == path[: flat.shape[-1]].tolist()
+        for position in (0, 17, 49):
+            path = collate.tree.paths[batch["input_ids"][1, position]]
+            assert flat[1, position].tolist() == path[: flat.shape[-1]].tolist()
 
     @pytest.mark.parametrize("output", ["negative-sampling", "hierarchical-softmax"])
     @pytest.mark.parametrize("block", [1, 4])
@@ -135,9 +135,9 @@ def test_noise_is_the_power_of_the_counts() -> None:
     expected = np.array([0, 0, *COUNTS], dtype=float) ** 0.75
     expected /= expected.sum()
     np.testing.assert_allclose(noise.probabilities, expected)
-    drawn = np.bincount(sample_noise(np.random.default_rng(0).random(200_000), noise.table), minlength=10)
-    assert drawn[:2].sum() == 0
-    assert (np.abs(drawn - 200_000 * expected) <= 5 * np.sqrt(200_000 * expected)).all()
+    samples = np.bincount(sample_noise(np.random.default_rng(0).random(200_000), noise.table), minlength=10)
+    assert samples[:2].sum() == 0
+    assert (np.abs(samples - 200_000 * expected) <= 5 * np.sqrt(200_000 * expected)).all()
 
 
 def test_kept_shares() -> None:
@@ -177,13 +177,13 @@ class TestTree:
 
 @pytest.mark.parametrize(("objective", "architecture"), [(SkipGram, "skip-gram"), (ContinuousBagOfWords, "cbow")])
 def test_rows_are_the_known_words_of_a_document(tokenizer, objective: type, architecture: str) -> None:
-    made = objective(tokenizer, max_length=4, seed=0, window=2)
+    windows = objective(tokenizer, max_length=4, seed=0, window=2)
     documents = [["w0 w1 unheard w2.", "w3 w4 w5"], ["nothing known"], ["w6"]]
-    rows = [tokenizer.convert_ids_to_tokens(row["input_ids"]) for row in made.examples(documents)]
+    rows = [tokenizer.convert_ids_to_tokens(row["input_ids"]) for row in windows.examples(documents)]
     assert rows == [["w0", "w1", "w2", "w3"], ["w4", "w5"]]
-    assert made.statistics["unknown_tokens"] == 4
-    assert made.config_fields["architecture"] == architecture
-    assert made.config_fields["window"] == 2
+    assert windows.statistics["unknown_tokens"] == 4
+    assert windows.config_fields["architecture"] == architecture
+    assert windows.config_fields["window"] == 2
 
 
 def test_a_row_without_words(tokenizer) -> None:
@@ -203,8 +203,8 @@ class TestUniforms:
                 yield ((bits ^ bits >> 31) >> 11) / 2**53
 
         keys = row_hashes(5, [0, 0, 1], [0, 1, 0])
-        drawn = uniforms(np.repeat(keys, 9000), np.tile(np.arange(9000), 3)).reshape(3, 9000)
-        for key, row in zip(keys, drawn):
+        samples = uniforms(np.repeat(keys, 9000), np.tile(np.arange(9000), 3)).reshape(3, 9000)
+        for key, row in zip(keys, samples):
             assert row.tolist() == list(itertools.islice(one_by_one(int(key)), 9000))
 
     def test_keys_differ_in_every_part(self) -> None:
@@ -215,8 +215,8 @@ class TestUniforms:
     def test_rows_and_places_are_independent(self) -> None:
         """Counts of pairs, of neighbours in a row and of rows one behind the other, as those of a fair die."""
         keys = row_hashes(0, [0] * 400, range(400))
-        drawn = uniforms(np.repeat(keys, 400), np.tile(np.arange(400), 400)).reshape(400, 400)
-        cells = (drawn * 10).astype(int)
+        samples = uniforms(np.repeat(keys, 400), np.tile(np.arange(400), 400)).reshape(400, 400)
+        cells = (samples * 10).astype(int)
         for first, second in ((cells[:, 1:], cells[:, :-1]), (cells[1:], cells[:-1])):
             pairs = np.bincount((10 * first + second).ravel(), minlength=100)
             expected = pairs.sum() / 100
