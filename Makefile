@@ -16,6 +16,7 @@ help:           ## list the targets
 
 demo: $(VENV)/.demo     ## run the demo (some minutes), with baselines; resumes an earlier demo
 	$(BIN)/python -m hf_ctxmodels demo --output_dir demo $(DEMO_ARGS)
+	@echo 'hf-ctxmodels is $(BIN)/hf-ctxmodels; activate its environment: source $(BIN)/activate'
 
 test: $(VENV)/.dev      ## run the test suite; FAMILY=bert runs the tests of one family
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "not slow" $(if $(FAMILY),--family $(FAMILY)) $(PYTEST_ARGS)

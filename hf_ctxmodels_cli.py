@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.metadata import version
 from typing import NoReturn
 
 PROGRAM = "hf-ctxmodels"
@@ -43,6 +44,18 @@ FINETUNING_TASKS = {
     "multitask": "Train one encoder on a list of tasks (MT-DNN).",
 }
 DISTILLATION_TASKS = ("sequence-classification", "regression", "token-classification")
+CONVERSIONS = {  # name of the format -> summary, module and class in `hf_ctxmodels.conversion`
+    "word-vectors": ("GloVe, word2vec and gensim files, from and to.", "word_vector_files", "WordVectorConversion"),
+    "elmo": ("ELMo: options and HDF5 weights of AllenNLP.", "elmo", "ElmoConversion"),
+    "cove": ("CoVe: weights of the MT-LSTM, and word vectors.", "cove", "CoveConversion"),
+    "infersent": ("InferSent: weights, and word vectors.", "infersent", "InferSentConversion"),
+    "laser": ("LASER: encoder and BPE codes.", "laser", "LaserConversion"),
+    "ulmfit": ("ULMFiT: weights and vocabulary of fastai.", "ulmfit", "UlmfitConversion"),
+    "gpt": ("GPT: the folder of OpenAI's release.", "gpt", "GptConversion"),
+    "grover": ("Grover: TensorFlow checkpoint and vocabulary.", "grover", "GroverConversion"),
+    "mass": ("MASS: checkpoints for translation or summaries.", "mass", "MassConversion"),
+    "adapter": ("AdapterHub adapters with pickled weights.", "adapters", "AdapterConversion"),
+}
 
 GROUPS: dict[str, dict[str, Command | CommandGroup]] = {
     "first steps": {
@@ -50,10 +63,10 @@ GROUPS: dict[str, dict[str, Command | CommandGroup]] = {
         "recipes": Command("List recipes, task lists and configurations for `accelerate launch`.", "recipes"),
     },
     "data": {
-        "train-tokenizer": Command("Train the tokenizer of a family.", "train_tokenizer"),
         "data": CommandGroup(
-            "Prepare data.",
+            "Train a tokenizer, and prepare data.",
             {
+                "tokenizer": Command("Train the tokenizer of a family.", "train_tokenizer"),
                 "pairs": Command("Make source-target pairs for seq2seq: summaries or questions.", "data", "pairs"),
                 "units": Command("Collect phrases and entities for objectives that mask units.", "data", "units"),
                 "augment": Command("Augment the training examples of a task for distillation.", "data", "augment"),
@@ -77,8 +90,8 @@ GROUPS: dict[str, dict[str, Command | CommandGroup]] = {
         ),
     },
     "use and evaluation": {
+        "predict": Command("Predict labels, tags, answers or scores for the examples of a file.", "predict"),
         "generate": Command("Generate a text for each line of a file.", "generate"),
-        "ensemble": Command("Classify texts by the average of several models.", "evaluate", "ensemble"),
         "evaluate": CommandGroup(
             "Evaluate a model.",
             {
@@ -90,10 +103,16 @@ GROUPS: dict[str, dict[str, Command | CommandGroup]] = {
                 "perplexity": Command("Perplexity of a causal language model.", "evaluate", "perplexity"),
                 "transfer": Command("Zero-shot transfer of a tagger between languages.", "transfer"),
                 "forgetting": Command("Pretraining loss after fine-tuning.", "evaluate", "forgetting"),
+                "ensemble": Command("Average of the predictions of several classifiers.", "evaluate", "ensemble"),
             },
         ),
     },
-    "publication": {
+    "file formats and publication": {
+        "convert": CommandGroup(
+            "Convert files of other libraries to a model.",
+            {name: Command(text, "convert", arguments=tuple(path)) for name, (text, *path) in CONVERSIONS.items()},
+            "FORMAT",
+        ),
         "export": CommandGroup(
             "Export a model for inference.",
             {
@@ -112,11 +131,21 @@ COMMANDS: dict[str, Command | CommandGroup] = {
 FIRST_COMMANDS = ("demo", "pretrain", "finetune", "push")
 
 
+class UnknownCommandError(LookupError):
+    """There is no such command or subcommand."""
+
+
 def main() -> NoReturn:
     """Run the command of the command line and exit with 0 or the exit code of its error."""
-    if (text := help_text(sys.argv[1:])) is not None:
+    arguments = sys.argv[1:]
+    if text := f"{PROGRAM} {version('hf_ctxmodels')}" if arguments[:1] == ["--version"] else help_text(arguments):
         print(text)
         sys.exit(0)
+    try:
+        find_command(arguments)
+    except UnknownCommandError as error:
+        print(f"\n{error}", file=sys.stderr)
+        sys.exit(2)
     from hf_ctxmodels.core.console import run_script
 
     run_script(run)
@@ -156,36 +185,30 @@ def _summaries(commands: Mapping[str, Command | CommandGroup]) -> list[str]:
 
 
 def run() -> None:
-    """Run the command of the command line.
-
-    Raises:
-        CtxError: There is no such command.
-    """
-    from hf_ctxmodels import __version__
-
-    name, *arguments = sys.argv[1:]
-    if name == "--version":
-        print(f"{PROGRAM} {__version__}")
-        return
-    command = _find(name, COMMANDS, PROGRAM)
-    if isinstance(command, CommandGroup):
-        subcommand, *arguments = arguments
-        command = _find(subcommand, command.subcommands, f"{PROGRAM} {name}")
-        name = f"{name} {subcommand}"
-    assert isinstance(command, Command)
-    sys.argv = [f"{PROGRAM} {name}", *arguments]  # for usage lines, and for the command line in the summary of a run
+    """Run the command of the command line."""
+    words, command = find_command(sys.argv[1:])
+    # for usage lines, and for the command line in the summary of a run
+    sys.argv = [" ".join([PROGRAM, *words]), *sys.argv[1 + len(words) :]]
     getattr(import_module(f"hf_ctxmodels.cli.{command.module}"), command.function)(*command.arguments)
 
 
-def _find(name: str, commands: Mapping[str, Command | CommandGroup], program: str) -> Command | CommandGroup:
-    """Look up a command by name; raises CtxError for an unknown name."""
-    from hf_ctxmodels.core.errors import CtxError
-
-    if name in commands:
-        return commands[name]
-    similar = difflib.get_close_matches(name, commands, n=1)
-    raise CtxError(
-        f"Unknown command {name!r}.",
-        location=f"{program} {name}",
-        hint=(f"did you mean {similar[0]}? " if similar else "") + f"`{program} --help` lists the commands.",
+def find_command(arguments: list[str]) -> tuple[list[str], Command]:
+    """The words that name a command, and the command; raises UnknownCommandError with a suggestion."""
+    commands: Mapping[str, Command | CommandGroup] = COMMANDS
+    for number, name in enumerate(arguments):
+        command = commands.get(name)
+        if isinstance(command, Command):
+            return arguments[: number + 1], command
+        if command is None:
+            break
+        commands = command.subcommands
+    group = " ".join([PROGRAM, *arguments[:number]])
+    names = {name: name for name in commands}
+    if not number:
+        groups = [(name, group) for name, group in COMMANDS.items() if isinstance(group, CommandGroup)]
+        names = {subname: f"{name} {subname}" for name, group in groups for subname in group.subcommands} | names
+    similar = difflib.get_close_matches(name, names, n=1)
+    suggestion = f"did you mean {names[similar[0]]}? " if similar else ""
+    raise UnknownCommandError(
+        f"Unknown command {name!r}.\n  where: {group} {name}\n  Fix: {suggestion}`{group} --help` lists the commands."
     )

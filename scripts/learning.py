@@ -72,7 +72,7 @@ def pretrain(arguments: LearningArguments, output: Path) -> tuple[list[str], lis
     family = ("--family", arguments.family)
     steps = () if arguments.max_steps is None else ("--max_steps", arguments.max_steps)
     tokenizer, vocabulary = output / "tokenizer", ("--vocab_size", arguments.vocab_size)
-    commands = [run_command("train-tokenizer", *family, *vocabulary, *data, "--output_dir", tokenizer)]
+    commands = [run_command("data", "tokenizer", *family, *vocabulary, *data, "--output_dir", tokenizer)]
     start: tuple = family
     for number, recipe in enumerate(recipes, start=1):
         model = output / ("pretrained" if number == len(recipes) else f"stage-{number}")

@@ -1,6 +1,7 @@
 """Sentence vectors of any model, and encoders of sentences with bidirectional recurrent layers."""
 
 from collections.abc import Mapping, Sequence
+from inspect import signature
 from typing import Any
 
 import torch
@@ -85,7 +86,7 @@ class RecurrentSentenceEncoder(CtxPreTrainedModel):
 
     def encode(
         self,
-        sentences: Sequence[str],
+        sentences: str | Sequence[str],
         tokenizer: PreTrainedTokenizerBase | None = None,
         *,
         batch_size: int = 64,
@@ -98,9 +99,12 @@ class RecurrentSentenceEncoder(CtxPreTrainedModel):
 
 
 def sentence_vectors(model: PreTrainedModel, inputs: Mapping[str, Tensor], pooling: Pooling | None = None) -> Tensor:
-    """(batch, width) vectors of tokenized sentences: pooled token states, or without `pooling` the `pooler_output`;
-    raises CtxError if the model has none."""
-    outputs: Any = model(return_dict=True, **inputs)
+    """(batch, width) vectors of tokenized sentences: pooled token states (of the encoder if the model has a decoder),
+    or without `pooling` the `pooler_output`; raises CtxError if the model has none."""
+    if pooling is not None and "decoder_input_ids" in signature(model.forward).parameters:
+        outputs: Any = model.get_encoder()(**inputs)
+    else:
+        outputs = model(return_dict=True, **inputs)
     if pooling is not None:
         states = outputs.last_hidden_state
         return pool_tokens(states, token_mask(states, inputs.get("attention_mask")), pooling)
@@ -115,7 +119,7 @@ def sentence_vectors(model: PreTrainedModel, inputs: Mapping[str, Tensor], pooli
 def encode_sentences(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    sentences: Sequence[str],
+    sentences: str | Sequence[str],
     *,
     pooling: Pooling | None = None,
     batch_size: int = 64,
@@ -125,21 +129,22 @@ def encode_sentences(
 
     Args:
         model, tokenizer: A base model of any family, as opened by `AutoModel`, and its tokenizer.
+        sentences: Sentences, or one sentence.
         pooling: As in `sentence_vectors`.
         normalize: Scale every vector to length 1.
 
     Returns:
-        (sentences, width) vectors in the order of the sentences, on the model's device.
+        (sentences, width) vectors in the order of the sentences, or (width,) for one sentence, on the model's device.
 
     Raises:
-        CtxError: `sentences` is not a list of strings, a sentence has no token, the tokenizer does not match the model,
+        CtxError: A sentence is not a string, a sentence has no token, the tokenizer does not match the model,
             or the model does not pool.
 
     Example:
         >>> vectors = encode_sentences(model, tokenizer, ["A cat sat.", "It ran."], pooling="mean")
     """
     if isinstance(sentences, str):
-        raise CtxError("sentences is a single string.", hint="pass a list: encode([text]).")
+        return encode_sentences(model, tokenizer, [sentences], pooling=pooling, normalize=normalize)[0]
     texts = list(sentences)
     for index, text in enumerate(texts):
         if not isinstance(text, str):

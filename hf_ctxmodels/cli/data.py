@@ -68,7 +68,7 @@ def pairs() -> None:
         hf-ctxmodels data pairs --kind questions --dataset xquad.en.json.gz --output_dir data/questions
 
     Each split is written as a table (train.jsonl, validation.jsonl), and as two files of lines (train.source.txt,
-    train.target.txt, ...) for `train-tokenizer --translations` and `generate`.
+    train.target.txt, ...) for `data tokenizer --translations` and `generate`.
     """
     (arguments,) = parse_arguments(PairArguments, description=getdoc(pairs))
     splits, suffixes = ("train", "validation"), (".jsonl", ".source.txt", ".target.txt")

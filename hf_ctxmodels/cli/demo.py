@@ -107,7 +107,7 @@ def print_summary(report: DemoReport, folder: Path) -> None:
     print(
         format_next_commands(
             ("evaluate", "words", "--model", folder / "word2vec", "--near", "king"),
-            ("train-tokenizer", "--family", "bert", "--vocab_size", 8000, *text),
+            ("data", "tokenizer", "--family", "bert", "--vocab_size", 8000, *text),
             ("pretrain", "--help"),
         )
     )

@@ -1,4 +1,4 @@
-"""Subcommands of `hf-ctxmodels evaluate`, and `hf-ctxmodels ensemble`."""
+"""Subcommands of `hf-ctxmodels evaluate`."""
 
 import json
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, check_range, flag
 from hf_ctxmodels.core.output_files import check_output_file, write_text_file
 from hf_ctxmodels.data.document_sources import load_documents
-from hf_ctxmodels.data.text_files import read_lines
+from hf_ctxmodels.data.text_files import Separator, read_lines
 from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_model_and_tokenizer
 from hf_ctxmodels.downstream.finetuning.forgetting import PretrainingEvaluation, measure_forgetting
 from hf_ctxmodels.downstream.tasks import SequenceClassification, TaskArguments
@@ -230,6 +230,9 @@ class PerplexityArguments:
     validation_fraction: float | None = flag(
         None, "Use only the validation documents of pretrain with this fraction and the same files."
     )
+    document_separator: Separator | None = flag(
+        None, "As of pretrain; by default `blank`, or with --validation_fraction guessed as by pretrain."
+    )
     max_length: int | None = flag(None, "Window length in tokens; by default the maximum length of the model.")
     stride: int | None = flag(None, "Stride of the windows in tokens; by default half a window.")
     batch_size: int = flag(8, "Windows per batch.")
@@ -242,7 +245,10 @@ def perplexity() -> None:
     """
     (arguments,) = parse_arguments(PerplexityArguments, description=getdoc(perplexity))
     model, tokenizer = load_model_and_tokenizer(arguments.model, "AutoModelForCausalLM")
-    documents = load_documents(*arguments.dataset, split=arguments.split, skip_empty=True)
+    separator: Separator | None = arguments.document_separator
+    if separator is None and arguments.validation_fraction is None:
+        separator = "blank"
+    documents = load_documents(*arguments.dataset, split=arguments.split, skip_empty=True, document_separator=separator)
     if arguments.validation_fraction is not None:
         documents = documents.split(arguments.validation_fraction)[1]
     # sentences are joined by spaces, as in causal language modelling
@@ -306,7 +312,7 @@ class EnsembleArguments:
 def ensemble() -> None:
     """Classify texts by the mean of the probabilities of several models, and print the metrics.
 
-    hf-ctxmodels ensemble --models runs/forward runs/backward --validation_file test.tsv --text_columns sentence
+    hf-ctxmodels evaluate ensemble --models runs/forward runs/backward --validation_file test.tsv
     """
     task_section = (TaskArguments, SequenceClassification.argument_names)
     arguments, task_arguments = parse_arguments(EnsembleArguments, task_section, description=getdoc(ensemble))

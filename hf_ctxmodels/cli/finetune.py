@@ -18,7 +18,7 @@ from hf_ctxmodels.downstream.finetuning.arguments import (
 from hf_ctxmodels.downstream.finetuning.finetuning_run import MakeTrainingSetup, finetune
 from hf_ctxmodels.downstream.multitask.task_list import KINDS
 from hf_ctxmodels.downstream.multitask.training import MultitaskArguments, finetune_tasks
-from hf_ctxmodels.downstream.tasks import TASKS, Task, TaskArguments
+from hf_ctxmodels.downstream.tasks import TASKS, TaskArguments
 from hf_ctxmodels.downstream.tasks.metrics import metric_range
 from hf_ctxmodels.downstream.tasks.text_metrics import UPPER_BOUND_NOTE
 from hf_ctxmodels.downstream.tasks.tfidf import TFIDF_NOTE
@@ -45,7 +45,7 @@ def flag_sections(task: str) -> tuple[Section, ...]:
         return MultitaskArguments, model, (TaskArguments, columns), FinetuningLoopArguments
     task_class = TASKS[task]
     names = set(FinetuningArguments.__dataclass_fields__)
-    if task_class.read_unlabelled is Task.read_unlabelled:
+    if not task_class.has_unlabelled_loss:
         names -= {"unlabelled_file"}
     return (
         (FinetuningArguments, names),
@@ -119,5 +119,7 @@ def run(
     print(f"{len(tuned.training):,} training and {len(tuned.validation):,} validation examples")
     print(f"model, tokenizer, log and summary saved in {output}" + (f", {file}" if file else ""))
     summary.print_warnings()
-    generation = [("generate", "--model", output, "--input", "FILE")] if tuned.task.is_generative else []
-    print(format_next_commands(*generation, ("push", "--model", output, "--repo_id", "ORGANISATION/NAME")))
+    use = ["generate" if tuned.task.is_generative else "predict", "--model", output, "--input", "FILE"]
+    if not tuned.task.is_generative and tuned.task.arguments.text_columns is not None:
+        use += ["--text_columns", tuned.task.arguments.text_columns]
+    print(format_next_commands(use, ("push", "--model", output, "--repo_id", "ORGANISATION/NAME")))

@@ -1,6 +1,6 @@
 r"""Train the tokenizer of a family on documents, and evaluate it on held-out documents.
 
-    hf-ctxmodels train-tokenizer --family bert --dataset demo --vocab_size 4000 --output_dir tokenizer \
+    hf-ctxmodels data tokenizer --family bert --dataset demo --vocab_size 4000 --output_dir tokenizer \
         --options do_lower_case=false
 """
 

@@ -1,6 +1,6 @@
 r"""Convert an AdapterHub adapter with pickled weights (pytorch_adapter.bin) to safetensors.
 
-python -m hf_ctxmodels.conversion.adapters --adapter AdapterHub/bert-base-multilingual-cased-de-wiki_pfeiffer \
+hf-ctxmodels convert adapter --adapter AdapterHub/bert-base-multilingual-cased-de-wiki_pfeiffer \
     --output adapters/de
 
 Only tensors are loaded from pickles. Heads and fusions in the same folder are converted too.
@@ -13,8 +13,6 @@ from pathlib import Path
 from safetensors.torch import save_file
 
 from hf_ctxmodels.conversion.released_files import read_tensors
-from hf_ctxmodels.core.command_line import parse_arguments
-from hf_ctxmodels.core.console import run_script
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, flag
 from hf_ctxmodels.core.output_files import wrap_write_errors
@@ -60,18 +58,12 @@ def convert_adapter(source: str | Path, output: str | Path) -> str:
 
 
 @dataclass
-class ConversionArguments:
+class AdapterConversion:
     """Arguments of the conversion."""
 
     adapter: str = flag(REQUIRED, "Folder or Hub id with pytorch_adapter.bin.")
     output: str = flag(REQUIRED, "Folder for the converted adapter.")
 
-
-def main() -> None:
-    """Convert, and print a summary."""
-    (arguments,) = parse_arguments(ConversionArguments, description=__doc__)
-    print(convert_adapter(arguments.adapter, arguments.output))
-
-
-if __name__ == "__main__":
-    run_script(main)
+    def run(self) -> None:
+        """Convert, and print a summary."""
+        print(convert_adapter(self.adapter, self.output))

@@ -1,6 +1,6 @@
 r"""Convert released ELMo weights (AllenNLP's options.json and HDF5 file) to a model and its tokenizer.
 
-python -m hf_ctxmodels.conversion.elmo --options options.json --weights weights.hdf5 --output runs/elmo
+hf-ctxmodels convert elmo --options options.json --weights weights.hdf5 --output runs/elmo
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from hf_ctxmodels.conversion.released_files import Conversion, load_weights
-from hf_ctxmodels.core.console import run_script
 from hf_ctxmodels.core.errors import CtxError, wrap_errors
 from hf_ctxmodels.core.flags import REQUIRED, flag
 from hf_ctxmodels.core.loading import read_json
@@ -131,7 +130,3 @@ class ElmoConversion(Conversion):
         )
         model.config.vocab_size = len(tokenizer)
         return model, tokenizer, self.weights
-
-
-if __name__ == "__main__":
-    run_script(lambda: ElmoConversion.main(__doc__))

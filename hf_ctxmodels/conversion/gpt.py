@@ -1,6 +1,6 @@
 r"""Convert the released parameters of GPT (.npy files) and its vocabulary to a model and its tokenizer.
 
-python -m hf_ctxmodels.conversion.gpt --folder finetune-transformer-lm/model --output runs/gpt
+hf-ctxmodels convert gpt --folder finetune-transformer-lm/model --output runs/gpt
 """
 
 import json
@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from hf_ctxmodels.conversion.released_files import Conversion, load_weights
-from hf_ctxmodels.core.console import run_script
 from hf_ctxmodels.core.errors import CtxError, wrap_errors
 from hf_ctxmodels.core.flags import REQUIRED, flag
 from hf_ctxmodels.models.gpt.configuration_gpt import CtxGptConfig
@@ -128,7 +127,3 @@ class GptConversion(Conversion):
         merges = self.merges or Path(self.folder) / "vocab_40000.bpe"
         checkpoint = read_openai_checkpoint(self.folder, vocabulary, merges, positions=self.positions, heads=self.heads)
         return *checkpoint, self.folder
-
-
-if __name__ == "__main__":
-    run_script(lambda: GptConversion.main(__doc__))

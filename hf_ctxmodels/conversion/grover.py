@@ -1,6 +1,6 @@
 r"""Convert a TensorFlow checkpoint of Grover and GPT-2's vocabulary to a model and its tokenizer, without TensorFlow.
 
-python -m hf_ctxmodels.conversion.grover --checkpoint models/base/model.ckpt --vocabulary sample/encoder.json \
+hf-ctxmodels convert grover --checkpoint models/base/model.ckpt --vocabulary sample/encoder.json \
     --merges sample/vocab.bpe --output runs/grover
 """
 
@@ -13,7 +13,6 @@ from torch import Tensor
 
 from hf_ctxmodels.conversion.released_files import Conversion, load_weights
 from hf_ctxmodels.conversion.tensorflow_files import TensorFlowCheckpoint
-from hf_ctxmodels.core.console import run_script
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, flag
 from hf_ctxmodels.models.grover.configuration_grover import CtxGroverConfig
@@ -111,7 +110,3 @@ class GroverConversion(Conversion):
         max_length = model.config.max_position_embeddings
         tokenizer = CtxGroverTokenizer(vocab=self.vocabulary, merges=self.merges, model_max_length=max_length)
         return model, tokenizer, self.checkpoint
-
-
-if __name__ == "__main__":
-    run_script(lambda: GroverConversion.main(__doc__))

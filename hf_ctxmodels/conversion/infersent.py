@@ -1,8 +1,8 @@
 r"""Convert released InferSent weights and a file of word vectors to an encoder and its tokenizer.
 
-python -m hf_ctxmodels.conversion.infersent --weights infersent1.pkl --version 1 --vectors glove.840B.300d.txt \
+hf-ctxmodels convert infersent --weights infersent1.pkl --version 1 --vectors glove.840B.300d.txt \
     --output runs/infersent
-python -m hf_ctxmodels.conversion.infersent --weights infersent2.pkl --version 2 --vectors crawl-300d-2M.vec \
+hf-ctxmodels convert infersent --weights infersent2.pkl --version 2 --vectors crawl-300d-2M.vec \
     --vectors_format word2vec-text --output runs/infersent
 """
 
@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from hf_ctxmodels.conversion.torch_lstm import VectorEncoderConversion
-from hf_ctxmodels.core.console import run_script
 from hf_ctxmodels.core.flags import flag
 
 _SENTENCE_TOKENS = {"1": ("<s>", "</s>"), "2": ("<p>", "</p>")}  # tokens around every sentence, by version
@@ -26,7 +25,3 @@ class InferSentConversion(VectorEncoderConversion):
     def convert(self) -> tuple[Any, Any, str]:
         """The model, its tokenizer and a description of the source."""
         return self.convert_encoder("infersent", _SENTENCE_TOKENS[self.version], pooling=self.pooling)
-
-
-if __name__ == "__main__":
-    run_script(lambda: InferSentConversion.main(__doc__))

@@ -1,6 +1,6 @@
 r"""Convert a released LASER encoder and its BPE codes to a model and its tokenizer, for text tokenized by Moses.
 
-python -m hf_ctxmodels.conversion.laser --encoder bilstm.93langs.2018-12-26.pt --codes 93langs.fcodes \
+hf-ctxmodels convert laser --encoder bilstm.93langs.2018-12-26.pt --codes 93langs.fcodes \
     --output runs/laser
 """
 
@@ -13,7 +13,6 @@ import torch
 
 from hf_ctxmodels.conversion.released_files import Conversion, read_codes, read_torch_file, to_native_subword
 from hf_ctxmodels.conversion.torch_lstm import convert_layers
-from hf_ctxmodels.core.console import run_script
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, flag
 from hf_ctxmodels.models.laser.configuration_laser import CtxLaserConfig
@@ -82,7 +81,3 @@ class LaserConversion(Conversion):
     def convert(self) -> tuple[CtxLaserModel, CtxLaserTokenizer, str]:
         """The model, its tokenizer and the file of the weights."""
         return *build_laser(read_encoder(self.encoder), read_codes(self.codes), self.encoder), self.encoder
-
-
-if __name__ == "__main__":
-    run_script(lambda: LaserConversion.main(__doc__))

@@ -1,8 +1,8 @@
 r"""Convert a released MASS to a model and its tokenizer, from BPE codes (translation) or a vocabulary (summaries).
 
-python -m hf_ctxmodels.conversion.mass --checkpoint mass_ft_enfr_1024.pth --codes codes_enfr --language fr \
+hf-ctxmodels convert mass --checkpoint mass_ft_enfr_1024.pth --codes codes_enfr --language fr \
     --output runs/mass
-python -m hf_ctxmodels.conversion.mass --checkpoint mass-base-uncased.pt --vocabulary dict.txt --output runs/mass
+hf-ctxmodels convert mass --checkpoint mass-base-uncased.pt --vocabulary dict.txt --output runs/mass
 """
 
 import re
@@ -24,7 +24,6 @@ from hf_ctxmodels.conversion.released_files import (
     read_torch_file,
     to_native_subword,
 )
-from hf_ctxmodels.core.console import run_script
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, flag
 from hf_ctxmodels.data.text_files import read_lines
@@ -311,7 +310,3 @@ class MassConversion(Conversion):
         tokenizer = read_vocabulary(self.vocabulary)
         ids = (tokenizer.pad_token_id, tokenizer.convert_tokens_to_ids("[CLS]"), tokenizer.sep_token_id)
         return build_summarization_model(checkpoint, file, *ids), tokenizer, file
-
-
-if __name__ == "__main__":
-    run_script(lambda: MassConversion.main(__doc__))

@@ -1,4 +1,4 @@
-"""Reading of released weights and BPE codes, and the common parts of the conversion scripts."""
+"""Reading of released weights and BPE codes, and the common parts of `hf-ctxmodels convert`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.serialization import safe_globals
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.errors import CtxError, wrap_errors
 from hf_ctxmodels.core.flags import REQUIRED, flag
 from hf_ctxmodels.core.output_files import MODEL_FILES, TOKENIZER_FILES, check_output_directory, wrap_write_errors
@@ -100,7 +99,7 @@ def _first_names(names: Sequence[str]) -> str:
 
 @dataclass(kw_only=True)
 class Conversion:
-    """Base class of conversion scripts: the flags, and the conversion."""
+    """Base class of conversions: the flags, and the conversion."""
 
     output: str = flag(REQUIRED, "Directory for the model and its tokenizer.")
     overwrite: bool = flag(False, "Replace an existing model in --output.")
@@ -121,21 +120,19 @@ class Conversion:
             model.save_pretrained(self.output)
             tokenizer.save_pretrained(self.output)
 
-    @classmethod
-    def main(cls, description: str | None) -> None:
-        """Run the script: parse the flags, convert, save, and print a summary; `description` begins `--help`.
+    def run(self) -> None:
+        """Convert, save, and print a summary.
 
         Raises:
             CtxError: The output contains a model, or the model and its tokenizer have different vocabulary sizes.
         """
-        (conversion,) = parse_arguments(cls, description=description)
-        conversion.check_output()
-        model, tokenizer, source = conversion.convert()
+        self.check_output()
+        model, tokenizer, source = self.convert()
         if len(tokenizer) != model.config.vocab_size:
             raise CtxError(
                 f"{len(tokenizer)} tokens for {model.config.vocab_size} embeddings.",
                 location=source,
                 hint="use the vocabulary and the weights of the same model.",
             )
-        conversion.save(model, tokenizer)
-        print(f"{model.num_parameters():,} parameters, {len(tokenizer):,} tokens: {source} -> {conversion.output}")
+        self.save(model, tokenizer)
+        print(f"{model.num_parameters():,} parameters, {len(tokenizer):,} tokens: {source} -> {self.output}")

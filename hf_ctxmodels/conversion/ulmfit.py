@@ -1,6 +1,6 @@
 r"""Convert an AWD-LSTM language model of fastai (.pth and its list of words) to a model and its tokenizer.
 
-python -m hf_ctxmodels.conversion.ulmfit --weights wt103-fwd/lstm_fwd.pth --vocabulary itos.json --output runs/ulmfit
+hf-ctxmodels convert ulmfit --weights wt103-fwd/lstm_fwd.pth --vocabulary itos.json --output runs/ulmfit
 """
 
 import json
@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hf_ctxmodels.conversion.released_files import Conversion, load_weights, read_tensors
-from hf_ctxmodels.core.console import run_script
 from hf_ctxmodels.core.errors import CtxError, wrap_errors
 from hf_ctxmodels.core.flags import REQUIRED, flag
 from hf_ctxmodels.models.ulmfit.configuration_ulmfit import CtxUlmfitConfig
@@ -131,7 +130,3 @@ class UlmfitConversion(Conversion):
         model = read_fastai(self.weights)
         model.config.pad_token_id, model.config.bos_token_id = tokenizer.pad_token_id, tokenizer.bos_token_id
         return model, tokenizer, self.weights
-
-
-if __name__ == "__main__":
-    run_script(lambda: UlmfitConversion.main(__doc__))

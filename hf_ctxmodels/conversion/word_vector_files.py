@@ -1,8 +1,8 @@
 r"""Convert a file of word vectors to a model, or a model to a file.
 
-python -m hf_ctxmodels.conversion.word_vector_files --input_format word2vec-binary --input FILE.bin --family word2vec \
+hf-ctxmodels convert word-vectors --input_format word2vec-binary --input FILE.bin --family word2vec \
     --output runs/vectors
-python -m hf_ctxmodels.conversion.word_vector_files --output_format glove --input runs/vectors --output vectors.txt
+hf-ctxmodels convert word-vectors --output_format glove --input runs/vectors --output vectors.txt
 
 Text: lines of a word and its numbers; in word2vec, the first line has the number of words and dimensions. Binary: the
 same first line, followed by each word, a space, and its numbers as little-endian float32. Files ending in `.gz` are
@@ -23,8 +23,6 @@ from transformers import AutoModel
 
 from hf_ctxmodels.conversion.released_files import Conversion
 from hf_ctxmodels.conversion.word_vectors import WordVectors, gensim_models
-from hf_ctxmodels.core.command_line import parse_arguments
-from hf_ctxmodels.core.console import run_script
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, flag
 from hf_ctxmodels.core.output_files import check_output_file
@@ -225,41 +223,35 @@ class WordVectorConversion(Conversion):
         False, "Load a gensim file; pickles can execute code, so it must come from a trusted source."
     )
 
-
-def main() -> None:
-    """Convert, and print a summary."""
-    (arguments,) = parse_arguments(WordVectorConversion, description=__doc__)
-    if (arguments.input_format is None) == (arguments.output_format is None):
-        raise CtxError("The format is missing or ambiguous.", hint="pass either --input_format or --output_format.")
-    if arguments.input_format is not None:
-        arguments.check_output()
-        if arguments.input_format != GENSIM:
-            vectors = READERS[arguments.input_format](arguments.input)
-        elif arguments.allow_pickle:
-            loaded = gensim_models().KeyedVectors.load(arguments.input)
-            vectors = WordVectors.from_gensim(getattr(loaded, "wv", loaded))
+    def run(self) -> None:
+        """Convert, and print a summary."""
+        if (self.input_format is None) == (self.output_format is None):
+            raise CtxError("The format is missing or ambiguous.", hint="pass either --input_format or --output_format.")
+        if self.input_format is not None:
+            self.check_output()
+            if self.input_format != GENSIM:
+                vectors = READERS[self.input_format](self.input)
+            elif self.allow_pickle:
+                loaded = gensim_models().KeyedVectors.load(self.input)
+                vectors = WordVectors.from_gensim(getattr(loaded, "wv", loaded))
+            else:
+                raise CtxError(
+                    "A file saved by gensim is a pickle, which can execute code.",
+                    location=self.input,
+                    hint="pass --allow_pickle if you trust its source, or save it with gensim's save_word2vec_format.",
+                )
+            vectors.lower_case = self.lower_case
+            if self.family is None:
+                raise CtxError("The family of the model is missing.", location="--family", hint="pass --family.")
+            self.save(*vectors.to_model(self.family))
         else:
-            raise CtxError(
-                "A file saved by gensim is a pickle, which can execute code.",
-                location=arguments.input,
-                hint="pass --allow_pickle if you trust its source, or save it with gensim's save_word2vec_format.",
-            )
-        vectors.lower_case = arguments.lower_case
-        if arguments.family is None:
-            raise CtxError("The family of the model is missing.", location="--family", hint="pass --family.")
-        arguments.save(*vectors.to_model(arguments.family))
-    else:
-        check_output_file(arguments.output, flag="--output", overwrite=arguments.overwrite)
-        model = load_model(arguments.input, AutoModel.__name__, load_config(arguments.input))
-        vectors = WordVectors.from_model(model, load_tokenizer(arguments.input))
-        Path(arguments.output).parent.mkdir(parents=True, exist_ok=True)
-        if arguments.output_format == GENSIM:
-            vectors.to_gensim().save(arguments.output)
-        else:
-            WRITERS[arguments.output_format](vectors, arguments.output)
-    shape = f"{len(vectors.words)} words of {vectors.matrix.shape[1]} dimensions"
-    print(f"{shape}: {arguments.input} -> {arguments.output}")
-
-
-if __name__ == "__main__":
-    run_script(main)
+            check_output_file(self.output, flag="--output", overwrite=self.overwrite)
+            model = load_model(self.input, AutoModel.__name__, load_config(self.input))
+            vectors = WordVectors.from_model(model, load_tokenizer(self.input))
+            Path(self.output).parent.mkdir(parents=True, exist_ok=True)
+            if self.output_format == GENSIM:
+                vectors.to_gensim().save(self.output)
+            else:
+                WRITERS[self.output_format](vectors, self.output)
+        shape = f"{len(vectors.words)} words of {vectors.matrix.shape[1]} dimensions"
+        print(f"{shape}: {self.input} -> {self.output}")

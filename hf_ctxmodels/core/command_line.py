@@ -1,6 +1,7 @@
 """Command lines from dataclasses, with YAML recipes of defaults."""
 
 import argparse
+import re
 import sys
 import textwrap
 import types
@@ -99,13 +100,11 @@ def parse_arguments(
     recipe = finder.parse_known_args(argv)[0].recipe
     if recipe is not None and not {"-h", "--help"} & set(argv):
         argv = recipe_flags(find_packaged(recipe, "recipes", "recipe", "--recipe"), names) + argv
+    _check_flags(argv, names, parser.prog)
     namespace, unknown = parser.parse_known_args(argv)
     if unknown:
-        similar = did_you_mean(unknown[0].removeprefix("--").partition("=")[0].replace("-", "_"), names)
         raise CtxError(
-            f"Unknown arguments: {' '.join(unknown)}.",
-            location=unknown[0],
-            hint=f"{similar.replace('mean ', 'mean --')}see `{parser.prog} --help`.",
+            f"Unknown arguments: {' '.join(unknown)}.", location=unknown[0], hint=f"see `{parser.prog} --help`."
         )
     parsed = []
     for section in sections:
@@ -113,6 +112,16 @@ def parse_arguments(
         parsed.append(options(**{entry.name: getattr(namespace, entry.name) for entry in shown_fields(section)}))
     check_conflicts(*parsed)
     return tuple(parsed)
+
+
+def _check_flags(argv: Sequence[str], names: Collection[str], program: str) -> None:
+    """Raise CtxError for the first unknown flag, before missing flags and invalid values are reported."""
+    for argument in argv:
+        match = re.match(r"--?([A-Za-z][\w-]*)(=|$)", argument)
+        if match and argument.partition("=")[0] not in ("-h", *(f"--{name}" for name in (*names, "help", "recipe"))):
+            similar = did_you_mean(match[1].replace("-", "_"), names).replace("mean ", "mean --")
+            flag = argument.partition("=")[0]
+            raise CtxError(f"Unknown flag {flag}.", location=flag, hint=f"{similar}see `{program} --help`.")
 
 
 def _with_underscores(argument: str, names: set[str]) -> str:

@@ -215,8 +215,14 @@ def convert(text: str, annotation: Any) -> Any:
 
 
 def did_you_mean(name: str, names: Collection[str]) -> str:
-    """Return `"did you mean x? "` for the most similar name, or an empty string."""
-    similar = difflib.get_close_matches(name, list(names), n=1)
+    """Return `"did you mean x? "` for the most similar name, or an empty string.
+
+    Abbreviations (`lr` of `learning_rate`) come first, then names with all words of `name` (`epochs` of
+    `num_train_epochs`), then misspelt names.
+    """
+    abbreviated = [full for full in names if name == "".join(word[:1] for word in full.split("_"))]
+    containing = [full for full in names if set(name.split("_")) <= set(full.split("_"))]
+    similar = abbreviated or sorted(containing, key=len) or difflib.get_close_matches(name, list(names), n=1)
     return f"did you mean {similar[0]}? " if similar else ""
 
 

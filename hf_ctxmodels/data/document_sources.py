@@ -8,6 +8,7 @@ from glob import glob, has_magic
 from itertools import chain
 from pathlib import Path
 
+from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.core.loading import require_existing_path
@@ -17,9 +18,11 @@ from hf_ctxmodels.data.news_files import EXAMPLE_ARTICLE, read_articles
 from hf_ctxmodels.data.table_files import read_table
 from hf_ctxmodels.data.text_files import (
     FILE_SUFFIXES,
+    Separator,
     TextColumns,
     check_file,
-    file_suffix,
+    document_suffix,
+    guess_separator,
     read_file,
     read_translated,
     record_to_document,
@@ -40,8 +43,9 @@ class DataArguments:
 
     dataset: list[str] = field(
         metadata={
-            "help": "One or more of: `demo`, a local .txt, .jsonl or .parquet file (plain or .gz), a quoted pattern of "
-            "such files, a directory, a Hub id, or FILE=FIRST,SECOND,LABEL (a table of labelled pairs and its columns)."
+            "help": "One or more of: `demo`, a local .txt, .jsonl or .parquet file (plain or .gz), other text as .gz, "
+            "a quoted pattern of such files, a directory, a Hub id, or FILE=FIRST,SECOND,LABEL (a table of labelled "
+            "pairs and its columns)."
         }
     )
     dataset_config: str | None = flag(None, "Configuration of a Hub dataset.")
@@ -53,6 +57,10 @@ class DataArguments:
     news_articles: bool = flag(
         False,
         "Each --dataset is a .jsonl of news articles with the fields domain, date, authors, title, article, summary.",
+    )
+    document_separator: Separator | None = flag(
+        None,
+        "End of a document in text files: `line`, `blank` line or end of `file`; by default guessed from the files.",
     )
     text_column: str = flag("text", "Column with the text of a document, except in .txt.")
     units_column: str | None = flag(
@@ -82,6 +90,7 @@ class DataArguments:
             language_tags=self.language_tags,
             translations=self.translations,
             news_articles=self.news_articles,
+            document_separator=self.document_separator,
         )
         return documents.split(self.validation_fraction) if self.validation_fraction else (documents, None)
 
@@ -97,6 +106,7 @@ def load_documents(
     language_tags: Sequence[str] = (),
     translations: Sequence[str] = (),
     news_articles: bool = False,
+    document_separator: Separator | None = None,
 ) -> Documents:
     """Open sources of documents; each iteration reads them again. `DataArguments` documents the arguments.
 
@@ -130,7 +140,7 @@ def load_documents(
             name, files = _match_files(dataset, (".jsonl",), f"write one article per line: {EXAMPLE_ARTICLE}")
             sources.append((name, partial(_chain, [partial(read_articles, file) for file in files])))
         else:
-            name, read = _open(dataset, split, columns, config_name, streaming)
+            name, read = _open(dataset, split, columns, config_name, streaming, document_separator)
             sources.append((name, partial(_tagged, read, tag) if tag else read))
     if len(sources) == 1:
         name, read = sources[0]
@@ -160,7 +170,12 @@ def describe_content(source: str) -> str:
 
 
 def _open(
-    dataset: str, split: str, columns: TextColumns, config_name: str | None, streaming: bool
+    dataset: str,
+    split: str,
+    columns: TextColumns,
+    config_name: str | None,
+    streaming: bool,
+    separator: Separator | None,
 ) -> tuple[str, Reader]:
     """The name of a source, and its reader."""
     if dataset == "demo":
@@ -178,13 +193,13 @@ def _open(
         check_file(path)
         return path.name, partial(_labelled_pairs, path, names)
     is_pattern = has_magic(dataset) and not path.exists()
-    if is_pattern or (not path.is_dir() and (path.is_file() or file_suffix(path) in FILE_SUFFIXES)):
+    if is_pattern or (not path.is_dir() and (path.is_file() or document_suffix(path) in FILE_SUFFIXES)):
         name, files = _match_files(dataset, FILE_SUFFIXES, "use such a file, a directory, a Hub id, or `demo`")
-        return name, partial(_chain, [partial(read_file, file, columns) for file in files])
+        return name, _file_reader(name, files, columns, separator)
     import datasets
 
     if path.is_dir() and (files := _text_files(path, split, config_name)):
-        return path.name, partial(_chain, [partial(read_file, file, columns) for file in files])
+        return path.name, _file_reader(path.name, files, columns, separator, is_directory=True)
     require_existing_path(path if dataset.startswith("~") else dataset, "dataset")
     try:
         rows = datasets.load_dataset(dataset, config_name, split=split, streaming=streaming)
@@ -197,11 +212,23 @@ def _open(
     return dataset, partial(_hub_documents, rows, columns, dataset)
 
 
+def _file_reader(
+    name: str, files: list[Path], columns: TextColumns, separator: Separator | None, is_directory: bool = False
+) -> Reader:
+    """The reader of files; a guessed separator of text files other than blank lines is printed."""
+    texts = [file for file in files if document_suffix(file) == ".txt"]
+    if separator is None and texts:
+        separator = guess_separator(texts, is_directory)
+        if separator != "blank":
+            print_status(f"{name}: each {separator} is a document; --document_separator changes this")
+    return partial(_chain, [partial(read_file, file, columns, separator or "blank") for file in files])
+
+
 def _text_files(directory: Path, split: str, config_name: str | None) -> list[Path]:
     """The .txt files of a directory that belong to a split, by the names that `datasets` recognises ("train.txt",
     "test/a.txt"; without such names, all files are the split "train"). Empty if the directory has no .txt files.
 
-    `datasets` would read each line of them as a document; a blank line separates documents here, as in single files.
+    `datasets` would read each line of them as a document.
 
     Raises:
         CtxError: The split has .txt files and other data, or split or configuration select something else than files.
@@ -212,10 +239,12 @@ def _text_files(directory: Path, split: str, config_name: str | None) -> list[Pa
     try:
         for name, patterns in get_data_patterns(str(directory)).items():
             names = DataFilesList.from_patterns(patterns, base_path=str(directory))
-            files[str(name)] = [Path(file) for file in names if file_suffix(Path(file)) not in ("", ".md")]
+            files[str(name)] = [Path(file) for file in names if document_suffix(Path(file)) not in ("", ".md")]
     except (EmptyDatasetError, FileNotFoundError):
         return []  # `load_dataset` describes the problem
-    has_text = {name: any(file_suffix(file) == ".txt" for file in split_files) for name, split_files in files.items()}
+    has_text = {
+        name: any(document_suffix(file) == ".txt" for file in split_files) for name, split_files in files.items()
+    }
     if not any(has_text.values()):
         return []
     if split not in files or config_name is not None:
@@ -224,7 +253,7 @@ def _text_files(directory: Path, split: str, config_name: str | None) -> list[Pa
             location=location,
             hint="omit --dataset_config, and use one of these splits.",
         )
-    others = sorted({file.name for file in files[split] if file_suffix(file) != ".txt"})
+    others = sorted({file.name for file in files[split] if document_suffix(file) != ".txt"})
     if has_text[split] and others:
         raise CtxError(
             f"The directory has .txt files and other data: {', '.join(others[:3])}.",
@@ -240,10 +269,10 @@ def _match_files(dataset: str, suffixes: Sequence[str], hint: str) -> tuple[str,
     is_pattern = has_magic(dataset) and not path.exists()
     files = sorted(map(Path, glob(str(path), recursive=True))) if is_pattern else []
     for file in files or [path]:
-        if file.is_dir() or file_suffix(file) not in suffixes:
+        if file.is_dir() or document_suffix(file) not in suffixes:
             raise CtxError(
-                f"Cannot read text from a file with the suffix {file_suffix(file)!r}; expected {', '.join(suffixes)}, "
-                "plain or with .gz.",
+                f"Cannot read text from a file with the suffix {document_suffix(file)!r}; expected "
+                f"{', '.join(suffixes)}, plain or with .gz.",
                 location=str(file),
                 hint=f"{hint}.",
             )

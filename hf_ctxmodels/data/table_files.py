@@ -67,6 +67,16 @@ def read_table(file: str | Path, columns: Sequence[str]) -> list[Row]:
     return rows
 
 
+def read_texts(file: str | Path, column: str) -> list[Row]:
+    """`read_table` of a single column; a `.txt` file without a header that has the column has one text per line.
+    Blank lines are skipped."""
+    if file_suffix(Path(file)) == ".txt":
+        lines = read_text(file).split("\n")
+        if column not in lines[0].rstrip("\r").split("\t"):
+            return [Row({column: line.strip()}, f"{file}:{i}") for i, line in enumerate(lines, 1) if line.strip()]
+    return read_table(file, [column])
+
+
 def parse_number(value: Any) -> float | None:
     """The finite number in a cell of a table; None for other values, also for true, false and texts such as "1_000" or
     "nan", which Python converts."""

@@ -7,16 +7,22 @@ Files are read line by line or batch by batch. A document is a list of paragraph
 import gzip
 import io
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import groupby, zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.loading import parse_json
 from hf_ctxmodels.data.documents import TextWithUnits, TranslatedText
 
 FILE_SUFFIXES = (".txt", ".jsonl", ".parquet")
+_TABLE_SUFFIXES = (".csv", ".tsv", ".json", ".conll", ".conllu", ".xml", ".html", ".tar")
+_SAMPLE_SIZE = 1 << 20  # characters of the first file that `guess_separator` reads
+_SMALL_FILE = 1 << 16  # bytes
+
+Separator = Literal["line", "blank", "file"]
+"""End of a document in text files: the end of the line, a blank line, or the end of the file."""
 
 
 class TextColumns(NamedTuple):
@@ -29,6 +35,36 @@ class TextColumns(NamedTuple):
 def file_suffix(path: Path) -> str:
     """The suffix of a file without `.gz`, such as ".txt", ".jsonl" or ".parquet"."""
     return Path(path.stem if path.suffix == ".gz" else path.name).suffix.lower()
+
+
+def document_suffix(path: Path) -> str:
+    """`file_suffix`, or ".txt" for a `.gz` file of another name that is no known format, such as `news.en.gz`."""
+    suffix = file_suffix(path)
+    is_text = path.suffix == ".gz" and suffix not in (*FILE_SUFFIXES, *_TABLE_SUFFIXES)
+    return ".txt" if is_text else suffix
+
+
+def guess_separator(files: Sequence[Path], is_directory: bool = False) -> Separator:
+    """Guess what ends a document in text files.
+
+    Small files of a directory, or ten small files or more, are documents. Otherwise the first file decides: without
+    blank lines between 20 lines or more, each line is a document; else a blank line ends a document.
+    """
+    sizes = sorted(file.stat().st_size for file in files)
+    if len(files) >= (2 if is_directory else 10) and sizes[len(sizes) // 2] <= _SMALL_FILE:
+        return "file"
+    num_lines = num_blank = size = 0
+    for line in read_lines(files[0]):
+        if not line.strip():
+            num_blank += 1
+        elif num_lines and num_blank:
+            return "blank"
+        else:
+            num_lines, num_blank = num_lines + 1, 0
+        size += len(line)
+        if size > _SAMPLE_SIZE:
+            break
+    return "line" if num_lines >= 20 else "blank"
 
 
 def check_file(path: Path) -> None:
@@ -94,14 +130,14 @@ def read_json_lines(file: str | Path) -> Iterator[tuple[dict[str, Any], str]]:
         yield row, location
 
 
-def read_file(path: Path, columns: TextColumns) -> Iterator[list[str]]:
+def read_file(path: Path, columns: TextColumns, separator: Separator = "blank") -> Iterator[list[str]]:
     """Documents of a file with one of the `FILE_SUFFIXES`, plain or gzipped; raises CtxError if it is missing or
     damaged, not UTF-8, or has no such columns.
 
-    In `.txt` each line is a paragraph and a blank line ends a document; in `.jsonl` each line, and in `.parquet` each
-    row, is a document.
+    In text files each line is a paragraph, and `separator` ends a document; in `.jsonl` each line, and in `.parquet`
+    each row, is a document.
     """
-    suffix = file_suffix(path)
+    suffix = document_suffix(path)
     if suffix == ".txt":
         if columns.units is not None:
             raise CtxError(
@@ -109,7 +145,7 @@ def read_file(path: Path, columns: TextColumns) -> Iterator[list[str]]:
                 location=str(path),
                 hint="use a .jsonl or .parquet file, or omit units_column.",
             )
-        return _text_documents(path)
+        return _text_documents(path, separator)
     if suffix == ".jsonl":
         return (record_to_document(row, columns, location) for row, location in read_json_lines(path))
     return _parquet_documents(path, columns)
@@ -135,10 +171,16 @@ def split_paragraphs(text: str | None) -> list[str]:
     return [line for line in (text or "").splitlines() if not line.isspace()]
 
 
-def _text_documents(path: Path) -> Iterator[list[str]]:
+def _text_documents(path: Path, separator: Separator) -> Iterator[list[str]]:
+    if separator == "file":
+        yield [line.rstrip("\r\n") for line in read_lines(path) if line.strip()]
+        return
     for has_text, lines in groupby(read_lines(path), key=lambda line: bool(line.strip())):
-        if has_text:
-            yield [line.rstrip("\r\n") for line in lines]
+        paragraphs = (line.rstrip("\r\n") for line in lines)
+        if has_text and separator == "blank":
+            yield list(paragraphs)
+        elif has_text:
+            yield from ([paragraph] for paragraph in paragraphs)
 
 
 def record_to_document(row: dict[str, Any], columns: TextColumns, location: str) -> list[str]:

@@ -34,7 +34,7 @@ def start_bert_pretraining(report: DemoReport, runner: DemoRunner, steps: int) -
     tokenizer = runner.folder / "tokenizer"
     runner.run(
         report,
-        *("tokenizer", "train-tokenizer", "--family", "bert", "--dataset", "demo", "--vocab_size", VOCAB_SIZE),
+        *("tokenizer", "data", "tokenizer", "--family", "bert", "--dataset", "demo", "--vocab_size", VOCAB_SIZE),
         *("--validation_fraction", HELD_OUT_FRACTION),
         output=tokenizer,
     )

@@ -31,7 +31,7 @@ def show_word_vectors(report: DemoReport, runner: DemoRunner, epochs: int) -> No
     tokenizer, model = runner.folder / "words-tokenizer", runner.folder / "word2vec"
     runner.run(
         report,
-        *("words-tokenizer", "train-tokenizer", "--family", "word2vec", "--dataset", "demo", "--vocab_size", 10000),
+        *("words-tokenizer", "data", "tokenizer", "--family", "word2vec", "--dataset", "demo", "--vocab_size", 10000),
         *("--validation_fraction", 0),
         output=tokenizer,
     )

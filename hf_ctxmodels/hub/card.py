@@ -4,6 +4,7 @@ import dataclasses
 import math
 import re
 import shlex
+from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -20,6 +21,7 @@ from hf_ctxmodels.training.summary import SUMMARY_FILE, TrainingSummary
 from hf_ctxmodels.training.training_log import plot_losses
 
 CURVE_FILE = "training_curve.png"
+_INSTALL_FROM_FILES = "pip install PATH_OR_URL  # of a wheel or a checkout of hf_ctxmodels"
 _TABLE_ROWS = 10
 _BASELINES = ("baseline_", "upper_bound_")  # prefixes of metrics that are not the model's
 
@@ -77,6 +79,7 @@ def model_card(
         results=results_table(summary) if summary else [],
         curve=points,
         curve_image=curve_image,
+        install_command=install_command(),
         pairs=lambda values: ", ".join(f"{key} {value}" for key, value in values.items()),
         number=lambda value: f"{value:,}" if isinstance(value, int) else f"{value:.4g}",
     )
@@ -106,6 +109,16 @@ def results_table(summary: TrainingSummary) -> list[list[str]]:
         cells = ["" if value is None else f"{value:.4g}" for value in values]
         rows.append([name, *cells, metric_range(name, is_percentage)])
     return [["metric", *titles, "range"], *rows] if rows else []
+
+
+def install_command() -> str:
+    """The command that installs the package: from the repository in its metadata, else from a wheel or checkout."""
+    try:
+        urls = metadata("hf_ctxmodels").get_all("Project-URL") or []
+    except PackageNotFoundError:
+        urls = []
+    repositories = [url for name, _, url in (entry.partition(", ") for entry in urls) if name == "Repository"]
+    return f"pip install git+{repositories[0]}" if repositories else _INSTALL_FROM_FILES
 
 
 def auto_class_of(family: FamilySpec, config: PreTrainedConfig) -> tuple[str, str]:

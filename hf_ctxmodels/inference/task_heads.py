@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TokenClassificationPipeline
 
+from hf_ctxmodels.core.console import progress_bar
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import evaluation_mode
 from hf_ctxmodels.downstream.finetuning.task_evaluation import feature_outputs
@@ -17,17 +18,31 @@ from hf_ctxmodels.downstream.tasks.sequence_classification import SequenceClassi
 
 
 def run_head(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, task: Task, encoded: Encoded, batch_size: int
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    task: Task,
+    encoded: Encoded,
+    batch_size: int,
+    progress: bool = False,
 ) -> list[Logits]:
-    """Logits for every feature, in order, in evaluation mode; the model's training mode is restored."""
-    collate = task.collator(tokenizer)
-    outputs: list[Logits] = []
+    """Logits for every feature, in order, in evaluation mode; the model's training mode is restored. A batch has
+    features of similar lengths; `progress` shows a progress bar."""
+    features, collate = encoded.features, task.collator(tokenizer)
+    order = sorted(range(len(features)), key=lambda index: _num_items(features[index]["input_ids"]))
+    outputs: dict[int, Logits] = {}
+    starts = range(0, len(order), batch_size)
     with evaluation_mode(model):
-        for first in range(0, len(encoded.features), batch_size):
-            batch = collate(encoded.features[first : first + batch_size])
+        for start in progress_bar(starts, "predicting", unit="batches", enabled=progress):
+            indices = order[start : start + batch_size]
+            batch = collate([features[index] for index in indices])
             inputs = {name: tensor.to(model.device) for name, tensor in batch.items() if name not in task.targets}
-            outputs += feature_outputs(task, model(**inputs), batch)
-    return outputs
+            outputs.update(zip(indices, feature_outputs(task, model(**inputs), batch), strict=True))
+    return [outputs[index] for index in range(len(features))]
+
+
+def _num_items(ids: Any) -> int:
+    """Number of ids in nested lists: tokens, choices of tokens, or words of characters."""
+    return sum(map(_num_items, ids)) if isinstance(ids, list | tuple) else 1
 
 
 def answer_questions(
@@ -120,7 +135,7 @@ def score_ensemble(
     members, probabilities = [], []
     common_labels = sorted(label_names[0])
     for model, tokenizer in classifiers:
-        task.labels = [str(model.config.id2label[index]) for index in range(model.config.num_labels)]
+        task.load_labels(model.config)
         encoded = task.encode(examples, tokenizer)
         outputs = run_head(model, tokenizer, task, encoded, batch_size)
         members.append(task.score(examples, task.decode(examples, encoded, outputs)))

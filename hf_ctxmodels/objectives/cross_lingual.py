@@ -198,7 +198,7 @@ class DataCollatorForStreamMaskedLM(PaddingCollator):
             if token_counts is None:
                 raise CtxError(
                     f"sample_alpha={self.sample_alpha} requires token frequencies, which this tokenizer does not have.",
-                    hint="train it with `hf-ctxmodels train-tokenizer --family xlm`, or set its token_counts.",
+                    hint="train it with `hf-ctxmodels data tokenizer --family xlm`, or set its token_counts.",
                 )
             counts = np.zeros(len(self.vocabulary))
             counts[: len(token_counts)] = token_counts

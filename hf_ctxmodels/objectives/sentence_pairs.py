@@ -10,10 +10,11 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import torch
 
+from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import check_range, flag
-from hf_ctxmodels.data.examples import Example
+from hf_ctxmodels.data.examples import Example, ExampleSet
 from hf_ctxmodels.data.padding import Batch
 from hf_ctxmodels.data.seeding import Purpose, generator
 from hf_ctxmodels.objectives.base import Objective
@@ -159,6 +160,15 @@ class SentencePairs(SentencePairCollator, Objective):
                 for pair in self.segment_pairs(document, target, random_segment, rng):
                     yield self.example(pair, rng)
             number += len(batch)
+
+    def check(self, examples: ExampleSet) -> None:
+        """Print a warning if no document has two sentences."""
+        super().check(examples)
+        if 0 < self.statistics["sentences"] == self.statistics["documents"]:
+            print_status(
+                "warning: every document is a single sentence, so that no pair continues a document; separate "
+                "documents of several sentences by blank lines, or use --objective mlm"
+            )
 
     def example(self, pair: LabelledSegments, rng: np.random.Generator) -> Example:
         """The example of a pair, truncated to `max_length`."""

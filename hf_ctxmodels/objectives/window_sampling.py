@@ -16,7 +16,7 @@ def word_counts(tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
     if counts is None:
         raise CtxError(
             f"{type(tokenizer).__name__} has no word counts, which this objective requires.",
-            hint="train it with `hf-ctxmodels train-tokenizer`, or pass counts= to the tokenizer.",
+            hint="train it with `hf-ctxmodels data tokenizer`, or pass counts= to the tokenizer.",
         )
     padded = np.zeros(len(tokenizer), dtype=np.float64)  # added tokens have no counts
     padded[: len(counts)] = counts

@@ -201,7 +201,7 @@ def missing_vocabulary_error(cls: type, kwargs: dict[str, Any]) -> CtxError:
     return CtxError(
         f"A tokenizer without a vocabulary: there is neither {files}.",
         location=kwargs.get("name_or_path") or None,
-        hint=f"copy one of these files, or train a tokenizer: `hf-ctxmodels train-tokenizer`, or {cls.__name__}.train.",
+        hint=f"copy one of these files, or train a tokenizer: `hf-ctxmodels data tokenizer`, or {cls.__name__}.train.",
     )
 
 

@@ -200,7 +200,7 @@ def load_tokenizer(source: str | Path, split_words: bool = False) -> PreTrainedT
         raise CtxError(
             f"The directory contains no tokenizer: it has none of {', '.join(_VOCABULARY_FILES)}.",
             location=str(source),
-            hint="train one with `hf-ctxmodels train-tokenizer`, or copy the missing file from the model's source.",
+            hint="train one with `hf-ctxmodels data tokenizer`, or copy the missing file from the model's source.",
         )
     hint = "check the name; copy a damaged tokenizer.json again, or train a new one."
     with _wrap_library_errors("The tokenizer cannot be opened", source, hint):

@@ -58,7 +58,7 @@ class PretrainingArguments(DataArguments):
 
     tokenizer: str | None = flag(
         None,
-        "Tokenizer directory, from `hf-ctxmodels train-tokenizer`, or Hub id; by default the tokenizer of --model.",
+        "Tokenizer directory, from `hf-ctxmodels data tokenizer`, or Hub id; by default the tokenizer of --model.",
     )
     family: str | None = field(
         default=None,
@@ -194,7 +194,7 @@ def require_tokenizer_source(arguments: PretrainingArguments) -> str:
     """`arguments.tokenizer_source`; raises CtxError if it is None."""
     if arguments.tokenizer_source is None:
         raise CtxError(
-            "No tokenizer is given.", location="--tokenizer", hint="train one with `hf-ctxmodels train-tokenizer`."
+            "No tokenizer is given.", location="--tokenizer", hint="train one with `hf-ctxmodels data tokenizer`."
         )
     return arguments.tokenizer_source
 

@@ -98,18 +98,18 @@ def test_stages_are_reused_and_resumed(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(subprocess, "Popen", Ended)
     settings, folder = {"steps": 3}, tmp_path / "demo"
 
-    def start(name: str, command: str) -> object:
+    def start(name: str, *command: str) -> object:
         with DemoRunner(folder, settings, OUTPUT_NAMES, overwrite=False) as runner:
-            return runner.start(name, command, output=folder / name, threads=1)
+            return runner.start(name, *command, output=folder / name, threads=1)
 
-    first = start("tokenizer", "train-tokenizer")
+    first = start("tokenizer", "data", "tokenizer")
     (folder / "tokenizer").mkdir()
     first.wait()
-    assert start("tokenizer", "train-tokenizer") is None, "finished"
+    assert start("tokenizer", "data", "tokenizer") is None, "finished"
     start("bert", "pretrain")
     (folder / "bert").mkdir()
     start("bert", "pretrain")
-    assert [line[0] for line in lines] == ["train-tokenizer", "pretrain", "pretrain"]
+    assert [line[0] for line in lines] == ["data", "pretrain", "pretrain"]
     assert "--resume" not in lines[1]
     assert lines[2][-1] == "--resume"
     with pytest.raises(CtxError, match="--overwrite"):

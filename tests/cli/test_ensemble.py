@@ -1,4 +1,4 @@
-"""`hf-ctxmodels ensemble`, and the scores of an ensemble."""
+"""`hf-ctxmodels evaluate ensemble`, and the scores of an ensemble."""
 
 from pathlib import Path
 
@@ -63,8 +63,8 @@ def test_command(task: tuple, tmp_path: Path) -> None:
         save(Path(folder), *parts)
     flags = {"models": folders, "validation_file": task[2]}
     scores = score_ensemble(members, task[1], task[0])
-    *lines, last = command_output("ensemble", **flags).strip().splitlines()[-4:]
+    *lines, last = command_output("evaluate ensemble", **flags).strip().splitlines()[-4:]
     for line, expected in zip(lines, [*scores.members, scores.ensemble], strict=True):
         assert f"accuracy {expected['accuracy']:.4f}" in line
     assert last == f"{len(TEXTS)} examples"
-    assert "Unknown arguments: --doc_stride" in command_output("ensemble", **flags, doc_stride=3, fails=True)
+    assert "Unknown flag --doc_stride" in command_output("evaluate ensemble", **flags, doc_stride=3, fails=True)

@@ -159,7 +159,7 @@ def test_errors_of_flags(own_checkpoint, tmp_path, capsys):
     (tmp_path / "recipe.yaml").write_text("max_target_length: 20\n")
     for flags, message in (
         ({"max_length": 65}, "the model's limit of 64 positions"),
-        ({"num_beams": 3}, "Unknown arguments: --num_beams 3"),
+        ({"num_beams": 3}, "Unknown flag --num_beams"),
         ({"recipe": tmp_path / "recipe.yaml"}, "Unknown key 'max_target_length' in the recipe"),
         ({"train_examples": 5000}, "--train_examples 5000"),
         ({"config_options": "hiden_dropout_prob=0.25"}, "has no field hiden_dropout_prob"),

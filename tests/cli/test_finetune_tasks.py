@@ -245,7 +245,7 @@ def test_errors(checkpoint, tmp_path, capsys, subtests):
     fails("--train_file", train_file=tmp_path / "sentences" / "dev.tsv")
     fails("--language", language="de")
     fails("--layerwise_lr_decay 1", freeze="encoder", layerwise_lr_decay=2)
-    fails("Unknown arguments: --task_name", task_name="words")
+    fails("Unknown flag --task_name", task_name="words")
     fails("needs the length of the run in epochs", sampling="annealed")
     fails("The list has no task word.", only="word")
     assert finetune("regression", model=checkpoint, output_dir=out) == 2

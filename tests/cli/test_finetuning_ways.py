@@ -115,7 +115,7 @@ def test_methods(folder: Path, tmp_path: Path, monkeypatch: Any, capsys: Any, su
         ("--reinit_layers 99", "layers with weights of their own"),
         ("--freeze chain:rate=fast", "invalid float value 'fast'"),
         ("--quantize q-bert:groups=3", "q-bert needs bits"),
-        ("--tokenizer elsewhere", "Unknown arguments: --tokenizer"),
+        ("--tokenizer elsewhere", "Unknown flag --tokenizer"),
         ("--anchr l2", "did you mean --anchor?"),
     ):
         assert run_command("finetune", *flags_of(folder, tmp_path / "wrong"), *flags.split()) == 2

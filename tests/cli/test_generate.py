@@ -51,7 +51,7 @@ def test_translation(family: str, tmp_path: Path, capsys: pytest.CaptureFixture)
     flags, sizes, minimum_bleu = RUNS[family]
     tokenizer, model, output_file = (tmp_path / name for name in ("tokenizer", "model", "written.txt"))
     vocab_size = 120 if sizes is ENCODER else 50  # byte-pair tokens, or words
-    assert run_command("train-tokenizer", **data, vocab_size=vocab_size, output_dir=tokenizer) == 0
+    assert run_command("data", "tokenizer", **data, vocab_size=vocab_size, output_dir=tokenizer) == 0
     assert sizes is ENCODER or "unknown tokens   0.00%" in capsys.readouterr().out
     flags |= {"per_device_batch_size": 32, "dataloader_workers": 0, "save_steps": 0, "max_length": 20}
     flags |= {"output_dir": model, "config_options": sizes, "tokenizer": tokenizer, "validation_fraction": 0.05}

@@ -13,23 +13,23 @@ FILES = "--train_file {} --validation_file b --output_dir o"
 def run(script: str, flags: str) -> int:
     if not script.endswith(".py"):
         return run_command(*script.split(), *flags.split())
-    return run_file(ROOT / script if "/" in script else ROOT / "hf_ctxmodels" / "conversion" / script, *flags.split())
+    return run_file(ROOT / script, *flags.split())
 
 
 @pytest.mark.parametrize(
     ("script", "flags", "existing"),
     [
-        ("cove.py", "--weights w --vectors v --output {out}", "config.json"),
-        ("elmo.py", "--options o --weights w --output {out}", "model.safetensors"),
-        ("gpt.py", "--folder f --output {out}", "config.json"),
-        ("mass.py", "--checkpoint c --codes c --output {out}", "config.json"),
-        ("grover.py", "--checkpoint c --vocabulary v --merges m --output {out}", "config.json"),
-        ("infersent.py", "--weights w --vectors v --output {out}", "tokenizer.json"),
-        ("laser.py", "--encoder e --codes c --output {out}", "config.json"),
-        ("ulmfit.py", "--weights w --vocabulary v --output {out}", "config.json"),
-        ("word_vector_files.py", "--input_format glove --family glove --input i --output {out}", "config.json"),
-        ("word_vector_files.py", "--output_format glove --input i --output {out}/v.txt", "v.txt"),
-        ("train-tokenizer", "--family bert --dataset d --vocab_size 9 --output_dir {out}", "tokenizer.json"),
+        ("convert cove", "--weights w --vectors v --output {out}", "config.json"),
+        ("convert elmo", "--options o --weights w --output {out}", "model.safetensors"),
+        ("convert gpt", "--folder f --output {out}", "config.json"),
+        ("convert mass", "--checkpoint c --codes c --output {out}", "config.json"),
+        ("convert grover", "--checkpoint c --vocabulary v --merges m --output {out}", "config.json"),
+        ("convert infersent", "--weights w --vectors v --output {out}", "tokenizer.json"),
+        ("convert laser", "--encoder e --codes c --output {out}", "config.json"),
+        ("convert ulmfit", "--weights w --vocabulary v --output {out}", "config.json"),
+        ("convert word-vectors", "--input_format glove --family glove --input i --output {out}", "config.json"),
+        ("convert word-vectors", "--output_format glove --input i --output {out}/v.txt", "v.txt"),
+        ("data tokenizer", "--family bert --dataset d --vocab_size 9 --output_dir {out}", "tokenizer.json"),
         ("generate", "--model m --input i --output_file {out}/t.txt", "t.txt"),
         ("data pairs", "--kind summaries --dataset d --output_dir {out}", "train.jsonl"),
         ("data units", "--gazetteers g --output {out}/u.txt", "u.txt"),

@@ -306,7 +306,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]
     data = ["--dataset", *names[:2], f"{names[3]}=a,b,label", "--translations", "-", names[2], "-"]
     data += ["--language_tags", "-", "<de>", "-"]
     flags = ("--family", "gensen", "--vocab_size", 90, "--output_dir", folder / "tokenizer")
-    assert run_command("train-tokenizer", *flags, *data) == 0
+    assert run_command("data", "tokenizer", *flags, *data) == 0
     return folder, data
 
 

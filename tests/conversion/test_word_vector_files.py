@@ -15,7 +15,7 @@ from hf_ctxmodels.conversion.word_vectors import WordVectors
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.tokenizers.base import record_tokenizer_digest
 
-SCRIPT = Path(__file__).resolve().parents[2] / "hf_ctxmodels" / "conversion" / "word_vector_files.py"
+COMMAND = "convert word-vectors"
 STATIC = [name for name, family in FAMILIES.items() if issubclass(family.models["AutoModel"], StaticEmbeddingModel)]
 VECTORS = WordVectors(
     ["the", "naïve", "Zürich", "東京", "x_y", "5,000"],
@@ -101,12 +101,12 @@ def test_missing_files_and_unusual_words(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", STATIC)
-def test_conversion_script(family: str, tmp_path: Path) -> None:
+def test_conversion_command(family: str, tmp_path: Path) -> None:
     """A file is converted to a model, which Auto classes load, and back."""
     WRITERS["word2vec-binary"](VECTORS, tmp_path / "vectors.bin")
     directory = tmp_path / "model"
     source = {"input_format": "word2vec-binary", "input": tmp_path / "vectors.bin"}
-    assert "6 words of 5 dimensions" in command_output(SCRIPT, **source, family=family, output=directory)
+    assert "6 words of 5 dimensions" in command_output(COMMAND, **source, family=family, output=directory)
     model, tokenizer = AutoModel.from_pretrained(directory), AutoTokenizer.from_pretrained(directory)
     assert type(model) is FAMILIES[family].models["AutoModel"]
     batch = tokenizer(["naïve 東京", "5,000 unheard"], return_tensors="pt")
@@ -115,7 +115,7 @@ def test_conversion_script(family: str, tmp_path: Path) -> None:
     np.testing.assert_array_equal(states[0].numpy(), VECTORS.matrix[[1, 3]])
     np.testing.assert_array_equal(states[1, 0].numpy(), VECTORS.matrix[5])
     assert not states[1, 1].any()
-    command_output(SCRIPT, output_format="glove", input=directory, output=tmp_path / "vectors.txt")
+    command_output(COMMAND, output_format="glove", input=directory, output=tmp_path / "vectors.txt")
     np.testing.assert_array_equal(READERS["glove"](tmp_path / "vectors.txt").matrix, VECTORS.matrix)
 
 
@@ -124,8 +124,8 @@ def test_pickles_require_allow_pickle(tmp_path: Path) -> None:
     VECTORS.to_gensim().save(str(tmp_path / "vectors.kv"))
     flags = ["--input_format", "gensim", "--input", tmp_path / "vectors.kv"]
     flags += ["--family", STATIC[0], "--output", tmp_path / "model"]
-    assert "pickle" in command_output(SCRIPT, *flags, fails=True)
-    command_output(SCRIPT, *flags, "--allow_pickle")
+    assert "pickle" in command_output(COMMAND, *flags, fails=True)
+    command_output(COMMAND, *flags, "--allow_pickle")
     assert len(AutoTokenizer.from_pretrained(tmp_path / "model")) == 8
 
 

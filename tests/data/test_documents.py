@@ -68,14 +68,40 @@ def test_another_column(tmp_path):
             list(load_documents(path, text_column="body", units_column="units"))
 
 
-def test_text_files_of_a_directory(tmp_path):
-    """Blank lines separate documents as in single files, and names select splits as in `datasets`."""
+SENTENCES = [f"Sentence {number} of the text." for number in range(40)]
+WIKITEXT = " \n = Title = \n \n First paragraph . \n Second paragraph . \n \n = = Section = = \n \n Third . \n"
+
+
+def test_separator_of_documents(tmp_path, capsys):
+    """The separator is guessed from the text, printed unless it is a blank line, and can be set."""
+    lines = write(tmp_path, "news.en.gz", "\n".join(SENTENCES).encode())
+    wikitext = write(tmp_path, "wiki.txt", (WIKITEXT * 9).encode())
+    blank = write(tmp_path, "blank.txt", ("\n".join(SENTENCES) + "\n\n" + "\n".join(SENTENCES)).encode())
+    assert list(load_documents(lines)) == [[sentence] for sentence in SENTENCES]
+    assert "news.en.gz: each line is a document; --document_separator" in capsys.readouterr().err
+    assert list(load_documents(wikitext))[1] == ["First paragraph .", "Second paragraph ."]
+    assert list(load_documents(blank)) == [SENTENCES, SENTENCES]
+    assert not capsys.readouterr().err
+    assert list(load_documents(lines, document_separator="blank")) == [SENTENCES]
+    assert len(list(load_documents(blank, document_separator="line"))) == 80
+    assert list(load_documents(blank, document_separator="file")) == [SENTENCES * 2]
+    with pytest.raises(CtxError, match=r"suffix '\.tsv'"):
+        load_documents(write(tmp_path, "table.tsv.gz", b"a\tb\n"))
+
+
+def test_text_files_of_a_directory(tmp_path, capsys):
+    """Small files are documents, large files are read as single files; names select splits as in `datasets`."""
     (tmp_path / "plain").mkdir()
-    (tmp_path / "plain" / "one.txt").write_text("A first line.\nA second line.\n\nAnother document.\n")
+    (tmp_path / "plain" / "one.txt").write_text("A first line.\nA second line.\n\nThe end.\n")
     with gzip.open(tmp_path / "plain" / "two.txt.gz", "wt") as file:
-        file.write("A third document.\nIts second line.\n")
-    expected = [["A first line.", "A second line."], ["Another document."], ["A third document.", "Its second line."]]
+        file.write("A second document.\nIts second line.\n")
+    expected = [["A first line.", "A second line.", "The end."], ["A second document.", "Its second line."]]
     assert [*load_documents(str(tmp_path / "plain"))] == expected
+    assert "each file is a document" in capsys.readouterr().err
+    (tmp_path / "large").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / "large" / f"{name}.txt").write_text("A first line.\n\nAnother document.\n" * 3000)
+    assert len([*load_documents(str(tmp_path / "large"))]) == 6002
     (tmp_path / "splits").mkdir()
     for split in ("train", "test"):
         (tmp_path / "splits" / f"{split}.txt").write_text(f"The {split} text.\nA line.\n")

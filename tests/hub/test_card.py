@@ -34,6 +34,7 @@ def test_card_contains_the_training_summary(saved_model: Path, family: FamilySpe
         family.paper,
     ):
         assert fact in text, fact
+    assert "pip install PATH_OR_URL" in text, "no package index has the package"
     assert "{{" not in text
     assert "None" not in text
     assert metadata_errors(text) == []

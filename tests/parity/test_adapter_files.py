@@ -151,7 +151,7 @@ def test_other_files_are_an_error(folder: Path, tmp_path: Path) -> None:
     wide = type(model)(type(model.config)(**model.config.to_dict() | {"hidden_size": 64}))
     (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
     cases: list[tuple[PreTrainedModel, Path, str]] = [
-        (model, folder / "task_bin", "hf_ctxmodels.conversion.adapters"),
+        (model, folder / "task_bin", "hf-ctxmodels convert adapter"),
         (model, folder.parent / other_type / "task", "for models of type"),
         (wide, folder / "task", "width 32.*width 64"),
         (shallow, folder / "task", "no parameter .*layer.2"),

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from commands import run_command
 from torch import Tensor
 from transformers import AutoModel, AutoTokenizer
 
@@ -91,10 +92,10 @@ def test_damaged_files(folder: Path, tmp_path: Path) -> None:
         read_allennlp(tmp_path / "missing.json", folder / "lm_weights.hdf5")
 
 
-def test_script(folder: Path, tmp_path: Path, run_conversion: Any, streams: list, expected: list) -> None:
+def test_script(folder: Path, tmp_path: Path, streams: list, expected: list) -> None:
     """Auto classes load the output, which computes the same states as AllenNLP."""
     files = {"options": folder / "options.json", "weights": folder / "lm_weights.hdf5"}
-    assert run_conversion("elmo.py", **files, vocabulary=folder / "vocab_test.txt", output=tmp_path / "out") == 0
+    assert run_command("convert", "elmo", **files, vocabulary=folder / "vocab_test.txt", output=tmp_path / "out") == 0
     model, tokenizer = AutoModel.from_pretrained(tmp_path / "out"), AutoTokenizer.from_pretrained(tmp_path / "out")
     words = (folder / "vocab_test.txt").read_text().split()
     assert len(tokenizer) == model.config.vocab_size == len({*words, *tokenizer.special_tokens} - {"<UNK>"})

@@ -4,10 +4,10 @@ import json
 import pickle
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from commands import run_command
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -75,13 +75,13 @@ def test_equals_torch(layout: str, tmp_path: Path) -> None:
             cache = outputs.past_key_values
 
 
-def test_script(tmp_path: Path, run_conversion: Any) -> None:
+def test_script(tmp_path: Path) -> None:
     """Auto classes load model and tokenizer; repeated words keep their ids."""
     reference, out = ReferenceModel(), tmp_path / "out"
     torch.save(release_weights(reference, "2"), tmp_path / "model.pth")
     (tmp_path / "itos.json").write_text(json.dumps(ITOS))
     flags = {"weights": tmp_path / "model.pth", "vocabulary": tmp_path / "itos.json", "output": out}
-    assert run_conversion("ulmfit.py", **flags) == 0
+    assert run_command("convert", "ulmfit", **flags) == 0
     tokenizer, model = AutoTokenizer.from_pretrained(out), AutoModelForCausalLM.from_pretrained(out).eval()
     batch = tokenizer("w3 W7 w5", return_tensors="pt")
     assert tokenizer.convert_ids_to_tokens(batch.input_ids[0]) == ["xxbos", "w3", "xxup", "w7", "w5"]

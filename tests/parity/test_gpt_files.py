@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from attention_reference import attend
+from commands import run_command
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -53,7 +54,7 @@ def reference_logits(arrays: list[np.ndarray], ids: list[int]) -> Tensor:
 
 
 @pytest.mark.parametrize("form", ["two matrices", "one matrix", "one matrix with task tokens"])
-def test_logits_match_the_reference_loop(form: str, tmp_path: Path, run_conversion: Any, capsys: Any) -> None:
+def test_logits_match_the_reference_loop(form: str, tmp_path: Path, capsys: Any) -> None:
     words = len(TOKENS) + 3 * form.endswith("task tokens")
     if form == "two matrices":  # as released: positions first
         arrays = random_arrays([[POSITIONS, WIDTH], [words, WIDTH]])
@@ -63,7 +64,7 @@ def test_logits_match_the_reference_loop(form: str, tmp_path: Path, run_conversi
         expected = [arrays[0][:words], arrays[0][words:], *arrays[1:]]
     write_checkpoint(tmp_path, arrays)
     flags = {"folder": tmp_path, "output": tmp_path / "out", "positions": POSITIONS, "heads": HEADS}
-    assert run_conversion("gpt.py", **flags) == 0
+    assert run_command("convert", "gpt", **flags) == 0
     assert f"{sum(array.size for array in arrays):,} parameters, {words} tokens" in capsys.readouterr().out
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")

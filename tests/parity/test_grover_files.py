@@ -3,12 +3,12 @@
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from attention_reference import attend
+from commands import run_command
 from tokenizers import pre_tokenizers
 from torch import Tensor
 from torch.nn import functional as F
@@ -145,13 +145,13 @@ def as_leaves(variables: dict[str, np.ndarray]) -> dict[str, Tensor]:
     return {name: torch.from_numpy(value).double().requires_grad_() for name, value in variables.items()}
 
 
-def test_language_model_matches_the_reference_loop(tmp_path: Path, run_conversion: Any, capsys) -> None:
+def test_language_model_matches_the_reference_loop(tmp_path: Path, capsys) -> None:
     variables = random_variables(words=1 + 256 + len(PAIRS) + 13)
     write_checkpoint(variables, tmp_path / "model.ckpt")
     checkpoint = TensorFlowCheckpoint(tmp_path / "model.ckpt.index")
     assert {name: value.shape for name, value in checkpoint.items()} == {n: v.shape for n, v in variables.items()}
     out = tmp_path / "out"
-    assert run_conversion("grover.py", **files_of_release(tmp_path), output=out) == 0
+    assert run_command("convert", "grover", **files_of_release(tmp_path), output=out) == 0
     assert "632,576 parameters" in capsys.readouterr().out
     tokenizer = AutoTokenizer.from_pretrained(out)
     model = AutoModelForCausalLM.from_pretrained(out).eval().double()
@@ -202,12 +202,12 @@ def compare_gradients(model: torch.nn.Module, reference: dict[str, Tensor]) -> N
         )
 
 
-def test_classifier_matches_the_reference_loop(tmp_path: Path, run_conversion: Any) -> None:
+def test_classifier_matches_the_reference_loop(tmp_path: Path) -> None:
     """The state of <|beginsummary|> is classified; the training loss adds half of the mean language modelling loss."""
     variables = random_variables(words=273, classes=2, seed=1)
     write_checkpoint(variables, tmp_path / "model.ckpt", shards=1, per_block=1000)
     out = tmp_path / "out"
-    assert run_conversion("grover.py", **files_of_release(tmp_path), output=out) == 0
+    assert run_command("convert", "grover", **files_of_release(tmp_path), output=out) == 0
     dropout = {"hidden_dropout_prob": 0.0, "classifier_dropout": 0.0}
     model = AutoModelForSequenceClassification.from_pretrained(out, **dropout).double().train()
     tokenizer = AutoTokenizer.from_pretrained(out)

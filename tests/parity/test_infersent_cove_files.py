@@ -1,11 +1,11 @@
 """Conversion of released InferSent and MT-LSTM (CoVe) weights, compared with `torch.nn.LSTM`."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from commands import run_command
 from transformers import AutoModel, AutoTokenizer, PreTrainedModel
 
 from hf_ctxmodels import CtxCoveModel, CtxError, CtxInferSentModel
@@ -81,12 +81,12 @@ def test_infersent_embeddings_equal_torch(tmp_path: Path, width, hidden, pooling
 
 
 @torch.no_grad()
-def test_cove_script(tmp_path: Path, run_conversion: Any, capsys: pytest.CaptureFixture) -> None:
+def test_cove_script(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     lstm, weights = release_weights(CtxCoveModel, 6, 4, 2)
     torch.save(weights, tmp_path / "weights.pth")
     matrix, out = write_vectors(WORDS[:5], tmp_path / "glove.txt"), tmp_path / "cove"
     flags = {"weights": tmp_path / "weights.pth", "vectors": tmp_path / "glove.txt", "output": out}
-    assert run_conversion("cove.py", **flags) == 0
+    assert run_command("convert", "cove", **flags) == 0
     assert "on 5 vectors" in capsys.readouterr().out
     model, tokenizer = AutoModel.from_pretrained(out), AutoTokenizer.from_pretrained(out)
     states = model(**tokenizer("The cat barked", return_tensors="pt")).last_hidden_state[0]
@@ -98,14 +98,14 @@ def test_cove_script(tmp_path: Path, run_conversion: Any, capsys: pytest.Capture
 @pytest.mark.parametrize(("version", "has_sentence_tokens"), [("1", False), ("2", True)])
 @torch.no_grad()
 def test_infersent_script(
-    tmp_path: Path, run_conversion: Any, capsys: pytest.CaptureFixture, version: str, has_sentence_tokens: bool
+    tmp_path: Path, capsys: pytest.CaptureFixture, version: str, has_sentence_tokens: bool
 ) -> None:
     """The file has vectors of the sentence tokens of version 2, but not of version 1."""
     lstm, weights = release_weights(CtxInferSentModel, 6, 4)
     torch.save(weights, tmp_path / "infersent.pkl")
     matrix, out = write_vectors(WORDS, tmp_path / "glove.txt"), tmp_path / "infersent"
     flags = {"weights": tmp_path / "infersent.pkl", "vectors": tmp_path / "glove.txt", "output": out}
-    assert run_conversion("infersent.py", **flags, version=version) == 0
+    assert run_command("convert", "infersent", **flags, version=version) == 0
     assert ("with <p> and </p>" in capsys.readouterr().out) == has_sentence_tokens
     model, tokenizer = AutoModel.from_pretrained(out), AutoTokenizer.from_pretrained(out)
     embeddings = model.encode(["The cat barked", "barked"])

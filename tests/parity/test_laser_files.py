@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from commands import run_command
 from transformers import AutoModel, AutoTokenizer
 
 from hf_ctxmodels import CtxError
@@ -68,12 +69,12 @@ def test_tokens_have_the_released_ids() -> None:
 
 
 @torch.no_grad()
-def test_script(tmp_path: Path, run_conversion: Any, capsys: pytest.CaptureFixture) -> None:
+def test_script(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     lstm, encoder = build_release(6, 4, 2)
     torch.save(encoder, tmp_path / "encoder.pt")
     (tmp_path / "codes").write_text("".join(f"{a} {b} 10\n" for a, b in CODES))
     flags = {"encoder": tmp_path / "encoder.pt", "codes": tmp_path / "codes", "output": tmp_path / "laser"}
-    assert run_conversion("laser.py", **flags) == 0
+    assert run_command("convert", "laser", **flags) == 0
     assert "tokens" in capsys.readouterr().out
     model = AutoModel.from_pretrained(tmp_path / "laser")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "laser")

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from attention_reference import attend
+from commands import run_command
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
@@ -150,7 +151,7 @@ def summarization_logits(weights: dict[str, Tensor], source: Tensor, target: Ten
 
 
 @torch.no_grad()
-def test_translation(subtests, tmp_path: Path, run_conversion: Any, capsys: pytest.CaptureFixture) -> None:
+def test_translation(subtests, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     (tmp_path / "codes").write_text(CODES)
     for setting, same in (("plain", True), ("plain", False), ("v1", False), ("v2", False)):
         with subtests.test(setting=setting, same_words=same):
@@ -163,10 +164,10 @@ def test_translation(subtests, tmp_path: Path, run_conversion: Any, capsys: pyte
             flags = ["--checkpoint", file, "--codes", tmp_path / "codes", "--output", out, "--overwrite", "true"]
             flags += ["--word_splitting", "whitespace"]
             if setting != "plain":
-                assert run_conversion("mass.py", *flags, "--language", "de") == 2
+                assert run_command("convert", "mass", *flags, "--language", "de") == 2
                 assert "'de'" in capsys.readouterr().err
                 flags += ["--language", "fr"]
-            assert run_conversion("mass.py", *flags) == 0, capsys.readouterr().err
+            assert run_command("convert", "mass", *flags) == 0, capsys.readouterr().err
             model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(out), AutoTokenizer.from_pretrained(out)
             assert tokenizer("the th").input_ids == [1, 21, 14, 17, 1]
             assert model.config.share_word_embeddings == model.config.tie_word_embeddings == same
@@ -177,7 +178,7 @@ def test_translation(subtests, tmp_path: Path, run_conversion: Any, capsys: pyte
 
 
 @torch.no_grad()
-def test_summaries(subtests, tmp_path: Path, run_conversion: Any, capsys: pytest.CaptureFixture) -> None:
+def test_summaries(subtests, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     (tmp_path / "dict.txt").write_text("".join(f"{token} 1\n" for token in BERT))
     fine_tuned = argparse.Namespace(encoder_attention_heads=4, decoder_attention_heads=4, activation_fn="gelu")
     source, target = torch.tensor([5, 6, 7, 3]), torch.tensor([3, 6, 7])
@@ -192,7 +193,7 @@ def test_summaries(subtests, tmp_path: Path, run_conversion: Any, capsys: pytest
             checkpoint = summaries(joined, fields or {})
             torch.save(checkpoint if fields else checkpoint["model"], file)
             flags = ["--checkpoint", file, "--vocabulary", tmp_path / "dict.txt", "--output", out]
-            assert run_conversion("mass.py", *flags) == 0, capsys.readouterr().err
+            assert run_command("convert", "mass", *flags) == 0, capsys.readouterr().err
             model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(out), AutoTokenizer.from_pretrained(out)
             logits = model(source[None], decoder_input_ids=target[None]).logits[0]
             torch.testing.assert_close(logits, expected[4 if fields else 2], rtol=0, atol=1e-4)
@@ -201,7 +202,7 @@ def test_summaries(subtests, tmp_path: Path, run_conversion: Any, capsys: pytest
             assert model.config.max_position_embeddings == 10
 
 
-def test_invalid_checkpoints(tmp_path: Path, run_conversion: Any, capsys: pytest.CaptureFixture) -> None:
+def test_invalid_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """Unknown and missing weights, wrong shapes, other files, and flags of the other model."""
     checkpoint = translation("plain")
     changes = (
@@ -231,5 +232,5 @@ def test_invalid_checkpoints(tmp_path: Path, run_conversion: Any, capsys: pytest
     torch.save(checkpoint, tmp_path / "a.pth")
     (tmp_path / "dict.txt").write_text("[PAD] 1\n")
     flags = ["--checkpoint", tmp_path / "a.pth", "--vocabulary", tmp_path / "dict.txt", "--output", tmp_path / "out"]
-    assert run_conversion("mass.py", *flags) == 2
+    assert run_command("convert", "mass", *flags) == 2
     assert "pass --codes" in capsys.readouterr().err

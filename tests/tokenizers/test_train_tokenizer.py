@@ -1,4 +1,4 @@
-"""`hf-ctxmodels train-tokenizer` as a user runs it."""
+"""`hf-ctxmodels data tokenizer` as a user runs it."""
 
 import pytest
 from commands import run_command
@@ -23,7 +23,7 @@ def test_recipe_and_flags(text_file, tmp_path):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(f"family: bert\ndataset: {text_file}\nvocab_size: 90\noptions:\n  do_lower_case: false\n")
     flags = ["--recipe", recipe, "--vocab_size", "150", "--output_dir", tmp_path / "out"]
-    process = run_forked("-m", "hf_ctxmodels", "train-tokenizer", *flags)
+    process = run_forked("-m", "hf_ctxmodels", "data", "tokenizer", *flags)
     assert process.returncode == 0, process.stderr
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     assert 90 < len(tokenizer) <= 150, "the flag overrides the recipe"
@@ -39,7 +39,7 @@ def test_resampled_languages(text_file, tmp_path, capsys):
     for alpha, is_in_vocabulary in ((1.0, False), (0.0, True)):
         flags = ["--family", "bert", "--vocab_size", 150, "--options", "min_frequency=9", "--sampling_alpha", alpha]
         data = ["--dataset", text_file, tmp_path / "small.txt", "--validation_fraction", 0]
-        assert run_command("train-tokenizer", *flags, *data, "--output_dir", tmp_path / f"out-{alpha}") == 0
+        assert run_command("data", "tokenizer", *flags, *data, "--output_dir", tmp_path / f"out-{alpha}") == 0
         tokens = AutoTokenizer.from_pretrained(tmp_path / f"out-{alpha}").get_vocab()
         assert ("kaffe" in tokens) is is_in_vocabulary
     assert "text.txt" in capsys.readouterr().out
@@ -49,7 +49,7 @@ def test_resampled_languages(text_file, tmp_path, capsys):
 def test_all_families(text_file, tmp_path, documents, family):
     options = ["model_max_length=64", *(["languages=[en, de]"] if family == "elmo" else [])]
     flags = ["--family", family, "--dataset", text_file, "--vocab_size", 300, "--options", *options]
-    assert run_command("train-tokenizer", *flags, "--output_dir", tmp_path / "out") == 0
+    assert run_command("data", "tokenizer", *flags, "--output_dir", tmp_path / "out") == 0
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     assert type(tokenizer) is FAMILIES[family].tokenizer
     assert family != "elmo" or tokenizer.languages == ["en", "de"]
@@ -71,7 +71,7 @@ def test_all_families(text_file, tmp_path, documents, family):
 )
 def test_errors(tmp_path, capsys, flags, messages):
     command = ["--family", "bert", "--dataset", "demo", "--vocab_size", "150", "--output_dir", str(tmp_path), *flags]
-    assert run_command("train-tokenizer", *command) == 2
+    assert run_command("data", "tokenizer", *command) == 2
     printed = capsys.readouterr().err
     assert all(message in printed for message in messages)
     assert len(printed.splitlines()) < 20

@@ -92,7 +92,7 @@ def test_report_times(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_next_commands(workspace, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     flags = {"family": "bert", "dataset": workspace.folder / "text.txt", "vocab_size": 60, "output_dir": tmp_path}
-    assert run_command("train-tokenizer", **flags) == 0
+    assert run_command("data", "tokenizer", **flags) == 0
     shown = capsys.readouterr()
     assert "training a vocabulary of 60 tokens" in shown.err
     assert f"next:\n  hf-ctxmodels pretrain --family bert --tokenizer {tmp_path} --dataset" in shown.out

@@ -249,7 +249,7 @@ def _read_files(
             f"There is no {weights_file}.",
             location=str(source),
             hint=f"convert a directory or Hub id with {PICKLED_FILES[weights_file]} by "
-            f"`python -m hf_ctxmodels.conversion.adapters --adapter {source} --output DIR`.",
+            f"`hf-ctxmodels convert adapter --adapter {source} --output DIR`.",
         )
     with wrap_errors("The weights are damaged", location=str(folder / weights_file), hint="copy the file again."):
         tensors = load_file(folder / weights_file)

@@ -76,20 +76,8 @@ def load_config_and_tokenizer(
     if source is not None:
         changes = parse_config_options(arguments.config_options)
         config = load_config(source)
-        if config.model_type == MULTITASK_MODEL_TYPE:
-            if task_name is None:
-                raise CtxError(
-                    f"The model has several tasks: {', '.join(config.tasks or {})}.",
-                    location=source,
-                    hint="choose a task by --task_name.",
-                )
+        if has_several_tasks(config, task_name, source):
             config = config.task_config(task_name)
-        elif task_name is not None:
-            raise CtxError(
-                "The model was not trained on several tasks.",
-                location=f"--model {source} --task_name {task_name}",
-                hint="remove --task_name, or use a directory written by `finetune multitask`.",
-            )
         elif require_family:
             config = load_family_config(source)
         config = change_config(config, changes, source)
@@ -111,6 +99,24 @@ def load_config_and_tokenizer(
             )
         setattr(config, name, value)
     return config, tokenizer
+
+
+def has_several_tasks(config: PreTrainedConfig, task_name: str | None, source: str) -> bool:
+    """Whether a configuration is of a multi-task model; raises CtxError unless exactly these have a `task_name`."""
+    is_multitask = config.model_type == MULTITASK_MODEL_TYPE
+    if is_multitask and task_name is None:
+        raise CtxError(
+            f"The model has several tasks: {', '.join(config.tasks or {})}.",
+            location=source,
+            hint="choose a task by --task_name.",
+        )
+    if not is_multitask and task_name is not None:
+        raise CtxError(
+            "The model was not trained on several tasks.",
+            location=f"--model {source} --task_name {task_name}",
+            hint="remove --task_name, or use a directory written by `finetune multitask`.",
+        )
+    return is_multitask
 
 
 def read_examples(task: Task[Any], arguments: FinetuningArguments) -> tuple[list[Any], list[Any]]:

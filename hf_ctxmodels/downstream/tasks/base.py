@@ -105,6 +105,8 @@ class Task(ABC, Generic[Example]):
     """Whether the main metric is in percent."""
     is_generative: ClassVar[bool] = False
     """Whether `decode` reads the output of `generate`, instead of fields of the head's output."""
+    has_unlabelled_loss: ClassVar[bool] = False
+    """Whether a head of the task may learn from unlabelled examples."""
     required_inputs: ClassVar[tuple[str, ...]] = ()
     """Arguments that the head's forward must have; not all heads of the Auto class have them."""
     collator_class: ClassVar[Callable[..., Any]] = DataCollatorWithPadding
@@ -148,9 +150,12 @@ class Task(ABC, Generic[Example]):
         return splits
 
     def read_unlabelled(self, file: str) -> list[Example]:
-        """Examples of a file without labels, each with a placeholder label; called after `configure`. Raises CtxError
-        if the task has no unlabelled examples."""
-        raise CtxError(f"The task {self.name} has no unlabelled examples.", hint="remove --unlabelled_file.")
+        """Examples of a file without labels, each with a placeholder label; called after `configure` or `load_labels`.
+        Raises CtxError if the file cannot be read, or the task has no unlabelled examples."""
+        raise CtxError(f"The task {self.name} has no unlabelled examples.", location=file, hint="use another task.")
+
+    def load_labels(self, config: PreTrainedConfig) -> None:
+        """Set the task's labels to the labels of a fine-tuned model's configuration, instead of `configure`."""
 
     def config_fields(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
         """Task-specific fields of a new model's configuration that depend on the tokenizer."""
@@ -213,6 +218,10 @@ class Task(ABC, Generic[Example]):
         """JSON object of an example for the predictions file."""
         return {"location": example.location, "label": example.label, "prediction": prediction}
 
+    def results(self, examples: Sequence[Example], encoded: Encoded, outputs: Sequence[Logits]) -> list[dict[str, Any]]:
+        """JSON objects with the inputs and the predictions for unlabelled examples."""
+        raise NotImplementedError
+
     def _columns(self, flag: str, default: str, *numbers: int) -> list[str]:
         """The columns that a flag names; raises CtxError if their number is not among `numbers`, which may be empty."""
         columns = [column.strip() for column in (getattr(self.arguments, flag) or default).split(",")]
@@ -230,6 +239,10 @@ class LabelledTask(Task[Example]):
     """A task with a closed set of labels, which are saved in the model's config."""
 
     labels: list[str]
+
+    def load_labels(self, config: PreTrainedConfig) -> None:
+        """Set `labels` to the names in the configuration."""
+        self.labels = [str(config.id2label[index]) for index in range(config.num_labels)]
 
     def _set_labels(self, config: PreTrainedConfig, labels: Sequence[str], validation: Iterable[str]) -> None:
         """Set new labels, unless a fine-tuned model has the same labels, in any order; labels that occur only in the
@@ -253,6 +266,12 @@ class LabelledTask(Task[Example]):
                 hint="correct the label, or add training examples with it.",
             )
         return self.labels.index(label)
+
+
+def probabilities(logits: np.ndarray) -> list[float]:
+    """Softmax of the logits (classes,)."""
+    exponentials = np.exp(logits.astype(np.float64) - logits.max())
+    return (exponentials / exponentials.sum()).tolist()
 
 
 def get_texts(row: Row, columns: Sequence[str]) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from transformers import DataCollatorForMultipleChoice, PreTrainedTokenizerBase
@@ -10,7 +10,15 @@ from transformers import DataCollatorForMultipleChoice, PreTrainedTokenizerBase
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.table_files import parse_number, read_table
 from hf_ctxmodels.downstream.tasks import metrics
-from hf_ctxmodels.downstream.tasks.base import Encoded, Logits, Task, get_texts, most_frequent, repeated_prediction
+from hf_ctxmodels.downstream.tasks.base import (
+    Encoded,
+    Logits,
+    Task,
+    get_texts,
+    most_frequent,
+    probabilities,
+    repeated_prediction,
+)
 
 
 @dataclass(frozen=True)
@@ -38,11 +46,18 @@ class MultipleChoice(Task[MultipleChoiceExample]):
 
     def read_file(self, file: str) -> list[MultipleChoiceExample]:
         """Read the examples of a file."""
+        return self._read(file, [self.arguments.label_column or "label"])
+
+    def read_unlabelled(self, file: str) -> list[MultipleChoiceExample]:
+        """A table with the text and choice columns."""
+        return self._read(file, [])
+
+    def _read(self, file: str, label_columns: list[str]) -> list[MultipleChoiceExample]:
+        """The examples of a table; the label is 0 without a label column."""
         text_columns = self._columns("text_columns", "text", 1, 2)
         choice_columns = self._columns("choice_columns", "choices")
-        label_column = self.arguments.label_column or "label"
         examples: list[MultipleChoiceExample] = []
-        for row in read_table(file, [*text_columns, *choice_columns, label_column]):
+        for row in read_table(file, [*text_columns, *choice_columns, *label_columns]):
             texts = get_texts(row, text_columns)
             values = [row.values[column] for column in choice_columns]
             choices = tuple(values[0]) if len(values) == 1 and isinstance(values[0], list) else tuple(values)
@@ -53,10 +68,11 @@ class MultipleChoice(Task[MultipleChoiceExample]):
                     location=row.location,
                     hint="pass --choice_columns a,b,..., or one .jsonl column of lists.",
                 )
-            label = parse_number(row.values[label_column])
+            value = row.values[label_columns[0]] if label_columns else 0
+            label = parse_number(value)
             if label is None or label not in range(len(choices)):
                 raise CtxError(
-                    f"The label {row.values[label_column]!r} is not an index of the {len(choices)} choices.",
+                    f"The label {value!r} is not an index of the {len(choices)} choices.",
                     location=row.location,
                     hint=f"use an integer from 0 to {len(choices) - 1}, or pass another --label_column.",
                 )
@@ -81,6 +97,20 @@ class MultipleChoice(Task[MultipleChoiceExample]):
     ) -> list[int]:
         """The index of the highest score."""
         return [int(np.asarray(output["logits"]).argmax()) for output in outputs]
+
+    def results(
+        self, examples: Sequence[MultipleChoiceExample], encoded: Encoded, outputs: Sequence[Logits]
+    ) -> list[dict[str, Any]]:
+        """Context, index and text of the best choice, and the probabilities of the choices."""
+        return [
+            {
+                "text": example.context,
+                "choice": index,
+                "choice_text": example.choices[index],
+                "probabilities": probabilities(output["logits"]),
+            }
+            for example, index, output in zip(examples, self.decode(examples, encoded, outputs), outputs, strict=True)
+        ]
 
     def score(self, examples: Sequence[MultipleChoiceExample], predictions: Sequence[int]) -> dict[str, float]:
         """Accuracy: share of the examples whose correct choice has the highest score."""

@@ -10,9 +10,10 @@ from transformers import DataCollatorWithPadding, PreTrainedConfig, PreTrainedTo
 
 from hf_ctxmodels.core.errors import CtxError, wrap_errors
 from hf_ctxmodels.core.loading import parse_json
+from hf_ctxmodels.data.table_files import read_table
 from hf_ctxmodels.data.text_files import file_suffix, read_text
 from hf_ctxmodels.downstream.tasks import metrics
-from hf_ctxmodels.downstream.tasks.base import Encoded, Feature, Logits, Task
+from hf_ctxmodels.downstream.tasks.base import Encoded, Feature, Logits, Task, get_texts
 
 MAX_QUESTION_TOKENS = 64  # longer questions are truncated, as in BERT's SQuAD runs (Devlin et al. 2019, released code)
 _SQUAD_HINT = (
@@ -71,16 +72,16 @@ class Window:
         return int(overlapping[0]), int(overlapping[-1])
 
 
-def read_squad(file: str) -> list[Question]:
-    """The questions of a SQuAD 1.1 or 2.0 JSON file; raises CtxError if an id is repeated, or an answer is not at its
-    offset."""
+def read_squad(file: str, has_answers: bool = True) -> list[Question]:
+    """The questions of a SQuAD 1.1 or 2.0 JSON file, without answers unless `has_answers`; raises CtxError if an id is
+    repeated, or an answer is not at its offset."""
     questions: list[Question] = []
     content = parse_json(read_text(file), location=file, hint=_SQUAD_HINT)
     with wrap_errors("Not SQuAD's JSON", location=file, hint=_SQUAD_HINT):
         for article in content["data"]:
             for paragraph in article["paragraphs"]:
                 for entry in paragraph["qas"]:
-                    answers = () if entry.get("is_impossible") else entry["answers"]
+                    answers = () if entry.get("is_impossible") or not has_answers else entry["answers"]
                     spans = tuple((int(answer["answer_start"]), str(answer["text"])) for answer in answers)
                     location = f"{file}, question {entry['id']!r}"
                     texts = entry["question"], paragraph["context"]
@@ -136,13 +137,21 @@ class QuestionAnswering(Task[Question]):
     is_percentage: ClassVar[bool] = True
     argument_names: ClassVar[tuple[str, ...]] = ("max_length", "doc_stride", "max_answer_length")
 
-    has_unanswerable: bool
+    has_unanswerable: bool = False
 
     def read_file(self, file: str) -> list[Question]:
         """Read the examples of a file."""
         if file_suffix(Path(file)) != ".json":
             raise CtxError("Expected a .json file.", location=file, hint="use a .json file in SQuAD's format.")
         return read_squad(file)
+
+    def read_unlabelled(self, file: str) -> list[Question]:
+        """SQuAD JSON, whose answers are ignored, or a table with the columns question and context."""
+        if file_suffix(Path(file)) == ".json":
+            return read_squad(file, has_answers=False)
+        columns = ("question", "context")
+        rows = [(get_texts(row, columns), row.location) for row in read_table(file, columns)]
+        return [Question(str(i), *texts, (), location) for i, (texts, location) in enumerate(rows, 1)]
 
     def configure(self, config: PreTrainedConfig, train: Sequence[Question], validation: Sequence[Question]) -> None:
         """Note whether a question is unanswerable."""
@@ -207,6 +216,20 @@ class QuestionAnswering(Task[Question]):
             is_unanswerable = self.has_unanswerable and null_score > score
             predictions.append(AnswerSpan("" if is_unanswerable else text, probability))
         return predictions
+
+    def results(
+        self, examples: Sequence[Question], encoded: Encoded, outputs: Sequence[Logits]
+    ) -> list[dict[str, Any]]:
+        """Id, question, answer, and the probability that there is no answer."""
+        return [
+            {
+                "id": question.id,
+                "question": question.question,
+                "answer": span.text,
+                "no_answer_probability": span.no_answer_probability,
+            }
+            for question, span in zip(examples, self.decode(examples, encoded, outputs), strict=True)
+        ]
 
     def score(self, examples: Sequence[Question], predictions: Sequence[AnswerSpan]) -> dict[str, float]:
         """Exact match and F1 in percent: SQuAD 2.0's if the data have unanswerable questions, else SQuAD 1.1's."""

@@ -62,20 +62,8 @@ class Ranking(Task[RankingExample]):
         """Read the examples of a file."""
         columns = self._columns("text_columns", "query,candidate", 2)
         label_column = self.arguments.label_column or "label"
-        groups: dict[str, list[Row]] = {}
-        previous = None
-        for row in read_table(file, [*columns, label_column]):
-            query = get_texts(row, columns)[0]
-            if query != previous and query in groups:
-                raise CtxError(
-                    f"The rows of a query are not consecutive: {query[:60]!r}.",
-                    location=f"{row.location}, first at {groups[query][0].location}",
-                    hint="sort the rows by query.",
-                )
-            groups.setdefault(query, []).append(row)
-            previous = query
         examples = []
-        for query, rows in groups.items():
+        for query, rows in self._groups(file, [*columns, label_column]).items():
             for row in rows:
                 if str(row.values[label_column]).strip() not in ("0", "1"):
                     raise CtxError(
@@ -94,6 +82,32 @@ class Ranking(Task[RankingExample]):
             candidates = tuple(row.values[columns[1]] for row in rows)
             examples.append(RankingExample(query, candidates, relevant, rows[0].location))
         return examples
+
+    def read_unlabelled(self, file: str) -> list[RankingExample]:
+        """A table with queries and candidates; the first candidate of a query is marked as the relevant one."""
+        columns = self._columns("text_columns", "query,candidate", 2)
+        examples = []
+        for query, rows in self._groups(file, columns).items():
+            candidates = tuple(row.values[columns[1]] for row in rows)
+            relevant = (True, *[False] * (len(rows) - 1))
+            examples.append(RankingExample(query, candidates, relevant, rows[0].location))
+        return examples
+
+    def _groups(self, file: str, columns: list[str]) -> dict[str, list[Row]]:
+        """The rows of each query, the first column; raises CtxError if they are not consecutive."""
+        groups: dict[str, list[Row]] = {}
+        previous = None
+        for row in read_table(file, columns):
+            query = get_texts(row, columns[:2])[0]
+            if query != previous and query in groups:
+                raise CtxError(
+                    f"The rows of a query are not consecutive: {query[:60]!r}.",
+                    location=f"{row.location}, first at {groups[query][0].location}",
+                    hint="sort the rows by query.",
+                )
+            groups.setdefault(query, []).append(row)
+            previous = query
+        return groups
 
     def encode(self, examples: Sequence[RankingExample], tokenizer: PreTrainedTokenizerBase) -> Encoded:
         """Features are (choices, length) lists: a relevant candidate (`labels` is 0), then the irrelevant candidates.
@@ -122,6 +136,20 @@ class Ranking(Task[RankingExample]):
             for index, score in zip(choices, np.asarray(output["logits"]).tolist()):  # further scores are padding
                 scores[example_index][index] = score
         return scores
+
+    def results(
+        self, examples: Sequence[RankingExample], encoded: Encoded, outputs: Sequence[Logits]
+    ) -> list[dict[str, Any]]:
+        """Query, candidates, their scores, and the indices of the candidates from the best one on."""
+        return [
+            {
+                "query": example.query,
+                "candidates": list(example.candidates),
+                "scores": scores,
+                "ranking": sorted(range(len(scores)), key=lambda index: -scores[index]),
+            }
+            for example, scores in zip(examples, self.decode(examples, encoded, outputs), strict=True)
+        ]
 
     def score(self, examples: Sequence[RankingExample], predictions: Sequence[Sequence[float]]) -> dict[str, float]:
         """Mean reciprocal rank of the first relevant candidate, and the share of queries with rank 1."""

@@ -11,7 +11,7 @@ from transformers import DataCollatorForMultipleChoice, PreTrainedConfig, PreTra
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.demo_corpus import demo_file
-from hf_ctxmodels.data.table_files import Row, parse_number, read_table
+from hf_ctxmodels.data.table_files import Row, parse_number, read_table, read_texts
 from hf_ctxmodels.downstream.tasks import metrics
 from hf_ctxmodels.downstream.tasks.base import (
     Collator,
@@ -22,6 +22,7 @@ from hf_ctxmodels.downstream.tasks.base import (
     Task,
     get_texts,
     most_frequent,
+    probabilities,
     repeated_prediction,
 )
 from hf_ctxmodels.downstream.tasks.tfidf import tfidf_predictions
@@ -34,6 +35,11 @@ class SequenceExample:
     texts: tuple[str, ...]
     label: Any
     location: str
+
+
+def _inputs(example: SequenceExample) -> dict[str, Any]:
+    """The text or the two texts of an example, for `Task.results`."""
+    return {"text": example.texts[0]} if len(example.texts) == 1 else {"texts": list(example.texts)}
 
 
 class _SequenceTask(Task[SequenceExample]):
@@ -57,6 +63,16 @@ class _SequenceTask(Task[SequenceExample]):
     def read_file(self, file: str) -> list[SequenceExample]:
         """Read the examples of a file."""
         return self._examples(read_table(file, [*self._text_columns(), self.arguments.label_column or "label"]))
+
+    def read_unlabelled(self, file: str) -> list[SequenceExample]:
+        """A table with the text columns, or a `.txt` file with one text per line."""
+        columns = self._text_columns()
+        rows = read_table(file, columns) if self.arguments.text_columns else read_texts(file, *columns)
+        return [SequenceExample(get_texts(row, columns), self._placeholder_label(), row.location) for row in rows]
+
+    @abstractmethod
+    def _placeholder_label(self) -> Any:
+        """A valid label, for unlabelled examples."""
 
     def read_demo(self, split: str) -> list[SequenceExample]:
         """160 training or 40 validation sentences of Pang & Lee's film reviews, half "pos", half "neg", from gensim's
@@ -118,6 +134,7 @@ class SequenceClassification(_SequenceTask, LabelledTask[SequenceExample]):
     """A text or a pair -> one of several labels (CoLA, SST-2, RTE, SNLI, ...)."""
 
     name: ClassVar[str] = "sequence-classification"
+    has_unlabelled_loss: ClassVar[bool] = True
 
     def _parse_label(self, value: Any, location: str) -> str:
         if value is None or isinstance(value, (list, dict)) or str(value).strip() == "":
@@ -128,12 +145,8 @@ class SequenceClassification(_SequenceTask, LabelledTask[SequenceExample]):
             )
         return str(value).strip()
 
-    def read_unlabelled(self, file: str) -> list[SequenceExample]:
-        """A table with the text columns."""
-        columns = self._text_columns()
-        return [
-            SequenceExample(get_texts(row, columns), self.labels[0], row.location) for row in read_table(file, columns)
-        ]
+    def _placeholder_label(self) -> str:
+        return self.labels[0]
 
     def configure(
         self, config: PreTrainedConfig, train: Sequence[SequenceExample], validation: Sequence[SequenceExample]
@@ -159,6 +172,16 @@ class SequenceClassification(_SequenceTask, LabelledTask[SequenceExample]):
     def decode(self, examples: Sequence[SequenceExample], encoded: Encoded, outputs: Sequence[Logits]) -> list[str]:
         """The most probable label of each example."""
         return [self.labels[int(output["logits"].argmax())] for output in outputs]
+
+    def results(
+        self, examples: Sequence[SequenceExample], encoded: Encoded, outputs: Sequence[Logits]
+    ) -> list[dict[str, Any]]:
+        """Texts, the most probable label, and the probabilities of all labels."""
+        results = []
+        for example, label, output in zip(examples, self.decode(examples, encoded, outputs), outputs, strict=True):
+            by_label = dict(zip(self.labels, probabilities(output["logits"])))
+            results.append({**_inputs(example), "label": label, "probabilities": by_label})
+        return results
 
     def score(self, examples: Sequence[SequenceExample], predictions: Sequence[str]) -> dict[str, float]:
         """Accuracy, F1 of the second of two labels, macro F1 and Matthews correlation."""
@@ -190,6 +213,9 @@ class Regression(_SequenceTask):
             )
         return number
 
+    def _placeholder_label(self) -> float:
+        return 0.0
+
     def configure(
         self, config: PreTrainedConfig, train: Sequence[SequenceExample], validation: Sequence[SequenceExample]
     ) -> None:
@@ -204,6 +230,13 @@ class Regression(_SequenceTask):
     def decode(self, examples: Sequence[SequenceExample], encoded: Encoded, outputs: Sequence[Logits]) -> list[float]:
         """The number that the model returns for each example."""
         return [float(output["logits"].item()) for output in outputs]
+
+    def results(
+        self, examples: Sequence[SequenceExample], encoded: Encoded, outputs: Sequence[Logits]
+    ) -> list[dict[str, Any]]:
+        """Texts and the predicted number."""
+        values = self.decode(examples, encoded, outputs)
+        return [{**_inputs(example), "value": value} for example, value in zip(examples, values, strict=True)]
 
     def score(self, examples: Sequence[SequenceExample], predictions: Sequence[float]) -> dict[str, float]:
         """Pearson and Spearman correlation (0 for constant predictions), mean squared error."""

@@ -1,5 +1,6 @@
 """Token classification: a tag for every word (entities, chunks, parts of speech)."""
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,10 +11,27 @@ from transformers import DataCollatorForTokenClassification, PreTrainedConfig, P
 
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.data.table_files import TaggedSentence, is_bio, read_conll, read_conllu, read_table, to_bio
-from hf_ctxmodels.data.text_files import file_suffix
+from hf_ctxmodels.data.table_files import (
+    TaggedSentence,
+    is_bio,
+    read_conll,
+    read_conllu,
+    read_table,
+    read_texts,
+    to_bio,
+)
+from hf_ctxmodels.data.text_files import file_suffix, read_text
 from hf_ctxmodels.downstream.tasks import metrics
 from hf_ctxmodels.downstream.tasks.base import Encoded, LabelledTask, Logits, most_frequent, repeated_prediction
+
+_WORD = re.compile(r"\w+(?:[-'’.]\w+)*|[^\w\s]")
+
+
+def _is_conll(file: str) -> bool:
+    """Whether the lines of a file are words in columns: all have the same number of fields, in sentences separated by
+    blank lines."""
+    lines = [line.split() for line in read_text(file).strip().split("\n")]
+    return len(lines) > 1 and [] in lines and len({len(fields) for fields in lines if fields}) == 1
 
 
 class TokenClassification(LabelledTask[TaggedSentence]):
@@ -26,6 +44,7 @@ class TokenClassification(LabelledTask[TaggedSentence]):
     name: ClassVar[str] = "token-classification"
     auto_class: ClassVar[str] = "AutoModelForTokenClassification"
     collator_class = DataCollatorForTokenClassification
+    has_unlabelled_loss: ClassVar[bool] = True
     split_words: ClassVar[bool] = True
     has_token_outputs: ClassVar[bool] = True
 
@@ -59,15 +78,22 @@ class TokenClassification(LabelledTask[TaggedSentence]):
             ) from error
 
     def read_unlabelled(self, file: str) -> list[TaggedSentence]:
-        """A file as for `read_file`, whose tags are ignored, or JSONL without tags."""
-        if file_suffix(Path(file)) == ".jsonl":
-            column = self.arguments.text_columns or "tokens"
-            rows = [(row.values[column], row.location) for row in read_table(file, [column])]
-            if invalid := [location for words, location in rows if not isinstance(words, list) or not words]:
-                raise CtxError(
-                    f"Expected a list of words in {column!r}.", location=invalid[0], hint="correct the line."
-                )
-            unlabelled = [([str(word) for word in words], location) for words, location in rows]
+        """A file as for `read_file`, whose tags are ignored; JSONL without tags, with lists of words or texts; or a
+        `.txt` file with one sentence per line. Texts are split into words and punctuation marks."""
+        suffix, column = file_suffix(Path(file)), self.arguments.text_columns or "tokens"
+        is_text = suffix == ".txt" and not self.arguments.text_columns and not _is_conll(file)
+        if is_text or suffix == ".jsonl":
+            unlabelled = []
+            for row in read_texts(file, column):
+                words = row.values[column]
+                words = _WORD.findall(words) if isinstance(words, str) else words
+                if not isinstance(words, list) or not words:
+                    raise CtxError(
+                        f"Expected a text or a list of words in {column!r}.",
+                        location=row.location,
+                        hint="correct the line, or pass another --text_columns.",
+                    )
+                unlabelled.append(([*map(str, words)], row.location))
         else:
             unlabelled = [(sentence.words, sentence.location) for sentence in self.read_file(file)]
         return [TaggedSentence(words, [self.labels[0]] * len(words), location) for words, location in unlabelled]
@@ -129,6 +155,13 @@ class TokenClassification(LabelledTask[TaggedSentence]):
             for position, word in positions.items():
                 predictions[example_index][word] = self.labels[int(best[position])]
         return predictions
+
+    def results(
+        self, examples: Sequence[TaggedSentence], encoded: Encoded, outputs: Sequence[Logits]
+    ) -> list[dict[str, Any]]:
+        """Words and their tags."""
+        predictions = self.decode(examples, encoded, outputs)
+        return [{"words": example.words, "tags": tags} for example, tags in zip(examples, predictions, strict=True)]
 
     def score(self, examples: Sequence[TaggedSentence], predictions: Sequence[list[str]]) -> dict[str, float]:
         """F1, precision and recall of entities and accuracy of BIO tags; accuracy and macro F1 of other tags."""

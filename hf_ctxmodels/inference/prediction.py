@@ -1,0 +1,105 @@
+"""Predictions of fine-tuned models for unlabelled examples."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from hf_ctxmodels.core.adapter_support import suppress_adapter_notice
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.downstream.adapters.adapter_checkpoints import add_saved_adapters
+from hf_ctxmodels.downstream.finetuning.arguments import StartingModelArguments
+from hf_ctxmodels.downstream.finetuning.finetuning_run import (
+    has_several_tasks,
+    load_config_and_tokenizer,
+    open_model,
+)
+from hf_ctxmodels.downstream.tasks import TASKS, Task, TaskArguments
+from hf_ctxmodels.downstream.tasks.sequence_classification import Regression, SequenceClassification
+from hf_ctxmodels.inference.task_heads import run_head
+from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model
+from hf_ctxmodels.training.model_loading import load_config
+from hf_ctxmodels.training.summary import SUMMARY_FILE, TrainingSummary
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """A fine-tuned model, its tokenizer, and its task with the labels of the model.
+
+    Example:
+        >>> predictor = Predictor.open("runs/reviews-classifier")
+        >>> predictor.predict(predictor.task.read_unlabelled("new_reviews.txt"))
+    """
+
+    task: Task[Any]
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+
+    @classmethod
+    def open(
+        cls,
+        source: str,
+        arguments: TaskArguments | None = None,
+        *,
+        task: str | None = None,
+        task_name: str | None = None,
+        max_length: int | None = None,
+    ) -> Self:
+        """Open a model with its saved adapters.
+
+        Args:
+            source: Directory or Hub id.
+            arguments: Columns of the files; by default as in `hf-ctxmodels finetune`.
+            task: Key of `TASKS`; by default the task of the model's head.
+            task_name: Task of a multi-task model.
+            max_length: Longest input in tokens; by default the length of fine-tuning, or 128 if it is unknown.
+
+        Raises:
+            CtxError: The model cannot be opened, or has no head of the task.
+        """
+        config = load_config(source)
+        if has_several_tasks(config, task_name, source):
+            auto_class, config = config.tasks[task_name]["auto_class"], config.task_config(task_name)
+        else:
+            auto_class = "AutoModelFor" + (config.architectures or [""])[0].partition("For")[2]
+        summary = TrainingSummary.load(source) if (Path(source) / SUMMARY_FILE).is_file() else None
+        if summary is not None and summary.task == "pretraining":
+            summary = None
+        task = _task_of_head(config, auto_class, source, task or (summary and summary.task))
+        length = max_length or (summary and summary.max_length) or TaskArguments.max_length
+        model_task = TASKS[task](replace(arguments or TaskArguments(), max_length=length))
+        model_source = StartingModelArguments(model=source, task_name=task_name)
+        config, tokenizer = load_config_and_tokenizer(model_source, model_task)
+        check_tokenizer_matches_model(tokenizer, config, length, location=source)
+        model_task.load_labels(config)
+        with suppress_adapter_notice():
+            model = open_model(model_source, model_task, config, tokenizer)
+        return cls(model_task, add_saved_adapters(model, source).eval(), tokenizer)
+
+    def predict(self, examples: Sequence[Any], batch_size: int = 32, progress: bool = False) -> list[dict[str, Any]]:
+        """The results (`Task.results`) of examples from `Task.read_unlabelled`, in their order."""
+        encoded = self.task.encode(examples, self.tokenizer)
+        outputs = run_head(self.model, self.tokenizer, self.task, encoded, batch_size, progress)
+        return self.task.results(examples, encoded, outputs)
+
+
+def _task_of_head(config: PreTrainedConfig, auto_class: str, source: str, preferred: str | None) -> str:
+    """The task of a head by its Auto class: `preferred` if the head suits it; raises CtxError for other heads."""
+    tasks = [name for name, task in TASKS.items() if auto_class.startswith(task.auto_class)]
+    if tasks == [SequenceClassification.name, Regression.name]:
+        is_regression = config.problem_type == "regression" or config.num_labels == 1
+        tasks = tasks[1:] if is_regression else tasks[:1]
+    if preferred in tasks:
+        return str(preferred)
+    if not tasks:
+        architecture = (config.architectures or ["model without a head"])[0]
+        can_generate = auto_class.endswith(("ForConditionalGeneration", "ForCausalLM"))
+        command = "use `hf-ctxmodels generate`" if can_generate else "fine-tune it: `hf-ctxmodels finetune`"
+        raise CtxError(
+            f"The model has no head of a fine-tuning task; it is a {architecture}.",
+            location=source,
+            hint=f"{command}.",
+        )
+    return tasks[0]

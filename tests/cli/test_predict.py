@@ -1,0 +1,172 @@
+"""`hf-ctxmodels predict`: every task against the head on one example at a time, input formats, errors."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from commands import command_output, save, tiny_pair
+from labelled_texts import BAD, GOOD, NAMES, OTHERS, PLACES
+
+from hf_ctxmodels import CtxMultiTaskConfig, CtxMultiTaskModel
+from hf_ctxmodels.downstream.multitask.configuration import task_entry
+from hf_ctxmodels.inference import Predictor
+
+TEXTS = ["the film was lovely", "a story", "Anna saw the awful film in Paris yesterday", "Boris was in Rome"]
+LABELS = {"id2label": {0: "neg", 1: "pos", 2: "none"}, "label2id": {"neg": 0, "pos": 1, "none": 2}}
+
+
+def model_folder(folder: Path, family: str, auto_class: str, **fields: Any) -> Path:
+    words = [" ".join(GOOD + BAD + PLACES + NAMES + OTHERS)]
+    fields = {"initializer_range": 0.5, "max_position_embeddings": 64, **fields}
+    return save(folder, *tiny_pair(family, auto_class, words, **fields))
+
+
+def predict(folder: Path, file: Path, **flags: Any) -> list[dict[str, Any]]:
+    output = command_output("predict", model=folder, input=file, per_device_batch_size=2, **flags)
+    return [json.loads(line) for line in output.splitlines()]
+
+
+def head_outputs(folder: Path, auto_class: str, *texts: Any, **options: Any) -> Any:
+    """The output of the head for one example, and its encoding."""
+    model = getattr(transformers, auto_class).from_pretrained(folder).eval()
+    encoding = transformers.AutoTokenizer.from_pretrained(folder)(*texts, return_tensors="pt", **options)
+    with torch.no_grad():
+        return model(**encoding), encoding
+
+
+def close(first: Any, second: Any) -> bool:
+    return first == pytest.approx(second, abs=1e-5)
+
+
+@pytest.mark.parametrize("family", ["bert", "elmo"])
+def test_labels_of_texts(family: str, tmp_path: Path) -> None:
+    auto_class = "AutoModelForSequenceClassification"
+    folder = model_folder(tmp_path / "model", family, auto_class, **LABELS)
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS) + "\n")
+    (tmp_path / "texts.csv").write_text("number,review\n" + "".join(f"1,{text}\n" for text in TEXTS))
+    results = predict(folder, tmp_path / "texts.txt")
+    assert [result["text"] for result in results] == TEXTS
+    for text, result in zip(TEXTS, results, strict=True):
+        expected = head_outputs(folder, auto_class, text)[0].logits[0].softmax(0).tolist()
+        assert close(result["probabilities"], dict(zip(LABELS["label2id"], expected)))
+        assert result["label"] == max(result["probabilities"], key=result["probabilities"].get)
+    assert len({result["label"] for result in results}) > 1
+    for flags in ({}, {"output": tmp_path / "out.jsonl"}):
+        shown = command_output("predict", model=folder, input=tmp_path / "texts.csv", text_columns="review", **flags)
+        lines = (tmp_path / "out.jsonl").read_text() if flags else shown
+        assert all(close(json.loads(line), result) for line, result in zip(lines.splitlines(), results, strict=True))
+    assert "predictions in" in shown
+
+
+def test_numbers_of_pairs(tmp_path: Path) -> None:
+    auto_class = "AutoModelForSequenceClassification"
+    folder = model_folder(tmp_path / "model", "bert", auto_class, num_labels=1)
+    pairs = list(zip(TEXTS, TEXTS[::-1]))
+    (tmp_path / "pairs.jsonl").write_text("\n".join(json.dumps({"a": a, "b": b}) for a, b in pairs))
+    results = predict(folder, tmp_path / "pairs.jsonl", text_columns="a,b")
+    for pair, result in zip(pairs, results, strict=True):
+        assert result["texts"] == list(pair)
+        assert close(result["value"], head_outputs(folder, auto_class, *pair)[0].logits.item())
+
+
+def test_tags_of_words(tmp_path: Path) -> None:
+    auto_class = "AutoModelForTokenClassification"
+    folder = model_folder(tmp_path / "model", "bert", auto_class, **LABELS)
+    (tmp_path / "plain.txt").write_text("".join(f"{text}.\n" for text in TEXTS))
+    sentences = [[*text.split(), "."] for text in TEXTS]
+    (tmp_path / "columns.txt").write_text("\n\n".join("\n".join(words) for words in sentences) + "\n")
+    (tmp_path / "words.jsonl").write_text("\n".join(json.dumps({"tokens": words}) for words in sentences))
+    for file in ("plain.txt", "columns.txt", "words.jsonl"):
+        for words, result in zip(sentences, predict(folder, tmp_path / file), strict=True):
+            assert result["words"] == words
+            output, encoding = head_outputs(folder, auto_class, words, is_split_into_words=True)
+            firsts = [encoding.word_ids().index(word) for word in range(len(words))]
+            names = [*LABELS["label2id"]]
+            assert result["tags"] == [names[index] for index in output.logits[0, firsts].argmax(-1)]
+
+
+def test_answers(tmp_path: Path) -> None:
+    auto_class = "AutoModelForQuestionAnswering"
+    folder = model_folder(tmp_path / "model", "bert", auto_class)
+    rows = [{"question": "where", "context": text} for text in TEXTS]
+    (tmp_path / "questions.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    paragraphs = [{"context": text, "qas": [{"id": f"{i}", "question": "where"}]} for i, text in enumerate(TEXTS, 1)]
+    (tmp_path / "squad.json").write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
+    results = predict(folder, tmp_path / "questions.jsonl")
+    assert all(map(close, predict(folder, tmp_path / "squad.json"), results))
+    for text, result in zip(TEXTS, results, strict=True):
+        output, encoding = head_outputs(folder, auto_class, "where", text)
+        positions = [i for i, sequence in enumerate(encoding.sequence_ids()) if sequence == 1]
+        scores = {
+            (first, last): float(output.start_logits[0, first] + output.end_logits[0, last])
+            for first in positions
+            for last in positions
+            if first <= last
+        }
+        first, last = max(scores, key=scores.get)
+        assert result["answer"] == text[encoding.token_to_chars(first).start : encoding.token_to_chars(last).end]
+    assert "" in [
+        result["answer"] for result in predict(folder, tmp_path / "questions.jsonl", may_be_unanswerable=True)
+    ] or all(result["no_answer_probability"] < 0.5 for result in results)
+
+
+def test_choices_and_ranks(tmp_path: Path) -> None:
+    auto_class = "AutoModelForMultipleChoice"
+    folder = model_folder(tmp_path / "model", "bert", auto_class)
+    rows = [{"text": text, "choices": GOOD[:3]} for text in TEXTS]
+    (tmp_path / "choices.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    ranks = "".join(
+        f"{text}\t{candidate}\n" for text, number in zip(TEXTS, (3, 1, 2, 3)) for candidate in GOOD[:number]
+    )
+    (tmp_path / "ranks.tsv").write_text("query\tcandidate\n" + ranks)
+    model = transformers.AutoModelForMultipleChoice.from_pretrained(folder).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    results = zip(predict(folder, tmp_path / "choices.jsonl"), predict(folder, tmp_path / "ranks.tsv", task="ranking"))
+    for text, (choice, ranking) in zip(TEXTS, results, strict=True):
+        encoding = tokenizer([text] * 3, GOOD[:3], padding=True, return_tensors="pt")
+        with torch.no_grad():
+            logits = model(**{name: tensor[None] for name, tensor in encoding.items()}).logits[0]
+        assert (choice["choice"], choice["choice_text"]) == (int(logits.argmax()), GOOD[int(logits.argmax())])
+        assert close(choice["probabilities"], logits.softmax(0).tolist())
+        candidates = ranking["candidates"]
+        assert close(ranking["scores"], logits[: len(candidates)].tolist())
+        assert [ranking["scores"][i] for i in ranking["ranking"]] == sorted(ranking["scores"], reverse=True)
+
+
+def test_multitask_model(tmp_path: Path) -> None:
+    model, tokenizer = tiny_pair("bert", "AutoModelForSequenceClassification", TEXTS, **LABELS)
+    tasks = {"polarity": task_entry("AutoModelForSequenceClassification", model.config)}
+    multitask = CtxMultiTaskModel(CtxMultiTaskConfig(encoder=model.config, tasks=tasks)).eval()
+    folder = save(tmp_path / "model", multitask, tokenizer)
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
+    results = predict(folder, tmp_path / "texts.txt", task_name="polarity")
+    for text, result in zip(TEXTS, results, strict=True):
+        with torch.no_grad():
+            logits = multitask(**tokenizer(text, return_tensors="pt"), task="polarity").logits[0]
+        assert close([*result["probabilities"].values()], logits.softmax(0).tolist())
+    with pytest.raises(ValueError, match="several tasks: polarity"):
+        Predictor.open(str(folder))
+
+
+def test_errors(tmp_path: Path) -> None:
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
+    file = {"input": tmp_path / "texts.txt"}
+    encoder, decoder, head = (
+        model_folder(tmp_path / auto_class, family, auto_class)
+        for family, auto_class in (
+            ("bert", "AutoModel"),
+            ("t5", "AutoModelForSeq2SeqLM"),
+            ("bert", "AutoModelForSequenceClassification"),
+        )
+    )
+    assert "hf-ctxmodels finetune" in command_output("predict", model=encoder, **file, fails=True)
+    assert "hf-ctxmodels generate" in command_output("predict", model=decoder, **file, fails=True)
+    assert "--choice_columns" in command_output("predict", model=head, **file, choice_columns="a,b", fails=True)
+    assert "No column 'review'" in command_output("predict", model=head, **file, text_columns="review", fails=True)
+    assert "--device cuda:99" in command_output("predict", model=head, **file, device="cuda:99", fails=True)
+    assert "input files" in command_output(
+        "predict", model=head, **file, output=file["input"], overwrite=True, fails=True
+    )
