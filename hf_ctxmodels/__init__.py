@@ -3,6 +3,9 @@
 Importing the package registers all models and tokenizers with the Auto classes of transformers.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from hf_ctxmodels import models
 from hf_ctxmodels.compression.int8.quantizer import register_int8
 from hf_ctxmodels.compression.low_bits.quantizer import register_low_bits
@@ -40,19 +43,21 @@ from hf_ctxmodels.models.word2vec import *
 from hf_ctxmodels.models.xlm import *
 from hf_ctxmodels.models.xlm_roberta import *
 from hf_ctxmodels.models.xlnet import *
-from hf_ctxmodels.objectives import (
-    DataCollatorForCooccurrence,
-    DataCollatorForMaskedLM,
-    DataCollatorForMaskedLMWithNextSentence,
-    DataCollatorForMaskedLMWithSentenceOrder,
-    DataCollatorForMaskedLMWithStructure,
-    DataCollatorForPermutationLM,
-    DataCollatorForReplacedTokenDetection,
-    DataCollatorForSpanBoundary,
-    DataCollatorForSpanCorruption,
-    DataCollatorForWindowPrediction,
-)
 from hf_ctxmodels.registry import FAMILIES, get_family, register
+
+if TYPE_CHECKING:
+    from hf_ctxmodels.objectives import (
+        DataCollatorForCooccurrence,
+        DataCollatorForMaskedLM,
+        DataCollatorForMaskedLMWithNextSentence,
+        DataCollatorForMaskedLMWithSentenceOrder,
+        DataCollatorForMaskedLMWithStructure,
+        DataCollatorForPermutationLM,
+        DataCollatorForReplacedTokenDetection,
+        DataCollatorForSpanBoundary,
+        DataCollatorForSpanCorruption,
+        DataCollatorForWindowPrediction,
+    )
 
 __version__ = "0.1.0"
 
@@ -109,3 +114,10 @@ register()
 multitask.register()
 register_int8()
 register_low_bits()
+
+
+def __getattr__(name: str) -> Any:
+    """Import a data collator when it is used: the objectives are a quarter of the package's import time."""
+    if name.startswith("DataCollator") and name in __all__:
+        return getattr(import_module("hf_ctxmodels.objectives"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

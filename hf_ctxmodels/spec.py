@@ -3,15 +3,19 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any, NamedTuple
+from functools import cached_property
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from transformers.core_model_loading import WeightTransform
 
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.core.remote_code import RemoteCodeStub
-from hf_ctxmodels.objectives import Objective
-from hf_ctxmodels.objectives.source_target import SourceTargetObjective
+
+if TYPE_CHECKING:
+    from hf_ctxmodels.objectives import Objective
+    from hf_ctxmodels.objectives.source_target import SourceTargetObjective
 
 
 class PublishedCount(NamedTuple):
@@ -90,12 +94,17 @@ class Seq2SeqFinetuning:
     """Fine-tuning of a sequence-to-sequence family with a family-specific objective.
 
     Attributes:
-        objective: Creates the training batches.
+        objective_class: Name of the class in `hf_ctxmodels.objectives` that creates the training batches.
         label_smoothing: The default of `--label_smoothing`, as in the released commands.
     """
 
-    objective: type[SourceTargetObjective]
+    objective_class: str
     label_smoothing: float
+
+    @property
+    def objective(self) -> "type[SourceTargetObjective]":
+        """The class that creates the training batches."""
+        return getattr(import_module("hf_ctxmodels.objectives"), self.objective_class)
 
 
 @dataclass(frozen=True)
@@ -108,7 +117,8 @@ class FamilySpec:
         models: Auto class name -> model class.
         sizes: Name -> configuration fields; includes "tiny" for tests and "base" of the paper.
         published: Name of a published model -> its parameter counts.
-        objectives: Name -> objective; the first is the default.
+        objective_classes: Name of an objective -> name of its class in `hf_ctxmodels.objectives`, which is imported
+            when it is needed; the first is the default.
         seq2seq_finetuning: Fine-tuning by `finetune seq2seq`; None for the targets as `labels`.
         conversion: Conversion of weights from the reference layout to the native layout.
         reference_heads: Auto class name -> class with the layout of the reference, if it is not the class in `models`.
@@ -122,12 +132,18 @@ class FamilySpec:
     models: dict[str, type[CtxPreTrainedModel]]
     sizes: dict[str, dict[str, Any]]
     published: dict[str, PublishedCount]
-    objectives: dict[str, type[Objective]] = field(default_factory=dict)
+    objective_classes: dict[str, str] = field(default_factory=dict)
     seq2seq_finetuning: Seq2SeqFinetuning | None = None
     conversion: list[WeightTransform] = field(default_factory=list)
     reference_heads: dict[str, type[CtxPreTrainedModel]] = field(default_factory=dict)
     parent: str | None = None
     traits: Traits = field(default_factory=Traits)
+
+    @cached_property
+    def objectives(self) -> "dict[str, type[Objective]]":
+        """Name -> objective; the first is the default."""
+        module = import_module("hf_ctxmodels.objectives")
+        return {name: getattr(module, class_name) for name, class_name in self.objective_classes.items()}
 
     @property
     def reference(self) -> str | None:

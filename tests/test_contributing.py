@@ -55,7 +55,7 @@ def follow_contributing(repository: Path) -> list[str]:
         rf"`(from hf_ctxmodels\.models\.{FAMILY} import \*|__all__ \+= models\.{FAMILY}\.__all__)`", page
     )
     assert len(lines) == 2
-    anchor = "from hf_ctxmodels.objectives import ("
+    anchor = "from hf_ctxmodels.registry import "
     text = package.read_text("utf-8").replace(anchor, "\n".join([lines[0], anchor]))
     package.write_text(text.replace("\nregister()", f"{lines[1]}\n\nregister()"), "utf-8")
     return files

@@ -162,8 +162,8 @@ def get_words_and_vectors(
     if not isinstance(encoder, StaticEmbeddingModel) or not isinstance(tokenizer, CtxWordTokenizer):
         raise CtxError(
             f"{type(model).__name__} with {type(tokenizer).__name__} has no static word embeddings.",
-            hint="use a model of word2vec or GloVe with its tokenizer; a contextual model has a vector for each word of a "
-            "sentence: model(**tokenizer(sentence, return_tensors='pt')).last_hidden_state.",
+            hint="use a model of word2vec or GloVe with its tokenizer; a contextual model has vectors of words in "
+            "a sentence: model(**tokenizer(sentence, return_tensors='pt')).last_hidden_state.",
         )
     check_tokenizer_matches_model(tokenizer, model.config, location=tokenizer.name_or_path or type(tokenizer).__name__)
     special_ids = set(tokenizer.all_special_ids)

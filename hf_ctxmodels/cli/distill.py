@@ -54,7 +54,8 @@ class TaskDistillationArguments(DistillationArguments, FinetuningArguments):
 def flag_sections(task: str) -> tuple[Section, ...]:
     """The sections of flags of `distill text` or `distill TASK`."""
     if task == "text":
-        return TextDistillationArguments, LoopArguments
+        names = set(TextDistillationArguments.__dataclass_fields__) - {"news_articles"}
+        return (TextDistillationArguments, names), LoopArguments
     names = set(TaskDistillationArguments.__dataclass_fields__) - {"unlabelled_file"}
     return (TaskDistillationArguments, names), (TaskArguments, TASKS[task].argument_names), FinetuningLoopArguments
 

@@ -54,7 +54,8 @@ class Predictor:
             arguments: Columns of the files; by default as in `hf-ctxmodels finetune`.
             task: Key of `TASKS`; by default the task of the model's head.
             task_name: Task of a multi-task model.
-            max_length: Longest input in tokens; by default the length of fine-tuning, or 128 if it is unknown.
+            max_length: Longest input in tokens; by default the length of fine-tuning, or if it is unknown 128 or the
+                model's limit.
 
         Raises:
             CtxError: The model cannot be opened, or has no head of the task.
@@ -68,7 +69,8 @@ class Predictor:
         if summary is not None and summary.task == "pretraining":
             summary = None
         task = _task_of_head(config, auto_class, source, task or (summary and summary.task))
-        length = max_length or (summary and summary.max_length) or TaskArguments.max_length
+        limit = getattr(config, "max_sequence_length", None) or TaskArguments.max_length
+        length = max_length or (summary and summary.max_length) or min(limit, TaskArguments.max_length)
         model_task = TASKS[task](replace(arguments or TaskArguments(), max_length=length))
         model_source = StartingModelArguments(model=source, task_name=task_name)
         config, tokenizer = load_config_and_tokenizer(model_source, model_task)

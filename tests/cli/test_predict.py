@@ -38,6 +38,8 @@ def head_outputs(folder: Path, auto_class: str, *texts: Any, **options: Any) -> 
 
 
 def close(first: Any, second: Any) -> bool:
+    if isinstance(first, dict) and first.keys() == second.keys():
+        return all(close(first[name], second[name]) for name in first)
     return first == pytest.approx(second, abs=1e-5)
 
 

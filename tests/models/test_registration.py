@@ -125,7 +125,6 @@ def test_a_subclass_of_a_configuration_belongs_to_no_family() -> None:
         ({"models": {"AutoModelForMaskedLM": FIRST.models["AutoModel"]}}, "no 'AutoModel'"),
         ({"models": {**FIRST.models, "AutoModelForReading": FIRST.models["AutoModel"]}}, "'AutoModelForReading'"),
         ({"models": {"AutoModel": SECOND.models["AutoModel"]}}, f"with a {FIRST.config.__name__}"),
-        ({"objectives": {"reading": int}}, "'reading' is no Objective"),
         ({"reference_heads": {"AutoModelForReading": FIRST.models["AutoModel"]}}, "reference_heads has Auto classes"),
         ({"sizes": {"tiny": {}}}, "lacks 'tiny' or 'base'"),
         ({"sizes": {"tiny": {"hiden_size": 3}, "base": {}}}, r"sizes\['tiny'\] has no field .*hiden_size"),

@@ -14,7 +14,6 @@ from hf_ctxmodels.models.albert.modeling_albert import (
     CtxAlbertModel,
 )
 from hf_ctxmodels.models.albert.tokenization_albert import CtxAlbertTokenizer
-from hf_ctxmodels.objectives import MaskedLM, MaskedLMWithSentenceOrder
 from hf_ctxmodels.spec import FamilySpec, PublishedCount, ShortTraining, Traits, encoder_size
 
 
@@ -52,7 +51,7 @@ SPEC = FamilySpec(
         "AutoModelForQuestionAnswering": CtxAlbertForQuestionAnswering,
         "AutoModelForMultipleChoice": CtxAlbertForMultipleChoice,
     },
-    objectives={"mlm+sop": MaskedLMWithSentenceOrder, "mlm": MaskedLM},
+    objective_classes={"mlm+sop": "MaskedLMWithSentenceOrder", "mlm": "MaskedLM"},
     sizes=SIZES,
     # parameter counts of the classes of transformers 5.23
     published={

@@ -9,7 +9,6 @@ from hf_ctxmodels.models.bart.modeling_bart import (
     CtxBartModel,
 )
 from hf_ctxmodels.models.bart.tokenization_bart import CtxBartTokenizer
-from hf_ctxmodels.objectives import Denoising
 from hf_ctxmodels.spec import SMALL_SEQ2SEQ_SIZES, FamilySpec, PublishedCount, ShortTraining, Traits, seq2seq_size
 
 # base, large: Lewis et al. 2020, sections 4 and 5
@@ -28,7 +27,7 @@ SPEC = FamilySpec(
         "AutoModelForSequenceClassification": CtxBartForSequenceClassification,
         "AutoModelForQuestionAnswering": CtxBartForQuestionAnswering,
     },
-    objectives={"denoising": Denoising},
+    objective_classes={"denoising": "Denoising"},
     sizes=SIZES,
     # parameter counts of the classes of transformers 5.23
     published={

@@ -14,7 +14,6 @@ from hf_ctxmodels.models.bert.modeling_bert import (
     CtxBertModel,
 )
 from hf_ctxmodels.models.bert.tokenization_bert import CtxBertTokenizer
-from hf_ctxmodels.objectives import MaskedLM, MaskedLMWithNextSentence
 from hf_ctxmodels.spec import SMALL_SIZES, FamilySpec, PublishedCount, ShortTraining, Traits, encoder_size
 
 # base, large: Devlin et al. 2019, section 3
@@ -61,7 +60,7 @@ SPEC = FamilySpec(
         "AutoModelForQuestionAnswering": CtxBertForQuestionAnswering,
         "AutoModelForMultipleChoice": CtxBertForMultipleChoice,
     },
-    objectives={"mlm+nsp": MaskedLMWithNextSentence, "mlm": MaskedLM},
+    objective_classes={"mlm+nsp": "MaskedLMWithNextSentence", "mlm": "MaskedLM"},
     sizes=SIZES | STUDENT_SIZES,
     published=PUBLISHED,
     conversion=BERT_CONVERSION,

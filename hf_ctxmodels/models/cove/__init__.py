@@ -8,7 +8,6 @@ from hf_ctxmodels.models.cove.modeling_cove import (
     CtxCoveModel,
 )
 from hf_ctxmodels.models.cove.tokenization_cove import CtxCoveTokenizer
-from hf_ctxmodels.objectives import Translation
 from hf_ctxmodels.spec import FamilySpec, PublishedCount, ShortTraining, Traits
 
 SPEC = FamilySpec(
@@ -23,7 +22,7 @@ SPEC = FamilySpec(
         "AutoModelForSequenceClassification": CtxCoveForSequenceClassification,
         "AutoModelForTokenClassification": CtxCoveForTokenClassification,
     },
-    objectives={"translation": Translation},
+    objective_classes={"translation": "Translation"},
     # base: the released encoder (section 6); tiny: for a CPU
     sizes={
         "tiny": {"embedding_size": 100, "hidden_size": 128, "biattention_size": 64},

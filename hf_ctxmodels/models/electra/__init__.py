@@ -15,7 +15,6 @@ from hf_ctxmodels.models.electra.modeling_electra import (
 )
 from hf_ctxmodels.models.electra.pretraining_electra import CtxElectraForPreTraining
 from hf_ctxmodels.models.electra.tokenization_electra import CtxElectraTokenizer
-from hf_ctxmodels.objectives import MaskedLM, ReplacedTokenDetection
 from hf_ctxmodels.spec import FamilySpec, PublishedCount, ShortTraining, Target, Traits, encoder_size
 
 # small, base, large: Clark et al. 2020, appendix A, table 6; tiny and mini have the proportions of small
@@ -55,7 +54,7 @@ SPEC = FamilySpec(
         "AutoModelForQuestionAnswering": CtxElectraForQuestionAnswering,
         "AutoModelForMultipleChoice": CtxElectraForMultipleChoice,
     },
-    objectives={"rtd": ReplacedTokenDetection, "mlm": MaskedLM},
+    objective_classes={"rtd": "ReplacedTokenDetection", "mlm": "MaskedLM"},
     sizes=SIZES,
     # parameter counts of the classes of transformers 5.23
     published={

@@ -10,7 +10,6 @@ from hf_ctxmodels.models.elmo.modeling_elmo import (
     CtxElmoModel,
 )
 from hf_ctxmodels.models.elmo.tokenization_elmo import CtxElmoTokenizer
-from hf_ctxmodels.objectives import BidirectionalLM
 from hf_ctxmodels.spec import FamilySpec, PublishedCount, ShortTraining, Traits
 
 
@@ -38,7 +37,7 @@ SPEC = FamilySpec(
         "AutoModelForSequenceClassification": CtxElmoForSequenceClassification,
         "AutoModelForTokenClassification": CtxElmoForTokenClassification,
     },
-    objectives={"bilm": BidirectionalLM},
+    objective_classes={"bilm": "BidirectionalLM"},
     sizes=SIZES,
     published={
         size: PublishedCount(SIZES[size], {"AutoModel": count})

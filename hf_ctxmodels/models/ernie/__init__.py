@@ -16,7 +16,6 @@ from hf_ctxmodels.models.ernie.modeling_ernie import (
     CtxErnieModel,
 )
 from hf_ctxmodels.models.ernie.tokenization_ernie import CtxErnieTokenizer
-from hf_ctxmodels.objectives import ContinualTasks, MaskedLM, UnitMaskingWithPairs
 from hf_ctxmodels.spec import FamilySpec, PublishedCount, ShortTraining, Target, Traits
 
 # ERNIE 2.0 for English: BERT's vocabulary, positions and activation, four segments
@@ -46,7 +45,11 @@ SPEC = FamilySpec(
         "AutoModelForMultipleChoice": CtxErnieForMultipleChoice,
     },
     reference_heads={"AutoModelForPreTraining": CtxErnieForMaskedLMWithPair},
-    objectives={"unit-mlm+pairs": UnitMaskingWithPairs, "continual-tasks": ContinualTasks, "mlm": MaskedLM},
+    objective_classes={
+        "unit-mlm+pairs": "UnitMaskingWithPairs",
+        "continual-tasks": "ContinualTasks",
+        "mlm": "MaskedLM",
+    },
     sizes=SIZES,
     # parameter counts of the classes of transformers 5.23; the encoder has its pooler
     published={

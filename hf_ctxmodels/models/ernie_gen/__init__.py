@@ -9,7 +9,6 @@ from hf_ctxmodels.models.ernie_gen.modeling_ernie_gen import (
     CtxErnieGenModel,
 )
 from hf_ctxmodels.models.ernie_gen.tokenization_ernie_gen import CtxErnieGenTokenizer
-from hf_ctxmodels.objectives import Infilling, MaskedLM, NoisySequenceToSequence
 from hf_ctxmodels.spec import FamilySpec, PublishedCount, Seq2SeqFinetuning, ShortTraining, Traits
 
 SPEC = FamilySpec(
@@ -24,8 +23,8 @@ SPEC = FamilySpec(
         "AutoModelForSeq2SeqLM": CtxErnieGenForConditionalGeneration,
         "AutoModelForMaskedLM": CtxErnieGenForMaskedLM,
     },
-    objectives={"infilling": Infilling, "noisy-seq2seq": NoisySequenceToSequence, "mlm": MaskedLM},
-    seq2seq_finetuning=Seq2SeqFinetuning(NoisySequenceToSequence, label_smoothing=0.1),
+    objective_classes={"infilling": "Infilling", "noisy-seq2seq": "NoisySequenceToSequence", "mlm": "MaskedLM"},
+    seq2seq_finetuning=Seq2SeqFinetuning("NoisySequenceToSequence", label_smoothing=0.1),
     sizes=bert.SIZES,
     # BERT's parameter counts with the uncased vocabulary and two additional segments; the encoder has its pooler
     published={

@@ -7,7 +7,6 @@ from hf_ctxmodels.models.gensen.modeling_gensen import (
     CtxGenSenModel,
 )
 from hf_ctxmodels.models.gensen.tokenization_gensen import CtxGenSenTokenizer
-from hf_ctxmodels.objectives import SentenceTasks
 from hf_ctxmodels.spec import FamilySpec, PublishedCount, ShortTraining, Target, Traits
 
 SPEC = FamilySpec(
@@ -21,7 +20,7 @@ SPEC = FamilySpec(
         "AutoModelForPreTraining": CtxGenSenForPreTraining,
         "AutoModelForSequenceClassification": CtxGenSenForSequenceClassification,
     },
-    objectives={"sentence-tasks": SentenceTasks},
+    objective_classes={"sentence-tasks": "SentenceTasks"},
     # base: the paper's larger model; the others for a CPU
     sizes={
         "tiny": {"embedding_size": 96, "hidden_size": 192, "classifier_size": 128},

@@ -9,7 +9,6 @@ from hf_ctxmodels.models.glove.modeling_glove import (
     CtxGloveModel,
 )
 from hf_ctxmodels.models.glove.tokenization_glove import CtxGloveTokenizer
-from hf_ctxmodels.objectives import Cooccurrence
 from hf_ctxmodels.spec import FamilySpec, PublishedCount, ShortTraining, Traits
 
 SPEC = FamilySpec(
@@ -23,7 +22,7 @@ SPEC = FamilySpec(
         "AutoModelForSequenceClassification": CtxGloveForSequenceClassification,
         "AutoModelForTokenClassification": CtxGloveForTokenClassification,
     },
-    objectives={"cooccurrence": Cooccurrence},
+    objective_classes={"cooccurrence": "Cooccurrence"},
     sizes=WORD_VECTOR_SIZES,
     # 400,000 words; only the sum of both tables is published.
     published={

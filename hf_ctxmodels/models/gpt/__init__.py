@@ -10,7 +10,6 @@ from hf_ctxmodels.models.gpt.modeling_gpt import (
     CtxGptModel,
 )
 from hf_ctxmodels.models.gpt.tokenization_gpt import CtxGptTokenizer
-from hf_ctxmodels.objectives import DocumentLM
 from hf_ctxmodels.spec import SMALL_SIZES, FamilySpec, PublishedCount, Traits, encoder_size
 
 SIZES = SMALL_SIZES | {"base": encoder_size(768, 12, 12)}
@@ -28,7 +27,7 @@ SPEC = FamilySpec(
         "AutoModelForTokenClassification": CtxGptForTokenClassification,
         "AutoModelForMultipleChoice": CtxGptForMultipleChoice,
     },
-    objectives={"clm": DocumentLM},
+    objective_classes={"clm": "DocumentLM"},
     sizes=SIZES,
     # parameter counts of the classes of transformers 5.23
     published={

@@ -11,7 +11,6 @@ from hf_ctxmodels.models.gpt2.modeling_gpt2 import (
     CtxGpt2Model,
 )
 from hf_ctxmodels.models.gpt2.tokenization_gpt2 import CtxGpt2Tokenizer
-from hf_ctxmodels.objectives import DocumentLM
 from hf_ctxmodels.spec import SMALL_SIZES, FamilySpec, PublishedCount, Traits, encoder_size
 
 # base, medium, large, xl: released models (Radford et al. 2019, table 2; sizes of the model card)
@@ -36,7 +35,7 @@ SPEC = FamilySpec(
         "AutoModelForQuestionAnswering": CtxGpt2ForQuestionAnswering,
         "AutoModelForMultipleChoice": CtxGpt2ForMultipleChoice,
     },
-    objectives={"clm": DocumentLM},
+    objective_classes={"clm": "DocumentLM"},
     sizes=SIZES,
     # parameter counts of the classes of transformers 5.23
     published={

@@ -12,7 +12,6 @@ from hf_ctxmodels.models.gpt3.modeling_gpt3 import (
     CtxGpt3Model,
 )
 from hf_ctxmodels.models.gpt3.tokenization_gpt3 import CtxGpt3Tokenizer
-from hf_ctxmodels.objectives import DocumentLM
 from hf_ctxmodels.spec import FamilySpec, PublishedCount, Traits, encoder_size
 
 # base to 175b: Brown et al. 2020, table 2.1, except for two sizes whose heads do not fit the width: XL (24 heads of 128
@@ -44,7 +43,7 @@ SPEC = FamilySpec(
         "AutoModelForMultipleChoice": CtxGpt3ForMultipleChoice,
         "AutoModelForQuestionAnswering": CtxGpt3ForQuestionAnswering,
     },
-    objectives={"clm": DocumentLM},
+    objective_classes={"clm": "DocumentLM"},
     sizes=SIZES,
     published={
         size: PublishedCount(SIZES[size], dict.fromkeys(("AutoModel", "AutoModelForCausalLM"), count))

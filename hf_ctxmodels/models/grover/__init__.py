@@ -7,7 +7,6 @@ from hf_ctxmodels.models.grover.modeling_grover import (
     CtxGroverModel,
 )
 from hf_ctxmodels.models.grover.tokenization_grover import CtxGroverTokenizer
-from hf_ctxmodels.objectives import NewsFieldsLM
 from hf_ctxmodels.spec import SMALL_SIZES, FamilySpec, PublishedCount, ShortTraining, Traits, encoder_size
 
 # base, large, mega: released models (lm/configs of the released code)
@@ -28,7 +27,7 @@ SPEC = FamilySpec(
         "AutoModelForCausalLM": CtxGroverForCausalLM,
         "AutoModelForSequenceClassification": CtxGroverForSequenceClassification,
     },
-    objectives={"fields": NewsFieldsLM},
+    objective_classes={"fields": "NewsFieldsLM"},
     sizes=SIZES,
     # sums of the shapes in the released code: 50,270 tokens and 1,024 positions of width w with a norm of 2 w, and
     # 12 w^2 + 13 w per layer; rounded to 124 M, 355 M and 1.5 B in the paper

@@ -7,7 +7,6 @@ from hf_ctxmodels.models.laser.modeling_laser import (
     CtxLaserModel,
 )
 from hf_ctxmodels.models.laser.tokenization_laser import CtxLaserTokenizer
-from hf_ctxmodels.objectives import TranslationToLanguages
 from hf_ctxmodels.spec import FamilySpec, PublishedCount, ShortTraining, Traits
 
 SPEC = FamilySpec(
@@ -22,7 +21,7 @@ SPEC = FamilySpec(
         "AutoModelForSeq2SeqLM": CtxLaserForConditionalGeneration,
         "AutoModelForSequenceClassification": CtxLaserForSequenceClassification,
     },
-    objectives={"translation": TranslationToLanguages},
+    objective_classes={"translation": "TranslationToLanguages"},
     # base: the paper; the others for a CPU
     sizes={
         "tiny": {

@@ -7,7 +7,6 @@ from hf_ctxmodels.models.lmseq2seq.modeling_lmseq2seq import (
     CtxLmSeq2SeqModel,
 )
 from hf_ctxmodels.models.lmseq2seq.tokenization_lmseq2seq import CtxLmSeq2SeqTokenizer
-from hf_ctxmodels.objectives import Translation, TranslationWithLanguageModels
 from hf_ctxmodels.spec import FamilySpec, PublishedCount, ShortTraining, Target, Traits
 
 # No count is published; layers of 4 * 1024 * (512 + 1024 + 2) and 4 * 1024 * (1024 + 1024 + 2), in the
@@ -24,7 +23,7 @@ SPEC = FamilySpec(
         "AutoModelForPreTraining": CtxLmSeq2SeqForPreTraining,
         "AutoModelForSeq2SeqLM": CtxLmSeq2SeqForConditionalGeneration,
     },
-    objectives={"translation+lm": TranslationWithLanguageModels, "translation": Translation},
+    objective_classes={"translation+lm": "TranslationWithLanguageModels", "translation": "Translation"},
     # widths as in the family seqae, which has the language models; layers as in the paper
     sizes={
         "tiny": {"embedding_size": 128, "hidden_size": 256, "num_hidden_layers": 2},

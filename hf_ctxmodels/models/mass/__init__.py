@@ -3,7 +3,6 @@
 from hf_ctxmodels.models.mass.configuration_mass import CtxMassConfig
 from hf_ctxmodels.models.mass.modeling_mass import CtxMassForConditionalGeneration, CtxMassModel
 from hf_ctxmodels.models.mass.tokenization_mass import CtxMassTokenizer
-from hf_ctxmodels.objectives import MaskedSegment, MaskedTranslation
 from hf_ctxmodels.spec import SMALL_SEQ2SEQ_SIZES, FamilySpec, PublishedCount, ShortTraining, Traits, seq2seq_size
 
 # the summarization model, with BERT's uncased vocabulary and the LayerNorm epsilon of fairseq
@@ -37,7 +36,7 @@ SPEC = FamilySpec(
         "AutoModelForPreTraining": CtxMassForConditionalGeneration,
         "AutoModelForSeq2SeqLM": CtxMassForConditionalGeneration,
     },
-    objectives={"masked-segment": MaskedSegment, "masked-translation": MaskedTranslation},
+    objective_classes={"masked-segment": "MaskedSegment", "masked-translation": "MaskedTranslation"},
     sizes=SIZES,
     # counts of this implementation (transformers has no such class); 123 and 208 million according to the release
     published={

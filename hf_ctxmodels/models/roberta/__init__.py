@@ -12,7 +12,6 @@ from hf_ctxmodels.models.roberta.modeling_roberta import (
     CtxRobertaModel,
 )
 from hf_ctxmodels.models.roberta.tokenization_roberta import CtxRobertaTokenizer
-from hf_ctxmodels.objectives import FullSentences, MaskedLM
 from hf_ctxmodels.spec import FamilySpec, PublishedCount
 
 SPEC = FamilySpec(
@@ -29,7 +28,7 @@ SPEC = FamilySpec(
         "AutoModelForQuestionAnswering": CtxRobertaForQuestionAnswering,
         "AutoModelForMultipleChoice": CtxRobertaForMultipleChoice,
     },
-    objectives={"full-sentences": FullSentences, "mlm": MaskedLM},
+    objective_classes={"full-sentences": "FullSentences", "mlm": "MaskedLM"},
     sizes=SIZES,
     # parameter counts of the classes of transformers 5.23; the encoder has its pooler
     published={

@@ -8,7 +8,6 @@ from hf_ctxmodels.models.seqae.modeling_seqae import (
     CtxSeqaeModel,
 )
 from hf_ctxmodels.models.seqae.tokenization_seqae import CtxSeqaeTokenizer
-from hf_ctxmodels.objectives import CausalLM, SequenceAutoencoding
 from hf_ctxmodels.spec import FamilySpec, PublishedCount, ShortTraining, Traits
 
 # No count is published; from section 4: an LSTM of 4 * 1024 * (512 + 1024 + 2), vectors of 512, and a
@@ -27,7 +26,7 @@ SPEC = FamilySpec(
         "AutoModelForSequenceClassification": CtxSeqaeForSequenceClassification,
         "AutoModelForTokenClassification": CtxSeqaeForTokenClassification,
     },
-    objectives={"sae": SequenceAutoencoding, "clm": CausalLM},
+    objective_classes={"sae": "SequenceAutoencoding", "clm": "CausalLM"},
     # base: the paper (section 4); the others have its proportions, for a CPU
     sizes={
         "tiny": {"embedding_size": 128, "hidden_size": 256},

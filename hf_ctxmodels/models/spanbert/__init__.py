@@ -14,7 +14,6 @@ from hf_ctxmodels.models.spanbert.modeling_spanbert import (
     CtxSpanBertModel,
 )
 from hf_ctxmodels.models.spanbert.tokenization_spanbert import CtxSpanBertTokenizer
-from hf_ctxmodels.objectives import MaskedLM, SpanBoundary
 from hf_ctxmodels.spec import FamilySpec, PublishedCount, Target, Traits
 
 SPEC = FamilySpec(
@@ -31,7 +30,7 @@ SPEC = FamilySpec(
         "AutoModelForQuestionAnswering": CtxSpanBertForQuestionAnswering,
         "AutoModelForMultipleChoice": CtxSpanBertForMultipleChoice,
     },
-    objectives={"span-mlm+sbo": SpanBoundary, "mlm": MaskedLM},
+    objective_classes={"span-mlm+sbo": "SpanBoundary", "mlm": "MaskedLM"},
     sizes=SIZES,
     # parameter counts of the classes of transformers 5.23 (BERT, cased); the encoder has its pooler
     published={

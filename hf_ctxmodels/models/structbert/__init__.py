@@ -13,7 +13,6 @@ from hf_ctxmodels.models.structbert.modeling_structbert import (
     CtxStructBertModel,
 )
 from hf_ctxmodels.models.structbert.tokenization_structbert import CtxStructBertTokenizer
-from hf_ctxmodels.objectives import MaskedLM, MaskedLMWithStructure
 from hf_ctxmodels.spec import FamilySpec, PublishedCount, ShortTraining, Target, Traits
 
 SPEC = FamilySpec(
@@ -31,7 +30,7 @@ SPEC = FamilySpec(
         "AutoModelForQuestionAnswering": CtxStructBertForQuestionAnswering,
         "AutoModelForMultipleChoice": CtxStructBertForMultipleChoice,
     },
-    objectives={"mlm+structure": MaskedLMWithStructure, "mlm": MaskedLM},
+    objective_classes={"mlm+structure": "MaskedLMWithStructure", "mlm": "MaskedLM"},
     sizes=SIZES,
     # parameter counts of the classes of transformers 5.23 (BERT, uncased); the encoder has its pooler
     published={

@@ -13,7 +13,6 @@ from hf_ctxmodels.models.t5.modeling_t5 import (
     CtxT5Model,
 )
 from hf_ctxmodels.models.t5.tokenization_t5 import CtxT5Tokenizer
-from hf_ctxmodels.objectives import SpanCorruption
 from hf_ctxmodels.spec import FamilySpec, PublishedCount, Traits
 
 
@@ -67,7 +66,7 @@ SPEC = FamilySpec(
         "AutoModelForTokenClassification": CtxT5ForTokenClassification,
         "AutoModelForQuestionAnswering": CtxT5ForQuestionAnswering,
     },
-    objectives={"span-corruption": SpanCorruption},
+    objective_classes={"span-corruption": "SpanCorruption"},
     sizes=SIZES,
     # parameter counts of the classes of transformers 5.23 without and with the output layer, which version 1.0 ties;
     # for version 1.1 its 32,128 rows are added, since these classes cannot untie it

@@ -10,7 +10,6 @@ from hf_ctxmodels.models.ulmfit.modeling_ulmfit import (
     CtxUlmfitModel,
 )
 from hf_ctxmodels.models.ulmfit.tokenization_ulmfit import CtxUlmfitTokenizer
-from hf_ctxmodels.objectives import CausalLM
 from hf_ctxmodels.spec import FamilySpec, PublishedCount, ShortTraining, Traits
 
 # base: the paper's; the others have its proportions, for a CPU
@@ -32,7 +31,7 @@ SPEC = FamilySpec(
         "AutoModelForSequenceClassification": CtxUlmfitForSequenceClassification,
         "AutoModelForTokenClassification": CtxUlmfitForTokenClassification,
     },
-    objectives={"clm": CausalLM},
+    objective_classes={"clm": "CausalLM"},
     sizes=SIZES,
     # Of an AWD-LSTM with a tied softmax (Merity et al. 2017), by vocabulary.
     published={

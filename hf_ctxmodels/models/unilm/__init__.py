@@ -14,7 +14,6 @@ from hf_ctxmodels.models.unilm.modeling_unilm import (
     CtxUniLMModel,
 )
 from hf_ctxmodels.models.unilm.tokenization_unilm import CtxUniLMTokenizer
-from hf_ctxmodels.objectives import MaskedLM, MaskedSequenceToSequence, UnifiedLM
 from hf_ctxmodels.spec import FamilySpec, PublishedCount, Seq2SeqFinetuning, ShortTraining, Traits
 
 SPEC = FamilySpec(
@@ -33,8 +32,8 @@ SPEC = FamilySpec(
         "AutoModelForQuestionAnswering": CtxUniLMForQuestionAnswering,
         "AutoModelForMultipleChoice": CtxUniLMForMultipleChoice,
     },
-    objectives={"unified-lm": UnifiedLM, "masked-seq2seq": MaskedSequenceToSequence, "mlm": MaskedLM},
-    seq2seq_finetuning=Seq2SeqFinetuning(MaskedSequenceToSequence, label_smoothing=0.1),
+    objective_classes={"unified-lm": "UnifiedLM", "masked-seq2seq": "MaskedSequenceToSequence", "mlm": "MaskedLM"},
+    seq2seq_finetuning=Seq2SeqFinetuning("MaskedSequenceToSequence", label_smoothing=0.1),
     sizes=bert.SIZES,
     # BERT's parameter counts with the cased vocabulary and four additional segments; the encoder has its pooler
     published={

@@ -9,7 +9,6 @@ from hf_ctxmodels.models.word2vec.modeling_word2vec import (
     CtxWord2VecModel,
 )
 from hf_ctxmodels.models.word2vec.tokenization_word2vec import CtxWord2VecTokenizer
-from hf_ctxmodels.objectives import ContinuousBagOfWords, SkipGram
 from hf_ctxmodels.spec import FamilySpec, PublishedCount, ShortTraining, Traits
 
 SPEC = FamilySpec(
@@ -24,7 +23,7 @@ SPEC = FamilySpec(
         "AutoModelForSequenceClassification": CtxWord2VecForSequenceClassification,
         "AutoModelForTokenClassification": CtxWord2VecForTokenClassification,
     },
-    objectives={"skip-gram": SkipGram, "cbow": ContinuousBagOfWords},
+    objective_classes={"skip-gram": "SkipGram", "cbow": "ContinuousBagOfWords"},
     sizes=WORD_VECTOR_SIZES,
     # 3 million words and phrases of news articles; only the input vectors are published.
     published={"news": PublishedCount({"vocab_size": 3_000_000, "hidden_size": 300}, {"AutoModel": 900_000_000})},

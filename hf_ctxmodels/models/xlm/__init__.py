@@ -12,7 +12,6 @@ from hf_ctxmodels.models.xlm.modeling_xlm import (
     CtxXLMModel,
 )
 from hf_ctxmodels.models.xlm.tokenization_xlm import CtxXLMTokenizer
-from hf_ctxmodels.objectives import CrossLingualLM, StreamCausalLM, StreamMaskedLM, TranslationLM
 from hf_ctxmodels.spec import SMALL_SIZES, FamilySpec, PublishedCount, ShortTraining, Traits, encoder_size
 
 # base: XNLI-15 (section 5.1); translation: the models of two languages; large: the models of 17 and 100 languages;
@@ -39,7 +38,12 @@ SPEC = FamilySpec(
         "AutoModelForQuestionAnswering": CtxXLMForQuestionAnswering,
         "AutoModelForMultipleChoice": CtxXLMForMultipleChoice,
     },
-    objectives={"mlm": StreamMaskedLM, "mlm+tlm": CrossLingualLM, "tlm": TranslationLM, "clm": StreamCausalLM},
+    objective_classes={
+        "mlm": "StreamMaskedLM",
+        "mlm+tlm": "CrossLingualLM",
+        "tlm": "TranslationLM",
+        "clm": "StreamCausalLM",
+    },
     sizes=SIZES,
     # parameter counts of the classes of transformers 5.23
     published={

@@ -12,7 +12,6 @@ from hf_ctxmodels.models.xlm_roberta.modeling_xlm_roberta import (
     CtxXLMRobertaModel,
 )
 from hf_ctxmodels.models.xlm_roberta.tokenization_xlm_roberta import CtxXLMRobertaTokenizer
-from hf_ctxmodels.objectives import FullSentences, MaskedLM
 from hf_ctxmodels.spec import FamilySpec, PublishedCount
 
 SPEC = FamilySpec(
@@ -29,7 +28,7 @@ SPEC = FamilySpec(
         "AutoModelForQuestionAnswering": CtxXLMRobertaForQuestionAnswering,
         "AutoModelForMultipleChoice": CtxXLMRobertaForMultipleChoice,
     },
-    objectives={"full-sentences": FullSentences, "mlm": MaskedLM},
+    objective_classes={"full-sentences": "FullSentences", "mlm": "MaskedLM"},
     sizes=SIZES,
     # parameter counts of the classes of transformers 5.23; the encoder has its pooler
     published={

@@ -12,7 +12,6 @@ from hf_ctxmodels.models.xlnet.modeling_xlnet import (
     CtxXLNetModel,
 )
 from hf_ctxmodels.models.xlnet.tokenization_xlnet import CtxXLNetTokenizer
-from hf_ctxmodels.objectives import PermutationLM
 from hf_ctxmodels.spec import SMALL_SIZES, FamilySpec, PublishedCount, encoder_size
 
 # base, large: the released models (appendix A.4)
@@ -33,7 +32,7 @@ SPEC = FamilySpec(
         "AutoModelForQuestionAnswering": CtxXLNetForQuestionAnsweringSimple,
         "AutoModelForMultipleChoice": CtxXLNetForMultipleChoice,
     },
-    objectives={"plm": PermutationLM},
+    objective_classes={"plm": "PermutationLM"},
     sizes=SIZES,
     # parameter counts of the classes of transformers 5.23
     published={
