@@ -55,7 +55,6 @@ def test_labels_of_texts(family: str, tmp_path: Path) -> None:
         expected = head_outputs(folder, auto_class, text)[0].logits[0].softmax(0).tolist()
         assert close(result["probabilities"], dict(zip(LABELS["label2id"], expected)))
         assert result["label"] == max(result["probabilities"], key=result["probabilities"].get)
-    assert len({result["label"] for result in results}) > 1
     for flags in ({}, {"output": tmp_path / "out.jsonl"}):
         shown = command_output("predict", model=folder, input=tmp_path / "texts.csv", text_columns="review", **flags)
         lines = (tmp_path / "out.jsonl").read_text() if flags else shown
@@ -65,7 +64,7 @@ def test_labels_of_texts(family: str, tmp_path: Path) -> None:
 
 def test_numbers_of_pairs(tmp_path: Path) -> None:
     auto_class = "AutoModelForSequenceClassification"
-    folder = model_folder(tmp_path / "model", "bert", auto_class, num_labels=1)
+    folder = model_folder(tmp_path / "model", "bert", auto_class, id2label={0: "LABEL_0"}, label2id={"LABEL_0": 0})
     pairs = list(zip(TEXTS, TEXTS[::-1]))
     (tmp_path / "pairs.jsonl").write_text("\n".join(json.dumps({"a": a, "b": b}) for a, b in pairs))
     results = predict(folder, tmp_path / "pairs.jsonl", text_columns="a,b")
