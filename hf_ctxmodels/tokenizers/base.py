@@ -151,7 +151,7 @@ def check_tokenizer_matches_model(
         raise CtxError(
             f"{type(tokenizer).__name__} has no characters, which a model with a {type(config).__name__} reads.",
             location=location,
-            hint="use a tokenizer of the model's family, from `hf-ctxmodels train-tokenizer`.",
+            hint="use a tokenizer of the model's family, from `hf-ctxmodels data tokenizer`.",
         )
     vocab_size = getattr(config, "vocab_size", None)
     if vocab_size is not None and len(tokenizer) > vocab_size:

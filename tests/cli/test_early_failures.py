@@ -63,7 +63,7 @@ NAME = "did you mean runs/abc?"
         ("push --model runs/stopped --repo_id a/b", CHECKPOINT),
         (f"pretrain --tokenizer runs/abc {TEXT} --report_to trackio", "Not installed: trackio"),
         (f"pretrain --tokenizer none {TEXT} --optimizer lamb", "Not installed: pytorch_optimizer"),
-        ("train-tokenizer --family t5 --dataset broken.txt --vocab_size 60 --output_dir out", "packages sentencepiece"),
+        ("data tokenizer --family t5 --dataset broken.txt --vocab_size 60 --output_dir out", "packages sentencepiece"),
         ("export onnx --model none --output o.onnx", "Not installed: onnx"),
         ("export torch --model none --output o.onnx", "use the suffix .pt2"),
         (f"pretrain --tokenizer none {TEXT} --output_dir text.txt/out", "cannot be created or written to"),

@@ -64,7 +64,9 @@ def test_labels_of_texts(family: str, tmp_path: Path) -> None:
 
 def test_numbers_of_pairs(tmp_path: Path) -> None:
     auto_class = "AutoModelForSequenceClassification"
-    folder = model_folder(tmp_path / "model", "bert", auto_class, id2label={0: "LABEL_0"}, label2id={"LABEL_0": 0})
+    folder = model_folder(tmp_path / "model", "bert", auto_class)
+    config = transformers.AutoConfig.from_pretrained(folder, num_labels=1)
+    save(folder, transformers.AutoModelForSequenceClassification.from_config(config))
     pairs = list(zip(TEXTS, TEXTS[::-1]))
     (tmp_path / "pairs.jsonl").write_text("\n".join(json.dumps({"a": a, "b": b}) for a, b in pairs))
     results = predict(folder, tmp_path / "pairs.jsonl", text_columns="a,b")
