@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from glob import glob, has_magic
@@ -218,8 +219,9 @@ def _file_reader(
     """The reader of files; a guessed separator of text files other than blank lines is printed."""
     texts = [file for file in files if document_suffix(file) == ".txt"]
     if separator is None and texts:
-        separator = guess_separator(texts, is_directory)
-        if separator != "blank":
+        with suppress(CtxError):  # a file that cannot be read: an error of the first iteration
+            separator = guess_separator(texts, is_directory)
+        if separator in ("line", "file"):
             print_status(f"{name}: each {separator} is a document; --document_separator changes this")
     return partial(_chain, [partial(read_file, file, columns, separator or "blank") for file in files])
 

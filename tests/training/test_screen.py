@@ -106,7 +106,5 @@ def test_next_commands(workspace, tmp_path: Path, capsys: pytest.CaptureFixture)
     shown = capsys.readouterr()
     assert "tokenizing 8 training and 8 validation examples" in shown.err
     assert re.search(r"\nloss +0\.\d+ +lower is better\naccuracy +0\.\d+ +0\.\d+ +1\.0000  0 to 1\n", shown.out)
-    assert re.search(
-        rf"saved in {output}\n(warning: .*; hint: .*\n)+next:\n  hf-ctxmodels push --model {output} --repo_id",
-        shown.out,
-    )
+    commands = f"  hf-ctxmodels predict --model {output} --input FILE\n  hf-ctxmodels push --model {output} --repo_id"
+    assert re.search(rf"saved in {output}\n(warning: .*; hint: .*\n)+next:\n{commands}", shown.out)
