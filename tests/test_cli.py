@@ -55,9 +55,21 @@ def test_help(capsys):
     assert all(f"  {name} " in shown and command.summary in shown for name, command in cli.COMMANDS.items())
     assert run_command("evaluate") == 0
     assert "  words " in capsys.readouterr().out
-    code = "import sys, hf_ctxmodels_cli; print(hf_ctxmodels_cli.help_text(['--help'])); print(*sys.modules)"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+
+
+@pytest.mark.parametrize("words", ["--help", "--version", "pretain --family bert", "finetune regresion"])
+def test_commands_without_imports(words):
+    code = f"import sys, hf_ctxmodels_cli as cli\nsys.argv[1:] = {words.split()}\n"
+    code += "try: cli.main()\nfinally: print(*sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert result.returncode == (0 if words.startswith("--") else 2)
     assert not {"torch", "transformers", "hf_ctxmodels"} & set(result.stdout.splitlines()[-1].split())
+
+
+def test_import_without_objectives():
+    code = "import sys, hf_ctxmodels; print(*sys.modules); hf_ctxmodels.DataCollatorForMaskedLM"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert not {"hf_ctxmodels.objectives", "hf_ctxmodels.data", "datasets", "sklearn"} & set(result.stdout.split())
 
 
 @pytest.mark.parametrize("words", LEAVES, ids=" ".join)
@@ -80,6 +92,29 @@ def test_misspelt_commands(capsys):
     assert "did you mean pretrain?" in capsys.readouterr().err
     assert run_command("finetune", "regresion") == 2
     assert "did you mean regression?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "suggestion"),
+    [
+        ("pretrain --lr 1e-4", "--learning_rate"),
+        ("finetune regression --epochs=3", "--num_train_epochs"),
+        ("push --modle runs/bert", "--model"),
+        ("evaluate words --neer king", "--near"),
+    ],
+)
+def test_unknown_flags(capsys, words, suggestion):
+    """One suggestion, before missing flags are reported."""
+    assert run_command(*words.split()) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 3
+    assert lines[0].startswith("CtxError: Unknown flag --")
+    assert f"did you mean {suggestion}? see `hf-ctxmodels " in lines[2]
+
+
+def test_end_of_make_demo():
+    shown = subprocess.run(["make", "-n", "demo"], capture_output=True, text=True, cwd=ROOT, check=True).stdout
+    assert "hf-ctxmodels is .venv/bin/hf-ctxmodels; activate its environment: source .venv/bin/activate" in shown
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.glob("scripts/recipes/*.yaml")), ids=lambda path: path.stem)
