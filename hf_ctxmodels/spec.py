@@ -108,6 +108,23 @@ class Seq2SeqFinetuning:
 
 
 @dataclass(frozen=True)
+class TrainingDefaults:
+    """Defaults of training that differ from family to family; see `training.defaults` for the others.
+
+    Attributes:
+        optimizer: Optimizer of pretraining, as on the command line.
+        learning_rate: Its peak learning rate; None for the rule by size.
+        num_train_epochs: Passes over the data; None for a number of tokens by size.
+        finetuning_optimizer: Optimizer of fine-tuning.
+    """
+
+    optimizer: str = "adamw"
+    learning_rate: float | None = None
+    num_train_epochs: float | None = None
+    finetuning_optimizer: str = "adamw"
+
+
+@dataclass(frozen=True)
 class FamilySpec:
     """A family of models.
 
@@ -123,6 +140,7 @@ class FamilySpec:
         conversion: Conversion of weights from the reference layout to the native layout.
         reference_heads: Auto class name -> class with the layout of the reference, if it is not the class in `models`.
         parent: Name of the only other family whose modules this one may import.
+        training: Defaults of training.
     """
 
     name: str
@@ -137,6 +155,7 @@ class FamilySpec:
     conversion: list[WeightTransform] = field(default_factory=list)
     reference_heads: dict[str, type[CtxPreTrainedModel]] = field(default_factory=dict)
     parent: str | None = None
+    training: TrainingDefaults = field(default_factory=TrainingDefaults)
     traits: Traits = field(default_factory=Traits)
 
     @cached_property
@@ -161,13 +180,19 @@ class FamilySpec:
         return f"model_cards/{self.name}.md"
 
 
-def encoder_size(width: int, layers: int, heads: int) -> dict[str, int]:
-    """Return the configuration fields of a Transformer with a feed-forward layer of four times the hidden size."""
+def encoder_size(width: int, layers: int, heads: int) -> dict[str, Any]:
+    """Return the configuration fields of a Transformer with a feed-forward layer of four times the hidden size.
+
+    The published standard deviation of the initialisation, 0.02, is for a width of 768 and more. In narrower models it
+    is proportional to width ** -0.5, so that linear layers keep the variance of their inputs (Glorot & Bengio 2010,
+    section 4.2); `model_cards/experiments/defaults.md` compares both.
+    """
     return {
         "hidden_size": width,
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "intermediate_size": 4 * width,
+        "initializer_range": max(0.02, round(0.02 * (768 / width) ** 0.5, 3)),
     }
 
 
@@ -179,7 +204,7 @@ SMALL_SIZES: dict[str, dict[str, Any]] = {
 """Small Transformers (Turc et al. 2019, arXiv 1908.08962, table 1)."""
 
 
-def seq2seq_size(width: int, layers: int, heads: int) -> dict[str, int]:
+def seq2seq_size(width: int, layers: int, heads: int) -> dict[str, Any]:
     """Return the configuration fields of an encoder-decoder, see `encoder_size`."""
     decoder = {"decoder_layers": layers, "decoder_attention_heads": heads, "decoder_ffn_dim": 4 * width}
     return encoder_size(width, layers, heads) | decoder

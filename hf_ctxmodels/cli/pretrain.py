@@ -8,6 +8,7 @@ the last checkpoint.
 """
 
 from pathlib import Path
+from typing import Any
 
 from accelerate import PartialState
 
@@ -19,7 +20,8 @@ from hf_ctxmodels.downstream.tasks.seq2seq import Seq2Seq
 from hf_ctxmodels.downstream.tasks.sequence_classification import SequenceClassification
 from hf_ctxmodels.registry import get_family
 from hf_ctxmodels.training.arguments import LoopArguments
-from hf_ctxmodels.training.pretraining import PretrainingArguments, pretrain
+from hf_ctxmodels.training.dry_run import DryRunArguments, estimate_pretraining
+from hf_ctxmodels.training.pretraining import PretrainingArguments, prepare_pretraining, pretrain
 from hf_ctxmodels.training.summary import TrainingSummary
 from hf_ctxmodels.training.token_embeddings import EmbeddingTrainingArguments
 
@@ -31,20 +33,24 @@ ESSENTIAL = (
 
 def main() -> None:
     """Pretrain, and print the output files and the losses."""
-    arguments, loop_arguments, adapters, embeddings = parse_arguments(
+    arguments, loop_arguments, adapters, embeddings, estimate = parse_arguments(
         PretrainingArguments,
         LoopArguments,
         AdapterArguments,
         EmbeddingTrainingArguments,
+        DryRunArguments,
         description=__doc__,
         essential=ESSENTIAL,
     )
-    summary = pretrain(
-        arguments,
-        loop_arguments,
-        adapters.apply_for_pretraining if adapters.adapter is not None else None,
-        embedding_training=embeddings if embeddings.train_only is not None else None,
-    )
+    options: dict[str, Any] = {
+        "add_adapter": adapters.apply_for_pretraining if adapters.adapter is not None else None,
+        "embedding_training": embeddings if embeddings.train_only is not None else None,
+    }
+    if estimate.dry_run:
+        for line in estimate_pretraining(arguments, prepare_pretraining(arguments, loop_arguments, **options)):
+            PartialState().print(line)
+        return
+    summary = pretrain(arguments, loop_arguments, **options)
     if not PartialState().is_main_process:
         return
     output = loop_arguments.output_dir

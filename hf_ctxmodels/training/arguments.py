@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import ClassVar, Literal
 
 from hf_ctxmodels.core.constants import MAX_SEED
 from hf_ctxmodels.core.errors import CtxError
@@ -10,7 +10,6 @@ from hf_ctxmodels.core.flags import REQUIRED, check_range, flag, parse_choices
 
 _optimization_flag = partial(flag, group="optimization")
 _record_flag = partial(flag, group="logging, evaluation and checkpoints")
-LEARNING_RATE_HELP = "Peak learning rate, or `auto` for the result of a learning-rate range test before the first step."
 
 
 @dataclass(frozen=True)
@@ -86,6 +85,8 @@ class NTASGDOptions(ASGDOptions):
         check_range(self, "patience", above=0, location="--optimizer")
 
 
+MAX_WARMUP_STEPS = 10_000
+"""Limit of the default warm-up (Devlin et al. 2019, appendix A.2)."""
 OPTIMIZERS: dict[str, type] = {
     "adamw": AdamWOptions,
     "lamb": LambOptions,
@@ -146,20 +147,32 @@ SCHEDULERS: dict[str, type] = {
 class LoopArguments:
     """Training.
 
-    `optimizer` and `lr_scheduler` may be given as on the command line, `"adamw:beta2=0.98"`.
+    `optimizer` and `lr_scheduler` may be given as on the command line, `"adamw:beta2=0.98"`. If they are None, the
+    optimizer, learning rate, warm-up and length follow from the model and the data, see `training.defaults`.
     """
 
+    is_finetuning: ClassVar[bool] = False
     output_dir: str = flag(REQUIRED, "Directory for the model, its checkpoints and logs.")
-    max_steps: int | None = flag(None, "Optimizer steps to train.")
+    max_steps: int | None = flag(None, "Optimizer steps to train; by default chosen from the model and the data.")
     num_train_epochs: float | None = flag(None, "Passes over the data to train, instead of --max_steps.")
     per_device_batch_size: int = flag(32, "Examples per process and micro-batch.")
     gradient_accumulation_steps: int = _optimization_flag(1, "Micro-batches per optimizer step.")
-    optimizer: OptimizerOptions = flag("adamw", "Optimizer.", OPTIMIZERS, group="optimization")
-    learning_rate: float | Literal["auto"] = _optimization_flag(1e-4, LEARNING_RATE_HELP)
+    optimizer: OptimizerOptions | None = flag(
+        None, "Optimizer; by default the family's, adamw for most.", OPTIMIZERS, group="optimization"
+    )
+    learning_rate: float | Literal["auto"] | None = _optimization_flag(
+        None,
+        "Peak learning rate, by default chosen from the width and the number of layers; `auto` for the result of a "
+        "learning-rate range test before the first step.",
+    )
     lr_scheduler: SchedulerOptions = flag(
         "linear", "Learning rate after the warm-up.", SCHEDULERS, group="optimization"
     )
-    warmup_steps: float = _optimization_flag(0.0, "Steps of linear warm-up; a fraction of all steps if below 1.")
+    warmup_steps: float | None = _optimization_flag(
+        None,
+        "Steps of linear warm-up; a fraction of all steps if below 1; by default 0.1, at most 10,000, with adamw, lamb "
+        "or adafactor and a decaying rate.",
+    )
     layerwise_lr_decay: float = _optimization_flag(
         1.0, "Factor between the learning rates of adjacent layers; ULMFiT: 2.6."
     )
@@ -191,11 +204,11 @@ class LoopArguments:
 
     def __post_init__(self) -> None:
         parse_choices(self)
-        if (self.max_steps is None) == (self.num_train_epochs is None):
+        if self.max_steps is not None and self.num_train_epochs is not None:
             raise CtxError(
-                f"The length of training is {'given twice' if self.max_steps is not None else 'missing'}.",
+                "The length of training is given twice.",
                 location=f"--max_steps {self.max_steps} --num_train_epochs {self.num_train_epochs}",
-                hint="pass exactly one of --max_steps and --num_train_epochs.",
+                hint="pass at most one of --max_steps and --num_train_epochs.",
             )
         check_range(self, "max_steps", "num_train_epochs", "per_device_batch_size", above=0)
         check_range(self, "gradient_accumulation_steps", "head_learning_rate", above=0)
@@ -218,7 +231,7 @@ class LoopArguments:
                 location="--resume --overwrite",
                 hint="use only one of them.",
             )
-        if isinstance(self.lr_scheduler, InverseSquareRootOptions) and not self.warmup_steps:
+        if isinstance(self.lr_scheduler, InverseSquareRootOptions) and self.warmup_steps == 0:
             raise CtxError(
                 "The inverse square root of the step starts after the warm-up.",
                 location="--lr_scheduler rsqrt --warmup_steps 0",
@@ -232,12 +245,14 @@ class LoopArguments:
             )
 
     @property
-    def initial_rate(self) -> float:
-        """The learning rate that the optimizer is made with: 1 before a range test, which then multiplies it."""
-        return 1.0 if self.learning_rate == "auto" else self.learning_rate
+    def has_pretrained_weights(self) -> bool:
+        """Whether the run starts from pretrained weights; `learning_rate` is then lower by default."""
+        return False
 
     def warmup(self, total_steps: int) -> int:
         """Steps of warm-up in a run of `total_steps`."""
+        if self.warmup_steps is None:
+            return min(steps_of(0.1, total_steps), MAX_WARMUP_STEPS)
         return steps_of(self.warmup_steps, total_steps)
 
 

@@ -37,6 +37,7 @@ from hf_ctxmodels.tokenizers.base import record_tokenizer_digest
 from hf_ctxmodels.training.arguments import LambOptions, LoopArguments
 from hf_ctxmodels.training.callbacks import FinetuningCallback
 from hf_ctxmodels.training.checkpoint_files import locked_output_dir
+from hf_ctxmodels.training.defaults import describe_defaults, with_default_length, with_default_rates
 from hf_ctxmodels.training.distributed import (
     InterruptionError,
     SignalWatch,
@@ -44,14 +45,23 @@ from hf_ctxmodels.training.distributed import (
     inactive_parallelism_warnings,
     require_configured_backend,
 )
+from hf_ctxmodels.training.evaluation import sample_batches
 from hf_ctxmodels.training.learning_rate_test import choose_learning_rate
 from hf_ctxmodels.training.optimizers import Averaging, make_optimizer, make_scheduler
 from hf_ctxmodels.training.recurrent_state import RecurrentStateCarrier
 from hf_ctxmodels.training.summary import TrainingSummary
 from hf_ctxmodels.training.training_log import StepMetrics, Stopwatch, TrainingLog, require_finite_weights
 from hf_ctxmodels.training.training_state import TrainingState, run_identity
-from hf_ctxmodels.training.training_step import Collate, LossFunction, TrainingStep, next_batches, training_batches
+from hf_ctxmodels.training.training_step import (
+    Collate,
+    LossFunction,
+    TrainingStep,
+    count_items,
+    next_batches,
+    training_batches,
+)
 
+_SAMPLED_EXAMPLES = 256
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # parameters of mallopt(3)
 _NEVER_TRIM, _NEVER_MMAP = -1, 1 << 30
 _ADJUSTED_MMAP = 32 << 20  # the maximum of glibc's dynamic threshold; it trims from twice that
@@ -206,10 +216,14 @@ class TrainingLoop:
 
     def _set_up(self, checkpoint: Path | None) -> None:
         """Build optimizer, schedule and batches, and restore the checkpoint, if any."""
-        model, arguments, accelerator = self.model, self.arguments, self.accelerator
+        model, accelerator = self.model, self.accelerator
         self.control = TrainerControl()
-        self.batch_size = global_batch_size(arguments, accelerator)
+        self.batch_size = global_batch_size(self.arguments, accelerator)
         self.examples_per_epoch = len(self.examples) if isinstance(self.examples, Sized) else None
+        arguments = with_default_rates(self.arguments, model.config)
+        arguments = with_default_length(
+            arguments, model, self.examples_per_epoch, self.batch_size, self._tokens_per_example
+        )
         if arguments.num_train_epochs is None:
             self.total_steps = arguments.max_steps or 0
         elif self.examples_per_epoch is None:
@@ -220,6 +234,9 @@ class TrainingLoop:
             )
         else:
             self.total_steps = max(round(arguments.num_train_epochs * self.examples_per_epoch / self.batch_size), 1)
+        if line := describe_defaults(self.arguments, arguments, model.config, self.total_steps):
+            print_status(line, accelerator.is_main_process)
+        self.arguments = arguments
         if self.tokenizer is not None:
             record_tokenizer_digest(model.config, self.tokenizer)
 
@@ -310,6 +327,14 @@ class TrainingLoop:
             batches.close()
         for group in optimizer.param_groups:
             group["lr"] *= rate
+
+    def _tokens_per_example(self) -> float:
+        """Mean number of tokens of some examples."""
+        tokens = number = 0
+        examples: Any = self.examples
+        for batch in sample_batches(examples, _SAMPLED_EXAMPLES, self.arguments.per_device_batch_size):
+            tokens, number = tokens + int(count_items([dict(self.collate(batch))], ())[-1]), number + len(batch)
+        return tokens / number
 
     def _train(self, signals: SignalWatch) -> None:
         state, arguments, control = self.training_state, self.arguments, self.control

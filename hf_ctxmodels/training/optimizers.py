@@ -26,6 +26,7 @@ from hf_ctxmodels.training.arguments import (
     SGDOptions,
     SlantedTriangularOptions,
 )
+from hf_ctxmodels.training.defaults import with_default_rates
 
 LAYERS = "layers"  # attribute of an encoder with its stack of layers
 _STACKS = ("encoder", "decoder")  # submodules of an encoder-decoder with a stack each, in the order of application
@@ -108,7 +109,9 @@ def _groups_by_decay(parameters: Iterable[nn.Parameter], weight_decay: float) ->
     return [group for group in groups if group["params"]]
 
 
-def _discriminative_groups(model: Any, arguments: LoopArguments) -> list[dict[str, Any]]:
+def _discriminative_groups(
+    model: Any, arguments: LoopArguments, rate: float, weight_decay: float
+) -> list[dict[str, Any]]:
     """`_groups_by_decay` for each group of layers, the heads first: the heads have the learning rate, and each lower
     group the rate of the group above divided by `layerwise_lr_decay` (Howard & Ruder 2018, section 3.2).
 
@@ -117,7 +120,7 @@ def _discriminative_groups(model: Any, arguments: LoopArguments) -> list[dict[st
     """
     if arguments.layerwise_lr_decay != 1:
         require_layers(model)
-    rate, rates = arguments.initial_rate, []
+    rates = []
     if arguments.head_learning_rate is not None:
         if not has_heads(model):
             raise CtxError(
@@ -131,19 +134,23 @@ def _discriminative_groups(model: Any, arguments: LoopArguments) -> list[dict[st
     return [
         {**group, "lr": group_rate}
         for parameters, group_rate in zip(groups, rates, strict=True)
-        for group in _groups_by_decay(parameters, arguments.optimizer.weight_decay)
+        for group in _groups_by_decay(parameters, weight_decay)
     ]
 
 
-def make_optimizer(model: nn.Module, arguments: LoopArguments) -> torch.optim.Optimizer:
+def make_optimizer(model: PreTrainedModel, arguments: LoopArguments) -> torch.optim.Optimizer:
     """The optimizer of the loop's arguments, also for `Trainer(..., optimizers=(make_optimizer(...), None))`; raises
     CtxError if its package is not installed, or the model does not support weight decay, a separate learning rate of
     the heads, or rates by layer."""
-    options, rate = arguments.optimizer, arguments.initial_rate
+    arguments = with_default_rates(arguments, getattr(model, "config", None))
+    options = arguments.optimizer
+    assert options is not None
+    assert arguments.learning_rate is not None
+    rate = 1.0 if arguments.learning_rate == "auto" else arguments.learning_rate  # multiplied by the range test
     if arguments.layerwise_lr_decay == 1 and arguments.head_learning_rate is None:
         groups = _groups_by_decay(model.parameters(), options.weight_decay)
     else:
-        groups = _discriminative_groups(model, arguments)
+        groups = _discriminative_groups(model, arguments, rate, options.weight_decay)
     match options:
         case AdamOptions():
             settings: dict[str, Any] = {"lr": rate, "betas": (options.beta1, options.beta2), "eps": options.epsilon}

@@ -99,15 +99,26 @@ class TrainingSetup:
     identity: Mapping[str, Any] = field(default_factory=dict)
 
 
-def pretrain(
+@dataclass(frozen=True)
+class PretrainingRun:
+    """A training loop with its objective, examples and held-out examples or None."""
+
+    loop: TrainingLoop
+    objective_name: str
+    objective: Objective
+    model: PreTrainedModel
+    examples: Examples
+    held_out: ExampleSet | None
+
+
+def prepare_pretraining(
     arguments: PretrainingArguments,
     loop_arguments: LoopArguments,
     add_adapter: Callable[[PreTrainedModel], dict[str, Any]] | None = None,
     make_setup: Callable[[PreTrainedModel, Objective], TrainingSetup] | None = None,
     embedding_training: EmbeddingTrainingArguments | None = None,
-) -> TrainingSummary:
-    """Pretrain a model, an adapter (MAD-X's language adapters), or token embeddings; save model, tokenizer, log, loss
-    curve and summary, with frequency baselines on held-out documents, in `output_dir`.
+) -> PretrainingRun:
+    """Load tokenizer, model and data of a run.
 
     Args:
         add_adapter: Adds an adapter to a pretrained model and freezes the other weights; returns JSON values that must
@@ -146,7 +157,7 @@ def pretrain(
     evaluate = None if held_out is None else LossEvaluation(held_out, objective.collate, batch_size)
 
     setup = TrainingSetup(model, objective.collate) if make_setup is None else make_setup(model, objective)
-    result = TrainingLoop(
+    loop = TrainingLoop(
         setup.model,
         examples,
         setup.collate,
@@ -160,16 +171,31 @@ def pretrain(
             **setup.identity,
         },
         contiguous=objective.sampling.contiguous,
-    ).run()
+    )
+    return PretrainingRun(loop, objective_name, objective, model, examples, held_out)
+
+
+def pretrain(
+    arguments: PretrainingArguments,
+    loop_arguments: LoopArguments,
+    add_adapter: Callable[[PreTrainedModel], dict[str, Any]] | None = None,
+    make_setup: Callable[[PreTrainedModel, Objective], TrainingSetup] | None = None,
+    embedding_training: EmbeddingTrainingArguments | None = None,
+) -> TrainingSummary:
+    """Pretrain a model, an adapter (MAD-X's language adapters), or token embeddings; save model, tokenizer, log, loss
+    curve and summary, with frequency baselines, in `output_dir`. See `prepare_pretraining` for the arguments."""
+    run = prepare_pretraining(arguments, loop_arguments, add_adapter, make_setup, embedding_training)
+    objective, examples, batch_size = run.objective, run.examples, loop_arguments.per_device_batch_size
+    accelerator, result = run.loop.accelerator, run.loop.run()
 
     # baselines, summary and plot
     baselines: dict[str, float] = {}
-    if held_out is not None and accelerator.is_main_process:
+    if run.held_out is not None and accelerator.is_main_process:
         print_status("computing the frequency baselines")
-        result.metrics |= frequency_baselines(objective, examples, held_out, model, result.metrics, batch_size)
+        result.metrics |= frequency_baselines(objective, examples, run.held_out, run.model, result.metrics, batch_size)
     elif make_setup is None and objective.has_heldout_loss and accelerator.is_main_process:
         losses = [record for record in result.curve if "loss" in record]
-        baselines = training_baselines(objective, examples, model, losses[-1], batch_size) if losses else {}
+        baselines = training_baselines(objective, examples, run.model, losses[-1], batch_size) if losses else {}
     counts: Counter[str] = Counter()
     for batch in sample_batches(examples, _BATCHES_FOR_RATES * batch_size, batch_size):
         counts.update(objective.count_batch(objective.collate(batch)))
@@ -177,7 +203,7 @@ def pretrain(
         task="pretraining",
         dataset=", ".join(arguments.dataset),
         max_length=arguments.max_length,
-        objective=objective_name,
+        objective=run.objective_name,
         objective_options=objective.options,
         rates=objective.rates(counts),
         warnings=unlearned_losses(baselines or result.metrics),

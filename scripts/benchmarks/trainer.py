@@ -14,6 +14,7 @@ from transformers import (
 )
 
 from hf_ctxmodels.training.arguments import LoopArguments
+from hf_ctxmodels.training.defaults import with_default_rates
 
 
 class _CountingCollator(DataCollatorForLanguageModeling):
@@ -52,6 +53,9 @@ def train_with_trainer(
     sequences = [examples[i]["input_ids"].tolist() for i in range(len(examples))]
     dataset = [{"input_ids": ids, "special_tokens_mask": [int(i in special_ids) for i in ids]} for ids in sequences]
     collator = _CountingCollator(tokenizer)
+    loop_arguments = with_default_rates(loop_arguments, model.config)
+    assert loop_arguments.optimizer is not None
+    assert loop_arguments.learning_rate is not None
     arguments = TrainingArguments(
         output_dir=loop_arguments.output_dir,
         max_steps=loop_arguments.max_steps or 0,

@@ -107,7 +107,8 @@ def test_learning_rates(case: Case, tmp_path: Path) -> None:
     model = case.model()
     groups = layer_groups(model)
     for decay, head in ((2.6, None), (1.0, 0.3), (2.0, 0.3)):
-        rates_of = {"learning_rate": 0.01, "layerwise_lr_decay": decay, "head_learning_rate": head}
+        rates_of = {"optimizer": "adamw", "learning_rate": 0.01}
+        rates_of |= {"layerwise_lr_decay": decay, "head_learning_rate": head}
         optimizer = make_optimizer(model, arguments(tmp_path, **rates_of))
         rates = {id(weight): group["lr"] for group in optimizer.param_groups for weight in group["params"]}
         assert len(rates) == len(trainable(model))

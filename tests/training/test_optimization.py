@@ -138,7 +138,9 @@ def test_inverse_square_root_schedule():
 def test_missing_package_of_lamb(monkeypatch):
     monkeypatch.setitem(sys.modules, "pytorch_optimizer", None)
     with pytest.raises(CtxError, match=r"pytorch_optimizer(.|\n)*--optimizer lamb(.|\n)*pip install"):
-        make_optimizer(nn.Linear(2, 2), LoopArguments(output_dir="x", max_steps=1, optimizer="lamb"))
+        make_optimizer(
+            nn.Linear(2, 2), LoopArguments(output_dir="x", max_steps=1, optimizer="lamb", learning_rate=1e-3)
+        )
 
 
 def make_averaging(

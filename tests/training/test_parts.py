@@ -76,7 +76,7 @@ def test_help(capsys):
     assert stopped.value.code == 0
     printed = capsys.readouterr().out
     assert f"{description}\n" in printed
-    assert "(default: 0.0001)" in printed
+    assert "(default: 32)" in printed
     assert "None" not in printed
 
 
@@ -135,7 +135,6 @@ def test_run_script(capsys):
 @pytest.mark.parametrize(
     "arguments",
     [
-        {"max_steps": None},
         {"num_train_epochs": 1.0},
         {"max_steps": 0},
         {"per_device_batch_size": 0},

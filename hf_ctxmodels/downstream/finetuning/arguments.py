@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from accelerate import Accelerator
 from transformers import PreTrainedModel
@@ -29,7 +29,7 @@ from hf_ctxmodels.downstream.finetuning.reinitialization import (
 )
 from hf_ctxmodels.downstream.finetuning.unfreezing import ChainThaw, ThreeStageUnfreezing
 from hf_ctxmodels.registry import FAMILIES
-from hf_ctxmodels.training.arguments import LEARNING_RATE_HELP, LoopArguments
+from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.callbacks import FinetuningCallback
 from hf_ctxmodels.training.freezing import GradualUnfreezing, check_layerwise_flags, freeze_encoder
 from hf_ctxmodels.training.token_embeddings import freeze_token_embeddings
@@ -89,19 +89,17 @@ class FinetuningArguments(StartingModelArguments):
 class FinetuningLoopArguments(LoopArguments):
     """Training."""
 
-    learning_rate: float | Literal["auto"] = flag(5e-5, LEARNING_RATE_HELP, group="optimization")
-    warmup_steps: float = flag(
-        0.1, "Steps of linear warm-up; a fraction of all steps if below 1.", group="optimization"
-    )
+    is_finetuning: ClassVar[bool] = True
 
+    is_new_model: bool = flag(False, "Whether the model has random weights.", fixed=True)
     lr_reference_targets: float = flag(
         0.0, "Not supported in fine-tuning: tasks have different numbers of targets.", fixed=True
     )
 
-    def __post_init__(self) -> None:
-        if self.max_steps is None and self.num_train_epochs is None:
-            self.num_train_epochs = 3.0  # Devlin et al. 2019, appendix A.3
-        super().__post_init__()
+    @property
+    def has_pretrained_weights(self) -> bool:
+        """Whether the run starts from pretrained weights."""
+        return not self.is_new_model
 
 
 @dataclass(frozen=True)

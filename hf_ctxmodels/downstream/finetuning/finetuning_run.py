@@ -3,7 +3,7 @@
 import inspect
 import random
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,12 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.generation import check_can_generate
 from hf_ctxmodels.core.loading import load_pretrained
 from hf_ctxmodels.data import RoundRobinMixture, UnlabelledCollator, mark_unlabelled
-from hf_ctxmodels.downstream.finetuning.arguments import FinetuningArguments, FinetuningMethods, StartingModelArguments
+from hf_ctxmodels.downstream.finetuning.arguments import (
+    FinetuningArguments,
+    FinetuningLoopArguments,
+    FinetuningMethods,
+    StartingModelArguments,
+)
 from hf_ctxmodels.downstream.finetuning.feature_cache import cache_features
 from hf_ctxmodels.downstream.finetuning.reinitialization import replace_label_weights
 from hf_ctxmodels.downstream.finetuning.task_evaluation import TaskEvaluation, learned_baseline_scores
@@ -303,6 +308,8 @@ def finetune(
         require_full_weights(task, accelerator)
 
     # model, loss, fine-tuning methods
+    if isinstance(loop_arguments, FinetuningLoopArguments):
+        loop_arguments = replace(loop_arguments, is_new_model=arguments.model is None)
     model = open_model(arguments, task, config, tokenizer)
     if task.replaced_labels and arguments.model is not None:
         replace_label_weights(model, loop_arguments.seed)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
@@ -37,6 +37,7 @@ from hf_ctxmodels.downstream.tasks.metrics import metric_range
 from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.checkpoint_files import check_run_directory, list_checkpoints, move_files, temporary_path
+from hf_ctxmodels.training.defaults import finetuning_epochs
 from hf_ctxmodels.training.freezing import check_layerwise_flags, freeze_encoder
 from hf_ctxmodels.training.loop import TrainingLoop, TrainingResult, global_batch_size, make_accelerator
 from hf_ctxmodels.training.model_loading import require_trainable
@@ -265,8 +266,10 @@ def finetune_tasks(
         examples: Any = ShuffledMixture(features, step_size)
     elif listed.sampling == "temperature":
         examples = ReweightedMixture.tempered(features, step_size, listed.temperature)
-    elif loop.num_train_epochs is not None:
-        examples = ReweightedMixture.annealed(features, step_size, math.ceil(loop.num_train_epochs))
+    elif loop.max_steps is None:
+        epochs = loop.num_train_epochs or finetuning_epochs(sum(map(len, features)), step_size)
+        loop = replace(loop, num_train_epochs=epochs)
+        examples = ReweightedMixture.annealed(features, step_size, math.ceil(epochs))
     else:
         raise CtxError(
             "Annealed sampling needs the length of the run in epochs.",

@@ -21,7 +21,7 @@ from hf_ctxmodels.spec import FamilySpec, PublishedCount, ShortTraining, Target,
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": {**encoder_size(128, 2, 2), "embedding_size": 64, "generator_size": 0.5},
     "mini": {**encoder_size(256, 4, 4), "embedding_size": 128, "generator_size": 0.25},
-    "small": {**encoder_size(256, 12, 4), "embedding_size": 128, "generator_size": 0.25},
+    "small": {**encoder_size(256, 12, 4), "embedding_size": 128, "generator_size": 0.25, "initializer_range": 0.02},
     "base": {**encoder_size(768, 12, 12), "embedding_size": 768, "generator_size": 1 / 3},
     "large": {**encoder_size(1024, 24, 16), "embedding_size": 1024, "generator_size": 0.25},
 }

@@ -9,7 +9,7 @@ from hf_ctxmodels.models.glove.modeling_glove import (
     CtxGloveModel,
 )
 from hf_ctxmodels.models.glove.tokenization_glove import CtxGloveTokenizer
-from hf_ctxmodels.spec import FamilySpec, PublishedCount, ShortTraining, Traits
+from hf_ctxmodels.spec import FamilySpec, PublishedCount, ShortTraining, TrainingDefaults, Traits
 
 SPEC = FamilySpec(
     name="glove",
@@ -31,6 +31,8 @@ SPEC = FamilySpec(
         )
         for width in (50, 100, 200, 300)
     },
+    # the defaults of the released code
+    training=TrainingDefaults(optimizer="adagrad", learning_rate=0.05, num_train_epochs=25),
     traits=Traits(short_training=ShortTraining(steps=200)),
 )
 

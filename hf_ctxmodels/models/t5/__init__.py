@@ -13,7 +13,7 @@ from hf_ctxmodels.models.t5.modeling_t5 import (
     CtxT5Model,
 )
 from hf_ctxmodels.models.t5.tokenization_t5 import CtxT5Tokenizer
-from hf_ctxmodels.spec import FamilySpec, PublishedCount, Traits
+from hf_ctxmodels.spec import FamilySpec, PublishedCount, TrainingDefaults, Traits
 
 
 def t5_size(width: int, layers: int, heads: int, inner: int, head_dim: int = 64) -> dict[str, Any]:
@@ -32,6 +32,9 @@ def t5_v1_1_size(width: int, layers: int, heads: int, inner: int) -> dict[str, A
     """Configuration fields of a T5 of version 1.1."""
     return t5_size(width, layers, heads, inner) | {"hidden_act": "gated-gelu", "tie_word_embeddings": False}
 
+
+# T5's weights have very different sizes, for which plain Adam has no common learning rate
+_OPTIMIZER = "adamw:scale_by_size=true"
 
 # small to 11b: Raffel et al. 2020, section 3.7, table 14; v1_1: the gin files t5.1.1.* of the release
 SIZES: dict[str, dict[str, Any]] = {
@@ -86,6 +89,7 @@ SPEC = FamilySpec(
         }.items()
     },
     conversion=T5_CONVERSION,
+    training=TrainingDefaults(optimizer=_OPTIMIZER, finetuning_optimizer=_OPTIMIZER),
     traits=Traits(tiny={"head_dim": 6, "hidden_act": "gated-gelu"}),
 )
 

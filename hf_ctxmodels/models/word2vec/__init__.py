@@ -9,7 +9,7 @@ from hf_ctxmodels.models.word2vec.modeling_word2vec import (
     CtxWord2VecModel,
 )
 from hf_ctxmodels.models.word2vec.tokenization_word2vec import CtxWord2VecTokenizer
-from hf_ctxmodels.spec import FamilySpec, PublishedCount, ShortTraining, Traits
+from hf_ctxmodels.spec import FamilySpec, PublishedCount, ShortTraining, TrainingDefaults, Traits
 
 SPEC = FamilySpec(
     name="word2vec",
@@ -27,6 +27,8 @@ SPEC = FamilySpec(
     sizes=WORD_VECTOR_SIZES,
     # 3 million words and phrases of news articles; only the input vectors are published.
     published={"news": PublishedCount({"vocab_size": 3_000_000, "hidden_size": 300}, {"AutoModel": 900_000_000})},
+    # the defaults of the released code
+    training=TrainingDefaults(optimizer="sgd", learning_rate=0.025, num_train_epochs=5),
     traits=Traits(short_training=ShortTraining(steps=400)),
 )
 

@@ -16,11 +16,15 @@ from hf_ctxmodels.spec import SMALL_SIZES, FamilySpec, PublishedCount, ShortTrai
 
 # base: XNLI-15 (section 5.1); translation: the models of two languages; large: the models of 17 and 100 languages;
 # english: xlm-mlm-en-2048
-SIZES = SMALL_SIZES | {
-    "base": encoder_size(1024, 12, 8),
-    "translation": encoder_size(1024, 6, 8),
-    "large": encoder_size(1280, 16, 16),
-    "english": encoder_size(2048, 12, 16),
+SIZES = {
+    name: {**size, "initializer_range": None}  # hidden_size ** -0.5, of the embeddings only
+    for name, size in {
+        **SMALL_SIZES,
+        "base": encoder_size(1024, 12, 8),
+        "translation": encoder_size(1024, 6, 8),
+        "large": encoder_size(1280, 16, 16),
+        "english": encoder_size(2048, 12, 16),
+    }.items()
 }
 
 SPEC = FamilySpec(

@@ -1,0 +1,143 @@
+"""Defaults of training that follow from the model, the objective and the data.
+
+They apply to the flags that are not set. `model_cards/experiments/defaults.md` has the measurements behind them.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import flat_options, parse_choice
+from hf_ctxmodels.registry import FAMILIES
+from hf_ctxmodels.spec import TrainingDefaults
+from hf_ctxmodels.training.arguments import (
+    OPTIMIZERS,
+    AdafactorOptions,
+    AdamOptions,
+    AdamWOptions,
+    ConstantOptions,
+    LoopArguments,
+)
+
+BASE_WIDTH, BASE_LAYERS = 768, 12  # BERT-base
+PRETRAINING_RATE, FINETUNING_RATE = 1.4e-4, 5e-5  # of Adam, for BERT-base
+SCALED_PRETRAINING_RATE, SCALED_FINETUNING_RATE = 1e-2, 1e-3  # of steps that are scaled by the size of the weights
+TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022 (arXiv 2203.15556), table 3
+MAX_PRETRAINING_EPOCHS = 40  # Devlin et al. 2019, appendix A.2
+# Devlin et al. 2019, appendix A.3; Mosbach et al. 2021 (arXiv 2006.04884), section 6: more epochs for small datasets
+MIN_FINETUNING_EPOCHS, MAX_FINETUNING_EPOCHS, FINETUNING_STEPS = 3, 20, 500
+
+
+def family_defaults(config: PreTrainedConfig | None) -> TrainingDefaults:
+    """The defaults of the family of a configuration, or of Transformers for a model of no family."""
+    return next((family.training for family in FAMILIES.values() if type(config) is family.config), TrainingDefaults())
+
+
+def rate_for_size(config: PreTrainedConfig | None, base_rate: float) -> float:
+    """The peak learning rate of Adam: `base_rate` for BERT-base, and proportional to 1 / width (Yang et al. 2022, arXiv
+    2203.03466, table 3) and to 1 / sqrt(layers) (Yang et al. 2024, arXiv 2310.02244), with two significant digits.
+
+    Example:
+        >>> from hf_ctxmodels import CtxBertConfig
+        >>> rate_for_size(CtxBertConfig(hidden_size=128, num_hidden_layers=2), base_rate=1.4e-4)
+        0.0021
+    """
+    width, layers = _width_and_layers(config)
+    return float(f"{base_rate * BASE_WIDTH / width * math.sqrt(BASE_LAYERS / layers):.2g}")
+
+
+def _width_and_layers(config: Any) -> tuple[int, int]:
+    """Hidden size, and number of layers in the encoder or in the decoder."""
+    return getattr(config, "hidden_size", BASE_WIDTH), max(1, getattr(config, "num_hidden_layers", None) or 1)
+
+
+def with_default_rates(arguments: LoopArguments, config: PreTrainedConfig | None) -> LoopArguments:
+    """The arguments with an optimizer, its learning rate, and warm-up steps.
+
+    Raises:
+        CtxError: No learning rate is set, and there is no rule for the optimizer.
+    """
+    defaults = family_defaults(config)
+    family_optimizer = parse_choice(
+        defaults.finetuning_optimizer if arguments.is_finetuning else defaults.optimizer, OPTIMIZERS, "--optimizer"
+    )
+    optimizer = family_optimizer if arguments.optimizer is None else arguments.optimizer
+    rate, warmup = arguments.learning_rate, arguments.warmup_steps
+    estimates_moments = isinstance(optimizer, AdamOptions | AdafactorOptions)
+    if warmup is None and (not estimates_moments or isinstance(arguments.lr_scheduler, ConstantOptions)):
+        warmup = 0  # the length of a run with a constant rate may change
+    if rate is None and optimizer == family_optimizer and not arguments.is_finetuning:
+        rate = defaults.learning_rate
+    if rate is None:
+        if not isinstance(optimizer, AdamWOptions | AdafactorOptions):
+            raise CtxError(
+                f"{type(optimizer).__name__.removesuffix('Options')} has no default learning rate.",
+                location="--optimizer",
+                hint="pass --learning_rate.",
+            )
+        if optimizer.scale_by_size:
+            rate = SCALED_FINETUNING_RATE if arguments.has_pretrained_weights else SCALED_PRETRAINING_RATE
+        else:
+            rate = rate_for_size(config, FINETUNING_RATE if arguments.has_pretrained_weights else PRETRAINING_RATE)
+    return replace(arguments, optimizer=optimizer, learning_rate=rate, warmup_steps=warmup)
+
+
+def finetuning_epochs(num_examples: int, batch_size: int) -> float:
+    """Passes over the examples for about `FINETUNING_STEPS` steps, from `MIN_FINETUNING_EPOCHS` to
+    `MAX_FINETUNING_EPOCHS`."""
+    epochs = math.ceil(FINETUNING_STEPS * batch_size / max(num_examples, 1))
+    return float(min(max(MIN_FINETUNING_EPOCHS, epochs), MAX_FINETUNING_EPOCHS))
+
+
+def with_default_length(
+    arguments: LoopArguments,
+    model: PreTrainedModel,
+    num_examples: int | None,
+    batch_size: int,
+    tokens_per_example: Callable[[], float],
+) -> LoopArguments:
+    """The arguments with a number of epochs or steps.
+
+    Fine-tuning takes `finetuning_epochs`. Pretraining takes the family's number of epochs, or `TOKENS_PER_PARAMETER`
+    tokens for each parameter, but at most `MAX_PRETRAINING_EPOCHS`.
+
+    Args:
+        num_examples: Examples per epoch; None for a stream.
+        batch_size: Examples per step.
+    """
+    if arguments.max_steps is not None or arguments.num_train_epochs is not None:
+        return arguments
+    if arguments.is_finetuning and num_examples is not None:
+        return replace(arguments, num_train_epochs=finetuning_epochs(num_examples, batch_size))
+    if (epochs := family_defaults(model.config).num_train_epochs) is not None and num_examples is not None:
+        return replace(arguments, num_train_epochs=epochs)
+    steps = math.ceil(TOKENS_PER_PARAMETER * model.num_parameters() / tokens_per_example() / batch_size)
+    if num_examples is not None:
+        steps = min(steps, math.ceil(MAX_PRETRAINING_EPOCHS * num_examples / batch_size))
+    return replace(arguments, max_steps=steps)
+
+
+def describe_defaults(
+    arguments: LoopArguments, resolved: LoopArguments, config: PreTrainedConfig, total_steps: int
+) -> str:
+    """A line with the values that were chosen, and from what; empty if all were set."""
+    width, layers = _width_and_layers(config)
+    length = f"{total_steps:,} steps"
+    if resolved.num_train_epochs is not None:
+        length += f" ({resolved.num_train_epochs:g} epochs)"
+    elif family_defaults(config).num_train_epochs is None:
+        length += f" ({TOKENS_PER_PARAMETER} tokens per parameter, at most {MAX_PRETRAINING_EPOCHS} epochs)"
+    chosen = []
+    if arguments.optimizer is None:
+        chosen.append(str(flat_options(resolved)["optimizer"]))
+    if arguments.learning_rate is None:
+        chosen.append(f"learning rate {resolved.learning_rate:g} (width {width}, {layers} layers)")
+    if arguments.warmup_steps is None:
+        chosen.append(f"{resolved.warmup(total_steps):,} steps of warm-up")
+    if arguments.max_steps is None and arguments.num_train_epochs is None:
+        chosen.append(length)
+    return f"defaults: {', '.join(chosen)}" if chosen else ""

@@ -1,0 +1,65 @@
+"""The size of a pretraining run, and its duration, estimated by a short training."""
+
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback
+
+from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.training.pretraining import PretrainingArguments, PretrainingRun
+
+MAX_SECONDS, MIN_STEPS = 60.0, 3
+
+
+@dataclass
+class DryRunArguments:
+    """Estimate."""
+
+    dry_run: bool = flag(False, "Train for at most a minute, and print the size and the duration of the run.")
+
+
+class StepTimer(TrainerCallback):
+    """Ends the training after `MIN_STEPS` steps and `MAX_SECONDS`; the first step, which allocates memory, is not
+    timed."""
+
+    def __init__(self) -> None:
+        self._times: list[float] = []
+
+    @property
+    def seconds_per_step(self) -> float:
+        """Mean time of a step."""
+        return (self._times[-1] - self._times[0]) / max(len(self._times) - 1, 1)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Record the time."""
+        self._times.append(time.perf_counter())
+        if len(self._times) > MIN_STEPS and self._times[-1] - self._times[0] > MAX_SECONDS:
+            control.should_training_stop = True
+
+
+def estimate_pretraining(arguments: PretrainingArguments, run: PretrainingRun) -> Iterator[str]:
+    """Train for at most `MAX_SECONDS`, without saving anything, and yield lines with the size and the duration of the
+    run. Evaluations and checkpoints are not part of the estimate."""
+    loop, timer = run.loop, StepTimer()
+    loop.evaluate, loop.callbacks = None, [*loop.callbacks, timer]
+    with tempfile.TemporaryDirectory() as folder:
+        loop.arguments = replace(
+            loop.arguments, output_dir=folder, save_steps=0, eval_steps=0, resume=False, report_to="none"
+        )
+        result = loop.run()
+        size = sum(file.stat().st_size for file in Path(folder).glob("checkpoint-*/*"))
+    tokens = result.tokens / result.steps * loop.total_steps
+    seconds = timer.seconds_per_step * loop.total_steps
+    documents, _ = arguments.load()
+    words = sum(len(text.split()) for document in documents for text in document)
+    yield f"parameters      {result.parameters:,}"
+    yield f"training text   {words:,} words, {loop.examples_per_epoch or 0:,} examples"
+    yield f"steps           {loop.total_steps:,} of {result.global_batch_size:,} examples, {tokens:,.0f} tokens"
+    yield f"checkpoint      {size / 1e6:,.1f} MB; --save_total_limit {loop.arguments.save_total_limit}"
+    yield f"speed           {tokens / seconds:,.0f} tokens/s, measured in {result.steps:,} steps"
+    yield f"duration        {timedelta(seconds=round(seconds))} for training, without evaluations"

@@ -1,0 +1,126 @@
+"""Runs on real data without any setting but the length: the defaults train models of all sizes."""
+
+import csv
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from commands import run_command
+
+pytestmark = pytest.mark.slow
+
+
+def read_lines(file: Path) -> list[str]:
+    with (
+        gzip.open(file, "rt", encoding="utf-8-sig") if file.suffix == ".gz" else file.open(encoding="utf-8-sig") as text
+    ):
+        return text.read().splitlines()
+
+
+def write_rows(file: Path, names: tuple[str, ...], rows: list[tuple[str, ...]]) -> Path:
+    with file.open("w", encoding="utf-8", newline="") as text:
+        csv.writer(text).writerows([names, *rows])
+    return file
+
+
+def summary(folder: Path) -> dict[str, float]:
+    content = json.loads((folder / "training_summary.json").read_text(encoding="utf-8"))
+    return content["metrics"] | content.get("baselines", {})
+
+
+@pytest.fixture(scope="module")
+def news(shared_data, tmp_path_factory) -> Path:
+    """News of 800,000 words, a blank line between articles."""
+    names = ("news_abc_rural", "news_abc_science", "news_onestop_advanced")
+    articles = ["\n".join(read_lines(shared_data / "corpus" / f"{name}.txt.gz")) for name in names]
+    file = tmp_path_factory.mktemp("news") / "news.txt"
+    file.write_text("\n\n".join(articles), encoding="utf-8")
+    return file
+
+
+@pytest.fixture(scope="module")
+def tokenizer(news) -> Path:
+    folder = news.parent / "tokenizer"
+    assert run_command("train-tokenizer", family="bert", dataset=news, vocab_size=4000, output_dir=folder) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pretrained(news, tokenizer) -> Path:
+    """A tiny BERT after 800 steps of masked language modelling."""
+    folder = news.parent / "bert"
+    flags = {"family": "bert", "objective": "mlm", "tokenizer": tokenizer, "dataset": news, "max_steps": 800}
+    assert run_command("pretrain", **flags, validation_fraction=0.05, save_steps=0, output_dir=folder) == 0
+    return folder
+
+
+def test_pretraining_learns_more_than_frequencies(pretrained) -> None:
+    values = summary(pretrained)
+    assert values["eval_loss"] < values["loss"] - 1.2
+
+
+@pytest.mark.parametrize(("size", "steps"), [("mini", 60), ("small", 40), ("base", 30)])
+def test_larger_sizes_do_not_diverge(news, tokenizer, tmp_path, size, steps) -> None:
+    flags = {"family": "bert", "config": size, "tokenizer": tokenizer, "dataset": news, "max_steps": steps}
+    flags |= {"objective": "mlm", "max_length": 64, "per_device_batch_size": 16, "logging_steps": 5}
+    assert run_command("pretrain", **flags, save_steps=0, output_dir=tmp_path) == 0
+    records = [json.loads(line) for line in (tmp_path / "training_log.jsonl").read_text().splitlines()]
+    losses = [record["loss"] for record in records if "loss" in record]
+    assert losses[-1] == min(losses)
+    assert losses[-1] < losses[0] - 0.5
+
+
+def sentiment(data: Path, split: str) -> list[tuple[str, ...]]:
+    file = data / "glue_like" / "SST-2" / {"train": "train.tsv.gz", "dev": "dev.tsv"}[split]
+    return [tuple(line.split("\t")) for line in read_lines(file)[1:]]
+
+
+def paraphrases(data: Path, split: str) -> list[tuple[str, ...]]:
+    file = data / "glue_like" / "MRPC" / f"msr_paraphrase_{'train' if split == 'train' else 'test'}.txt.gz"
+    rows = [line.split("\t") for line in read_lines(file)[1:]]
+    return [(row[3], row[4], row[0]) for row in rows]
+
+
+def topics(data: Path, split: str) -> list[tuple[str, ...]]:
+    rows = [line.split("\t") for line in read_lines(data / "multilingual" / "sib200" / "sib200.eng.tsv.gz")[1:]]
+    return [(row[3], row[2]) for row in rows if (row[0] == "train") == (split == "train")]
+
+
+@pytest.mark.parametrize(
+    ("read", "columns"),
+    [(sentiment, ("text",)), (paraphrases, ("text", "text_pair")), (topics, ("text",))],
+    ids=["SST-2", "MRPC", "SIB-200"],
+)
+def test_classifiers_reach_bags_of_words(shared_data, pretrained, tmp_path, read, columns) -> None:
+    files = {
+        f"{split}_file": write_rows(tmp_path / f"{split}.csv", (*columns, "label"), read(shared_data, name))
+        for split, name in (("train", "train"), ("validation", "dev"))
+    }
+    flags = {"model": pretrained, "text_columns": ",".join(columns), "output_dir": tmp_path / "model"}
+    assert run_command("finetune", "sequence-classification", **flags, **files, save_steps=0) == 0
+    values = summary(tmp_path / "model")
+    assert values["eval_accuracy"] > values["baseline_tfidf_accuracy"] - 0.02
+
+
+def test_translation_from_random_weights(shared_data, tmp_path) -> None:
+    folder = shared_data / "parallel" / "multi30k"
+    splits = {
+        split: list(zip(*(read_lines(folder / f"{split}.{language}.gz") for language in ("en", "de"))))
+        for split in ("train", "val")
+    }
+    (tmp_path / "text.txt").write_text("\n".join("\n".join(pair) for pair in splits["train"]), encoding="utf-8")
+    tokenizer, output = tmp_path / "tokenizer", tmp_path / "model"
+    assert (
+        run_command(
+            "train-tokenizer", family="bart", dataset=tmp_path / "text.txt", vocab_size=4000, output_dir=tokenizer
+        )
+        == 0
+    )
+    files = {
+        "train_file": write_rows(tmp_path / "train.csv", ("source", "target"), splits["train"]),
+        "validation_file": write_rows(tmp_path / "val.csv", ("source", "target"), splits["val"][:500]),
+    }
+    flags = {"family": f"bart:tokenizer={tokenizer}", "max_steps": 700, "output_dir": output}
+    assert run_command("finetune", "seq2seq", **files, **flags, save_steps=0) == 0
+    assert summary(output)["eval_bleu"] > 15

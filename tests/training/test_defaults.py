@@ -1,0 +1,83 @@
+"""Defaults that follow from the model and the data, and the estimate of a run."""
+
+import pytest
+from training_runs import arguments, new_model, run
+
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.downstream.finetuning.arguments import FinetuningLoopArguments
+from hf_ctxmodels.registry import FAMILIES, get_family
+from hf_ctxmodels.training.arguments import LoopArguments
+from hf_ctxmodels.training.defaults import finetuning_epochs, with_default_rates
+
+UNSET = {"learning_rate": None, "max_steps": None, "lr_scheduler": "linear", "warmup_steps": None}
+
+
+@pytest.mark.parametrize(
+    ("family", "size", "is_finetuning", "rate"),
+    [
+        ("bert", "base", False, 1.4e-4),
+        ("bert", "tiny", False, 2.1e-3),
+        ("bert", "mini", False, 7.3e-4),
+        ("bert", "base", True, 5e-5),
+        ("bert", "large", True, 2.7e-5),
+        ("t5", "base", False, 1e-2),
+        ("t5", "base", True, 1e-3),
+        ("word2vec", "small", False, 0.025),
+        ("glove", "small", False, 0.05),
+    ],
+)
+def test_rates_follow_from_size_and_family(tmp_path, family, size, is_finetuning, rate) -> None:
+    spec, options = FAMILIES[family], FinetuningLoopArguments if is_finetuning else LoopArguments
+    resolved = with_default_rates(options(output_dir=str(tmp_path)), spec.config(**spec.sizes[size]))
+    assert resolved.learning_rate == pytest.approx(rate)
+    assert resolved.optimizer is not None
+    assert resolved.warmup(1000) == (0 if family in ("word2vec", "glove") else 100)
+    assert resolved.warmup(10**6) <= 10_000
+
+
+def test_explicit_values_win_and_sgd_has_no_default_rate(tmp_path) -> None:
+    config, values = FAMILIES["t5"].config(), {"optimizer": "adamw", "learning_rate": 3e-4, "warmup_steps": 7}
+    resolved = with_default_rates(LoopArguments(output_dir=str(tmp_path), **values), config)
+    assert (resolved.learning_rate, resolved.warmup(100)) == (3e-4, 7)
+    assert not resolved.optimizer.scale_by_size
+    with pytest.raises(CtxError, match="no default learning rate") as caught:
+        with_default_rates(LoopArguments(output_dir=str(tmp_path), optimizer="sgd"), config)
+    assert "--learning_rate" in caught.value.hint
+
+
+@pytest.mark.parametrize(("examples", "epochs"), [(701, 20), (4000, 4), (67_349, 3)])
+def test_small_datasets_are_read_more_often(examples, epochs) -> None:
+    assert finetuning_epochs(examples, batch_size=32) == epochs
+
+
+def test_narrow_sizes_have_wider_initialisation() -> None:
+    for name in ("bert", "gpt2", "bart", "electra", "xlnet"):
+        ranges = [get_family(name).sizes[size]["initializer_range"] for size in ("tiny", "mini", "base")]
+        assert ranges == [0.049, 0.035, 0.02], name
+
+
+def test_length_follows_from_parameters_and_examples(workspace, problem, tmp_path, capfd) -> None:
+    model = new_model(workspace)
+    result = run(model, problem, arguments(tmp_path, **UNSET, per_device_batch_size=64))
+    examples = len(problem[2])
+    tokens_by_rule, tokens_per_epoch = 20 * model.num_parameters(), result.tokens / result.steps / 64 * examples
+    expected = min(tokens_by_rule, 40 * tokens_per_epoch) / tokens_per_epoch * examples / 64
+    assert result.steps == pytest.approx(expected, rel=0.1)
+    line = next(line for line in capfd.readouterr().err.splitlines() if line.startswith("defaults:"))
+    assert all(text in line for text in ("learning rate", "warm-up", f"{result.steps} steps", "width 32"))
+
+
+def test_dry_run_trains_briefly_and_saves_nothing(workspace, tmp_path, capfd, monkeypatch) -> None:
+    monkeypatch.setattr(
+        "sys.argv", ["pretrain", *workspace.flags(tmp_path / "run", "--max_steps", 100_000, "--dry_run")]
+    )
+    monkeypatch.setattr("hf_ctxmodels.training.dry_run.MAX_SECONDS", 0.5)
+    from hf_ctxmodels.cli import pretrain
+
+    pretrain.main()
+    output = capfd.readouterr().out
+    words = len((workspace.folder / "text.txt").read_text().split())
+    assert f"{words:,} words" in output
+    assert "100,000 of 32 examples" in output
+    assert "duration" in output
+    assert not (tmp_path / "run").exists()
