@@ -45,10 +45,10 @@ class RangeTest:
 
     @property
     def suggestion(self) -> float:
-        """A tenth of the rate with the lowest smoothed loss; raises CtxError if the loss does not fall.
+        """The rate of the steepest descent of the smoothed loss, within a tenth and a half of the rate with the lowest
+        loss, where longer training is no longer stable; raises CtxError if the loss does not fall.
 
-        At the rate of the lowest loss training is no longer stable. `docs/how-to/pretrain.md` has a comparison with the
-        rate of the steepest descent.
+        `docs/how-to/pretrain.md` has a comparison with a tenth.
         """
         losses = self.smoothed
         if not losses.min() < losses[0]:
@@ -58,7 +58,9 @@ class RangeTest:
                 location="--learning_rate auto",
                 hint="check the data, or pass a number.",
             )
-        return float(f"{self.rates[int(losses.argmin())] / 10:.2g}")
+        lowest = self.rates[int(losses.argmin())]
+        steepest = self.rates[int(np.gradient(losses)[: int(losses.argmin()) + 1].argmin())]
+        return float(f"{np.clip(steepest, lowest / 10, lowest / 2):.2g}")
 
     def save(self, output_dir: str | Path) -> None:
         """Write the curve as CSV and, if matplotlib is installed, as PNG."""
@@ -141,8 +143,8 @@ def choose_learning_rate(
     if is_main:
         test.save(output_dir)
     print_status(
-        f"learning rate {chosen[0]:g}, a tenth of the rate with the lowest loss in {len(test.losses)} steps of the "
-        f"range test: {Path(output_dir) / RANGE_TEST_FILE}",
+        f"learning rate {chosen[0]:g}, where the loss fell fastest in {len(test.losses)} steps of the range test: "
+        f"{Path(output_dir) / RANGE_TEST_FILE}",
         is_main,
     )
     broadcast_object_list(chosen)

@@ -9,7 +9,7 @@ import numpy as np
 
 MAX_TEXTS, MAX_FEATURES, MAX_CHARACTERS = 10_000, 50_000, 1_000
 TFIDF_NOTE = (
-    "TF-IDF: logistic or ridge regression on words and bigrams "
+    "TF-IDF: logistic or ridge regression on word counts "
     f"({MAX_FEATURES:,} features, at most {MAX_TEXTS:,} training examples)"
 )
 _WORDS = r"[\u3040-\u30ff\u3400-\u9fff]|\w+"  # a Chinese or Japanese character is a word
@@ -36,9 +36,7 @@ def tfidf_predictions(
     chosen = random.Random(0).sample(range(len(texts)), min(len(texts), MAX_TEXTS))
     labels = [targets[index] for index in chosen]
     columns = [[text[:MAX_CHARACTERS] for text in column] for column in zip(*(texts[index] for index in chosen))]
-    vectorizer = TfidfVectorizer(
-        token_pattern=_WORDS, ngram_range=(1, 2), max_features=MAX_FEATURES, sublinear_tf=True, dtype=np.float32
-    )
+    vectorizer = TfidfVectorizer(token_pattern=_WORDS, max_features=MAX_FEATURES, sublinear_tf=True, dtype=np.float32)
     try:
         vectorizer.fit([text for column in columns for text in column])
     except ValueError:  # no words
