@@ -18,7 +18,7 @@ from hf_ctxmodels.core.output_files import write_text_file
 SUMMARY_FILE = "training_summary.json"
 _HINT = (
     "try a higher --learning_rate (--learning_rate auto measures one), more steps, a pretrained --model, or, for a new "
-    "model, --config_options initializer_range=0.05."
+    "model, another --config_options initializer_range."
 )
 _PACKAGES = ("hf_ctxmodels", "torch", "transformers", "accelerate", "datasets", "tokenizers")
 
