@@ -87,7 +87,7 @@ def run(
         check_output_file(
             file,
             flag="--predictions_file",
-            overwrite=loop_arguments.overwrite or loop_arguments.resume,
+            overwrite=loop_arguments.overwrite or bool(loop_arguments.resume),
             inputs=(arguments.train_file, arguments.validation_file, arguments.unlabelled_file),
         )
     tuned = finetune(arguments, task_arguments, loop_arguments, methods, make_setup)

@@ -302,7 +302,8 @@ class TrainingLoop:
             accelerator.init_trackers(Path(arguments.output_dir).resolve().name, config=config)
         model_class = self.training_state.model_class
         title = f"{model_class}, {format_number(self.num_parameters)} parameters, {self.batch_size:,} examples a step"
-        self.log = TrainingLog(accelerator, arguments.output_dir, self.total_steps, self.training_state.step, title)
+        last_step = self.training_state.step if arguments.resume == "finish" else self.total_steps
+        self.log = TrainingLog(accelerator, arguments.output_dir, last_step, self.training_state.step, title)
         self.stopwatch = Stopwatch()
         self.resumed_tokens = self.step_metrics.tokens  # of steps before the checkpoint, which are not timed
         self.timed_tokens = self.logged_seconds = 0.0
@@ -340,9 +341,7 @@ class TrainingLoop:
         state, arguments, control = self.training_state, self.arguments, self.control
         self.prepared_model.train()
         if arguments.resume == "finish" and state.step < self.total_steps:
-            state.tokens += int(self.step_metrics.flush()["tokens"]) if self.step_metrics.tokens else 0
-            control.should_training_stop = True
-            self._evaluate(is_last=True)
+            self._finish()
         self.stopwatch.start()
         while state.step < self.total_steps and not control.should_training_stop:
             control.should_log = control.should_evaluate = control.should_save = False
@@ -375,6 +374,14 @@ class TrainingLoop:
                 raise InterruptionError(signal, state.step, str(state.path))
         self._call("on_train_end")
         self.stopwatch.pause()
+
+    def _finish(self) -> None:
+        """Log and evaluate the steps up to the checkpoint, and stop."""
+        if values := self.step_metrics.flush():
+            self.training_state.tokens += int(values["tokens"])
+            self.log.record(self.training_state.step, values | {"tokens": self.training_state.tokens})
+        self.control.should_training_stop = True
+        self._evaluate(is_last=True)
 
     def _log(self) -> None:
         values = self.step_metrics.flush()

@@ -178,9 +178,10 @@ class TrainingLog:
         self.curve = read_log(output_dir, start_step) if start_step else []
         if self._is_main:  # after a crash the log may be ahead of the checkpoint
             write_text_file(self._file, "".join(json.dumps(record) + "\n" for record in self.curve))
-        print_status(
-            f"training {title}: steps {start_step + 1:,} to {total_steps:,}, on {accelerator.device}", self._is_main
-        )
+        steps = f"steps {start_step + 1:,} to {total_steps:,}"
+        if start_step >= total_steps:
+            steps = f"ends at step {start_step:,}"
+        print_status(f"training {title}: {steps}, on {accelerator.device}", self._is_main)
         self._start_step, self._total_steps = start_step, total_steps
         # `disable=None` shows no bar if stderr is not a terminal
         self._bar = tqdm(

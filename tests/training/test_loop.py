@@ -218,6 +218,9 @@ def test_signal(workspace, problem, tmp_path):
         evaluate=lambda *_: {"eval_loss": 5.0},
     )
     assert (finished.steps, finished.metrics) == (1, {"eval_loss": 5.0})
+    training, evaluation = finished.curve
+    assert (training["step"], evaluation) == (1, {"step": 1, "eval_loss": 5.0})
+    assert "loss" in training
     assert finished.tokens == finished.summary(task="pretraining", dataset="demo").tokens > 0
     assert (tmp_path / "model.safetensors").read_bytes() == (tmp_path / "checkpoint-1/model.safetensors").read_bytes()
     with pytest.raises(CtxError, match="no checkpoint to finish"):
