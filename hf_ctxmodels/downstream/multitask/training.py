@@ -259,7 +259,7 @@ def finetune_tasks(
     evaluations = {
         name: TaskEvaluation(run.task, run.validation, encoded[name][1], collate, size) for name, run in runs.items()
     }
-    best = BestModel(loop.output_dir, loop.resume) if arguments.keep == "best" else None
+    best = BestModel(loop.output_dir, bool(loop.resume)) if arguments.keep == "best" else None
 
     features, step_size = [training for training, _ in encoded.values()], global_batch_size(loop, accelerator)
     if listed.sampling == "proportional":
