@@ -141,7 +141,7 @@ def _time_bare_steps(
     _reset_accelerator()
     accelerator = make_accelerator(loop_arguments)
     family = get_family(str(pretraining_arguments.family))
-    tokenizer = pretraining.load_tokenizer(pretraining.tokenizer_source(pretraining_arguments))
+    tokenizer = pretraining.load_tokenizer(pretraining.require_tokenizer_source(pretraining_arguments))
     _, objective = pretraining.make_objective(family, tokenizer, pretraining_arguments, loop_arguments.seed)
     model = pretraining.make_model(family, objective, tokenizer, pretraining_arguments).to(device).train()
     examples, _ = pretraining.make_examples(pretraining_arguments, objective)
@@ -175,7 +175,7 @@ def _time_trainer(
     """Time the Trainer with the exported model of transformers on the same examples."""
     _reset_accelerator()
     family = get_family(str(pretraining_arguments.family))
-    tokenizer = pretraining.load_tokenizer(pretraining.tokenizer_source(pretraining_arguments))
+    tokenizer = pretraining.load_tokenizer(pretraining.require_tokenizer_source(pretraining_arguments))
     _, objective = pretraining.make_objective(family, tokenizer, pretraining_arguments, loop_arguments.seed)
     model = pretraining.make_model(family, objective, tokenizer, pretraining_arguments)
     examples, _ = pretraining.make_examples(pretraining_arguments, objective)
