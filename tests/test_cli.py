@@ -112,6 +112,12 @@ def test_unknown_flags(capsys, words, suggestion):
     assert f"did you mean {suggestion}? see `hf-ctxmodels " in lines[2]
 
 
+def test_extra_of_everything():
+    rows = re.findall(r"^\| `\.\[(\w+)\]` \|", (ROOT / "README.md").read_text("utf-8"), re.M)
+    everything = PROJECT["project"]["optional-dependencies"]["all"][0]
+    assert set(rows) - {"all", "ecosystem"} == set(re.search(r"\[(.*)\]", everything)[1].split(","))
+
+
 def test_end_of_make_demo():
     shown = subprocess.run(["make", "-n", "demo"], capture_output=True, text=True, cwd=ROOT, check=True).stdout
     assert "hf-ctxmodels is .venv/bin/hf-ctxmodels; activate its environment: source .venv/bin/activate" in shown
