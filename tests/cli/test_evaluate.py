@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import run_command, save
+from commands import command_output, run_command, save, tiny_pair
 from torch import Tensor
 from zoo import Case
 
@@ -59,6 +59,11 @@ def test_words(family: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> No
     assert "all accuracy 100.0% 1 of 2 questions" in lines
     assert any(line.startswith("apple: pear 0.99") for line in lines)
     assert any(line.startswith("man : king = woman : queen") for line in lines)
+
+
+def test_words_of_a_contextual_model(tmp_path: Path) -> None:
+    model = save(tmp_path, *tiny_pair("bert", "AutoModel", TEXTS))
+    assert "last_hidden_state" in command_output("evaluate words", model=model, near="bank", fails=True)
 
 
 def test_sentences(translations: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

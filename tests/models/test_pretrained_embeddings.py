@@ -76,7 +76,7 @@ def test_errors(family: FamilySpec, tmp_path: Path) -> None:
     FAMILIES["bert"].models["AutoModel"](tiny_config(FAMILIES["bert"])).save_pretrained(tmp_path)
     with pytest.raises(CtxError, match="not a word tokenizer"):
         family.tokenizer.train(["a cat"], 9, pretrained_embeddings=str(tmp_path))
-    with pytest.raises(CtxError, match=r"no static word embedding(.|\n)*last_hidden_state"):
+    with pytest.raises(CtxError, match="no static word embedding"):
         model.load_pretrained_embeddings(str(tmp_path))
     assert model.config.pretrained_embeddings is None
 
