@@ -77,6 +77,7 @@ def test_all_models_of_a_family(family: str) -> None:
         assert max(result.program, result.onnx) < TOLERANCE, result
 
 
+@pytest.mark.slow
 def test_exported_program_needs_only_torch(tmp_path: Path) -> None:
     model = SCRIPT["tiny_model"](FAMILIES["infersent"], SEQUENCES)
     batch, _ = SCRIPT["make_batches"](model)

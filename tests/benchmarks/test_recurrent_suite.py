@@ -41,6 +41,7 @@ def tiny_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recurrent, "CASES", CASES)
 
 
+@pytest.mark.slow
 def test_table_has_one_row_per_case() -> None:
     results = list(recurrent.run(CPU, torch.float32, repeats=2, attention="sdpa"))
     rows = recurrent.table(results).splitlines()

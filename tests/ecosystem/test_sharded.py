@@ -17,8 +17,7 @@ from zoo import (
     assert_close,
     assert_same_gradients,
     gradients,
-    make_batch,
-    make_targets,
+    labelled_batch,
     scalar_loss,
 )
 
@@ -46,8 +45,7 @@ def shard(model: PreTrainedModel, mesh: DeviceMesh, *, finely: bool) -> int:
 
 
 def check_sharded(case: Case, mesh: DeviceMesh, *, finely: bool) -> None:
-    model, batch = case.model(), make_batch(case)
-    batch |= make_targets(case, batch)
+    model, batch = case.model(), labelled_batch(case)
     expected = gradients(model, expected_loss := scalar_loss(case, model, batch))
     sharded = case.model()
     count = shard(sharded, mesh, finely=finely)

@@ -15,7 +15,15 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 from transformers import AlbertConfig, AlbertForPreTraining
-from zoo import Case, assert_close, assert_same_outputs, gradients, load_strict, make_batch, make_targets
+from zoo import (
+    Case,
+    assert_close,
+    assert_same_outputs,
+    gradients,
+    labelled_batch,
+    load_strict,
+    make_batch,
+)
 
 from hf_ctxmodels import CtxAlbertConfig, CtxError
 from hf_ctxmodels.layers.attention.layouts import PaddedLayout
@@ -72,8 +80,7 @@ class TestSharing:
 
     @all_sharing
     def test_gradient_checkpointing_keeps_the_gradients(self, sharing: dict) -> None:
-        batch = make_batch(PRETRAINING)
-        batch |= make_targets(PRETRAINING, batch)
+        batch = labelled_batch(PRETRAINING)
         results = []
         for checkpointing in (False, True):
             model = PRETRAINING.model(hidden_dropout_prob=0.2, **sharing).train()
@@ -115,8 +122,7 @@ def process_group() -> Iterator[None]:
 @pytest.mark.parametrize("sharing", [SHARING[0], SHARING[3], SHARING[4]], ids=sharing_id)
 def test_distributed_data_parallel(sharing: dict, checkpointing: bool) -> None:
     """The gradient of a shared parameter is reduced once per step, with all its terms."""
-    batch = make_batch(PRETRAINING)
-    batch |= make_targets(PRETRAINING, batch)
+    batch = labelled_batch(PRETRAINING)
     model = PRETRAINING.model(classifier_dropout_prob=0.0, **sharing).train()
     expected = gradients(model, model(**batch).loss)
     if checkpointing:

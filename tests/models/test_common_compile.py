@@ -12,8 +12,8 @@ from zoo import (
     assert_same_gradients,
     assert_same_outputs,
     gradients,
+    labelled_batch,
     make_batch,
-    make_targets,
     scalar_loss,
 )
 
@@ -60,8 +60,7 @@ class TestCompile:
 
     def _train_one_step(self, case: Case) -> None:
         torch._dynamo.reset()
-        batch = make_batch(case)
-        batch |= make_targets(case, batch)
+        batch = labelled_batch(case)
         model = case.model(num_hidden_layers=1)
         compiled = torch.compile(model, dynamic=True, backend="aot_eager")
         expected = gradients(model, scalar_loss(case, model, batch))

@@ -12,8 +12,8 @@ from zoo import (
     assert_close,
     at_tokens,
     gradients,
+    labelled_batch,
     make_batch,
-    make_targets,
     models_by_path,
     scalar_loss,
     tensors_of,
@@ -41,8 +41,7 @@ class TestPrecision:
                 )
 
     def test_bfloat16_autocast_is_close(self, trained_case: Case) -> None:
-        batch = make_batch(trained_case)
-        batch |= make_targets(trained_case, batch)
+        batch = labelled_batch(trained_case)
         model = trained_case.model(initializer_range=0.02)
         expected = scalar_loss(trained_case, model, batch)
         with torch.autocast("cpu", torch.bfloat16):
@@ -64,8 +63,7 @@ class TestPrecision:
     ids=["float32", "bfloat16"],
 )
 def test_loss_and_gradients_on_cuda(archetype_case: Case, dtype: torch.dtype, tolerance: float) -> None:
-    batch = make_batch(archetype_case)
-    batch |= make_targets(archetype_case, batch)
+    batch = labelled_batch(archetype_case)
     model = archetype_case.model()
     expected = model(**batch).loss
     expected.backward()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForTokenClassification
-from zoo import CASES, TINY, Case, make_batch, make_targets
+from zoo import CASES, TINY, Case, labelled_batch
 
 from hf_ctxmodels import CtxElmoConfig, CtxElmoForTokenClassification, CtxElmoTokenizer, CtxError
 from hf_ctxmodels.conversion.word_vectors import WordVectors
@@ -89,8 +89,7 @@ def test_errors_of_pretrained_embeddings(vectors: str) -> None:
 @pytest.mark.parametrize("head", HEADS, ids=str)
 def test_mix_decay_is_added_to_the_training_loss(head: Case) -> None:
     """The penalty does not depend on the division of a batch."""
-    batch = make_batch(head)
-    batch |= make_targets(head, batch)
+    batch = labelled_batch(head)
     models = [head.model(mix_decay=decay, classifier_dropout=0.0) for decay in (0.0, 0.5)]
     plain, decayed = (model.train()(**batch).loss for model in models)
     distance = sum(mix.weights.square().sum().item() for mix in models[0].mixes)

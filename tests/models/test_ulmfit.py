@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from zoo import Case, gradients, make_batch, make_targets
+from zoo import Case, gradients, labelled_batch, make_batch, make_targets
 
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.registry import FAMILIES
@@ -61,8 +61,7 @@ class TestClassifier:
             torch.testing.assert_close(outputs.pooler_output[row], expected)
 
     def test_bptt_truncates_gradients_only(self) -> None:
-        batch = make_batch(CLASSIFIER, (11, 2))
-        batch |= make_targets(CLASSIFIER, batch)
+        batch = labelled_batch(CLASSIFIER, (11, 2))
         models = [CLASSIFIER.model(bptt=steps) for steps in (3, 11, 100)]
         losses = [model(**batch).loss for model in models]
         assert losses[0] == losses[1] == losses[2]

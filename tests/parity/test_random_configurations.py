@@ -16,6 +16,7 @@ from zoo import (
     as_subtests,
     assert_close,
     assert_same_outputs,
+    load_strict,
     make_batch,
     make_targets,
     tensors_of,
@@ -60,10 +61,10 @@ def random_batch(case: Case, seed: int, *, side: str | None = None, masked: bool
 
 
 def pair(case: Case, seed: int, folder: Any, **fields: Any) -> tuple[PreTrainedModel, PreTrainedModel]:
-    """A random model of transformers, and the model loaded from its checkpoint."""
+    """A random model of transformers, and the model loaded from its checkpoint, without missing or unexpected keys."""
     reference = case.reference_model(seed, **case.reference_fields(random_fields(seed)), **fields)
     reference.save_pretrained(folder)
-    return reference, case.model_class.from_pretrained(folder).eval()
+    return reference, load_strict(case.model_class, folder)
 
 
 def assert_equal_outputs(case: Case, seed: int, reference: PreTrainedModel, model: PreTrainedModel) -> None:

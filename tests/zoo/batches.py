@@ -4,6 +4,7 @@ import inspect
 import math
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -88,6 +89,12 @@ def make_targets(case: Case, batch: Batch, *, seed: int = 0, ignore_some: bool =
         if ignore_some and targets[name].dim() == 1 and batch_size > 1:
             targets[name][torch.randint(batch_size, (1,), generator=generator)] = -100
     return targets
+
+
+def labelled_batch(case: Case, *args: Any, seed: int = 0, ignore_some: bool = False, **options: Any) -> Batch:
+    """`make_batch` with the targets of `make_targets`; without targets for a base model."""
+    batch = make_batch(case, *args, seed=seed, **options)
+    return batch | make_targets(case, batch, seed=seed, ignore_some=ignore_some)
 
 
 def _random_target(target_type: Target, case: Case, batch: Batch, generator: torch.Generator) -> Tensor:

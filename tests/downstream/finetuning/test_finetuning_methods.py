@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch.nn import functional as F
 from training_runs import CallbackRun, arguments, new_model, rows_of, run, trainer_arguments
 from transformers import Trainer
-from zoo import HEADS, Case, as_subtests, assert_close, make_batch, make_targets
+from zoo import HEADS, Case, as_subtests, assert_close, labelled_batch
 
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.downstream.finetuning import (
@@ -31,11 +31,6 @@ from hf_ctxmodels.training.optimizers import layer_groups, make_optimizer
 BERT = Case(FAMILIES["bert"], "AutoModelForSequenceClassification")
 MASKED = Case(FAMILIES["bert"], "AutoModelForMaskedLM")
 CLASSIFIERS = [case for case in HEADS if case.auto_name == "AutoModelForSequenceClassification"]
-
-
-def batch_for(case: Case, seed: int = 0) -> dict[str, torch.Tensor]:
-    batch = make_batch(case, seed=seed)
-    return {**batch, **make_targets(case, batch, seed=seed)}
 
 
 def weights_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -161,7 +156,7 @@ def test_a_resumed_run_has_the_weights_of_a_whole_one(workspace: Any, problem: A
 def test_fisher_information_is_the_mean_of_squared_gradients(tmp_path: Path) -> None:
     """Of each example's own loss, compared with gradients of the examples of a batch; not the square of the batch's."""
     model = MASKED.model().eval()
-    batch = batch_for(MASKED)
+    batch = labelled_batch(MASKED)
     rows = [{name: value[[row]] for name, value in batch.items()} for row in range(4)]
     fisher = fisher_information(model, rows, "data")
     model.config.unpad = False
@@ -198,7 +193,7 @@ def test_targets_are_drawn_from_the_model(subtests: Any) -> None:
     for family, auto_class in (("bert", "AutoModelForMaskedLM"), ("gpt2", "AutoModelForCausalLM")):
         with subtests.test(family):
             case = Case(FAMILIES[family], auto_class)
-            model, batch = case.model().eval(), batch_for(case)
+            model, batch = case.model().eval(), labelled_batch(case)
             name = "labels" if family == "bert" else "shift_labels"
             targets = batch["labels"] if family == "bert" else model.resolve_targets(**batch)
             generator = torch.Generator().manual_seed(0)
@@ -212,7 +207,7 @@ def test_targets_are_drawn_from_the_model(subtests: Any) -> None:
     for family in ("electra", "glove"):  # whose losses are no likelihoods of tokens
         other = Case(FAMILIES[family], "AutoModelForPreTraining")
         with pytest.raises(CtxError, match="labels=data"):
-            sampled_targets(other.model().eval(), batch_for(other), torch.Generator())
+            sampled_targets(other.model().eval(), labelled_batch(other), torch.Generator())
 
 
 def test_mixout_mixes_columns_without_bias() -> None:
@@ -223,7 +218,7 @@ def test_mixout_mixes_columns_without_bias() -> None:
     assert all(name.endswith("weight") and "embeddings" not in name and "norm" not in name for name in mixout.mixed)
     assert len(mixout.mixed) == 4 * len(model.base_model.layers) + 1  # with the pooler's
     moved(model)
-    plain, batch = weights_of(model), batch_for(BERT)
+    plain, batch = weights_of(model), labelled_batch(BERT)
     sums = {name: torch.zeros_like(weight) for name, weight in mixout.mixed.items()}
     for step in range(400):
         training.step_begin(mixout, step)
@@ -342,7 +337,7 @@ def test_what_does_not_fit_is_said(tmp_path: Path) -> None:
 
 def test_trainer_calls_them(tmp_path: Path) -> None:
     """One step of plain SGD from moved weights equals the step by hand; chain-thaw's order."""
-    batch = batch_for(BERT)
+    batch = labelled_batch(BERT)
     rows = rows_of(batch)
     exact = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     options = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "max_grad_norm": 0.0}
