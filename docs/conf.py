@@ -1,5 +1,8 @@
 """Sphinx configuration of the site; `docs/build.py` writes the sources and runs Sphinx."""
 
+import os
+import sys
+from pathlib import Path
 from typing import Any
 
 from docstrings import to_rst
@@ -13,13 +16,23 @@ author = "the authors of hf_ctxmodels"
 copyright = "the authors of hf_ctxmodels; Apache-2.0"
 release = version = __version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc"]
-exclude_patterns = ["_parts"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx_copybutton"]
+exclude_patterns = ["_parts", "notebooks/runs"]
 smartquotes = False  # would change the dashes of flags
 
 # Markdown: heading anchors as on GitHub
 myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence"]
+
+# Notebooks are executed in each build, offline and with the commands of this environment.
+nb_execution_timeout = 900
+nb_execution_raise_on_error = True
+nb_merge_streams = True
+os.environ |= {"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+
+# Only code is copied, without its output.
+copybutton_selector = "div:not(.output) > div.highlight pre"
 
 # API reference: documented objects in the order of the source
 autodoc_default_options = {"members": True, "ignore-module-all": True}

@@ -26,7 +26,7 @@ from hf_ctxmodels_cli import COMMANDS, GROUPS, PROGRAM, Command, CommandGroup
 
 ROOT = Path(__file__).parents[1]
 # How-to guides that build on each other.
-_GUIDE_ORDER = ("pretrain", "finetune", "distill", "generate", "publish", "convert")
+_GUIDE_ORDER = ("choose-a-model", "word-embeddings", "pretrain", "finetune", "distill", "generate", "publish", "convert")
 
 Pages = dict[str, str]
 
@@ -98,11 +98,10 @@ def _section(text: str, heading: str) -> str:
 
 def _repository_pages() -> Pages:
     readme = _read("README.md")
-    introduction = readme.partition("\n")[2].partition("\n## ")[0]
     parts = {
-        "introduction.md": (introduction + "\n" + _section(readme, "## Why"), "index.md"),
+        "why.md": (_section(readme, "## Why"), "index.md"),
         "families.md": (_section(readme, "## Families"), "index.md"),
-        "use.md": (_section(readme, "## Two commands") + _section(readme, "## Use"), "quickstart.md"),
+        "use.md": (_section(readme, "## Two commands") + _section(readme, "## Use"), "usage.md"),
     }
     generated = {f"_parts/{name}": adapt_links(text, "README.md", path) for name, (text, path) in parts.items()}
     for source, site_path in _site_paths().items():
@@ -126,7 +125,8 @@ def _how_to_list() -> str:
     """List of the how-to guides: first the ones that build on each other, then the others."""
     guides = {path.stem: path.read_text("utf-8") for path in sorted((ROOT / "docs" / "how-to").glob("*.md"))}
     names = [*_GUIDE_ORDER, *(name for name in guides if name not in (*_GUIDE_ORDER, "index"))]
-    titles = [f"- [{guides[name].splitlines()[0].removeprefix('# ')}]({name}.md)" for name in names]
+    headings = {name: re.search("^# (.*)", text, re.MULTILINE) for name, text in guides.items()}
+    titles = [f"- [{heading[1] if (heading := headings[name]) else name}]({name}.md)" for name in names]
     return "\n".join([*titles, "", toctree(names)])
 
 
@@ -147,12 +147,19 @@ def _objective_pages() -> Pages:
     for objective, uses in objectives().items():
         names = ", ".join(f"`{name}`" for name in dict.fromkeys(name for name, _ in uses))
         families = ", ".join(f"[{family_title(family)}](../families/{family.name}.md)" for _, family in uses)
-        rows.append([f"[{objective.__name__}]({objective.__name__}.rst)", names, families])
+        rows.append([f"[{objective_title(objective)}]({objective.__name__}.rst)", names, families])
     table = [f"| {' | '.join(row)} |" for row in rows]
     table.insert(1, "|---|---|---|")
     entries = toctree([objective.__name__ for objective in objectives()])
     generated["_parts/objectives.md"] = "\n".join([*table, "", entries])
     return generated
+
+
+def objective_title(objective: type[Objective]) -> str:
+    """Heading of the page of an objective: the words of its class name."""
+    name = objective.__name__.removesuffix("LM") + ("Language modelling" if objective.__name__.endswith("LM") else "")
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name.replace("LMWith", "LanguageModellingWith"))
+    return re.sub("^(Cross|Skip) ", r"\1-", words[0] + words[1:].lower())
 
 
 def _objective_page(objective: type[Objective], uses: list[tuple[str, FamilySpec]]) -> str:
@@ -162,7 +169,7 @@ def _objective_page(objective: type[Objective], uses: list[tuple[str, FamilySpec
         f"``--objective {name}`` of " + ", ".join(f":doc:`/families/{family.name}`" for family in families)
         for name, families in families_by_name.items()
     )
-    lines = [*title(objective.__name__), f"{usage}. Its head: ``{objective.auto_class}``.", ""]
+    lines = [*title(objective_title(objective)), f"{usage}. Its head: ``{objective.auto_class}``.", ""]
     lines += [f".. autoclass:: {full_name(objective)}", "", *title("Options", "-")]
     lines += [*_options(objective, uses[0][0]), *title("Collator", "-")]
     if first_owner(collator) is objective:

@@ -92,6 +92,7 @@ class BenchmarkArguments:
         metadata={"help": "Directory with the word similarity and analogy tests of the suite static-quality."},
     )
     epochs: int = field(default=5, metadata={"help": "Epochs of the suite static-quality."})
+    targets: bool = field(default=False, metadata={"help": "Also show the target ratios and mark missed ones."})
 
 
 def main() -> None:
@@ -106,6 +107,11 @@ def main() -> None:
     logging.disable_progress_bar()
     dtype = getattr(torch, arguments.dtype)
     suite = SUITES[arguments.suite]
+
+    def table(results: Sequence[Any]) -> str:
+        text = suite.table(results)
+        return text if arguments.targets else report.without_targets(text)
+
     description = suite.describe(arguments.reference_attention)
     setting = report.describe_setting(device, dtype, arguments.repeats, arguments.busy, description)
     results: list[Any] = []
@@ -117,11 +123,11 @@ def main() -> None:
                 device, dtype, arguments.repeats, arguments.reference_attention, arguments.only, **options
             ):
                 results.append(result)
-                print(suite.table([result]).splitlines()[-1], flush=True)
-    text = f"{setting}\n\n{suite.table(results)}\n"
+                print(table([result]).splitlines()[-1], flush=True)
+    text = f"{setting}\n\n{table(results)}\n"
     if arguments.output:
         Path(arguments.output).write_text(text, encoding="utf-8")
-    print(f"\n{suite.table(results)}")
+    print(f"\n{table(results)}")
 
 
 if __name__ == "__main__":

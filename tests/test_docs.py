@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 from commands import run_command
 
+from hf_ctxmodels.cli.recipes import first_sentence
 from hf_ctxmodels.registry import FAMILIES
 
 ROOT = Path(__file__).resolve().parents[1]
+MAX_COLUMNS = 96
 DOCSTRING = """Pads rows.
 
 Each feature holds:
@@ -108,6 +110,31 @@ def test_pages_cover_all_recipes_and_modules(pages):
             assert module in documented_modules or "numba" in path.read_text("utf-8"), module
 
 
+def test_summaries_of_recipes_are_whole_sentences(docs):
+    for path in ROOT.glob("scripts/*/*.yaml"):
+        summary = first_sentence(path)
+        comment = " ".join(line.lstrip("# ") for line in path.read_text("utf-8").splitlines() if line.startswith("#"))
+        assert re.match(rf"{re.escape(summary.removesuffix('.'))}[.:]( |$)", comment), path
+        assert summary.count("(") == summary.count(")") and len(summary) > 30, path
+    assert "the remaining 10% of the steps" in first_sentence(ROOT / "scripts" / "recipes" / "bert_base_512.yaml")
+
+
+def test_headings_of_objectives_are_words(docs, pages):
+    title = docs("generated_pages").objective_title
+    titles = {objective.__name__: title(objective) for objective in docs("reference").objectives()}
+    assert titles["MaskedLMWithNextSentence"] == "Masked language modelling with next sentence"
+    assert [text for text in titles.values() if not re.fullmatch(r"[A-Z][a-z-]+( [a-z]+)*", text)] == []
+    assert all(pages[f"objectives/{name}.rst"].startswith(text) for name, text in titles.items())
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/**/*.md", "model_cards/**/*.md"])
+def test_code_fits_the_column(page):
+    """At 1280 pixels a line has room for 96 characters; `text` blocks are output, and may be longer."""
+    for path in ROOT.glob(page):
+        blocks = re.findall(r"^ *```(?!text|\n)[^\n]*\n(.*?)^ *```", path.read_text("utf-8"), re.DOTALL | re.MULTILINE)
+        assert [line for block in blocks for line in block.splitlines() if len(line) > MAX_COLUMNS] == [], path
+
+
 def test_links_of_cards_are_adapted_to_the_site(docs):
     adapt_links = docs("generated_pages").adapt_links
     text = "[a](glove.md#speed) [b](experiments/bert.md) [c](README.md) [d](template.md) ![e](bert_learning.png) [f](http://g)"
@@ -118,9 +145,8 @@ def test_links_of_cards_are_adapted_to_the_site(docs):
 
 
 def test_broken_link_fails_the_build(docs, tmp_path, capfd):
-    pytest.importorskip("sphinx", reason="needs the extra `docs`")
-    pytest.importorskip("myst_parser", reason="needs the extra `docs`")
-    pytest.importorskip("pydata_sphinx_theme", reason="needs the extra `docs`")
+    for package in ("sphinx", "myst_nb", "pydata_sphinx_theme", "sphinx_copybutton"):
+        pytest.importorskip(package, reason="needs the extra `docs`")
     build = docs("build").build
     pages = {
         "valid": "# A\n\n[b](index.md#a)\n",

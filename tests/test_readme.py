@@ -3,6 +3,7 @@
 Examples of a page build on each other, and pages build on the model of the page on pretraining: a test runs one page.
 """
 
+import json
 import re
 import shlex
 import shutil
@@ -20,7 +21,9 @@ from transformers import BertConfig, BertForMaskedLM
 PRETRAINING = "docs/how-to/pretrain.md"
 TESTED_ELSEWHERE = {"docs/how-to/export.md"}  # needs extra packages: tests/test_export.py
 EXAMPLE = re.compile(r"^```(python|bash)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+OUTPUT = re.compile(r"^```python\n(.*?)^```\n\n```text\n(.*?)^```", re.DOTALL | re.MULTILINE)
 DOCS = sorted(path for path in (ROOT / "docs").rglob("*.md") if EXAMPLE.search(path.read_text("utf-8")))
+QUICKSTART = "docs/quickstart.md"  # starts without files, and runs with the sizes that it shows
 PAGES = ["README.md", *(path.relative_to(ROOT).as_posix() for path in DOCS)]
 
 # The pages show realistic sizes.
@@ -60,9 +63,16 @@ def page_examples(page: str) -> list[tuple[str, str]]:
     return examples
 
 
-def run_example(language: str, code: str, workspace: Path, hub_process: HubProcess) -> None:
-    """Run an example with smaller sizes; fails unless all its commands succeed."""
-    for size, smaller in SMALLER.items():
+def shown_output(page: str, code: str) -> str | None:
+    """The output that a page shows below an example; None if it shows none."""
+    return dict(OUTPUT.findall((ROOT / page).read_text("utf-8"))).get(code)
+
+
+def run_example(
+    language: str, code: str, workspace: Path, hub_process: HubProcess, *, sizes: dict[str, str] = SMALLER
+) -> str:
+    """Run an example with smaller sizes, and return its output; fails unless all its commands succeed."""
+    for size, smaller in sizes.items():
         code = code.replace(size, smaller)
     if "<<" in code:  # a here-document needs a shell
         command = f'hf-ctxmodels() {{ {sys.executable} -m hf_ctxmodels "$@"; }}\n{code}'
@@ -70,6 +80,7 @@ def run_example(language: str, code: str, workspace: Path, hub_process: HubProce
     else:
         runs = [hub_process.run(*command, cwd=workspace) for command in commands(language, code)]
     assert [run for run in runs if run.returncode] == [], code
+    return "".join(run.stdout for run in runs)
 
 
 def commands(language: str, code: str) -> list[list[str]]:
@@ -121,7 +132,7 @@ def pretrained_workspace(hub_process: HubProcess, tmp_path_factory: pytest.TempP
     [
         pytest.param(page, marks=() if page == "README.md" else pytest.mark.slow)
         for page in PAGES
-        if page not in {PRETRAINING, *TESTED_ELSEWHERE}
+        if page not in {PRETRAINING, QUICKSTART, *TESTED_ELSEWHERE}
     ],
 )
 def test_examples_run(
@@ -134,10 +145,23 @@ def test_examples_run(
         shutil.copytree(request.getfixturevalue("pretrained_workspace"), workspace)
     hub.repositories.clear()
     for language, code in page_examples(page):
-        run_example(language, code, workspace, hub_process)
+        output = run_example(language, code, workspace, hub_process)
+        assert shown_output(page, code) in (None, output)
     if page in ("README.md", "docs/how-to/publish.md"):
         assert "model.safetensors" in hub.files(HUB_NAME)
         assert hub.repositories[HUB_NAME].private
+
+
+@pytest.mark.slow
+def test_quickstart_runs_as_it_stands(hub: HubServer, hub_process: HubProcess, tmp_path: Path) -> None:
+    pytest.importorskip("gensim", reason="the example text needs the extra `demo`")
+    hub.repositories.clear()
+    outputs = [run_example(*example, tmp_path, hub_process, sizes={}) for example in page_examples(QUICKSTART)]
+    *_, predictions, _, reopened = outputs
+    labels = [json.loads(line)["label"] for line in predictions.splitlines()]
+    assert labels == ["news", "encyclopedia"]
+    assert "'label': 'news'" in reopened
+    assert "model.safetensors" in hub.files("my-org/my-classifier")
 
 
 def test_replaced_sizes_occur_in_the_pages() -> None:

@@ -5,6 +5,7 @@ accelerate launch --config_file FILE -m hf_ctxmodels pretrain --recipe NAME ...
 """
 
 import re
+import textwrap
 from pathlib import Path
 
 from hf_ctxmodels.core.command_line import packaged_folder, parse_arguments
@@ -15,22 +16,23 @@ def main() -> None:
     parse_arguments(description=__doc__)
     recipes, tasks, configurations = map(packaged_folder, ("recipes", "tasks", "accelerate"))
     lines = [f"Recipes, by name (--recipe NAME), in {recipes}:"]
-    lines += [f"  {path.stem:<24}{first_sentence(path)}" for path in sorted(recipes.glob("*.yaml"))]
+    lines += [_summary_line(path) for path in sorted(recipes.glob("*.yaml"))]
     lines += ["", f"Lists of tasks, by name (finetune multitask --tasks NAME --tasks_folder DATA), in {tasks}:"]
-    lines += [f"  {path.stem:<24}{first_sentence(path)}" for path in sorted(tasks.glob("*.yaml"))]
+    lines += [_summary_line(path) for path in sorted(tasks.glob("*.yaml"))]
     lines += ["", "Configurations for several processes (accelerate launch --config_file FILE -m hf_ctxmodels ...):"]
     lines += [f"  {path}\n      {first_sentence(path)}" for path in sorted(configurations.glob("*.yaml"))]
     print("\n".join(lines))
 
 
+def _summary_line(path: Path) -> str:
+    return textwrap.fill(f"  {path.stem:<26}{first_sentence(path)}", 110, subsequent_indent=" " * 28)
+
+
 def first_sentence(path: Path) -> str:
-    """The first sentence of the comment at the top of a file."""
+    """The first sentence of the comment at the top of a file, up to the command that the comment shows."""
     lines = []
     for line in path.read_text(encoding="utf-8").splitlines():
-        if not line.startswith("# "):
+        if not line.startswith("# ") or line.startswith("#  "):
             break
         lines.append(line.removeprefix("# ").strip())
-        if lines[-1].endswith((".", ":")):
-            break
-    text = " ".join(lines)
-    return re.split(r"(?<!et al)\. |: ", text)[0].rstrip(".:")
+    return re.split(r"(?<!et al)\. |[.:]$", " ".join(lines))[0] + "."

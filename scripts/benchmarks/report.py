@@ -2,6 +2,7 @@
 
 import math
 import platform
+import re
 from collections.abc import Sequence
 
 import torch
@@ -44,6 +45,14 @@ def describe_reference(attention: str) -> str:
 def table(results: Sequence[Result]) -> str:
     """Format results as Markdown; missed targets are bold."""
     return "\n".join([_HEADER, *(_row(result) for result in results)])
+
+
+def without_targets(table: str) -> str:
+    """Remove the columns named "target" and the marks of missed targets from a Markdown table."""
+    rows = [line.strip("| ").split(" | ") if " | " in line else line.strip("|").split("|") for line in table.splitlines()]
+    shown = [index for index, name in enumerate(rows[0]) if name != "target"]
+    lines = [f"| {' | '.join(row[index] for index in shown)} |" for row in rows]
+    return "\n".join(re.sub(r"\*\*(.*?) \(missed\)\*\*", r"\1", line) for line in lines)
 
 
 def _row(result: Result) -> str:
