@@ -28,7 +28,9 @@ myst_enable_extensions = ["colon_fence"]
 nb_execution_timeout = 900
 nb_execution_raise_on_error = True
 nb_merge_streams = True
-os.environ |= {"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+nb_output_stderr = "remove"
+os.environ |= {"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # the notebooks run at the same time
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
 # Only code is copied, without its output.

@@ -26,7 +26,16 @@ from hf_ctxmodels_cli import COMMANDS, GROUPS, PROGRAM, Command, CommandGroup
 
 ROOT = Path(__file__).parents[1]
 # How-to guides that build on each other.
-_GUIDE_ORDER = ("choose-a-model", "word-embeddings", "pretrain", "finetune", "distill", "generate", "publish", "convert")
+_GUIDE_ORDER = (
+    "choose-a-model",
+    "word-embeddings",
+    "pretrain",
+    "finetune",
+    "distill",
+    "generate",
+    "publish",
+    "convert",
+)
 
 Pages = dict[str, str]
 

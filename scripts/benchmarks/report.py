@@ -49,10 +49,10 @@ def table(results: Sequence[Result]) -> str:
 
 def without_targets(table: str) -> str:
     """Remove the columns named "target" and the marks of missed targets from a Markdown table."""
-    rows = [line.strip("| ").split(" | ") if " | " in line else line.strip("|").split("|") for line in table.splitlines()]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
     shown = [index for index, name in enumerate(rows[0]) if name != "target"]
-    lines = [f"| {' | '.join(row[index] for index in shown)} |" for row in rows]
-    return "\n".join(re.sub(r"\*\*(.*?) \(missed\)\*\*", r"\1", line) for line in lines)
+    text = "\n".join(f"| {' | '.join(row[index] for index in shown)} |" for row in rows)
+    return re.sub(r"\*\*(.*?) \(missed\)\*\*", r"\1", text)
 
 
 def _row(result: Result) -> str:

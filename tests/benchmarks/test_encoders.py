@@ -49,3 +49,8 @@ def test_cases_are_selected_by_text_and_missed_targets_are_marked(monkeypatch: p
     rows = report.table(list(encoders.run(CPU, torch.float32, repeats=2, attention="sdpa"))).splitlines()
     assert [("missed" in row) for row in rows[2:]] == [True, False]
     assert len({row.count("|") for row in rows}) == 1
+    shown = report.without_targets("\n".join(rows))
+    assert len({row.count("|") for row in shown.splitlines()}) == 1
+    assert "speedup" in shown
+    assert "target" not in shown
+    assert "missed" not in shown
