@@ -54,6 +54,7 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_show_sourcelink = False
 html_copy_source = False
+html_sidebars = {page: [] for page in ("quickstart", "gallery", "usage", "layers", "tour", "ecosystem", "changelog")}
 html_theme_options = {
     "header_links_before_dropdown": 7,
     "navbar_align": "left",
