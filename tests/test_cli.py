@@ -150,7 +150,8 @@ def test_missing_recipe(tmp_path, monkeypatch):
 def test_list_of_recipes(capsys):
     assert run_command("recipes") == 0
     shown = capsys.readouterr().out
-    assert "  bert_base               BERT-base, phase 1 (Devlin et al. 2019, appendix A.2)\n" in shown
+    assert "  bert_base                 BERT-base, phase 1 (Devlin et al. 2019, appendix A.2): 90% of 1M" in shown
+    assert "with 256 sequences per step.\n  bert_base_512 " in shown.replace("\n" + 28 * " ", " ")
     assert all(path.stem in shown for path in ROOT.glob("scripts/recipes/*.yaml"))
     assert all(f"  {path}\n" in shown for path in ROOT.glob("scripts/accelerate/*.yaml"))
 
