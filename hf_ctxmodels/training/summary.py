@@ -81,9 +81,9 @@ class TrainingSummary:
         return {name: self.metrics[f"baseline_{name}"] for name in names}
 
     def print_warnings(self) -> None:
-        """Print a line per warning, with a hint."""
-        for warning in self.warnings:
-            print(f"warning: {warning}; hint: {_HINT}")
+        """Print a line with the warnings, if any, and a hint."""
+        if self.warnings:
+            print(f"warning: {'; '.join(self.warnings)}; hint: {_HINT}")
 
     def save(self, directory: str | Path) -> Path:
         """Write `training_summary.json` into `directory` and return its path."""

@@ -85,7 +85,7 @@ def test_an_untrained_model_is_below_tfidf(own_checkpoint, tmp_path, capsys):
     score, majority = summary.metrics["eval_accuracy"], summary.baselines["accuracy"]
     assert f"accuracy{score:>29.4f}{majority:>13.4f}{1:>13.4f}  0 to 1\n" in printed
     warning = f"accuracy {score:.4f} is below 1.0000, the result of TF-IDF"
-    assert f"warning: {warning}; hint: try a higher --learning_rate" in printed.partition("next:")[0].splitlines()[-1]
+    assert f"{warning}; hint: try a higher --learning_rate" in printed.partition("next:")[0].splitlines()[-1]
     assert warning in summary.warnings
     card = str(model_card(out, "zoo/model"))
     assert f"| accuracy | {score:.4g} | {majority:.4g} | 1 | 0 to 1 |" in card
