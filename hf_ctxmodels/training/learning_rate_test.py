@@ -158,7 +158,8 @@ def _restored(training_step: TrainingStep) -> Iterator[None]:
     scaler = training_step.accelerator.scaler
     tensors = [*model.parameters(), *model.buffers()]
     saved_tensors = [tensor.detach().clone() for tensor in tensors]
-    saved_states = copy.deepcopy([optimizer.state_dict(), scaler.state_dict() if scaler is not None else None])
+    optimizer_state = copy.deepcopy(optimizer.state_dict())
+    scaler_state = scaler.state_dict() if scaler is not None else {}
     was_training, generators = model.training, random_state()
     try:
         yield
@@ -166,8 +167,8 @@ def _restored(training_step: TrainingStep) -> Iterator[None]:
         with torch.no_grad():
             for tensor, saved in zip(tensors, saved_tensors, strict=True):
                 tensor.copy_(saved)
-        optimizer.load_state_dict(saved_states[0])
+        optimizer.load_state_dict(optimizer_state)
         if scaler is not None:
-            scaler.load_state_dict(saved_states[1])
+            scaler.load_state_dict(scaler_state)
         model.train(was_training)
         set_random_state(generators)
