@@ -37,7 +37,7 @@ class CtxBertConfig(CtxEncoderConfig):
     """Configuration of BERT; the defaults are BERT-base, uncased. See `CtxEncoderConfig` for the arguments."""
 
     model_type = "ctx-bert"
-    reference_model_types = ("bert", "distilbert")
+    reference_model_types: ClassVar[tuple[str, ...]] = ("bert", "distilbert")
 
     classifier_dropout: float | int | None = None
 

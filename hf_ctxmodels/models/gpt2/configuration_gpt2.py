@@ -15,7 +15,7 @@ class CtxGpt2Config(CtxDecoderConfig):
     """
 
     model_type = "ctx-gpt2"
-    reference_model_types = ("gpt2",)
+    reference_model_types: ClassVar[tuple[str, ...]] = ("gpt2",)
     attribute_map: ClassVar[dict[str, str]] = {
         **CtxDecoderConfig.attribute_map,
         "n_inner": "intermediate_size",
