@@ -42,7 +42,7 @@ def news(shared_data, tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def tokenizer(news) -> Path:
     folder = news.parent / "tokenizer"
-    assert run_command("train-tokenizer", family="bert", dataset=news, vocab_size=4000, output_dir=folder) == 0
+    assert run_command("data", "tokenizer", family="bert", dataset=news, vocab_size=4000, output_dir=folder) == 0
     return folder
 
 

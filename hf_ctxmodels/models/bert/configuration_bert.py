@@ -1,7 +1,7 @@
 """BERT configuration (Devlin et al. 2019, section 3 and appendix A.2), and its conversion from and to DistilBERT's."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
