@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from accelerate.utils import DistributedType, broadcast_object_list
+from accelerate.utils import DistributedType
 from scipy.ndimage import gaussian_filter1d
 
-from hf_ctxmodels.core.console import print_status, progress_bar
+from hf_ctxmodels.core.console import progress_bar
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.output_files import wrap_write_errors, write_text_file
 from hf_ctxmodels.training.optimizers import unwrap_optimizer
@@ -128,27 +128,6 @@ def learning_rate_range_test(
                 break
             losses.append(loss)
     return RangeTest(rates[: len(losses)], np.array(losses))
-
-
-def choose_learning_rate(
-    training_step: TrainingStep,
-    batches: Iterator[Batch],
-    micro_batches: int,
-    output_dir: str,
-    before_step: Callable[[], object],
-) -> float:
-    """Run the range test and save its curve in `output_dir`; returns the main process's suggestion on all processes."""
-    test = learning_rate_range_test(training_step, batches, micro_batches, before_step)
-    chosen, is_main = [test.suggestion], training_step.accelerator.is_main_process
-    if is_main:
-        test.save(output_dir)
-    print_status(
-        f"learning rate {chosen[0]:g}, where the loss fell fastest in {len(test.losses)} steps of the range test: "
-        f"{Path(output_dir) / RANGE_TEST_FILE}",
-        is_main,
-    )
-    broadcast_object_list(chosen)
-    return chosen[0]
 
 
 @contextmanager

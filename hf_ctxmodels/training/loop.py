@@ -17,6 +17,7 @@ from accelerate.utils import (
     DistributedType,
     FullyShardedDataParallelPlugin,
     ProjectConfiguration,
+    broadcast_object_list,
     set_seed,
 )
 from torch import nn
@@ -46,7 +47,7 @@ from hf_ctxmodels.training.distributed import (
     require_configured_backend,
 )
 from hf_ctxmodels.training.evaluation import sample_batches
-from hf_ctxmodels.training.learning_rate_test import choose_learning_rate
+from hf_ctxmodels.training.learning_rate_test import RANGE_TEST_FILE, learning_rate_range_test
 from hf_ctxmodels.training.optimizers import Averaging, make_optimizer, make_scheduler
 from hf_ctxmodels.training.recurrent_state import RecurrentStateCarrier
 from hf_ctxmodels.training.summary import TrainingSummary
@@ -309,25 +310,26 @@ class TrainingLoop:
         self.timed_tokens = self.logged_seconds = 0.0
 
     def _choose_learning_rate(self, optimizer: torch.optim.Optimizer) -> None:
-        """Multiply the optimizer's rates by the result of a range test; a resumed run restores them with the schedule.
-
-        The test has a separate loader, since the position in the data follows from the step.
-        """
-        micro_batches = self.arguments.gradient_accumulation_steps
+        """Multiply the optimizer's rates by the main process's result of a range test, whose curve is saved; a resumed
+        run restores them with the schedule. The position in the data follows from the step, so the test has its own
+        batches."""
+        accelerator, arguments = self.accelerator, self.arguments
+        micro_batches = arguments.gradient_accumulation_steps
         states = RecurrentStateCarrier(self.model, micro_batches) if self.contiguous else None
-        batches = training_batches(self.accelerator, self.examples, self.collate, self.arguments, 0, self.contiguous)
+        training_step = replace(self.training_step, recurrent_states=states)
+        batches = training_batches(accelerator, self.examples, self.collate, arguments, 0, self.contiguous)
         try:
-            rate = choose_learning_rate(
-                replace(self.training_step, recurrent_states=states),
-                batches,
-                micro_batches,
-                self.arguments.output_dir,
-                lambda: self._call("on_step_begin"),
-            )
+            test = learning_rate_range_test(training_step, batches, micro_batches, lambda: self._call("on_step_begin"))
         finally:
             batches.close()
+        chosen = [test.suggestion]
+        if accelerator.is_main_process:
+            test.save(arguments.output_dir)
+            file = Path(arguments.output_dir) / RANGE_TEST_FILE
+            print_status(f"learning rate {chosen[0]:g}: the loss fell fastest there in the range test, see {file}")
+        broadcast_object_list(chosen)
         for group in optimizer.param_groups:
-            group["lr"] *= rate
+            group["lr"] *= chosen[0]
 
     def _tokens_per_example(self) -> float:
         """Mean number of tokens of some examples."""

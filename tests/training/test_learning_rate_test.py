@@ -95,7 +95,7 @@ def test_a_run_with_auto_is_a_run_with_the_chosen_rate(workspace, problem, tmp_p
     rate = result.arguments.learning_rate
     assert result.curve[0]["learning_rate"] == rate
     assert result.summary(task="", dataset="").hyperparameters["learning_rate"] == rate
-    monkeypatch.setattr(loop, "choose_learning_rate", None)
+    monkeypatch.setattr(loop, "learning_rate_range_test", None)
     model = new_model(workspace, "dropout.json")
     resumed = arguments(tmp_path / "auto", learning_rate="auto", max_steps=6, resume=True, **options)
     assert run(model, problem, resumed).arguments.learning_rate == rate

@@ -208,7 +208,7 @@ class Task(ABC, Generic[Example]):
 
     def constant_prediction(self, examples: Sequence[Example], predictions: Sequence[Any]) -> Any | None:
         """The prediction that (nearly) all examples have, although their labels differ; else None."""
-        return None
+        return repeated_prediction(predictions, [getattr(example, "label", None) for example in examples])
 
     def upper_bounds(self, examples: Sequence[Example]) -> dict[str, float]:
         """Upper bound of each metric, if no prediction can be fully correct; otherwise empty."""
@@ -290,14 +290,14 @@ def get_texts(row: Row, columns: Sequence[str]) -> tuple[str, ...]:
     return tuple(row.values[column] for column in columns)
 
 
-def repeated_prediction(predictions: Sequence[Label], labels: Iterable[Label], share: float = 1.0) -> Label | None:
+def repeated_prediction(predictions: Sequence[Any], labels: Iterable[Any], share: float = 1.0) -> Any | None:
     """The most frequent of five or more predictions if it has at least this share of them, and no label has; else
     None."""
-    prediction, count = Counter(predictions).most_common(1)[0]
     label_counts = Counter(labels)
-    if len(predictions) < 5 or count < share * len(predictions):
+    if len(predictions) < 5 or max(label_counts.values()) >= share * label_counts.total():
         return None
-    return prediction if max(label_counts.values()) < share * label_counts.total() else None
+    prediction, count = Counter(predictions).most_common(1)[0]
+    return prediction if count >= share * len(predictions) else None
 
 
 def most_frequent(labels: Iterable[Label]) -> Label:

@@ -17,7 +17,6 @@ from hf_ctxmodels.downstream.tasks.base import (
     get_texts,
     most_frequent,
     probabilities,
-    repeated_prediction,
 )
 
 
@@ -115,10 +114,6 @@ class MultipleChoice(Task[MultipleChoiceExample]):
     def score(self, examples: Sequence[MultipleChoiceExample], predictions: Sequence[int]) -> dict[str, float]:
         """Accuracy: share of the examples whose correct choice has the highest score."""
         return {"accuracy": metrics.accuracy(predictions, [example.label for example in examples])}
-
-    def constant_prediction(self, examples: Sequence[MultipleChoiceExample], predictions: Sequence[int]) -> int | None:
-        """The index of all predictions."""
-        return repeated_prediction(predictions, [example.label for example in examples])
 
     def baseline(
         self, train: Sequence[MultipleChoiceExample], validation: Sequence[MultipleChoiceExample]

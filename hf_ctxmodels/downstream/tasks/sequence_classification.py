@@ -23,7 +23,6 @@ from hf_ctxmodels.downstream.tasks.base import (
     get_texts,
     most_frequent,
     probabilities,
-    repeated_prediction,
 )
 from hf_ctxmodels.downstream.tasks.tfidf import tfidf_predictions
 
@@ -122,12 +121,7 @@ class _SequenceTask(Task[SequenceExample]):
         self, train: Sequence[SequenceExample], validation: Sequence[SequenceExample]
     ) -> list[Any] | None:
         """`tfidf_predictions`."""
-        return tfidf_predictions(
-            [example.texts for example in train],
-            [example.label for example in train],
-            [example.texts for example in validation],
-            regression=isinstance(self, Regression),
-        )
+        return tfidf_predictions(train, validation, regression=isinstance(self, Regression))
 
 
 class SequenceClassification(_SequenceTask, LabelledTask[SequenceExample]):
@@ -188,10 +182,6 @@ class SequenceClassification(_SequenceTask, LabelledTask[SequenceExample]):
         predicted_ids = [self.labels.index(prediction) for prediction in predictions]
         label_ids = [self.labels.index(example.label) for example in examples]
         return metrics.classification_scores(predicted_ids, label_ids, len(self.labels))
-
-    def constant_prediction(self, examples: Sequence[SequenceExample], predictions: Sequence[str]) -> str | None:
-        """The label of all predictions."""
-        return repeated_prediction(predictions, [example.label for example in examples])
 
     def baseline(self, train: Sequence[SequenceExample], validation: Sequence[SequenceExample]) -> list[str]:
         """The most frequent label of the training file."""

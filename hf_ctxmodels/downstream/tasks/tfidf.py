@@ -16,16 +16,15 @@ _WORDS = r"[\u3040-\u30ff\u3400-\u9fff]|\w+"  # a Chinese or Japanese character 
 _INVERSE_REGULARIZATION = 10.0
 
 
-def tfidf_predictions(
-    texts: Sequence[tuple[str, ...]], targets: Sequence[Any], new_texts: Sequence[tuple[str, ...]], *, regression: bool
-) -> list[Any] | None:
-    """Predictions for new texts, or pairs of texts, by logistic or ridge regression on TF-IDF features.
+def tfidf_predictions(train: Sequence[Any], validation: Sequence[Any], *, regression: bool) -> list[Any] | None:
+    """Predictions for the texts of validation examples (one or two `texts`) by logistic or ridge regression of the
+    `label` on TF-IDF features.
 
     The features of a pair are those of both texts, their products and absolute differences, and the cosine. The time is
     bounded: a fixed random subset of `MAX_TEXTS` training examples, and the first `MAX_CHARACTERS` of each text.
 
     Returns:
-        A label or number per new text; None if the texts have no words, or the targets of the subset are equal.
+        A label or number per example; None if the texts have no words, or the labels of the subset are equal.
     """
     import scipy.sparse
     from sklearn.exceptions import ConvergenceWarning
@@ -33,9 +32,12 @@ def tfidf_predictions(
     from sklearn.linear_model import LogisticRegression, Ridge
     from threadpoolctl import threadpool_limits
 
-    chosen = random.Random(0).sample(range(len(texts)), min(len(texts), MAX_TEXTS))
-    labels = [targets[index] for index in chosen]
-    columns = [[text[:MAX_CHARACTERS] for text in column] for column in zip(*(texts[index] for index in chosen))]
+    train = random.Random(0).sample(train, min(len(train), MAX_TEXTS))
+    labels = [example.label for example in train]
+    columns, new_columns = (
+        [[text[:MAX_CHARACTERS] for text in column] for column in zip(*(example.texts for example in examples))]
+        for examples in (train, validation)
+    )
     vectorizer = TfidfVectorizer(token_pattern=_WORDS, max_features=MAX_FEATURES, sublinear_tf=True, dtype=np.float32)
     try:
         vectorizer.fit([text for column in columns for text in column])
@@ -55,5 +57,4 @@ def tfidf_predictions(
     with warnings.catch_warnings(), threadpool_limits(1):  # threads only slow down products of short vectors
         warnings.simplefilter("ignore", ConvergenceWarning)
         model.fit(features(columns), labels)
-    new_columns = [[text[:MAX_CHARACTERS] for text in column] for column in zip(*new_texts)]
     return model.predict(features(new_columns)).tolist()

@@ -7,6 +7,7 @@ from task_files import make_task, written
 
 from hf_ctxmodels.downstream.finetuning.task_evaluation import TaskEvaluation, learned_baseline_scores
 from hf_ctxmodels.downstream.tasks import tfidf
+from hf_ctxmodels.downstream.tasks.sequence_classification import SequenceExample
 from hf_ctxmodels.models.bert.configuration_bert import CtxBertConfig
 
 WORDS = [f"{start}{end}" for start in ("ba", "ko", "mi", "tu", "ze") for end in "lmnrst"]
@@ -69,9 +70,8 @@ def test_tfidf(tmp_path, monkeypatch, task, row, columns, metric, minimum):
 
 @pytest.mark.parametrize("rows", [["!\ta", "?\tb"], ["one text\ta", "two texts\ta"]])
 def test_texts_that_no_classifier_learns(rows):
-    texts, labels = zip(*(row.split("\t") for row in rows), strict=True)
-    pairs = [(text,) for text in texts]
-    assert tfidf.tfidf_predictions(pairs, labels, pairs, regression=False) is None
+    examples = [SequenceExample((text,), label, "") for text, label in (row.split("\t") for row in rows)]
+    assert tfidf.tfidf_predictions(examples, examples, regression=False) is None
 
 
 TABLES = {
