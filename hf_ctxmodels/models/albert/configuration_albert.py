@@ -23,7 +23,7 @@ class CtxAlbertConfig(CtxEncoderConfig):
     """
 
     model_type = "ctx-albert"
-    reference_model_types = ("albert",)
+    reference_model_types: ClassVar[tuple[str, ...]] = ("albert",)
     head_dropout_field: ClassVar[str] = "classifier_dropout_prob"
 
     vocab_size: int = 30000

@@ -23,7 +23,7 @@ class CtxBartConfig(CtxSeq2SeqConfig):
     """
 
     model_type = "ctx-bart"
-    reference_model_types = ("bart",)
+    reference_model_types: ClassVar[tuple[str, ...]] = ("bart",)
     attribute_map: ClassVar[dict[str, str]] = {
         "d_model": "hidden_size",
         "encoder_layers": "num_hidden_layers",

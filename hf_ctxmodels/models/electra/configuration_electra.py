@@ -34,7 +34,7 @@ class CtxElectraConfig(CtxEncoderConfig):
     """
 
     model_type = "ctx-electra"
-    reference_model_types = ("electra",)
+    reference_model_types: ClassVar[tuple[str, ...]] = ("electra",)
 
     embedding_size: int = 128
     hidden_size: int = 256

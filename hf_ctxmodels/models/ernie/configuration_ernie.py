@@ -26,7 +26,7 @@ class CtxErnieConfig(CtxBertConfig):
     """
 
     model_type = "ctx-ernie"
-    reference_model_types = ("ernie",)
+    reference_model_types: ClassVar[tuple[str, ...]] = ("ernie",)
 
     vocab_size: int = 18000
     hidden_act: str = "relu"

@@ -18,7 +18,7 @@ class CtxErnieGenConfig(CtxQueryGenerationConfig, CtxBertConfig):
     """
 
     model_type = "ctx-ernie-gen"
-    reference_model_types = ("bert",)
+    reference_model_types: ClassVar[tuple[str, ...]] = ("bert",)
 
     type_vocab_size: int = TARGET_SEGMENT + 1
     decoder_start_token_id: int | None = 101

@@ -23,7 +23,7 @@ class CtxGptConfig(CtxDecoderConfig):
     """
 
     model_type = "ctx-gpt"
-    reference_model_types = ("openai-gpt",)
+    reference_model_types: ClassVar[tuple[str, ...]] = ("openai-gpt",)
     attribute_map: ClassVar[dict[str, str]] = {
         **CtxDecoderConfig.attribute_map,
         "summary_first_dropout": "classifier_dropout",

@@ -19,7 +19,7 @@ class CtxGpt3Config(CtxGpt2Config):
     """
 
     model_type = "ctx-gpt3"
-    reference_model_types = ()
+    reference_model_types: ClassVar[tuple[str, ...]] = ()
     non_reference_fields: ClassVar[tuple[str, ...]] = (
         *CtxGpt2Config.non_reference_fields,
         "attention_layers",

@@ -1,5 +1,7 @@
 """RoBERTa configuration (Liu et al. 2019, sections 2 and 3, and the released models)."""
 
+from typing import ClassVar
+
 from huggingface_hub.dataclasses import strict
 
 from hf_ctxmodels.models.bert.configuration_bert import CtxBertConfig
@@ -17,7 +19,7 @@ class CtxRobertaConfig(CtxBertConfig):
     """
 
     model_type = "ctx-roberta"
-    reference_model_types = ("roberta",)
+    reference_model_types: ClassVar[tuple[str, ...]] = ("roberta",)
 
     vocab_size: int = 50265
     max_position_embeddings: int = 514

@@ -18,7 +18,7 @@ class CtxSpanBertConfig(CtxBertConfig):
     """
 
     model_type = "ctx-spanbert"
-    reference_model_types = ("bert",)
+    reference_model_types: ClassVar[tuple[str, ...]] = ("bert",)
     non_reference_fields: ClassVar[tuple[str, ...]] = (
         *CtxBertConfig.non_reference_fields,
         "max_pair_targets",

@@ -1,5 +1,7 @@
 """StructBERT configuration (Wang et al. 2019, section 3.1)."""
 
+from typing import ClassVar
+
 from huggingface_hub.dataclasses import strict
 
 from hf_ctxmodels.models.bert.configuration_bert import CtxBertConfig
@@ -10,4 +12,4 @@ class CtxStructBertConfig(CtxBertConfig):
     """Configuration of StructBERT; the defaults are the base model, uncased. See `CtxBertConfig` for the arguments."""
 
     model_type = "ctx-structbert"
-    reference_model_types = ("bert",)
+    reference_model_types: ClassVar[tuple[str, ...]] = ("bert",)

@@ -37,7 +37,7 @@ class CtxT5Config(CtxTransformerConfig):
     """
 
     model_type = "ctx-t5"
-    reference_model_types = ("t5", "mt5")
+    reference_model_types: ClassVar[tuple[str, ...]] = ("t5", "mt5")
     attribute_map: ClassVar[dict[str, str]] = {
         "d_model": "hidden_size",
         "d_kv": "head_dim",

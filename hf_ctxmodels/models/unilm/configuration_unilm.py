@@ -20,7 +20,7 @@ class CtxUniLMConfig(CtxQueryGenerationConfig, CtxBertConfig):
     """
 
     model_type = "ctx-unilm"
-    reference_model_types = ("bert",)
+    reference_model_types: ClassVar[tuple[str, ...]] = ("bert",)
 
     vocab_size: int = 28996
     type_vocab_size: int = NUM_SEGMENTS

@@ -62,7 +62,7 @@ class CtxXLMConfig(CtxMultilingualConfig):
     """
 
     model_type = "ctx-xlm"
-    reference_model_types = ("xlm",)
+    reference_model_types: ClassVar[tuple[str, ...]] = ("xlm",)
     attribute_map: ClassVar[dict[str, str]] = {
         "emb_dim": "hidden_size",
         "n_layers": "num_hidden_layers",

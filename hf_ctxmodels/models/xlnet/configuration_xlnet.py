@@ -34,7 +34,7 @@ class CtxXLNetConfig(CtxTransformerConfig):
     """
 
     model_type = "ctx-xlnet"
-    reference_model_types = ("xlnet",)
+    reference_model_types: ClassVar[tuple[str, ...]] = ("xlnet",)
     head_dropout_field: ClassVar[str] = "summary_last_dropout"
     keys_to_ignore_at_inference = [*CtxTransformerConfig.keys_to_ignore_at_inference, "mems"]
     attribute_map: ClassVar[dict[str, str]] = {
