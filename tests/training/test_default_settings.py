@@ -113,7 +113,7 @@ def test_translation_from_random_weights(shared_data, tmp_path) -> None:
     tokenizer, output = tmp_path / "tokenizer", tmp_path / "model"
     assert (
         run_command(
-            "train-tokenizer", family="bart", dataset=tmp_path / "text.txt", vocab_size=4000, output_dir=tokenizer
+            "data", "tokenizer", family="bart", dataset=tmp_path / "text.txt", vocab_size=4000, output_dir=tokenizer
         )
         == 0
     )
