@@ -121,6 +121,6 @@ def test_translation_from_random_weights(shared_data, tmp_path) -> None:
         "train_file": write_rows(tmp_path / "train.csv", ("source", "target"), splits["train"]),
         "validation_file": write_rows(tmp_path / "val.csv", ("source", "target"), splits["val"][:500]),
     }
-    flags = {"family": f"bart:tokenizer={tokenizer}", "max_steps": 700, "output_dir": output}
+    flags = {"family": f"bart:tokenizer={tokenizer}", "max_steps": 700, "max_target_length": 100, "output_dir": output}
     assert run_command("finetune", "seq2seq", **files, **flags, save_steps=0) == 0
     assert summary(output)["eval_bleu"] > 15
