@@ -29,7 +29,8 @@ LOCK_FILE = ".lock"
 MANIFEST_FILE = "manifest.json"
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 _UNFINISHED = re.compile(r"checkpoint-\d+\.(writing|deleting)|(model|training_log\.jsonl)\.writing")
-_RUN_OUTPUTS = ("quantized", "best.safetensors")  # that a run writes in addition to the final model
+_RUN_OUTPUTS = ("quantized", "best.safetensors", "lr_range_test.csv", "lr_range_test.png")
+"""Outputs of a run in addition to the final model, which a new run deletes."""
 
 
 @contextmanager

@@ -103,5 +103,8 @@ def test_a_run_with_auto_is_a_run_with_the_chosen_rate(workspace, problem, tmp_p
     run(expected, problem, arguments(tmp_path / "number", learning_rate=rate, max_steps=6, **options))
     torch.testing.assert_close(model.state_dict(), expected.state_dict(), rtol=0, atol=0)
     assert log_without_speed(tmp_path / "auto") == log_without_speed(tmp_path / "number")
+    assert (tmp_path / "auto" / RANGE_TEST_FILE).exists()
+    run(new_model(workspace), problem, arguments(tmp_path / "auto", max_steps=1, overwrite=True))
+    assert not list((tmp_path / "auto").glob("lr_range_test*"))
     with pytest.raises(CtxError, match="--learning_rate auto --head_learning_rate"):
         arguments(tmp_path, learning_rate="auto", head_learning_rate=0.1)
