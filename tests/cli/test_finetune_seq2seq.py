@@ -396,7 +396,7 @@ def test_upper_bound_of_lower_cased_targets(files, tmp_path, capsys):
     bound = sum(target == target.lower() for target in targets) / len(targets)
     assert metrics["upper_bound_exact_match"] == bound < 0.5
     assert metrics["eval_exact_match"] <= bound < metrics["eval_exact_match_normalized"]
-    assert f"{metrics['eval_exact_match']:.4f}    0.0000{bound:13.4f}\n" in printed
+    assert f"{metrics['eval_exact_match']:.4f}       0.0000{bound:13.4f}  0 to 1\n" in printed
     assert "\nupper bound: score of references" in printed
     (tmp_path / "dev.de").write_text("".join(f"{target}\n" for target in targets))
     flags = {"model": out, "input": tmp_path / "dev.txt", "references": tmp_path / "dev.de", "metrics": "exact_match"}
@@ -405,7 +405,7 @@ def test_upper_bound_of_lower_cased_targets(files, tmp_path, capsys):
     expected = f"\nupper bound: exact_match {bound:.4f}\nexact_match_normalized {normalized}\nupper bound: score"
     assert expected in capsys.readouterr().out
     assert run_command("generate", "--lower_case", **flags) == 0
-    assert capsys.readouterr().out.endswith(f"exact_match {normalized}\n"), "only the case differs"
+    assert capsys.readouterr().out.endswith(f"exact_match {normalized}  (0 to 1)\n"), "only the case differs"
 
 
 def test_tokenizer_of_an_unsuitable_family(files, tmp_path, capsys):
