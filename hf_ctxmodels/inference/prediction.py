@@ -1,5 +1,6 @@
 """Predictions of fine-tuned models for unlabelled examples."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -68,7 +69,9 @@ class Predictor:
         summary = TrainingSummary.load(source) if (Path(source) / SUMMARY_FILE).is_file() else None
         if summary is not None and summary.task == "pretraining":
             summary = None
-        task = _task_of_head(config, auto_class, source, task or (summary and summary.task))
+        if task is None and summary is not None:  # of a multi-task model: "rte (sequence-classification), ..."
+            task = dict(re.findall(r"(\S+) \(([\w-]+)\)", summary.task)).get(task_name, summary.task)
+        task = _task_of_head(config, auto_class, source, task)
         limit = getattr(config, "max_sequence_length", None) or TaskArguments.max_length
         length = max_length or (summary and summary.max_length) or min(limit, TaskArguments.max_length)
         model_task = TASKS[task](replace(arguments or TaskArguments(), max_length=length))

@@ -13,6 +13,7 @@ from labelled_texts import BAD, GOOD, NAMES, OTHERS, PLACES
 from hf_ctxmodels import CtxMultiTaskConfig, CtxMultiTaskModel
 from hf_ctxmodels.downstream.multitask.configuration import task_entry
 from hf_ctxmodels.inference import Predictor
+from hf_ctxmodels.training.summary import TrainingSummary
 
 TEXTS = ["the film was lovely", "a story", "Anna saw the awful film in Paris yesterday", "Boris was in Rome"]
 LABELS = {"id2label": {0: "neg", 1: "pos", 2: "none"}, "label2id": {"neg": 0, "pos": 1, "none": 2}}
@@ -141,7 +142,8 @@ def test_choices_and_ranks(tmp_path: Path) -> None:
 
 def test_multitask_model(tmp_path: Path) -> None:
     model, tokenizer = tiny_pair("bert", "AutoModelForSequenceClassification", TEXTS, **LABELS)
-    tasks = {"polarity": task_entry("AutoModelForSequenceClassification", model.config)}
+    heads = {"polarity": "AutoModelForSequenceClassification", "ranks": "AutoModelForMultipleChoice"}
+    tasks = {name: task_entry(auto_class, model.config) for name, auto_class in heads.items()}
     multitask = CtxMultiTaskModel(CtxMultiTaskConfig(encoder=model.config, tasks=tasks)).eval()
     folder = save(tmp_path / "model", multitask, tokenizer)
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
@@ -150,6 +152,13 @@ def test_multitask_model(tmp_path: Path) -> None:
         with torch.no_grad():
             logits = multitask(**tokenizer(text, return_tensors="pt"), task="polarity").logits[0]
         assert close([*result["probabilities"].values()], logits.softmax(0).tolist())
+    numbers = dict.fromkeys(("seed", "parameters", "steps", "global_batch_size"), 1) | {"max_length": 32}
+    summary = TrainingSummary(
+        task="polarity (sequence-classification), ranks (ranking)", model_class="", model_type="", dataset="", **numbers
+    )
+    summary.save(folder)
+    task = Predictor.open(str(folder), task_name="ranks").task
+    assert (task.name, task.arguments.max_length) == ("ranking", 32)
     with pytest.raises(ValueError, match="several tasks: polarity"):
         Predictor.open(str(folder))
 
