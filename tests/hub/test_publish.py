@@ -60,7 +60,7 @@ for repo, folder, head in json.loads(sys.argv[1]):
 @pytest.mark.parametrize(
     "families",
     [[FAMILIES["bert"]], pytest.param([*FAMILIES.values()], marks=pytest.mark.slow)],
-    ids=["bert", "all"],
+    ids=["one", "all"],
 )
 def test_push_pull_and_remote_code(
     families: list[FamilySpec], run, hub: HubServer, hub_process: HubProcess, tmp_path: Path

@@ -43,7 +43,7 @@ for job in jobs:
 @pytest.mark.parametrize(
     "families",
     [[FAMILIES["bert"]], pytest.param([*FAMILIES.values()], marks=pytest.mark.slow)],
-    ids=["bert", "all"],
+    ids=["one", "all"],
 )
 def test_saved_directories_open_without_importing_the_package(
     families: list[FamilySpec], run, hub: HubServer, tmp_path: Path
