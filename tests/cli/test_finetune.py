@@ -64,7 +64,7 @@ def learned() -> list:
     params, seen = [], set()
     for number, (name, upstream) in enumerate(ORIGINS):
         case = Case(FAMILIES[name], "AutoModel")
-        architecture = case.has_attention, case.is_recurrent, bool(case.token_id_axes), upstream
+        architecture = case.has_attention, case.is_recurrent, upstream
         for index, task in enumerate(TASK_FILES):
             if index != number % 2 and (name not in ("bert", "cvt") or upstream):
                 continue
