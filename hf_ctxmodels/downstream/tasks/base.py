@@ -268,12 +268,6 @@ class LabelledTask(Task[Example]):
         return self.labels.index(label)
 
 
-def probabilities(logits: np.ndarray) -> list[float]:
-    """Softmax of the logits (classes,)."""
-    exponentials = np.exp(logits.astype(np.float64) - logits.max())
-    return (exponentials / exponentials.sum()).tolist()
-
-
 def get_texts(row: Row, columns: Sequence[str]) -> tuple[str, ...]:
     """The texts of a row; raises CtxError if a value is not a string, or all are blank."""
     for column in columns:

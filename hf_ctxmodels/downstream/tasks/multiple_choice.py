@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+from scipy.special import softmax
 from transformers import DataCollatorForMultipleChoice, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
@@ -16,7 +17,6 @@ from hf_ctxmodels.downstream.tasks.base import (
     Task,
     get_texts,
     most_frequent,
-    probabilities,
 )
 
 
@@ -106,7 +106,7 @@ class MultipleChoice(Task[MultipleChoiceExample]):
                 "text": example.context,
                 "choice": index,
                 "choice_text": example.choices[index],
-                "probabilities": probabilities(output["logits"]),
+                "probabilities": softmax(output["logits"]).tolist(),
             }
             for example, index, output in zip(examples, self.decode(examples, encoded, outputs), outputs, strict=True)
         ]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+from scipy.special import softmax
 from transformers import DataCollatorForMultipleChoice, PreTrainedConfig, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
@@ -22,7 +23,6 @@ from hf_ctxmodels.downstream.tasks.base import (
     Task,
     get_texts,
     most_frequent,
-    probabilities,
 )
 from hf_ctxmodels.downstream.tasks.tfidf import tfidf_predictions
 
@@ -173,7 +173,7 @@ class SequenceClassification(_SequenceTask, LabelledTask[SequenceExample]):
         """Texts, the most probable label, and the probabilities of all labels."""
         results = []
         for example, label, output in zip(examples, self.decode(examples, encoded, outputs), outputs, strict=True):
-            by_label = dict(zip(self.labels, probabilities(output["logits"])))
+            by_label = dict(zip(self.labels, softmax(output["logits"]).tolist()))
             results.append({**_inputs(example), "label": label, "probabilities": by_label})
         return results
 
