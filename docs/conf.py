@@ -54,7 +54,8 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_show_sourcelink = False
 html_copy_source = False
-html_sidebars = {page: [] for page in ("quickstart", "gallery", "usage", "layers", "tour", "ecosystem", "changelog")}
+_PAGES_WITHOUT_SECTION = ("quickstart", "gallery", "usage", "layers", "tour", "ecosystem", "changelog")
+html_sidebars: dict[str, list[str]] = {page: [] for page in _PAGES_WITHOUT_SECTION}
 html_theme_options = {
     "header_links_before_dropdown": 7,
     "navbar_align": "left",
