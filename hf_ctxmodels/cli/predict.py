@@ -18,7 +18,7 @@ from hf_ctxmodels.core.errors import CtxError, describe_error
 from hf_ctxmodels.core.flags import REQUIRED, check_range, flag
 from hf_ctxmodels.core.output_files import check_output_file, write_text_file
 from hf_ctxmodels.downstream.multitask.task_list import KINDS
-from hf_ctxmodels.downstream.tasks import TaskArguments
+from hf_ctxmodels.downstream.tasks import QuestionAnswering, TaskArguments
 from hf_ctxmodels.inference.prediction import Predictor
 
 _COLUMNS = ("text_columns", "choice_columns", "doc_stride", "max_answer_length", "both_orders")
@@ -55,8 +55,8 @@ def main() -> None:
     predictor = Predictor.open(arguments.model, task_arguments, **{name: getattr(arguments, name) for name in names})
     task = predictor.task
     task.check_unused_arguments()
-    if arguments.may_be_unanswerable:
-        task.has_unanswerable = True
+    if isinstance(task, QuestionAnswering):
+        task.has_unanswerable = arguments.may_be_unanswerable
     predictor.model.to(device)
     examples = task.read_unlabelled(arguments.input)
     print_status(f"{type(predictor.model).__name__} predicts {len(examples):,} examples")

@@ -251,7 +251,7 @@ class WordVectorConversion(Conversion):
             Path(self.output).parent.mkdir(parents=True, exist_ok=True)
             if self.output_format == GENSIM:
                 vectors.to_gensim().save(self.output)
-            else:
+            elif self.output_format is not None:
                 WRITERS[self.output_format](vectors, self.output)
         shape = f"{len(vectors.words)} words of {vectors.matrix.shape[1]} dimensions"
         print(f"{shape}: {self.input} -> {self.output}")

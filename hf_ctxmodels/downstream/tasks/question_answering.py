@@ -150,8 +150,11 @@ class QuestionAnswering(Task[Question]):
         if file_suffix(Path(file)) == ".json":
             return read_squad(file, has_answers=False)
         columns = ("question", "context")
-        rows = [(get_texts(row, columns), row.location) for row in read_table(file, columns)]
-        return [Question(str(i), *texts, (), location) for i, (texts, location) in enumerate(rows, 1)]
+        questions = []
+        for number, row in enumerate(read_table(file, columns), 1):
+            question, context = get_texts(row, columns)
+            questions.append(Question(str(number), question, context, (), row.location))
+        return questions
 
     def configure(self, config: PreTrainedConfig, train: Sequence[Question], validation: Sequence[Question]) -> None:
         """Note whether a question is unanswerable."""
