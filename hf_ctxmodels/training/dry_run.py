@@ -48,9 +48,9 @@ def estimate_pretraining(arguments: PretrainingArguments, run: PretrainingRun) -
     loop, timer = run.loop, StepTimer()
     loop.evaluate, loop.callbacks = None, [*loop.callbacks, timer]
     with tempfile.TemporaryDirectory() as folder:
-        loop.arguments = replace(
-            loop.arguments, output_dir=folder, save_steps=0, eval_steps=0, resume=False, report_to="none"
-        )
+        rate = None if loop.arguments.learning_rate == "auto" else loop.arguments.learning_rate
+        settings: dict[str, Any] = {"save_steps": 0, "eval_steps": 0, "resume": False, "report_to": "none"}
+        loop.arguments = replace(loop.arguments, output_dir=folder, learning_rate=rate, **settings)
         result = loop.run()
         size = sum(file.stat().st_size for file in Path(folder).glob("checkpoint-*/*"))
     tokens = result.tokens / result.steps * loop.total_steps

@@ -174,15 +174,14 @@ def test_transfer(workspace: Path, languages: dict[str, Path]) -> None:
 
 
 def test_conversion(shared_data: Path, tmp_path: Path) -> None:
-    script = ROOT / "hf_ctxmodels" / "conversion" / "adapters.py"
     for name in ("lang", "houlsby"):
         start = shared_data / "adapters_fixture" / "bert" / f"{name}_bin"
-        assert name in command_output(script, adapter=start, output=tmp_path / name)
+        assert name in command_output("convert adapter", adapter=start, output=tmp_path / name)
         for path in (start.parent / name).glob("*.safetensors"):
             converted, expected = load_file(tmp_path / name / path.name), load_file(path)
             assert converted.keys() == expected.keys()
             assert all(torch.equal(converted[key], expected[key]) for key in expected)
         model = FAMILIES["bert"].models["AutoModel"].from_pretrained(start.parent / "model")
         assert load_adapter(model, tmp_path / name) == name
-    message = command_output(script, adapter=tmp_path / "none", output=tmp_path / "x", fails=True)
+    message = command_output("convert adapter", adapter=tmp_path / "none", output=tmp_path / "x", fails=True)
     assert "There is no such directory" in message
