@@ -35,7 +35,7 @@ def save_model(family: FamilySpec, directory: Path) -> Path:
         objective=next(iter(family.objectives), None),
         objective_options={"mlm_probability": 0.15},
         rates={"masked": 0.1498},
-        metrics={"eval_loss": 2.25},
+        metrics={"eval_loss": 2.25, "baseline_loss": 3.5},
         hyperparameters={"learning_rate": 1e-4},
         curve=[{"step": step, "loss": 5.0 - step / 20} for step in range(5, 41, 5)],
     ).save(directory)
