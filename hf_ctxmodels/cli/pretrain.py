@@ -67,7 +67,8 @@ def main() -> None:
 
 def show_results(summary: TrainingSummary, output: str) -> None:
     """Print the files in the output directory, the validation metrics with their baselines and ranges, and warnings."""
-    print(f"  {', '.join(sorted(path.name for path in Path(output).iterdir()))}")
+    files = sorted(path.name for path in Path(output).iterdir() if not path.name.startswith("."))
+    print(f"  {', '.join(files)}")
     for name, value in summary.metrics.items():
         if name.startswith("eval_"):
             baseline = summary.baselines.get(name.removeprefix("eval_"))
