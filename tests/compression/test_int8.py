@@ -241,7 +241,8 @@ def test_the_command(tmp_path: Path) -> None:
     """Static scales of a calibration, and errors of its flags."""
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghij"]
     FAMILIES["bert"].tokenizer(vocab={word: number for number, word in enumerate(words)}).save_pretrained(tmp_path)
-    config = CtxBertConfig(**FAMILIES["bert"].sizes["tiny"], vocab_size=len(words), initializer_range=0.2)
+    fields = {**FAMILIES["bert"].sizes["tiny"], "vocab_size": len(words), "initializer_range": 0.2}
+    config = CtxBertConfig(**fields)
     CtxBertForSequenceClassification(config).save_pretrained(tmp_path)
     texts = tmp_path / "texts.txt"
     texts.write_text("a b c d\n" * 3, encoding="utf-8")
