@@ -100,7 +100,7 @@ def test_classifiers_reach_bags_of_words(shared_data, pretrained, tmp_path, read
     flags = {"model": pretrained, "text_columns": ",".join(columns), "output_dir": tmp_path / "model"}
     assert run_command("finetune", "sequence-classification", **flags, **files, save_steps=0) == 0
     values = summary(tmp_path / "model")
-    assert values["eval_accuracy"] > values["baseline_tfidf_accuracy"] - 0.02
+    assert values["eval_accuracy"] > values["baseline_accuracy_tfidf"] - 0.03
 
 
 def test_translation_from_random_weights(shared_data, tmp_path) -> None:
