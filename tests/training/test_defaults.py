@@ -56,12 +56,13 @@ def test_narrow_sizes_have_wider_initialisation() -> None:
         assert ranges == [0.049, 0.035, 0.02], name
 
 
-def test_length_follows_from_parameters_and_examples(workspace, problem, tmp_path, capfd) -> None:
+def test_length_follows_from_parameters_and_examples(workspace, problem, tmp_path, capfd, monkeypatch) -> None:
+    monkeypatch.setattr("hf_ctxmodels.training.defaults.MAX_PRETRAINING_EPOCHS", 4)
     model = new_model(workspace)
     result = run(model, problem, arguments(tmp_path, **UNSET, per_device_batch_size=64))
     examples = len(problem[2])
     tokens_by_rule, tokens_per_epoch = 20 * model.num_parameters(), result.tokens / result.steps / 64 * examples
-    expected = min(tokens_by_rule, 40 * tokens_per_epoch) / tokens_per_epoch * examples / 64
+    expected = min(tokens_by_rule, 4 * tokens_per_epoch) / tokens_per_epoch * examples / 64
     assert result.steps == pytest.approx(expected, rel=0.1)
     line = next(line for line in capfd.readouterr().err.splitlines() if line.startswith("defaults:"))
     assert all(text in line for text in ("learning rate", "warm-up", f"{result.steps} steps", "width 32"))
