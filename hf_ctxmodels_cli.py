@@ -109,7 +109,7 @@ GROUPS: dict[str, dict[str, Command | CommandGroup]] = {
     },
     "file formats and publication": {
         "convert": CommandGroup(
-            "Convert files of other libraries to a model.",
+            "Convert between the files of other libraries and models.",
             {name: Command(text, "convert", arguments=tuple(path)) for name, (text, *path) in CONVERSIONS.items()},
             "FORMAT",
         ),
@@ -205,8 +205,8 @@ def find_command(arguments: list[str]) -> tuple[list[str], Command]:
     group = " ".join([PROGRAM, *arguments[:number]])
     names = {name: name for name in commands}
     if not number:
-        groups = [(name, group) for name, group in COMMANDS.items() if isinstance(group, CommandGroup)]
-        names = {subname: f"{name} {subname}" for name, group in groups for subname in group.subcommands} | names
+        groups = [(name, entry) for name, entry in COMMANDS.items() if isinstance(entry, CommandGroup)]
+        names = {subname: f"{name} {subname}" for name, entry in groups for subname in entry.subcommands} | names
     similar = difflib.get_close_matches(name, names, n=1)
     suggestion = f"did you mean {names[similar[0]]}? " if similar else ""
     raise UnknownCommandError(

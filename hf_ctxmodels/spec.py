@@ -184,8 +184,8 @@ def encoder_size(width: int, layers: int, heads: int) -> dict[str, Any]:
     """Return the configuration fields of a Transformer with a feed-forward layer of four times the hidden size.
 
     The published standard deviation of the initialisation, 0.02, is for a width of 768 and more. In narrower models it
-    is proportional to width ** -0.5, so that linear layers keep the variance of their inputs (Glorot & Bengio 2010,
-    section 4.2); `model_cards/experiments/defaults.md` compares both.
+    is proportional to width ** -0.5, so that the variance of a linear layer's outputs does not depend on the width (as
+    in Glorot & Bengio 2010, section 4.2); `model_cards/experiments/defaults.md` compares both.
     """
     return {
         "hidden_size": width,

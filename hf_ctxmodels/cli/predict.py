@@ -21,7 +21,7 @@ from hf_ctxmodels.downstream.multitask.task_list import KINDS
 from hf_ctxmodels.downstream.tasks import QuestionAnswering, TaskArguments
 from hf_ctxmodels.inference.prediction import Predictor
 
-_COLUMNS = ("text_columns", "choice_columns", "doc_stride", "max_answer_length", "both_orders")
+_TASK_FLAGS = ("text_columns", "choice_columns", "doc_stride", "max_answer_length", "both_orders")
 
 
 @dataclass
@@ -46,7 +46,7 @@ class PredictionArguments:
 def main() -> None:
     """Predict, and print or write the results."""
     arguments, task_arguments = parse_arguments(
-        PredictionArguments, (TaskArguments, _COLUMNS), description=__doc__, essential=("model", "input", "output")
+        PredictionArguments, (TaskArguments, _TASK_FLAGS), description=__doc__, essential=("model", "input", "output")
     )
     if arguments.output is not None:
         check_output_file(arguments.output, flag="--output", overwrite=arguments.overwrite, inputs=(arguments.input,))

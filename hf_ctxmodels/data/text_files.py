@@ -17,7 +17,7 @@ from hf_ctxmodels.core.loading import parse_json
 from hf_ctxmodels.data.documents import TextWithUnits, TranslatedText
 
 FILE_SUFFIXES = (".txt", ".jsonl", ".parquet")
-_TABLE_SUFFIXES = (".csv", ".tsv", ".json", ".conll", ".conllu", ".xml", ".html", ".tar")
+_OTHER_FORMATS = (".csv", ".tsv", ".json", ".conll", ".conllu", ".xml", ".html", ".tar")
 _SAMPLE_SIZE = 1 << 20  # characters of the first file that `guess_separator` reads
 _SMALL_FILE = 1 << 16  # bytes
 
@@ -38,9 +38,9 @@ def file_suffix(path: Path) -> str:
 
 
 def document_suffix(path: Path) -> str:
-    """`file_suffix`, or ".txt" for a `.gz` file of another name that is no known format, such as `news.en.gz`."""
+    """`file_suffix`, or ".txt" for a `.gz` file without the suffix of a known format, such as `news.en.gz`."""
     suffix = file_suffix(path)
-    is_text = path.suffix == ".gz" and suffix not in (*FILE_SUFFIXES, *_TABLE_SUFFIXES)
+    is_text = path.suffix == ".gz" and suffix not in (*FILE_SUFFIXES, *_OTHER_FORMATS)
     return ".txt" if is_text else suffix
 
 

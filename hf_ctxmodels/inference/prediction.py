@@ -69,9 +69,15 @@ class Predictor:
         summary = TrainingSummary.load(source) if (Path(source) / SUMMARY_FILE).is_file() else None
         if summary is not None and summary.task == "pretraining":
             summary = None
-        if task is None and summary is not None:  # of a multi-task model: "rte (sequence-classification), ..."
-            task = dict(re.findall(r"(\S+) \(([\w-]+)\)", summary.task)).get(task_name, summary.task)
-        task = _task_of_head(config, auto_class, source, task)
+        summary_task = None
+        if summary is not None:  # of a multi-task model: "rte (sequence-classification), ..."
+            summary_task = dict(re.findall(r"(\S+) \(([\w-]+)\)", summary.task)).get(task_name, summary.task)
+        head_task = _task_of_head(config, auto_class, source, task or summary_task)
+        if task not in (None, head_task):
+            raise CtxError(
+                f"The model's head is for the task {head_task}.", location=f"--task {task}", hint="remove --task."
+            )
+        task = head_task
         limit = getattr(config, "max_sequence_length", None) or TaskArguments.max_length
         length = max_length or (summary and summary.max_length) or min(limit, TaskArguments.max_length)
         model_task = TASKS[task](replace(arguments or TaskArguments(), max_length=length))

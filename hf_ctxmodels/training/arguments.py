@@ -38,7 +38,7 @@ class AdamOptions(OptimizerOptions):
 
 @dataclass(frozen=True)
 class AdamWOptions(AdamOptions):
-    """AdamW (Loshchilov & Hutter 2019), optionally with steps scaled by the size of the parameters."""
+    """AdamW (Loshchilov & Hutter 2019), optionally with steps scaled by the root mean square of the parameters."""
 
     scale_by_size: bool = flag(False, "Multiply the step of each parameter by its root mean square, as for T5.")
 
@@ -147,8 +147,8 @@ SCHEDULERS: dict[str, type] = {
 class LoopArguments:
     """Training.
 
-    `optimizer` and `lr_scheduler` may be given as on the command line, `"adamw:beta2=0.98"`. If they are None, the
-    optimizer, learning rate, warm-up and length follow from the model and the data, see `training.defaults`.
+    `optimizer` and `lr_scheduler` may be given as on the command line, `"adamw:beta2=0.98"`. An optimizer,
+    learning rate, warm-up or length of None is chosen from the model and the data, see `training.defaults`.
     """
 
     is_finetuning: ClassVar[bool] = False

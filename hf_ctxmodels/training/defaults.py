@@ -20,12 +20,15 @@ from hf_ctxmodels.training.arguments import (
     AdamOptions,
     AdamWOptions,
     ConstantOptions,
+    CosineOptions,
+    LinearOptions,
     LoopArguments,
 )
 
 BASE_WIDTH, BASE_LAYERS = 768, 12  # BERT-base
 PRETRAINING_RATE, FINETUNING_RATE = 1.4e-4, 5e-5  # of Adam, for BERT-base
-SCALED_PRETRAINING_RATE, SCALED_FINETUNING_RATE = 1e-2, 1e-3  # of steps that are scaled by the size of the weights
+# of steps multiplied by the root mean square of the parameter
+SCALED_PRETRAINING_RATE, SCALED_FINETUNING_RATE = 1e-2, 1e-3
 TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022 (arXiv 2203.15556), table 3
 MAX_PRETRAINING_EPOCHS = 40  # Devlin et al. 2019, appendix A.2
 # Devlin et al. 2019, appendix A.3; Mosbach et al. 2021 (arXiv 2006.04884), section 6: more epochs for small datasets
@@ -52,6 +55,8 @@ def rate_for_size(config: PreTrainedConfig | None, base_rate: float) -> float:
 
 def _width_and_layers(config: Any) -> tuple[int, int]:
     """Hidden size, and number of layers in the encoder or in the decoder."""
+    if config is None:
+        return BASE_WIDTH, BASE_LAYERS
     return getattr(config, "hidden_size", BASE_WIDTH), max(1, getattr(config, "num_hidden_layers", None) or 1)
 
 
@@ -68,7 +73,10 @@ def with_default_rates(arguments: LoopArguments, config: PreTrainedConfig | None
     optimizer = family_optimizer if arguments.optimizer is None else arguments.optimizer
     rate, warmup = arguments.learning_rate, arguments.warmup_steps
     estimates_moments = isinstance(optimizer, AdamOptions | AdafactorOptions)
-    if warmup is None and (not estimates_moments or isinstance(arguments.lr_scheduler, ConstantOptions)):
+    has_linear_decay = isinstance(arguments.lr_scheduler, LinearOptions | CosineOptions)
+    if warmup is None and (
+        isinstance(arguments.lr_scheduler, ConstantOptions) or (has_linear_decay and not estimates_moments)
+    ):
         warmup = 0  # the length of a run with a constant rate may change
     if rate is None and optimizer == family_optimizer and not arguments.is_finetuning:
         rate = defaults.learning_rate
@@ -124,7 +132,7 @@ def with_default_length(
 def describe_defaults(
     arguments: LoopArguments, resolved: LoopArguments, config: PreTrainedConfig, total_steps: int
 ) -> str:
-    """A line with the values that were chosen, and from what; empty if all were set."""
+    """One line with the values chosen by default and their reasons; empty if all flags are set."""
     width, layers = _width_and_layers(config)
     length = f"{total_steps:,} steps"
     if resolved.num_train_epochs is not None:
@@ -135,7 +143,9 @@ def describe_defaults(
     if arguments.optimizer is None:
         chosen.append(str(flat_options(resolved)["optimizer"]))
     if arguments.learning_rate is None:
-        chosen.append(f"learning rate {resolved.learning_rate:g} (width {width}, {layers} layers)")
+        rates_by_size = [rate_for_size(config, rate) for rate in (PRETRAINING_RATE, FINETUNING_RATE)]
+        size = f" (width {width}, {layers} layers)" if resolved.learning_rate in rates_by_size else ""
+        chosen.append(f"learning rate {resolved.learning_rate:g}{size}")
     if arguments.warmup_steps is None:
         chosen.append(f"{resolved.warmup(total_steps):,} steps of warm-up")
     if arguments.max_steps is None and arguments.num_train_epochs is None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.training.pretraining import PretrainingArguments, PretrainingRun
 
@@ -20,12 +21,12 @@ MAX_SECONDS, MIN_STEPS = 60.0, 3
 class DryRunArguments:
     """Estimate."""
 
-    dry_run: bool = flag(False, "Train for at most a minute, and print the size and the duration of the run.")
+    dry_run: bool = flag(False, "Train for about a minute, and print the size and the estimated duration of the run.")
 
 
 class StepTimer(TrainerCallback):
-    """Ends the training after `MIN_STEPS` steps and `MAX_SECONDS`; the first step, which allocates memory, is not
-    timed."""
+    """Stops training once both `MIN_STEPS` timed steps and `MAX_SECONDS` have passed. The first step, which allocates
+    memory, is not timed."""
 
     def __init__(self) -> None:
         self._times: list[float] = []
@@ -43,22 +44,29 @@ class StepTimer(TrainerCallback):
 
 
 def estimate_pretraining(arguments: PretrainingArguments, run: PretrainingRun) -> Iterator[str]:
-    """Train for at most `MAX_SECONDS`, without saving anything, and yield lines with the size and the duration of the
-    run. Evaluations and checkpoints are not part of the estimate."""
+    """Train for about `MAX_SECONDS` in a temporary directory, and yield lines with the size and the duration of the
+    run. Evaluations and checkpoints are not part of the estimate. Raises CtxError on several processes."""
+    if run.loop.accelerator.num_processes > 1:
+        raise CtxError(
+            "A dry run measures one process.",
+            location=f"--dry_run on {run.loop.accelerator.num_processes} processes",
+            hint="start it without `accelerate launch`.",
+        )
     loop, timer = run.loop, StepTimer()
     loop.evaluate, loop.callbacks = None, [*loop.callbacks, timer]
     with tempfile.TemporaryDirectory() as folder:
-        rate = None if loop.arguments.learning_rate == "auto" else loop.arguments.learning_rate
+        rate = 1e-4 if loop.arguments.learning_rate == "auto" else loop.arguments.learning_rate
         settings: dict[str, Any] = {"save_steps": 0, "eval_steps": 0, "resume": False, "report_to": "none"}
         loop.arguments = replace(loop.arguments, output_dir=folder, learning_rate=rate, **settings)
         result = loop.run()
         size = sum(file.stat().st_size for file in Path(folder).glob("checkpoint-*/*"))
     tokens = result.tokens / result.steps * loop.total_steps
-    seconds = timer.seconds_per_step * loop.total_steps
-    documents, _ = arguments.load()
-    words = sum(len(text.split()) for document in documents for text in document)
+    seconds = max(timer.seconds_per_step * loop.total_steps, 1e-3)
     yield f"parameters      {result.parameters:,}"
-    yield f"training text   {words:,} words, {loop.examples_per_epoch or 0:,} examples"
+    if loop.examples_per_epoch is not None:
+        documents, _ = arguments.load()
+        words = sum(len(text.split()) for document in documents for text in document)
+        yield f"training text   {words:,} words, {loop.examples_per_epoch:,} examples"
     yield f"steps           {loop.total_steps:,} of {result.global_batch_size:,} examples, {tokens:,.0f} tokens"
     yield f"checkpoint      {size / 1e6:,.1f} MB; --save_total_limit {loop.arguments.save_total_limit}"
     yield f"speed           {tokens / seconds:,.0f} tokens/s, measured in {result.steps:,} steps"

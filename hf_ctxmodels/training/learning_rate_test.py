@@ -22,7 +22,7 @@ from hf_ctxmodels.training.training_step import Batch, TrainingStep, next_batche
 RANGE_TEST_FILE = "lr_range_test.csv"
 LOWEST_RATE, HIGHEST_RATE, MAX_STEPS = 1e-6, 10.0, 100
 _DIVERGENCE = 4.0  # multiple of the lowest loss at which the test stops, as in fastai's `lr_find`
-_MOMENTUM = 0.8  # of the running loss that is compared with it
+_MOMENTUM = 0.8  # of the running mean of the loss, which is compared with `_DIVERGENCE`
 _SIGMA = 3.0  # steps; standard deviation of the Gaussian that smooths the curve
 
 
@@ -45,11 +45,15 @@ class RangeTest:
 
     @property
     def suggestion(self) -> float:
-        """The rate of the steepest descent of the smoothed loss, within a tenth and a half of the rate with the lowest
-        loss, where longer training is no longer stable; raises CtxError if the loss does not fall.
+        """The rate at which the smoothed loss falls fastest, clipped to between 1/10 and 1/2 of the rate with the
+        lowest loss, because longer training at that rate diverges; raises CtxError if the loss does not fall.
 
         `docs/how-to/pretrain.md` has a comparison with a tenth.
         """
+        if not len(self.losses):
+            raise CtxError(
+                "The loss of the first step is not finite.", location="--learning_rate auto", hint="check the data."
+            )
         losses = self.smoothed
         if not losses.min() < losses[0]:
             raise CtxError(

@@ -158,7 +158,7 @@ class TrainingLog:
     """Prints and records training on the main process.
 
     A terminal shows a progress bar with the remaining time, the loss and non-padding tokens per second, updated every
-    second; otherwise there are lines of these after the first step, at growing intervals and for each record. All
+    second; otherwise it prints them as a line after the first step, at growing intervals and for each record. All
     records are written to `training_log.jsonl` and to the trackers.
 
     Args:
@@ -221,7 +221,8 @@ class TrainingLog:
             file.write(json.dumps(record) + "\n")
         if "loss" not in values:
             entries = [f"{name} {value:.4g}" for name, value in values.items()]
-            entries[_MAX_SHOWN_METRICS:] = ["..."] * (len(entries) > _MAX_SHOWN_METRICS)
+            if len(entries) > _MAX_SHOWN_METRICS:
+                entries = [*entries[:_MAX_SHOWN_METRICS], "..."]
             print_status("  ".join([f"step {step:,}", *entries]))
         self._accelerator.log(values, step=step)
 

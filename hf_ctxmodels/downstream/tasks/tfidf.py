@@ -9,7 +9,7 @@ import numpy as np
 
 MAX_TEXTS, MAX_FEATURES, MAX_CHARACTERS = 10_000, 50_000, 1_000
 TFIDF_NOTE = (
-    "TF-IDF: logistic or ridge regression on word counts "
+    "TF-IDF: logistic or ridge regression on TF-IDF features of words "
     f"({MAX_FEATURES:,} features, at most {MAX_TEXTS:,} training examples)"
 )
 _WORDS = r"[\u3040-\u30ff\u3400-\u9fff]|\w+"  # a Chinese or Japanese character is a word
