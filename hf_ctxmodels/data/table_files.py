@@ -68,7 +68,7 @@ def read_table(file: str | Path, columns: Sequence[str]) -> list[Row]:
 
 
 def read_texts(file: str | Path, column: str) -> list[Row]:
-    """`read_table` of a single column; a `.txt` file without a header that has the column has one text per line.
+    """Read one column of a table, or the lines of a `.txt` file whose first line is not a header with this column.
     Blank lines are skipped."""
     if file_suffix(Path(file)) == ".txt":
         lines = read_text(file).split("\n")

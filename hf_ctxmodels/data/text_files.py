@@ -47,8 +47,9 @@ def document_suffix(path: Path) -> str:
 def guess_separator(files: Sequence[Path], is_directory: bool = False) -> Separator:
     """Guess what ends a document in text files.
 
-    Small files of a directory, or ten small files or more, are documents. Otherwise the first file decides: without
-    blank lines between 20 lines or more, each line is a document; else a blank line ends a document.
+    If a directory has several files, or a pattern matches at least ten, and their median size is at most `_SMALL_FILE`,
+    each file is a document. Otherwise the first file decides: if it has at least 20 lines of text and no blank line
+    between them, each line is a document; else a blank line ends a document.
     """
     sizes = sorted(file.stat().st_size for file in files)
     if len(files) >= (2 if is_directory else 10) and sizes[len(sizes) // 2] <= _SMALL_FILE:

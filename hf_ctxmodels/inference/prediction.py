@@ -77,10 +77,9 @@ class Predictor:
             raise CtxError(
                 f"The model's head is for the task {head_task}.", location=f"--task {task}", hint="remove --task."
             )
-        task = head_task
         limit = getattr(config, "max_sequence_length", None) or TaskArguments.max_length
         length = max_length or (summary and summary.max_length) or min(limit, TaskArguments.max_length)
-        model_task = TASKS[task](replace(arguments or TaskArguments(), max_length=length))
+        model_task = TASKS[head_task](replace(arguments or TaskArguments(), max_length=length))
         model_source = StartingModelArguments(model=source, task_name=task_name)
         config, tokenizer = load_config_and_tokenizer(model_source, model_task)
         check_tokenizer_matches_model(tokenizer, config, length, location=source)

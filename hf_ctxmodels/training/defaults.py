@@ -23,6 +23,7 @@ from hf_ctxmodels.training.arguments import (
     CosineOptions,
     LinearOptions,
     LoopArguments,
+    OptimizerOptions,
 )
 
 BASE_WIDTH, BASE_LAYERS = 768, 12  # BERT-base
@@ -66,32 +67,42 @@ def with_default_rates(arguments: LoopArguments, config: PreTrainedConfig | None
     Raises:
         CtxError: No learning rate is set, and there is no rule for the optimizer.
     """
-    defaults = family_defaults(config)
-    family_optimizer = parse_choice(
-        defaults.finetuning_optimizer if arguments.is_finetuning else defaults.optimizer, OPTIMIZERS, "--optimizer"
-    )
-    optimizer = family_optimizer if arguments.optimizer is None else arguments.optimizer
-    rate, warmup = arguments.learning_rate, arguments.warmup_steps
-    estimates_moments = isinstance(optimizer, AdamOptions | AdafactorOptions)
-    has_linear_decay = isinstance(arguments.lr_scheduler, LinearOptions | CosineOptions)
-    if warmup is None and (
-        isinstance(arguments.lr_scheduler, ConstantOptions) or (has_linear_decay and not estimates_moments)
-    ):
-        warmup = 0  # the length of a run with a constant rate may change
-    if rate is None and optimizer == family_optimizer and not arguments.is_finetuning:
-        rate = defaults.learning_rate
+    optimizer = arguments.optimizer or _family_optimizer(arguments, config)
+    rate, warmup, scheduler = arguments.learning_rate, arguments.warmup_steps, arguments.lr_scheduler
     if rate is None:
-        if not isinstance(optimizer, AdamWOptions | AdafactorOptions):
-            raise CtxError(
-                f"{type(optimizer).__name__.removesuffix('Options')} has no default learning rate.",
-                location="--optimizer",
-                hint="pass --learning_rate.",
-            )
-        if optimizer.scale_by_size:
-            rate = SCALED_FINETUNING_RATE if arguments.has_pretrained_weights else SCALED_PRETRAINING_RATE
-        else:
-            rate = rate_for_size(config, FINETUNING_RATE if arguments.has_pretrained_weights else PRETRAINING_RATE)
+        rate, _ = _default_rate(arguments, optimizer, config)
+    if warmup is None:
+        if isinstance(scheduler, ConstantOptions):
+            warmup = 0  # the length of the run may change
+        elif isinstance(scheduler, LinearOptions | CosineOptions) and not isinstance(
+            optimizer, AdamOptions | AdafactorOptions
+        ):
+            warmup = 0  # there are no second moments to estimate
     return replace(arguments, optimizer=optimizer, learning_rate=rate, warmup_steps=warmup)
+
+
+def _family_optimizer(arguments: LoopArguments, config: PreTrainedConfig | None) -> OptimizerOptions:
+    defaults = family_defaults(config)
+    name = defaults.finetuning_optimizer if arguments.is_finetuning else defaults.optimizer
+    return parse_choice(name, OPTIMIZERS, "--optimizer")
+
+
+def _default_rate(
+    arguments: LoopArguments, optimizer: OptimizerOptions, config: PreTrainedConfig | None
+) -> tuple[float, bool]:
+    """The learning rate of an optimizer, and whether it depends on the size of the model."""
+    rate = family_defaults(config).learning_rate
+    if rate is not None and not arguments.is_finetuning and optimizer == _family_optimizer(arguments, config):
+        return rate, False
+    if not isinstance(optimizer, AdamWOptions | AdafactorOptions):
+        raise CtxError(
+            f"{type(optimizer).__name__.removesuffix('Options')} has no default learning rate.",
+            location="--optimizer",
+            hint="pass --learning_rate.",
+        )
+    if optimizer.scale_by_size:
+        return (SCALED_FINETUNING_RATE if arguments.has_pretrained_weights else SCALED_PRETRAINING_RATE), False
+    return rate_for_size(config, FINETUNING_RATE if arguments.has_pretrained_weights else PRETRAINING_RATE), True
 
 
 def finetuning_epochs(num_examples: int, batch_size: int) -> float:
@@ -142,10 +153,9 @@ def describe_defaults(
     chosen = []
     if arguments.optimizer is None:
         chosen.append(str(flat_options(resolved)["optimizer"]))
-    if arguments.learning_rate is None:
-        rates_by_size = [rate_for_size(config, rate) for rate in (PRETRAINING_RATE, FINETUNING_RATE)]
-        size = f" (width {width}, {layers} layers)" if resolved.learning_rate in rates_by_size else ""
-        chosen.append(f"learning rate {resolved.learning_rate:g}{size}")
+    if arguments.learning_rate is None and resolved.optimizer is not None:
+        rate, is_by_size = _default_rate(resolved, resolved.optimizer, config)
+        chosen.append(f"learning rate {rate:g}" + (f" (width {width}, {layers} layers)" if is_by_size else ""))
     if arguments.warmup_steps is None:
         chosen.append(f"{resolved.warmup(total_steps):,} steps of warm-up")
     if arguments.max_steps is None and arguments.num_train_epochs is None:

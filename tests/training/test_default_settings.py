@@ -89,12 +89,8 @@ def test_translation_from_random_weights(shared_data, tmp_path) -> None:
     }
     (tmp_path / "text.txt").write_text("\n".join("\n".join(pair) for pair in splits["train"]), encoding="utf-8")
     tokenizer, output = tmp_path / "tokenizer", tmp_path / "model"
-    assert (
-        run_command(
-            "data", "tokenizer", family="bart", dataset=tmp_path / "text.txt", vocab_size=4000, output_dir=tokenizer
-        )
-        == 0
-    )
+    flags = {"family": "bart", "dataset": tmp_path / "text.txt", "vocab_size": 4000, "output_dir": tokenizer}
+    assert run_command("data", "tokenizer", **flags) == 0
     files = {
         "train_file": write_rows(tmp_path / "train.csv", ("source", "target"), splits["train"]),
         "validation_file": write_rows(tmp_path / "val.csv", ("source", "target"), splits["val"][:500]),
