@@ -18,8 +18,9 @@ from hf_ctxmodels import CtxBertConfig, CtxBertForPreTraining
 from hf_ctxmodels.data import build_training_set, load_documents
 from hf_ctxmodels.objectives import MaskedLMWithNextSentence
 from hf_ctxmodels.registry import FAMILIES
+from hf_ctxmodels.training.accelerator import make_accelerator
 from hf_ctxmodels.training.arguments import LoopArguments
-from hf_ctxmodels.training.loop import TrainingLoop, make_accelerator
+from hf_ctxmodels.training.loop import TrainingLoop
 from hf_ctxmodels.training.model_loading import load_tokenizer
 from hf_ctxmodels.training.training_log import read_log
 

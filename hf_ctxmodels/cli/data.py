@@ -16,6 +16,7 @@ from hf_ctxmodels.conversion.word_vectors import WordVectors
 from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.console import print_status, progress_bar
 from hf_ctxmodels.core.constants import MAX_SEED
+from hf_ctxmodels.core.devices import DeviceArguments
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, check_range, flag, parse_choices
 from hf_ctxmodels.core.output_files import check_output_directory, check_output_file, write_text_file
@@ -211,11 +212,11 @@ def augment() -> None:
     vectors (TinyBERT: 10 copies for MNLI and QQP, 20 for SST-2 and QNLI, 30 for CoLA, MRPC, STS-B and RTE). `--rule
     masking` masks words and samples n-grams (Tang et al. 2019), with the tokenizer of --model alone.
     """
-    (arguments,) = parse_arguments(AugmentationArguments, description=getdoc(augment))
+    arguments, placement = parse_arguments(AugmentationArguments, DeviceArguments, description=getdoc(augment))
     check_output_file(arguments.output, flag="--output", overwrite=arguments.overwrite, inputs=[arguments.input])
     columns = [column.strip() for column in arguments.text_columns.split(",")]
     rows = read_table(arguments.input, [*columns, arguments.label_column])
-    augmenter = Augmenter(_make_rule(arguments), arguments.copies, arguments.seed)
+    augmenter = Augmenter(_make_rule(arguments, placement), arguments.copies, arguments.seed)
     lines = []
     for index, row in enumerate(progress_bar(rows, "augmenting", unit="examples")):
         label = {arguments.label_column: row.values[arguments.label_column]}
@@ -225,7 +226,7 @@ def augment() -> None:
     print(f"{len(rows)} examples augmented to {len(lines)}, in {arguments.output}")
 
 
-def _make_rule(arguments: AugmentationArguments) -> Substitution | Masking:
+def _make_rule(arguments: AugmentationArguments, placement: DeviceArguments) -> Substitution | Masking:
     """The augmentation rule of the flags."""
     rule = arguments.rule
     if isinstance(rule, MaskingOptions):
@@ -244,5 +245,5 @@ def _make_rule(arguments: AugmentationArguments) -> Substitution | Masking:
         return [neighbour for neighbour, _ in space.most_similar(word, number)]
 
     checkpoint = Teacher.open(arguments.model)
-    model = checkpoint.load("AutoModelForMaskedLM")
+    model = placement.place(checkpoint.load("AutoModelForMaskedLM"))
     return Substitution(model, checkpoint.tokenizer, nearest, number=rule.candidates, probability=rule.probability)

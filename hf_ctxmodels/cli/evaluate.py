@@ -13,6 +13,7 @@ from hf_ctxmodels.architectures.sentence_encoder import encode_sentences
 from hf_ctxmodels.conversion.word_vectors import WordVectors
 from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.constants import MAX_SEED
+from hf_ctxmodels.core.devices import DeviceArguments, select_device
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, check_range, flag
 from hf_ctxmodels.core.output_files import check_output_file, write_text_file
@@ -66,7 +67,7 @@ def words() -> None:
             --analogies questions-words.txt.gz --most_frequent 30000
         hf-ctxmodels evaluate words --model runs/word2vec --near king --analogy man king woman
     """
-    (arguments,) = parse_arguments(WordArguments, description=getdoc(words))
+    arguments, placement = parse_arguments(WordArguments, (DeviceArguments, ["device"]), description=getdoc(words))
     if len(arguments.analogy) not in (0, 3):
         raise CtxError(
             f"Expected three words for an analogy, got {len(arguments.analogy)}.",
@@ -74,7 +75,8 @@ def words() -> None:
             hint="use, for example, man king woman.",
         )
     model = load_model(arguments.model, AutoModel.__name__, load_config(arguments.model))
-    space = WordSpace(WordVectors.from_model(model, load_tokenizer(arguments.model)), arguments.most_frequent)
+    vectors = WordVectors.from_model(model, load_tokenizer(arguments.model))
+    space = WordSpace(vectors, arguments.most_frequent, select_device(placement.device))
     for path in arguments.similarity:
         result = evaluate_similarity(space, read_similarities(path))
         print(f"{Path(path).name:<28} spearman {result.spearman:.4f}  {result.covered} of {result.pairs} pairs")
@@ -122,8 +124,9 @@ def sentences() -> None:
         hf-ctxmodels evaluate sentences --model runs/laser --retrieval verses.en.txt,verses.de.txt
         hf-ctxmodels evaluate sentences --model runs/xlm --pooling mean --retrieval en=verses.en.txt,de=verses.de.txt
     """
-    (arguments,) = parse_arguments(SentenceArguments, description=getdoc(sentences))
+    arguments, placement = parse_arguments(SentenceArguments, DeviceArguments, description=getdoc(sentences))
     model, tokenizer = load_model_and_tokenizer(arguments.model, AutoModel.__name__)
+    placement.place(model)
     encode = partial(encode_sentences, model, tokenizer, pooling=arguments.pooling, batch_size=arguments.batch_size)
 
     def tables(flag_name: str, num_files: int) -> list[tuple[list[str], list[str]]]:
@@ -191,9 +194,10 @@ def pairs() -> None:
     The baseline is a unigram model of the tokens in --unigram_text, preferably the training text of the model: it
     ignores the context.
     """
-    (arguments,) = parse_arguments(PairArguments, description=getdoc(pairs))
+    arguments, placement = parse_arguments(PairArguments, DeviceArguments, description=getdoc(pairs))
     minimal_pairs = [pair for path in arguments.pairs for pair in read_pairs(path)[: arguments.max_pairs]]
     model, tokenizer = load_model_and_tokenizer(arguments.model, _language_model_class)
+    placement.place(model)
     texts = (line for path in arguments.unigram_text for line in read_lines(Path(path)))
     unigrams = evaluate_pairs(minimal_pairs, unigram_scorer(tokenizer, texts))
     score_texts = partial(score, model, tokenizer, batch_size=arguments.batch_size)
@@ -243,8 +247,9 @@ def perplexity() -> None:
 
     hf-ctxmodels evaluate perplexity --model runs/gpt2 --dataset 'corpus/test*.txt' --stride 256
     """
-    (arguments,) = parse_arguments(PerplexityArguments, description=getdoc(perplexity))
+    arguments, placement = parse_arguments(PerplexityArguments, DeviceArguments, description=getdoc(perplexity))
     model, tokenizer = load_model_and_tokenizer(arguments.model, "AutoModelForCausalLM")
+    placement.place(model)
     separator: Separator | None = arguments.document_separator
     if separator is None and arguments.validation_fraction is None:
         separator = "blank"
@@ -283,11 +288,12 @@ def forgetting() -> None:
 
     The objective, its options and the maximum length are read from the pretrained checkpoint.
     """
-    (arguments,) = parse_arguments(ForgettingArguments, description=getdoc(forgetting))
+    arguments, placement = parse_arguments(ForgettingArguments, DeviceArguments, description=getdoc(forgetting))
     if arguments.output_file is not None:
         check_output_file(arguments.output_file, flag="--output_file", overwrite=arguments.overwrite)
     options = {"max_length": arguments.max_length, "held_out": arguments.validation_fraction}
     evaluation = PretrainingEvaluation.open(arguments.pretrained, *arguments.text, **options)
+    placement.place(evaluation.model)
     results = measure_forgetting(evaluation, arguments.finetuned, arguments.batch_size)
     if arguments.output_file is not None:
         write_text_file(arguments.output_file, json.dumps(results, indent=2) + "\n")
@@ -315,11 +321,15 @@ def ensemble() -> None:
     hf-ctxmodels evaluate ensemble --models runs/forward runs/backward --validation_file test.tsv
     """
     task_section = (TaskArguments, SequenceClassification.argument_names)
-    arguments, task_arguments = parse_arguments(EnsembleArguments, task_section, description=getdoc(ensemble))
+    arguments, task_arguments, placement = parse_arguments(
+        EnsembleArguments, task_section, DeviceArguments, description=getdoc(ensemble)
+    )
     task = SequenceClassification(task_arguments)
     examples = task.read(arguments.validation_file, "validation")
     auto_class, max_length = AutoModelForSequenceClassification.__name__, task_arguments.max_length
     classifiers = [load_model_and_tokenizer(source, auto_class, max_length) for source in arguments.models]
+    for model, _ in classifiers:
+        placement.place(model)
     scores = score_ensemble(classifiers, examples, task, arguments.batch_size)
     width = max(map(len, [*arguments.models, "ensemble"]))
     for name, metrics in zip([*arguments.models, "ensemble"], [*scores.members, scores.ensemble], strict=True):

@@ -15,6 +15,7 @@ from transformers import set_seed as seed_generators
 from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.constants import MAX_SEED
+from hf_ctxmodels.core.devices import DeviceArguments
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, check_range, flag, parse_choices
 from hf_ctxmodels.core.generation import LanguagePair
@@ -127,7 +128,7 @@ class GenerationArguments:
 
 def main() -> None:
     """Generate, and print or write the texts and the metrics."""
-    (arguments,) = parse_arguments(GenerationArguments, description=__doc__)
+    arguments, placement = parse_arguments(GenerationArguments, DeviceArguments, description=__doc__)
     if arguments.output_file is not None:
         inputs = (arguments.input, arguments.references)
         check_output_file(arguments.output_file, flag="--output_file", overwrite=arguments.overwrite, inputs=inputs)
@@ -141,6 +142,7 @@ def main() -> None:
             hint="use a file with a reference for each line of --input.",
         )
     model, tokenizer = load_model_and_tokenizer(arguments.model, _generation_head)
+    placement.place(model)
     print_status(f"{type(model).__name__} generates {len(texts):,} texts")
     if isinstance(arguments.decoding, SamplingOptions):
         seed_generators(arguments.decoding.seed)

@@ -10,11 +10,9 @@ single texts. The output is one JSON object per example, in the order of the inp
 import json
 from dataclasses import dataclass
 
-import torch
-
 from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.console import print_status
-from hf_ctxmodels.core.errors import CtxError, describe_error
+from hf_ctxmodels.core.devices import DeviceArguments
 from hf_ctxmodels.core.flags import REQUIRED, check_range, flag
 from hf_ctxmodels.core.output_files import check_output_file, write_text_file
 from hf_ctxmodels.downstream.multitask.task_list import KINDS
@@ -37,7 +35,6 @@ class PredictionArguments:
     max_length: int | None = flag(None, "Longest input in tokens; by default as in fine-tuning.")
     may_be_unanswerable: bool = flag(False, 'Question answering: answer "" if no answer is more probable.')
     per_device_batch_size: int = flag(32, "Examples per batch.")
-    device: str | None = flag(None, "cpu, cuda or cuda:N; by default the GPU if there is one.")
 
     def __post_init__(self) -> None:
         check_range(self, "max_length", "per_device_batch_size", at_least=1)
@@ -45,19 +42,22 @@ class PredictionArguments:
 
 def main() -> None:
     """Predict, and print or write the results."""
-    arguments, task_arguments = parse_arguments(
-        PredictionArguments, (TaskArguments, _TASK_FLAGS), description=__doc__, essential=("model", "input", "output")
+    arguments, task_arguments, placement = parse_arguments(
+        PredictionArguments,
+        (TaskArguments, _TASK_FLAGS),
+        DeviceArguments,
+        description=__doc__,
+        essential=("model", "input", "output"),
     )
     if arguments.output is not None:
         check_output_file(arguments.output, flag="--output", overwrite=arguments.overwrite, inputs=(arguments.input,))
-    device = _select_device(arguments.device)
     names = ("task", "task_name", "max_length")
     predictor = Predictor.open(arguments.model, task_arguments, **{name: getattr(arguments, name) for name in names})
     task = predictor.task
     task.check_unused_arguments()
     if isinstance(task, QuestionAnswering):
         task.has_unanswerable = arguments.may_be_unanswerable
-    predictor.model.to(device)
+    placement.place(predictor.model)
     examples = task.read_unlabelled(arguments.input)
     print_status(f"{type(predictor.model).__name__} predicts {len(examples):,} examples")
     results = predictor.predict(examples, arguments.per_device_batch_size, progress=True)
@@ -67,15 +67,3 @@ def main() -> None:
     else:
         write_text_file(arguments.output, text)
         print(f"{len(results):,} predictions in {arguments.output}")
-
-
-def _select_device(name: str | None) -> torch.device:
-    """A device, by default the GPU if there is one; raises CtxError if it is not available."""
-    try:
-        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise CtxError(
-            f"The device is not available: {describe_error(error)}.", location=f"--device {name}", hint="use cpu."
-        ) from error
-    return device

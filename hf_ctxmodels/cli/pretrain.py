@@ -3,8 +3,8 @@ r"""Pretrain a model of any family on raw text.
     hf-ctxmodels pretrain --family bert --config tiny --tokenizer DIR --dataset demo --max_steps 500 \
         --per_device_batch_size 32 --max_length 128 --output_dir DIR
 
-It also runs under `accelerate launch -m`. After an interruption the same command with --resume continues exactly from
-the last checkpoint.
+It also runs under `accelerate launch -m`. After an interruption the same command with --resume continues from the last
+checkpoint.
 """
 
 from pathlib import Path

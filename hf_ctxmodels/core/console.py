@@ -73,8 +73,9 @@ def format_next_commands(*commands: Sequence[object]) -> str:
 def run_script(main: Callable[[], object]) -> NoReturn:
     """Run a script's `main` and exit: with 0 when it returns, with `exit_code` (2 by default) after a `CtxError`.
 
-    A `CtxError`, a failed system call and an exhausted memory are printed to stderr without a traceback. An
-    interruption exits with 130. Other exceptions are defects of the program and keep their tracebacks.
+    A `CtxError`, a failed system call, an exhausted memory and an operation that cannot be deterministic are printed to
+    stderr without a traceback. An interruption exits with 130. Other exceptions are defects of the program and keep
+    their tracebacks.
     """
     code = 0
     try:
@@ -93,7 +94,8 @@ def run_script(main: Callable[[], object]) -> NoReturn:
 
 
 def _system_error(error: Exception) -> CtxError | None:
-    """A failed system call or allocation as a `CtxError`; None for a defect of the program."""
+    """A failed system call or allocation, or an operation that is not deterministic, as a `CtxError`; None for a defect
+    of the program."""
     if isinstance(error, OSError):
         names = [str(name) for name in (error.filename, error.filename2) if name is not None]
         location = " -> ".join(names) or None
@@ -106,4 +108,6 @@ def _system_error(error: Exception) -> CtxError | None:
             hint="use a smaller batch (--per_device_batch_size, with more --gradient_accumulation_steps), a smaller "
             "model or shorter inputs.",
         )
+    if isinstance(error, RuntimeError) and "does not have a deterministic implementation" in str(error):
+        return CtxError(f"{describe_error(error).partition(', but')[0]}.", hint="remove --deterministic.")
     return None

@@ -8,6 +8,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.console import progress_bar
+from hf_ctxmodels.core.devices import move_batch
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import check_range
 from hf_ctxmodels.core.generation import (
@@ -154,4 +155,4 @@ def _make_batch(
     batch_size = len(sequences)
     shapes = {"langs": tuple(input_ids.shape), "decoder_langs": (batch_size, 1), "target_languages": (batch_size,)}
     batch |= {name: torch.full(shapes[name], language_id) for name, language_id in language_ids.items()}
-    return {name: tensor.to(model.device) for name, tensor in batch.items()}
+    return move_batch(batch, model.device)

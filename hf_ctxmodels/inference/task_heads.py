@@ -8,6 +8,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TokenClassificationPipeline
 
 from hf_ctxmodels.core.console import progress_bar
+from hf_ctxmodels.core.devices import move_batch
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import evaluation_mode
 from hf_ctxmodels.downstream.finetuning.task_evaluation import feature_outputs
@@ -35,8 +36,10 @@ def run_head(
         for start in progress_bar(starts, "predicting", unit="batches", enabled=progress):
             indices = order[start : start + batch_size]
             batch = collate([features[index] for index in indices])
-            inputs = {name: tensor.to(model.device) for name, tensor in batch.items() if name not in task.targets}
-            outputs.update(zip(indices, feature_outputs(task, model(**inputs), batch), strict=True))
+            inputs = {name: tensor for name, tensor in batch.items() if name not in task.targets}
+            outputs.update(
+                zip(indices, feature_outputs(task, model(**move_batch(inputs, model.device)), batch), strict=True)
+            )
     return [outputs[index] for index in range(len(features))]
 
 

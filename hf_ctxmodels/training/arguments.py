@@ -1,10 +1,11 @@
 """Flags of the training loop."""
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import ClassVar, Literal
 
 from hf_ctxmodels.core.constants import MAX_SEED
+from hf_ctxmodels.core.devices import DeviceArguments, Dtype
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, check_range, flag, parse_choices
 
@@ -144,7 +145,7 @@ SCHEDULERS: dict[str, type] = {
 
 
 @dataclass
-class LoopArguments:
+class LoopArguments(DeviceArguments):
     """Training.
 
     `optimizer` and `lr_scheduler` may be given as on the command line, `"adamw:beta2=0.98"`. An optimizer,
@@ -183,9 +184,6 @@ class LoopArguments:
         0.0, "Scale the learning rate of a step by its number of targets divided by this; 0 disables scaling."
     )
     max_grad_norm: float = _optimization_flag(1.0, "Gradient norm to clip to; 0 disables clipping.")
-    mixed_precision: Literal["no", "bf16", "fp16"] | None = _optimization_flag(
-        None, "Precision of the forward pass; by default the setting of `accelerate launch`, or no."
-    )
     seed: int = flag(42, "Seed of initialisation, data order, masking and dropout.")
     logging_steps: int = _record_flag(50, "Steps between log records.")
     eval_steps: int = _record_flag(0, "Steps between evaluations; 0 evaluates at the end only.")
@@ -193,7 +191,7 @@ class LoopArguments:
     save_total_limit: int = _record_flag(2, "Number of newest checkpoints to keep.")
     resume: bool | Literal["finish"] = _record_flag(
         False,
-        "Continue exactly from the newest checkpoint in --output_dir, if there is one; `--resume finish` ends the run "
+        "Continue from the newest checkpoint in --output_dir, if there is one; `--resume finish` ends the run "
         "there: it evaluates and saves the model without further steps.",
     )
     overwrite: bool = _record_flag(False, "Delete the run and the model in --output_dir and start a new run.")
@@ -201,8 +199,21 @@ class LoopArguments:
     dataloader_workers: int | None = flag(
         None, "Processes that collate batches; 0: the training process. By default 1, or 0 with fewer than 4 cores."
     )
+    _: KW_ONLY
+    dtype: Dtype | None = flag(
+        None,
+        "Data type of the forward pass; the weights are float32. By default bfloat16 on a GPU of compute capability 8.0 "
+        "or higher, else float32; under `accelerate launch` its --mixed_precision.",
+        group="device",
+    )
+    deterministic: bool = flag(
+        False,
+        "Use deterministic algorithms, so that repeated and resumed runs on the same GPU are equal; slower.",
+        group="device",
+    )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         parse_choices(self)
         if self.max_steps is not None and self.num_train_epochs is not None:
             raise CtxError(

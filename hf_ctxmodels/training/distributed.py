@@ -62,7 +62,7 @@ class InterruptionError(CtxError):
         super().__init__(
             f"Training stopped by {received.name} after step {step}; the checkpoint is saved.",
             location=checkpoint,
-            hint="run the same command with --resume to continue exactly, or with --resume finish to end the run here "
+            hint="run the same command with --resume to continue, or with --resume finish to end the run here "
             "(evaluation, final model and summary). The checkpoint can be used as --model.",
         )
         self.exit_code = 128 + received

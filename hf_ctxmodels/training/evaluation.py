@@ -91,7 +91,7 @@ class LossEvaluation:
         bar = progress_bar(loader, description, unit="batches", enabled=accelerator.is_main_process)
         for number, batch in zip(numbers, bar, strict=True):
             del batch[INDEX_KEY]
-            yield send_to_device(batch, accelerator.device), number < len(chunks)
+            yield send_to_device(batch, accelerator.device, non_blocking=True), number < len(chunks)
 
 
 class BaselineScore(NamedTuple):

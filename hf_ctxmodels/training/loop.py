@@ -2,7 +2,6 @@
 
 import ctypes
 import math
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager, nullcontext
@@ -11,15 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator, DataLoaderConfiguration, PartialState
-from accelerate.utils import (
-    DistributedDataParallelKwargs,
-    DistributedType,
-    FullyShardedDataParallelPlugin,
-    ProjectConfiguration,
-    broadcast_object_list,
-    set_seed,
-)
+from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list, set_seed
 from torch import nn
 from torch.utils.data import Dataset
 from transformers import (
@@ -31,11 +23,11 @@ from transformers import (
 )
 
 from hf_ctxmodels.core.console import format_number, print_status
-from hf_ctxmodels.core.errors import CtxError, require_packages
+from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flat_options
 from hf_ctxmodels.data import ExampleStream
 from hf_ctxmodels.tokenizers.base import record_tokenizer_digest
-from hf_ctxmodels.training.arguments import LambOptions, LoopArguments
+from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.callbacks import FinetuningCallback
 from hf_ctxmodels.training.checkpoint_files import locked_output_dir
 from hf_ctxmodels.training.defaults import describe_defaults, with_default_length, with_default_rates
@@ -43,8 +35,6 @@ from hf_ctxmodels.training.distributed import (
     InterruptionError,
     SignalWatch,
     detect_lost_processes,
-    inactive_parallelism_warnings,
-    require_configured_backend,
 )
 from hf_ctxmodels.training.evaluation import sample_batches
 from hf_ctxmodels.training.learning_rate_test import RANGE_TEST_FILE, learning_rate_range_test
@@ -68,46 +58,6 @@ _NEVER_TRIM, _NEVER_MMAP = -1, 1 << 30
 _ADJUSTED_MMAP = 32 << 20  # the maximum of glibc's dynamic threshold; it trims from twice that
 
 Evaluate = Callable[[nn.Module, Accelerator], dict[str, float]]
-
-
-def make_accelerator(arguments: LoopArguments, *, unused_parameters: bool = False) -> Accelerator:
-    """The Accelerator of a run, to be created before data and model; seeds the global generators.
-
-    Prints a warning if parallelism that `accelerate launch` configured is not active; raises CtxError if DeepSpeed, the
-    optimizer or the tracker is not installed, or the device does not support the precision. With `unused_parameters` a
-    step may leave parameters without gradients, such as the heads of other tasks.
-    """
-    require_configured_backend()
-    if arguments.report_to != "none":
-        require_packages(arguments.report_to, extra="trackers", location=f"--report_to {arguments.report_to}")
-    if isinstance(arguments.optimizer, LambOptions):
-        require_packages("pytorch_optimizer", extra="lamb", location="--optimizer lamb")
-    if arguments.mixed_precision == "fp16" and not torch.accelerator.is_available():
-        raise CtxError(
-            "Training in float16 needs a GPU.",
-            location="--mixed_precision fp16",
-            hint="use --mixed_precision bf16, or remove it.",
-        )
-    accelerator = Accelerator(
-        # without it, accelerate does not connect the processes of a machine without GPU
-        cpu=not torch.accelerator.is_available(),
-        mixed_precision=arguments.mixed_precision,
-        log_with=None if arguments.report_to == "none" else arguments.report_to,
-        project_config=ProjectConfiguration(arguments.output_dir, logging_dir=f"{arguments.output_dir}/tensorboard"),
-        dataloader_config=DataLoaderConfiguration(split_batches=True, dispatch_batches=False, non_blocking=True),
-        rng_types=[],
-        kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)] if unused_parameters else None,
-    )
-    if accelerator.distributed_type == DistributedType.MULTI_CPU and os.environ.get("ACCELERATE_USE_FSDP") == "true":
-        # accelerate shards on accelerators only; torch also shards on CPUs
-        accelerator.state.distributed_type = PartialState().distributed_type = DistributedType.FSDP
-        accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin()
-    for line in inactive_parallelism_warnings(
-        accelerator.distributed_type, accelerator.num_processes, accelerator.device.type
-    ):
-        print_status(line, accelerator.is_main_process)
-    set_seed(arguments.seed)
-    return accelerator
 
 
 @dataclass
@@ -142,7 +92,8 @@ class TrainingLoop:
     """Trains a model, evaluates, and saves checkpoints and the final model: `TrainingLoop(model, ...).run()`.
 
     A run that was killed at any time and continued with `arguments.resume` has the losses and weights of an
-    uninterrupted run, bit for bit (same number of processes, same machine).
+    uninterrupted run, bit for bit with the same versions and number of processes on the same CPU, or with
+    `arguments.deterministic` on the same GPU; otherwise up to the order of atomic additions on the GPU.
 
     Args:
         model: A head with `loss_targets` whose forward takes `num_items_in_batch` as a mapping of counts; or any model
@@ -150,7 +101,7 @@ class TrainingLoop:
         examples: Map-style, indexed by `(epoch, index)` (see `training_step.EpochIndexed`), or a stream; both have the
             columns "epoch" and "example_index".
         collate: List of examples -> arguments of the model's forward, random only by epoch and index.
-        accelerator: From `make_accelerator`.
+        accelerator: From `accelerator.make_accelerator`.
         tokenizer: Saved with every checkpoint and the final model.
         evaluate: For example `evaluation.LossEvaluation`; called on every process with the model in evaluation mode.
         loss_function: By default the loss of the model's forward.

@@ -19,6 +19,7 @@ from hf_ctxmodels.objectives import Objective
 from hf_ctxmodels.registry import FAMILIES, get_family
 from hf_ctxmodels.spec import FamilySpec
 from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model
+from hf_ctxmodels.training.accelerator import make_accelerator
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.checkpoint_files import check_run_directory
 from hf_ctxmodels.training.evaluation import (
@@ -29,7 +30,7 @@ from hf_ctxmodels.training.evaluation import (
     training_baselines,
     unlearned_losses,
 )
-from hf_ctxmodels.training.loop import TrainingLoop, make_accelerator
+from hf_ctxmodels.training.loop import TrainingLoop
 from hf_ctxmodels.training.model_loading import (
     load_config,
     load_model,

@@ -18,6 +18,7 @@ from hf_ctxmodels.core.console import LINE_INTERVALS, ReportTimer, format_number
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.loading import matches_type
 from hf_ctxmodels.core.output_files import wrap_write_errors, write_text_file
+from hf_ctxmodels.training.accelerator import describe_device
 
 LOG_FILE = "training_log.jsonl"
 _MAX_SHOWN_INDICES = 64
@@ -107,7 +108,7 @@ class StepMetrics:
                     location=f"step {step}, process {self._accelerator.process_index}, examples {shown}"
                     + (f" and {hidden} more" if hidden > 0 else ""),
                     hint="check these examples; if they are valid, restart with a lower --learning_rate, longer "
-                    f"--warmup_steps, or --mixed_precision bf16 or no. Earlier checkpoints are in {self._output_dir}.",
+                    f"--warmup_steps, or another --dtype. Earlier checkpoints are in {self._output_dir}.",
                 )
         table = self._accelerator.reduce(table, reduction="mean")
         for values in table.tolist():
@@ -181,7 +182,7 @@ class TrainingLog:
         steps = f"steps {start_step + 1:,} to {total_steps:,}"
         if start_step >= total_steps:
             steps = f"ends at step {start_step:,}"
-        print_status(f"training {title}: {steps}, on {accelerator.device}", self._is_main)
+        print_status(f"training {title}: {steps}, on {describe_device(accelerator)}", self._is_main)
         self._start_step, self._total_steps = start_step, total_steps
         # `disable=None` shows no bar if stderr is not a terminal
         self._bar = tqdm(

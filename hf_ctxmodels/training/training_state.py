@@ -34,12 +34,12 @@ from hf_ctxmodels.training.training_log import StepMetrics
 
 FLAGS_THAT_MAY_CHANGE = (
     *("output_dir", "resume", "overwrite", "logging_steps", "report_to"),
-    *("save_steps", "save_total_limit", "eval_steps", "dataloader_workers"),
+    *("save_steps", "save_total_limit", "eval_steps", "dataloader_workers", "device", "deterministic"),
 )
 """Flags of the loop that do not change the weights."""
 
 # Flags that are compared through derived values: lengths in epochs and in steps may be equal.
-_DERIVED_FLAGS = ("max_steps", "num_train_epochs", "per_device_batch_size", "mixed_precision", "warmup_steps")
+_DERIVED_FLAGS = ("max_steps", "num_train_epochs", "per_device_batch_size", "dtype", "warmup_steps")
 # Fields of the configuration that do not change the model.
 _UNCOMPARED_CONFIG_FIELDS = (
     *("_name_or_path", "architectures", "auto_map", "dtype", "torch_dtype", "transformers_version"),

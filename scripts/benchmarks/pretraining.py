@@ -20,8 +20,9 @@ from benchmarks.trainer import train_with_trainer
 from hf_ctxmodels.data import load_documents
 from hf_ctxmodels.registry import get_family
 from hf_ctxmodels.training import pretraining
+from hf_ctxmodels.training.accelerator import make_accelerator
 from hf_ctxmodels.training.arguments import LoopArguments
-from hf_ctxmodels.training.loop import make_accelerator, retain_freed_memory
+from hf_ctxmodels.training.loop import retain_freed_memory
 from hf_ctxmodels.training.optimizers import make_optimizer
 from hf_ctxmodels.training.training_step import INDEX_KEY, count_items, next_batches, training_batches
 
@@ -110,7 +111,7 @@ def _arguments(
         max_steps=STEPS,
         per_device_batch_size=case.batch,
         logging_steps=WARM_UP,
-        mixed_precision="no" if dtype == torch.float32 else "bf16",
+        dtype="float32" if dtype == torch.float32 else "bfloat16",
     )
     return pretraining_arguments, loop_arguments
 
@@ -151,7 +152,7 @@ def _time_bare_steps(
     with StepClock(WARM_UP, STEPS, device) as clock, retain_freed_memory():
         for batch in batches:
             del batch[INDEX_KEY]
-            _run_step(model, batch, loop_arguments.mixed_precision == "bf16", optimizer)
+            _run_step(model, batch, loop_arguments.dtype == "bfloat16", optimizer)
     return clock.per_token(tokens)
 
 

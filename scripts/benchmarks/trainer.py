@@ -63,7 +63,7 @@ def train_with_trainer(
         learning_rate=loop_arguments.learning_rate,
         weight_decay=loop_arguments.optimizer.weight_decay,
         logging_steps=loop_arguments.logging_steps,
-        bf16=loop_arguments.mixed_precision == "bf16",
+        bf16=loop_arguments.dtype == "bfloat16",
         use_cpu=device.type == "cpu",
         seed=loop_arguments.seed,
         save_strategy="no",

@@ -26,8 +26,9 @@ from hf_ctxmodels.evaluation import (
 )
 from hf_ctxmodels.objectives import Objective
 from hf_ctxmodels.registry import get_family
+from hf_ctxmodels.training.accelerator import make_accelerator
 from hf_ctxmodels.training.arguments import AdaGradOptions, ConstantOptions, LinearOptions, LoopArguments, SGDOptions
-from hf_ctxmodels.training.loop import TrainingLoop, make_accelerator
+from hf_ctxmodels.training.loop import TrainingLoop
 
 HIDDEN_SIZE, WINDOW, NEGATIVE, SUBSAMPLING, MIN_COUNT = 100, 5, 5, 1e-3, 5
 MAX_LENGTH, BATCH_SIZE = 1000, 128

@@ -58,7 +58,7 @@ METHODS = {
     "l2": "--anchor l2:weight=1,head_weight=0.1 --gradient_accumulation_steps 2",
     "ewc": "--anchor ewc:weight=100,file=fisher.safetensors,text=TEXT,examples=6",
     "mixout": "--mixout 0.5",
-    "reinitialised": "--reinit_layers 1 --reinit_modules pooler",
+    "reinitialised": "--reinit 1 pooler",
 }
 
 
@@ -89,7 +89,7 @@ def test_methods(folder: Path, tmp_path: Path, monkeypatch: Any, capsys: Any, su
     assert distances_from_start["ewc"] < 0.99 * distances_from_start["plain"]
     # GPT has three more tokens in tasks; re-initialised layers are not anchored
     words = METHODS["ewc"].replace("fisher.", "gpt.").replace("TEXT", str(folder / "text.txt")).split()
-    new = [*flags_of(folder, tmp_path / "gpt", "gpt"), *words, "--max_steps", 1, "--reinit_layers", 1]
+    new = [*flags_of(folder, tmp_path / "gpt", "gpt"), *words, "--max_steps", 1, "--reinit", 1]
     assert run_command("finetune", *new) == 0, capsys.readouterr().err
     assert "the embeddings of 3 new tokens are initialised" in capsys.readouterr().err
 
@@ -98,7 +98,7 @@ def test_methods(folder: Path, tmp_path: Path, monkeypatch: Any, capsys: Any, su
     assert "examples 6, labels sampled" in capsys.readouterr().err
 
     # an earlier task's head of the same shape is loaded with a notice, unless it is re-initialised
-    for more, text in (([], "the head is loaded from"), (["--reinit_modules", "head"], "weights of the head")):
+    for more, text in (([], "the head is loaded from"), (["--reinit", "head"], "weights of the head")):
         again = [*flags_of(folder, tmp_path / f"again{len(more)}"), "--max_steps", 1, "--model", tmp_path / "plain"]
         assert run_command("finetune", *again, *more) == 0
         assert text in capsys.readouterr().err
@@ -108,11 +108,11 @@ def test_methods(folder: Path, tmp_path: Path, monkeypatch: Any, capsys: Any, su
         ("--anchor l2:text=x", "Unknown option 'text'"),
         ("--anchor ewcs", "did you mean ewc?"),
         ("--freeze encoder --anchor l2", "A frozen encoder is not trained"),
-        ("--freeze encoder --reinit_layers 1", "A frozen encoder is not trained"),
-        ("--adapter houlsby --reinit_layers 1", "--adapter cannot be combined with --reinit_layers"),
+        ("--freeze encoder --reinit 1", "A frozen encoder is not trained"),
+        ("--adapter houlsby --reinit 1", "--adapter cannot be combined with --reinit"),
         ("--freeze encoder --layerwise_lr_decay 2.6", "--layerwise_lr_decay 1"),
         ("--family bert:tokenizer=x", "--family cannot be combined with --model"),
-        ("--reinit_layers 99", "layers with weights of their own"),
+        ("--reinit 99", "layers with weights of their own"),
         ("--freeze chain:rate=fast", "invalid float value 'fast'"),
         ("--quantize q-bert:groups=3", "q-bert needs bits"),
         ("--tokenizer elsewhere", "Unknown flag --tokenizer"),

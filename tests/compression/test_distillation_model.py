@@ -27,8 +27,9 @@ from hf_ctxmodels.compression.distillation import (
 )
 from hf_ctxmodels.compression.distillation.model import PROJECTIONS_FILE
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.training.accelerator import make_accelerator
 from hf_ctxmodels.training.arguments import LoopArguments
-from hf_ctxmodels.training.loop import TrainingLoop, make_accelerator
+from hf_ctxmodels.training.loop import TrainingLoop
 from hf_ctxmodels.training.model_loading import load_family_config
 from hf_ctxmodels.training.trainer import CtxTrainer
 from hf_ctxmodels.training.training_log import read_log

@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 from training_runs import log_without_speed
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.training.accelerator import make_accelerator
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.distributed import inactive_parallelism_warnings
-from hf_ctxmodels.training.loop import make_accelerator
 
 slow = partial(pytest.param, marks=pytest.mark.slow)
 STEPS = 12

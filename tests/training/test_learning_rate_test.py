@@ -14,8 +14,8 @@ from transformers.modeling_outputs import ModelOutput
 
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.training import loop
+from hf_ctxmodels.training.accelerator import make_accelerator
 from hf_ctxmodels.training.learning_rate_test import RANGE_TEST_FILE, RangeTest, learning_rate_range_test
-from hf_ctxmodels.training.loop import make_accelerator
 from hf_ctxmodels.training.optimizers import make_optimizer
 from hf_ctxmodels.training.random_state import random_state
 from hf_ctxmodels.training.training_step import INDEX_KEY, TrainingStep

@@ -15,11 +15,12 @@ from training_runs import arguments, new_model, run
 from transformers import AutoModelForPreTraining
 
 from hf_ctxmodels import CtxBertForPreTraining, CtxError
+from hf_ctxmodels.training.accelerator import make_accelerator
 from hf_ctxmodels.training.checkpoint_files import list_checkpoints
 from hf_ctxmodels.training.distributed import InterruptionError, LostProcessError, detect_lost_processes
 from hf_ctxmodels.training.evaluation import LossEvaluation
 from hf_ctxmodels.training.freezing import GradualUnfreezing
-from hf_ctxmodels.training.loop import make_accelerator, retain_freed_memory
+from hf_ctxmodels.training.loop import retain_freed_memory
 from hf_ctxmodels.training.model_loading import load_tokenizer
 from hf_ctxmodels.training.training_log import NonFiniteError, StepMetrics, read_log
 from hf_ctxmodels.training.training_step import count_items, default_workers
@@ -113,10 +114,10 @@ def test_saved_model(workspace, problem, tmp_path):
     assert read_log(tmp_path) == result.curve
 
 
-@pytest.mark.parametrize("precision", ["bf16", "no"])
-def test_resume(workspace, problem, tmp_path, precision):
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_resume(workspace, problem, tmp_path, dtype):
     """Exact in the middle of an epoch and of a logging interval, with dropout, shuffling and workers."""
-    common = {"logging_steps": 4, "dataloader_workers": 1, "mixed_precision": precision}
+    common = {"logging_steps": 4, "dataloader_workers": 1, "dtype": dtype}
     whole = run(new_model(workspace, "dropout.json"), problem, arguments(tmp_path / "a", max_steps=7, **common))
     run(new_model(workspace, "dropout.json"), problem, arguments(tmp_path / "b", max_steps=3, save_steps=3, **common))
     other = new_model(workspace, "dropout.json")

@@ -12,9 +12,10 @@ from transformers.utils import ModelOutput
 
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.data import ExampleSet, ExampleStream
+from hf_ctxmodels.training.accelerator import make_accelerator
 from hf_ctxmodels.training.checkpoint_files import checkpoint_path
 from hf_ctxmodels.training.evaluation import LossEvaluation
-from hf_ctxmodels.training.loop import TrainingLoop, make_accelerator
+from hf_ctxmodels.training.loop import TrainingLoop
 from hf_ctxmodels.training.recurrent_state import RecurrentStateCarrier
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")

@@ -13,6 +13,7 @@ import pytest
 from training_runs import arguments, new_model, run
 
 from hf_ctxmodels import CtxError
+from hf_ctxmodels.training.accelerator import make_accelerator
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.checkpoint_files import (
     MANIFEST_FILE,
@@ -21,7 +22,6 @@ from hf_ctxmodels.training.checkpoint_files import (
     locked_output_dir,
     move_files,
 )
-from hf_ctxmodels.training.loop import make_accelerator
 from hf_ctxmodels.training.model_loading import load_tokenizer
 from hf_ctxmodels.training.training_state import FLAGS_THAT_MAY_CHANGE
 
@@ -122,7 +122,7 @@ def stopped_run(workspace, problem, tmp_path_factory):
     [
         ({"layerwise_lr_decay": 2.6}, "layerwise_lr_decay is 2.6, was 1.0"),
         ({"lr_reference_targets": 9.0}, "lr_reference_targets is 9.0, was 0.0"),
-        ({"mixed_precision": "bf16"}, "mixed_precision is bf16, was no"),
+        ({"dtype": "bfloat16"}, "mixed_precision is bf16, was no"),
         ({"lr_scheduler": "cosine:min_rate=0.1"}, "lr_scheduler is cosine, was linear; lr_scheduler.min_rate is 0.1"),
         ({"optimizer": "adamw:beta2=0.9"}, "optimizer.beta2 is 0.9, was 0.999"),
         ({"learning_rate": 0.5, "seed": 1}, "learning_rate is 0.5, was 0.001; seed is 1, was 42"),

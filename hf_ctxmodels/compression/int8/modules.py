@@ -134,6 +134,7 @@ class Int8Linear(nn.Module):
     """
 
     has_quantized_weights = True
+    is_cpu_only = True
     accepts_output_range = True
 
     def __init__(

@@ -188,19 +188,27 @@ class FinetuningMethodArguments:
         conflicts=("family",),
     )
     mixout: float = flag(0.0, "Mixout probability.", conflicts=("family",))
-    reinit_layers: int = flag(
-        0, "Re-initialise the top N layers; of an encoder-decoder, of the decoder.", conflicts=("family",)
-    )
-    reinit_modules: list[Literal["pooler", "head"]] = flag(
-        (), "Re-initialise the pooler of the encoder, or the head of a checkpoint that was fine-tuned before."
+    reinit: list[int | Literal["pooler", "head"]] = flag(
+        (),
+        "Re-initialise the top N layers (of an encoder-decoder, of the decoder), the `pooler` of the encoder, or the "
+        "`head` of a checkpoint that was fine-tuned before; one or more of these.",
+        conflicts=("family",),
     )
 
     def __post_init__(self) -> None:
         parse_choices(self)
+        numbers = [value for value in self.reinit if isinstance(value, int)]
+        if len(numbers) > 1 or min(numbers, default=0) < 0:
+            raise CtxError(
+                f"Expected one number of layers, got {' '.join(map(str, numbers))}.",
+                location="--reinit",
+                hint="use one positive number.",
+            )
+        self.reinit_layers = numbers[0] if numbers else 0
         if isinstance(self.freeze, FrozenEncoderOptions) and (self.anchor or self.mixout or self.reinit_layers):
             raise CtxError(
                 "A frozen encoder is not trained.",
-                location="--freeze encoder with --anchor, --mixout or --reinit_layers",
+                location="--freeze encoder with --anchor, --mixout or --reinit N",
                 hint="use only one of them.",
             )
 
@@ -219,7 +227,7 @@ class FinetuningMethodArguments:
         if source is None and (self.anchor or self.mixout or self.reinit_layers):
             raise CtxError(
                 "A new model has no pretrained weights.",
-                location="--family with --anchor, --mixout or --reinit_layers",
+                location="--family with --anchor, --mixout or --reinit N",
                 hint="pass --model, or remove them.",
             )
         reads_layer_mix = getattr(model, "layer_mix", None) is not None or getattr(model, "has_custom_layer_mix", False)
@@ -229,15 +237,15 @@ class FinetuningMethodArguments:
                 location="--config_options layer_mix=true",
                 hint="remove it.",
             )
-        verbose, has_new_pooler = accelerator.is_main_process, "pooler" in self.reinit_modules
+        verbose, has_new_pooler = accelerator.is_main_process, "pooler" in self.reinit
         if self.reinit_layers or has_new_pooler:
             names = reinitialize_layers(model, self.reinit_layers, loop.seed, pooler=has_new_pooler)
             print_status(f"re-initialised {len(names)} weights of the encoder", verbose)
-        if "head" in self.reinit_modules:
+        if "head" in self.reinit:
             print_status(f"re-initialised {len(reinitialize_head(model, loop.seed))} weights of the head", verbose)
         elif source is not None and hasattr(model, "newly_initialized_modules"):
             modules = ", ".join(pretrained_head_modules(model))
-            message = f"the head is loaded from {source} ({modules}); --reinit_modules head re-initialises it"
+            message = f"the head is loaded from {source} ({modules}); --reinit head re-initialises it"
             print_status(message, verbose and bool(modules))
         if isinstance(self.freeze, FrozenEmbeddingsOptions):
             freeze_token_embeddings(model)
@@ -249,7 +257,8 @@ class FinetuningMethodArguments:
             case EwcOptions(weight=weight, head_weight=head_weight, file=file) as ewc:
                 with accelerator.main_process_first():
                     if not Path(file).exists():
-                        compute_fisher(source or "", ewc.text, file, ewc.examples, ewc.labels, verbose=verbose)
+                        options = (ewc.text, file, ewc.examples, ewc.labels, accelerator.device)
+                        compute_fisher(source or "", *options, verbose=verbose)
                     elif non_default_fields(ewc) & {"text", "labels", "examples"}:
                         print_status(f"using {file} unchanged: {describe_fisher(file)}", verbose)
                 callbacks.append(ElasticWeightConsolidation(model, weight, file, head_weight))
@@ -290,6 +299,12 @@ class FinetuningMethods:
 
     def __post_init__(self) -> None:
         check_conflicts(self.weights, self.adapters)
+        if self.adapters.adapter is not None and self.weights.reinit_layers:
+            raise CtxError(
+                "--adapter cannot be combined with --reinit N.",
+                location="--adapter, --reinit",
+                hint="remove one of them, also from the recipe.",
+            )
         if self.cache_directory is not None and getattr(self.low_bits, "quantize", None) is not None:
             raise CtxError(
                 "Cached features are computed with float32 weights.",
@@ -320,7 +335,9 @@ class FinetuningMethods:
         """Values that must be equal when the run is resumed; a file of Fisher information is compared by content."""
         fisher_options = (f"anchor.{name}" for name in ("file", "text", "labels", "examples"))
         return {
-            **flags_identity(self.weights, ("freeze.cache_features", *fisher_options)),
+            **flags_identity(self.weights, ("freeze.cache_features", "reinit", *fisher_options)),
+            "reinit_layers": self.weights.reinit_layers,
+            "reinit_modules": [name for name in self.weights.reinit if not isinstance(name, int)],
             **self.adapters.identity(model),
             **({} if self.low_bits is None else self.low_bits.identity()),
         }

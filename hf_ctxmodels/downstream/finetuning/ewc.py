@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from hf_ctxmodels import heads
 from hf_ctxmodels.core.console import print_status, progress_bar
 from hf_ctxmodels.core.constants import IGNORE_INDEX
+from hf_ctxmodels.core.devices import move_batch
 from hf_ctxmodels.core.errors import CtxError, wrap_errors
 from hf_ctxmodels.core.output_files import wrap_write_errors
 from hf_ctxmodels.core.weights import weights_digest
@@ -133,7 +134,14 @@ def sampled_targets(model: PreTrainedModel, batch: Batch, generator: torch.Gener
 
 
 def compute_fisher(
-    source: str, text: str | None, file: str, number: int, labels: Labels, *, verbose: bool = True
+    source: str,
+    text: str | None,
+    file: str,
+    number: int,
+    labels: Labels,
+    device: torch.device | str = "cpu",
+    *,
+    verbose: bool = True,
 ) -> None:
     """Compute the Fisher information of a checkpoint in its pretraining objective, from the first `number` examples of
     a text (as --dataset of pretrain), and save it."""
@@ -145,12 +153,13 @@ def compute_fisher(
         )
     print_status(f"computing the Fisher information of {source} in {file}", verbose)
     evaluation = PretrainingEvaluation.open(source, text)
+    evaluation.model.to(device)
     number = min(number, len(evaluation.examples))
 
     def batches() -> Iterable[Batch]:
         for index in progress_bar(range(number), "Fisher information", unit="examples", enabled=verbose):
             batch = evaluation.objective.collate([evaluation.examples[0, index]])
-            yield {name: value.to(evaluation.model.device) for name, value in batch.items() if name not in LOOP_COLUMNS}
+            yield move_batch({name: value for name, value in batch.items() if name not in LOOP_COLUMNS}, device)
 
     fisher = fisher_information(evaluation.model, batches(), labels)
     save_fisher(file, fisher, evaluation.model, objective=evaluation.name, examples=number, labels=labels)

@@ -38,9 +38,10 @@ from hf_ctxmodels.tokenizers.base import (
     check_tokenizer_matches_model,
     tokenizer_digest,
 )
+from hf_ctxmodels.training.accelerator import make_accelerator
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.checkpoint_files import check_run_directory
-from hf_ctxmodels.training.loop import TrainingLoop, TrainingResult, make_accelerator
+from hf_ctxmodels.training.loop import TrainingLoop, TrainingResult
 from hf_ctxmodels.training.model_loading import (
     change_config,
     load_config,
@@ -286,6 +287,8 @@ def finetune(
 
     # examples, configuration, tokenizer
     check_run_directory(loop_arguments, arguments.tokenizer_source)
+    if methods.cache_directory is not None and loop_arguments.dtype is None:
+        loop_arguments = replace(loop_arguments, dtype="float32")  # the features are cached in the type of the weights
     accelerator = make_accelerator(loop_arguments)
     task = TASKS[arguments.task](task_arguments)
     task.check_unused_arguments()
@@ -325,6 +328,7 @@ def finetune(
     )
     if methods.cache_directory is not None:
         batches = [collate([feature]) for feature in (*encoded.features, *validation_encoded.features)]
+        model.to(accelerator.device)
         with accelerator.main_process_first():
             cache_features(model, methods.cache_directory, batches, tokenizer_digest(tokenizer), show_progress=is_main)
     require_trainable(model)

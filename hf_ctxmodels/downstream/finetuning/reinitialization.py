@@ -30,16 +30,14 @@ def reinitialize_layers(model: PreTrainedModel, number: int, seed: int, *, poole
     if not 0 <= number <= len(layers):
         raise CtxError(
             f"The encoder of {type(model).__name__} has {len(layers)} layers with weights of their own.",
-            location=f"--reinit_layers {number}",
+            location=f"--reinit {number}",
             hint=f"use a number from 0 to {len(layers)}.",
         )
     parameter_ids = {id(parameter) for layer in layers[len(layers) - number :] for parameter in layer}
     if pooler:
         pooler_module = getattr(model.base_model, "pooler", None)
         if pooler_module is None:
-            raise CtxError(
-                f"{type(model).__name__} has no pooler.", location="--reinit_modules pooler", hint="remove it."
-            )
+            raise CtxError(f"{type(model).__name__} has no pooler.", location="--reinit pooler", hint="remove it.")
         parameter_ids |= {id(parameter) for parameter in pooler_module.parameters()}
     names = [name for name, parameter in model.named_parameters() if id(parameter) in parameter_ids]
     reinitialize_parameters(model, names, seed)
@@ -63,7 +61,7 @@ def reinitialize_head(model: PreTrainedModel, seed: int) -> list[str]:
     """Re-initialise all weights outside the encoder, and return their names; raises CtxError without a head."""
     names = [name for name in _weights(model) if not name.startswith(f"{model.base_model_prefix}.")]
     if model.base_model is model or not names:
-        raise CtxError(f"{type(model).__name__} has no head.", location="--reinit_modules head", hint="remove it.")
+        raise CtxError(f"{type(model).__name__} has no head.", location="--reinit head", hint="remove it.")
     reinitialize_parameters(model, names, seed)
     return names
 

@@ -49,7 +49,7 @@ class TaskEvaluation:
             # sharded models need the same number of forward passes on all processes, so some repeat the last batch
             start = starts[min(number, len(starts) - 1)]
             batch = self.collate(features[start : start + self.batch_size])
-            inputs = send_to_device(batch, accelerator.device)
+            inputs = send_to_device(batch, accelerator.device, non_blocking=True)
             output = model(**inputs)
             if number < len(starts):
                 outputs_by_start[start] = (

@@ -35,11 +35,12 @@ from hf_ctxmodels.downstream.tasks import TASKS, Encoded, TaskArguments
 from hf_ctxmodels.downstream.tasks.base import Collator, Feature
 from hf_ctxmodels.downstream.tasks.metrics import metric_range
 from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model
+from hf_ctxmodels.training.accelerator import make_accelerator
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.checkpoint_files import check_run_directory, list_checkpoints, move_files, temporary_path
 from hf_ctxmodels.training.defaults import finetuning_epochs
 from hf_ctxmodels.training.freezing import check_layerwise_flags, freeze_encoder
-from hf_ctxmodels.training.loop import TrainingLoop, TrainingResult, global_batch_size, make_accelerator
+from hf_ctxmodels.training.loop import TrainingLoop, TrainingResult, global_batch_size
 from hf_ctxmodels.training.model_loading import require_trainable
 from hf_ctxmodels.training.training_state import full_state_dict
 

@@ -15,7 +15,8 @@ from hf_ctxmodels import CtxError
 from hf_ctxmodels.downstream.finetuning import freeze_encoder
 from hf_ctxmodels.downstream.finetuning.feature_cache import FeatureCache, cache_features
 from hf_ctxmodels.registry import FAMILIES
-from hf_ctxmodels.training.loop import TrainingLoop, make_accelerator
+from hf_ctxmodels.training.accelerator import make_accelerator
+from hf_ctxmodels.training.loop import TrainingLoop
 from hf_ctxmodels.training.training_step import EpochIndexed
 
 TASKS = ("SequenceClassification", "TokenClassification", "QuestionAnswering", "MultipleChoice")

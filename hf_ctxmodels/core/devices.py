@@ -1,0 +1,86 @@
+"""Devices: the flags of all commands that run a model, and moving models and batches."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.core.weights import is_quantized
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+Model = TypeVar("Model", bound=nn.Module)
+
+
+@dataclass(kw_only=True)
+class DeviceArguments:
+    """Device.
+
+    Raises:
+        CtxError: There is no such device.
+    """
+
+    device: str | None = flag(
+        None, "cpu, cuda, cuda:1, mps or xpu; by default the GPU if there is one.", group="device"
+    )
+    dtype: Dtype | None = flag(None, "Data type of the weights; by default as saved.", group="device")
+
+    def __post_init__(self) -> None:
+        select_device(self.device)
+
+    def place(self, model: Model) -> Model:
+        """See `place_model`."""
+        return place_model(model, self.device, self.dtype)
+
+
+def select_device(name: str | torch.device | None = None) -> torch.device:
+    """A device by its name; by default cuda, another accelerator of this machine, such as mps, or the CPU. The device is
+    not initialised.
+
+    Raises:
+        CtxError: There is no such device.
+    """
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if torch.cuda.is_available():
+        accelerator = torch.device("cuda")
+    if name is None:
+        return accelerator or torch.device("cpu")
+    names = ["cpu"]
+    if accelerator is not None:
+        count = torch.get_device_module(accelerator).device_count()
+        names += [accelerator.type, *(f"{accelerator.type}:{index}" for index in range(count))]
+    if str(name) not in names:
+        raise CtxError(
+            f"There is no device {name}.", location=f"--device {name}", hint=f"use one of: {', '.join(names)}."
+        )
+    return torch.device(name)
+
+
+def place_model(model: Model, device: str | torch.device | None = None, dtype: Dtype | None = None) -> Model:
+    """Move a model to a device, by default `select_device()`, and convert its weights to a data type, by default as they
+    are. A quantized model keeps its data types, and by default its device if other packages quantized it.
+
+    Raises:
+        CtxError: There is no such device, or a quantized model cannot be converted or moved there.
+    """
+    modules = [module for module in model.modules() if getattr(module, "has_quantized_weights", False)]
+    if dtype is not None and is_quantized(model):
+        raise CtxError("A quantized model keeps its data types.", location=f"--dtype {dtype}", hint="remove --dtype.")
+    if device is None and is_quantized(model) and not modules:
+        return model
+    is_cpu_only = any(getattr(module, "is_cpu_only", False) for module in modules)
+    target = torch.device("cpu") if device is None and is_cpu_only else select_device(device)
+    if is_cpu_only and target.type != "cpu":
+        raise CtxError("An int8 model runs on the CPU only.", location=f"--device {device}", hint="use --device cpu.")
+    return model.to(target, None if dtype is None else getattr(torch, dtype))
+
+
+def move_batch(batch: Mapping[str, Any], device: torch.device | str) -> dict[str, Any]:
+    """The batch with its tensors on a device, without waiting for the copies."""
+    return {
+        name: value.to(device, non_blocking=True) if isinstance(value, Tensor) else value
+        for name, value in batch.items()
+    }

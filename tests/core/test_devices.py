@@ -1,0 +1,116 @@
+"""Devices and data types: the choice for training, placement of models, deterministic algorithms, and the flags."""
+
+import copy
+
+import pytest
+import torch
+from training_runs import arguments
+
+from hf_ctxmodels import CtxBertConfig, CtxBertModel, CtxError
+from hf_ctxmodels.compression.int8.quantizer import CtxInt8Config, quantize_model
+from hf_ctxmodels.core.console import run_script
+from hf_ctxmodels.core.devices import place_model, select_device
+from hf_ctxmodels.training.accelerator import (
+    choose_mixed_precision,
+    describe_device,
+    make_accelerator,
+    use_deterministic_algorithms,
+)
+
+VARIABLE = "CUBLAS_WORKSPACE_CONFIG"
+
+
+@pytest.mark.parametrize(
+    ("device", "capability", "dtype", "launched", "expected"),
+    [
+        ("cuda", (9, 0), None, None, "bf16"),
+        ("cuda", (8, 0), None, None, "bf16"),
+        ("cuda", (7, 5), None, None, "no"),
+        ("cuda", (7, 5), "float16", None, "fp16"),
+        ("cuda", (7, 5), "bfloat16", None, "bf16"),
+        ("cuda", (9, 0), "float32", "bf16", "no"),
+        ("cuda", (9, 0), None, "no", "no"),
+        ("cuda", (9, 0), None, "fp16", "fp16"),
+        ("cpu", None, None, None, "no"),
+        ("cpu", None, "bfloat16", None, "bf16"),
+        ("mps", None, None, None, "no"),
+        ("cpu", None, "float16", None, "--dtype float16"),
+        ("cpu", None, None, "fp16", "accelerate launch --mixed_precision fp16"),
+    ],
+)
+def test_mixed_precision(device, capability, dtype, launched, expected):
+    if " " not in expected:
+        assert choose_mixed_precision(device, capability, dtype, launched) == expected
+        return
+    with pytest.raises(CtxError, match="Training in float16 needs a GPU") as error:
+        choose_mixed_precision(device, capability, dtype, launched)
+    assert error.value.location == expected
+
+
+def test_devices(monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: None)
+    assert select_device() == select_device("cpu") == torch.device("cpu")
+    with pytest.raises(CtxError, match=r"There is no device cuda\.\n.*\n.*use one of: cpu\."):
+        select_device("cuda")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert select_device() == torch.device("cuda")
+    assert select_device("cuda:1") == torch.device("cuda", 1)
+    for name in ("cuda:2", "gpu", "mps"):
+        with pytest.raises(CtxError, match="use one of: cpu, cuda, cuda:0, cuda:1"):
+            select_device(name)
+
+
+def test_placement(monkeypatch):
+    model = CtxBertModel(CtxBertConfig(vocab_size=50, hidden_size=32, num_hidden_layers=1, num_attention_heads=2))
+    assert place_model(copy.deepcopy(model), "cpu", "bfloat16").dtype == torch.bfloat16
+    quantize_model(model, CtxInt8Config())
+    assert place_model(model, "cpu").device.type == "cpu"
+    with pytest.raises(CtxError, match="keeps its data types"):
+        place_model(model, "cpu", "bfloat16")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert place_model(model).device.type == "cpu"
+    with pytest.raises(CtxError, match="runs on the CPU only"):
+        place_model(model, "cuda")
+
+
+@pytest.fixture
+def restored_algorithms():
+    cudnn = torch.backends.cudnn
+    previous = torch.are_deterministic_algorithms_enabled(), cudnn.deterministic, cudnn.benchmark
+    yield
+    torch.use_deterministic_algorithms(previous[0])
+    cudnn.deterministic, cudnn.benchmark = previous[1:]
+
+
+@pytest.mark.usefixtures("fresh_accelerate", "restored_algorithms")
+def test_deterministic(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv(VARIABLE, ":4096:2")
+    with pytest.raises(CtxError, match=f"{VARIABLE}=:4096:2"):
+        use_deterministic_algorithms()
+    monkeypatch.delenv(VARIABLE)
+    with monkeypatch.context() as context:
+        for name in ("is_available", "is_initialized"):
+            context.setattr(torch.cuda, name, lambda: True)
+        with pytest.raises(CtxError, match="no effect after the first use of the GPU"):
+            use_deterministic_algorithms()
+    assert not torch.are_deterministic_algorithms_enabled()
+    accelerator = make_accelerator(arguments(tmp_path, deterministic=True, device="cpu", dtype="bfloat16"))
+    assert torch.are_deterministic_algorithms_enabled()
+    assert torch.backends.cudnn.deterministic
+    assert describe_device(accelerator) == "cpu, bfloat16 autocast"
+    assert describe_device(make_accelerator(arguments(tmp_path, device="cpu"))) == "cpu, float32"
+    with pytest.raises(SystemExit):
+        run_script(lambda: torch.zeros(3).put_(torch.tensor([0, 0]), torch.ones(2)))
+    assert (
+        "put_ does not have a deterministic implementation.\n  Fix: remove --deterministic." in capsys.readouterr().err
+    )
+
+
+def test_several_processes(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(CtxError, match="Several processes would train on the same device"):
+        make_accelerator(arguments(tmp_path, device="cuda:1"))
