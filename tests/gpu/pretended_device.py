@@ -264,7 +264,10 @@ def _lstm_cell_backward(
     return grad, cell_grad * forget_gate, grad.sum(0) if has_bias else None
 
 
-_CUDA_ONLY = {"_thnn_fused_lstm_cell": _lstm_cell, "_thnn_fused_lstm_cell_backward_impl": _lstm_cell_backward}
+_CUDA_ONLY: dict[str, Any] = {
+    "_thnn_fused_lstm_cell": _lstm_cell,
+    "_thnn_fused_lstm_cell_backward_impl": _lstm_cell_backward,
+}
 
 
 def attention_kernel(
@@ -353,34 +356,10 @@ def device_attention(
     return _AttentionKernel.apply(query, key, value, attn_mask, options, f"attention_{kernel}")
 
 
-class _VarlenKernel(torch.autograd.Function):
-    """Variable-length flash attention as one kernel forward and one backward."""
-
-    @staticmethod
-    def forward(ctx: Any, query: Any, key: Any, value: Any, bounds: Any, scale: float, window: Any) -> Any:
-        ctx.save_for_backward(query, key, value)
-        ctx.options = bounds, scale, window
-        _launch("flash_varlen")
-        return DeviceTensor(_attend_by_sequence(query.values, key.values, value.values, *ctx.options))
-
-    @staticmethod
-    def backward(ctx: Any, grad: Any) -> Any:
-        leaves = [tensor.values.detach().requires_grad_() for tensor in ctx.saved_tensors]
-        with torch.enable_grad():
-            output = _attend_by_sequence(*leaves, *ctx.options)
-        _launch("flash_varlen_backward")
-        return *(DeviceTensor(gradient) for gradient in torch.autograd.grad(output, leaves, grad.values)), *[None] * 3
-
-
-def _attend_by_sequence(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    bounds: tuple[list[int], list[int]],
-    scale: float,
-    window: tuple[int, int],
-) -> Tensor:
-    contexts = []
+def _sequence_ranges(
+    bounds: tuple[list[int], list[int]], window: tuple[int, int]
+) -> Iterator[tuple[slice, slice, Tensor]]:
+    """Slices of the queries and keys of each sequence with a query, and which keys each query attends to."""
     for start, stop, key_start, key_stop in zip(bounds[0], bounds[0][1:], bounds[1], bounds[1][1:]):
         if start == stop:
             continue
@@ -391,40 +370,87 @@ def _attend_by_sequence(
             allowed &= distance <= window[0]
         if window[1] >= 0:
             allowed &= distance >= -window[1]
-        states = (query[start:stop], key[key_start:key_stop], value[key_start:key_stop])
-        batch = (tensor.transpose(0, 1)[None] for tensor in states)
-        contexts.append(cpu_attention(*batch, attn_mask=allowed, scale=scale)[0].transpose(0, 1))
-    return torch.cat(contexts)
+        yield slice(start, stop), slice(key_start, key_stop), allowed
 
 
-def varlen_attention(
-    query: Any,
-    key: Any,
-    value: Any,
-    cu_seq_q: Any,
-    cu_seq_k: Any,
-    max_q: int,
-    max_k: int,
+def _flash_attention_forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_bounds: Tensor,
+    key_bounds: Tensor,
+    max_query_length: int,
+    max_key_length: int,
+    dropout: float,
+    is_causal: bool,
+    return_debug_mask: bool,
     *,
     scale: float,
-    window_size: tuple[int, int] = (-1, -1),
-) -> Tensor:
-    """`torch.nn.attention.varlen.varlen_attn` with the requirements of the kernel."""
-    bounds = cu_seq_q.values.tolist(), cu_seq_k.values.tolist()
+    window_size_left: int = -1,
+    window_size_right: int = -1,
+) -> tuple[Tensor, ...]:
+    """The variable-length kernel with its requirements."""
+    bounds = query_bounds.tolist(), key_bounds.tolist()
     requirements = {
         "compute capability 8.0": capability >= (8, 0),
         "half precision": query.dtype in HALF_TYPES and query.dtype == key.dtype == value.dtype,
         "a head width that is a multiple of 8, at most 256": query.shape[-1] % 8 == 0 and query.shape[-1] <= 256,
-        "int32 lengths": cu_seq_q.dtype == cu_seq_k.dtype == torch.int32,
+        "int32 lengths": query_bounds.dtype == key_bounds.dtype == torch.int32,
         "lengths that cover all tokens": bounds[0][-1] == len(query) and bounds[1][-1] == len(key),
-        "the length of the longest sequence": max(b - a for a, b in zip(bounds[0], bounds[0][1:])) == max_q,
+        "the length of the longest sequence": max(b - a for a, b in zip(bounds[0], bounds[0][1:])) == max_query_length,
+        "the window of a causal mask": not is_causal or window_size_right == 0,
     }
     for requirement, is_met in requirements.items():
         if not is_met:
             raise RuntimeError(f"The variable-length kernel requires {requirement}, {_calling_line()}")
     if _record is not None:
         _record.attention["varlen"] += 1
-    return _VarlenKernel.apply(query, key, value, bounds, scale, tuple(window_size))
+    context = torch.empty_like(query)
+    for queries, keys, allowed in _sequence_ranges(bounds, (window_size_left, window_size_right)):
+        batch = (tensor.transpose(0, 1)[None] for tensor in (query[queries], key[keys], value[keys]))
+        context[queries] = cpu_attention(*batch, attn_mask=allowed, scale=scale)[0].transpose(0, 1)
+    state = torch.zeros(2, dtype=torch.uint64)
+    return context, query.new_zeros(query.shape[1], len(query), dtype=torch.float32), state, state[0], context[:0]
+
+
+def _flash_attention_backward(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    context: Tensor,
+    log_sums: Tensor,
+    query_bounds: Tensor,
+    key_bounds: Tensor,
+    max_query_length: int,
+    max_key_length: int,
+    dropout: float,
+    is_causal: bool,
+    *state: Tensor,
+    scale: float,
+    window_size_left: int = -1,
+    window_size_right: int = -1,
+) -> tuple[Tensor, ...]:
+    """Gradients of query, key and value; autograd is disabled within a dispatched operator."""
+    gradients = [torch.zeros_like(tensor) for tensor in (query, key, value)]
+    bounds, window = (query_bounds.tolist(), key_bounds.tolist()), (window_size_left, window_size_right)
+    for queries, keys, allowed in _sequence_ranges(bounds, window):
+        states = (query[queries], key[keys], value[keys], grad[queries])
+        q, k, v, d_context = (tensor.transpose(0, 1).float() for tensor in states)
+        probabilities = (q @ k.mT * scale).masked_fill(~allowed, float("-inf")).softmax(-1)
+        d_probabilities = d_context @ v.mT
+        d_scores = probabilities * (d_probabilities - (d_probabilities * probabilities).sum(-1, keepdim=True)) * scale
+        for gradient, rows, values in zip(
+            gradients, (queries, keys, keys), (d_scores @ k, d_scores.mT @ q, probabilities.mT @ d_context)
+        ):
+            gradient[rows] = values.transpose(0, 1).to(gradient.dtype)
+    return tuple(gradients)
+
+
+_CUDA_ONLY |= {
+    "_flash_attention_forward": _flash_attention_forward,
+    "_flash_attention_backward": _flash_attention_backward,
+}
 
 
 def _patch_cuda() -> None:
@@ -486,7 +512,4 @@ def to_device(model: nn.Module) -> nn.Module:
 
 
 _patch_cuda()
-import torch.nn.attention.varlen as _varlen  # noqa: E402  (after the functions of torch.cuda are replaced)
-
-_varlen.varlen_attn = varlen_attention
 F.scaled_dot_product_attention = device_attention

@@ -9,9 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hf_ctxmodels.layers.attention.backends import attend_in_groups, eager_attention_forward
+from hf_ctxmodels.layers.attention.backends import (
+    attend_in_groups,
+    attend_in_one_group,
+    eager_attention_forward,
+    supports_varlen,
+)
 from hf_ctxmodels.layers.attention.layouts import PackedLayout, PaddedLayout
-from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, PackedMask
+from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, MaskSpec, PackedMask
 
 HEADS, HEAD_DIM = 2, 4
 CPU = torch.device("cpu")
@@ -125,8 +130,9 @@ def packed_layout(lengths: tuple[int, ...], counts: tuple[int, ...] | None = Non
 @given(
     st.lists(st.tuples(st.integers(0, 5), st.integers(1, 9)), min_size=1, max_size=5).filter(lambda p: any(map(min, p)))
 )
+@pytest.mark.parametrize("spec", [BIDIRECTIONAL, MaskSpec(window=2)], ids=["bidirectional", "window"])
 @pytest.mark.parametrize("is_single", [False, True], ids=["groups", "one group"])
-def test_groups_equal_eager_attention(is_single: bool, pairs: list[tuple[int, int]]) -> None:
+def test_groups_equal_eager_attention(is_single: bool, spec: MaskSpec, pairs: list[tuple[int, int]]) -> None:
     """In several groups (CPU) and in one (accelerators), in values and gradients."""
     query_lengths, key_lengths = tuple(map(min, pairs)), tuple(map(max, pairs))
     generator = torch.Generator().manual_seed(sum(query_lengths + key_lengths))
@@ -135,20 +141,47 @@ def test_groups_equal_eager_attention(is_single: bool, pairs: list[tuple[int, in
     query_sequences, key_sequences = (
         torch.repeat_interleave(torch.tensor(lengths)) for lengths in (query_lengths, key_lengths)
     )
-    is_other_sequence = query_sequences[:, None] != key_sequences
-    bias = torch.zeros(is_other_sequence.shape).masked_fill(is_other_sequence, float("-inf"))
+    query_positions, key_positions = (
+        torch.cat([torch.arange(length) for length in lengths]) for lengths in (query_lengths, key_lengths)
+    )
+    is_visible = query_sequences[:, None] == key_sequences
+    is_visible &= spec.allows(query_positions[:, None], key_positions)
+    bias = torch.zeros(is_visible.shape).masked_fill(~is_visible, float("-inf"))
     batch = [tensor.transpose(0, 1)[None] for tensor in inputs]
     expected = eager_attention_forward(torch.nn.Module().eval(), *batch, bias, 0.3)[0][0]
     layouts = packed_layout(key_lengths, query_lengths), packed_layout(key_lengths)
-    groups = PackedMask(BIDIRECTIONAL, *layouts, torch.float32, CPU, is_single=is_single).groups
-    assert len(groups) == 1 or not is_single
-    actual = attend_in_groups(*inputs, groups, query_lengths, key_lengths, scale=0.3, dropout=0.0)
+    mask = PackedMask(spec, *layouts, torch.float32, CPU, is_single=is_single)
+    if is_single:
+        actual = attend_in_one_group(*inputs, mask, scale=0.3, dropout=0.0)
+    else:
+        actual = attend_in_groups(*inputs, mask.groups, query_lengths, key_lengths, scale=0.3, dropout=0.0)
     torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
     weights = torch.linspace(-1, 1, actual.numel()).view_as(actual)
     gradients, expected_gradients = (
         torch.autograd.grad((tensor * weights).sum(), inputs) for tensor in (actual, expected)
     )
     torch.testing.assert_close(gradients, expected_gradients, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("capability", "head_dim", "dtype", "expected"),
+    [
+        ((7, 0), 64, torch.float16, False),
+        ((7, 5), 64, torch.float16, False),
+        ((8, 0), 64, torch.bfloat16, True),
+        ((8, 6), 64, torch.float16, True),
+        ((9, 0), 64, torch.float32, False),
+        ((9, 0), 26, torch.bfloat16, False),
+        ((9, 0), 256, torch.bfloat16, True),
+        ((9, 0), 264, torch.bfloat16, False),
+        ((8, 9), 256, torch.bfloat16, False),
+        ((8, 9), 192, torch.bfloat16, True),
+    ],
+)
+def test_supported_gpus_of_the_varlen_kernel(
+    capability: tuple[int, int], head_dim: int, dtype: torch.dtype, expected: bool
+) -> None:
+    assert supports_varlen(capability, head_dim, dtype) == expected
 
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=40))

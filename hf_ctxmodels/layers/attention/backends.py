@@ -1,8 +1,8 @@
 """`attend`: attention for all layouts, masks and devices.
 
 Packed tokens attend in groups of sequences of similar length on the CPU, by torch's variable-length flash kernel on
-CUDA if it supports the mask, and padded for attention alone elsewhere. Padded batches use the attention interface of
-transformers: eager, sdpa, flex, flash, or an implementation that the user registered there.
+CUDA if it supports the GPU, the dtype and the mask, and padded for attention alone elsewhere. Padded batches use the
+attention interface of transformers: eager, sdpa, flex, flash, or an implementation that the user registered there.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,6 +20,7 @@ from hf_ctxmodels.layers.attention.layouts import Layout, PaddedLayout
 from hf_ctxmodels.layers.attention.masks import (
     BIDIRECTIONAL,
     AttentionMask,
+    PackedMask,
     PaddedMask,
     SequenceGroup,
     prepare_mask,
@@ -57,18 +58,91 @@ def attend(
         return _attend_padded(query, key, value, layout, prepared, scale, dropout)
     if not query.shape[0]:  # no query is computed: a batch without targets
         return query, None
+    is_supported = query.is_cuda and supports_varlen(
+        torch.cuda.get_device_capability(query.device), query.shape[-1], query.dtype
+    )
+    if is_supported and prepared.varlen_window is not None:
+        return attend_by_varlen_kernel(query, key, value, prepared, scale=scale, dropout=dropout), None
+    if prepared.is_single:
+        return attend_in_one_group(query, key, value, prepared, scale=scale, dropout=dropout), None
     query_lengths, key_lengths = prepared.queries.query_counts, prepared.keys.lengths
-    is_half = query.dtype in (torch.float16, torch.bfloat16)
-    if query.is_cuda and is_half and not dropout and (window := prepared.varlen_window) is not None:
-        # imported here, because it registers operators, a sixth of the package's import time
-        from torch.nn.attention.varlen import varlen_attn
-
-        lengths = *prepared.cumulative_lengths, max(query_lengths), max(key_lengths)
-        return cast(Tensor, varlen_attn(query, key, value, *lengths, scale=scale, window_size=window)), None
     context = attend_in_groups(
         query, key, value, prepared.groups, query_lengths, key_lengths, scale=scale, dropout=dropout
     )
     return context, None
+
+
+def supports_varlen(capability: tuple[int, int], head_dim: int, dtype: torch.dtype) -> bool:
+    """Whether torch's variable-length flash kernel supports a GPU of this compute capability, forward and backward.
+
+    Above a width of 192, the backward pass with dropout needs the shared memory of the data-center GPUs 8.0 and 9.0.
+    """
+    max_width = 256 if capability in ((8, 0), (9, 0)) else 192
+    is_half = dtype in (torch.float16, torch.bfloat16)
+    return is_half and capability >= (8, 0) and head_dim % 8 == 0 and head_dim <= max_width
+
+
+def attend_by_varlen_kernel(
+    query: Tensor, key: Tensor, value: Tensor, mask: PackedMask, *, scale: float, dropout: float
+) -> Tensor:
+    """Variable-length flash attention (Dao 2023, arXiv 2307.08691); shapes as in `attend_in_groups`.
+
+    This is the operator of `torch.nn.attention.varlen.varlen_attn`, which has no dropout.
+    """
+    assert mask.varlen_window is not None
+    left, right = mask.varlen_window
+    context, *_ = torch.ops.aten._flash_attention_forward(
+        query,
+        key,
+        value,
+        *mask.cumulative_lengths,
+        max(mask.queries.query_counts),
+        max(mask.keys.lengths),
+        dropout,
+        (left, right) == (-1, 0),
+        False,  # no debugging output
+        scale=scale,
+        window_size_left=left,
+        window_size_right=right,
+    )
+    return cast(Tensor, context)
+
+
+def attend_in_one_group(
+    query: Tensor, key: Tensor, value: Tensor, mask: PackedMask, *, scale: float, dropout: float
+) -> Tensor:
+    """`attend_in_groups` with a single group, in a number of kernels that does not depend on the number of sequences.
+
+    Queries, keys and values are copied together to their indices in the padded batch.
+    """
+    (group,) = mask.groups
+    query_indices, key_indices = mask.padded_indices
+    num_sequences = len(group.sequence_indices)
+    if query_indices is key_indices and group.num_queries == group.num_keys:
+        states = _pad_batch((query, key, value), query_indices, num_sequences, group.num_queries)
+    else:
+        states = _pad_batch((query,), query_indices, num_sequences, group.num_queries)
+        states += _pad_batch((key, value), key_indices, num_sequences, group.num_keys)
+    if group.window is not None:
+        context = banded_attention(*states, group.window, scale=scale, dropout=dropout)
+    else:
+        context = scaled_dot_product_attention(
+            *states, group.mask, is_causal=group.is_causal, scale=scale, dropout=dropout
+        )
+    context = context.flatten(0, 1)
+    return context if query_indices is None else context.index_select(0, query_indices)
+
+
+def _pad_batch(
+    states: tuple[Tensor, ...], indices: Tensor | None, num_sequences: int, length: int
+) -> tuple[Tensor, ...]:
+    """(tokens, heads, head_dim) -> (sequences, length, heads, head_dim) each, zeros at padding."""
+    shape = num_sequences, length
+    if indices is None:
+        return tuple(tensor.unflatten(0, shape) for tensor in states)
+    stacked = torch.stack(states, 1)
+    padded = stacked.new_zeros(num_sequences * length, *stacked.shape[1:]).index_copy_(0, indices, stacked)
+    return padded.unflatten(0, shape).unbind(2)
 
 
 def attend_in_groups(

@@ -11,6 +11,7 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
@@ -130,22 +131,31 @@ class PackedMask:
 
     @cached_property
     def groups(self) -> "tuple[SequenceGroup, ...]":
-        """The sequences that have a query, in groups: several on the CPU, one (`is_single`) elsewhere, where padding
-        costs less than further kernel launches."""
+        """The sequences that have a query, in groups on the CPU; elsewhere one group of all sequences (`is_single`),
+        since padding costs less than further kernel launches."""
         spec, queries, keys = self.spec, self.queries, self.keys
         lengths = list(zip(queries.query_counts, keys.lengths, strict=True))
-        max_padding = float("inf")
-        if not self.is_single:
+        if self.is_single:
+            indices_by_group = [tuple(range(len(lengths)))]
+        else:
             fraction = _MAX_PADDING if torch.get_num_threads() > 1 else 0.0
             max_padding = max(_CALL_PAIRS, fraction * sum(num_queries * num_keys for num_queries, num_keys in lengths))
-        is_square = spec.bias is None and queries.query is None and queries.lengths == keys.lengths
+            indices_by_group = _group_by_length(lengths, max_padding)
+        has_all_queries = queries.query is None and queries.lengths == keys.lengths
+        is_square = spec.bias is None and has_all_queries
         is_causal = is_square and spec.is_plain_causal  # padding follows all queries: this mask hides it as well
         groups = []
-        for indices in _group_by_length(lengths, max_padding):
+        for indices in indices_by_group:
             num_queries = max(lengths[index][0] for index in indices)
             num_keys = max(lengths[index][1] for index in indices)
             is_banded = is_square and spec.is_banded and num_keys > _MIN_BAND_RATIO * (spec.window or 0)
-            mask = None if is_causal or is_banded else self._group_mask(indices, num_queries, num_keys)
+            is_padded = any(lengths[index][1] < num_keys for index in indices)
+            mask = None
+            if not is_causal and not is_banded and (is_padded or not spec.is_full or spec.bias is not None):
+                if self.is_single:
+                    num_keys = round_up(num_keys)
+                    num_queries = num_keys if has_all_queries else num_queries
+                mask = self._group_mask(indices, num_queries, num_keys)
             window = spec.window if is_banded else None
             groups.append(SequenceGroup(indices, num_queries, num_keys, mask, is_causal, window))
         return tuple(groups)
@@ -153,42 +163,72 @@ class PackedMask:
     def _group_mask(self, indices: Sequence[int], num_queries: int, num_keys: int) -> Tensor | None:
         """The additive mask of a group, broadcastable to (sequences, heads, queries, keys), or None."""
         spec, computed = self.spec, self.queries.query
-        queries, tokens = torch.arange(num_queries)[None], None
+        queries, tokens = torch.arange(num_queries, device=self.device)[None], None
+        counts = [self.queries.query_counts[index] for index in indices]
         if computed is not None or spec.ranges is not None:
             # Indices among all computed queries; padding repeats a sequence's last query, so that it attends to a key.
-            counts = torch.tensor(self.queries.query_counts)
-            starts = (counts.cumsum(0) - counts)[list(indices), None]
-            tokens = starts + torch.minimum(queries, counts[list(indices), None] - 1)
+            ends = torch.tensor(self.queries.query_counts).cumsum(0)[list(indices), None]
+            starts = ends - torch.tensor(counts)[:, None]
+            last = torch.maximum(ends - 1, starts).clamp(max=sum(self.queries.query_counts) - 1)
+            tokens = torch.minimum(self._upload(starts) + queries, self._upload(last))
             if computed is not None:
-                queries, tokens = self.queries.query_positions[tokens], computed.cpu()[tokens]
-        keys = torch.arange(num_keys)[None]
-        key_lengths = torch.tensor([self.keys.lengths[index] for index in indices])[:, None]
-        allowed = None if bool((key_lengths == num_keys).all()) else (keys < key_lengths)[:, None, None, :]
+                queries, tokens = self._upload(self.queries.query_positions)[tokens], computed[tokens]
+        keys = torch.arange(num_keys, device=self.device)[None]
+        key_lengths = [self.keys.lengths[index] for index in indices]
+        allowed = None
+        if min(key_lengths) < num_keys:
+            allowed = (keys < self._upload(torch.tensor(key_lengths))[:, None])[:, None, None, :]
         if not spec.is_full:
-            ranges = None if spec.ranges is None else spec.ranges.cpu()[tokens][:, :, None]
-            prefix = None if spec.prefix_lengths is None else spec.prefix_lengths.cpu()[list(indices)][:, None, None]
+            ranges = None if spec.ranges is None else spec.ranges[tokens][:, :, None]
+            prefix = spec.prefix_lengths
+            if prefix is not None:
+                prefix = prefix[self._upload(torch.tensor(indices))][:, None, None]
             visible = spec.allows(queries[:, :, None], keys[:, None, :], prefix, ranges)
             allowed = visible[:, None] if allowed is None else visible[:, None] & allowed
-        masked = None if allowed is None or bool(allowed.all()) else ~allowed.to(self.device)
+            if self.is_single:  # padding may have no visible key, whose softmax would be undefined
+                allowed = allowed | ~allowed.any(-1, keepdim=True)
+        if not self.is_single and allowed is not None and bool(allowed.all()):
+            allowed = None
         if spec.bias is not None:
-            bias = spec.bias(queries.to(self.device), keys.to(self.device)).to(self.dtype)
-            return bias if masked is None else bias.masked_fill(masked, float("-inf"))
-        if masked is None:
+            bias = spec.bias(queries, keys).to(self.dtype)
+            bias = bias if allowed is None else bias.masked_fill(~allowed, float("-inf"))
+            return bias.contiguous() if self.is_single else bias
+        if allowed is None:
             return None
-        return torch.zeros(masked.shape, dtype=self.dtype, device=self.device).masked_fill_(masked, float("-inf"))
+        return torch.zeros(allowed.shape, dtype=self.dtype, device=self.device).masked_fill_(~allowed, float("-inf"))
+
+    def _upload(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.device, non_blocking=True)
+
+    @cached_property
+    def padded_indices(self) -> tuple[Tensor | None, Tensor | None]:
+        """(queries,) and (keys,) indices in the padded batch of the single group; None without padding."""
+        (group,) = self.groups
+        query_indices = self._padded_indices(self.queries.query_counts, group.num_queries)
+        if self.queries.query_counts == self.keys.lengths and group.num_queries == group.num_keys:
+            return query_indices, query_indices
+        return query_indices, self._padded_indices(self.keys.lengths, group.num_keys)
+
+    def _padded_indices(self, lengths: Sequence[int], padded_length: int) -> Tensor | None:
+        if min(lengths) == padded_length:
+            return None
+        counts = torch.tensor(lengths)
+        padding_before = torch.arange(len(counts)) * padded_length - (counts.cumsum(0) - counts)
+        return self._upload(torch.arange(sum(lengths)) + padding_before.repeat_interleave(counts))
 
     @cached_property
     def cumulative_lengths(self) -> tuple[Tensor, Tensor]:
         """(sequences + 1,) int32 cumulative sequence lengths, starting with 0, of queries and of keys."""
         queries, keys = (
-            torch.tensor((0, *lengths)).cumsum(0).to(self.device, torch.int32)
+            self._upload(torch.tensor((0, *lengths)).cumsum(0).to(torch.int32))
             for lengths in (self.queries.query_counts, self.keys.lengths)
         )
         return queries, keys
 
     @property
     def varlen_window(self) -> tuple[int, int] | None:
-        """`window_size` of torch's `varlen_attn`, -1 for no limit; None if the kernel does not support the mask."""
+        """Windows before and after a query in the variable-length kernel, -1 for no limit; None if it does not support
+        the mask."""
         if self.spec.bias is not None or self.spec.prefix_lengths is not None or self.spec.ranges is not None:
             return None
         # the kernel aligns the last query with the last key
@@ -225,10 +265,24 @@ def prepare_mask(
         raise CtxError(
             f"Cross-attention from {len(layout.lengths)} sequences to {len(keys.lengths)}, expected equal numbers."
         )
-    prepared = PackedMask(mask, layout, keys, like.dtype, like.device, is_single=like.device.type != "cpu")
+    dtype, is_single = _attention_dtype(like), like.device.type != "cpu"
+    prepared = PackedMask(mask, layout, keys, dtype, like.device, is_single=is_single)
     if mask.bias is not None:  # outside of checkpointed layers, whose recomputation must not change its gradient
         _ = prepared.groups
     return prepared
+
+
+def round_up(length: int) -> int:
+    """The next multiple of 8: the attention kernels of GPUs copy masks with strides that are no multiple of 8."""
+    return length + -length % 8
+
+
+def _attention_dtype(like: Tensor) -> torch.dtype:
+    """The dtype in which attention is computed, so that a mask or bias is cast once, and not in each layer."""
+    device = like.device.type
+    if device != "cpu" and torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    return like.dtype
 
 
 def _prepare_padded(spec: MaskSpec, layout: PaddedLayout, keys: PaddedLayout, like: Tensor) -> PaddedMask:
@@ -240,10 +294,11 @@ def _prepare_padded(spec: MaskSpec, layout: PaddedLayout, keys: PaddedLayout, li
                 hint='use model.set_attn_implementation("sdpa"), which has a varlen flash kernel on CUDA itself.',
             )
         return PaddedMask(spec, keys.tokens, None, spec.causal)  # the kernel applies causal and window masks
-    bias = None
+    bias, dtype = None, _attention_dtype(like)
     if spec.bias is not None:  # shared by all examples if padding is only at their ends
         query_positions = layout.select_query_columns(_shared_positions(layout, like.device))
         bias = spec.bias(query_positions, _shared_positions(keys, like.device)).expand(layout.batch_size, -1, -1, -1)
+        bias = bias.to(dtype) if like.device.type != "cpu" else bias
     if keys.custom_mask is not None:
         mask = _add_window(keys.custom_mask, spec, layout)
         return _merge_sdpa_bias(PaddedMask(spec, mask, bias, False), layout, like)
@@ -259,22 +314,30 @@ def _prepare_padded(spec: MaskSpec, layout: PaddedLayout, keys: PaddedLayout, li
         attention_mask=keys.tokens,
         allow_is_causal_skip=False,
         allow_is_bidirectional_skip=spec.is_full and keys.sequences is None,
-        dtype=like.dtype,
+        dtype=dtype,
         device=like.device,
     )
     return _merge_sdpa_bias(PaddedMask(spec, mask, bias, False), layout, like)
 
 
 def _merge_sdpa_bias(mask: PaddedMask, layout: PaddedLayout, like: Tensor) -> PaddedMask:
-    """Merge mask and bias into one tensor for sdpa; transformers' attention function would do so in each layer."""
-    if layout.implementation != "sdpa" or mask.bias is None or torch.is_autocast_enabled(like.device.type):
+    """Merge mask and bias into one tensor for sdpa, which would do so in each layer; on a GPU additive and aligned."""
+    is_gpu = like.is_cuda
+    if layout.implementation != "sdpa" or (mask.bias is None and not (is_gpu and isinstance(mask.mask, Tensor))):
+        return mask
+    if not is_gpu and torch.is_autocast_enabled(like.device.type):
         return mask  # autocast would turn the smallest float32 value into -inf
-    bias = mask.bias.to(like.dtype)
+    dtype = _attention_dtype(like)
+    bias = like.new_zeros((), dtype=dtype) if mask.bias is None else mask.bias.to(dtype)
     if isinstance(mask.mask, Tensor):
         if mask.mask.dtype == torch.bool:
-            bias = torch.where(mask.mask, bias, torch.finfo(like.dtype).min)
+            bias = torch.where(mask.mask, bias, float("-inf") if mask.bias is None else torch.finfo(dtype).min)
         else:
-            bias = bias + mask.mask
+            bias = bias + mask.mask.to(dtype)
+    if is_gpu:
+        num_keys = bias.shape[-1]
+        bias = F.pad(bias.contiguous(), (0, round_up(num_keys) - num_keys))[..., :num_keys]
+        return replace(mask, mask=bias, bias=None)
     return replace(mask, mask=bias.contiguous(), bias=None)
 
 
