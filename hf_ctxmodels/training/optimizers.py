@@ -218,23 +218,36 @@ class ScaledAdamW(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            beta1, beta2 = group["betas"]
+            batches: dict[Any, list[nn.Parameter]] = {}  # by shape and step
             for parameter in group["params"]:
                 if parameter.grad is None:
                     continue
-                gradient, state = parameter.grad, self.state[parameter]
+                state = self.state[parameter]
                 if not state:
                     state.update(step=torch.tensor(0.0), exp_avg=torch.zeros_like(parameter))
                     state["exp_avg_sq"] = torch.zeros_like(parameter)
                 state["step"] += 1
-                number = float(state["step"])
-                first = state["exp_avg"].lerp_(gradient, 1 - beta1)
-                second = state["exp_avg_sq"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-                denominator = (second / (1 - beta2**number)).sqrt_().add_(group["eps"])
-                scale = parameter.norm().div(math.sqrt(parameter.numel())).clamp_(min=_SMALLEST_SCALE)
-                parameter.mul_(1 - group["lr"] * group["weight_decay"])
-                parameter.sub_(first / denominator * scale, alpha=group["lr"] / (1 - beta1**number))
+                key = parameter.shape, parameter.dtype, parameter.device, float(state["step"])
+                batches.setdefault(key, []).append(parameter)
+            for (shape, *_, step), parameters in batches.items():
+                self._update(parameters, shape, step, group)
         return loss
+
+    def _update(self, parameters: list[nn.Parameter], shape: torch.Size, step: float, group: dict[str, Any]) -> None:
+        """Update parameters of the same shape, in a number of kernels that does not depend on the number of them."""
+        beta1, beta2 = group["betas"]
+        gradients = [parameter.grad for parameter in parameters]
+        first, second = (
+            [self.state[parameter][name] for parameter in parameters] for name in ("exp_avg", "exp_avg_sq")
+        )
+        torch._foreach_lerp_(first, gradients, 1 - beta1)
+        torch._foreach_mul_(second, beta2)
+        torch._foreach_addcmul_(second, gradients, gradients, 1 - beta2)
+        denominators = torch.stack(second).div_(1 - beta2**step).sqrt_().add_(group["eps"])
+        scales = torch.stack(torch._foreach_norm(parameters)).div_(math.sqrt(shape.numel())).clamp_(min=_SMALLEST_SCALE)
+        denominators.div_(scales.view(-1, *[1] * len(shape)))
+        torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
+        torch._foreach_addcdiv_(parameters, first, denominators.unbind(), value=-group["lr"] / (1 - beta1**step))
 
 
 def make_scheduler(optimizer: torch.optim.Optimizer, arguments: LoopArguments, total_steps: int) -> LRScheduler:

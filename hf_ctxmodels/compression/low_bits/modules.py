@@ -4,6 +4,7 @@ A group of consecutive output rows has a range [minimum, maximum], divided into 
 `minimum + code * step` (Q-BERT, Shen et al. 2019, equation 2 and section 3.2).
 """
 
+import math
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -39,9 +40,10 @@ def quantize_groups(weight: Tensor, bits: int, groups: int) -> GroupCodes:
     """Quantize a (rows, columns) weight to 2 to 8 bits in groups of rows, at most one for each row."""
     weight = weight.detach().float()
     rows = len(weight)
-    row_groups = weight.split(-(-rows // groups))
-    minimum = torch.stack([group.amin() for group in row_groups])
-    maximum = torch.stack([group.amax() for group in row_groups])
+    group_rows = -(-rows // groups)
+    padding = 0, -rows % group_rows
+    minimum = F.pad(weight.amin(1), padding, value=math.inf).view(-1, group_rows).amin(1)
+    maximum = F.pad(weight.amax(1), padding, value=-math.inf).view(-1, group_rows).amax(1)
     step = (maximum - minimum) / (2**bits - 1)
     step = step.where(step > 0, 1.0)
     codes = ((weight - _expand_to_rows(minimum, rows)) / _expand_to_rows(step, rows)).round_().clamp_(0, 2**bits - 1)
