@@ -174,6 +174,25 @@ class CtxPreTrainedModel(PreTrainedModel):
             self.base_model.eval()
         return self
 
+    def prepare_for_inference(self) -> Self:
+        """Prepare the Transformer blocks for inference on a CPU; returns the model, in evaluation mode.
+
+        The weights of the linear layers are copied into the memory layout that oneDNN reads fastest, which doubles
+        their memory, and each block runs in few operators. Outputs are equal up to rounding. The copies serve forward
+        passes without gradients, in float32, and in bfloat16 if the processor multiplies it. A block whose weights,
+        modules or hooks change afterwards runs as before; call this method again after training or loading weights. A
+        change by `.data` is not noticed.
+
+        Example:
+            >>> from hf_ctxmodels import CtxBertConfig, CtxBertModel
+            >>> model = CtxBertModel(CtxBertConfig()).prepare_for_inference()
+        """
+        self.eval()
+        for module in self.modules():
+            if hasattr(module, "prepack"):
+                module.prepack()  # type: ignore[operator]
+        return self
+
     def save_pretrained(self, save_directory: str | Path, save_original_format: bool = False, **kwargs: Any) -> None:
         """Save in the native layout; see `export_reference` for the reference layout.
 

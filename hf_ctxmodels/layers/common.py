@@ -12,7 +12,9 @@ from transformers.activations import ACT2FN
 
 def get_activation(name: str) -> nn.Module:
     """An activation by its name in transformers; "gelu_new" is one operation of torch here, eight there."""
-    return nn.GELU(approximate="tanh") if name == "gelu_new" else ACT2FN[name]
+    if name in ("gelu", "gelu_new"):
+        return nn.GELU(approximate="none" if name == "gelu" else "tanh")
+    return ACT2FN[name]
 
 
 class SafeBatchNorm1d(nn.BatchNorm1d):

@@ -16,7 +16,8 @@ from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, AttentionMask, Ma
 from hf_ctxmodels.layers.attention.modules import CrossAttention, SelfAttention
 from hf_ctxmodels.layers.common import HookPoint, get_activation
 from hf_ctxmodels.layers.cpu.dropout import Dropout
-from hf_ctxmodels.layers.cpu.linear import apply_in_chunks, linear
+from hf_ctxmodels.layers.cpu.linear import apply_in_chunks, linear, prepack_linear_layers
+from hf_ctxmodels.layers.prepacked_block import PrepackedBlock
 
 Norm = Literal["post", "pre"]
 
@@ -209,6 +210,14 @@ class TransformerBlock(GradientCheckpointingLayer):
         self.feed_forward_norm = norm_cls(hidden_size)
         self.feed_forward_residual = ResidualSum()
         self.dropout = Dropout(dropout)
+        self.prepacked: PrepackedBlock | None = None
+
+    def prepack(self) -> None:
+        """Prepack the linear layers for inference, see `CtxPreTrainedModel.prepare_for_inference`."""
+        prepack_linear_layers(self)
+        has_plain_attention = type(self.attention) is SelfAttention and self.attention.position_bias is None
+        if has_plain_attention and self.cross_attention is None and type(self.feed_forward) is FeedForward:
+            self.prepacked = PrepackedBlock(self)
 
     def forward(
         self,
@@ -224,6 +233,8 @@ class TransformerBlock(GradientCheckpointingLayer):
 
         `memory` is the encoder's output for cross-attention; the other arguments are as in `SelfAttention`.
         """
+        if self.prepacked is not None and (output := self.prepacked.forward(hidden_states, layout, mask)) is not None:
+            return BlockOutput(output, None, None)
         self_attention_cache, cross_attention_cache = past_key_values, None
         if isinstance(past_key_values, EncoderDecoderCache):
             self_attention_cache, cross_attention_cache = past_key_values.self_attention_cache, past_key_values

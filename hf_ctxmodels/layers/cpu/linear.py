@@ -43,9 +43,7 @@ def linear(module: nn.Module, input: Tensor, start: int | None = None, stop: int
         return output if start is None else output[..., start:stop]
     weight: Tensor = module.weight
     bias: Tensor | None = module.bias
-    prepacked, weights = None, None if torch.compiler.is_compiling() else active_prepacked_weights()
-    if weights is not None and not _requires_grad(input, weight) and can_use_onednn(input, weight, bfloat16=True):
-        prepacked = weights.get(weight, start, stop, input.numel() // input.shape[-1])
+    prepacked = None if torch.compiler.is_compiling() else _prepacked_weight(module, input, start, stop)
     if start is not None:
         weight, bias = weight[start:stop], None if bias is None else bias[start:stop]
     if prepacked is None or _requires_grad(input, bias):
@@ -169,6 +167,21 @@ def prepack_weight(weight: Tensor) -> Tensor:
     return torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), _PREPACKED_ROWS)
 
 
+def _prepacked_weight(layer: nn.Linear, input: Tensor, start: int | None, stop: int | None) -> Tensor | None:
+    """A copy of the weight for this product: of the layer (`prepack_linear_layers`) or of the context."""
+    layer_copy, context = layer.__dict__.get("prepacked_weight"), active_prepacked_weights()
+    if start is not None:
+        layer_copy = None
+    if (layer_copy is None and context is None) or _requires_grad(input, layer.weight):
+        return None
+    if not can_use_onednn(input, layer.weight, bfloat16=True):
+        return None
+    prepacked = None if layer_copy is None else layer_copy.get(layer)
+    if prepacked is None and context is not None:
+        prepacked = context.get(layer.weight, start, stop, input.numel() // input.shape[-1])
+    return prepacked
+
+
 def _contiguous_linear(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
     if not (right.is_contiguous() or right.T.is_contiguous()):  # for example a slice of columns: slow in oneDNN
         right = right.contiguous()
@@ -208,6 +221,45 @@ class _LinearProduct(torch.autograd.Function):
 # layout ("prepacked"). A copy costs as much as some products gain, so a weight is copied after several uses.
 
 
+class PrepackedWeight:
+    """The prepacked copy of the weight of a linear layer, which `linear` uses until the weight changes."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self._weight = weight
+        self._storage = weight.detach()  # keeps the address from being used again
+        self._state = _weight_state(weight)
+        self._copy = prepack_weight(weight)
+
+    def __deepcopy__(self, memo: Any) -> None:
+        """None: the copy of a layer has no prepacked weight."""
+
+    def __reduce__(self) -> Any:
+        return type(None), ()
+
+    def get(self, layer: nn.Linear) -> Tensor | None:
+        """The copy; None if the weight of the layer has changed, except by `.data`, which frees the copy."""
+        weight = layer.weight
+        if weight is self._weight and _weight_state(weight) == self._state:
+            return self._copy
+        del layer.prepacked_weight
+        return None
+
+
+def prepack_linear_layers(module: nn.Module) -> None:
+    """Prepack the weights of all plain linear layers of a module, for any number of rows."""
+    for layer in module.modules():
+        if not is_plain_linear(layer) or layer.weight.is_inference():  # without a version
+            continue
+        if layer.weight.numel() * _PREPACKED_ROWS >= _MIN_MULTIPLICATIONS and can_use_onednn(
+            layer.weight, bfloat16=True
+        ):
+            layer.prepacked_weight = PrepackedWeight(layer.weight)  # type: ignore[assignment]
+
+
+def _weight_state(weight: Tensor) -> tuple[int, int]:
+    return weight.data_ptr(), weight._version
+
+
 @dataclass(eq=False)
 class _WeightUse:
     """Use of a weight, or of a range of its rows."""
@@ -233,7 +285,7 @@ class PrepackedWeights:
         """
         if rows > _MAX_PREPACKED_ROWS or weight.is_inference():  # inference tensors have no version
             return None
-        state = (weight.data_ptr(), weight._version)
+        state = _weight_state(weight)
         use = self._uses.get((id(weight), start, stop))
         if use is None or use.state != state:
             if use is not None and use.prepacked is not None:

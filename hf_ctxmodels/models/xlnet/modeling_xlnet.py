@@ -34,7 +34,7 @@ from hf_ctxmodels.core.inputs import check_row_lengths, is_traced, reject_unused
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.common import HookPoint
 from hf_ctxmodels.layers.cpu.dropout import Dropout
-from hf_ctxmodels.layers.cpu.linear import linear, prepacked_weights
+from hf_ctxmodels.layers.cpu.linear import linear, prepack_linear_layers, prepacked_weights
 from hf_ctxmodels.layers.cpu.relative_attention import RelativeBiases
 from hf_ctxmodels.layers.pooling import pool_tokens, token_mask
 from hf_ctxmodels.layers.transformer import FeedForward, ResidualSum, recorded_layer_numbers
@@ -115,6 +115,10 @@ class CtxXLNetLayer(GradientCheckpointingLayer):
         self.feed_forward_norm = nn.LayerNorm(width, eps=config.layer_norm_eps)
         self.dropout = Dropout(config.hidden_dropout_prob)
         self.attention_residual, self.feed_forward_residual = ResidualSum(), ResidualSum()
+
+    def prepack(self) -> None:
+        """Prepack the linear layers for inference, see `CtxPreTrainedModel.prepare_for_inference`."""
+        prepack_linear_layers(self)
 
     def forward(
         self, hidden_states: Tensor, streams: StreamLayout, memory: Tensor | None = None
