@@ -159,6 +159,18 @@ def run(model, problem, options: LoopArguments, collate=None, **more):
     ).run()
 
 
+def stop_after(collate, batches):
+    """A collator that fails after this number of batches."""
+    remaining = iter(range(batches))
+
+    def stopping(examples):
+        if next(remaining, None) is None:
+            raise InterruptedError
+        return collate(examples)
+
+    return stopping
+
+
 def trainer_arguments(output_dir: Path, kind: type[TrainingArguments] = TrainingArguments, **more: Any) -> Any:
     """Arguments of transformers' Trainer: on the CPU, without checkpoints and reports."""
     fixed = {"use_cpu": True, "save_strategy": "no", "report_to": "none", "disable_tqdm": True}

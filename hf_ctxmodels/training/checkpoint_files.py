@@ -18,7 +18,6 @@ from pathlib import Path
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 from filelock import FileLock, Timeout
-from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.loading import matches_type, read_json
@@ -31,13 +30,22 @@ _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 _UNFINISHED = re.compile(r"checkpoint-\d+\.(writing|deleting)|(model|training_log\.jsonl)\.writing")
 _RUN_OUTPUTS = ("quantized", "best.safetensors", "lr_range_test.csv", "lr_range_test.png")
 """Outputs of a run in addition to the final model, which a new run deletes."""
+_SUMMARY_OUTPUTS = ("training_summary.json", "training_log.jsonl", "training_curve.png")
+OVERWRITTEN_FOLDER = "overwritten"
+"""The overwritten run and its model, until the first checkpoint of the new run is complete."""
 
 
 @contextmanager
 def locked_output_dir(
-    accelerator: Accelerator, arguments: LoopArguments, tokenizer: PreTrainedTokenizerBase | None
+    accelerator: Accelerator,
+    arguments: LoopArguments,
+    tokenizer_source: str | None = None,
+    model_source: str | None = None,
 ) -> Iterator[Path | None]:
     """Lock the output directory for one run and remove unfinished files; yields the verified checkpoint to resume from.
+
+    With `overwrite`, a run and a model in the directory are restored if the new run ends before its first checkpoint. A
+    model that is `model_source`, which a resumed run reads again, remains until the final model replaces it.
 
     All processes raise CtxError if the directory cannot be created, is locked by another run, contains a run or a model
     that is neither to be resumed nor to be overwritten, or the newest checkpoint is damaged.
@@ -50,7 +58,7 @@ def locked_output_dir(
         if accelerator.is_main_process:
             try:
                 _lock(lock, output_dir)
-                _prepare_output_dir(output_dir, arguments, None if tokenizer is None else tokenizer.name_or_path)
+                _prepare_output_dir(output_dir, arguments, tokenizer_source, model_source)
             except CtxError as failure:
                 error = [(failure.message, failure.location, failure.hint)]
         broadcast_object_list(error)  # the other processes would wait for the main process forever
@@ -59,6 +67,8 @@ def locked_output_dir(
             raise CtxError(message, location=location, hint=hint)
         yield latest_checkpoint(output_dir) if arguments.resume else None
     finally:
+        if lock.is_locked:
+            _restore_overwritten(output_dir)
         lock.release()
 
 
@@ -113,18 +123,65 @@ def check_run_directory(arguments: LoopArguments, tokenizer_source: str | None) 
         # the run's tokenizer may already be in its output directory
         has_tokenizer = tokenizer_source is None or Path(tokenizer_source).resolve() == output_dir.resolve()
         names = MODEL_FILES if has_tokenizer else (*MODEL_FILES, *TOKENIZER_FILES)
+        if not existing:  # a killed run did not restore what it was to overwrite
+            names = (*names, OVERWRITTEN_FOLDER)
         check_output_directory(output_dir, names, flag="--output_dir", overwrite=arguments.overwrite)
 
 
-def _prepare_output_dir(output_dir: Path, arguments: LoopArguments, tokenizer_source: str | None) -> None:
-    """Refuse to replace an existing run, or delete it if `overwrite` is set; remove files of a killed run."""
+def _prepare_output_dir(
+    output_dir: Path, arguments: LoopArguments, tokenizer_source: str | None, model_source: str | None
+) -> None:
+    """Refuse to replace an existing run, or move it away if `overwrite` is set; remove files of a killed run."""
+    _restore_overwritten(output_dir)
     check_run_directory(arguments, tokenizer_source)
-    outdated = [path for path in output_dir.iterdir() if _UNFINISHED.fullmatch(path.name)]
-    if arguments.overwrite:
-        delete_old_checkpoints(output_dir, keep=0)
-        outdated += [output_dir / name for name in _RUN_OUTPUTS]
-    for path in outdated:
+    for path in [path for path in output_dir.iterdir() if _UNFINISHED.fullmatch(path.name)]:
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    if not arguments.overwrite:
+        return
+    paths = [*list_checkpoints(output_dir), *(output_dir / name for name in _RUN_OUTPUTS)]
+    if not model_source or Path(model_source).resolve() != output_dir.resolve():
+        names = (*MODEL_FILES, *_SUMMARY_OUTPUTS, *_model_parts(output_dir), MANIFEST_FILE)
+        paths += [output_dir / name for name in names]
+    for path in paths:
+        if path.exists():
+            _move(path, output_dir, output_dir / OVERWRITTEN_FOLDER)
+
+
+def _restore_overwritten(output_dir: Path) -> None:
+    """Restore what a run overwrote that has ended without a checkpoint; delete it if the run has one."""
+    folder = output_dir / OVERWRITTEN_FOLDER
+    if not folder.is_dir():
+        return
+    if not list_checkpoints(output_dir):
+        for path in [*list_checkpoints(folder), *(path for path in sorted(folder.rglob("*")) if path.is_file())]:
+            if path.exists():  # not in a folder that was moved
+                _move(path, folder, output_dir)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _move(path: Path, source: Path, target: Path) -> None:
+    """Move a file or folder to its relative path in another directory, and remove folders that it leaves empty."""
+    destination = target / path.relative_to(source)
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    path.replace(destination)
+    _remove_empty_folders(path.parent, source)
+
+
+def _remove_empty_folders(folder: Path, root: Path) -> None:
+    """Remove a folder and its parents below `root` that are empty."""
+    while folder != root and folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()
+        folder = folder.parent
+
+
+def _model_parts(directory: Path) -> list[str]:
+    """Weights and files in folders of a model, such as adapters, by its manifest."""
+    try:
+        names = _read_manifest(directory)
+    except CtxError:
+        return []
+    is_part = {name: ".." not in Path(name).parts and ("/" in name or name.endswith(".safetensors")) for name in names}
+    return [name for name in names if is_part[name] and os.path.isfile(directory / name)]
 
 
 def checkpoint_path(output_dir: str | Path, step: int) -> Path:
@@ -187,16 +244,13 @@ def commit_checkpoint(temporary: Path, final: Path) -> None:
         _fsync(path)
     temporary.rename(final)
     _fsync(final.parent)
+    shutil.rmtree(final.parent / OVERWRITTEN_FOLDER, ignore_errors=True)
 
 
 def move_files(temporary: Path, directory: Path) -> None:
     """Move all files of `temporary` and its folders into `directory`, each atomically, the manifest last; weights and
     folders of an earlier model, listed in its manifest, are removed."""
-    files = _write_manifest(temporary)
-    try:
-        earlier_files = set(_read_manifest(directory))
-    except CtxError:
-        earlier_files = set()
+    files, earlier_parts = _write_manifest(temporary), _model_parts(directory)
     (directory / MANIFEST_FILE).unlink(missing_ok=True)  # it has the digests of the old files
     for path in files:
         _fsync(path)
@@ -204,14 +258,9 @@ def move_files(temporary: Path, directory: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         path.replace(target)
     shutil.rmtree(temporary)
-    for name in earlier_files - {str(path.relative_to(temporary)) for path in files}:
-        is_removable = ".." not in Path(name).parts and ("/" in name or name.endswith(".safetensors"))
-        if is_removable and os.path.isfile(directory / name):
-            (directory / name).unlink()
-            folder = (directory / name).parent
-            while folder != directory and folder.is_dir() and not any(folder.iterdir()):
-                folder.rmdir()
-                folder = folder.parent
+    for name in set(earlier_parts) - {str(path.relative_to(temporary)) for path in files}:
+        (directory / name).unlink()
+        _remove_empty_folders((directory / name).parent, directory)
     _fsync(directory)
 
 

@@ -135,9 +135,10 @@ class TrainingLoop:
                 no state for `contiguous`.
         """
         num_processes = self.accelerator.num_processes
+        sources = None if self.tokenizer is None else self.tokenizer.name_or_path, self.model.name_or_path
         with (
             detect_lost_processes(num_processes),
-            locked_output_dir(self.accelerator, self.arguments, self.tokenizer) as checkpoint,
+            locked_output_dir(self.accelerator, self.arguments, *sources) as checkpoint,
         ):
             self._set_up(checkpoint)
             try:

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import load_file
-from training_runs import arguments, new_model, run
+from training_runs import arguments, new_model, run, stop_after
 from transformers import AutoModelForPreTraining
 
 from hf_ctxmodels import CtxBertForPreTraining, CtxError
@@ -173,18 +173,6 @@ def test_resume_with_averages(workspace, problem, tmp_path):
 
     common = {"optimizer": "nt-asgd:patience=1", "learning_rate": 0.1, "eval_steps": 1, "max_steps": 6}
     check_resume(problem, tmp_path, run_once, 4, save_steps=3, **common)
-
-
-def stop_after(collate, batches):
-    """A collator that fails after this number of batches."""
-    remaining = iter(range(batches))
-
-    def stopping(examples):
-        if next(remaining, None) is None:
-            raise InterruptedError
-        return collate(examples)
-
-    return stopping
 
 
 def test_resume_of_a_finished_run(workspace, problem, tmp_path):

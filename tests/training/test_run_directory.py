@@ -10,19 +10,20 @@ import resource
 import shutil
 
 import pytest
-from training_runs import arguments, new_model, run
+from training_runs import arguments, new_model, run, stop_after
 
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.training.accelerator import make_accelerator
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.checkpoint_files import (
     MANIFEST_FILE,
+    check_run_directory,
     damaged_files,
     list_checkpoints,
     locked_output_dir,
     move_files,
 )
-from hf_ctxmodels.training.model_loading import load_tokenizer
+from hf_ctxmodels.training.model_loading import load_config, load_tokenizer
 from hf_ctxmodels.training.training_state import FLAGS_THAT_MAY_CHANGE
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
@@ -59,7 +60,7 @@ def test_forked_process_does_not_hold_the_lock(tmp_path):
     """A data worker may outlive a killed run for a moment."""
     accelerator, options = make_accelerator(arguments(tmp_path)), arguments(tmp_path)
     (wait, release), (begun, begin) = os.pipe(), os.pipe()
-    with locked_output_dir(accelerator, options, None):
+    with locked_output_dir(accelerator, options):
         child = os.fork()
         if child == 0:
             os.close(release)
@@ -68,7 +69,7 @@ def test_forked_process_does_not_hold_the_lock(tmp_path):
             os._exit(0)
     os.read(begun, 1)
     try:
-        with locked_output_dir(accelerator, options, None):
+        with locked_output_dir(accelerator, options):
             pass
     finally:
         os.close(release)
@@ -98,6 +99,40 @@ def test_overwrite(workspace, problem, tmp_path):
     assert not (tmp_path / "quantized").exists()
     with pytest.raises(CtxError, match="either continued or overwritten"):
         arguments(tmp_path, overwrite=True, resume=True)
+
+
+@pytest.mark.parametrize("batches", [1, 3])
+def test_overwriting_run_that_ends_early(workspace, problem, tmp_path, batches):
+    """The overwritten model remains until the first checkpoint, of step 2, is complete, and not longer."""
+    run(new_model(workspace), problem, arguments(tmp_path, max_steps=1))
+    (tmp_path / "adapters").mkdir()
+    (tmp_path / "adapters" / "mine.txt").write_text("mine")
+    content = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.name != ".lock"}
+    options = arguments(tmp_path, max_steps=4, save_steps=2, overwrite=True)
+    with pytest.raises(InterruptedError):
+        run(new_model(workspace), problem, options, collate=stop_after(problem[1].collate, batches))
+    assert not (tmp_path / "overwritten").exists()
+    assert (tmp_path / "adapters" / "mine.txt").exists()
+    if batches == 1:
+        assert {path: path.read_bytes() for path in content} == content
+    else:
+        assert [path.name for path in list_checkpoints(tmp_path)] == ["checkpoint-2"]
+        assert not {"config.json", "model.safetensors", "manifest.json"} & {path.name for path in tmp_path.iterdir()}
+        with pytest.raises(CtxError, match=r"use .*checkpoint-2"):
+            load_config(tmp_path)
+
+
+def test_killed_overwriting_run(workspace, problem, tmp_path):
+    run(new_model(workspace), problem, arguments(tmp_path, max_steps=1))
+    weights = (tmp_path / "model.safetensors").read_bytes()
+    (tmp_path / "overwritten").mkdir()
+    for name in ("config.json", "model.safetensors", "checkpoint-1"):
+        (tmp_path / name).rename(tmp_path / "overwritten" / name)
+    with pytest.raises(CtxError, match="already holds overwritten"):
+        check_run_directory(arguments(tmp_path), None)
+    with pytest.raises(CtxError, match="already has a checkpoint"):
+        run(new_model(workspace), problem, arguments(tmp_path))
+    assert (tmp_path / "model.safetensors").read_bytes() == weights
 
 
 def test_tokenizer_in_the_output_directory(workspace, problem, tmp_path):
