@@ -22,6 +22,7 @@ from hf_ctxmodels.data.text_files import Separator, read_lines
 from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_model_and_tokenizer
 from hf_ctxmodels.downstream.finetuning.forgetting import PretrainingEvaluation, measure_forgetting
 from hf_ctxmodels.downstream.tasks import SequenceClassification, TaskArguments
+from hf_ctxmodels.downstream.tasks.metrics import metric_range, range_note
 from hf_ctxmodels.evaluation import (
     Criterion,
     Encode,
@@ -80,6 +81,8 @@ def words() -> None:
     for path in arguments.similarity:
         result = evaluate_similarity(space, read_similarities(path))
         print(f"{Path(path).name:<28} spearman {result.spearman:.4f}  {result.covered} of {result.pairs} pairs")
+    if arguments.similarity:
+        print(range_note("spearman"))
     for path in arguments.analogies:
         answers = evaluate_analogies(space, read_analogies(path))
         for name, (correct, covered, total) in [*answers.sections.items(), ("all", answers.total)]:
@@ -146,11 +149,16 @@ def sentences() -> None:
         correlations.append((test, relatedness(encode, train, test, columns, arguments.seed)))
     for name, result in correlations:
         print(f"{name:<44} spearman {result.spearman:.4f}  pearson {result.pearson:.4f}  {result.pairs} pairs")
+    metrics = ["spearman", "pearson"] if correlations else []
     for (train, test), columns in tables("classification", 2):
         probe = classification(encode, train, test, columns, arguments.seed)
         print(f"{test:<44} accuracy {probe.accuracy:.4f}  majority {probe.majority:.4f}  {probe.examples[1]} examples")
     for text in arguments.retrieval:
         print("\n".join(retrieval_lines(encode, tokenizer, text)))
+    metrics += ["accuracy"] if arguments.classification else []
+    metrics += get_args(Criterion) if arguments.retrieval else []
+    if metrics:
+        print(range_note(*metrics))
 
 
 def retrieval_lines(encode: Encode, tokenizer: Any, text: str) -> list[str]:
@@ -208,6 +216,7 @@ def pairs() -> None:
             f"{name:<36} accuracy {result.accuracy:.4f}  unigram {unigram.accuracy:.4f}  "
             f"difference {result.accuracy - unigram.accuracy:+.4f}  {result.pairs} pairs"
         )
+    print(range_note("accuracy", "unigram"))
 
 
 def _language_model_class(config: PreTrainedConfig) -> str:
@@ -263,6 +272,7 @@ def perplexity() -> None:
         f"perplexity {result.per_token:.3f} per token, {result.per_word:.3f} per word; {result.tokens:,} tokens, "
         f"{result.words:,} words, {result.unknown:,} unknown tokens, {result.nats / result.tokens:.4f} nats per token"
     )
+    print(range_note("perplexity"))
 
 
 @dataclass
@@ -298,9 +308,10 @@ def forgetting() -> None:
     if arguments.output_file is not None:
         write_text_file(arguments.output_file, json.dumps(results, indent=2) + "\n")
     print(f"{results['objective']}, {results['rows']} examples")
-    print(f"{'metric':<28}{'before':>12}{'after':>12}")
+    print(f"{'metric':<28}{'before':>12}{'after':>12}  range")
     for name, value in results["before"].items():
-        print(f"{name.removeprefix('eval_'):<28}{value:>12.4f}{results['after'][name]:>12.4f}")
+        metric = name.removeprefix("eval_")
+        print(f"{metric:<28}{value:>12.4f}{results['after'][name]:>12.4f}  {metric_range(metric)}")
     print(f"{'weights':<28}{'distance':>12}{'relative':>12}")
     for module, distance in results["distances"].items():
         print(f"{module:<28}{distance['distance']:>12.4f}{distance['relative']:>12.4f}")
@@ -334,4 +345,4 @@ def ensemble() -> None:
     width = max(map(len, [*arguments.models, "ensemble"]))
     for name, metrics in zip([*arguments.models, "ensemble"], [*scores.members, scores.ensemble], strict=True):
         print(f"{name:<{width}}  " + "  ".join(f"{metric} {value:.4f}" for metric, value in metrics.items()))
-    print(f"{len(examples)} examples")
+    print(f"{len(examples)} examples; {range_note(*scores.ensemble)}")

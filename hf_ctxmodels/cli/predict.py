@@ -4,11 +4,13 @@
     hf-ctxmodels predict --model runs/squad --input questions.jsonl --output answers.jsonl
 
 The input has the format of `hf-ctxmodels finetune` without labels. A .txt file has one text per line, for models of
-single texts. The output is one JSON object per example, in the order of the input.
+single texts. The output is one JSON object per example, in the order of the input; its numbers have 4 significant
+digits on the screen and 6 in a file.
 """
 
 import json
 from dataclasses import dataclass
+from typing import Any
 
 from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.console import print_status
@@ -19,6 +21,7 @@ from hf_ctxmodels.downstream.multitask.task_list import KINDS
 from hf_ctxmodels.downstream.tasks import QuestionAnswering, TaskArguments
 from hf_ctxmodels.inference.prediction import Predictor
 
+_SCREEN_DIGITS, _FILE_DIGITS = 4, 6  # significant digits
 _TASK_FLAGS = ("text_columns", "choice_columns", "doc_stride", "max_answer_length", "both_orders")
 
 
@@ -61,9 +64,19 @@ def main() -> None:
     examples = task.read_unlabelled(arguments.input)
     print_status(f"{type(predictor.model).__name__} predicts {len(examples):,} examples")
     results = predictor.predict(examples, arguments.per_device_batch_size, progress=True)
-    text = "".join(json.dumps(result, ensure_ascii=False) + "\n" for result in results)
+    digits = _SCREEN_DIGITS if arguments.output is None else _FILE_DIGITS
+    text = "".join(json.dumps(_rounded(result, digits), ensure_ascii=False) + "\n" for result in results)
     if arguments.output is None:
         print(text, end="")
     else:
         write_text_file(arguments.output, text)
         print(f"{len(results):,} predictions in {arguments.output}")
+
+
+def _rounded(value: Any, digits: int) -> Any:
+    """A JSON value with its floating-point numbers rounded to significant digits."""
+    if isinstance(value, dict):
+        return {name: _rounded(item, digits) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_rounded(item, digits) for item in value]
+    return float(f"{value:.{digits}g}") if isinstance(value, float) else value

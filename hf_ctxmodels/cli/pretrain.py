@@ -47,7 +47,7 @@ def main() -> None:
         "embedding_training": embeddings if embeddings.train_only is not None else None,
     }
     if estimate.dry_run:
-        for line in estimate_pretraining(arguments, prepare_pretraining(arguments, loop_arguments, **options)):
+        for line in estimate_pretraining(prepare_pretraining(arguments, loop_arguments, **options)):
             PartialState().print(line)
         return
     summary = pretrain(arguments, loop_arguments, **options)

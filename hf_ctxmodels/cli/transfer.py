@@ -40,6 +40,7 @@ from hf_ctxmodels.downstream.tasks.languages import (
     set_language,
     supported_languages,
 )
+from hf_ctxmodels.downstream.tasks.metrics import range_note
 from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model
 from hf_ctxmodels.training.checkpoint_files import check_run_directory
 from hf_ctxmodels.training.model_loading import load_config, load_tokenizer
@@ -190,4 +191,4 @@ def table(results: list[dict[str, Any]], training_language: str) -> str:
             fmean(result[side][name] for result in target_results) for side in ("metrics", "baseline")
         )
         lines.append(f"{'mean of others':<14}{mean_metric:>8.4f}{mean_baseline:>10.4f}")
-    return "\n".join(lines)
+    return "\n".join([*lines, range_note(name)])

@@ -1,6 +1,7 @@
 """Sources of documents, the demo text, local files and the Hub, and the flags that select them."""
 
 import hashlib
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -222,7 +223,8 @@ def _file_reader(
         with suppress(CtxError):  # a file that cannot be read: an error of the first iteration
             separator = guess_separator(texts, is_directory)
         if separator in ("line", "file"):
-            print_status(f"{name}: each {separator} is a document; --document_separator changes this")
+            is_main_process = os.environ.get("RANK", "0") == "0"
+            print_status(f"{name}: each {separator} is a document; --document_separator changes this", is_main_process)
     return partial(_chain, [partial(read_file, file, columns, separator or "blank") for file in files])
 
 

@@ -12,7 +12,7 @@ from transformers import TrainerCallback
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
-from hf_ctxmodels.training.pretraining import PretrainingArguments, PretrainingRun
+from hf_ctxmodels.training.pretraining import PretrainingRun
 
 MAX_SECONDS, MIN_STEPS = 60.0, 3
 
@@ -43,7 +43,7 @@ class StepTimer(TrainerCallback):
             control.should_training_stop = True
 
 
-def estimate_pretraining(arguments: PretrainingArguments, run: PretrainingRun) -> Iterator[str]:
+def estimate_pretraining(run: PretrainingRun) -> Iterator[str]:
     """Train for about `MAX_SECONDS` in a temporary directory, and yield lines with the size and the duration of the
     run. Evaluations and checkpoints are not part of the estimate. Raises CtxError on several processes."""
     if run.loop.accelerator.num_processes > 1:
@@ -64,8 +64,7 @@ def estimate_pretraining(arguments: PretrainingArguments, run: PretrainingRun) -
     seconds = max(timer.seconds_per_step * loop.total_steps, 1e-3)
     yield f"parameters      {result.parameters:,}"
     if loop.examples_per_epoch is not None:
-        documents, _ = arguments.load()
-        words = sum(len(text.split()) for document in documents for text in document)
+        words = sum(len(text.split()) for document in run.documents for text in document)
         yield f"training text   {words:,} words, {loop.examples_per_epoch:,} examples"
     yield f"steps           {loop.total_steps:,} of {result.global_batch_size:,} examples, {tokens:,.0f} tokens"
     yield f"checkpoint      {size / 1e6:,.1f} MB; --save_total_limit {loop.arguments.save_total_limit}"

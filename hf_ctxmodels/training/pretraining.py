@@ -14,6 +14,7 @@ from hf_ctxmodels.core.console import print_status, progress_bar
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag, split_choice, typed_options
 from hf_ctxmodels.data import DataArguments, ExampleSet, build_training_set
+from hf_ctxmodels.data.documents import Documents
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.objectives import Objective
 from hf_ctxmodels.registry import FAMILIES, get_family
@@ -102,12 +103,13 @@ class TrainingSetup:
 
 @dataclass(frozen=True)
 class PretrainingRun:
-    """A training loop with its objective, examples and held-out examples or None."""
+    """A training loop with its objective, training documents, examples and held-out examples or None."""
 
     loop: TrainingLoop
     objective_name: str
     objective: Objective
     model: PreTrainedModel
+    documents: Documents
     examples: Examples
     held_out: ExampleSet | None
 
@@ -135,6 +137,7 @@ def prepare_pretraining(
     tokenizer = load_tokenizer(require_tokenizer_source(arguments))
     family = resolve_family(arguments)
     objective_name, objective = make_objective(family, tokenizer, arguments, loop_arguments.seed)
+    documents, held_out_documents = arguments.load()  # raises for a missing file before the model is built
     if arguments.model is None and (add_adapter is not None or embedding_training is not None):
         raise CtxError(
             "An adapter or new embeddings are trained in a pretrained model, but no model is given.",
@@ -154,7 +157,7 @@ def prepare_pretraining(
             identity |= add_adapter(model)
 
     # data and evaluation
-    examples, held_out = make_examples(arguments, objective, accelerator.is_main_process)
+    examples, held_out = make_examples(documents, held_out_documents, arguments, objective, accelerator.is_main_process)
     evaluate = None if held_out is None else LossEvaluation(held_out, objective.collate, batch_size)
 
     setup = TrainingSetup(model, objective.collate) if make_setup is None else make_setup(model, objective)
@@ -173,7 +176,7 @@ def prepare_pretraining(
         },
         contiguous=objective.sampling.contiguous,
     )
-    return PretrainingRun(loop, objective_name, objective, model, examples, held_out)
+    return PretrainingRun(loop, objective_name, objective, model, documents, examples, held_out)
 
 
 def pretrain(
@@ -321,10 +324,13 @@ def with_progress(examples: Iterable[Example], description: str, enabled: bool) 
 
 
 def make_examples(
-    arguments: PretrainingArguments, objective: Objective, show_progress: bool = False
+    documents: Documents,
+    held_out_documents: Documents | None,
+    arguments: PretrainingArguments,
+    objective: Objective,
+    show_progress: bool = False,
 ) -> tuple[Examples, ExampleSet | None]:
     """Training examples, and held-out examples or None."""
-    documents, held_out_documents = arguments.load()
     held_out = None
     if held_out_documents is not None and objective.has_heldout_loss:
         examples = objective.examples(held_out_documents)

@@ -145,7 +145,7 @@ def _time_bare_steps(
     tokenizer = pretraining.load_tokenizer(pretraining.require_tokenizer_source(pretraining_arguments))
     _, objective = pretraining.make_objective(family, tokenizer, pretraining_arguments, loop_arguments.seed)
     model = pretraining.make_model(family, objective, tokenizer, pretraining_arguments).to(device).train()
-    examples, _ = pretraining.make_examples(pretraining_arguments, objective)
+    examples, _ = pretraining.make_examples(*pretraining_arguments.load(), pretraining_arguments, objective)
     batches = next_batches(training_batches(accelerator, examples, objective.collate, loop_arguments, 0), STEPS)
     tokens = int(count_items(batches[WARM_UP:], ())[-1])
     optimizer = make_optimizer(model, loop_arguments)
@@ -179,7 +179,7 @@ def _time_trainer(
     tokenizer = pretraining.load_tokenizer(pretraining.require_tokenizer_source(pretraining_arguments))
     _, objective = pretraining.make_objective(family, tokenizer, pretraining_arguments, loop_arguments.seed)
     model = pretraining.make_model(family, objective, tokenizer, pretraining_arguments)
-    examples, _ = pretraining.make_examples(pretraining_arguments, objective)
+    examples, _ = pretraining.make_examples(*pretraining_arguments.load(), pretraining_arguments, objective)
     with StepClock(WARM_UP, STEPS, device) as clock:
         tokens = train_with_trainer(model, tokenizer, examples, loop_arguments, device, attention)
     return clock.per_token(sum(tokens[WARM_UP:STEPS]))

@@ -105,6 +105,13 @@ def test_messages(folder, command, message, monkeypatch):
     assert not (folder / "out").exists()
 
 
+def test_data_are_opened_before_the_model_is_built(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("hf_ctxmodels.training.pretraining.make_model", lambda *args: pytest.fail("a model is built"))
+    words = f"pretrain --tokenizer runs/abc {TEXT.replace('text.txt', 'texts.txt')}".split()
+    assert "texts.txt" in command_output(words[0], *words[1:], fails=True)
+
+
 def test_device():
     shown = command_output(SCRIPTS / "benchmark.py", "--device", "cuda:9", "--only", "nothing", fails=True)
     assert "The device cannot be used: " in shown

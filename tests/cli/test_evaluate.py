@@ -54,6 +54,7 @@ def test_words(family: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> No
     assert run_command("evaluate", "words", **flags) == 0
     lines = printed_lines(capsys)
     assert "pairs.txt spearman 1.0000 3 of 4 pairs" in lines
+    assert "range: spearman -1 to 1" in lines
     assert "royal accuracy 100.0% 1 of 1 questions" in lines
     assert "fruit accuracy - 0 of 1 questions" in lines
     assert "all accuracy 100.0% 1 of 2 questions" in lines
@@ -84,6 +85,7 @@ def test_sentences(translations: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert "majority 0.33" in lines[2]
     assert lines[3] == "text.en.txt -> text.de.txt cosine 1.0000 margin 1.0000 3 pairs"
     assert lines[4].startswith("text.de.txt -> text.en.txt cosine 1.0000")
+    assert lines[5] == "range: spearman -1 to 1, pearson -1 to 1, accuracy 0 to 1, cosine 0 to 1, margin 0 to 1"
 
 
 def test_language_embeddings(tmp_path: Path) -> None:
@@ -172,7 +174,9 @@ def test_pairs(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
         assert lines[name][7:] == [str(len(values)), "pairs"]
     assert lines["order"][4] == "0.5000", "equal words in another order"
     assert run_command("evaluate", "pairs", max_pairs=1, **flags) == 0
-    assert capsys.readouterr().out.splitlines()[-1].endswith(" 1 pairs")
+    *_, last, ranges = capsys.readouterr().out.splitlines()
+    assert last.endswith(" 1 pairs")
+    assert ranges == "range: accuracy 0 to 1, unigram 0 to 1"
 
     (tmp_path / "incomplete.jsonl").write_text('{"sentence_good": "a b"}\n')
     infersent = FAMILIES["infersent"]

@@ -140,7 +140,7 @@ def test_forgetting(folder: Path, tmp_path: Path) -> None:
         shown = command_output("evaluate forgetting", "--overwrite", **flags, output_file=file)
         results = json.loads(file.read_text())
         loss[name] = results["after"]["eval_loss"]
-        assert f"{results['before']['eval_loss']:>12.4f}{loss[name]:>12.4f}" in shown
+        assert f"{results['before']['eval_loss']:>12.4f}{loss[name]:>12.4f}  lower is better" in shown
         assert (results["before"] == results["after"]) == (name == "same")
     size = other.bert.layers[1].feed_forward.up_proj.weight.shape[0]
     moved = results["distances"]

@@ -108,6 +108,12 @@ def test_deterministic(tmp_path, monkeypatch, capsys):
     )
 
 
+def test_float16_by_accelerate_launch(tmp_path, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp16")
+    with pytest.raises(CtxError, match="Training in float16 needs a GPU"):
+        make_accelerator(arguments(tmp_path, device="cpu"))
+
+
 def test_several_processes(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)

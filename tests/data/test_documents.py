@@ -72,7 +72,7 @@ SENTENCES = [f"Sentence {number} of the text." for number in range(40)]
 WIKITEXT = " \n = Title = \n \n First paragraph . \n Second paragraph . \n \n = = Section = = \n \n Third . \n"
 
 
-def test_separator_of_documents(tmp_path, capsys):
+def test_separator_of_documents(tmp_path, capsys, monkeypatch):
     """The separator is guessed from the text, printed unless it is a blank line, and can be set."""
     lines = write(tmp_path, "news.en.gz", "\n".join(SENTENCES).encode())
     wikitext = write(tmp_path, "wiki.txt", (WIKITEXT * 9).encode())
@@ -82,6 +82,9 @@ def test_separator_of_documents(tmp_path, capsys):
     assert list(load_documents(wikitext))[1] == ["First paragraph .", "Second paragraph ."]
     assert list(load_documents(blank)) == [SENTENCES, SENTENCES]
     assert not capsys.readouterr().err
+    monkeypatch.setenv("RANK", "1")  # of several processes the main one prints
+    assert len(list(load_documents(lines))) > 1
+    assert "is a document" not in capsys.readouterr().err
     assert list(load_documents(lines, document_separator="blank")) == [SENTENCES]
     assert len(list(load_documents(blank, document_separator="line"))) == 80
     assert list(load_documents(blank, document_separator="file")) == [SENTENCES * 2]

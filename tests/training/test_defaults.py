@@ -73,10 +73,12 @@ def test_dry_run_trains_briefly_and_saves_nothing(workspace, tmp_path, capfd, mo
         "sys.argv", ["pretrain", *workspace.flags(tmp_path / "run", "--max_steps", 100_000, "--dry_run")]
     )
     monkeypatch.setattr("hf_ctxmodels.training.dry_run.MAX_SECONDS", 0.5)
+    monkeypatch.setattr("hf_ctxmodels.data.document_sources.guess_separator", lambda *args: "line")
     from hf_ctxmodels.cli import pretrain
 
     pretrain.main()
-    output = capfd.readouterr().out
+    output, errors = capfd.readouterr()
+    assert errors.count("--document_separator changes this") == 1
     words = len((workspace.folder / "text.txt").read_text().split())
     assert f"{words:,} words" in output
     assert "100,000 of 32 examples" in output

@@ -27,6 +27,15 @@ def metric_range(name: str, is_percentage: bool = False) -> str:
     return "-1 to 1" if re.search("pearson|spearman|matthews", name) else "0 to 1"
 
 
+def range_note(*names: str) -> str:
+    """A line with the ranges of metrics.
+
+    >>> range_note("accuracy", "spearman")
+    'range: accuracy 0 to 1, spearman -1 to 1'
+    """
+    return "range: " + ", ".join(f"{name} {metric_range(name)}" for name in names)
+
+
 def accuracy(predictions: Sequence[Any], references: Sequence[Any]) -> float:
     """Share of predictions equal to their reference, 0 to 1."""
     from sklearn.metrics import accuracy_score
