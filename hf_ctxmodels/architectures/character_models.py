@@ -17,6 +17,7 @@ from hf_ctxmodels.architectures.pretrained_word_vectors import (
 )
 from hf_ctxmodels.architectures.static_embeddings import get_words_and_vectors
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.host_copies import on_host
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.characters import CharacterEncoder, row_hashes
 from hf_ctxmodels.layers.recurrent.rnn import LSTM
@@ -189,7 +190,8 @@ class CharacterModel(CharacterPreTrainedModel):
 
     def embed_ids(self, input_ids: Tensor) -> Tensor:
         """(batch, words, characters) ids -> (batch, words, width)."""
-        return self.encode_words(input_ids.flatten(0, 1)).unflatten(0, input_ids.shape[:2])
+        words = on_host(lambda ids: ids.flatten(0, 1), input_ids)
+        return self.encode_words(words).unflatten(0, input_ids.shape[:2])
 
     def get_input_embeddings(self) -> nn.Module:
         """The character embeddings."""

@@ -12,6 +12,7 @@ from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels.architectures.transformer_decoder import EncodedSource, LayerStack
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.host_copies import on_host
 from hf_ctxmodels.core.inputs import (
     check_aligned,
     check_ids,
@@ -284,17 +285,22 @@ class EncoderDecoder(CtxPreTrainedModel):
             raise CtxError(
                 "The decoder has no input.", hint="pass decoder_input_ids, or input_ids that are shifted to the right."
             )
-        columns = preceding_columns(token_mask(inputs, attention_mask, sequence_ids), sequence_ids)
-        is_first, start = columns < 0, self.config.decoder_start_token_id or 0
-        columns = columns.clamp(min=0)
+        tokens, start = token_mask(inputs, attention_mask, sequence_ids), self.config.decoder_start_token_id or 0
+        masks = (tokens,) if sequence_ids is None else (tokens, sequence_ids)
+        columns = on_host(preceding_columns, *masks)
         if input_ids is not None:
-            return input_ids.gather(1, columns).masked_fill(is_first, start), None
+
+            def shift(ids: Tensor, preceding: Tensor) -> Tensor:
+                return ids.gather(1, preceding.clamp(min=0)).masked_fill(preceding < 0, start)
+
+            return on_host(shift, input_ids, columns), None
+        is_first, columns = columns < 0, columns.clamp(min=0)
         start_vector = self.decoder_word_embeddings(torch.tensor(start, device=inputs.device)).to(inputs.dtype)
         shifted = inputs.gather(1, columns[..., None].expand_as(inputs))
         return None, torch.where(is_first[..., None], start_vector, shifted)
 
 
-def preceding_columns(tokens: Tensor, sequence_ids: Tensor | None) -> Tensor:
+def preceding_columns(tokens: Tensor, sequence_ids: Tensor | None = None) -> Tensor:
     """(batch, length) column of the token before each token in its sequence, -1 for the first; `tokens` (batch, length)
     is False at padding."""
     length = tokens.shape[1]

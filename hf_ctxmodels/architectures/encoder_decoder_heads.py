@@ -15,9 +15,16 @@ from hf_ctxmodels.architectures.encoder_decoder import (
     resize_token_embeddings,
 )
 from hf_ctxmodels.core.caches import BeamSearchCache, PreallocatedCache, SharedSourceCache
-from hf_ctxmodels.core.constants import IGNORE_INDEX
-from hf_ctxmodels.core.inputs import check_aligned, check_source_mask, is_traced, sequence_starts
-from hf_ctxmodels.heads.base import HeadModel, ItemCounts, language_modeling_loss, loss_from_logits, validate_targets
+from hf_ctxmodels.core.host_copies import is_traced, on_host, select_true
+from hf_ctxmodels.core.inputs import check_aligned, check_source_mask, sequence_starts
+from hf_ctxmodels.heads.base import (
+    HeadModel,
+    ItemCounts,
+    language_modeling_loss,
+    loss_from_logits,
+    mask_of_targets,
+    validate_targets,
+)
 from hf_ctxmodels.heads.seq2seq import ConditionalGenerationOutput, Seq2SeqHead, as_model_output
 from hf_ctxmodels.layers.cpu.linear import linear
 from hf_ctxmodels.layers.pooling import last_token_columns, mask_until_last_target, states_at, token_mask
@@ -62,7 +69,8 @@ class EncoderDecoderHeadModel(HeadModel):
         )
         output_mask = None
         if not needs_all_states:
-            output_mask = torch.arange(words.shape[1], device=words.device) == columns[:, None]
+            length = words.shape[1]
+            output_mask = on_host(lambda ends: torch.arange(length, device=ends.device) == ends[:, None], columns)
         outputs = super().encode(attention_mask=attention_mask, output_mask=output_mask, **inputs)
         states = outputs.last_hidden_state
         outputs.pooler_output = states_at(states, columns) if output_mask is None else states
@@ -71,12 +79,16 @@ class EncoderDecoderHeadModel(HeadModel):
     def _end_token_columns(self, words: Tensor, input_ids: Tensor | None, attention_mask: Tensor | None) -> Tensor:
         """(batch,) column of the last end token, or of the last token in rows without an end token."""
         tokens = token_mask(words, attention_mask)
-        last, end_ids = last_token_columns(words, tokens), self.config.eos_token_id
+        end_ids = self.config.eos_token_id
         if input_ids is None or end_ids is None:
-            return last
+            return on_host(lambda mask: last_token_columns(mask, mask), tokens)
         end_ids = [end_ids] if isinstance(end_ids, int) else end_ids
-        is_end = torch.stack([input_ids == end_id for end_id in end_ids]).any(0) & tokens
-        return torch.where(is_end.any(1), last_token_columns(words, is_end), last)
+
+        def end_columns(ids: Tensor, mask: Tensor) -> Tensor:
+            is_end = torch.stack([ids == end_id for end_id in end_ids]).any(0) & mask
+            return torch.where(is_end.any(1), last_token_columns(ids, is_end), last_token_columns(ids, mask))
+
+        return on_host(end_columns, input_ids, tokens)
 
 
 class TransformerForConditionalGeneration(Seq2SeqHead, EncoderDecoderHeadModel):
@@ -149,12 +161,17 @@ class TransformerForConditionalGeneration(Seq2SeqHead, EncoderDecoderHeadModel):
         )
         if decoder_input_ids is None and ids is not None and decoder_sequence_ids is not None:
             check_aligned({"decoder_sequence_ids": decoder_sequence_ids}, *ids.shape)
-            ids = ids.masked_fill(sequence_starts(decoder_sequence_ids), self.config.decoder_start_token_id or 0)
+            start_id = self.config.decoder_start_token_id or 0
+            ids = on_host(
+                lambda tokens, numbers: tokens.masked_fill(sequence_starts(numbers), start_id),
+                ids,
+                decoder_sequence_ids,
+            )
         is_recording = any(value is not None and value is not False for value in output_flags.values())
         computes_logits = labels is None or bool(use_cache) or self.needs_all_logits(return_logits)
         needs_all_states, output_mask = computes_logits or is_recording, None
         if labels is not None and self.config.unpad and not (needs_all_states or is_traced(labels)):
-            output_mask = labels != IGNORE_INDEX
+            output_mask = mask_of_targets(labels)
             is_padded = decoder_attention_mask is not None or past_key_values is not None
             if not is_padded and decoder_sequence_ids is None:  # a sequence without a label has a source, too
                 decoder_attention_mask = mask_until_last_target(output_mask)
@@ -182,7 +199,7 @@ class TransformerForConditionalGeneration(Seq2SeqHead, EncoderDecoderHeadModel):
             logits = linear(self.lm_head, self.output_layer_input(states))
             loss = None if labels is None else loss_from_logits(logits, labels, num_items_in_batch)
         else:
-            states = states[labels != IGNORE_INDEX] if output_mask is None else states
+            states = select_true(states, mask_of_targets(labels)) if output_mask is None else states
             loss = language_modeling_loss(self.lm_head, self.output_layer_input(states), labels, num_items_in_batch)
         return ConditionalGenerationOutput(
             loss=loss,

@@ -15,6 +15,7 @@ from hf_ctxmodels.architectures.configurations import CtxLSTMLanguageModelConfig
 from hf_ctxmodels.architectures.recurrent_encoders import prepare_inputs, run_stateful_layers
 from hf_ctxmodels.core.caches import RecurrentCache
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.host_copies import on_host, select_true
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.heads.base import ItemCounts, mean_over_targets
 from hf_ctxmodels.heads.causal_lm import ForCausalLM
@@ -138,7 +139,7 @@ class LSTMLanguageModel(LSTMLanguageModelPreTrainedModel):
         )
         use_cache = sequence_ids is None and (config.stateful if use_cache is None else use_cache)
         return LSTMLanguageModelOutput(
-            last_hidden_state=last if output_mask is None else last[output_mask],
+            last_hidden_state=last if output_mask is None else select_true(last, output_mask),
             pooler_output=None if self.pooling is None else pool_tokens(last, inputs.tokens, self.pooling),
             hidden_states=(*hidden_states, last) if returns_hidden_states else None,
             past_key_values=cache if use_cache else None,
@@ -191,14 +192,16 @@ class LSTMForCausalLM(ForCausalLM):
         outputs.last_hidden_state = dropped_states = self.output_dropout(states)
         if target_mask is not None and self.training:
             tokens = token_mask(states, attention_mask, sequence_ids)
-            is_same_sequence = tokens[:, 1:] & tokens[:, :-1]
+            is_same_sequence = on_host(lambda mask: mask[:, 1:] & mask[:, :-1], tokens)
             if sequence_ids is not None:
-                is_same_sequence &= sequence_ids[:, 1:] == sequence_ids[:, :-1]
+                is_same_sequence = on_host(
+                    lambda same, numbers: same & (numbers[:, 1:] == numbers[:, :-1]), is_same_sequence, sequence_ids
+                )
             outputs.regularization_loss = self.regularization_loss(
                 states, dropped_states, target_mask, is_same_sequence
             )
         if not computes_logits:
-            outputs.last_hidden_state = dropped_states[target_mask]
+            outputs.last_hidden_state = select_true(dropped_states, target_mask)
         return outputs
 
     def next_token_loss(

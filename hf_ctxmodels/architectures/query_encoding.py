@@ -17,7 +17,8 @@ from transformers.utils import ModelOutput
 
 from hf_ctxmodels.core.caches import PreallocatedCache
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.inputs import check_ids, is_traced, reject_unused_tensors
+from hf_ctxmodels.core.host_copies import host_copy, is_traced, to_device
+from hf_ctxmodels.core.inputs import check_ids, reject_unused_tensors
 from hf_ctxmodels.heads.base import HeadModel
 from hf_ctxmodels.layers.attention.layouts import build_layout
 from hf_ctxmodels.layers.attention.masks import MaskSpec
@@ -33,6 +34,8 @@ class TokenColumns:
         ids: Token ids; None if there are word `embeddings`, (batch, columns, hidden).
         is_token: False at padding.
         ranges: (batch, columns, 3) attended ranges of tokens, see `MaskSpec`. Tokens are numbered within their row.
+
+    All except the embeddings are host copies.
     """
 
     ids: Tensor | None
@@ -134,13 +137,15 @@ def prepare_source(
         token_type_ids=token_type_ids,
     )
     check_ids("token_type_ids", token_type_ids, config.type_vocab_size, "type_vocab_size")
-    is_token = token_mask(words, attention_mask)
+    is_token = host_copy(token_mask(words, attention_mask))
     positions = (is_token.cumsum(1) - 1).clamp(min=0)
     lengths = is_token.sum(1, keepdim=True).expand_as(positions)
     ranges = torch.stack([lengths, positions, positions + 1], -1)
     if segment is not None or token_type_ids is None:
         token_type_ids = torch.full_like(positions, segment or 0)
-    return TokenColumns(input_ids, is_token, positions, token_type_ids, ranges, words if input_ids is None else None)
+    embeddings = words if input_ids is None else None
+    ids = None if input_ids is None else host_copy(input_ids)
+    return TokenColumns(ids, is_token, positions, host_copy(token_type_ids), ranges, embeddings)
 
 
 def append_columns(model: HeadModel, columns: TokenColumns, groups: Sequence[TokenColumns]) -> TokenColumns:
@@ -154,7 +159,7 @@ def append_columns(model: HeadModel, columns: TokenColumns, groups: Sequence[Tok
         ids = concatenate("ids")
     else:
         new_ids = torch.cat([group.ids for group in groups if group.ids is not None], 1)
-        new_embeddings = model.get_input_embeddings()(new_ids).to(columns.embeddings.dtype)
+        new_embeddings = model.get_input_embeddings()(to_device(new_ids, model.device)).to(columns.embeddings.dtype)
         embeddings = torch.cat([columns.embeddings, new_embeddings], 1)
     fields = {name: concatenate(name) for name in ("is_token", "positions", "segments", "ranges")}
     return TokenColumns(ids=ids, embeddings=embeddings, **fields)
@@ -173,7 +178,7 @@ def encode_columns(
     """Run the encoder's layers on source, target and query tokens.
 
     Args:
-        output_mask: (batch, columns) bool, the columns whose outputs are used; None for all.
+        output_mask: (batch, columns) bool on the CPU, the columns whose outputs are used; None for all.
         needs_position: (batch, columns) bool, the columns whose positions must be valid; None for all tokens. The
             outputs of the other columns, for example at padded labels, are not used.
         cache: Cache that the columns extend and attend to.
@@ -184,10 +189,12 @@ def encode_columns(
         CtxError: Source and target together exceed the maximum length.
     """
     encoder, config, limit = model.base_model, model.config, model.config.max_position_embeddings
-    embedded = columns.embeddings if columns.ids is None else columns.ids
-    assert embedded is not None
+    device, embedded = model.device, columns.embeddings
+    if embedded is None:
+        assert columns.ids is not None
+        embedded = to_device(columns.ids, device)
     if not is_traced(columns.positions):
-        is_checked = columns.is_token if needs_position is None else needs_position
+        is_checked = columns.is_token if needs_position is None else host_copy(needs_position)
         length = int(columns.positions.masked_fill(~is_checked, 0).max()) + 1
         if length > limit:
             raise CtxError(
@@ -195,11 +202,14 @@ def encode_columns(
                 "max_position_embeddings).",
                 hint="truncate the source or the target, or generate fewer new tokens.",
             )
-    key_mask = columns.is_token if key_mask is None else key_mask
-    layout = build_layout(embedded, key_mask.long(), None, config, past_key_values=cache, **output_flags)
+    key_mask = to_device((columns.is_token if key_mask is None else key_mask).long(), device)
+    layout = build_layout(embedded, key_mask, None, config, past_key_values=cache, **output_flags)
     positions = columns.positions.clamp(max=limit - 1)  # columns without a valid position are embedded, too
-    states = encoder.embeddings(layout.pack(embedded), layout.pack(positions), layout.pack(columns.segments))
-    mask = MaskSpec(ranges=layout.pack(columns.ranges))
+    packed = (to_device(layout.pack(tensor), device) for tensor in (positions, columns.segments, columns.ranges))
+    packed_positions, segments, ranges = packed
+    states = encoder.embeddings(layout.pack(embedded), packed_positions, segments)
+    mask = MaskSpec(ranges=ranges)
+    output_mask = None if output_mask is None else to_device(output_mask, device)
     return run_stack(
         encoder.layers, states, layout, mask, past_key_values=cache, output_mask=output_mask, **output_flags
     )

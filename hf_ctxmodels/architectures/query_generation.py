@@ -28,6 +28,7 @@ from hf_ctxmodels.architectures.query_encoding import (
 )
 from hf_ctxmodels.core.caches import PreallocatedCache
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.host_copies import host_copy, select_true, to_device
 from hf_ctxmodels.core.inputs import (
     check_ids,
     check_padding_mask,
@@ -36,7 +37,7 @@ from hf_ctxmodels.core.inputs import (
     reject_unused_tensors,
 )
 from hf_ctxmodels.heads import ItemCounts
-from hf_ctxmodels.heads.base import IGNORE_INDEX, language_modeling_loss, validate_targets
+from hf_ctxmodels.heads.base import IGNORE_INDEX, language_modeling_loss, mask_of_targets, validate_targets
 from hf_ctxmodels.heads.masked_lm import build_mlm_head
 from hf_ctxmodels.heads.seq2seq import ConditionalGenerationOutput
 from hf_ctxmodels.layers.transformer import StackOutput
@@ -161,7 +162,7 @@ class QueryForConditionalGeneration(heads.Seq2SeqHead):
             losses = [
                 language_modeling_loss(
                     self.mlm_head.decoder,
-                    states[labels != IGNORE_INDEX] if computes_logits else states,
+                    select_true(states, mask_of_targets(labels)) if computes_logits else states,
                     labels,
                     num_items_in_batch,
                     summed_loss=self._summed_loss,
@@ -184,7 +185,10 @@ class QueryForConditionalGeneration(heads.Seq2SeqHead):
         output_flags: Mapping[str, Any],
     ) -> Prediction:
         """Predict all target tokens in one pass over source, target and query tokens; arguments as in `forward`."""
-        has_label = torch.ones_like(target_ids, dtype=torch.bool) if labels is None else labels != IGNORE_INDEX
+        target_ids = host_copy(target_ids)
+        has_label = torch.ones_like(target_ids, dtype=torch.bool)
+        if labels is not None:
+            has_label = host_copy(labels) != IGNORE_INDEX
         is_predicted = torch.ones_like(has_label) if computes_logits else has_label
         num_steps, device = is_predicted.shape[1], is_predicted.device
         source_lengths = source.is_token.sum(1, keepdim=True)
@@ -198,7 +202,7 @@ class QueryForConditionalGeneration(heads.Seq2SeqHead):
         )
         query_sets = [queries.attending_to_prefix()]
         if span_ids is not None:
-            span_ids = validate_targets(span_ids, "span_ids", target_ids.shape)
+            span_ids = host_copy(validate_targets(span_ids, "span_ids", target_ids.shape))
             num_previous = queries.num_previous + is_predicted.sum(1, keepdim=True)
             span_queries = replace(queries, is_selected=has_label, num_previous=num_previous)
             query_sets.append(span_queries.attending_to_span(span_ids))
@@ -217,7 +221,8 @@ class QueryForConditionalGeneration(heads.Seq2SeqHead):
         else:
             set_index = torch.arange(num_sets, device=device).repeat_interleave(num_steps)
             set_of_state = set_index.expand_as(is_selected)[is_selected]
-            states_by_set = [states[set_of_state == index] for index in range(num_sets)]
+            set_indices = ((set_of_state == index).nonzero().squeeze(1) for index in range(num_sets))
+            states_by_set = [states[to_device(indices, states.device)] for indices in set_indices]
         steps = slice(first_query, first_query + num_steps)
         return states_by_set, _recorded_outputs(outputs, source.width, steps)
 
@@ -234,12 +239,13 @@ class QueryForConditionalGeneration(heads.Seq2SeqHead):
         check_ids("masked_target_ids", ids, self.config.vocab_size, "vocab_size")
         if ids.dim() != 2 or ids.shape[0] != batch_size or not ids.shape[1]:
             raise CtxError(f"masked_target_ids is {tuple(ids.shape)}, expected ({batch_size}, steps).")
+        ids = host_copy(ids)
         is_token, padding_id = torch.ones_like(ids, dtype=torch.bool), self.config.pad_token_id
         if padding_id is not None:
             is_token = ids != padding_id
         output_mask = None
         if labels is not None:
-            has_label = validate_targets(labels, "labels", ids.shape) != IGNORE_INDEX
+            has_label = host_copy(validate_targets(labels, "labels", ids.shape)) != IGNORE_INDEX
             is_token = is_token | has_label
             output_mask = None if computes_logits else F.pad(has_label, (source.width, 0), value=False)
         is_token = is_token.flip(1).cummax(1).values.flip(1)  # all up to the last one
@@ -267,11 +273,12 @@ class QueryForConditionalGeneration(heads.Seq2SeqHead):
             for layer, states in enumerate(encoder_outputs.keys_and_values.unbind(1)):
                 cache.update(states[:, 0], states[:, 1], layer)
         if attention_mask is not None:
-            is_source_token = attention_mask != 0
+            is_source_token = host_copy(attention_mask) != 0
         else:
             from_cache = encoder_outputs is None
             width = cache.get_seq_length() if from_cache else encoder_outputs.last_hidden_state.shape[1]
-            is_source_token = torch.ones(ids.shape[0], width, dtype=torch.bool, device=ids.device)
+            is_source_token = torch.ones(ids.shape[0], width, dtype=torch.bool)
+        ids = host_copy(ids)
         source_width, source_lengths = is_source_token.shape[1], is_source_token.sum(1, keepdim=True)
         target_ids, first_step_tokens = self._target_tokens(ids)
         num_cached = cache.get_seq_length() - source_width

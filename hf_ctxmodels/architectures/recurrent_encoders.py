@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 from hf_ctxmodels.core.caches import RecurrentCache, check_recurrent_cache
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.inputs import check_row_lengths, is_traced, sequence_numbers
+from hf_ctxmodels.core.host_copies import is_traced, on_host
+from hf_ctxmodels.core.inputs import check_rows, sequence_numbers
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.pooling import token_mask
 from hf_ctxmodels.layers.recurrent.packing import PackedSequences, concat_directions
@@ -77,8 +78,8 @@ def prepare_inputs(
     words = model.check_input_of_any_length(input_ids, inputs_embeds, attention_mask, width, **masks)
     tokens = token_mask(words, attention_mask, sequence_ids)
     if not is_traced(words):
-        check_row_lengths(tokens.sum(1))
-    sequences = None if sequence_ids is None else sequence_numbers(sequence_ids)
+        check_rows(tokens)
+    sequences = None if sequence_ids is None else on_host(sequence_numbers, sequence_ids)
     return CheckedInputs(words, input_ids is not None, tokens, sequences, model.config.unpad)
 
 

@@ -14,6 +14,7 @@ from transformers.utils.generic import can_return_tuple
 from hf_ctxmodels.architectures.recurrent_encoders import prepare_inputs, zero_padding
 from hf_ctxmodels.core.devices import move_batch
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.host_copies import select_true
 from hf_ctxmodels.core.loading import load_pretrained
 from hf_ctxmodels.core.model import CtxPreTrainedModel, evaluation_mode
 from hf_ctxmodels.layers.cpu.dropout import Dropout
@@ -80,7 +81,7 @@ class RecurrentSentenceEncoder(CtxPreTrainedModel):
         states, _ = run_bidirectional(self.layers, self.dropout(embedded), inputs.pack(2, tokens), self.dropout)
         last = states[-1]
         return BaseModelOutputWithPooling(
-            last_hidden_state=last if output_mask is None else last[output_mask],
+            last_hidden_state=last if output_mask is None else select_true(last, output_mask),
             pooler_output=None if self.pooler is None else self.pooler(last, tokens),
             hidden_states=(embedded, *states[1:]) if self.config.returns_hidden_states(output_hidden_states) else None,
         )

@@ -15,6 +15,7 @@ from transformers.utils.generic import can_return_tuple
 from hf_ctxmodels.architectures.configurations import CtxStaticConfig
 from hf_ctxmodels.architectures.recurrent_encoders import prepare_inputs, zero_padding
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.host_copies import select_true
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.pooling import PoolingLayer
 from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model
@@ -144,7 +145,7 @@ class StaticEmbeddingModel(StaticPreTrainedModel):
         inputs = prepare_inputs(self, input_ids, inputs_embeds, attention_mask, sequence_ids, output_mask, width=width)
         states = zero_padding(inputs.embed(self.embed_ids), inputs.tokens)
         return BaseModelOutputWithPooling(
-            last_hidden_state=states if output_mask is None else states[output_mask],
+            last_hidden_state=states if output_mask is None else select_true(states, output_mask),
             pooler_output=None if self.pooler is None else self.pooler(states, inputs.tokens),
             hidden_states=(states,) if self.config.returns_hidden_states(output_hidden_states) else None,
         )

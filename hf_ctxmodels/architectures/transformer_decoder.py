@@ -14,9 +14,10 @@ from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.inputs import check_encoder_input, check_ids, cumulative_token_counts, is_traced
+from hf_ctxmodels.core.host_copies import is_traced, on_host, select_true
+from hf_ctxmodels.core.inputs import check_encoder_input, check_ids, cumulative_token_counts
 from hf_ctxmodels.core.model import CtxPreTrainedModel
-from hf_ctxmodels.heads.base import HeadModel, ItemCounts, mean_over_targets
+from hf_ctxmodels.heads.base import HeadModel, ItemCounts, labelled_targets, mask_of_targets, mean_over_targets
 from hf_ctxmodels.heads.causal_lm import next_token_targets
 from hf_ctxmodels.layers.attention.layouts import build_layout, build_memory_layout
 from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, CAUSAL, MaskSpec
@@ -328,7 +329,7 @@ class DecoderHeadModel(HeadModel):
         input_ids, pad_token_id = inputs.get("input_ids"), self.config.pad_token_id
         is_unmasked = attention_mask is None and isinstance(input_ids, Tensor) and input_ids.dim() == 2
         if is_unmasked and self.uses_pooled_output and pad_token_id is not None:
-            attention_mask = is_not_trailing_padding(inputs["input_ids"], pad_token_id)
+            attention_mask = on_host(lambda ids: is_not_trailing_padding(ids, pad_token_id), input_ids)
         outputs = super().encode(attention_mask=attention_mask, **inputs)
         if self.has_auxiliary_lm_loss:
             outputs.encoded_tokens = (input_ids, attention_mask, inputs.get("sequence_ids"))
@@ -353,17 +354,19 @@ class DecoderHeadModel(HeadModel):
         target_counts = is_target.flatten(1).sum(1).float() if targets.dim() > 1 else is_target.float()
         input_ids, mask, sequence_ids = outputs.encoded_tokens
         mask = mask if mask is not None and mask.dim() == 2 else None
-        labels = input_ids if mask is None else input_ids.masked_fill(mask == 0, IGNORE_INDEX)
+        labels = input_ids
+        if mask is not None:
+            labels = on_host(lambda ids, tokens: ids.masked_fill(tokens == 0, IGNORE_INDEX), input_ids, mask)
         next_tokens = next_token_targets(labels, input_ids.shape[1], mask, sequence_ids)
-        has_target = next_tokens != IGNORE_INDEX
+        has_target = mask_of_targets(next_tokens)
         rows_per_example = len(input_ids) // len(target_counts)
         row_weights = target_counts.repeat_interleave(rows_per_example) / rows_per_example
         row_weights = row_weights / has_target.sum(1).clamp(min=1)
-        weights = row_weights[:, None].expand_as(next_tokens)[has_target]
-        states = self.output_layer_input(outputs.last_hidden_state[has_target])
+        weights = select_true(row_weights[:, None].expand_as(next_tokens), has_target)
+        states = self.output_layer_input(select_true(outputs.last_hidden_state, has_target))
         output_layer = self.get_output_embeddings()
         if output_layer is not None:
-            return summed_cross_entropy(output_layer, states, next_tokens[has_target], weights)
+            return summed_cross_entropy(output_layer, states, labelled_targets(next_tokens), weights)
         if not self.config.tie_word_embeddings:
             raise CtxError(
                 f"{type(self).__name__} has no output layer, and tie_word_embeddings is false, but "
@@ -376,7 +379,7 @@ class DecoderHeadModel(HeadModel):
         else:  # a module that replaces them, such as an adapter
             matrix = embeddings(torch.arange(self.config.vocab_size, device=self.device))
         return chunked_cross_entropy(
-            states, matrix, None, next_tokens[has_target], reduction="sum", row_weights=weights
+            states, matrix, None, labelled_targets(next_tokens), reduction="sum", row_weights=weights
         )
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.host_copies import host_copy, is_traced, on_host
 
 _FLASH_ARGUMENTS = ("cu_seq_lens_q", "cu_seq_lens_k")
 _ID_TYPES = (torch.int64, torch.int32)  # the types that torch.nn.Embedding supports
@@ -74,26 +75,26 @@ def check_encoder_input(
     masks = {"attention_mask": padding_mask, "sequence_ids": sequence_ids}
     check_aligned({**aligned, **masks, "output_mask": output_mask}, batch_size, length)
     check_padding_mask(padding_mask)
-    if sequence_ids is not None and not is_traced(sequence_ids) and int(sequence_ids.min()) < 0:
-        index = (sequence_ids < 0).nonzero()[0].tolist()
-        raise CtxError(
-            f"sequence_ids{index} is {int(sequence_ids[tuple(index)])}, expected 0 at padding, 1 or more at tokens."
-        )
+    if sequence_ids is not None and not is_traced(sequence_ids):
+        numbers = host_copy(sequence_ids)
+        if int(numbers.min()) < 0:
+            index = (numbers < 0).nonzero()[0].tolist()
+            raise CtxError(
+                f"sequence_ids{index} is {int(numbers[tuple(index)])}, expected 0 at padding, 1 or more at tokens."
+            )
     if input_ids is not None:
         limit_name = getattr(model, "id_limit_field", "vocab_size")
         check_ids("input_ids", input_ids, getattr(model.config, limit_name), limit_name)
     for name, mask in masks.items():
         if mask is None:
             continue
-        if (
-            output_mask is not None
-            and not is_traced(output_mask)
-            and bool((misplaced := output_mask & (mask == 0)).any())
-        ):
-            raise CtxError(
-                f"{int(misplaced.sum())} of the labels other than -100 are at padding positions ({name} is 0), the "
-                f"first at {misplaced.nonzero()[0].tolist()}; labels and {name} do not match."
-            )
+        if output_mask is not None and not is_traced(output_mask):
+            misplaced = host_copy(output_mask) & (host_copy(mask) == 0)
+            if bool(misplaced.any()):
+                raise CtxError(
+                    f"{int(misplaced.sum())} of the labels other than -100 are at padding positions ({name} is 0), the "
+                    f"first at {misplaced.nonzero()[0].tolist()}; labels and {name} do not match."
+                )
         if input_ids is None:
             inputs = inputs.masked_fill((mask == 0)[..., None], 0)
     return inputs
@@ -124,6 +125,7 @@ def check_padding_mask(mask: Tensor | None, name: str = "attention_mask") -> Non
     """Raise CtxError if a mask contains values other than 1 and 0, or True and False; skipped in traced graphs."""
     if mask is None or mask.dtype == torch.bool or is_traced(mask):
         return
+    mask = host_copy(mask)
     valid = (mask == 0) | (mask == 1)
     if bool(valid.all()):
         return
@@ -208,6 +210,7 @@ def check_ids(name: str, ids: Tensor | None, limit: int, limit_name: str) -> Non
     check_id_type(name, ids)
     if ids is None or is_traced(ids) or not ids.numel():
         return
+    ids = host_copy(ids)
     low, high = torch.aminmax(ids)
     if int(low) >= 0 and int(high) < limit:
         return
@@ -219,10 +222,21 @@ def check_ids(name: str, ids: Tensor | None, limit: int, limit_name: str) -> Non
     )
 
 
-def check_row_lengths(row_lengths: Tensor) -> None:
-    """Raise CtxError if a row has no tokens; `row_lengths` is (batch,)."""
-    if not bool((row_lengths > 0).all()):
-        row = int((row_lengths == 0).nonzero()[0])
+def nonzero_in_all(*masks: Tensor | None) -> Tensor | None:
+    """(batch, length) bool, False where one of the masks of this shape is 0; None without a mask."""
+
+    def combine(*tensors: Tensor) -> Tensor:
+        return torch.stack([mask != 0 for mask in tensors]).all(0) if len(tensors) > 1 else tensors[0] != 0
+
+    available_masks = [mask for mask in masks if mask is not None]
+    return on_host(combine, *available_masks) if available_masks else None
+
+
+def check_rows(tokens: Tensor) -> None:
+    """Raise CtxError if a row of (batch, length) bool has no token."""
+    has_token = host_copy(tokens).any(1)
+    if not bool(has_token.all()):
+        row = int((~has_token).nonzero()[0])
         raise CtxError(f"Row {row} of attention_mask has no token.", hint="remove the row.")
 
 
@@ -247,11 +261,6 @@ def sequence_starts(sequence_ids: Tensor) -> Tensor:
 def sequence_numbers(sequence_ids: Tensor) -> Tensor:
     """Number the runs of equal (batch, length) sequence ids within each row; padding is also a run."""
     return sequence_starts(sequence_ids).cumsum(1)
-
-
-def is_traced(tensor: Tensor) -> bool:
-    """Whether values are unavailable, because a graph is being compiled or traced, or the device is meta."""
-    return torch.compiler.is_compiling() or torch.jit.is_tracing() or tensor.device.type == "meta"
 
 
 def span_boundaries(marked: Tensor) -> tuple[Tensor, Tensor]:

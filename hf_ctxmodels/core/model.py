@@ -20,6 +20,7 @@ from hf_ctxmodels.core.adapter_support import (
 )
 from hf_ctxmodels.core.config import CtxConfig
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.host_copies import host_copies_of_inputs
 from hf_ctxmodels.core.inputs import check_encoder_input
 from hf_ctxmodels.core.remote_code import InstalledCode, without_remote_code
 from hf_ctxmodels.core.weights import check_exportable, check_savable, register_pending_conversions, require_resizable
@@ -98,6 +99,13 @@ class CtxPreTrainedModel(PreTrainedModel):
     def _can_set_attn_implementation(cls) -> bool:
         """True; transformers would infer it from the source."""
         return True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call `forward`; on a GPU, integer inputs without a host copy are first copied to the host in one read."""
+        if torch.compiler.is_compiling():
+            return super().__call__(*args, **kwargs)
+        with host_copies_of_inputs((*args, *kwargs.values())):
+            return super().__call__(*args, **kwargs)
 
     def post_init(self) -> None:
         """Register pending weight conversions, then initialise as in transformers."""

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.host_copies import CollatedBatch
 
 Batch = dict[str, torch.Tensor]
 UNLABELLED = "unlabelled"
@@ -44,9 +45,9 @@ class PaddingCollator(ABC):
     def collate(self, features: list[dict[str, Any]]) -> Batch:
         """A batch: exactly the arguments of the head's `forward`. The class documents the columns of features."""
 
-    def __call__(self, features: list[dict[str, Any]]) -> Batch:
+    def __call__(self, features: list[dict[str, Any]]) -> CollatedBatch:
         """See `collate`."""
-        return self.collate(features)
+        return CollatedBatch(self.collate(features))
 
     def pad_inputs(self, sequences: Sequence[np.ndarray], multiple: int | None = None) -> tuple["RowPadder", Batch]:
         """Pad (tokens,) ids on the tokenizer's side. Returns the padder of further columns, and `input_ids` and

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.host_copies import host_copy, on_host
 from hf_ctxmodels.layers.cpu.dropout import Dropout
 from hf_ctxmodels.layers.cpu.linear import linear
 from hf_ctxmodels.layers.pooling import pair_features, token_mask
@@ -44,10 +45,11 @@ class AnswerNetwork(nn.Module):
         `token_type_ids` (batch, length) are 0 in the first text and above 0 in the second.
         """
         tokens = token_mask(states, attention_mask)
-        is_second = torch.zeros_like(tokens) if token_type_ids is None else token_type_ids != 0
-        first, second = tokens & ~is_second, tokens & is_second
+        segments = on_host(torch.zeros_like, tokens) if token_type_ids is None else token_type_ids
+        first = on_host(lambda mask, ids: mask & (ids == 0), tokens, segments)
+        second = on_host(lambda mask, ids: mask & (ids != 0), tokens, segments)
         is_checked = token_type_ids is None or not torch.compiler.is_compiling()
-        if is_checked and not bool((first.any(1) & second.any(1)).all()):
+        if is_checked and not bool((host_copy(first).any(1) & host_copy(second).any(1)).all()):
             raise CtxError(
                 "An answer network compares two texts, but an example has only one.",
                 location="token_type_ids",

@@ -14,7 +14,8 @@ from torch.nn import functional as F
 
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.inputs import check_id_type, check_tensors, is_traced
+from hf_ctxmodels.core.host_copies import host_copy, is_traced, on_host, select_true
+from hf_ctxmodels.core.inputs import check_id_type, check_tensors
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.heads.layer_mix import build_layer_mix, encode_with_layer_mix
 from hf_ctxmodels.layers.common import HookPoint, ScalarMix
@@ -35,7 +36,8 @@ def validate_targets(targets: Any, name: str, *shapes: Sequence[int]) -> Tensor:
 
 def validate_sequence_targets(targets: Any, name: str, batch_size: int) -> Tensor:
     """Check (batch,) or (batch, 1) targets as in `validate_targets`; returns (batch,) targets."""
-    return validate_targets(targets, name, (batch_size,), (batch_size, 1)).reshape(-1)
+    targets = validate_targets(targets, name, (batch_size,), (batch_size, 1))
+    return on_host(lambda labels: labels.reshape(-1), targets)
 
 
 def check_target_shape(targets: Tensor, name: str, *shapes: Sequence[int]) -> None:
@@ -52,12 +54,23 @@ def check_classes(targets: Tensor, classes: int, name: str, size_name: str = "cl
     """Raise CtxError if a target that is not -100 is outside [0, classes). Skipped while compiling."""
     if torch.compiler.is_compiling():
         return
+    targets = host_copy(targets)
     invalid = targets[(targets != IGNORE_INDEX) & ((targets < 0) | (targets >= classes))]
     if invalid.numel():
         raise CtxError(
             f"{name} contains {int(invalid[0])}, outside [0, {size_name}={classes}) and not -100 (ignored).",
             hint=f"correct {name}, or the size in the configuration (num_labels, vocab_size).",
         )
+
+
+def mask_of_targets(targets: Tensor) -> Tensor:
+    """(...) bool, True at the targets that are not -100."""
+    return on_host(lambda labels: labels != IGNORE_INDEX, targets)
+
+
+def labelled_targets(targets: Tensor) -> Tensor:
+    """(number,) the targets that are not -100, in row-major order."""
+    return on_host(lambda labels: labels[labels != IGNORE_INDEX], targets)
 
 
 def mean_over_targets(total: Tensor, targets: Tensor, name: str, num_items: ItemCounts) -> Tensor:
@@ -119,7 +132,7 @@ def language_modeling_loss(
     """
     labels = validate_targets(labels, name)
     check_classes(labels, output_layer.out_features, name, "vocab_size")
-    targets = labels[labels != IGNORE_INDEX]
+    targets = labelled_targets(labels)
     total = summed_cross_entropy(output_layer, states, targets) if summed_loss is None else summed_loss(states, targets)
     return mean_over_targets(total, labels, name, num_items)
 
@@ -128,21 +141,21 @@ def loss_from_logits(logits: Tensor, labels: Tensor, num_items: ItemCounts, name
     """`language_modeling_loss` for (...) labels, from the (..., vocabulary) logits of all positions."""
     labels = validate_targets(labels, name, logits.shape[:-1])
     check_classes(labels, logits.shape[-1], name, "vocab_size")
-    target_mask = labels != IGNORE_INDEX
-    total = F.cross_entropy(logits[target_mask].float(), labels[target_mask], reduction="sum")
+    mask = mask_of_targets(labels)
+    total = F.cross_entropy(select_true(logits, mask).float(), labelled_targets(labels), reduction="sum")
     return mean_over_targets(total, labels, name, num_items)
 
 
 def has_targets(targets: Tensor | None) -> bool:
     """Whether any target is not -100. True for targets whose values are unknown because a graph is traced."""
-    return targets is not None and (is_traced(targets) or bool((targets != IGNORE_INDEX).any()))
+    return targets is not None and (is_traced(targets) or bool(mask_of_targets(host_copy(targets)).any()))
 
 
 def select_states(states: Tensor, targets: Tensor, output_mask: Tensor | None) -> Tensor:
     """(targets, hidden) states at the positions with a target, from (batch, length, hidden) states, or from (outputs,
     hidden) states at the positions of the (batch, length) bool `output_mask`, which include all targets."""
-    target_mask = targets != IGNORE_INDEX
-    return states[target_mask if output_mask is None else target_mask[output_mask]]
+    mask = mask_of_targets(targets)
+    return select_true(states, mask if output_mask is None else on_host(select_true, mask, output_mask))
 
 
 def accuracy_counts(logits: Tensor, targets: Tensor) -> Tensor:
@@ -297,10 +310,10 @@ class HeadModel(CtxPreTrainedModel):
     def target_output_mask(self, return_logits: bool | None, *targets: Tensor | None) -> Tensor | None:
         """(batch, length) mask of the positions with a target, to which the output of the encoder is limited; None for
         all positions: without targets, or if `needs_all_logits(return_logits)`."""
-        target_masks = [tensor != IGNORE_INDEX for tensor in targets if tensor is not None]
-        if not target_masks or self.needs_all_logits(return_logits):
+        labels = [tensor for tensor in targets if tensor is not None]
+        if not labels or self.needs_all_logits(return_logits):
             return None
-        return target_masks[0] if len(target_masks) == 1 else torch.stack(target_masks).any(0)
+        return on_host(lambda *tensors: torch.stack([label != IGNORE_INDEX for label in tensors]).any(0), *labels)
 
     def total_loss(self, *losses: Tensor | None) -> Tensor | None:
         """The sum of the losses that are not None, `with_unused_parameters` if one is missing; None if all are."""

@@ -12,8 +12,16 @@ from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels.core.caches import PreallocatedCache
 from hf_ctxmodels.core.constants import IGNORE_INDEX
-from hf_ctxmodels.core.inputs import check_aligned, check_tensors, is_traced, sequence_numbers
-from hf_ctxmodels.heads.base import HeadModel, ItemCounts, language_modeling_loss, loss_from_logits, validate_targets
+from hf_ctxmodels.core.host_copies import host_copy, is_traced, select_true, to_device
+from hf_ctxmodels.core.inputs import check_aligned, check_tensors, sequence_numbers
+from hf_ctxmodels.heads.base import (
+    HeadModel,
+    ItemCounts,
+    language_modeling_loss,
+    loss_from_logits,
+    mask_of_targets,
+    validate_targets,
+)
 from hf_ctxmodels.layers.cpu.linear import linear, prepacked_weights
 
 
@@ -74,7 +82,7 @@ class ForCausalLM(HeadModel, GenerationMixin):
         targets = self.resolve_targets(input_ids, attention_mask, inputs_embeds, labels, shift_labels, sequence_ids)
         computes_logits = targets is None or self.needs_all_logits(return_logits)
         outputs = self.encode_for_targets(
-            None if targets is None else targets != IGNORE_INDEX,
+            None if targets is None else mask_of_targets(targets),
             computes_logits,
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -92,7 +100,7 @@ class ForCausalLM(HeadModel, GenerationMixin):
         if targets is not None:
             all_logits = logits if isinstance(logits_to_keep, int) and not logits_to_keep else None
             if computes_logits and all_logits is None:
-                outputs.last_hidden_state = states[targets != IGNORE_INDEX]
+                outputs.last_hidden_state = select_true(states, mask_of_targets(targets))
             loss = self.next_token_loss(outputs, targets, num_items_in_batch, all_logits)
         return CausalLMOutputWithPast(
             loss=loss,
@@ -186,17 +194,21 @@ def next_token_targets(
     Tokens at padding positions and at the end of a sequence have no target if labels are (batch, length). Labels of
     shape (batch, length + 1) are used without change.
     """
+
+    def shift(targets: Tensor, mask: Tensor | None, sequences: Tensor | None) -> Tensor:
+        if targets.shape[1] == length + 1:
+            return targets[:, 1:]
+        shifted = F.pad(targets[:, 1:], (0, 1), value=IGNORE_INDEX)
+        if mask is not None:
+            shifted = shifted.masked_fill(mask == 0, IGNORE_INDEX)
+        if sequences is not None:
+            numbers = sequence_numbers(sequences)
+            ends = F.pad(numbers[:, 1:] != numbers[:, :-1], (0, 1), value=True)
+            shifted = shifted.masked_fill(ends | (sequences == 0), IGNORE_INDEX)
+        return shifted
+
+    tensors = [None if tensor is None else host_copy(tensor) for tensor in (labels, attention_mask, sequence_ids)]
     if backward:
-        mask = None if attention_mask is None else attention_mask.flip(1)
-        sequences = None if sequence_ids is None else sequence_ids.flip(1)
-        return next_token_targets(labels.flip(1), length, mask, sequences).flip(1)
-    if labels.shape[1] == length + 1:
-        return labels[:, 1:]
-    shifted = F.pad(labels[:, 1:], (0, 1), value=IGNORE_INDEX)
-    if attention_mask is not None:
-        shifted = shifted.masked_fill(attention_mask == 0, IGNORE_INDEX)
-    if sequence_ids is not None:
-        numbers = sequence_numbers(sequence_ids)
-        ends = F.pad(numbers[:, 1:] != numbers[:, :-1], (0, 1), value=True)
-        shifted = shifted.masked_fill(ends | (sequence_ids == 0), IGNORE_INDEX)
-    return shifted
+        tensors = [None if tensor is None else tensor.flip(1) for tensor in tensors]
+    targets = shift(*tensors)
+    return to_device(targets.flip(1) if backward else targets, labels.device)

@@ -17,7 +17,8 @@ from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.inputs import check_tensors, is_traced
+from hf_ctxmodels.core.host_copies import host_copy, is_traced, on_host
+from hf_ctxmodels.core.inputs import check_tensors
 from hf_ctxmodels.heads.answer_network import AnswerNetwork
 from hf_ctxmodels.heads.base import (
     HeadModel,
@@ -165,21 +166,25 @@ def encode_text_pair(
     aligned = {"token_type_ids": token_type_ids, "sequence_ids": sequence_ids}
     inputs = head.check_input_of_any_length(input_ids, inputs_embeds, attention_mask, **aligned)
     arguments = {"input_ids": input_ids, "inputs_embeds": inputs_embeds, "sequence_ids": sequence_ids}
-    if token_type_ids is None or not (is_traced(inputs) or bool(token_type_ids.any())):
+    if token_type_ids is None or not (is_traced(inputs) or bool(host_copy(token_type_ids).any())):
         outputs = HeadModel.encode(head, attention_mask=attention_mask, **arguments, **kwargs)
         return outputs, outputs.pooler_output, outputs.pooler_output
-    tokens = token_mask(inputs, attention_mask)
-    first, second = tokens & (token_type_ids == 0), tokens & (token_type_ids != 0)
-    first = first | (tokens & ~first.any(1, keepdim=True))
-    second = second | (tokens & ~second.any(1, keepdim=True))
+
+    def text_masks(tokens: Tensor, segments: Tensor) -> Tensor:
+        first, second = tokens & (segments == 0), tokens & (segments != 0)
+        first = first | (tokens & ~first.any(1, keepdim=True))
+        return torch.cat([first, second | (tokens & ~second.any(1, keepdim=True))])
+
+    masks = on_host(text_masks, token_mask(inputs, attention_mask), token_type_ids)
     stacked_arguments = {
-        name: None if tensor is None else torch.cat([tensor, tensor]) for name, tensor in arguments.items()
+        name: None if tensor is None else on_host(lambda rows: torch.cat([rows, rows]), tensor)
+        for name, tensor in arguments.items()
     }
-    outputs = HeadModel.encode(head, attention_mask=torch.cat([first, second]), **stacked_arguments, **kwargs)
+    outputs = HeadModel.encode(head, attention_mask=masks, **stacked_arguments, **kwargs)
 
     def merge(states: Tensor) -> Tensor:
         first_states, second_states = states.chunk(2)
-        return torch.where(first[..., None], first_states, second_states)
+        return torch.where(masks[: len(inputs), :, None], first_states, second_states)
 
     first_vectors, second_vectors = outputs.pooler_output.chunk(2)
     outputs.last_hidden_state = merge(outputs.last_hidden_state)
@@ -215,7 +220,7 @@ class ForTextPairClassification(ForSequenceClassification):
             )
             outputs.pooler_output = pair_features(first, second)
             return outputs
-        if token_type_ids is not None and not is_traced(token_type_ids) and bool(token_type_ids.any()):
+        if token_type_ids is not None and not is_traced(token_type_ids) and bool(host_copy(token_type_ids).any()):
             raise CtxError(
                 "There is a second text (token_type_ids is not 0), but text_pairs is false.",
                 hint="train with text_pairs=true.",
@@ -320,7 +325,9 @@ class ForQuestionAnswering(HeadModel):
         start_logits, end_logits = logits[..., 0].contiguous(), logits[..., 1].contiguous()
         loss = None
         if start_positions is not None and end_positions is not None:
-            padding = attention_mask == 0 if attention_mask is not None and attention_mask.dim() == 2 else None
+            padding = None
+            if attention_mask is not None and attention_mask.dim() == 2:
+                padding = on_host(lambda mask: mask == 0, attention_mask)
             start_loss = position_loss(start_logits, start_positions, padding, "start_positions", num_items_in_batch)
             end_loss = position_loss(end_logits, end_positions, padding, "end_positions", num_items_in_batch)
             loss = (start_loss + end_loss) / 2
@@ -381,7 +388,10 @@ class ForMultipleChoice(HeadModel):
             **self.extra_ids(langs=langs, task_type_ids=task_type_ids),
         }
         batch_size, choices = _check_choices(token_arguments, choice_mask)
-        flattened = {name: None if tensor is None else tensor.flatten(0, 1) for name, tensor in token_arguments.items()}
+        flattened = {
+            name: None if tensor is None else on_host(lambda rows: rows.flatten(0, 1), tensor)
+            for name, tensor in token_arguments.items()
+        }
         outputs = self.encode(**flattened, **kwargs)
         logits = self.score(outputs.pooler_output, choices).view(batch_size, choices)
         if choice_mask is not None:
@@ -433,11 +443,14 @@ def position_loss(
         reason: The reason of the exclusion.
     """
     positions = validate_sequence_targets(positions, name, len(scores))
-    positions = positions.masked_fill((positions < 0) | (positions >= scores.shape[-1]), IGNORE_INDEX)
+    length = scores.shape[-1]
+    positions = on_host(lambda ids: ids.masked_fill((ids < 0) | (ids >= length), IGNORE_INDEX), positions)
     if excluded is not None:
-        misplaced = excluded.gather(1, positions.clamp(min=0)[:, None])[:, 0] & (positions != IGNORE_INDEX)
-        if not torch.compiler.is_compiling() and bool(misplaced.any()):
-            row = int(misplaced.nonzero()[0])
-            raise CtxError(f"{name}[{row}] is {int(positions[row])}, which is excluded: {reason}.")
+        if not torch.compiler.is_compiling():
+            columns = host_copy(positions)
+            misplaced = host_copy(excluded).gather(1, columns.clamp(min=0)[:, None])[:, 0] & (columns != IGNORE_INDEX)
+            if bool(misplaced.any()):
+                row = int(misplaced.nonzero()[0])
+                raise CtxError(f"{name}[{row}] is {int(columns[row])}, which is excluded: {reason}.")
         scores = scores.masked_fill(excluded, torch.finfo(scores.dtype).min)
     return cross_entropy_over_targets(scores, positions, name, num_items)

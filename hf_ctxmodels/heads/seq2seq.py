@@ -13,10 +13,17 @@ from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
 
-from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.inputs import check_ids, check_source_mask, check_tensors, is_traced
-from hf_ctxmodels.heads.base import HeadModel, ItemCounts, language_modeling_loss, loss_from_logits, validate_targets
+from hf_ctxmodels.core.host_copies import is_traced, on_host, select_true
+from hf_ctxmodels.core.inputs import check_ids, check_source_mask, check_tensors
+from hf_ctxmodels.heads.base import (
+    HeadModel,
+    ItemCounts,
+    language_modeling_loss,
+    loss_from_logits,
+    mask_of_targets,
+    validate_targets,
+)
 from hf_ctxmodels.layers.common import RecurrentDecoderOutput
 from hf_ctxmodels.layers.cpu.linear import linear, prepacked_weights
 
@@ -158,10 +165,14 @@ class Seq2SeqHead(HeadModel, GenerationMixin):
 
         `DataCollatorForSeq2Seq` calls it, so that Trainer can smooth labels, which it then takes from the model.
         """
-        size = self.config.target_vocab_size
-        ids = F.pad(labels[:, :-1], (1, 0), value=self.config.decoder_start_token_id or 0)
-        # the loss raises an error for ids outside the vocabulary
-        return torch.where((ids < 0) | (ids >= size), self.config.pad_token_id or 0, ids)
+        config = self.config
+
+        def shift(targets: Tensor) -> Tensor:
+            ids = F.pad(targets[:, :-1], (1, 0), value=config.decoder_start_token_id or 0)
+            # the loss raises an error for ids outside the vocabulary
+            return torch.where((ids < 0) | (ids >= config.target_vocab_size), config.pad_token_id or 0, ids)
+
+        return on_host(shift, labels)
 
 
 @dataclass(frozen=True)
@@ -311,9 +322,9 @@ class RecurrentForConditionalGeneration(Seq2SeqHead):
         self, decoder_input_ids: Tensor, labels: Tensor, inputs: RecurrentDecoderInputs, num_items: ItemCounts
     ) -> Tensor:
         """Mean cross-entropy in nats of the labels; arguments as in `decode` and `language_modeling_loss`."""
-        target_mask = labels != IGNORE_INDEX
+        target_mask = mask_of_targets(labels)
         if is_traced(labels) or not self.config.unpad:
-            states = self.decode(decoder_input_ids, None, inputs).states[target_mask]
+            states = select_true(self.decode(decoder_input_ids, None, inputs).states, target_mask)
         else:
             states = self.decode(decoder_input_ids, target_mask, inputs).states
         return language_modeling_loss(self.prediction, self.output_layer_input(states), labels, num_items)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import initialization as init
 
+from hf_ctxmodels.core.host_copies import host_copy, to_device
 from hf_ctxmodels.layers.common import get_activation
 from hf_ctxmodels.layers.cpu.linear import linear
 
@@ -97,8 +98,9 @@ class CharacterEncoder(nn.Module):
         """(words, characters) ids -> (words, projection)."""
         if torch.compiler.is_compiling() or character_ids.device.type == "meta":  # data-dependent shapes
             return self.plain(character_ids)
-        words, indices = unique_rows(character_ids)
-        return self.plain(self.trim_padding(words))[indices]
+        words, indices = unique_rows(host_copy(character_ids))
+        device = character_ids.device
+        return self.plain(to_device(self.trim_padding(words), device))[to_device(indices, device)]
 
     def plain(self, character_ids: Tensor) -> Tensor:
         """Compute `forward` at all positions of all words."""

@@ -76,7 +76,7 @@ class ScalarMix(nn.Module):
         included = [
             layer for layer, layer_states in enumerate(states) if layer_states.shape[-1] == states[-1].shape[-1]
         ]
-        weights = self.weights.float()[included].softmax(0) * self.gamma
+        weights = torch.stack([self.weights[layer] for layer in included]).float().softmax(0) * self.gamma
         states = [states[layer] for layer in included]
         if self.layer_norm:
             states = [_normalise(layer, tokens) for layer in states]

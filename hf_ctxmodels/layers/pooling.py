@@ -5,6 +5,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from hf_ctxmodels.core.host_copies import on_host, to_device
+from hf_ctxmodels.core.inputs import nonzero_in_all
+
 Pooling = Literal["first", "last", "ends", "mean", "max", "mean+max", "last+max+mean", "first+max+mean"]
 
 
@@ -58,11 +61,8 @@ def pair_features(first: Tensor, second: Tensor) -> Tensor:
 
 def token_mask(inputs: Tensor, *masks: Tensor | None) -> Tensor:
     """(batch, length) bool, False where one of the (batch, length) masks (`attention_mask`, `sequence_ids`) is 0."""
-    tokens = torch.ones(inputs.shape[:2], dtype=torch.bool, device=inputs.device)
-    for mask in masks:
-        if mask is not None:
-            tokens = tokens & (mask != 0)
-    return tokens
+    tokens = nonzero_in_all(*masks)
+    return to_device(torch.ones(inputs.shape[:2], dtype=torch.bool), inputs.device) if tokens is None else tokens
 
 
 def first_token_columns(states: Tensor, tokens: Tensor | None) -> Tensor:
@@ -90,6 +90,10 @@ def forward_fill_padding(values: Tensor, tokens: Tensor) -> Tensor:
 
 def mask_until_last_target(target_mask: Tensor) -> Tensor:
     """(batch, length) bool -> long, 1 up to the last True column of a row; the first column is always 1."""
-    columns = torch.arange(target_mask.shape[1], device=target_mask.device)
-    lengths = ((columns + 1) * target_mask).amax(1).clamp(min=1)
-    return (columns < lengths[:, None]).long()
+
+    def mask(targets: Tensor) -> Tensor:
+        columns = torch.arange(targets.shape[1], device=targets.device)
+        lengths = ((columns + 1) * targets).amax(1).clamp(min=1)
+        return (columns < lengths[:, None]).long()
+
+    return on_host(mask, target_mask)

@@ -18,6 +18,7 @@ from transformers.utils import ModelOutput
 
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.host_copies import CollatedBatch
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.data import ExampleStream, training_loader
 from hf_ctxmodels.training.arguments import LoopArguments
@@ -52,11 +53,11 @@ class IndexedCollator:
 
     collate: Collate
 
-    def __call__(self, examples: list[dict[str, Any]]) -> Batch:
+    def __call__(self, examples: list[dict[str, Any]]) -> CollatedBatch:
         """Collate examples."""
         indices = torch.tensor([int(example[INDEX_KEY]) for example in examples])
         batch = {name: value for name, value in self.collate(examples).items() if name != "epoch"}
-        return {**batch, INDEX_KEY: indices}
+        return CollatedBatch({**batch, INDEX_KEY: indices})
 
 
 class TrainingBatches:

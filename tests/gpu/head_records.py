@@ -13,6 +13,8 @@ import pretended_device as gpu  # before torch
 import torch
 from zoo import CASES, Case, make_batch, make_targets
 
+from hf_ctxmodels.core.host_copies import CollatedBatch
+
 torch.set_num_threads(1)
 
 
@@ -34,7 +36,9 @@ def run(case: Case, *, packed: bool, autocast: bool, collated: bool) -> dict[str
     record: dict[str, Any] = {"case": str(case), "packed": packed, "autocast": autocast, "collated": collated}
     with gpu.pretended_device(tuple(map(int, sys.argv[1].split(".")))):
         gpu.to_device(model)
-        moved = move(batch, collated)
+        moved = CollatedBatch(batch).to("cuda")
+        if not collated:  # new tensors have no host copies
+            moved = {name: tensor.clone() for name, tensor in moved.items()}
         torch.manual_seed(0)
         context = torch.autocast("cuda", torch.bfloat16) if autocast else contextlib.nullcontext()
         with gpu.recording() as operations:
@@ -55,30 +59,24 @@ def run(case: Case, *, packed: bool, autocast: bool, collated: bool) -> dict[str
     return record
 
 
-def move(batch: dict[str, torch.Tensor], collated: bool) -> Any:
-    """The batch on the device, as a training loop moves it."""
-    return {name: tensor.to("cuda") for name, tensor in batch.items()}
-
-
 def relative_error(expected: torch.Tensor, actual: Any) -> float:
     """Largest difference relative to the largest value; infinite for a tensor that is not on the device."""
     if not isinstance(actual, gpu.DeviceTensor):
         return float("inf")
     difference = actual.values.detach().float().to_dense() - expected.detach().to_dense()
-    return float(difference.abs().max() / expected.detach().to_dense().abs().max().clamp(min=1e-6))
+    return float(difference.abs().max() / expected.detach().to_dense().abs().max().clamp(min=1e-3))
 
 
 if __name__ == "__main__":
     names = sys.argv[2:]
+    names_of_options = ("packed", "autocast", "collated")
+    combinations = [dict(zip(names_of_options, values)) for values in [(True, True, True), (False, False, False)]]
     for case in CASES:
         if names and str(case) not in names:
             continue
-        for packed in (True, False):
-            for autocast in (False, True):
-                for collated in (False, True):
-                    try:
-                        record = run(case, packed=packed, autocast=autocast, collated=collated)
-                    except Exception as error:
-                        record = {"case": str(case), "packed": packed, "autocast": autocast, "collated": collated}
-                        record["exception"] = f"{type(error).__name__}: {error}"
-                    print(json.dumps(record), flush=True)
+        for options in combinations:
+            try:
+                record = run(case, **options)
+            except Exception as error:
+                record = {"case": str(case), **options, "exception": f"{type(error).__name__}: {error}"}
+            print(json.dumps(record), flush=True)

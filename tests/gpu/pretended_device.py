@@ -84,7 +84,7 @@ def _calling_line() -> str:
     frame, library_line = sys._getframe(2), ""
     while frame is not None:
         name = frame.f_code.co_filename
-        if "/hf_ctxmodels/" in name:
+        if "/hf_ctxmodels/" in name and not name.endswith("/host_copies.py"):
             return f"{name.rpartition('/hf_ctxmodels/')[2]}:{frame.f_lineno}"
         if not library_line and any(f"/{package}/" in name for package in ("transformers", "accelerate", "optim")):
             library_line = f"{name.rpartition('site-packages/')[2]}:{frame.f_lineno}"

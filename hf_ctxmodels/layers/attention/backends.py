@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from hf_ctxmodels.core.inputs import is_traced
+from hf_ctxmodels.core.host_copies import is_traced
 from hf_ctxmodels.layers.attention.layouts import Layout, PaddedLayout
 from hf_ctxmodels.layers.attention.masks import (
     BIDIRECTIONAL,

@@ -18,9 +18,10 @@ from torch.nn.attention.flex_attention import BlockMask
 from transformers import Cache, PreTrainedConfig
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.host_copies import host_copy, is_traced, on_host, select_true, to_device
 from hf_ctxmodels.core.inputs import (
-    check_row_lengths,
-    is_traced,
+    check_rows,
+    nonzero_in_all,
     reject_unused_tensors,
     sequence_numbers,
     sequence_starts,
@@ -66,12 +67,17 @@ class PaddedLayout:
 
     def key_positions(self, device: torch.device) -> Tensor:
         """(batch or 1, keys) number of tokens before each column in its sequence."""
-        positions = torch.arange(self.num_keys, device=device)[None]
-        if self.tokens is not None:
-            positions = self.tokens.cumsum(1) - self.tokens.long()
-        if self.sequences is not None:
-            positions = positions - (positions * sequence_starts(self.sequences)).cummax(1).values
-        return positions
+        if self.tokens is None:
+            positions = to_device(torch.arange(self.num_keys)[None], device)
+        else:
+            positions = on_host(lambda tokens: tokens.cumsum(1) - tokens.long(), self.tokens)
+        if self.sequences is None:
+            return positions
+        return on_host(
+            lambda columns, sequences: columns - (columns * sequence_starts(sequences)).cummax(1).values,
+            positions,
+            self.sequences,
+        )
 
     def select_query_columns(self, columns: Tensor) -> Tensor:
         """(..., keys) -> (..., length), the columns of this batch."""
@@ -111,7 +117,7 @@ class PaddedLayout:
 
     def select_outputs(self, hidden_states: Tensor) -> Tensor:
         """(batch, length, hidden) -> the same, or (targets, hidden) with an output mask."""
-        return hidden_states if self.output_mask is None else hidden_states[self.output_mask]
+        return hidden_states if self.output_mask is None else select_true(hidden_states, self.output_mask)
 
     def padding_mask(self) -> Tensor | None:
         """(batch, length, 1) bool, True at padding; None without padding. Call it before the cache is extended."""
@@ -130,7 +136,9 @@ class PackedLayout:
         first_indices: (batch,) packed index of each row's first token.
         query: (queries,) ascending packed indices of the tokens that the last layer computes; None for all.
         query_lengths: Number of computed tokens of each sequence; empty if `query` is None.
-        output_mask: (queries,) bool, the computed tokens whose outputs are returned; None for all.
+        output_indices: (outputs,) indices of the computed tokens whose outputs are returned; None for all.
+
+    All tensors have host copies.
     """
 
     batch_size: int
@@ -140,7 +148,7 @@ class PackedLayout:
     first_indices: Tensor
     query: Tensor | None = None
     query_lengths: tuple[int, ...] = ()
-    output_mask: Tensor | None = None
+    output_indices: Tensor | None = None
 
     @classmethod
     def build(
@@ -152,24 +160,23 @@ class PackedLayout:
         device: torch.device,
     ) -> "PackedLayout":
         """The layout of a batch; arguments as in `build_layout`. Raises CtxError if a row has no tokens."""
-        tokens = _get_token_mask(attention_mask, sequence_ids)
-        if tokens is None or bool(tokens.all()):
-            indices = None
-            row_lengths = torch.full((batch_size,), length)
-        else:
-            indices = tokens.flatten().nonzero().squeeze(1)
-            row_lengths = tokens.sum(1).cpu()
-            check_row_lengths(row_lengths)
-        first_indices = (row_lengths.cumsum(0) - row_lengths).to(device)
-        layout = cls(batch_size, length, indices, tuple(row_lengths.tolist()), first_indices)
-        if sequence_ids is None:
-            return layout
-        numbers = layout.pack(sequence_numbers(sequence_ids))
-        is_start = torch.ones_like(numbers, dtype=torch.bool)
-        is_start[1:] = numbers[1:] != numbers[:-1]
-        is_start[first_indices] = True
-        starts = is_start.nonzero().squeeze(1).cpu()
-        return replace(layout, lengths=tuple(starts.diff(append=starts.new_tensor([numbers.numel()])).tolist()))
+        tokens = nonzero_in_all(attention_mask, sequence_ids)
+        indices, row_lengths = None, torch.full((batch_size,), length)
+        if tokens is not None and not bool((tokens := host_copy(tokens)).all()):
+            check_rows(tokens)
+            indices, row_lengths = tokens.flatten().nonzero().squeeze(1), tokens.sum(1)
+        first_indices = row_lengths.cumsum(0) - row_lengths
+        lengths = row_lengths
+        if sequence_ids is not None:
+            numbers = sequence_numbers(host_copy(sequence_ids)).flatten()
+            numbers = numbers if indices is None else numbers[indices]
+            is_start = torch.ones_like(numbers, dtype=torch.bool)
+            is_start[1:] = numbers[1:] != numbers[:-1]
+            is_start[first_indices] = True
+            starts = is_start.nonzero().squeeze(1)
+            lengths = starts.diff(append=starts.new_tensor([numbers.numel()]))
+        indices = None if indices is None else to_device(indices, device)
+        return cls(batch_size, length, indices, tuple(lengths.tolist()), to_device(first_indices, device))
 
     @property
     def num_tokens(self) -> int:
@@ -190,12 +197,14 @@ class PackedLayout:
     @cached_property
     def query_positions(self) -> Tensor:
         """(queries,) positions of the computed tokens, on the CPU."""
-        return self.positions if self.query is None else self.positions[self.query.cpu()]
+        return self.positions if self.query is None else self.positions[host_copy(self.query)]
 
     def pack(self, tensor: Tensor) -> Tensor:
-        """(batch, length, ...) -> (tokens, ...)."""
+        """(batch, length, ...) -> (tokens, ...), on the device of the layout or on the CPU."""
         flat = tensor.flatten(0, 1)
-        return flat if self.indices is None else flat[self.indices]
+        if self.indices is None:
+            return flat
+        return flat[self.indices if tensor.device == self.indices.device else host_copy(self.indices)]
 
     def unpack(self, packed: Tensor) -> Tensor:
         """(tokens, ...) -> (batch, length, ...), zeros at padding."""
@@ -207,14 +216,19 @@ class PackedLayout:
     def select(self, output_mask: Tensor, *, include_first_tokens: bool) -> "PackedLayout":
         """The same layout for a last layer that computes only the tokens of `output_mask` (batch, length), and with
         `include_first_tokens` each row's first token, for a pooler."""
-        is_output = self.pack(output_mask)
-        is_computed = is_output.index_fill(0, self.first_indices, True) if include_first_tokens else is_output
-        query = is_computed.nonzero().squeeze(1)
+        is_output = host_copy(output_mask).flatten()
+        is_output = is_output if self.indices is None else is_output[host_copy(self.indices)]
+        is_computed = is_output
+        if include_first_tokens:
+            is_computed = is_output.index_fill(0, host_copy(self.first_indices), True)
+        query, device = is_computed.nonzero().squeeze(1), self.first_indices.device
+        outputs = to_device(is_output[query].nonzero().squeeze(1), device)
         if len(query) == len(is_output):  # all tokens: one product for queries, keys and values, as in other layers
-            return replace(self, output_mask=is_output)
+            return replace(self, output_indices=outputs)
         ends = torch.tensor(self.lengths).cumsum(0)
-        counts = torch.searchsorted(query.cpu(), ends).diff(prepend=ends.new_zeros(1))
-        return replace(self, query=query, query_lengths=tuple(counts.tolist()), output_mask=is_output[query])
+        counts = torch.searchsorted(query, ends).diff(prepend=ends.new_zeros(1))
+        query_lengths = tuple(counts.tolist())
+        return replace(self, query=to_device(query, device), query_lengths=query_lengths, output_indices=outputs)
 
     def first_tokens(self, packed: Tensor) -> Tensor:
         """(queries, hidden) -> (batch, hidden) at each row's first token."""
@@ -224,7 +238,7 @@ class PackedLayout:
 
     def select_outputs(self, packed: Tensor) -> Tensor:
         """(queries, hidden) -> (batch, length, hidden), or (targets, hidden) with an output mask."""
-        return self.unpack(packed) if self.output_mask is None else packed[self.output_mask]
+        return self.unpack(packed) if self.output_indices is None else packed[self.output_indices]
 
     def share_source(self, targets_per_source: int) -> "PackedLayout":
         """Return the layout unchanged: rows share a source only with a cache, in a padded layout."""
@@ -309,12 +323,12 @@ def _build_padded(
     attention_kwargs: dict[str, Any],
 ) -> PaddedLayout:
     """The layout of a (batch, length) batch without a cache; raises CtxError for a row without tokens."""
-    tokens = _get_token_mask(padding_mask, sequence_ids)
+    tokens = nonzero_in_all(padding_mask, sequence_ids)
     if tokens is not None and not is_traced(tokens):
-        check_row_lengths(tokens.sum(1))
+        check_rows(tokens)
     sequences = None
     if sequence_ids is not None:  # padding gets the number of the preceding token
-        sequences = (sequence_starts(sequence_ids) & (sequence_ids != 0)).cumsum(1)
+        sequences = on_host(lambda ids: (sequence_starts(ids) & (ids != 0)).cumsum(1), sequence_ids)
     return PaddedLayout(*shape, tokens, sequences, implementation=implementation, attention_kwargs=attention_kwargs)
 
 
@@ -329,15 +343,8 @@ def _extend_by_cache(layout: PaddedLayout, cache: Cache, device: torch.device) -
                 f"attention_mask is {tuple(tokens.shape)}, expected ({layout.batch_size}, {int(total_length)}): "
                 f"past_key_values has {int(past_length)} tokens, and the input {layout.length}."
             )
-        tokens = F.pad(tokens, (0, num_keys - tokens.shape[1]))
+        added = num_keys - tokens.shape[1]
+        tokens = on_host(lambda mask: F.pad(mask, (0, added)), tokens) if added else tokens
     elif not isinstance(total_length, int) or total_length < num_keys:  # a static cache with free columns at its end
         tokens = (torch.arange(num_keys, device=device) < total_length).expand(layout.batch_size, -1)
     return replace(layout, tokens=tokens)
-
-
-def _get_token_mask(attention_mask: Tensor | None, sequence_ids: Tensor | None) -> Tensor | None:
-    """(batch, keys) bool, False at padding; None if both arguments are None."""
-    tokens = None if sequence_ids is None else sequence_ids != 0
-    if attention_mask is None:
-        return tokens
-    return attention_mask != 0 if tokens is None else tokens & (attention_mask != 0)

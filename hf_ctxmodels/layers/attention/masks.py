@@ -16,7 +16,7 @@ from torch.nn.attention.flex_attention import BlockMask
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.inputs import is_traced
+from hf_ctxmodels.core.host_copies import host_copy, is_traced, to_device
 from hf_ctxmodels.layers.attention.layouts import Layout, PackedLayout, PaddedLayout
 
 PositionBias = Callable[[Tensor, Tensor], Tensor]
@@ -198,7 +198,7 @@ class PackedMask:
         return torch.zeros(allowed.shape, dtype=self.dtype, device=self.device).masked_fill_(~allowed, float("-inf"))
 
     def _upload(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self.device, non_blocking=True)
+        return to_device(tensor, self.device)
 
     @cached_property
     def padded_indices(self) -> tuple[Tensor | None, Tensor | None]:
@@ -306,14 +306,17 @@ def _prepare_padded(spec: MaskSpec, layout: PaddedLayout, keys: PaddedLayout, li
         return PaddedMask(spec, None, bias, spec.causal)
     if _is_sdpa_causal(spec, layout, keys):
         return PaddedMask(spec, None, None, True)
+    tokens = keys.tokens  # transformers would read whether there is padding from the device
+    if tokens is not None and not is_traced(tokens) and bool(host_copy(tokens).all()):
+        tokens = None
     mask = ALL_MASK_ATTENTION_FUNCTIONS[layout.implementation](
         batch_size=layout.batch_size,
         q_length=layout.length,
         kv_length=keys.num_keys,
         mask_function=_mask_function(spec, layout, keys, like.device),
-        attention_mask=keys.tokens,
+        attention_mask=tokens,
         allow_is_causal_skip=False,
-        allow_is_bidirectional_skip=spec.is_full and keys.sequences is None,
+        allow_is_bidirectional_skip=spec.is_full and keys.sequences is None and (tokens is None or is_traced(tokens)),
         dtype=dtype,
         device=like.device,
     )
@@ -361,7 +364,7 @@ def _is_sdpa_causal(spec: MaskSpec, layout: PaddedLayout, keys: PaddedLayout) ->
     is_single_causal = spec.is_plain_causal and spec.bias is None and keys.sequences is None and layout is keys
     if layout.implementation != "sdpa" or not is_single_causal or layout.length not in (1, keys.num_keys):
         return False
-    return keys.tokens is None or (not is_traced(keys.tokens) and bool(keys.tokens.all()))
+    return keys.tokens is None or (not is_traced(keys.tokens) and bool(host_copy(keys.tokens).all()))
 
 
 def _mask_function(
@@ -392,11 +395,12 @@ def _mask_function(
 
 def _shared_positions(layout: PaddedLayout, device: torch.device) -> Tensor:
     """`key_positions`, as a single row if it is valid for all tokens."""
-    positions, tokens = layout.key_positions(device), layout.tokens
-    if tokens is None or layout.sequences is not None or is_traced(tokens):
-        return positions
-    columns = torch.arange(layout.num_keys, device=device)[None]
-    return columns if bool(((positions == columns) | ~tokens).all()) else positions
+    if layout.tokens is None or layout.sequences is not None or is_traced(layout.tokens):
+        return layout.key_positions(device)
+    tokens, columns = host_copy(layout.tokens), torch.arange(layout.num_keys)[None]
+    positions = tokens.cumsum(1) - tokens.long()
+    is_shared = bool(((positions == columns) | ~tokens).all())
+    return to_device(columns if is_shared else positions, device)
 
 
 @dataclass(frozen=True, eq=False)

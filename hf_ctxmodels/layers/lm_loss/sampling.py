@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from hf_ctxmodels.core.host_copies import on_host
+
 _BLOCK = 256  # columns of a partial sum
 _STEP, _FIRST, _SECOND = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15  # of SplitMix64, as int64
 
@@ -76,15 +78,15 @@ def sampled_softmax_loss(
         hidden_states: (rows, width).
         weight, bias: (vocabulary, width), (vocabulary,).
         targets: (rows,) ids.
-        negatives: (k,) samples of `log_uniform_probability`, the same for all rows.
+        negatives: (...) samples of `log_uniform_probability`, the same for all rows.
     """
-    vocab_size, num_samples = len(weight), len(negatives)
+    vocab_size, num_samples = len(weight), negatives.numel()
 
     def log_inclusion_probability(ids: Tensor) -> Tensor:
         log_exclusion = num_samples * torch.log1p(-log_uniform_probability(ids, vocab_size))
         return (-torch.expm1(log_exclusion)).log().float()
 
-    negatives = negatives.unique()
+    negatives = on_host(torch.unique, negatives)
     target_logits = ((hidden_states * weight[targets]).sum(-1) + bias[targets]).float()
     target_logits = target_logits - log_inclusion_probability(targets)
     negative_logits = F.linear(hidden_states, weight[negatives], bias[negatives]).float()

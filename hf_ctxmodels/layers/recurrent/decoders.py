@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from transformers import initialization as init
 
 from hf_ctxmodels.core.caches import RecurrentCache
+from hf_ctxmodels.core.host_copies import host_copy, select_true, to_device
 from hf_ctxmodels.layers.common import RecurrentDecoderOutput
 from hf_ctxmodels.layers.cpu.dropout import Dropout
 from hf_ctxmodels.layers.cpu.linear import linear
@@ -56,7 +57,7 @@ class VectorDecoder(nn.Module):
         """
         embeddings = self.embeddings(ids)
         states = torch.cat([embeddings, vectors[:, None].expand(-1, ids.shape[1], -1).to(embeddings.dtype)], -1)
-        tokens = torch.ones_like(ids, dtype=torch.bool) if tokens is None else tokens
+        tokens = to_device(torch.ones(ids.shape, dtype=torch.bool), ids.device) if tokens is None else tokens
         build = PackedSequences.build if unpad else PackedSequences.with_padding
         packing = build(tokens, None, 1)
         final_states, recorded = [], [embeddings]
@@ -71,7 +72,8 @@ class VectorDecoder(nn.Module):
 
     def target_states(self, ids: Tensor, target_mask: Tensor, vectors: Tensor, cache: RecurrentCache) -> Tensor:
         """(targets, hidden) states where `target_mask` (rows, steps) is True; rows end at their last target."""
-        return self(ids, vectors, cache, mask_until_last_target(target_mask) != 0).states[target_mask]
+        states = self(ids, vectors, cache, mask_until_last_target(target_mask)).states
+        return select_true(states, target_mask)
 
 
 class SentenceDecoder(VectorDecoder):
@@ -196,15 +198,17 @@ class AttentionalDecoder(nn.Module):
         self, ids: Tensor, target_mask: Tensor, memory: Tensor, tokens: Tensor, cache: RecurrentCache
     ) -> Tensor:
         """(targets, hidden) h~ where `target_mask` (rows, steps) is True; rows end at their last target."""
-        columns = torch.arange(ids.shape[1], device=ids.device)
+        columns, target_mask = torch.arange(ids.shape[1]), host_copy(target_mask)
         lengths = ((columns + 1) * target_mask).amax(1)
-        order = lengths.argsort(descending=True, stable=True)
+        host_order = lengths.argsort(descending=True, stable=True)
         counts = (lengths[:, None] > columns[: max(1, int(lengths.max()))]).sum(0).tolist()
         counts[0] = len(ids)  # for an output without targets
+        order = to_device(host_order, ids.device)
         outputs, _ = self._run_steps(ids[order], counts, memory[order], tokens[order], cache.select(order), None)
-        step_starts = torch.tensor([0, *counts[:-1]], device=ids.device).cumsum(0)
+        step_starts = torch.tensor([0, *counts[:-1]]).cumsum(0)
         rows, steps = target_mask.nonzero(as_tuple=True)
-        return self.dropout(torch.cat(outputs)[step_starts[steps] + order.argsort()[rows]])
+        indices = to_device(step_starts[steps] + host_order.argsort()[rows], ids.device)
+        return self.dropout(torch.cat(outputs)[indices])
 
     def _run_steps(
         self,

@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from hf_ctxmodels.core.host_copies import host_copy, to_device
+
 
 class StepOptions(NamedTuple):
     """Options of the steps of a recurrence.
@@ -55,18 +57,19 @@ class PackedSequences:
 
         `sequences` are (rows, length) numbers of the sequence within its row; None for one sequence per row.
         """
-        rows, length = tokens.shape
-        positions = tokens.flatten().nonzero()[:, 0]
+        (rows, length), device = tokens.shape, tokens.device
+        positions = host_copy(tokens).flatten().nonzero()[:, 0]
         keys = positions // length
         if sequences is not None:
-            keys = keys * (length + 1) + sequences.flatten()[positions]
+            keys = keys * (length + 1) + host_copy(sequences).flatten()[positions]
         _, sequence, lengths = keys.unique(return_inverse=True, return_counts=True)
-        rank = torch.arange(len(positions), device=positions.device) - (lengths.cumsum(0) - lengths)[sequence]
+        rank = torch.arange(len(positions)) - (lengths.cumsum(0) - lengths)[sequence]
         order = lengths.argsort(descending=True, stable=True)
         column = order.argsort()[sequence]
         ranks = [rank, lengths[sequence] - 1 - rank][:directions]
         packed_positions = torch.stack([positions[(step * len(order) + column).argsort()] for step in ranks])
-        return cls(packed_positions, tuple(torch.bincount(rank).tolist()), order, (rows, length))
+        steps = tuple(torch.bincount(rank).tolist())
+        return cls(to_device(packed_positions, device), steps, to_device(order, device), (rows, length))
 
     @classmethod
     def with_padding(cls, tokens: Tensor, sequences: Tensor | None = None, directions: int = 2) -> "PackedSequences":

@@ -19,7 +19,8 @@ from hf_ctxmodels.architectures.pretrained_word_vectors import (
 from hf_ctxmodels.architectures.recurrent_encoders import prepare_inputs, zero_padding
 from hf_ctxmodels.core.caches import RecurrentCache
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.inputs import is_traced, sequence_numbers
+from hf_ctxmodels.core.host_copies import is_traced, select_true
+from hf_ctxmodels.core.inputs import sequence_numbers
 from hf_ctxmodels.layers.common import RecurrentDecoderOutput, SafeBatchNorm1d
 from hf_ctxmodels.layers.cpu.dropout import Dropout
 from hf_ctxmodels.layers.cpu.linear import linear
@@ -109,7 +110,7 @@ class CtxCoveModel(PretrainedEmbeddingEncoder, CtxCovePreTrainedModel):
             hidden, cell = (torch.stack([state.flatten(1) for state in layers], 1) for layers in zip(*final_states))
         returns_hidden_states = self.config.returns_hidden_states(output_hidden_states)
         return CtxCoveModelOutput(
-            last_hidden_state=last if output_mask is None else last[output_mask],
+            last_hidden_state=last if output_mask is None else select_true(last, output_mask),
             hidden_states=(vectors, *states[1:-1], last) if returns_hidden_states else None,
             final_hidden=hidden,
             final_cell=cell,

@@ -18,6 +18,7 @@ from hf_ctxmodels.architectures.character_models import (
 )
 from hf_ctxmodels.architectures.recurrent_encoders import prepare_inputs, zero_padding
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.host_copies import host_copy, select_true
 from hf_ctxmodels.core.inputs import check_aligned, check_tensors
 from hf_ctxmodels.heads import IGNORE_INDEX, ItemCounts, cross_entropy_over_targets, mean_over_targets
 from hf_ctxmodels.layers.cpu.dropout import dropout
@@ -82,7 +83,7 @@ class CtxCvtModel(CharacterModel, CtxCvtPreTrainedModel):
             layer_input = states[-1] if number else dropout(words, word_rate, self.training)
             states.append(dropout(run_layer(layer, layer_input, packing), rate, self.training))
         return BaseModelOutputWithPooling(
-            last_hidden_state=states[-1] if output_mask is None else states[-1][output_mask],
+            last_hidden_state=states[-1] if output_mask is None else select_true(states[-1], output_mask),
             hidden_states=tuple(states) if config.returns_hidden_states(output_hidden_states) else None,
         )
 
@@ -257,7 +258,7 @@ class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
         if views is not None and shape is not None:
             views = heads.validate_targets(views, "views", shape if self.has_word_views else shape[:1])
             trains_views = self._has_view_targets(views, attention_mask)
-        is_unlabelled = trains_views and (labels is None or not bool((labels != IGNORE_INDEX).any()))
+        is_unlabelled = trains_views and (labels is None or not bool((host_copy(labels) != IGNORE_INDEX).any()))
         options: dict[str, Any] = {"layers": 1, "dropout_rate": self.config.view_dropout} if is_unlabelled else {}
         states = self.encode(output_hidden_states=True, **options, **inputs).hidden_states
         tokens = token_mask(states[0], attention_mask, sequence_ids)
@@ -271,7 +272,7 @@ class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
                     metrics = {"accuracy": heads.accuracy_counts(logits, labels)}
         if trains_views and views is not None:
             sequences = tokens.long() if sequence_ids is None else sequence_ids
-            summed_loss = self._summed_view_loss(states[1], sequences, tokens, views != IGNORE_INDEX, inputs)
+            summed_loss = self._summed_view_loss(states[1], sequences, tokens, heads.mask_of_targets(views), inputs)
             mean_loss = mean_over_targets(summed_loss, views, "views", num_items_in_batch)
             cross_view_loss = self.config.view_weight * mean_loss
         return CtxCvtOutput(
@@ -285,12 +286,13 @@ class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
 
     def _has_view_targets(self, views: Tensor, mask: Tensor | None) -> bool:
         """Whether `views` has a target; raises CtxError for invalid values, and for targets at padding."""
+        views = host_copy(views)
         target_mask = views != IGNORE_INDEX
         if bool((invalid := target_mask & ((views < 0) | (views > 1))).any()):
             raise CtxError(f"views has {int(views[invalid][0])}, outside [0, 2) and not -100 (ignored).")
         if self.has_word_views and mask is not None:
             check_aligned({"attention_mask": mask}, *views.shape)
-            if bool((misplaced := target_mask & (mask == 0)).any()):
+            if bool((misplaced := target_mask & (host_copy(mask) == 0)).any()):
                 position = misplaced.nonzero()[0].tolist()
                 raise CtxError(f"views has targets at padding, {position}.", hint="use -100 there.")
         return bool(target_mask.any())
@@ -307,8 +309,10 @@ class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
         total = first_layer.new_zeros((), dtype=torch.float32)
         for name, predictor in self.predictors.items():
             view_logits: dict[str, Tensor] = predictor.get_views(first_layer, sequences)  # type: ignore[operator]
-            students = {view: logits[target_mask] for view, logits in view_logits.items()}
-            total = total + summed_consistency_loss(teachers[name][target_mask], students, self.problem_type(None))
+            students = {view: select_true(logits, target_mask) for view, logits in view_logits.items()}
+            total = total + summed_consistency_loss(
+                select_true(teachers[name], target_mask), students, self.problem_type(None)
+            )
         return total
 
 

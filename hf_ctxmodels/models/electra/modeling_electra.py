@@ -13,9 +13,11 @@ from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
 from hf_ctxmodels.architectures.transformer_encoder import TransformerEncoder, build_embeddings
+from hf_ctxmodels.core.host_copies import on_host, select_true
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.core.weights import POST_NORM_RENAMINGS, fused_projections
 from hf_ctxmodels.heads import IGNORE_INDEX, ItemCounts, mean_over_targets
+from hf_ctxmodels.heads.base import labelled_targets, mask_of_targets
 from hf_ctxmodels.layers.common import get_activation
 from hf_ctxmodels.layers.cpu.dropout import Dropout
 from hf_ctxmodels.layers.transformer import TokenPositionTypeEmbeddings
@@ -140,11 +142,12 @@ class CtxElectraForReplacedTokenDetection(CtxElectraHeadModel):
             labels = heads.validate_targets(labels, "labels", logits.shape)
             heads.check_classes(labels, 2, "labels")
             if attention_mask is not None and attention_mask.dim() == 2:
-                labels = labels.masked_fill(attention_mask == 0, IGNORE_INDEX)
-            is_target = labels != IGNORE_INDEX
-            replaced = labels[is_target] == 1
-            loss = mean_over_targets(detection_loss(logits[is_target], replaced), labels, "labels", num_items_in_batch)
-            metrics = detection_counts(logits[is_target].detach(), replaced)
+                labels = on_host(
+                    lambda targets, mask: targets.masked_fill(mask == 0, IGNORE_INDEX), labels, attention_mask
+                )
+            target_logits, replaced = select_true(logits, mask_of_targets(labels)), labelled_targets(labels) == 1
+            loss = mean_over_targets(detection_loss(target_logits, replaced), labels, "labels", num_items_in_batch)
+            metrics = detection_counts(target_logits.detach(), replaced)
         return CtxElectraDetectionOutput(
             loss=loss,
             logits=logits,

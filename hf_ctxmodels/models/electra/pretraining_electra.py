@@ -15,8 +15,10 @@ from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels.core.adapter_support import untie_adapted_embeddings
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.host_copies import on_host, select_true
 from hf_ctxmodels.core.inputs import check_ids
 from hf_ctxmodels.heads import IGNORE_INDEX, ItemCounts, build_mlm_head, mean_over_targets, validate_targets
+from hf_ctxmodels.heads.base import mask_of_targets
 from hf_ctxmodels.models.electra.configuration_electra import CtxElectraConfig
 from hf_ctxmodels.models.electra.modeling_electra import (
     CtxElectraForMaskedLM,
@@ -182,26 +184,31 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
         token_labels = self.validate_token_targets(token_labels, "token_labels", input_ids)
         for name, targets in {"labels": labels, "token_labels": token_labels}.items():
             if targets is not None:
-                check_ids(name, targets.masked_fill(targets == IGNORE_INDEX, 0), self.config.vocab_size, "vocab_size")
+                ids = on_host(lambda labels: labels.masked_fill(labels == IGNORE_INDEX, 0), targets)
+                check_ids(name, ids, self.config.vocab_size, "vocab_size")
         if sampling_seed is not None:
             sampling_seed = validate_targets(sampling_seed, "sampling_seed", input_ids.shape[:1])
-        masked = labels != IGNORE_INDEX
+        masked = mask_of_targets(labels)
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.config.freeze_generator):
             generated = self.generator.encode(input_ids=input_ids, output_mask=masked, **inputs)
             corrupted = fill_masked(
                 generated.last_hidden_state, self.generator.mlm_head, input_ids, labels, sampling_seed
             )
         if token_labels is None:
-            token_labels = torch.where(masked, labels, input_ids)
+            token_labels = on_host(torch.where, masked, labels, input_ids)
             for mask in (attention_mask, sequence_ids):
                 if mask is not None and mask.dim() == 2:
-                    token_labels = token_labels.masked_fill(mask == 0, IGNORE_INDEX)
+                    token_labels = on_host(
+                        lambda targets, tokens: targets.masked_fill(tokens == 0, IGNORE_INDEX), token_labels, mask
+                    )
         masked_only = self.config.discriminator_task in ("detection_masked", "replace_mlm")
         name, targets = ("labels", labels) if masked_only else ("token_labels", token_labels)
-        output_mask, is_target = self.target_output_mask(return_logits, targets), targets != IGNORE_INDEX
+        output_mask, is_target = self.target_output_mask(return_logits, targets), mask_of_targets(targets)
         outputs = self.encode(input_ids=corrupted.input_ids, output_mask=output_mask, **inputs, **kwargs)
-        states = outputs.last_hidden_state[is_target] if output_mask is None else outputs.last_hidden_state
-        total, metrics = self._discriminator_loss(states, corrupted.input_ids[is_target], token_labels[is_target])
+        states = outputs.last_hidden_state
+        states = select_true(states, is_target) if output_mask is None else states
+        corrupted_ids = select_true(corrupted.input_ids, is_target)
+        total, metrics = self._discriminator_loss(states, corrupted_ids, select_true(token_labels, is_target))
         num_correct_samples = ((corrupted.input_ids == labels) & masked).sum()
         metrics["generator_accuracy"] = torch.stack([corrupted.correct, masked.sum()]).float()
         metrics["sampled_accuracy"] = torch.stack([num_correct_samples, masked.sum()]).float()

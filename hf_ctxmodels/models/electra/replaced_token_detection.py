@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from hf_ctxmodels.core.constants import IGNORE_INDEX
+from hf_ctxmodels.core.host_copies import host_copy, is_traced, on_host, set_host_copy, true_indices
 from hf_ctxmodels.layers.lm_loss.cross_entropy import CHUNK_ELEMENTS, MaskedLMHead, ProjectedHead
 from hf_ctxmodels.layers.lm_loss.sampling import uniforms
 
@@ -33,13 +34,18 @@ def fill_masked(
         seeds: (batch,) int64. The samples of an example depend on its seed, but not on other examples or padding. None
             derives the seeds from the masked tokens.
     """
-    masked = labels != IGNORE_INDEX
+    masked = on_host(lambda targets: targets != IGNORE_INDEX, labels)
     mask_numbers = masked.cumsum(1) - 1  # number of the masked token in its example, independent of padding
     if seeds is None:
         seeds = _derive_seeds(input_ids, labels, mask_numbers)
-    random_numbers = uniforms(seeds[:, None].expand_as(mask_numbers)[masked], mask_numbers[masked])
-    loss, samples, correct = head.summed_loss_and_samples(states, labels[masked], random_numbers)
-    return FilledBatch(input_ids.long().masked_scatter(masked, samples), loss, correct)
+    indices = true_indices(masked)
+    random_numbers = uniforms(seeds[indices // labels.shape[1]], mask_numbers.flatten()[indices])
+    loss, samples, correct = head.summed_loss_and_samples(states, labels.flatten()[indices], random_numbers)
+    filled_ids = input_ids.long().flatten().index_copy(0, indices, samples).view_as(input_ids)
+    if filled_ids.device.type != "cpu" and not is_traced(filled_ids):
+        # samples are in the vocabulary: the masked ids stand for them in the checks, which then read nothing
+        set_host_copy(filled_ids, host_copy(input_ids))
+    return FilledBatch(filled_ids, loss, correct)
 
 
 def _derive_seeds(input_ids: Tensor, labels: Tensor, mask_numbers: Tensor) -> Tensor:

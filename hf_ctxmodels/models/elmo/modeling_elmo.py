@@ -19,6 +19,7 @@ from hf_ctxmodels.architectures.character_models import (
 from hf_ctxmodels.architectures.recurrent_encoders import prepare_inputs, run_stateful_layers
 from hf_ctxmodels.core.caches import RecurrentCache
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.host_copies import on_host, select_true
 from hf_ctxmodels.core.inputs import check_ids
 from hf_ctxmodels.layers.common import ScalarMix
 from hf_ctxmodels.layers.cpu.dropout import Dropout
@@ -92,7 +93,8 @@ class CtxElmoModel(CharacterModel, CtxElmoPreTrainedModel):
         if input_ids is None or packing.token_mask is not None:
             packed = packing.pack(inputs.embed(self.embed_ids))
         else:  # encode the characters of each word once for both directions
-            packed = packing.add_directions(self.encode_words(input_ids.flatten(0, 1)[packing.positions[0]]))
+            words = on_host(lambda ids, positions: ids.flatten(0, 1)[positions[0]], input_ids, packing.positions)
+            packed = packing.add_directions(self.encode_words(words))
         returns_hidden_states = config.returns_hidden_states(output_hidden_states)
         layer_inputs, last, final_state = run_stateful_layers(
             self.layers,
@@ -106,7 +108,7 @@ class CtxElmoModel(CharacterModel, CtxElmoPreTrainedModel):
         )
         use_cache = sequence_ids is None and (config.stateful if use_cache is None else use_cache)
         return CtxElmoModelOutput(
-            last_hidden_state=last if output_mask is None else last[output_mask],
+            last_hidden_state=last if output_mask is None else select_true(last, output_mask),
             hidden_states=(*layer_inputs, last) if returns_hidden_states else None,
             past_key_values=final_state if use_cache else None,
         )
@@ -200,17 +202,21 @@ class CtxElmoForPreTraining(CtxElmoHeadModel):
             The cross-entropy in nats per target of both directions, or (batch, words, 2, vocabulary) logits.
         """
         labels = self.validate_token_targets(labels, "labels", input_ids, inputs_embeds, 2)
-        target_mask = None if labels is None else labels != heads.IGNORE_INDEX
+        target_mask = None if labels is None else heads.mask_of_targets(labels)
         computes_all_positions = target_mask is None or self.needs_all_logits(return_logits)
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds, **kwargs}
-        output_mask = None if computes_all_positions or target_mask is None else target_mask.any(-1)
+        output_mask = None
+        if target_mask is not None and not computes_all_positions:
+            output_mask = on_host(lambda mask: mask.any(-1), target_mask)
         outputs = self.encode(past_key_values=past_key_values, use_cache=use_cache, output_mask=output_mask, **inputs)
         top = self.dropout(outputs.last_hidden_state).unflatten(-1, (2, self.config.projection_size))
         loss, logits = None, linear(self.decoder, top) if computes_all_positions else None
         if labels is not None and target_mask is not None:
             can_sample = self.training and is_plain_linear(self.decoder)  # adapters need the full softmax
             sampled_loss = partial(self._sampled_loss, negatives) if can_sample and negatives is not None else None
-            states = top[target_mask if computes_all_positions else target_mask[target_mask.any(-1)]]
+            if not computes_all_positions:
+                target_mask = on_host(lambda mask: mask[mask.any(-1)], target_mask)
+            states = select_true(top, target_mask)
             if logits is not None and sampled_loss is None:
                 loss = heads.loss_from_logits(logits, labels, num_items_in_batch)
             else:
@@ -223,7 +229,7 @@ class CtxElmoForPreTraining(CtxElmoHeadModel):
 
     def _sampled_loss(self, negatives: Tensor, states: Tensor, targets: Tensor) -> Tensor:
         check_ids("negatives", negatives, self.decoder.out_features, "vocab_size")
-        return sampled_softmax_loss(states, self.decoder.weight, self.decoder.bias, targets, negatives.flatten())
+        return sampled_softmax_loss(states, self.decoder.weight, self.decoder.bias, targets, negatives)
 
 
 class CtxElmoForSequenceClassification(heads.ForSequenceClassification, CtxElmoHeadModel):

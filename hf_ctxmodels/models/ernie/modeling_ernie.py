@@ -14,7 +14,7 @@ from transformers.utils.generic import can_return_tuple
 from hf_ctxmodels import heads
 from hf_ctxmodels.architectures.transformer_encoder import TransformerEncoder, build_embeddings
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.heads import IGNORE_INDEX, ItemCounts
+from hf_ctxmodels.heads import ItemCounts
 from hf_ctxmodels.layers.transformer import TokenPositionTypeEmbeddings
 from hf_ctxmodels.models.bert import modeling_bert as bert
 from hf_ctxmodels.models.ernie.configuration_ernie import SEQUENCE_TASKS, TASKS, TOKEN_TASKS, CtxErnieConfig
@@ -266,7 +266,7 @@ class CtxErnieForPreTraining(CtxErnieHeadModel):
                 logits[task] = target_logits = classifier(states)
             elif targets is not None:
                 target_logits = classifier(heads.select_states(states, targets, output_mask))
-                targets = targets[targets != IGNORE_INDEX]
+                targets = heads.labelled_targets(targets)
             if targets is not None:
                 losses[task] = heads.cross_entropy_over_targets(
                     target_logits, targets, f"{task}_labels", num_items_in_batch

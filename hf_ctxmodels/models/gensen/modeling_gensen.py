@@ -1,5 +1,6 @@
 """GenSen (Subramanian et al. 2018, arXiv 1804.00079): a sentence encoder pretrained by multi-task learning."""
 
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
@@ -14,7 +15,7 @@ from hf_ctxmodels import heads
 from hf_ctxmodels.architectures.sentence_encoder import RecurrentSentenceEncoder
 from hf_ctxmodels.core.caches import RecurrentCache
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.inputs import is_traced
+from hf_ctxmodels.core.host_copies import host_copy, is_traced, on_host, select_true, to_device
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.common import RecurrentDecoderOutput
 from hf_ctxmodels.layers.cpu.dropout import Dropout
@@ -118,11 +119,12 @@ class CtxGenSenForPreTraining(heads.RecurrentForConditionalGeneration, CtxGenSen
         outputs: list[tuple[Tensor, ...]] = []
         positions = []  # of the outputs in the batch; in (tasks * batch) if all decoders run on all examples
         for task, decoder in enumerate(decoders):
-            examples = torch.arange(batch, device=decoder_input_ids.device)
+            examples = torch.arange(batch)
             if selects_examples:
-                examples = examples[tasks == task]
+                examples = examples[host_copy(tasks) == task]
                 if not len(examples):
                     continue
+            examples = to_device(examples, decoder_input_ids.device)
             decoded = decoder(
                 decoder_input_ids[examples],
                 embeddings[examples],
@@ -148,21 +150,23 @@ class CtxGenSenForPreTraining(heads.RecurrentForConditionalGeneration, CtxGenSen
         """Loss of the decoder of each example's task, see `RecurrentForConditionalGeneration.decoder_loss`."""
         embeddings = inputs.encoder_outputs.pooler_output
         tasks, decoders, selects_examples = self._task_inputs(decoder_input_ids, inputs.target_languages)
-        target_mask = labels != heads.IGNORE_INDEX
+        target_mask = heads.mask_of_targets(labels)
         heads.check_classes(labels, self.config.target_vocab_size, "labels", "vocab_size")
         total = (embeddings * 0).sum()  # a batch without targets has a loss with a gradient
         for task, decoder in enumerate(decoders):
-            is_task = tasks == task
-            targets = target_mask & is_task[:, None]
+            is_task = on_host(functools.partial(torch.eq, other=task), tasks)
+            targets = on_host(lambda mask, rows: mask & rows[:, None], target_mask, is_task)
             if not selects_examples:
-                states = decoder(decoder_input_ids, embeddings, inputs.cache, unpad=False).states[targets]
-                total = total + decoder.summed_loss(states, labels[targets])
-            elif bool(targets.any()):
-                task_embeddings = embeddings[is_task]
-                states = decoder.target_states(
-                    decoder_input_ids[is_task], target_mask[is_task], task_embeddings, decoder.start(task_embeddings)
+                states = decoder(decoder_input_ids, embeddings, inputs.cache, unpad=False).states
+                total = total + decoder.summed_loss(select_true(states, targets), select_true(labels, targets))
+            elif bool(host_copy(targets).any()):
+                ids, mask = (
+                    on_host(lambda tensor, rows: tensor[rows], tensor, is_task)
+                    for tensor in (decoder_input_ids, target_mask)
                 )
-                total = total + decoder.summed_loss(states, labels[targets])
+                task_embeddings = select_true(embeddings, is_task)
+                states = decoder.target_states(ids, mask, task_embeddings, decoder.start(task_embeddings))
+                total = total + decoder.summed_loss(states, select_true(labels, targets))
         return heads.mean_over_targets(total, labels, "labels", num_items)
 
     def _task_inputs(self, ids: Tensor, languages: Tensor | None) -> tuple[Tensor, list[ConditionalDecoder], bool]:
@@ -170,7 +174,7 @@ class CtxGenSenForPreTraining(heads.RecurrentForConditionalGeneration, CtxGenSen
 
         Otherwise, it runs on all examples, and the other results are discarded.
         """
-        tasks = ids.new_zeros(ids.shape[0]) if languages is None else languages
+        tasks = to_device(torch.zeros(len(ids), dtype=torch.long), ids.device) if languages is None else languages
         decoders = cast("Iterable[ConditionalDecoder]", self.decoders.values())
         return tasks, [*decoders], bool(self.config.unpad) and not is_traced(ids)
 

@@ -19,8 +19,10 @@ from hf_ctxmodels.architectures.static_embeddings import (
     supports_compiled_updates,
 )
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.host_copies import on_host, select_true
 from hf_ctxmodels.core.inputs import check_ids, check_tensors
 from hf_ctxmodels.heads import IGNORE_INDEX, ItemCounts, mean_over_targets
+from hf_ctxmodels.heads.base import mask_of_targets
 from hf_ctxmodels.models.glove.configuration_glove import CtxGloveConfig
 
 
@@ -110,13 +112,15 @@ class CtxGloveForPreTraining(CtxGloveHeadModel):
             logits = model.word_embeddings(input_ids) @ model.context_embeddings.weight.T
             logits = logits + self.word_bias(input_ids) + self.context_bias.weight[:, 0]
             return MaskedLMOutput(logits=logits, hidden_states=encoded.hidden_states)
-        output_mask = labels != IGNORE_INDEX
+        output_mask = mask_of_targets(labels)
         model.check_encoder_input(input_ids, None, attention_mask, None, output_mask=output_mask)
-        check_ids("labels", labels.masked_fill(~output_mask, 0), self.config.vocab_size, "vocab_size")
+        ids = on_host(lambda targets: targets.masked_fill(targets == IGNORE_INDEX, 0), labels)
+        check_ids("labels", ids, self.config.vocab_size, "vocab_size")
         values = torch.ones_like(input_ids, dtype=torch.float32) if cooccurrences is None else cooccurrences
         if values.shape != labels.shape:
             raise CtxError(f"cooccurrences is {tuple(values.shape)}, but the input is {tuple(labels.shape)}.")
-        cells = input_ids[output_mask], labels[output_mask], values[output_mask].float()
+        words, contexts, counts = (select_true(tensor, output_mask) for tensor in (input_ids, labels, values))
+        cells = words, contexts, counts.float()
         if learning_rate is None:
             loss = self._weighted_squares(*cells)
         elif squares is None:

@@ -11,6 +11,7 @@ from transformers.core_model_loading import WeightRenaming
 from hf_ctxmodels import heads
 from hf_ctxmodels.architectures.transformer_decoder import DecoderHeadModel, TransformerDecoder
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.host_copies import on_host
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.core.weights import gpt_conversions
 from hf_ctxmodels.layers.cpu.dropout import Dropout, shared_dropout
@@ -97,7 +98,9 @@ class CtxGptForSequenceClassification(heads.ForSequenceClassification, CtxGptHea
         else:
             return super().encode(**kwargs)
         rows = {
-            name: value.flatten(0, 1) if isinstance(value, Tensor) and value.dim() > 2 else value
+            name: on_host(lambda tensor: tensor.flatten(0, 1), value)
+            if isinstance(value, Tensor) and value.dim() > 2
+            else value
             for name, value in kwargs.items()
         }
         outputs = super().encode(**rows)

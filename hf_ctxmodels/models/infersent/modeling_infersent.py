@@ -10,6 +10,7 @@ from hf_ctxmodels.architectures.pretrained_word_vectors import (
     PretrainedEmbeddingPreTrainedModel,
 )
 from hf_ctxmodels.architectures.sentence_encoder import RecurrentSentenceEncoder
+from hf_ctxmodels.core.host_copies import on_host
 from hf_ctxmodels.layers.cpu.dropout import Dropout
 from hf_ctxmodels.layers.cpu.linear import LinearLayers
 from hf_ctxmodels.models.infersent.configuration_infersent import CtxInferSentConfig
@@ -33,8 +34,13 @@ class CtxInferSentModel(RecurrentSentenceEncoder, PretrainedEmbeddingEncoder, Ct
         """(batch, length) bool: the words of the vocabulary; all tokens of a text without such words."""
         if input_ids is None or not self.config.skip_unknown:
             return tokens
-        in_vocabulary = tokens & (input_ids != self.config.unk_token_id)
-        return in_vocabulary | (tokens & ~in_vocabulary.any(1, keepdim=True))
+        unknown_id = self.config.unk_token_id
+
+        def select(ids: Tensor, mask: Tensor) -> Tensor:
+            in_vocabulary = mask & (ids != unknown_id)
+            return in_vocabulary | (mask & ~in_vocabulary.any(1, keepdim=True))
+
+        return on_host(select, input_ids, tokens)
 
 
 class CtxInferSentForSequenceClassification(heads.ForTextPairClassification, CtxInferSentPreTrainedModel):

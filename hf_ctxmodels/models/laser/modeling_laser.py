@@ -7,7 +7,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from hf_ctxmodels import heads
 from hf_ctxmodels.architectures.sentence_encoder import RecurrentSentenceEncoder
 from hf_ctxmodels.core.caches import RecurrentCache
-from hf_ctxmodels.core.inputs import is_traced
+from hf_ctxmodels.core.host_copies import is_traced
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.common import RecurrentDecoderOutput
 from hf_ctxmodels.layers.recurrent.decoders import SentenceDecoder

@@ -23,6 +23,7 @@ from hf_ctxmodels.architectures.lstm_language_model import (
 )
 from hf_ctxmodels.core.caches import RecurrentCache
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.host_copies import select_true
 from hf_ctxmodels.core.loading import load_pretrained
 from hf_ctxmodels.layers.common import RecurrentDecoderOutput
 from hf_ctxmodels.layers.cpu.dropout import Dropout, dropout
@@ -216,7 +217,7 @@ class CtxLmSeq2SeqForConditionalGeneration(
         features = torch.cat([context, hidden.to(keys.dtype)], -1)
         lower_states = outputs.hidden_states[self.config.pretrained_layers]
         if target_mask is not None:
-            features, lower_states = features[target_mask], lower_states[target_mask]
+            features, lower_states = select_true(features, target_mask), select_true(lower_states, target_mask)
         states = linear(self.combine, self.dropout(features)).tanh()
         if self.config.residual:
             states = states + lower_states
@@ -316,7 +317,7 @@ class CtxLmSeq2SeqForPreTraining(CtxLmSeq2SeqForConditionalGeneration, Generatio
             )
         if target_labels is not None:
             target_labels = heads.validate_targets(target_labels, "target_labels", ids.shape)
-            states = self._target_states(ids, target_labels != heads.IGNORE_INDEX)
+            states = self._target_states(ids, heads.mask_of_targets(target_labels))
             losses["target_lm_loss"] = self._language_model_loss(
                 self.prediction, states, target_labels, "target_labels", num_items_in_batch
             )
@@ -342,6 +343,7 @@ class CtxLmSeq2SeqForPreTraining(CtxLmSeq2SeqForConditionalGeneration, Generatio
     ) -> Tensor:
         """Mean cross-entropy of a language model."""
         labels = heads.validate_targets(labels, name, states.shape[:2])
-        target_mask = labels != heads.IGNORE_INDEX
+        target_mask = heads.mask_of_targets(labels)
         self.check_encoder_input(None, states, attention_mask, None, output_mask=target_mask)
-        return heads.language_modeling_loss(output_layer, self.dropout(states[target_mask]), labels, num_items, name)
+        states = self.dropout(select_true(states, target_mask))
+        return heads.language_modeling_loss(output_layer, states, labels, num_items, name)

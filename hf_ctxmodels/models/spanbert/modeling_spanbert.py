@@ -14,7 +14,8 @@ from transformers.utils.generic import can_return_tuple
 from hf_ctxmodels import heads
 from hf_ctxmodels.architectures.transformer_encoder import TransformerEncoder
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.inputs import is_traced, span_boundaries
+from hf_ctxmodels.core.host_copies import host_copy, is_traced, on_host, to_device
+from hf_ctxmodels.core.inputs import span_boundaries
 from hf_ctxmodels.heads import IGNORE_INDEX, ItemCounts
 from hf_ctxmodels.layers.common import HookPoint, get_activation
 from hf_ctxmodels.layers.cpu.linear import linear
@@ -172,7 +173,7 @@ class CtxSpanBertForPreTraining(CtxSpanBertHeadModel):
             boundaries = _Boundaries(labels, boundary_labels, self.config.max_pair_targets)
         output_mask = self.target_output_mask(return_logits, labels)
         if output_mask is not None and boundaries is not None:
-            output_mask = output_mask | boundaries.positions
+            output_mask = on_host(torch.logical_or, output_mask, boundaries.positions)
         outputs = self.encode(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -190,7 +191,7 @@ class CtxSpanBertForPreTraining(CtxSpanBertHeadModel):
         sbo_loss = metrics = None
         if labels is not None and boundary_labels is not None and boundaries is not None:
             before, after = boundaries.states(states, output_mask)
-            targets = boundary_labels[boundary_labels != IGNORE_INDEX]
+            targets = heads.labelled_targets(boundary_labels)
             total = self.sbo_head.summed_loss(before, after, boundaries.offsets, targets)
             sbo_loss = total / (heads.number_of_targets(boundary_labels, "boundary_labels", num_items_in_batch) + 1)
             is_target = torch.stack([boundary_labels != IGNORE_INDEX, labels != IGNORE_INDEX])
@@ -219,11 +220,12 @@ class _Boundaries:
     """
 
     def __init__(self, labels: Tensor, boundary_labels: Tensor, max_targets: int) -> None:
-        length = labels.shape[1]
+        length, device = labels.shape[1], labels.device
+        labels, boundary_labels = host_copy(labels), host_copy(boundary_labels)
         rows, columns = (boundary_labels != IGNORE_INDEX).nonzero(as_tuple=True)
         before, after = (ends[rows, columns] for ends in span_boundaries(labels != IGNORE_INDEX))
-        self.offsets = columns - before - 1
-        is_invalid = (before < 0) | (after >= length) | (self.offsets < 0) | (self.offsets >= max_targets)
+        offsets = columns - before - 1
+        is_invalid = (before < 0) | (after >= length) | (offsets < 0) | (offsets >= max_targets)
         if not is_traced(labels) and bool(is_invalid.any()):
             index = [int(rows[is_invalid][0]), int(columns[is_invalid][0])]
             raise CtxError(
@@ -232,11 +234,13 @@ class _Boundaries:
                 hint="create labels and boundary_labels with DataCollatorForSpanBoundary and the model's "
                 f"max_pair_targets={max_targets}.",
             )
-        self.before, self.after = rows * length + before, rows * length + after
+        before, after = rows * length + before, rows * length + after
         positions = torch.zeros(labels.numel(), dtype=torch.bool, device=labels.device)
-        positions[self.before] = True
-        positions[self.after] = True
-        self.positions = positions.view(labels.shape)
+        positions[before] = True
+        positions[after] = True
+        self.positions = to_device(positions.view(labels.shape), device)
+        self.offsets = to_device(offsets, device)
+        self.before, self.after = to_device(before, device), to_device(after, device)
 
     def states(self, states: Tensor, output_mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """(targets, hidden) states before and after the span of each target; arguments as in `heads.select_states`."""

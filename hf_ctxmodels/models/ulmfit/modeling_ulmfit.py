@@ -14,6 +14,7 @@ from hf_ctxmodels.architectures.lstm_language_model import (
     LSTMLanguageModel,
     LSTMLanguageModelPreTrainedModel,
 )
+from hf_ctxmodels.core.host_copies import on_host, select_true
 from hf_ctxmodels.layers.common import SafeBatchNorm1d
 from hf_ctxmodels.layers.cpu.dropout import Dropout, shared_dropout
 from hf_ctxmodels.layers.pooling import PoolingLayer, token_mask
@@ -81,8 +82,9 @@ class CtxUlmfitForCausalLM(LSTMForCausalLM, CtxUlmfitPreTrainedModel, Generation
         self, states: Tensor, dropped_states: Tensor, target_mask: Tensor, is_same_sequence: Tensor
     ) -> Tensor:
         """AR and TAR (Merity et al. 2017, section 4.6), each summed over the words with a target."""
-        size = dropped_states[target_mask].float().square().mean(-1).sum()
-        changes = (states[:, 1:] - states[:, :-1])[target_mask[:, 1:] & is_same_sequence]
+        size = select_true(dropped_states, target_mask).float().square().mean(-1).sum()
+        both = on_host(lambda mask, same: mask[:, 1:] & same, target_mask, is_same_sequence)
+        changes = select_true(states[:, 1:] - states[:, :-1], both)
         change = changes.float().square().mean(-1).sum()
         return self.config.activation_penalty * size + self.config.slowness_penalty * change
 

@@ -12,7 +12,7 @@ from hf_ctxmodels import heads
 from hf_ctxmodels.architectures.query_generation import QueryForConditionalGeneration
 from hf_ctxmodels.architectures.transformer_encoder import TransformerEncoder
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.inputs import is_traced
+from hf_ctxmodels.core.host_copies import host_copy, is_traced, to_device
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.attention.layouts import Layout, PackedLayout, PaddedLayout
 from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, MaskSpec
@@ -38,14 +38,14 @@ def segment_mask_spec(layout: Layout, token_type_ids: Tensor) -> MaskSpec:
         CtxError: Tokens of `FIRST`, `SECOND` or `SOURCE` follow other segments, or a sequence mixes `RIGHT_TO_LEFT`
             with other segments.
     """
-    segments = layout.pack(token_type_ids)
+    segments = layout.pack(host_copy(token_type_ids))
     has_custom_mask = isinstance(layout, PaddedLayout) and layout.custom_mask is not None
     if has_custom_mask or (not is_traced(segments) and not bool((segments > SECOND).any())):
         return BIDIRECTIONAL
-    positions, sequence_numbers, num_sequences = _sequence_positions(layout, segments.device)
+    positions, sequence_numbers, num_sequences = _sequence_positions(layout, token_type_ids.device)
     tokens = torch.ones_like(segments, dtype=torch.bool)
     if isinstance(layout, PaddedLayout) and layout.tokens is not None:
-        tokens = layout.tokens
+        tokens = host_copy(layout.tokens)
 
     def count_per_sequence(selected: Tensor) -> Tensor:
         counts = torch.zeros(num_sequences, dtype=torch.long, device=segments.device)
@@ -69,7 +69,8 @@ def segment_mask_spec(layout: Layout, token_type_ids: Tensor) -> MaskSpec:
     prefix_stop = torch.where(is_causal, torch.maximum(prefix_lengths, positions + 1), prefix_lengths)
     prefix_stop = torch.where(tokens, prefix_stop, lengths)  # padding attends to some key, which avoids NaN
     suffix_stop = torch.where(is_backward, lengths, positions + 1)
-    return MaskSpec(ranges=torch.stack([prefix_stop, positions, suffix_stop], -1))
+    ranges = torch.stack([prefix_stop, positions, suffix_stop], -1)
+    return MaskSpec(ranges=to_device(ranges, token_type_ids.device))
 
 
 def _sequence_positions(layout: Layout, device: torch.device) -> tuple[Tensor, Tensor, int]:
@@ -77,14 +78,18 @@ def _sequence_positions(layout: Layout, device: torch.device) -> tuple[Tensor, T
     if isinstance(layout, PackedLayout):
         lengths = torch.tensor(layout.lengths)
         sequence_numbers = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
-        return layout.positions.to(device), sequence_numbers.to(device), len(lengths)
+        return layout.positions, sequence_numbers, len(lengths)
     shape = (layout.batch_size, layout.length)
-    positions = layout.key_positions(device).expand(shape)
-    examples = torch.arange(layout.batch_size, device=device)[:, None]
+    positions = host_copy(layout.key_positions(device)).expand(shape)
+    examples = torch.arange(layout.batch_size, device=positions.device)[:, None]
     if layout.sequences is None:
         return positions, examples.expand(shape), layout.batch_size
     numbers_per_example = layout.length + 1
-    return positions, examples * numbers_per_example + layout.sequences, layout.batch_size * numbers_per_example
+    return (
+        positions,
+        examples * numbers_per_example + host_copy(layout.sequences),
+        layout.batch_size * numbers_per_example,
+    )
 
 
 class CtxUniLMPreTrainedModel(CtxPreTrainedModel):

@@ -16,8 +16,10 @@ from hf_ctxmodels.architectures.static_embeddings import (
     supports_compiled_updates,
 )
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.host_copies import on_host, to_device
 from hf_ctxmodels.core.inputs import check_ids, check_tensors
 from hf_ctxmodels.heads import IGNORE_INDEX, ItemCounts, mean_over_targets
+from hf_ctxmodels.heads.base import mask_of_targets
 from hf_ctxmodels.layers.pooling import token_mask
 from hf_ctxmodels.models.word2vec.configuration_word2vec import CtxWord2VecConfig
 from hf_ctxmodels.models.word2vec.window_prediction import (
@@ -101,7 +103,7 @@ class CtxWord2VecForPreTraining(CtxWord2VecHeadModel):
         """
         labels = self.validate_token_targets(labels, "labels", input_ids, inputs_embeds)
         check_tensors(windows=windows, negatives=negatives, paths=paths, codes=codes)
-        output_mask = None if labels is None else labels != IGNORE_INDEX
+        output_mask = None if labels is None else mask_of_targets(labels)
         words = self.base_model.check_encoder_input(
             input_ids, inputs_embeds, attention_mask, None, output_mask=output_mask
         )
@@ -135,7 +137,8 @@ class CtxWord2VecForPreTraining(CtxWord2VecHeadModel):
     ) -> TextBatch:
         """Check the arguments of `forward`; `words` are ids, or indices of embeddings. Raises CtxError."""
         config = self.config
-        check_ids("labels", labels.masked_fill(labels == IGNORE_INDEX, 0), config.vocab_size, "vocab_size")
+        ids = on_host(lambda targets: targets.masked_fill(targets == IGNORE_INDEX, 0), labels)
+        check_ids("labels", ids, config.vocab_size, "vocab_size")
         if windows is None:
             windows = torch.full_like(words, config.window)
         elif windows.shape != words.shape:
@@ -143,14 +146,17 @@ class CtxWord2VecForPreTraining(CtxWord2VecHeadModel):
         if config.output == "hierarchical-softmax":
             if paths is None or codes is None or paths.shape != codes.shape or paths.dim() != 4:
                 raise CtxError("Hierarchical softmax needs `paths` and `codes`.", hint="use the objective's collator.")
-            check_ids("paths", paths.clamp(min=0).flatten(1), config.vocab_size, "vocab_size")
+            nodes = on_host(lambda tensor: tensor.clamp(min=0).flatten(1), paths)
+            check_ids("paths", nodes, config.vocab_size, "vocab_size")
             output_arguments = [paths, codes]
         else:
             if negatives is None:
-                negatives = torch.arange(config.vocab_size, device=words.device).expand(len(words), 1, -1)
+                negatives = to_device(torch.arange(config.vocab_size).expand(len(words), 1, -1), words.device)
             elif negatives.dim() != 3 or len(negatives) != len(words):
                 raise CtxError(f"negatives is {tuple(negatives.shape)}, expected ({len(words)}, blocks, k).")
-            check_ids("negatives", negatives.flatten(1), config.vocab_size, "vocab_size")
+            check_ids(
+                "negatives", on_host(lambda tensor: tensor.flatten(1), negatives), config.vocab_size, "vocab_size"
+            )
             output_arguments = [negatives]
         return TextBatch(words, token_mask(words, attention_mask), labels, windows, output_arguments)
 

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.host_copies import host_copy, on_host, select_true
 
 _MAX_BELOW_ONE = 1 - 2.0**-24  # largest float32 below 1
 
@@ -103,16 +104,17 @@ def build_blocks(text: TextBatch, window: int, number: float, average: bool, dty
         return rows.unflatten(1, (-1, size)).transpose(0, 1).flatten(0, 1)
 
     words, is_token = with_margins(text.ids), with_margins(text.is_token)
-    labels, windows = without_margins(text.labels), without_margins(text.windows)
+    labels, windows = on_host(without_margins, text.labels), without_margins(text.windows)
     output_arguments = [tensor.transpose(0, 1).flatten(0, 1) for tensor in text.output_arguments]
     positions = torch.arange(reach, device=words.device)
     distance = (positions - window - positions[:size, None]).abs()
     has_label = labels != IGNORE_INDEX
     in_window = (distance > 0) & (distance <= windows[:, :, None])
     context = (in_window & is_token[:, None] & has_label[:, :, None]).to(dtype)
-    if not bool((selected := has_label.any(1)).all()):
-        words, labels, context = words[selected], labels[selected], context[selected]
-        output_arguments = [tensor[selected] for tensor in output_arguments]
+    selected = on_host(lambda targets: (targets != IGNORE_INDEX).any(1), labels)
+    if not bool(host_copy(selected).all()):
+        words, labels, context = (select_true(tensor, selected) for tensor in (words, labels, context))
+        output_arguments = [select_true(tensor, selected) for tensor in output_arguments]
     has_context = (context.sum(-1) > 0).to(dtype)
     averages = context / context.sum(-1, keepdim=True).clamp(min=1) if average else None
     weights = torch.diag_embed(has_context) if average else context.transpose(1, 2)  # of each predictor's targets

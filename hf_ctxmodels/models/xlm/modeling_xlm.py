@@ -14,7 +14,8 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from hf_ctxmodels import heads
 from hf_ctxmodels.architectures.transformer_decoder import DecoderHeadModel, TransformerDecoder, is_not_trailing_padding
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.inputs import check_aligned, check_ids, is_traced
+from hf_ctxmodels.core.host_copies import host_copy, is_traced, on_host
+from hf_ctxmodels.core.inputs import check_aligned, check_ids
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.core.weights import fused_projections
 from hf_ctxmodels.heads import ItemCounts
@@ -164,8 +165,8 @@ class CtxXLMModel(TransformerDecoder, CtxXLMPreTrainedModel):
         pad_token_id = self.config.pad_token_id
         is_unmasked = attention_mask is None and past_key_values is None and pad_token_id is not None
         if is_unmasked and isinstance(ids, Tensor) and ids.dim() == 2 and ids.numel():
-            is_token = is_not_trailing_padding(ids, pad_token_id)  # type: ignore[arg-type]
-            attention_mask = None if not is_traced(ids) and bool(is_token.all()) else is_token.long()
+            is_token = on_host(lambda tokens: is_not_trailing_padding(tokens, pad_token_id).long(), ids)
+            attention_mask = None if not is_traced(ids) and bool(host_copy(is_token).all()) else is_token
         return super().forward(
             input_ids=input_ids,
             attention_mask=attention_mask,

@@ -12,7 +12,8 @@ from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.inputs import check_tensors, is_traced
+from hf_ctxmodels.core.host_copies import host_copy, is_traced, on_host
+from hf_ctxmodels.core.inputs import check_tensors
 from hf_ctxmodels.heads.base import HeadModel, ItemCounts, mean_over_targets, validate_sequence_targets
 from hf_ctxmodels.heads.downstream import position_loss
 from hf_ctxmodels.layers.pooling import last_token_columns, states_at
@@ -136,12 +137,13 @@ class ForBeamSearchQuestionAnswering(HeadModel):
             **kwargs,
         )
         states = outputs.last_hidden_state
-        excluded = None if attention_mask is None else attention_mask == 0
+        excluded = None if attention_mask is None else on_host(lambda mask: mask == 0, attention_mask)
         if p_mask is not None:
             check_tensors(p_mask=p_mask)
             if p_mask.shape != states.shape[:2]:
                 raise CtxError(f"p_mask is {tuple(p_mask.shape)}, but the input is {tuple(states.shape[:2])}.")
-            excluded = p_mask != 0 if excluded is None else excluded | (p_mask != 0)
+            is_masked = on_host(lambda mask: mask != 0, p_mask)
+            excluded = is_masked if excluded is None else on_host(torch.logical_or, excluded, is_masked)
         if cls_index is None:
             cls_index = last_token_columns(states, None if attention_mask is None else attention_mask != 0)
         else:
@@ -192,6 +194,7 @@ class ForBeamSearchQuestionAnswering(HeadModel):
 
 def _check_below(limit: int, values: Tensor, name: str) -> None:
     """Raise CtxError if a value is outside [0, limit). Skipped while a graph is being traced."""
+    values = host_copy(values)
     is_invalid = (values < 0) | (values >= limit)
     if not is_traced(values) and bool(is_invalid.any()):
         raise CtxError(f"{name} contains {int(values[is_invalid][0])}, outside [0, {limit}).")

@@ -30,7 +30,8 @@ from transformers.utils.generic import can_return_tuple, merge_with_config_defau
 
 from hf_ctxmodels import heads
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.inputs import check_row_lengths, is_traced, reject_unused_tensors
+from hf_ctxmodels.core.host_copies import host_copy, is_traced, select_true
+from hf_ctxmodels.core.inputs import check_rows, reject_unused_tensors
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.common import HookPoint
 from hf_ctxmodels.layers.cpu.dropout import Dropout
@@ -253,8 +254,8 @@ class CtxXLNetModel(CtxXLNetPreTrainedModel):
         if attention_mask is not None or sequence_ids is not None:
             tokens = token_mask(words, attention_mask, sequence_ids)
             if not is_traced(tokens):
-                check_row_lengths(tokens.sum(1))
-                tokens = None if bool(tokens.all()) else tokens
+                check_rows(tokens)
+                tokens = None if bool(host_copy(tokens).all()) else tokens
         inputs = EncoderInputs(
             self.config,
             words,
@@ -465,7 +466,7 @@ class CtxXLNetForPreTraining(CtxXLNetHeadModel, GenerationMixin):
         else:
             labels = heads.validate_targets(labels, "labels")
             check_target_labels(labels, target_positions, target_mapping)
-        target_mask = None if labels is None else labels != heads.IGNORE_INDEX
+        target_mask = None if labels is None else heads.mask_of_targets(labels)
         computes_logits = labels is None or self.needs_all_logits(return_logits)
         outputs = self.encode(
             input_ids=input_ids,
@@ -486,7 +487,7 @@ class CtxXLNetForPreTraining(CtxXLNetHeadModel, GenerationMixin):
         if computes_logits:
             logits = linear(self.lm_head, slice_logits_to_keep(states, logits_to_keep))
         if labels is not None:
-            states = states[target_mask] if has_query_stream or computes_logits else states
+            states = select_true(states, target_mask) if has_query_stream or computes_logits else states
             loss = heads.language_modeling_loss(self.lm_head, states, labels, num_items_in_batch)
         return CtxXLNetForPreTrainingOutput(
             loss=loss,

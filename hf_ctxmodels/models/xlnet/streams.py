@@ -11,7 +11,8 @@ from torch.nn import functional as F
 
 from hf_ctxmodels.core.constants import IGNORE_INDEX, NO_TARGET
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.inputs import check_tensors, is_traced, sequence_numbers
+from hf_ctxmodels.core.host_copies import host_copy, is_traced
+from hf_ctxmodels.core.inputs import check_tensors, sequence_numbers
 from hf_ctxmodels.layers.attention.layouts import Layout, PackedLayout, PaddedLayout
 from hf_ctxmodels.layers.cpu.relative_attention import (
     RelativeBiases,
@@ -96,9 +97,10 @@ class EncoderInputs:
         if self.tokens is None:
             return False
         if self.sequence_ids is not None:
-            return bool((self.tokens != (self.sequence_ids != 0)).any())
-        starts = self.tokens[:, 1:] & ~self.tokens[:, :-1]
-        return bool((self.tokens[:, 0].long() + starts.sum(1) != 1).any())
+            return bool((host_copy(self.tokens) != (host_copy(self.sequence_ids) != 0)).any())
+        tokens = host_copy(self.tokens)
+        starts = tokens[:, 1:] & ~tokens[:, :-1]
+        return bool((tokens[:, 0].long() + starts.sum(1) != 1).any())
 
     @property
     def state_positions(self) -> Tensor:
@@ -125,8 +127,8 @@ class EncoderInputs:
         keys is the same for all states (Dai et al. 2019).
         """
         memory_tokens = None if self.memory is None else (self.memory[-1] != 0).any(-1)
-        if memory_tokens is not None and not is_traced(memory_tokens) and bool(memory_tokens.all()):
-            memory_tokens = None
+        if memory_tokens is not None and memory_tokens.device.type == "cpu" and not is_traced(memory_tokens):
+            memory_tokens = None if bool(memory_tokens.all()) else memory_tokens  # a device is not read for it
         is_causal, targets, memory_length = self.config.attn_type == "uni", self.target_positions, self.memory_length
         restrictions = (self.tokens, self.sequence_ids, self.order, self.hidden_pairs, targets, memory_tokens)
         if not is_causal and all(tensor is None for tensor in restrictions):
@@ -418,21 +420,23 @@ def check_permutation(
                 "target_positions requires permutation_order: otherwise each target could attend to itself.",
                 hint="pass permutation_order (batch, length), as the data collator does, or perm_mask.",
             )
-        columns = target_positions.clamp(0, length - 1)
-        is_outside = (target_positions < -1) | (target_positions >= length)
+        positions = host_copy(target_positions)
+        columns = positions.clamp(0, length - 1)
+        is_outside = (positions < -1) | (positions >= length)
         problems = {f", outside [0, length={length}) and not -1 (no target).": is_outside}
         if permutation_order is not None:
-            is_visible = permutation_order.gather(1, columns) < 0
+            is_visible = host_copy(permutation_order).gather(1, columns) < 0
             problems[", which has rank -1 in permutation_order and is visible to all positions."] = is_visible
         if tokens is not None:
-            problems[", where attention_mask is 0 (padding)."] = ~tokens.gather(1, columns)
+            problems[", where attention_mask is 0 (padding)."] = ~host_copy(tokens).gather(1, columns)
         for problem, is_invalid in problems.items():
-            is_invalid = is_invalid & (target_positions != NO_TARGET)
+            is_invalid = is_invalid & (positions != NO_TARGET)
             hint = "choose positions of real tokens to predict, or -1."
-            _reject_elements("target_positions", target_positions, is_invalid, problem, hint)
+            _reject_elements("target_positions", positions, is_invalid, problem, hint)
     if permutation_order is not None:
         problem = "; expected ranks 0, 1, ..., or -1 for positions that are visible to all."
-        _reject_elements("permutation_order", permutation_order, permutation_order < -1, problem, "use such ranks.")
+        ranks = host_copy(permutation_order)
+        _reject_elements("permutation_order", ranks, ranks < -1, problem, "use such ranks.")
     hidden_pairs = None if perm_mask is None else perm_mask > 0
     return {"order": permutation_order, "hidden_pairs": hidden_pairs, "target_positions": target_positions}
 
@@ -447,7 +451,7 @@ def check_target_labels(labels: Tensor, target_positions: Tensor | None, target_
             hint="pass a label for each target; -100 is ignored.",
         )
     if target_positions is not None:
-        misplaced = (labels != IGNORE_INDEX) & (target_positions == NO_TARGET)
+        misplaced = (host_copy(labels) != IGNORE_INDEX) & (host_copy(target_positions) == NO_TARGET)
         problem = ", but target_positions is -1 (no target) there."
         _reject_elements("labels", labels, misplaced, problem, "use the label -100.")
 
