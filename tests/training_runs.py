@@ -67,7 +67,7 @@ class Workspace:
         return self.run("-m", "hf_ctxmodels", "pretrain", *flags)
 
 
-def make_workspace(folder: Path, family: str, **more: object) -> Workspace:
+def make_workspace(folder: Path, family: str, vocab_size: int = 80, **more: object) -> Workspace:
     rng = random.Random(0)
     documents = [
         "\n".join(" ".join(rng.choices(WORDS, k=rng.randint(4, 9))) + "." for _ in range(rng.randint(3, 8)))
@@ -75,11 +75,11 @@ def make_workspace(folder: Path, family: str, **more: object) -> Workspace:
     ]
     (folder / "text.txt").write_text("\n\n".join(documents) + "\n", encoding="utf-8")
     options = {"min_frequency": 1} if family == "bert" else {}
-    tokenizer = FAMILIES[family].tokenizer.train(documents, vocab_size=80, **options)
+    tokenizer = FAMILIES[family].tokenizer.train(documents, vocab_size=vocab_size, **options)
     tokenizer.save_pretrained(folder / "tokenizer")
     for name, dropout in (("dropout.json", 0.1), ("exact.json", 0.0)):
         config = {
-            "vocab_size": 80,
+            "vocab_size": vocab_size,
             "hidden_size": 32,
             "num_hidden_layers": 2,
             "num_attention_heads": 2,

@@ -18,6 +18,7 @@ from hf_ctxmodels.core.inputs import (
     check_ids,
     check_padding_mask,
     check_source_mask,
+    nonzero_in_all,
     sequence_numbers,
 )
 from hf_ctxmodels.core.model import CtxPreTrainedModel
@@ -226,9 +227,7 @@ class EncoderDecoder(CtxPreTrainedModel):
         if cross_attention_mask is not None:
             check_aligned({"cross_attention_mask": cross_attention_mask}, *states.shape[:2])
             check_padding_mask(cross_attention_mask, "cross_attention_mask")
-            source_mask = cross_attention_mask
-            if attention_mask is not None:
-                source_mask = (cross_attention_mask != 0) & (attention_mask != 0)
+            source_mask = nonzero_in_all(cross_attention_mask, attention_mask)
         check_ids("decoder_input_ids", decoder_input_ids, self.config.vocab_size, "vocab_size")
         if (sequence_ids is None) != (decoder_sequence_ids is None):
             raise CtxError(

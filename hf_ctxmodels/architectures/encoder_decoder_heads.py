@@ -14,7 +14,7 @@ from hf_ctxmodels.architectures.encoder_decoder import (
     reject_segments,
     resize_token_embeddings,
 )
-from hf_ctxmodels.core.caches import BeamSearchCache, PreallocatedCache, SharedSourceCache
+from hf_ctxmodels.core.caches import PreallocatedCache, SharedSourceCache
 from hf_ctxmodels.core.host_copies import is_traced, on_host, select_true
 from hf_ctxmodels.core.inputs import check_aligned, check_source_mask, sequence_starts
 from hf_ctxmodels.heads.base import (
@@ -234,4 +234,4 @@ class TransformerForConditionalGeneration(Seq2SeqHead, EncoderDecoderHeadModel):
         if type(cross_cache) is DynamicCache and not cross_cache.offloading:
             targets_per_source = max(generation_config.num_beams or 1, generation_config.num_return_sequences or 1)
             cross_cache = SharedSourceCache(config=config, targets_per_source=targets_per_source)
-        model_kwargs["past_key_values"] = BeamSearchCache(self_cache, cross_cache)
+        model_kwargs["past_key_values"] = EncoderDecoderCache(self_cache, cross_cache)

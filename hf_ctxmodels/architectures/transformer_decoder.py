@@ -123,7 +123,8 @@ class LayerStack(nn.Module):
         """Validate and embed a batch, and run the layers; arguments as in `forward`."""
         inputs, mask_of_inputs = inputs_embeds if input_ids is None else input_ids, attention_mask
         if cache is not None and _is_padding_mask(attention_mask) and isinstance(inputs, Tensor) and inputs.dim() > 1:
-            mask_of_inputs = attention_mask[:, -inputs.shape[1] :]
+            length = inputs.shape[1]
+            mask_of_inputs = on_host(lambda mask: mask[:, -length:], attention_mask)
         words = check_encoder_input(
             self,
             input_ids,
@@ -156,7 +157,8 @@ class LayerStack(nn.Module):
             # consecutive rows share a row of the source: the first of each group of equal rows
             targets_per_source = getattr(getattr(cache, "cross_attention_cache", None), "targets_per_source", 1)
             states, mask = source.states[::targets_per_source], source.attention_mask
-            mask = None if mask is None else mask[::targets_per_source]
+            if mask is not None and targets_per_source > 1:
+                mask = on_host(lambda rows: rows[::targets_per_source], mask)
             memory_layout = build_memory_layout(layout, states, mask, source.sequence_ids)
             memory = Memory(memory_layout.pack(states), memory_layout, BIDIRECTIONAL, targets_per_source)
         packed_ids = {name: layout.pack(tensor) for name, tensor in embedding_ids.items()}

@@ -5,10 +5,11 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
-from transformers import Cache, DynamicCache, EncoderDecoderCache
+from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.host_copies import host_copy, to_device
 
 _SEEN = "seen_tokens"
 
@@ -142,7 +143,7 @@ class PreallocatedCache(DynamicCache):
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Replace row r by row `beam_idx[r]`, (rows,)."""
-        length, beam_idx = self.get_seq_length(), beam_idx.cpu()
+        length, beam_idx = self.get_seq_length(), host_copy(beam_idx)
         source_rows, rows = self._source_rows, torch.arange(len(beam_idx))
         if source_rows is None or len(source_rows) != len(rows) or source_rows.shape[1] > length:
             source_rows = torch.empty(len(rows), 0, dtype=torch.long)
@@ -152,9 +153,11 @@ class PreallocatedCache(DynamicCache):
         sources = beam_idx[changed]
         differs = (source_rows[changed] != source_rows[sources]).any(0)
         start = int(differs.int().argmax()) if bool(differs.any()) else length
+        device = next((layer.keys.device for layer in self.layers if layer.is_initialized), changed.device)
+        changed_rows, source_indices = to_device(changed, device), to_device(sources, device)
         for layer in self.layers:
             if isinstance(layer, PreallocatedLayer):
-                layer.copy_rows(changed, sources, start)
+                layer.copy_rows(changed_rows, source_indices, start)
             else:
                 layer.reorder_cache(beam_idx)
         self._source_rows = source_rows[beam_idx]
@@ -195,8 +198,8 @@ class SharedSourceCache(DynamicCache):
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Replace row r by row `beam_idx[r]`, (rows,)."""
-        sources = torch.arange(len(beam_idx), device=beam_idx.device) // self.targets_per_source
-        if not torch.equal(beam_idx // self.targets_per_source, sources):
+        sources = torch.arange(len(beam_idx)) // self.targets_per_source
+        if not torch.equal(host_copy(beam_idx) // self.targets_per_source, sources):
             self._repeat_sources()
             super().reorder_cache(beam_idx)
 
@@ -214,15 +217,6 @@ class SharedSourceCache(DynamicCache):
         if self.targets_per_source > 1:
             super().batch_repeat_interleave(self.targets_per_source)
             self.targets_per_source = 1
-
-
-class BeamSearchCache(EncoderDecoderCache):
-    """A `PreallocatedCache` of the target with a `SharedSourceCache`, which copies the beam indices from a GPU once per
-    step instead of once for each of the two caches."""
-
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Replace row r by row `beam_idx[r]`, (rows,)."""
-        super().reorder_cache(beam_idx.cpu())
 
 
 class PreallocatedLayer(DynamicLayer):

@@ -30,7 +30,7 @@ from hf_ctxmodels.heads.base import (
 )
 from hf_ctxmodels.layers.cpu.dropout import Dropout
 from hf_ctxmodels.layers.lm_loss.cross_entropy import ProjectedHead
-from hf_ctxmodels.layers.pooling import pair_features, token_mask
+from hf_ctxmodels.layers.pooling import pair_features, text_masks, token_mask
 
 _SequenceOutputClass = type[SequenceClassifierOutput] | type[Seq2SeqSequenceClassifierOutput]
 _SpanOutputClass = type[QuestionAnsweringModelOutput] | type[Seq2SeqQuestionAnsweringModelOutput]
@@ -169,13 +169,8 @@ def encode_text_pair(
     if token_type_ids is None or not (is_traced(inputs) or bool(host_copy(token_type_ids).any())):
         outputs = HeadModel.encode(head, attention_mask=attention_mask, **arguments, **kwargs)
         return outputs, outputs.pooler_output, outputs.pooler_output
-
-    def text_masks(tokens: Tensor, segments: Tensor) -> Tensor:
-        first, second = tokens & (segments == 0), tokens & (segments != 0)
-        first = first | (tokens & ~first.any(1, keepdim=True))
-        return torch.cat([first, second | (tokens & ~second.any(1, keepdim=True))])
-
-    masks = on_host(text_masks, token_mask(inputs, attention_mask), token_type_ids)
+    is_second = on_host(lambda types: types != 0, token_type_ids)
+    masks = text_masks(token_mask(inputs, attention_mask), is_second)
     stacked_arguments = {
         name: None if tensor is None else on_host(lambda rows: torch.cat([rows, rows]), tensor)
         for name, tensor in arguments.items()

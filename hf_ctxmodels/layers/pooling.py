@@ -65,6 +65,19 @@ def token_mask(inputs: Tensor, *masks: Tensor | None) -> Tensor:
     return to_device(torch.ones(inputs.shape[:2], dtype=torch.bool), inputs.device) if tokens is None else tokens
 
 
+def text_masks(tokens: Tensor, is_second_text: Tensor) -> Tensor:
+    """(2 * batch, length) bool, the tokens of all first texts, then of all second texts; a single text is both.
+
+    `tokens` (batch, length) is False at padding.
+    """
+
+    def masks(mask: Tensor, is_second: Tensor) -> Tensor:
+        first, second = mask & ~is_second, mask & is_second
+        return torch.cat([text | (mask & ~text.any(1, keepdim=True)) for text in (first, second)])
+
+    return on_host(masks, tokens, is_second_text)
+
+
 def first_token_columns(states: Tensor, tokens: Tensor | None) -> Tensor:
     """(batch,) column of each row's first token, given (batch, length) bool `tokens`, or None for no padding."""
     if tokens is None:

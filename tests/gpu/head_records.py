@@ -1,6 +1,10 @@
-"""Run heads on the pretended device and on the CPU, and print one JSON record for each.
+"""Run heads on the pretended device and on the CPU, and print a JSON record for each.
 
-Usage: python head_records.py CAPABILITY CASE... (for example 9.0 bert-AutoModelForMaskedLM; no case for all)
+Usage: PYTHONPATH=tests:tests/gpu python tests/gpu/head_records.py CAPABILITY CONDITIONS [CASE ...]
+
+CONDITIONS are comma-separated combinations of packed or padded, float32 or autocast, and collated (a batch of our
+collators) or plain (new tensors), for example packed-autocast-collated,padded-float32-plain. The cases are by default
+all heads and base models of all families.
 """
 
 import contextlib
@@ -15,14 +19,13 @@ from zoo import CASES, Case, make_batch, make_targets
 
 from hf_ctxmodels.core.host_copies import CollatedBatch
 
-torch.set_num_threads(1)
 
-
-def run(case: Case, *, packed: bool, autocast: bool, collated: bool) -> dict[str, Any]:
-    """Forward and backward of a training step without dropout; of a base model the forward."""
+def run(case: Case, conditions: str) -> dict[str, Any]:
+    """Compare a training step without dropout, or the forward pass of a base model, with the CPU."""
+    layout, dtype, source = conditions.split("-")
     batch = make_batch(case)
     batch |= make_targets(case, batch)
-    model = case.model(unpad=packed)
+    model = case.model(unpad=layout == "packed")
     model.train(not case.is_base)
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
@@ -31,52 +34,58 @@ def run(case: Case, *, packed: bool, autocast: bool, collated: bool) -> dict[str
     expected = model(**batch)
     if not case.is_base:
         expected.loss.backward()
-    gradients = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+    expected_gradients = gradients(model)
     model.zero_grad(set_to_none=True)
-    record: dict[str, Any] = {"case": str(case), "packed": packed, "autocast": autocast, "collated": collated}
     with gpu.pretended_device(tuple(map(int, sys.argv[1].split(".")))):
         gpu.to_device(model)
-        moved = CollatedBatch(batch).to("cuda")
-        if not collated:  # new tensors have no host copies
+        moved: dict[str, Any] = CollatedBatch(batch).to("cuda")
+        if source == "plain":
             moved = {name: tensor.clone() for name, tensor in moved.items()}
         torch.manual_seed(0)
-        context = torch.autocast("cuda", torch.bfloat16) if autocast else contextlib.nullcontext()
-        with gpu.recording() as operations:
-            with context:
+        autocast = torch.autocast("cuda", torch.bfloat16) if dtype == "autocast" else contextlib.nullcontext()
+        with gpu.recording() as record:
+            with autocast:
                 output = model(**moved)
             if not case.is_base:
                 output.loss.backward()
-        record |= {"waits": Counter(operations.waits), "launches": operations.launches.total()}
-        record |= {"attention": operations.attention, "views": operations.views}
-        if case.is_base:
-            record["error"] = relative_error(expected[0], output[0])
-        else:
-            record["error"] = relative_error(expected.loss, output.loss)
-            moved_gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
-            record["gradient_error"] = max(
-                (relative_error(gradients[name], moved_gradients[name]) for name in gradients), default=0.0
-            )
-    return record
+        pairs = [(expected[0], output[0])] if case.is_base else [(expected.loss, output.loss)]
+        moved_gradients = gradients(model)
+        gradient_pairs = [(gradient, moved_gradients.get(name)) for name, gradient in expected_gradients.items()]
+        return {
+            "waits": Counter(record.waits),
+            "launches": record.launches.total(),
+            "views": record.views,
+            "attention": record.attention,
+            "error": relative_error(pairs),
+            "gradient_error": relative_error(gradient_pairs),
+        }
 
 
-def relative_error(expected: torch.Tensor, actual: Any) -> float:
-    """Largest difference relative to the largest value; infinite for a tensor that is not on the device."""
-    if not isinstance(actual, gpu.DeviceTensor):
+def gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+
+
+def relative_error(pairs: list[tuple[torch.Tensor, Any]]) -> float:
+    """Norm of the differences relative to the norm of the expected tensors; infinite if one is not on the device."""
+    if not all(isinstance(actual, gpu.DeviceTensor) for _, actual in pairs):
         return float("inf")
-    difference = actual.values.detach().float().to_dense() - expected.detach().to_dense()
-    return float(difference.abs().max() / expected.detach().to_dense().abs().max().clamp(min=1e-3))
+    difference = norm = 0.0
+    for expected, actual in pairs:
+        dense = expected.detach().to_dense()
+        difference += float((actual.values.detach().to_dense().float() - dense).square().sum())
+        norm += float(dense.square().sum())
+    return (difference / norm) ** 0.5 if norm else 0.0
 
 
 if __name__ == "__main__":
-    names = sys.argv[2:]
-    names_of_options = ("packed", "autocast", "collated")
-    combinations = [dict(zip(names_of_options, values)) for values in [(True, True, True), (False, False, False)]]
+    torch.set_num_threads(1)
+    _, _, all_conditions, *names = sys.argv
     for case in CASES:
-        if names and str(case) not in names:
-            continue
-        for options in combinations:
+        for conditions in all_conditions.split(","):
+            if names and str(case) not in names:
+                continue
             try:
-                record = run(case, **options)
-            except Exception as error:
-                record = {"case": str(case), **options, "exception": f"{type(error).__name__}: {error}"}
-            print(json.dumps(record), flush=True)
+                record = run(case, conditions)
+            except Exception as error:  # reported by the test
+                record = {"exception": f"{type(error).__name__}: {error}"}
+            print(json.dumps({"case": str(case), "conditions": conditions, **record}), flush=True)

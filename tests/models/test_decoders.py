@@ -16,7 +16,7 @@ from zoo import CASES, PATHS, Case, assert_close, assert_same_gradients, gradien
 from hf_ctxmodels import CtxBartConfig, CtxBartModel, CtxError, CtxGpt2Config, CtxGpt2ForCausalLM, CtxGpt2Tokenizer
 from hf_ctxmodels.architectures.encoder_decoder_heads import TransformerForConditionalGeneration
 from hf_ctxmodels.architectures.lstm_language_model import LSTMForCausalLM
-from hf_ctxmodels.core.caches import BeamSearchCache
+from hf_ctxmodels.core.caches import SharedSourceCache
 from hf_ctxmodels.heads.seq2seq import Seq2SeqHead
 from hf_ctxmodels.layers.attention.layouts import PackedLayout
 from hf_ctxmodels.layers.attention.modules import CrossAttention
@@ -204,7 +204,7 @@ def test_prompt_of_the_decoder_and_cross_attention_mask(case: Case) -> None:
     options = {**OPTIONS, "num_beams": 3, "output_scores": True, "return_dict_in_generate": True}
     inputs = (batch | {"cross_attention_mask": mask}, {"encoder_outputs": encoded, "attention_mask": mask}, batch)
     outputs = [model.generate(**arguments, **options) for arguments in inputs]
-    assert all(type(output.past_key_values) is BeamSearchCache for output in outputs)
+    assert all(type(output.past_key_values.cross_attention_cache) is SharedSourceCache for output in outputs)
     masked, without_tokens, unmasked = (output.sequences_scores for output in outputs)
     assert_close(masked, without_tokens)
     assert not torch.allclose(masked, unmasked)

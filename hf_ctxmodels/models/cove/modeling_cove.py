@@ -19,12 +19,12 @@ from hf_ctxmodels.architectures.pretrained_word_vectors import (
 from hf_ctxmodels.architectures.recurrent_encoders import prepare_inputs, zero_padding
 from hf_ctxmodels.core.caches import RecurrentCache
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.host_copies import is_traced, select_true
+from hf_ctxmodels.core.host_copies import is_traced, on_host, select_true
 from hf_ctxmodels.core.inputs import sequence_numbers
 from hf_ctxmodels.layers.common import RecurrentDecoderOutput, SafeBatchNorm1d
 from hf_ctxmodels.layers.cpu.dropout import Dropout
 from hf_ctxmodels.layers.cpu.linear import linear
-from hf_ctxmodels.layers.pooling import forward_fill_padding, pool_tokens, token_mask
+from hf_ctxmodels.layers.pooling import forward_fill_padding, pool_tokens, text_masks, token_mask
 from hf_ctxmodels.layers.recurrent.decoders import AttentionalDecoder, reset_lstm_cell
 from hf_ctxmodels.layers.recurrent.packing import PackedSequences, run_bidirectional, run_layer
 from hf_ctxmodels.layers.recurrent.rnn import LSTM
@@ -139,11 +139,12 @@ class Biattention(nn.Module):
 
         The (batch, length) bool masks are False at padding, and True at words of the second text and padding within it.
         """
-        texts = [tokens & ~is_second_text, tokens & is_second_text]
-        texts = [text | (tokens & ~text.any(1, keepdim=True)) for text in texts]  # a single text is used twice
+        masks = text_masks(tokens, is_second_text)
+        texts = [on_host(lambda mask, half=half: mask.chunk(2)[half], masks) for half in range(2)]
+        sequences = on_host(sequence_numbers, is_second_text)
         build = PackedSequences.build if unpad else PackedSequences.with_padding
         inputs = linear(self.project, self.dropout(states)).relu()
-        encoded = run_layer(self.encoder, self.dropout(inputs), build(tokens, sequence_numbers(is_second_text)))
+        encoded = run_layer(self.encoder, self.dropout(inputs), build(tokens, sequences))
         affinities = (encoded @ encoded.transpose(1, 2)).float()
         pooled = []
         for text, other_text, integrator, selector in zip(
@@ -230,10 +231,11 @@ class CtxCoveForSequenceClassification(heads.ForSequenceClassification, CtxCoveH
         )
         tokens = token_mask(words, attention_mask, sequence_ids)
         if token_type_ids is None:
-            is_second_text = torch.zeros_like(tokens)
+            is_second_text = on_host(torch.zeros_like, tokens)
         else:
-            is_second_text = forward_fill_padding(token_type_ids != 0, tokens)
-            sequence_ids = 1 + is_second_text.long() if sequence_ids is None else sequence_ids
+            is_second_text = on_host(lambda types, mask: forward_fill_padding(types != 0, mask), token_type_ids, tokens)
+            if sequence_ids is None:
+                sequence_ids = on_host(lambda mask: 1 + mask.long(), is_second_text)
         kwargs |= {"attention_mask": attention_mask, "token_type_ids": token_type_ids, "sequence_ids": sequence_ids}
         outputs = super().encode(**kwargs)
         states = outputs.last_hidden_state

@@ -1,0 +1,79 @@
+"""Heads on a pretended CUDA device: the same results as on the CPU, and how often the host waits for the device."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FOLDER = Path(__file__).parent
+# packed and padded, float32 and half precision, batches of our collators and of other tensors
+CONDITIONS = "packed-float32-collated,padded-autocast-collated,packed-autocast-plain,padded-float32-plain"
+REPRESENTATIVES = [
+    "bert-AutoModelForPreTraining",
+    "gpt2-AutoModelForCausalLM",
+    "t5-AutoModelForSeq2SeqLM",
+    "xlnet-AutoModelForPreTraining",
+    "electra-AutoModelForPreTraining",
+    "elmo-AutoModelForPreTraining",
+    "ulmfit-AutoModelForCausalLM",
+    "cove-AutoModelForSeq2SeqLM",
+    "glove-AutoModelForPreTraining",
+    "unilm-AutoModelForSeq2SeqLM",
+]
+# their random views differ between the devices
+RANDOM_CASES = ("cvt-AutoModelForSequenceClassification", "cvt-AutoModelForTokenClassification")
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="builds a device guard with g++")
+
+
+def head_records(capability: str, conditions: str, cases: list[str]) -> list[dict[str, Any]]:
+    path = os.pathsep.join([str(FOLDER.parents[1]), str(FOLDER.parent), str(FOLDER)])
+    command = [sys.executable, str(FOLDER / "head_records.py"), capability, conditions, *cases]
+    environment = {**os.environ, "PYTHONPATH": path}
+    lines = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout.splitlines()
+    return [json.loads(line) for line in lines]
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(("9.0", CONDITIONS, REPRESENTATIVES), id="representatives"),
+        pytest.param(("7.5", "packed-autocast-collated,padded-float32-plain", []), id="7.5", marks=pytest.mark.slow),
+        pytest.param(("8.0", CONDITIONS, []), id="8.0", marks=pytest.mark.slow),
+        pytest.param(("9.0", CONDITIONS, []), id="9.0", marks=pytest.mark.slow),
+    ],
+)
+def records(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    capability, conditions, cases = request.param
+    records = head_records(capability, conditions, cases)
+    assert len(records) >= len(cases) * len(conditions.split(","))
+    return records
+
+
+def test_results_equal_the_cpu(records: list[dict[str, Any]]) -> None:
+    errors = {}
+    for record in records:
+        name = f"{record['case']} {record['conditions']}"
+        limits = (0.05, 0.3) if "autocast" in name else (1e-5, 1e-4)
+        if "exception" in record:
+            errors[name] = record["exception"]
+        elif record["case"] not in RANDOM_CASES and not (
+            record["error"] <= limits[0] and record["gradient_error"] <= limits[1]
+        ):
+            errors[name] = record["error"], record["gradient_error"]
+    assert not errors
+
+
+def test_host_waits_for_the_device_at_most_once(records: list[dict[str, Any]]) -> None:
+    """Never with a batch of our collators, which keeps its CPU tensors."""
+    waits = {
+        f"{record['case']} {record['conditions']}": record["waits"]
+        for record in records
+        if "waits" in record and sum(record["waits"].values()) > record["conditions"].endswith("plain")
+    }
+    assert not waits
