@@ -31,12 +31,17 @@ RANDOM_CASES = ("cvt-AutoModelForSequenceClassification", "cvt-AutoModelForToken
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="builds a device guard with g++")
 
 
-def head_records(capability: str, conditions: str, cases: list[str]) -> list[dict[str, Any]]:
+def run_on_pretended_device(script: str, *arguments: str) -> list[dict[str, Any]]:
+    """The records that a script of this folder prints."""
     path = os.pathsep.join([str(FOLDER.parents[1]), str(FOLDER.parent), str(FOLDER)])
-    command = [sys.executable, str(FOLDER / "head_records.py"), capability, conditions, *cases]
-    environment = {**os.environ, "PYTHONPATH": path}
-    lines = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout.splitlines()
-    return [json.loads(line) for line in lines]
+    result = subprocess.run(
+        [sys.executable, str(FOLDER / script), *arguments],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stderr[-2000:]
+    return [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
 
 
 @pytest.fixture(
@@ -50,7 +55,7 @@ def head_records(capability: str, conditions: str, cases: list[str]) -> list[dic
 )
 def records(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     capability, conditions, cases = request.param
-    records = head_records(capability, conditions, cases)
+    records = run_on_pretended_device("head_records.py", capability, conditions, *cases)
     assert len(records) >= len(cases) * len(conditions.split(","))
     return records
 
@@ -77,3 +82,16 @@ def test_host_waits_for_the_device_at_most_once(records: list[dict[str, Any]]) -
         if "waits" in record and sum(record["waits"].values()) > record["conditions"].endswith("plain")
     }
     assert not waits
+
+
+@pytest.mark.parametrize(
+    "families",
+    [
+        pytest.param(["bert", "electra"], id="quick"),
+        pytest.param(["t5", "xlnet", "gpt2", "elmo", "ulmfit", "glove", "unilm"], id="more", marks=pytest.mark.slow),
+    ],
+)
+def test_training_step_does_not_wait_for_the_device(families: list[str]) -> None:
+    records = run_on_pretended_device("training_records.py", *families)
+    assert [record["family"] for record in records] == families
+    assert not any(record["waits"] for record in records), records

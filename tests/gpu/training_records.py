@@ -17,6 +17,7 @@ from training_runs import make_workspace
 from hf_ctxmodels.training.training_step import TrainingStep
 
 MEASURED_STEP = 3  # earlier steps initialise the optimizer
+VOCABULARY_SIZES = {"t5": 170, "gpt2": 300, "bart": 300}  # which include 100 sentinels or 256 bytes
 
 
 class LastStepError(Exception):
@@ -25,7 +26,7 @@ class LastStepError(Exception):
 
 def count_waits(family: str, folder: Path) -> Counter[str]:
     """The waits of a training step with its batch."""
-    make_workspace(folder, family, vocab_size=170 if family == "t5" else 80)  # T5 has 100 sentinels
+    make_workspace(folder, family, vocab_size=VOCABULARY_SIZES.get(family, 80))
     train = TrainingStep.__call__
     steps = 0
 
@@ -41,7 +42,12 @@ def count_waits(family: str, folder: Path) -> Counter[str]:
     TrainingStep.__call__ = measured_step  # type: ignore[method-assign]
     try:
         with gpu.pretended_device():
-            flags = {"family": family, "config": "tiny", "tokenizer": folder / "tokenizer", "dataset": folder / "text.txt"}
+            flags = {
+                "family": family,
+                "config": "tiny",
+                "tokenizer": folder / "tokenizer",
+                "dataset": folder / "text.txt",
+            }
             flags |= {"max_length": 32, "per_device_batch_size": 4, "save_steps": 0, "output_dir": folder / "model"}
             run_command("pretrain", **flags, max_steps=10, dataloader_workers=0)
     except LastStepError as error:
