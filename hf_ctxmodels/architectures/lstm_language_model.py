@@ -200,7 +200,7 @@ class LSTMForCausalLM(ForCausalLM):
             outputs.regularization_loss = self.regularization_loss(
                 states, dropped_states, target_mask, is_same_sequence
             )
-        if not computes_logits:
+        if target_mask is not None and not computes_logits:
             outputs.last_hidden_state = select_true(dropped_states, target_mask)
         return outputs
 

@@ -277,7 +277,7 @@ class QueryForConditionalGeneration(heads.Seq2SeqHead):
         else:
             from_cache = encoder_outputs is None
             width = cache.get_seq_length() if from_cache else encoder_outputs.last_hidden_state.shape[1]
-            is_source_token = torch.ones(ids.shape[0], width, dtype=torch.bool)
+            is_source_token = torch.ones(ids.shape[0], width, dtype=torch.bool, device=host_copy(ids).device)
         ids = host_copy(ids)
         source_width, source_lengths = is_source_token.shape[1], is_source_token.sum(1, keepdim=True)
         target_ids, first_step_tokens = self._target_tokens(ids)

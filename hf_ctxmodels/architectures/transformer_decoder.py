@@ -329,8 +329,13 @@ class DecoderHeadModel(HeadModel):
         """Run the decoder; with an auxiliary loss, the output has the attribute `encoded_tokens`: the (batch, length)
         `input_ids` (None with `inputs_embeds`), `attention_mask` and `sequence_ids`."""
         input_ids, pad_token_id = inputs.get("input_ids"), self.config.pad_token_id
-        is_unmasked = attention_mask is None and isinstance(input_ids, Tensor) and input_ids.dim() == 2
-        if is_unmasked and self.uses_pooled_output and pad_token_id is not None:
+        if (
+            attention_mask is None
+            and isinstance(input_ids, Tensor)
+            and input_ids.dim() == 2
+            and self.uses_pooled_output
+            and pad_token_id is not None
+        ):
             attention_mask = on_host(lambda ids: is_not_trailing_padding(ids, pad_token_id), input_ids)
         outputs = super().encode(attention_mask=attention_mask, **inputs)
         if self.has_auxiliary_lm_loss:

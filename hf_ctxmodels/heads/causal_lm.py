@@ -194,21 +194,19 @@ def next_token_targets(
     Tokens at padding positions and at the end of a sequence have no target if labels are (batch, length). Labels of
     shape (batch, length + 1) are used without change.
     """
-
-    def shift(targets: Tensor, mask: Tensor | None, sequences: Tensor | None) -> Tensor:
-        if targets.shape[1] == length + 1:
-            return targets[:, 1:]
-        shifted = F.pad(targets[:, 1:], (0, 1), value=IGNORE_INDEX)
-        if mask is not None:
-            shifted = shifted.masked_fill(mask == 0, IGNORE_INDEX)
-        if sequences is not None:
-            numbers = sequence_numbers(sequences)
-            ends = F.pad(numbers[:, 1:] != numbers[:, :-1], (0, 1), value=True)
-            shifted = shifted.masked_fill(ends | (sequences == 0), IGNORE_INDEX)
-        return shifted
-
-    tensors = [None if tensor is None else host_copy(tensor) for tensor in (labels, attention_mask, sequence_ids)]
+    device, labels = labels.device, host_copy(labels)
+    mask = None if attention_mask is None else host_copy(attention_mask)
+    sequences = None if sequence_ids is None else host_copy(sequence_ids)
     if backward:
-        tensors = [None if tensor is None else tensor.flip(1) for tensor in tensors]
-    targets = shift(*tensors)
-    return to_device(targets.flip(1) if backward else targets, labels.device)
+        mask, sequences = (None if tensor is None else tensor.flip(1) for tensor in (mask, sequences))
+        return to_device(next_token_targets(labels.flip(1), length, mask, sequences).flip(1), device)
+    if labels.shape[1] == length + 1:
+        return to_device(labels[:, 1:], device)
+    shifted = F.pad(labels[:, 1:], (0, 1), value=IGNORE_INDEX)
+    if mask is not None:
+        shifted = shifted.masked_fill(mask == 0, IGNORE_INDEX)
+    if sequences is not None:
+        numbers = sequence_numbers(sequences)
+        ends = F.pad(numbers[:, 1:] != numbers[:, :-1], (0, 1), value=True)
+        shifted = shifted.masked_fill(ends | (sequences == 0), IGNORE_INDEX)
+    return to_device(shifted, device)

@@ -25,8 +25,7 @@ def autoencoder_forwards(case: Case, device: torch.device, dtype: torch.dtype) -
     model, tokenizer = _build_model(case, device, dtype)
     sequences = random_sequences(demo_lengths(case.batch_size, case.length), model.config.vocab_size)
     features = [{"input_ids": _append_eos(sequence, model)} for sequence in sequences]
-    batch = DataCollatorForSequenceAutoencoding(tokenizer)(features)
-    batch = {name: value.to(device) for name, value in batch.items()}
+    batch = DataCollatorForSequenceAutoencoding(tokenizer)(features).to(device)
     return lambda: model(**batch).loss, reference_autoencoder(model, sequences)
 
 
@@ -39,8 +38,7 @@ def translator_forwards(case: Case, device: torch.device, dtype: torch.dtype) ->
     features = [
         {"input_ids": _append_eos(source, model), "labels": _append_eos(target, model)} for source, target in pairs
     ]
-    batch = DataCollatorForTranslationWithLanguageModels(tokenizer)(features)
-    batch = {name: value.to(device) for name, value in batch.items()}
+    batch = DataCollatorForTranslationWithLanguageModels(tokenizer)(features).to(device)
     return lambda: model(**batch).loss, reference_translator(model, **batch)
 
 

@@ -487,7 +487,8 @@ class CtxXLNetForPreTraining(CtxXLNetHeadModel, GenerationMixin):
         if computes_logits:
             logits = linear(self.lm_head, slice_logits_to_keep(states, logits_to_keep))
         if labels is not None:
-            states = select_true(states, target_mask) if has_query_stream or computes_logits else states
+            if target_mask is not None and (has_query_stream or computes_logits):
+                states = select_true(states, target_mask)
             loss = heads.language_modeling_loss(self.lm_head, states, labels, num_items_in_batch)
         return CtxXLNetForPreTrainingOutput(
             loss=loss,
