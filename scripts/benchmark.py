@@ -17,6 +17,7 @@ from benchmarks import (
     recurrent,
     report,
     seq2seq,
+    serving,
     sharing,
     word_vectors,
 )
@@ -53,6 +54,7 @@ SUITES = {
     "bands": Suite([bands.run], bands.table, lambda attention: bands.SETTING),
     "compression": Suite([compression.run], compression.table, lambda attention: compression.SETTING),
     "sharing": Suite([sharing.run], sharing.table, lambda attention: sharing.SETTING),
+    "serving": Suite([serving.run], serving.table, lambda attention: serving.SETTING),
     "adapters": Suite([adapters.run], adapters.table, lambda attention: adapters.SETTING),
     "recurrent": Suite([recurrent.run], recurrent.table, lambda attention: recurrent.SETTING),
     "static": Suite(

@@ -217,6 +217,17 @@ def test_types_in_onnx_files(kind: str, type_name: str, tmp_path: Path) -> None:
     assert types.count(getattr(onnx.TensorProto, type_name)) >= 3, types  # the exporter folds small constants
 
 
+@pytest.mark.usefixtures("onnxruntime")
+@pytest.mark.parametrize("family", ["bert", *(slow(family) for family in ("xlnet", "bart", "elmo"))])
+def test_openvino(family: str, tmp_path: Path) -> None:
+    """The file and its weights are written after the outputs were compared; other shapes are compared here."""
+    pytest.importorskip("openvino", reason="needs openvino, which the extra `openvino` brings")
+    model = SCRIPT["tiny_model"](FAMILIES[family], SEQUENCES)
+    example, others = SCRIPT["make_batches"](model, SEQUENCES, "model")
+    assert exporting.export_model(model, [example, *others], tmp_path / "model.xml", "openvino") < TOLERANCE
+    assert {path.name for path in tmp_path.iterdir()} == {"model.xml", "model.bin"}
+
+
 @pytest.mark.slow
 def test_encoder_decoders(subtests: pytest.Subtests, tmp_path: Path) -> None:
     """Encoder and decoder together equal the whole model, for other batch sizes, lengths and steps."""

@@ -165,7 +165,9 @@ class TransformerEncoder(CtxPreTrainedModel):
         )
 
     def default_positions(self, words: Tensor, attention_mask: Tensor | None, sequence_ids: Tensor | None) -> Tensor:
-        """(batch, length) positions within the row, or within the sequence with `sequence_ids`."""
+        """(1, length) positions within the row, or (batch, length) within the sequence with `sequence_ids`."""
+        if sequence_ids is None:
+            return torch.arange(words.shape[1], device=words.device)[None]
         columns = torch.ones(words.shape[:2], dtype=torch.bool, device=words.device)
         return cumulative_token_counts(columns, sequence_ids) - 1
 

@@ -31,6 +31,7 @@ from hf_ctxmodels.core.output_files import (
 from hf_ctxmodels.data.text_files import read_lines
 from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_saved_model
 from hf_ctxmodels.inference.exporting import (
+    Format,
     check_export_file,
     check_exportable_as,
     example_batches,
@@ -47,16 +48,17 @@ class ExportArguments:
     """Model and file."""
 
     model: str = flag(REQUIRED, "Directory or Hub id of the model, with its tokenizer.")
-    output: str = flag(REQUIRED, "File to write; large weights of an ONNX file go to <file>.data.")
+    output: str = flag(REQUIRED, "File to write; weights go to <file>.data (ONNX, if large) or FILE.bin (OpenVINO).")
     part: Literal["model", "encoder", "decoder"] = flag("model", "Part of an encoder-decoder.")
     overwrite: bool = flag(False, "Replace --output if it exists.")
 
 
-def graph(file_format: Literal["onnx", "torch"]) -> None:
+def graph(file_format: Format) -> None:
     """Export a model to a file that runs without this package, and compare the outputs.
 
         hf-ctxmodels export onnx --model runs/sst2 --output sst2.onnx
         hf-ctxmodels export onnx --model runs/summaries --part decoder --output decoder.onnx
+        hf-ctxmodels export openvino --model runs/sst2 --output sst2.xml
         hf-ctxmodels export torch --model runs/sst2 --output sst2.pt2
 
     The file takes batches of any size and length, and includes the adapters of the model. An encoder-decoder, which

@@ -1,4 +1,5 @@
-"""Export of models and parts of encoder-decoders to `torch.export` and ONNX files, with a check of the outputs."""
+"""Export of models and parts of encoder-decoders to `torch.export`, ONNX and OpenVINO files, with a check of the
+outputs."""
 
 import io
 import math
@@ -27,7 +28,7 @@ MAX_RELATIVE_DIFFERENCE = 1e-4
 """Largest difference of an output from the model's, relative to its largest value."""
 
 MAX_RELATIVE_DIFFERENCE_8BIT = 0.1
-"""The same for ONNX files of models with 8-bit inputs: onnxruntime may round an input halfway between two codes
+"""The same for ONNX and OpenVINO files of models with 8-bit inputs: the runtime may round an input halfway between two codes
 differently, which changes outputs as much as the rounding itself."""
 
 _SEQUENCE_LENGTHS = ((9, 6, 4), (3, 12, 7, 2, 8), (5,))  # words per text: of the example batch, and of the test batches
@@ -37,7 +38,7 @@ _WORDS = ["the", "film", "was", "a", "joy", "from", "start", "to", "end", "and",
 Batch = dict[str, Tensor]
 Run = Callable[[Batch], Iterable[Tensor]]
 """Function from a batch to the outputs, in order."""
-Format = Literal["onnx", "torch"]
+Format = Literal["onnx", "openvino", "torch"]
 Part = Literal["model", "encoder", "decoder"]
 """The whole model, or the part of an encoder-decoder that generation runs once or in every step."""
 
@@ -90,10 +91,15 @@ PARTS: dict[Part, Callable[[PreTrainedModel], nn.Module]] = {
 
 def check_export_file(file: str | Path, format: Format) -> None:
     """Raise CtxError if the packages of a format are not installed, or the file has another suffix."""
-    if format == "torch" and Path(file).suffix != ".pt2":
-        raise CtxError("A file of torch.export ends in .pt2.", location=f"--output {file}", hint="use the suffix .pt2.")
-    if format == "onnx":
-        require_packages("onnx", "onnxscript", "onnxruntime", extra="onnx", location="export onnx")
+    suffix = {"torch": ".pt2", "openvino": ".xml"}.get(format, Path(file).suffix)
+    if Path(file).suffix != suffix:
+        name = "torch.export" if format == "torch" else "OpenVINO"
+        raise CtxError(
+            f"A file of {name} ends in {suffix}.", location=f"--output {file}", hint=f"use the suffix {suffix}."
+        )
+    if format != "torch":
+        packages = ("onnx", "onnxscript", "onnxruntime" if format == "onnx" else "openvino")
+        require_packages(*packages, extra=format, location=f"export {format}")
 
 
 def check_exportable_as(model: PreTrainedModel, file: str | Path, format: Format, part: Part = "model") -> None:
@@ -149,8 +155,9 @@ def export_model(
     Args:
         model: The model; it is set to evaluation mode.
         batches: The example batch, with at least two rows and columns, and the batches to compare on.
-        file: Output file; the weights of an ONNX file are written to `<file>.data`.
-        format, part: "torch" for `torch.export` or "onnx", and the part of an encoder-decoder to export.
+        file: Output file; the weights of an ONNX file are written to `<file>.data`, the weights of an OpenVINO file
+            (`.xml`) to a file with the suffix `.bin`.
+        format, part: "torch" for `torch.export`, "onnx" or "openvino", and the part of an encoder-decoder to export.
 
     Returns:
         The largest difference of an output, relative to its largest value.
@@ -167,7 +174,7 @@ def export_model(
     with wrap_write_errors(file), tempfile.TemporaryDirectory(dir=file.parent) as folder, torch.no_grad():
         temporary_file = Path(folder) / file.name
         try:
-            run = (write_onnx if format == "onnx" else write_program)(module, batches[0], temporary_file)
+            run = WRITERS[format](module, batches[0], temporary_file)
         except OSError:  # of the file, not of the model
             raise
         except Exception as error:  # the exporters raise errors of many types
@@ -177,14 +184,14 @@ def export_model(
                 hint="see docs/how-to/export.md for the models that can be exported.",
             ) from error
         difference = max_relative_difference(module, run, batches[1:])
-        uses_8bit_onnx = format == "onnx" and rounds_inputs(model)
-        if not difference <= (MAX_RELATIVE_DIFFERENCE_8BIT if uses_8bit_onnx else MAX_RELATIVE_DIFFERENCE):
+        is_rounded = format != "torch" and rounds_inputs(model)
+        if not difference <= (MAX_RELATIVE_DIFFERENCE_8BIT if is_rounded else MAX_RELATIVE_DIFFERENCE):
             raise CtxError(
                 f"An output of the exported model differs by {difference:.1e} of its largest value; no file was saved.",
                 location=f"export {format}",
                 hint="try the other format.",
             )
-        for path in sorted(Path(folder).iterdir(), reverse=True):  # an ONNX file after its weights
+        for path in sorted(Path(folder).iterdir(), key=lambda path: path.name == file.name):  # after its weights
             path.replace(file.parent / path.name)
     return difference
 
@@ -203,11 +210,7 @@ def write_onnx(model: nn.Module, batch: Batch, file: Path) -> Run:
     """Export to ONNX, with dynamic batch size, length and decoder steps; returns a function that runs the file."""
     import onnxruntime
 
-    output_names = [*_tensors(model(**batch))]
-    shapes = {name: {0: "batch", 1: "steps" if name.startswith("decoder_") else "length"} for name in batch}
-    torch.onnx.export(
-        model, kwargs=batch, f=file, dynamo=True, dynamic_shapes=shapes, output_names=output_names, verbose=False
-    )
+    output_names = _export_onnx(model, batch, file)
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
     input_names = {node.name for node in session.get_inputs()}
 
@@ -216,6 +219,40 @@ def write_onnx(model: nn.Module, batch: Batch, file: Path) -> Run:
         return [torch.from_numpy(output) for output in session.run(output_names, arrays)]
 
     return run
+
+
+def write_openvino(model: nn.Module, batch: Batch, file: Path) -> Run:
+    """Convert the ONNX graph to OpenVINO's format, in float32; returns a function that runs the file on a CPU."""
+    import openvino
+
+    with tempfile.TemporaryDirectory(dir=file.parent) as folder:
+        output_names = _export_onnx(model, batch, Path(folder) / "model.onnx")
+        openvino.save_model(openvino.convert_model(Path(folder) / "model.onnx"), file, compress_to_fp16=False)
+    program = openvino.Core().compile_model(file, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    input_names = {name for port in program.inputs for name in port.get_names()}
+
+    def run(inputs: Batch) -> list[Tensor]:
+        outputs = program({name: tensor.numpy() for name, tensor in inputs.items() if name in input_names})
+        return [torch.from_numpy(outputs[name]) for name in output_names]
+
+    return run
+
+
+WRITERS: dict[Format, Callable[[nn.Module, Batch, Path], Run]] = {
+    "onnx": write_onnx,
+    "openvino": write_openvino,
+    "torch": write_program,
+}
+
+
+def _export_onnx(model: nn.Module, batch: Batch, file: Path) -> list[str]:
+    """Write an ONNX file; returns the names of the outputs."""
+    output_names = [*_tensors(model(**batch))]
+    shapes = {name: {0: "batch", 1: "steps" if name.startswith("decoder_") else "length"} for name in batch}
+    torch.onnx.export(
+        model, kwargs=batch, f=file, dynamo=True, dynamic_shapes=shapes, output_names=output_names, verbose=False
+    )
+    return output_names
 
 
 def max_relative_difference(model: nn.Module, run: Run, batches: Iterable[Batch]) -> float:

@@ -1,11 +1,12 @@
-"""Suites `adapters`, `bands`, `compression` and `sharing` at tiny sizes, and their tables."""
+"""Suites `adapters`, `bands`, `compression`, `serving` and `sharing` at tiny sizes, and their tables."""
 
 from dataclasses import replace
 
 import pytest
 import torch
-from benchmarks import adapters, bands, compression, encoders, sharing
+from benchmarks import adapters, bands, compression, encoders, serving, sharing
 from benchmarks.cases import Case
+from benchmarks.serving_processes import RUNTIMES
 
 CPU = torch.device("cpu")
 # Lan et al. 2019, table 3, in millions: all parameters shared, none shared.
@@ -54,6 +55,23 @@ def test_compression(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [row.split("|")[2].strip() for row in rows] == [*result.measurements]
     assert [("missed" in row) for row in rows] == [("int8" in name) for name in result.measurements]
     assert not [*compression.run(CPU, torch.float32, 2, "sdpa", only="no such", cases=[case])]
+
+
+@pytest.mark.slow
+def test_serving(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("openvino")
+    monkeypatch.setattr(serving, "_PAUSE", 0)
+    case = Case("bert", "inference", 1, 64, 16, 2, 0.5, None, None, config={"vocab_size": 200})
+    results = list(serving.run(CPU, torch.float32, 2, "sdpa", cases=[case]))
+    assert [result.name for result in results] == [
+        "batches in random order",
+        "batches sorted by length",
+        "one sentence",
+    ]
+    for result in results:
+        assert [*result.measurements] == [*result.differences] == [*RUNTIMES]
+        assert max(result.differences.values()) < 1e-5
+    assert len(rows_of(serving.table(results))) == 3 * len(RUNTIMES)
 
 
 def test_sharing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,6 +65,8 @@ NAME = "did you mean runs/abc?"
         (f"pretrain --tokenizer none {TEXT} --optimizer lamb", "Not installed: pytorch_optimizer"),
         ("data tokenizer --family t5 --dataset broken.txt --vocab_size 60 --output_dir out", "packages sentencepiece"),
         ("export onnx --model none --output o.onnx", "Not installed: onnx"),
+        ("export openvino --model none --output o.xml", "Not installed: onnx, openvino"),
+        ("export openvino --model none --output o.onnx", "use the suffix .xml"),
         ("export torch --model none --output o.onnx", "use the suffix .pt2"),
         (f"pretrain --tokenizer none {TEXT} --output_dir text.txt/out", "cannot be created or written to"),
         ("data units --gazetteers text.txt --output text.txt/units.txt", "text.txt is a file"),
@@ -93,7 +95,7 @@ def test_messages(folder, command, message, monkeypatch):
         raise AssertionError(f"{source} is asked of the Hub")
 
     monkeypatch.chdir(folder)
-    for name in ("trackio", "pytorch_optimizer", "onnx", "sentencepiece"):
+    for name in ("trackio", "pytorch_optimizer", "onnx", "openvino", "sentencepiece"):
         monkeypatch.setitem(sys.modules, name, None)
     words = command.split()
     if "runs/abc" not in command:

@@ -1,0 +1,151 @@
+"""Suite `serving`: inference of BERT on a CPU by transformers, onnxruntime, OpenVINO and hf_ctxmodels.
+
+Each runtime has its own process, because thread pools of several runtimes in one process disturb each other. The
+processes run in turns, so that drift of the machine affects all of them equally.
+"""
+
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from benchmarks.batches import random_lengths
+from benchmarks.cases import FILL, Case
+from benchmarks.encoders import build_model
+from benchmarks.measure import Measurement
+from benchmarks.serving_processes import RUNTIMES, Batch, RuntimeProcess
+from hf_ctxmodels.inference.exporting import export_model
+
+SETTING = (
+    "BERT with random weights, one process per runtime, in turns; 'batches' are 64 sequences of 4 to 128 tokens (mean "
+    "46) in batches of 16, padded to the longest, in random order or sorted by length; 'one sentence' has 32 tokens; "
+    "onnxruntime and OpenVINO run the files of `hf-ctxmodels export`, OpenVINO with the hint LATENCY; onnxruntime "
+    "is always in float32; speed is relative to transformers; difference is the largest one from hf_ctxmodels, "
+    "relative to the largest value."
+)
+CASES = [Case("bert", "inference", layers, width, 128, 16, FILL, None, None) for layers, width in ((4, 256), (12, 768))]
+_NUM_BATCHES = 4
+_NUM_SENTENCES = 16
+_SENTENCE_LENGTH = 32
+_PAUSE = 0.25  # seconds, after which the threads of the previous process no longer spin
+_HEADER = (
+    "| layers x width | input | runtime | time | CPU time | speed | max difference |\n|---|---|---|---|---|---|---|"
+)
+
+
+@dataclass(frozen=True)
+class Result:
+    """Times of all runtimes in seconds per sequence, and differences of their outputs, for the input `name`."""
+
+    case: Case
+    name: str
+    measurements: dict[str, Measurement]
+    differences: dict[str, float]
+
+
+def run(
+    device: torch.device,
+    dtype: torch.dtype,
+    repeats: int,
+    attention: str,
+    only: str | None = None,
+    cases: Sequence[Case] | None = None,
+) -> Iterator[Result]:
+    """Measure all cases.
+
+    Args:
+        device, attention: Unused: the runtimes run on a CPU and choose their kernels.
+        dtype: Precision of the models; onnxruntime is always in float32.
+        repeats: Timed turns of each runtime.
+        only: Run only cases that match, see `Case.matches`.
+        cases: Cases to run; by default `CASES`.
+    """
+    for case in CASES if cases is None else cases:
+        if not case.matches(only):
+            continue
+        torch.manual_seed(0)
+        with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
+            folder = Path(directory)
+            inputs = random_inputs(case, write_models(case, folder))
+            precision, threads = str(dtype).removeprefix("torch."), torch.get_num_threads()
+            processes = {name: RuntimeProcess(name, folder, precision, threads) for name in RUNTIMES}
+            for process in processes.values():
+                stack.callback(process.close)
+            for name, batches in inputs.items():
+                yield _measure(case, name, batches, processes, repeats)
+
+
+def write_models(case: Case, folder: Path) -> int:
+    """Write the same weights in the formats of all runtimes; returns the size of the vocabulary."""
+    model = build_model(case).eval()
+    model.save_pretrained(folder / "model")
+    model.export_reference(folder / "reference")
+    ids = torch.arange(12).view(2, 6)
+    examples = [{"input_ids": ids[:, start:], "attention_mask": torch.ones_like(ids[:, start:])} for start in (0, 2)]
+    export_model(model, examples, folder / "model.onnx", "onnx")
+    export_model(model, examples, folder / "model.xml", "openvino")
+    return model.config.vocab_size
+
+
+def random_inputs(case: Case, vocab_size: int) -> Mapping[str, list[Batch]]:
+    """Random batches by name."""
+    lengths = torch.cat([random_lengths(case) for _ in range(_NUM_BATCHES)])
+    sentences = torch.full((_NUM_SENTENCES,), min(_SENTENCE_LENGTH, case.length))
+
+    def batches(lengths: torch.Tensor, batch_size: int) -> list[Batch]:
+        masks = [(torch.arange(int(rows.max())) < rows[:, None]).long() for rows in lengths.split(batch_size)]
+        ids = [torch.randint(vocab_size // 10, vocab_size, mask.shape) * mask for mask in masks]
+        return [
+            {"input_ids": batch_ids.numpy(), "attention_mask": mask.numpy()}
+            for batch_ids, mask in zip(ids, masks, strict=True)
+        ]
+
+    return {
+        "batches in random order": batches(lengths, case.batch),
+        "batches sorted by length": batches(lengths.sort().values, case.batch),
+        "one sentence": batches(sentences, 1),
+    }
+
+
+def _measure(
+    case: Case, name: str, batches: Sequence[Batch], processes: Mapping[str, RuntimeProcess], repeats: int
+) -> Result:
+    states = {runtime: process.run(batches)[2] for runtime, process in processes.items()}  # a warm-up as well
+    is_token, expected = batches[0]["attention_mask"] != 0, states["hf_ctxmodels"]
+    differences = {
+        runtime: float(np.abs(output - expected)[is_token].max() / np.abs(expected).max())
+        for runtime, output in states.items()
+    }
+    num_sequences = sum(len(batch["input_ids"]) for batch in batches)
+    times: dict[str, list[tuple[float, float]]] = {runtime: [] for runtime in processes}
+    for _ in range(repeats):
+        for runtime, process in processes.items():
+            time.sleep(_PAUSE)
+            seconds, cpu_seconds, _ = process.run(batches)
+            times[runtime].append((seconds / num_sequences, cpu_seconds / num_sequences))
+    return Result(case, name, {runtime: Measurement.summarise(times[runtime]) for runtime in processes}, differences)
+
+
+def table(results: Sequence[Result]) -> str:
+    """Format results as Markdown."""
+    return "\n".join([_HEADER, *(row for result in results for row in _rows(result))])
+
+
+def _rows(result: Result) -> Iterator[str]:
+    reference = result.measurements["transformers"]
+    for runtime, measurement in result.measurements.items():
+        cells = [
+            f"{result.case.layers} x {result.case.width}",
+            result.name,
+            runtime,
+            f"{1e3 * measurement.seconds:.2f} ms ± {measurement.spread / 2:.0%}",
+            f"{1e3 * measurement.cpu_seconds:.2f} ms",
+            f"{reference.seconds / measurement.seconds:.2f}x",
+            f"{result.differences[runtime]:.0e}",
+        ]
+        yield f"| {' | '.join(cells)} |"
