@@ -26,8 +26,12 @@ class PrepackedBlock:
     def __init__(self, block: Any) -> None:
         self.block = block
         attention, feed_forward = block.attention, block.feed_forward
+        self.attention, self.activation = attention, feed_forward.activation
+        self.norms = block.attention_norm, block.feed_forward_norm
         self.linear_layers = attention.qkv_proj, attention.out_proj, feed_forward.up_proj, feed_forward.down_proj
-        self.modules = tuple((module, type(module), tuple(module._modules.items())) for module in block.modules())
+        # read without `nn.Module.__getattr__`, which takes as long as the rest of the checks
+        self.parameters = [module._parameters for module in (*self.norms, *self.linear_layers)]
+        self.modules = [(module, type(module), module.__dict__, dict(module._modules)) for module in block.modules()]
 
     def __deepcopy__(self, memo: Any) -> None:
         """None: the copy of a block is not prepacked."""
@@ -51,9 +55,9 @@ class PrepackedBlock:
         if None in weights or not self._is_unchanged():
             return None
         qkv_weight, out_weight, up_weight, down_weight = weights
-        qkv_bias, out_bias, up_bias, down_bias = (layer.bias for layer in self.linear_layers)
+        qkv_bias, out_bias, up_bias, down_bias = (layer._parameters["bias"] for layer in self.linear_layers)
         is_pre_norm = self.block.norm == "pre"
-        attention_norm, feed_forward_norm = self.block.attention_norm.forward, self.block.feed_forward_norm.forward
+        attention_norm, feed_forward_norm = (norm.forward for norm in self.norms)
         qkv = onednn_linear(attention_norm(hidden_states) if is_pre_norm else hidden_states, qkv_weight, qkv_bias)
         hidden_states = onednn_linear(self._attend(qkv, layout, mask), out_weight, out_bias).add_(hidden_states)
         if not is_pre_norm:
@@ -77,23 +81,20 @@ class PrepackedBlock:
         """Whether the block has the same modules as when it was prepacked, in evaluation mode and without hooks."""
         if _has_any_global_hook():
             return False
-        for module, module_class, children in self.modules:
-            if module.training or type(module) is not module_class or "forward" in module.__dict__:
+        for module, module_class, state, children in self.modules:
+            if type(module) is not module_class or state["training"] or "forward" in state:
                 return False
-            has_hooks = module._forward_pre_hooks or module._forward_hooks
-            if module is not self.block and (has_hooks or module._backward_pre_hooks or module._backward_hooks):
+            if state["_modules"] != children:
                 return False
-            if len(module._modules) != len(children) or not are_plain_tensors(*module._parameters.values()):
+            has_hooks = state["_forward_pre_hooks"] or state["_forward_hooks"]
+            if (has_hooks or state["_backward_pre_hooks"] or state["_backward_hooks"]) and module is not self.block:
                 return False
-            if any(module._modules.get(name) is not child for name, child in children):
-                return False
-        return True
+        return are_plain_tensors(*(tensor for parameters in self.parameters for tensor in parameters.values()))
 
     def _attend(self, qkv: Tensor, layout: Layout, mask: PackedMask) -> Tensor:
         """(tokens, 3 * inner) queries, keys and values -> (tokens, inner)."""
-        attention, groups = self.block.attention, mask.groups
-        heads, scale = (attention.num_heads, attention.head_dim), attention.scale
-        group = groups[0]
+        heads, scale = (self.attention.num_heads, self.attention.head_dim), self.attention.scale
+        group = mask.groups[0]
         if group.window is not None or len(mask.keys.lengths) * group.num_keys != len(qkv):
             query, key, value = qkv.view(-1, 3, *heads).unbind(1)
             return attend(query, key, value, layout, mask, scale=scale)[0].flatten(1)
@@ -105,7 +106,6 @@ class PrepackedBlock:
         return context.transpose(1, 2).reshape(len(qkv), -1)
 
     def _activate(self, intermediate: Tensor) -> Tensor:
-        activation = self.block.feed_forward.activation
-        if type(activation) is nn.GELU:
-            return torch.ops.aten.gelu_(intermediate, approximate=activation.approximate)
-        return activation.forward(intermediate)
+        if type(self.activation) is nn.GELU:
+            return torch.ops.aten.gelu_.default(intermediate, approximate=self.activation.approximate)
+        return self.activation.forward(intermediate)

@@ -158,7 +158,7 @@ def are_plain_tensors(*tensors: Tensor | None) -> bool:
 def onednn_linear(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
     """(rows, inner) times the transpose of (columns, inner), ordinary or prepacked, plus (columns,), by oneDNN, without
     autograd."""
-    return torch.ops.mkldnn._linear_pointwise(left, right, bias, "none", [], "")
+    return torch.ops.mkldnn._linear_pointwise.default(left, right, bias, "none", [], "")
 
 
 def prepack_weight(weight: Tensor) -> Tensor:
@@ -238,7 +238,7 @@ class PrepackedWeight:
 
     def get(self, layer: nn.Linear) -> Tensor | None:
         """The copy; None if the weight of the layer has changed, except by `.data`, which frees the copy."""
-        weight = layer.weight
+        weight = layer._parameters["weight"]
         if weight is self._weight and _weight_state(weight) == self._state:
             return self._copy
         del layer.prepacked_weight
