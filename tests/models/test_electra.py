@@ -400,7 +400,7 @@ def test_detection() -> None:
 @pytest.mark.parametrize("chunk_size", [1, 3, 100])
 def test_copy_or_predict(head: MaskedLMHead, monkeypatch: pytest.MonkeyPatch, chunk_size: int) -> None:
     """Loss and gradients in chunks of any size."""
-    monkeypatch.setattr(replaced_token, "CHUNK_ELEMENTS", chunk_size * VOCAB_SIZE)
+    monkeypatch.setattr(prediction, "CHUNK_ELEMENTS", chunk_size * VOCAB_SIZE)
     generator = torch.Generator().manual_seed(2)
     states = torch.randn(7, WIDTH, generator=generator).requires_grad_()
     gate = torch.randn(7, generator=generator).requires_grad_()

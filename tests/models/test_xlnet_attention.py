@@ -14,7 +14,7 @@ from hf_ctxmodels import CtxXLNetConfig
 from hf_ctxmodels.layers.attention.layouts import PaddedLayout
 from hf_ctxmodels.layers.cpu.relative_attention import RelativeBiases, attend_per_sequence
 from hf_ctxmodels.models.xlnet import relative_attention
-from hf_ctxmodels.models.xlnet.relative_attention import dense_attention, eager_attention
+from hf_ctxmodels.models.xlnet.relative_attention import DensePattern, dense_attention, eager_attention
 from hf_ctxmodels.models.xlnet.streams import EncoderInputs, StreamLayout
 
 HEADS, HEAD_DIM = 3, 4
@@ -73,8 +73,9 @@ def attend(inputs: AttentionInputs, implementation: str, dropout: float = 0.0) -
     if implementation == "eager":
         return eager_attention(*arguments, **options)[0]
     block_size = 4 if implementation == "dense blocks" else 10**6
+    pattern = DensePattern.build(inputs.streams.pattern, key.shape[1], query.dtype)
     with patch.object(relative_attention, "MAX_DENSE_QUERIES", block_size):
-        return dense_attention(*arguments, **options)
+        return dense_attention(*arguments[:-1], pattern, **options)
 
 
 def outputs_and_gradients(inputs: AttentionInputs, implementation: str) -> list[Tensor]:

@@ -210,7 +210,7 @@ class PackedLayout:
         """(tokens, ...) -> (batch, length, ...), zeros at padding."""
         if self.indices is not None:
             flat = packed.new_zeros(self.batch_size * self.length, *packed.shape[1:])
-            packed = flat.index_copy(0, self.indices, packed)
+            packed = flat.index_copy_(0, self.indices, packed)
         return packed.unflatten(0, (self.batch_size, self.length))
 
     def select(self, output_mask: Tensor, *, include_first_tokens: bool) -> "PackedLayout":

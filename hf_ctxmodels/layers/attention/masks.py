@@ -265,7 +265,7 @@ def prepare_mask(
         raise CtxError(
             f"Cross-attention from {len(layout.lengths)} sequences to {len(keys.lengths)}, expected equal numbers."
         )
-    dtype, is_single = _attention_dtype(like), like.device.type != "cpu"
+    dtype, is_single = attention_dtype(like), like.device.type != "cpu"
     prepared = PackedMask(mask, layout, keys, dtype, like.device, is_single=is_single)
     if mask.bias is not None:  # outside of checkpointed layers, whose recomputation must not change its gradient
         _ = prepared.groups
@@ -277,7 +277,7 @@ def round_up(length: int) -> int:
     return length + -length % 8
 
 
-def _attention_dtype(like: Tensor) -> torch.dtype:
+def attention_dtype(like: Tensor) -> torch.dtype:
     """The dtype in which attention is computed, so that a mask or bias is cast once, and not in each layer."""
     device = like.device.type
     if device != "cpu" and torch.is_autocast_enabled(device):
@@ -294,7 +294,7 @@ def _prepare_padded(spec: MaskSpec, layout: PaddedLayout, keys: PaddedLayout, li
                 hint='use model.set_attn_implementation("sdpa"), which has a varlen flash kernel on CUDA itself.',
             )
         return PaddedMask(spec, keys.tokens, None, spec.causal)  # the kernel applies causal and window masks
-    bias, dtype = None, _attention_dtype(like)
+    bias, dtype = None, attention_dtype(like)
     if spec.bias is not None:  # shared by all examples if padding is only at their ends
         query_positions = layout.select_query_columns(_shared_positions(layout, like.device))
         bias = spec.bias(query_positions, _shared_positions(keys, like.device)).expand(layout.batch_size, -1, -1, -1)
@@ -330,7 +330,7 @@ def _merge_sdpa_bias(mask: PaddedMask, layout: PaddedLayout, like: Tensor) -> Pa
         return mask
     if not is_gpu and torch.is_autocast_enabled(like.device.type):
         return mask  # autocast would turn the smallest float32 value into -inf
-    dtype = _attention_dtype(like)
+    dtype = attention_dtype(like)
     bias = like.new_zeros((), dtype=dtype) if mask.bias is None else mask.bias.to(dtype)
     if isinstance(mask.mask, Tensor):
         if mask.mask.dtype == torch.bool:

@@ -62,7 +62,7 @@ class _ChunkedKLDivergence(torch.autograd.Function):
         weight_grad = torch.zeros_like(weight) if needs_weight else None
         bias_grad = torch.zeros_like(bias) if bias is not None and needs_bias else None
         total = hidden_states.new_zeros((), dtype=torch.float32)
-        size = cross_entropy.chunk_size(len(hidden_states), len(weight))
+        size = cross_entropy.chunk_size(len(hidden_states), len(weight), weight.device)
 
         def log_softmax(states: Tensor, decoder_weight: Tensor, decoder_bias: Tensor) -> Tensor:
             logits = fast_linear(states / temperature, decoder_weight, decoder_bias)

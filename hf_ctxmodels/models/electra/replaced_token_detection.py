@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.host_copies import host_copy, is_traced, on_host, set_host_copy, true_indices
-from hf_ctxmodels.layers.lm_loss.cross_entropy import CHUNK_ELEMENTS, MaskedLMHead, ProjectedHead
+from hf_ctxmodels.layers.lm_loss.cross_entropy import MaskedLMHead, ProjectedHead, chunk_size
 from hf_ctxmodels.layers.lm_loss.sampling import uniforms
 
 
@@ -92,8 +92,8 @@ def copy_or_predict_loss(
     With probability D the input token is copied, otherwise a token is predicted by the head; `gate_logits` (tokens,) is
     D before the sigmoid.
     """
-    chunk_size = max(1, CHUNK_ELEMENTS // head.decoder.out_features)
-    num_chunks = max(1, math.ceil(len(states) / chunk_size))
+    size = chunk_size(len(states), head.decoder.out_features, states.device)
+    num_chunks = max(1, math.ceil(len(states) / size))
     tensors = (gate_logits, states, corrupted_ids, original_ids)
     chunks = zip(*(tensor.chunk(num_chunks) for tensor in tensors), strict=True)
     # the backward pass recomputes the logits per chunk

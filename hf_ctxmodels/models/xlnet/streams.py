@@ -14,6 +14,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.host_copies import host_copy, is_traced
 from hf_ctxmodels.core.inputs import check_tensors, sequence_numbers
 from hf_ctxmodels.layers.attention.layouts import Layout, PackedLayout, PaddedLayout
+from hf_ctxmodels.layers.attention.masks import attention_dtype
 from hf_ctxmodels.layers.cpu.relative_attention import (
     RelativeBiases,
     SequenceRange,
@@ -22,7 +23,12 @@ from hf_ctxmodels.layers.cpu.relative_attention import (
     runs_per_sequence,
 )
 from hf_ctxmodels.models.xlnet.configuration_xlnet import CtxXLNetConfig
-from hf_ctxmodels.models.xlnet.relative_attention import AttentionPattern, dense_attention, eager_attention
+from hf_ctxmodels.models.xlnet.relative_attention import (
+    AttentionPattern,
+    DensePattern,
+    dense_attention,
+    eager_attention,
+)
 
 _MASKED_SCORE = -1e30  # a probability of 0; finite, so that a query without a visible key does not become NaN
 
@@ -175,6 +181,7 @@ class StreamLayout:
             two groups if the second half of the batch holds reversed text (`bi_data`).
         layout: The layout of the content states, and the positions whose outputs are returned.
         pattern: The attention pattern of the computed states in the padded batch; None if it is not needed.
+        dense_pattern: The tensors of this pattern for `dense_attention`; None if it is not used.
         uses_eager: Whether to compute attention by the reference implementation, which returns the probabilities.
         is_query_only: Whether only the query states are computed, as in a last layer; the content states are keys.
     """
@@ -185,6 +192,7 @@ class StreamLayout:
     pattern: AttentionPattern | None
     uses_eager: bool
     is_query_only: bool = False
+    dense_pattern: DensePattern | None = None
 
     @classmethod
     def build(cls, inputs: EncoderInputs, encodings: Tensor, *, output_attentions: bool | None) -> "StreamLayout":
@@ -202,10 +210,17 @@ class StreamLayout:
         if is_packable and not (uses_eager or needs_padding or is_traced(inputs.words) or inputs.has_inner_padding):
             shape, device = (inputs.batch_size, inputs.length), inputs.words.device
             packed_layout = PackedLayout.build(*shape, inputs.tokens, inputs.sequence_ids, device)
-            pattern = None if runs_per_sequence(encodings) else inputs.build_pattern()
-            return cls(inputs, encodings, packed_layout, pattern, uses_eager)
+            if runs_per_sequence(encodings):
+                return cls(inputs, encodings, packed_layout, None, uses_eager)
+            return cls(inputs, encodings, packed_layout, inputs.build_pattern(), uses_eager)._with_dense_pattern()
         layout = PaddedLayout(inputs.batch_size, inputs.length)
-        return cls(inputs, encodings, layout, inputs.build_pattern(), uses_eager)
+        streams = cls(inputs, encodings, layout, inputs.build_pattern(), uses_eager)
+        return streams if uses_eager or runs_per_sequence(encodings) else streams._with_dense_pattern()
+
+    def _with_dense_pattern(self) -> "StreamLayout":
+        num_keys = self.inputs.memory_length + self.inputs.length
+        pattern = self.pattern or self.inputs.build_pattern()
+        return replace(self, dense_pattern=DensePattern.build(pattern, num_keys, attention_dtype(self.encodings)))
 
     @property
     def has_queries(self) -> bool:
@@ -216,8 +231,11 @@ class StreamLayout:
         """The layout for the last layer, which computes only the returned states: with `returns_content` the content
         states in addition to the query states."""
         if self.has_queries and self.pattern is not None:
-            query_pattern = self.pattern.select_queries(slice(self.inputs.length, None))
-            return self if returns_content else replace(self, pattern=query_pattern, is_query_only=True)
+            if returns_content:
+                return self
+            queries, dense = slice(self.inputs.length, None), self.dense_pattern
+            dense = None if dense is None else dense.select_queries(queries)
+            return replace(self, pattern=self.pattern.select_queries(queries), dense_pattern=dense, is_query_only=True)
         mask = self.inputs.output_mask
         return self if mask is None else replace(self, layout=self.layout.select(mask, include_first_tokens=False))
 
@@ -275,13 +293,18 @@ class StreamLayout:
         if isinstance(layout, PackedLayout):
             if layout.query is not None:
                 query = torch.zeros_like(key).index_copy(0, layout.query, query)
-            query, key, value = (layout.unpack(tensor) for tensor in (query, key, value))
-        pattern = self.pattern or self.inputs.build_pattern()  # None in autocast of a packed batch
-        arguments = (query, key, value, relative, biases, pattern)
+            query, key, value = layout.unpack(torch.stack((query, key, value), 1)).unbind(2)
         if not self.uses_eager:
-            context = dense_attention(*arguments, scaling=scaling, dropout=dropout)
+            streams = self._with_dense_pattern() if self.dense_pattern is None else self  # None in autocast on a CPU
+            assert streams.dense_pattern is not None
+            context = dense_attention(
+                query, key, value, relative, biases, streams.dense_pattern, scaling=scaling, dropout=dropout
+            )
             return layout.select_queries(layout.pack(context)), None  # both are the identity in a padded layout
-        context, probabilities = eager_attention(*arguments, scaling=scaling, dropout=dropout)
+        pattern = self.pattern or self.inputs.build_pattern()
+        context, probabilities = eager_attention(
+            query, key, value, relative, biases, pattern, scaling=scaling, dropout=dropout
+        )
         if self.has_queries and not self.is_query_only:
             length = self.inputs.length
             return context, (probabilities[:, :, :length], probabilities[:, :, length:])
