@@ -14,6 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hf_ctxmodels.core import compiled_ops
+from hf_ctxmodels.core.compiled_ops import is_compiled
+
 _MAX_COPIED_ELEMENTS = 1 << 22  # of one tensor; larger masks are copied only if their values are needed
 _is_in_forward: ContextVar[bool] = ContextVar("is_in_forward", default=False)
 
@@ -57,6 +60,8 @@ def on_host(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
 
 def true_indices(mask: Tensor) -> Tensor:
     """(number,) int64 indices of the True values of the flattened mask, on its device."""
+    if is_compiled():
+        return compiled_ops.true_indices(mask)
     if is_traced(mask):
         return mask.flatten().nonzero().squeeze(1)
     return to_device(host_copy(mask).flatten().nonzero().squeeze(1), mask.device)

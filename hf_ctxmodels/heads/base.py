@@ -70,7 +70,7 @@ def mask_of_targets(targets: Tensor) -> Tensor:
 
 def labelled_targets(targets: Tensor) -> Tensor:
     """(number,) the targets that are not -100, in row-major order."""
-    return on_host(lambda labels: labels[labels != IGNORE_INDEX], targets)
+    return on_host(lambda labels: select_true(labels, labels != IGNORE_INDEX), targets)
 
 
 def mean_over_targets(total: Tensor, targets: Tensor, name: str, num_items: ItemCounts) -> Tensor:

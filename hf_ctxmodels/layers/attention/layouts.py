@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask
 from transformers import Cache, PreTrainedConfig
 
+from hf_ctxmodels.core.compiled_ops import data_dependent_size, define_operator, is_compiled
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.host_copies import host_copy, is_traced, on_host, select_true, to_device
 from hf_ctxmodels.core.inputs import (
@@ -252,6 +253,84 @@ class PackedLayout:
         """None: padding is not computed."""
 
 
+@dataclass(frozen=True, eq=False)
+class TracedLayout(PackedLayout):
+    """A packed layout in a compiled graph: the lengths are (sequences,) int64 tensors on the CPU."""
+
+    lengths: Tensor  # type: ignore[assignment]
+    query_lengths: Tensor | None = None  # type: ignore[assignment]
+
+    @classmethod
+    def build(
+        cls,
+        batch_size: int,
+        length: int,
+        attention_mask: Tensor | None,
+        sequence_ids: Tensor | None,
+        device: torch.device,
+    ) -> "TracedLayout":
+        """As in `PackedLayout`; the error for a row without tokens is raised when the graph runs."""
+        tokens = nonzero_in_all(attention_mask, sequence_ids)
+        if tokens is not None:
+            return cls(batch_size, length, *_build_layout_operator(tokens, sequence_ids))
+        first_indices = torch.arange(batch_size, device=device) * length
+        return cls(batch_size, length, None, torch.full((batch_size,), length), first_indices)
+
+    def select(self, output_mask: Tensor, *, include_first_tokens: bool) -> "TracedLayout":
+        """As in `PackedLayout`."""
+        query, query_lengths, output_indices = _select_operator(
+            output_mask, self.indices, self.lengths, self.first_indices, include_first_tokens
+        )
+        return replace(self, query=query, query_lengths=query_lengths, output_indices=output_indices)
+
+
+def _build_traced(tokens: Tensor, sequence_ids: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    layout = PackedLayout.build(tokens.shape[0], tokens.shape[1], tokens, sequence_ids, tokens.device)
+    indices = torch.arange(tokens.numel(), device=tokens.device) if layout.indices is None else layout.indices
+    return indices, torch.tensor(layout.lengths), layout.first_indices
+
+
+def _built_tensors(tokens: Tensor, sequence_ids: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    indices = tokens.new_empty(data_dependent_size(), dtype=torch.int64)
+    num_sequences = tokens.shape[0] if sequence_ids is None else data_dependent_size()
+    lengths = torch.empty(num_sequences, dtype=torch.int64, device="cpu")
+    return indices, lengths, tokens.new_empty(tokens.shape[0], dtype=torch.int64)
+
+
+_build_layout_operator = define_operator(
+    "build_layout(Tensor tokens, Tensor? sequence_ids) -> (Tensor indices, Tensor lengths, Tensor first_indices)",
+    _build_traced,
+    _built_tensors,
+)
+
+
+def _select_traced(
+    output_mask: Tensor, indices: Tensor | None, lengths: Tensor, first_indices: Tensor, include_first_tokens: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    layout = PackedLayout(*output_mask.shape, indices, tuple(lengths.tolist()), first_indices)
+    layout = layout.select(output_mask, include_first_tokens=include_first_tokens)
+    query, output_indices = layout.query, layout.output_indices
+    if query is None:  # all tokens
+        query = torch.arange(layout.num_tokens, device=output_mask.device)
+    assert output_indices is not None
+    return query, torch.tensor(layout.query_counts), output_indices
+
+
+def _selected_tensors(
+    output_mask: Tensor, indices: Tensor | None, lengths: Tensor, first_indices: Tensor, include_first_tokens: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    query, output_indices = (output_mask.new_empty(data_dependent_size(), dtype=torch.int64) for _ in range(2))
+    return query, lengths.new_empty(lengths.shape), output_indices
+
+
+_select_operator = define_operator(
+    "select_tokens(Tensor output_mask, Tensor? indices, Tensor lengths, Tensor first_indices, "
+    "bool include_first_tokens) -> (Tensor query, Tensor query_lengths, Tensor output_indices)",
+    _select_traced,
+    _selected_tensors,
+)
+
+
 Layout = PaddedLayout | PackedLayout
 
 
@@ -266,7 +345,7 @@ def build_layout(
 ) -> Layout:
     """Choose the layout of a batch: packed if the results are equal, otherwise padded.
 
-    Padded layouts serve `config.unpad=False`, implementations other than sdpa, custom masks, caches, traced graphs, and
+    Padded layouts serve `config.unpad=False`, implementations other than sdpa, custom masks, caches, exported graphs, and
     `output_attentions`, with which sdpa is replaced by eager attention.
 
     Args:
@@ -291,8 +370,9 @@ def build_layout(
     if implementation in ("eager", "sdpa"):  # without keyword arguments
         reject_unused_tensors(**attention_kwargs)
     is_packable = custom_mask is None and implementation == "sdpa" and past_key_values is None
-    if config.unpad and is_packable and not is_traced(inputs):
-        return PackedLayout.build(batch_size, length, padding_mask, sequence_ids, inputs.device)
+    if config.unpad and is_packable and (is_compiled() or not is_traced(inputs)):
+        layout_class = TracedLayout if is_compiled() else PackedLayout
+        return layout_class.build(batch_size, length, padding_mask, sequence_ids, inputs.device)
     if sequence_ids is not None and (custom_mask is not None or past_key_values is not None):
         raise CtxError(
             "sequence_ids cannot be combined with past_key_values or a custom attention_mask.",
@@ -311,7 +391,7 @@ def build_memory_layout(
     """
     shape = (memory.shape[0], memory.shape[1])
     if isinstance(layout, PackedLayout):
-        return PackedLayout.build(*shape, attention_mask, sequence_ids, memory.device)
+        return type(layout).build(*shape, attention_mask, sequence_ids, memory.device)
     return _build_padded(shape, attention_mask, sequence_ids, layout.implementation, layout.attention_kwargs)
 
 

@@ -8,6 +8,7 @@ functions, for packed ones to groups of sequences of similar length.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.host_copies import host_copy, is_traced, to_device
-from hf_ctxmodels.layers.attention.layouts import Layout, PackedLayout, PaddedLayout
+from hf_ctxmodels.layers.attention.layouts import Layout, PackedLayout, PaddedLayout, TracedLayout
 
 PositionBias = Callable[[Tensor, Tensor], Tensor]
 """(batch, queries) and (batch, keys) positions -> (batch, heads, queries, keys) addend of the scores."""
@@ -238,12 +239,24 @@ class PackedMask:
         return distance, 0 if self.spec.causal else distance
 
 
-AttentionMask = MaskSpec | PaddedMask | PackedMask
+@dataclass(frozen=True, eq=False)
+class TracedMask:
+    """A mask prepared for a traced layout.
+
+    Attributes:
+        bias_by_distance: (2 * limit + 1, heads) bias of the distances from -limit to limit, see `BucketedPositionBias`.
+    """
+
+    spec: MaskSpec
+    bias_by_distance: Tensor | None
+
+
+AttentionMask = MaskSpec | PaddedMask | PackedMask | TracedMask
 
 
 def prepare_mask(
     mask: AttentionMask, layout: Layout, like: Tensor, key_layout: Layout | None = None
-) -> PaddedMask | PackedMask:
+) -> PaddedMask | PackedMask | TracedMask:
     """Convert a mask for a layout, once for all layers with the same mask.
 
     Args:
@@ -257,6 +270,9 @@ def prepare_mask(
     if not isinstance(mask, MaskSpec):
         return mask
     keys = layout if key_layout is None else key_layout
+    if isinstance(layout, TracedLayout):
+        bias: Any = mask.bias
+        return TracedMask(mask, None if bias is None else bias.by_distance(like.device))
     if isinstance(layout, PaddedLayout) and isinstance(keys, PaddedLayout):
         return _prepare_padded(mask, layout, keys, like)
     if not (isinstance(layout, PackedLayout) and isinstance(keys, PackedLayout)):

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from transformers import Cache, EncoderDecoderCache
 
 from hf_ctxmodels.layers.attention.backends import attend
-from hf_ctxmodels.layers.attention.layouts import Layout
-from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, AttentionMask, MaskSpec, PositionBias
+from hf_ctxmodels.layers.attention.layouts import Layout, TracedLayout
+from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, AttentionMask, MaskSpec, PositionBias, prepare_mask
 from hf_ctxmodels.layers.cpu.linear import linear
 
 
@@ -65,6 +65,15 @@ class _MultiHeadAttention(nn.Module):
             spec = mask if isinstance(mask, MaskSpec) else mask.spec
             mask = replace(spec, bias=self.position_bias)
         dropout = self.attention_dropout if self.training else 0.0
+        if isinstance(layout, TracedLayout):
+            # imported here: operators with gradients are only defined where a graph is compiled
+            from hf_ctxmodels.layers.attention.compiled_attention import attend_traced
+
+            traced_mask: Any = prepare_mask(mask, layout, query)
+            context = attend_traced(
+                query, key, value, layout, traced_mask, scale=self.scale, dropout=dropout, key_layout=key_layout
+            )
+            return context, None
         return attend(query, key, value, layout, mask, scale=self.scale, dropout=dropout, key_layout=key_layout)
 
     def _split_heads(self, projected: Tensor, number: int) -> tuple[Tensor, ...]:
@@ -198,10 +207,13 @@ class BucketedPositionBias(nn.Module):
 
     def forward(self, queries: Tensor, keys: Tensor) -> Tensor:
         """(batch, queries) and (batch, keys) positions -> (batch, heads, queries, keys)."""
-        limit = self.max_distance
-        bias_by_distance = self.buckets(self.bucket(torch.arange(-limit, limit + 1, device=queries.device)))
+        limit, bias_by_distance = self.max_distance, self.by_distance(queries.device)
         distances = (keys[:, None, :] - queries[:, :, None]).clamp(-limit, limit)
         return F.embedding(distances + limit, bias_by_distance).permute(0, 3, 1, 2)
+
+    def by_distance(self, device: torch.device) -> Tensor:
+        """(2 * max_distance + 1, heads) bias of the distances from -max_distance to max_distance."""
+        return self.buckets(self.bucket(torch.arange(-self.max_distance, self.max_distance + 1, device=device)))
 
     def bucket(self, distances: Tensor) -> Tensor:
         """(...) position of the key minus position of the query -> (...) bucket."""

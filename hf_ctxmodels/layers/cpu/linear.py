@@ -18,6 +18,8 @@ from torch.autograd import forward_ad
 from torch.nn import functional as F
 from torch.nn.modules.module import _has_any_global_hook
 
+from hf_ctxmodels.core.compiled_ops import define_operator, is_compiled
+
 HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 HAS_BFLOAT16_PRODUCT = HAS_ONEDNN and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 MAX_PREPACKED_BYTES = 1 << 30
@@ -63,6 +65,8 @@ class LinearLayers(nn.Sequential):
 
 def fast_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`torch.nn.functional.linear`, computed by oneDNN for float32 on a CPU."""
+    if is_compiled() and _is_compiled_product(input, weight):
+        return _CompiledProduct.apply(input.reshape(-1, input.shape[-1]), weight, bias).unflatten(0, input.shape[:-1])
     is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
     if is_traced or input.numel() * weight.shape[0] < _MIN_MULTIPLICATIONS or not can_use_onednn(input, weight):
         return F.linear(input, weight, bias)
@@ -215,6 +219,42 @@ class _LinearProduct(torch.autograd.Function):
             multiply(grad.T, left.T) if needs_right else None,
             grad.sum(0) if needs_bias else None,
         )
+
+
+def _is_compiled_product(input: Tensor, weight: Tensor) -> bool:
+    """Whether oneDNN's product replaces torch's in a compiled graph, whose number of rows is unknown."""
+    is_float32 = input.dtype is torch.float32 and weight.dtype is torch.float32
+    return HAS_ONEDNN and is_float32 and input.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
+
+
+def _run_product(left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
+    return fast_linear(left, right, bias).contiguous()
+
+
+_product = define_operator(
+    "linear(Tensor left, Tensor right, Tensor? bias) -> Tensor",
+    _run_product,
+    lambda left, right, bias: left.new_empty(left.shape[0], right.shape[0]),
+)
+
+
+class _CompiledProduct(torch.autograd.Function):
+    """`_LinearProduct` in a compiled graph."""
+
+    @staticmethod
+    def forward(ctx: Any, left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(left, right)
+        ctx.has_bias = bias is not None
+        return _product(left, right, bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        left, right = ctx.saved_tensors
+        if right.shape[1] < right.shape[0]:  # oneDNN copies the left operand, which is transposed
+            grad_right = _product(left.T, grad.T, None).T
+        else:
+            grad_right = _product(grad.T, left.T, None)
+        return _product(grad, right.T, None), grad_right, grad.sum(0) if ctx.has_bias else None
 
 
 # A product of few rows takes as long as reading its weights, and oneDNN reads them up to twice as fast in a blocked

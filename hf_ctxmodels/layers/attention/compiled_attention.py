@@ -1,0 +1,146 @@
+"""Attention of packed tokens in compiled graphs: one operator, whose implementation calls `attend`."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from hf_ctxmodels.core.compiled_ops import define_operator
+from hf_ctxmodels.layers.attention.backends import attend
+from hf_ctxmodels.layers.attention.layouts import PackedLayout, TracedLayout
+from hf_ctxmodels.layers.attention.masks import MaskSpec, TracedMask
+
+_ARGUMENTS = (
+    "Tensor query, Tensor key, Tensor value, Tensor? bias_by_distance, Tensor lengths, Tensor? computed, "
+    "Tensor? query_lengths, Tensor? key_lengths, Tensor? prefix_lengths, Tensor? ranges, Tensor? seed, bool causal, "
+    "int? window, float scale, float dropout"
+)
+
+
+def attend_traced(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    layout: TracedLayout,
+    mask: TracedMask,
+    *,
+    scale: float,
+    dropout: float,
+    key_layout: TracedLayout | None = None,
+) -> Tensor:
+    """`attend` for a traced layout. Dropout masks differ from those of `attend`: their seed is sampled in the graph,
+    for the backward pass to recompute them."""
+    spec = mask.spec
+    return _PackedAttention.apply(
+        query,
+        key,
+        value,
+        mask.bias_by_distance,
+        layout.lengths,
+        layout.query,
+        layout.query_lengths,
+        None if key_layout is None else key_layout.lengths,
+        spec.prefix_lengths,
+        spec.ranges,
+        torch.randint(1 << 62, ()) if dropout else None,
+        spec.causal,
+        spec.window,
+        scale,
+        dropout,
+    )
+
+
+class _PackedAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        ctx.save_for_backward(*inputs[:11])
+        ctx.options = inputs[11:]
+        return _packed_attention(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, bias, *tensors = ctx.saved_tensors
+        gradients = _packed_attention_backward(grad, query, key, value, bias, *tensors, *ctx.options)
+        bias_gradient = None if bias is None else gradients[3]
+        return *gradients[:3], bias_gradient, *[None] * (len(tensors) + len(ctx.options))
+
+
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias_by_distance: Tensor | None,
+    lengths: Tensor,
+    computed: Tensor | None,
+    query_lengths: Tensor | None,
+    key_lengths: Tensor | None,
+    prefix_lengths: Tensor | None,
+    ranges: Tensor | None,
+    seed: Tensor | None,
+    causal: bool,
+    window: int | None,
+    scale: float,
+    dropout: float,
+) -> Tensor:
+    layout = _packed_layout(lengths, computed, query_lengths)
+    bias = None if bias_by_distance is None else _bias_of_positions(bias_by_distance)
+    spec = MaskSpec(causal, prefix_lengths, window, bias, ranges)
+    key_layout = None if key_lengths is None else _packed_layout(key_lengths)
+    if seed is None:
+        return attend(query, key, value, layout, spec, scale=scale, key_layout=key_layout)[0]
+    with torch.random.fork_rng([query.device] if query.is_cuda else []):
+        torch.manual_seed(int(seed))
+        return attend(query, key, value, layout, spec, scale=scale, dropout=dropout, key_layout=key_layout)[0]
+
+
+def _packed_layout(
+    lengths: Tensor, computed: Tensor | None = None, query_lengths: Tensor | None = None
+) -> PackedLayout:
+    """The layout for `attend`, which reads the lengths only."""
+    counts = () if query_lengths is None else tuple(query_lengths.tolist())
+    return PackedLayout(len(lengths), 0, None, tuple(lengths.tolist()), lengths, computed, counts)
+
+
+def _bias_of_positions(bias_by_distance: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+    """The `PositionBias` of a (2 * limit + 1, heads) bias of the distances from -limit to limit."""
+    limit = len(bias_by_distance) // 2
+
+    def bias(queries: Tensor, keys: Tensor) -> Tensor:
+        distances = (keys[:, None, :] - queries[:, :, None]).clamp(-limit, limit)
+        return F.embedding(distances + limit, bias_by_distance).permute(0, 3, 1, 2)
+
+    return bias
+
+
+def _run(*inputs: Any) -> Tensor:
+    context = _attend(*inputs)
+    return context.clone() if context is inputs[0] else context.contiguous()
+
+
+def _run_backward(grad: Tensor, *inputs: Any) -> list[Tensor]:
+    """The gradients of query, key, value and the bias, from a second forward pass."""
+    leaves = [None if tensor is None else tensor.detach().requires_grad_() for tensor in inputs[:4]]
+    differentiable = [tensor for tensor in leaves if tensor is not None]
+    # operators run below autograd, which is enabled again
+    excluded = torch._C._dispatch_tls_local_exclude_set()
+    for key in (torch._C.DispatchKey.AutogradCPU, torch._C.DispatchKey.AutogradCUDA, torch._C.DispatchKey.AutogradOther):
+        excluded = excluded.remove(key)
+    with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded), torch.enable_grad():
+        context = _attend(*leaves, *inputs[4:])
+        gradients = torch.autograd.grad(context, differentiable, grad, allow_unused=True)
+    return [
+        torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device) if gradient is None else gradient.contiguous()
+        for tensor, gradient in zip(differentiable, gradients, strict=True)
+    ]
+
+
+_packed_attention = define_operator(
+    f"packed_attention({_ARGUMENTS}) -> Tensor", _run, lambda query, *inputs: query.new_empty(query.shape)
+)
+_packed_attention_backward = define_operator(
+    f"packed_attention_backward(Tensor grad, {_ARGUMENTS}) -> Tensor[]",
+    _run_backward,
+    lambda grad, *inputs: [tensor.new_empty(tensor.shape) for tensor in inputs[:4] if tensor is not None],
+)
