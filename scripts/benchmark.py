@@ -10,6 +10,7 @@ import torch
 from benchmarks import (
     adapters,
     bands,
+    compiled,
     compression,
     decoders,
     encoders,
@@ -52,6 +53,7 @@ SUITES = {
     "decoders": Suite([decoders.run], report.table, report.describe_reference, ("busy",)),
     "seq2seq": Suite([seq2seq.run], report.table, seq2seq.describe_reference, ("busy",)),
     "bands": Suite([bands.run], bands.table, lambda attention: bands.SETTING),
+    "compile": Suite([compiled.run], compiled.table, lambda attention: compiled.SETTING),
     "compression": Suite([compression.run], compression.table, lambda attention: compression.SETTING),
     "sharing": Suite([sharing.run], sharing.table, lambda attention: sharing.SETTING),
     "serving": Suite([serving.run], serving.table, lambda attention: serving.SETTING),

@@ -15,7 +15,7 @@ from hf_ctxmodels.architectures.encoder_decoder import (
     resize_token_embeddings,
 )
 from hf_ctxmodels.core.caches import PreallocatedCache, SharedSourceCache
-from hf_ctxmodels.core.host_copies import is_traced, on_host, select_true
+from hf_ctxmodels.core.host_copies import needs_static_sizes, on_host, select_true
 from hf_ctxmodels.core.inputs import check_aligned, check_source_mask, sequence_starts
 from hf_ctxmodels.heads.base import (
     HeadModel,
@@ -61,7 +61,7 @@ class EncoderDecoderHeadModel(HeadModel):
         columns = self._end_token_columns(words, ids, attention_mask if is_padding_mask else None)
         hidden_states = self.config.resolve_output_flags(inputs)["output_hidden_states"]
         needs_all_states = (
-            is_traced(words)
+            needs_static_sizes(words)
             or self.layer_mix is not None
             or self.feature_lookup is not None
             or (hidden_states is not None and hidden_states is not False)
@@ -170,7 +170,7 @@ class TransformerForConditionalGeneration(Seq2SeqHead, EncoderDecoderHeadModel):
         is_recording = any(value is not None and value is not False for value in output_flags.values())
         computes_logits = labels is None or bool(use_cache) or self.needs_all_logits(return_logits)
         needs_all_states, output_mask = computes_logits or is_recording, None
-        if labels is not None and self.config.unpad and not (needs_all_states or is_traced(labels)):
+        if labels is not None and self.config.unpad and not (needs_all_states or needs_static_sizes(labels)):
             output_mask = mask_of_targets(labels)
             is_padded = decoder_attention_mask is not None or past_key_values is not None
             if not is_padded and decoder_sequence_ids is None:  # a sequence without a label has a source, too

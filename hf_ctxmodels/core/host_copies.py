@@ -77,6 +77,11 @@ def is_traced(tensor: Tensor) -> bool:
     return torch.compiler.is_compiling() or torch.jit.is_tracing() or tensor.device.type == "meta"
 
 
+def needs_static_sizes(tensor: Tensor) -> bool:
+    """Whether no size may depend on values: they are unavailable, and the graph is not one of `torch.compile`."""
+    return is_traced(tensor) and not is_compiled()
+
+
 @contextmanager
 def host_copies_of_inputs(inputs: Iterable[Any]) -> Iterator[None]:
     """Give host copies to all integer and bool tensors among the inputs of a model, in a single read.

@@ -211,6 +211,11 @@ class LoopArguments(DeviceArguments):
         "Use deterministic algorithms, so that repeated and resumed runs on the same GPU are equal; slower.",
         group="device",
     )
+    compile: bool = flag(
+        False,
+        "Compile the model by torch.compile: the first steps take a minute or more, later ones less time.",
+        group="device",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

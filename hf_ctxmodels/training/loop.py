@@ -217,6 +217,8 @@ class TrainingLoop:
         )
         self.callback_objects = {"model": model, "optimizer": optimizer, "processing_class": self.tokenizer}
         self._call("on_train_begin", has_evaluation=self.evaluate is not None, checkpoint=checkpoint)
+        if arguments.compile:
+            model.compile()
         self.prepared_model, prepared_optimizer = accelerator.prepare(model, optimizer)
         self.averaging: Averaging | None = None
         if isinstance(optimizer, torch.optim.ASGD):

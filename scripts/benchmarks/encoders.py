@@ -112,7 +112,7 @@ def _run_case(
     difference = _difference(model, reference, batches, _to_device(comparison.comparison_inputs, device))
     if case.workload == "compiled inference":
         model = torch.compile(model, fullgraph=True)
-    make_step = training_step if case.has_backward else generation_step if case.is_generation else _inference_step
+    make_step = training_step if case.has_backward else generation_step if case.is_generation else inference_step
     steps = {
         "reference": make_step(reference, batches["reference"], dtype, case.workload),
         "model": make_step(model, batches["model"], dtype, case.workload),
@@ -168,7 +168,8 @@ def _build_models(case: Case, attention: str) -> tuple[PreTrainedModel, _Model]:
     return model, reference
 
 
-def _inference_step(model: _Model, batch: dict[str, Tensor], dtype: torch.dtype, workload: Workload) -> Step:
+def inference_step(model: _Model, batch: dict[str, Tensor], dtype: torch.dtype, workload: Workload) -> Step:
+    """Forward pass in evaluation mode."""
     model.eval()
 
     @torch.inference_mode()

@@ -1,12 +1,17 @@
-"""`torch.compile` of all families: one graph for all shapes, and equal gradients.
+"""`torch.compile` with its defaults: two graphs for all lengths, the packed path, and equal outputs and gradients.
 
 Cases and fixtures: tests/zoo/matrix.py, tests/models/conftest.py.
 """
 
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch._dynamo.utils import counters
 from zoo import (
+    HEADS,
     NETWORKS,
     Case,
     assert_same_gradients,
@@ -17,6 +22,8 @@ from zoo import (
     scalar_loss,
 )
 
+from hf_ctxmodels.layers.attention import compiled_attention
+
 # Tracing takes up to twenty seconds: of the encoders, only these are not marked slow.
 COMPILED = ("bert", "ulmfit", "glove")
 each_compiled = pytest.mark.parametrize(
@@ -24,6 +31,16 @@ each_compiled = pytest.mark.parametrize(
     [pytest.param(case, marks=() if case.family.name in COMPILED else pytest.mark.slow) for case in NETWORKS],
     ids=str,
 )
+# The heads that Trainer compiles without a break: the models of the suite `compile` of scripts/benchmark.py.
+UNBROKEN = [
+    "bert-AutoModelForPreTraining",
+    "albert-AutoModelForPreTraining",
+    "electra-AutoModelForPreTraining",
+    "xlnet-AutoModelForPreTraining",
+    "t5-AutoModelForSeq2SeqLM",
+    "gpt2-AutoModelForCausalLM",
+    "unilm-AutoModelForMaskedLM",
+]
 
 
 class TestCompile:
@@ -57,6 +74,37 @@ class TestCompile:
     def test_code_generation(self, network_case: Case) -> None:
         """Takes a minute to compile C++."""
         self._run_over_shapes(network_case, "inductor")
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("case", [case for case in HEADS if str(case) in UNBROKEN], ids=str)
+    def test_training_with_default_options(self, case: Case) -> None:
+        """As Trainer compiles: without `fullgraph`, sizes become dynamic when they change."""
+        torch._dynamo.reset()
+        counters.clear()
+        counter = CompileCounterWithBackend("aot_eager")
+        model = case.model(num_hidden_layers=1)
+        compiled = torch.compile(model, backend=counter)
+        for lengths in ((12, 7, 3, 9), (15, 4, 6, 2), (8, 20, 5, 6), (9, 9, 11, 9)):
+            batch = labelled_batch(case, lengths)
+            expected = gradients(model, scalar_loss(case, model, batch))
+            assert_same_gradients(gradients(model, scalar_loss(case, compiled, batch)), expected)
+        assert not counters["graph_break"]
+        assert counter.frame_count <= 2
+
+    def test_padding_is_not_computed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        torch._dynamo.reset()
+        case = next(case for case in NETWORKS if case.family.name == "bert")
+        attend, numbers = compiled_attention._attend, []
+
+        def record(query: Tensor, *inputs: Any) -> Tensor:
+            numbers.append(len(query))
+            return attend(query, *inputs)
+
+        monkeypatch.setattr(compiled_attention, "_attend", record)
+        compiled = torch.compile(case.model(num_hidden_layers=1), backend="eager", dynamic=True)
+        with torch.no_grad():
+            compiled(**make_batch(case, (12, 7, 3)))
+        assert numbers == [12 + 7 + 3]
 
     def _train_one_step(self, case: Case) -> None:
         torch._dynamo.reset()

@@ -1,6 +1,7 @@
 """Attention of packed tokens in compiled graphs: one operator, whose implementation calls `attend`."""
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch.nn import functional as F
 from hf_ctxmodels.core.compiled_ops import define_operator
 from hf_ctxmodels.layers.attention.backends import attend
 from hf_ctxmodels.layers.attention.layouts import PackedLayout, TracedLayout
-from hf_ctxmodels.layers.attention.masks import MaskSpec, TracedMask
+from hf_ctxmodels.layers.attention.masks import AttentionMask, MaskSpec, TracedMask, prepare_mask
 
 _ARGUMENTS = (
     "Tensor query, Tensor key, Tensor value, Tensor? bias_by_distance, Tensor lengths, Tensor? computed, "
@@ -85,14 +86,38 @@ def _attend(
     dropout: float,
 ) -> Tensor:
     layout = _packed_layout(lengths, computed, query_lengths)
-    bias = None if bias_by_distance is None else _bias_of_positions(bias_by_distance)
-    spec = MaskSpec(causal, prefix_lengths, window, bias, ranges)
-    key_layout = None if key_lengths is None else _packed_layout(key_lengths)
+    key_layout = layout if key_lengths is None else _packed_layout(key_lengths)
+    mask: AttentionMask
+    if all(tensor is None for tensor in (bias_by_distance, computed, prefix_lengths, ranges)):
+        options = causal, window, query.dtype, query.device, torch.get_num_threads(), torch.is_inference_mode_enabled()
+        mask = _cached_mask(layout.lengths, key_layout.lengths, *options)
+    else:
+        bias = None if bias_by_distance is None else _bias_of_positions(bias_by_distance)
+        mask = MaskSpec(causal, prefix_lengths, window, bias, ranges)
     if seed is None:
-        return attend(query, key, value, layout, spec, scale=scale, key_layout=key_layout)[0]
+        return attend(query, key, value, layout, mask, scale=scale, key_layout=key_layout)[0]
     with torch.random.fork_rng([query.device] if query.is_cuda else []):
         torch.manual_seed(int(seed))
-        return attend(query, key, value, layout, spec, scale=scale, dropout=dropout, key_layout=key_layout)[0]
+        return attend(query, key, value, layout, mask, scale=scale, dropout=dropout, key_layout=key_layout)[0]
+
+
+@lru_cache(maxsize=4)
+def _cached_mask(
+    query_lengths: tuple[int, ...],
+    key_lengths: tuple[int, ...],
+    causal: bool,
+    window: int | None,
+    dtype: torch.dtype,
+    device: torch.device,
+    num_threads: int,
+    is_inference: bool,
+) -> AttentionMask:
+    """The prepared mask, which all layers share; the groups depend on `num_threads`, and masks of inference mode
+    (`is_inference`) cannot be used with gradients."""
+    queries, keys = (
+        PackedLayout(len(lengths), 0, None, lengths, torch.tensor(lengths)) for lengths in (query_lengths, key_lengths)
+    )
+    return prepare_mask(MaskSpec(causal, window=window), queries, torch.empty(0, dtype=dtype, device=device), keys)
 
 
 def _packed_layout(
@@ -125,13 +150,19 @@ def _run_backward(grad: Tensor, *inputs: Any) -> list[Tensor]:
     differentiable = [tensor for tensor in leaves if tensor is not None]
     # operators run below autograd, which is enabled again
     excluded = torch._C._dispatch_tls_local_exclude_set()
-    for key in (torch._C.DispatchKey.AutogradCPU, torch._C.DispatchKey.AutogradCUDA, torch._C.DispatchKey.AutogradOther):
+    for key in (
+        torch._C.DispatchKey.AutogradCPU,
+        torch._C.DispatchKey.AutogradCUDA,
+        torch._C.DispatchKey.AutogradOther,
+    ):
         excluded = excluded.remove(key)
     with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded), torch.enable_grad():
         context = _attend(*leaves, *inputs[4:])
         gradients = torch.autograd.grad(context, differentiable, grad, allow_unused=True)
     return [
-        torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device) if gradient is None else gradient.contiguous()
+        torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+        if gradient is None
+        else gradient.contiguous()
         for tensor, gradient in zip(differentiable, gradients, strict=True)
     ]
 

@@ -19,7 +19,7 @@ from transformers import Cache, PreTrainedConfig
 
 from hf_ctxmodels.core.compiled_ops import data_dependent_size, define_operator, is_compiled
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.host_copies import host_copy, is_traced, on_host, select_true, to_device
+from hf_ctxmodels.core.host_copies import host_copy, is_traced, needs_static_sizes, on_host, select_true, to_device
 from hf_ctxmodels.core.inputs import (
     check_rows,
     nonzero_in_all,
@@ -192,8 +192,9 @@ class PackedLayout:
     @cached_property
     def positions(self) -> Tensor:
         """(tokens,) number of tokens before each token in its sequence, on the CPU."""
-        lengths = torch.tensor(self.lengths)
-        return torch.arange(self.num_tokens) - torch.repeat_interleave(lengths.cumsum(0) - lengths, lengths)
+        lengths = torch.as_tensor(self.lengths)
+        starts = torch.repeat_interleave(lengths.cumsum(0) - lengths, lengths, output_size=self.num_tokens)
+        return torch.arange(self.num_tokens) - starts
 
     @cached_property
     def query_positions(self) -> Tensor:
@@ -276,6 +277,11 @@ class TracedLayout(PackedLayout):
         first_indices = torch.arange(batch_size, device=device) * length
         return cls(batch_size, length, None, torch.full((batch_size,), length), first_indices)
 
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens, a symbolic size."""
+        return self.batch_size * self.length if self.indices is None else self.indices.shape[0]
+
     def select(self, output_mask: Tensor, *, include_first_tokens: bool) -> "TracedLayout":
         """As in `PackedLayout`."""
         query, query_lengths, output_indices = _select_operator(
@@ -345,8 +351,8 @@ def build_layout(
 ) -> Layout:
     """Choose the layout of a batch: packed if the results are equal, otherwise padded.
 
-    Padded layouts serve `config.unpad=False`, implementations other than sdpa, custom masks, caches, exported graphs, and
-    `output_attentions`, with which sdpa is replaced by eager attention.
+    Padded layouts serve `config.unpad=False`, implementations other than sdpa, custom masks, caches, exported graphs,
+    and `output_attentions`, with which sdpa is replaced by eager attention.
 
     Args:
         inputs: (batch, length) ids or (batch, length, hidden) embeddings.
@@ -370,7 +376,7 @@ def build_layout(
     if implementation in ("eager", "sdpa"):  # without keyword arguments
         reject_unused_tensors(**attention_kwargs)
     is_packable = custom_mask is None and implementation == "sdpa" and past_key_values is None
-    if config.unpad and is_packable and (is_compiled() or not is_traced(inputs)):
+    if config.unpad and is_packable and not needs_static_sizes(inputs):
         layout_class = TracedLayout if is_compiled() else PackedLayout
         return layout_class.build(batch_size, length, padding_mask, sequence_ids, inputs.device)
     if sequence_ids is not None and (custom_mask is not None or past_key_values is not None):

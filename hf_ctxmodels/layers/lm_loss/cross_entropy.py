@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hf_ctxmodels.core.compiled_ops import define_operator, is_compiled
 from hf_ctxmodels.layers.common import HookPoint, get_activation
 from hf_ctxmodels.layers.cpu.dropout import Dropout
 from hf_ctxmodels.layers.cpu.linear import can_use_onednn, fast_linear, is_plain_linear, linear, matmul_transposed
@@ -72,6 +73,9 @@ class MaskedLMHead(nn.Module):
     ) -> SampledPrediction:
         """`summed_loss`, and a sample of each prediction by (targets,) `uniform_numbers`, in one pass."""
         hidden_states, decoder = self._transform(hidden_states), self.decoder
+        if is_compiled() and is_plain_linear(decoder):
+            inputs = hidden_states, decoder.weight, decoder.bias, targets, uniform_numbers, None
+            return SampledPrediction(*_CompiledCrossEntropy.apply(*inputs, *_compiled_options(*inputs[:3])))
         if torch.compiler.is_compiling() or not is_plain_linear(decoder):
             logits = decoder(hidden_states).float()
             with torch.no_grad():
@@ -123,7 +127,10 @@ def chunked_cross_entropy(
         reduction: "mean" or "sum". The mean of an empty batch is 0.
         row_weights: (rows,) float32 factor of each row's loss, without a gradient; None for 1.
     """
-    if torch.compiler.is_compiling():  # the number of chunks is data-dependent
+    if is_compiled():
+        inputs = hidden_states, weight, bias, targets, None, row_weights
+        total, _, _ = _CompiledCrossEntropy.apply(*inputs, *_compiled_options(hidden_states, weight, bias))
+    elif torch.compiler.is_compiling():  # the number of chunks is data-dependent
         total = _weighted_cross_entropy(F.linear(hidden_states, weight, bias), targets, row_weights)
     else:
         total, _, _ = _ChunkedCrossEntropy.apply(
@@ -191,6 +198,83 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             )[1]
         scaled = (None if gradient is None else gradient.mul_(grad.to(gradient.dtype)) for gradient in gradients)
         return (*scaled, None, None, None, None)
+
+
+def _compiled_options(*tensors: Tensor | None) -> tuple[torch.dtype, list[bool]]:
+    """The dtype of the products, and which tensors need a gradient."""
+    device, dtype = tensors[0].device.type, tensors[0].dtype  # type: ignore[union-attr]
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+    is_grad_enabled = torch.is_grad_enabled()
+    return dtype, [is_grad_enabled and tensor is not None and tensor.requires_grad for tensor in tensors]
+
+
+class _CompiledCrossEntropy(torch.autograd.Function):
+    """`_ChunkedCrossEntropy` in a compiled graph: one operator."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+        total, samples, correct, *gradients = _cross_entropy_operator(*inputs)
+        ctx.save_for_backward(*gradients)
+        ctx.needs_grad = inputs[-1]
+        ctx.mark_non_differentiable(samples, correct)
+        return total, samples, correct
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, *_: None) -> tuple[Tensor | None, ...]:
+        scaled = [
+            gradient * grad.to(gradient.dtype) if needs_grad else None
+            for gradient, needs_grad in zip(ctx.saved_tensors, ctx.needs_grad, strict=True)
+        ]
+        return *scaled, *[None] * 5
+
+
+def _run_cross_entropy(
+    hidden_states: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    uniform_numbers: Tensor | None,
+    row_weights: Tensor | None,
+    dtype: torch.dtype,
+    needs_grad: list[bool],
+) -> tuple[Tensor, ...]:
+    samples, correct = torch.zeros_like(targets), targets.new_zeros(())
+    total, gradients = _loss_and_gradients(
+        hidden_states,
+        weight,
+        bias,
+        targets,
+        dtype,
+        tuple(needs_grad),  # type: ignore[arg-type]
+        uniform_numbers,
+        samples,
+        correct if uniform_numbers is not None else None,
+        row_weights,
+    )
+    empty = hidden_states.new_empty(0)
+    return total, samples, correct, *(empty.clone() if tensor is None else tensor.contiguous() for tensor in gradients)
+
+
+def _cross_entropy_shapes(
+    hidden_states: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, *options: Any
+) -> tuple[Tensor, ...]:
+    tensors = zip((hidden_states, weight, bias), options[-1], strict=True)
+    gradients = (
+        hidden_states.new_empty(0) if tensor is None or not needs_grad else tensor.new_empty(tensor.shape)
+        for tensor, needs_grad in tensors
+    )
+    scalars = targets.new_empty(targets.shape), targets.new_empty(())
+    return hidden_states.new_empty((), dtype=torch.float32), *scalars, *gradients
+
+
+_cross_entropy_operator = define_operator(
+    "cross_entropy(Tensor hidden_states, Tensor weight, Tensor? bias, Tensor targets, Tensor? uniform_numbers, "
+    "Tensor? row_weights, ScalarType dtype, bool[] needs_grad) -> (Tensor total, Tensor samples, Tensor correct, "
+    "Tensor hidden_grad, Tensor weight_grad, Tensor bias_grad)",
+    _run_cross_entropy,
+    _cross_entropy_shapes,
+)
 
 
 def chunk_size(rows: int, vocab_size: int, device: torch.device) -> int:

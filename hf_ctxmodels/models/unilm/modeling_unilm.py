@@ -76,8 +76,9 @@ def segment_mask_spec(layout: Layout, token_type_ids: Tensor) -> MaskSpec:
 def _sequence_positions(layout: Layout, device: torch.device) -> tuple[Tensor, Tensor, int]:
     """The position of each packed token in its sequence, the number of its sequence, and the number of sequences."""
     if isinstance(layout, PackedLayout):
-        lengths = torch.tensor(layout.lengths)
-        sequence_numbers = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+        lengths = torch.as_tensor(layout.lengths)
+        sequences = torch.arange(len(lengths))
+        sequence_numbers = torch.repeat_interleave(sequences, lengths, output_size=layout.num_tokens)
         return layout.positions, sequence_numbers, len(lengths)
     shape = (layout.batch_size, layout.length)
     positions = host_copy(layout.key_positions(device)).expand(shape)

@@ -1,0 +1,115 @@
+"""The operators of compiled graphs, called without a compiler, against `attend` and packed layouts."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.library import opcheck
+
+from hf_ctxmodels.core.compiled_ops import true_indices
+from hf_ctxmodels.layers.attention.backends import attend
+from hf_ctxmodels.layers.attention.compiled_attention import attend_traced
+from hf_ctxmodels.layers.attention.layouts import Layout, PackedLayout, TracedLayout
+from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, CAUSAL, MaskSpec, prepare_mask
+from hf_ctxmodels.layers.attention.modules import BucketedPositionBias
+
+LENGTHS, LENGTH = (5, 9, 1, 7), 9
+TOKENS = torch.arange(LENGTH) < torch.tensor(LENGTHS)[:, None]
+SEQUENCE_IDS = TOKENS * (1 + (torch.arange(LENGTH) >= 4))
+NUM_TOKENS = sum(LENGTHS)
+
+
+def _build(layout_class: type[PackedLayout], sequence_ids: Tensor | None = None) -> Any:
+    return layout_class.build(*TOKENS.shape, TOKENS, sequence_ids, torch.device("cpu"))
+
+
+def _masks() -> dict[str, Callable[[], MaskSpec]]:
+    starts = torch.arange(NUM_TOKENS) % 4
+    ranges = torch.stack([starts + 1, starts, starts + 1], -1)
+    return {
+        "bidirectional": lambda: BIDIRECTIONAL,
+        "causal": lambda: CAUSAL,
+        "window": lambda: MaskSpec(causal=True, window=2),
+        "prefix": lambda: MaskSpec(causal=True, prefix_lengths=torch.tensor([2, 3, 1, 0])),
+        "ranges": lambda: MaskSpec(ranges=ranges),
+        "bias": lambda: MaskSpec(causal=True, bias=BucketedPositionBias(2, num_buckets=8, max_distance=4)),
+    }
+
+
+def _attend(attention: Callable, layout: Layout, spec: MaskSpec, **options: Any) -> list[Tensor]:
+    """The context, and the gradients of queries, keys, values and the bias."""
+    torch.manual_seed(0)
+    states = [torch.randn(NUM_TOKENS, 2, 8, requires_grad=True) for _ in range(3)]
+    leaves = states + (list(spec.bias.parameters()) if isinstance(spec.bias, BucketedPositionBias) else [])
+    context = attention(layout.select_queries(states[0]), *states[1:], layout, spec, scale=0.5, **options)
+    gradients = torch.autograd.grad(context.sin().sum(), leaves)
+    return [context, *gradients]
+
+
+def _attend_eager(*arguments: Any, **options: Any) -> Tensor:
+    return attend(*arguments, **options)[0]
+
+
+def _attend_by_operator(
+    query: Tensor, key: Tensor, value: Tensor, layout: TracedLayout, spec: MaskSpec, **options: Any
+) -> Tensor:
+    mask: Any = prepare_mask(spec, layout, query)
+    return attend_traced(query, key, value, layout, mask, **{"dropout": 0.0, **options})
+
+
+@pytest.mark.parametrize("selects", [False, True], ids=["all queries", "selected queries"])
+@pytest.mark.parametrize("name", _masks())
+def test_operator_equals_attend(name: str, selects: bool) -> None:
+    spec = _masks()[name]()
+    layouts = [_build(PackedLayout), _build(TracedLayout)]
+    if selects:
+        output_mask = TOKENS & (torch.arange(LENGTH) % 3 == 0)
+        layouts = [layout.select(output_mask, include_first_tokens=True) for layout in layouts]
+    expected = _attend(_attend_eager, layouts[0], spec)
+    actual = _attend(_attend_by_operator, layouts[1], spec)
+    for tensor, expected_tensor in zip(actual, expected, strict=True):
+        torch.testing.assert_close(tensor, expected_tensor)
+
+
+def test_backward_repeats_the_dropout_mask() -> None:
+    """The context is linear in the values: with their gradient G of <context, W>, <values, G> is <context, W>."""
+    layout, mask = _build(TracedLayout), _build(PackedLayout)
+    query, key, value, weights = (torch.randn(NUM_TOKENS, 2, 8) for _ in range(4))
+    value.requires_grad_()
+    mask = prepare_mask(BIDIRECTIONAL, layout, query)
+    context = attend_traced(query, key, value, layout, mask, scale=1.0, dropout=0.5)
+    other = attend_traced(query, key, value, layout, mask, scale=1.0, dropout=0.5)
+    assert not torch.equal(context, other)
+    product = (context * weights).sum()
+    (gradient,) = torch.autograd.grad(product, value)
+    torch.testing.assert_close((value * gradient).sum(), product)
+
+
+@pytest.mark.parametrize("sequence_ids", [None, SEQUENCE_IDS], ids=["one sequence per row", "packed rows"])
+def test_traced_layout_equals_packed_layout(sequence_ids: Tensor | None) -> None:
+    packed, traced = (_build(layout_class, sequence_ids) for layout_class in (PackedLayout, TracedLayout))
+    output_mask = TOKENS & (torch.arange(LENGTH) % 3 == 1)
+    states = torch.randn(NUM_TOKENS, 4)
+    for first, second in (
+        (packed, traced),
+        [x.select(output_mask, include_first_tokens=True) for x in (packed, traced)],
+    ):
+        assert tuple(second.lengths.tolist()) == first.lengths
+        assert torch.equal(first.positions, second.positions)
+        queries = first.select_queries(states)
+        assert torch.equal(second.select_queries(states), queries)
+        assert torch.equal(second.first_tokens(queries), first.first_tokens(queries))
+        assert torch.equal(second.select_outputs(queries), first.select_outputs(queries))
+    assert tuple(second.query_lengths.tolist()) == first.query_lengths
+
+
+def test_shapes_and_schemas() -> None:
+    """The fake implementations have the shapes and strides of the operators' results."""
+    opcheck(true_indices, (TOKENS,), test_utils=("test_schema", "test_faketensor"))
+    states = [torch.randn(NUM_TOKENS, 3, 2, 8)[:, index] for index in range(3)]
+    arguments = (*states, None, torch.tensor(LENGTHS), *[None] * 5, torch.tensor(3), True, None, 1.0, 0.5)
+    for name, inputs in {"packed_attention": (), "packed_attention_backward": (torch.randn(NUM_TOKENS, 2, 8),)}.items():
+        operator = getattr(torch.ops.hf_ctxmodels, name).default
+        opcheck(operator, (*inputs, *arguments), test_utils=("test_schema", "test_faketensor"))
