@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.library import opcheck
 
-from hf_ctxmodels.core.compiled_ops import true_indices
+from hf_ctxmodels.core.compiled_ops import _recorded_calls, true_indices
 from hf_ctxmodels.layers.attention.backends import attend
 from hf_ctxmodels.layers.attention.compiled_attention import attend_traced
 from hf_ctxmodels.layers.attention.layouts import Layout, PackedLayout, TracedLayout
@@ -75,10 +75,10 @@ def test_operator_equals_attend(name: str, selects: bool) -> None:
 
 def test_backward_repeats_the_dropout_mask() -> None:
     """The context is linear in the values: with their gradient G of <context, W>, <values, G> is <context, W>."""
-    layout, mask = _build(TracedLayout), _build(PackedLayout)
+    layout = _build(TracedLayout)
     query, key, value, weights = (torch.randn(NUM_TOKENS, 2, 8) for _ in range(4))
     value.requires_grad_()
-    mask = prepare_mask(BIDIRECTIONAL, layout, query)
+    mask: Any = prepare_mask(BIDIRECTIONAL, layout, query)
     context = attend_traced(query, key, value, layout, mask, scale=1.0, dropout=0.5)
     other = attend_traced(query, key, value, layout, mask, scale=1.0, dropout=0.5)
     assert not torch.equal(context, other)
@@ -109,7 +109,16 @@ def test_shapes_and_schemas() -> None:
     """The fake implementations have the shapes and strides of the operators' results."""
     opcheck(true_indices, (TOKENS,), test_utils=("test_schema", "test_faketensor"))
     states = [torch.randn(NUM_TOKENS, 3, 2, 8)[:, index] for index in range(3)]
-    arguments = (*states, None, torch.tensor(LENGTHS), *[None] * 5, torch.tensor(3), True, None, 1.0, 0.5)
-    for name, inputs in {"packed_attention": (), "packed_attention_backward": (torch.randn(NUM_TOKENS, 2, 8),)}.items():
-        operator = getattr(torch.ops.hf_ctxmodels, name).default
-        opcheck(operator, (*inputs, *arguments), test_utils=("test_schema", "test_faketensor"))
+    arguments = (*states, None, torch.tensor(LENGTHS), *[None] * 5, True, None, 1.0, 0.0, False)
+    opcheck(torch.ops.hf_ctxmodels.packed_attention.default, arguments, test_utils=("test_schema", "test_faketensor"))
+
+
+def test_recorded_call_lives_as_long_as_its_output() -> None:
+    layout = _build(TracedLayout)
+    states = [torch.randn(NUM_TOKENS, 2, 8, requires_grad=True) for _ in range(3)]
+    mask: Any = prepare_mask(CAUSAL, layout, states[0])
+    before = len(_recorded_calls)
+    context = attend_traced(*states, layout, mask, scale=1.0, dropout=0.5)
+    assert len(_recorded_calls) == before + 1
+    del context
+    assert len(_recorded_calls) == before

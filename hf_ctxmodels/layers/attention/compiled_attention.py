@@ -2,20 +2,19 @@
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hf_ctxmodels.core.compiled_ops import define_operator
+from hf_ctxmodels.core.compiled_ops import define_differentiable_operator
 from hf_ctxmodels.layers.attention.backends import attend
 from hf_ctxmodels.layers.attention.layouts import PackedLayout, TracedLayout
 from hf_ctxmodels.layers.attention.masks import AttentionMask, MaskSpec, TracedMask, prepare_mask
 
 _ARGUMENTS = (
     "Tensor query, Tensor key, Tensor value, Tensor? bias_by_distance, Tensor lengths, Tensor? computed, "
-    "Tensor? query_lengths, Tensor? key_lengths, Tensor? prefix_lengths, Tensor? ranges, Tensor? seed, bool causal, "
+    "Tensor? query_lengths, Tensor? key_lengths, Tensor? prefix_lengths, Tensor? ranges, bool causal, "
     "int? window, float scale, float dropout"
 )
 
@@ -31,10 +30,9 @@ def attend_traced(
     dropout: float,
     key_layout: TracedLayout | None = None,
 ) -> Tensor:
-    """`attend` for a traced layout. Dropout masks differ from those of `attend`: their seed is sampled in the graph,
-    for the backward pass to recompute them."""
+    """`attend` for a traced layout."""
     spec = mask.spec
-    return _PackedAttention.apply(
+    return _packed_attention(
         query,
         key,
         value,
@@ -45,27 +43,11 @@ def attend_traced(
         None if key_layout is None else key_layout.lengths,
         spec.prefix_lengths,
         spec.ranges,
-        torch.randint(1 << 62, ()) if dropout else None,
         spec.causal,
         spec.window,
         scale,
         dropout,
     )
-
-
-class _PackedAttention(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> Tensor:
-        ctx.save_for_backward(*inputs[:11])
-        ctx.options = inputs[11:]
-        return _packed_attention(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, bias, *tensors = ctx.saved_tensors
-        gradients = _packed_attention_backward(grad, query, key, value, bias, *tensors, *ctx.options)
-        bias_gradient = None if bias is None else gradients[3]
-        return *gradients[:3], bias_gradient, *[None] * (len(tensors) + len(ctx.options))
 
 
 def _attend(
@@ -79,7 +61,6 @@ def _attend(
     key_lengths: Tensor | None,
     prefix_lengths: Tensor | None,
     ranges: Tensor | None,
-    seed: Tensor | None,
     causal: bool,
     window: int | None,
     scale: float,
@@ -94,11 +75,7 @@ def _attend(
     else:
         bias = None if bias_by_distance is None else _bias_of_positions(bias_by_distance)
         mask = MaskSpec(causal, prefix_lengths, window, bias, ranges)
-    if seed is None:
-        return attend(query, key, value, layout, mask, scale=scale, key_layout=key_layout)[0]
-    with torch.random.fork_rng([query.device] if query.is_cuda else []):
-        torch.manual_seed(int(seed))
-        return attend(query, key, value, layout, mask, scale=scale, dropout=dropout, key_layout=key_layout)[0]
+    return attend(query, key, value, layout, mask, scale=scale, dropout=dropout, key_layout=key_layout)[0]
 
 
 @lru_cache(maxsize=4)
@@ -139,39 +116,4 @@ def _bias_of_positions(bias_by_distance: Tensor) -> Callable[[Tensor, Tensor], T
     return bias
 
 
-def _run(*inputs: Any) -> Tensor:
-    context = _attend(*inputs)
-    return context.clone() if context is inputs[0] else context.contiguous()
-
-
-def _run_backward(grad: Tensor, *inputs: Any) -> list[Tensor]:
-    """The gradients of query, key, value and the bias, from a second forward pass."""
-    leaves = [None if tensor is None else tensor.detach().requires_grad_() for tensor in inputs[:4]]
-    differentiable = [tensor for tensor in leaves if tensor is not None]
-    # operators run below autograd, which is enabled again
-    excluded = torch._C._dispatch_tls_local_exclude_set()
-    for key in (
-        torch._C.DispatchKey.AutogradCPU,
-        torch._C.DispatchKey.AutogradCUDA,
-        torch._C.DispatchKey.AutogradOther,
-    ):
-        excluded = excluded.remove(key)
-    with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded), torch.enable_grad():
-        context = _attend(*leaves, *inputs[4:])
-        gradients = torch.autograd.grad(context, differentiable, grad, allow_unused=True)
-    return [
-        torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
-        if gradient is None
-        else gradient.contiguous()
-        for tensor, gradient in zip(differentiable, gradients, strict=True)
-    ]
-
-
-_packed_attention = define_operator(
-    f"packed_attention({_ARGUMENTS}) -> Tensor", _run, lambda query, *inputs: query.new_empty(query.shape)
-)
-_packed_attention_backward = define_operator(
-    f"packed_attention_backward(Tensor grad, {_ARGUMENTS}) -> Tensor[]",
-    _run_backward,
-    lambda grad, *inputs: [tensor.new_empty(tensor.shape) for tensor in inputs[:4] if tensor is not None],
-)
+_packed_attention = define_differentiable_operator("packed_attention", _ARGUMENTS, _attend, num_differentiable=4)

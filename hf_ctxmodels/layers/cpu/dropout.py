@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hf_ctxmodels.core.compiled_ops import define_operator, is_compiled
+
 DROPOUT_LEVELS = 1 << 16  # an element is dropped by 16 random bits
 
 
@@ -25,14 +27,16 @@ def dropout(tensor: Tensor, p: float, training: bool) -> Tensor:
     """Zero elements with probability `p` and scale the others to keep the expectation.
 
     On a CPU `p` is rounded to a multiple of 1/65536, with the scale of the rounded rate, so the result is unbiased.
-    Random numbers come from torch's default generator. On other devices, and in a compiled graph, this is torch's
+    Random numbers come from torch's default generator. On other devices, and in an exported graph, this is torch's
     dropout.
     """
     if not training or p == 0:
         return tensor
     levels = round(p * DROPOUT_LEVELS)
-    if tensor.device.type != "cpu" or torch.compiler.is_compiling() or levels in (0, DROPOUT_LEVELS):
+    if tensor.device.type != "cpu" or torch.compiler.is_exporting() or levels in (0, DROPOUT_LEVELS):
         return F.dropout(tensor, p, training)
+    if is_compiled():
+        return tensor * _mask_operator(tensor, levels) * inverted_dropout_scale(levels)
     return _ByteMaskDropout.apply(tensor, dropout_mask(tensor.shape, levels), inverted_dropout_scale(levels))
 
 
@@ -111,6 +115,14 @@ def _random_int16(shape: torch.Size) -> Tensor:
     elements = shape.numel()
     numbers = torch.empty((elements + 3) // 4, dtype=torch.int64).random_(-(1 << 63), None)
     return numbers.view(torch.int16)[:elements].view(shape)
+
+
+_mask_operator = define_operator(
+    "dropout_mask(Tensor like, int dropped_levels) -> Tensor",
+    lambda like, dropped_levels: dropout_mask(like.shape, dropped_levels),
+    lambda like, dropped_levels: like.new_empty(like.shape, dtype=torch.int8),
+    is_random=True,
+)
 
 
 class _ByteMaskDropout(torch.autograd.Function):
