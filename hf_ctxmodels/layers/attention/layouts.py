@@ -192,6 +192,9 @@ class PackedLayout:
     @cached_property
     def positions(self) -> Tensor:
         """(tokens,) number of tokens before each token in its sequence, on the CPU."""
+        return self._count_positions()
+
+    def _count_positions(self) -> Tensor:
         lengths = torch.as_tensor(self.lengths)
         starts = torch.repeat_interleave(lengths.cumsum(0) - lengths, lengths, output_size=self.num_tokens)
         return torch.arange(self.num_tokens) - starts
@@ -276,6 +279,11 @@ class TracedLayout(PackedLayout):
             return cls(batch_size, length, *_build_layout_operator(tokens, sequence_ids))
         first_indices = torch.arange(batch_size, device=device) * length
         return cls(batch_size, length, None, torch.full((batch_size,), length), first_indices)
+
+    @property
+    def positions(self) -> Tensor:
+        """As in `PackedLayout`; graphs do not support `cached_property`."""
+        return self._count_positions()
 
     @property
     def num_tokens(self) -> int:
