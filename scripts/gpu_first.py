@@ -35,8 +35,9 @@ from transformers.utils import logging
 
 from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.console import format_number, run_script
-from hf_ctxmodels.core.devices import DeviceArguments, move_batch, select_device
+from hf_ctxmodels.core.devices import DeviceArguments, select_device
 from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.core.host_copies import CollatedBatch
 from hf_ctxmodels.core.output_files import check_output_file, write_text_file
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.training.accelerator import describe_device, use_deterministic_algorithms
@@ -136,7 +137,7 @@ def head_error(case: Any, device: torch.device | str, dtype: str, packed: bool) 
     for place, moved in (("cpu", model), (device, moved_model)):
         autocast = torch.autocast(torch.device(place).type, torch.bfloat16, enabled=dtype == "bfloat16")
         with autocast:
-            loss = moved(**move_batch(batch, place)).loss
+            loss = moved(**CollatedBatch(batch).to(place)).loss
         loss.backward()
         parameters = [parameter.grad for parameter in moved.parameters() if parameter.grad is not None]
         gradients.append(torch.cat([gradient.to_dense().float().cpu().flatten() for gradient in parameters]))
@@ -302,7 +303,7 @@ def compilation(device: torch.device, arguments: GpuArguments) -> Iterator[Resul
         mask = (torch.arange(length) < torch.randint(length // 3, length + 1, (16, 1), generator=generator)).long()
         ids = torch.randint(5, 2000, mask.shape, generator=generator) * mask
         labels = ids.masked_fill((torch.rand(mask.shape, generator=generator) > 0.15) | (mask == 0), -100)
-        batches.append(move_batch({"input_ids": ids, "attention_mask": mask, "labels": labels}, device))
+        batches.append(CollatedBatch({"input_ids": ids, "attention_mask": mask, "labels": labels}).to(device))
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     for name, runner in (("plain", model), ("compiled", torch.compile(model))):

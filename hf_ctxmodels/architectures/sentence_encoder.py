@@ -12,9 +12,8 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels.architectures.recurrent_encoders import prepare_inputs, zero_padding
-from hf_ctxmodels.core.devices import move_batch
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.host_copies import select_true
+from hf_ctxmodels.core.host_copies import CollatedBatch, select_true
 from hf_ctxmodels.core.loading import load_pretrained
 from hf_ctxmodels.core.model import CtxPreTrainedModel, evaluation_mode
 from hf_ctxmodels.layers.cpu.dropout import Dropout
@@ -166,7 +165,7 @@ def encode_sentences(
             indices = order[start : start + batch_size]
             examples = {name: [values[index] for index in indices] for name, values in encoding.items()}
             batch = tokenizer.pad(examples, return_tensors="pt")
-            batch_vectors = sentence_vectors(model, move_batch(batch, model.device), pooling)
+            batch_vectors = sentence_vectors(model, CollatedBatch(batch).to(model.device), pooling)
             if normalize:
                 batch_vectors = F.normalize(batch_vectors, dim=1)
             vectors.update(zip(indices, batch_vectors, strict=True))

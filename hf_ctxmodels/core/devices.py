@@ -1,11 +1,10 @@
 """Devices: the flags of all commands that run a model, and moving models and batches."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
@@ -76,11 +75,3 @@ def place_model(model: Model, device: str | torch.device | None = None, dtype: D
     if is_cpu_only and target.type != "cpu":
         raise CtxError("An int8 model runs on the CPU only.", location=f"--device {device}", hint="use --device cpu.")
     return model.to(target, None if dtype is None else getattr(torch, dtype))
-
-
-def move_batch(batch: Mapping[str, Any], device: torch.device | str) -> dict[str, Any]:
-    """The batch with its tensors on a device, without waiting for the copies."""
-    return {
-        name: value.to(device, non_blocking=True) if isinstance(value, Tensor) else value
-        for name, value in batch.items()
-    }

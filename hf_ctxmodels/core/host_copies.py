@@ -127,8 +127,8 @@ class CollatedBatch(dict[str, Any]):
     `transformers.Trainer` and Accelerate's data loaders move batches by this method.
     """
 
-    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "CollatedBatch":
-        """Move the tensors to a device."""
+    def to(self, device: torch.device | str, *, non_blocking: bool = True) -> "CollatedBatch":
+        """Move the tensors to a device; by default without waiting for the copies."""
 
         def move(value: Any) -> Any:
             if not isinstance(value, Tensor):

@@ -13,8 +13,8 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.constants import IGNORE_INDEX
-from hf_ctxmodels.core.devices import move_batch
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.host_copies import CollatedBatch
 from hf_ctxmodels.core.model import evaluation_mode
 from hf_ctxmodels.heads import ForCausalLM
 
@@ -55,7 +55,7 @@ def sum_next_token_loss(
                 inputs |= {"token_type_ids": torch.zeros_like(input_ids), "permutation_order": positions}
                 target_positions = positions[:, 1:].masked_fill(targets == IGNORE_INDEX, -1)
                 inputs |= {"target_positions": target_positions, "labels": targets}
-            inputs = move_batch(inputs, model.device)
+            inputs = CollatedBatch(inputs).to(model.device)
             loss = model(**inputs, return_logits=False).loss
             count = int((targets != IGNORE_INDEX).sum())
             total_loss, num_targets = total_loss + float(loss) * count, num_targets + count

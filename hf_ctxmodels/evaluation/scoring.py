@@ -11,8 +11,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels import heads
 from hf_ctxmodels.core.constants import IGNORE_INDEX
-from hf_ctxmodels.core.devices import move_batch
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.host_copies import CollatedBatch
 from hf_ctxmodels.core.model import evaluation_mode
 from hf_ctxmodels.evaluation.perplexity import is_permutation_lm
 
@@ -87,7 +87,7 @@ class _Scorer(ABC):
         names = [name for name in self.tokenizer.model_input_names if name in sequences[0]]
         features = [{name: sequence[name] for name in names} for sequence in sequences]
         padded = self.tokenizer.pad(features, return_tensors="pt")
-        return move_batch({name: padded[name] for name in names}, self.model.device)
+        return CollatedBatch({name: padded[name] for name in names}).to(self.model.device)
 
     def pad_targets(self, sequences: Sequences, attention_mask: Tensor) -> Tensor:
         """(batch, length, ...) targets at the tokens of `attention_mask` (batch, length), -100 at padding."""

@@ -8,7 +8,6 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.console import progress_bar
-from hf_ctxmodels.core.devices import move_batch
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import check_range
 from hf_ctxmodels.core.generation import (
@@ -19,6 +18,7 @@ from hf_ctxmodels.core.generation import (
     max_pair_length,
     target_language_id,
 )
+from hf_ctxmodels.core.host_copies import CollatedBatch
 from hf_ctxmodels.core.model import evaluation_mode
 from hf_ctxmodels.data.padding import RowPadder
 from hf_ctxmodels.layers.cpu.linear import prepacked_weights
@@ -155,4 +155,4 @@ def _make_batch(
     batch_size = len(sequences)
     shapes = {"langs": tuple(input_ids.shape), "decoder_langs": (batch_size, 1), "target_languages": (batch_size,)}
     batch |= {name: torch.full(shapes[name], language_id) for name, language_id in language_ids.items()}
-    return move_batch(batch, model.device)
+    return CollatedBatch(batch).to(model.device)

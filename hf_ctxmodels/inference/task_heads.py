@@ -8,8 +8,8 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TokenClassificationPipeline
 
 from hf_ctxmodels.core.console import progress_bar
-from hf_ctxmodels.core.devices import move_batch
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.host_copies import CollatedBatch
 from hf_ctxmodels.core.model import evaluation_mode
 from hf_ctxmodels.downstream.finetuning.task_evaluation import feature_outputs
 from hf_ctxmodels.downstream.tasks import QuestionAnswering, TaskArguments
@@ -38,7 +38,7 @@ def run_head(
             batch = collate([features[index] for index in indices])
             inputs = {name: tensor for name, tensor in batch.items() if name not in task.targets}
             outputs.update(
-                zip(indices, feature_outputs(task, model(**move_batch(inputs, model.device)), batch), strict=True)
+                zip(indices, feature_outputs(task, model(**CollatedBatch(inputs).to(model.device)), batch), strict=True)
             )
     return [outputs[index] for index in range(len(features))]
 

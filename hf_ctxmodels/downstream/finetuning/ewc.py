@@ -15,8 +15,8 @@ from transformers import PreTrainedModel
 from hf_ctxmodels import heads
 from hf_ctxmodels.core.console import print_status, progress_bar
 from hf_ctxmodels.core.constants import IGNORE_INDEX
-from hf_ctxmodels.core.devices import move_batch
 from hf_ctxmodels.core.errors import CtxError, wrap_errors
+from hf_ctxmodels.core.host_copies import CollatedBatch
 from hf_ctxmodels.core.output_files import wrap_write_errors
 from hf_ctxmodels.core.weights import weights_digest
 from hf_ctxmodels.data.examples import LOOP_COLUMNS
@@ -159,7 +159,7 @@ def compute_fisher(
     def batches() -> Iterable[Batch]:
         for index in progress_bar(range(number), "Fisher information", unit="examples", enabled=verbose):
             batch = evaluation.objective.collate([evaluation.examples[0, index]])
-            yield move_batch({name: value for name, value in batch.items() if name not in LOOP_COLUMNS}, device)
+            yield CollatedBatch({name: value for name, value in batch.items() if name not in LOOP_COLUMNS}).to(device)
 
     fisher = fisher_information(evaluation.model, batches(), labels)
     save_fisher(file, fisher, evaluation.model, objective=evaluation.name, examples=number, labels=labels)

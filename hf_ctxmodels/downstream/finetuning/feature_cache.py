@@ -17,8 +17,8 @@ from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import ModelOutput
 
 from hf_ctxmodels.core.console import print_status, progress_bar
-from hf_ctxmodels.core.devices import move_batch
 from hf_ctxmodels.core.errors import CtxError, wrap_errors
+from hf_ctxmodels.core.host_copies import CollatedBatch
 from hf_ctxmodels.core.output_files import wrap_write_errors
 from hf_ctxmodels.core.weights import weights_digest
 from hf_ctxmodels.heads.base import HeadModel
@@ -187,7 +187,7 @@ def cache_features(
             was_training = model.training
             model.eval()
             for batch in progress_bar(batches, "computing features", unit="batches", enabled=show_progress):
-                model(**move_batch(batch, model.device))
+                model(**CollatedBatch(batch).to(model.device))
             model.train(was_training)
     model.feature_lookup = FeatureCache(model, folder)
     print_status(f"features of the encoder in {folder}", show_progress)
