@@ -1,6 +1,10 @@
 """`--device` and `--dtype` of the commands that run a model."""
 
 import json
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +13,7 @@ import torch
 from commands import run_command, save, tiny_pair
 from torch import nn
 
+TESTS = Path(__file__).parents[1]
 TEXTS = ["the cat sat on the mat", "a dog ran to the river", "it was cold", "the bird saw a tree"]
 DATA = "--train_file rows.jsonl --validation_file rows.jsonl --max_length 16 --max_steps 1"
 MODEL_COMMANDS = (
@@ -74,3 +79,26 @@ def test_dtype(folder, command, dtypes, tmp_path, monkeypatch, capsys):
     assert dtypes == {torch.bfloat16}
     shown = capsys.readouterr().err
     assert ("on cpu, bfloat16 autocast" in shown) == (command in TRAINING_COMMANDS)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+def test_pretended_gpu(folder, tmp_path):
+    """Without --device all models and batches are on the GPU; operations on two devices raise."""
+    training = [f"{command} --output_dir {tmp_path / str(index)}" for index, command in enumerate(TRAINING_COMMANDS)]
+    augmentation = "data augment --model masked --input rows.jsonl --output gpu.jsonl --copies 1"
+    commands = [*(command for command in MODEL_COMMANDS if "augment" not in command), augmentation, *training]
+    paths = [str(TESTS.parent), *(str(TESTS / name) for name in (".", "gpu", "hub"))]
+    result = subprocess.run(
+        [sys.executable, str(TESTS / "gpu" / "command_runs.py"), *commands],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        capture_output=True,
+        text=True,
+    )
+    records = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [record["command"] for record in records] == commands, result.stderr[-2000:]
+    for record in records:
+        assert record["code"] == 0, record
+        assert record["launches"] > 50
+        assert ("on cuda, bfloat16 autocast" in record["stderr"]) == (record["command"] in training)
