@@ -23,11 +23,11 @@ training_state.full_state_dict = lambda model: {name: value.cpu() for name, valu
 for command in sys.argv[1:]:
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
-    with gpu.pretended_device(), gpu.recording() as operations, redirect_stdout(StringIO()):
-        with redirect_stderr(StringIO()) as errors:
-            try:
-                code = run_command(*command.split())
-            except Exception as error:
-                code = f"{type(error).__name__}: {error}"
+    errors = StringIO()
+    with gpu.pretended_device(), gpu.recording() as operations, redirect_stdout(StringIO()), redirect_stderr(errors):
+        try:
+            code: object = run_command(*command.split())
+        except Exception as error:
+            code = f"{type(error).__name__}: {error}"
     record = {"command": command, "code": code, "launches": operations.launches.total()}
     print(json.dumps(record | {"stderr": errors.getvalue()[-2000:]}), flush=True)
