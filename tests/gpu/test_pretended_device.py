@@ -95,3 +95,22 @@ def test_training_step_does_not_wait_for_the_device(families: list[str]) -> None
     records = run_on_pretended_device("training_records.py", *families)
     assert [record["family"] for record in records] == families
     assert not any(record["waits"] for record in records), records
+
+
+@pytest.mark.parametrize(
+    "families",
+    [
+        pytest.param(["bert", "xlnet"], id="quick"),
+        pytest.param(["t5", "gpt2", "electra"], id="more", marks=pytest.mark.slow),
+    ],
+)
+def test_launches_per_layer(families: list[str]) -> None:
+    """Not more than in transformers, and the same for any batch size; the optimizer's do not grow with the model."""
+    *records, optimizer = run_on_pretended_device("launch_records.py", *families)
+    assert {record["family"] for record in records} == set(families)
+    for record in records:
+        assert record["32"] == record["8"], record
+        assert record["8"]["launches"] <= record["transformers"]["launches"], record
+        assert record["8"]["views"] <= record["transformers"]["views"], record
+    small, large = optimizer["optimizer"]
+    assert small == large < 36

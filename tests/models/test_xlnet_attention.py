@@ -73,7 +73,7 @@ def attend(inputs: AttentionInputs, implementation: str, dropout: float = 0.0) -
     if implementation == "eager":
         return eager_attention(*arguments, **options)[0]
     block_size = 4 if implementation == "dense blocks" else 10**6
-    pattern = DensePattern.build(inputs.streams.pattern, key.shape[1], query.dtype)
+    pattern = DensePattern.build(inputs.streams.pattern, key.shape[1], query.dtype, HEAD_DIM**-0.5)
     with patch.object(relative_attention, "MAX_DENSE_QUERIES", block_size):
         return dense_attention(*arguments[:-1], pattern, **options)
 

@@ -53,6 +53,10 @@ class AttentionPattern:
             query_segments=None if self.query_segments is None else self.query_segments[:, queries],
         )
 
+    def distance_indices(self, num_keys: int) -> Tensor:
+        """(batch, 1, queries, keys) index of the distance between query and key."""
+        return (self.distance_offsets + torch.arange(num_keys, device=self.distance_offsets.device))[:, None]
+
     def differing_segments(self) -> Tensor | None:
         """(batch, 1, queries, keys) bool, True where query and key are in different segments; None without segments."""
         if self.query_segments is None or self.key_segments is None:
@@ -68,19 +72,19 @@ class DensePattern(NamedTuple):
         mask: (batch, 1, queries, keys), added to the scores; finite, so that a query without a visible key does not
             become NaN. None if all keys are visible.
         has_visible_key: (batch, queries, 1, 1) bool; None if all keys are visible.
-        differing_segments: (batch, 1, queries, keys), 1 where query and key are in different segments, else 0; None
-            without segments.
+        segment_scale: (batch, 1, queries, keys), the factor of the scores where query and key are in different
+            segments, else 0; None without segments.
     """
 
     distance_indices: Tensor
     mask: Tensor | None
     has_visible_key: Tensor | None
-    differing_segments: Tensor | None
+    segment_scale: Tensor | None
 
     @classmethod
-    def build(cls, pattern: AttentionPattern, num_keys: int, dtype: torch.dtype) -> "DensePattern":
-        """The tensors for a number of keys and the dtype of the scores."""
-        indices = pattern.distance_offsets + torch.arange(num_keys, device=pattern.distance_offsets.device)
+    def build(cls, pattern: AttentionPattern, num_keys: int, dtype: torch.dtype, scaling: float) -> "DensePattern":
+        """The tensors for a number of keys, and the dtype and factor of the scores."""
+        indices = pattern.distance_indices(num_keys)
         mask = has_visible_key = None
         if pattern.visible is not None:
             hidden_score = max(-1e30, torch.finfo(dtype).min / 2)  # half, since the position term is added
@@ -88,7 +92,8 @@ class DensePattern(NamedTuple):
             mask = mask.masked_fill(~pattern.visible, hidden_score)[:, None]
             has_visible_key = pattern.visible.any(-1)[..., None, None]
         differs = pattern.differing_segments()
-        return cls(indices[:, None], mask, has_visible_key, None if differs is None else differs.to(dtype))
+        segment_scale = None if differs is None else differs.to(dtype) * scaling
+        return cls(indices, mask, has_visible_key, segment_scale)
 
     def select_queries(self, queries: slice) -> "DensePattern":
         """The pattern of a slice of the queries."""
@@ -96,7 +101,7 @@ class DensePattern(NamedTuple):
             self.distance_indices[:, :, queries],
             None if self.mask is None else self.mask[:, :, queries],
             None if self.has_visible_key is None else self.has_visible_key[:, queries],
-            None if self.differing_segments is None else self.differing_segments[:, :, queries],
+            None if self.segment_scale is None else self.segment_scale[:, :, queries],
         )
 
 
@@ -133,7 +138,7 @@ def eager_attention(
         probabilities (batch, heads, queries, keys).
     """
     content = torch.einsum("bihd,bjhd->bhij", query + biases.content, key)
-    indices = DensePattern.build(pattern, key.shape[1], query.dtype).distance_indices
+    indices = pattern.distance_indices(key.shape[1])
     scores = (content + _position_scores(query + biases.position, relative, indices)) * scaling
     differs = pattern.differing_segments()
     if differs is not None:
@@ -169,13 +174,12 @@ def dense_attention(
 
     def attend(query: Tensor, pattern: DensePattern) -> Tensor:
         bias = _position_scores((query + biases.position) * scaling, relative, pattern.distance_indices)
-        differs = pattern.differing_segments
-        if differs is not None:
+        if pattern.segment_scale is not None:
             # a softmax is invariant to the term of equal segments, a constant per query: only the difference is added
             same_segment, other_segment = biases.segment_embeddings.unbind()
-            direction = (other_segment - same_segment) * scaling
+            direction = other_segment - same_segment
             difference = torch.einsum("bihd,hd->bhi", query + biases.segment, direction)
-            bias = torch.addcmul(bias, difference[..., None], differs.to(bias.dtype))
+            bias = torch.addcmul(bias, difference[..., None], pattern.segment_scale.to(bias.dtype))
         if pattern.mask is not None:
             bias = bias + pattern.mask.to(bias.dtype)
         content = (query + biases.content).to(query.dtype)

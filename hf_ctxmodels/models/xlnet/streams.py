@@ -218,9 +218,10 @@ class StreamLayout:
         return streams if uses_eager or runs_per_sequence(encodings) else streams._with_dense_pattern()
 
     def _with_dense_pattern(self) -> "StreamLayout":
-        num_keys = self.inputs.memory_length + self.inputs.length
-        pattern = self.pattern or self.inputs.build_pattern()
-        return replace(self, dense_pattern=DensePattern.build(pattern, num_keys, attention_dtype(self.encodings)))
+        config, pattern = self.inputs.config, self.pattern or self.inputs.build_pattern()
+        num_keys, dtype = self.inputs.memory_length + self.inputs.length, attention_dtype(self.encodings)
+        scaling = (config.hidden_size // config.num_attention_heads) ** -0.5
+        return replace(self, dense_pattern=DensePattern.build(pattern, num_keys, dtype, scaling))
 
     @property
     def has_queries(self) -> bool:
