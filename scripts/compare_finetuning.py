@@ -36,7 +36,10 @@ class ComparisonArguments:
     text: list[str] = field(metadata={"help": "Documents for the pretraining loss, as --dataset of pretrain."})
     output_dir: str = field(metadata={"help": "Output directory."})
     methods: list[str] = flag(
-        ("plain", "l2: --anchor l2", "chain: --freeze chain", "gradual: --freeze gradual", "mixout: --mixout 0.5"),
+        (
+            *("plain", "l2: --anchor l2", "chain: --freeze chain", "gradual: --freeze gradual"),
+            "mixout: --anchor mixout:probability=0.5",
+        ),
         "Methods to compare, each a name or `name: flags of finetune`.",
     )
     finetune_recipe: str = flag("polarity_learning", "Recipe of finetune for all methods.")

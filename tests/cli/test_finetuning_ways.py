@@ -57,7 +57,7 @@ METHODS = {
     "stages": "--freeze three-stage:layers_epoch=0.5,embeddings_epoch=1",
     "l2": "--anchor l2:weight=1,head_weight=0.1 --gradient_accumulation_steps 2",
     "ewc": "--anchor ewc:weight=100,file=fisher.safetensors,text=TEXT,examples=6",
-    "mixout": "--mixout 0.5",
+    "mixout": "--anchor mixout:probability=0.5",
     "reinitialised": "--reinit 1 pooler",
 }
 
@@ -220,7 +220,7 @@ def test_comparison(folder: Path, tmp_path: Path, monkeypatch: Any, capsys: Any)
     for _ in range(2):
         assert compare("--freeze encoder") == 0
         assert len(ran) == 8
-    assert compare("--mixout 0.5") == 2
+    assert compare("--anchor mixout:probability=0.5") == 2
     assert "written by another command line" in capsys.readouterr().err
     record = json.loads((tmp_path / "methods.json").read_text())
     assert record["methods"] == {"plain": [], "frozen": ["--freeze", "encoder"]}
@@ -234,4 +234,4 @@ def test_comparison(folder: Path, tmp_path: Path, monkeypatch: Any, capsys: Any)
     spread = abs(first[0]["distance"] - first[1]["distance"]) / 2**0.5
     assert rows[2].endswith(f"| {mean:.4f} ± {spread:.4f} |")
     with pytest.raises(CtxError, match="no unique name"):
-        compare_finetuning.parse_methods(["a", "a: --mixout 0.1"])
+        compare_finetuning.parse_methods(["a", "a: --anchor mixout:probability=0.1"])

@@ -42,7 +42,7 @@ class AdapterArguments(ParsedChoices):
         None,
         "Train a bottleneck adapter in the frozen model, in fine-tuning with the head.",
         {name: AdapterOptions(**vars(config)) for name, config in ADAPTER_CONFIGS.items()},
-        conflicts=("freeze", "anchor", "mixout", "train_only"),
+        conflicts=("freeze", "anchor", "train_only"),
     )
 
     def apply(self, model: PreTrainedModel, *, freeze_head: bool = False) -> None:

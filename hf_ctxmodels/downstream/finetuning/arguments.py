@@ -161,6 +161,13 @@ class EwcOptions(L2Options):
     examples: int = flag(1000, "Examples to compute the Fisher information from.")
 
 
+@dataclass(frozen=True)
+class MixoutOptions:
+    """Dropout towards the pretrained weights (Lee et al. 2020)."""
+
+    probability: float = flag(REQUIRED, "Probability that an input meets the pretrained weights.")
+
+
 FreezingOptions = (
     FrozenEncoderOptions | FrozenEmbeddingsOptions | GradualUnfreezingOptions | ChainThawOptions | ThreeStageOptions
 )
@@ -181,13 +188,12 @@ class FinetuningMethodArguments:
         "Freeze the encoder or its token embeddings, or unfreeze layers on a schedule.",
         dict(zip(("encoder", "embeddings", "gradual", "chain", "three-stage"), get_args(FreezingOptions))),
     )
-    anchor: L2Options | EwcOptions | None = flag(
+    anchor: L2Options | EwcOptions | MixoutOptions | None = flag(
         None,
-        "Penalty on the distance from the pretrained weights, instead of their weight decay.",
-        {"l2": L2Options, "ewc": EwcOptions},
+        "Keep the weights close to the pretrained ones: by a penalty, instead of weight decay, or by mixout.",
+        {"l2": L2Options, "ewc": EwcOptions, "mixout": MixoutOptions},
         conflicts=("family",),
     )
-    mixout: float = flag(0.0, "Mixout probability.", conflicts=("family",))
     reinit: list[int | Literal["pooler", "head"]] = flag(
         (),
         "Re-initialise the top N layers (of an encoder-decoder, of the decoder), the `pooler` of the encoder, or the "
@@ -205,10 +211,10 @@ class FinetuningMethodArguments:
                 hint="use one positive number.",
             )
         self.reinit_layers = numbers[0] if numbers else 0
-        if isinstance(self.freeze, FrozenEncoderOptions) and (self.anchor or self.mixout or self.reinit_layers):
+        if isinstance(self.freeze, FrozenEncoderOptions) and (self.anchor or self.reinit_layers):
             raise CtxError(
                 "A frozen encoder is not trained.",
-                location="--freeze encoder with --anchor, --mixout or --reinit N",
+                location="--freeze encoder with --anchor or --reinit N",
                 hint="use only one of them.",
             )
 
@@ -224,10 +230,10 @@ class FinetuningMethodArguments:
         Raises:
             CtxError: The flags do not match the model.
         """
-        if source is None and (self.anchor or self.mixout or self.reinit_layers):
+        if source is None and (self.anchor or self.reinit_layers):
             raise CtxError(
                 "A new model has no pretrained weights.",
-                location="--family with --anchor, --mixout or --reinit N",
+                location="--family with --anchor or --reinit N",
                 hint="pass --model, or remove them.",
             )
         reads_layer_mix = getattr(model, "layer_mix", None) is not None or getattr(model, "has_custom_layer_mix", False)
@@ -252,7 +258,7 @@ class FinetuningMethodArguments:
         elif isinstance(self.freeze, FrozenEncoderOptions):
             check_layerwise_flags(loop)
             freeze_encoder(model)  # type: ignore[arg-type]
-        callbacks: list[FinetuningCallback] = [Mixout(model, self.mixout, loop.seed)] if self.mixout else []
+        callbacks: list[FinetuningCallback] = []
         match self.anchor:
             case EwcOptions(weight=weight, head_weight=head_weight, file=file) as ewc:
                 with accelerator.main_process_first():
@@ -262,6 +268,8 @@ class FinetuningMethodArguments:
                     elif non_default_fields(ewc) & {"text", "labels", "examples"}:
                         print_status(f"using {file} unchanged: {describe_fisher(file)}", verbose)
                 callbacks.append(ElasticWeightConsolidation(model, weight, file, head_weight))
+            case MixoutOptions(probability):
+                callbacks.append(Mixout(model, probability, loop.seed))
             case L2Options(weight, head_weight):
                 callbacks.append(L2SPPenalty(model, weight, head_weight))
         match self.freeze:
@@ -336,6 +344,7 @@ class FinetuningMethods:
         fisher_options = (f"anchor.{name}" for name in ("file", "text", "labels", "examples"))
         return {
             **flags_identity(self.weights, ("freeze.cache_features", "reinit", *fisher_options)),
+            "mixout": getattr(self.weights.anchor, "probability", 0.0),
             "reinit_layers": self.weights.reinit_layers,
             "reinit_modules": [name for name in self.weights.reinit if not isinstance(name, int)],
             **self.adapters.identity(model),

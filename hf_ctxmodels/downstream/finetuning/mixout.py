@@ -44,7 +44,7 @@ class Mixout(FinetuningCallback):
         if not 0 <= probability < 1:
             raise CtxError(
                 "The mixout probability must be from 0 to below 1.",
-                location=f"--mixout {probability:g}",
+                location=f"--anchor mixout:probability={probability:g}",
                 hint="use 0.9 or less; to keep the encoder unchanged, use --freeze encoder.",
             )
         self._probability, self._seed = probability, seed
