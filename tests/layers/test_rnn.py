@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from hf_ctxmodels.layers.recurrent import rnn
 from hf_ctxmodels.layers.recurrent.custom_ops import RECURRENCE_OPERATORS
 from hf_ctxmodels.layers.recurrent.packing import PackedSequences
 from hf_ctxmodels.layers.recurrent.recurrence import scan_gru, scan_lstm
@@ -143,6 +144,39 @@ def test_equal_to_torch(layer_class: type[Layer], options: dict) -> None:
             weight.copy_(weights[:1])
         rows = PackedSequences.build(tokens, directions=1)
         torch.testing.assert_close(rows.unpack(forward_layer(rows.pack(inputs), rows)[0])[0], outputs[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("make_layer", "options"),
+    [
+        (lambda: LSTM(5, 6), {}),
+        (lambda: LSTM(5, 6), {"truncation": 2}),
+        (lambda: LSTM(5, 6, directions=1, state_bias=True, projection_size=4), {}),
+        (lambda: GRU(5, 6), {}),
+    ],
+    ids=["LSTM", "truncated LSTM", "projected LSTM", "GRU"],
+)
+def test_call_of_cudnn(
+    make_layer: Callable[[], Layer], options: dict[str, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The layer of torch that a GPU computes by cuDNN equals the recurrence, here both on the CPU."""
+    torch.manual_seed(0)
+    layer = make_layer()
+    directions = len(layer.bias)
+    packing = PackedSequences.build(TOKENS, directions=directions)
+    state = tuple(torch.randn_like(tensor) for tensor in layer.zero_state(len(TOKENS)))
+    inputs = torch.randn(directions, int(TOKENS.sum()), 5, requires_grad=True)
+    leaves, results = [inputs, *layer.parameters()], []
+    for has_cudnn in (False, True):
+        monkeypatch.setattr(rnn, "uses_cudnn", lambda *_, has_cudnn=has_cudnn: has_cudnn)
+        outputs, last_state = layer(inputs.to(dtype), packing, state, **options)
+        assert outputs.dtype == dtype
+        weights = torch.linspace(-1, 1, outputs.numel()).view_as(outputs)
+        total = (outputs * weights).sum() + sum(tensor.sum() for tensor in last_state)
+        results.append([outputs, *last_state, *torch.autograd.grad(total, leaves)])
+    tolerance = 1e-5 if dtype is torch.float32 else 0.1
+    torch.testing.assert_close(results[1], results[0], atol=tolerance, rtol=tolerance)
 
 
 @both_layers

@@ -2,7 +2,8 @@
 
 One buffer holds the values of all steps. The backward pass visits the steps in reverse, and computes the gradient of
 each weight in one product for all steps. On a CPU a step multiplies few rows by large weights, where oneDNN with
-prepacked weights is several times faster than torch's BLAS.
+prepacked weights is several times faster than torch's BLAS. On a GPU `run_by_torch` runs all steps in one cuDNN call,
+if cuDNN has the layer.
 """
 
 from collections.abc import Callable, Sequence
@@ -278,6 +279,48 @@ def gru_gradients(
         stop -= rows
     d_gates = torch.cat([d_state_terms[..., : 2 * size], d_candidates], -1)
     return d_gates, d_hidden, _sum_products(d_state_terms, previous), d_state_terms[..., 2 * size :].sum(1)
+
+
+def uses_cudnn(layer: Any, packed: Tensor, options: StepOptions) -> bool:
+    """Whether cuDNN has the layer: without clipping, padding positions and replaced linear layers, and with a
+    projection only to a smaller width."""
+    has_cudnn = packed.is_cuda and torch.backends.cudnn.enabled and torch.backends.cudnn.is_available()
+    is_plain = all(option is None for option in options[1:]) and getattr(layer, "input_maps", None) is None
+    projection = getattr(layer, "projection", None)
+    is_narrower = projection is None or projection.shape[1] < projection.shape[2]
+    return has_cudnn and is_plain and is_narrower and not torch.compiler.is_compiling()
+
+
+def run_by_torch(
+    name: str, weights: Sequence[Tensor], options: StepOptions, packed: Tensor, *state: Tensor
+) -> tuple[Tensor, ...]:
+    """All steps of a layer by torch's LSTM or GRU: on a GPU one cuDNN call for each direction.
+
+    Args:
+        name: "lstm" or "gru".
+        weights: (directions, ...) of the input, recurrent, the bias of each, and the projection, if any.
+        packed: (directions, tokens, input).
+        state: (directions, rows, width) tensors.
+
+    Returns:
+        As `rnn.run_recurrence`.
+    """
+    # cuDNN has no bfloat16 in all versions; with few rows in a step, the time of float32 is about the same
+    dtype = torch.float32 if packed.dtype is torch.bfloat16 else packed.dtype
+    batch_sizes, run = torch.tensor(options.steps), getattr(torch._VF, name)
+    results = []
+    for direction, inputs in enumerate(packed.to(dtype)):
+        # one buffer in cuDNN's order, which it would otherwise allocate itself, with a warning
+        buffer = torch.cat([weight[direction].flatten() for weight in weights]).to(dtype)
+        pieces = buffer.split([weight[0].numel() for weight in weights])
+        parameters = [piece.view(weight.shape[1:]) for piece, weight in zip(pieces, weights, strict=True)]
+        initial = [tensor[direction, None].to(dtype) for tensor in state]
+        arguments = batch_sizes, initial if name == "lstm" else initial[0], parameters, True, 1, 0.0
+        # without dropout, "training" keeps what the backward pass needs
+        results.append(run(inputs, *arguments, torch.is_grad_enabled(), False))
+    outputs, *last_states = zip(*results, strict=True)
+    last = (torch.cat(tensors).to(packed.dtype) for tensors in last_states)
+    return torch.stack(outputs).to(packed.dtype), *last
 
 
 State = tuple[Tensor, ...]

@@ -5,6 +5,7 @@ that padding positions are not computed.
 """
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -20,10 +21,12 @@ from hf_ctxmodels.layers.recurrent.recurrence import (
     gru_gradients,
     input_gates,
     lstm_gradients,
+    run_by_torch,
     run_gru,
     run_lstm,
     scan_gru,
     scan_lstm,
+    uses_cudnn,
 )
 
 State = tuple[Tensor, ...]
@@ -112,14 +115,21 @@ class LSTM(nn.Module):
         dtype, without_autocast = computation_dtype(packed)
         hidden, cell = self.zero_state(packing.order.shape[0]) if state is None else state
         with without_autocast:
-            state_weight = dropout(self.state_weight, self.weight_dropout, self.training).to(dtype)
-            projection = None if self.projection is None else self.projection.to(dtype)
-            bias = self.bias if self.state_bias is None else self.bias + self.state_bias
-            gates = input_gates(self, packed.to(dtype), bias.to(dtype))
+            state_weight = dropout(self.state_weight, self.weight_dropout, self.training)
             state = hidden.to(dtype), cell.to(dtype)
             options = packing.step_options()._replace(cell_clip=self.cell_clip, projection_clip=self.projection_clip)
+            if uses_cudnn(self, packed, options):
+                state_bias = torch.zeros_like(self.bias) if self.state_bias is None else self.state_bias
+                weights = [self.input_weight, state_weight, self.bias, state_bias]
+                weights += [] if self.projection is None else [self.projection]
+                inputs, run = packed.to(dtype), partial(run_by_torch, "lstm", weights)
+            else:
+                bias = self.bias if self.state_bias is None else self.bias + self.state_bias
+                inputs = input_gates(self, packed.to(dtype), bias.to(dtype))
+                projection = None if self.projection is None else self.projection.to(dtype)
+                run = partial(_run_lstm, state_weight.to(dtype), projection)
             if truncation is None or truncation >= len(options.steps) or not torch.is_grad_enabled():
-                outputs, *state = run_recurrence("lstm", options, gates, *state, state_weight, projection)
+                outputs, *state = run(options, inputs, *state)
                 return outputs, tuple(state)
             last_states: list[Iterable[Tensor]] = []  # of sequences without further tokens
             segment_outputs, start = [], 0
@@ -134,8 +144,7 @@ class LSTM(nn.Module):
                     None if mask is None else mask[:, segment] for mask in (options.token_mask, options.restarts)
                 )
                 segment_options = options._replace(steps=steps, token_mask=token_mask, restarts=restarts)
-                inputs = gates[:, segment], *state, state_weight, projection
-                output, *state = run_recurrence("lstm", segment_options, *inputs)
+                output, *state = run(segment_options, inputs[:, segment], *state)
                 segment_outputs.append(output)
                 start = segment.stop
         last_states.append(state)
@@ -180,14 +189,24 @@ class GRU(nn.Module):
         """Run over all steps, see `LSTM.forward`."""
         dtype, without_autocast = computation_dtype(packed)
         (hidden,) = self.zero_state(packing.order.shape[0]) if state is None else state
-        gated = 2 * self.hidden_size
+        gated, options = 2 * self.hidden_size, packing.step_options()
         with without_autocast:
+            if uses_cudnn(self, packed, options):
+                weights = [self.input_weight, self.state_weight, self.bias, self.state_bias]
+                outputs, hidden = run_by_torch("gru", weights, options, packed.to(dtype), hidden.to(dtype))
+                return outputs, (hidden,)
             bias = torch.cat([self.bias[:, :gated] + self.state_bias[:, :gated], self.bias[:, gated:]], 1)
             gates = input_gates(self, packed.to(dtype), bias.to(dtype))
             hidden, state_weight = hidden.to(dtype), self.state_weight.to(dtype)
             candidate_bias = self.state_bias[:, gated:].to(dtype)
-            outputs, hidden = run_recurrence("gru", packing.step_options(), gates, hidden, state_weight, candidate_bias)
+            outputs, hidden = run_recurrence("gru", options, gates, hidden, state_weight, candidate_bias)
         return outputs, (hidden,)
+
+
+def _run_lstm(
+    state_weight: Tensor, projection: Tensor | None, options: StepOptions, gates: Tensor, *state: Tensor
+) -> tuple[Tensor, ...]:
+    return run_recurrence("lstm", options, gates, *state, state_weight, projection)
 
 
 def run_recurrence(name: Literal["lstm", "gru"], options: StepOptions, *inputs: Tensor | None) -> tuple[Tensor, ...]:
