@@ -114,3 +114,11 @@ def test_launches_per_layer(families: list[str]) -> None:
         assert record["8"]["views"] <= record["transformers"]["views"], record
     small, large = optimizer["optimizer"]
     assert small == large < 36
+
+
+def test_generation_waits_once_per_step_for_the_inputs() -> None:
+    """In addition to the stopping criterion of transformers, and to the order of the beams."""
+    records = run_on_pretended_device("generation_records.py", "gpt2-AutoModelForCausalLM", "t5-AutoModelForSeq2SeqLM")
+    assert len(records) == 4
+    for record in records:
+        assert sum(record["waits"].values()) <= 2 + (record["num_beams"] > 1), record
