@@ -1,29 +1,41 @@
 """Importing this module, before torch, builds and loads `device_guard.cpp`; it needs g++."""
 
+import hashlib
+import importlib.machinery
+import importlib.metadata
 import importlib.util
+import os
 import subprocess
 import sysconfig
 import tempfile
 from pathlib import Path
 from typing import Any
 
+SOURCE = Path(__file__).with_suffix(".cpp")
+
+
+def build_device_guard() -> Path:
+    """The library, which is built once for each version of torch, in the folder of temporary files."""
+    version = f"{SOURCE.read_text()}{importlib.metadata.version('torch')}{sysconfig.get_config_var('SOABI')}"
+    library = Path(tempfile.gettempdir()) / f"device_guard_{hashlib.sha256(version.encode()).hexdigest()[:16]}.so"
+    if library.exists():
+        return library
+    torch_spec: Any = importlib.util.find_spec("torch")
+    torch_folder = Path(torch_spec.origin).parent
+    headers, libraries = torch_folder / "include", torch_folder / "lib"
+    includes = [headers, headers / "torch" / "csrc" / "api" / "include", sysconfig.get_paths()["include"]]
+    unfinished = library.with_suffix(f".{os.getpid()}")
+    command = ["g++", "-O0", "-std=c++20", "-shared", "-fPIC", *(f"-I{path}" for path in includes), str(SOURCE)]
+    command += ["-o", str(unfinished), f"-L{libraries}", f"-Wl,-rpath,{libraries}", "-lc10", "-ltorch_cpu"]
+    subprocess.run(command, check=True)
+    return unfinished.replace(library)  # atomic: other processes may build it at the same time
+
 
 def load_device_guard() -> None:
     """Register the device guard."""
-    torch_spec: Any = importlib.util.find_spec("torch")
-    torch_folder = Path(torch_spec.origin).parent
-    headers = torch_folder / "include"
-    includes = [headers, headers / "torch" / "csrc" / "api" / "include", sysconfig.get_paths()["include"]]
-    libraries = torch_folder / "lib"
-    with tempfile.TemporaryDirectory() as folder:
-        library = Path(folder) / "device_guard.so"
-        command = ["g++", "-O0", "-std=c++20", "-shared", "-fPIC", *(f"-I{path}" for path in includes)]
-        command += [str(Path(__file__).with_suffix(".cpp")), "-o", str(library)]
-        command += [f"-L{libraries}", f"-Wl,-rpath,{libraries}", "-lc10", "-ltorch_cpu"]
-        subprocess.run(command, check=True)
-        spec: Any = importlib.util.spec_from_file_location("device_guard_library", library)
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+    loader = importlib.machinery.ExtensionFileLoader("device_guard_library", str(build_device_guard()))
+    spec: Any = importlib.util.spec_from_loader("device_guard_library", loader)
+    loader.exec_module(importlib.util.module_from_spec(spec))
 
 
 load_device_guard()

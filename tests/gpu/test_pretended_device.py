@@ -87,7 +87,7 @@ def test_host_waits_for_the_device_at_most_once(records: list[dict[str, Any]]) -
 @pytest.mark.parametrize(
     "families",
     [
-        pytest.param(["bert", "electra"], id="quick"),
+        pytest.param(["bert", "electra", "Trainer"], id="quick"),
         pytest.param(["t5", "xlnet", "gpt2", "elmo", "ulmfit", "unilm"], id="more", marks=pytest.mark.slow),
     ],
 )

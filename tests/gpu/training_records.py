@@ -1,6 +1,8 @@
 """Pretrain families on the pretended device for some steps, and print what makes the host wait in a step as JSON.
 
 Usage: PYTHONPATH=tests:tests/gpu python tests/gpu/training_records.py FAMILY ...
+
+The name "Trainer" instead of a family trains BERT by `transformers.Trainer` with a collator of this package.
 """
 
 import json
@@ -13,7 +15,12 @@ from typing import Any
 import pretended_device as gpu  # before torch
 from commands import run_command
 from training_runs import make_workspace
+from transformers import AutoTokenizer, Trainer, TrainingArguments
+from zoo import tiny_config
 
+from hf_ctxmodels import CtxBertForMaskedLM
+from hf_ctxmodels.objectives import MaskedLM
+from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.training.training_step import TrainingStep
 
 MEASURED_STEP = 3  # earlier steps initialise the optimizer
@@ -57,7 +64,33 @@ def count_waits(family: str, folder: Path) -> Counter[str]:
     raise RuntimeError(f"{family}: the run ended before step {MEASURED_STEP}.")
 
 
+def count_trainer_waits(folder: Path) -> Counter[str]:
+    """The waits of a step of `transformers.Trainer`."""
+    make_workspace(folder, "bert")
+    tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer")
+    objective = MaskedLM(tokenizer, max_length=32)
+    text = (folder / "text.txt").read_text(encoding="utf-8")
+    examples = list(objective.examples(document.splitlines() for document in text.split("\n\n")))
+    features = [{**example, "example_index": index, "epoch": 0} for index, example in enumerate(examples)]
+    options = {"max_steps": MEASURED_STEP, "per_device_train_batch_size": 4, "bf16": True, "save_strategy": "no"}
+    waits: list[Counter[str]] = []
+
+    class MeasuredTrainer(Trainer):
+        def training_step(self, *args: Any, **kwargs: Any) -> Any:
+            with gpu.recording() as record:
+                loss = super().training_step(*args, **kwargs)
+            waits.append(Counter(record.waits))
+            return loss
+
+    with gpu.pretended_device():
+        model = CtxBertForMaskedLM(tiny_config(FAMILIES["bert"], vocab_size=len(tokenizer)))
+        arguments = TrainingArguments(str(folder / "model"), remove_unused_columns=False, report_to="none", **options)
+        MeasuredTrainer(model, arguments, train_dataset=features, data_collator=objective).train()
+    return waits[-1]
+
+
 if __name__ == "__main__":
     for family in sys.argv[1:]:
         with tempfile.TemporaryDirectory() as folder:
-            print(json.dumps({"family": family, "waits": count_waits(family, Path(folder))}), flush=True)
+            waits = count_trainer_waits(Path(folder)) if family == "Trainer" else count_waits(family, Path(folder))
+            print(json.dumps({"family": family, "waits": waits}), flush=True)
