@@ -41,7 +41,7 @@ def run_on_pretended_device(script: str, *arguments: str) -> list[dict[str, Any]
         text=True,
     )
     assert result.returncode == 0, result.stderr[-2000:]
-    return [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
+    return [json.loads(line) for line in result.stdout.splitlines() if line.startswith('{"')]
 
 
 @pytest.fixture(
