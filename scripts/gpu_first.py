@@ -27,7 +27,7 @@ from typing import Any, Literal
 import torch
 import transformers
 from accelerate.state import AcceleratorState
-from benchmarks import cases, encoders
+from benchmarks import cases, compiled, encoders
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 from transformers import TrainerCallback
@@ -292,34 +292,15 @@ def attention(device: torch.device, arguments: GpuArguments) -> Iterator[Result]
 
 
 def compilation(device: torch.device, arguments: GpuArguments) -> Iterator[Result]:
-    """torch.compile of BERT's masked language model on batches of different lengths: number of graphs, and speed."""
-    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128}
-    config = FAMILIES["bert"].config(vocab_size=2000, **(sizes if arguments.size == "tiny" else {}))
-    model = FAMILIES["bert"].models["AutoModelForMaskedLM"](config).to(device)
-    times = {}
-    generator = torch.Generator().manual_seed(0)
-    batches = []
-    for length in (24, 32, 40, 48) if arguments.size == "tiny" else (96, 128, 160, 192):
-        mask = (torch.arange(length) < torch.randint(length // 3, length + 1, (16, 1), generator=generator)).long()
-        ids = torch.randint(5, 2000, mask.shape, generator=generator) * mask
-        labels = ids.masked_fill((torch.rand(mask.shape, generator=generator) > 0.15) | (mask == 0), -100)
-        batches.append(CollatedBatch({"input_ids": ids, "attention_mask": mask, "labels": labels}).to(device))
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    for name, runner in (("plain", model), ("compiled", torch.compile(model))):
-        for repeats in (2, 3):  # the first ones are the warm-up
-            _synchronize(device)
-            start = time.perf_counter()
-            for batch in batches * repeats:
-                with torch.autocast(device.type, torch.bfloat16):
-                    loss = runner(**batch).loss
-                loss.backward()
-            _synchronize(device)
-            times[name] = time.perf_counter() - start
-    counters = torch._dynamo.utils.counters
-    graphs, breaks = counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
-    shown = f"{times['plain'] / times['compiled']:.2f} times as fast, {graphs} graphs, {breaks} breaks"
-    yield Result("BERT, torch.compile", shown, "at least 1.0 times as fast, at most 2 graphs, no break")
+    """torch.compile of training on batches of different lengths (`scripts/benchmark.py --suite compile` has more)."""
+    layers, width = (2, 64) if arguments.size == "tiny" else (12, 768)
+    for family in ("bert",) if arguments.size == "tiny" else ("bert", "gpt2", "t5"):
+        workload: cases.Workload = "training" if family == "t5" else "gradients"
+        case = cases.Case(family, workload, layers, width, compiled.LENGTHS[0], 16, cases.FILL, None, None)
+        result = compiled.run_case(case, device, torch.bfloat16, 3)
+        shown = f"{result.uncompiled.seconds / result.compiled.seconds:.2f} times as fast, {result.graphs} graphs, "
+        shown += f"{result.breaks} breaks, first step {result.compilation:.0f} s"
+        yield Result(f"{family}, torch.compile", shown, "at least 1.0 times as fast, at most 2 graphs, no break")
 
 
 def determinism(device: torch.device, arguments: GpuArguments) -> Iterator[Result]:
@@ -337,11 +318,6 @@ def determinism(device: torch.device, arguments: GpuArguments) -> Iterator[Resul
         expected = "equal bit for bit" if must_be_equal else "equal up to rounding"
         name = f"two runs{' with --deterministic' if deterministic else ''}"
         yield Result(name, shown, expected, is_equal if must_be_equal else None)
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 FUNCTIONS: dict[Part, Callable[[torch.device, GpuArguments], Iterator[Result]]] = dict(

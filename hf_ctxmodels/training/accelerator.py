@@ -20,7 +20,7 @@ from hf_ctxmodels.core.errors import CtxError, require_packages
 from hf_ctxmodels.training.arguments import LambOptions, LoopArguments
 from hf_ctxmodels.training.distributed import inactive_parallelism_warnings, require_configured_backend
 
-_MIXED_PRECISIONS = {"float32": "no", "bfloat16": "bf16", "float16": "fp16"}
+_MIXED_PRECISIONS: dict[Dtype, str] = {"float32": "no", "bfloat16": "bf16", "float16": "fp16"}
 """Data type of the forward pass -> accelerate's name."""
 _AMPERE = (8, 0)  # the first compute capability with bfloat16 and TF32
 _CUBLAS_VARIABLE, _CUBLAS_VALUES = "CUBLAS_WORKSPACE_CONFIG", (":4096:8", ":16:8")
@@ -122,15 +122,18 @@ def _select_process_device(name: str | None) -> torch.device:
     return device
 
 
+def forward_dtype(accelerator: Accelerator) -> Dtype | None:
+    """Data type of the forward pass of a run; None if it is none of `Dtype`."""
+    return next((dtype for dtype, name in _MIXED_PRECISIONS.items() if name == accelerator.mixed_precision), None)
+
+
 def describe_device(accelerator: Accelerator) -> str:
     """Device and precision of a run: "cuda, bfloat16 autocast"."""
-    device, dtypes = accelerator.device, {name: dtype for dtype, name in _MIXED_PRECISIONS.items()}
-    if accelerator.mixed_precision != "no":
-        precision = f"{dtypes.get(accelerator.mixed_precision, accelerator.mixed_precision)} autocast"
-    else:
-        has_tf32 = device.type == "cuda" and torch.cuda.get_device_capability(device) >= _AMPERE
-        precision = "float32 with TF32" if has_tf32 else "float32"
-    return f"{device}, {precision}"
+    device, precision = accelerator.device, forward_dtype(accelerator) or accelerator.mixed_precision
+    if precision != "float32":
+        return f"{device}, {precision} autocast"
+    has_tf32 = device.type == "cuda" and torch.cuda.get_device_capability(device) >= _AMPERE
+    return f"{device}, float32{' with TF32' if has_tf32 else ''}"
 
 
 def use_deterministic_algorithms() -> None:

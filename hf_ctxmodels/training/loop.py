@@ -27,6 +27,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flat_options
 from hf_ctxmodels.data import ExampleStream
 from hf_ctxmodels.tokenizers.base import record_tokenizer_digest
+from hf_ctxmodels.training.accelerator import forward_dtype
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.callbacks import FinetuningCallback
 from hf_ctxmodels.training.checkpoint_files import locked_output_dir
@@ -155,7 +156,7 @@ class TrainingLoop:
         if self.arguments.learning_rate == "auto":  # the first parameter group has the unscaled rate
             self.arguments = replace(self.arguments, learning_rate=float(self.scheduler.base_lrs[0]))
         return TrainingResult(
-            arguments=self.arguments,
+            arguments=replace(self.arguments, dtype=forward_dtype(self.accelerator)),
             model_class=self.training_state.model_class,
             model_type=self.model.config.model_type,
             parameters=self.num_parameters,

@@ -65,14 +65,15 @@ def run(
             for workload in _workloads(family):
                 case = Case(family, workload, layers, width, LENGTHS[0], batch_size, FILL, None, None)
                 if case.matches(only):
-                    yield _run_case(case, device, dtype, repeats)
+                    yield run_case(case, device, dtype, repeats)
 
 
 def _workloads(family: str) -> tuple:
     return ("encoder states", "training") if family == "t5" else ("inference", "gradients")
 
 
-def _run_case(case: Case, device: torch.device, dtype: torch.dtype, repeats: int) -> Result:
+def run_case(case: Case, device: torch.device, dtype: torch.dtype, repeats: int) -> Result:
+    """Measure a model and the compiled model; `case.length` is ignored: the batches have the lengths `LENGTHS`."""
     torch.manual_seed(0)
     torch._dynamo.reset()
     counters.clear()

@@ -13,6 +13,8 @@ import torch
 from commands import run_command, save, tiny_pair
 from torch import nn
 
+from hf_ctxmodels.training.summary import TrainingSummary
+
 TESTS = Path(__file__).parents[1]
 TEXTS = ["the cat sat on the mat", "a dog ran to the river", "it was cold", "the bird saw a tree"]
 DATA = "--train_file rows.jsonl --validation_file rows.jsonl --max_length 16 --max_steps 1"
@@ -77,6 +79,8 @@ def test_dtype(folder, command, dtypes, tmp_path, monkeypatch, capsys):
     words += [*["--device", "cpu", "--dtype", "bfloat16"]]
     assert run_command(*words) == 0, capsys.readouterr().err
     assert dtypes == {torch.bfloat16}
+    if command.startswith("pretrain"):
+        assert TrainingSummary.load(tmp_path / "out").hyperparameters["dtype"] == "bfloat16"
     shown = capsys.readouterr().err
     assert ("on cpu, bfloat16 autocast" in shown) == (command in TRAINING_COMMANDS)
 
