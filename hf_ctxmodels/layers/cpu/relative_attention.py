@@ -3,14 +3,17 @@
 It computes the score of `models.xlnet.relative_attention`, which also has the reference implementation.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from hf_ctxmodels.layers.cpu.dropout import DROPOUT_LEVELS, dropout_mask, inverted_dropout_scale
 
+_MASKED_SCORE = -1e30  # a probability of 0; finite, so that a query without a visible key does not become NaN
 _BLOCK_SIZE = 64  # queries whose position scores are computed at once: fewer distances per block, in cache
 
 
@@ -67,8 +70,66 @@ class SequenceRanges:
 
 
 def runs_per_sequence(tensor: Tensor) -> bool:
-    """Whether `attend_per_sequence` supports a tensor: float32 on a CPU, outside compiled graphs."""
-    return tensor.device.type == "cpu" and tensor.dtype is torch.float32 and not torch.compiler.is_compiling()
+    """Whether `attend_per_sequence` supports a tensor: float32 on a CPU, outside exported graphs."""
+    return tensor.device.type == "cpu" and tensor.dtype is torch.float32 and not torch.compiler.is_exporting()
+
+
+def build_ranges(
+    query_counts: Sequence[int],
+    key_counts: Sequence[int],
+    *,
+    offsets: Tensor,
+    length: int,
+    num_content: int,
+    num_groups: int,
+    visible: Tensor | None = None,
+    query_segments: Tensor | None = None,
+    key_segments: Tensor | None = None,
+    key_columns: Tensor | None = None,
+) -> SequenceRanges:
+    """The ranges of a batch of sequences.
+
+    Args:
+        query_counts, key_counts: Number of queries and keys of each sequence.
+        offsets: (queries, 1) index of the distance between a query and column 0 of the keys.
+        length: Index of the distance 0.
+        num_content: Number of leading queries of each sequence that are its first tokens; the rest may be elsewhere.
+        num_groups: Number of groups of distance encodings.
+        visible: (sequences, queries, keys) bool; None if all keys are visible.
+        query_segments, key_segments: Segment ids of all queries and keys, in any shape; None to omit the segment term.
+        key_columns: (keys,) column of each key; None for 0, 1, 2, ... in each sequence.
+    """
+    score_masks = queries_without_keys = None
+    if visible is not None:
+        score_masks = torch.zeros(visible.shape).masked_fill_(~visible, _MASKED_SCORE)
+        has_no_key = ~visible.any(-1).flatten()
+        queries_without_keys = has_no_key if bool(has_no_key.any()) else None
+    sequences, query_start, key_start = [], 0, 0
+    for number, (num_queries, num_keys) in enumerate(zip(query_counts, key_counts, strict=True)):
+        queries, keys = slice(query_start, query_start + num_queries), slice(key_start, key_start + num_keys)
+        query_start, key_start = queries.stop, keys.stop
+        columns = torch.arange(num_keys) if key_columns is None else key_columns[keys]
+        is_contiguous = key_columns is None or int(columns[-1] - columns[0]) == num_keys - 1
+        num_leading = min(num_content, num_queries) if is_contiguous else 0
+        distance_indices = offsets[queries][num_leading:] + columns if num_queries > num_leading else None
+        if num_queries:
+            sequences.append(
+                SequenceRange(
+                    queries,
+                    keys,
+                    num_content=num_leading,
+                    distance_origin=length,
+                    distance_indices=distance_indices,
+                    score_mask=None if score_masks is None else score_masks[number],
+                    encoding_group=number * num_groups // len(key_counts),
+                )
+            )
+    if query_segments is None or key_segments is None:
+        return SequenceRanges(tuple(sequences), queries_without_keys=queries_without_keys)
+    segments, indices = torch.cat([query_segments.flatten(), key_segments.flatten()]).unique(return_inverse=True)
+    one_hot = F.one_hot(indices, len(segments)).float()
+    query_one_hot, key_one_hot = one_hot.split([query_segments.numel(), key_segments.numel()])
+    return SequenceRanges(tuple(sequences), query_one_hot, key_one_hot, queries_without_keys)
 
 
 def attend_per_sequence(

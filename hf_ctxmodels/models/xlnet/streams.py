@@ -4,22 +4,24 @@ computes and of the keys that they attend to."""
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from hf_ctxmodels.core.compiled_ops import is_compiled
 from hf_ctxmodels.core.constants import IGNORE_INDEX, NO_TARGET
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.host_copies import host_copy, is_traced
+from hf_ctxmodels.core.host_copies import host_copy, is_traced, needs_static_sizes
 from hf_ctxmodels.core.inputs import check_tensors, sequence_numbers
-from hf_ctxmodels.layers.attention.layouts import Layout, PackedLayout, PaddedLayout
+from hf_ctxmodels.layers.attention.layouts import Layout, PackedLayout, PaddedLayout, TracedLayout
 from hf_ctxmodels.layers.attention.masks import attention_dtype
 from hf_ctxmodels.layers.cpu.relative_attention import (
     RelativeBiases,
-    SequenceRange,
     SequenceRanges,
     attend_per_sequence,
+    build_ranges,
     runs_per_sequence,
 )
 from hf_ctxmodels.models.xlnet.configuration_xlnet import CtxXLNetConfig
@@ -29,8 +31,6 @@ from hf_ctxmodels.models.xlnet.relative_attention import (
     dense_attention,
     eager_attention,
 )
-
-_MASKED_SCORE = -1e30  # a probability of 0; finite, so that a query without a visible key does not become NaN
 
 Probabilities = Tensor | tuple[Tensor, Tensor] | None
 """(batch, heads, queries, keys) attention probabilities, a pair (content stream, query stream) where a layer computes
@@ -100,7 +100,7 @@ class EncoderInputs:
     @property
     def has_inner_padding(self) -> bool:
         """Whether there is padding between the tokens of a sequence, which counts in their distances."""
-        if self.tokens is None:
+        if self.tokens is None or is_compiled():  # `build_ranges` regards it
             return False
         if self.sequence_ids is not None:
             return bool((host_copy(self.tokens) != (host_copy(self.sequence_ids) != 0)).any())
@@ -199,7 +199,7 @@ class StreamLayout:
         """Choose the layout of a batch: packed where the result is the same, padded otherwise.
 
         The padded layout is used for `config.unpad=False`, eager attention, `output_attentions`, permutations and
-        targets, memory, `attn_type="uni"`, `bi_data`, padding between the tokens of a sequence, and traced graphs.
+        targets, memory, `attn_type="uni"`, `bi_data`, padding between the tokens of a sequence (but in compiled graphs), and exported graphs.
         """
         config = inputs.config
         uses_eager = bool(output_attentions) or config._attn_implementation == "eager"
@@ -207,9 +207,12 @@ class StreamLayout:
             tensor is not None for tensor in (inputs.memory, inputs.order, inputs.hidden_pairs, inputs.target_positions)
         )
         is_packable = config.unpad and config.attn_type == "bi" and not config.bi_data
-        if is_packable and not (uses_eager or needs_padding or is_traced(inputs.words) or inputs.has_inner_padding):
+        if is_packable and not (
+            uses_eager or needs_padding or needs_static_sizes(inputs.words) or inputs.has_inner_padding
+        ):
             shape, device = (inputs.batch_size, inputs.length), inputs.words.device
-            packed_layout = PackedLayout.build(*shape, inputs.tokens, inputs.sequence_ids, device)
+            layout_class = TracedLayout if is_compiled() else PackedLayout
+            packed_layout = layout_class.build(*shape, inputs.tokens, inputs.sequence_ids, device)
             if runs_per_sequence(encodings):
                 return cls(inputs, encodings, packed_layout, None, uses_eager)
             return cls(inputs, encodings, packed_layout, inputs.build_pattern(), uses_eager)._with_dense_pattern()
@@ -284,9 +287,11 @@ class StreamLayout:
         """
         if not self.uses_eager and runs_per_sequence(query):
             queries, keys, values = (tensor.flatten(0, -3) for tensor in (query, key, value))
-            context = attend_per_sequence(
-                queries, keys, values, relative, biases, self.ranges, scaling=scaling, dropout=dropout
-            )
+            options = {"scaling": scaling, "dropout": dropout}
+            if is_compiled():
+                context = self._attend_traced(queries, keys, values, relative, biases, **options)
+            else:
+                context = attend_per_sequence(queries, keys, values, relative, biases, self.ranges, **options)
             return context.unflatten(0, query.shape[:-2]), None
         if relative.shape[0] > 1:
             relative = relative.repeat_interleave(query.shape[0] // relative.shape[0], 0)
@@ -315,50 +320,52 @@ class StreamLayout:
     def ranges(self) -> SequenceRanges:
         """The ranges of each sequence for `attend_per_sequence`."""
         inputs, layout = self.inputs, self.layout
-        visible = None
+        arguments = self._range_arguments()
         if isinstance(layout, PackedLayout):
-            query_counts, key_counts = layout.query_counts, layout.lengths
-            offsets = inputs.length - layout.query_positions[:, None]
-            num_content = inputs.length if layout.query is None else 0
-            key_segments = None if inputs.token_types is None else layout.pack(inputs.token_types)
-            query_segments = None if key_segments is None else layout.select_queries(key_segments)
+            counts = layout.query_counts, layout.lengths
         else:
-            pattern = self.pattern or self.inputs.build_pattern()
-            offsets, visible = pattern.distance_offsets.flatten(0, 1), pattern.visible
-            query_counts = (len(offsets) // inputs.batch_size,) * inputs.batch_size
-            key_counts = (inputs.memory_length + inputs.length,) * inputs.batch_size
-            num_content = 0 if self.is_query_only else inputs.length
-            query_segments, key_segments = pattern.query_segments, pattern.key_segments
-        score_masks = queries_without_keys = None
-        if visible is not None:
-            score_masks = torch.zeros(visible.shape).masked_fill_(~visible, _MASKED_SCORE)
-            has_no_key = ~visible.any(-1).flatten()
-            queries_without_keys = has_no_key if bool(has_no_key.any()) else None
-        sequences, query_start, key_start = [], 0, 0
-        for number, (num_queries, num_keys) in enumerate(zip(query_counts, key_counts, strict=True)):
-            queries, keys = slice(query_start, query_start + num_queries), slice(key_start, key_start + num_keys)
-            query_start, key_start = queries.stop, keys.stop
-            distance_indices = None
-            if num_queries > num_content:
-                distance_indices = offsets[queries][num_content:] + torch.arange(num_keys)
-            if num_queries:
-                sequences.append(
-                    SequenceRange(
-                        queries,
-                        keys,
-                        num_content=min(num_content, num_queries),
-                        distance_origin=inputs.length,
-                        distance_indices=distance_indices,
-                        score_mask=None if score_masks is None else score_masks[number],
-                        encoding_group=number * len(self.encodings) // len(key_counts),
-                    )
-                )
-        if query_segments is None or key_segments is None:
-            return SequenceRanges(tuple(sequences), queries_without_keys=queries_without_keys)
-        segments, indices = torch.cat([query_segments.flatten(), key_segments.flatten()]).unique(return_inverse=True)
-        one_hot = F.one_hot(indices, len(segments)).float()
-        query_one_hot, key_one_hot = one_hot.split([query_segments.numel(), key_segments.numel()])
-        return SequenceRanges(tuple(sequences), query_one_hot, key_one_hot, queries_without_keys)
+            num_keys = inputs.memory_length + inputs.length
+            num_queries = len(arguments["offsets"]) // inputs.batch_size
+            counts = (num_queries,) * inputs.batch_size, (num_keys,) * inputs.batch_size
+        return build_ranges(*counts, length=inputs.length, num_groups=len(self.encodings), **arguments)
+
+    def _range_arguments(self) -> dict[str, Any]:
+        """Arguments of `build_ranges`, without the counts."""
+        inputs, layout = self.inputs, self.layout
+        if not isinstance(layout, PackedLayout):
+            pattern = self.pattern or inputs.build_pattern()
+            return {
+                "offsets": pattern.distance_offsets.flatten(0, 1),
+                "num_content": 0 if self.is_query_only else inputs.length,
+                "visible": pattern.visible,
+                "query_segments": pattern.query_segments,
+                "key_segments": pattern.key_segments,
+            }
+        key_segments = None if inputs.token_types is None else layout.pack(inputs.token_types)
+        positions = torch.arange(inputs.length, device=inputs.words.device).expand(inputs.batch_size, -1)
+        key_columns = layout.pack(positions)
+        return {
+            "offsets": inputs.length - layout.select_queries(key_columns)[:, None],
+            "num_content": inputs.length if layout.query is None else 0,
+            "query_segments": None if key_segments is None else layout.select_queries(key_segments),
+            "key_segments": key_segments,
+            "key_columns": key_columns,
+        }
+
+    def _attend_traced(
+        self, query: Tensor, key: Tensor, value: Tensor, relative: Tensor, biases: RelativeBiases, **options: float
+    ) -> Tensor:
+        """`attend_per_sequence` in a compiled graph."""
+        # imported here: operators with gradients are only defined where a graph is compiled
+        from hf_ctxmodels.layers.cpu.compiled_relative_attention import attend_traced
+
+        layout, lengths = self.layout, (None, None)
+        if isinstance(layout, TracedLayout):
+            lengths = layout.lengths if layout.query_lengths is None else layout.query_lengths, layout.lengths
+        sizes = {"batch_size": self.inputs.batch_size, "length": self.inputs.length}
+        return attend_traced(
+            query, key, value, relative, biases, *lengths, **sizes, **self._range_arguments(), **options
+        )
 
 
 def check_memory(mems: Sequence[Tensor] | None, config: CtxXLNetConfig, batch_size: int) -> Sequence[Tensor] | None:
