@@ -332,7 +332,8 @@ class HeadModel(CtxPreTrainedModel):
 
     def penalty(self) -> Tensor | None:
         """The regularization term of the training loss, a function of the parameters only; or None."""
-        penalties = [term for regularizer in self.base_model.regularizers if (term := regularizer()) is not None]
+        terms = [regularizer() for regularizer in self.base_model.regularizers]
+        penalties = [term for term in terms if term is not None]
         return torch.stack(penalties).sum() if penalties else None
 
     def add_regularization(

@@ -5,6 +5,7 @@ import ctypes
 import multiprocessing
 import os
 import signal
+from functools import partialmethod
 from itertools import count
 from types import SimpleNamespace
 
@@ -40,6 +41,20 @@ def uneven(collate):
         return batch
 
     return thinned
+
+
+@pytest.mark.slow
+def test_compiled_model_has_the_losses_of_the_model(workspace, problem, tmp_path, monkeypatch):
+    """With the backend aot_eager, since code generation takes minutes."""
+    compile_module = torch.nn.Module.compile
+    monkeypatch.setattr(torch.nn.Module, "compile", partialmethod(compile_module, backend="aot_eager"))
+    curves = [
+        run(new_model(workspace), problem, arguments(tmp_path / str(compiles), compile=compiles)).curve
+        for compiles in (False, True)
+    ]
+    for uncompiled, compiled in zip(*curves, strict=True):
+        for name in ("loss", "mlm_loss", "next_sentence_loss", "grad_norm"):
+            assert compiled[name] == pytest.approx(uncompiled[name], rel=1e-5), name
 
 
 def test_accumulated_micro_batches_equal_one_big_batch(workspace, problem, tmp_path):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from datasets import Dataset
+from torch._dynamo.utils import counters
 from training_runs import rows_of, trainer_arguments
 from transformers import EvalPrediction, Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer
 from zoo import ARCHETYPES, HEADS, Case, learnable_batch, make_batch, make_targets
@@ -245,3 +246,19 @@ def test_seq2seq_trainer(case: Case, tmp_path) -> None:
     width = generated.shape[1]
     np.testing.assert_array_equal(seen[0].predictions[:, :width], generated.numpy())
     assert trainer.evaluate()["eval_loss"] == pytest.approx(sum(losses), abs=1e-5)
+
+
+@pytest.mark.slow
+def test_trainer_compiles_without_graph_breaks(tmp_path) -> None:
+    """`TrainingArguments(torch_compile=True)`; with the backend aot_eager, since code generation takes minutes."""
+    case = next(case for case in HEADS if str(case) == "bert-AutoModelForMaskedLM")
+    rows = rows_of(learnable_batch(case, 32, seed=1)[0])
+    losses = []
+    for options in ({}, {"torch_compile": True, "torch_compile_backend": "aot_eager"}):
+        torch._dynamo.reset()
+        counters.clear()
+        arguments = trainer_arguments(tmp_path, max_steps=3, seed=0, **options)
+        losses.append(Trainer(case.model(), arguments, train_dataset=rows).train().training_loss)
+    assert counters["stats"]["unique_graphs"] in (1, 2)
+    assert not counters["graph_break"]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)

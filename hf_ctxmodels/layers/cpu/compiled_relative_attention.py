@@ -20,8 +20,6 @@ def attend_traced(
     value: Tensor,
     relative: Tensor,
     biases: RelativeBiases,
-    query_lengths: Tensor | None,
-    key_lengths: Tensor | None,
     *,
     batch_size: int,
     length: int,
@@ -29,6 +27,8 @@ def attend_traced(
     num_content: int,
     scaling: float,
     dropout: float,
+    query_lengths: Tensor | None = None,
+    key_lengths: Tensor | None = None,
     visible: Tensor | None = None,
     query_segments: Tensor | None = None,
     key_segments: Tensor | None = None,
@@ -37,7 +37,9 @@ def attend_traced(
     """`attend_per_sequence`; other arguments as in `build_ranges`.
 
     Args:
-        query_lengths, key_lengths: (sequences,) int64; None for `batch_size` sequences of equal length.
+        query_lengths, key_lengths: (sequences,) int64; None for `batch_size` sequences of equal length, and
+            `query_lengths` None for those of the keys.
+        query_segments: None for those of the keys.
     """
     ranges = offsets, visible, query_segments, key_segments, key_columns, batch_size, length, num_content
     return _relative_attention(
@@ -69,7 +71,7 @@ def _attend(
 ) -> Tensor:
     query_counts, key_counts = (
         [len(states) // batch_size] * batch_size if lengths is None else lengths.tolist()
-        for states, lengths in ((query, query_lengths), (key, key_lengths))
+        for states, lengths in ((query, key_lengths if query_lengths is None else query_lengths), (key, key_lengths))
     )
     with torch.no_grad():
         ranges = build_ranges(
@@ -80,7 +82,7 @@ def _attend(
             num_content=num_content,
             num_groups=len(relative),
             visible=visible,
-            query_segments=query_segments,
+            query_segments=key_segments if query_segments is None else query_segments,
             key_segments=key_segments,
             key_columns=key_columns,
         )

@@ -359,13 +359,13 @@ class StreamLayout:
         # imported here: operators with gradients are only defined where a graph is compiled
         from hf_ctxmodels.layers.cpu.compiled_relative_attention import attend_traced
 
-        layout, lengths = self.layout, (None, None)
+        layout, arguments = self.layout, self._range_arguments()
         if isinstance(layout, TracedLayout):
-            lengths = layout.lengths if layout.query_lengths is None else layout.query_lengths, layout.lengths
+            arguments |= {"query_lengths": layout.query_lengths, "key_lengths": layout.lengths}
+            if layout.query is None:  # the arguments of an operator in a graph are different tensors
+                arguments["query_segments"] = None
         sizes = {"batch_size": self.inputs.batch_size, "length": self.inputs.length}
-        return attend_traced(
-            query, key, value, relative, biases, *lengths, **sizes, **self._range_arguments(), **options
-        )
+        return attend_traced(query, key, value, relative, biases, **sizes, **arguments, **options)
 
 
 def check_memory(mems: Sequence[Tensor] | None, config: CtxXLNetConfig, batch_size: int) -> Sequence[Tensor] | None:
