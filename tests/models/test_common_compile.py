@@ -36,7 +36,7 @@ UNBROKEN = [
     "bert-AutoModelForPreTraining",
     "albert-AutoModelForPreTraining",
     "electra-AutoModelForPreTraining",
-    "xlnet-AutoModelForPreTraining",
+    "xlnet-AutoModelForCausalLM",
     "t5-AutoModelForSeq2SeqLM",
     "gpt2-AutoModelForCausalLM",
     "unilm-AutoModelForMaskedLM",
