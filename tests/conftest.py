@@ -82,6 +82,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--family", help="run only the tests of one model family, for example bert")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Hide GPUs, unless `-m gpu` selects tests that need one: the other tests compare with a CPU, some bit for bit."""
+    if not re.search(r"(?<!not )\bgpu\b", config.option.markexpr or ""):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """With `--family`, skip files that neither mention the family nor iterate over families."""
     family = config.getoption("--family")

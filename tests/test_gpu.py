@@ -17,7 +17,7 @@ QUICK_PARTS = ("environment", "heads", "training", "attention")
 
 def gpu(test):
     """Mark a test that needs a GPU."""
-    reason = "needs a CUDA device"
+    reason = "needs a CUDA device, and `pytest -m gpu`"
     return pytest.mark.gpu(pytest.mark.skipif(not torch.cuda.is_available(), reason=reason)(test))
 
 
