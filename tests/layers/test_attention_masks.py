@@ -15,14 +15,14 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.layers.attention import masks as attention_masks
 from hf_ctxmodels.layers.attention.backends import eager_attention_forward
 from hf_ctxmodels.layers.attention.layouts import Layout, PackedLayout, build_layout
-from hf_ctxmodels.layers.attention.masks import CAUSAL, MaskSpec
+from hf_ctxmodels.layers.attention.masks import CAUSAL, MaskSpec, PackedMask
 from hf_ctxmodels.layers.attention.modules import BucketedPositionBias, CrossAttention, SelfAttention
 from hf_ctxmodels.layers.transformer import FeedForward, Memory, TransformerBlock, run_stack
 
 WIDTH, HEADS, HEAD_DIM, BLOCKS = 12, 3, 6, 2
 LENGTHS, PREFIXES = (7, 3, 5, 6), (2, 0, 5, 1)
 PADDING_SIDES = ("left", "right", "none")
-IMPLEMENTATIONS = ("packed", "sdpa", "eager")
+IMPLEMENTATIONS = ("packed", "one group", "sdpa", "eager")
 
 
 class MaskCase(NamedTuple):
@@ -73,8 +73,8 @@ def make_blocks(*, cross: bool = False) -> nn.ModuleList:
 
 def make_config(implementation: str) -> PreTrainedConfig:
     config = PreTrainedConfig(num_hidden_layers=BLOCKS, num_attention_heads=HEADS, hidden_size=WIDTH)
-    config.unpad = implementation == "packed"
-    config._attn_implementation = "sdpa" if implementation == "packed" else implementation
+    config.unpad = implementation in ("packed", "one group")
+    config._attn_implementation = "sdpa" if config.unpad else implementation
     return config
 
 
@@ -147,8 +147,13 @@ def two_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention_masks, "_CALL_PAIRS", 60)
 
 
+def group_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch, is_single: bool) -> None:
+    """All sequences of a packed batch in one group."""
+    monkeypatch.setattr(attention_masks, "PackedMask", lambda *args, **_: PackedMask(*args, is_single=is_single))
+
+
 @pytest.mark.parametrize("name", MASKS)
-def test_all_implementations_equal_the_reference(name: str) -> None:
+def test_all_implementations_equal_the_reference(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the outputs of all tokens, and of some, for which the last block computes no others."""
     case = MASKS[name]
     blocks, bias = make_blocks(), make_bias() if case.has_bias else None
@@ -163,8 +168,9 @@ def test_all_implementations_equal_the_reference(name: str) -> None:
         output_mask[1] = False
         for implementation in IMPLEMENTATIONS:
             context = f"by {implementation} with padding {side}"
+            group_as_on_a_gpu(monkeypatch, implementation == "one group")
             layout = build_layout(states, mask, None, make_config(implementation))
-            assert isinstance(layout, PackedLayout) == (implementation == "packed")
+            assert isinstance(layout, PackedLayout) == (implementation in ("packed", "one group"))
             run = partial(run_stack, blocks, layout.pack(states), layout, spec)
             outputs = run(output_hidden_states=True)
             assert_same(outputs.last_hidden_state[mask == 1], expected, leaves, context)
@@ -175,13 +181,14 @@ def test_all_implementations_equal_the_reference(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["prefix", "band", "causal and bias"])
-def test_several_sequences_in_a_row(name: str) -> None:
+def test_several_sequences_in_a_row(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Positions and prefixes belong to a sequence."""
     case, ids = MASKS[name], torch.tensor([[1, 1, 1, 1, 1, 1, 1, 2, 2, 2], [0, 1, 1, 1, 1, 1, 0, 2, 2, 2]])
     lengths, mask = (7, 3, 5, 3), (ids != 0).long()
     blocks, bias, tokens = make_blocks(), make_bias() if case.has_bias else None, random_tokens(lengths)
     expected, states = naive_stack(blocks, tokens, lengths, case, bias), pad(tokens, mask)
     for implementation in IMPLEMENTATIONS:
+        group_as_on_a_gpu(monkeypatch, implementation == "one group")
         layout = build_layout(states, None, ids, make_config(implementation))
         actual = run_stack(blocks, layout.pack(states), layout, case.spec(bias)).last_hidden_state
         assert_same(actual[mask == 1], expected, [tokens, *blocks.parameters()], f"by {implementation}")

@@ -177,7 +177,10 @@ class PackedMask:
         keys = torch.arange(num_keys, device=self.device)[None]
         key_lengths = [self.keys.lengths[index] for index in indices]
         allowed = None
-        if min(key_lengths) < num_keys:
+        # Padding follows all keys: a causal mask, shared by all sequences, hides it from all queries but padding.
+        is_square = self.queries.query is None and self.queries.lengths == self.keys.lengths
+        hides_padding = self.is_single and is_square and spec.causal and spec.prefix_lengths is None
+        if min(key_lengths) < num_keys and not hides_padding:
             allowed = (keys < self._upload(torch.tensor(key_lengths))[:, None])[:, None, None, :]
         if not spec.is_full:
             ranges = None if spec.ranges is None else spec.ranges[tokens][:, :, None]

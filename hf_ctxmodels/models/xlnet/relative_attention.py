@@ -179,9 +179,9 @@ def dense_attention(
             same_segment, other_segment = biases.segment_embeddings.unbind()
             direction = other_segment - same_segment
             difference = torch.einsum("bihd,hd->bhi", query + biases.segment, direction)
-            bias = torch.addcmul(bias, difference[..., None], pattern.segment_scale.to(bias.dtype))
+            bias.addcmul_(difference[..., None], pattern.segment_scale.to(bias.dtype))  # the largest tensor: in place
         if pattern.mask is not None:
-            bias = bias + pattern.mask.to(bias.dtype)
+            bias.add_(pattern.mask.to(bias.dtype))
         content = (query + biases.content).to(query.dtype)
         content, keys, values = (tensor.transpose(1, 2) for tensor in (content, key, value))
         context = F.scaled_dot_product_attention(
