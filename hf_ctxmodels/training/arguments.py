@@ -194,7 +194,9 @@ class LoopArguments(DeviceArguments):
         "Continue from the newest checkpoint in --output_dir, if there is one; `--resume finish` ends the run "
         "there: it evaluates and saves the model without further steps.",
     )
-    overwrite: bool = _record_flag(False, "Delete the run and the model in --output_dir and start a new run.")
+    overwrite: bool = _record_flag(
+        False, "Start a new run, and delete the run and the model in --output_dir at its first checkpoint."
+    )
     report_to: Literal["none", "tensorboard", "trackio"] = _record_flag("none", "Experiment tracker.")
     dataloader_workers: int | None = flag(
         None, "Processes that collate batches; 0: the training process. By default 1, or 0 with fewer than 4 cores."
