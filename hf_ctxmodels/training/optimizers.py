@@ -218,7 +218,7 @@ class ScaledAdamW(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            batches: dict[Any, list[nn.Parameter]] = {}  # by shape and step
+            batches: dict[Any, list[nn.Parameter]] = {}  # by step
             for parameter in group["params"]:
                 if parameter.grad is None:
                     continue
@@ -227,14 +227,18 @@ class ScaledAdamW(torch.optim.Optimizer):
                     state.update(step=torch.tensor(0.0), exp_avg=torch.zeros_like(parameter))
                     state["exp_avg_sq"] = torch.zeros_like(parameter)
                 state["step"] += 1
-                key = parameter.shape, parameter.dtype, parameter.device, float(state["step"])
+                key = float(state["step"]), parameter.dtype, parameter.device
                 batches.setdefault(key, []).append(parameter)
-            for (shape, *_, step), parameters in batches.items():
-                self._update(parameters, shape, step, group)
+            for (step, *_), parameters in batches.items():
+                self._update(parameters, step, group)
         return loss
 
-    def _update(self, parameters: list[nn.Parameter], shape: torch.Size, step: float, group: dict[str, Any]) -> None:
-        """Update parameters of the same shape, in a number of kernels that does not depend on the number of them."""
+    def _update(self, parameters: list[nn.Parameter], step: float, group: dict[str, Any]) -> None:
+        """Update parameters, in a number of kernels that depends only on the number of their different shapes.
+
+        torch has no kernel that scales each tensor of a list by a value on the device, so the denominators of all
+        parameters of a shape are stacked.
+        """
         beta1, beta2 = group["betas"]
         gradients = [parameter.grad for parameter in parameters]
         first, second = (
@@ -243,11 +247,23 @@ class ScaledAdamW(torch.optim.Optimizer):
         torch._foreach_lerp_(first, gradients, 1 - beta1)
         torch._foreach_mul_(second, beta2)
         torch._foreach_addcmul_(second, gradients, gradients, 1 - beta2)
-        denominators = torch.stack(second).div_(1 - beta2**step).sqrt_().add_(group["eps"])
-        scales = torch.stack(torch._foreach_norm(parameters)).div_(math.sqrt(shape.numel())).clamp_(min=_SMALLEST_SCALE)
-        denominators.div_(scales.view(-1, *[1] * len(shape)))
+        scales = torch._foreach_norm(parameters)
+        torch._foreach_div_(scales, [math.sqrt(parameter.numel()) for parameter in parameters])
+        torch._foreach_clamp_min_(scales, _SMALLEST_SCALE)
         torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
-        torch._foreach_addcdiv_(parameters, first, denominators.unbind(), value=-group["lr"] / (1 - beta1**step))
+        indices_by_shape: dict[torch.Size, list[int]] = {}
+        for index, parameter in enumerate(parameters):
+            indices_by_shape.setdefault(parameter.shape, []).append(index)
+        for shape, indices in indices_by_shape.items():
+            denominators = torch.stack([second[index] for index in indices])
+            denominators.div_(1 - beta2**step).sqrt_().add_(group["eps"])
+            denominators.div_(torch.stack([scales[index] for index in indices]).view(-1, *[1] * len(shape)))
+            torch._foreach_addcdiv_(
+                [parameters[index] for index in indices],
+                [first[index] for index in indices],
+                denominators.unbind(),
+                value=-group["lr"] / (1 - beta1**step),
+            )
 
 
 def make_scheduler(optimizer: torch.optim.Optimizer, arguments: LoopArguments, total_steps: int) -> LRScheduler:
