@@ -64,7 +64,7 @@ def test_results_equal_the_cpu(records: list[dict[str, Any]]) -> None:
     errors = {}
     for record in records:
         name = f"{record['case']} {record['conditions']}"
-        limits = (0.05, 0.3) if "autocast" in name else (1e-5, 1e-4)
+        limits = (0.05, 0.4) if "autocast" in name else (1e-5, 1e-4)  # as on the CPU in bfloat16
         if "exception" in record:
             errors[name] = record["exception"]
         elif record["case"] not in RANDOM_CASES and not (
