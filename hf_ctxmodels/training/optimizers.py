@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from transformers import Adafactor, PreTrainedModel, get_scheduler
 
@@ -218,7 +218,7 @@ class ScaledAdamW(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            batches: dict[Any, list[nn.Parameter]] = {}  # by step
+            batches: dict[Any, list[Tensor]] = {}  # by step
             for parameter in group["params"]:
                 if parameter.grad is None:
                     continue
@@ -233,14 +233,14 @@ class ScaledAdamW(torch.optim.Optimizer):
                 self._update(parameters, step, group)
         return loss
 
-    def _update(self, parameters: list[nn.Parameter], step: float, group: dict[str, Any]) -> None:
+    def _update(self, parameters: list[Tensor], step: float, group: dict[str, Any]) -> None:
         """Update parameters, in a number of kernels that depends only on the number of their different shapes.
 
         torch has no kernel that scales each tensor of a list by a value on the device, so the denominators of all
         parameters of a shape are stacked.
         """
         beta1, beta2 = group["betas"]
-        gradients = [parameter.grad for parameter in parameters]
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         first, second = (
             [self.state[parameter][name] for parameter in parameters] for name in ("exp_avg", "exp_avg_sq")
         )
@@ -362,7 +362,7 @@ def unwrap_optimizer(optimizer: Any) -> torch.optim.Optimizer:
 
 
 @contextmanager
-def scaled_learning_rate(optimizer: Any, factor: torch.Tensor | float) -> Iterator[None]:
+def scaled_learning_rate(optimizer: Any, factor: Tensor | float) -> Iterator[None]:
     """A context in which the learning rates of a possibly wrapped optimizer are multiplied by `factor`, also in ASGD's
     state, which has a copy of the rate of the previous step."""
     unwrapped = unwrap_optimizer(optimizer)

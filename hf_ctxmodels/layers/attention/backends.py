@@ -56,6 +56,7 @@ def attend(
     if isinstance(prepared, PaddedMask):
         assert isinstance(layout, PaddedLayout)
         return _attend_padded(query, key, value, layout, prepared, scale, dropout)
+    assert isinstance(prepared, PackedMask)
     if not query.shape[0]:  # no query is computed: a batch without targets
         return query, None
     is_supported = query.is_cuda and supports_varlen(
@@ -119,15 +120,15 @@ def attend_in_one_group(
     query_indices, key_indices = mask.padded_indices
     num_sequences = len(group.sequence_indices)
     if query_indices is key_indices and group.num_queries == group.num_keys:
-        states = _pad_batch((query, key, value), query_indices, num_sequences, group.num_queries)
+        queries, keys, values = _pad_batch((query, key, value), query_indices, num_sequences, group.num_queries)
     else:
-        states = _pad_batch((query,), query_indices, num_sequences, group.num_queries)
-        states += _pad_batch((key, value), key_indices, num_sequences, group.num_keys)
+        (queries,) = _pad_batch((query,), query_indices, num_sequences, group.num_queries)
+        keys, values = _pad_batch((key, value), key_indices, num_sequences, group.num_keys)
     if group.window is not None:
-        context = banded_attention(*states, group.window, scale=scale, dropout=dropout)
+        context = banded_attention(queries, keys, values, group.window, scale=scale, dropout=dropout)
     else:
         context = scaled_dot_product_attention(
-            *states, group.mask, is_causal=group.is_causal, scale=scale, dropout=dropout
+            queries, keys, values, group.mask, is_causal=group.is_causal, scale=scale, dropout=dropout
         )
     context = context.flatten(0, 1)
     return context if query_indices is None else context.index_select(0, query_indices)
