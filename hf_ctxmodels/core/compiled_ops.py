@@ -86,8 +86,8 @@ def define_differentiable_operator(
     """
     num_tensors = arguments.count("Tensor")
 
-    def run(*inputs: Any) -> tuple[Tensor, Tensor]:
-        *inputs, needs_grad = inputs
+    def run(*inputs_and_flag: Any) -> tuple[Tensor, Tensor]:
+        inputs, needs_grad = inputs_and_flag[:-1], inputs_and_flag[-1]
         if not needs_grad:
             output = function(*inputs)
             return output.clone() if output is inputs[0] else output.contiguous(), torch.zeros(1, dtype=torch.int64)

@@ -321,7 +321,8 @@ _build_layout_operator = define_operator(
 def _select_traced(
     output_mask: Tensor, indices: Tensor | None, lengths: Tensor, first_indices: Tensor, include_first_tokens: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    layout = PackedLayout(*output_mask.shape, indices, tuple(lengths.tolist()), first_indices)
+    batch_size, length = output_mask.shape
+    layout = PackedLayout(batch_size, length, indices, tuple(lengths.tolist()), first_indices)
     layout = layout.select(output_mask, include_first_tokens=include_first_tokens)
     query, output_indices = layout.query, layout.output_indices
     if query is None:  # all tokens

@@ -70,8 +70,9 @@ class _MultiHeadAttention(nn.Module):
             from hf_ctxmodels.layers.attention.compiled_attention import attend_traced
 
             traced_mask: Any = prepare_mask(mask, layout, query)
+            keys: Any = key_layout
             context = attend_traced(
-                query, key, value, layout, traced_mask, scale=self.scale, dropout=dropout, key_layout=key_layout
+                query, key, value, layout, traced_mask, scale=self.scale, dropout=dropout, key_layout=keys
             )
             return context, None
         return attend(query, key, value, layout, mask, scale=self.scale, dropout=dropout, key_layout=key_layout)

@@ -353,7 +353,7 @@ class StreamLayout:
         }
 
     def _attend_traced(
-        self, query: Tensor, key: Tensor, value: Tensor, relative: Tensor, biases: RelativeBiases, **options: float
+        self, query: Tensor, key: Tensor, value: Tensor, relative: Tensor, biases: RelativeBiases, **options: Any
     ) -> Tensor:
         """`attend_per_sequence` in a compiled graph."""
         # imported here: operators with gradients are only defined where a graph is compiled
@@ -364,8 +364,8 @@ class StreamLayout:
             arguments |= {"query_lengths": layout.query_lengths, "key_lengths": layout.lengths}
             if layout.query is None:  # the arguments of an operator in a graph are different tensors
                 arguments["query_segments"] = None
-        sizes = {"batch_size": self.inputs.batch_size, "length": self.inputs.length}
-        return attend_traced(query, key, value, relative, biases, **sizes, **arguments, **options)
+        arguments |= {"batch_size": self.inputs.batch_size, "length": self.inputs.length}
+        return attend_traced(query, key, value, relative, biases, **arguments, **options)
 
 
 def check_memory(mems: Sequence[Tensor] | None, config: CtxXLNetConfig, batch_size: int) -> Sequence[Tensor] | None:
