@@ -177,6 +177,16 @@ def test_other_precisions_and_copies(results: list[bool]) -> None:
     assert not any(results)
 
 
+def test_compiled_and_exported_graphs() -> None:
+    model, inputs = build(), batch()
+    prepared = copy.deepcopy(model).prepare_for_inference()
+    compiled = torch.compile(prepared, fullgraph=True, backend="eager")
+    assert_equal_states(compiled, model, inputs)
+    with torch.no_grad():
+        program = torch.export.export(prepared, (), kwargs=inputs)
+    assert not any("mkldnn" in str(node.target) for node in program.graph.nodes)
+
+
 @pytest.mark.skipif(not cpu_linear.HAS_BFLOAT16_PRODUCT, reason="this CPU has no products in bfloat16")
 def test_bfloat16(results: list[bool]) -> None:
     model, inputs = build().bfloat16(), batch()
