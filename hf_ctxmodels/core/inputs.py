@@ -126,6 +126,10 @@ def check_padding_mask(mask: Tensor | None, name: str = "attention_mask") -> Non
     if mask is None or mask.dtype == torch.bool or is_traced(mask):
         return
     mask = host_copy(mask)
+    if not mask.is_floating_point() and mask.numel():  # one operator for the common case
+        low, high = torch.aminmax(mask)
+        if int(low) >= 0 and int(high) <= 1:
+            return
     valid = (mask == 0) | (mask == 1)
     if bool(valid.all()):
         return
