@@ -51,10 +51,11 @@ class PrepackedBlock:
             return None
         if not can_use_onednn(hidden_states, bfloat16=True):
             return None
-        weights = [self._prepacked_weight(layer, hidden_states.dtype) for layer in self.linear_layers]
-        if None in weights or not self._is_unchanged():
+        weights = (self._prepacked_weight(layer, hidden_states.dtype) for layer in self.linear_layers)
+        available_weights = [weight for weight in weights if weight is not None]
+        if len(available_weights) < len(self.linear_layers) or not self._is_unchanged():
             return None
-        qkv_weight, out_weight, up_weight, down_weight = weights
+        qkv_weight, out_weight, up_weight, down_weight = available_weights
         qkv_bias, out_bias, up_bias, down_bias = (layer._parameters["bias"] for layer in self.linear_layers)
         is_pre_norm = self.block.norm == "pre"
         attention_norm, feed_forward_norm = (norm.forward for norm in self.norms)

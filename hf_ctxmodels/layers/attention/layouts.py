@@ -162,12 +162,13 @@ class PackedLayout:
     ) -> "PackedLayout":
         """The layout of a batch; arguments as in `build_layout`. Raises CtxError if a row has no tokens."""
         tokens = nonzero_in_all(attention_mask, sequence_ids)
-        is_padded = tokens is not None and not bool((tokens := host_copy(tokens)).all())
-        if not is_padded and sequence_ids is None:
+        if tokens is not None and bool((tokens := host_copy(tokens)).all()):
+            tokens = None
+        if tokens is None and sequence_ids is None:
             first_indices = to_device(torch.arange(batch_size) * length, device)
             return cls(batch_size, length, None, (length,) * batch_size, first_indices)
         indices, row_lengths = None, torch.full((batch_size,), length)
-        if is_padded:
+        if tokens is not None:
             check_rows(tokens)
             indices, row_lengths = tokens.flatten().nonzero().squeeze(1), tokens.sum(1)
         first_indices = row_lengths.cumsum(0) - row_lengths
