@@ -86,7 +86,7 @@ def run_case(case: Case, device: torch.device, dtype: torch.dtype, repeats: int)
         batch = random_batches(model, random_lengths(batch_case), batch_case)["model"]
         if case.workload == "training":
             batch["labels"] = batch["input_ids"].where(batch["attention_mask"] == 1, IGNORE_INDEX)[:, : length // 2]
-        batches.append(batch)
+        batches.append({name: tensor.to(device) for name, tensor in batch.items()})
     if case.workload == "encoder states":
         model = model.get_encoder()
     model.to(device)
@@ -103,10 +103,7 @@ def run_case(case: Case, device: torch.device, dtype: torch.dtype, repeats: int)
 def _step(model: PreTrainedModel, batches: Sequence[dict[str, Tensor]], case: Case, dtype: torch.dtype) -> Step:
     make_step = training_step if case.has_backward else inference_step
     workload = "gradients" if case.has_backward else case.workload  # without an update, which is not compiled
-    batch_steps = [
-        make_step(model, {name: tensor.to(model.device) for name, tensor in batch.items()}, dtype, workload)
-        for batch in batches
-    ]
+    batch_steps = [make_step(model, batch, dtype, workload) for batch in batches]
     return lambda: [step() for step in batch_steps]
 
 
