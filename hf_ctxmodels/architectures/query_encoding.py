@@ -34,8 +34,9 @@ class TokenColumns:
         ids: Token ids; None if there are word `embeddings`, (batch, columns, hidden).
         is_token: False at padding.
         ranges: (batch, columns, 3) attended ranges of tokens, see `MaskSpec`. Tokens are numbered within their row.
+        device: Device of the states; None for tokens that are appended to others.
 
-    All except the embeddings are host copies.
+    All tensors except the embeddings are host copies.
     """
 
     ids: Tensor | None
@@ -44,6 +45,7 @@ class TokenColumns:
     segments: Tensor
     ranges: Tensor
     embeddings: Tensor | None = None
+    device: torch.device | None = None
 
     @property
     def width(self) -> int:
@@ -51,7 +53,9 @@ class TokenColumns:
         return self.is_token.shape[1]
 
 
-def target_columns(ids: Tensor, is_token: Tensor, num_previous: Tensor, segment: int) -> TokenColumns:
+def target_columns(
+    ids: Tensor, is_token: Tensor, num_previous: Tensor, segment: int, device: torch.device | None = None
+) -> TokenColumns:
     """(batch, steps) target tokens, each of which attends to the source and to the target up to itself.
 
     `is_token` is False at trailing tokens that are not needed; `num_previous` is the (batch, 1) number of source and
@@ -59,7 +63,7 @@ def target_columns(ids: Tensor, is_token: Tensor, num_previous: Tensor, segment:
     """
     positions = num_previous + torch.arange(ids.shape[1], device=ids.device)
     ranges = torch.stack([positions + 1, positions, positions + 1], -1)
-    return TokenColumns(ids, is_token, positions, torch.full_like(ids, segment), ranges)
+    return TokenColumns(ids, is_token, positions, torch.full_like(ids, segment), ranges, device=device)
 
 
 @dataclass(frozen=True)
@@ -145,7 +149,7 @@ def prepare_source(
         token_type_ids = torch.full_like(positions, segment or 0)
     embeddings = words if input_ids is None else None
     ids = None if input_ids is None else host_copy(input_ids)
-    return TokenColumns(ids, is_token, positions, host_copy(token_type_ids), ranges, embeddings)
+    return TokenColumns(ids, is_token, positions, host_copy(token_type_ids), ranges, embeddings, words.device)
 
 
 def append_columns(model: HeadModel, columns: TokenColumns, groups: Sequence[TokenColumns]) -> TokenColumns:
@@ -159,10 +163,11 @@ def append_columns(model: HeadModel, columns: TokenColumns, groups: Sequence[Tok
         ids = concatenate("ids")
     else:
         new_ids = torch.cat([group.ids for group in groups if group.ids is not None], 1)
-        new_embeddings = model.get_input_embeddings()(to_device(new_ids, model.device)).to(columns.embeddings.dtype)
+        new_embeddings = model.get_input_embeddings()(to_device(new_ids, columns.embeddings.device))
+        new_embeddings = new_embeddings.to(columns.embeddings.dtype)
         embeddings = torch.cat([columns.embeddings, new_embeddings], 1)
     fields = {name: concatenate(name) for name in ("is_token", "positions", "segments", "ranges")}
-    return TokenColumns(ids=ids, embeddings=embeddings, **fields)
+    return TokenColumns(ids=ids, embeddings=embeddings, device=columns.device, **fields)
 
 
 def encode_columns(
@@ -189,7 +194,8 @@ def encode_columns(
         CtxError: Source and target together exceed the maximum length.
     """
     encoder, config, limit = model.base_model, model.config, model.config.max_position_embeddings
-    device, embedded = model.device, columns.embeddings
+    device, embedded = columns.device, columns.embeddings
+    assert device is not None
     if embedded is None:
         assert columns.ids is not None
         embedded = to_device(columns.ids, device)

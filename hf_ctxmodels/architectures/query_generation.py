@@ -278,7 +278,7 @@ class QueryForConditionalGeneration(heads.Seq2SeqHead):
             from_cache = encoder_outputs is None
             width = cache.get_seq_length() if from_cache else encoder_outputs.last_hidden_state.shape[1]
             is_source_token = torch.ones(ids.shape[0], width, dtype=torch.bool, device=host_copy(ids).device)
-        ids = host_copy(ids)
+        device, ids = ids.device, host_copy(ids)
         source_width, source_lengths = is_source_token.shape[1], is_source_token.sum(1, keepdim=True)
         target_ids, first_step_tokens = self._target_tokens(ids)
         num_cached = cache.get_seq_length() - source_width
@@ -289,7 +289,7 @@ class QueryForConditionalGeneration(heads.Seq2SeqHead):
             )
         new_ids = target_ids[:, num_cached:]
         is_new_token = torch.ones_like(new_ids, dtype=torch.bool)
-        new_tokens = target_columns(new_ids, is_new_token, source_lengths + num_cached, self.target_segment)
+        new_tokens = target_columns(new_ids, is_new_token, source_lengths + num_cached, self.target_segment, device)
         steps = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)[:, -logits_to_keep:]
         queries = self._query_tokens(
             steps=steps,

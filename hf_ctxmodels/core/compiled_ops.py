@@ -7,6 +7,8 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
+from itertools import count
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -16,6 +18,14 @@ from torch import Tensor
 from torch._library.fake_impl import allocate_size
 
 _NAMESPACE = "hf_ctxmodels"
+
+
+_is_in_operator: ContextVar[bool] = ContextVar("is_in_operator", default=False)
+
+
+def is_in_operator() -> bool:
+    """Whether an operator of this module runs. A compiler reuses the memory of its tensors."""
+    return _is_in_operator.get()
 
 
 def is_compiled() -> bool:
@@ -32,12 +42,20 @@ def define_operator(schema: str, function: Callable, fake: Callable, *, is_rando
         fake: Computes tensors with the shapes and dtypes of the results.
         is_random: Whether the results of two calls differ.
     """
+
+    def run(*args: Any) -> Any:
+        token = _is_in_operator.set(True)
+        try:
+            return function(*args)
+        finally:
+            _is_in_operator.reset(token)
+
     name = schema[: schema.index("(")]
     qualified_name = f"{_NAMESPACE}::{name}"
     torch.library.define(
         qualified_name, schema[len(name) :], tags=(torch.Tag.nondeterministic_seeded,) if is_random else ()
     )
-    torch.library.impl(qualified_name, "CompositeExplicitAutograd")(torch.no_grad()(function))
+    torch.library.impl(qualified_name, "CompositeExplicitAutograd")(torch.no_grad()(run))
     torch.library.register_fake(qualified_name)(fake)
     return getattr(getattr(torch.ops, _NAMESPACE), name)
 
@@ -69,6 +87,7 @@ class _RecordedCall(np.ndarray):
 
 
 _recorded_calls: WeakValueDictionary[int, _RecordedCall] = WeakValueDictionary()
+_call_numbers = count()
 
 
 def define_differentiable_operator(
@@ -99,8 +118,8 @@ def define_differentiable_operator(
             output = output.clone() if output is leaves[0] else output.contiguous()
         call = np.zeros(1, dtype=np.int64).view(_RecordedCall)
         call.output, call.inputs = output, [tensor for tensor in leaves if tensor is not None]
-        call[0] = id(call)
-        _recorded_calls[id(call)] = call
+        call[0] = next(_call_numbers)
+        _recorded_calls[int(call[0])] = call
         return output.detach(), torch.from_numpy(call)
 
     def run_backward(grad: Tensor, handle: Tensor, tensors: Sequence[Tensor | None]) -> list[Tensor]:
@@ -156,7 +175,8 @@ def define_differentiable_operator(
 def _enabled_autograd() -> Any:
     """Enable autograd in the implementation of an operator, which runs below it."""
     excluded, keys = torch._C._dispatch_tls_local_exclude_set(), torch._C.DispatchKey
-    for key in (keys.AutogradCPU, keys.AutogradCUDA, keys.AutogradOther, keys.ADInplaceOrView):
+    devices = (keys.AutogradCPU, keys.AutogradCUDA, keys.AutogradXPU, keys.AutogradMPS, keys.AutogradPrivateUse1)
+    for key in (*devices, keys.AutogradOther, keys.ADInplaceOrView):
         excluded = excluded.remove(key)
     with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded), torch.enable_grad():
         yield

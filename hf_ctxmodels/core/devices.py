@@ -36,8 +36,9 @@ class DeviceArguments:
 
 
 def select_device(name: str | torch.device | None = None) -> torch.device:
-    """A device by its name; by default cuda, another accelerator of this machine, such as mps, or the CPU. The device is
-    not initialised.
+    """Return the device `name`; by default CUDA, else another accelerator such as mps, else the CPU.
+
+    The device is not initialised.
 
     Raises:
         CtxError: There is no such device.
@@ -59,8 +60,9 @@ def select_device(name: str | torch.device | None = None) -> torch.device:
 
 
 def place_model(model: Model, device: str | torch.device | None = None, dtype: Dtype | None = None) -> Model:
-    """Move a model to a device, by default `select_device()`, and convert its weights to a data type, by default as they
-    are. A quantized model keeps its data types, and by default its device if other packages quantized it.
+    """Move a model to a device, by default `select_device()`, and convert its weights to a data type, if there is one.
+
+    A quantized model keeps its data types, and by default its device if other packages quantized it.
 
     Raises:
         CtxError: There is no such device, or a quantized model cannot be converted or moved there.

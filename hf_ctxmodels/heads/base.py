@@ -31,7 +31,7 @@ def validate_targets(targets: Any, name: str, *shapes: Sequence[int]) -> Tensor:
     """Return targets as int64; raise CtxError for another type, or for a shape other than `shapes` (if any)."""
     check_id_type(name, targets)
     check_target_shape(targets, name, *shapes)
-    return targets.long()
+    return targets if targets.dtype == torch.int64 else on_host(Tensor.long, targets)
 
 
 def validate_sequence_targets(targets: Any, name: str, batch_size: int) -> Tensor:

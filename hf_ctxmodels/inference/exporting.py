@@ -28,8 +28,8 @@ MAX_RELATIVE_DIFFERENCE = 1e-4
 """Largest difference of an output from the model's, relative to its largest value."""
 
 MAX_RELATIVE_DIFFERENCE_8BIT = 0.1
-"""The same for ONNX and OpenVINO files of models with 8-bit inputs: the runtime may round an input halfway between two codes
-differently, which changes outputs as much as the rounding itself."""
+"""The same for ONNX and OpenVINO files of models with 8-bit inputs: the runtime may round an input halfway between two
+codes differently, which changes outputs as much as the rounding itself."""
 
 _SEQUENCE_LENGTHS = ((9, 6, 4), (3, 12, 7, 2, 8), (5,))  # words per text: of the example batch, and of the test batches
 _DECODER_INPUTS = ("attention_mask", "encoder_hidden_states", "decoder_input_ids")

@@ -204,8 +204,8 @@ class LoopArguments(DeviceArguments):
     _: KW_ONLY
     dtype: Dtype | None = flag(
         None,
-        "Data type of the forward pass; the weights are float32. By default bfloat16 on a GPU of compute capability 8.0 "
-        "or higher, else float32; under `accelerate launch` its --mixed_precision.",
+        "Data type of the forward pass; the weights are float32. By default bfloat16 on a GPU of compute capability "
+        "8.0 or higher, else float32; under `accelerate launch` its --mixed_precision.",
         group="device",
     )
     deterministic: bool = flag(

@@ -460,6 +460,7 @@ def _patch_cuda() -> None:
     constants = {"is_available": True, "is_initialized": True, "_is_compiled": True, "device_count": 1}
     constants |= {"current_device": 0, "get_device_name": "pretended GPU", "is_bf16_supported": True}
     constants |= {"get_device_properties": properties, "current_stream": stream, "_lazy_init": None}
+    constants |= {"is_current_stream_capturing": False}
     constants |= dict.fromkeys(("manual_seed", "manual_seed_all", "set_rng_state", "set_rng_state_all"))
     constants |= dict.fromkeys(("memory_allocated", "max_memory_allocated", "memory_reserved"), 0)
     constants |= {"get_rng_state_all": [], "empty_cache": None, "set_device": None, "reset_peak_memory_stats": None}

@@ -122,3 +122,10 @@ def test_generation_waits_once_per_step_for_the_inputs() -> None:
     assert len(records) == 4
     for record in records:
         assert sum(record["waits"].values()) <= 2 + (record["num_beams"] > 1), record
+
+
+def test_host_copies_hold_until_a_change() -> None:
+    records = run_on_pretended_device("host_copy_records.py")
+    assert len(records) == 7
+    assert all(record["equal"] for record in records), records
+    assert {record["change"] for record in records if record.get("reads") == 0} >= {"none"}

@@ -15,7 +15,7 @@ from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels.core.adapter_support import untie_adapted_embeddings
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.host_copies import on_host, select_true
+from hf_ctxmodels.core.host_copies import host_copy, is_traced, on_host, select_true, set_host_copy
 from hf_ctxmodels.core.inputs import check_ids
 from hf_ctxmodels.heads import IGNORE_INDEX, ItemCounts, build_mlm_head, mean_over_targets, validate_targets
 from hf_ctxmodels.heads.base import mask_of_targets
@@ -204,7 +204,12 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
         masked_only = self.config.discriminator_task in ("detection_masked", "replace_mlm")
         name, targets = ("labels", labels) if masked_only else ("token_labels", token_labels)
         output_mask, is_target = self.target_output_mask(return_logits, targets), mask_of_targets(targets)
+        is_on_device = corrupted.input_ids.device.type != "cpu" and not is_traced(input_ids)
+        if is_on_device:  # samples are in the vocabulary: the checks see the masked ids, and read nothing
+            set_host_copy(corrupted.input_ids, host_copy(input_ids))
         outputs = self.encode(input_ids=corrupted.input_ids, output_mask=output_mask, **inputs, **kwargs)
+        if is_on_device:
+            set_host_copy(corrupted.input_ids, None)
         states = outputs.last_hidden_state
         states = select_true(states, is_target) if output_mask is None else states
         corrupted_ids = select_true(corrupted.input_ids, is_target)

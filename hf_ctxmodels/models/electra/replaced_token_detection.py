@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from hf_ctxmodels.core.constants import IGNORE_INDEX
-from hf_ctxmodels.core.host_copies import host_copy, is_traced, on_host, set_host_copy, true_indices
+from hf_ctxmodels.core.host_copies import on_host, true_indices
 from hf_ctxmodels.layers.lm_loss.cross_entropy import MaskedLMHead, ProjectedHead, chunk_size
 from hf_ctxmodels.layers.lm_loss.sampling import uniforms
 
@@ -42,9 +42,6 @@ def fill_masked(
     random_numbers = uniforms(seeds[indices // labels.shape[1]], mask_numbers.flatten()[indices])
     loss, samples, correct = head.summed_loss_and_samples(states, labels.flatten()[indices], random_numbers)
     filled_ids = input_ids.long().flatten().index_copy(0, indices, samples).view_as(input_ids)
-    if filled_ids.device.type != "cpu" and not is_traced(filled_ids):
-        # samples are in the vocabulary: the masked ids stand for them in the checks, which then read nothing
-        set_host_copy(filled_ids, host_copy(input_ids))
     return FilledBatch(filled_ids, loss, correct)
 
 

@@ -199,7 +199,8 @@ class StreamLayout:
         """Choose the layout of a batch: packed where the result is the same, padded otherwise.
 
         The padded layout is used for `config.unpad=False`, eager attention, `output_attentions`, permutations and
-        targets, memory, `attn_type="uni"`, `bi_data`, padding between the tokens of a sequence (but in compiled graphs), and exported graphs.
+        targets, memory, `attn_type="uni"`, `bi_data`, exported graphs and, outside of compiled graphs, padding between
+        the tokens of a sequence.
         """
         config = inputs.config
         uses_eager = bool(output_attentions) or config._attn_implementation == "eager"
