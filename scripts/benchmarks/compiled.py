@@ -21,8 +21,8 @@ SIZES = {(4, 256): 16, (12, 768): 8}  # layers and hidden size: batch size
 FAMILIES = ("bert", "albert", "electra", "xlnet", "t5", "gpt2")
 SETTING = (
     f"each step runs {len(LENGTHS)} batches of different lengths, {FILL:.0%} filled: inference of the base model (t5: "
-    "its encoder), or forward and backward pass with the pretraining head (xlnet: no padding); `torch.compile(model)` and "
-    "the uncompiled model are interleaved; times are per batch."
+    "its encoder), or forward and backward pass with the pretraining head (xlnet: no padding); `torch.compile(model)` "
+    "and the uncompiled model are interleaved; times are per batch."
 )
 _HEADER = (
     "| model | workload | shape | uncompiled | compiled | speedup | graphs | graph breaks | compilation |\n"
