@@ -182,7 +182,7 @@ def test_different_outputs(change: float, message: str, tmp_path: Path, monkeypa
 
         return run
 
-    monkeypatch.setattr(exporting, "write_program", write_program)
+    monkeypatch.setitem(exporting.WRITERS, "torch", write_program)
     save_classifier("float32", tmp_path)
     flags = {"model": tmp_path, "output": tmp_path / "model.pt2"}
     assert re.search(message, command_output("export torch", **flags, fails=True))

@@ -189,7 +189,7 @@ def export_model(
             raise CtxError(
                 f"An output of the exported model differs by {difference:.1e} of its largest value; no file was saved.",
                 location=f"export {format}",
-                hint="try the other format.",
+                hint="try another format.",
             )
         for path in sorted(Path(folder).iterdir(), key=lambda path: path.name == file.name):  # after its weights
             path.replace(file.parent / path.name)
