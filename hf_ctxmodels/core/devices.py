@@ -1,4 +1,4 @@
-"""Devices: the flags of all commands that run a model, and moving models and batches."""
+"""Devices: the flags of all commands that run a model, and moving models."""
 
 from dataclasses import dataclass
 from typing import Literal, TypeVar

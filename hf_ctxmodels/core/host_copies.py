@@ -84,8 +84,6 @@ def true_indices(mask: Tensor) -> Tensor:
     """(number,) int64 indices of the True values of the flattened mask, on its device."""
     if is_compiled():
         return compiled_ops.true_indices(mask)
-    if is_traced(mask):
-        return mask.flatten().nonzero().squeeze(1)
     return to_device(host_copy(mask).flatten().nonzero().squeeze(1), mask.device)
 
 

@@ -1,16 +1,14 @@
 """Attention of packed tokens in compiled graphs: one operator, whose implementation calls `attend`."""
 
-from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from hf_ctxmodels.core.compiled_ops import define_differentiable_operator
 from hf_ctxmodels.layers.attention.backends import attend
 from hf_ctxmodels.layers.attention.layouts import PackedLayout, TracedLayout
-from hf_ctxmodels.layers.attention.masks import AttentionMask, MaskSpec, TracedMask, prepare_mask
+from hf_ctxmodels.layers.attention.masks import AttentionMask, MaskSpec, TracedMask, gather_position_bias, prepare_mask
 
 _ARGUMENTS = (
     "Tensor query, Tensor key, Tensor value, Tensor? bias_by_distance, Tensor lengths, Tensor? computed, "
@@ -73,7 +71,7 @@ def _attend(
         options = causal, window, query.dtype, query.device, torch.get_num_threads(), torch.is_inference_mode_enabled()
         mask = _cached_mask(layout.lengths, key_layout.lengths, *options)
     else:
-        bias = None if bias_by_distance is None else _bias_of_positions(bias_by_distance)
+        bias = None if bias_by_distance is None else partial(gather_position_bias, bias_by_distance)
         mask = MaskSpec(causal, prefix_lengths, window, bias, ranges)
     return attend(query, key, value, layout, mask, scale=scale, dropout=dropout, key_layout=key_layout)[0]
 
@@ -103,17 +101,6 @@ def _packed_layout(
     """The layout for `attend`, which reads the lengths only."""
     counts = () if query_lengths is None else tuple(query_lengths.tolist())
     return PackedLayout(len(lengths), 0, None, tuple(lengths.tolist()), lengths, computed, counts)
-
-
-def _bias_of_positions(bias_by_distance: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-    """The `PositionBias` of a (2 * limit + 1, heads) bias of the distances from -limit to limit."""
-    limit = len(bias_by_distance) // 2
-
-    def bias(queries: Tensor, keys: Tensor) -> Tensor:
-        distances = (keys[:, None, :] - queries[:, :, None]).clamp(-limit, limit)
-        return F.embedding(distances + limit, bias_by_distance).permute(0, 3, 1, 2)
-
-    return bias
 
 
 _packed_attention = define_differentiable_operator("packed_attention", _ARGUMENTS, _attend, num_differentiable=4)

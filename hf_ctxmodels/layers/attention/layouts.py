@@ -303,13 +303,13 @@ class TracedLayout(PackedLayout):
         return replace(self, query=query, query_lengths=query_lengths, output_indices=output_indices)
 
 
-def _build_traced(tokens: Tensor, sequence_ids: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+def _build_layout(tokens: Tensor, sequence_ids: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     layout = PackedLayout.build(tokens.shape[0], tokens.shape[1], tokens, sequence_ids, tokens.device)
     indices = torch.arange(tokens.numel(), device=tokens.device) if layout.indices is None else layout.indices
     return indices, torch.tensor(layout.lengths), layout.first_indices
 
 
-def _built_tensors(tokens: Tensor, sequence_ids: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+def _build_layout_fake(tokens: Tensor, sequence_ids: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     indices = tokens.new_empty(data_dependent_size(), dtype=torch.int64)
     num_sequences = tokens.shape[0] if sequence_ids is None else data_dependent_size()
     lengths = torch.empty(num_sequences, dtype=torch.int64, device="cpu")
@@ -318,12 +318,12 @@ def _built_tensors(tokens: Tensor, sequence_ids: Tensor | None) -> tuple[Tensor,
 
 _build_layout_operator = define_operator(
     "build_layout(Tensor tokens, Tensor? sequence_ids) -> (Tensor indices, Tensor lengths, Tensor first_indices)",
-    _build_traced,
-    _built_tensors,
+    _build_layout,
+    _build_layout_fake,
 )
 
 
-def _select_traced(
+def _select_tokens(
     output_mask: Tensor, indices: Tensor | None, lengths: Tensor, first_indices: Tensor, include_first_tokens: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     batch_size, length = output_mask.shape
@@ -336,7 +336,7 @@ def _select_traced(
     return query, torch.tensor(layout.query_counts), output_indices
 
 
-def _selected_tensors(
+def _select_tokens_fake(
     output_mask: Tensor, indices: Tensor | None, lengths: Tensor, first_indices: Tensor, include_first_tokens: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     query, output_indices = (output_mask.new_empty(data_dependent_size(), dtype=torch.int64) for _ in range(2))
@@ -346,8 +346,8 @@ def _selected_tensors(
 _select_operator = define_operator(
     "select_tokens(Tensor output_mask, Tensor? indices, Tensor lengths, Tensor first_indices, "
     "bool include_first_tokens) -> (Tensor query, Tensor query_lengths, Tensor output_indices)",
-    _select_traced,
-    _selected_tensors,
+    _select_tokens,
+    _select_tokens_fake,
 )
 
 
@@ -443,8 +443,8 @@ def _extend_by_cache(layout: PaddedLayout, cache: Cache, device: torch.device) -
                 f"attention_mask is {tuple(tokens.shape)}, expected ({layout.batch_size}, {int(total_length)}): "
                 f"past_key_values has {int(past_length)} tokens, and the input {layout.length}."
             )
-        added = num_keys - tokens.shape[1]
-        tokens = on_host(lambda mask: F.pad(mask, (0, added)), tokens) if added else tokens
+        num_free = num_keys - tokens.shape[1]
+        tokens = on_host(lambda mask: F.pad(mask, (0, num_free)), tokens) if num_free else tokens
     elif not isinstance(total_length, int) or total_length < num_keys:  # a static cache with free columns at its end
         tokens = (torch.arange(num_keys, device=device) < total_length).expand(layout.batch_size, -1)
     return replace(layout, tokens=tokens)

@@ -23,6 +23,15 @@ from hf_ctxmodels.layers.attention.layouts import Layout, PackedLayout, PaddedLa
 PositionBias = Callable[[Tensor, Tensor], Tensor]
 """(batch, queries) and (batch, keys) positions -> (batch, heads, queries, keys) addend of the scores."""
 
+
+def gather_position_bias(bias_by_distance: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
+    """The result of a `PositionBias` from the (2 * limit + 1, heads) bias of the distances from -limit to limit, which
+    larger distances share."""
+    limit = len(bias_by_distance) // 2
+    distances = (keys[:, None, :] - queries[:, :, None]).clamp(-limit, limit)
+    return F.embedding(distances + limit, bias_by_distance).permute(0, 3, 1, 2)
+
+
 # Limits of the padding in a group, measured with 4 and 12 heads and lengths up to 32, 128 and 512: the number of
 # query-key pairs that take as long as a call, and, with several threads, a fraction of all pairs.
 _CALL_PAIRS = 500
@@ -171,9 +180,9 @@ class PackedMask:
             ends = torch.tensor(self.queries.query_counts).cumsum(0)[list(indices), None]
             starts = ends - torch.tensor(counts)[:, None]
             last = torch.maximum(ends - 1, starts).clamp(max=sum(self.queries.query_counts) - 1)
-            tokens = torch.minimum(self._upload(starts) + queries, self._upload(last))
+            tokens = torch.minimum(to_device(starts, self.device) + queries, to_device(last, self.device))
             if computed is not None:
-                queries, tokens = self._upload(self.queries.query_positions)[tokens], computed[tokens]
+                queries, tokens = to_device(self.queries.query_positions, self.device)[tokens], computed[tokens]
         keys = torch.arange(num_keys, device=self.device)[None]
         key_lengths = [self.keys.lengths[index] for index in indices]
         allowed = None
@@ -181,12 +190,12 @@ class PackedMask:
         is_square = self.queries.query is None and self.queries.lengths == self.keys.lengths
         hides_padding = self.is_single and is_square and spec.causal and spec.prefix_lengths is None
         if min(key_lengths) < num_keys and not hides_padding:
-            allowed = (keys < self._upload(torch.tensor(key_lengths))[:, None])[:, None, None, :]
+            allowed = (keys < to_device(torch.tensor(key_lengths), self.device)[:, None])[:, None, None, :]
         if not spec.is_full:
             ranges = None if spec.ranges is None else spec.ranges[tokens][:, :, None]
             prefix = spec.prefix_lengths
             if prefix is not None:
-                prefix = prefix[self._upload(torch.tensor(indices))][:, None, None]
+                prefix = prefix[to_device(torch.tensor(indices), self.device)][:, None, None]
             visible = spec.allows(queries[:, :, None], keys[:, None, :], prefix, ranges)
             allowed = visible[:, None] if allowed is None else visible[:, None] & allowed
             if self.is_single:  # padding may have no visible key, whose softmax would be undefined
@@ -200,9 +209,6 @@ class PackedMask:
         if allowed is None:
             return None
         return torch.zeros(allowed.shape, dtype=self.dtype, device=self.device).masked_fill_(~allowed, float("-inf"))
-
-    def _upload(self, tensor: Tensor) -> Tensor:
-        return to_device(tensor, self.device)
 
     @cached_property
     def padded_indices(self) -> tuple[Tensor | None, Tensor | None]:
@@ -218,13 +224,13 @@ class PackedMask:
             return None
         counts = torch.tensor(lengths)
         padding_before = torch.arange(len(counts)) * padded_length - (counts.cumsum(0) - counts)
-        return self._upload(torch.arange(sum(lengths)) + padding_before.repeat_interleave(counts))
+        return to_device(torch.arange(sum(lengths)) + padding_before.repeat_interleave(counts), self.device)
 
     @cached_property
     def cumulative_lengths(self) -> tuple[Tensor, Tensor]:
         """(sequences + 1,) int32 cumulative sequence lengths, starting with 0, of queries and of keys."""
         queries, keys = (
-            self._upload(torch.tensor((0, *lengths)).cumsum(0).to(torch.int32))
+            to_device(torch.tensor((0, *lengths)).cumsum(0).to(torch.int32), self.device)
             for lengths in (self.queries.query_counts, self.keys.lengths)
         )
         return queries, keys
@@ -416,10 +422,9 @@ def _shared_positions(layout: PaddedLayout, device: torch.device) -> Tensor:
     """`key_positions`, as a single row if it is valid for all tokens."""
     if layout.tokens is None or layout.sequences is not None or is_traced(layout.tokens):
         return layout.key_positions(device)
-    tokens, columns = host_copy(layout.tokens), torch.arange(layout.num_keys)[None]
-    positions = tokens.cumsum(1) - tokens.long()
-    is_shared = bool(((positions == columns) | ~tokens).all())
-    return to_device(columns if is_shared else positions, device)
+    positions, columns = layout.key_positions(device), torch.arange(layout.num_keys)[None]
+    is_shared = bool(((host_copy(positions) == columns) | ~host_copy(layout.tokens)).all())
+    return to_device(columns, device) if is_shared else positions
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,12 +9,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers import Cache, EncoderDecoderCache
 
 from hf_ctxmodels.layers.attention.backends import attend
 from hf_ctxmodels.layers.attention.layouts import Layout, TracedLayout
-from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, AttentionMask, MaskSpec, PositionBias, prepare_mask
+from hf_ctxmodels.layers.attention.masks import (
+    BIDIRECTIONAL,
+    AttentionMask,
+    MaskSpec,
+    PositionBias,
+    gather_position_bias,
+    prepare_mask,
+)
 from hf_ctxmodels.layers.cpu.linear import linear
 
 
@@ -208,9 +214,7 @@ class BucketedPositionBias(nn.Module):
 
     def forward(self, queries: Tensor, keys: Tensor) -> Tensor:
         """(batch, queries) and (batch, keys) positions -> (batch, heads, queries, keys)."""
-        limit, bias_by_distance = self.max_distance, self.by_distance(queries.device)
-        distances = (keys[:, None, :] - queries[:, :, None]).clamp(-limit, limit)
-        return F.embedding(distances + limit, bias_by_distance).permute(0, 3, 1, 2)
+        return gather_position_bias(self.by_distance(queries.device), queries, keys)
 
     def by_distance(self, device: torch.device) -> Tensor:
         """(2 * max_distance + 1, heads) bias of the distances from -max_distance to max_distance."""

@@ -10,7 +10,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from hf_ctxmodels.core.constants import IGNORE_INDEX
-from hf_ctxmodels.core.host_copies import on_host, true_indices
+from hf_ctxmodels.core.host_copies import true_indices
+from hf_ctxmodels.heads.base import mask_of_targets
 from hf_ctxmodels.layers.lm_loss.cross_entropy import MaskedLMHead, ProjectedHead, chunk_size
 from hf_ctxmodels.layers.lm_loss.sampling import uniforms
 
@@ -34,7 +35,7 @@ def fill_masked(
         seeds: (batch,) int64. The samples of an example depend on its seed, but not on other examples or padding. None
             derives the seeds from the masked tokens.
     """
-    masked = on_host(lambda targets: targets != IGNORE_INDEX, labels)
+    masked = mask_of_targets(labels)
     mask_numbers = masked.cumsum(1) - 1  # number of the masked token in its example, independent of padding
     if seeds is None:
         seeds = _derive_seeds(input_ids, labels, mask_numbers)
