@@ -10,12 +10,10 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from safetensors.torch import save_file
-
 from hf_ctxmodels.conversion.released_files import read_tensors
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, flag
-from hf_ctxmodels.core.output_files import wrap_write_errors
+from hf_ctxmodels.core.output_files import replacing, wrap_write_errors, write_tensors
 from hf_ctxmodels.downstream.adapters.adapter_checkpoints import resolve_folder
 from hf_ctxmodels.downstream.adapters.adapter_files import (
     CONFIG_FILE,
@@ -45,9 +43,8 @@ def convert_adapter(source: str | Path, output: str | Path) -> str:
     with wrap_write_errors(target):
         target.mkdir(parents=True, exist_ok=True)
         for file, tensors in tensors_by_file.items():
-            temporary = target / f"{file}.writing"
-            save_file({name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}, temporary)
-            temporary.replace(target / file)
+            with replacing(target / file) as temporary:
+                write_tensors(temporary, {name: tensor.clone() for name, tensor in tensors.items()})
         for name in _CONFIGS:
             if (folder / name).is_file() and folder.resolve() != target.resolve():
                 shutil.copyfile(folder / name, target / name)

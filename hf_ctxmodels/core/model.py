@@ -22,6 +22,7 @@ from hf_ctxmodels.core.config import CtxConfig
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.host_copies import host_copies_of_inputs
 from hf_ctxmodels.core.inputs import check_encoder_input
+from hf_ctxmodels.core.output_files import apply_umask
 from hf_ctxmodels.core.remote_code import InstalledCode, without_remote_code
 from hf_ctxmodels.core.weights import check_exportable, check_savable, register_pending_conversions, require_resizable
 
@@ -212,6 +213,8 @@ class CtxPreTrainedModel(PreTrainedModel):
             check_savable(self)
         kwargs["state_dict"] = self._call_save_hooks(save_directory, **kwargs)
         super().save_pretrained(save_directory, save_original_format=save_original_format, **kwargs)
+        if kwargs.get("is_main_process", True):
+            apply_umask(Path(save_directory).glob("*.safetensors"))
 
     def _call_save_hooks(
         self,
@@ -240,6 +243,7 @@ class CtxPreTrainedModel(PreTrainedModel):
             with without_remote_code():
                 weights = self._call_save_hooks(save_directory)
                 super().save_pretrained(save_directory, save_original_format=True, state_dict=weights)
+            apply_umask(Path(save_directory).glob("*.safetensors"))
         finally:
             self._weight_conversions = original_conversions
         path = Path(save_directory) / "config.json"

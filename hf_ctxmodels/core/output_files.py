@@ -1,10 +1,16 @@
-"""Checks of output files: existing files are replaced only on request, and a failed write is a `CtxError`."""
+"""Output files: existing ones are replaced only on request, a failed write is a `CtxError`, and the umask decides on
+permissions."""
 
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+import threading
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+
+from safetensors.torch import save_file
+from torch import Tensor
 
 from hf_ctxmodels.core.errors import CtxError
 
@@ -20,6 +26,7 @@ TOKENIZER_FILES = (
     "tokenizer.model",
     "sentencepiece.bpe.model",
 )
+_UMASK_LOCK = threading.Lock()
 
 
 def require_writable(directory: str | Path, flag: str) -> None:
@@ -95,11 +102,41 @@ def wrap_write_errors(path: str | Path, hint: str = "free disk space, or choose 
         raise CtxError(f"Writing failed: {error}.", location=str(path), hint=hint) from error
 
 
-def write_text_file(file: str | Path, text: str) -> None:
-    """Write a text file and its folders, at once; raises CtxError if writing fails."""
+@contextmanager
+def replacing(file: str | Path) -> Iterator[Path]:
+    """Yield a temporary path in the folder of a file, which is created, and rename it to the file afterwards.
+
+    The path is unique: several processes, also of different machines, may write the same file. It is removed if writing
+    fails; raises CtxError in this case.
+    """
     path = Path(file)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.writing")
     with wrap_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f"{path.name}.writing")
+        try:
+            yield temporary
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def write_text_file(file: str | Path, text: str) -> None:
+    """Write a text file and its folders, at once; raises CtxError if writing fails."""
+    with replacing(file) as temporary:
         temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
+
+
+def write_tensors(file: str | Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+    """Write a safetensors file with the permissions of a new file; tensors on other devices or with other strides are
+    copied."""
+    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, file, metadata)
+    apply_umask([file])
+
+
+def apply_umask(files: Iterable[str | Path]) -> None:
+    """Give files the permissions of new files, 0666 without the umask: safetensors writes them with 0600."""
+    with _UMASK_LOCK:  # the umask can only be read by setting it
+        umask = os.umask(0o077)
+        os.umask(umask)
+    for file in files:
+        os.chmod(file, 0o666 & ~umask)

@@ -1,6 +1,9 @@
 """The device, precision and processes of a training run."""
 
 import os
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate import Accelerator, DataLoaderConfiguration, PartialState
@@ -9,6 +12,7 @@ from accelerate.utils import (
     DistributedDataParallelKwargs,
     DistributedType,
     FullyShardedDataParallelPlugin,
+    InitProcessGroupKwargs,
     ProjectConfiguration,
     set_seed,
     str_to_bool,
@@ -18,7 +22,12 @@ from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.devices import Dtype, select_device
 from hf_ctxmodels.core.errors import CtxError, require_packages
 from hf_ctxmodels.training.arguments import LambOptions, LoopArguments
-from hf_ctxmodels.training.distributed import inactive_parallelism_warnings, require_configured_backend
+from hf_ctxmodels.training.distributed import (
+    check_shared_directory,
+    detect_lost_processes,
+    inactive_parallelism_warnings,
+    require_configured_backend,
+)
 
 _MIXED_PRECISIONS: dict[Dtype, str] = {"float32": "no", "bfloat16": "bf16", "float16": "fp16"}
 """Data type of the forward pass -> accelerate's name."""
@@ -61,7 +70,8 @@ def make_accelerator(arguments: LoopArguments, *, unused_parameters: bool = Fals
     precision of float32 products on a GPU.
 
     Prints a warning if parallelism that `accelerate launch` configured is not active; raises CtxError if DeepSpeed, the
-    optimizer or the tracker is not installed, or the device does not support the precision or the determinism. With
+    optimizer or the tracker is not installed, the device does not support the precision or the determinism, or the
+    processes do not share the output directory. With
     `unused_parameters` a step may leave parameters without gradients, such as the heads of other tasks.
     """
     require_configured_backend()
@@ -83,6 +93,9 @@ def make_accelerator(arguments: LoopArguments, *, unused_parameters: bool = Fals
         torch.set_float32_matmul_precision("high")  # TF32; without effect on GPUs that lack it
     if AcceleratorState._shared_state.get("_mixed_precision", mixed_precision) != mixed_precision:
         AcceleratorState._reset_state()  # of an earlier run in this process
+    handlers: list[Any] = [InitProcessGroupKwargs(timeout=timedelta(minutes=arguments.timeout))]
+    if unused_parameters:
+        handlers.append(DistributedDataParallelKwargs(find_unused_parameters=True))
     accelerator = Accelerator(
         # without it, accelerate does not connect the processes of a machine without GPU
         cpu=device.type == "cpu",
@@ -91,7 +104,7 @@ def make_accelerator(arguments: LoopArguments, *, unused_parameters: bool = Fals
         project_config=ProjectConfiguration(arguments.output_dir, logging_dir=f"{arguments.output_dir}/tensorboard"),
         dataloader_config=DataLoaderConfiguration(split_batches=True, dispatch_batches=False, non_blocking=True),
         rng_types=[],
-        kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)] if unused_parameters else None,
+        kwargs_handlers=handlers,
     )
     if accelerator.distributed_type == DistributedType.MULTI_CPU and os.environ.get("ACCELERATE_USE_FSDP") == "true":
         # accelerate shards on accelerators only; torch also shards on CPUs
@@ -101,6 +114,9 @@ def make_accelerator(arguments: LoopArguments, *, unused_parameters: bool = Fals
         accelerator.distributed_type, accelerator.num_processes, accelerator.device.type
     ):
         print_status(line, accelerator.is_main_process)
+    if accelerator.num_processes > 1:
+        with detect_lost_processes(accelerator.num_processes):
+            check_shared_directory(accelerator, Path(arguments.output_dir))
     set_seed(arguments.seed)
     return accelerator
 

@@ -219,6 +219,12 @@ class LoopArguments(DeviceArguments):
         group="device",
     )
 
+    timeout: float = flag(
+        30.0,
+        "Minutes that a process waits for the others in a collective operation, before the run ends with an error.",
+        group="device",
+    )
+
     def __post_init__(self) -> None:
         super().__post_init__()
         parse_choices(self)
@@ -229,7 +235,7 @@ class LoopArguments(DeviceArguments):
                 hint="pass at most one of --max_steps and --num_train_epochs.",
             )
         check_range(self, "max_steps", "num_train_epochs", "per_device_batch_size", above=0)
-        check_range(self, "gradient_accumulation_steps", "head_learning_rate", above=0)
+        check_range(self, "gradient_accumulation_steps", "head_learning_rate", "timeout", above=0)
         if self.learning_rate != "auto":
             check_range(self, "learning_rate", above=0)
         elif self.head_learning_rate is not None:

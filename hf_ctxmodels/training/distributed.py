@@ -1,22 +1,31 @@
-"""Processes of a run: launch settings, lost processes, and stopping on SIGTERM and SIGINT after the current step."""
+"""Processes of a run: launch settings, the shared output directory, lost processes, and stopping on SIGTERM and SIGINT
+after the current step."""
 
 import os
+import platform
 import signal
+import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
 from types import FrameType
 from typing import Self
 
 import torch
-from accelerate.utils import DistributedType, is_deepspeed_available, str_to_bool
+from accelerate import Accelerator
+from accelerate.utils import DistributedType, broadcast_object_list, gather_object, is_deepspeed_available, str_to_bool
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.output_files import wrap_write_errors
 
 _LAUNCH_SETTINGS = {
     "DeepSpeed": ("ACCELERATE_USE_DEEPSPEED", DistributedType.DEEPSPEED),
     "FSDP": ("ACCELERATE_USE_FSDP", DistributedType.FSDP),
 }
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_MAX_DELAY = 1.0  # seconds until a new file is visible on all machines
 # Messages of gloo and of torch.distributed's store; NCCL raises a separate class.
 _CONNECTION_ERRORS = (
     *("gloo", "Connection closed by peer", "Connection reset by peer"),
@@ -55,6 +64,36 @@ def _is_configured(name: str) -> bool:
     return bool(str_to_bool(os.environ.get(_LAUNCH_SETTINGS[name][0], "false")))
 
 
+def check_shared_directory(accelerator: Accelerator, directory: Path) -> None:
+    """Raise CtxError on all processes if one does not see a file that the main process writes to its directory; a
+    collective call, which creates the directory."""
+    token = [f".shared-{uuid.uuid4().hex}"]
+    error: CtxError | None = None
+    if accelerator.is_main_process:
+        try:
+            with wrap_write_errors(directory):
+                directory.mkdir(parents=True, exist_ok=True)
+                (directory / token[0]).touch()
+        except CtxError as failure:  # raised after the collective operations, which the other processes wait in
+            error = failure
+    broadcast_object_list(token)
+    deadline = time.monotonic() + _MAX_DELAY
+    while not (is_visible := (directory / token[0]).exists()) and time.monotonic() < deadline:
+        time.sleep(0.05)  # a network file system may show new files late
+    process = f"process {accelerator.process_index} on {platform.node()} ({directory.absolute()})"
+    blind = [name for name in gather_object([None if is_visible else process]) if name is not None]
+    if accelerator.is_main_process:
+        (directory / token[0]).unlink(missing_ok=True)
+    if error is not None:
+        raise error
+    if blind:
+        raise CtxError(
+            f"The output directory is not shared: {'; '.join(blind)} does not see the files of process 0.",
+            location=f"--output_dir {directory}",
+            hint="pass the same --output_dir to all processes, on a file system that all machines mount.",
+        )
+
+
 class InterruptionError(CtxError):
     """Training was stopped by a signal and saved; the exit code is 128 + the signal's number."""
 
@@ -88,7 +127,7 @@ def detect_lost_processes(num_processes: int) -> Iterator[None]:
             f"Another process of this run has ended or does not answer: {first_line}",
             location=f"process {os.environ.get('RANK', '?')} of {num_processes}",
             hint="read the output of that process above (if it was killed without a message, it was probably out of "
-            "memory), then run the same command with --resume.",
+            "memory; if it was still working, raise --timeout), then run the same command with --resume.",
         ) from error
 
 
@@ -96,13 +135,15 @@ class SignalWatch:
     """Context that turns the first SIGTERM or SIGINT into a flag; a second one acts as usual.
 
     With several processes, a signal to one of them reaches all through a process group on the CPU, without
-    synchronising an accelerator.
+    synchronising an accelerator; `timeout` is its limit in minutes.
     """
 
-    def __init__(self, num_processes: int) -> None:
+    def __init__(self, num_processes: int, timeout: float = 30.0) -> None:
         self._received = 0
         self._previous_handlers: dict[int, object] = {}
-        self._group = torch.distributed.new_group(backend="gloo") if num_processes > 1 else None
+        self._group = None
+        if num_processes > 1:
+            self._group = torch.distributed.new_group(timeout=timedelta(minutes=timeout), backend="gloo")
 
     def __enter__(self) -> Self:
         for number in _SIGNALS:

@@ -143,7 +143,7 @@ class TrainingLoop:
         ):
             self._set_up(checkpoint)
             try:
-                with SignalWatch(num_processes) as signals, retain_freed_memory():
+                with SignalWatch(num_processes, self.arguments.timeout) as signals, retain_freed_memory():
                     self._train(signals)
                     if self.averaging is not None:
                         self.averaging.swap()

@@ -4,12 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import nn
 from transformers.utils import ModelOutput
 
 from hf_ctxmodels.core.caches import RecurrentCache
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.output_files import write_tensors
 
 _INDICES = "example_index"
 
@@ -64,11 +65,11 @@ class RecurrentStateCarrier:
         tensors = {}
         for number, (caches, indices) in enumerate(zip(self._caches, self._indices, strict=True)):
             if indices is not None:
-                tensors[f"{number}|{_INDICES}|"] = indices.to("cpu").contiguous()
+                tensors[f"{number}|{_INDICES}|"] = indices
             for name, cache in caches.items():
-                tensors |= {f"{number}|{name}|{key}": tensor for key, tensor in cache.to("cpu").state_dict().items()}
+                tensors |= {f"{number}|{name}|{key}": tensor for key, tensor in cache.state_dict().items()}
         if tensors:
-            save_file(tensors, directory / _file_name(process))
+            write_tensors(directory / _file_name(process), tensors)
 
     def load(self, directory: Path, process: int, processes: int, device: torch.device) -> None:
         """Restore the states, also with another number of processes."""

@@ -23,7 +23,7 @@ from transformers.utils import logging
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flat_options
-from hf_ctxmodels.core.output_files import wrap_write_errors
+from hf_ctxmodels.core.output_files import wrap_write_errors, write_tensors
 from hf_ctxmodels.data.document_sources import describe_content
 from hf_ctxmodels.training import checkpoint_files
 from hf_ctxmodels.training.arguments import ConstantOptions, LoopArguments, NTASGDOptions
@@ -35,7 +35,7 @@ from hf_ctxmodels.training.training_log import StepMetrics
 FLAGS_THAT_MAY_CHANGE = (
     *("output_dir", "resume", "overwrite", "logging_steps", "report_to"),
     *("save_steps", "save_total_limit", "eval_steps", "dataloader_workers", "device", "deterministic"),
-    "compile",
+    *("compile", "timeout"),
 )
 """Flags of the loop that do not change the weights."""
 
@@ -208,7 +208,7 @@ class TrainingState:
             else:
                 tensors = _optimizer_tensors(self._unwrapped_model, self._optimizer)
                 if is_main_process:
-                    safetensors.torch.save_file(tensors, temporary / _OPTIMIZER_FILE)
+                    write_tensors(temporary / _OPTIMIZER_FILE, tensors)
             (temporary / self._random_file).write_text(json.dumps(random_state()), encoding="utf-8")
             if self._recurrent_states is not None:
                 self._recurrent_states.save(temporary, self._accelerator.process_index)
@@ -300,7 +300,7 @@ def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> di
         for key, value in optimizer.state.get(parameter, {}).items():
             # the step may be a number
             tensor = value.full_tensor() if isinstance(value, DTensor) else torch.as_tensor(value)
-            tensors[f"{name}|{key}"] = tensor.detach().to("cpu").contiguous()
+            tensors[f"{name}|{key}"] = tensor.detach().cpu()
     return tensors
 
 

@@ -221,6 +221,38 @@ def test_warnings_about_inactive_parallelism(monkeypatch, tmp_path, capsys, fres
     assert "warning: FSDP is configured but not active: 1 process on cpu" in capsys.readouterr().err
 
 
+# Two processes with different output directories, as two machines that do not share a file system.
+UNSHARED_DIRECTORY = """
+import sys, time
+from accelerate import debug_launcher
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.training.accelerator import make_accelerator
+from hf_ctxmodels.training.arguments import LoopArguments
+def main(directory):
+    accelerator = make_accelerator(LoopArguments(output_dir=directory, timeout=0.5))
+    start, directory = time.monotonic(), directory + str(accelerator.process_index)
+    try:
+        make_accelerator(LoopArguments(output_dir=directory, timeout=0.5))
+    except CtxError as error:
+        print(time.monotonic() - start, error.message, flush=True)
+debug_launcher(main, (sys.argv[1],), num_processes=2)
+"""
+
+
+def test_unshared_output_directory(workspace, tmp_path: Path) -> None:
+    """All processes raise the error, in two seconds."""
+    process = workspace.start("-c", UNSHARED_DIRECTORY, tmp_path / "run")
+    output, errors = process.communicate(timeout=60)
+    lines = output.splitlines()
+    assert len(lines) == 2, errors
+    for line in lines:
+        seconds, message = line.split(" ", 1)
+        assert float(seconds) < 2
+        assert message.startswith("The output directory is not shared: process 1 on")
+        assert f"{tmp_path}/run1" in message
+    assert not list(tmp_path.rglob(".shared-*"))
+
+
 @pytest.mark.slow
 def test_a_killed_process_of_two(workspace, tmp_path: Path) -> None:
     (tmp_path / "killed.py").write_text(KILLED)

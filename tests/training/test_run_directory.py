@@ -173,6 +173,15 @@ def test_resume_requires_the_same_flags(workspace, problem, stopped_run, changes
         run(new_model(workspace), problem, arguments(directory, **{"resume": True, **flags, **changes}))
 
 
+def test_file_permissions(stopped_run):
+    """The umask decides, also on weights, which safetensors writes with 0600."""
+    files = [path for path in stopped_run[0].rglob("*") if path.is_file()]
+    assert len([path for path in files if path.suffix == ".safetensors"]) == 3
+    umask = os.umask(0o077)
+    os.umask(umask)
+    assert {oct(path.stat().st_mode & 0o777) for path in files} == {oct(0o666 & ~umask)}
+
+
 def test_resume_requires_the_same_model(workspace, problem, stopped_run):
     directory, flags = stopped_run
     tokenizer = copy.deepcopy(problem[0])

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
@@ -23,6 +23,7 @@ from hf_ctxmodels.compression.distillation.losses import (
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
+from hf_ctxmodels.core.output_files import write_tensors
 from hf_ctxmodels.heads import ForMaskedLM, ItemCounts
 from hf_ctxmodels.layers.pooling import token_mask
 
@@ -304,8 +305,7 @@ class CtxDistillationModel(CtxPreTrainedModel):
         self.student.save_pretrained(save_directory, *args, state_dict=student_weights, **kwargs)
         weights = self.state_dict() if state_dict is None else state_dict
         if projections := _select_prefix(weights, "projections."):
-            projections = {name: tensor.detach().cpu().contiguous() for name, tensor in projections.items()}
-            save_file(projections, Path(save_directory) / PROJECTIONS_FILE)
+            write_tensors(Path(save_directory) / PROJECTIONS_FILE, projections)
 
     def load_saved_weights(self, directory: str | Path) -> None:
         """Load the student and the projections on resume; raises CtxError if the projections do not fit."""

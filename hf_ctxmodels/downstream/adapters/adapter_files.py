@@ -8,14 +8,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from hf_ctxmodels.core.adapter_support import ADAPTERS_FOLDER, STACK_FILE
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.loading import read_json
 from hf_ctxmodels.core.model import CtxPreTrainedModel
-from hf_ctxmodels.core.output_files import MODEL_FILES, wrap_write_errors
+from hf_ctxmodels.core.output_files import MODEL_FILES, wrap_write_errors, write_tensors
 from hf_ctxmodels.downstream.adapters.configuration import BottleneckConfig, FusionConfig, config_to_file
 from hf_ctxmodels.downstream.adapters.insertion import get_invertible_adapters, list_sublayer_adapters
 
@@ -147,9 +146,7 @@ def write_adapter(
                 (temporary / file).write_text(text + "\n", encoding="utf-8")
             else:
                 tensors = {key: (values or {}).get(id(tensor), tensor) for key, tensor in values_or_tensors.items()}
-                save_file(
-                    {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}, temporary / file
-                )
+                write_tensors(temporary / file, tensors)
         directory.mkdir(exist_ok=True)
         for file in sorted(files, reverse=True):
             (temporary / file).replace(directory / file)

@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -17,7 +16,7 @@ from hf_ctxmodels.core.console import print_status, progress_bar
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError, wrap_errors
 from hf_ctxmodels.core.host_copies import CollatedBatch
-from hf_ctxmodels.core.output_files import wrap_write_errors
+from hf_ctxmodels.core.output_files import replacing, write_tensors
 from hf_ctxmodels.core.weights import weights_digest
 from hf_ctxmodels.data.examples import LOOP_COLUMNS
 from hf_ctxmodels.downstream.finetuning.forgetting import PretrainingEvaluation
@@ -170,13 +169,8 @@ def save_fisher(file: str | Path, fisher: Mapping[str, Tensor], model: PreTraine
     describe the data."""
     weights = dict(model.base_model.named_parameters())
     digests = {name: weights_digest({name: weights[name]}) for name in fisher}
-    path = Path(file)
-    temporary = path.with_name(f".{path.name}.writing")
-    with wrap_write_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        metadata = {"weights": json.dumps(digests), "facts": json.dumps(provenance)}
-        save_file({name: value.cpu().contiguous() for name, value in fisher.items()}, temporary, metadata)
-        temporary.replace(path)
+    with replacing(file) as temporary:
+        write_tensors(temporary, fisher, {"weights": json.dumps(digests), "facts": json.dumps(provenance)})
 
 
 def describe_fisher(file: str | Path) -> str:

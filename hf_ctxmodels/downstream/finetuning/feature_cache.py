@@ -2,8 +2,8 @@
 
 import hashlib
 import json
-import os
 import shutil
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import ModelOutput
@@ -19,7 +18,7 @@ from transformers.utils import ModelOutput
 from hf_ctxmodels.core.console import print_status, progress_bar
 from hf_ctxmodels.core.errors import CtxError, wrap_errors
 from hf_ctxmodels.core.host_copies import CollatedBatch
-from hf_ctxmodels.core.output_files import wrap_write_errors
+from hf_ctxmodels.core.output_files import wrap_write_errors, write_tensors
 from hf_ctxmodels.core.weights import weights_digest
 from hf_ctxmodels.heads.base import HeadModel
 from hf_ctxmodels.heads.seq2seq import Seq2SeqHead
@@ -69,8 +68,9 @@ class FeatureCache:
 
     @contextmanager
     def write_to(self, folder: Path) -> Iterator[None]:
-        """A context in which computed states are written to a temporary folder, which is then renamed to `folder`."""
-        self._temporary = folder.with_name(f".{folder.name}.writing-{os.getpid()}")
+        """A context in which computed states are written to a temporary folder, which is then renamed to `folder`;
+        another process may have created that with the same features."""
+        self._temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.writing")
         try:
             with wrap_write_errors(folder):
                 self._temporary.mkdir(parents=True)
@@ -80,7 +80,11 @@ class FeatureCache:
                     self._write_shard(self._temporary)
                 index = {"places": self._locations, "widths": self._widths, "shards": len(self._shards)}
                 (self._temporary / _INDEX_FILE).write_text(json.dumps(index), encoding="utf-8")
-                self._temporary.rename(folder)
+                try:
+                    self._temporary.rename(folder)
+                except OSError:
+                    if not folder.is_dir():
+                        raise
         finally:
             shutil.rmtree(self._temporary, ignore_errors=True)
             self._temporary = None
@@ -92,7 +96,7 @@ class FeatureCache:
             start += len(states)
         path = _shard_path(folder, len(self._shards))
         with wrap_write_errors(folder):
-            save_file({"states": torch.cat(list(self._unwritten.values()))}, path)
+            write_tensors(path, {"states": torch.cat(list(self._unwritten.values()))})
         self._shards.append(safe_open(path, "pt").get_slice("states"))
         self._unwritten, self._num_unwritten_tokens = {}, 0
 

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import nn
 from transformers import PreTrainedModel
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.output_files import write_tensors
 from hf_ctxmodels.training.callbacks import checkpoint_directory
 from hf_ctxmodels.training.freezing import LayerUnfreezing
 from hf_ctxmodels.training.optimizers import has_heads, unwrap_optimizer
@@ -134,8 +135,7 @@ class ChainThaw(LayerUnfreezing):
         if not state.is_world_process_zero:
             return
         directory = checkpoint_directory(args, state, checkpoint)
-        weights = {name: weight.cpu().contiguous() for name, weight in self._best_weights.items()}
-        save_file(weights, directory / _BEST_WEIGHTS)
+        write_tensors(directory / _BEST_WEIGHTS, self._best_weights)
         (directory / _BEST_SCORE).write_text(json.dumps(self._best_score), encoding="utf-8")
 
     def _trained_weights(self) -> dict[str, nn.Parameter]:

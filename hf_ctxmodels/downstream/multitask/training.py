@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
@@ -22,7 +21,7 @@ from hf_ctxmodels.core.config import CtxConfig
 from hf_ctxmodels.core.console import format_next_commands, print_status
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, flag
-from hf_ctxmodels.core.output_files import wrap_write_errors
+from hf_ctxmodels.core.output_files import replacing, write_tensors
 from hf_ctxmodels.data import ReweightedMixture, ShuffledMixture
 from hf_ctxmodels.data.document_sources import describe_content
 from hf_ctxmodels.downstream.finetuning.arguments import StartingModelArguments
@@ -94,11 +93,8 @@ class BestModel:
         self.metrics = dict(metrics)
         weights = full_state_dict(accelerator.unwrap_model(model))
         if accelerator.is_main_process:
-            temporary = temporary_path(self.file)
-            with wrap_write_errors(self.file):
-                contiguous = {name: weight.contiguous() for name, weight in weights.items()}
-                safetensors.torch.save_file(contiguous, temporary, {"metrics": json.dumps(self.metrics)})
-                os.replace(temporary, self.file)
+            with replacing(self.file) as temporary:
+                write_tensors(temporary, weights, {"metrics": json.dumps(self.metrics)})
         accelerator.wait_for_everyone()
 
 
