@@ -23,7 +23,7 @@ from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, flag
 from hf_ctxmodels.core.output_files import write_text_file
-from hf_ctxmodels.data.text_files import check_file
+from hf_ctxmodels.data.files import check_file
 from hf_ctxmodels.downstream.adapters.arguments import AdapterArguments, check_adapters, replace_lowest_adapter
 from hf_ctxmodels.downstream.finetuning.arguments import (
     FinetuningArguments,

@@ -26,7 +26,8 @@ from hf_ctxmodels.conversion.word_vectors import WordVectors, gensim_models
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, flag
 from hf_ctxmodels.core.output_files import check_output_file
-from hf_ctxmodels.data.text_files import check_file, read_lines
+from hf_ctxmodels.data.files import check_file
+from hf_ctxmodels.data.text_files import read_lines
 from hf_ctxmodels.training.model_loading import load_config, load_model, load_tokenizer
 
 _MAX_WORD_LENGTH = 10_000  # bytes

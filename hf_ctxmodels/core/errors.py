@@ -13,14 +13,15 @@ class CtxError(ValueError):
 
     Args:
         message: What was wrong, and what was expected.
-        location: The file, line, step or argument.
+        location: The file, line, step or argument; an object is converted to a string here.
         hint: How to fix it, an imperative sentence; printed after `Fix:`.
     """
 
     exit_code: int = 2
 
-    def __init__(self, message: str, *, location: str | None = None, hint: str | None = None) -> None:
+    def __init__(self, message: str, *, location: object = None, hint: str | None = None) -> None:
         message = _printable(message)
+        location = None if location is None else str(location)
         lines = [message]
         if location:
             lines.append(f"  where: {_printable(location)}")
@@ -31,7 +32,7 @@ class CtxError(ValueError):
 
 
 @contextmanager
-def wrap_errors(message: str, *, location: str | None = None, hint: str | None = None) -> Iterator[None]:
+def wrap_errors(message: str, *, location: object = None, hint: str | None = None) -> Iterator[None]:
     """Convert any error of the `with` body, which reads a file, a configuration or weights, to a `CtxError`.
 
     Raises:

@@ -15,7 +15,7 @@ from huggingface_hub.file_download import repo_folder_name
 from hf_ctxmodels.core.errors import CtxError, wrap_errors
 
 
-def parse_json(text: str, *, location: str, hint: str = "write valid JSON.") -> Any:
+def parse_json(text: str, *, location: object, hint: str = "write valid JSON.") -> Any:
     """Parse a JSON text.
 
     Raises:

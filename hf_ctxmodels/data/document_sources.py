@@ -1,30 +1,51 @@
 """Sources of documents, the demo text, local files and the Hub, and the flags that select them."""
 
-import hashlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from glob import glob, has_magic
 from itertools import chain
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import flag
-from hf_ctxmodels.core.loading import require_existing_path
+from hf_ctxmodels.core.flags import check_range, flag
+from hf_ctxmodels.core.loading import read_utf8, require_existing_path
 from hf_ctxmodels.data.demo_corpus import demo_documents
-from hf_ctxmodels.data.documents import Documents, LabelledPair, Reader, TextWithUnits, split_sentences
+from hf_ctxmodels.data.documents import (
+    PART_BYTES,
+    Chunk,
+    Documents,
+    LabelledPair,
+    Reader,
+    TextWithUnits,
+    group_chunks,
+    split_sentences,
+)
+from hf_ctxmodels.data.files import (
+    DataFile,
+    check_file,
+    compression_suffix,
+    file_info,
+    file_name,
+    is_directory,
+    is_pattern,
+    is_url,
+    local_path,
+    match_files,
+)
 from hf_ctxmodels.data.news_files import EXAMPLE_ARTICLE, read_articles
 from hf_ctxmodels.data.table_files import read_table
 from hf_ctxmodels.data.text_files import (
     FILE_SUFFIXES,
+    FileRange,
     Separator,
     TextColumns,
-    check_file,
     document_suffix,
     guess_separator,
+    open_parquet,
     read_file,
     read_translated,
     record_to_document,
@@ -33,7 +54,8 @@ from hf_ctxmodels.data.text_files import (
 NONE = "-"
 """Value for a dataset without translations or language tag."""
 
-_DIGESTED_BYTES = 1 << 20  # at both ends of a file: identifies large corpora without reading them completely
+SizedReader = tuple[Reader, int | None]
+"""Reads consecutive documents, and their size in bytes, None if unknown."""
 
 
 @dataclass
@@ -45,9 +67,9 @@ class DataArguments:
 
     dataset: list[str] = field(
         metadata={
-            "help": "One or more of: `demo`, a local .txt, .jsonl or .parquet file (plain or .gz), other text as .gz, "
-            "a quoted pattern of such files, a directory, a Hub id, or FILE=FIRST,SECOND,LABEL (a table of labelled "
-            "pairs and its columns)."
+            "help": "One or more of: `demo`, a .txt, .jsonl or .parquet file (plain, .gz or .zst), other text as .gz "
+            "or .zst, a quoted pattern of such files, a directory, the URL of any of these (s3://, gs://, hf://, "
+            "https://, ...), a Hub id, or FILE=FIRST,SECOND,LABEL (a table of labelled pairs and its columns)."
         }
     )
     dataset_config: str | None = flag(None, "Configuration of a Hub dataset.")
@@ -77,6 +99,9 @@ class DataArguments:
         "languages of unequal size; by default all text once per epoch.",
     )
     skip_empty_documents: bool = flag(False, "Skip documents without text instead of stopping.")
+    max_documents: int | None = flag(
+        None, "Use only the first N documents, for trials (of each --dataset with --sampling_alpha)."
+    )
     validation_fraction: float = flag(0.05, "Share of held-out documents; 0 for none.")
 
     def load(self) -> tuple[Documents, Documents | None]:
@@ -93,6 +118,7 @@ class DataArguments:
             translations=self.translations,
             news_articles=self.news_articles,
             document_separator=self.document_separator,
+            max_documents=self.max_documents,
         )
         return documents.split(self.validation_fraction) if self.validation_fraction else (documents, None)
 
@@ -109,10 +135,11 @@ def load_documents(
     translations: Sequence[str] = (),
     news_articles: bool = False,
     document_separator: Separator | None = None,
+    max_documents: int | None = None,
 ) -> Documents:
     """Open sources of documents; each iteration reads them again. `DataArguments` documents the arguments.
 
-    Local files are always streamed. Raises CtxError if a source does not exist, or the numbers of arguments do not
+    Files are always streamed. Raises CtxError if a source does not exist, or the numbers of arguments do not
     match; errors in the data are raised while iterating.
     """
     numbers = len(translations) or len(datasets), len(language_tags) or len(datasets)
@@ -128,47 +155,41 @@ def load_documents(
             location="--news_articles",
             hint="omit --language_tags and --translations.",
         )
-    sources: list[tuple[str, Reader]] = []
+    if max_documents is not None:
+        check_range({"max_documents": max_documents}, at_least=1)
+    names: list[str] = []
+    chunks: list[Chunk] = []
     columns = TextColumns(text_column, units_column)
     absent = [NONE] * len(datasets)
     for dataset, translation, tag in zip(datasets, translations or absent, language_tags or absent, strict=True):
         tag = "" if tag == NONE else f"{tag} "
+        readers: list[SizedReader]
         if translation != NONE:
-            paths = Path(dataset).expanduser(), Path(translation).expanduser()
-            for path in paths:
-                check_file(path)
-            sources.append((" with ".join(path.name for path in paths), partial(read_translated, *paths, tag)))
+            files = [_existing_file(path) for path in (dataset, translation)]
+            name = " with ".join(file_name(file.path) for file in files)
+            sizes = [file.size for file in files]
+            num_bytes = None if None in sizes else sum(size or 0 for size in sizes)
+            readers = [(partial(read_translated, *(file.path for file in files), tag), num_bytes)]
         elif news_articles:
-            name, files = _match_files(dataset, (".jsonl",), f"write one article per line: {EXAMPLE_ARTICLE}")
-            sources.append((name, partial(_chain, [partial(read_articles, file) for file in files])))
+            name, files = _match_documents(dataset, (".jsonl",), f"write one article per line: {EXAMPLE_ARTICLE}")
+            readers = _group_files(files, read_articles)
         else:
-            name, read = _open(dataset, split, columns, config_name, streaming, document_separator)
-            sources.append((name, partial(_tagged, read, tag) if tag else read))
-    if len(sources) == 1:
-        name, read = sources[0]
-    else:
-        name, read = ", ".join(name for name, _ in sources), partial(_chain, [read for _, read in sources])
-    return Documents(name, read, skip_empty, sources=tuple(sources))
+            name, readers = _open(dataset, split, columns, config_name, streaming, document_separator)
+            if tag:
+                readers = [(partial(_tagged, read, tag), size) for read, size in readers]
+        chunks += [Chunk(len(names), read, size) for read, size in readers]
+        names.append(name)
+    return Documents(
+        ", ".join(names), group_chunks(chunks), tuple(names), skip_empty=skip_empty, max_documents=max_documents
+    )
 
 
-def describe_content(source: str) -> str:
-    """A description of files or a directory that does not depend on their location: name, size and a digest of both
-    ends of each file; other sources are described by their names."""
-    table, equals, columns = source.rpartition("=")
-    if equals and not Path(source).expanduser().exists():
-        return f"{describe_content(table)}={columns}"
-    path = Path(source).expanduser()
-    pattern = str(path / "**") if path.is_dir() else str(path)
-    files = [path] if path.is_file() else sorted(filter(Path.is_file, map(Path, glob(pattern, recursive=True))))
-    if not files:
-        return source
-    digest = hashlib.sha256()
-    for file in files:
-        with file.open("rb") as content:
-            digest.update(content.read(_DIGESTED_BYTES))
-            content.seek(max(content.tell(), file.stat().st_size - _DIGESTED_BYTES))
-            digest.update(content.read(_DIGESTED_BYTES))
-    return f"{path.name} ({sum(file.stat().st_size for file in files)} bytes, SHA-256 {digest.hexdigest()[:12]})"
+def _existing_file(path: str) -> DataFile:
+    """A file with its size; raises CtxError if there is none."""
+    path = local_path(path)
+    check_file(path)
+    file = file_info(path)
+    return DataFile(path, None) if file is None else file
 
 
 def _open(
@@ -178,31 +199,44 @@ def _open(
     config_name: str | None,
     streaming: bool,
     separator: Separator | None,
-) -> tuple[str, Reader]:
-    """The name of a source, and its reader."""
+) -> tuple[str, list[SizedReader]]:
+    """The name of a source, and its readers."""
     if dataset == "demo":
-        return "demo", demo_documents
-    path = Path(dataset).expanduser()
-    table, equals, pair_columns = dataset.rpartition("=")
-    if equals and not path.exists():
-        path, names = Path(table).expanduser(), pair_columns.split(",")
+        return "demo", [(demo_documents, None)]
+    path = local_path(dataset)
+    table, equals, pair_columns = path.rpartition("=")
+    if equals and document_suffix(path) not in FILE_SUFFIXES and not (not is_url(path) and Path(path).exists()):
+        names = pair_columns.split(",")
         if len(names) != 3:
             raise CtxError(
                 f"{len(names)} columns: {', '.join(names)}.",
-                location=str(path),
+                location=table,
                 hint="name the columns of two texts and a label: FILE=FIRST,SECOND,LABEL.",
             )
+        file = _existing_file(table)
+        return file_name(table), [(partial(_labelled_pairs, table, names), file.size)]
+    has_files = is_pattern(path) or document_suffix(path) in FILE_SUFFIXES or os.path.isfile(path)
+    if has_files and (is_pattern(path) or not is_directory(path)):
+        name, files = _match_documents(dataset, FILE_SUFFIXES, "use such a file, a directory, a Hub id, or `demo`")
+        return name, _document_readers(name, files, columns, separator)
+    if is_directory(path):
+        files = _directory_files(path, split, config_name)
+        name = file_name(path.rstrip("/"))
+        if files:
+            return name, _document_readers(name, files, columns, separator, is_directory=True)
+    elif is_url(path):
         check_file(path)
-        return path.name, partial(_labelled_pairs, path, names)
-    is_pattern = has_magic(dataset) and not path.exists()
-    if is_pattern or (not path.is_dir() and (path.is_file() or document_suffix(path) in FILE_SUFFIXES)):
-        name, files = _match_files(dataset, FILE_SUFFIXES, "use such a file, a directory, a Hub id, or `demo`")
-        return name, _file_reader(name, files, columns, separator)
+        raise _suffix_error(path, FILE_SUFFIXES, "use such a file or a directory")
+    return dataset, _hub_readers(dataset, split, columns, config_name, streaming)
+
+
+def _hub_readers(
+    dataset: str, split: str, columns: TextColumns, config_name: str | None, streaming: bool
+) -> list[SizedReader]:
+    """Readers of a Hub dataset, or of a directory in another format, by ranges of rows or by shards of a stream."""
     import datasets
 
-    if path.is_dir() and (files := _text_files(path, split, config_name)):
-        return path.name, _file_reader(path.name, files, columns, separator, is_directory=True)
-    require_existing_path(path if dataset.startswith("~") else dataset, "dataset")
+    require_existing_path(Path(dataset).expanduser() if dataset.startswith("~") else dataset, "dataset")
     try:
         rows = datasets.load_dataset(dataset, config_name, split=split, streaming=streaming)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
@@ -211,88 +245,158 @@ def _open(
             location=f"{dataset} (configuration {config_name}, split {split})",
             hint="use the path of a text file, `demo`, or the Hub id of an accessible dataset.",
         ) from error
-    return dataset, partial(_hub_documents, rows, columns, dataset)
+    if isinstance(rows, datasets.Dataset):
+        num_bytes = rows.data.nbytes
+        step = max(1, len(rows) * PART_BYTES // max(num_bytes, PART_BYTES))
+        return [
+            (partial(_hub_documents, rows, columns, dataset, first, step), num_bytes * step // len(rows))
+            for first in range(0, len(rows), step)
+        ] or [(partial(_hub_documents, rows, columns, dataset), 0)]
+    size = (rows.info.splits or {}).get(split) and rows.info.splits[split].num_bytes
+    count = rows.num_shards
+    shard_size = size // count if size else None if count == 1 else PART_BYTES  # shards of unknown size are large
+    return [
+        (partial(_hub_documents, rows.shard(count, index) if count > 1 else rows, columns, dataset), shard_size)
+        for index in range(count)
+    ]
 
 
-def _file_reader(
-    name: str, files: list[Path], columns: TextColumns, separator: Separator | None, is_directory: bool = False
-) -> Reader:
-    """The reader of files; a guessed separator of text files other than blank lines is printed."""
-    texts = [file for file in files if document_suffix(file) == ".txt"]
+def _document_readers(
+    name: str, files: list[DataFile], columns: TextColumns, separator: Separator | None, is_directory: bool = False
+) -> list[SizedReader]:
+    """The readers of files; a guessed separator of text files other than blank lines is printed."""
+    texts = [file for file in files if document_suffix(file.path) == ".txt"]
     if separator is None and texts:
         with suppress(CtxError):  # a file that cannot be read: an error of the first iteration
             separator = guess_separator(texts, is_directory)
         if separator in ("line", "file"):
             is_main_process = os.environ.get("RANK", "0") == "0"
             print_status(f"{name}: each {separator} is a document; --document_separator changes this", is_main_process)
-    return partial(_chain, [partial(read_file, file, columns, separator or "blank") for file in files])
+    read = partial(read_file, columns=columns, separator=separator or "blank")
+    return _group_files(files, read, has_ranges=separator != "file")
 
 
-def _text_files(directory: Path, split: str, config_name: str | None) -> list[Path]:
-    """The .txt files of a directory that belong to a split, by the names that `datasets` recognises ("train.txt",
-    "test/a.txt"; without such names, all files are the split "train"). Empty if the directory has no .txt files.
+def _group_files(
+    files: Sequence[DataFile], read: Callable[[FileRange], Iterator[list[str]]], has_ranges: bool = True
+) -> list[SizedReader]:
+    """Readers of consecutive files of up to `PART_BYTES` together, and of ranges of larger files."""
+    groups: list[list[DataFile]] = [[]]
+    size = 0
+    for file in files:
+        size += file.size or 0
+        if size > PART_BYTES:
+            groups.append([])
+            size = file.size or 0
+        groups[-1].append(file)
+    readers: list[SizedReader] = []
+    for group in filter(None, groups):
+        file, size = group[0], sum(file.size or 0 for file in group)
+        is_divisible = file.has_ranges and not compression_suffix(file.path)
+        is_divisible &= has_ranges or document_suffix(file.path) != ".txt"
+        if size > PART_BYTES and is_divisible:  # then it is the only file of the group
+            readers += [(partial(_read_ranges, read, (selection,)), length) for selection, length in _ranges(file)]
+        else:
+            is_known = all(file.size is not None for file in group)
+            selections = tuple(FileRange(file.path) for file in group)
+            readers.append((partial(_read_ranges, read, selections), size if is_known else None))
+    return readers
 
-    `datasets` would read each line of them as a document.
+
+def _ranges(file: DataFile) -> Iterator[tuple[FileRange, int]]:
+    """Ranges of a file of about `PART_BYTES`, and their sizes: row groups of a Parquet file, or bytes."""
+    size = file.size or 0
+    if document_suffix(file.path) != ".parquet":
+        for start in range(0, size, PART_BYTES):
+            stop = start + PART_BYTES
+            yield FileRange(file.path, start, stop if stop < size else None), min(stop, size) - start
+        return
+    metadata = open_parquet(file.path).metadata
+    groups = [metadata.row_group(index).num_rows for index in range(metadata.num_row_groups)]
+    bytes_per_row = size / max(1, metadata.num_rows)
+    start = 0
+    for stop in range(1, len(groups) + 1):
+        if stop == len(groups) or sum(groups[start : stop + 1]) * bytes_per_row > PART_BYTES:
+            yield FileRange(file.path, start, stop), round(sum(groups[start:stop]) * bytes_per_row)
+            start = stop
+
+
+def _directory_files(directory: str, split: str, config_name: str | None) -> list[DataFile]:
+    """The files of a directory that belong to a split, by the names that `datasets` recognises ("train.txt",
+    "test/a.jsonl"; without such names, all files are the split "train"). Empty if `datasets` is to read the directory:
+    other formats than `FILE_SUFFIXES`, or configurations.
 
     Raises:
-        CtxError: The split has .txt files and other data, or split or configuration select something else than files.
+        CtxError: The split has files of several formats, or .txt files and a split or configuration that select
+            something else than files.
     """
     from datasets.data_files import DataFilesList, EmptyDatasetError, get_data_patterns
 
-    location, files = f"{directory} (configuration {config_name}, split {split})", {}
+    location = f"{directory} (configuration {config_name}, split {split})"
+    files: dict[str, list[str]] = {}
     try:
-        for name, patterns in get_data_patterns(str(directory)).items():
-            names = DataFilesList.from_patterns(patterns, base_path=str(directory))
-            files[str(name)] = [Path(file) for file in names if document_suffix(Path(file)) not in ("", ".md")]
+        for name, patterns in get_data_patterns(directory).items():
+            names = DataFilesList.from_patterns(patterns, base_path=directory)
+            files[str(name)] = [file for file in names if document_suffix(file) not in ("", ".md")]
     except (EmptyDatasetError, FileNotFoundError):
         return []  # `load_dataset` describes the problem
-    has_text = {
-        name: any(document_suffix(file) == ".txt" for file in split_files) for name, split_files in files.items()
-    }
-    if not any(has_text.values()):
-        return []
+    suffixes = {name: {document_suffix(file) for file in split_files} for name, split_files in files.items()}
+    has_text = any(".txt" in split_suffixes for split_suffixes in suffixes.values())
+    if not has_text:
+        card = Path(directory, "README.md")
+        has_configurations = config_name is not None or (card.is_file() and "configs:" in read_utf8(card))
+        if has_configurations or not files.get(split) or not suffixes[split] <= set(FILE_SUFFIXES):
+            return []
     if split not in files or config_name is not None:
         raise CtxError(
             f"The .txt files of the directory have no configurations, and the splits {', '.join(files)}.",
             location=location,
             hint="omit --dataset_config, and use one of these splits.",
         )
-    others = sorted({file.name for file in files[split] if document_suffix(file) != ".txt"})
-    if has_text[split] and others:
+    if len(suffixes[split]) > 1:
+        others = sorted({file_name(file) for file in files[split] if document_suffix(file) != ".txt"})
+        main_suffix = ".txt" if ".txt" in suffixes[split] else document_suffix(others[0])
+        others = [name for name in others if document_suffix(name) != main_suffix]
         raise CtxError(
-            f"The directory has .txt files and other data: {', '.join(others[:3])}.",
+            f"The directory has {main_suffix} files and other data: {', '.join(others[:3])}.",
             location=location,
-            hint=f"pass a quoted pattern, such as --dataset '{directory}/*.txt'.",
+            hint=f"pass a quoted pattern, such as --dataset '{directory}/*{main_suffix}'.",
         )
-    return sorted(files[split]) if has_text[split] else []
+    paths = sorted(files[split], key=lambda file: PurePosixPath(file))
+    return [_existing_file(path) for path in paths]
 
 
-def _match_files(dataset: str, suffixes: Sequence[str], hint: str) -> tuple[str, list[Path]]:
+def _match_documents(dataset: str, suffixes: Sequence[str], hint: str) -> tuple[str, list[DataFile]]:
     """The name of a file or pattern, and its files; raises CtxError if one is missing or has another suffix."""
-    path = Path(dataset).expanduser()
-    is_pattern = has_magic(dataset) and not path.exists()
-    files = sorted(map(Path, glob(str(path), recursive=True))) if is_pattern else []
-    for file in files or [path]:
-        if file.is_dir() or document_suffix(file) not in suffixes:
-            raise CtxError(
-                f"Cannot read text from a file with the suffix {document_suffix(file)!r}; expected "
-                f"{', '.join(suffixes)}, plain or with .gz.",
-                location=str(file),
-                hint=f"{hint}.",
-            )
-        check_file(file)
-    return dataset if is_pattern else path.name, files or [path]
+    path = local_path(dataset)
+    if not is_pattern(path) and document_suffix(path) not in suffixes:
+        raise _suffix_error(path, suffixes, hint)
+    files = match_files(path)
+    for file in files:
+        if document_suffix(file.path) not in suffixes:
+            raise _suffix_error(file.path, suffixes, hint)
+    return dataset if is_pattern(path) else file_name(path), files
 
 
-def _labelled_pairs(path: Path, columns: Sequence[str]) -> Iterator[list[str]]:
+def _suffix_error(path: str, suffixes: Sequence[str], hint: str) -> CtxError:
+    return CtxError(
+        f"Cannot read text from a file with the suffix {document_suffix(path)!r}; expected "
+        f"{', '.join(suffixes)}, plain or with .gz or .zst.",
+        location=path,
+        hint=f"{hint}.",
+    )
+
+
+def _labelled_pairs(path: str, columns: Sequence[str]) -> Iterator[list[str]]:
     for row in read_table(path, columns):
         first, second, label = (str(row.values[column]).strip() for column in columns)
         if first and second:
             yield LabelledPair([first, second], label)
 
 
-def _chain(readers: list[Reader]) -> Iterator[list[str]]:
-    return chain.from_iterable(read() for read in readers)
+def _read_ranges(
+    read: Callable[[FileRange], Iterator[list[str]]], selections: Sequence[FileRange]
+) -> Iterator[list[str]]:
+    return chain.from_iterable(map(read, selections))
 
 
 def _tagged(read: Reader, tag: str) -> Iterator[list[str]]:
@@ -305,6 +409,11 @@ def _tagged(read: Reader, tag: str) -> Iterator[list[str]]:
         yield TextWithUnits(sentences, paragraphs.units) if isinstance(paragraphs, TextWithUnits) else sentences
 
 
-def _hub_documents(rows: Iterable[dict], columns: TextColumns, name: str) -> Iterator[list[str]]:
-    for number, row in enumerate(rows):
+def _hub_documents(
+    rows: Any, columns: TextColumns, name: str, first: int = 0, count: int | None = None
+) -> Iterator[list[str]]:
+    """Documents of all rows, or of `count` rows from the row `first` on."""
+    if count is not None:
+        rows = rows.select(range(first, min(first + count, len(rows))))
+    for number, row in enumerate(rows, first):
         yield record_to_document(row, columns, f"{name}, row {number}")

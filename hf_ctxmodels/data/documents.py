@@ -1,9 +1,10 @@
-"""Documents: running text, a text with its translation, a labelled pair, or a news article; the held-out split; and
-rule-based sentence splitting."""
+"""Documents: running text, a text with its translation, a labelled pair, or a news article; their parts; the held-out
+split; and rule-based sentence splitting."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import groupby, islice
 from typing import ClassVar, Self
 
 from hf_ctxmodels.core.errors import CtxError
@@ -11,6 +12,11 @@ from hf_ctxmodels.data.seeding import Purpose, generator
 
 Reader = Callable[[], Iterator[list[str]]]
 """Opens a source and yields its documents as lists of paragraphs."""
+
+PART_BYTES = 64 << 20
+"""Size of the files that are read together as one part of a corpus; larger files are read in ranges of this size."""
+
+_NUMBERS_PER_PART = 1 << 32
 
 
 class TranslatedText(list[str]):
@@ -60,32 +66,77 @@ class HeldOut:
 
 
 @dataclass(frozen=True)
+class Chunk:
+    """Consecutive documents of one source that are read together: files, or a range of a file.
+
+    Attributes:
+        source: Number of the source.
+        read: Reads the documents; can be pickled.
+        num_bytes: Size of the files, compressed if they are; None if unknown.
+    """
+
+    source: int
+    read: Reader
+    num_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Part:
+    """Consecutive chunks, and the number of their first document, which identifies documents for `HeldOut`."""
+
+    first: int
+    chunks: tuple[Chunk, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the chunks of known size."""
+        return sum(chunk.num_bytes or 0 for chunk in self.chunks)
+
+
+def group_chunks(chunks: Iterable[Chunk]) -> tuple[Part, ...]:
+    """Consecutive chunks as parts of up to `PART_BYTES`; the documents of part p are numbered from `p << 32` on, so
+    that they can be numbered without reading the parts before."""
+    groups: list[list[Chunk]] = []
+    size = 0
+    for chunk in chunks:
+        size += chunk.num_bytes or 0
+        if not groups or size > PART_BYTES:
+            groups.append([])
+            size = chunk.num_bytes or 0
+        groups[-1].append(chunk)
+    return tuple(Part(number * _NUMBERS_PER_PART, tuple(group)) for number, group in enumerate(groups))
+
+
+@dataclass(frozen=True)
 class Documents:
     """Documents that can be iterated repeatedly: non-empty lists of sentences (possibly `TextWithUnits`), or
     `TranslatedText`, `LabelledPair` or `NewsArticle`, which are not split into sentences. Each iteration reads the
-    source from its start.
+    sources from their start. Can be pickled.
 
     Attributes:
         name: Name of the source, for errors and cards.
+        layout: What is read, in order.
+        source_names: Name of each source, which chunks refer to by number.
         skip_empty: Skip documents without text instead of raising.
         subset: The documents to iterate: "all", "training" or "held-out".
-        first: Number of the source's first document, for `held_out`.
-        sources: Name and reader of each of several sources, which `read` concatenates.
+        max_documents: Only the first documents, held-out ones included; None for all.
+        may_be_empty: Yield nothing instead of raising `NoDocumentError`; for one of several parts.
     """
 
     name: str
-    read: Reader
+    layout: tuple[Part, ...]
+    source_names: tuple[str, ...]
     skip_empty: bool = False
     held_out: HeldOut | None = None
     subset: str = "all"
-    first: int = 0
-    sources: tuple[tuple[str, Reader], ...] = ()
+    max_documents: int | None = None
+    may_be_empty: bool = False
 
     def __iter__(self) -> Iterator[list[str]]:
         """Yield documents; raises NoDocumentError if there is none, and CtxError if the source cannot be read, or a
         document has no text (unless `skip_empty`)."""
         is_empty = True
-        for number, paragraphs in enumerate(self.read(), self.first):
+        for number, paragraphs in islice(self._numbered_paragraphs(), self.max_documents):
             if self.held_out is not None and (number in self.held_out) != (self.subset == "held-out"):
                 continue
             sentences = paragraphs
@@ -97,29 +148,53 @@ class Documents:
                 is_empty = False
                 yield sentences
             elif not self.skip_empty:
+                part, position = divmod(number, _NUMBERS_PER_PART)
                 raise CtxError(
-                    f"Document {number} (counted from 0) has no text.",
+                    f"Document {position}{f' of part {part}' if part else ''} (counted from 0) has no text.",
                     location=self.name,
                     hint="remove it from the data, or skip such documents: --skip_empty_documents (skip_empty).",
                 )
-        if is_empty:
+        if is_empty and not self.may_be_empty:
             raise NoDocumentError(
                 "The dataset is empty: it has no document with text.",
                 location=self.name if self.subset == "all" else f"{self.name}, {self.subset} documents",
                 hint="check the source and the held-out share.",
             )
 
+    def _numbered_paragraphs(self) -> Iterator[tuple[int, list[str]]]:
+        for part in self.layout:
+            yield from enumerate((paragraphs for chunk in part.chunks for paragraphs in chunk.read()), part.first)
+
+    @property
+    def num_bytes(self) -> int | None:
+        """Size of the files, compressed if they are; None if it is unknown."""
+        sizes = [chunk.num_bytes for part in self.layout for chunk in part.chunks]
+        return None if None in sizes else sum(size or 0 for size in sizes)
+
+    def parts(self) -> list[Self]:
+        """The documents in parts of about `PART_BYTES` that can be read independently; one part if `max_documents` is
+        set. Together they have the same documents, numbered and held out as here. A part of several may be empty."""
+        if len(self.layout) == 1 or self.max_documents is not None:
+            return [self]
+        return [replace(self, layout=(part,), may_be_empty=True) for part in self.layout]
+
     def texts(self) -> "DocumentTexts":
         """The documents as strings, see `text_of`."""
         return DocumentTexts(self)
 
     def by_source(self) -> list[Self]:
-        """The documents of each source, with the same documents held out; each source is read once to number them."""
-        documents, first = [], self.first
-        for name, read in self.sources or [(self.name, self.read)]:
-            documents.append(replace(self, name=name, read=read, first=first, sources=()))
-            first += 0 if self.held_out is None else sum(1 for _ in read())
-        return documents
+        """The documents of each source, with the same documents held out; a part of several sources is read once to
+        number its documents. `max_documents` then applies to each source."""
+        layouts: list[list[Part]] = [[] for _ in self.source_names]
+        for part in self.layout:
+            first = part.first
+            for source, group in groupby(part.chunks, key=lambda chunk: chunk.source):
+                chunks = tuple(group)
+                layouts[source].append(Part(first, chunks))
+                if self.held_out is not None and chunks[-1] is not part.chunks[-1]:
+                    first += sum(1 for chunk in chunks for _ in chunk.read())
+        layout_by_name = zip(self.source_names, layouts, strict=True)
+        return [replace(self, name=name, layout=tuple(layout)) for name, layout in layout_by_name if layout]
 
     def split(self, validation_fraction: float, seed: int = 0) -> tuple[Self, Self]:
         """Training documents and held-out documents, see `HeldOut`."""

@@ -3,13 +3,12 @@
 import datetime
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from hf_ctxmodels.core.constants import NEWS_FIELDS
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.documents import NewsArticle
-from hf_ctxmodels.data.text_files import read_json_lines
+from hf_ctxmodels.data.text_files import FileRange, align_range, read_json_lines
 
 # As in the released code, shorter authors and summaries are treated as noise.
 _MIN_LENGTHS = {"authors": 6, "summary": 51}
@@ -29,14 +28,14 @@ EXAMPLE_ARTICLE = (
 )
 
 
-def read_articles(file: str | Path) -> Iterator[NewsArticle]:
-    """The articles of a .jsonl file, plain or .gz, with the texts of their fields.
+def read_articles(selection: FileRange) -> Iterator[NewsArticle]:
+    """The articles of a .jsonl file, or of a range of it, with the texts of their fields.
 
     Every line has all `NEWS_FIELDS`: `authors` is a list of strings, the others are strings. Any but `article` may be
     null or empty and is then dropped, as are authors of up to 5 characters in total and summaries of up to 50. A date
     is "2019-04-06", "04-06-2019" or "April 6, 2019"; its text is the last of these.
     """
-    for row, location in read_json_lines(file):
+    for row, location in read_json_lines(*align_range(selection, "line")):
         for field in NEWS_FIELDS:
             if field not in row:
                 raise CtxError(
@@ -50,7 +49,7 @@ def read_articles(file: str | Path) -> Iterator[NewsArticle]:
         yield NewsArticle({field: text for field, text in texts.items() if text})
 
 
-def format_field(field: str, value: Any, location: str | None = None) -> str:
+def format_field(field: str, value: Any, location: object = None) -> str:
     """The text of a field, empty if it is dropped; raises CtxError for a wrong type or an invalid date. See
     `read_articles`."""
     if value is None:
@@ -68,7 +67,7 @@ def format_field(field: str, value: Any, location: str | None = None) -> str:
     return text if len(text) >= _MIN_LENGTHS.get(field, 0) else ""
 
 
-def format_date(date: str, location: str | None = None) -> str:
+def format_date(date: str, location: object = None) -> str:
     """A date in Grover's format, "April 6, 2019"; raises CtxError for an invalid date."""
     match = next(filter(None, (pattern.fullmatch(date) for pattern in _DATES)), None)
     if match is not None:

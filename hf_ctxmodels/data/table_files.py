@@ -1,6 +1,6 @@
 """Files of fine-tuning data -> rows and sentences, with errors that name the file and the line.
 
-Files may be gzipped (`.gz`):
+Files may be compressed (`.gz` or `.zst`), or URLs:
 
 - tables: `.csv` (with quotes), `.tsv` and `.txt` (tab-separated, quotes are literal, as in GLUE) and `.jsonl` (one
   object per line). The first line has the names of the columns, unless columns are numbers;
@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.data.text_files import file_suffix, read_json_lines, read_text
+from hf_ctxmodels.data.files import file_suffix
+from hf_ctxmodels.data.text_files import read_json_lines, read_text
 
 CONLLU_COLUMNS = ("ID", "FORM", "LEMMA", "UPOS", "XPOS", "FEATS", "HEAD", "DEPREL", "DEPS", "MISC")
 _DELIMITERS = {".csv": ",", ".tsv": "\t", ".txt": "\t"}
@@ -48,17 +49,18 @@ def read_table(file: str | Path, columns: Sequence[str]) -> list[Row]:
     CtxError for an unknown format, a missing column, a line with another number of columns, or invalid JSON.
     """
     rows = []
-    suffix = file_suffix(Path(file))
+    suffix = file_suffix(file)
     if suffix == ".jsonl":
         for record, location in read_json_lines(file):
             for column in columns:
                 _column_index(column, list(record), location)
-            rows.append(Row({column: record[column] for column in columns}, location))
+            rows.append(Row({column: record[column] for column in columns}, str(location)))
     elif suffix in _DELIMITERS:
         rows += _read_delimited(file, columns, _DELIMITERS[suffix])
     else:
         raise CtxError(
-            f"Not a table: the suffix is {suffix!r}, expected {', '.join((*_DELIMITERS, '.jsonl'))} (or with .gz).",
+            f"Not a table: the suffix is {suffix!r}, expected {', '.join((*_DELIMITERS, '.jsonl'))}, plain or with .gz "
+            "or .zst.",
             location=str(file),
             hint="rename or convert the file, or use another task.",
         )
@@ -70,7 +72,7 @@ def read_table(file: str | Path, columns: Sequence[str]) -> list[Row]:
 def read_texts(file: str | Path, column: str) -> list[Row]:
     """Read one column of a table, or the lines of a `.txt` file whose first line is not a header with this column.
     Blank lines are skipped."""
-    if file_suffix(Path(file)) == ".txt":
+    if file_suffix(file) == ".txt":
         lines = read_text(file).split("\n")
         if column not in lines[0].rstrip("\r").split("\t"):
             return [Row({column: line.strip()}, f"{file}:{i}") for i, line in enumerate(lines, 1) if line.strip()]
@@ -115,7 +117,7 @@ def _read_delimited(file: str | Path, columns: Sequence[str], delimiter: str) ->
         yield Row({column: cells[index] for column, index in indices.items()}, f"{file}:{first_line}")
 
 
-def _column_index(column: str, names: Sequence[str], file: str | Path) -> int:
+def _column_index(column: str, names: Sequence[str], file: object) -> int:
     if column not in names:
         raise CtxError(
             f"No column {column!r}. The columns are: {', '.join(map(repr, names))}.",

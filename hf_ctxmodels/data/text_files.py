@@ -1,28 +1,71 @@
-"""Local files -> lines, JSON objects and documents of running text, with errors that name the file and the line.
+"""Text files -> lines, JSON objects and documents of running text, with errors that name the file and the line.
 
 Files are read line by line or batch by batch. A document is a list of paragraphs, which may be empty. (The readers of
 `datasets` report neither line numbers nor, for CSV, the file, and infer types across lines.)
+
+A file, or a range of it, is read: bytes of an uncompressed text or JSON lines file, or row groups of a Parquet file.
+Documents belong to the range in which they begin: all ranges of a file together have exactly its documents.
 """
 
-import gzip
 import io
-import zlib
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby, zip_longest
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.loading import parse_json
 from hf_ctxmodels.data.documents import TextWithUnits, TranslatedText
+from hf_ctxmodels.data.files import (
+    DataFile,
+    compression_suffix,
+    file_errors,
+    file_suffix,
+    is_url,
+    local_path,
+    missing_file_error,
+    open_file,
+)
+
+if TYPE_CHECKING:
+    import pyarrow
 
 FILE_SUFFIXES = (".txt", ".jsonl", ".parquet")
 _OTHER_FORMATS = (".csv", ".tsv", ".json", ".conll", ".conllu", ".xml", ".html", ".tar")
 _SAMPLE_SIZE = 1 << 20  # characters of the first file that `guess_separator` reads
 _SMALL_FILE = 1 << 16  # bytes
+_BLOCK_SIZE = 1 << 20
 
 Separator = Literal["line", "blank", "file"]
 """End of a document in text files: the end of the line, a blank line, or the end of the file."""
+
+
+class FileRange(NamedTuple):
+    """A file, or a range of its bytes or row groups, from `start` to before `stop` (None: to its end)."""
+
+    path: str
+    start: int = 0
+    stop: int | None = None
+
+
+@dataclass(frozen=True)
+class LineLocation:
+    """`file:line`; lines are counted from `start`, the first byte of a range, and those before it when it is
+    printed."""
+
+    path: str
+    number: int
+    start: int = 0
+
+    def __str__(self) -> str:
+        number, remaining = self.number, self.start
+        if remaining:
+            with file_errors(self.path), open_file(self.path) as file:
+                while remaining and (block := file.read(min(remaining, _BLOCK_SIZE))):
+                    number += block.count(b"\n")
+                    remaining -= len(block)
+        return f"{self.path}:{number}"
 
 
 class TextColumns(NamedTuple):
@@ -32,30 +75,25 @@ class TextColumns(NamedTuple):
     units: str | None = None
 
 
-def file_suffix(path: Path) -> str:
-    """The suffix of a file without `.gz`, such as ".txt", ".jsonl" or ".parquet"."""
-    return Path(path.stem if path.suffix == ".gz" else path.name).suffix.lower()
-
-
-def document_suffix(path: Path) -> str:
-    """`file_suffix`, or ".txt" for a `.gz` file without the suffix of a known format, such as `news.en.gz`."""
+def document_suffix(path: str | Path) -> str:
+    """`file_suffix`, or ".txt" for a compressed file without the suffix of a known format, such as `news.en.gz`."""
     suffix = file_suffix(path)
-    is_text = path.suffix == ".gz" and suffix not in (*FILE_SUFFIXES, *_OTHER_FORMATS)
+    is_text = compression_suffix(path) and suffix not in (*FILE_SUFFIXES, *_OTHER_FORMATS)
     return ".txt" if is_text else suffix
 
 
-def guess_separator(files: Sequence[Path], is_directory: bool = False) -> Separator:
+def guess_separator(files: Sequence[DataFile], is_directory: bool = False) -> Separator:
     """Guess what ends a document in text files.
 
     If a directory has several files, or a pattern matches at least ten, and their median size is at most `_SMALL_FILE`,
     each file is a document. Otherwise the first file decides: if it has at least 20 lines of text and no blank line
     between them, each line is a document; else a blank line ends a document.
     """
-    sizes = sorted(file.stat().st_size for file in files)
+    sizes = sorted(file.size or 0 for file in files)
     if len(files) >= (2 if is_directory else 10) and sizes[len(sizes) // 2] <= _SMALL_FILE:
         return "file"
     num_lines = num_blank = size = 0
-    for line in read_lines(files[0]):
+    for line in read_lines(files[0].path):
         if not line.strip():
             num_blank += 1
         elif num_lines and num_blank:
@@ -68,24 +106,43 @@ def guess_separator(files: Sequence[Path], is_directory: bool = False) -> Separa
     return "line" if num_lines >= 20 else "blank"
 
 
-def check_file(path: Path) -> None:
-    """Raise CtxError unless the file exists."""
-    if not path.is_file():
-        raise CtxError("No such file.", location=str(path), hint="use the path of a data file, or `demo`.")
+def find_boundary(file: BinaryIO, position: int, separator: Separator) -> int:
+    """The first byte of the first document that begins at or after a position: of a line, or of the text after a blank
+    line; the size of the file if there is none."""
+    if position == 0:
+        return 0
+    file.seek(position - 1)
+    position += len(file.readline()) - 1
+    if separator == "line":
+        return position
+    follows_blank_line = False
+    for line in file:
+        is_blank = not line.decode("utf-8", "replace").strip()
+        if follows_blank_line and not is_blank:
+            return position
+        follows_blank_line |= is_blank
+        position += len(line)
+    return position
 
 
-def read_lines(path: Path) -> Iterator[str]:
-    """Lines of a UTF-8 file with their line feeds, decompressed if it ends in `.gz`, without a byte order mark; raises
-    CtxError if the file is missing, damaged, or not UTF-8.
+def read_lines(path: str | Path, start: int = 0, stop: int | None = None) -> Iterator[str]:
+    """Lines of a UTF-8 file with their line feeds, decompressed if it ends in `.gz` or `.zst`, without a byte order
+    mark; raises CtxError if the file is missing, damaged, or not UTF-8.
 
     Only line feeds end a line: `str.splitlines` also splits at U+2028 and others, which JSON allows within strings.
+
+    Args:
+        start: First byte of the first line.
+        stop: The lines begin before this byte; None for all.
     """
-    check_file(path)
-    offset = 0
-    is_compressed = path.suffix == ".gz"
+    path, offset, line = local_path(path), start, b""
     try:
-        with gzip.open(path, "rb") if is_compressed else path.open("rb") as file:
+        with file_errors(path), open_file(path) as file:
+            if start:
+                file.seek(start)
             for line in file:
+                if stop is not None and offset >= stop:
+                    return
                 # only the first line may begin with a byte order mark
                 yield line.decode("utf-8-sig" if offset == 0 else "utf-8")
                 offset += len(line)
@@ -93,34 +150,29 @@ def read_lines(path: Path) -> Iterator[str]:
         position = offset + error.start + len(line) - len(error.object)  # error.object lacks the byte order mark
         raise CtxError(
             f"Not UTF-8: byte {position} is 0x{error.object[error.start]:02x}.",
-            location=f"{path}, byte {position}{' after decompression' if is_compressed else ''}",
+            location=f"{path}, byte {position}{' after decompression' if compression_suffix(path) else ''}",
             hint="convert the file, for example: iconv -f WINDOWS-1252 -t UTF-8 OLD > NEW.",
-        ) from error
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise CtxError(
-            f"The gzip file is damaged: {error}.", location=str(path), hint="download or compress it again."
-        ) from error
-    except OSError as error:
-        raise CtxError(
-            f"The file cannot be read: {error.strerror or error}.", location=str(path), hint="check its permissions."
         ) from error
 
 
 def read_text(file: str | Path) -> str:
     """The whole text of a file; raises CtxError as `read_lines`, or if it is empty."""
-    text = "".join(read_lines(Path(file)))
+    text = "".join(read_lines(file))
     if not text.strip():
         raise CtxError("The file is empty.", location=str(file), hint="use a file with at least one example.")
     return text
 
 
-def read_json_lines(file: str | Path) -> Iterator[tuple[dict[str, Any], str]]:
+def read_json_lines(
+    file: str | Path, start: int = 0, stop: int | None = None
+) -> Iterator[tuple[dict[str, Any], LineLocation]]:
     """The objects of a file with one JSON object per line, and their locations (`file:line`); raises CtxError as
     `read_lines`, or if a line is not a JSON object."""
-    for number, line in enumerate(read_lines(Path(file)), start=1):
+    path = local_path(file)
+    for number, line in enumerate(read_lines(path, start, stop), start=1):
         if not line.strip():
             continue
-        location = f"{file}:{number}"
+        location = LineLocation(path, number, start)
         row = parse_json(line, location=location, hint="write one JSON object per line.")
         if not isinstance(row, dict):
             raise CtxError(
@@ -131,28 +183,37 @@ def read_json_lines(file: str | Path) -> Iterator[tuple[dict[str, Any], str]]:
         yield row, location
 
 
-def read_file(path: Path, columns: TextColumns, separator: Separator = "blank") -> Iterator[list[str]]:
-    """Documents of a file with one of the `FILE_SUFFIXES`, plain or gzipped; raises CtxError if it is missing or
-    damaged, not UTF-8, or has no such columns.
+def align_range(selection: FileRange, separator: Separator) -> FileRange:
+    """A range of bytes whose ends are boundaries of documents, see `find_boundary`."""
+    if selection.start == 0 and selection.stop is None:
+        return selection
+    with file_errors(selection.path), open_file(selection.path) as file:
+        stop = None if selection.stop is None else find_boundary(file, selection.stop, separator)
+        return FileRange(selection.path, find_boundary(file, selection.start, separator), stop)
+
+
+def read_file(selection: FileRange, columns: TextColumns, separator: Separator = "blank") -> Iterator[list[str]]:
+    """Documents of a file with one of the `FILE_SUFFIXES`, plain or compressed, or of a range of a file; raises
+    CtxError if it is missing or damaged, not UTF-8, or has no such columns.
 
     In text files each line is a paragraph, and `separator` ends a document; in `.jsonl` each line, and in `.parquet`
     each row, is a document.
     """
-    suffix = document_suffix(path)
+    suffix = document_suffix(selection.path)
     if suffix == ".txt":
         if columns.units is not None:
             raise CtxError(
                 f"A text file has no column {columns.units!r}.",
-                location=str(path),
+                location=selection.path,
                 hint="use a .jsonl or .parquet file, or omit units_column.",
             )
-        return _text_documents(path, separator)
+        return _text_documents(selection, separator)
     if suffix == ".jsonl":
-        return (record_to_document(row, columns, location) for row, location in read_json_lines(path))
-    return _parquet_documents(path, columns)
+        return _json_documents(selection, columns)
+    return _parquet_documents(selection, columns)
 
 
-def read_translated(path: Path, translation: Path, tag: str = "") -> Iterator[list[str]]:
+def read_translated(path: str, translation: str, tag: str = "") -> Iterator[list[str]]:
     """The lines of two files as translations, which begin with a tag, without pairs with a blank side; raises CtxError
     as `read_lines`, or if one file has more lines than the other."""
     for number, (line, translated) in enumerate(zip_longest(read_lines(path), read_lines(translation)), start=1):
@@ -160,7 +221,7 @@ def read_translated(path: Path, translation: Path, tag: str = "") -> Iterator[li
             short, long = (path, translation) if line is None else (translation, path)
             raise CtxError(
                 f"The file has {number - 1} lines, but {long} has more.",
-                location=str(short),
+                location=short,
                 hint="use files whose lines are translations of each other.",
             )
         if line.strip() and translated.strip():
@@ -172,11 +233,12 @@ def split_paragraphs(text: str | None) -> list[str]:
     return [line for line in (text or "").splitlines() if not line.isspace()]
 
 
-def _text_documents(path: Path, separator: Separator) -> Iterator[list[str]]:
+def _text_documents(selection: FileRange, separator: Separator) -> Iterator[list[str]]:
     if separator == "file":
-        yield [line.rstrip("\r\n") for line in read_lines(path) if line.strip()]
+        yield [line.rstrip("\r\n") for line in read_lines(selection.path) if line.strip()]
         return
-    for has_text, lines in groupby(read_lines(path), key=lambda line: bool(line.strip())):
+    lines_of_range = read_lines(*align_range(selection, separator))
+    for has_text, lines in groupby(lines_of_range, key=lambda line: bool(line.strip())):
         paragraphs = (line.rstrip("\r\n") for line in lines)
         if has_text and separator == "blank":
             yield list(paragraphs)
@@ -184,7 +246,12 @@ def _text_documents(path: Path, separator: Separator) -> Iterator[list[str]]:
             yield from ([paragraph] for paragraph in paragraphs)
 
 
-def record_to_document(row: dict[str, Any], columns: TextColumns, location: str) -> list[str]:
+def _json_documents(selection: FileRange, columns: TextColumns) -> Iterator[list[str]]:
+    for row, location in read_json_lines(*align_range(selection, "line")):
+        yield record_to_document(row, columns, location)
+
+
+def record_to_document(row: dict[str, Any], columns: TextColumns, location: object) -> list[str]:
     """The paragraphs of a record, with its units; raises CtxError if a column is missing, or of another type."""
     text = _column(row, columns.text, "text_column", location)
     if text is not None and not isinstance(text, str):
@@ -205,7 +272,7 @@ def record_to_document(row: dict[str, Any], columns: TextColumns, location: str)
     return TextWithUnits(split_paragraphs(text), units)
 
 
-def _column(row: dict[str, Any], name: str, option: str, location: str) -> Any:
+def _column(row: dict[str, Any], name: str, option: str, location: object) -> Any:
     if name not in row:
         raise CtxError(
             f"No column {name!r}; the columns are {', '.join(map(repr, row))}.",
@@ -215,25 +282,46 @@ def _column(row: dict[str, Any], name: str, option: str, location: str) -> Any:
     return row[name]
 
 
-def _parquet_documents(path: Path, columns: TextColumns) -> Iterator[list[str]]:
+def _parquet_documents(selection: FileRange, columns: TextColumns) -> Iterator[list[str]]:
     import pyarrow
-    import pyarrow.parquet
 
-    check_file(path)
+    path = selection.path
     try:
-        # Parquet is read from its end, so gzip is decompressed first
-        source = io.BytesIO(gzip.decompress(path.read_bytes())) if path.suffix == ".gz" else path
-        file = pyarrow.parquet.ParquetFile(source)
+        file = open_parquet(path)
         column_names = file.schema_arrow.names
         selected = [name for name in columns if name is not None]
         if not set(selected) <= set(column_names):
-            record_to_document(dict.fromkeys(column_names), columns, str(path))  # raises
-        number = 0
-        for batch in file.iter_batches(batch_size=1024, columns=selected):
+            record_to_document(dict.fromkeys(column_names), columns, path)  # raises
+        stop = file.num_row_groups if selection.stop is None else selection.stop
+        number = sum(file.metadata.row_group(index).num_rows for index in range(selection.start))
+        groups = range(selection.start, stop)
+        for batch in file.iter_batches(batch_size=1024, row_groups=groups, columns=selected):
             for row in batch.to_pylist():
                 yield record_to_document(row, columns, f"{path}, row {number}")
                 number += 1
-    except (pyarrow.ArrowException, OSError, EOFError, zlib.error) as error:
-        raise CtxError(
-            f"The Parquet file is damaged: {error}.", location=str(path), hint="download or write it again."
-        ) from error
+    except (pyarrow.ArrowException, OSError) as error:
+        raise _damaged_parquet_error(path, error) from error
+
+
+def open_parquet(path: str) -> "pyarrow.parquet.ParquetFile":
+    """Open a Parquet file, plain or compressed; raises CtxError if it is missing or damaged."""
+    import pyarrow
+    import pyarrow.parquet
+
+    with file_errors(path):
+        source: Any = path
+        if compression_suffix(path):  # Parquet is read from its end, so the file is decompressed first
+            with open_file(path) as compressed:
+                source = io.BytesIO(compressed.read())
+        elif is_url(path):
+            source = open_file(path)
+        elif not Path(path).is_file():
+            raise missing_file_error(path)
+        try:
+            return pyarrow.parquet.ParquetFile(source)
+        except (pyarrow.ArrowException, OSError) as error:
+            raise _damaged_parquet_error(path, error) from error
+
+
+def _damaged_parquet_error(path: str, error: Exception) -> CtxError:
+    return CtxError(f"The Parquet file is damaged: {error}.", location=path, hint="download or write it again.")

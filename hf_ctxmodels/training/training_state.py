@@ -24,7 +24,7 @@ from transformers.utils import logging
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flat_options
 from hf_ctxmodels.core.output_files import wrap_write_errors, write_tensors
-from hf_ctxmodels.data.document_sources import describe_content
+from hf_ctxmodels.data.files import describe_content
 from hf_ctxmodels.training import checkpoint_files
 from hf_ctxmodels.training.arguments import ConstantOptions, LoopArguments, NTASGDOptions
 from hf_ctxmodels.training.optimizers import Averaging

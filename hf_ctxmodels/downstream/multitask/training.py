@@ -23,7 +23,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, flag
 from hf_ctxmodels.core.output_files import replacing, write_tensors
 from hf_ctxmodels.data import ReweightedMixture, ShuffledMixture
-from hf_ctxmodels.data.document_sources import describe_content
+from hf_ctxmodels.data.files import describe_content
 from hf_ctxmodels.downstream.finetuning.arguments import StartingModelArguments
 from hf_ctxmodels.downstream.finetuning.finetuning_run import load_config_and_tokenizer, open_model, prepare_for_tasks
 from hf_ctxmodels.downstream.finetuning.task_evaluation import TaskEvaluation, learned_baseline_scores

@@ -10,8 +10,9 @@ from transformers import DataCollatorWithPadding, PreTrainedConfig, PreTrainedTo
 
 from hf_ctxmodels.core.errors import CtxError, wrap_errors
 from hf_ctxmodels.core.loading import parse_json
+from hf_ctxmodels.data.files import file_suffix
 from hf_ctxmodels.data.table_files import read_table
-from hf_ctxmodels.data.text_files import file_suffix, read_text
+from hf_ctxmodels.data.text_files import read_text
 from hf_ctxmodels.downstream.tasks import metrics
 from hf_ctxmodels.downstream.tasks.base import Encoded, Feature, Logits, Task, get_texts
 

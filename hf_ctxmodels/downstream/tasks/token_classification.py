@@ -11,6 +11,7 @@ from transformers import DataCollatorForTokenClassification, PreTrainedConfig, P
 
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.data.files import file_suffix
 from hf_ctxmodels.data.table_files import (
     TaggedSentence,
     is_bio,
@@ -20,7 +21,7 @@ from hf_ctxmodels.data.table_files import (
     read_texts,
     to_bio,
 )
-from hf_ctxmodels.data.text_files import file_suffix, read_text
+from hf_ctxmodels.data.text_files import read_text
 from hf_ctxmodels.downstream.tasks import metrics
 from hf_ctxmodels.downstream.tasks.base import Encoded, LabelledTask, Logits, most_frequent, repeated_prediction
 

@@ -1,0 +1,233 @@
+"""Data files on the local disk or behind an fsspec URL (`s3://`, `gs://`, `hf://`, `https://`, ...): matching, sizes
+and decompressed reading."""
+
+import gzip
+import hashlib
+import io
+import os
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from glob import glob, has_magic
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO, NamedTuple
+
+from hf_ctxmodels.core.errors import CtxError, describe_error
+
+COMPRESSION_SUFFIXES = (".gz", ".zst")
+_DIGESTED_BYTES = 1 << 20  # at both ends of a file: identifies large corpora without reading them completely
+_BUFFER_SIZE = 1 << 20
+# checksums and dates of remote files, the first of which identifies a version
+_VERSION_KEYS = (
+    *("ETag", "etag", "md5Hash", "content_md5", "blob_id", "sha256"),
+    *("LastModified", "last_modified", "mtime", "updated", "created"),
+)
+_REMOTE_PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "abfs": "adlfs", "az": "adlfs"}
+
+
+class DataFile(NamedTuple):
+    """A file: its path or URL, its size in bytes (None if unknown), and whether ranges of bytes can be read."""
+
+    path: str
+    size: int | None
+    has_ranges: bool = True
+
+
+def is_url(path: str | Path) -> bool:
+    """Whether a path is a URL."""
+    return "://" in str(path)
+
+
+def local_path(path: str | Path) -> str:
+    """A path with `~` expanded, and the path of a `file://` URL; other URLs are unchanged."""
+    text = str(path).removeprefix("file://")
+    return text if is_url(text) else str(Path(text).expanduser())
+
+
+def file_name(path: str | Path) -> str:
+    """The last component of a path or URL, without the query of a URL."""
+    text = str(path)
+    return PurePosixPath(text.partition("?")[0]).name if is_url(text) else Path(text).name
+
+
+def compression_suffix(path: str | Path) -> str:
+    """ ".gz", ".zst" or an empty string."""
+    suffix = PurePosixPath(file_name(path)).suffix
+    return suffix if suffix in COMPRESSION_SUFFIXES else ""
+
+
+def file_suffix(path: str | Path) -> str:
+    """The suffix of a file without `.gz` or `.zst`, such as ".txt", ".jsonl" or ".parquet"."""
+    return PurePosixPath(file_name(path).removesuffix(compression_suffix(path))).suffix.lower()
+
+
+def file_system(url: str) -> tuple[Any, str]:
+    """The fsspec file system of a URL, and the path in it; raises CtxError for an unknown protocol or without its
+    package."""
+    import fsspec
+
+    protocol = url.partition("://")[0]
+    try:
+        return fsspec.core.url_to_fs(url)
+    except ImportError as error:
+        package = _REMOTE_PACKAGES.get(protocol) or error.name or "the package of the protocol"
+        raise CtxError(
+            f"The protocol {protocol}:// needs the package {package}, which is not installed.",
+            location=url,
+            hint=f"pip install {package}",
+        ) from error
+    except Exception as error:
+        raise CtxError(
+            f"The URL cannot be opened: {describe_error(error)}.", location=url, hint="check the URL and the access."
+        ) from error
+
+
+@contextmanager
+def file_errors(path: str) -> Iterator[None]:
+    """Convert errors of reading a file to CtxError: a missing or damaged file, or one that cannot be read."""
+    try:
+        yield
+    except CtxError:
+        raise
+    except (FileNotFoundError, IsADirectoryError) as error:
+        raise missing_file_error(path) from error
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise CtxError(
+            f"The gzip file is damaged: {error}.", location=path, hint="download or compress it again."
+        ) from error
+    except OSError as error:
+        if compression_suffix(path) == ".zst" and error.errno is None:  # pyarrow's decompressor
+            raise CtxError(
+                f"The Zstandard file is damaged: {error}.", location=path, hint="download or compress it again."
+            ) from error
+        raise CtxError(
+            f"The file cannot be read: {error.strerror or error}.", location=path, hint="check its permissions."
+        ) from error
+    except Exception as error:
+        if not is_url(path):
+            raise
+        raise CtxError(  # the clients of remote file systems have exceptions of their own
+            f"The file cannot be read: {describe_error(error)}.", location=path, hint="check the URL and the access."
+        ) from error
+
+
+def missing_file_error(path: str) -> CtxError:
+    """The error for a path without a file."""
+    return CtxError("No such file.", location=path, hint="use the path of a data file, or `demo`.")
+
+
+def check_file(path: str | Path) -> None:
+    """Raise CtxError unless the file exists."""
+    path = local_path(path)
+    if not (file_info(path) if is_url(path) else Path(path).is_file()):
+        raise missing_file_error(path)
+
+
+def file_info(path: str) -> DataFile | None:
+    """A file with its size; None if there is no such file. Raises CtxError if a URL cannot be opened."""
+    if not is_url(path):
+        return DataFile(path, os.stat(path).st_size) if os.path.isfile(path) else None
+    files, location = file_system(path)
+    try:
+        with file_errors(path):
+            info = files.info(location)
+    except CtxError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return None
+        raise
+    return _remote_file(path, info) if info["type"] == "file" else None
+
+
+def _remote_file(url: str, info: dict[str, Any]) -> DataFile:
+    size = info.get("size")
+    return DataFile(url, size, has_ranges=size is not None and info.get("partial", True))
+
+
+def is_directory(path: str) -> bool:
+    """Whether a path or URL is a directory."""
+    if not is_url(path):
+        return os.path.isdir(path)
+    if path.startswith(("http://", "https://")):
+        return False
+    files, location = file_system(path)
+    with file_errors(path):
+        return bool(files.isdir(location))
+
+
+def is_pattern(path: str) -> bool:
+    """Whether a path or URL is a pattern of files; `?` in a web address begins a query."""
+    return has_magic(path) and not path.startswith(("http://", "https://")) and not os.path.exists(path)
+
+
+def match_files(path: str) -> list[DataFile]:
+    """The file of a path or URL, or the files of a pattern ordered by their names, nested directories included with
+    `**`; raises CtxError if there is none."""
+    if not is_pattern(path):
+        files = [file_info(path)]
+    elif not is_url(path):
+        files = [file_info(str(match)) for match in sorted(map(Path, glob(path, recursive=True)))]
+    else:
+        system, location = file_system(path)
+        with file_errors(path):
+            infos = system.glob(location, detail=True).values()
+        files = [
+            _remote_file(system.unstrip_protocol(info["name"]), info)
+            for info in sorted(infos, key=lambda info: PurePosixPath(info["name"]))
+            if info["type"] == "file"
+        ]
+    matches = [file for file in files if file is not None]
+    if not matches:
+        raise missing_file_error(path)
+    return matches
+
+
+def open_file(path: str, is_decompressed: bool = True) -> BinaryIO:
+    """Open a file for reading bytes, of the decompressed text if its name ends in `.gz` or `.zst`. Call it within
+    `file_errors`."""
+    suffix = compression_suffix(path) if is_decompressed else ""
+    file: Any = path
+    if is_url(path):
+        files, location = file_system(path)
+        file = files.open(location, "rb")
+    if suffix == ".gz":
+        return gzip.open(file)  # type: ignore[return-value]
+    if suffix == ".zst":
+        import pyarrow
+
+        return io.BufferedReader(pyarrow.CompressedInputStream(file, "zstd"), _BUFFER_SIZE)
+    return io.BufferedReader(file, _BUFFER_SIZE) if is_url(path) else open(path, "rb")
+
+
+def describe_content(source: str) -> str:
+    """A description of files or a directory that does not depend on their location: name, size and a digest of both
+    ends of each local file, or of the checksum (or size and date) of each remote file; other sources are described by
+    their names."""
+    table, equals, columns = source.rpartition("=")
+    path = local_path(source)
+    if equals and not is_url(path) and not os.path.exists(path):
+        return f"{describe_content(table)}={columns}"
+    digest, size = hashlib.sha256(), 0
+    if is_url(path):
+        files, location = file_system(path)
+        with file_errors(path):
+            matches = files.glob(location, detail=True) if is_pattern(path) else files.find(location, detail=True)
+            for name in sorted(matches):
+                info = matches[name]
+                size += info.get("size") or 0
+                version = next((info[key] for key in _VERSION_KEYS if info.get(key)), "")
+                digest.update(f"{info.get('size')} {version}".encode())
+        if not matches:
+            return source
+    else:
+        pattern = os.path.join(path, "**") if os.path.isdir(path) else path
+        local = [path] if os.path.isfile(path) else sorted(filter(os.path.isfile, glob(pattern, recursive=True)))
+        if not local:
+            return source
+        for name in local:
+            length = os.stat(name).st_size
+            size += length
+            with open(name, "rb") as content:
+                digest.update(content.read(_DIGESTED_BYTES))
+                content.seek(max(content.tell(), length - _DIGESTED_BYTES))
+                digest.update(content.read(_DIGESTED_BYTES))
+    return f"{file_name(path.rstrip('/'))} ({size} bytes, SHA-256 {digest.hexdigest()[:12]})"

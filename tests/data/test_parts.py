@@ -1,0 +1,179 @@
+"""Parts of a corpus: ranges of files, their documents and numbers, and remote or compressed files."""
+
+import gzip
+import json
+import pickle
+from itertools import pairwise
+from pathlib import Path
+
+import fsspec
+import pyarrow
+import pyarrow.parquet
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.data import document_sources, documents, load_documents
+from hf_ctxmodels.data.documents import Documents, NoDocumentError
+from hf_ctxmodels.data.text_files import FileRange, TextColumns, read_file
+
+SENTENCES = [f"Sentence number {number}." for number in range(60)]
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (documents, document_sources):
+        monkeypatch.setattr(module, "PART_BYTES", 100)
+
+
+def read_all(selection: Documents) -> list[list[str]]:
+    try:
+        return list(selection)
+    except NoDocumentError:
+        return []
+
+
+@given(
+    lines=st.lists(st.sampled_from(["A.", "\ufeff", "", " ", "\u3000", "é" * 9, "x y", "\x85", "\u2028"]), max_size=25),
+    newline=st.sampled_from(["\n", "\r\n"]),
+    has_mark=st.booleans(),
+    ends=st.booleans(),
+    separator=st.sampled_from(["line", "blank"]),
+    cuts=st.lists(st.integers(1, 120), max_size=5),
+)
+def test_ranges_have_the_documents_of_the_file(tmp_path_factory, lines, newline, has_mark, ends, separator, cuts):
+    path = tmp_path_factory.mktemp("ranges") / "a.txt"
+    path.write_bytes((b"\xef\xbb\xbf" if has_mark else b"") + (newline.join(lines) + newline * ends).encode())
+    columns = TextColumns()
+    bounds = [0, *sorted(set(cuts)), None]
+    ranges = [FileRange(str(path), start or 0, stop) for start, stop in pairwise(bounds)]
+    found = [document for selection in ranges for document in read_file(selection, columns, separator)]
+    assert found == list(read_file(FileRange(str(path)), columns, separator))
+
+
+def test_errors_of_a_range_name_the_line(tmp_path: Path, small_parts: None) -> None:
+    rows = [json.dumps({"text": sentence}) for sentence in SENTENCES]
+    path = tmp_path / "a.jsonl"
+    for wrong, message in (("{", "Invalid JSON"), ('{"body": "a"}', "No column 'text'"), ("[1]", "got list")):
+        path.write_text("\n".join([*rows[:41], wrong, *rows[41:]]))
+        with pytest.raises(CtxError, match=rf"{message}(.|\n)*a.jsonl:42\n"):
+            list(load_documents(str(path)))
+    path.write_bytes("\n".join(rows[:41]).encode() + b"\n\xff\n")
+    position = len("\n".join(rows[:41])) + 1
+    with pytest.raises(CtxError, match=f"byte {position} is 0xff"):
+        list(load_documents(str(path)))
+
+
+def corpus(folder: Path) -> list[str]:
+    """A corpus with every kind of chunk: groups of files, ranges of bytes, row groups, compressed and paired files."""
+    (folder / "small").mkdir()
+    for number in range(10):
+        (folder / "small" / f"{number}.txt").write_text("\n\n".join(SENTENCES[number::10]) + "\n")
+    (folder / "large.txt").write_text("\n".join(SENTENCES))
+    (folder / "large.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in SENTENCES))
+    pyarrow.parquet.write_table(pyarrow.table({"text": SENTENCES}), folder / "large.parquet", row_group_size=7)
+    (folder / "packed.jsonl.gz").write_bytes(gzip.compress((folder / "large.jsonl").read_bytes()))
+    (folder / "pairs.tsv").write_text("".join(f"{a}\t{b}\t1\n" for a, b in zip(SENTENCES, SENTENCES[::-1])))
+    names = ("small/*.txt", "large.txt", "large.jsonl", "large.parquet", "packed.jsonl.gz", "pairs.tsv=1,2,3")
+    return [str(folder / name) for name in names]
+
+
+def test_parts_have_the_numbered_documents_of_the_whole(tmp_path: Path, small_parts: None) -> None:
+    whole = load_documents(*corpus(tmp_path), language_tags=["-"] * 5 + ["<de>"])
+    parts = whole.parts()
+    assert len(parts) > 50
+    assert len(list(whole)) == 10 + 5 * 60
+    assert [document for part in parts for document in part] == list(whole)
+    assert whole.num_bytes == sum(part.num_bytes for part in parts)
+    for subset in whole.split(0.25):
+        numbered = [pickle.loads(pickle.dumps(part)) for part in subset.parts()]
+        assert [document for part in numbered for document in part] == list(subset)
+        assert [document for source in subset.by_source() for document in read_all(source)] == list(subset)
+    assert 50 < len(list(whole.split(0.25)[1])) < 110
+
+
+def test_a_small_corpus_is_one_part(tmp_path: Path) -> None:
+    paths = corpus(tmp_path)
+    whole = load_documents(*paths)
+    assert whole.parts() == [whole]
+    assert [part.first for part in whole.layout] == [0]
+    (held_out,) = whole.split(0.5)[1].parts()
+    assert list(whole) == [document for path in paths for document in load_documents(path)]
+    numbers = held_out.held_out
+    assert list(held_out) == [document for number, document in enumerate(whole) if number in numbers]
+    limited = load_documents(*paths, max_documents=70)
+    assert list(limited) == list(whole)[:70]
+    assert [len(list(source)) for source in limited.by_source()] == [10, *[60] * 5]
+
+
+def test_max_documents_read_no_further(tmp_path: Path, small_parts: None) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes("\n\n".join(SENTENCES).encode() + b"\n\n\xff")
+    limited = load_documents(str(path), max_documents=40)
+    assert limited.parts() == [limited]
+    training, held_out = limited.split(0.1)
+    assert len(list(training)) + len(list(held_out)) == 40
+    with pytest.raises(CtxError, match="max_documents"):
+        load_documents(str(path), max_documents=0)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_rows_of_datasets_are_parts(tmp_path: Path, small_parts: None, streaming: bool) -> None:
+    (tmp_path / "train.csv").write_text("text\n" + "\n".join(SENTENCES) + "\n")
+    whole = load_documents(str(tmp_path), streaming=streaming)
+    assert list(whole) == [[sentence] for sentence in SENTENCES]
+    assert len(whole.parts()) > 10 or streaming
+    assert [document for part in pickle.loads(pickle.dumps(whole.parts())) for document in part] == list(whole)
+
+
+def compressed(suffix: str, data: bytes) -> bytes:
+    if suffix == ".gz":
+        return gzip.compress(data)
+    return pyarrow.compress(data, codec="zstd", asbytes=True) if suffix else data
+
+
+@pytest.fixture
+def remote() -> str:
+    files = fsspec.filesystem("memory")
+    files.store.clear()
+    return "memory://corpus"
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+@pytest.mark.parametrize("kind", [".txt", ".jsonl", ".parquet"])
+def test_remote_and_compressed_files(tmp_path: Path, small_parts: None, remote: str, kind: str, suffix: str) -> None:
+    local = tmp_path / "nested" / "text"
+    local.mkdir(parents=True)
+    files = fsspec.filesystem("memory")
+    for name, texts in (("a", SENTENCES[:30]), ("b", SENTENCES[30:])):
+        sink = pyarrow.BufferOutputStream()
+        if kind == ".parquet":
+            pyarrow.parquet.write_table(pyarrow.table({"text": texts}), sink, row_group_size=10)
+        else:
+            rows = texts if kind == ".txt" else [json.dumps({"text": text}) for text in texts]
+            sink.write("\n".join(rows).encode())
+        data = compressed(suffix, sink.getvalue().to_pybytes())
+        (local / f"{name}{kind}{suffix}").write_bytes(data)
+        files.pipe_file(f"/corpus/nested/text/{name}{kind}{suffix}", data)
+    expected = [[sentence] for sentence in SENTENCES]
+    for folder in (tmp_path, f"file://{tmp_path}", remote):
+        for pattern in ("", f"/nested/*/*{kind}{suffix}"):
+            whole = load_documents(f"{folder}{pattern}", document_separator="line")
+            assert [document for part in whole.parts() for document in part] == expected
+            assert len(whole.parts()) > 3 or suffix
+        assert list(load_documents(f"{folder}/nested/text/a{kind}{suffix}", document_separator="line")) == expected[:30]
+
+
+def test_errors_of_remote_and_compressed_files(tmp_path: Path, remote: str) -> None:
+    with pytest.raises(CtxError, match=r"needs the package s3fs(.|\n)*pip install s3fs"):
+        load_documents("s3://bucket/corpus/*.txt")
+    with pytest.raises(CtxError, match="URL cannot be opened"):
+        load_documents("unknown://bucket/a.txt")
+    for name in ("a.txt", "*.txt", "folder"):
+        with pytest.raises(CtxError, match="No such file"):
+            load_documents(f"{remote}/{name}")
+    path = tmp_path / "a.txt.zst"
+    path.write_bytes(compressed(".zst", " ".join(SENTENCES).encode())[:-20])
+    with pytest.raises(CtxError, match=r"The Zstandard file is damaged(.|\n)*a.txt.zst"):
+        list(load_documents(str(path)))
