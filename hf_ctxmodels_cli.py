@@ -92,6 +92,7 @@ GROUPS: dict[str, dict[str, Command | CommandGroup]] = {
     "use and evaluation": {
         "predict": Command("Predict labels, tags, answers or scores for the examples of a file.", "predict"),
         "generate": Command("Generate a text for each line of a file.", "generate"),
+        "encode": Command("Encode the sentences of a file as vectors.", "encode"),
         "evaluate": CommandGroup(
             "Evaluate a model.",
             {

@@ -3,6 +3,11 @@
 Importing the package registers all models and tokenizers with the Auto classes of transformers.
 """
 
+from hf_ctxmodels.core.cpu_threads import configure_threads
+
+configure_threads()  # before the first import of torch
+
+# isort: split
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

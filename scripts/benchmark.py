@@ -1,5 +1,8 @@
 """Benchmark speed and memory: against transformers (same weights, same outputs), or of variants of a model."""
 
+import hf_ctxmodels  # noqa: F401  sets the wait policy of threads, before torch is imported
+
+# isort: split
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field

@@ -16,6 +16,7 @@ from commands import run_command
 import hf_ctxmodels_cli as cli
 from hf_ctxmodels.cli import finetune
 from hf_ctxmodels.core.command_line import parse_arguments
+from hf_ctxmodels.core.cpu_threads import configure_threads
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.registry import get_family
 from hf_ctxmodels.training.arguments import LoopArguments
@@ -46,7 +47,7 @@ def test_commands_and_modules():
 
 
 def test_help(capsys):
-    assert len(cli.COMMANDS) <= 12
+    assert len(cli.COMMANDS) <= 14
     assert run_command() == 0
     shown = capsys.readouterr().out
     assert [line.split()[0] for line in shown.splitlines() if line.startswith("  ")] == list(cli.FIRST_COMMANDS)
@@ -70,6 +71,29 @@ def test_import_without_objectives():
     code = "import sys, hf_ctxmodels; print(*sys.modules); hf_ctxmodels.DataCollatorForMaskedLM"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert not {"hf_ctxmodels.objectives", "hf_ctxmodels.data", "datasets", "sklearn"} & set(result.stdout.split())
+
+
+@pytest.mark.parametrize(("name", "value"), [("A", "B"), ("OMP_WAIT_POLICY", "ACTIVE"), ("GOMP_SPINCOUNT", "5")])
+def test_wait_policy_is_set_before_torch_starts(name, value, tmp_path, monkeypatch):
+    (tmp_path / "torch.py").write_text("import os\nprint(os.environ.get('OMP_WAIT_POLICY'), flush=True)\nos._exit(0)")
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    environment = os.environ | {"PYTHONPATH": str(tmp_path), name: value}
+    command = [sys.executable, "-m", "hf_ctxmodels", "pretrain"]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, check=True)
+    assert result.stdout.split() == [{"A": "PASSIVE", "OMP_WAIT_POLICY": "ACTIVE", "GOMP_SPINCOUNT": "None"}[name]]
+
+
+@pytest.mark.parametrize(
+    ("quota", "environment", "threads"),
+    [(3, {}, "3"), (3, {"LOCAL_WORLD_SIZE": "2"}, "1"), (3, {"OMP_NUM_THREADS": "8"}, "8"), (4, {}, None)],
+)
+def test_threads_in_a_container_with_a_quota(quota, environment, threads, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(4)), raising=False)
+    monkeypatch.setattr(os, "environ", environment)
+    monkeypatch.setattr("hf_ctxmodels.core.cpu_threads.cpu_count", lambda: quota)
+    monkeypatch.delitem(sys.modules, "torch")
+    configure_threads()
+    assert os.environ.get("OMP_NUM_THREADS") == threads
 
 
 @pytest.mark.parametrize("words", LEAVES, ids=" ".join)

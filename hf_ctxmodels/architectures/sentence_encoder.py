@@ -1,26 +1,39 @@
 """Sentence vectors of any model, and encoders of sentences with bidirectional recurrent layers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from inspect import signature
+from itertools import islice
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_outputs import BaseModelOutputWithPooling
+from transformers.utils import cached_file
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels.architectures.recurrent_encoders import prepare_inputs, zero_padding
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.host_copies import CollatedBatch, select_true
-from hf_ctxmodels.core.loading import load_pretrained
+from hf_ctxmodels.core.loading import load_pretrained, read_json
 from hf_ctxmodels.core.model import CtxPreTrainedModel, evaluation_mode
 from hf_ctxmodels.layers.cpu.dropout import Dropout
 from hf_ctxmodels.layers.pooling import Pooling, PoolingLayer, pool_tokens, token_mask
 from hf_ctxmodels.layers.recurrent.packing import run_bidirectional
 from hf_ctxmodels.layers.recurrent.rnn import LSTM
 from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model
+
+_SAVED_POOLINGS: dict[str, Pooling] = {
+    "cls": "first",
+    "pooling_mode_cls_token": "first",
+    "max": "max",
+    "pooling_mode_max_tokens": "max",
+    "mean": "mean",
+    "pooling_mode_mean_tokens": "mean",
+    "lasttoken": "last",
+    "pooling_mode_lasttoken": "last",
+}
+"""Poolings of sentence-transformers, in the files of all its versions."""
 
 
 class RecurrentSentenceEncoder(CtxPreTrainedModel):
@@ -126,7 +139,7 @@ def encode_sentences(
     batch_size: int = 64,
     normalize: bool = False,
 ) -> Tensor:
-    """Encode sentences as vectors, in evaluation mode, truncated to the model's limit.
+    """Encode sentences as vectors, in evaluation mode, truncated to `max_sentence_length`.
 
     Args:
         model, tokenizer: A base model of any family, as opened by `AutoModel`, and its tokenizer.
@@ -146,45 +159,108 @@ def encode_sentences(
     """
     if isinstance(sentences, str):
         return encode_sentences(model, tokenizer, [sentences], pooling=pooling, normalize=normalize)[0]
-    texts = list(sentences)
-    for index, text in enumerate(texts):
+    for index, text in enumerate(sentences):
         if not isinstance(text, str):
             raise CtxError(f"sentences[{index}] is a {type(text).__name__}, expected a string.")
+    options: dict[str, Any] = {"pooling": pooling, "batch_size": batch_size, "normalize": normalize}
+    if not len(sentences):
+        return encode_sentences(model, tokenizer, ["a"], **options)[:0]
+    result: Tensor | None = None
+    start = 0
+    for vectors in encode_in_windows(model, tokenizer, sentences, **options):
+        if result is None:
+            result = vectors.new_empty(len(sentences), vectors.shape[1])
+        result[start : start + len(vectors)] = vectors
+        start += len(vectors)
+    assert result is not None
+    return result
+
+
+def encode_in_windows(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    sentences: Iterable[str],
+    *,
+    pooling: Pooling | None = None,
+    batch_size: int = 64,
+    normalize: bool = False,
+    window: int = 8192,
+) -> Iterator[Tensor]:
+    """Encode any number of sentences in constant memory: (window, width) vectors of consecutive sentences.
+
+    The sentences of a window are batched by length. Other arguments and errors as in `encode_sentences`.
+    """
     if batch_size < 1:
         raise CtxError(f"batch_size={batch_size}, expected 1 or more.")
     check_tokenizer_matches_model(tokenizer, model.config, location=tokenizer.name_or_path or type(tokenizer).__name__)
-    if not texts:
-        width = encode_sentences(model, tokenizer, ["a"], pooling=pooling).shape[1]
-        return torch.zeros(0, width, dtype=model.dtype, device=model.device)
-    encoding = tokenize_sentences(tokenizer, texts, max_sentence_length(model, tokenizer))
-    lengths = [len(ids) for ids in encoding["input_ids"]]
-    order = sorted(range(len(texts)), key=lambda index: lengths[index])
-    vectors: dict[int, Tensor] = {}
-    with evaluation_mode(model):
-        for start in range(0, len(order), batch_size):
-            indices = order[start : start + batch_size]
-            examples = {name: [values[index] for index in indices] for name, values in encoding.items()}
-            batch = tokenizer.pad(examples, return_tensors="pt")
-            batch_vectors = sentence_vectors(model, CollatedBatch(batch).to(model.device), pooling)
-            if normalize:
-                batch_vectors = F.normalize(batch_vectors, dim=1)
-            vectors.update(zip(indices, batch_vectors, strict=True))
-    return torch.stack([vectors[index] for index in range(len(texts))])
+    max_length = max_sentence_length(model, tokenizer)
+    iterator, first = iter(sentences), 0
+    while texts := list(islice(iterator, window)):
+        encoding = tokenize_sentences(tokenizer, texts, max_length, first)
+        first += len(texts)
+        order = sorted(range(len(texts)), key=lambda index: len(encoding["input_ids"][index]))
+        result: Tensor | None = None
+        with evaluation_mode(model):
+            for start in range(0, len(order), batch_size):
+                indices = order[start : start + batch_size]
+                examples = {name: [values[index] for index in indices] for name, values in encoding.items()}
+                batch = tokenizer.pad(examples, return_tensors="pt")
+                vectors = sentence_vectors(model, CollatedBatch(batch).to(model.device), pooling)
+                if result is None:
+                    result = vectors.new_empty(len(texts), vectors.shape[1])
+                result[indices] = F.normalize(vectors, dim=1) if normalize else vectors
+        assert result is not None
+        yield result
 
 
 def tokenize_sentences(
-    tokenizer: PreTrainedTokenizerBase, sentences: list[str], max_length: int | None
+    tokenizer: PreTrainedTokenizerBase, sentences: list[str], max_length: int | None, first: int = 0
 ) -> dict[str, list[Any]]:
-    """The model inputs of all sentences, without padding; raises CtxError for a sentence without tokens."""
+    """The model inputs of sentences, of which the first has the number `first`, without padding; raises CtxError for a
+    sentence without tokens."""
     truncation = {} if max_length is None else {"truncation": True, "max_length": max_length}
     encoding = tokenizer(sentences, verbose=False, **truncation)
     for index, ids in enumerate(encoding["input_ids"]):
         if not len(ids):
-            raise CtxError(f"Sentence {index} (counted from 0) has no word: {sentences[index]!r}.", hint="remove it.")
+            raise CtxError(
+                f"Sentence {first + index} (counted from 0) has no word: {sentences[index]!r}.", hint="remove it."
+            )
     return {name: encoding[name] for name in encoding}
 
 
 def max_sentence_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """Maximum number of tokens of a sentence; None without a limit."""
+    """Maximum number of tokens of a sentence, the smallest of the limits of tokenizer, model, and, in the model's
+    directory, `max_seq_length` of sentence-transformers; None without a limit."""
     limits = [tokenizer.model_max_length, getattr(model.config, "max_sequence_length", None)]
+    for name in ("sentence_module.json", "sentence_bert_config.json"):
+        limits.append((read_saved_json(model.config.name_or_path, name) or {}).get("max_seq_length"))
     return min((limit for limit in limits if limit is not None and 0 < limit < 1_000_000), default=None)
+
+
+def saved_pooling(source: str) -> tuple[Pooling | None, bool]:
+    """The pooling of `CtxSentenceEncoder` or sentence-transformers in a directory or Hub id, and whether vectors are
+    normalized; (None, False) without their files. Raises CtxError for a pooling that is not one of `Pooling`."""
+    if (settings := read_saved_json(source, "sentence_module.json", download=True)) is not None:
+        return settings.get("pooling"), bool(settings.get("normalize"))
+    modules = read_saved_json(source, "modules.json", download=True) or []
+    folders = {module["type"].rpartition(".")[2]: module["path"] for module in modules}
+    pooling: Pooling | None = None
+    if "Pooling" in folders:
+        settings = read_saved_json(source, f"{folders['Pooling']}/config.json", download=True) or {}
+        modes = settings.get("pooling_mode") or [name for name, value in settings.items() if value is True]
+        mode = modes[0] if isinstance(modes, list) and len(modes) == 1 else modes
+        if mode not in _SAVED_POOLINGS:
+            raise CtxError(
+                f"The pooling {mode} is not supported.", location=source, hint="choose another one with --pooling."
+            )
+        pooling = _SAVED_POOLINGS[mode]
+    return pooling, "Normalize" in folders
+
+
+def read_saved_json(source: str, name: str, *, download: bool = False) -> Any:
+    """Content of a JSON file of a directory, or of a Hub id in the cache or with `download`; None if there is none."""
+    if not source:
+        return None
+    quiet = [f"_raise_exceptions_for_{problem}" for problem in ("gated_repo", "missing_entries", "connection_errors")]
+    file = cached_file(source, name, local_files_only=not download, **dict.fromkeys(quiet, False))
+    return None if file is None else read_json(file, hint="copy the file again from its source.")

@@ -48,20 +48,23 @@ def print_status(line: str, enabled: bool = True) -> None:
         sys.stderr.flush()
 
 
-def progress_bar(items: Iterable[Item], description: str, *, unit: str, enabled: bool = True) -> Iterable[Item]:
+def progress_bar(
+    items: Iterable[Item], description: str, *, unit: str, total: int | None = None, enabled: bool = True
+) -> Iterable[Item]:
     """Iterate over items, whose name in the plural is `unit`, with a progress bar; if stderr is not a terminal, with
-    lines at growing intervals."""
+    lines at growing intervals. `total` is the number of items, by default their length if they have one."""
+    total = len(items) if total is None and isinstance(items, Sized) else total
     if enabled and not sys.stderr.isatty():
-        return _with_lines(items, description, unit)
-    return tqdm(items, desc=description, unit=f" {unit}", leave=False, disable=not enabled)
+        return _with_lines(items, description, unit, total)
+    return tqdm(items, desc=description, unit=f" {unit}", total=total, leave=False, disable=not enabled)
 
 
-def _with_lines(items: Iterable[Item], description: str, unit: str) -> Iterator[Item]:
-    timer, total = ReportTimer(*LINE_INTERVALS), f" of {len(items):,}" if isinstance(items, Sized) else ""
+def _with_lines(items: Iterable[Item], description: str, unit: str, total: int | None) -> Iterator[Item]:
+    timer, suffix = ReportTimer(*LINE_INTERVALS), "" if total is None else f" of {total:,}"
     for number, item in enumerate(items, 1):
         yield item
         if timer.is_due():
-            print_status(f"{description}: {number:,}{total} {unit}")
+            print_status(f"{description}: {number:,}{suffix} {unit}")
             timer.restart()
 
 

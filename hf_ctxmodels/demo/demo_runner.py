@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from joblib import cpu_count
+
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.loading import read_json
 from hf_ctxmodels.core.output_files import check_output_directory, write_text_file
@@ -230,4 +232,4 @@ class DemoRunner:
 
 def num_foreground_threads() -> int:
     """Number of threads without the one that pretrains in the background."""
-    return max(1, (os.cpu_count() or 1) - 1)
+    return max(1, cpu_count() - 1)

@@ -1,7 +1,6 @@
 """Training batches, in an order that depends only on seed and position, and one optimizer step on them."""
 
 import math
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import nullcontext
@@ -12,6 +11,7 @@ from typing import Any, Protocol, Self
 import torch
 from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
+from joblib import cpu_count
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 from transformers.utils import ModelOutput
@@ -126,8 +126,7 @@ def training_batches(
 def default_workers(accelerator: Accelerator) -> int:
     """The default number of background processes that make batches: 1, or 0 with few CPU cores, where a worker would
     slow down training."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    has_few_cores = cores < _MIN_CORES_PER_PROCESS * accelerator.num_processes
+    has_few_cores = cpu_count() < _MIN_CORES_PER_PROCESS * accelerator.num_processes
     return 0 if has_few_cores and accelerator.device.type == "cpu" else 1
 
 

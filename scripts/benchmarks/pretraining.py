@@ -26,14 +26,15 @@ from hf_ctxmodels.training.loop import retain_freed_memory
 from hf_ctxmodels.training.optimizers import make_optimizer
 from hf_ctxmodels.training.training_step import INDEX_KEY, count_items, next_batches, training_batches
 
-STEPS, WARM_UP, DATASET = 16, 4, "demo"
+STEPS, WARM_UP, DATASET = 10, 2, "demo"
 _BARE: Final = "training loop, bare step as reference"
 _TRAINER: Final = "training loop, Trainer as reference"
-_OBJECTIVES = {_BARE: "mlm+nsp", _TRAINER: "mlm"}
+_OBJECTIVES = {("bert", _BARE): "mlm+nsp", ("bert", _TRAINER): "mlm", ("gpt2", _TRAINER): "clm"}
 # The demo text has 27,837 tokens with a vocabulary of BERT's size.
 CASES = [
     Case("bert", _BARE, 4, 256, 128, 32, 1.0, 0.9, None, {"vocab_size": 4000}, busy_min_speedup=0.9),
     Case("bert", _TRAINER, 4, 256, 128, 32, 1.0, 3.0, None, {"vocab_size": 30_522}, busy_min_speedup=3.0),
+    Case("gpt2", _TRAINER, 4, 256, 128, 32, 1.0, 1.5, None, {"vocab_size": 30_522}, busy_min_speedup=1.5),
 ]
 
 TimePerToken = tuple[float, float]
@@ -103,7 +104,7 @@ def _arguments(
         tokenizer=str(folder / "tokenizer"),
         family=case.family,
         config_options=[f"{name}={value}" for name, value in sizes.items()],
-        objective=_OBJECTIVES[case.workload],
+        objective=_OBJECTIVES[case.family, case.workload],
         max_length=case.length,
     )
     loop_arguments = LoopArguments(

@@ -1,10 +1,11 @@
-"""Masked language modelling with transformers' `Trainer` and `DataCollatorForLanguageModeling`."""
+"""Masked and causal language modelling with transformers' `Trainer` and `DataCollatorForLanguageModeling`."""
 
 import tempfile
 from typing import Any
 
 import torch
 from transformers import (
+    AutoModelForCausalLM,
     AutoModelForMaskedLM,
     DataCollatorForLanguageModeling,
     PreTrainedModel,
@@ -46,13 +47,15 @@ def train_with_trainer(
         device: Device of the run.
         attention: Attention implementation.
     """
+    is_masked = tokenizer.mask_token is not None
     with tempfile.TemporaryDirectory() as folder:
         model.export_reference(folder)  # type: ignore[operator]
-        reference = AutoModelForMaskedLM.from_pretrained(folder, attn_implementation=attention)
+        auto_class = AutoModelForMaskedLM if is_masked else AutoModelForCausalLM
+        reference = auto_class.from_pretrained(folder, attn_implementation=attention)
     special_ids = set(tokenizer.all_special_ids)
     sequences = [examples[i]["input_ids"].tolist() for i in range(len(examples))]
     dataset = [{"input_ids": ids, "special_tokens_mask": [int(i in special_ids) for i in ids]} for ids in sequences]
-    collator = _CountingCollator(tokenizer)
+    collator = _CountingCollator(tokenizer, mlm=is_masked)
     loop_arguments = with_default_rates(loop_arguments, model.config)
     assert loop_arguments.optimizer is not None
     assert loop_arguments.learning_rate is not None

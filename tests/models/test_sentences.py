@@ -1,14 +1,23 @@
 """Sentence embeddings of all families, with `encode_sentences` and as a module of sentence-transformers."""
 
+import json
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from commands import run_command
 from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from zoo import ARCHETYPE_FAMILIES, tiny_config
 
 from hf_ctxmodels import CtxError
-from hf_ctxmodels.architectures.sentence_encoder import RecurrentSentenceEncoder, encode_sentences
+from hf_ctxmodels.architectures.sentence_encoder import (
+    RecurrentSentenceEncoder,
+    encode_in_windows,
+    encode_sentences,
+    saved_pooling,
+)
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.spec import FamilySpec
 
@@ -72,6 +81,56 @@ def test_empty_and_invalid_inputs(saved: Saved) -> None:
     if len(larger_tokenizer) > getattr(model.config, "vocab_size", len(larger_tokenizer)):
         with pytest.raises(CtxError, match="does not fit the model"):
             encode_sentences(model, larger_tokenizer, TEXTS, pooling="mean")
+
+
+@archetypes_only
+def test_windows_of_a_stream(saved: Saved) -> None:
+    """Vectors do not depend on the windows, of which one at a time is read."""
+    model, tokenizer, _ = saved
+    texts = iter(TEXTS * 2)
+    windows = encode_in_windows(model, tokenizer, texts, pooling="mean", batch_size=2, window=3)
+    first = next(windows)
+    assert list(texts)[:1] == TEXTS[3:]
+    windows = encode_in_windows(model, tokenizer, iter(TEXTS * 2), pooling="mean", batch_size=2, window=3)
+    vectors = torch.cat(list(windows))
+    torch.testing.assert_close(vectors[:3], first, **CLOSE)
+    expected = torch.cat([encode_sentences(model, tokenizer, [text], pooling="mean") for text in TEXTS * 2])
+    torch.testing.assert_close(vectors, expected, **CLOSE)
+
+
+@pytest.mark.parametrize(
+    ("mode", "pooling"), [({"pooling_mode": "cls"}, "first"), ({"pooling_mode_mean_tokens": True}, "mean")]
+)
+def test_settings_of_sentence_transformers(mode: dict, pooling: str, tmp_path: Path, capsys: Any) -> None:
+    """`encode` writes the vectors of SentenceTransformer: with its length limit, pooling and normalization."""
+    sentence_transformers = pytest.importorskip("sentence_transformers", reason="needs the extra `sentences`")
+    folder = tmp_path / "model"
+    model = save(FAMILIES["bert"], folder)[0]
+    model.export_reference(folder)
+    modules = {"": "base.modules.transformer.Transformer"}
+    modules |= {"pool": "sentence_transformer.modules.pooling.Pooling"}
+    modules |= {"norm": "sentence_transformer.modules.normalize.Normalize"}
+    (folder / "pool").mkdir()
+    files = {
+        "sentence_bert_config.json": {"max_seq_length": 5},
+        "modules.json": [
+            {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.{name}"}
+            for number, (path, name) in enumerate(modules.items())
+        ],
+        "pool/config.json": {"word_embedding_dimension": model.config.hidden_size, **mode},
+    }
+    for name, content in files.items():
+        (folder / name).write_text(json.dumps(content))
+    reference = sentence_transformers.SentenceTransformer(str(folder), device="cpu")
+    assert reference.max_seq_length == 5
+    expected = reference.encode(TEXTS)
+    source, output = tmp_path / "texts.jsonl", tmp_path / "new" / "vectors.npy"
+    source.write_text("".join(json.dumps({"title": text}) + "\n" for text in TEXTS))
+    assert run_command("encode", model=folder, input=source, text_column="title", output=output) == 0
+    np.testing.assert_allclose(np.load(output, mmap_mode="r"), expected, atol=1e-5)
+    assert saved_pooling(str(folder)) == (pooling, True)
+    assert run_command("encode", model=folder, input=source, text_column="title", output=output) == 2
+    assert "The file exists" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("family", ENCODERS, ids=lambda family: family.name)

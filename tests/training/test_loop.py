@@ -3,7 +3,6 @@
 import copy
 import ctypes
 import multiprocessing
-import os
 import signal
 from functools import partialmethod
 from itertools import count
@@ -335,7 +334,7 @@ class MallInfo(ctypes.Structure):
     [(2, 1, "cpu", 0), (3, 1, "cpu", 0), (4, 1, "cpu", 1), (4, 2, "cpu", 0), (8, 2, "cpu", 1), (2, 1, "cuda", 1)],
 )
 def test_default_workers(cores, processes, device, workers, monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cores)), raising=False)
+    monkeypatch.setattr("hf_ctxmodels.training.training_step.cpu_count", lambda: cores)
     accelerator = SimpleNamespace(num_processes=processes, device=torch.device(device))
     assert default_workers(accelerator) == workers
 
