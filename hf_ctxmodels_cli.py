@@ -54,6 +54,7 @@ CONVERSIONS = {  # name of the format -> summary, module and class in `hf_ctxmod
     "gpt": ("GPT: the folder of OpenAI's release.", "gpt", "GptConversion"),
     "grover": ("Grover: TensorFlow checkpoint and vocabulary.", "grover", "GroverConversion"),
     "mass": ("MASS: checkpoints for translation or summaries.", "mass", "MassConversion"),
+    "checkpoint": ("Sharded checkpoints of training.", "sharded_checkpoints", "CheckpointConversion"),
     "adapter": ("AdapterHub adapters with pickled weights.", "adapters", "AdapterConversion"),
 }
 

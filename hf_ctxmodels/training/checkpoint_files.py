@@ -11,9 +11,12 @@ import os
 import platform
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from fnmatch import fnmatchcase
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
@@ -53,19 +56,21 @@ def locked_output_dir(
     output_dir = Path(arguments.output_dir)
     # the operating system releases the lock when the process ends; file systems without locks are not locked
     lock = FileLock(output_dir / LOCK_FILE, blocking=False, fallback_to_soft=False)
-    error: list[tuple[str, str | None, str | None] | None] = [None]
+    result: list[Any] = [None, None]
     try:
         if accelerator.is_main_process:
             try:
                 _lock(lock, output_dir)
                 _prepare_output_dir(output_dir, arguments, tokenizer_source, model_source)
+                result[0] = latest_checkpoint(output_dir) if arguments.resume else None
             except CtxError as failure:
-                error = [(failure.message, failure.location, failure.hint)]
-        broadcast_object_list(error)  # the other processes would wait for the main process forever
-        if error[0] is not None:
-            message, location, hint = error[0]
+                result[1] = failure.message, failure.location, failure.hint
+        broadcast_object_list(result)  # the other processes would wait for the main process forever
+        checkpoint, error = result
+        if error is not None:
+            message, location, hint = error
             raise CtxError(message, location=location, hint=hint)
-        yield latest_checkpoint(output_dir) if arguments.resume else None
+        yield checkpoint
     finally:
         if lock.is_locked:
             _restore_overwritten(output_dir)
@@ -180,7 +185,8 @@ def _model_parts(directory: Path) -> list[str]:
         names = _read_manifest(directory)
     except CtxError:
         return []
-    is_part = {name: ".." not in Path(name).parts and ("/" in name or name.endswith(".safetensors")) for name in names}
+    weights = (".safetensors", ".safetensors.index.json")
+    is_part = {name: ".." not in Path(name).parts and ("/" in name or name.endswith(weights)) for name in names}
     return [name for name in names if is_part[name] and os.path.isfile(directory / name)]
 
 
@@ -221,26 +227,27 @@ def latest_checkpoint(output_dir: str | Path) -> Path | None:
     )
 
 
-def damaged_files(checkpoint: Path, suffix: str = "") -> list[str]:
-    """One line for each damaged file whose name has the suffix; empty if all are intact."""
+def damaged_files(checkpoint: Path, pattern: str = "*") -> list[str]:
+    """One line for each damaged file whose name matches the pattern; empty if all are intact."""
     try:
         manifest = _read_manifest(checkpoint)
     except CtxError as error:
         return [f"{MANIFEST_FILE} cannot be read ({error.message})"]
     damages = []
     for name, digest in manifest.items():
-        if not name.endswith(suffix):
+        if not fnmatchcase(name, pattern):
             continue
         if not os.path.isfile(checkpoint / name):  # `Path.is_file` raises for names in damaged manifests
             damages.append(f"{name} is missing")
-        elif _sha256(checkpoint / name) != digest:
+        elif file_digest(checkpoint / name) != digest:
             damages.append(f"{name} was truncated or changed after it was saved")
     return damages
 
 
-def commit_checkpoint(temporary: Path, final: Path) -> None:
-    """Write the manifest of `temporary`, flush all files to disk, and rename it."""
-    for path in [*_write_manifest(temporary), temporary]:
+def commit_checkpoint(temporary: Path, final: Path, digests: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Write the manifest of `temporary`, flush all files to disk, and rename it; `digests` has those of files that are
+    known, by relative name."""
+    for path in [*_write_manifest(temporary, digests), temporary]:
         _fsync(path)
     temporary.rename(final)
     _fsync(final.parent)
@@ -282,16 +289,17 @@ def _read_manifest(directory: Path) -> dict[str, str]:
     return digests  # type: ignore[return-value]
 
 
-def _write_manifest(directory: Path) -> list[Path]:
+def _write_manifest(directory: Path, digests: Mapping[str, str] = MappingProxyType({})) -> list[Path]:
     """Write the digests of all files to `manifest.json`; returns all files, the manifest last."""
-    files = sorted(path for path in directory.rglob("*") if path.is_file())
-    digests = {str(path.relative_to(directory)): _sha256(path) for path in files}
+    files = {str(path.relative_to(directory)): path for path in sorted(directory.rglob("*")) if path.is_file()}
+    digests = {name: digests.get(name) or file_digest(path) for name, path in files.items()}
     manifest = directory / MANIFEST_FILE
     manifest.write_text(json.dumps({"sha256": digests}, indent=2) + "\n", encoding="utf-8")
-    return [*files, manifest]
+    return [*files.values(), manifest]
 
 
-def _sha256(path: Path) -> str:
+def file_digest(path: Path) -> str:
+    """The SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

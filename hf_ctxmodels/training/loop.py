@@ -25,7 +25,7 @@ from transformers import (
 from hf_ctxmodels.core.console import format_number, print_status
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flat_options
-from hf_ctxmodels.data import ExampleStream
+from hf_ctxmodels.data import ExampleStream, Mixture
 from hf_ctxmodels.tokenizers.base import record_tokenizer_digest
 from hf_ctxmodels.training.accelerator import forward_dtype
 from hf_ctxmodels.training.arguments import LoopArguments
@@ -149,6 +149,7 @@ class TrainingLoop:
                         self.averaging.swap()
                     self.training_state.save_final_model()
             finally:
+                self.training_state.close()
                 self.batches.close()
                 self.log.close()
                 if self.arguments.report_to != "none":
@@ -204,7 +205,8 @@ class TrainingLoop:
         for callback in self.callbacks:
             if isinstance(callback, FinetuningCallback):
                 identity |= callback.identity
-        self.training_state = TrainingState(accelerator, arguments, self.tokenizer, identity)
+        fixed_micro_batches = isinstance(self.examples, Mixture) and not self.examples.is_per_example
+        self.training_state = TrainingState(accelerator, arguments, self.tokenizer, identity, fixed_micro_batches)
         if checkpoint is not None:
             self.training_state.load_weights(checkpoint, model)
         self.num_parameters = model.num_parameters()
@@ -302,6 +304,7 @@ class TrainingLoop:
         self.stopwatch.start()
         while state.step < self.total_steps and not control.should_training_stop:
             control.should_log = control.should_evaluate = control.should_save = False
+            state.check_saving()
             self._call("on_step_begin")
             batches = next_batches(self.batches, arguments.gradient_accumulation_steps)
             scalars, indices = self.training_step(batches)
@@ -328,6 +331,8 @@ class TrainingLoop:
             if is_last or signal or control.should_save or _is_due(state.step, arguments.save_steps):
                 self._save()
             if signal and not is_last:
+                state.finish_saving()
+                self.accelerator.wait_for_everyone()  # the launcher ends all processes when the first one exits
                 raise InterruptionError(signal, state.step, str(state.path))
         self._call("on_train_end")
         self.stopwatch.pause()

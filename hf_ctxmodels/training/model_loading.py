@@ -25,6 +25,7 @@ from hf_ctxmodels.core.weights import is_quantized
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.spec import FamilySpec
 from hf_ctxmodels.training.checkpoint_files import MANIFEST_FILE, damaged_files, list_checkpoints
+from hf_ctxmodels.training.sharded_checkpoints import is_sharded
 
 _COPY_AGAIN = "copy or download the file again, or use the weights of a checkpoint-<step> directory next to it."
 _CORRECT_FIELD = "correct the field, or start from a named size."
@@ -231,7 +232,7 @@ def require_single_task(config: PreTrainedConfig, source: str) -> None:
 
 def verify_weights(directory: Path) -> None:
     """Compare the weights with the digests that training saved, if any; raises CtxError if they differ."""
-    damages = damaged_files(directory, "model.safetensors") if (directory / MANIFEST_FILE).is_file() else []
+    damages = damaged_files(directory, "*model*.safetensors") if (directory / MANIFEST_FILE).is_file() else []
     if damages:
         raise CtxError(
             f"The weights are damaged: {'; '.join(damages)}.",
@@ -263,6 +264,12 @@ def load_model(
             another shape.
     """
     verify_weights(Path(source))
+    if is_sharded(source):
+        raise CtxError(
+            "The checkpoint is sharded over several processes.",
+            location=str(source),
+            hint=f"merge it first: hf-ctxmodels convert checkpoint --checkpoint {source} --output DIR.",
+        )
     hint = "use a directory with config.json and model.safetensors, or a Hub id, of a model with this head."
     with _wrap_library_errors(f"The model cannot be opened with {auto_class}", source, hint):
         model_class = getattr(transformers, auto_class)

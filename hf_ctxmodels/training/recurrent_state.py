@@ -72,27 +72,29 @@ class RecurrentStateCarrier:
             write_tensors(directory / _file_name(process), tensors)
 
     def load(self, directory: Path, process: int, processes: int, device: torch.device) -> None:
-        """Restore the states, also with another number of processes."""
+        """Restore the states, also with another number of processes or micro-batches of the same global batch."""
         if not (directory / _file_name(0)).exists():
             return
-        saved_processes = len(list(directory.glob(_file_name("*"))))
-        if saved_processes == processes:
-            tensors = load_file(directory / _file_name(process))
-        else:
-            shards = [load_file(directory / _file_name(number)) for number in range(saved_processes)]
-            gathered = {name: torch.cat([shard[name] for shard in shards]) for name in shards[0]}
-            tensors = {name: tensor.chunk(processes)[process] for name, tensor in gathered.items()}
-        for number in range(len(self._caches)):
+        shards = [load_file(path) for path in sorted(directory.glob(_file_name("*")), key=_process_of)]
+        rows_by_name: dict[str, list[torch.Tensor]] = {}  # by micro-batch, then by process
+        for full_name in sorted(shards[0], key=lambda full_name: int(full_name.split("|", 1)[0])):
+            rows_by_name.setdefault(full_name.split("|", 1)[1], []).extend(shard[full_name] for shard in shards)
+        step_states = {name: torch.cat(rows) for name, rows in rows_by_name.items()}
+        micro_batches = len(self._caches)
+        for number in range(micro_batches):
             states: dict[str, dict[str, torch.Tensor]] = {}
-            for full_name, tensor in tensors.items():
-                micro_batch, name, key = full_name.split("|")
-                if int(micro_batch) == number:
-                    states.setdefault(name, {})[key] = tensor
+            for full_name, rows in step_states.items():
+                name, key = full_name.split("|")
+                states.setdefault(name, {})[key] = rows.chunk(micro_batches)[number].chunk(processes)[process]
             if _INDICES in states:
                 self._indices[number] = states.pop(_INDICES)[""].to(device)
             self._caches[number] = {
                 name: RecurrentCache.from_state_dict(state).to(device) for name, state in states.items()
             }
+
+
+def _process_of(path: Path) -> int:
+    return int(path.stem.rpartition("_")[2])
 
 
 def _file_name(process: int | str) -> str:

@@ -1,13 +1,16 @@
 """The complete state of a run: saving, exact restoring, and the identity that a resumed run must have.
 
-The files are safetensors and JSON. `Accelerator.save_state` is not used, because it pickles the optimizer and the
-random states, and a run that it saved with FSDP cannot be resumed with another number of processes.
+The files are safetensors and JSON; under FSDP they are sharded, see `sharded_checkpoints`. `Accelerator.save_state` is
+not used, because it pickles the optimizer and the random states.
 """
 
 import json
+import math
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +20,12 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedType
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import empty as empty_dtensor
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
+from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flat_options
 from hf_ctxmodels.core.output_files import wrap_write_errors, write_tensors
@@ -30,6 +35,16 @@ from hf_ctxmodels.training.arguments import ConstantOptions, LoopArguments, NTAS
 from hf_ctxmodels.training.optimizers import Averaging
 from hf_ctxmodels.training.random_state import random_state, set_random_state
 from hf_ctxmodels.training.recurrent_state import RecurrentStateCarrier
+from hf_ctxmodels.training.sharded_checkpoints import (
+    MOMENT_SEPARATOR,
+    copy_to_cpu,
+    is_sharded,
+    merge_checkpoint,
+    read_shards,
+    saved_weights,
+    stored_tensors,
+    write_shards,
+)
 from hf_ctxmodels.training.training_log import StepMetrics
 
 FLAGS_THAT_MAY_CHANGE = (
@@ -46,6 +61,7 @@ _UNCOMPARED_CONFIG_FIELDS = (
     *("_name_or_path", "architectures", "auto_map", "dtype", "torch_dtype", "transformers_version"),
     "return_logits_with_labels",
 )
+_BATCH_SIZES = ("global_micro_batch", "gradient_accumulation_steps")
 _MODEL_FILE = "model.safetensors"
 _OPTIMIZER_FILE = "optimizer.safetensors"
 _DEEPSPEED_FOLDER = "deepspeed"
@@ -70,8 +86,9 @@ def run_identity(
     """Flags of the loop that determine the weights, and the model's class, dtype and configuration, which contains the
     tokenizer's digest.
 
-    The number of steps may change if the learning rate does not depend on it. The number of processes may change if the
-    global batch size does not, and so may the kind of parallelism, except that DeepSpeed has its own format.
+    The number of steps may change if the learning rate does not depend on it. The number of processes, their batch size
+    and the accumulation may change if their product, the global batch size, does not, and so may the kind of
+    parallelism, except that DeepSpeed has its own format.
     """
     may_change = {*FLAGS_THAT_MAY_CHANGE, *_DERIVED_FLAGS}
     if isinstance(arguments.optimizer, NTASGDOptions):  # averaging starts at an evaluation
@@ -90,9 +107,14 @@ def run_identity(
     }
 
 
+def _global_batch_size(identity: Mapping[str, Any]) -> int:
+    return math.prod(identity.get(name, 0) for name in _BATCH_SIZES)
+
+
 class TrainingState:
     """Step, weights, optimizer, schedule, recurrent states and random generators of a run; the position in the data
-    follows from the step. See `TrainingLoop` for the arguments.
+    follows from the step. See `TrainingLoop` for the arguments; with `fixed_micro_batches` the examples of a step
+    depend on the size of its micro-batches.
 
     Attributes:
         step: Completed optimizer steps.
@@ -106,14 +128,19 @@ class TrainingState:
         arguments: LoopArguments,
         tokenizer: PreTrainedTokenizerBase | None,
         identity: Mapping[str, Any],
+        fixed_micro_batches: bool = False,
     ) -> None:
         self._accelerator, self._arguments, self._tokenizer = accelerator, arguments, tokenizer
         self.step = self.tokens = 0
         self.metrics: dict[str, float] = {}
         self._identity = json.loads(json.dumps(identity))  # for comparison with a checkpoint
+        self._fixed_micro_batches = fixed_micro_batches
         self._uses_deepspeed = accelerator.distributed_type == DistributedType.DEEPSPEED
         self._random_file = f"random_state_{accelerator.process_index}.json"
         self.model_class = ""
+        self._shard_group: torch.distributed.ProcessGroup | None = None
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._pending: Future[None] | None = None  # the checkpoint that is being completed
 
     @property
     def path(self) -> Path:
@@ -125,9 +152,12 @@ class TrainingState:
         checkpoint belongs to another run."""
         state = _read_state(checkpoint)
         saved, absent = state["identity"], object()
+        names = {*self._identity, *saved}
+        if not self._fixed_micro_batches and _global_batch_size(self._identity) == _global_batch_size(saved):
+            names -= {*_BATCH_SIZES}  # a step has the same examples
         differing = [
             f"{name} is {self._identity.get(name)}, was {saved.get(name)}"
-            for name in sorted({*self._identity, *saved})
+            for name in sorted(names)
             if self._identity.get(name, absent) != saved.get(name, absent)
         ]
         if differing:
@@ -135,12 +165,14 @@ class TrainingState:
                 f"The checkpoint belongs to another run: {'; '.join(differing)}.",
                 location=str(checkpoint),
                 hint="resume with the values of that run, or use another --output_dir; to start a new run from these "
-                f"weights, pass them as --model. Only {', '.join(FLAGS_THAT_MAY_CHANGE)}, the location of files, and "
-                "the number of steps at a constant learning rate may change.",
+                f"weights, pass them as --model. Only {', '.join(FLAGS_THAT_MAY_CHANGE)}, the location of files, "
+                "the number of steps at a constant learning rate, and batch sizes with the same product may change.",
             )
         self.step = state["step"]
         if hasattr(model, "load_saved_weights"):  # it saves more than one model's weights, or fewer
             model.load_saved_weights(checkpoint)
+        elif is_sharded(checkpoint):
+            read_shards(checkpoint, saved_weights(model))
         else:
             safetensors.torch.load_model(model, checkpoint / _MODEL_FILE)
 
@@ -157,9 +189,15 @@ class TrainingState:
         self._model: Any = model  # under DeepSpeed its engine
         self._optimizer, self._scheduler, self._step_metrics = optimizer, scheduler, step_metrics
         self._recurrent_states, self._averaging = recurrent_states, averaging
-        self._unwrapped_model = self._accelerator.unwrap_model(model)
-        saved_class = getattr(self._unwrapped_model, "checkpoint_class", type(self._unwrapped_model))
+        self._unwrapped_model = unwrapped = self._accelerator.unwrap_model(model)
+        saved_class = getattr(unwrapped, "checkpoint_class", type(unwrapped))
         self.model_class = saved_class.__name__.removeprefix("FSDP")  # sharding makes a subclass named FSDP<class>
+        is_fsdp = self._accelerator.distributed_type == DistributedType.FSDP
+        # other models save the weights of a part, or write files of adapters with the gathered weights
+        has_hooks = hasattr(unwrapped, "load_saved_weights") or getattr(unwrapped.base_model, "save_hooks", ())
+        if is_fsdp and not has_hooks and averaging is None:
+            timeout = timedelta(minutes=self._arguments.timeout)
+            self._shard_group = torch.distributed.new_group(timeout=timeout, backend="gloo")
 
     def load(self, checkpoint: Path) -> None:
         """Restore everything except the weights; the random states last, since restoring may use them."""
@@ -169,7 +207,7 @@ class TrainingState:
         if self._uses_deepspeed:
             self._model.load_checkpoint(str(checkpoint / _DEEPSPEED_FOLDER))
         else:
-            _load_optimizer(self._unwrapped_model, self._optimizer, checkpoint / _OPTIMIZER_FILE)
+            _load_optimizer(self._unwrapped_model, self._optimizer, checkpoint)
         self._scheduler.load_state_dict(state["scheduler"])
         if self._averaging is not None:
             self._averaging.load_state_dict(state["averaging"])
@@ -184,15 +222,23 @@ class TrainingState:
         random_file = checkpoint / self._random_file
         if random_file.exists():
             set_random_state(json.loads(random_file.read_text(encoding="utf-8")))
-        else:
-            accelerator.print(
-                f"warning: {checkpoint} was saved by fewer processes; dropout differs from an uninterrupted run."
+        num_processes = len(list(checkpoint.glob("random_state_*.json")))
+        is_regrouped = any(self._identity.get(name) != state["identity"].get(name) for name in _BATCH_SIZES)
+        if num_processes != accelerator.num_processes or is_regrouped:
+            print_status(
+                f"{checkpoint} was saved with other batches ({num_processes} processes, now "
+                f"{accelerator.num_processes}): dropout masks differ from an uninterrupted run",
+                accelerator.is_main_process,
             )
 
     @contextmanager
     def saving(self) -> Iterator[Path | None]:
-        """Write the checkpoint of the current step and delete old ones; a collective context, which yields the
-        temporary directory for further files of the main process, or None if the checkpoint exists."""
+        """Write the checkpoint of the current step; a collective context, which yields the temporary directory for
+        further files of the main process, or None if the checkpoint exists.
+
+        A thread completes the checkpoint and deletes old ones while training continues, see `check_saving`. Under FSDP
+        it also writes the shards, of which this context makes a copy."""
+        self.finish_saving()
         temporary, is_main_process = checkpoint_files.temporary_path(self.path), self._accelerator.is_main_process
         if is_main_process and not self.path.exists():
             with self._clean_up_failed_write(temporary):
@@ -202,11 +248,16 @@ class TrainingState:
             yield None
             return
         with self._clean_up_failed_write(temporary):
-            self._save_model(temporary)
+            self._save_model(temporary, only_configuration=self._shard_group is not None)
+            shards = None
             if self._uses_deepspeed:  # every process writes its shard of the moments
                 self._model.save_checkpoint(str(temporary / _DEEPSPEED_FOLDER))
+            elif self._shard_group is not None:
+                moments = _optimizer_tensors(self._unwrapped_model, self._optimizer)
+                shards = copy_to_cpu({**saved_weights(self._unwrapped_model), **moments})
             else:
-                tensors = _optimizer_tensors(self._unwrapped_model, self._optimizer)
+                moments = _optimizer_tensors(self._unwrapped_model, self._optimizer)
+                tensors = {name: _gather(moment) for name, moment in moments.items()}
                 if is_main_process:
                     write_tensors(temporary / _OPTIMIZER_FILE, tensors)
             (temporary / self._random_file).write_text(json.dumps(random_state()), encoding="utf-8")
@@ -227,14 +278,40 @@ class TrainingState:
                 }
                 (temporary / _STATE_FILE).write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
             self._accelerator.wait_for_everyone()
-            if is_main_process:
-                checkpoint_files.commit_checkpoint(temporary, self.path)
-        if is_main_process:
+        if is_main_process or shards is not None:
+            self._pending = self._executor.submit(self._complete, temporary, self.path, shards)
+
+    def _complete(self, temporary: Path, checkpoint: Path, shards: dict[str, Any] | None) -> None:
+        """Write the shards, if any, and give a checkpoint its name when all processes have written theirs."""
+        with self._clean_up_failed_write(temporary):
+            digests = {}
+            if shards is not None and self._shard_group is not None:
+                digests = write_shards(temporary, shards, self._shard_group)
+            if not self._accelerator.is_main_process:
+                return
+            checkpoint_files.commit_checkpoint(temporary, checkpoint, digests)
             checkpoint_files.delete_old_checkpoints(self._arguments.output_dir, self._arguments.save_total_limit)
-        self._accelerator.wait_for_everyone()
+
+    def check_saving(self) -> None:
+        """Raise CtxError if the last checkpoint could not be written; does not wait for it."""
+        if self._pending is not None and self._pending.done():
+            self.finish_saving()
+
+    def finish_saving(self) -> None:
+        """Wait for the last checkpoint; raises CtxError if it could not be written."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+    def close(self) -> None:
+        """Wait for the last checkpoint, without raising its error."""
+        self._executor.shutdown()
 
     def save_final_model(self) -> None:
-        """Write the final model and tokenizer into the output directory, each file atomically; a collective call."""
+        """Write the final model and tokenizer into the output directory, each file atomically; a collective call.
+
+        From a sharded checkpoint, the main process merges the shards, so that no process holds all weights."""
+        self.finish_saving()
         output_dir = Path(self._arguments.output_dir)
         temporary = checkpoint_files.temporary_path(output_dir / "model")
         if self._accelerator.is_main_process:
@@ -243,7 +320,10 @@ class TrainingState:
                 temporary.mkdir()
         self._accelerator.wait_for_everyone()
         with self._clean_up_failed_write(temporary):
-            self._save_model(temporary)
+            if not is_sharded(self.path):
+                self._save_model(temporary)
+            elif self._accelerator.is_main_process:
+                merge_checkpoint(self.path, temporary)
             self._accelerator.wait_for_everyone()
             if self._accelerator.is_main_process:
                 checkpoint_files.move_files(temporary, output_dir)
@@ -262,8 +342,8 @@ class TrainingState:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
 
-    def _save_model(self, folder: Path) -> None:
-        weights = full_state_dict(self._unwrapped_model)
+    def _save_model(self, folder: Path, only_configuration: bool = False) -> None:
+        weights = {} if only_configuration else full_state_dict(self._unwrapped_model)
         if not self._accelerator.is_main_process:
             return
         shows_progress = logging.is_progress_bar_enabled()
@@ -293,37 +373,57 @@ def full_state_dict(model: nn.Module) -> dict[str, Tensor]:
     return weights
 
 
+def _gather(value: Tensor) -> Tensor:
+    """A sharded tensor as a whole, on the CPU, so that tensors gathered before take no memory of the device."""
+    return value.full_tensor().cpu() if isinstance(value, DTensor) else value
+
+
 def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimizer's gathered state on the CPU by `<parameter name>|<moment>`. A collective call."""
-    tensors = {}
-    for name, parameter in model.named_parameters():
-        for key, value in optimizer.state.get(parameter, {}).items():
-            # the step may be a number
-            tensor = value.full_tensor() if isinstance(value, DTensor) else torch.as_tensor(value)
-            tensors[f"{name}|{key}"] = tensor.detach().cpu()
-    return tensors
+    """The optimizer's state by `<parameter name>|<moment>`, sharded like the parameters."""
+    return {
+        f"{name}{MOMENT_SEPARATOR}{key}": value if isinstance(value, Tensor) else torch.tensor(value)
+        for name, parameter in model.named_parameters()
+        for key, value in optimizer.state.get(parameter, {}).items()
+    }
 
 
-def _load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, file: Path) -> None:
-    """Restore `_optimizer_tensors`, sharded like the parameters."""
-    names = {parameter: name for name, parameter in model.named_parameters()}
+def _load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, checkpoint: Path) -> None:
+    """Restore `_optimizer_tensors`, sharded like the parameters, from a sharded or unsharded checkpoint."""
+    parameters = dict(model.named_parameters())
+    if is_sharded(checkpoint):
+        tensors = {}
+        for full_name, stored in stored_tensors(checkpoint).items():
+            name, separator, _ = full_name.partition(MOMENT_SEPARATOR)
+            if separator:
+                tensors[full_name] = _empty_moment(parameters[name], stored.size, stored.properties.dtype)
+        read_shards(checkpoint, tensors)
+    else:
+        tensors = {
+            full_name: _shard_moment(value, parameters[full_name.partition(MOMENT_SEPARATOR)[0]])
+            for full_name, value in safetensors.torch.load_file(checkpoint / _OPTIMIZER_FILE).items()
+        }
     moments_by_name: dict[str, dict[str, Tensor]] = {}
-    for full_name, tensor in safetensors.torch.load_file(file).items():
-        name, key = full_name.rsplit("|", 1)
+    for full_name, tensor in tensors.items():
+        name, _, key = full_name.partition(MOMENT_SEPARATOR)
         moments_by_name.setdefault(name, {})[key] = tensor
-    state, parameters = {}, [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    for index, parameter in enumerate(parameters):
-        moments = moments_by_name.get(names[parameter])
-        if moments is None:
-            continue
-        if isinstance(parameter, DTensor):
-            mesh, placements = parameter.device_mesh, parameter.placements
-            moments = {
-                key: distribute_tensor(value.to(mesh.device_type), mesh, placements) if value.ndim else value
-                for key, value in moments.items()
-            }
-        state[index] = moments
+    names = {parameter: name for name, parameter in parameters.items()}
+    optimized = [names[parameter] for group in optimizer.param_groups for parameter in group["params"]]
+    state = {index: moments_by_name[name] for index, name in enumerate(optimized) if name in moments_by_name}
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def _empty_moment(parameter: nn.Parameter, size: torch.Size, dtype: torch.dtype) -> Tensor:
+    if isinstance(parameter, DTensor) and size:
+        mesh, placements = parameter.device_mesh, parameter.placements
+        return empty_dtensor(size, dtype=dtype, device_mesh=mesh, placements=placements)
+    return torch.empty(size, dtype=dtype)
+
+
+def _shard_moment(value: Tensor, parameter: nn.Parameter) -> Tensor:
+    if isinstance(parameter, DTensor) and value.ndim:
+        mesh = parameter.device_mesh
+        return distribute_tensor(value.to(mesh.device_type), mesh, parameter.placements)
+    return value
 
 
 def _read_state(checkpoint: Path) -> dict[str, Any]:

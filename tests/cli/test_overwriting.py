@@ -20,6 +20,7 @@ def run(script: str, flags: str) -> int:
     ("script", "flags", "existing"),
     [
         ("convert cove", "--weights w --vectors v --output {out}", "config.json"),
+        ("convert checkpoint", "--checkpoint c --output {out}", "model.safetensors"),
         ("convert elmo", "--options o --weights w --output {out}", "model.safetensors"),
         ("convert gpt", "--folder f --output {out}", "config.json"),
         ("convert mass", "--checkpoint c --codes c --output {out}", "config.json"),

@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 import signal
 import time
 from functools import partial
@@ -9,14 +10,19 @@ from pathlib import Path
 
 import pytest
 from accelerate.utils import DistributedType, is_deepspeed_available
+from commands import command_output
 from forked import ForkedProcess
 from safetensors.torch import load_file
 from training_runs import log_without_speed
+from transformers import AutoModelForPreTraining
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.training.accelerator import make_accelerator
 from hf_ctxmodels.training.arguments import LoopArguments
+from hf_ctxmodels.training.checkpoint_files import list_checkpoints
 from hf_ctxmodels.training.distributed import inactive_parallelism_warnings
+from hf_ctxmodels.training.model_loading import load_config, load_model
+from hf_ctxmodels.training.sharded_checkpoints import merge_checkpoint
 
 slow = partial(pytest.param, marks=pytest.mark.slow)
 STEPS = 12
@@ -29,11 +35,11 @@ import os, signal, sys
 from hf_ctxmodels.cli import pretrain
 from hf_ctxmodels.training import checkpoint_files as checkpoint
 commit, saves = checkpoint.commit_checkpoint, []
-def killing_commit(temporary, final):
+def killing_commit(temporary, final, digests):
     saves.append(final)
     if len(saves) == 2:
         os.kill(os.getpid(), signal.SIGKILL)
-    commit(temporary, final)
+    commit(temporary, final, digests)
 checkpoint.commit_checkpoint = killing_commit
 pretrain.main()
 """
@@ -161,6 +167,101 @@ def test_two_processes_equal_one(request, tmp_path, name, config):
     assert expected.keys() == actual.keys()
     for name, weight in expected.items():
         assert (weight - actual[name]).abs().max() < 1e-5, name
+
+
+# Processes of FSDP as `accelerate launch --config_file fsdp2.yaml` starts them, but forked. With KILLED_SAVE=n,
+# process 1 is killed in its n-th save, when it has written its shards.
+SHARDED_FORKED = """
+import os, signal
+os.environ |= {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
+    "FSDP_RESHARD_AFTER_FORWARD": "true"}
+import torch
+from accelerate import debug_launcher
+from hf_ctxmodels.cli import pretrain
+from hf_ctxmodels.core.console import run_script
+from hf_ctxmodels.training import sharded_checkpoints as sharded
+digest, saves = sharded.file_digest, []
+def killing_digest(path):
+    saves.append(path)
+    if torch.distributed.get_rank() == 1 and len(saves) == int(os.environ.get("KILLED_SAVE", 0)):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return digest(path)
+sharded.file_digest = killing_digest
+debug_launcher(run_script, (pretrain.main,), num_processes=int(os.environ["PROCESSES"]))
+"""
+
+
+@pytest.mark.parametrize("name", ["workspace", slow("contiguous_workspace")])
+def test_sharded_checkpoints(request, tmp_path, name):
+    """A killed run with FSDP resumes exactly on two processes, and up to rounding on one, and on four without
+    accumulation; a run of one process resumes with FSDP. The final model is merged from the last checkpoint."""
+    workspace = request.getfixturevalue(name)
+    length = ("--max_steps", 6, "--save_steps", 2, "--save_total_limit", 9)
+
+    def batches(processes: int, micro_batches: int = 2) -> list[object]:
+        rows = 8 // (processes * micro_batches)
+        return ["--per_device_batch_size", rows, "--gradient_accumulation_steps", micro_batches]
+
+    def train(directory: Path, processes: int, *flags: object, killed_save: int = 0) -> tuple[int, str]:
+        flags = *batches(processes, 1 if processes == 4 else 2), *length, *flags
+        command = "-c", SHARDED_FORKED, *workspace.flags(directory, *flags, config="exact.json")
+        environment = {"PROCESSES": str(processes), "KILLED_SAVE": str(killed_save), "OMP_NUM_THREADS": "1"}
+        process = ForkedProcess(*command, cwd=Path(__file__).parents[2], **environment)
+        _, errors = process.communicate()
+        return process.returncode, errors
+
+    def assert_equal_up_to_rounding(one: Path, other: Path) -> None:
+        for expected, actual in zip(log_without_speed(one), log_without_speed(other), strict=True):
+            assert actual == pytest.approx(expected, rel=1e-5)
+        expected, actual = load_file(one / "model.safetensors"), load_file(other / "model.safetensors")
+        assert expected.keys() == actual.keys()
+        assert max((weight - actual[name]).abs().max() for name, weight in expected.items()) < 1e-5
+
+    one, two, killed = tmp_path / "one", tmp_path / "two", tmp_path / "killed"
+    code, errors = workspace.pretrain(*workspace.flags(one, *batches(1), *length, config="exact.json"))
+    assert code == 0, errors
+    code, errors = train(two, 2)
+    assert code == 0, errors
+    assert_equal_up_to_rounding(one, two)
+    assert not (two / "checkpoint-6" / "model.safetensors").exists()
+
+    code, errors = train(killed, 2, killed_save=2)
+    assert code != 0
+    assert "Another process of this run has ended" in errors
+    assert [path.name for path in list_checkpoints(killed)] == ["checkpoint-2"]
+    assert not list(killed.glob("*.writing/manifest.json"))
+    for processes in (1, 4):
+        shutil.copytree(killed, tmp_path / f"{processes}")
+        code, errors = train(tmp_path / f"{processes}", processes, "--resume")
+        assert code == 0, errors
+        assert f"(2 processes, now {processes}): dropout masks differ" in errors
+        assert_equal_up_to_rounding(one, tmp_path / f"{processes}")
+    code, errors = train(killed, 2, "--resume")
+    assert code == 0, errors
+    assert "Resuming from" in errors
+    assert log_without_speed(two) == log_without_speed(killed)
+    assert (two / "model.safetensors").read_bytes() == (killed / "model.safetensors").read_bytes()
+
+    for checkpoint in list_checkpoints(one)[1:]:
+        shutil.rmtree(checkpoint)
+    unsharded = log_without_speed(one)
+    code, errors = train(one, 2, "--resume")
+    assert code == 0, errors
+    assert log_without_speed(one) == [pytest.approx(record, rel=1e-5) for record in unsharded]
+
+    checkpoint, merged = two / "checkpoint-6", tmp_path / "merged"
+    command_output("convert checkpoint", checkpoint=checkpoint, output=merged)
+    assert (merged / "model.safetensors").read_bytes() == (two / "model.safetensors").read_bytes()
+    files = {path.name for path in merged.iterdir()}
+    assert files == {path.name for path in two.iterdir() if path.is_file()} & files
+    (tmp_path / "small").mkdir()
+    merge_checkpoint(checkpoint, tmp_path / "small", max_file_size="20KB")
+    assert len([*(tmp_path / "small").glob("model-*.safetensors")]) > 1
+    expected = AutoModelForPreTraining.from_pretrained(two).state_dict()
+    actual = AutoModelForPreTraining.from_pretrained(tmp_path / "small").state_dict()
+    assert all(weight.equal(actual[name]) for name, weight in expected.items())
+    with pytest.raises(CtxError, match="sharded over several processes"):
+        load_model(checkpoint, "AutoModelForPreTraining", load_config(checkpoint))
 
 
 # Each process trains on half of the batch; the gradients are averaged.

@@ -3,16 +3,20 @@
 import contextlib
 import copy
 import dataclasses
+import errno
+import itertools
 import json
 import multiprocessing
 import os
 import resource
 import shutil
+import time
 
 import pytest
 from training_runs import arguments, new_model, run, stop_after
 
 from hf_ctxmodels import CtxError
+from hf_ctxmodels.training import checkpoint_files
 from hf_ctxmodels.training.accelerator import make_accelerator
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.checkpoint_files import (
@@ -218,10 +222,12 @@ def small_disk(size: int):
 
 @pytest.mark.parametrize("size", [30_000, 2000, 0], ids=["weights", "tokenizer", "log"])
 def test_full_disk(workspace, problem, tmp_path, size):
-    disk = contextlib.ExitStack()
+    disk, evaluations = contextlib.ExitStack(), itertools.count(1)
 
     def evaluate(model, accelerator):
-        if (tmp_path / "checkpoint-1").exists():
+        if next(evaluations) == 2:
+            while not (tmp_path / "checkpoint-1").exists():  # it is completed in the background
+                time.sleep(0.01)
             disk.enter_context(small_disk(size))
         return {"eval_x": 1.0}
 
@@ -233,6 +239,29 @@ def test_full_disk(workspace, problem, tmp_path, size):
     assert not list(tmp_path.glob("*.writing"))
     assert not multiprocessing.active_children()
     assert run(new_model(workspace), problem, arguments(tmp_path, resume=True)).steps == 3
+
+
+def test_failed_write_in_the_background(workspace, problem, tmp_path, monkeypatch):
+    """The error is raised at a later step; the last good checkpoint remains."""
+    commit, steps = checkpoint_files.commit_checkpoint, []
+
+    def failing_commit(temporary, final, *arguments):
+        if final.name == "checkpoint-2":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        commit(temporary, final, *arguments)
+
+    def collate(examples):
+        steps.append(len(examples))
+        time.sleep(0.05 * (len(steps) > 2))
+        return problem[1].collate(examples)
+
+    monkeypatch.setattr(checkpoint_files, "commit_checkpoint", failing_commit)
+    with pytest.raises(CtxError, match=r"Writing failed: .*No space left") as error:
+        run(new_model(workspace), problem, arguments(tmp_path, max_steps=50, save_steps=1), collate=collate)
+    assert "the last good checkpoint is" in error.value.hint
+    assert len(steps) < 5
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["checkpoint-1"]
+    assert not list(tmp_path.glob("*.writing"))
 
 
 def test_invalid_file_names_in_a_manifest(tmp_path):
