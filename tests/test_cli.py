@@ -103,9 +103,9 @@ def test_help_of_commands(capsys, words):
     assert shown.startswith(f"usage: hf-ctxmodels {' '.join(words)} [--help]")
     flags = [line.split()[0] for line in shown.splitlines() if line.startswith("  --")]
     assert len(flags) == len(set(flags))
-    assert len(flags) <= (58 if words == ("finetune", "seq2seq") or words == ("pretrain",) else 49)
+    assert len(flags) <= (62 if words == ("finetune", "seq2seq") or words == ("pretrain",) else 51)
     if words == ("finetune", "sequence-classification"):
-        assert len(flags) <= 45
+        assert len(flags) <= 47
         assert flags[1:11] == [f"--{name}" for name in finetune.ESSENTIAL]
     descriptions = [line.strip() for line in shown.splitlines()]
     assert not [text for text in descriptions if text.endswith("(default: None)")]
