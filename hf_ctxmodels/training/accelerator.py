@@ -117,8 +117,25 @@ def make_accelerator(arguments: LoopArguments, *, unused_parameters: bool = Fals
     if accelerator.num_processes > 1:
         with detect_lost_processes(accelerator.num_processes):
             check_shared_directory(accelerator, Path(arguments.output_dir))
+    if arguments.is_finetuning:
+        load_weights_in_all_processes(accelerator)
     set_seed(arguments.seed)
     return accelerator
+
+
+def receives_weights(accelerator: Accelerator) -> bool:
+    """Whether this process receives its shards of the weights from the main process, and needs none to start with: all
+    others under FSDP with accelerate's `fsdp_cpu_ram_efficient_loading`."""
+    is_fsdp = accelerator.distributed_type == DistributedType.FSDP
+    plugin = accelerator.state.fsdp_plugin if is_fsdp else None
+    return plugin is not None and bool(plugin.cpu_ram_efficient_loading) and not accelerator.is_main_process
+
+
+def load_weights_in_all_processes(accelerator: Accelerator) -> None:
+    """Disable `fsdp_cpu_ram_efficient_loading`, for methods that read or change weights before they are sharded."""
+    if accelerator.distributed_type == DistributedType.FSDP:
+        accelerator.state.fsdp_plugin.cpu_ram_efficient_loading = False
+        os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"  # read by `from_pretrained`
 
 
 def _select_process_device(name: str | None) -> torch.device:

@@ -8,9 +8,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import torch
 import transformers
+from accelerate import init_empty_weights
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
+from torch import nn
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.architectures.character_models import CharacterPreTrainedModel
@@ -189,6 +192,24 @@ def new_model(auto_class: str, config: PreTrainedConfig) -> PreTrainedModel:
     model = getattr(transformers, auto_class).from_config(config)
     if isinstance(model, CtxPreTrainedModel):
         model.load_pretrained_components()
+    return model
+
+
+def new_model_without_memory(auto_class: str, config: PreTrainedConfig) -> PreTrainedModel:
+    """A new model whose parameters have their shapes but one element of memory each, for a process that receives shards
+    of another process's weights; buffers have their values."""
+    set_embedding_fields(config)
+    with init_empty_weights(include_buffers=False):
+        model = getattr(transformers, auto_class).from_config(config)
+    model.tie_weights()
+    placeholders: dict[nn.Parameter, nn.Parameter] = {}
+    for module in model.modules():
+        for name, weight in module.named_parameters(recurse=False):
+            if weight not in placeholders:
+                # not on the meta device: accelerate identifies the parameters of an optimizer by their addresses
+                memory = torch.empty(1, dtype=weight.dtype).expand(weight.shape)
+                placeholders[weight] = nn.Parameter(memory, requires_grad=weight.requires_grad)
+            module.register_parameter(name, placeholders[weight])
     return model
 
 

@@ -20,7 +20,7 @@ from hf_ctxmodels.objectives import Objective
 from hf_ctxmodels.registry import FAMILIES, get_family
 from hf_ctxmodels.spec import FamilySpec
 from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model
-from hf_ctxmodels.training.accelerator import make_accelerator
+from hf_ctxmodels.training.accelerator import load_weights_in_all_processes, make_accelerator, receives_weights
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.checkpoint_files import check_run_directory
 from hf_ctxmodels.training.evaluation import (
@@ -38,6 +38,7 @@ from hf_ctxmodels.training.model_loading import (
     load_tokenizer,
     new_config,
     new_model,
+    new_model_without_memory,
     parse_config_options,
     require_single_task,
     require_trainable,
@@ -144,6 +145,8 @@ def prepare_pretraining(
             location="--adapter" if embedding_training is None else "--train_only",
             hint="pass --model.",
         )
+    if embedding_training is not None or add_adapter is not None or make_setup is not None:
+        load_weights_in_all_processes(accelerator)
     identity: dict[str, Any] = {"objective": objective_name, "objective_options": objective.options}
     if embedding_training is not None:
         model_tokenizer = load_tokenizer(str(arguments.model))
@@ -152,7 +155,7 @@ def prepare_pretraining(
         check_tokenizer_matches_model(tokenizer, model.config, arguments.max_length, location=str(arguments.tokenizer))
         identity |= asdict(embedding_training)
     else:
-        model = make_model(family, objective, tokenizer, arguments)
+        model = make_model(family, objective, tokenizer, arguments, receives_weights(accelerator))
         if add_adapter is not None:
             identity |= add_adapter(model)
 
@@ -276,10 +279,15 @@ def make_objective(
 
 
 def make_model(
-    family: FamilySpec, objective: Objective, tokenizer: PreTrainedTokenizerBase, arguments: PretrainingArguments
+    family: FamilySpec,
+    objective: Objective,
+    tokenizer: PreTrainedTokenizerBase,
+    arguments: PretrainingArguments,
+    without_memory: bool = False,
 ) -> PreTrainedModel:
-    """The model to train, new or from a checkpoint, with the objective's `config_fields`; raises CtxError if the size
-    is unknown, the checkpoint cannot be opened or is quantized, or tokenizer, length or objective do not fit."""
+    """The model to train, new or from a checkpoint, with the objective's `config_fields`; `without_memory` in a process
+    that receives the weights. Raises CtxError if the size is unknown, the checkpoint cannot be opened or is quantized,
+    or tokenizer, length or objective do not fit."""
     source = arguments.model or arguments.config or family.name
     if arguments.model is None:
         config = new_config(family, tokenizer, arguments.config, arguments.config_options)
@@ -306,6 +314,8 @@ def make_model(
                 else "use the tokenizer that the model was trained with, or start a new model.",
             )
         setattr(config, name, value)
+    if without_memory:
+        return new_model_without_memory(objective.auto_class, config)
     if arguments.model is not None:
         model = load_model(arguments.model, objective.auto_class, config)
         require_trainable(model)

@@ -31,6 +31,7 @@ from hf_ctxmodels.core.flags import flat_options
 from hf_ctxmodels.core.output_files import wrap_write_errors, write_tensors
 from hf_ctxmodels.data.files import describe_content
 from hf_ctxmodels.training import checkpoint_files
+from hf_ctxmodels.training.accelerator import receives_weights
 from hf_ctxmodels.training.arguments import ConstantOptions, LoopArguments, NTASGDOptions
 from hf_ctxmodels.training.optimizers import Averaging
 from hf_ctxmodels.training.random_state import random_state, set_random_state
@@ -169,6 +170,8 @@ class TrainingState:
                 "the number of steps at a constant learning rate, and batch sizes with the same product may change.",
             )
         self.step = state["step"]
+        if receives_weights(self._accelerator):
+            return
         if hasattr(model, "load_saved_weights"):  # it saves more than one model's weights, or fewer
             model.load_saved_weights(checkpoint)
         elif is_sharded(checkpoint):

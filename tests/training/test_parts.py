@@ -23,6 +23,8 @@ from hf_ctxmodels.training.model_loading import (
     load_config_file,
     load_model,
     load_tokenizer,
+    new_model,
+    new_model_without_memory,
     parse_config_options,
     verify_weights,
 )
@@ -173,6 +175,17 @@ def test_published_files_are_verified(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"ney")
     with pytest.raises(CtxError, match=r"model\.safetensors was truncated or changed"):
         verify_weights(tmp_path)
+
+
+def test_model_without_memory(workspace):
+    """It has the parameters, ties and buffers of the model, and one element of memory for each parameter."""
+    config = load_config_file(CtxBertConfig, workspace.folder / "exact.json")
+    expected, model = (make("AutoModelForPreTraining", config) for make in (new_model, new_model_without_memory))
+    shapes = [{name: weight.shape for name, weight in one.named_parameters()} for one in (expected, model)]
+    assert shapes[0] == shapes[1]
+    assert {len(weight.untyped_storage()) for weight in model.parameters()} == {4}
+    assert len({weight.data_ptr() for weight in model.parameters()}) == len(shapes[0])
+    assert all(buffer.equal(model.get_buffer(name)) for name, buffer in expected.named_buffers())
 
 
 def make_checkpoint(folder: Path, step: int) -> Path:
