@@ -16,11 +16,18 @@ from transformers import PreTrainedTokenizerBase
 from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.console import format_next_commands, print_status, progress_bar
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import REQUIRED, flag
+from hf_ctxmodels.core.flags import REQUIRED, check_range, flag
 from hf_ctxmodels.core.generation import split_language_tag
 from hf_ctxmodels.core.output_files import TOKENIZER_FILES, check_output_directory
 from hf_ctxmodels.data.document_sources import DataArguments
-from hf_ctxmodels.data.documents import Documents, DocumentTexts, NoDocumentError, TranslatedText, text_of
+from hf_ctxmodels.data.documents import (
+    Documents,
+    DocumentTexts,
+    NoDocumentError,
+    SampledDocuments,
+    TranslatedText,
+    text_of,
+)
 from hf_ctxmodels.data.training_set import ResampledDocuments
 from hf_ctxmodels.registry import FAMILIES, get_family
 
@@ -35,6 +42,9 @@ class TokenizerArguments:
     vocab_size: int = flag(REQUIRED, "Vocabulary size, including special tokens.")
     output_dir: str = flag(REQUIRED, "Output directory.")
     overwrite: bool = flag(False, "Replace the tokenizer in --output_dir.")
+    sample_bytes: int | None = flag(
+        None, "Train on a random sample of documents of about this size, spread over the dataset; by default all."
+    )
     options: list[str] = flag(
         (), "Options of the tokenizer as name=value, such as do_lower_case=false; an unknown name lists them."
     )
@@ -102,7 +112,12 @@ def main() -> None:
     check_output_directory(arguments.output_dir, TOKENIZER_FILES, flag="--output_dir", overwrite=arguments.overwrite)
     options = parse_training_options(tokenizer_class, arguments.options)
     training, held_out = data.load()
-    sampled = training if data.sampling_alpha is None else ResampledDocuments(training, data.sampling_alpha)
+    check_range(arguments, "sample_bytes", at_least=1)
+    sampled: Documents | SampledDocuments | ResampledDocuments = training
+    if arguments.sample_bytes is not None:
+        sampled = SampledDocuments(training, arguments.sample_bytes)
+    if data.sampling_alpha is not None:
+        sampled = ResampledDocuments(sampled, data.sampling_alpha)
     num_documents = 0
 
     class Texts:

@@ -13,14 +13,13 @@ from hf_ctxmodels.data.mixtures import (
     ShuffledMixture,
 )
 from hf_ctxmodels.data.padding import UnlabelledCollator, mark_unlabelled
+from hf_ctxmodels.data.streams import ContiguousStream, ShardedStream, ShuffledStream
 from hf_ctxmodels.data.training_set import (
     ContiguousBatchSampler,
-    ContiguousStream,
     EpochBatchSampler,
     ExampleSampling,
     MixtureBatchSampler,
     ResampledDocuments,
-    ShuffledStream,
     build_training_set,
     sampling_probabilities,
     training_loader,

@@ -4,8 +4,10 @@ split; and rule-based sentence splitting."""
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import groupby, islice
+from itertools import accumulate, groupby, islice
 from typing import ClassVar, Self
+
+import numpy as np
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.seeding import Purpose, generator
@@ -17,6 +19,8 @@ PART_BYTES = 64 << 20
 """Size of the files that are read together as one part of a corpus; larger files are read in ranges of this size."""
 
 _NUMBERS_PER_PART = 1 << 32
+_MIN_SHARE = 1 << 20  # bytes that a sample of documents takes from a part
+_OVERSAMPLING = 8
 
 
 class TranslatedText(list[str]):
@@ -178,6 +182,11 @@ class Documents:
             return [self]
         return [replace(self, layout=(part,), may_be_empty=True) for part in self.layout]
 
+    def first_parts(self, num_bytes: int) -> Self:
+        """The first parts of up to this size together, at least one."""
+        sizes = accumulate(part.num_bytes for part in self.layout)
+        return replace(self, layout=self.layout[: max(1, sum(size <= num_bytes for size in sizes))])
+
     def texts(self) -> "DocumentTexts":
         """The documents as strings, see `text_of`."""
         return DocumentTexts(self)
@@ -204,6 +213,60 @@ class Documents:
             )
         held_out = HeldOut(round(1 / validation_fraction), seed)
         return replace(self, held_out=held_out, subset="training"), replace(self, held_out=held_out, subset="held-out")
+
+
+@dataclass(frozen=True)
+class SampledDocuments:
+    """A random sample of documents of about `num_bytes` of text, spread over the parts; the same in each iteration.
+
+    Of a part, or of as many random parts as have shares of a mebibyte, the documents are sampled from the first eight
+    times the share, or from all if the part is smaller: the remaining text is not read. Documents of sources of unknown
+    size are read once before.
+    """
+
+    documents: Documents
+    num_bytes: int
+    seed: int = 0
+
+    def __iter__(self) -> Iterator[list[str]]:
+        parts, sizes = self.documents.parts(), self._part_sizes()
+        number = min(len(parts), max(1, self.num_bytes // _MIN_SHARE))
+        chosen = np.sort(generator(self.seed, 0, 0, Purpose.SAMPLING).permutation(len(parts))[:number]).tolist()
+        total = max(1, sum(sizes[index] for index in chosen))
+        for index in chosen:
+            share = self.num_bytes * sizes[index] / total
+            window = min(sizes[index], _OVERSAMPLING * share)
+            rng = generator(self.seed, 1, index, Purpose.SAMPLING)
+            num_read = num_sampled = 0
+            for document in parts[index]:
+                size = _num_bytes(document)
+                num_read += size
+                if rng.random() * window < share:
+                    num_sampled += size
+                    yield document
+                if num_sampled >= share or num_read >= window:
+                    break
+
+    def _part_sizes(self) -> list[int]:
+        sizes = [part.num_bytes for part in self.documents.parts()]
+        return [
+            sum(map(_num_bytes, part)) if size is None else size
+            for part, size in zip(self.documents.parts(), sizes, strict=True)
+        ]
+
+    def by_source(self) -> list[Self]:
+        """The samples of each source, of sizes in proportion."""
+        sources = self.documents.by_source()
+        sizes = [sum(replace(self, documents=source)._part_sizes()) for source in sources]
+        total = max(1, sum(sizes))
+        return [
+            replace(self, documents=source, num_bytes=self.num_bytes * size // total)
+            for source, size in zip(sources, sizes, strict=True)
+        ]
+
+
+def _num_bytes(document: list[str]) -> int:
+    return sum(len(sentence.encode()) for sentence in document)
 
 
 @dataclass(frozen=True)

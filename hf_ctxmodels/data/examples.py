@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.data.documents import Documents
 
 Example = dict[str, np.ndarray | int]
 """A tokenized example: token-wise columns as 1-D integer arrays of equal length, and integers."""
@@ -118,22 +119,40 @@ class ExampleStream(ABC):
     def one_pass(self, epoch: int) -> Iterator[dict[str, Any]]:
         """The examples of one pass over the text, with `example_index` and `epoch`."""
 
+    def part_streams(self) -> "list[list[ExampleStream]]":
+        """The streams of the parts of each source."""
+        return [[self]]
+
 
 @dataclass(frozen=True)
 class DocumentStream(ExampleStream):
     """The examples of an objective: in the first pass the same as the `ExampleSet` of the documents; later passes read
-    the documents again and sample new pairs."""
+    the documents again and sample new pairs.
+
+    Attributes:
+        first_index: The `example_index` of the first example.
+        may_be_empty: Make no examples instead of raising an error; for one of several parts.
+    """
 
     documents: Iterable[list[str]]
     objective: ExampleBuilder
+    first_index: int = 0
+    may_be_empty: bool = False
 
     def one_pass(self, epoch: int) -> Iterator[dict[str, Any]]:
         """The examples of one pass; raises CtxError if there is none."""
-        index = -1
-        for index, example in enumerate(self.objective.examples(self.documents, epoch)):
+        index = None
+        for index, example in enumerate(self.objective.examples(self.documents, epoch), self.first_index):
             yield {**example, "example_index": index, "epoch": epoch}
-        if index < 0:
+        if index is None and not self.may_be_empty:
             raise no_examples_error()
+
+    def part_streams(self) -> list[list[ExampleStream]]:
+        """The streams of the parts of the documents; their examples are numbered from `part << 32` on."""
+        parts = self.documents.parts() if isinstance(self.documents, Documents) else []
+        if len(parts) < 2:
+            return [[self]]
+        return [[DocumentStream(part, self.objective, number << 32, True) for number, part in enumerate(parts)]]
 
 
 def no_examples_error() -> CtxError:

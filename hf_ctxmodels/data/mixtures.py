@@ -251,3 +251,7 @@ class SampledStream(ExampleStream):
             for choice in sample_choices(np.arange(first, first + _CHUNK), self.probabilities, self.seed).tolist():
                 example = next(streams[choice])
                 yield {**example, "example_index": example["example_index"] * len(streams) + choice}
+
+    def part_streams(self) -> list[list[ExampleStream]]:
+        """See `ExampleStream.part_streams`."""
+        return [parts for stream in self.streams for parts in stream.part_streams()]

@@ -19,6 +19,7 @@ class Purpose(IntEnum):
     HELD_OUT = 3
     SAMPLING = 4
     MIXTURE = 5
+    PARTS = 6
 
 
 def generator(seed: int, epoch: int, index: int, purpose: Purpose = Purpose.CORRUPTION) -> np.random.Generator:

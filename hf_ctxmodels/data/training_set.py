@@ -5,22 +5,29 @@ sum(p^alpha) (Lample & Conneau 2019, section 3.1; Conneau et al. 2020, section 3
 vocabulary and 0.7 for training, XLM-R 0.3 for both.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from itertools import count, islice
+from functools import cached_property, partial
+from itertools import count
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, IterableDataset, Sampler, Subset, get_worker_info
+from torch.utils.data import DataLoader, Sampler, Subset
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.data.documents import Documents
+from hf_ctxmodels.data.documents import Documents, SampledDocuments
 from hf_ctxmodels.data.examples import DocumentStream, Example, ExampleBuilder, ExampleSet, ExampleStream
 from hf_ctxmodels.data.mixtures import Mixture, SampledMixture, SampledStream, ScheduledMixture
 from hf_ctxmodels.data.seeding import Purpose, generator
+from hf_ctxmodels.data.streams import (
+    ContiguousStream,
+    EndlessStream,
+    ShardedStream,
+    ShuffledStream,
+    check_contiguous_rows,
+    collate_with_position,
+)
 
 
 @dataclass(frozen=True)
@@ -71,7 +78,9 @@ def build_training_set(
             )
         sources = _split_sources(documents)
         if streaming:
-            probabilities = sampling_probabilities([sum(map(len, source)) for source in sources], alpha)
+            num_bytes = [source.num_bytes if len(source.parts()) > 1 else None for source in sources]
+            sizes = num_bytes if None not in num_bytes else [sum(map(len, source)) for source in sources]
+            probabilities = sampling_probabilities(sizes, alpha)
             return SampledStream([DocumentStream(source, objective) for source in sources], probabilities, seed)
         datasets, sizes = [], []
         for source in sources:
@@ -128,11 +137,11 @@ class ResampledDocuments:
     or alpha is out of range.
     """
 
-    documents: Documents
+    documents: Documents | SampledDocuments
     alpha: float
 
     @cached_property
-    def _rates(self) -> list[tuple[Documents, float]]:
+    def _rates(self) -> list[tuple[Iterable[list[str]], float]]:
         """Each source and the rate of its sentences. Reads all sources once."""
         sources = _split_sources(self.documents)
         sizes = np.array([sum(map(len, source)) for source in sources])
@@ -149,8 +158,8 @@ class ResampledDocuments:
                     due -= len(document)
 
 
-def _split_sources(documents: Iterable[list[str]]) -> list[Documents]:
-    sources = documents.by_source() if isinstance(documents, Documents) else []
+def _split_sources(documents: Iterable[list[str]]) -> list[Any]:
+    sources = documents.by_source() if isinstance(documents, Documents | SampledDocuments) else []
     if len(sources) < 2:
         raise CtxError(
             "Sampling by language requires several datasets.",
@@ -233,15 +242,6 @@ class ContiguousBatchSampler(EndlessBatchSampler):
             yield [(epoch, (first + row * length + position) % self.num_examples) for row in rows]
 
 
-def check_contiguous_rows(num_examples: int, contiguous_rows: int) -> None:
-    """Raise CtxError if there are fewer examples than contiguous rows in a step."""
-    if num_examples < contiguous_rows:
-        raise CtxError(
-            f"{num_examples} examples cannot fill a step of {contiguous_rows} contiguous rows.",
-            hint="use more text, smaller or fewer micro-batches, or a shorter max_length.",
-        )
-
-
 @dataclass(eq=False)
 class MixtureBatchSampler(EndlessBatchSampler):
     """Endless batches of a `Mixture`, with each dataset in the order of an `EpochBatchSampler`; the epoch of an example
@@ -275,75 +275,6 @@ class MixtureBatchSampler(EndlessBatchSampler):
             ]
 
 
-class EndlessStream(IterableDataset, ABC):
-    """Endless examples of an `ExampleStream`, independent of the number of workers; subclasses define their order.
-
-    Each of n workers reads the whole stream and yields every n-th batch; earlier batches are made and discarded.
-    """
-
-    def __init__(self, stream: ExampleStream, batch_size: int, start_batch: int) -> None:
-        self.stream, self.batch_size, self.start_batch = stream, batch_size, start_batch
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        worker = get_worker_info()
-        first, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
-        examples = (example for epoch in count() for example in self._epoch(epoch))
-        for number in count(-self.start_batch):
-            batch = list(islice(examples, self.batch_size))
-            if number >= 0 and number % step == first:
-                yield from batch
-
-    @abstractmethod
-    def _epoch(self, epoch: int) -> Iterator[dict[str, Any]]:
-        """The examples of a pass in training order."""
-
-
-class ShuffledStream(EndlessStream):
-    """Endless examples, shuffled in a buffer; a buffer of 1 keeps the order of the text."""
-
-    def __init__(
-        self, stream: ExampleStream, batch_size: int, seed: int, start_batch: int = 0, buffer_size: int = 10_000
-    ) -> None:
-        super().__init__(stream, batch_size, start_batch)
-        self.seed, self.buffer_size = seed, buffer_size
-
-    def _epoch(self, epoch: int) -> Iterator[dict[str, Any]]:
-        rng = generator(self.seed, epoch, 0, Purpose.ORDER)
-        buffer: list[dict[str, Any]] = []
-        for example in self.stream.one_pass(epoch):
-            if len(buffer) < self.buffer_size:
-                buffer.append(example)
-                continue
-            slot = int(rng.integers(len(buffer)))
-            yield buffer[slot]
-            buffer[slot] = example
-        yield from (buffer[slot] for slot in rng.permutation(len(buffer)))
-
-
-class ContiguousStream(EndlessStream):
-    """Endless examples of contiguous text, as `ContiguousBatchSampler`, for text that exceeds memory.
-
-    The text is read in blocks of `stretch` examples per row, so a row is contiguous for `stretch` steps. Examples at
-    the end of a pass that do not fill a step are not used.
-    """
-
-    def __init__(
-        self, stream: ExampleStream, batch_size: int, contiguous_rows: int, start_batch: int = 0, stretch: int = 64
-    ) -> None:
-        super().__init__(stream, batch_size, start_batch)
-        self.contiguous_rows, self.stretch = contiguous_rows, stretch
-
-    def _epoch(self, epoch: int) -> Iterator[dict[str, Any]]:
-        examples = self.stream.one_pass(epoch)
-        total = 0
-        while block := list(islice(examples, self.contiguous_rows * self.stretch)):
-            total += len(block)
-            length = len(block) // self.contiguous_rows
-            for offset in range(length):
-                yield from block[offset : length * self.contiguous_rows : length]
-        check_contiguous_rows(total, self.contiguous_rows)
-
-
 def training_loader(
     examples: ExampleSet | ExampleStream | Mixture,
     collate: Callable[[list[dict[str, Any]]], dict[str, torch.Tensor]],
@@ -354,12 +285,16 @@ def training_loader(
     workers: int = 0,
     contiguous_rows: int | None = None,
     batches_per_step: int = 1,
+    process_index: int = 0,
+    num_processes: int = 1,
 ) -> DataLoader:
-    """Endless training batches from `start_batch` on, independent of the number of workers.
+    """Endless training batches from `start_batch` on, independent of the number of workers, except for a stream of
+    several parts (`ShardedStream`).
 
     Args:
         batch_size: Examples of a micro-batch over all processes. With several, prepare the loader with an `Accelerator`
-            with `DataLoaderConfiguration(split_batches=True, dispatch_batches=False)`.
+            with `DataLoaderConfiguration(split_batches=True, dispatch_batches=False)`; the batches of a `ShardedStream`
+            are this process's share.
         workers: Background processes; 0 for none.
         contiguous_rows: Rows of a step of contiguous text (see `ContiguousBatchSampler`); None to shuffle.
         batches_per_step: Micro-batches per optimizer step, for a `SampledMixture`.
@@ -367,11 +302,18 @@ def training_loader(
     # A loader with persistent workers keeps its iterator, through which they can be shut down.
     background: dict[str, Any] = {"num_workers": workers, "persistent_workers": workers > 0}
     if isinstance(examples, ExampleStream):
+        is_sharded = any(len(parts) > 1 for parts in examples.part_streams())
+        divisor = num_processes if is_sharded else 1
+        batch_size //= divisor
         stream: EndlessStream = (
             ShuffledStream(examples, batch_size, seed, start_batch)
             if contiguous_rows is None
-            else ContiguousStream(examples, batch_size, contiguous_rows, start_batch)
+            else ContiguousStream(examples, batch_size, contiguous_rows // divisor, start_batch, seed=seed)
         )
+        if is_sharded:
+            sharded = ShardedStream(stream, process_index, num_processes, workers)
+            collate = partial(collate_with_position, collate)
+            return DataLoader(sharded, batch_size=batch_size, collate_fn=collate, **background)
         return DataLoader(stream, batch_size=batch_size, collate_fn=collate, **background)
     sampler: Sampler[list[tuple[int, int]]]
     if isinstance(examples, Mixture):

@@ -24,6 +24,7 @@ Pieces = list[tuple[str, float]]
 """Pieces with their log probabilities, in the order of the ids."""
 
 UNIGRAM = 1  # `TrainerSpec.model_type` in sentencepiece_model.proto
+_MAX_WORDS = 1 << 20  # with which SentencePiece is trained
 TRAINING_THREADS = 4  # fixed, since the rounding of sums depends on it
 
 
@@ -115,10 +116,12 @@ class CtxUnigramTokenizer(CtxTokenizer):
         character_coverage: float = 0.99995,
         model_max_length: int = 512,
     ) -> Self:
-        """Learn a vocabulary with SentencePiece. It does not depend on the order of the texts.
+        """Learn a vocabulary with SentencePiece. It does not depend on the order of texts of up to two million
+        different words.
 
         SentencePiece is trained on words and their counts, after this tokenizer's normalisation and with its "nmt_nfkc"
-        table, which is saved in the tokenizer. Words of more than 4192 bytes are ignored.
+        table, which is saved in the tokenizer. Words of more than 4192 bytes are ignored, and in larger texts the
+        rarest words, so that the memory is bounded.
 
         Args:
             texts: Strings of any length, iterated once.
@@ -139,7 +142,7 @@ class CtxUnigramTokenizer(CtxTokenizer):
             from sentencepiece import SentencePieceTrainer
         except ImportError as error:
             raise _sentencepiece_missing("Training") from error
-        words = Counter(word for text in texts for word in normalize(text).split())
+        words = _count_words(normalize(text).split() for text in texts)
         if not words:
             raise empty_text_error()
         model, size = BytesIO(), vocab_size - len(specials) + len(cls.first_tokens)
@@ -202,6 +205,23 @@ def read_sentencepiece(path: str, reorder_vocabulary: Callable[[Pieces], Pieces]
     ids = {piece: index for index, (piece, _) in enumerate(extracted["vocab"])}
     extracted["added_tokens_decoder"] = {ids[symbol.content]: symbol for symbol in symbols}
     return extracted
+
+
+def _count_words(texts: Iterable[list[str]]) -> Counter[str]:
+    """The `_MAX_WORDS` most frequent words with their counts, in which early occurrences of rare words may be missing
+    (Manku & Motwani 2002, "Approximate Frequency Counts over Data Streams")."""
+    words = Counter[str]()
+    for text in texts:
+        words.update(text)
+        if len(words) > 2 * _MAX_WORDS:
+            words = _most_frequent(words)
+    return _most_frequent(words)
+
+
+def _most_frequent(words: Counter[str]) -> Counter[str]:
+    if len(words) <= _MAX_WORDS:
+        return words
+    return Counter(dict(sorted(words.items(), key=lambda item: (-item[1], item[0]))[:_MAX_WORDS]))
 
 
 def _counted_lines(words: Counter[str]) -> Iterator[str]:

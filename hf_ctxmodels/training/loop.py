@@ -253,7 +253,7 @@ class TrainingLoop:
         # data and log
         start_batch = self.training_state.step * micro_batches
         self.batches = training_batches(
-            accelerator, self.examples, self.collate, arguments, start_batch, self.contiguous
+            accelerator, self.examples, self.collate, arguments, start_batch, self.contiguous, checkpoint
         )
         if arguments.report_to != "none":
             config = {name: value for name, value in flat_options(arguments).items() if value is not None}
@@ -389,6 +389,8 @@ class TrainingLoop:
         require_finite_weights(self.prepared_model, self.training_state.step)
         self.stopwatch.pause()
         with self.training_state.saving() as checkpoint:
+            if checkpoint is not None:
+                self.batches.save_stream(checkpoint, self.accelerator.process_index)
             if checkpoint is not None and self.accelerator.is_main_process:
                 self._call("on_save", checkpoint=checkpoint)
         self.stopwatch.start()

@@ -50,6 +50,7 @@ from hf_ctxmodels.training.training_state import flags_identity
 from hf_ctxmodels.training.training_step import Collate
 
 _BATCHES_FOR_RATES = 50
+_HELD_OUT_BYTES = 256 << 20  # of a streamed corpus, from which documents are held out
 # Fields that a resumed run may change, because the model's class, configuration and tokenizer and the objective with
 # its options are compared.
 _UNCOMPARED_FIELDS = ("family", "config", "config_options", "model", "tokenizer")
@@ -333,6 +334,15 @@ def with_progress(examples: Iterable[Example], description: str, enabled: bool) 
     print_status(f"{description}: {number:,} examples in {seconds:.1f} s", enabled)
 
 
+def _first_documents(documents: Documents, show_progress: bool) -> Documents:
+    """The held-out documents of the first parts of a streamed corpus, which is not read as a whole."""
+    selection = documents.first_parts(_HELD_OUT_BYTES)
+    if len(selection.layout) < len(documents.layout):
+        parts = f"{len(selection.layout)} of {len(documents.layout)} parts"
+        print_status(f"held-out documents of the first {parts} of the corpus", show_progress)
+    return selection
+
+
 def make_examples(
     documents: Documents,
     held_out_documents: Documents | None,
@@ -343,6 +353,8 @@ def make_examples(
     """Training examples, and held-out examples or None."""
     held_out = None
     if held_out_documents is not None and objective.has_heldout_loss:
+        if arguments.streaming:
+            held_out_documents = _first_documents(held_out_documents, show_progress)
         examples = objective.examples(held_out_documents)
         held_out = ExampleSet.build(with_progress(examples, "held-out text", show_progress))
     training_examples = build_training_set(

@@ -1,15 +1,19 @@
 """Training batches, in an order that depends only on seed and position, and one optimizer step on them."""
 
+import json
 import math
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import Any, Protocol, Self
 
 import torch
 from accelerate import Accelerator
+from accelerate.data_loader import prepare_data_loader
 from accelerate.optimizer import AcceleratedOptimizer
 from joblib import cpu_count
 from torch import Tensor, nn
@@ -18,9 +22,11 @@ from transformers.utils import ModelOutput
 
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.host_copies import CollatedBatch
+from hf_ctxmodels.core.host_copies import CollatedBatch, host_copy
+from hf_ctxmodels.core.loading import read_json
 from hf_ctxmodels.core.model import CtxPreTrainedModel
-from hf_ctxmodels.data import ExampleStream, training_loader
+from hf_ctxmodels.data import ExampleStream, ShardedStream, training_loader
+from hf_ctxmodels.data.streams import POSITION_KEY
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.distributed import ignore_signals
 from hf_ctxmodels.training.optimizers import scaled_learning_rate
@@ -30,6 +36,7 @@ Collate = Callable[[list[dict[str, Any]]], Mapping[str, torch.Tensor]]
 Batch = dict[str, torch.Tensor]
 
 INDEX_KEY = "example_index"
+STREAM_FILE = "stream_state_{}.json"
 _MIN_CORES_PER_PROCESS = 4  # for a worker in the background
 
 
@@ -64,17 +71,29 @@ class TrainingBatches:
     """Endless micro-batches; `close` ends the background processes that make them.
 
     Workers ignore the first SIGTERM (see `ignore_signals`), so a process that exits without closing waits for them.
+
+    Args:
+        stream: The stream of several parts from which the batches are made; None for other data.
     """
 
-    def __init__(self, loader: Any) -> None:
-        self._loader = loader
+    def __init__(self, loader: Any, stream: ShardedStream | None = None) -> None:
+        self._loader, self._stream = loader, stream
         self._batches = iter(loader)
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Batch:
-        return next(self._batches)
+        batch = next(self._batches)
+        if self._stream is not None:
+            self._stream.record(host_copy(batch.pop(POSITION_KEY)))
+        return batch
+
+    def save_stream(self, checkpoint: Path, process_index: int) -> None:
+        """Write the position of this process in a stream of several parts; other positions follow from the step."""
+        if self._stream is not None:
+            file = checkpoint / STREAM_FILE.format(process_index)
+            file.write_text(json.dumps(self._stream.state_dict()), encoding="utf-8")
 
     def close(self) -> None:
         """End the workers; there are no further batches."""
@@ -94,11 +113,13 @@ def training_batches(
     arguments: LoopArguments,
     start_batch: int,
     contiguous: bool = False,
+    checkpoint: Path | None = None,
 ) -> TrainingBatches:
     """Endless micro-batches of this process, beginning with micro-batch `start_batch` of the run.
 
     A micro-batch is sampled for all processes together and split among them, so two processes with batch size 4 see the
-    same examples as one with batch size 8. See `TrainingLoop` for the arguments.
+    same examples as one with batch size 8. In a stream of several parts each process and worker reads other parts, from
+    the positions in the checkpoint on. See `TrainingLoop` for the other arguments.
 
     Raises:
         CtxError: There are no examples.
@@ -115,12 +136,25 @@ def training_batches(
         workers=default_workers(accelerator) if arguments.dataloader_workers is None else arguments.dataloader_workers,
         contiguous_rows=batch_size * arguments.gradient_accumulation_steps if contiguous else None,
         batches_per_step=arguments.gradient_accumulation_steps,
+        process_index=accelerator.process_index,
+        num_processes=accelerator.num_processes,
     )
     # a separate generator: starting a loader must not advance the global one, which dropout uses
     loader.generator = torch.Generator().manual_seed(arguments.seed)
     loader.worker_init_fn = ignore_signals
     loader.pin_memory = accelerator.device.type == "cuda"
-    return TrainingBatches(accelerator.prepare_data_loader(loader))
+    if not isinstance(loader.dataset, ShardedStream):
+        return TrainingBatches(accelerator.prepare_data_loader(loader))
+    states = [] if checkpoint is None else sorted(checkpoint.glob(STREAM_FILE.format("*")))
+    if states and not loader.dataset.load_state_dicts([read_json(file) for file in states]):
+        accelerator.print(
+            "warning: the number of processes or workers changed: the stream continues with the first unfinished part.",
+            file=sys.stderr,
+        )
+    prepared = prepare_data_loader(
+        loader, accelerator.device, num_processes=1, process_index=0, put_on_device=True, non_blocking=True
+    )
+    return TrainingBatches(prepared, loader.dataset)
 
 
 def default_workers(accelerator: Accelerator) -> int:

@@ -18,7 +18,8 @@ from transformers import AutoConfig, AutoModel, AutoModelForPreTraining, AutoTok
 from zoo import TINY
 
 from hf_ctxmodels import CtxElmoConfig, CtxElmoTokenizer, CtxGenSenConfig, CtxGenSenForPreTraining, CtxUlmfitTokenizer
-from hf_ctxmodels.data.training_set import ShuffledStream
+from hf_ctxmodels.data import document_sources, documents
+from hf_ctxmodels.data.streams import ShuffledStream
 from hf_ctxmodels.objectives.bidirectional_lm import BidirectionalLM
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.tokenizers.base import tokenizer_digest
@@ -195,6 +196,29 @@ def test_frequency_baselines(folder, capsys, fraction) -> None:
     assert baselines
     assert all(0 < value < math.log(80) < metrics["eval_loss"] for value in baselines)
     assert (folder / "out" / "training_curve.png").exists()
+
+
+@pytest.mark.parametrize("alpha", [None, 0.3])
+def test_a_stream_of_parts_resumes_exactly(folder, capsys, monkeypatch, alpha) -> None:
+    for module in (documents, document_sources):
+        monkeypatch.setattr(module, "PART_BYTES", 2000)
+    (folder / "more.txt").write_text((folder / "text.txt").read_text())
+    flags = new_run(folder) | {"dataset": [folder / "text.txt", folder / "more.txt"]}
+    flags |= {"max_steps": 6, "save_steps": 3, "save_total_limit": 9, "streaming": True}
+    flags |= {"validation_fraction": 0.2} if alpha is None else {"sampling_alpha": alpha}
+    assert pretrain(**flags) == 0
+    shutil.copytree(folder / "out", folder / "stopped")
+    shutil.rmtree(folder / "stopped" / "checkpoint-6", ignore_errors=True)
+    (state,) = (folder / "stopped" / "checkpoint-3").glob("stream_state_*.json")
+    assert pretrain("--resume", **flags | {"output_dir": folder / "stopped"}) == 0
+    weights = (folder / "out" / "model.safetensors").read_bytes()
+    assert (folder / "stopped" / "model.safetensors").read_bytes() == weights
+    (positions,) = json.loads(state.read_text())["positions"].values()
+    assert positions[0] == 3 * SIZE["per_device_batch_size"]
+    shutil.rmtree(folder / "stopped" / "checkpoint-6")
+    capsys.readouterr()
+    assert pretrain("--resume", **flags | {"output_dir": folder / "stopped", "dataloader_workers": 2}) == 0
+    assert "number of processes or workers changed" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("streaming", [False, True])

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data import document_sources, documents, load_documents
-from hf_ctxmodels.data.documents import Documents, NoDocumentError
+from hf_ctxmodels.data.documents import Documents, NoDocumentError, SampledDocuments
 from hf_ctxmodels.data.text_files import FileRange, TextColumns, read_file
 
 SENTENCES = [f"Sentence number {number}." for number in range(60)]
@@ -177,3 +177,31 @@ def test_errors_of_remote_and_compressed_files(tmp_path: Path, remote: str) -> N
     path.write_bytes(compressed(".zst", " ".join(SENTENCES).encode())[:-20])
     with pytest.raises(CtxError, match=r"The Zstandard file is damaged(.|\n)*a.txt.zst"):
         list(load_documents(str(path)))
+
+
+@pytest.mark.parametrize("num_bytes", [300, 3000, 1 << 20])
+def test_a_sample_is_of_all_parts(tmp_path: Path, small_parts: None, monkeypatch, num_bytes: int) -> None:
+    monkeypatch.setattr(documents, "_MIN_SHARE", 10)
+    path = tmp_path / "a.txt"
+    path.write_text("\n".join(f"Sentence number {number:04}." for number in range(1000)))
+    training, _ = load_documents(str(path)).split(0.1)
+    sample = SampledDocuments(training, num_bytes)
+    sampled = list(sample)
+    assert list(sample) == sampled
+    assert [document for document in training if document in sampled] == sampled, "in order, none held out"
+    size = sum(len(sentence) for document in sampled for sentence in document)
+    assert size == pytest.approx(min(num_bytes, 900 * 21), rel=0.6)
+    numbers = [int(document[0][-5:-1]) for document in sampled]
+    assert numbers[0] < 200
+    assert numbers[-1] > 800
+    assert list(SampledDocuments(training, num_bytes, seed=1)) != sampled or num_bytes > 3000
+
+
+def test_a_sample_does_not_read_the_remaining_text(tmp_path: Path) -> None:
+    """Of a part, eight times the share of the sample is read; by source in proportion."""
+    for name, factor in (("a", 1), ("b", 3)):
+        (tmp_path / f"{name}.txt").write_bytes(("\n".join(SENTENCES * 20 * factor) + "\n").encode() + b"\xff\n")
+    paths = [str(tmp_path / f"{name}.txt") for name in "ab"]
+    sources = SampledDocuments(load_documents(*paths, document_separator="line"), 4000).by_source()
+    sizes = [sum(len(sentence) for (sentence,) in source) for source in sources]
+    assert sizes == pytest.approx([1000, 3000], rel=0.5)
