@@ -20,7 +20,7 @@ _BUFFER_SIZE = 1 << 20
 # checksums and dates of remote files, the first of which identifies a version
 _VERSION_KEYS = (
     *("ETag", "etag", "md5Hash", "content_md5", "blob_id", "sha256"),
-    *("LastModified", "last_modified", "mtime", "updated", "created"),
+    *("LastModified", "Last-Modified", "last_modified", "mtime", "updated", "created"),
 )
 _REMOTE_PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "abfs": "adlfs", "az": "adlfs"}
 
@@ -212,7 +212,7 @@ def describe_content(source: str) -> str:
         with file_errors(path):
             matches = files.glob(location, detail=True) if is_pattern(path) else files.find(location, detail=True)
             for name in sorted(matches):
-                info = matches[name]
+                info = matches[name] if matches[name].get("size") is not None else files.info(name)
                 size += info.get("size") or 0
                 version = next((info[key] for key in _VERSION_KEYS if info.get(key)), "")
                 digest.update(f"{info.get('size')} {version}".encode())

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data import document_sources, documents, load_documents
 from hf_ctxmodels.data.documents import Documents, NoDocumentError, SampledDocuments
+from hf_ctxmodels.data.files import describe_content
 from hf_ctxmodels.data.text_files import FileRange, TextColumns, read_file
 
 SENTENCES = [f"Sentence number {number}." for number in range(60)]
@@ -205,3 +206,16 @@ def test_a_sample_does_not_read_the_remaining_text(tmp_path: Path) -> None:
     sources = SampledDocuments(load_documents(*paths, document_separator="line"), 4000).by_source()
     sizes = [sum(len(sentence) for (sentence,) in source) for source in sources]
     assert sizes == pytest.approx([1000, 3000], rel=0.5)
+
+
+def test_the_identity_of_remote_files_is_their_content(remote: str) -> None:
+    files = fsspec.filesystem("memory")
+    for name, text in (("a", "One."), ("b", "Two.")):
+        files.pipe_file(f"/corpus/{name}.txt", text.encode())
+    identities = [describe_content(f"{remote}{pattern}") for pattern in ("", "/*.txt", "/a.txt")]
+    assert [identity.split(", ")[0] for identity in identities] == ["corpus (8 bytes", "*.txt (8 bytes", "a.txt (4 bytes"]
+    assert identities == [describe_content(f"{remote}{pattern}") for pattern in ("", "/*.txt", "/a.txt")]
+    files.pipe_file("/corpus/a.txt", b"Six.")
+    changed = [describe_content(f"{remote}{pattern}") for pattern in ("", "/*.txt", "/a.txt")]
+    assert not set(changed) & set(identities)
+    assert describe_content("nobody/nothing") == "nobody/nothing"

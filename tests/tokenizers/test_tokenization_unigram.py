@@ -1,5 +1,6 @@
 """SentencePiece unigram tokenizers: ids, training, saving and errors."""
 
+import itertools
 import sys
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.models.albert.tokenization_albert import CtxAlbertTokenizer
 from hf_ctxmodels.models.xlnet.tokenization_xlnet import CtxXLNetTokenizer
 from hf_ctxmodels.objectives.features import NonSpecialTokens
+from hf_ctxmodels.tokenizers import unigram
 
 TRICKY = [*TRICKY, "[CLS] [MASK] literal [SEP] <mask> specials<mask> <eop> <eod> <sep> <pad>"]
 
@@ -198,3 +200,11 @@ def test_invalid_model_files(case, folders, tmp_path):
         training_case.vocabulary(tmp_path, **options)
         with pytest.raises(CtxError, match=message):
             case.tokenizer_class.from_pretrained(tmp_path)
+
+
+def test_the_rarest_words_of_large_texts_are_ignored(case, monkeypatch):
+    monkeypatch.setattr(unigram, "_MAX_WORDS", 40)
+    rare = [" ".join(f"rare{number}" for number in range(start, start + 30)) for start in range(0, 600, 30)]
+    texts = [text for pair in zip(rare, itertools.cycle(TEXTS)) for text in pair]
+    assert len(unigram._count_words(text.split() for text in texts)) == 40
+    assert case.tokenizer_class.train(texts, 100).tokenize("bridge") == ["▁bridge"]
