@@ -213,7 +213,11 @@ def test_the_identity_of_remote_files_is_their_content(remote: str) -> None:
     for name, text in (("a", "One."), ("b", "Two.")):
         files.pipe_file(f"/corpus/{name}.txt", text.encode())
     identities = [describe_content(f"{remote}{pattern}") for pattern in ("", "/*.txt", "/a.txt")]
-    assert [identity.split(", ")[0] for identity in identities] == ["corpus (8 bytes", "*.txt (8 bytes", "a.txt (4 bytes"]
+    assert [identity.split(", ")[0] for identity in identities] == [
+        "corpus (8 bytes",
+        "*.txt (8 bytes",
+        "a.txt (4 bytes",
+    ]
     assert identities == [describe_content(f"{remote}{pattern}") for pattern in ("", "/*.txt", "/a.txt")]
     files.pipe_file("/corpus/a.txt", b"Six.")
     changed = [describe_content(f"{remote}{pattern}") for pattern in ("", "/*.txt", "/a.txt")]
