@@ -219,6 +219,11 @@ class LoopArguments(DeviceArguments):
         group="device",
     )
 
+    gradient_checkpointing: bool = flag(
+        False,
+        "Recompute the activations of each layer in the backward pass instead of storing them (Chen et al. 2016).",
+        group="device",
+    )
     timeout: float = flag(
         30.0,
         "Minutes that a process waits for the others in a collective operation, before the run ends with an error.",

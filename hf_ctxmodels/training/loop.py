@@ -49,6 +49,7 @@ from hf_ctxmodels.training.training_step import (
     LossFunction,
     TrainingStep,
     count_items,
+    enable_gradient_checkpointing,
     next_batches,
     training_batches,
 )
@@ -220,6 +221,8 @@ class TrainingLoop:
         )
         self.callback_objects = {"model": model, "optimizer": optimizer, "processing_class": self.tokenizer}
         self._call("on_train_begin", has_evaluation=self.evaluate is not None, checkpoint=checkpoint)
+        if arguments.gradient_checkpointing:
+            enable_gradient_checkpointing(model)
         if arguments.compile:
             model.compile()
         self.prepared_model, prepared_optimizer = accelerator.prepare(model, optimizer)

@@ -51,7 +51,7 @@ from hf_ctxmodels.training.training_log import StepMetrics
 FLAGS_THAT_MAY_CHANGE = (
     *("output_dir", "resume", "overwrite", "logging_steps", "report_to"),
     *("save_steps", "save_total_limit", "eval_steps", "dataloader_workers", "device", "deterministic"),
-    *("compile", "timeout"),
+    *("compile", "gradient_checkpointing", "timeout"),
 )
 """Flags of the loop that do not change the weights."""
 

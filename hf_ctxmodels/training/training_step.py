@@ -18,6 +18,7 @@ from accelerate.optimizer import AcceleratedOptimizer
 from joblib import cpu_count
 from torch import Tensor, nn
 from torch.utils.data import Dataset
+from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from hf_ctxmodels.core.constants import IGNORE_INDEX
@@ -249,6 +250,17 @@ def logged_terms(output: ModelOutput) -> dict[str, Tensor]:
     """
     losses = {name: value for name, value in output.items() if name.endswith("_loss") and value is not None}
     return {"loss": output.loss, **losses, **(output.get("metrics") or {})}
+
+
+def enable_gradient_checkpointing(model: PreTrainedModel) -> None:
+    """Recompute the activations of the layers in the backward pass; raises CtxError if the model does not support it."""
+    if not model.supports_gradient_checkpointing:
+        raise CtxError(
+            f"{type(model).__name__} does not support gradient checkpointing.",
+            location="--gradient_checkpointing",
+            hint="remove it, and lower --per_device_batch_size if memory is short.",
+        )
+    model.activation_checkpointing_enable()
 
 
 @dataclass(eq=False)

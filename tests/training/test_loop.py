@@ -56,6 +56,22 @@ def test_compiled_model_has_the_losses_of_the_model(workspace, problem, tmp_path
             assert compiled[name] == pytest.approx(uncompiled[name], rel=1e-5), name
 
 
+def test_gradient_checkpointing(workspace, problem, tmp_path, monkeypatch):
+    """The losses are equal, with dropout; a model without support is an error."""
+    curves = []
+    for checkpointing in (False, True):
+        model = new_model(workspace, "dropout.json")
+        options = arguments(tmp_path / str(checkpointing), gradient_checkpointing=checkpointing)
+        curves.append(run(model, problem, options).curve)
+        assert model.is_activation_checkpointing == checkpointing
+    for record in (*curves[0], *curves[1]):
+        record.pop("tokens_per_second", None)
+    assert curves[0] == curves[1]
+    monkeypatch.setattr(type(model), "supports_gradient_checkpointing", False)
+    with pytest.raises(CtxError, match="does not support gradient checkpointing"):
+        run(model, problem, arguments(tmp_path / "unsupported", gradient_checkpointing=True))
+
+
 def test_accumulated_micro_batches_equal_one_big_batch(workspace, problem, tmp_path):
     """1 x 16 = 4 x 4 with very different numbers of targets in the micro-batches."""
     weights, records = [], []
