@@ -3,6 +3,7 @@ permissions."""
 
 import os
 import shutil
+import tempfile
 import threading
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
@@ -30,16 +31,19 @@ _UMASK_LOCK = threading.Lock()
 
 
 def require_writable(directory: str | Path, flag: str) -> None:
-    """Raise CtxError if a directory cannot be created or written to."""
+    """Raise CtxError if a directory cannot be created or written to; nothing remains of the file that is tried."""
     directory = Path(directory).absolute()
     existing = next(path for path in (directory, *directory.parents) if path.exists())
-    if not (existing.is_dir() and os.access(existing, os.W_OK)):
+    try:
+        with tempfile.TemporaryFile(dir=existing):
+            return
+    except OSError as error:
+        reason = f"{existing}: {error.strerror}" if existing.is_dir() else f"{existing} is a file"
         raise CtxError(
-            f"The output directory cannot be created or written to: {existing} is "
-            f"{'read-only' if existing.is_dir() else 'a file'}.",
+            f"The output directory cannot be created or written to: {reason}.",
             location=f"{flag} {directory}",
             hint="use a writable directory.",
-        )
+        ) from error
 
 
 def check_output_directory(directory: str | Path, names: Iterable[str], *, flag: str, overwrite: bool) -> None:

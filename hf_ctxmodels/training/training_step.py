@@ -253,7 +253,7 @@ def logged_terms(output: ModelOutput) -> dict[str, Tensor]:
 
 
 def enable_gradient_checkpointing(model: PreTrainedModel) -> None:
-    """Recompute the activations of the layers in the backward pass; raises CtxError if the model does not support it."""
+    """Recompute the activations of the layers in the backward pass; raises CtxError if the model cannot."""
     if not model.supports_gradient_checkpointing:
         raise CtxError(
             f"{type(model).__name__} does not support gradient checkpointing.",

@@ -69,6 +69,7 @@ NAME = "did you mean runs/abc?"
         ("export openvino --model none --output o.onnx", "use the suffix .xml"),
         ("export torch --model none --output o.onnx", "use the suffix .pt2"),
         (f"pretrain --tokenizer none {TEXT} --output_dir text.txt/out", "cannot be created or written to"),
+        (f"pretrain --tokenizer none {TEXT} --output_dir /proc/out", "cannot be created or written to: /proc"),
         ("data units --gazetteers text.txt --output text.txt/units.txt", "text.txt is a file"),
         (f"pretrain --tokenizer none {TEXT} --resume finish", "There is no checkpoint to finish"),
         (f"pretrain --tokenizer runs/abc {TEXT.replace('bert', 'elmo')}", "CtxBertTokenizer has no characters"),
