@@ -75,6 +75,7 @@ GROUPS: dict[str, dict[str, Command | CommandGroup]] = {
         ),
     },
     "training": {
+        "prepare": Command("Tokenize a text once, for pretraining.", "prepare"),
         "pretrain": Command("Pretrain a model on raw text.", "pretrain"),
         "finetune": CommandGroup(
             "Fine-tune a model on a task.",

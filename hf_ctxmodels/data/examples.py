@@ -1,11 +1,11 @@
-"""Tokenized examples: in memory as flat arrays, or as a stream."""
+"""Tokenized examples: as flat arrays in memory or in files, or as a stream."""
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 import torch
@@ -23,7 +23,11 @@ EXAMPLES_PER_BLOCK = 8192  # examples collected before they are concatenated
 class ExampleBuilder(Protocol):
     """The part of the interface of `hf_ctxmodels.objectives.Objective` that makes examples."""
 
+    is_divisible: ClassVar[bool]
     statistics: Counter[str]
+
+    def for_part(self, number: int) -> Self:
+        """The objective for a part of the text."""
 
     def examples(self, documents: Iterable[list[str]], epoch: int = 0) -> Iterator[Example]:
         """Tokenized examples of the documents."""
@@ -37,7 +41,7 @@ class Column:
     """One column of a table of examples, stored flat.
 
     Attributes:
-        values: The values of all examples, concatenated.
+        values: The values of all examples, concatenated; uint16 token ids of files are read as int32.
         offsets: (examples + 1,) example i is `values[offsets[i]:offsets[i + 1]]`; None for one number per example.
     """
 
@@ -47,49 +51,89 @@ class Column:
     def __getitem__(self, index: int) -> np.ndarray | int:
         if self.offsets is None:
             return int(self.values[index])
-        return self.values[self.offsets[index] : self.offsets[index + 1]]
+        values = self.values[self.offsets[index] : self.offsets[index + 1]]
+        return values.astype(np.int32) if values.dtype == np.uint16 else values
+
+
+class ExampleBlock(Protocol):
+    """Consecutive examples of an `ExampleSet`, with the same columns in all blocks."""
+
+    @property
+    def columns(self) -> Mapping[str, Column]:
+        """Name -> values of the examples."""
+
+
+@dataclass(frozen=True)
+class MemoryBlock:
+    """Examples in memory, about four bytes per token."""
+
+    columns: dict[str, Column]
 
 
 class ExampleSet(torch.utils.data.Dataset):
-    """Examples in memory, about four bytes per token.
+    """Examples in memory, or in files that are mapped into memory (`data.prepared`).
 
     `examples[i]` and `examples[epoch, i]` are dictionaries with the columns of example i, and `example_index` and
     `epoch`, which seed the collators' masks. The epoch of `examples[i]` is set by `set_epoch` (0 at first), which
     `transformers.Trainer` calls for training but not for evaluation.
+
+    Args:
+        blocks: The examples.
+        sizes: (blocks,) number of examples of each block.
+        statistics: Counts of the objective that made them.
     """
 
-    def __init__(self, columns: dict[str, Column], length: int, statistics: Mapping[str, int]) -> None:
-        self.columns, self.length, self.statistics = columns, length, dict(statistics)
+    def __init__(self, blocks: Sequence[ExampleBlock], sizes: Sequence[int], statistics: Mapping[str, int]) -> None:
+        self.blocks, self.statistics = blocks, dict(statistics)
+        self._starts = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
         self.epoch = 0
 
     @classmethod
     def build(cls, examples: Iterable[Example], statistics: Mapping[str, int] | None = None) -> Self:
-        """Store examples with the same columns; raises CtxError if there is none."""
-        remaining, length = iter(examples), 0
-        blocks: list[dict[str, Column]] = []
-        while block := list(islice(remaining, EXAMPLES_PER_BLOCK)):
-            blocks.append(_to_columns(block))
-            length += len(block)
-        if not blocks:
+        """Store examples with the same columns in memory; raises CtxError if there is none."""
+        columns, length = build_columns(examples)
+        if not length:
             raise no_examples_error()
-        # popped, so that blocks are freed column by column
-        columns = {name: _concatenate([block.pop(name) for block in blocks]) for name in list(blocks[0])}
-        return cls(columns, length, statistics or {})
+        return cls([MemoryBlock(columns)], [length], statistics or {})
+
+    @classmethod
+    def concatenate(cls, sets: Sequence["ExampleSet"]) -> Self:
+        """The examples of several sets, without their statistics."""
+        blocks = [block for examples in sets for block in examples.blocks]
+        return cls(blocks, [size for examples in sets for size in np.diff(examples._starts)], {})
 
     def __len__(self) -> int:
-        return self.length
+        return int(self._starts[-1])
 
     def __getitem__(self, key: int | tuple[int, int]) -> dict[str, Any]:
         epoch, index = key if isinstance(key, tuple) else (self.epoch, key)
         if not -len(self) <= index < len(self):
             raise IndexError(f"Example {index} of a set of {len(self)}.")
         index = int(index) % len(self)
-        example = {name: column[index] for name, column in self.columns.items()}
+        number = 0 if len(self.blocks) == 1 else int(np.searchsorted(self._starts, index, side="right")) - 1
+        position = index - int(self._starts[number])
+        example = {name: column[position] for name, column in self.blocks[number].columns.items()}
         return {**example, "example_index": index, "epoch": int(epoch)}
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of `examples[i]`."""
         self.epoch = epoch
+
+    def column_values(self, name: str) -> Iterator[np.ndarray]:
+        """The values of a column in each block, concatenated over its examples."""
+        return (block.columns[name].values for block in self.blocks)
+
+
+def build_columns(examples: Iterable[Example]) -> tuple[dict[str, Column], int]:
+    """The columns of examples, and their number, which may be 0."""
+    remaining, length = iter(examples), 0
+    blocks: list[dict[str, Column]] = []
+    while block := list(islice(remaining, EXAMPLES_PER_BLOCK)):
+        blocks.append(_to_columns(block))
+        length += len(block)
+    # popped, so that blocks are freed column by column
+    names = list(blocks[0]) if blocks else []
+    return {name: _concatenate([block.pop(name) for block in blocks]) for name in names}, length
 
 
 def _to_columns(block: list[Example]) -> dict[str, Column]:
@@ -152,7 +196,7 @@ class DocumentStream(ExampleStream):
         parts = self.documents.parts() if isinstance(self.documents, Documents) else []
         if len(parts) < 2:
             return [[self]]
-        return [[DocumentStream(part, self.objective, number << 32, True) for number, part in enumerate(parts)]]
+        return [[DocumentStream(part, self.objective.for_part(number), number << 32, True) for number, part in enumerate(parts)]]
 
 
 def no_examples_error() -> CtxError:

@@ -20,6 +20,7 @@ class Purpose(IntEnum):
     SAMPLING = 4
     MIXTURE = 5
     PARTS = 6
+    PART = 7
 
 
 def generator(seed: int, epoch: int, index: int, purpose: Purpose = Purpose.CORRUPTION) -> np.random.Generator:
@@ -54,6 +55,29 @@ def uniforms(keys: np.ndarray, numbers: np.ndarray) -> np.ndarray:
         state += keys[chunk]
         np.multiply(_mix(state) >> np.uint64(11), 2.0**-53, out=result[chunk])
     return result
+
+
+_ROUNDS = 8  # of the Feistel network
+
+
+def permute(indices: np.ndarray, size: int, seed: int, epoch: int) -> np.ndarray:
+    """(n,) images of (n,) indices in [0, size) under a random permutation for `(seed, epoch)`, with random access.
+
+    A Feistel network permutes the numbers of an even number of bits; a number outside the range is permuted again until
+    it is inside (cycle walking: Black & Rogaway 2002, section 4). The expected number of passes is below 4.
+    """
+    half = np.uint64(max(1, -(-(size - 1).bit_length() // 2)))
+    mask = (np.uint64(1) << half) - np.uint64(1)
+    keys = row_hashes(seed, [epoch] * _ROUNDS, range(_ROUNDS), Purpose.ORDER)
+    images = indices.astype(np.uint64)
+    outside = np.arange(len(images))
+    while len(outside):
+        left, right = images[outside] >> half, images[outside] & mask
+        for key in keys:
+            left, right = right, left ^ (_mix((right + STEP) ^ key) & mask)
+        images[outside] = (left << half) | right
+        outside = outside[images[outside] >= size]
+    return images.astype(np.int64)
 
 
 def _mix(bits: np.ndarray) -> np.ndarray:

@@ -5,9 +5,10 @@ sum(p^alpha) (Lample & Conneau 2019, section 3.1; Conneau et al. 2020, section 3
 vocabulary and 0.7 for training, XLM-R 0.3 for both.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from itertools import count
 from typing import Any
 
@@ -19,7 +20,8 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.documents import Documents, SampledDocuments
 from hf_ctxmodels.data.examples import DocumentStream, Example, ExampleBuilder, ExampleSet, ExampleStream
 from hf_ctxmodels.data.mixtures import Mixture, SampledMixture, SampledStream, ScheduledMixture
-from hf_ctxmodels.data.seeding import Purpose, generator
+from hf_ctxmodels.data.preparation import SENTENCES, examples_of, text_parts
+from hf_ctxmodels.data.seeding import Purpose, generator, permute
 from hf_ctxmodels.data.streams import (
     ContiguousStream,
     EndlessStream,
@@ -76,37 +78,45 @@ def build_training_set(
                 location="--sampling_alpha",
                 hint="omit it, or use an objective without memory (memory_length=0, carry=false).",
             )
-        sources = _split_sources(documents)
         if streaming:
+            sources = split_sources(documents)
             num_bytes = [source.num_bytes if len(source.parts()) > 1 else None for source in sources]
             sizes = num_bytes if None not in num_bytes else [sum(map(len, source)) for source in sources]
             probabilities = sampling_probabilities(sizes, alpha)
             return SampledStream([DocumentStream(source, objective) for source in sources], probabilities, seed)
-        datasets, sizes = [], []
-        for source in sources:
-            sizes.append(0)
-            datasets.append(ExampleSet.build(progress(objective.examples(_counted(source, sizes)))))
-        return SampledMixture(datasets, probabilities=sampling_probabilities(sizes, alpha), is_per_example=True)
     if sampling.task_column is not None and streaming:
         raise CtxError(
-            "The objective samples a task for each step, which requires all examples in memory.",
+            "The objective samples a task for each step, which requires all examples.",
             location="--streaming",
             hint="omit it.",
         )
     if streaming:
         return DocumentStream(documents, objective)
-    before = dict(objective.statistics)
-    examples = ExampleSet.build(progress(objective.examples(documents)))
-    examples.statistics = {name: value - before.get(name, 0) for name, value in objective.statistics.items()}
+    sets = []
+    for number, source in enumerate([documents] if alpha is None else split_sources(documents)):
+        before = Counter(objective.statistics)
+        sets.append(ExampleSet.build(progress(examples_of(text_parts(source, objective, number), objective))))
+        sets[-1].statistics = dict(objective.statistics - before)
+    return arrange_examples(sets, objective, sampling, alpha)
+
+
+def arrange_examples(
+    sets: Sequence[ExampleSet], objective: ExampleBuilder, sampling: ExampleSampling, alpha: float | None
+) -> ExampleSet | Mixture:
+    """The training set of one set of examples, or of a set for each source sampled by `alpha`."""
+    if alpha is not None:
+        probabilities = sampling_probabilities([examples.statistics[SENTENCES] for examples in sets], alpha)
+        return SampledMixture(sets, probabilities=probabilities, is_per_example=True)
+    (examples,) = sets
     objective.check(examples)
     return examples if sampling.task_column is None else mix_tasks(examples, sampling)
 
 
 def mix_tasks(examples: ExampleSet, sampling: ExampleSampling) -> Mixture:
     """A dataset for each task in the `task_column`, in the order of `sampling`."""
-    numbers = examples.columns[str(sampling.task_column)].values
+    numbers = np.concatenate(list(examples.column_values(str(sampling.task_column))))
     tasks = np.unique(numbers).tolist()
-    datasets = [Subset(examples, np.flatnonzero(numbers == task).tolist()) for task in tasks]
+    datasets = [Subset(examples, np.flatnonzero(numbers == task)) for task in tasks]  # type: ignore[arg-type]
     if sampling.task_stages:
         stages = [{tasks.index(task): steps for task, steps in stage.items()} for stage in sampling.task_stages]
         return ScheduledMixture(datasets, stages)
@@ -120,13 +130,6 @@ def sampling_probabilities(sizes: Sequence[float] | np.ndarray, alpha: float) ->
         raise CtxError(f"sampling_alpha={alpha} is out of range.", hint="use 0 (equal shares) to 1 (as in the text).")
     weights = (np.asarray(sizes, dtype=np.float64) / np.sum(sizes)) ** alpha
     return weights / weights.sum()
-
-
-def _counted(documents: Iterable[list[str]], sizes: list[int]) -> Iterator[list[str]]:
-    """The documents; adds their sentences to the last of the sizes while they are read."""
-    for document in documents:
-        sizes[-1] += len(document)
-        yield document
 
 
 @dataclass(frozen=True)
@@ -143,7 +146,7 @@ class ResampledDocuments:
     @cached_property
     def _rates(self) -> list[tuple[Iterable[list[str]], float]]:
         """Each source and the rate of its sentences. Reads all sources once."""
-        sources = _split_sources(self.documents)
+        sources = split_sources(self.documents)
         sizes = np.array([sum(map(len, source)) for source in sources])
         rates = sampling_probabilities(sizes, self.alpha) * sizes.sum() / sizes
         return list(zip(sources, rates.tolist(), strict=True))
@@ -158,7 +161,8 @@ class ResampledDocuments:
                     due -= len(document)
 
 
-def _split_sources(documents: Iterable[list[str]]) -> list[Any]:
+def split_sources(documents: Iterable[list[str]]) -> list[Any]:
+    """The documents of each source; raises CtxError if there is only one."""
     sources = documents.by_source() if isinstance(documents, Documents | SampledDocuments) else []
     if len(sources) < 2:
         raise CtxError(
@@ -167,6 +171,13 @@ def _split_sources(documents: Iterable[list[str]]) -> list[Any]:
             hint="set --dataset to a file or Hub id for each language.",
         )
     return sources
+
+
+LONGEST_STORED_ORDER = 1 << 20
+"""Number of examples, 8 bytes each, beyond which a random order is computed instead of stored."""
+
+
+_ORDER_BLOCK = 1 << 13  # positions computed together
 
 
 class EndlessBatchSampler(Sampler[list[tuple[int, int]]]):
@@ -207,8 +218,31 @@ class EpochBatchSampler(EndlessBatchSampler):
                 position += len(indices)
             yield batch
 
-    def _order(self, epoch: int) -> np.ndarray:
+    def _order(self, epoch: int) -> "np.ndarray | ComputedOrder":
+        if self.num_examples > LONGEST_STORED_ORDER:
+            return ComputedOrder(self.num_examples, self.seed, epoch)
         return generator(self.seed, epoch, 0, Purpose.ORDER).permutation(self.num_examples)
+
+
+@dataclass(frozen=True)
+class ComputedOrder:
+    """The random order of an epoch, computed where it is read, in constant memory: `order[start:stop]`."""
+
+    size: int
+    seed: int
+    epoch: int
+
+    def __getitem__(self, positions: slice) -> np.ndarray:
+        start, stop, _ = positions.indices(self.size)
+        numbers = range(start // _ORDER_BLOCK, -(-stop // _ORDER_BLOCK))
+        blocks = [_order_block(self, number) for number in numbers]
+        return np.concatenate(blocks)[start - numbers.start * _ORDER_BLOCK :][: stop - start]
+
+
+@lru_cache(maxsize=2)
+def _order_block(order: ComputedOrder, number: int) -> np.ndarray:
+    positions = np.arange(number * _ORDER_BLOCK, min((number + 1) * _ORDER_BLOCK, order.size))
+    return permute(positions, order.size, order.seed, order.epoch)
 
 
 @dataclass(eq=False)

@@ -3,8 +3,8 @@
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import check_range
 from hf_ctxmodels.data.examples import Example, ExampleSet
 from hf_ctxmodels.data.padding import PaddingCollator
+from hf_ctxmodels.data.seeding import Purpose
 from hf_ctxmodels.data.training_set import ExampleSampling
 from hf_ctxmodels.objectives.tokenized_documents import TokenizedDocument, document_batches, tokenized_batches
 
@@ -71,6 +72,9 @@ class Objective(PaddingCollator):
     predicts_special_tokens: ClassVar[bool] = False
     """Whether special tokens other than padding may be targets."""
 
+    is_divisible: ClassVar[bool] = True
+    """Whether the examples of separate parts of a text are examples of the text."""
+
     requires_translations: ClassVar[bool] = False
     """Whether every document must be a `TranslatedText`."""
 
@@ -124,6 +128,14 @@ class Objective(PaddingCollator):
     @abstractmethod
     def examples(self, documents: Iterable[list[str]], epoch: int = 0) -> Iterator[Example]:
         """Tokenized examples of the documents, deterministic in (seed, epoch, position of the document)."""
+
+    def for_part(self, number: int) -> Self:
+        """The objective for part `number` of the text, which has a separate sequence of random numbers; the first part
+        has the sequence of a text in one part."""
+        if number == 0:
+            return self
+        entropy = np.random.SeedSequence((self.seed, number), spawn_key=(int(Purpose.PART),))
+        return replace(self, seed=int(entropy.generate_state(1)[0]))
 
     def tokenized(self, documents: Iterable[list[str]], with_word_ids: bool = False) -> Iterator[TokenizedDocument]:
         """Tokenize documents sentence by sentence, and count them in `statistics`."""

@@ -66,6 +66,7 @@ class Cooccurrence(DataCollatorForCooccurrence, Objective):
 
     auto_class = "AutoModelForPreTraining"
     has_heldout_loss = False
+    is_divisible = False
     window: int = flag(10, "Maximum distance in words.")
     symmetric: bool = flag(True, "Contexts on both sides; False: on the left only.")
     distance_weighting: bool = flag(True, "Count 1 / distance for two words; False: 1.")

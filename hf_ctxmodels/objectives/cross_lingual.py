@@ -348,11 +348,11 @@ class CrossLingualLM(StreamMaskedLM):
 
     def check(self, examples: ExampleSet) -> None:
         """Raise CtxError if there are only translations, or none."""
-        if len(tasks := set(examples.columns["task"].values.tolist())) > 1:
+        if len(tasks := {task for values in examples.column_values("task") for task in np.unique(values)}) > 1:
             return
         if TRANSLATION in tasks:
             problem, hint = "Every text has a translation", "add text with `-` as its translation, or use tlm"
-        elif skipped := self.statistics["left_out"]:
+        elif skipped := examples.statistics.get("left_out"):
             problem, hint = f"{skipped:,} pairs are longer than max_length, or empty on one side", "raise --max_length"
         else:
             problem, hint = "No text has a translation", "set a file of translations, line by line, or use mlm"

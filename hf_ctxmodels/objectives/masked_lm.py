@@ -106,7 +106,7 @@ class DataCollatorForMaskedLM(MaskingCollator):
     def check(self, examples: ExampleSet) -> None:
         """Count the tokens of all training text for `mlm_smoothing`."""
         if self.masker.rule.smoothing:
-            self.masker.set_token_counts(examples.columns["input_ids"].values)
+            self.masker.set_token_counts(*examples.column_values("input_ids"))
 
 
 @dataclass

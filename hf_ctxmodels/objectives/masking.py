@@ -231,9 +231,10 @@ class TokenMasker:
         self.non_special = NonSpecialTokens(tokenizer)
         self.weights: np.ndarray | None = None
 
-    def set_token_counts(self, ids: np.ndarray) -> None:
+    def set_token_counts(self, *ids: np.ndarray) -> None:
         """Count the (tokens,) ids of all training text, for a rule with `smoothing`; a missing token counts as one."""
-        counts = np.bincount(ids, minlength=len(self.non_special.table))
+        size = max(len(self.non_special.table), *(int(array.max(initial=0)) + 1 for array in ids))
+        counts = np.sum([np.bincount(array, minlength=size) for array in ids], axis=0)
         self.weights = np.maximum(counts, 1.0) ** -self.rule.smoothing
 
     def mask(

@@ -164,7 +164,7 @@ class SentencePairs(SentencePairCollator, Objective):
     def check(self, examples: ExampleSet) -> None:
         """Print a warning if no document has two sentences."""
         super().check(examples)
-        if 0 < self.statistics["sentences"] == self.statistics["documents"]:
+        if 0 < examples.statistics.get("sentences", 0) == examples.statistics["documents"]:
             print_status(
                 "warning: every document is a single sentence, so that no pair continues a document; separate "
                 "documents of several sentences by blank lines, or use --objective mlm"

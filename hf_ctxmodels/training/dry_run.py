@@ -64,8 +64,8 @@ def estimate_pretraining(run: PretrainingRun) -> Iterator[str]:
     seconds = max(timer.seconds_per_step * loop.total_steps, 1e-3)
     yield f"parameters      {result.parameters:,}"
     if loop.examples_per_epoch is not None:
-        words = sum(len(text.split()) for document in run.documents for text in document)
-        yield f"training text   {words:,} words, {loop.examples_per_epoch:,} examples"
+        words = sum(len(text.split()) for document in run.documents or () for text in document)
+        yield f"training text   {f'{words:,} words, ' if words else ''}{loop.examples_per_epoch:,} examples"
     yield f"steps           {loop.total_steps:,} of {result.global_batch_size:,} examples, {tokens:,.0f} tokens"
     yield f"checkpoint      {size / 1e6:,.1f} MB; --save_total_limit {loop.arguments.save_total_limit}"
     yield f"speed           {tokens / seconds:,.0f} tokens/s, measured in {result.steps:,} steps"

@@ -1,21 +1,19 @@
 """Pretraining of any family from raw text, for `hf-ctxmodels pretrain`."""
 
-import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
-from functools import partial
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_ctxmodels.core.console import print_status, progress_bar
+from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import flag, split_choice, typed_options
-from hf_ctxmodels.data import DataArguments, ExampleSet, build_training_set
+from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.data import ExampleSet
 from hf_ctxmodels.data.documents import Documents
-from hf_ctxmodels.data.examples import Example
+from hf_ctxmodels.data.prepared import TOKENIZER_FOLDER
 from hf_ctxmodels.objectives import Objective
 from hf_ctxmodels.registry import FAMILIES, get_family
 from hf_ctxmodels.spec import FamilySpec
@@ -23,6 +21,13 @@ from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model
 from hf_ctxmodels.training.accelerator import load_weights_in_all_processes, make_accelerator, receives_weights
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.checkpoint_files import check_run_directory
+from hf_ctxmodels.training.corpora import (
+    CorpusArguments,
+    make_examples,
+    make_objective,
+    open_examples,
+    prepared_objective,
+)
 from hf_ctxmodels.training.evaluation import (
     Examples,
     LossEvaluation,
@@ -50,24 +55,15 @@ from hf_ctxmodels.training.training_state import flags_identity
 from hf_ctxmodels.training.training_step import Collate
 
 _BATCHES_FOR_RATES = 50
-_HELD_OUT_BYTES = 256 << 20  # of a streamed corpus, from which documents are held out
 # Fields that a resumed run may change, because the model's class, configuration and tokenizer and the objective with
 # its options are compared.
-_UNCOMPARED_FIELDS = ("family", "config", "config_options", "model", "tokenizer")
+_UNCOMPARED_FIELDS = ("family", "config", "config_options", "model", "tokenizer", "num_proc", "no_cache")
 
 
 @dataclass(kw_only=True)
-class PretrainingArguments(DataArguments):
+class PretrainingArguments(CorpusArguments):
     """Model, objective and data of pretraining."""
 
-    tokenizer: str | None = flag(
-        None,
-        "Tokenizer directory, from `hf-ctxmodels data tokenizer`, or Hub id; by default the tokenizer of --model.",
-    )
-    family: str | None = field(
-        default=None,
-        metadata={"help": "Model family; by default the family of --model.", "choices": list(FAMILIES)},
-    )
     config: str | None = flag(
         None, "Configuration of a new model: a size (tiny, mini, small, base, large) or a JSON file; default: tiny."
     )
@@ -75,16 +71,15 @@ class PretrainingArguments(DataArguments):
         None, "Checkpoint to continue from (directory or Hub id), of this package or of transformers."
     )
     config_options: list[str] = flag((), "Configuration fields to change, as key=value.")
-    objective: str | None = flag(
-        None, "Pretraining objective, by default the family's first; an unknown option lists its options.", nested=True
+    no_cache: bool = flag(
+        False, "Keep the examples of a large text in memory, instead of in files in HF_HOME for later runs."
     )
-    max_length: int = flag(128, "Maximum input length in tokens.")
-    validation_fraction: float = flag(0.0, "Fraction of the documents held out for evaluation; 0 for none.")
 
     @property
     def tokenizer_source(self) -> str | None:
-        """Directory or Hub id of the tokenizer, by default of the model to continue from."""
-        return self.tokenizer or self.model
+        """Directory or Hub id of the tokenizer, by default of the prepared examples or of the model to continue from."""
+        prepared = self.prepared_directory
+        return self.tokenizer or (str(prepared / TOKENIZER_FOLDER) if prepared is not None else self.model)
 
 
 @dataclass(frozen=True)
@@ -105,13 +100,14 @@ class TrainingSetup:
 
 @dataclass(frozen=True)
 class PretrainingRun:
-    """A training loop with its objective, training documents, examples and held-out examples or None."""
+    """A training loop with its objective, training documents (None for prepared examples), examples, and held-out
+    examples or None."""
 
     loop: TrainingLoop
     objective_name: str
     objective: Objective
     model: PreTrainedModel
-    documents: Documents
+    documents: Documents | None
     examples: Examples
     held_out: ExampleSet | None
 
@@ -138,8 +134,15 @@ def prepare_pretraining(
     # tokenizer, objective, model
     tokenizer = load_tokenizer(require_tokenizer_source(arguments))
     family = resolve_family(arguments)
-    objective_name, objective = make_objective(family, tokenizer, arguments, loop_arguments.seed)
-    documents, held_out_documents = arguments.load()  # raises for a missing file before the model is built
+    prepared = arguments.open_prepared()
+    documents = held_out_documents = None
+    if prepared is None:
+        objective_name, objective = make_objective(family, tokenizer, arguments, loop_arguments.seed)
+        documents, held_out_documents = arguments.load()  # raises for a missing file before the model is built
+    else:
+        seed = loop_arguments.seed
+        objective_name, objective = prepared_objective(prepared, family, tokenizer, arguments, seed)
+        arguments = replace(arguments, max_length=objective.max_length)
     if arguments.model is None and (add_adapter is not None or embedding_training is not None):
         raise CtxError(
             "An adapter or new embeddings are trained in a pretrained model, but no model is given.",
@@ -161,7 +164,20 @@ def prepare_pretraining(
             identity |= add_adapter(model)
 
     # data and evaluation
-    examples, held_out = make_examples(documents, held_out_documents, arguments, objective, accelerator.is_main_process)
+    files = ("dataset", "translations") if prepared is None else ()
+    identity = {**flags_identity(arguments, _UNCOMPARED_FIELDS, files=files), **identity}
+    if prepared is not None:
+        examples, held_out = open_examples(prepared, objective)
+        identity["dataset"] = prepared.digest
+    else:
+        examples, held_out = make_examples(
+            documents,
+            held_out_documents,
+            arguments,
+            objective,
+            cache=not arguments.no_cache,
+            show_progress=accelerator.is_main_process,
+        )
     evaluate = None if held_out is None else LossEvaluation(held_out, objective.collate, batch_size)
 
     setup = TrainingSetup(model, objective.collate) if make_setup is None else make_setup(model, objective)
@@ -173,11 +189,7 @@ def prepare_pretraining(
         accelerator,
         tokenizer=tokenizer,
         evaluate=evaluate,
-        identity={
-            **flags_identity(arguments, _UNCOMPARED_FIELDS, files=("dataset", "translations")),
-            **identity,
-            **setup.identity,
-        },
+        identity={**identity, **setup.identity},
         contiguous=objective.sampling.contiguous,
     )
     return PretrainingRun(loop, objective_name, objective, model, documents, examples, held_out)
@@ -210,7 +222,7 @@ def pretrain(
     summary = result.summary(
         task="pretraining",
         dataset=", ".join(arguments.dataset),
-        max_length=arguments.max_length,
+        max_length=objective.max_length,
         objective=run.objective_name,
         objective_options=objective.options,
         rates=objective.rates(counts),
@@ -253,30 +265,6 @@ def resolve_family(arguments: PretrainingArguments) -> FamilySpec:
             hint="remove --family.",
         )
     return model_family
-
-
-def make_objective(
-    family: FamilySpec, tokenizer: PreTrainedTokenizerBase, arguments: PretrainingArguments, seed: int
-) -> tuple[str, Objective]:
-    """The name of the selected objective, and the objective; raises CtxError if it or an option does not exist, or the
-    family has none."""
-    if not family.objectives:
-        raise CtxError(
-            f"The family {family.name} is not pretrained on raw text.",
-            location=f"--family {family.name}",
-            hint=f"train it on a task: `hf-ctxmodels finetune TASK --family {family.name}:tokenizer=DIR`.",
-        )
-    name, option_texts = split_choice(arguments.objective or next(iter(family.objectives)))
-    if name not in family.objectives:
-        raise CtxError(
-            f"The family {family.name} has no objective {name!r}.",
-            location="--objective",
-            hint=f"use one of: {', '.join(family.objectives)}.",
-        )
-    objective_class = family.objectives[name]
-    names = objective_class.option_help()
-    options = typed_options(objective_class, option_texts, location=f"--objective {name}", names=names)
-    return name, objective_class(tokenizer, max_length=arguments.max_length, seed=seed, **options)
 
 
 def make_model(
@@ -322,48 +310,3 @@ def make_model(
         require_trainable(model)
         return model
     return new_model(objective.auto_class, config)
-
-
-def with_progress(examples: Iterable[Example], description: str, enabled: bool) -> Iterator[Example]:
-    """The examples, with a progress bar while they are built, and a line with their number and the time."""
-    start, number = time.perf_counter(), 0
-    for example in progress_bar(examples, f"building {description}", unit="examples", enabled=enabled):
-        number += 1
-        yield example
-    seconds = time.perf_counter() - start
-    print_status(f"{description}: {number:,} examples in {seconds:.1f} s", enabled)
-
-
-def _first_documents(documents: Documents, show_progress: bool) -> Documents:
-    """The held-out documents of the first parts of a streamed corpus, which is not read as a whole."""
-    selection = documents.first_parts(_HELD_OUT_BYTES)
-    if len(selection.layout) < len(documents.layout):
-        parts = f"{len(selection.layout)} of {len(documents.layout)} parts"
-        print_status(f"held-out documents of the first {parts} of the corpus", show_progress)
-    return selection
-
-
-def make_examples(
-    documents: Documents,
-    held_out_documents: Documents | None,
-    arguments: PretrainingArguments,
-    objective: Objective,
-    show_progress: bool = False,
-) -> tuple[Examples, ExampleSet | None]:
-    """Training examples, and held-out examples or None."""
-    held_out = None
-    if held_out_documents is not None and objective.has_heldout_loss:
-        if arguments.streaming:
-            held_out_documents = _first_documents(held_out_documents, show_progress)
-        examples = objective.examples(held_out_documents)
-        held_out = ExampleSet.build(with_progress(examples, "held-out text", show_progress))
-    training_examples = build_training_set(
-        documents,
-        objective,
-        objective.sampling,
-        streaming=arguments.streaming,
-        alpha=arguments.sampling_alpha,
-        seed=objective.seed,
-        progress=partial(with_progress, description="training text", enabled=show_progress),
-    )
-    return training_examples, held_out

@@ -18,8 +18,9 @@ from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data import ExampleSet
 from hf_ctxmodels.training.arguments import LoopArguments
+from hf_ctxmodels.training.corpora import make_objective
 from hf_ctxmodels.training.model_loading import load_tokenizer
-from hf_ctxmodels.training.pretraining import PretrainingArguments, make_objective, resolve_family
+from hf_ctxmodels.training.pretraining import PretrainingArguments, resolve_family
 from hf_ctxmodels.training.summary import TrainingSummary
 
 _DETECTOR_TRAINING_STEP = 20  # the baseline detector is fitted on one in 20 training documents

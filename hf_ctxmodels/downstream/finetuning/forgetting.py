@@ -17,10 +17,11 @@ from hf_ctxmodels.core.weights import is_quantized
 from hf_ctxmodels.data import ExampleSet
 from hf_ctxmodels.downstream.adapters.adapter_checkpoints import add_saved_adapters
 from hf_ctxmodels.objectives import Objective
+from hf_ctxmodels.training.corpora import make_objective
 from hf_ctxmodels.training.evaluation import LossEvaluation
 from hf_ctxmodels.training.model_loading import load_config, load_model, load_tokenizer, require_single_task
 from hf_ctxmodels.training.optimizers import LAYER
-from hf_ctxmodels.training.pretraining import PretrainingArguments, make_model, make_objective, resolve_family
+from hf_ctxmodels.training.pretraining import PretrainingArguments, make_model, resolve_family
 from hf_ctxmodels.training.summary import SUMMARY_FILE, TrainingSummary
 
 _DEFAULT_LENGTH = 128

@@ -1,0 +1,102 @@
+r"""Tokenize a text once for an objective, into files that `pretrain --dataset DIR` opens at once.
+
+    hf-ctxmodels prepare --family bert --tokenizer DIR --dataset "corpus/*.jsonl.zst" --max_length 128 --output_dir DIR
+
+The text is divided into parts of about 64 MB, which are prepared by several processes. An interrupted command continues
+with the missing parts. Large texts are prepared by independent jobs, each with `--shard I/N`, on a file system that they
+share; a last command with `--merge` checks the parts and completes the directory.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hf_ctxmodels.core.command_line import parse_arguments
+from hf_ctxmodels.core.console import format_next_commands, format_number
+from hf_ctxmodels.core.constants import MAX_SEED
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import REQUIRED, check_range, flag
+from hf_ctxmodels.core.output_files import require_writable
+from hf_ctxmodels.data.preparation import Preparation, delete_prepared
+from hf_ctxmodels.data.prepared import TRAIN, VALIDATION, PreparedCorpus
+from hf_ctxmodels.registry import get_family
+from hf_ctxmodels.training.corpora import CorpusArguments, available_cores, make_objective, make_preparation
+from hf_ctxmodels.training.model_loading import load_tokenizer
+
+ESSENTIAL = ("family", "tokenizer", "dataset", "objective", "max_length", "output_dir", "num_proc")
+
+
+@dataclass
+class PreparationArguments:
+    """Output and jobs."""
+
+    output_dir: str = flag(REQUIRED, "Output directory.")
+    seed: int = flag(42, "Seed of sampled pairs and lengths; pretrain has the same default.")
+    shard: str | None = flag(None, "I/N: prepare only the parts of job I of N jobs, counted from 0, and do not merge.")
+    merge: bool = flag(False, "Check all parts, made by jobs with --shard, and complete the directory.")
+    overwrite: bool = flag(False, "Replace prepared examples in --output_dir.")
+
+    def __post_init__(self) -> None:
+        check_range(self, "seed", at_least=0, at_most=MAX_SEED)
+        if self.shard is not None and (self.merge or self.overwrite):
+            raise CtxError(
+                "A job with --shard only adds parts.",
+                location=f"--shard {self.shard} {'--merge' if self.merge else '--overwrite'}",
+                hint="run the jobs with --shard first, and then --merge alone.",
+            )
+
+    def selected_parts(self, number: int) -> range:
+        """The parts of this job, of `number` parts; raises CtxError if `shard` is not I/N with I < N."""
+        if self.shard is None:
+            return range(number)
+        index, _, count = self.shard.partition("/")
+        if not (index.isdecimal() and count.isdecimal() and int(index) < int(count)):
+            raise CtxError(
+                f"{self.shard!r} is not a job of several.",
+                location="--shard",
+                hint="use I/N with I from 0 to N - 1, such as --shard 0/8.",
+            )
+        return range(int(index), number, int(count))
+
+
+def main() -> None:
+    """Prepare, and print the number of examples."""
+    corpus_arguments, arguments = parse_arguments(
+        CorpusArguments, PreparationArguments, description=__doc__, essential=ESSENTIAL
+    )
+    for name, value in (("--family", corpus_arguments.family), ("--tokenizer", corpus_arguments.tokenizer)):
+        if value is None:
+            raise CtxError(f"{name} is required.", location="hf-ctxmodels prepare", hint=f"pass {name}.")
+    if corpus_arguments.streaming:
+        raise CtxError("A stream cannot be prepared.", location="--streaming", hint="omit the flag.")
+    directory = Path(arguments.output_dir)
+    require_writable(directory, "--output_dir")
+    preparation = open_preparation(corpus_arguments, arguments.seed, directory)
+    if arguments.overwrite:
+        delete_prepared(directory)
+    if not arguments.merge:
+        numbers = arguments.selected_parts(len(preparation.parts))
+        preparation.run(numbers, corpus_arguments.num_proc or available_cores(), show_progress=True)
+        if arguments.shard is not None:
+            print(f"job {arguments.shard}: {len(numbers)} of {len(preparation.parts)} parts in {directory}")
+            return
+    print_corpus(preparation.merge(with_digests=arguments.merge), str(corpus_arguments.family))
+
+
+def open_preparation(arguments: CorpusArguments, seed: int, directory: Path) -> Preparation:
+    """The preparation of the flags."""
+    tokenizer = load_tokenizer(str(arguments.tokenizer))
+    _, objective = make_objective(get_family(str(arguments.family)), tokenizer, arguments, seed)
+    documents, _ = replace(arguments, validation_fraction=0.0).load()
+    if arguments.validation_fraction:
+        documents.split(arguments.validation_fraction)  # raises for a fraction that is out of range
+    return make_preparation(documents, arguments, objective, directory)
+
+
+def print_corpus(corpus: PreparedCorpus, family: str) -> None:
+    """Print the number of parts and examples, the size of the files, and the next command."""
+    files = [(split, file) for record in corpus.parts for split, file in record.files.items()]
+    print(f"{len(corpus.parts)} parts in {corpus.directory}, {format_number(sum(file.size for _, file in files))}B:")
+    for split in (TRAIN, VALIDATION):
+        if number := sum(file.examples for name, file in files if name == split):
+            print(f"  {split:<12}{number:>14,} examples")
+    print(format_next_commands(("pretrain", "--family", family, "--dataset", corpus.directory, "--output_dir", "DIR")))

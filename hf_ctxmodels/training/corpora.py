@@ -1,0 +1,314 @@
+"""Training text of a run: flags, the objective, and its examples, in memory, prepared, streamed, or in the cache."""
+
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from glob import glob
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+from huggingface_hub.constants import HF_HOME
+from transformers import PreTrainedTokenizerBase
+
+from hf_ctxmodels.core.console import print_status, progress_bar
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import check_range, flag, split_choice, typed_options
+from hf_ctxmodels.core.output_files import wrap_write_errors
+from hf_ctxmodels.data import DataArguments, ExampleSet, build_training_set
+from hf_ctxmodels.data.documents import Documents
+from hf_ctxmodels.data.examples import Example
+from hf_ctxmodels.data.preparation import Preparation, examples_of, text_parts
+from hf_ctxmodels.data.prepared import (
+    INDEX_FILE,
+    TRAIN,
+    VALIDATION,
+    PreparedCorpus,
+    file_digest,
+    identity_digest,
+    is_prepared,
+)
+from hf_ctxmodels.data.training_set import arrange_examples, split_sources
+from hf_ctxmodels.objectives import Objective
+from hf_ctxmodels.registry import FAMILIES
+from hf_ctxmodels.spec import FamilySpec
+from hf_ctxmodels.tokenizers.base import tokenizer_digest
+from hf_ctxmodels.training.evaluation import Examples
+from hf_ctxmodels.training.training_state import flags_identity
+
+SMALLEST_CACHED_TEXT = 4 << 20
+"""Bytes; the examples of less text, which are made in seconds, are not cached."""
+_HELD_OUT_BYTES = 256 << 20  # of a streamed corpus, from which documents are held out
+_UNCOMPARED_FIELDS = ("family", "objective", "tokenizer", "num_proc", "no_cache", "streaming")
+
+
+@dataclass(kw_only=True)
+class CorpusArguments(DataArguments):
+    """Text, tokenizer and objective."""
+
+    tokenizer: str | None = flag(
+        None, "Tokenizer directory, from `hf-ctxmodels data tokenizer`, or Hub id; by default the tokenizer of --model."
+    )
+    family: str | None = field(
+        default=None,
+        metadata={"help": "Model family; by default the family of --model.", "choices": list(FAMILIES)},
+    )
+    objective: str | None = flag(
+        None, "Pretraining objective, by default the family's first; an unknown option lists its options.", nested=True
+    )
+    max_length: int = flag(128, "Maximum input length in tokens.")
+    validation_fraction: float = flag(0.0, "Fraction of the documents held out for evaluation; 0 for none.")
+    num_proc: int | None = flag(None, "Processes that tokenize the text; by default the available cores.")
+
+    def __post_init__(self) -> None:
+        check_range(self, "num_proc", at_least=1)
+
+    @property
+    def prepared_directory(self) -> Path | None:
+        """The dataset as a directory of `hf-ctxmodels prepare`; None if it is text. Raises CtxError if there are several
+        datasets."""
+        directories = [source for source in self.dataset if is_prepared(source)]
+        if not directories:
+            return None
+        if len(self.dataset) > 1:
+            raise CtxError(
+                "Prepared examples cannot be combined with other datasets.",
+                location=f"--dataset {' '.join(self.dataset)}",
+                hint="prepare all datasets together: hf-ctxmodels prepare --dataset FIRST SECOND ...",
+            )
+        return Path(directories[0]).expanduser()
+
+    def open_prepared(self) -> PreparedCorpus | None:
+        """The prepared examples that are the dataset, or None; raises CtxError if a flag has another value than in their
+        preparation."""
+        if self.prepared_directory is None:
+            return None
+        corpus = PreparedCorpus.open(self.prepared_directory)
+        defaults = {option.name: option.default for option in fields(self)}
+        differing = []
+        for name in (*(option.name for option in fields(DataArguments)), "max_length"):
+            value, expected = getattr(self, name), corpus.identity.get(name)
+            if name != "dataset" and value not in (defaults[name], expected) and (value or expected):
+                differing.append(f"--{name} is {value}, was {expected}")
+        if differing:
+            raise CtxError(
+                f"The examples were prepared with other flags: {'; '.join(differing)}.",
+                location=str(corpus.directory),
+                hint="omit these flags, or prepare the text again.",
+            )
+        return corpus
+
+
+def available_cores() -> int:
+    """Number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def make_objective(
+    family: FamilySpec, tokenizer: PreTrainedTokenizerBase, arguments: CorpusArguments, seed: int
+) -> tuple[str, Objective]:
+    """The name of the selected objective, and the objective; raises CtxError if it or an option does not exist, or the
+    family has none."""
+    if not family.objectives:
+        raise CtxError(
+            f"The family {family.name} is not pretrained on raw text.",
+            location=f"--family {family.name}",
+            hint=f"train it on a task: `hf-ctxmodels finetune TASK --family {family.name}:tokenizer=DIR`.",
+        )
+    name, option_texts = split_choice(arguments.objective or next(iter(family.objectives)))
+    if name not in family.objectives:
+        raise CtxError(
+            f"The family {family.name} has no objective {name!r}.",
+            location="--objective",
+            hint=f"use one of: {', '.join(family.objectives)}.",
+        )
+    objective_class = family.objectives[name]
+    names = objective_class.option_help()
+    options = typed_options(objective_class, option_texts, location=f"--objective {name}", names=names)
+    return name, objective_class(tokenizer, max_length=arguments.max_length, seed=seed, **options)
+
+
+def corpus_identity(arguments: CorpusArguments, objective: Objective, num_parts: int) -> dict[str, Any]:
+    """What the examples of an objective are made from, as JSON values."""
+    return {
+        "tokenizer": tokenizer_digest(objective.tokenizer),
+        "objective": type(objective).__name__,
+        "objective_options": json.loads(json.dumps(objective.options)),
+        "max_length": objective.max_length,
+        "seed": objective.seed,
+        "parts": num_parts,
+        **{
+            name: value
+            for name, value in flags_identity(arguments, _UNCOMPARED_FIELDS, files=("dataset", "translations")).items()
+            if name in CorpusArguments.__dataclass_fields__
+        },
+    }
+
+
+def make_preparation(
+    documents: Documents, arguments: CorpusArguments, objective: Objective, directory: Path
+) -> Preparation:
+    """The preparation of documents that are not split, in a directory."""
+    if arguments.sampling_alpha is None:
+        parts = text_parts(documents, objective)
+    else:
+        sources = enumerate(split_sources(documents))
+        parts = [part for number, source in sources for part in text_parts(source, objective, number)]
+    fraction = arguments.validation_fraction if objective.has_heldout_loss else 0.0
+    identity = corpus_identity(arguments, objective, len(parts))
+    return Preparation(parts, objective, objective.tokenizer, fraction, directory, identity)
+
+
+def make_examples(
+    documents: Documents,
+    held_out_documents: Documents | None,
+    arguments: CorpusArguments,
+    objective: Objective,
+    *,
+    cache: bool = False,
+    show_progress: bool = False,
+) -> tuple[Examples, ExampleSet | None]:
+    """Training examples, and held-out examples or None: from the cache, in memory, or as a stream.
+
+    Args:
+        documents, held_out_documents: From `arguments.load()`.
+        cache: Write the examples of a text of at least `SMALLEST_CACHED_TEXT` into the cache.
+    """
+    is_small = documents.num_bytes is not None and documents.num_bytes < SMALLEST_CACHED_TEXT
+    if cache and not (arguments.streaming or is_small):
+        all_documents = replace(documents, held_out=None, subset="all")
+        return open_examples(cached_corpus(all_documents, arguments, objective, show_progress), objective)
+    held_out = None
+    if held_out_documents is not None and objective.has_heldout_loss:
+        if arguments.streaming:
+            held_out_documents = _first_documents(held_out_documents, show_progress)
+        examples = examples_of(text_parts(held_out_documents, objective), objective)
+        held_out = ExampleSet.build(with_progress(examples, "held-out text", show_progress))
+    training_examples = build_training_set(
+        documents,
+        objective,
+        objective.sampling,
+        streaming=arguments.streaming,
+        alpha=arguments.sampling_alpha,
+        seed=objective.seed,
+        progress=partial(with_progress, description="training text", enabled=show_progress),
+    )
+    return training_examples, held_out
+
+
+def _first_documents(documents: Documents, show_progress: bool) -> Documents:
+    """The held-out documents of the first parts of a streamed corpus, which is not read as a whole."""
+    selection = documents.first_parts(_HELD_OUT_BYTES)
+    if len(selection.layout) < len(documents.layout):
+        parts = f"{len(selection.layout)} of {len(documents.layout)} parts"
+        print_status(f"held-out documents of the first {parts} of the corpus", show_progress)
+    return selection
+
+
+def prepared_objective(
+    corpus: PreparedCorpus,
+    family: FamilySpec,
+    tokenizer: PreTrainedTokenizerBase,
+    arguments: CorpusArguments,
+    seed: int,
+) -> tuple[str, Objective]:
+    """The name of the objective of prepared examples, and the objective; raises CtxError if the flags select another
+    one, the family does not have it, or the tokenizer differs."""
+    identity = corpus.identity
+    if arguments.objective is not None:
+        arguments = replace(arguments, max_length=identity["max_length"])
+        name, objective = make_objective(family, tokenizer, arguments, seed)
+    else:
+        names = [name for name, entry in family.objectives.items() if entry.__name__ == identity["objective"]]
+        if not names:
+            raise CtxError(
+                f"The family {family.name} is not trained on the examples of {identity['objective']}.",
+                location=str(corpus.directory),
+                hint="prepare the text for this family.",
+            )
+        name = names[0]
+        objective_class = family.objectives[name]
+        options = identity["objective_options"]
+        objective = objective_class(tokenizer, max_length=identity["max_length"], seed=seed, **options)
+    expected = {
+        "tokenizer": tokenizer_digest(tokenizer),
+        "objective": type(objective).__name__,
+        "objective_options": json.loads(json.dumps(objective.options)),
+    }
+    differing = [f"{key} is {value}, was {identity[key]}" for key, value in expected.items() if identity[key] != value]
+    if differing:
+        raise CtxError(
+            f"The examples were prepared for another run: {'; '.join(differing)}.",
+            location=str(corpus.directory),
+            hint="omit --objective and --tokenizer, or prepare the text again.",
+        )
+    return name, objective
+
+
+def open_examples(corpus: PreparedCorpus, objective: Objective) -> tuple[Examples, ExampleSet | None]:
+    """The training examples of a prepared directory, and its held-out examples or None."""
+    held_out = corpus.examples(VALIDATION)
+    training_examples = arrange_examples(
+        corpus.examples(TRAIN), objective, objective.sampling, corpus.identity["sampling_alpha"]
+    )
+    return training_examples, ExampleSet.concatenate(held_out) if held_out else None
+
+
+def cached_corpus(
+    documents: Documents, arguments: CorpusArguments, objective: Objective, show_progress: bool
+) -> PreparedCorpus:
+    """The examples of the text in the cache, which the first process on a file system makes while the others wait."""
+    draft = make_preparation(documents, arguments, objective, Path())
+    key = {
+        **draft.identity,
+        "version": version("hf_ctxmodels"),
+        "tokenizer_files": _digest_tokenizer_files(objective.tokenizer),
+        "sources": _source_versions(documents, [*arguments.dataset, *arguments.translations]),
+    }
+    directory = Path(HF_HOME) / "hf_ctxmodels" / "prepared" / identity_digest(key)[:24]
+    with wrap_write_errors(directory, "set HF_HOME to another directory, or pass --no_cache."):
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(f"{directory}.lock")
+    with lock:
+        if (directory / INDEX_FILE).is_file():
+            print_status(f"examples of the text are in the cache: {directory}", show_progress)
+            return PreparedCorpus.open(directory)
+        print_status(f"preparing the text in the cache: {directory} (--no_cache disables it)", show_progress)
+        preparation = replace(draft, directory=directory)
+        preparation.run(num_proc=arguments.num_proc or available_cores(), show_progress=show_progress)
+        return preparation.merge(with_digests=False)
+
+
+def _digest_tokenizer_files(tokenizer: PreTrainedTokenizerBase) -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer.save_pretrained(folder)
+        return identity_digest({path.name: file_digest(path) for path in sorted(Path(folder).iterdir())})
+
+
+def _source_versions(documents: Documents, sources: Iterable[str]) -> list[Any]:
+    """Modification times of files, and fingerprints of datasets of the Hub."""
+    times = [
+        (str(file), file.stat().st_mtime_ns)
+        for source in sources
+        for path in map(Path, sorted(glob(os.path.expanduser(source), recursive=True)))
+        for file in ([path] if path.is_file() else sorted(path.rglob("*")))
+    ]
+    readers = [chunk.read for part in documents.layout for chunk in part.chunks]
+    arguments = [argument for read in readers for argument in getattr(read, "args", ())]
+    fingerprints = {argument._fingerprint for argument in arguments if hasattr(argument, "_fingerprint")}
+    return [*times, *sorted(fingerprints)]
+
+
+def with_progress(examples: Iterable[Example], description: str, enabled: bool) -> Iterator[Example]:
+    """The examples, with a progress bar while they are built, and a line with their number and the time."""
+    start, number = time.perf_counter(), 0
+    for example in progress_bar(examples, f"building {description}", unit="examples", enabled=enabled):
+        number += 1
+        yield example
+    seconds = time.perf_counter() - start
+    print_status(f"{description}: {number:,} examples in {seconds:.1f} s", enabled)
