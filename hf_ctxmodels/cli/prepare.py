@@ -2,9 +2,9 @@ r"""Tokenize a text once for an objective, into files that `pretrain --dataset D
 
     hf-ctxmodels prepare --family bert --tokenizer DIR --dataset "corpus/*.jsonl.zst" --max_length 128 --output_dir DIR
 
-The text is divided into parts of about 64 MB, which are prepared by several processes. An interrupted command continues
-with the missing parts. Large texts are prepared by independent jobs, each with `--shard I/N`, on a file system that they
-share; a last command with `--merge` checks the parts and completes the directory.
+Several processes prepare parts of the text, of about 64 MB each. An interrupted command continues with the missing
+parts. Independent jobs can prepare a large text, each with `--shard I/N`, on a shared file system; a last command with
+`--merge` checks the parts and completes the directory.
 """
 
 from dataclasses import dataclass, replace

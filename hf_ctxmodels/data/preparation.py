@@ -8,6 +8,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -57,11 +58,14 @@ class TextPart:
 
     def examples(self, objective: ExampleBuilder) -> Iterator[Example]:
         """The examples, none for a part without documents; adds to the objective's statistics."""
-        builder = objective.for_part(self.number) if self.number else objective
+        documents = self._counted(objective)
         with suppress(NoDocumentError):
-            yield from builder.examples(self._counted(objective))
-        if builder is not objective:
-            objective.statistics.update(builder.statistics)
+            if (first := next(documents, None)) is None:
+                return
+            builder = objective.for_part(self.number) if self.number else objective
+            yield from builder.examples(chain([first], documents))
+            if builder is not objective:
+                objective.statistics.update(builder.statistics)
 
     def _counted(self, objective: ExampleBuilder) -> Iterator[list[str]]:
         for document in self.documents:

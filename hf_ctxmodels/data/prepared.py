@@ -5,7 +5,7 @@ A directory of prepared examples:
 | file | content |
 |---|---|
 | `prepared.json` | what the examples were made from, and a record of each part; written when all parts are complete |
-| `train/part-00000.arrow`, `validation/part-00000.arrow` | the examples of a part of the text, in a single record batch |
+| `train/part-00000.arrow`, `validation/part-00000.arrow` | examples of a part of the text, in a single record batch |
 | `parts/part-00000.json` | the record of a complete part: number of examples, sizes and digests of its files |
 | `tokenizer/` | the tokenizer |
 

@@ -1,6 +1,5 @@
 """Continual multi-task pretraining (Sun et al. 2020, "ERNIE 2.0", arXiv 1907.12412): tasks, schedule and objective."""
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
@@ -14,7 +13,7 @@ from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import check_range, flag
 from hf_ctxmodels.data.documents import LabelledPair
-from hf_ctxmodels.data.examples import Example
+from hf_ctxmodels.data.examples import Example, ExampleSet
 from hf_ctxmodels.data.padding import Batch
 from hf_ctxmodels.data.seeding import Purpose, generator
 from hf_ctxmodels.data.training_set import ExampleSampling
@@ -263,8 +262,8 @@ class ContinualTasks(DataCollatorForContinualTasks, Objective):
         self.config_fields = {"pretraining_tasks": self.classes, "use_task_id": True}
 
     def examples(self, documents: Iterable[list[str]], epoch: int = 0) -> Iterator[Example]:
-        """Examples with the columns of the collator; raises CtxError if a label is unknown or a task has none."""
-        examples_by_task, first = Counter[str](), 0
+        """Examples with the columns of the collator; raises CtxError if a label is unknown."""
+        first = 0
         for batch in document_batches(documents):
             pairs = [document for document in batch if isinstance(document, LabelledPair)]
             texts = [document for document in batch if not isinstance(document, LabelledPair)]
@@ -273,10 +272,13 @@ class ContinualTasks(DataCollatorForContinualTasks, Objective):
                 if sum(map(len, example.segments)) > template.num_text_tokens(self.max_length):
                     self.statistics["left_out"] += 1
                     continue
-                examples_by_task[name] += 1
                 yield self._with_special_tokens(name, example, template)
             first += len(batch)
-        require_examples(self.tasks, examples_by_task, f"schedule={self.schedule}")
+
+    def check(self, examples: ExampleSet) -> None:
+        """Raise CtxError if a task of the schedule has no example."""
+        super().check(examples)
+        require_examples(examples, {_NUMBERS[name]: name for name in self.tasks}, f"schedule={self.schedule}")
 
     def _text_examples(self, texts: list[list[str]], epoch: int, first: int) -> Iterator[tuple[str, TaskExample]]:
         """Names of tasks and examples of running text."""

@@ -1,6 +1,5 @@
 """Multi-task learning of sentence encoders, one task per step (Subramanian et al. 2018, arXiv 1804.00079)."""
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -13,7 +12,7 @@ from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import check_range, flag
 from hf_ctxmodels.data.documents import LabelledPair, TranslatedText
-from hf_ctxmodels.data.examples import Example
+from hf_ctxmodels.data.examples import Example, ExampleSet
 from hf_ctxmodels.data.padding import Batch, PaddingCollator, pad_targets
 from hf_ctxmodels.data.training_set import ExampleSampling
 from hf_ctxmodels.objectives.base import BaselineOptions, Objective, batch_statistics, target_rates
@@ -121,8 +120,7 @@ class SentenceTasks(DataCollatorForSentenceTasks, Objective):
 
     def examples(self, documents: Iterable[list[str]], epoch: int = 0) -> Iterator[Example]:
         """Examples with the columns of the collator, and the number of the task; raises CtxError for a translation
-        without a tag, an unknown label, or a task of the option `tasks` without example."""
-        examples_by_task = Counter[str]()
+        without a tag, or an unknown label."""
         for batch in document_batches(documents):
             self.statistics["documents"] += len(batch)
             translated = [document for document in batch if isinstance(document, TranslatedText)]
@@ -134,10 +132,12 @@ class SentenceTasks(DataCollatorForSentenceTasks, Objective):
                     if max(map(len, columns)) > self.max_length:
                         self.statistics["left_out"] += 1
                         continue
-                    examples_by_task[self.task_names[int(example["task"])]] += 1
                     yield example
+
+    def check(self, examples: ExampleSet) -> None:
+        """Raise CtxError if a task of the option `tasks` has no example."""
         if self.tasks != "all":
-            require_examples(self.task_names, examples_by_task, f"tasks={self.tasks}")
+            require_examples(examples, dict(enumerate(self.task_names)), f"tasks={self.tasks}")
 
     def _skip_thoughts(self, documents: Sequence[list[str]]) -> Iterator[Example]:
         if SKIP_THOUGHT not in self.task_names:
@@ -214,9 +214,10 @@ class SentenceTasks(DataCollatorForSentenceTasks, Objective):
         return {**target_rates(counts), **{f"{name}_share": counts[f"{name}_examples"] / examples for name in names}}
 
 
-def require_examples(tasks: Iterable[str], examples_by_task: Mapping[str, int], location: str) -> None:
-    """Raise CtxError if a task has no example."""
-    if missing := [name for name in tasks if not examples_by_task[name]]:
+def require_examples(examples: ExampleSet, tasks: Mapping[int, str], location: str) -> None:
+    """Raise CtxError if a task, by its number in the column `task`, has no example."""
+    numbers = {int(number) for values in examples.column_values("task") for number in np.unique(values)}
+    if missing := [name for number, name in tasks.items() if number not in numbers]:
         raise CtxError(
             f"The documents have no example of the task {missing[0]!r}.",
             location=location,

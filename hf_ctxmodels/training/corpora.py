@@ -70,7 +70,7 @@ class CorpusArguments(DataArguments):
 
     @property
     def prepared_directory(self) -> Path | None:
-        """The dataset as a directory of `hf-ctxmodels prepare`; None if it is text. Raises CtxError if there are several
+        """The dataset if it is a directory of `hf-ctxmodels prepare`, or None; raises CtxError if it is one of several
         datasets."""
         directories = [source for source in self.dataset if is_prepared(source)]
         if not directories:
@@ -84,7 +84,7 @@ class CorpusArguments(DataArguments):
         return Path(directories[0]).expanduser()
 
     def open_prepared(self) -> PreparedCorpus | None:
-        """The prepared examples that are the dataset, or None; raises CtxError if a flag has another value than in their
+        """The prepared examples that are the dataset, or None; raises CtxError if a flag differs from the flags of their
         preparation."""
         if self.prepared_directory is None:
             return None

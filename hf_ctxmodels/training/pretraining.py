@@ -77,7 +77,7 @@ class PretrainingArguments(CorpusArguments):
 
     @property
     def tokenizer_source(self) -> str | None:
-        """Directory or Hub id of the tokenizer, by default of the prepared examples or of the model to continue from."""
+        """Directory or Hub id of the tokenizer, by default of the prepared examples, else of `model`."""
         prepared = self.prepared_directory
         return self.tokenizer or (str(prepared / TOKENIZER_FOLDER) if prepared is not None else self.model)
 

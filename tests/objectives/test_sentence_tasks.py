@@ -172,7 +172,7 @@ def test_what_is_refused(documents: Documents, tokenizer: CtxGenSenTokenizer, tm
     running = load_documents(str(tmp_path / "running.txt"))
     named = SentenceTasks(tokenizer, max_length=30, seed=0, tasks="skip-thought,<de>")
     with pytest.raises(CtxError, match="no example of the task '<de>'"):
-        list(named.examples(running))
+        named.check(ExampleSet.build(named.examples(running)))
     assert list(SentenceTasks(tokenizer, max_length=30, seed=0).examples(running))
     unmarked = load_documents(str(tmp_path / "de0.txt"), translations=[str(tmp_path / "de1.txt")])
     with pytest.raises(CtxError, match="does not begin with one of <de>, <parse>: 'Eine Katze"):

@@ -1,0 +1,173 @@
+"""Prepared examples: equal to those in memory, by parts and jobs, for every objective; damaged files."""
+
+import json
+import shutil
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pytest
+
+from hf_ctxmodels import CtxError
+from hf_ctxmodels.data import EpochBatchSampler, ExampleSet, document_sources, load_documents
+from hf_ctxmodels.data import documents as documents_module
+from hf_ctxmodels.data import training_set as training_set_module
+from hf_ctxmodels.data.preparation import Preparation, TextPart, examples_of, text_parts
+from hf_ctxmodels.data.prepared import TRAIN, VALIDATION, PreparedCorpus, part_file
+from hf_ctxmodels.data.seeding import permute
+from hf_ctxmodels.objectives import MaskedLMWithNextSentence, Objective
+from hf_ctxmodels.registry import FAMILIES
+
+OBJECTIVES = {objective: family for family in FAMILIES.values() for objective in family.objectives.values()}
+OPTIONS = {
+    "SentenceTasks": {"tasks": "skip-thought"},
+    "ContinualTasks": {"schedule": "knowledge_masking, sentence_distance"},
+}
+
+
+@pytest.fixture
+def text(documents, tmp_path) -> Path:
+    file = tmp_path / "text.txt"
+    file.write_text("\n\n".join("\n".join(document) for document in documents), encoding="utf-8")
+    return file
+
+
+@pytest.fixture
+def small_parts(monkeypatch):
+    """Parts of about ten documents."""
+    for module in (documents_module, document_sources):
+        monkeypatch.setattr(module, "PART_BYTES", 1500)
+
+
+def assert_same_examples(first: ExampleSet, second: ExampleSet) -> None:
+    assert len(first) == len(second)
+    for index in range(len(first)):
+        one, other = first[1, index], second[1, index]
+        assert one.keys() == other.keys()
+        for name, value in one.items():
+            assert np.asarray(value).dtype == np.asarray(other[name]).dtype
+            assert np.array_equal(value, other[name]), name
+
+
+def prepare(objective: Objective, documents, folder: Path, fraction: float = 0.0) -> Preparation:
+    parts = text_parts(documents, objective)
+    identity = {"objective": type(objective).__name__, "parts": len(parts)}
+    return Preparation(parts, objective, objective.tokenizer, fraction, folder, identity)
+
+
+def write_articles(documents, file: Path) -> Path:
+    rows = [
+        {"domain": "a.org", "date": None, "authors": [], "title": lines[0], "summary": None, "article": " ".join(lines)}
+        for lines in documents
+    ]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return file
+
+
+@pytest.mark.parametrize("objective_class", OBJECTIVES, ids=lambda entry: entry.__name__)
+def test_prepared_examples_are_those_in_memory(objective_class, text, documents, tmp_path, small_parts) -> None:
+    family, options = OBJECTIVES[objective_class], OPTIONS.get(objective_class.__name__, {})
+    sources, flags = [str(text)], {}
+    if objective_class.requires_translations:
+        lines = [" ".join(sentence.split()[::-1]) for document in documents for sentence in document]
+        text.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+        flags = {"translations": sources}
+        if objective_class.requires_language_tags:
+            flags |= {"language_tags": ["<xx>"]}
+    elif objective_class.__name__ == "NewsFieldsLM":
+        sources, flags = [str(write_articles(documents, tmp_path / "news.jsonl"))], {"news_articles": True}
+    corpus = load_documents(*sources, **flags)
+    tokenizer = family.tokenizer.train(corpus.texts(), vocab_size=350)
+    objective = objective_class(tokenizer, max_length=48, seed=5, **options)
+    in_memory = ExampleSet.build(examples_of(text_parts(corpus, objective), objective))
+    preparation = prepare(objective, corpus, tmp_path / "prepared")
+    is_divided = objective_class.is_divisible and not objective_class.requires_translations
+    assert (len(preparation.parts) > 2) == is_divided
+    preparation.run()
+    (prepared,) = preparation.merge().examples(TRAIN)
+    assert_same_examples(in_memory, prepared)
+    reopened = datasets.load_from_disk(str(tmp_path / "prepared"))[TRAIN]
+    assert len(reopened) == len(prepared)
+    for index in (0, len(prepared) - 1):
+        for name, value in reopened[index].items():
+            assert np.array_equal(value, prepared[index][name])
+
+
+def test_parts_have_separate_random_numbers_and_one_part_those_of_the_text(
+    tokenizer, text, small_parts, monkeypatch
+) -> None:
+    objective = MaskedLMWithNextSentence(tokenizer, max_length=32, seed=1)
+    parts = text_parts(load_documents(str(text)), objective)
+    copies = [list(TextPart(0, number, parts[0].documents).examples(objective)) for number in (0, 1, 0)]
+    labels = [[example["next_sentence_label"] for example in copy] for copy in copies]
+    assert labels[0] == labels[2] != labels[1]
+    monkeypatch.undo()
+    (part,) = text_parts(load_documents(str(text)), objective)
+    together = ExampleSet.build(part.examples(objective))
+    assert_same_examples(together, ExampleSet.build(objective.examples(load_documents(str(text)))))
+
+
+def test_jobs_repeat_missing_parts_and_merge_checks_all(tokenizer, text, tmp_path, small_parts) -> None:
+    objective = MaskedLMWithNextSentence(tokenizer, max_length=32, seed=1)
+    folder = tmp_path / "prepared"
+    training, held_out = load_documents(str(text)).split(0.2)
+    preparation = prepare(objective, load_documents(str(text)), folder, fraction=0.2)
+    count = len(preparation.parts)
+    preparation.run(range(0, count, 2))
+    with pytest.raises(CtxError, match=f"{count // 2} of {count} parts are missing"):
+        preparation.merge()
+    with pytest.raises(CtxError, match="no complete set"):
+        PreparedCorpus.open(folder)
+    times = {file.name: file.stat().st_mtime_ns for file in (folder / TRAIN).iterdir()}
+    preparation.run(range(1, count, 2), num_proc=2)
+    corpus = preparation.merge()
+    assert all((folder / TRAIN / name).stat().st_mtime_ns == time for name, time in times.items())
+    assert_same_examples(
+        corpus.examples(TRAIN)[0], ExampleSet.build(examples_of(text_parts(training, objective), objective))
+    )
+    assert_same_examples(
+        corpus.examples(VALIDATION)[0], ExampleSet.build(examples_of(text_parts(held_out, objective), objective))
+    )
+
+    file = part_file(folder, TRAIN, 1)
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(CtxError, match="part-00001.arrow was changed after it was written"):
+        preparation.merge()
+    file.write_bytes(content[:-8])
+    with pytest.raises(CtxError, match="part-00001.arrow has .* bytes instead of"):
+        PreparedCorpus.open(folder)
+    preparation.run()
+    assert len(PreparedCorpus.open(folder).examples(TRAIN)[0]) == len(corpus.examples(TRAIN)[0])
+    file.unlink()
+    with pytest.raises(CtxError, match="part-00001.arrow is missing"):
+        PreparedCorpus.open(folder)
+    other = prepare(MaskedLMWithNextSentence(tokenizer, max_length=32, seed=1), load_documents(str(text)), folder)
+    with pytest.raises(CtxError, match="contains other examples: objective is Other"):
+        Preparation(other.parts, objective, tokenizer, 0.0, folder, other.identity | {"objective": "Other"}).run()
+    shutil.copy(part_file(folder, TRAIN, 0), file)  # a part of other text
+    with pytest.raises(CtxError, match=r"part-00001.arrow has|missing or damaged: 1"):
+        preparation.merge()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 64, 1000, 4097])
+def test_computed_order_is_a_permutation(size, monkeypatch) -> None:
+    images = permute(np.arange(size), size, seed=3, epoch=1)
+    assert sorted(images.tolist()) == list(range(size))
+    if size > 10:
+        assert images.tolist() != permute(np.arange(size), size, seed=3, epoch=2).tolist()
+    monkeypatch.setattr(training_set_module, "LONGEST_STORED_ORDER", 0)
+    monkeypatch.setattr(training_set_module, "_ORDER_BLOCK", 100)
+    batches = iter(EpochBatchSampler(size, 5, seed=3))
+    samples = [sample for _ in range(2 * size // 5 + 1) for sample in next(batches)]
+    assert sorted(index for epoch, index in samples if epoch == 0) == list(range(size))
+    assert next(iter(EpochBatchSampler(size, 5, seed=3, start_batch=2))) == samples[10:15] or size < 8
+
+
+def test_positions_of_small_permutations_are_uniform() -> None:
+    """Chi-squared statistic of the 24 orders of four numbers in 4,800 epochs; above 50 with probability 0.001."""
+    orders = [tuple(permute(np.arange(4), 4, seed=0, epoch=epoch).tolist()) for epoch in range(4800)]
+    counts = np.unique(orders, axis=0, return_counts=True)[1]
+    assert len(counts) == 24
+    assert ((counts - 200) ** 2 / 200).sum() < 50
