@@ -84,7 +84,7 @@ class CorpusArguments(DataArguments):
         return Path(directories[0]).expanduser()
 
     def open_prepared(self) -> PreparedCorpus | None:
-        """The prepared examples that are the dataset, or None; raises CtxError if a flag differs from the flags of their
+        """The prepared examples that are the dataset, or None; raises CtxError if a flag differs from those of their
         preparation."""
         if self.prepared_directory is None:
             return None

@@ -133,21 +133,21 @@ def test_jobs_repeat_missing_parts_and_merge_checks_all(tokenizer, text, tmp_pat
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
-    with pytest.raises(CtxError, match="part-00001.arrow was changed after it was written"):
+    with pytest.raises(CtxError, match=r"part-00001\.arrow was changed after it was written"):
         preparation.merge()
     file.write_bytes(content[:-8])
-    with pytest.raises(CtxError, match="part-00001.arrow has .* bytes instead of"):
+    with pytest.raises(CtxError, match=r"part-00001\.arrow has .* bytes instead of"):
         PreparedCorpus.open(folder)
     preparation.run()
     assert len(PreparedCorpus.open(folder).examples(TRAIN)[0]) == len(corpus.examples(TRAIN)[0])
     file.unlink()
-    with pytest.raises(CtxError, match="part-00001.arrow is missing"):
+    with pytest.raises(CtxError, match=r"part-00001\.arrow is missing"):
         PreparedCorpus.open(folder)
     other = prepare(MaskedLMWithNextSentence(tokenizer, max_length=32, seed=1), load_documents(str(text)), folder)
     with pytest.raises(CtxError, match="contains other examples: objective is Other"):
         Preparation(other.parts, objective, tokenizer, 0.0, folder, other.identity | {"objective": "Other"}).run()
     shutil.copy(part_file(folder, TRAIN, 0), file)  # a part of other text
-    with pytest.raises(CtxError, match=r"part-00001.arrow has|missing or damaged: 1"):
+    with pytest.raises(CtxError, match=r"part-00001\.arrow has|missing or damaged: 1"):
         preparation.merge()
 
 

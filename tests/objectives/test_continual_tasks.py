@@ -228,8 +228,8 @@ def test_what_is_refused(tokenizer, documents, tmp_path):
     ):
         with pytest.raises(CtxError, match=message):
             ContinualTasks(tokenizer, max_length=32, seed=0, **options)
+    objective = ContinualTasks(tokenizer, max_length=32, seed=0, schedule="knowledge_masking,query_title")
     with pytest.raises(CtxError, match="no example of the task 'query_title'"):
-        objective = ContinualTasks(tokenizer, max_length=32, seed=0, schedule="knowledge_masking,query_title")
         build_training_set(load_documents(str(tmp_path / "text.txt")), objective, objective.sampling)
     objective = ContinualTasks(tokenizer, max_length=32, seed=0, schedule="knowledge_masking")
     assert objective.sampling == ExampleSampling(task_column="task", task_stages=({0: 1},))
