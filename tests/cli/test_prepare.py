@@ -1,0 +1,112 @@
+"""`hf-ctxmodels prepare`, and `pretrain` on prepared examples and on the cache: equal to examples in memory."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from commands import command_output, run_command
+from safetensors.torch import load_file
+from training_runs import WORDS, log_without_speed
+from zoo import TINY
+
+from hf_ctxmodels import CtxBertConfig, CtxBertTokenizer
+from hf_ctxmodels.data import document_sources
+from hf_ctxmodels.data import documents as documents_module
+from hf_ctxmodels.training import corpora
+
+TRAINING = {"per_device_batch_size": 8, "dataloader_workers": 0, "max_steps": 6, "save_steps": 3, "logging_steps": 1}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """text.txt of 60 documents in several parts, tiny.json, and a tokenizer."""
+    for module in (documents_module, document_sources):
+        monkeypatch.setattr(module, "PART_BYTES", 4000)
+    rng = random.Random(0)
+    documents = ["\n".join(" ".join(rng.choices(WORDS, k=9)) + "." for _ in range(4)) for _ in range(60)]
+    (tmp_path / "text.txt").write_text("\n\n".join(documents) + "\n")
+    tokenizer = CtxBertTokenizer.train(documents, vocab_size=80, min_frequency=1)
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    fields = {name: value for name, value in TINY.items() if name in CtxBertConfig.__dataclass_fields__}
+    (tmp_path / "tiny.json").write_text(json.dumps({**fields, "vocab_size": len(tokenizer)}))
+    return tmp_path
+
+
+def text_flags(folder: Path) -> dict[str, Any]:
+    flags = {"family": "bert", "tokenizer": folder / "tokenizer", "dataset": folder / "text.txt", "max_length": 32}
+    return flags | {"validation_fraction": 0.2}
+
+
+def train(folder: Path, output: str, *words: str, **flags: Any) -> tuple[list[Any], dict[str, torch.Tensor]]:
+    """The log and the weights of a run."""
+    flags = {"family": "bert", "config": folder / "tiny.json", **TRAINING, **flags, "output_dir": folder / output}
+    assert run_command("pretrain", *words, **flags) == 0
+    return log_without_speed(folder / output), load_file(folder / output / "model.safetensors")
+
+
+def assert_same_run(first: tuple[list[Any], dict[str, torch.Tensor]], second: Any) -> None:
+    assert first[0] == second[0]
+    assert all(torch.equal(first[1][name], second[1][name]) for name in first[1])
+
+
+def test_training_on_prepared_examples_equals_training_on_the_text(folder: Path, capsys: Any) -> None:
+    in_memory = train(folder, "memory", **text_flags(folder))
+    prepared = folder / "prepared"
+    capsys.readouterr()
+    for index in range(2):
+        assert run_command("prepare", **text_flags(folder), output_dir=prepared, shard=f"{index}/2", num_proc=1) == 0
+        assert "next:" not in capsys.readouterr().out, "a job does not complete the directory"
+    assert "no complete set" in command_output(
+        "pretrain", dataset=prepared, family="bert", output_dir=folder / "x", fails=True
+    )
+    assert run_command("prepare", "--merge", **text_flags(folder), output_dir=prepared) == 0
+    assert "validation" in capsys.readouterr().out
+    assert_same_run(in_memory, train(folder, "out", dataset=prepared))
+
+    # resumed from the first checkpoint; the text and its tokenizer are not needed
+    (folder / "text.txt").unlink()
+    for path in (folder / "out").glob("checkpoint-6"):
+        path.rename(folder / "last")
+    assert_same_run(in_memory, train(folder, "out", "--resume", dataset=prepared))
+
+
+def test_second_run_reads_the_cache(folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+    monkeypatch.setattr(corpora, "SMALLEST_CACHED_TEXT", 0)
+    monkeypatch.setattr(corpora, "HF_HOME", str(folder / "home"))
+    in_memory = train(folder, "memory", "--no_cache", **text_flags(folder))
+    assert not (folder / "home").exists()
+    for output, message in (("first", "preparing the text in the cache"), ("second", "are in the cache")):
+        assert_same_run(in_memory, train(folder, output, num_proc=1, **text_flags(folder)))
+        assert message in capfd.readouterr().err
+    text = (folder / "text.txt").read_text()
+    (folder / "text.txt").write_text(text[:-9] + text[-9:].upper())  # of the same size
+    train(folder, "third", num_proc=1, **text_flags(folder))
+    assert "preparing the text in the cache" in capfd.readouterr().err
+
+
+def test_flags_that_differ_from_the_preparation(folder: Path) -> None:
+    prepared = folder / "prepared"
+    assert run_command("prepare", **text_flags(folder), output_dir=prepared, num_proc=1) == 0
+    assert "contains other examples: max_length is 16" in command_output(
+        "prepare", **text_flags(folder) | {"max_length": 16}, output_dir=prepared, fails=True
+    )
+    for flags, message in (
+        ({"max_length": 64}, "--max_length is 64, was 32"),
+        ({"objective": "mlm"}, "objective is MaskedLM, was MaskedLMWithNextSentence"),
+        ({"objective": "mlm+nsp:whole_word=true"}, "'whole_word': True"),
+        ({"validation_fraction": 0.1}, "--validation_fraction is 0.1, was 0.2"),
+        ({"sampling_alpha": 0.5}, "--sampling_alpha is 0.5, was None"),
+        ({"family": "roberta"}, "roberta is not trained on the examples of MaskedLMWithNextSentence"),
+    ):
+        flags = {"family": "bert", "dataset": prepared, "output_dir": folder / "out"} | flags
+        assert message in command_output("pretrain", **flags, fails=True)
+    for flags, message in (
+        ({"shard": "2/2"}, "'2/2' is not a job of several"),
+        ({"family": "infersent"}, "The family infersent is not pretrained on raw text"),
+        ({"dataset": folder / "missing.txt"}, "No such file"),
+    ):
+        flags = text_flags(folder) | {"output_dir": folder / "other"} | flags
+        assert message in command_output("prepare", **flags, fails=True)
