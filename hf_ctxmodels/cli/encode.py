@@ -23,7 +23,7 @@ from hf_ctxmodels.core.devices import DeviceArguments
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, check_range, flag
 from hf_ctxmodels.core.output_files import check_output_file, wrap_write_errors
-from hf_ctxmodels.data.text_files import TextColumns, read_file
+from hf_ctxmodels.data.text_files import FileRange, TextColumns, read_file
 from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_model_and_tokenizer
 from hf_ctxmodels.layers.pooling import Pooling
 
@@ -54,7 +54,7 @@ class EncodingArguments:
 
     def sentences(self) -> Iterator[str]:
         """The sentences of the input."""
-        for paragraphs in read_file(Path(self.input), TextColumns(self.text_column), "line"):
+        for paragraphs in read_file(FileRange(self.input), TextColumns(self.text_column), "line"):
             yield " ".join(paragraphs)
 
 

@@ -238,7 +238,7 @@ def write_index(corpus: PreparedCorpus) -> None:
         ]
         schema = pa.ipc.open_stream(pa.memory_map(str(directory / split / files[0]))).schema
         DatasetInfo(features=Features.from_arrow_schema(schema)).write_to_directory(str(directory / split))
-        state = {
+        state: dict[str, Any] = {
             "_data_files": [{"filename": name} for name in files],
             "_fingerprint": identity_digest({**corpus.identity, "split": split})[:16],
             "_format_columns": None,

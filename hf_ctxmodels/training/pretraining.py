@@ -170,6 +170,7 @@ def prepare_pretraining(
         examples, held_out = open_examples(prepared, objective)
         identity["dataset"] = prepared.digest
     else:
+        assert documents is not None
         examples, held_out = make_examples(
             documents,
             held_out_documents,
