@@ -196,7 +196,12 @@ class DocumentStream(ExampleStream):
         parts = self.documents.parts() if isinstance(self.documents, Documents) else []
         if len(parts) < 2:
             return [[self]]
-        return [[DocumentStream(part, self.objective.for_part(number), number << 32, True) for number, part in enumerate(parts)]]
+        return [
+            [
+                DocumentStream(part, self.objective.for_part(number), number << 32, True)
+                for number, part in enumerate(parts)
+            ]
+        ]
 
 
 def no_examples_error() -> CtxError:
