@@ -80,9 +80,10 @@ def build_training_set(
             )
         if streaming:
             sources = split_sources(documents)
-            num_bytes = [source.num_bytes if len(source.parts()) > 1 else None for source in sources]
-            sizes = num_bytes if None not in num_bytes else [sum(map(len, source)) for source in sources]
-            probabilities = sampling_probabilities(sizes, alpha)
+            sizes: list[int | None] = [source.num_bytes if len(source.parts()) > 1 else None for source in sources]
+            if None in sizes:
+                sizes = [sum(map(len, source)) for source in sources]
+            probabilities = sampling_probabilities(np.array(sizes), alpha)
             return SampledStream([DocumentStream(source, objective) for source in sources], probabilities, seed)
     if sampling.task_column is not None and streaming:
         raise CtxError(
