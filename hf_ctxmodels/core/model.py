@@ -214,7 +214,7 @@ class CtxPreTrainedModel(PreTrainedModel):
         kwargs["state_dict"] = self._call_save_hooks(save_directory, **kwargs)
         super().save_pretrained(save_directory, save_original_format=save_original_format, **kwargs)
         if kwargs.get("is_main_process", True):
-            apply_umask(Path(save_directory).glob("*.safetensors"))
+            apply_umask(Path(save_directory).glob("*model*.safetensors"))
 
     def _call_save_hooks(
         self,
@@ -243,7 +243,7 @@ class CtxPreTrainedModel(PreTrainedModel):
             with without_remote_code():
                 weights = self._call_save_hooks(save_directory)
                 super().save_pretrained(save_directory, save_original_format=True, state_dict=weights)
-            apply_umask(Path(save_directory).glob("*.safetensors"))
+            apply_umask(Path(save_directory).glob("*model*.safetensors"))
         finally:
             self._weight_conversions = original_conversions
         path = Path(save_directory) / "config.json"

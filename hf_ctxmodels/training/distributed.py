@@ -7,7 +7,7 @@ import signal
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
@@ -64,6 +64,14 @@ def _is_configured(name: str) -> bool:
     return bool(str_to_bool(os.environ.get(_LAUNCH_SETTINGS[name][0], "false")))
 
 
+def _is_visible(file: Path) -> bool:
+    """Whether a file exists. Listing the folders above makes a network file system forget that one did not exist."""
+    for folder in reversed(file.parents[:3]):
+        with suppress(OSError), os.scandir(folder):
+            pass
+    return file.exists()
+
+
 def check_shared_directory(accelerator: Accelerator, directory: Path) -> None:
     """Raise CtxError on all processes if one does not see a file that the main process writes to its directory; a
     collective call, which creates the directory."""
@@ -78,8 +86,8 @@ def check_shared_directory(accelerator: Accelerator, directory: Path) -> None:
             error = failure
     broadcast_object_list(token)
     deadline = time.monotonic() + _MAX_DELAY
-    while not (is_visible := (directory / token[0]).exists()) and time.monotonic() < deadline:
-        time.sleep(0.05)  # a network file system may show new files late
+    while not (is_visible := _is_visible(directory / token[0])) and time.monotonic() < deadline:
+        time.sleep(0.05)
     process = f"process {accelerator.process_index} on {platform.node()} ({directory.absolute()})"
     blind = [name for name in gather_object([None if is_visible else process]) if name is not None]
     if accelerator.is_main_process:

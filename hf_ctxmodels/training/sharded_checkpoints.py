@@ -32,7 +32,7 @@ SHARDS_FOLDER = "shards"
 MOMENT_SEPARATOR = "|"
 _MAX_FILE_BYTES = 1 << 29  # a file is assembled in memory
 _TRAINING_FILES = re.compile(
-    r"(trainer_state|manifest|random_state_\d+)\.json|(optimizer|carried_\d+|best_of_stage)\.safetensors"
+    r"(trainer_state|manifest|(random|stream)_state_\d+)\.json|(optimizer|carried_\d+|best_of_stage)\.safetensors"
 )
 
 

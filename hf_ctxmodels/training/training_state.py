@@ -17,7 +17,7 @@ from typing import Any
 import safetensors.torch
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedType
+from accelerate.utils import DistributedType, broadcast_object_list
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor import empty as empty_dtensor
@@ -243,11 +243,12 @@ class TrainingState:
         it also writes the shards, of which this context makes a copy."""
         self.finish_saving()
         temporary, is_main_process = checkpoint_files.temporary_path(self.path), self._accelerator.is_main_process
-        if is_main_process and not self.path.exists():
+        exists = [self.path.exists()]
+        if is_main_process and not exists[0]:
             with self._clean_up_failed_write(temporary):
                 temporary.mkdir()
-        self._accelerator.wait_for_everyone()
-        if not temporary.exists():
+        broadcast_object_list(exists)
+        if exists[0]:
             yield None
             return
         with self._clean_up_failed_write(temporary):
