@@ -153,7 +153,13 @@ def training_batches(
             file=sys.stderr,
         )
     prepared = prepare_data_loader(
-        loader, accelerator.device, num_processes=1, process_index=0, put_on_device=True, non_blocking=True
+        loader,
+        accelerator.device,
+        num_processes=1,  # the batches are this process's already
+        process_index=0,
+        put_on_device=True,
+        dispatch_batches=False,
+        non_blocking=True,
     )
     return TrainingBatches(prepared, loader.dataset)
 

@@ -1,5 +1,6 @@
 """Killed, stopped and resumed runs of `hf-ctxmodels pretrain`, and several processes."""
 
+import json
 import os
 import random
 import shutil
@@ -132,6 +133,22 @@ def pretrain_in_two_processes(workspace, config: str, *flags: object) -> str:
         code, _, errors = launch(workspace, "-m", "hf_ctxmodels", "pretrain", *flags, config=config)
     assert code == 0, errors
     return errors
+
+
+@pytest.mark.parametrize("any_workspace", [slow("workspace"), "contiguous_workspace"], indirect=True)
+def test_two_processes_stream_different_parts(any_workspace, tmp_path):
+    """A run that is stopped and resumed half-way reads on in the parts of each process, and equals an uninterrupted
+    run."""
+    small_parts = "from hf_ctxmodels.data import document_sources, documents\n"
+    small_parts += "documents.PART_BYTES = document_sources.PART_BYTES = 2000\n"
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    for folder, steps, flag in ((whole, 12, "--overwrite"), (broken, 6, "--overwrite"), (broken, 12, "--resume")):
+        flags = any_workspace.flags(folder, "--streaming", "--per_device_batch_size", 2, "--max_steps", steps, flag)
+        code, errors = any_workspace.run("-c", small_parts + TWO_FORKED, *flags)
+        assert code == 0, errors
+    assert_same_run(whole, broken)
+    states = [json.loads((broken / f"checkpoint-6/stream_state_{rank}.json").read_text()) for rank in range(2)]
+    assert [[*state["positions"]] for state in states] == [["0"], ["1"]]
 
 
 @pytest.mark.parametrize(
