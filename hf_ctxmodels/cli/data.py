@@ -140,7 +140,7 @@ def units() -> None:
         print_status(f"{len(phrases)} phrases in {documents.name}")
         counts.update(phrases)
     for file in arguments.gazetteers:
-        counts.update(" ".join(line.split()) for line in read_lines(Path(file)) if len(line.split()) > 1)
+        counts.update(" ".join(line.split()) for line in read_lines(file) if len(line.split()) > 1)
     for file in arguments.entities:
         counts.update(extract_entities(read_conll(file)))
     if not counts:
@@ -184,7 +184,7 @@ class AugmentationArguments:
     """Examples and augmentation rule."""
 
     model: str = flag(REQUIRED, "Directory or Hub id of a masked language model with a WordPiece tokenizer.")
-    input: str = flag(REQUIRED, "Examples: .csv, .tsv, .txt (tab-separated) or .jsonl, optionally .gz.")
+    input: str = flag(REQUIRED, "Examples: .csv, .tsv, .txt (tab-separated) or .jsonl, optionally .gz or .zst.")
     output: str = flag(REQUIRED, "JSONL file for the examples and their copies.")
     text_columns: str = flag("text", "Column of the text, or two for pairs, separated by a comma.")
     label_column: str = flag("label", "Column of the label.")

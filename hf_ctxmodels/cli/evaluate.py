@@ -173,7 +173,7 @@ def retrieval_lines(encode: Encode, tokenizer: Any, text: str) -> list[str]:
                 name = type(tokenizer).__name__
                 raise CtxError(f"{name} has no languages.", location="--retrieval", hint="omit the languages.")
             tokenizer.language = language
-        vectors.append(encode([line.strip() for line in read_lines(Path(file))]))
+        vectors.append(encode([line.strip() for line in read_lines(file)]))
     lines = []
     for first, second in ((0, 1), (1, 0)):
         scores = {name: retrieval(vectors[first], vectors[second], name) for name in get_args(Criterion)}
@@ -206,7 +206,7 @@ def pairs() -> None:
     minimal_pairs = [pair for path in arguments.pairs for pair in read_pairs(path)[: arguments.max_pairs]]
     model, tokenizer = load_model_and_tokenizer(arguments.model, _language_model_class)
     placement.place(model)
-    texts = (line for path in arguments.unigram_text for line in read_lines(Path(path)))
+    texts = (line for path in arguments.unigram_text for line in read_lines(path))
     unigrams = evaluate_pairs(minimal_pairs, unigram_scorer(tokenizer, texts))
     score_texts = partial(score, model, tokenizer, batch_size=arguments.batch_size)
     results = evaluate_pairs(minimal_pairs, lambda texts: [text.log_probability for text in score_texts(texts)])

@@ -147,7 +147,7 @@ def _calibrate(model: PreTrainedModel, arguments: QuantizationArguments) -> Inpu
     if not isinstance(scales, StaticScales):
         return None
     location = f"--activations static:file={scales.file}"
-    texts = [line.strip() for line in read_lines(Path(scales.file)) if line.strip()]
+    texts = [line.strip() for line in read_lines(scales.file) if line.strip()]
     if len(texts) < MIN_TEXTS:
         raise CtxError(
             f"Expected at least {MIN_TEXTS} calibration texts, got {len(texts)}.",

@@ -6,7 +6,6 @@ r"""Generate a text for each line of a file: a translation, a summary, a questio
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedTokenizerBase
@@ -78,7 +77,7 @@ class GenerationArguments:
     model: str = flag(
         REQUIRED, "Checkpoint directory or Hub id of an encoder-decoder or a decoder, with its tokenizer."
     )
-    input: str = flag(REQUIRED, "File with one source or prompt per line, optionally .gz.")
+    input: str = flag(REQUIRED, "File with one source or prompt per line, optionally .gz or .zst.")
     output_file: str | None = flag(
         None, "File for the generated texts, one per line; by default they are printed, unless --references are given."
     )
@@ -178,7 +177,7 @@ def _generation_head(config: PreTrainedConfig) -> str:
 
 def _read_texts(file: str) -> list[str]:
     """The stripped lines of a file; raises CtxError if it has none."""
-    lines = [line.strip() for line in read_lines(Path(file))]
+    lines = [line.strip() for line in read_lines(file)]
     if not lines:
         raise CtxError("The file is empty.", location=file, hint="use a file with one text per line.")
     return lines

@@ -120,7 +120,7 @@ class ElmoConversion(Conversion):
 
     def convert(self) -> tuple[CtxElmoModel, CtxElmoTokenizer, str]:
         """The model, its tokenizer and the file of the weights."""
-        words = [] if self.vocabulary is None else "".join(read_lines(Path(self.vocabulary))).split()
+        words = [] if self.vocabulary is None else "".join(read_lines(self.vocabulary)).split()
         model = read_allennlp(self.options, self.weights)
         # the released models were trained on tokenized text
         tokenizer = CtxElmoTokenizer.from_words(

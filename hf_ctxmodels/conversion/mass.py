@@ -277,7 +277,7 @@ def build_translation_tokenizer(
 
 def read_vocabulary(file: str) -> CtxBertTokenizer:
     """Create BERT's tokenizer from the first word of each line of a file. As in the release, it adds no `[CLS]`."""
-    lines = [line.split() for line in read_lines(Path(file))]
+    lines = [line.split() for line in read_lines(file)]
     if not all(lines):
         raise CtxError("A line has no token.", location=f"{file}, line {1 + lines.index([])}")
     vocabulary = {fields[0]: number for number, fields in enumerate(lines)}

@@ -45,7 +45,7 @@ def read_tensors(file: str | Path, entry: str | None = None) -> dict[str, Tensor
 def read_codes(file: str | Path) -> list[tuple[str, str]]:
     """Read the merges of fastBPE or subword-nmt; raises CtxError unless each line is two subwords and maybe a count."""
     merges = []
-    for number, line in enumerate(read_lines(Path(file)), start=1):
+    for number, line in enumerate(read_lines(file), start=1):
         fields = line.split()
         if len(fields) not in (2, 3):
             raise CtxError(f"Not two subwords and a count: {line.strip()!r}.", location=f"{file}, line {number}")

@@ -36,7 +36,7 @@ _MAX_COUNT_DIGITS, _MAX_DIMENSIONS = 15, 100_000
 
 def read_word2vec_text(path: str | Path) -> WordVectors:
     """Read word2vec's text format; raises CtxError for damaged files and other formats."""
-    lines = read_lines(Path(path))
+    lines = read_lines(path)
     count, width = _parse_header(next(lines, ""), path)
     words, matrix = _parse_lines(lines, path, width, first_line=2)
     if len(words) != count:
@@ -50,7 +50,7 @@ def read_word2vec_text(path: str | Path) -> WordVectors:
 
 def read_glove(path: str | Path) -> WordVectors:
     """Read GloVe's text format, where words may contain spaces; raises CtxError for damaged files and other formats."""
-    first = next(read_lines(Path(path)), "")
+    first = next(read_lines(path), "")
     width = len(first.split()) - 1
     if width < 2:
         raise CtxError(
@@ -58,7 +58,7 @@ def read_glove(path: str | Path) -> WordVectors:
             location=f"{path}, line 1",
             hint="use the format word2vec-text if the first line is two numbers.",
         )
-    return _deduplicate(*_parse_lines(read_lines(Path(path)), path, width, first_line=1), path)
+    return _deduplicate(*_parse_lines(read_lines(path), path, width, first_line=1), path)
 
 
 def read_word2vec_binary(path: str | Path) -> WordVectors:

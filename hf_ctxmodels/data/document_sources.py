@@ -30,11 +30,13 @@ from hf_ctxmodels.data.files import (
     compression_suffix,
     file_info,
     file_name,
+    file_suffix,
     is_directory,
     is_pattern,
     is_url,
     local_path,
     match_files,
+    missing_file_error,
 )
 from hf_ctxmodels.data.news_files import EXAMPLE_ARTICLE, read_articles
 from hf_ctxmodels.data.table_files import read_table
@@ -187,9 +189,10 @@ def load_documents(
 def _existing_file(path: str) -> DataFile:
     """A file with its size; raises CtxError if there is none."""
     path = local_path(path)
-    check_file(path)
     file = file_info(path)
-    return DataFile(path, None) if file is None else file
+    if file is None:
+        raise missing_file_error(path)
+    return file
 
 
 def _open(
@@ -205,7 +208,8 @@ def _open(
         return "demo", [(demo_documents, None)]
     path = local_path(dataset)
     table, equals, pair_columns = path.rpartition("=")
-    if equals and document_suffix(path) not in FILE_SUFFIXES and not (not is_url(path) and Path(path).exists()):
+    is_table = equals and file_suffix(table) and document_suffix(path) not in FILE_SUFFIXES
+    if is_table and not os.path.exists(path):
         names = pair_columns.split(",")
         if len(names) != 3:
             raise CtxError(

@@ -124,7 +124,7 @@ class AnalogyResult:
 def read_similarities(path: str | Path) -> list[RatedPair]:
     """Read tab-separated lines of two words and a rating (the format of Faruqui & Dyer 2014)."""
     pairs = []
-    for line_number, line in enumerate(read_lines(Path(path)), start=1):
+    for line_number, line in enumerate(read_lines(path), start=1):
         try:
             first, second, rating = line.rstrip("\r\n").split("\t")[:3]
             pairs.append((first, second, float(rating)))
@@ -143,7 +143,7 @@ def read_analogies(path: str | Path) -> dict[str, list[Question]]:
     """Read a file with `: section` lines and lines of four words (Mikolov et al. 2013a)."""
     sections: dict[str, list[Question]] = {}
     section = ""
-    for line_number, line in enumerate(read_lines(Path(path)), start=1):
+    for line_number, line in enumerate(read_lines(path), start=1):
         words = line.split()
         if words[:1] == [":"]:
             section = " ".join(words[1:])

@@ -54,7 +54,7 @@ class Phrases:
         """The phrases of a file, one per line, or none for an empty name; raises CtxError if it has no valid phrase."""
         if not file:
             return cls(tokenizer, ())
-        phrases = cls(tokenizer, filter(None, (line.strip() for line in read_lines(Path(file)))))
+        phrases = cls(tokenizer, filter(None, (line.strip() for line in read_lines(file))))
         if not phrases._root:
             raise CtxError(
                 "There is no phrase of two or more words in the tokenizer's vocabulary.",

@@ -223,3 +223,25 @@ def test_the_identity_of_remote_files_is_their_content(remote: str) -> None:
     changed = [describe_content(f"{remote}{pattern}") for pattern in ("", "/*.txt", "/a.txt")]
     assert not set(changed) & set(identities)
     assert describe_content("nobody/nothing") == "nobody/nothing"
+
+
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_directories_of_spark(tmp_path: Path, remote: str, is_remote: bool) -> None:
+    """Nested directories named by columns, with markers and hidden checksums, are read; other formats are refused."""
+    folder = remote if is_remote else str(tmp_path)
+    files = fsspec.filesystem("memory" if is_remote else "file")
+    for number in (1, 2):
+        sink = pyarrow.BufferOutputStream()
+        texts = SENTENCES[10 * number : 10 * number + 10]
+        pyarrow.parquet.write_table(pyarrow.table({"text": texts}), sink)
+        directory = f"{folder}/date=2026-01-0{number}"
+        files.makedirs(directory, exist_ok=True)
+        files.pipe_file(f"{directory}/part-00000-5f.c000.snappy.parquet", sink.getvalue().to_pybytes())
+        files.pipe_file(f"{directory}/.part-00000-5f.c000.snappy.parquet.crc", b"crc")
+    files.pipe_file(f"{folder}/_SUCCESS", b"")
+    assert list(load_documents(folder)) == [[sentence] for sentence in SENTENCES[10:30]]
+    for source in (f"{folder}/date=2026-01-01", f"{folder}/date=2026-01-01/*.parquet"):
+        assert list(load_documents(source)) == [[sentence] for sentence in SENTENCES[10:20]]
+    files.pipe_file(f"{folder}/more.jsonl", b"{}")
+    with pytest.raises(CtxError, match=r"and other data(.|\n)*quoted pattern"):
+        load_documents(folder)

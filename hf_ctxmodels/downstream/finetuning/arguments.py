@@ -73,7 +73,8 @@ class FinetuningArguments(StartingModelArguments):
 
     train_file: str = flag(
         REQUIRED,
-        "Training examples: .csv, .tsv, .txt, .jsonl, CoNLL, .conllu or SQuAD .json, optionally .gz; or `demo`.",
+        "Training examples: .csv, .tsv, .txt, .jsonl, CoNLL, .conllu or SQuAD .json, optionally .gz or .zst; or "
+        "`demo`.",
     )
     validation_file: str = flag(REQUIRED, "Validation examples in the same format, or `demo`.")
     unlabelled_file: str | None = flag(
