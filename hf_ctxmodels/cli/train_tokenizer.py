@@ -113,11 +113,8 @@ def main() -> None:
     options = parse_training_options(tokenizer_class, arguments.options)
     training, held_out = data.load()
     check_range(arguments, "sample_bytes", at_least=1)
-    sampled: Documents | SampledDocuments | ResampledDocuments = training
-    if arguments.sample_bytes is not None:
-        sampled = SampledDocuments(training, arguments.sample_bytes)
-    if data.sampling_alpha is not None:
-        sampled = ResampledDocuments(sampled, data.sampling_alpha)
+    sample = training if arguments.sample_bytes is None else SampledDocuments(training, arguments.sample_bytes)
+    sampled = sample if data.sampling_alpha is None else ResampledDocuments(sample, data.sampling_alpha)
     num_documents = 0
 
     class Texts:

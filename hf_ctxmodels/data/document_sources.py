@@ -167,11 +167,11 @@ def load_documents(
         tag = "" if tag == NONE else f"{tag} "
         readers: list[SizedReader]
         if translation != NONE:
-            files = [_existing_file(path) for path in (dataset, translation)]
+            text, translated = files = [_existing_file(path) for path in (dataset, translation)]
             name = " with ".join(file_name(file.path) for file in files)
             sizes = [file.size for file in files]
             num_bytes = None if None in sizes else sum(size or 0 for size in sizes)
-            readers = [(partial(read_translated, *(file.path for file in files), tag), num_bytes)]
+            readers = [(partial(read_translated, text.path, translated.path, tag), num_bytes)]
         elif news_articles:
             name, files = _match_documents(dataset, (".jsonl",), f"write one article per line: {EXAMPLE_ARTICLE}")
             readers = _group_files(files, read_articles)
