@@ -121,10 +121,12 @@ def test_max_documents_read_no_further(tmp_path: Path, small_parts: None) -> Non
 
 @pytest.mark.parametrize("streaming", [False, True])
 def test_rows_of_datasets_are_parts(tmp_path: Path, small_parts: None, streaming: bool) -> None:
-    (tmp_path / "train.csv").write_text("text\n" + "\n".join(SENTENCES) + "\n")
+    for number in range(3):
+        texts = SENTENCES[20 * number : 20 * number + 20]
+        (tmp_path / f"train-{number}.csv").write_text("\n".join(["text", *texts]) + "\n")
     whole = load_documents(str(tmp_path), streaming=streaming)
     assert list(whole) == [[sentence] for sentence in SENTENCES]
-    assert len(whole.parts()) > 10 or streaming
+    assert len(whole.parts()) == 3 if streaming else len(whole.parts()) > 10
     assert [document for part in pickle.loads(pickle.dumps(whole.parts())) for document in part] == list(whole)
 
 
