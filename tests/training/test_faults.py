@@ -161,7 +161,8 @@ def test_two_processes_stream_different_parts(any_workspace, tmp_path):
     ],
 )
 def test_two_processes_equal_one(request, tmp_path, name, config):
-    """The same global batch on one process and on two, which are stopped and resumed half-way."""
+    """The same global batch on one process that reads the text, and on two that read prepared examples and are stopped
+    and resumed half-way."""
     workspace = request.getfixturevalue(name)
     one, two = tmp_path / "one", tmp_path / "two"
     common = ["--gradient_accumulation_steps", 2, "--eval_steps", 4, "--validation_fraction", 0.1]
@@ -173,6 +174,12 @@ def test_two_processes_equal_one(request, tmp_path, name, config):
     code, errors = workspace.pretrain(*flags)
     assert code == 0, errors
 
+    prepared, text = tmp_path / "prepared", {"dataset": workspace.folder / "text.txt", "validation_fraction": 0.1}
+    text |= {"family": workspace.family, "tokenizer": workspace.folder / "tokenizer", "max_length": 32}
+    if "objective" in workspace.more:
+        text["objective"] = workspace.more["objective"]
+    command_output("prepare", **text, output_dir=prepared)
+    common += ["--dataset", prepared]
     flags = workspace.flags(two, *common, "--per_device_batch_size", 2, config="exact.json")
     pretrain_in_two_processes(workspace, config, *flags, "--max_steps", 4)
     errors = pretrain_in_two_processes(workspace, config, *flags, "--max_steps", 8, "--resume")
