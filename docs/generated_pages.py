@@ -30,6 +30,7 @@ _GUIDE_ORDER = (
     "choose-a-model",
     "word-embeddings",
     "pretrain",
+    "cluster",
     "finetune",
     "distill",
     "generate",
