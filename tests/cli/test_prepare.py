@@ -1,13 +1,17 @@
 """`hf-ctxmodels prepare`, and `pretrain` on prepared examples and on the cache: equal to examples in memory."""
 
 import json
+import os
 import random
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from commands import command_output, run_command
+from commands import command_output, flag_list, run_command
+from forked import ForkedProcess
 from safetensors.torch import load_file
 from training_runs import WORDS, log_without_speed
 from zoo import TINY
@@ -15,6 +19,7 @@ from zoo import TINY
 from hf_ctxmodels import CtxBertConfig, CtxBertTokenizer
 from hf_ctxmodels.data import document_sources
 from hf_ctxmodels.data import documents as documents_module
+from hf_ctxmodels.data.prepared import PreparedCorpus
 from hf_ctxmodels.training import corpora
 
 TRAINING = {"per_device_batch_size": 8, "dataloader_workers": 0, "max_steps": 6, "save_steps": 3, "logging_steps": 1}
@@ -71,6 +76,34 @@ def test_training_on_prepared_examples_equals_training_on_the_text(folder: Path,
     for path in (folder / "out").glob("checkpoint-6"):
         path.rename(folder / "last")
     assert_same_run(in_memory, train(folder, "out", "--resume", dataset=prepared))
+
+
+# A preparation that is killed when a part is complete.
+KILLED = """
+import hf_ctxmodels.data.document_sources, hf_ctxmodels.data.documents
+for module in (hf_ctxmodels.data.document_sources, hf_ctxmodels.data.documents):
+    module.PART_BYTES = 4000
+from hf_ctxmodels.cli import prepare
+prepare.main()
+"""
+
+
+def test_killed_preparation_continues(folder: Path) -> None:
+    flags = flag_list(**text_flags(folder), output_dir=folder / "killed", num_proc=1)
+    process = ForkedProcess("-c", KILLED, *flags, cwd=folder)
+    while not list((folder / "killed" / "parts").glob("part-*.json")):
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.001)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    first = next((folder / "killed" / "train").glob("part-*.arrow"))
+    time_of_first = first.stat().st_mtime_ns
+    for directory in ("killed", "whole"):
+        assert run_command("prepare", **text_flags(folder), output_dir=folder / directory, num_proc=1) == 0
+    assert first.stat().st_mtime_ns == time_of_first
+    killed, whole = (PreparedCorpus.open(folder / name) for name in ("killed", "whole"))
+    assert killed.identity == whole.identity
+    assert killed.parts == whole.parts, "the digests of all files are equal"
 
 
 def test_second_run_reads_the_cache(folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
