@@ -7,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import fsspec
+import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -166,6 +167,13 @@ def test_remote_and_compressed_files(tmp_path: Path, small_parts: None, remote: 
             assert [document for part in whole.parts() for document in part] == expected
             assert len(whole.parts()) > 3 or suffix
         assert list(load_documents(f"{folder}/nested/text/a{kind}{suffix}", document_separator="line")) == expected[:30]
+
+
+def test_a_large_compressed_file_is_one_part(tmp_path: Path, small_parts: None, capsys) -> None:
+    random = np.random.default_rng(0).integers(97, 123, size=4000, dtype=np.uint8).tobytes()
+    (tmp_path / "large.txt.gz").write_bytes(gzip.compress(random))
+    assert len(load_documents(str(tmp_path / "large.txt.gz")).parts()) == 1
+    assert "large.txt.gz is compressed and large: one process reads it" in capsys.readouterr().err
 
 
 def test_errors_of_remote_and_compressed_files(tmp_path: Path, remote: str) -> None:
