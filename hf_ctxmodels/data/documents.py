@@ -4,6 +4,7 @@ split; and rule-based sentence splitting."""
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import accumulate, groupby, islice
 from typing import ClassVar, Self
 
@@ -66,7 +67,12 @@ class HeldOut:
 
     def __contains__(self, number: int) -> bool:
         block, offset = divmod(number, self.block)
-        return int(generator(self.seed, 0, block, Purpose.HELD_OUT).integers(self.block)) == offset
+        return _held_out_offset(self.seed, block, self.block) == offset
+
+
+@lru_cache(maxsize=1024)  # a generator takes longer than reading a document
+def _held_out_offset(seed: int, block: int, size: int) -> int:
+    return int(generator(seed, 0, block, Purpose.HELD_OUT).integers(size))
 
 
 @dataclass(frozen=True)
