@@ -187,7 +187,7 @@ class ShardedStream(IterableDataset):
         for number in count():
             batch = [self._next(readers, choice) for choice in self._choices(shard, position[0])]
             position[0] += self.batch_size
-            batch[-1][POSITION_KEY] = np.array([shard, *position])
+            batch[-1] = {**batch[-1], POSITION_KEY: np.array([shard, *position])}
             if not self.is_contiguous or number % self.num_workers == worker_id:
                 yield from batch
 
@@ -201,6 +201,8 @@ class ShardedStream(IterableDataset):
     @staticmethod
     def _next(readers: Sequence[Iterator[dict[str, Any]]], choice: int) -> dict[str, Any]:
         example = next(readers[choice])
+        if len(readers) == 1:
+            return example
         return {**example, "example_index": example["example_index"] * len(readers) + choice}
 
     def _read(self, source: int, shard: int, position: list[int]) -> Iterator[dict[str, Any]]:
