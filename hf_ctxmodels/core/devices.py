@@ -1,5 +1,7 @@
 """Devices: the flags of all commands that run a model, and moving models."""
 
+from contextlib import AbstractContextManager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
@@ -12,6 +14,8 @@ from hf_ctxmodels.core.weights import is_quantized
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 Model = TypeVar("Model", bound=nn.Module)
+meta_autocast: ContextVar[torch.dtype | None] = ContextVar("meta_autocast", default=None)
+"""Data type of the emulated autocast on the meta device."""
 
 
 @dataclass(kw_only=True)
@@ -33,6 +37,19 @@ class DeviceArguments:
     def place(self, model: Model) -> Model:
         """See `place_model`."""
         return place_model(model, self.device, self.dtype)
+
+
+def autocast_dtype(device_type: str) -> torch.dtype | None:
+    """Data type of the active autocast of a device type; None without autocast. On the meta device, for which torch has
+    none, it is emulated, see `meta_autocast`."""
+    if device_type == "meta":
+        return meta_autocast.get()
+    return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None
+
+
+def without_autocast(device_type: str) -> AbstractContextManager[None]:
+    """Context that disables the autocast of a device type."""
+    return nullcontext() if device_type == "meta" else torch.autocast(device_type, enabled=False)
 
 
 def select_device(name: str | torch.device | None = None) -> torch.device:

@@ -63,7 +63,7 @@ def set_host_copy(tensor: Tensor, values: Tensor | None) -> Tensor:
 
 def to_device(values: Tensor, device: torch.device) -> Tensor:
     """Copy a CPU tensor to a device without waiting; the tensor is the host copy of the result."""
-    if device.type in ("cpu", "meta") or is_traced(values):
+    if device.type == "cpu" or is_traced(values):
         return values.to(device)
     source = values.pin_memory() if device.type == "cuda" else values
     tensor = source.to(device, non_blocking=True)
@@ -95,8 +95,10 @@ def select_true(tensor: Tensor, mask: Tensor) -> Tensor:
 
 
 def is_traced(tensor: Tensor) -> bool:
-    """Whether values are unavailable, because a graph is being compiled or traced, or the device is meta."""
-    return torch.compiler.is_compiling() or torch.jit.is_tracing() or tensor.device.type == "meta"
+    """Whether values are unavailable, because a graph is being compiled or traced, or the tensor is on the meta device
+    and has no host copy."""
+    has_no_values = tensor.device.type == "meta" and _valid_copy(tensor) is None
+    return torch.compiler.is_compiling() or torch.jit.is_tracing() or has_no_values
 
 
 def needs_static_sizes(tensor: Tensor) -> bool:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
+from hf_ctxmodels.core.devices import autocast_dtype
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.host_copies import host_copy, is_traced, on_host
 
@@ -179,7 +180,7 @@ def _check_embeddings(embeddings: Tensor, width: int | None, dtype: torch.dtype 
         raise CtxError(f"inputs_embeds is {tuple(embeddings.shape)}, expected width {width}.")
     if dtype is None:
         return
-    is_autocast = torch.is_autocast_enabled(embeddings.device.type)
+    is_autocast = autocast_dtype(embeddings.device.type) is not None
     if embeddings.dtype == dtype or (is_autocast and torch.float64 not in (embeddings.dtype, dtype)):
         return
     raise CtxError(

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
+from hf_ctxmodels.core.devices import autocast_dtype
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.host_copies import host_copy, is_traced, to_device
 from hf_ctxmodels.layers.attention.layouts import Layout, PackedLayout, PaddedLayout, TracedLayout
@@ -305,9 +306,7 @@ def round_up(length: int) -> int:
 def attention_dtype(like: Tensor) -> torch.dtype:
     """The dtype in which attention is computed, so that a mask or bias is cast once, and not in each layer."""
     device = like.device.type
-    if device != "cpu" and torch.is_autocast_enabled(device):
-        return torch.get_autocast_dtype(device)
-    return like.dtype
+    return like.dtype if device == "cpu" else autocast_dtype(device) or like.dtype
 
 
 def _prepare_padded(spec: MaskSpec, layout: PaddedLayout, keys: PaddedLayout, like: Tensor) -> PaddedMask:
@@ -353,7 +352,7 @@ def _merge_sdpa_bias(mask: PaddedMask, layout: PaddedLayout, like: Tensor) -> Pa
     is_gpu = like.is_cuda
     if layout.implementation != "sdpa" or (mask.bias is None and not (is_gpu and isinstance(mask.mask, Tensor))):
         return mask
-    if not is_gpu and torch.is_autocast_enabled(like.device.type):
+    if not is_gpu and autocast_dtype(like.device.type) is not None:
         return mask  # autocast would turn the smallest float32 value into -inf
     dtype = attention_dtype(like)
     bias = like.new_zeros((), dtype=dtype) if mask.bias is None else mask.bias.to(dtype)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hf_ctxmodels.core.compiled_ops import define_operator, is_compiled
+from hf_ctxmodels.core.devices import autocast_dtype, without_autocast
 from hf_ctxmodels.layers.common import HookPoint, get_activation
 from hf_ctxmodels.layers.cpu.dropout import Dropout
 from hf_ctxmodels.layers.cpu.linear import can_use_onednn, fast_linear, is_plain_linear, linear, matmul_transposed
@@ -174,8 +175,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         is_grad_enabled: bool,  # an argument, since gradients are always disabled within the function
         row_weights: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        device = hidden_states.device.type
-        ctx.dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_states.dtype
+        ctx.dtype = autocast_dtype(hidden_states.device.type) or hidden_states.dtype
         ctx.save_for_backward(hidden_states, weight, bias, targets, row_weights)
         samples = correct = None
         if uniform_numbers is not None:
@@ -203,8 +203,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 def _compiled_options(*tensors: Tensor | None) -> tuple[torch.dtype, list[bool]]:
     """The dtype of the products, and which tensors need a gradient."""
     device, dtype = tensors[0].device.type, tensors[0].dtype  # type: ignore[union-attr]
-    if torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
+    dtype = autocast_dtype(device) or dtype
     is_grad_enabled = torch.is_grad_enabled()
     return dtype, [is_grad_enabled and tensor is not None and tensor.requires_grad for tensor in tensors]
 
@@ -307,7 +306,7 @@ def _loss_and_gradients(
     weight_grad = None
     total = torch.zeros((), dtype=torch.float32, device=hidden_states.device)
     size = chunk_size(targets.numel(), weight.shape[0], weight.device)
-    with torch.autocast(hidden_states.device.type, enabled=False):
+    with without_autocast(hidden_states.device.type):
         cast_weight = weight.to(dtype)
         cast_bias = weight.new_zeros(weight.shape[0], dtype=dtype) if bias is None else bias.to(dtype)
         buffer = None

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from hf_ctxmodels.core.devices import autocast_dtype, without_autocast
 from hf_ctxmodels.layers.cpu.linear import fast_linear, is_plain_linear, matmul_transposed
 from hf_ctxmodels.layers.lm_loss import cross_entropy
 from hf_ctxmodels.layers.lm_loss.cross_entropy import DeferredLogits
@@ -56,7 +57,7 @@ class _ChunkedKLDivergence(torch.autograd.Function):
         is_grad_enabled: bool,  # an argument, since gradients are always disabled within the function
     ) -> Tensor:
         device = hidden_states.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_states.dtype
+        dtype = autocast_dtype(device) or hidden_states.dtype
         needs_states, needs_weight, needs_bias = (ctx.needs_input_grad[i] and is_grad_enabled for i in (0, 2, 3))
         states_grad = torch.zeros_like(hidden_states) if needs_states else None
         weight_grad = torch.zeros_like(weight) if needs_weight else None
@@ -68,7 +69,7 @@ class _ChunkedKLDivergence(torch.autograd.Function):
             logits = fast_linear(states / temperature, decoder_weight, decoder_bias)
             return torch.log_softmax(logits.float(), -1)
 
-        with torch.autocast(device, enabled=False):
+        with without_autocast(device):
             decoders = (weight, bias), (teacher_weight, teacher_bias)
             cast_weight, cast_teacher_weight = (decoder_weight.to(dtype) for decoder_weight, _ in decoders)
             cast_bias, cast_teacher_bias = (

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch._higher_order_ops.scan import scan  # it has no public name yet
 
+from hf_ctxmodels.core.devices import autocast_dtype, without_autocast
 from hf_ctxmodels.layers.cpu.linear import (
     can_use_onednn,
     fast_linear,
@@ -45,9 +46,8 @@ def computation_dtype(packed: Tensor) -> tuple[torch.dtype, AbstractContextManag
     """The dtype of a layer for this input, and a context that disables autocast, if it is enabled: an exported program
     cannot be saved with an autocast context."""
     device = packed.device.type
-    if not torch.is_autocast_enabled(device):
-        return packed.dtype, nullcontext()
-    return torch.get_autocast_dtype(device), torch.autocast(device, enabled=False)
+    dtype = autocast_dtype(device)
+    return (packed.dtype, nullcontext()) if dtype is None else (dtype, without_autocast(device))
 
 
 class _StepProduct:
