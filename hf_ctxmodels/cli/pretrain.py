@@ -21,6 +21,7 @@ from hf_ctxmodels.downstream.tasks.sequence_classification import SequenceClassi
 from hf_ctxmodels.registry import get_family
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.dry_run import DryRunArguments, estimate_pretraining
+from hf_ctxmodels.training.memory_estimate import estimate_memory
 from hf_ctxmodels.training.pretraining import PretrainingArguments, prepare_pretraining, pretrain
 from hf_ctxmodels.training.summary import TrainingSummary
 from hf_ctxmodels.training.token_embeddings import EmbeddingTrainingArguments
@@ -46,6 +47,10 @@ def main() -> None:
         "add_adapter": adapters.apply_for_pretraining if adapters.adapter is not None else None,
         "embedding_training": embeddings if embeddings.train_only is not None else None,
     }
+    if estimate.estimate:
+        for line in estimate_memory(arguments, loop_arguments):
+            print(line)
+        return
     if estimate.dry_run:
         for line in estimate_pretraining(prepare_pretraining(arguments, loop_arguments, **options)):
             PartialState().print(line)

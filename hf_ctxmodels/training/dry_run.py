@@ -22,6 +22,12 @@ class DryRunArguments:
     """Estimate."""
 
     dry_run: bool = flag(False, "Train for about a minute, and print the size and the estimated duration of the run.")
+    estimate: bool = flag(
+        False,
+        "Print the memory of the run on each of one or more GPUs, and the smallest number of 80 GB GPUs that hold it, "
+        "without data, weights or training.",
+        conflicts=("dry_run",),
+    )
 
 
 class StepTimer(TrainerCallback):

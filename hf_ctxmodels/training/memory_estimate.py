@@ -1,9 +1,10 @@
 """Memory of a training step, counted on the meta device: no weight is allocated."""
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import cycle, islice
 from typing import Any
 
 import torch
@@ -15,14 +16,26 @@ from torch.utils._pytree import tree_leaves, tree_map
 from transformers import PreTrainedModel
 
 from hf_ctxmodels.core.devices import meta_autocast
+from hf_ctxmodels.core.errors import wrap_errors
 from hf_ctxmodels.core.host_copies import CollatedBatch
+from hf_ctxmodels.data import ExampleSet, load_documents
+from hf_ctxmodels.objectives import Objective
 from hf_ctxmodels.training.arguments import LoopArguments
+from hf_ctxmodels.training.model_loading import load_tokenizer
 from hf_ctxmodels.training.optimizers import make_optimizer
+from hf_ctxmodels.training.pretraining import (
+    PretrainingArguments,
+    make_model,
+    make_objective,
+    require_tokenizer_source,
+    resolve_family,
+)
+from hf_ctxmodels.training.training_step import enable_gradient_checkpointing
 
 META = torch.device("meta")
 GPU_BYTES = 80e9
+_HINT = "train it for a minute by --dry_run."
 _RESERVED_BYTES = 4e9  # CUDA context, NCCL, workspaces, and fragmentation
-_MAX_RANKS = 4096
 _CAST_FUNCTIONS = {F.linear, torch.matmul, torch.bmm, torch.addmm, torch.baddbmm, F.scaled_dot_product_attention}
 _CAST_FUNCTIONS |= {Tensor.matmul, Tensor.__matmul__, Tensor.bmm, torch.conv1d, F.conv1d}
 
@@ -34,27 +47,33 @@ class StepMemory:
     Attributes:
         parameters, gradients, optimizer_state: Bytes of the trained weights and of what has their shape.
         activations: Peak of all other tensors in the forward and backward pass.
-        largest_block: Bytes of the largest module that fully sharded data parallel gathers at once.
+        sharded_activations: The same without the weights that autocast has converted: fully sharded data parallel
+            converts shards.
+        largest_block: Bytes of the largest module that it gathers at once.
     """
 
     parameters: int
     gradients: int
     optimizer_state: int
     activations: int
+    sharded_activations: int
     largest_block: int
 
     def per_rank(self, ranks: int) -> dict[str, float]:
         """Bytes on each of several ranks of fully sharded data parallel; one rank shards nothing."""
-        gathered = 0 if ranks == 1 else 2 * self.largest_block  # the block in use, and the next one
         sharded = {name: getattr(self, name) / ranks for name in ("parameters", "gradients", "optimizer_state")}
-        return {**sharded, "activations": self.activations + gathered}
+        if ranks == 1:
+            return {**sharded, "activations": self.activations}
+        gathered = 2 * self.largest_block  # the block in use, and the next one
+        return {**sharded, "activations": self.sharded_activations + gathered}
+
+    def fits(self, ranks: int) -> bool:
+        """Whether the run fits GPUs of `GPU_BYTES`."""
+        return sum(self.per_rank(ranks).values()) + _RESERVED_BYTES <= GPU_BYTES
 
     def smallest_number_of_gpus(self) -> int | None:
         """Ranks, a power of 2, with `GPU_BYTES` each that hold a sharded run; None if the activations do not fit."""
-        for ranks in (2**power for power in range(_MAX_RANKS.bit_length())):
-            if sum(self.per_rank(ranks).values()) + _RESERVED_BYTES <= GPU_BYTES:
-                return ranks
-        return None
+        return next((ranks for ranks in (2**power for power in range(13)) if self.fits(ranks)), None)
 
 
 class _AllocationPeak(TorchDispatchMode):
@@ -63,6 +82,7 @@ class _AllocationPeak(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.allocated = self.peak = 0
+        self.is_paused = False
         self._storages: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def __torch_dispatch__(
@@ -76,7 +96,7 @@ class _AllocationPeak(TorchDispatchMode):
         return result
 
     def _add(self, storage: torch.UntypedStorage) -> None:
-        if storage not in self._storages:
+        if storage not in self._storages and not self.is_paused:
             self._storages.add(storage)
             self.allocated += storage.nbytes()
             self.peak = max(self.peak, self.allocated)
@@ -88,12 +108,22 @@ class _AllocationPeak(TorchDispatchMode):
 
 class _EmulatedGPU(TorchFunctionMode):
     """Operations of a GPU on the meta device: attention kernels without probabilities, masks of dropout in one byte,
-    and with a dtype the casts of `torch.autocast`, of which weights are kept until the end."""
+    and with a dtype the casts of `torch.autocast`, of which weights are kept until the mode ends.
 
-    def __init__(self, dtype: torch.dtype | None) -> None:
+    Args:
+        dtype: Data type of autocast; None without autocast.
+        memory: Counts allocations.
+        count_weights: Whether to count the casts of weights.
+    """
+
+    def __init__(self, dtype: torch.dtype | None, memory: _AllocationPeak, count_weights: bool) -> None:
         super().__init__()
-        self._dtype = dtype
-        self._weights: dict[Tensor, Tensor] = {}
+        self._dtype, self._memory, self._count_weights = dtype, memory, count_weights
+        self._cast_weights: dict[Tensor, Tensor] = {}
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._cast_weights.clear()
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -114,9 +144,11 @@ class _EmulatedGPU(TorchFunctionMode):
             return value
         if not isinstance(value, nn.Parameter):
             return value.to(self._dtype)
-        if value not in self._weights:
-            self._weights[value] = value.to(self._dtype)
-        return self._weights[value]
+        if value not in self._cast_weights:
+            self._memory.is_paused = not self._count_weights
+            self._cast_weights[value] = value.to(self._dtype)
+            self._memory.is_paused = False
+        return self._cast_weights[value]
 
 
 def _attention(
@@ -155,6 +187,54 @@ def _is_meta(value: Any) -> bool:
     return isinstance(value, Tensor) and value.device.type == "meta"
 
 
+def estimate_memory(arguments: PretrainingArguments, loop_arguments: LoopArguments) -> Iterator[str]:
+    """Yield the lines of a table with the memory of a run on GPUs, and the smallest number of GPUs that hold it.
+
+    The batch is text of the package, repeated; neither data nor weights are read. Activations are of a GPU, in the data
+    type of `--dtype`, by default bfloat16.
+
+    Raises:
+        CtxError: The objective needs other data than text, or the model cannot run on the meta device.
+    """
+    tokenizer = load_tokenizer(require_tokenizer_source(arguments))
+    family = resolve_family(arguments)
+    _, objective = make_objective(family, tokenizer, arguments, loop_arguments.seed)
+    model = make_model(family, objective, tokenizer, arguments, without_memory=True).to(META)
+    model.tie_weights()
+    batch_size = loop_arguments.per_device_batch_size
+    dtype = getattr(torch, loop_arguments.dtype or "bfloat16")
+    with wrap_errors("The memory of this model cannot be estimated", location=f"--family {family.name}", hint=_HINT):
+        memory = measure_step(
+            model, largest_batch(objective, batch_size), loop_arguments, None if dtype is torch.float32 else dtype
+        )
+    smallest = memory.smallest_number_of_gpus()
+    lengths = f"{batch_size} x {arguments.max_length:,} tokens per GPU"
+    yield f"{model.num_parameters():,} parameters; {lengths}, {str(dtype).removeprefix('torch.')}; GB on each GPU:"
+    names = ("parameters", "gradients", "optimizer_state", "activations")
+    yield "".join(["GPUs (FSDP)", *(f"{name.replace('_', ' '):>17}" for name in names), f"{'total':>9}"])
+    for ranks in sorted({1, 8, smallest or 1024}):
+        sizes = memory.per_rank(ranks)
+        yield (
+            f"{ranks:<11}"
+            + "".join(f"{sizes[name] / 1e9:>17.2f}" for name in names)
+            + f"{sum(sizes.values()) / 1e9:>9.2f}"
+        )
+    if smallest is None:
+        yield f"no number of {GPU_BYTES / 1e9:.0f} GB GPUs holds the activations: lower --per_device_batch_size" + (
+            "" if loop_arguments.gradient_checkpointing else ", or pass --gradient_checkpointing"
+        )
+    else:
+        reserve = f"{_RESERVED_BYTES / 1e9:.0f} GB in reserve"
+        yield f"smallest number of {GPU_BYTES / 1e9:.0f} GB GPUs, with {reserve}: {smallest}"
+
+
+def largest_batch(objective: Objective, size: int) -> dict[str, Any]:
+    """The longest of several batches of the package's text, collated."""
+    examples = ExampleSet.build(islice(objective.examples(cycle(load_documents("demo"))), 4 * size))
+    order = sorted(range(len(examples)), key=lambda index: len(examples[index]["input_ids"]))
+    return objective.collate([examples[index] for index in order[-size:]])
+
+
 def measure_step(
     model: PreTrainedModel,
     batch: Mapping[str, Tensor],
@@ -166,19 +246,11 @@ def measure_step(
     Args:
         model: Model with a training loss.
         batch: Collated batch of one process, on the CPU.
-        arguments: Optimizer of the run.
+        arguments: Optimizer and gradient checkpointing of the run.
         dtype: Data type of autocast; None for the data type of the weights.
     """
-    model.train()
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    with _discarded_gradients(parameters), _AllocationPeak() as memory:
-        token = meta_autocast.set(dtype)
-        try:
-            with _EmulatedGPU(dtype):
-                loss = model(**CollatedBatch(batch).to(META)).loss
-            loss.backward()
-        finally:
-            meta_autocast.reset(token)
+    peaks = [_peak_of_step(model, batch, dtype, arguments.gradient_checkpointing, count) for count in (True, False)]
     optimizer = make_optimizer(model, arguments)
     for group in optimizer.param_groups:
         group["fused"] = False  # impossible on the meta device
@@ -192,24 +264,38 @@ def measure_step(
         parameters=size,
         gradients=sum(parameter.nbytes for parameter in parameters),
         optimizer_state=sum(state.nbytes for state in states if isinstance(state, Tensor) and state.numel() > 1),
-        activations=memory.peak,
+        activations=peaks[0],
+        sharded_activations=peaks[1],
         largest_block=int(scale * max(_block_sizes(model), default=size)),
     )
 
 
-@contextmanager
-def _discarded_gradients(parameters: list[nn.Parameter]) -> Iterator[None]:
-    """Free each gradient when it has been accumulated."""
+def _peak_of_step(
+    model: PreTrainedModel, batch: Mapping[str, Tensor], dtype: torch.dtype | None, checkpointing: bool, casts: bool
+) -> int:
+    """Peak of the bytes allocated in a step, without gradients of weights, with or without `casts` of weights."""
 
-    def discard(parameter: Tensor) -> None:
+    def discard_gradient(parameter: Tensor) -> None:
         parameter.grad = None
 
-    handles = [parameter.register_post_accumulate_grad_hook(discard) for parameter in parameters]
+    memory = _AllocationPeak()
+    gpu = _EmulatedGPU(dtype, memory, casts)
+    model.train()
+    if checkpointing:  # the backward pass calls the layers without the mode
+        enable_gradient_checkpointing(model, {"context_fn": lambda: (nullcontext(), gpu)})
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    handles = [parameter.register_post_accumulate_grad_hook(discard_gradient) for parameter in trained]
+    token = meta_autocast.set(dtype)
     try:
-        yield
+        with memory:
+            with gpu:
+                loss = model(**CollatedBatch(batch).to(META)).loss
+            loss.backward()
     finally:
+        meta_autocast.reset(token)
         for handle in handles:
             handle.remove()
+    return memory.peak
 
 
 def _block_sizes(model: nn.Module) -> Iterator[int]:

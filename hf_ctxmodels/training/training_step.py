@@ -258,15 +258,16 @@ def logged_terms(output: ModelOutput) -> dict[str, Tensor]:
     return {"loss": output.loss, **losses, **(output.get("metrics") or {})}
 
 
-def enable_gradient_checkpointing(model: PreTrainedModel) -> None:
-    """Recompute the activations of the layers in the backward pass; raises CtxError if the model cannot."""
+def enable_gradient_checkpointing(model: PreTrainedModel, options: Mapping[str, Any] | None = None) -> None:
+    """Recompute the activations of the layers in the backward pass, with options of `torch.utils.checkpoint`; raises
+    CtxError if the model does not support it."""
     if not model.supports_gradient_checkpointing:
         raise CtxError(
             f"{type(model).__name__} does not support gradient checkpointing.",
             location="--gradient_checkpointing",
             hint="remove it, and lower --per_device_batch_size if memory is short.",
         )
-    model.activation_checkpointing_enable()
+    model.activation_checkpointing_enable({"use_reentrant": False, **(options or {})})
 
 
 @dataclass(eq=False)
