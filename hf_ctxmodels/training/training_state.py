@@ -197,7 +197,7 @@ class TrainingState:
         self.model_class = saved_class.__name__.removeprefix("FSDP")  # sharding makes a subclass named FSDP<class>
         is_fsdp = self._accelerator.distributed_type == DistributedType.FSDP
         # other models save the weights of a part, or write files of adapters with the gathered weights
-        has_hooks = hasattr(unwrapped, "load_saved_weights") or getattr(unwrapped.base_model, "save_hooks", ())
+        has_hooks = hasattr(unwrapped, "load_saved_weights") or bool(getattr(unwrapped.base_model, "save_hooks", ()))
         if is_fsdp and not has_hooks and averaging is None:
             timeout = timedelta(minutes=self._arguments.timeout)
             self._shard_group = torch.distributed.new_group(timeout=timeout, backend="gloo")
