@@ -243,7 +243,8 @@ class TrainingState:
         it also writes the shards, of which this context makes a copy."""
         self.finish_saving()
         temporary, is_main_process = checkpoint_files.temporary_path(self.path), self._accelerator.is_main_process
-        exists = [self.path.exists()]
+        # one process looks for files: a network file system may show others an earlier state
+        exists = [is_main_process and self.path.exists()]
         if is_main_process and not exists[0]:
             with self._clean_up_failed_write(temporary):
                 temporary.mkdir()
@@ -322,9 +323,10 @@ class TrainingState:
             shutil.rmtree(temporary, ignore_errors=True)
             with self._clean_up_failed_write(temporary):
                 temporary.mkdir()
-        self._accelerator.wait_for_everyone()
+        sharded = [is_sharded(self.path)]
+        broadcast_object_list(sharded)
         with self._clean_up_failed_write(temporary):
-            if not is_sharded(self.path):
+            if not sharded[0]:
                 self._save_model(temporary)
             elif self._accelerator.is_main_process:
                 merge_checkpoint(self.path, temporary)
