@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import broadcast_object_list, set_seed
+from accelerate.utils import DistributedType, broadcast_object_list, set_seed
 from torch import nn
 from torch.utils.data import Dataset
 from transformers import (
@@ -39,7 +39,7 @@ from hf_ctxmodels.training.distributed import (
 )
 from hf_ctxmodels.training.evaluation import sample_batches
 from hf_ctxmodels.training.learning_rate_test import RANGE_TEST_FILE, learning_rate_range_test
-from hf_ctxmodels.training.optimizers import Averaging, make_optimizer, make_scheduler
+from hf_ctxmodels.training.optimizers import Averaging, make_optimizer, make_scheduler, require_sharded_updates
 from hf_ctxmodels.training.recurrent_state import RecurrentStateCarrier
 from hf_ctxmodels.training.summary import TrainingSummary
 from hf_ctxmodels.training.training_log import StepMetrics, Stopwatch, TrainingLog, require_finite_weights
@@ -213,6 +213,8 @@ class TrainingLoop:
         self.num_parameters = model.num_parameters()
 
         # optimizer: callbacks may regroup its parameters before the schedule is made
+        if accelerator.distributed_type == DistributedType.FSDP:
+            require_sharded_updates(arguments.optimizer)
         optimizer = make_optimizer(model, arguments)
         self.callback_state = TrainerState(
             global_step=self.training_state.step,

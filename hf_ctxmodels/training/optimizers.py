@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from transformers import Adafactor, PreTrainedModel, get_scheduler
 
@@ -20,6 +21,7 @@ from hf_ctxmodels.training.arguments import (
     ConstantOptions,
     CosineOptions,
     InverseSquareRootOptions,
+    LambOptions,
     LinearOptions,
     LoopArguments,
     NTASGDOptions,
@@ -240,16 +242,18 @@ class ScaledAdamW(torch.optim.Optimizer):
         parameters of a shape are stacked.
         """
         beta1, beta2 = group["betas"]
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        scales = [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in torch._foreach_norm(parameters)]
+        torch._foreach_div_(scales, [math.sqrt(parameter.numel()) for parameter in parameters])
+        torch._foreach_clamp_min_(scales, _SMALLEST_SCALE)
+        gradients = [_local_shard(parameter.grad) for parameter in parameters if parameter.grad is not None]
         first, second = (
-            [self.state[parameter][name] for parameter in parameters] for name in ("exp_avg", "exp_avg_sq")
+            [_local_shard(self.state[parameter][name]) for parameter in parameters]
+            for name in ("exp_avg", "exp_avg_sq")
         )
+        parameters = [_local_shard(parameter) for parameter in parameters]
         torch._foreach_lerp_(first, gradients, 1 - beta1)
         torch._foreach_mul_(second, beta2)
         torch._foreach_addcmul_(second, gradients, gradients, 1 - beta2)
-        scales = torch._foreach_norm(parameters)
-        torch._foreach_div_(scales, [math.sqrt(parameter.numel()) for parameter in parameters])
-        torch._foreach_clamp_min_(scales, _SMALLEST_SCALE)
         torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
         indices_by_shape: dict[torch.Size, list[int]] = {}
         for index, parameter in enumerate(parameters):
@@ -264,6 +268,21 @@ class ScaledAdamW(torch.optim.Optimizer):
                 denominators.unbind(),
                 value=-group["lr"] / (1 - beta1**step),
             )
+
+
+def _local_shard(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def require_sharded_updates(options: Any) -> None:
+    """Raise CtxError for an optimizer that cannot update sharded weights."""
+    if isinstance(options, AdafactorOptions | LambOptions):
+        name = "lamb" if isinstance(options, LambOptions) else "adafactor"
+        raise CtxError(
+            f"{name} cannot update weights that are sharded by FSDP.",
+            location=f"--optimizer {name}",
+            hint="use --optimizer adamw, or data parallelism.",
+        )
 
 
 def make_scheduler(optimizer: torch.optim.Optimizer, arguments: LoopArguments, total_steps: int) -> LRScheduler:

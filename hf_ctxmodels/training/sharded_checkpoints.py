@@ -43,13 +43,10 @@ def is_sharded(checkpoint: str | Path) -> bool:
 
 def saved_weights(model: PreTrainedModel) -> dict[str, Tensor]:
     """The weights that `save_pretrained` writes, without tied copies; `DTensor`s if they are sharded."""
-    weights = {name: weight for name, weight in model.state_dict().items() if name not in _ignored_names(model)}
+    ignored = model._keys_to_ignore_on_save or ()
+    weights = {name: weight for name, weight in model.state_dict().items() if name not in ignored}
     placeholders = {name: torch.empty(weight.shape, device="meta") for name, weight in weights.items()}
     return {name: weights[name] for name in remove_tied_weights_from_state_dict(placeholders, model)}
-
-
-def _ignored_names(model: PreTrainedModel) -> set[str]:
-    return set(model._keys_to_ignore_on_save or ())
 
 
 def copy_to_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Any]:

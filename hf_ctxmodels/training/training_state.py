@@ -258,8 +258,8 @@ class TrainingState:
             if self._uses_deepspeed:  # every process writes its shard of the moments
                 self._model.save_checkpoint(str(temporary / _DEEPSPEED_FOLDER))
             elif self._shard_group is not None:
-                moments = _optimizer_tensors(self._unwrapped_model, self._optimizer)
-                shards = copy_to_cpu({**saved_weights(self._unwrapped_model), **moments})
+                weights = saved_weights(self._unwrapped_model)  # first: it shards what an evaluation has gathered
+                shards = copy_to_cpu(weights | _optimizer_tensors(self._unwrapped_model, self._optimizer))
             else:
                 moments = _optimizer_tensors(self._unwrapped_model, self._optimizer)
                 tensors = {name: _gather(moment) for name, moment in moments.items()}

@@ -21,6 +21,10 @@ from zoo import (
     scalar_loss,
 )
 
+from hf_ctxmodels import CtxError
+from hf_ctxmodels.training.arguments import LoopArguments
+from hf_ctxmodels.training.optimizers import make_optimizer, require_sharded_updates
+
 FINELY = ["bert", "elmo", "seqae", "cove", "infersent", "gensen", "cvt"]  # families without tables outside of modules
 
 
@@ -62,6 +66,30 @@ def check_sharded(case: Case, mesh: DeviceMesh, *, finely: bool) -> None:
 @as_subtests(REPRESENTATIVES)
 def test_losses_and_gradients_with_sharded_layers(case: Case, mesh: DeviceMesh) -> None:
     check_sharded(case, mesh, finely=False)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw:scale_by_size=true", "sgd", "asgd", "adagrad"])
+def test_optimizers_of_sharded_weights(optimizer: str, mesh: DeviceMesh) -> None:
+    """Three steps; adafactor and lamb, which do not support sharded weights, are refused."""
+    case = next(case for case in REPRESENTATIVES if case.family.name == "bert")
+    options = LoopArguments(output_dir="none", learning_rate=0.01, max_steps=3, optimizer=optimizer)
+    results = []
+    for is_sharded in (False, True):
+        model = case.model()
+        if is_sharded:
+            shard(model, mesh, finely=False)
+        updates = make_optimizer(model, options)
+        for _ in range(3):
+            scalar_loss(case, model, labelled_batch(case)).backward()
+            updates.step()
+            updates.zero_grad()
+        weights = model.named_parameters()
+        results.append({name: weight.full_tensor() if is_sharded else weight.detach() for name, weight in weights})
+    for name, weight in results[0].items():
+        assert_close(results[1][name], weight, name)
+    for name in ("adafactor", "lamb"):
+        with pytest.raises(CtxError, match=f"{name} cannot update weights that are sharded"):
+            require_sharded_updates(LoopArguments(output_dir="none", optimizer=name).optimizer)
 
 
 @pytest.mark.filterwarnings("ignore:.*returned a view tensor")

@@ -223,7 +223,7 @@ def test_sharded_checkpoints(request, tmp_path, name, thorough):
     final model is merged from the last checkpoint. `thorough`: it also resumes on one process, exactly on two, and a
     run of one process resumes with FSDP."""
     workspace = request.getfixturevalue(name)
-    length = ("--max_steps", 4, "--save_steps", 2, "--save_total_limit", 9)
+    length = ("--max_steps", 4, "--save_steps", 2, "--eval_steps", 2, "--validation_fraction", 0.1)
 
     def batches(processes: int, micro_batches: int = 2) -> list[object]:
         rows = 8 // (processes * micro_batches)
