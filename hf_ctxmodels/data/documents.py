@@ -304,9 +304,12 @@ ABBREVIATIONS = frozenset(
 
 _END = re.compile(
     r"""
-    [.!?…]+ ["'”’»)\]]*              # a mark and closing quotes and brackets,
-    (?=\s+ ["'“‘«(\[¿¡]* (?P<next>\w))  # before a word,
-    | [。！？]+ [」』”’）]*            # or a full-width mark
+    [.!?…。！？]                              # a mark at the start of the expression makes the search fast
+    (?:
+        (?<=[.!?…]) [.!?…]* ["'”’»)\]]*      # further marks, closing quotes and brackets,
+        (?=\s+ ["'“‘«(\[¿¡]* (?P<next>\w))   # before a word,
+    |   (?<=[。！？]) [。！？]* [」』”’）]*      # or a full-width mark
+    )
     """,
     re.VERBOSE,
 )
