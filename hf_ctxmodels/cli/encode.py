@@ -79,7 +79,7 @@ def main() -> None:
     windows = encode_in_windows(
         model, tokenizer, sentences, pooling=pooling, batch_size=arguments.batch_size, normalize=normalize
     )
-    array: np.ndarray | None = None
+    array: np.memmap | None = None
     start = 0
     temporary = output.with_name(f"{output.name}.writing")
     with wrap_write_errors(output):

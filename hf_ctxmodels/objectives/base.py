@@ -16,7 +16,12 @@ from hf_ctxmodels.data.examples import Example, ExampleSet
 from hf_ctxmodels.data.padding import PaddingCollator
 from hf_ctxmodels.data.seeding import Purpose
 from hf_ctxmodels.data.training_set import ExampleSampling
-from hf_ctxmodels.objectives.tokenized_documents import TokenizedDocument, document_batches, tokenized_batches
+from hf_ctxmodels.objectives.tokenized_documents import (
+    TokenizedDocument,
+    document_batches,
+    encode_ids,
+    tokenized_batches,
+)
 
 
 @dataclass(frozen=True)
@@ -148,8 +153,7 @@ class Objective(PaddingCollator):
         """(tokens,) ids of documents, each tokenized as one text without special tokens, in batches of `size`."""
         for batch in document_batches(documents, size):
             texts = [" ".join(document) for document in batch]
-            encoded = self.tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)
-            ids = [np.asarray(ids, dtype=np.int32) for ids in encoded["input_ids"]]
+            ids = encode_ids(self.tokenizer, texts)
             self.statistics.update(
                 documents=len(batch),
                 sentences=sum(map(len, batch)),

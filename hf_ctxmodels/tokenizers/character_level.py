@@ -55,6 +55,7 @@ class CtxCharacterTokenizer(CtxWordTokenizer):
         torch.Size([1, 4, 50])
     """
 
+    reads_unchanged_text = False
     special_tokens: ClassVar[tuple[str, ...]] = ("[PAD]", "[UNK]", "<S>", "</S>")
 
     defaults: ClassVar[dict[str, Any]] = {

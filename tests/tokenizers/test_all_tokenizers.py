@@ -13,6 +13,7 @@ from tokenizer_texts import TEXTS, TRICKY, read_lines
 from transformers import AutoTokenizer
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.objectives.tokenized_documents import encode_ids
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.tokenizers.bpe import CtxByteBPETokenizer
 
@@ -46,6 +47,13 @@ def test_save_load_and_pickle(trained, tmp_path):
         assert copy([*TEXTS[:20], *TRICKY]).data == trained([*TEXTS[:20], *TRICKY]).data
     assert sorted(trained.get_vocab().values()) == list(range(len(trained))), "ids without gaps"
     assert len(trained) <= 400
+
+
+def test_ids_of_the_backend(trained):
+    texts = [*TEXTS[:20], *TRICKY, "", trained.unk_token or "a", " ".join(TEXTS)]
+    expected = trained(texts, add_special_tokens=False)["input_ids"]
+    trained(texts, truncation=True, max_length=9, padding="max_length" if trained.pad_token else False)
+    assert [ids.tolist() for ids in encode_ids(trained, texts)] == expected
 
 
 @pytest.mark.parametrize("texts", [[], [" \n", ""]], ids=["empty", "white space"])
