@@ -219,9 +219,9 @@ debug_launcher(run_script, (pretrain.main,), num_processes=int(os.environ["PROCE
     ("name", "thorough"), [("workspace", False), slow("workspace", True), slow("contiguous_workspace", True)]
 )
 def test_sharded_checkpoints(request, tmp_path, name, thorough):
-    """A run with FSDP that is killed while it saves resumes on four processes without accumulation, up to rounding; its
-    final model is merged from the last checkpoint. `thorough`: it also resumes on one process, exactly on two, and a
-    run of one process resumes with FSDP."""
+    """A run with FSDP that is killed while it saves resumes without accumulation, up to rounding; its final model is
+    merged from the last checkpoint. `thorough`: it resumes on one and on four processes, exactly on two, and a run of
+    one process resumes with FSDP."""
     workspace = request.getfixturevalue(name)
     length = ("--max_steps", 4, "--save_steps", 2, "--eval_steps", 2, "--validation_fraction", 0.1)
 
@@ -229,8 +229,10 @@ def test_sharded_checkpoints(request, tmp_path, name, thorough):
         rows = 8 // (processes * micro_batches)
         return ["--per_device_batch_size", rows, "--gradient_accumulation_steps", micro_batches]
 
-    def train(directory: Path, processes: int, *flags: object, killed_save: int = 0) -> tuple[int, str]:
-        flags = *batches(processes, 1 if processes == 4 else 2), *length, *flags
+    def train(
+        directory: Path, processes: int, *flags: object, micro_batches: int = 2, killed_save: int = 0
+    ) -> tuple[int, str]:
+        flags = *batches(processes, micro_batches), *length, *flags
         command = "-c", SHARDED_FORKED, *workspace.flags(directory, *flags, config="exact.json")
         environment = {"PROCESSES": str(processes), "KILLED_SAVE": str(killed_save), "OMP_NUM_THREADS": "1"}
         environment["RAM_EFFICIENT"] = str(directory != two).lower()
@@ -253,12 +255,13 @@ def test_sharded_checkpoints(request, tmp_path, name, thorough):
     assert "SIGKILL" in errors
     assert [path.name for path in list_checkpoints(killed)] == ["checkpoint-2"]
     assert not list(killed.glob("*.writing/manifest.json"))
-    for processes in (1, 4) if thorough else (4,):
-        shutil.copytree(killed, tmp_path / f"{processes}")
-        code, errors = train(tmp_path / f"{processes}", processes, "--resume")
+    for processes, micro_batches in ((1, 2), (4, 1)) if thorough else ((2, 1),):
+        resumed = tmp_path / f"{processes}"
+        shutil.copytree(killed, resumed)
+        code, errors = train(resumed, processes, "--resume", micro_batches=micro_batches)
         assert code == 0, errors
         assert f"(2 processes, now {processes}): dropout masks differ" in errors
-        assert_equal_up_to_rounding(one, tmp_path / f"{processes}")
+        assert_equal_up_to_rounding(one, resumed)
     if thorough:
         for directory, flags in ((two, ()), (killed, ("--resume",))):
             code, errors = train(directory, 2, *flags)
@@ -273,16 +276,15 @@ def test_sharded_checkpoints(request, tmp_path, name, thorough):
         assert code == 0, errors
         assert log_without_speed(one) == [pytest.approx(record, rel=1e-5) for record in unsharded]
 
-    run, merged = tmp_path / "4", tmp_path / "merged"
-    checkpoint = run / "checkpoint-4"
+    checkpoint, merged = resumed / "checkpoint-4", tmp_path / "merged"
     assert not (checkpoint / "model.safetensors").exists()
     command_output("convert checkpoint", checkpoint=checkpoint, output=merged)
-    assert (merged / "model.safetensors").read_bytes() == (run / "model.safetensors").read_bytes()
-    assert {path.name for path in merged.iterdir()} <= {path.name for path in run.iterdir()}
+    assert (merged / "model.safetensors").read_bytes() == (resumed / "model.safetensors").read_bytes()
+    assert {path.name for path in merged.iterdir()} <= {path.name for path in resumed.iterdir()}
     (tmp_path / "small").mkdir()
     merge_checkpoint(checkpoint, tmp_path / "small", max_file_size="20KB")
     assert len([*(tmp_path / "small").glob("model-*.safetensors")]) > 1
-    expected = AutoModelForPreTraining.from_pretrained(run).state_dict()
+    expected = AutoModelForPreTraining.from_pretrained(resumed).state_dict()
     actual = AutoModelForPreTraining.from_pretrained(tmp_path / "small").state_dict()
     assert all(weight.equal(actual[name]) for name, weight in expected.items())
     with pytest.raises(CtxError, match="sharded over several processes"):
