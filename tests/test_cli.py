@@ -103,7 +103,7 @@ def test_help_of_commands(capsys, words):
     assert shown.startswith(f"usage: hf-ctxmodels {' '.join(words)} [--help]")
     flags = [line.split()[0] for line in shown.splitlines() if line.startswith("  --")]
     assert len(flags) == len(set(flags))
-    assert len(flags) <= (62 if words == ("finetune", "seq2seq") or words == ("pretrain",) else 51)
+    assert len(flags) <= (62 if words == ("finetune", "seq2seq") or words == ("pretrain",) else 54)
     if words == ("finetune", "sequence-classification"):
         assert len(flags) <= 47
         assert flags[1:11] == [f"--{name}" for name in finetune.ESSENTIAL]
