@@ -15,7 +15,8 @@ from typing import Any, BinaryIO, NamedTuple
 from hf_ctxmodels.core.errors import CtxError, describe_error
 
 COMPRESSION_SUFFIXES = (".gz", ".zst")
-_DIGESTED_BYTES = 1 << 20  # at both ends of a file: identifies large corpora without reading them completely
+# Bytes at both ends of a file, and of all files together, that identify a corpus without reading it completely.
+_DIGESTED_BYTES, _ALL_DIGESTED_BYTES = 1 << 20, 256 << 20
 _BUFFER_SIZE = 1 << 20
 # checksums and dates of remote files, the first of which identifies a version
 _VERSION_KEYS = (
@@ -223,11 +224,12 @@ def describe_content(source: str) -> str:
         local = [path] if os.path.isfile(path) else sorted(filter(os.path.isfile, glob(pattern, recursive=True)))
         if not local:
             return source
+        step = min(_DIGESTED_BYTES, _ALL_DIGESTED_BYTES // (2 * len(local)))
         for name in local:
             length = os.stat(name).st_size
             size += length
             with open(name, "rb") as content:
-                digest.update(content.read(_DIGESTED_BYTES))
-                content.seek(max(content.tell(), length - _DIGESTED_BYTES))
-                digest.update(content.read(_DIGESTED_BYTES))
+                digest.update(content.read(step))
+                content.seek(max(content.tell(), length - step))
+                digest.update(content.read(step))
     return f"{file_name(path.rstrip('/'))} ({size} bytes, SHA-256 {digest.hexdigest()[:12]})"
