@@ -10,6 +10,8 @@ parts. Independent jobs can prepare a large text, each with `--shard I/N`, on a 
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from joblib import cpu_count
+
 from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.console import format_next_commands, format_number
 from hf_ctxmodels.core.constants import MAX_SEED
@@ -19,7 +21,7 @@ from hf_ctxmodels.core.output_files import require_writable
 from hf_ctxmodels.data.preparation import Preparation, delete_prepared
 from hf_ctxmodels.data.prepared import TRAIN, VALIDATION, PreparedCorpus
 from hf_ctxmodels.registry import get_family
-from hf_ctxmodels.training.corpora import CorpusArguments, available_cores, make_objective, make_preparation
+from hf_ctxmodels.training.corpora import CorpusArguments, make_objective, make_preparation
 from hf_ctxmodels.training.model_loading import load_tokenizer
 
 ESSENTIAL = ("family", "tokenizer", "dataset", "objective", "max_length", "output_dir", "num_proc")
@@ -37,11 +39,12 @@ class PreparationArguments:
 
     def __post_init__(self) -> None:
         check_range(self, "seed", at_least=0, at_most=MAX_SEED)
-        if self.shard is not None and (self.merge or self.overwrite):
+        modes = [name for name in ("shard", "merge", "overwrite") if getattr(self, name)]
+        if len(modes) > 1:
             raise CtxError(
-                "A job with --shard only adds parts.",
-                location=f"--shard {self.shard} {'--merge' if self.merge else '--overwrite'}",
-                hint="run the jobs with --shard first, and then --merge alone.",
+                "A job adds parts, --merge completes a directory, and --overwrite starts from an empty one.",
+                location=f"--{modes[0]} --{modes[1]}",
+                hint="use one of them at a time: the jobs with --shard first, and then --merge.",
             )
 
     def selected_parts(self, number: int) -> range:
@@ -51,9 +54,9 @@ class PreparationArguments:
         index, _, count = self.shard.partition("/")
         if not (index.isdecimal() and count.isdecimal() and int(index) < int(count)):
             raise CtxError(
-                f"{self.shard!r} is not a job of several.",
-                location="--shard",
-                hint="use I/N with I from 0 to N - 1, such as --shard 0/8.",
+                "Expected I/N, with I from 0 to N - 1.",
+                location=f"--shard {self.shard}",
+                hint="number the jobs from 0, such as --shard 0/8 to --shard 7/8.",
             )
         return range(int(index), number, int(count))
 
@@ -70,19 +73,19 @@ def main() -> None:
         raise CtxError("A stream cannot be prepared.", location="--streaming", hint="omit the flag.")
     directory = Path(arguments.output_dir)
     require_writable(directory, "--output_dir")
-    preparation = open_preparation(corpus_arguments, arguments.seed, directory)
+    preparation = preparation_of(corpus_arguments, arguments.seed, directory)
     if arguments.overwrite:
         delete_prepared(directory)
     if not arguments.merge:
         numbers = arguments.selected_parts(len(preparation.parts))
-        preparation.run(numbers, corpus_arguments.num_proc or available_cores(), show_progress=True)
+        preparation.run(numbers, corpus_arguments.num_proc or cpu_count(), show_progress=True)
         if arguments.shard is not None:
             print(f"job {arguments.shard}: {len(numbers)} of {len(preparation.parts)} parts in {directory}")
             return
     print_corpus(preparation.merge(with_digests=arguments.merge), str(corpus_arguments.family))
 
 
-def open_preparation(arguments: CorpusArguments, seed: int, directory: Path) -> Preparation:
+def preparation_of(arguments: CorpusArguments, seed: int, directory: Path) -> Preparation:
     """The preparation of the flags."""
     tokenizer = load_tokenizer(str(arguments.tokenizer))
     _, objective = make_objective(get_family(str(arguments.family)), tokenizer, arguments, seed)
@@ -93,10 +96,11 @@ def open_preparation(arguments: CorpusArguments, seed: int, directory: Path) -> 
 
 
 def print_corpus(corpus: PreparedCorpus, family: str) -> None:
-    """Print the number of parts and examples, the size of the files, and the next command."""
+    """Print the number of parts, examples and tokens, the size of the files, and the next command."""
     files = [(split, file) for record in corpus.parts for split, file in record.files.items()]
     print(f"{len(corpus.parts)} parts in {corpus.directory}, {format_number(sum(file.size for _, file in files))}B:")
     for split in (TRAIN, VALIDATION):
         if number := sum(file.examples for name, file in files if name == split):
-            print(f"  {split:<12}{number:>14,} examples")
+            tokens = sum(record.statistics.get(split, {}).get("tokens", 0) for record in corpus.parts)
+            print(f"  {split:<12}{number:>14,} examples" + (f"{tokens:>18,} tokens of text" if tokens else ""))
     print(format_next_commands(("pretrain", "--family", family, "--dataset", corpus.directory, "--output_dir", "DIR")))

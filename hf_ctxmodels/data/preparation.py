@@ -1,7 +1,7 @@
 """Preparation of examples: the parts of the text are tokenized independently, by several processes or jobs."""
 
 import os
-import shutil
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from hf_ctxmodels.core.console import print_status, progress_bar
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.loading import read_json
-from hf_ctxmodels.core.output_files import wrap_write_errors
+from hf_ctxmodels.core.output_files import replacing, wrap_write_errors
 from hf_ctxmodels.data.documents import Documents, NoDocumentError
 from hf_ctxmodels.data.examples import Example, ExampleBuilder, build_columns, no_examples_error
 from hf_ctxmodels.data.prepared import (
@@ -32,6 +32,8 @@ from hf_ctxmodels.data.prepared import (
     PreparedFile,
     damages,
     file_digest,
+    identity_digest,
+    identity_file,
     part_file,
     record_file,
     write_examples,
@@ -123,12 +125,18 @@ class Preparation:
                 self.write_part(number)
             return
         results = self._run_in_processes(missing, min(num_proc, len(missing)))
-        for _ in progress_bar(results, f"preparing {len(missing)} parts", unit="parts", enabled=show_progress):
+        for _ in progress_bar(results, "preparing", unit="parts", total=len(missing), enabled=show_progress):
             pass
 
     def _make_directory(self) -> None:
         """Create the directory and save the tokenizer; raises CtxError if the directory has other content."""
-        file = self.directory / "parts" / "identity.json"
+        if foreign := foreign_files(self.directory):
+            raise CtxError(
+                f"The directory contains other files: {', '.join(foreign[:3])}.",
+                location=f"--output_dir {self.directory}",
+                hint="use an empty directory.",
+            )
+        file = identity_file(self.directory)
         if file.is_file():
             existing = read_json(file)
             if differing := [
@@ -141,12 +149,11 @@ class Preparation:
                     location=f"--output_dir {self.directory}",
                     hint="use another directory, or replace them with --overwrite.",
                 )
-            return
+        write_json(file, dict(self.identity))
         with wrap_write_errors(self.directory):
-            for folder in ("parts", *SPLITS):
-                (self.directory / folder).mkdir(parents=True, exist_ok=True)
+            for split in SPLITS:
+                (self.directory / split).mkdir(exist_ok=True)
             self.tokenizer.save_pretrained(self.directory / TOKENIZER_FOLDER)
-            write_json(file, dict(self.identity))
 
     def _run_in_processes(self, numbers: Sequence[int], num_proc: int) -> Iterator[None]:
         # spawned, since a process with threads must not be forked
@@ -160,9 +167,10 @@ class Preparation:
                         yield future.result()
             except BrokenProcessPool as error:
                 raise CtxError(
-                    "A process that prepared examples has ended; it was probably out of memory.",
+                    "A process that prepared examples has ended: it was out of memory or killed, or it imported a "
+                    "program without `if __name__ == '__main__':`.",
                     location=f"--num_proc {num_proc}",
-                    hint="run the same command again, with fewer processes: complete parts are not repeated.",
+                    hint="run the same command again, with fewer processes; complete parts are not repeated.",
                 ) from error
             finally:
                 executor.shutdown(wait=False, cancel_futures=True)
@@ -180,16 +188,12 @@ class Preparation:
             if not length:
                 continue
             file = part_file(self.directory, split, number)
-            # a job that repeats this part writes another file
-            temporary = file.with_name(f"{file.name}.{os.getpid()}.writing")
-            with wrap_write_errors(file):
+            with replacing(file) as temporary:
                 columns_of_splits = write_examples(temporary, columns, len(self.tokenizer))
                 files[split] = PreparedFile(length, temporary.stat().st_size, file_digest(temporary))
-                temporary.replace(file)
             statistics[split] = dict(self.objective.statistics - before)
-        record = PartRecord(part.source, files, columns_of_splits, statistics)
-        with wrap_write_errors(self.directory):
-            write_json(record_file(self.directory, number), asdict(record))
+        record = PartRecord(identity_digest(self.identity), part.source, files, columns_of_splits, statistics)
+        write_json(record_file(self.directory, number), asdict(record))
 
     def _complete_record(self, number: int) -> PartRecord | None:
         """The record of a part, or None if the part is missing or not complete."""
@@ -198,7 +202,7 @@ class Preparation:
             return None
         with suppress(CtxError):
             record = PartRecord.parse(read_json(file), str(file))
-            if not damages(self.directory, number, record):
+            if record.identity == identity_digest(self.identity) and not damages(self.directory, number, record):
                 return record
         return None
 
@@ -218,7 +222,7 @@ class Preparation:
             raise CtxError(
                 f"{len(missing)} of {len(records)} parts are missing or damaged: {names}.",
                 location=str(self.directory),
-                hint="run `hf-ctxmodels prepare` with the same flags and without --merge, which makes missing parts.",
+                hint="run `hf-ctxmodels prepare` with the same flags but without --merge.",
             )
         complete = [record for record in records if record is not None]
         if with_digests:
@@ -233,6 +237,12 @@ class Preparation:
                 )
         if not any(TRAIN in record.files for record in complete):
             raise no_examples_error()
+        if self.validation_fraction and not any(VALIDATION in record.files for record in complete):
+            raise NoDocumentError(
+                "There is no held-out document with text.",
+                location=f"--validation_fraction {self.validation_fraction}",
+                hint="raise the fraction, or use more text.",
+            )
         columns = next(record.columns for record in complete if record.columns)
         for number, record in enumerate(complete):
             if record.columns not in ({}, columns):
@@ -247,14 +257,25 @@ class Preparation:
         return corpus
 
 
+_FILES = ("*/identity.json", "parts/part-*.json", f"{TOKENIZER_FOLDER}/*")
+_FILES += (INDEX_FILE, "dataset_dict.json", "*/part-*.arrow", "*/state.json", "*/dataset_info.json")
+_TEMPORARY = re.compile(r"\..*\.writing")
+
+
+def foreign_files(directory: Path) -> list[str]:
+    """Files that are not prepared examples, by their relative paths."""
+    known = {path for pattern in _FILES for path in directory.glob(pattern)}
+    files = (path for path in sorted(directory.rglob("*")) if path.is_file() and not _TEMPORARY.fullmatch(path.name))
+    return [str(path.relative_to(directory)) for path in files if path not in known]
+
+
 def delete_prepared(directory: Path) -> None:
-    """Delete prepared examples, the index first; a directory with other content is not changed."""
-    if not (directory / "parts" / "identity.json").is_file():
-        return
+    """Delete prepared examples, the index first, and no other files."""
     (directory / INDEX_FILE).unlink(missing_ok=True)
-    (directory / "dataset_dict.json").unlink(missing_ok=True)
-    for folder in ("parts", TOKENIZER_FOLDER, *SPLITS):
-        shutil.rmtree(directory / folder, ignore_errors=True)
+    for folder in (TOKENIZER_FOLDER, *SPLITS, "parts"):
+        for path in (directory / folder).glob("*"):
+            if any(path.match(pattern) for pattern in _FILES) or _TEMPORARY.fullmatch(path.name):
+                path.unlink()
 
 
 _preparation: Preparation | None = None

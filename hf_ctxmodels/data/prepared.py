@@ -26,9 +26,11 @@ import pyarrow as pa
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.loading import matches_type, read_json
+from hf_ctxmodels.core.output_files import write_text_file
 from hf_ctxmodels.data.examples import Column, ExampleSet
 
 FORMAT = 1
+_HINT = "run `hf-ctxmodels prepare` with the same flags again, which prepares missing parts."
 INDEX_FILE = "prepared.json"
 TOKENIZER_FOLDER = "tokenizer"
 TRAIN, VALIDATION = SPLITS = ("train", "validation")
@@ -51,12 +53,14 @@ class PartRecord:
     """A complete part of the text.
 
     Attributes:
+        identity: Digest of what the examples were made from.
         source: Number of the dataset, with sampling by dataset; else 0.
         files: Split -> file, without splits that have no example.
         columns: Column -> Arrow type.
         statistics: Split -> counts of the objective.
     """
 
+    identity: str
     source: int
     files: dict[str, PreparedFile]
     columns: dict[str, str]
@@ -70,9 +74,6 @@ class PartRecord:
             return cls(files=files, **value)
         except (AttributeError, KeyError, TypeError) as error:
             raise CtxError(f"The record of a part is damaged: {error}.", location=location, hint=_HINT) from error
-
-
-_HINT = "run `hf-ctxmodels prepare` with the same flags again, which repeats missing parts."
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,10 @@ class PreparedCorpus:
             for _, record in selected:
                 for name, count in record.statistics[split].items():
                     statistics[name] = statistics.get(name, 0) + count
-            blocks = [ArrowBlock(str(part_file(self.directory, split, number))) for number, _ in selected]
+            blocks = [
+                ArrowBlock(str(part_file(self.directory, split, number)), record.files[split].sha256)
+                for number, record in selected
+            ]
             if blocks:
                 sets.append(ExampleSet(blocks, [record.files[split].examples for _, record in selected], statistics))
         return sets
@@ -138,12 +142,17 @@ class PreparedCorpus:
 def is_prepared(source: str) -> bool:
     """Whether a dataset is a directory of prepared examples, complete or not."""
     directory = Path(source).expanduser()
-    return (directory / INDEX_FILE).is_file() or ((directory / "parts").is_dir() and (directory / TRAIN).is_dir())
+    return (directory / INDEX_FILE).is_file() or identity_file(directory).is_file()
 
 
 def identity_digest(identity: Mapping[str, Any]) -> str:
     """Digest of JSON values."""
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+
+
+def identity_file(directory: Path) -> Path:
+    """The file that is written first, with what the examples are made from."""
+    return directory / "parts" / "identity.json"
 
 
 def part_file(directory: Path, split: str, number: int) -> Path:
@@ -199,18 +208,19 @@ def write_examples(file: Path, columns: Mapping[str, Column], vocab_size: int) -
 
 @dataclass(frozen=True)
 class ArrowBlock:
-    """Examples in a file, mapped into memory when they are read."""
+    """Examples in a file, mapped into memory when they are read; `sha256` identifies the content."""
 
     file: str
+    sha256: str
 
     @property
     def columns(self) -> dict[str, Column]:
-        """See `ExampleBlock`; raises CtxError if the file is damaged."""
-        return _map_columns(self.file)
+        """Name -> values; raises CtxError if the file is damaged."""
+        return _map_columns(self.file, self.sha256)
 
 
 @lru_cache(maxsize=_MAPPED_FILES)
-def _map_columns(file: str) -> dict[str, Column]:
+def _map_columns(file: str, sha256: str) -> dict[str, Column]:
     try:
         batch = pa.ipc.open_stream(pa.memory_map(file)).read_next_batch()
     except (pa.ArrowException, OSError, StopIteration) as error:
@@ -254,7 +264,5 @@ def write_index(corpus: PreparedCorpus) -> None:
 
 
 def write_json(file: Path, value: Any) -> None:
-    """Write a JSON file at once."""
-    temporary = file.with_name(f"{file.name}.writing")
-    temporary.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
-    temporary.replace(file)
+    """Write a JSON file atomically."""
+    write_text_file(file, json.dumps(value, indent=1) + "\n")

@@ -8,7 +8,7 @@ vocabulary and 0.7 for training, XLM-R 0.3 for both.
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from itertools import count
 from typing import Any
 
@@ -70,21 +70,14 @@ def build_training_set(
         seed: Seed of sampling a stream by `alpha`.
         progress: Wraps the examples while they are built in memory.
     """
-    if alpha is not None:
-        if sampling != ExampleSampling():
-            raise CtxError(
-                "The objective defines the order of its examples (contiguous text, or one task per step), so they "
-                "cannot be sampled by language.",
-                location="--sampling_alpha",
-                hint="omit it, or use an objective without memory (memory_length=0, carry=false).",
-            )
-        if streaming:
-            sources = split_sources(documents)
-            sizes: list[int | None] = [source.num_bytes if len(source.parts()) > 1 else None for source in sources]
-            if None in sizes:
-                sizes = [sum(map(len, source)) for source in sources]
-            probabilities = sampling_probabilities(np.array(sizes), alpha)
-            return SampledStream([DocumentStream(source, objective) for source in sources], probabilities, seed)
+    check_sampling(sampling, alpha)
+    if alpha is not None and streaming:
+        sources = split_sources(documents)
+        sizes: list[int | None] = [source.num_bytes if len(source.parts()) > 1 else None for source in sources]
+        if None in sizes:
+            sizes = [sum(map(len, source)) for source in sources]
+        probabilities = sampling_probabilities(np.array(sizes), alpha)
+        return SampledStream([DocumentStream(source, objective) for source in sources], probabilities, seed)
     if sampling.task_column is not None and streaming:
         raise CtxError(
             "The objective samples a task for each step, which requires all examples.",
@@ -101,10 +94,25 @@ def build_training_set(
     return arrange_examples(sets, objective, sampling, alpha)
 
 
+def check_sampling(sampling: ExampleSampling, alpha: float | None) -> None:
+    """Raise CtxError if `alpha` is out of range, or the objective's examples cannot be sampled by language."""
+    if alpha is None:
+        return
+    sampling_probabilities([1], alpha)
+    if sampling != ExampleSampling():
+        raise CtxError(
+            "The objective defines the order of its examples (contiguous text, or one task per step), so they cannot "
+            "be sampled by language.",
+            location="--sampling_alpha",
+            hint="omit it, or use an objective without memory (memory_length=0, carry=false).",
+        )
+
+
 def arrange_examples(
     sets: Sequence[ExampleSet], objective: ExampleBuilder, sampling: ExampleSampling, alpha: float | None
 ) -> ExampleSet | Mixture:
     """The training set of one set of examples, or of a set for each source sampled by `alpha`."""
+    check_sampling(sampling, alpha)
     if alpha is not None:
         probabilities = sampling_probabilities([examples.statistics[SENTENCES] for examples in sets], alpha)
         return SampledMixture(sets, probabilities=probabilities, is_per_example=True)
@@ -175,9 +183,7 @@ def split_sources(documents: Iterable[list[str]]) -> list[Any]:
 
 
 LONGEST_STORED_ORDER = 1 << 20
-"""Number of examples, 8 bytes each, beyond which a random order is computed instead of stored."""
-
-
+"""Number of examples, 8 bytes each, beyond which a random order is computed on demand instead of stored."""
 _ORDER_BLOCK = 1 << 13  # positions computed together
 
 
@@ -225,25 +231,24 @@ class EpochBatchSampler(EndlessBatchSampler):
         return generator(self.seed, epoch, 0, Purpose.ORDER).permutation(self.num_examples)
 
 
-@dataclass(frozen=True)
 class ComputedOrder:
-    """The random order of an epoch, computed where it is read, in constant memory: `order[start:stop]`."""
+    """The random order of an epoch, computed on demand in constant memory: `order[start:stop]`."""
 
-    size: int
-    seed: int
-    epoch: int
+    def __init__(self, size: int, seed: int, epoch: int) -> None:
+        self.size, self.seed, self.epoch = size, seed, epoch
+        self._block = (-1, np.empty(0, dtype=np.int64))
 
     def __getitem__(self, positions: slice) -> np.ndarray:
         start, stop, _ = positions.indices(self.size)
         numbers = range(start // _ORDER_BLOCK, -(-stop // _ORDER_BLOCK))
-        blocks = [_order_block(self, number) for number in numbers]
+        blocks = [self._compute(number) for number in numbers]
         return np.concatenate(blocks)[start - numbers.start * _ORDER_BLOCK :][: stop - start]
 
-
-@lru_cache(maxsize=2)
-def _order_block(order: ComputedOrder, number: int) -> np.ndarray:
-    positions = np.arange(number * _ORDER_BLOCK, min((number + 1) * _ORDER_BLOCK, order.size))
-    return permute(positions, order.size, order.seed, order.epoch)
+    def _compute(self, number: int) -> np.ndarray:
+        if self._block[0] != number:
+            positions = np.arange(number * _ORDER_BLOCK, min((number + 1) * _ORDER_BLOCK, self.size))
+            self._block = (number, permute(positions, self.size, self.seed, self.epoch))
+        return self._block[1]
 
 
 @dataclass(eq=False)

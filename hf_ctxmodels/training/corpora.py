@@ -5,6 +5,7 @@ import os
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from glob import glob
@@ -12,8 +13,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from huggingface_hub.constants import HF_HOME
+from joblib import cpu_count
 from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.console import print_status, progress_bar
@@ -23,9 +25,9 @@ from hf_ctxmodels.core.output_files import wrap_write_errors
 from hf_ctxmodels.data import DataArguments, ExampleSet, build_training_set
 from hf_ctxmodels.data.documents import Documents
 from hf_ctxmodels.data.examples import Example
+from hf_ctxmodels.data.files import describe_content, local_path
 from hf_ctxmodels.data.preparation import Preparation, examples_of, text_parts
 from hf_ctxmodels.data.prepared import (
-    INDEX_FILE,
     TRAIN,
     VALIDATION,
     PreparedCorpus,
@@ -33,7 +35,7 @@ from hf_ctxmodels.data.prepared import (
     identity_digest,
     is_prepared,
 )
-from hf_ctxmodels.data.training_set import arrange_examples, split_sources
+from hf_ctxmodels.data.training_set import arrange_examples, check_sampling, split_sources
 from hf_ctxmodels.objectives import Objective
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.spec import FamilySpec
@@ -44,6 +46,7 @@ from hf_ctxmodels.training.training_state import flags_identity
 SMALLEST_CACHED_TEXT = 4 << 20
 """Bytes; the examples of less text, which are made in seconds, are not cached."""
 _HELD_OUT_BYTES = 256 << 20  # of a streamed corpus, from which documents are held out
+_FILE_FLAGS = ("dataset", "translations")
 _UNCOMPARED_FIELDS = ("family", "objective", "tokenizer", "num_proc", "no_cache", "streaming")
 
 
@@ -52,11 +55,12 @@ class CorpusArguments(DataArguments):
     """Text, tokenizer and objective."""
 
     tokenizer: str | None = flag(
-        None, "Tokenizer directory, from `hf-ctxmodels data tokenizer`, or Hub id; by default the tokenizer of --model."
+        None,
+        "Tokenizer directory, from `hf-ctxmodels data tokenizer`, or Hub id; by default that of the model or the text.",
     )
     family: str | None = field(
         default=None,
-        metadata={"help": "Model family; by default the family of --model.", "choices": list(FAMILIES)},
+        metadata={"help": "Model family; by default of the model.", "choices": list(FAMILIES)},
     )
     objective: str | None = flag(
         None, "Pretraining objective, by default the family's first; an unknown option lists its options.", nested=True
@@ -93,7 +97,7 @@ class CorpusArguments(DataArguments):
         differing = []
         for name in (*(option.name for option in fields(DataArguments)), "max_length"):
             value, expected = getattr(self, name), corpus.identity.get(name)
-            if name != "dataset" and value not in (defaults[name], expected) and (value or expected):
+            if name not in _FILE_FLAGS and value not in (defaults[name], expected) and (value or expected):
                 differing.append(f"--{name} is {value}, was {expected}")
         if differing:
             raise CtxError(
@@ -102,11 +106,6 @@ class CorpusArguments(DataArguments):
                 hint="omit these flags, or prepare the text again.",
             )
         return corpus
-
-
-def available_cores() -> int:
-    """Number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def make_objective(
@@ -135,16 +134,22 @@ def make_objective(
 
 def corpus_identity(arguments: CorpusArguments, objective: Objective, num_parts: int) -> dict[str, Any]:
     """What the examples of an objective are made from, as JSON values."""
+    values = objective.options.items()
     return {
+        "version": version("hf_ctxmodels"),
         "tokenizer": tokenizer_digest(objective.tokenizer),
+        "tokenizer_files": _digest_tokenizer_files(objective.tokenizer),
         "objective": type(objective).__name__,
         "objective_options": json.loads(json.dumps(objective.options)),
+        "objective_files": {
+            name: describe_content(value) for name, value in values if isinstance(value, str) and os.path.isfile(value)
+        },
         "max_length": objective.max_length,
         "seed": objective.seed,
         "parts": num_parts,
         **{
             name: value
-            for name, value in flags_identity(arguments, _UNCOMPARED_FIELDS, files=("dataset", "translations")).items()
+            for name, value in flags_identity(arguments, _UNCOMPARED_FIELDS, files=_FILE_FLAGS).items()
             if name in CorpusArguments.__dataclass_fields__
         },
     }
@@ -153,7 +158,9 @@ def corpus_identity(arguments: CorpusArguments, objective: Objective, num_parts:
 def make_preparation(
     documents: Documents, arguments: CorpusArguments, objective: Objective, directory: Path
 ) -> Preparation:
-    """The preparation of documents that are not split, in a directory."""
+    """The preparation of documents that are not split, in a directory; raises CtxError if they cannot be sampled by
+    `sampling_alpha`."""
+    check_sampling(objective.sampling, arguments.sampling_alpha)
     if arguments.sampling_alpha is None:
         parts = text_parts(documents, objective)
     else:
@@ -262,26 +269,48 @@ def open_examples(corpus: PreparedCorpus, objective: Objective) -> tuple[Example
 def cached_corpus(
     documents: Documents, arguments: CorpusArguments, objective: Objective, show_progress: bool
 ) -> PreparedCorpus:
-    """The examples of the text in the cache, which the first process on a file system makes while the others wait."""
-    draft = make_preparation(documents, arguments, objective, Path())
-    key = {
-        **draft.identity,
-        "version": version("hf_ctxmodels"),
-        "tokenizer_files": _digest_tokenizer_files(objective.tokenizer),
-        "sources": _source_versions(documents, [*arguments.dataset, *arguments.translations]),
-    }
-    directory = Path(HF_HOME) / "hf_ctxmodels" / "prepared" / identity_digest(key)[:24]
-    with wrap_write_errors(directory, "set HF_HOME to another directory, or pass --no_cache."):
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(f"{directory}.lock")
-    with lock:
-        if (directory / INDEX_FILE).is_file():
-            print_status(f"examples of the text are in the cache: {directory}", show_progress)
-            return PreparedCorpus.open(directory)
-        print_status(f"preparing the text in the cache: {directory} (--no_cache disables it)", show_progress)
-        preparation = replace(draft, directory=directory)
-        preparation.run(num_proc=arguments.num_proc or available_cores(), show_progress=show_progress)
-        return preparation.merge(with_digests=False)
+    """The examples of the text in the cache, which one process on a file system prepares while the others wait."""
+    preparation = make_preparation(documents, arguments, objective, Path(HF_HOME) / "hf_ctxmodels" / "prepared")
+    versions = _source_versions(documents, [*arguments.dataset, *arguments.translations])
+    directory = preparation.directory / identity_digest({**preparation.identity, "sources": versions})[:24]
+    if (corpus := _open_cached(directory)) is None:
+        preparation = replace(preparation, directory=directory)
+        with _locked(Path(f"{directory}.lock"), show_progress):
+            if (corpus := _open_cached(directory)) is None:
+                print_status(f"preparing the text in the cache: {directory} (--no_cache disables it)", show_progress)
+                preparation.run(num_proc=arguments.num_proc or cpu_count(), show_progress=show_progress)
+                return preparation.merge(with_digests=False)
+    print_status(f"examples of the text are in the cache: {directory}", show_progress)
+    return corpus
+
+
+def _open_cached(directory: Path) -> PreparedCorpus | None:
+    """The complete examples in a directory of the cache, or None if they are missing or damaged."""
+    with suppress(CtxError):
+        return PreparedCorpus.open(directory)
+    return None
+
+
+@contextmanager
+def _locked(file: Path, show_progress: bool) -> Iterator[None]:
+    """Wait for the lock of a file. On a file system without locks, several processes may prepare the same text: they
+    write equal files."""
+    with wrap_write_errors(file, "set HF_HOME to another directory, or pass --no_cache."):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    lock = FileLock(file, blocking=False, fallback_to_soft=False)
+    try:
+        try:
+            lock.acquire()
+        except Timeout:
+            print_status("waiting for another process that prepares the text", show_progress)
+            lock.acquire(blocking=True)
+    except OSError:  # a file system without locks
+        pass
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _digest_tokenizer_files(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -291,17 +320,24 @@ def _digest_tokenizer_files(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def _source_versions(documents: Documents, sources: Iterable[str]) -> list[Any]:
-    """Modification times of files, and fingerprints of datasets of the Hub."""
-    times = [
-        (str(file), file.stat().st_mtime_ns)
-        for source in sources
-        for path in map(Path, sorted(glob(os.path.expanduser(source), recursive=True)))
-        for file in ([path] if path.is_file() else sorted(path.rglob("*")))
-    ]
+    """Modification times of local files, and fingerprints of datasets of the Hub."""
+    times = []
+    for source in sources:
+        path = local_path(source)
+        paths = glob(path, recursive=True) or glob(path.rpartition("=")[0])  # FILE=FIRST,SECOND,LABEL
+        for name in sorted(paths):
+            files = sorted(Path(name).rglob("*")) if os.path.isdir(name) else [Path(name)]
+            times += [(str(file), file.stat().st_mtime_ns) for file in files if file.is_file()]
     readers = [chunk.read for part in documents.layout for chunk in part.chunks]
-    arguments = [argument for read in readers for argument in getattr(read, "args", ())]
-    fingerprints = {argument._fingerprint for argument in arguments if hasattr(argument, "_fingerprint")}
-    return [*times, *sorted(fingerprints)]
+    return [*times, *sorted({fingerprint for read in readers for fingerprint in _fingerprints(read)})]
+
+
+def _fingerprints(reader: Any) -> Iterator[str]:
+    """The fingerprints of the datasets among the arguments of a partial function, or of one among them."""
+    for argument in getattr(reader, "args", ()):
+        if hasattr(argument, "_fingerprint"):
+            yield argument._fingerprint
+        yield from _fingerprints(argument)
 
 
 def with_progress(examples: Iterable[Example], description: str, enabled: bool) -> Iterator[Example]:

@@ -164,11 +164,12 @@ def prepare_pretraining(
             identity |= add_adapter(model)
 
     # data and evaluation
-    files = ("dataset", "translations") if prepared is None else ()
-    identity = {**flags_identity(arguments, _UNCOMPARED_FIELDS, files=files), **identity}
+    if prepared is None:
+        files = ("dataset", "translations")
+        identity = {**flags_identity(arguments, _UNCOMPARED_FIELDS, files=files), **identity}
     if prepared is not None:
         examples, held_out = open_examples(prepared, objective)
-        identity["dataset"] = prepared.digest
+        identity |= {"prepared": prepared.digest, "max_length": arguments.max_length}
     else:
         assert documents is not None
         examples, held_out = make_examples(

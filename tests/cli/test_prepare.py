@@ -115,6 +115,10 @@ def test_second_run_reads_the_cache(folder: Path, monkeypatch: pytest.MonkeyPatc
         assert_same_run(in_memory, train(folder, output, num_proc=1, **text_flags(folder)))
         assert message in capfd.readouterr().err
     text = (folder / "text.txt").read_text()
+    for file in (folder / "home").rglob("part-00001.arrow"):
+        file.write_bytes(b"")
+    assert_same_run(in_memory, train(folder, "repaired", num_proc=1, **text_flags(folder)))
+    assert "2 of 3 parts are complete" in capfd.readouterr().err
     (folder / "text.txt").write_text(text[:-9] + text[-9:].upper())  # of the same size
     train(folder, "third", num_proc=1, **text_flags(folder))
     assert "preparing the text in the cache" in capfd.readouterr().err
@@ -137,9 +141,14 @@ def test_flags_that_differ_from_the_preparation(folder: Path) -> None:
         flags = {"family": "bert", "dataset": prepared, "output_dir": folder / "out"} | flags
         assert message in command_output("pretrain", **flags, fails=True)
     for flags, message in (
-        ({"shard": "2/2"}, "'2/2' is not a job of several"),
+        ({"shard": "2/2"}, "Expected I/N, with I from 0 to N - 1"),
         ({"family": "infersent"}, "The family infersent is not pretrained on raw text"),
         ({"dataset": folder / "missing.txt"}, "No such file"),
+        ({"shard": "0/2", "merge": True}, "--shard --merge"),
+        ({"validation_fraction": 0.001}, "There is no held-out document"),
+        ({"sampling_alpha": 7}, "sampling_alpha=7.0 is out of range"),
+        ({"output_dir": folder}, "contains other files: text.txt"),
+        ({"output_dir": folder, "overwrite": True}, "contains other files: text.txt"),
     ):
         flags = text_flags(folder) | {"output_dir": folder / "other"} | flags
         assert message in command_output("prepare", **flags, fails=True)

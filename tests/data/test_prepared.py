@@ -13,7 +13,7 @@ from hf_ctxmodels.data import EpochBatchSampler, ExampleSet, document_sources, l
 from hf_ctxmodels.data import documents as documents_module
 from hf_ctxmodels.data import training_set as training_set_module
 from hf_ctxmodels.data.preparation import Preparation, TextPart, examples_of, text_parts
-from hf_ctxmodels.data.prepared import TRAIN, VALIDATION, PreparedCorpus, part_file
+from hf_ctxmodels.data.prepared import TRAIN, VALIDATION, PreparedCorpus, identity_file, part_file
 from hf_ctxmodels.data.seeding import permute
 from hf_ctxmodels.objectives import MaskedLMWithNextSentence, Objective
 from hf_ctxmodels.registry import FAMILIES
@@ -146,6 +146,9 @@ def test_jobs_repeat_missing_parts_and_merge_checks_all(tokenizer, text, tmp_pat
     other = prepare(MaskedLMWithNextSentence(tokenizer, max_length=32, seed=1), load_documents(str(text)), folder)
     with pytest.raises(CtxError, match="contains other examples: objective is Other"):
         Preparation(other.parts, objective, tokenizer, 0.0, folder, other.identity | {"objective": "Other"}).run()
+    identity_file(folder).unlink()  # as by a killed deletion: records of another identity are not used
+    with pytest.raises(CtxError, match=f"{count} of {count} parts are missing"):
+        Preparation(other.parts, objective, tokenizer, 0.0, folder, other.identity | {"objective": "Other"}).merge()
     shutil.copy(part_file(folder, TRAIN, 0), file)  # a part of other text
     with pytest.raises(CtxError, match=r"part-00001\.arrow has|missing or damaged: 1"):
         preparation.merge()
@@ -171,3 +174,15 @@ def test_positions_of_small_permutations_are_uniform() -> None:
     counts = np.unique(orders, axis=0, return_counts=True)[1]
     assert len(counts) == 24
     assert ((counts - 200) ** 2 / 200).sum() < 50
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.2])
+def test_sources_have_the_held_out_documents_of_the_whole(documents, tmp_path, fraction) -> None:
+    """Two small files are one part, whose documents are numbered together."""
+    for name, half in (("a", documents[:20]), ("b", documents[20:])):
+        (tmp_path / f"{name}.txt").write_text("\n\n".join("\n".join(document) for document in half))
+    corpus = load_documents(str(tmp_path / "a.txt"), str(tmp_path / "b.txt"))
+    for split in (0, 1) if fraction else (0,):
+        whole = corpus.split(fraction)[split] if fraction else corpus
+        sources = [source.split(fraction)[split] if fraction else source for source in corpus.by_source()]
+        assert [document for source in sources for document in source] == list(whole)
