@@ -130,10 +130,8 @@ class PreparedCorpus:
             for _, record in selected:
                 for name, count in record.statistics[split].items():
                     statistics[name] = statistics.get(name, 0) + count
-            blocks = [
-                ArrowBlock(str(part_file(self.directory, split, number)), record.files[split].sha256)
-                for number, record in selected
-            ]
+            files = [part_file(self.directory, split, number) for number, _ in selected]
+            blocks = [ArrowBlock(str(file), file.stat().st_mtime_ns) for file in files]
             if blocks:
                 sets.append(ExampleSet(blocks, [record.files[split].examples for _, record in selected], statistics))
         return sets
@@ -208,19 +206,19 @@ def write_examples(file: Path, columns: Mapping[str, Column], vocab_size: int) -
 
 @dataclass(frozen=True)
 class ArrowBlock:
-    """Examples in a file, mapped into memory when they are read; `sha256` identifies the content."""
+    """Examples in a file, mapped into memory when they are read; a file that was replaced has another `mtime_ns`."""
 
     file: str
-    sha256: str
+    mtime_ns: int
 
     @property
     def columns(self) -> dict[str, Column]:
         """Name -> values; raises CtxError if the file is damaged."""
-        return _map_columns(self.file, self.sha256)
+        return _map_columns(self.file, self.mtime_ns)
 
 
 @lru_cache(maxsize=_MAPPED_FILES)
-def _map_columns(file: str, sha256: str) -> dict[str, Column]:
+def _map_columns(file: str, mtime_ns: int) -> dict[str, Column]:
     try:
         batch = pa.ipc.open_stream(pa.memory_map(file)).read_next_batch()
     except (pa.ArrowException, OSError, StopIteration) as error:
