@@ -167,7 +167,11 @@ class ShardedStream(IterableDataset):
         positions = {int(shard): numbers for state in states for shard, numbers in state["positions"].items()}
         first_visits, num_shards = list(states[0]["first_visits"]), states[0]["num_shards"]
         if num_shards == self.num_shards:
-            self.first_visits, self.positions = first_visits, positions
+            shards_per_process = 1 if self.is_contiguous else self.num_workers
+            first_shard = self.process_index * shards_per_process
+            shards = range(first_shard, first_shard + shards_per_process)
+            self.first_visits = first_visits
+            self.positions = {shard: numbers for shard, numbers in positions.items() if shard in shards}
             return True
         for source, first in enumerate(first_visits):
             visits = [positions[shard][1 + 2 * source] for shard in positions]

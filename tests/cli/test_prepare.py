@@ -148,8 +148,8 @@ def test_flags_that_differ_from_the_preparation(folder: Path) -> None:
         ({"shard": "0/2", "merge": True}, "--shard --merge"),
         ({"validation_fraction": 0.001}, "There is no held-out document"),
         ({"sampling_alpha": 7}, "sampling_alpha=7.0 is out of range"),
-        ({"output_dir": folder}, "contains other files: text.txt"),
-        ({"output_dir": folder, "overwrite": True}, "contains other files: text.txt"),
+        ({"output_dir": folder}, "contains other files"),
+        ({"output_dir": folder, "overwrite": True}, "contains other files"),
     ):
         flags = text_flags(folder) | {"output_dir": folder / "other"} | flags
         assert message in command_output("prepare", **flags, fails=True)
