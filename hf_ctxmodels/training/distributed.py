@@ -110,7 +110,7 @@ class InterruptionError(CtxError):
             f"Training stopped by {received.name} after step {step}; the checkpoint is saved.",
             location=checkpoint,
             hint="run the same command with --resume to continue, or with --resume finish to end the run here "
-            "(evaluation, final model and summary). The checkpoint can be used as --model.",
+            "(evaluation, final model and summary).",
         )
         self.exit_code = 128 + received
 
