@@ -9,6 +9,7 @@ opens without reading it. Memory does not depend on the number of sentences.
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
@@ -22,8 +23,8 @@ from hf_ctxmodels.core.console import print_status, progress_bar
 from hf_ctxmodels.core.devices import DeviceArguments
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, check_range, flag
-from hf_ctxmodels.core.output_files import check_output_file, wrap_write_errors
-from hf_ctxmodels.data.text_files import FileRange, TextColumns, read_file
+from hf_ctxmodels.core.output_files import check_output_file, replacing
+from hf_ctxmodels.data.text_files import FILE_SUFFIXES, FileRange, TextColumns, document_suffix, read_file
 from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_model_and_tokenizer
 from hf_ctxmodels.layers.pooling import Pooling
 
@@ -51,6 +52,12 @@ class EncodingArguments:
         check_range(self, "batch_size", at_least=1)
         if not self.output.endswith(".npy"):
             raise CtxError("The output is a NumPy file.", location=f"--output {self.output}", hint="end it in .npy.")
+        if document_suffix(self.input) not in FILE_SUFFIXES:
+            raise CtxError(
+                f"Cannot read sentences from a file with the suffix {document_suffix(self.input)!r}.",
+                location=f"--input {self.input}",
+                hint=f"use one of {', '.join(FILE_SUFFIXES)}, plain or compressed.",
+            )
 
     def sentences(self) -> Iterator[str]:
         """The sentences of the input."""
@@ -68,7 +75,10 @@ def main() -> None:
     count = sum(1 for _ in arguments.sentences())
     if not count:
         raise CtxError("No sentences.", location=arguments.input, hint="use a file with at least one sentence.")
-    pooling, normalize = (arguments.pooling, False) if arguments.pooling else saved_pooling(arguments.model)
+    pooling, normalize = None, False
+    with suppress(*([CtxError] if arguments.pooling else [])):  # a saved pooling that is not supported
+        pooling, normalize = saved_pooling(arguments.model)
+    pooling = arguments.pooling or pooling
     normalize = normalize if arguments.normalize is None else arguments.normalize
     model, tokenizer = load_model_and_tokenizer(arguments.model, "AutoModel")
     placement.place(model)
@@ -81,9 +91,7 @@ def main() -> None:
     )
     array: np.memmap | None = None
     start = 0
-    temporary = output.with_name(f"{output.name}.writing")
-    with wrap_write_errors(output):
-        output.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(output) as temporary:
         for vectors in windows:
             rows = (vectors.float() if vectors.dtype == torch.bfloat16 else vectors).cpu().numpy()
             if array is None:
@@ -92,5 +100,4 @@ def main() -> None:
             start += len(rows)
         assert array is not None
         array.flush()
-        temporary.replace(output)
     print(f"{count:,} vectors of width {array.shape[1]} in {output}")

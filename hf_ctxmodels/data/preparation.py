@@ -257,8 +257,10 @@ class Preparation:
         return corpus
 
 
-_FILES = ("*/identity.json", "parts/part-*.json", f"{TOKENIZER_FOLDER}/*")
-_FILES += (INDEX_FILE, "dataset_dict.json", "*/part-*.arrow", "*/state.json", "*/dataset_info.json")
+_FILES = (
+    *("parts/identity.json", "parts/part-*.json", f"{TOKENIZER_FOLDER}/*", INDEX_FILE, "dataset_dict.json"),
+    *("*/part-*.arrow", "*/state.json", "*/dataset_info.json"),
+)
 _TEMPORARY = re.compile(r"\..*\.writing")
 
 
