@@ -1,6 +1,7 @@
 """Loading of JSON, models, configurations and tokenizers; every failure is a `CtxError`."""
 
 import difflib
+import hashlib
 import json
 import types
 import typing
@@ -117,3 +118,9 @@ def load_pretrained(auto_class: Any, source: str | PathLike[str] | None, descrip
             location=str(source) if source else None,
             hint="use the directory or Hub id to which it was saved.",
         ) from error
+
+
+def file_digest(file: Path) -> str:
+    """SHA-256 of a file."""
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()

@@ -206,7 +206,7 @@ class Documents:
             for source, group in groupby(part.chunks, key=lambda chunk: chunk.source):
                 chunks = tuple(group)
                 layouts[source].append(Part(first, chunks))
-                if chunks[-1] is not part.chunks[-1]:
+                if self.held_out is not None and chunks[-1] is not part.chunks[-1]:
                     first += sum(1 for chunk in chunks for _ in chunk.read())
         layout_by_name = zip(self.source_names, layouts, strict=True)
         return [replace(self, name=name, layout=tuple(layout)) for name, layout in layout_by_name if layout]

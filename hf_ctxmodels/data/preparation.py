@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.console import print_status, progress_bar
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.loading import read_json
+from hf_ctxmodels.core.loading import file_digest, read_json
 from hf_ctxmodels.core.output_files import replacing, wrap_write_errors
 from hf_ctxmodels.data.documents import Documents, NoDocumentError
 from hf_ctxmodels.data.examples import Example, ExampleBuilder, build_columns, no_examples_error
@@ -31,7 +31,6 @@ from hf_ctxmodels.data.prepared import (
     PreparedCorpus,
     PreparedFile,
     damages,
-    file_digest,
     identity_digest,
     identity_file,
     part_file,

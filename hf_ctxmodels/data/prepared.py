@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.loading import matches_type, read_json
+from hf_ctxmodels.core.loading import file_digest, matches_type, read_json
 from hf_ctxmodels.core.output_files import write_text_file
 from hf_ctxmodels.data.examples import Column, ExampleSet
 
@@ -176,12 +176,6 @@ def damages(directory: Path, number: int, record: PartRecord, with_digests: bool
         elif with_digests and file_digest(file) != expected.sha256:
             lines.append(f"{name} was changed after it was written")
     return lines
-
-
-def file_digest(file: Path) -> str:
-    """SHA-256 of a file."""
-    with file.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def write_examples(file: Path, columns: Mapping[str, Column], vocab_size: int) -> dict[str, str]:

@@ -5,7 +5,6 @@ also in the directory of the final model, has the SHA-256 of each file. Unfinish
 start.
 """
 
-import hashlib
 import json
 import os
 import platform
@@ -23,7 +22,7 @@ from accelerate.utils import broadcast_object_list
 from filelock import FileLock, Timeout
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.loading import matches_type, read_json
+from hf_ctxmodels.core.loading import file_digest, matches_type, read_json
 from hf_ctxmodels.core.output_files import MODEL_FILES, TOKENIZER_FILES, check_output_directory, require_writable
 from hf_ctxmodels.training.arguments import LoopArguments
 
@@ -296,12 +295,6 @@ def _write_manifest(directory: Path, digests: Mapping[str, str] = MappingProxyTy
     manifest = directory / MANIFEST_FILE
     manifest.write_text(json.dumps({"sha256": digests}, indent=2) + "\n", encoding="utf-8")
     return [*files.values(), manifest]
-
-
-def file_digest(path: Path) -> str:
-    """The SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _fsync(path: Path) -> None:

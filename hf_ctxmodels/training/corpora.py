@@ -21,6 +21,7 @@ from transformers import PreTrainedTokenizerBase
 from hf_ctxmodels.core.console import print_status, progress_bar
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import check_range, flag, split_choice, typed_options
+from hf_ctxmodels.core.loading import file_digest
 from hf_ctxmodels.core.output_files import wrap_write_errors
 from hf_ctxmodels.data import DataArguments, ExampleSet, build_training_set
 from hf_ctxmodels.data.documents import Documents
@@ -31,7 +32,6 @@ from hf_ctxmodels.data.prepared import (
     TRAIN,
     VALIDATION,
     PreparedCorpus,
-    file_digest,
     identity_digest,
     is_prepared,
 )
@@ -161,12 +161,13 @@ def make_preparation(
     """The preparation of documents that are not split, in a directory; raises CtxError if they cannot be sampled by
     `sampling_alpha`."""
     check_sampling(objective.sampling, arguments.sampling_alpha)
+    fraction = arguments.validation_fraction if objective.has_heldout_loss else 0.0
     if arguments.sampling_alpha is None:
         parts = text_parts(documents, objective)
     else:
-        sources = enumerate(split_sources(documents))
-        parts = [part for number, source in sources for part in text_parts(source, objective, number)]
-    fraction = arguments.validation_fraction if objective.has_heldout_loss else 0.0
+        numbered = documents.split(fraction)[0] if fraction else documents  # numbers the documents of each source
+        sources = [replace(source, held_out=None, subset="all") for source in split_sources(numbered)]
+        parts = [part for number, source in enumerate(sources) for part in text_parts(source, objective, number)]
     identity = corpus_identity(arguments, objective, len(parts))
     return Preparation(parts, objective, objective.tokenizer, fraction, directory, identity)
 

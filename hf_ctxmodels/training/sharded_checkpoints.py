@@ -25,8 +25,8 @@ from transformers import PreTrainedModel
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.loading import file_digest
 from hf_ctxmodels.core.output_files import write_tensors
-from hf_ctxmodels.training.checkpoint_files import file_digest
 
 SHARDS_FOLDER = "shards"
 MOMENT_SEPARATOR = "|"

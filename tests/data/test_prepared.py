@@ -15,8 +15,9 @@ from hf_ctxmodels.data import training_set as training_set_module
 from hf_ctxmodels.data.preparation import Preparation, TextPart, examples_of, text_parts
 from hf_ctxmodels.data.prepared import TRAIN, VALIDATION, PreparedCorpus, identity_file, part_file
 from hf_ctxmodels.data.seeding import permute
-from hf_ctxmodels.objectives import MaskedLMWithNextSentence, Objective
+from hf_ctxmodels.objectives import MaskedLM, MaskedLMWithNextSentence, Objective
 from hf_ctxmodels.registry import FAMILIES
+from hf_ctxmodels.training.corpora import CorpusArguments, make_preparation
 
 OBJECTIVES = {objective: family for family in FAMILIES.values() for objective in family.objectives.values()}
 OPTIONS = {
@@ -176,13 +177,15 @@ def test_positions_of_small_permutations_are_uniform() -> None:
     assert ((counts - 200) ** 2 / 200).sum() < 50
 
 
-@pytest.mark.parametrize("fraction", [0.0, 0.2])
-def test_sources_have_the_held_out_documents_of_the_whole(documents, tmp_path, fraction) -> None:
+def test_sources_have_the_held_out_documents_of_the_whole(tokenizer, documents, tmp_path) -> None:
     """Two small files are one part, whose documents are numbered together."""
-    for name, half in (("a", documents[:20]), ("b", documents[20:])):
-        (tmp_path / f"{name}.txt").write_text("\n\n".join("\n".join(document) for document in half))
-    corpus = load_documents(str(tmp_path / "a.txt"), str(tmp_path / "b.txt"))
-    for split in (0, 1) if fraction else (0,):
-        whole = corpus.split(fraction)[split] if fraction else corpus
-        sources = [source.split(fraction)[split] if fraction else source for source in corpus.by_source()]
-        assert [document for source in sources for document in source] == list(whole)
+    files = [str(tmp_path / name) for name in ("a.txt", "b.txt")]
+    for file, half in zip(files, (documents[:20], documents[20:])):
+        Path(file).write_text("\n\n".join("\n".join(document) for document in half), encoding="utf-8")
+    corpus = load_documents(*files)
+    arguments = CorpusArguments(dataset=files, sampling_alpha=0.5, validation_fraction=0.2, max_length=32)
+    preparation = make_preparation(corpus, arguments, MaskedLM(tokenizer, max_length=32), tmp_path)
+    assert [part.source for part in preparation.parts] == [0, 1]
+    for split, whole in enumerate(corpus.split(0.2)):
+        parts = [part.documents.split(0.2)[split] for part in preparation.parts]
+        assert [document for part in parts for document in part] == list(whole)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numbered_text import WORDS, check_runs, indexed, numbered_documents, segments, word
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.data import ExampleSet
+from hf_ctxmodels.data import build_training_set
 from hf_ctxmodels.objectives import MaskedLMWithNextSentence, tokenized_documents
 from hf_ctxmodels.objectives import sentence_pairs as pairs
 
@@ -46,8 +46,7 @@ def test_pairs_are_runs_of_their_documents(tokenizer, shape, max_length, seed, s
 def test_single_sentences(tokenizer, capsys):
     """A file of one sentence per line gives examples, with a warning that no pair continues a document."""
     objective = MaskedLMWithNextSentence(tokenizer, max_length=24, seed=0)
-    examples = ExampleSet.build(objective.examples(numbered_documents([[3]] * 8)[0]))
-    objective.check(examples)
+    examples = build_training_set(numbered_documents([[3]] * 8)[0], objective)
     assert {example["next_sentence_label"] for example in examples} == {pairs.RANDOM}
     assert "every document is a single sentence" in capsys.readouterr().err
 
