@@ -5,7 +5,7 @@ import hashlib
 import json
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -124,3 +124,15 @@ def file_digest(file: Path) -> str:
     """SHA-256 of a file."""
     with file.open("rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def describe_differences(
+    values: Mapping[str, Any], saved: Mapping[str, Any], names: Iterable[str] | None = None
+) -> list[str]:
+    """ "NAME is VALUE, was SAVED" for each of the names, by default all, with different values."""
+    absent = object()
+    return [
+        f"{name} is {values.get(name)}, was {saved.get(name)}"
+        for name in (sorted({*values, *saved}) if names is None else names)
+        if values.get(name, absent) != saved.get(name, absent)
+    ]

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.console import print_status, progress_bar
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.loading import file_digest, read_json
+from hf_ctxmodels.core.loading import describe_differences, file_digest, read_json
 from hf_ctxmodels.core.output_files import replacing, wrap_write_errors
 from hf_ctxmodels.data.documents import Documents, NoDocumentError
 from hf_ctxmodels.data.examples import Example, ExampleBuilder, build_columns, no_examples_error
@@ -136,18 +136,12 @@ class Preparation:
                 hint="use an empty directory.",
             )
         file = identity_file(self.directory)
-        if file.is_file():
-            existing = read_json(file)
-            if differing := [
-                f"{name} is {self.identity.get(name)}, was {existing.get(name)}"
-                for name in sorted({*self.identity, *existing})
-                if self.identity.get(name) != existing.get(name)
-            ]:
-                raise CtxError(
-                    f"The directory contains other examples: {'; '.join(differing)}.",
-                    location=f"--output_dir {self.directory}",
-                    hint="use another directory, or replace them with --overwrite.",
-                )
+        if file.is_file() and (differing := describe_differences(self.identity, read_json(file))):
+            raise CtxError(
+                f"The directory contains other examples: {'; '.join(differing)}.",
+                location=f"--output_dir {self.directory}",
+                hint="use another directory, or replace them with --overwrite.",
+            )
         write_json(file, dict(self.identity))
         with wrap_write_errors(self.directory):
             for split in SPLITS:

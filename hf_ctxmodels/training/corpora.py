@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerBase
 from hf_ctxmodels.core.console import print_status, progress_bar
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import check_range, flag, split_choice, typed_options
-from hf_ctxmodels.core.loading import file_digest
+from hf_ctxmodels.core.loading import describe_differences, file_digest
 from hf_ctxmodels.core.output_files import wrap_write_errors
 from hf_ctxmodels.data import DataArguments, ExampleSet, build_training_set
 from hf_ctxmodels.data.documents import Documents
@@ -47,7 +47,7 @@ SMALLEST_CACHED_TEXT = 4 << 20
 """Bytes; the examples of less text, which are made in seconds, are not cached."""
 _HELD_OUT_BYTES = 256 << 20  # of a streamed corpus, from which documents are held out
 _FILE_FLAGS = ("dataset", "translations")
-_UNCOMPARED_FIELDS = ("family", "objective", "tokenizer", "num_proc", "no_cache", "streaming")
+_UNCOMPARED_FIELDS = ("family", "objective", "tokenizer", "num_proc", "streaming")
 
 
 @dataclass(kw_only=True)
@@ -93,13 +93,14 @@ class CorpusArguments(DataArguments):
         if self.prepared_directory is None:
             return None
         corpus = PreparedCorpus.open(self.prepared_directory)
-        defaults = {option.name: option.default for option in fields(self)}
-        differing = []
-        for name in (*(option.name for option in fields(DataArguments)), "max_length"):
-            value, expected = getattr(self, name), corpus.identity.get(name)
-            if name not in _FILE_FLAGS and value not in (defaults[name], expected) and (value or expected):
-                differing.append(f"--{name} is {value}, was {expected}")
-        if differing:
+        names = {option.name for option in fields(DataArguments)} - {*_FILE_FLAGS} | {"max_length"}
+        flags = {
+            f"--{option.name}": getattr(self, option.name)
+            for option in fields(self)
+            if option.name in names and getattr(self, option.name) not in (option.default, [], ())
+        }
+        prepared_flags = {f"--{name}": value for name, value in corpus.identity.items()}
+        if differing := describe_differences(flags, prepared_flags, flags):
             raise CtxError(
                 f"The examples were prepared with other flags: {'; '.join(differing)}.",
                 location=str(corpus.directory),
@@ -248,8 +249,7 @@ def prepared_objective(
         "objective": type(objective).__name__,
         "objective_options": json.loads(json.dumps(objective.options)),
     }
-    differing = [f"{key} is {value}, was {identity[key]}" for key, value in expected.items() if identity[key] != value]
-    if differing:
+    if differing := describe_differences(expected, identity, expected):
         raise CtxError(
             f"The examples were prepared for another run: {'; '.join(differing)}.",
             location=str(corpus.directory),

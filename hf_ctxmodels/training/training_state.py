@@ -28,6 +28,7 @@ from transformers.utils import logging
 from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flat_options
+from hf_ctxmodels.core.loading import describe_differences
 from hf_ctxmodels.core.output_files import wrap_write_errors, write_tensors
 from hf_ctxmodels.data.files import describe_content
 from hf_ctxmodels.training import checkpoint_files
@@ -152,16 +153,11 @@ class TrainingState:
         """Load a checkpoint's step and weights into the model, before it is wrapped or sharded; raises CtxError if the
         checkpoint belongs to another run."""
         state = _read_state(checkpoint)
-        saved, absent = state["identity"], object()
+        saved = state["identity"]
         names = {*self._identity, *saved}
         if not self._fixed_micro_batches and _global_batch_size(self._identity) == _global_batch_size(saved):
             names -= {*_BATCH_SIZES}  # a step has the same examples
-        differing = [
-            f"{name} is {self._identity.get(name)}, was {saved.get(name)}"
-            for name in sorted(names)
-            if self._identity.get(name, absent) != saved.get(name, absent)
-        ]
-        if differing:
+        if differing := describe_differences(self._identity, saved, sorted(names)):
             raise CtxError(
                 f"The checkpoint belongs to another run: {'; '.join(differing)}.",
                 location=str(checkpoint),
