@@ -82,7 +82,7 @@ def main() -> None:
         if arguments.shard is not None:
             print(f"job {arguments.shard}: {len(numbers)} of {len(preparation.parts)} parts in {directory}")
             return
-    print_corpus(preparation.merge(with_digests=arguments.merge), str(corpus_arguments.family))
+    print_corpus(preparation.merge(with_digests=arguments.merge))
 
 
 def preparation_of(arguments: CorpusArguments, seed: int, directory: Path) -> Preparation:
@@ -95,7 +95,7 @@ def preparation_of(arguments: CorpusArguments, seed: int, directory: Path) -> Pr
     return make_preparation(documents, arguments, objective, directory)
 
 
-def print_corpus(corpus: PreparedCorpus, family: str) -> None:
+def print_corpus(corpus: PreparedCorpus) -> None:
     """Print the number of parts, examples and tokens, the size of the files, and the next command."""
     files = [(split, file) for record in corpus.parts for split, file in record.files.items()]
     print(f"{len(corpus.parts)} parts in {corpus.directory}, {format_number(sum(file.size for _, file in files))}B:")
@@ -103,4 +103,4 @@ def print_corpus(corpus: PreparedCorpus, family: str) -> None:
         if number := sum(file.examples for name, file in files if name == split):
             tokens = sum(record.statistics.get(split, {}).get("tokens", 0) for record in corpus.parts)
             print(f"  {split:<12}{number:>14,} examples" + (f"{tokens:>18,} tokens of text" if tokens else ""))
-    print(format_next_commands(("pretrain", "--family", family, "--dataset", corpus.directory, "--output_dir", "DIR")))
+    print(format_next_commands(("pretrain", "--dataset", corpus.directory, "--output_dir", "DIR")))

@@ -106,6 +106,7 @@ class Preparation:
     validation_fraction: float
     directory: Path
     identity: Mapping[str, Any]
+    family: str | None = None
 
     def run(self, numbers: Sequence[int] | None = None, num_proc: int = 1, show_progress: bool = False) -> None:
         """Write the parts of these numbers, by default all, except those that are complete.
@@ -244,7 +245,7 @@ class Preparation:
                     location=str(record_file(self.directory, number)),
                     hint="make all parts with the same version of the package.",
                 )
-        corpus = PreparedCorpus(self.directory, self.identity, complete)
+        corpus = PreparedCorpus(self.directory, self.identity, complete, self.family)
         with wrap_write_errors(self.directory):
             write_index(corpus)
         return corpus
@@ -259,9 +260,9 @@ _TEMPORARY = re.compile(r"\..*\.writing")
 
 def foreign_files(directory: Path) -> list[str]:
     """Files that are not prepared examples, by their relative paths."""
-    known = {path for pattern in _FILES for path in directory.glob(pattern)}
+    prepared = {path for pattern in _FILES for path in directory.glob(pattern)}
     files = (path for path in sorted(directory.rglob("*")) if path.is_file() and not _TEMPORARY.fullmatch(path.name))
-    return [str(path.relative_to(directory)) for path in files if path not in known]
+    return [str(path.relative_to(directory)) for path in files if path not in prepared]
 
 
 def delete_prepared(directory: Path) -> None:

@@ -83,11 +83,13 @@ class PreparedCorpus:
     Attributes:
         identity: What the examples were made from, as JSON values.
         parts: Record of each part.
+        family: Model family for which they were prepared.
     """
 
     directory: Path
     identity: Mapping[str, Any]
     parts: Sequence[PartRecord]
+    family: str | None = None
 
     @classmethod
     def open(cls, directory: str | Path) -> Self:
@@ -110,7 +112,7 @@ class PreparedCorpus:
         parts = [PartRecord.parse(record, str(file)) for record in index["parts"]]
         if problems := [line for number, record in enumerate(parts) for line in damages(directory, number, record)]:
             raise CtxError(f"{'; '.join(problems[:3])}.", location=str(directory), hint=_HINT)
-        return cls(directory, index["identity"], parts)
+        return cls(directory, index["identity"], parts, index.get("family"))
 
     @property
     def digest(self) -> str:
@@ -252,7 +254,8 @@ def write_index(corpus: PreparedCorpus) -> None:
         write_json(directory / split / "state.json", state)
     write_json(directory / "dataset_dict.json", {"splits": splits})
     parts = [asdict(record) for record in corpus.parts]
-    write_json(directory / INDEX_FILE, {"format": FORMAT, "identity": dict(corpus.identity), "parts": parts})
+    index = {"format": FORMAT, "family": corpus.family, "identity": dict(corpus.identity), "parts": parts}
+    write_json(directory / INDEX_FILE, index)
 
 
 def write_json(file: Path, value: Any) -> None:

@@ -244,8 +244,11 @@ def damaged_files(checkpoint: Path, pattern: str = "*") -> list[str]:
 
 
 def commit_checkpoint(temporary: Path, final: Path, digests: Mapping[str, str] = MappingProxyType({})) -> None:
-    """Write the manifest of `temporary`, flush all files to disk, and rename it; `digests` has those of files that are
-    known, by relative name."""
+    """Write the manifest of `temporary`, flush all files to disk, and rename it.
+
+    Args:
+        digests: File, relative to the directory -> SHA-256, of files that need not be read again.
+    """
     for path in [*_write_manifest(temporary, digests), temporary]:
         _fsync(path)
     temporary.rename(final)

@@ -56,11 +56,11 @@ class CorpusArguments(DataArguments):
 
     tokenizer: str | None = flag(
         None,
-        "Tokenizer directory, from `hf-ctxmodels data tokenizer`, or Hub id; by default that of the model or the text.",
+        "Tokenizer directory, from `hf-ctxmodels data tokenizer`, or Hub id; by default of the model or the text.",
     )
     family: str | None = field(
         default=None,
-        metadata={"help": "Model family; by default of the model.", "choices": list(FAMILIES)},
+        metadata={"help": "Model family; by default of the model or the prepared text.", "choices": list(FAMILIES)},
     )
     objective: str | None = flag(
         None, "Pretraining objective, by default the family's first; an unknown option lists its options.", nested=True
@@ -88,7 +88,7 @@ class CorpusArguments(DataArguments):
         return Path(directories[0]).expanduser()
 
     def open_prepared(self) -> PreparedCorpus | None:
-        """The prepared examples that are the dataset, or None; raises CtxError if a flag differs from those of their
+        """The prepared examples that are the dataset, or None; raises CtxError if a flag differs from the flag of their
         preparation."""
         if self.prepared_directory is None:
             return None
@@ -170,7 +170,7 @@ def make_preparation(
         sources = [replace(source, held_out=None, subset="all") for source in split_sources(numbered)]
         parts = [part for number, source in enumerate(sources) for part in text_parts(source, objective, number)]
     identity = corpus_identity(arguments, objective, len(parts))
-    return Preparation(parts, objective, objective.tokenizer, fraction, directory, identity)
+    return Preparation(parts, objective, objective.tokenizer, fraction, directory, identity, arguments.family)
 
 
 def make_examples(

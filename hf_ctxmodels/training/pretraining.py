@@ -133,8 +133,10 @@ def prepare_pretraining(
 
     # tokenizer, objective, model
     tokenizer = load_tokenizer(require_tokenizer_source(arguments))
-    family = resolve_family(arguments)
     prepared = arguments.open_prepared()
+    if prepared is not None and arguments.model is None and arguments.family is None:
+        arguments = replace(arguments, family=prepared.family)
+    family = resolve_family(arguments)
     documents = held_out_documents = None
     if prepared is None:
         objective_name, objective = make_objective(family, tokenizer, arguments, loop_arguments.seed)

@@ -47,7 +47,7 @@ def text_flags(folder: Path) -> dict[str, Any]:
 
 def train(folder: Path, output: str, *words: str, **flags: Any) -> tuple[list[Any], dict[str, torch.Tensor]]:
     """The log and the weights of a run."""
-    flags = {"family": "bert", "config": folder / "tiny.json", **TRAINING, **flags, "output_dir": folder / output}
+    flags = {"config": folder / "tiny.json", **TRAINING, **flags, "output_dir": folder / output}
     assert run_command("pretrain", *words, **flags) == 0
     return log_without_speed(folder / output), load_file(folder / output / "model.safetensors")
 
