@@ -9,7 +9,6 @@ opens without reading it. Memory does not depend on the number of sentences.
 """
 
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
@@ -75,9 +74,12 @@ def main() -> None:
     count = sum(1 for _ in arguments.sentences())
     if not count:
         raise CtxError("No sentences.", location=arguments.input, hint="use a file with at least one sentence.")
-    pooling, normalize = None, False
-    with suppress(*([CtxError] if arguments.pooling else [])):  # a saved pooling that is not supported
+    try:
         pooling, normalize = saved_pooling(arguments.model)
+    except CtxError:  # a saved pooling that is not supported
+        if arguments.pooling is None:
+            raise
+        pooling, normalize = None, False
     pooling = arguments.pooling or pooling
     normalize = normalize if arguments.normalize is None else arguments.normalize
     model, tokenizer = load_model_and_tokenizer(arguments.model, "AutoModel")

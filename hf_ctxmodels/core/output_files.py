@@ -125,7 +125,7 @@ def replacing(file: str | Path) -> Iterator[Path]:
 
 
 def write_text_file(file: str | Path, text: str) -> None:
-    """Write a text file and its folders, at once; raises CtxError if writing fails."""
+    """Write a text file atomically, and its folders; raises CtxError if writing fails."""
     with replacing(file) as temporary:
         temporary.write_text(text, encoding="utf-8")
 

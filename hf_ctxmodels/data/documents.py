@@ -220,6 +220,10 @@ class Documents:
         held_out = HeldOut(round(1 / validation_fraction), seed)
         return replace(self, held_out=held_out, subset="training"), replace(self, held_out=held_out, subset="held-out")
 
+    def unsplit(self) -> Self:
+        """The training and held-out documents together."""
+        return replace(self, held_out=None, subset="all")
+
 
 @dataclass(frozen=True)
 class SampledDocuments:

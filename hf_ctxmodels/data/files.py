@@ -182,10 +182,10 @@ def match_files(path: str) -> list[DataFile]:
     return matches
 
 
-def open_file(path: str, is_decompressed: bool = True) -> BinaryIO:
+def open_file(path: str) -> BinaryIO:
     """Open a file for reading bytes, of the decompressed text if its name ends in `.gz` or `.zst`. Call it within
     `file_errors`."""
-    suffix = compression_suffix(path) if is_decompressed else ""
+    suffix = compression_suffix(path)
     file: Any = path
     if is_url(path):
         files, location = file_system(path)

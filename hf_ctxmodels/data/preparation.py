@@ -8,6 +8,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from itertools import chain
 from multiprocessing import get_context
 from pathlib import Path
@@ -63,7 +64,7 @@ class TextPart:
         with suppress(NoDocumentError):
             if (first := next(documents, None)) is None:
                 return
-            builder = objective.for_part(self.number) if self.number else objective
+            builder = objective.for_part(self.number)
             yield from builder.examples(chain([first], documents))
             if builder is not objective:
                 objective.statistics.update(builder.statistics)
@@ -107,6 +108,11 @@ class Preparation:
     directory: Path
     identity: Mapping[str, Any]
     family: str | None = None
+
+    @cached_property
+    def digest(self) -> str:
+        """Digest of the identity, in the record of each part."""
+        return identity_digest(self.identity)
 
     def run(self, numbers: Sequence[int] | None = None, num_proc: int = 1, show_progress: bool = False) -> None:
         """Write the parts of these numbers, by default all, except those that are complete.
@@ -170,7 +176,7 @@ class Preparation:
                 executor.shutdown(wait=False, cancel_futures=True)
 
     def write_part(self, number: int) -> None:
-        """Write the files and the record of a part, each at once."""
+        """Write the files and the record of a part, each atomically."""
         part = self.parts[number]
         splits = {TRAIN: part.documents}
         if self.validation_fraction and isinstance(part.documents, Documents):
@@ -186,7 +192,7 @@ class Preparation:
                 columns_of_splits = write_examples(temporary, columns, len(self.tokenizer))
                 files[split] = PreparedFile(length, temporary.stat().st_size, file_digest(temporary))
             statistics[split] = dict(self.objective.statistics - before)
-        record = PartRecord(identity_digest(self.identity), part.source, files, columns_of_splits, statistics)
+        record = PartRecord(self.digest, part.source, files, columns_of_splits, statistics)
         write_json(record_file(self.directory, number), asdict(record))
 
     def _complete_record(self, number: int) -> PartRecord | None:
@@ -196,7 +202,7 @@ class Preparation:
             return None
         with suppress(CtxError):
             record = PartRecord.parse(read_json(file), str(file))
-            if record.identity == identity_digest(self.identity) and not damages(self.directory, number, record):
+            if record.identity == self.digest and not damages(self.directory, number, record):
                 return record
         return None
 

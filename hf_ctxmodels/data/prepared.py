@@ -15,6 +15,7 @@ A directory of prepared examples:
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -128,10 +129,9 @@ class PreparedCorpus:
                 for number, record in enumerate(self.parts)
                 if record.source == source and split in record.files
             ]
-            statistics: dict[str, int] = {}
+            statistics = Counter[str]()
             for _, record in selected:
-                for name, count in record.statistics[split].items():
-                    statistics[name] = statistics.get(name, 0) + count
+                statistics.update(record.statistics[split])
             files = [part_file(self.directory, split, number) for number, _ in selected]
             blocks = [ArrowBlock(str(file), file.stat().st_mtime_ns) for file in files]
             if blocks:

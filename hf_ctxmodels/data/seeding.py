@@ -19,7 +19,7 @@ class Purpose(IntEnum):
     HELD_OUT = 3
     SAMPLING = 4
     MIXTURE = 5
-    PARTS = 6
+    PART_ORDER = 6
     PART = 7
 
 

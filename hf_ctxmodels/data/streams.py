@@ -139,9 +139,11 @@ class ShardedStream(IterableDataset):
         workers: int = 0,
     ) -> None:
         self.stream, self.batch_size, self.start_batch = stream, stream.batch_size, stream.start_batch
-        self.process_index, self.num_workers = process_index, max(1, workers)
+        self.num_workers = max(1, workers)
         self.is_contiguous = isinstance(stream, ContiguousStream)
-        self.num_shards = num_processes * (1 if self.is_contiguous else self.num_workers)
+        shards_per_process = 1 if self.is_contiguous else self.num_workers
+        self.num_shards = num_processes * shards_per_process
+        self.shards = range(process_index * shards_per_process, (process_index + 1) * shards_per_process)
         self.sources = stream.stream.part_streams()
         self.first_visits = [0] * len(self.sources)
         self.positions: dict[int, list[int]] = {}
@@ -167,11 +169,8 @@ class ShardedStream(IterableDataset):
         positions = {int(shard): numbers for state in states for shard, numbers in state["positions"].items()}
         first_visits, num_shards = list(states[0]["first_visits"]), states[0]["num_shards"]
         if num_shards == self.num_shards:
-            shards_per_process = 1 if self.is_contiguous else self.num_workers
-            first_shard = self.process_index * shards_per_process
-            shards = range(first_shard, first_shard + shards_per_process)
             self.first_visits = first_visits
-            self.positions = {shard: numbers for shard, numbers in positions.items() if shard in shards}
+            self.positions = {shard: numbers for shard, numbers in positions.items() if shard in self.shards}
             return True
         for source, first in enumerate(first_visits):
             visits = [positions[shard][1 + 2 * source] for shard in positions]
@@ -183,9 +182,8 @@ class ShardedStream(IterableDataset):
     def __iter__(self) -> Iterator[dict[str, Any]]:
         worker = get_worker_info()
         worker_id = 0 if worker is None else worker.id
-        shard = self.process_index
-        if not self.is_contiguous:  # a resumed loader begins with worker 0, the run perhaps with another one
-            shard = shard * self.num_workers + (worker_id + self.start_batch) % self.num_workers
+        # a resumed loader begins with worker 0, the run perhaps with another one
+        shard = self.shards[(worker_id + self.start_batch) % len(self.shards)]
         position = self.position(shard)
         readers = [self._read(source, shard, position) for source in range(len(self.sources))]
         for number in count():
@@ -216,7 +214,7 @@ class ShardedStream(IterableDataset):
         num_empty = 0
         while True:
             epoch, index = divmod(position[visit], len(parts))
-            order = generator(seed, epoch, 0, Purpose.PARTS).permutation(len(parts))
+            order = generator(seed, epoch, 0, Purpose.PART_ORDER).permutation(len(parts))
             part = int(order[index])
             examples = self.stream.arrange(parts[part].one_pass(epoch), epoch, part)
             for item in islice(examples, position[example], None):

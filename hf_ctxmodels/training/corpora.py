@@ -133,15 +133,22 @@ def make_objective(
     return name, objective_class(tokenizer, max_length=arguments.max_length, seed=seed, **options)
 
 
+def objective_identity(objective: Objective) -> dict[str, Any]:
+    """What an objective and its tokenizer must share with prepared examples, as JSON values."""
+    return {
+        "tokenizer": tokenizer_digest(objective.tokenizer),
+        "objective": type(objective).__name__,
+        "objective_options": json.loads(json.dumps(objective.options)),
+    }
+
+
 def corpus_identity(arguments: CorpusArguments, objective: Objective, num_parts: int) -> dict[str, Any]:
     """What the examples of an objective are made from, as JSON values."""
     values = objective.options.items()
     return {
+        **objective_identity(objective),
         "version": version("hf_ctxmodels"),
-        "tokenizer": tokenizer_digest(objective.tokenizer),
         "tokenizer_files": _digest_tokenizer_files(objective.tokenizer),
-        "objective": type(objective).__name__,
-        "objective_options": json.loads(json.dumps(objective.options)),
         "objective_files": {
             name: describe_content(value) for name, value in values if isinstance(value, str) and os.path.isfile(value)
         },
@@ -167,7 +174,7 @@ def make_preparation(
         parts = text_parts(documents, objective)
     else:
         numbered = documents.split(fraction)[0] if fraction else documents  # numbers the documents of each source
-        sources = [replace(source, held_out=None, subset="all") for source in split_sources(numbered)]
+        sources = [source.unsplit() for source in split_sources(numbered)]
         parts = [part for number, source in enumerate(sources) for part in text_parts(source, objective, number)]
     identity = corpus_identity(arguments, objective, len(parts))
     return Preparation(parts, objective, objective.tokenizer, fraction, directory, identity, arguments.family)
@@ -190,8 +197,8 @@ def make_examples(
     """
     is_small = documents.num_bytes is not None and documents.num_bytes < SMALLEST_CACHED_TEXT
     if cache and not (arguments.streaming or is_small):
-        all_documents = replace(documents, held_out=None, subset="all")
-        return open_examples(cached_corpus(all_documents, arguments, objective, show_progress), objective)
+        corpus = cached_corpus(documents.unsplit(), arguments, objective, show_progress)
+        return open_examples(corpus, objective)
     held_out = None
     if held_out_documents is not None and objective.has_heldout_loss:
         if arguments.streaming:
@@ -244,11 +251,7 @@ def prepared_objective(
         objective_class = family.objectives[name]
         options = identity["objective_options"]
         objective = objective_class(tokenizer, max_length=identity["max_length"], seed=seed, **options)
-    expected = {
-        "tokenizer": tokenizer_digest(tokenizer),
-        "objective": type(objective).__name__,
-        "objective_options": json.loads(json.dumps(objective.options)),
-    }
+    expected = objective_identity(objective)
     if differing := describe_differences(expected, identity, expected):
         raise CtxError(
             f"The examples were prepared for another run: {'; '.join(differing)}.",
