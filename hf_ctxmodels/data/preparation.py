@@ -31,7 +31,7 @@ from hf_ctxmodels.data.prepared import (
     PartRecord,
     PreparedCorpus,
     PreparedFile,
-    damages,
+    damaged_files,
     identity_digest,
     identity_file,
     part_file,
@@ -202,7 +202,7 @@ class Preparation:
             return None
         with suppress(CtxError):
             record = PartRecord.parse(read_json(file), str(file))
-            if record.identity == self.digest and not damages(self.directory, number, record):
+            if record.identity == self.digest and not damaged_files(self.directory, number, record):
                 return record
         return None
 
@@ -227,7 +227,9 @@ class Preparation:
         complete = [record for record in records if record is not None]
         if with_digests:
             lines = [
-                line for number, record in enumerate(complete) for line in damages(self.directory, number, record, True)
+                line
+                for number, record in enumerate(complete)
+                for line in damaged_files(self.directory, number, record, True)
             ]
             if lines:
                 raise CtxError(

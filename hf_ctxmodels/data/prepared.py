@@ -111,7 +111,9 @@ class PreparedCorpus:
                 hint="prepare them again in another directory.",
             )
         parts = [PartRecord.parse(record, str(file)) for record in index["parts"]]
-        if problems := [line for number, record in enumerate(parts) for line in damages(directory, number, record)]:
+        if problems := [
+            line for number, record in enumerate(parts) for line in damaged_files(directory, number, record)
+        ]:
             raise CtxError(f"{'; '.join(problems[:3])}.", location=str(directory), hint=_HINT)
         return cls(directory, index["identity"], parts, index.get("family"))
 
@@ -165,7 +167,7 @@ def record_file(directory: Path, number: int) -> Path:
     return directory / "parts" / f"part-{number:05d}.json"
 
 
-def damages(directory: Path, number: int, record: PartRecord, with_digests: bool = False) -> list[str]:
+def damaged_files(directory: Path, number: int, record: PartRecord, with_digests: bool = False) -> list[str]:
     """One line for each file of a part that is missing or was changed; its content is compared `with_digests`."""
     lines = []
     for split, expected in record.files.items():

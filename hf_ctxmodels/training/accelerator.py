@@ -71,8 +71,8 @@ def make_accelerator(arguments: LoopArguments, *, unused_parameters: bool = Fals
 
     Prints a warning if parallelism that `accelerate launch` configured is not active; raises CtxError if DeepSpeed, the
     optimizer or the tracker is not installed, the device does not support the precision or the determinism, or the
-    processes do not share the output directory. With
-    `unused_parameters` a step may leave parameters without gradients, such as the heads of other tasks.
+    processes do not share the output directory. With `unused_parameters` a step may leave parameters without gradients,
+    such as the heads of other tasks.
     """
     require_configured_backend()
     if arguments.report_to != "none":

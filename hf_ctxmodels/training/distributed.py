@@ -89,14 +89,14 @@ def check_shared_directory(accelerator: Accelerator, directory: Path) -> None:
     while not (is_visible := _is_visible(directory / token[0])) and time.monotonic() < deadline:
         time.sleep(0.05)
     process = f"process {accelerator.process_index} on {platform.node()} ({directory.absolute()})"
-    blind = [name for name in gather_object([None if is_visible else process]) if name is not None]
+    processes = [name for name in gather_object([None if is_visible else process]) if name is not None]
     if accelerator.is_main_process:
         (directory / token[0]).unlink(missing_ok=True)
     if error is not None:
         raise error
-    if blind:
+    if processes:
         raise CtxError(
-            f"The output directory is not shared: {'; '.join(blind)} does not see the files of process 0.",
+            f"The output directory is not shared: {'; '.join(processes)} does not see the files of process 0.",
             location=f"--output_dir {directory}",
             hint="pass the same --output_dir to all processes, on a file system that all machines mount.",
         )
