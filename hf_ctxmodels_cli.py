@@ -109,6 +109,7 @@ GROUPS: dict[str, dict[str, Command | CommandGroup]] = {
                 "ensemble": Command("Average of the predictions of several classifiers.", "evaluate", "ensemble"),
             },
         ),
+        "analyze": CommandGroup("Analyze what a model knows.", {}),
     },
     "file formats and publication": {
         "convert": CommandGroup(
