@@ -127,7 +127,7 @@ def _column_index(column: str, names: Sequence[str], file: object) -> int:
     return list(names).index(column)
 
 
-def _blocks(file: str | Path) -> Iterator[list[tuple[int, str]]]:
+def line_blocks(file: str | Path) -> Iterator[list[tuple[int, str]]]:
     """The numbered lines of each sentence; blank lines and `-DOCSTART-` lines separate sentences."""
     lines = enumerate(read_text(file).split("\n"), start=1)
     for has_word, block in groupby(lines, lambda pair: bool(pair[1].strip()) and not pair[1].startswith("-DOCSTART-")):
@@ -156,7 +156,7 @@ def read_conll(file: str | Path, word_column: int = 1, tag_column: int = -1) -> 
     Entity tags in IOB1 are converted to BIO, and language codes as in WikiANN (`en:Paris`) are removed. Raises CtxError
     for a line with a wrong number of columns.
     """
-    blocks = list(_blocks(file))
+    blocks = list(line_blocks(file))
     first = blocks[0][0][1] if blocks else ""
     delimiter = "\t" if "\t" in first else None
     width = len(first.split(delimiter))
@@ -190,19 +190,26 @@ def read_conllu(file: str | Path, word_column: str = "FORM", tag_column: str = "
     word_index, tag_index = CONLLU_COLUMNS.index(word_column), CONLLU_COLUMNS.index(tag_column)
 
     def parse(number: int, line: str) -> list[tuple[str, str, str]]:
-        if line.startswith("#"):
-            return []
-        cells = line.split("\t")
-        if len(cells) != len(CONLLU_COLUMNS) or not re.fullmatch(r"\d+([-.]\d+)?", cells[0]):
-            raise CtxError(
-                f"Not a CoNLL-U line: {line[:100]!r} has {len(cells)} tab-separated column(s); expected "
-                f"{len(CONLLU_COLUMNS)} ({', '.join(CONLLU_COLUMNS)}), the first a number.",
-                location=f"{file}:{number}",
-                hint="correct the line, or rename a file with different columns to .conll.",
-            )
-        return [(cells[word_index], cells[tag_index], f"{file}:{number}")] if cells[0].isdecimal() else []
+        cells = conllu_cells(line, f"{file}:{number}")
+        return [(cells[word_index], cells[tag_index], f"{file}:{number}")] if cells else []
 
-    return _sentences(([word for line in block for word in parse(*line)] for block in _blocks(file)), file)
+    return _sentences(([word for line in block for word in parse(*line)] for block in line_blocks(file)), file)
+
+
+def conllu_cells(line: str, location: str) -> list[str]:
+    """The ten cells of a word of a CoNLL-U file; no cells for a comment, a multiword token (`1-2`) or an empty node
+    (`8.1`). Raises CtxError for an invalid line."""
+    if line.startswith("#"):
+        return []
+    cells = line.split("\t")
+    if len(cells) != len(CONLLU_COLUMNS) or not re.fullmatch(r"\d+([-.]\d+)?", cells[0]):
+        raise CtxError(
+            f"Not a CoNLL-U line: {line[:100]!r} has {len(cells)} tab-separated column(s); expected "
+            f"{len(CONLLU_COLUMNS)} ({', '.join(CONLLU_COLUMNS)}), the first a number.",
+            location=location,
+            hint="correct the line, or rename a file with different columns to .conll.",
+        )
+    return cells if cells[0].isdecimal() else []
 
 
 def is_bio(tags: Sequence[str]) -> bool:
