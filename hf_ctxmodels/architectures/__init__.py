@@ -6,6 +6,7 @@
 - `StaticEmbeddingModel` looks up static word vectors; `PretrainedEmbeddingEncoder` encodes them in context.
 - `CharacterModel` encodes the characters of words.
 - `RecurrentSentenceEncoder` encodes sentences; `encode_sentences` embeds sentences with any base model.
+- `WordEncoder` embeds words in context with any base model.
 
 A family derives its classes from these, and defines its layers, defaults and conversion of weights.
 """

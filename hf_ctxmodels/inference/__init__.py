@@ -1,6 +1,7 @@
-"""Inference: text generation, pipelines that transformers lacks, ensembles, sentence vectors and export."""
+"""Inference: text generation, pipelines, ensembles, vectors of sentences and words, and export."""
 
 from hf_ctxmodels.architectures.sentence_encoder import encode_sentences
+from hf_ctxmodels.architectures.word_encoder import WordEncoder
 from hf_ctxmodels.core.generation import decode_generated
 from hf_ctxmodels.evaluation.scoring import TextScore, score
 from hf_ctxmodels.inference.generation import generate_texts

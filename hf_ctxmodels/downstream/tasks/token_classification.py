@@ -1,6 +1,5 @@
 """Token classification: a tag for every word (entities, chunks, parts of speech)."""
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 from transformers import DataCollatorForTokenClassification, PreTrainedConfig, PreTrainedTokenizerBase
 
+from hf_ctxmodels.architectures.word_encoder import split_words
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.files import file_suffix
@@ -24,8 +24,6 @@ from hf_ctxmodels.data.table_files import (
 from hf_ctxmodels.data.text_files import read_text
 from hf_ctxmodels.downstream.tasks import metrics
 from hf_ctxmodels.downstream.tasks.base import Encoded, LabelledTask, Logits, most_frequent, repeated_prediction
-
-_WORD = re.compile(r"\w+(?:[-'’.]\w+)*|[^\w\s]")
 
 
 def _is_conll(file: str) -> bool:
@@ -87,7 +85,7 @@ class TokenClassification(LabelledTask[TaggedSentence]):
             unlabelled = []
             for row in read_texts(file, column):
                 words = row.values[column]
-                words = _WORD.findall(words) if isinstance(words, str) else words
+                words = split_words(words) if isinstance(words, str) else words
                 if not isinstance(words, list) or not words:
                     raise CtxError(
                         f"Expected a text or a list of words in {column!r}.",
