@@ -6,7 +6,6 @@ word, without special tokens, for long sentences over overlapping windows.
 
 import hashlib
 import json
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,10 +18,18 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from torch.nn import functional as F
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.architectures.sentence_encoder import max_sentence_length
+from hf_ctxmodels.architectures.word_alignment import (
+    NO_WORD,
+    Sentence,
+    WordPooling,
+    WordTokens,
+    WordWindow,
+    align_words,
+    split_words,
+)
 from hf_ctxmodels.core.console import progress_bar
 from hf_ctxmodels.core.errors import CtxError, wrap_errors
 from hf_ctxmodels.core.host_copies import CollatedBatch
@@ -30,37 +37,8 @@ from hf_ctxmodels.core.model import evaluation_mode
 from hf_ctxmodels.core.output_files import replacing
 from hf_ctxmodels.core.weights import weights_digest
 from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model, tokenizer_digest
-from hf_ctxmodels.tokenizers.character_level import CtxCharacterTokenizer
 
-Sentence = str | Sequence[str]
-"""A text, or a list of words."""
-WordPooling = Literal["mean", "first", "last"]
-"""Which token states of a word are averaged: all, or only the first or last one."""
-
-WORD = re.compile(r"\w+(?:[-'’.]\w+)*|[^\w\s]")
-"""A word or punctuation mark of a text."""
-
-_NO_WORD = -1
 _CHUNK_SENTENCES = 1024  # sentences that are batched by length together
-
-
-@dataclass
-class WordWindow:
-    """The tokens of a sentence, or of a part of a sentence that is longer than the model.
-
-    Attributes:
-        sentence: Index of the sentence.
-        features: Model inputs, without padding.
-        token_words: (tokens,) index of each token's word in the sentence, -1 for special tokens.
-        first, last: The vectors of the words first ... last - 1 are read from this window; consecutive windows of a
-            sentence continue one another.
-    """
-
-    sentence: int
-    features: dict[str, Any]
-    token_words: np.ndarray
-    first: int
-    last: int
 
 
 @dataclass
@@ -108,113 +86,6 @@ class EncodedCorpus:
         start = int(self.starts[index % len(self.sentences)])
         rows = slice(start, start + len(words))
         return EncodedSentence(words, self.vectors[rows], self.has_tokens[rows])
-
-
-def split_words(sentence: Sentence) -> list[str]:
-    """The words of a sentence; punctuation marks are words.
-
-    Example:
-        >>> split_words("The river has a bank.")
-        ['The', 'river', 'has', 'a', 'bank', '.']
-    """
-    return WORD.findall(sentence) if isinstance(sentence, str) else list(sentence)
-
-
-def align_words(
-    tokenizer: PreTrainedTokenizerBase, sentences: Sequence[Sentence], max_length: int | None = None
-) -> list[WordWindow]:
-    """Tokenize sentences and find the word of each token.
-
-    The words of a list are joined by spaces. Character-level tokenizers read each word as it is, as one token.
-
-    Args:
-        tokenizer: A tokenizer with offsets.
-        sentences: Texts or lists of words.
-        max_length: Maximum number of tokens of a window, with special tokens; None for no limit. Windows of a longer
-            sentence overlap by a quarter; a word's vector is read from the window in which it is complete and farthest
-            from both ends.
-
-    Raises:
-        CtxError: The tokenizer has no offsets, a sentence is neither a text nor a list of words, or has no token.
-    """
-    if not tokenizer.is_fast:
-        raise CtxError(
-            f"{type(tokenizer).__name__} has no offsets, which align tokens with words.",
-            hint="use a tokenizer with a tokenizer.json.",
-        )
-    texts, spans = [], []
-    for number, sentence in enumerate(sentences):
-        if not isinstance(sentence, str) and not all(isinstance(word, str) for word in sentence):
-            raise CtxError(f"Sentence {number} is neither a text nor a list of words: {sentence!r}.")
-        text = sentence if isinstance(sentence, str) else " ".join(sentence)
-        texts.append(text)
-        spans.append(_word_spans(sentence))
-    options: dict[str, Any] = {"return_special_tokens_mask": True, "verbose": False}
-    if max_length is not None:
-        special_tokens = tokenizer.num_special_tokens_to_add()
-        stride = max(0, min(max_length // 4, max_length - special_tokens - 1))
-        options |= {
-            "truncation": True, "max_length": max_length, "stride": stride, "return_overflowing_tokens": True,
-        }  # fmt: skip
-    if isinstance(tokenizer, CtxCharacterTokenizer):
-        encoding = tokenizer([split_words(sentence) for sentence in sentences], is_split_into_words=True, **options)
-    else:
-        encoding = tokenizer(texts, return_offsets_mapping=True, **options)
-    numbers = encoding.pop("overflow_to_sample_mapping", range(len(texts)))
-    special_masks = encoding.pop("special_tokens_mask")
-    offsets = encoding.pop("offset_mapping", None)
-    windows_by_sentence: list[list[WordWindow]] = [[] for _ in texts]
-    for index, number in enumerate(numbers):
-        if offsets is None:
-            words = [_NO_WORD if word is None else word for word in encoding.word_ids(index)]
-            token_words = np.array(words, dtype=np.int64)
-        else:
-            token_words = _words_at(np.asarray(offsets[index]).reshape(-1, 2), spans[number])
-        token_words[np.asarray(special_masks[index], dtype=bool)] = _NO_WORD
-        features = {name: encoding[name][index] for name in encoding}
-        windows_by_sentence[number].append(WordWindow(number, features, token_words, 0, len(spans[number])))
-    for windows in windows_by_sentence:
-        if len(windows) > 1:
-            _divide_words(windows)
-    return [window for windows in windows_by_sentence for window in windows]
-
-
-def _word_spans(sentence: Sentence) -> np.ndarray:
-    """(words, 2) start and end of each word in the text of the sentence."""
-    if isinstance(sentence, str):
-        spans = [match.span() for match in WORD.finditer(sentence)]
-        return np.array(spans, dtype=np.int64).reshape(-1, 2)
-    lengths = np.array([len(word) for word in sentence], dtype=np.int64)
-    starts = np.cumsum(lengths + 1) - lengths - 1
-    return np.stack([starts, starts + lengths], 1)
-
-
-def _words_at(offsets: np.ndarray, spans: np.ndarray) -> np.ndarray:
-    """(tokens,) index of the word that contains the last character of each token, -1 without one."""
-    if not len(spans):
-        return np.full(len(offsets), _NO_WORD)
-    positions = np.maximum(offsets[:, 1] - 1, offsets[:, 0])  # tokens without characters, of spaces, precede their word
-    words = np.searchsorted(spans[:, 0], positions, side="right") - 1
-    is_inside = (words >= 0) & (positions < spans[np.maximum(words, 0), 1])
-    return np.where(is_inside, words, _NO_WORD)
-
-
-def _divide_words(windows: list[WordWindow]) -> None:
-    """Set `first` and `last`: each word belongs to the window with most of its tokens, and most context around it."""
-    num_words = windows[0].last
-    best = np.zeros(num_words, dtype=np.int64)
-    best_scores = np.full(num_words, -1.0)
-    for number, window in enumerate(windows):
-        positions = np.flatnonzero(window.token_words != _NO_WORD)
-        words, first_positions, counts = np.unique(window.token_words[positions], return_index=True, return_counts=True)
-        starts = positions[first_positions]
-        context = np.minimum(starts, len(window.token_words) - starts - counts)
-        scores = counts + context / (len(window.token_words) + 1)
-        is_better = scores > best_scores[words]
-        best[words[is_better]], best_scores[words[is_better]] = number, scores[is_better]
-    best = np.maximum.accumulate(best)  # words without tokens stay with their neighbours
-    for number, window in enumerate(windows):
-        window.first, window.last = (int(np.searchsorted(best, number, side)) for side in ("left", "right"))
 
 
 class WordEncoder:
@@ -273,7 +144,8 @@ class WordEncoder:
         self.max_length = min((length for length in (limit, max_length) if length is not None), default=None)
         self._config = model.config
         [window] = align_words(tokenizer, [["a"]])
-        widths = [states.shape[-1] for states in self._hidden_states([window])]
+        with evaluation_mode(self.model):
+            widths = [states.shape[-1] for states in self.hidden_states([window])]
         self.num_layers, self.hidden_size = len(widths), max(widths)
         numbers = range(self.num_layers) if layers == "all" else layers
         for number in numbers:
@@ -358,11 +230,16 @@ class WordEncoder:
         vectors = torch.zeros(int(starts[-1]), len(self.layers), self.hidden_size)
         has_tokens = torch.zeros(len(vectors), dtype=torch.bool)
         windows = align_words(self.tokenizer, sentences, self.max_length)
-        windows = [window for window in windows if (window.token_words != _NO_WORD).any()]
+        windows = [window for window in windows if (window.token_words != NO_WORD).any()]
         for batch in self._batches(windows):
-            rows, row_words, batch_vectors = self._encode_batch(batch)
-            selected = torch.from_numpy(starts[[window.sentence for window in batch]])[rows] + row_words
-            vectors[selected], has_tokens[selected] = batch_vectors, True
+            tokens = WordTokens.of(batch, self.pooling, self.tokenizer.padding_side)
+            with evaluation_mode(self.model):
+                hidden_states = self.hidden_states(batch)
+                pooled = [tokens.pool(hidden_states[number]).float().cpu() for number in self.layers]
+            rows = torch.from_numpy(starts)[tokens.sentences] + tokens.positions
+            for layer, layer_vectors in enumerate(pooled):
+                vectors[rows, layer, : layer_vectors.shape[1]] = layer_vectors
+            has_tokens[rows] = True
         for start, sentence_words in zip(starts.tolist(), words, strict=False):
             rows = slice(start, start + len(sentence_words))
             yield EncodedSentence(sentence_words, vectors[rows], has_tokens[rows])
@@ -376,53 +253,14 @@ class WordEncoder:
             yield windows[start : start + size]
             start += size
 
-    def _hidden_states(self, windows: list[WordWindow]) -> Sequence[Tensor]:
-        """The (batch, length, width) outputs of all layers, for a batch of windows."""
+    def hidden_states(self, windows: Sequence[WordWindow]) -> Sequence[Tensor]:
+        """The (batch, length, width) states of the embeddings and all layers for a padded batch of windows, in the
+        current mode of the model."""
         batch = self.tokenizer.pad([window.features for window in windows], return_tensors="pt")
-        with evaluation_mode(self.model):
-            inputs = CollatedBatch(batch).to(next(self.model.parameters()).device)
-            outputs = self.model(**inputs, output_hidden_states=True, return_dict=True)
+        inputs = CollatedBatch(batch).to(next(self.model.parameters()).device)
+        outputs = self.model(**inputs, output_hidden_states=True, return_dict=True)
         hidden_states = getattr(outputs, "hidden_states", None)
         return (outputs.last_hidden_state,) if hidden_states is None else hidden_states
-
-    def _encode_batch(self, windows: list[WordWindow]) -> tuple[Tensor, Tensor, Tensor]:
-        """The words of a batch: (words,) index of the window and in the sentence, (words, layers, hidden) vectors."""
-        hidden_states = self._hidden_states(windows)
-        length = hidden_states[0].shape[1]
-        rows, columns, token_words = [], [], []
-        for row, window in enumerate(windows):
-            positions = self._token_positions(window)
-            offset = length - len(window.token_words) if self.tokenizer.padding_side == "left" else 0
-            rows.append(np.full(len(positions), row))
-            columns.append(positions + offset)
-            token_words.append(window.token_words[positions])
-        row_index, column_index, word_index = (
-            torch.from_numpy(np.concatenate(values)) for values in (rows, columns, token_words)
-        )
-        keys = row_index * (int(word_index.max()) + 1) + word_index
-        _, token_to_word, counts = torch.unique(keys, return_inverse=True, return_counts=True)
-        states = torch.stack(
-            [
-                F.pad(layer[row_index, column_index].float(), (0, self.hidden_size - layer.shape[-1]))
-                for layer in (hidden_states[number] for number in self.layers)
-            ],
-            1,
-        ).cpu()
-        sums = states.new_zeros(len(counts), *states.shape[1:]).index_add_(0, token_to_word, states)
-        representative = torch.empty(len(counts), dtype=torch.long)
-        representative[token_to_word] = torch.arange(len(token_to_word))
-        vectors = sums / counts[:, None, None]
-        return row_index[representative], word_index[representative], vectors
-
-    def _token_positions(self, window: WordWindow) -> np.ndarray:
-        """Positions of the tokens whose states are averaged: of words that are read from this window."""
-        words = window.token_words
-        positions = np.flatnonzero((words >= window.first) & (words < window.last))
-        if self.pooling == "mean":
-            return positions
-        ordered = positions if self.pooling == "first" else positions[::-1]
-        _, indices = np.unique(words[ordered], return_index=True)
-        return np.sort(ordered[indices])
 
 
 def _create_tensors(file: Path, layout: dict[str, tuple[torch.dtype, tuple[int, ...]]]) -> list[Tensor]:

@@ -12,7 +12,8 @@ from transformers import BertConfig, BertModel, PreTrainedModel, PreTrainedToken
 from zoo import tiny_config
 
 from hf_ctxmodels import CtxError
-from hf_ctxmodels.architectures.word_encoder import WordEncoder, align_words, split_words
+from hf_ctxmodels.architectures.word_alignment import align_words, split_words
+from hf_ctxmodels.architectures.word_encoder import WordEncoder
 from hf_ctxmodels.models.bert.tokenization_bert import CtxBertTokenizer
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.spec import FamilySpec

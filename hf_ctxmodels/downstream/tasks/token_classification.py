@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 from transformers import DataCollatorForTokenClassification, PreTrainedConfig, PreTrainedTokenizerBase
 
-from hf_ctxmodels.architectures.word_encoder import split_words
+from hf_ctxmodels.architectures.word_alignment import split_words
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.files import file_suffix
