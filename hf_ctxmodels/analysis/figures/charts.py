@@ -1,0 +1,245 @@
+"""Lines, bars and points."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hf_ctxmodels.analysis.figures.base import Figure, require_equal_lengths, same_type
+from hf_ctxmodels.analysis.figures.drawing import (
+    NUM_COLORS,
+    Scale,
+    axes,
+    document,
+    element,
+    format_value,
+    label,
+    legend,
+    line,
+    marker,
+    polyline,
+    series_bar,
+    series_line,
+    shorten,
+    text_width,
+    tooltip,
+)
+
+_WIDTH = 680
+
+
+@dataclass
+class LineChart(Figure):
+    """Values of several series over one axis.
+
+    Args:
+        x: Numbers, in ascending order.
+        series: Name -> a value for each x; None is a gap.
+        bands: Name of a series -> a pair (low, high) for each x, drawn as an area.
+        x_label, y_label: What the axes show.
+        log_x: A logarithmic x axis.
+        digits: Digits of values in tooltips.
+    """
+
+    x: Sequence[float]
+    series: dict[str, Sequence[float | None]]
+    bands: dict[str, Sequence[Any]] | None = None
+    x_label: str = ""
+    y_label: str = ""
+    log_x: bool = False
+    digits: int = 3
+
+    def validate(self) -> None:
+        """Every series and band has a value for each x, and every band is of a series."""
+        for name, values in self.series.items():
+            require_equal_lengths(f"x and the series {name!r}", self.x, values)
+        for name, pairs in (self.bands or {}).items():
+            require_equal_lengths(f"x and the band of {name!r}", self.x, pairs)
+            if name not in self.series or any(pair is not None and len(pair) != 2 for pair in pairs):
+                raise ValueError(f"The band {name!r} needs a series of this name and pairs (low, high).")
+
+    def svg(self, *, embedded: bool = False) -> str:
+        """Lines with markers; see `Figure.svg`."""
+        parts, top = legend(list(self.series), 12, 4, _WIDTH, "line")
+        bands = {name: [pair or (None, None) for pair in pairs] for name, pairs in (self.bands or {}).items()}
+        values = [value for series in self.series.values() for value in series]
+        values += [value for pairs in bands.values() for pair in pairs for value in pair]
+        top += 34
+        y_scale = Scale(values, top + 290, top)
+        left = 20 + max(text_width(text, 11) for _, text in y_scale.ticks())
+        x_scale = Scale(self.x, left, _WIDTH - 26, log=self.log_x, pad=False)
+        if not self.log_x and all(value == int(value) for value in self.x):
+            x_scale.step = max(1.0, x_scale.step)
+        parts += axes(x_scale, y_scale, self.x_label, self.y_label)
+        for number, (name, series) in enumerate(self.series.items()):
+            for low, high in self._segments(bands.get(name, [])):
+                upper = [(x_scale(x), y_scale(pair[1])) for x, pair in zip(self.x[low:high], bands[name][low:high])]
+                lower = [(x_scale(x), y_scale(pair[0])) for x, pair in zip(self.x[low:high], bands[name][low:high])]
+                path = f"{polyline([*upper, *reversed(lower)])}Z"
+                parts.append(element("path", d=path, class_=f"fill-{number % NUM_COLORS}", opacity=0.15))
+            for low, high in self._segments(series):
+                points = [(x_scale(x), y_scale(y)) for x, y in zip(self.x[low:high], series[low:high])]
+                parts.append(series_line(number, polyline(points)))
+        for number, (name, series) in enumerate(self.series.items()):
+            if len(self.x) <= 60:
+                parts += [
+                    marker(number, x_scale(x), y_scale(y), 3.5, f"{name}, {x:g}: {format_value(y, self.digits)}")
+                    for x, y in zip(self.x, series)
+                    if y is not None
+                ]
+        return document(parts, _WIDTH, y_scale.start + 48, self.title, self.caption, embedded)
+
+    @staticmethod
+    def _segments(values: Sequence[Any]) -> list[tuple[int, int]]:
+        """First and last index + 1 of the runs without None."""
+        missing = [value is None or value == (None, None) for value in values]
+        starts = [i for i, gap in enumerate(missing) if not gap and (i == 0 or missing[i - 1])]
+        ends = [i + 1 for i, gap in enumerate(missing) if not gap and (i + 1 == len(values) or missing[i + 1])]
+        return list(zip(starts, ends))
+
+
+@dataclass
+class BarChart(Figure):
+    """Horizontal bars with their values, grouped by label.
+
+    Args:
+        labels: Groups of bars, from the top.
+        series: Name -> a value for each label; None is left out.
+        x_label: What the values are.
+        digits: Digits of the values.
+    """
+
+    labels: Sequence[str]
+    series: dict[str, Sequence[float | None]]
+    x_label: str = ""
+    digits: int = 3
+
+    def validate(self) -> None:
+        """Every series has a value for each label."""
+        self.labels = [str(name) for name in self.labels]
+        self.series = {name: same_type(values) for name, values in self.series.items()}
+        for name, values in self.series.items():
+            require_equal_lengths(f"the labels and the series {name!r}", self.labels, values)
+
+    def svg(self, *, embedded: bool = False) -> str:
+        """Bars from zero; see `Figure.svg`."""
+        names = list(self.series)
+        parts, top = legend(names if len(names) > 1 else [], 12, 4, _WIDTH, "bar")
+        left = 22 + max((text_width(shorten(text)) for text in self.labels), default=0)
+        height = 18 if len(names) == 1 else 14
+        group_height = height * len(names) + 10
+        bottom = top + 8 + group_height * len(self.labels)
+        values = [value for series in self.series.values() for value in series if value is not None]
+        number_width = max((text_width(format_value(value, self.digits), 11) for value in values), default=0) + 10
+        negative_width = number_width if min(values, default=0) < 0 else 0
+        scale = Scale([0, *values], left + negative_width, _WIDTH - number_width - 4)
+        for value, text in scale.ticks():
+            x = scale(value)
+            parts.append(line(x, top + 4, x, bottom, "axis" if value == 0 else "grid"))
+            parts.append(label(text, x, bottom + 12, "muted small", anchor="middle"))
+        for row, name in enumerate(self.labels):
+            y = top + 13 + row * group_height
+            middle = y + height * len(names) / 2
+            parts.append(label(shorten(name), left - 8, middle, anchor="end"))
+            for number, (series_name, series) in enumerate(self.series.items()):
+                value = series[row]
+                if value is None:
+                    continue
+                start, end = sorted((scale(0), scale(value)))
+                text = format_value(value, self.digits)
+                bar_y = y + number * height
+                parts.append(
+                    series_bar(number, start, bar_y + 1, end - start, height - 3, f"{name}, {series_name}: {text}")
+                )
+                side, anchor = (end + 5, "start") if value >= 0 else (start - 5, "end")
+                parts.append(label(text, side, bar_y + height / 2, "muted small", anchor=anchor))
+        parts.append(label(self.x_label, (scale.start + scale.end) / 2, bottom + 32, anchor="middle"))
+        return document(parts, _WIDTH, bottom + 46, self.title, self.caption, embedded)
+
+
+@dataclass
+class ScatterMap(Figure):
+    """Points of a plane, with equal units on both axes.
+
+    Args:
+        points: Pairs (x, y).
+        groups: Group of each point, which sets its color and marker.
+        texts: Text of each point, on hover and by keyboard focus in a report, such as the sentence of a word.
+        labels: Text next to each point; None or "" for none. Labels that would overlap are left out.
+        x_label, y_label: What the axes show.
+        edges: Triples (index, index, style) of lines between points; the style is "solid", "dashed" or "dotted".
+    """
+
+    points: Sequence[Sequence[float]]
+    groups: Sequence[str]
+    texts: Sequence[str]
+    labels: Sequence[str | None] | None = None
+    x_label: str = ""
+    y_label: str = ""
+    edges: Sequence[Any] | None = None
+
+    def validate(self) -> None:
+        """There is a pair of numbers, a group and a text for each point, and edges join points."""
+        require_equal_lengths(
+            "points, groups and texts", self.points, self.groups, self.texts, self.labels or self.points
+        )
+        if any(len(point) != 2 or None in point for point in self.points):
+            raise ValueError("A point is a pair of finite numbers.")
+        count = len(self.points)
+        for first, second, style in self.edges or []:
+            if not (0 <= first < count and 0 <= second < count and style in ("solid", "dashed", "dotted")):
+                raise ValueError(f"({first}, {second}, {style!r}) is no edge between {count} points.")
+
+    def svg(self, *, embedded: bool = False) -> str:
+        """Markers, lines and labels; see `Figure.svg`."""
+        names = list(dict.fromkeys(self.groups))
+        parts, top = legend(names if len(names) > 1 else [], 12, 4, _WIDTH, "point")
+        top += 34
+        left, right, bottom = 62.0, _WIDTH - 26.0, top + 420.0
+        x_scale, y_scale = self._scales(left, right, bottom, top)
+        parts += axes(x_scale, y_scale, self.x_label, self.y_label, x_grid=True)
+        pixels = [(x_scale(x), y_scale(y)) for x, y in self.points]
+        dashes = {"solid": "", "dashed": "6 4", "dotted": "1.5 3"}
+        parts += [
+            line(*pixels[first], *pixels[second], "axis", stroke_width=1.4, stroke_dasharray=dashes[style])
+            for first, second, style in self.edges or []
+        ]
+        radius = 4.5 if len(pixels) <= 300 else 3.0
+        for index, ((x, y), group, text) in enumerate(zip(pixels, self.groups, self.texts)):
+            mark = marker(names.index(group), x, y, radius, fill_opacity=0.85)
+            hover = f"{group}: {text}" if group else text
+            parts.append(element("g", mark + tooltip(hover), class_="point", data_index=str(index), data_text=hover))
+        parts += self._place_labels(pixels, right)
+        return document(parts, _WIDTH, bottom + 48, self.title, self.caption, embedded)
+
+    def _scales(self, left: float, right: float, bottom: float, top: float) -> tuple[Scale, Scale]:
+        """Scales with the same number of pixels per unit, around the center of the points."""
+        columns = list(zip(*self.points)) or [(0.0,), (0.0,)]
+        centers = [(min(column) + max(column)) / 2 for column in columns]
+        spans = [max(column) - min(column) for column in columns]
+        unit = max(spans[0] / (right - left - 40), spans[1] / (bottom - top - 40)) or 1 / (right - left)
+        halves = [unit * (right - left) / 2, unit * (bottom - top) / 2]
+        x_scale, y_scale = (
+            Scale((center - half, center + half), start, end, pad=False)
+            for center, half, (start, end) in zip(centers, halves, ((left, right), (bottom, top)))
+        )
+        x_scale.step = y_scale.step = max(x_scale.step, y_scale.step)
+        return x_scale, y_scale
+
+    def _place_labels(self, pixels: list[tuple[float, float]], right: float) -> list[str]:
+        """Each label at the first of six positions where it overlaps no point and no label."""
+        occupied = [(x - 5, x + 5, y) for x, y in pixels]  # left edge, right edge, center
+        parts = []
+        for (x, y), text in zip(pixels, self.labels or []):
+            if not text:
+                continue
+            text = shorten(text, 24)
+            width = text_width(text)
+            for is_right, offset in ((True, 0), (False, 0), (True, -11), (False, -11), (True, 12), (False, 12)):
+                start = x + 7 if is_right else x - 7 - width
+                box = (start, start + width, y + offset)
+                is_inside = start > 0 and start + width < right + 16
+                if is_inside and all(box[1] < a or box[0] > b or abs(box[2] - c) > 11 for a, b, c in occupied):
+                    occupied.append(box)
+                    parts.append(label(text, start, y + offset, "ink halo"))
+                    break
+        return parts

@@ -1,0 +1,293 @@
+"""Heat maps and surfaces."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hf_ctxmodels.analysis.figures.base import Figure, require_equal_lengths, require_shape, same_type
+from hf_ctxmodels.analysis.figures.drawing import (
+    Scale,
+    axes,
+    color_bar,
+    document,
+    element,
+    format_value,
+    label,
+    legend,
+    marker,
+    polyline,
+    sequential_color,
+    series_line,
+    shorten,
+    text_width,
+    tooltip,
+)
+
+_MAX_NUMBERED = 40  # rows or columns of a heat map whose cells hold numbers
+_LEVELS = 64
+
+
+@dataclass
+class Heatmap(Figure):
+    """A matrix of numbers.
+
+    Cells hold their numbers up to 40 rows and columns. Larger matrices are drawn in small cells without numbers; their
+    rows and columns are labelled by groups, the labels up to the last space ("bert 0", "bert 1": "bert").
+
+    Args:
+        rows, columns: Labels.
+        values: A list of numbers for each row; None is an empty cell.
+        low, high: Ends of the color scale; by default the lowest and the highest value.
+        digits: Digits of the numbers.
+        row_label, column_label: What the rows and the columns are.
+    """
+
+    rows: Sequence[str]
+    columns: Sequence[str]
+    values: Sequence[Sequence[float | None]]
+    low: float | None = None
+    high: float | None = None
+    digits: int = 2
+    row_label: str = ""
+    column_label: str = ""
+
+    def validate(self) -> None:
+        """There is a value for each row and column."""
+        self.rows, self.columns = [str(name) for name in self.rows], [str(name) for name in self.columns]
+        require_shape("Heat map", self.values, len(self.rows), len(self.columns))
+        numbers = iter(same_type([value for row in self.values for value in row]))
+        self.values = [[next(numbers) for _ in row] for row in self.values]
+
+    @property
+    def is_compact(self) -> bool:
+        """Whether the cells are too many for numbers."""
+        return max(len(self.rows), len(self.columns)) > _MAX_NUMBERED
+
+    def svg(self, *, embedded: bool = False) -> str:
+        """Colored cells; see `Figure.svg`."""
+        low, high = value_range(self.values, self.low, self.high)
+        row_groups = (
+            label_groups(self.rows) if self.is_compact else [(name, i, i + 1) for i, name in enumerate(self.rows)]
+        )
+        column_groups = (
+            label_groups(self.columns) if self.is_compact else [(name, i, i + 1) for i, name in enumerate(self.columns)]
+        )
+        numbers = [format_value(value, self.digits) for row in self.values for value in row if value is not None]
+        if self.is_compact:
+            cell_width = cell_height = min(max(640 / max(len(self.rows), len(self.columns)), 3), 14)
+        else:
+            cell_width = max(max((text_width(text, 11) for text in numbers), default=0) + 12, 26)
+            cell_height = 24.0
+        left = 20 + max((text_width(shorten(name, 28)) for name, *_ in row_groups), default=0)
+        names = [shorten(name, 28) for name, *_ in column_groups]
+        spans = [(end - start) * cell_width for _, start, end in column_groups]
+        is_rotated = any(text_width(name) + 6 > span for name, span in zip(names, spans))
+        header = (max((text_width(name) for name in names), default=0) if is_rotated else 12) + 12
+        top = header + (20 if self.column_label or self.row_label else 4)
+        parts = self._labels(left, top, cell_width, cell_height, row_groups, column_groups, is_rotated)
+        width, height = len(self.columns) * cell_width, len(self.rows) * cell_height
+        cells = self._merged_cells if self.is_compact else self._numbered_cells
+        parts += cells(left, top, cell_width, cell_height, low, high)
+        parts += color_bar(left, top + height + 14, min(max(width, 120), 260), low, high, self.digits)
+        return document(
+            parts, max(left + width + 20, left + 160, 320), top + height + 48, self.title, self.caption, embedded
+        )
+
+    def _labels(
+        self, left: float, top: float, cell_width: float, cell_height: float, row_groups: list[tuple[str, int, int]],
+        column_groups: list[tuple[str, int, int]], is_rotated: bool,
+    ) -> list[str]:  # fmt: skip
+        parts = []
+        if self.row_label or self.column_label:
+            down = f"{self.row_label} ↓" if self.row_label else ""
+            across = f"{self.column_label} →" if self.column_label else ""
+            heading = "   ".join(text for text in (down, across) if text)
+            parts.append(label(heading, 12, 12, "muted small"))
+        for name, start, end in row_groups:
+            y = top + (start + end) / 2 * cell_height
+            parts.append(label(shorten(name, 28), left - 8, y, anchor="end"))
+        for name, start, end in column_groups:
+            x = left + (start + end) / 2 * cell_width
+            if is_rotated:
+                parts.append(label(shorten(name, 28), 0, 0, transform=f"translate({x:.1f} {top - 8:.1f}) rotate(-90)"))
+            else:
+                parts.append(label(shorten(name, 28), x, top - 12, anchor="middle"))
+        return parts
+
+    def _numbered_cells(
+        self, left: float, top: float, cell_width: float, cell_height: float, low: float, high: float
+    ) -> list[str]:
+        parts = []
+        for i, row in enumerate(self.values):
+            for j, value in enumerate(row):
+                x, y = left + j * cell_width, top + i * cell_height
+                hover = f"{self.rows[i]}, {self.columns[j]}: {format_value(value, max(self.digits, 3))}"
+                box = {"x": x + 0.5, "y": y + 0.5, "width": cell_width - 1, "height": cell_height - 1, "rx": 2}
+                if value is None:
+                    parts.append(element("rect", tooltip(hover), class_="empty", **box))
+                    continue
+                color, text_color = sequential_color((value - low) / (high - low))
+                text, middle = format_value(value, self.digits), (x + cell_width / 2, y + cell_height / 2)
+                number = label(text, *middle, "small", anchor="middle", fill=text_color)
+                parts.append(element("g", element("rect", fill=color, **box) + number + tooltip(hover)))
+        return parts
+
+    def _merged_cells(
+        self, left: float, top: float, cell_width: float, cell_height: float, low: float, high: float
+    ) -> list[str]:
+        parts = merged_cells(self.values, left, top, cell_width, cell_height, low, high)
+        width, height = len(self.columns) * cell_width, len(self.rows) * cell_height
+        for groups, is_row in ((label_groups(self.rows), True), (label_groups(self.columns), False)):
+            for _, start, _ in groups[1:] if len(groups) < 80 else []:
+                offset = start * (cell_height if is_row else cell_width)
+                data = (
+                    f"M{left:.1f} {top + offset:.1f}h{width:.1f}"
+                    if is_row
+                    else f"M{left + offset:.1f} {top:.1f}v{height:.1f}"
+                )
+                parts.append(element("path", d=data, class_="halo", stroke_width=0.8))
+        return parts
+
+
+def value_range(values: Sequence[Sequence[float | None]], low: float | None, high: float | None) -> tuple[float, float]:
+    """Ends of the color scale, which differ."""
+    present = [value for row in values for value in row if value is not None] or [0.0, 1.0]
+    low, high = min(present) if low is None else low, max(present) if high is None else high
+    return (low, high) if high > low else (low - 0.5, low + 0.5)
+
+
+def label_groups(names: Sequence[str]) -> list[tuple[str, int, int]]:
+    """Runs of equal labels up to their last space: (label, first, last + 1)."""
+    groups: list[tuple[str, int, int]] = []
+    for index, name in enumerate(names):
+        prefix = name.rpartition(" ")[0] or name
+        if groups and groups[-1][0] == prefix:
+            groups[-1] = (prefix, groups[-1][1], index + 1)
+        else:
+            groups.append((prefix, index, index + 1))
+    return groups
+
+
+def merged_cells(
+    values: Sequence[Sequence[float | None]],
+    left: float,
+    top: float,
+    width: float,
+    height: float,
+    low: float,
+    high: float,
+) -> list[str]:
+    """Cells without numbers: one path per color, whose rectangles are runs of cells."""
+    paths: dict[int, list[str]] = defaultdict(list)
+    for i, row in enumerate(values):
+        levels = [-1 if v is None else round(min(max((v - low) / (high - low), 0), 1) * (_LEVELS - 1)) for v in row]
+        start = 0
+        for j in range(1, len(levels) + 1):
+            if j == len(levels) or levels[j] != levels[start]:
+                x, y, run = left + start * width, top + i * height, (j - start) * width
+                paths[levels[start]].append(f"M{x:.1f} {y:.1f}h{run + 0.2:.1f}v{height + 0.2:.1f}h{-run - 0.2:.1f}z")
+                start = j
+    return [
+        element(
+            "path",
+            d="".join(data),
+            shape_rendering="crispEdges",
+            **({"class_": "empty"} if level < 0 else {"fill": sequential_color(level / (_LEVELS - 1))[0]}),
+        )
+        for level, data in sorted(paths.items())
+    ]
+
+
+@dataclass
+class Surface(Figure):
+    """Values over a plane, such as losses: colors, contour lines with their values, and paths.
+
+    Args:
+        x, y: Coordinates of the columns and rows, ascending and evenly spaced.
+        values: A list of numbers for each y, from its lowest to its highest value; None is empty.
+        paths: Name -> pairs (x, y), such as the checkpoints of a run; a path of one pair is a point.
+        x_label, y_label: What the axes show.
+        low, high: Ends of the color scale; equal ones make several surfaces comparable.
+        digits: Digits of the values.
+    """
+
+    x: Sequence[float]
+    y: Sequence[float]
+    values: Sequence[Sequence[float | None]]
+    paths: dict[str, Sequence[Any]]
+    x_label: str = ""
+    y_label: str = ""
+    low: float | None = None
+    high: float | None = None
+    digits: int = 2
+
+    def validate(self) -> None:
+        """There is a value for each x and y, and there are at least two of both."""
+        require_shape("Surface", self.values, len(self.y), len(self.x))
+        if min(len(self.x), len(self.y)) < 2:
+            raise ValueError("A surface has at least two rows and columns.")
+        for name, pairs in self.paths.items():
+            if any(len(pair) != 2 for pair in pairs):
+                raise ValueError(f"The path {name!r} consists of pairs (x, y).")
+        require_equal_lengths("y and values", self.y, self.values)
+
+    def svg(self, *, embedded: bool = False) -> str:
+        """Cells around the coordinates, with contour lines; see `Figure.svg`."""
+        low, high = value_range(self.values, self.low, self.high)
+        parts, top = legend(list(self.paths), 12, 4, 600, "line")
+        top += 34
+        left, right, bottom = 62.0, 520.0, top + 400.0
+        steps = [(axis[-1] - axis[0]) / (len(axis) - 1) for axis in (self.x, self.y)]
+        x_scale = Scale((self.x[0] - steps[0] / 2, self.x[-1] + steps[0] / 2), left, right, pad=False)
+        y_scale = Scale((self.y[0] - steps[1] / 2, self.y[-1] + steps[1] / 2), bottom, top, pad=False)
+        cell_width, cell_height = (right - left) / len(self.x), (bottom - top) / len(self.y)
+        cells = merged_cells(list(reversed(self.values)), left, top, cell_width, cell_height, low, high)
+        parts += axes(x_scale, y_scale, self.x_label, self.y_label)
+        parts += cells
+        for level in (low + (high - low) * step / 8 for step in range(1, 8)):
+            parts += self._contour(level, x_scale, y_scale)
+        for number, (name, pairs) in enumerate(self.paths.items()):
+            points = [(x_scale(x), y_scale(y)) for x, y in pairs]
+            if len(points) > 1:
+                parts.append(element("path", d=polyline(points), class_="halo", fill="none", stroke_width=5))
+                parts.append(series_line(number, polyline(points)))
+            for step, (pair, (x, y)) in enumerate(zip(pairs, points)):
+                hover = f"{name}, {step + 1} of {len(points)}: ({pair[0]:.3g}, {pair[1]:.3g})"
+                parts.append(element("circle", cx=x, cy=y, r=6.0, class_="canvas"))
+                parts.append(marker(number, x, y, 4, hover))
+        parts += color_bar(left, bottom + 54, 260, low, high, self.digits)
+        return document(parts, 600, bottom + 90, self.title, self.caption, embedded)
+
+    def _contour(self, level: float, x_scale: Scale, y_scale: Scale) -> list[str]:
+        """Line of a value by marching squares, with the value near the vertical center line."""
+        segments = list(self._contour_segments(level))
+        if not segments:
+            return []
+        data = "".join(polyline([(x_scale(x), y_scale(y)) for x, y in segment]) for segment in segments)
+        text = format_value(float(level), self.digits)
+        center = (self.x[0] + self.x[-1]) / 2
+        x, y = min((segment[0] for segment in segments), key=lambda point: (abs(point[0] - center), point[1]))
+        style: dict[str, Any] = {"stroke": "#000000", "stroke_opacity": 0.9, "stroke_width": 3, "fill": "#ffffff"}
+        number = label(text, x_scale(x), y_scale(y), "small", anchor="middle", paint_order="stroke", **style)
+        path = element("path", tooltip(text), d=data, fill="none", stroke="#ffffff", stroke_width=1.1)
+        return [path, number]
+
+    def _contour_segments(self, level: float) -> Iterator[tuple[tuple[float, float], tuple[float, float]]]:
+        """Straight pieces of a contour line, one or two in each square of four values that it crosses."""
+        for i in range(len(self.y) - 1):
+            for j in range(len(self.x) - 1):
+                corners = [(i, j), (i, j + 1), (i + 1, j + 1), (i + 1, j)]
+                heights = [self.values[row][column] for row, column in corners]
+                if any(height is None for height in heights):
+                    continue
+                crossings = []
+                for k, (row, column) in enumerate(corners):
+                    next_row, next_column = corners[(k + 1) % 4]
+                    first, second = heights[k], heights[(k + 1) % 4]
+                    if (first < level) != (second < level):  # type: ignore[operator]
+                        part = (level - first) / (second - first)  # type: ignore[operator]
+                        x = self.x[column] + part * (self.x[next_column] - self.x[column])
+                        y = self.y[row] + part * (self.y[next_row] - self.y[row])
+                        crossings.append((x, y))
+                yield from zip(crossings[::2], crossings[1::2])

@@ -1,0 +1,112 @@
+"""Figures are well-formed SVG that shows its data without color, and survive JSON."""
+
+import json
+import re
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+import torch
+
+from hf_ctxmodels.analysis.figures import (
+    ArcDiagram,
+    AttentionView,
+    BarChart,
+    Figure,
+    Heatmap,
+    LineChart,
+    ScatterMap,
+    Surface,
+    TokenComparison,
+    can_write_png,
+)
+from hf_ctxmodels.analysis.figures.drawing import Scale, sequential_color
+from hf_ctxmodels.analysis.figures.sentences import arc_levels
+
+HOSTILE = ["</svg><script>alert(1)</script>", "\"'&", "שלום\u202e", "👩‍🚀", "a\x00\ud800b", "]]>"]
+FIGURES: list[Figure] = [
+    Heatmap("heat", "Scores", HOSTILE, ["0", "1"], [[0.125, None]] * 5 + [[1, float("nan")]], caption="<b>"),
+    Heatmap("square", "Similarity", [f"<m> {i}" for i in range(50)], ["x", "y"], torch.eye(50)[:, :2]),
+    LineChart(
+        "line", "Curve", [1, 10, 100], {"a<": [0.1, None, 0.3], "b": np.ones(3)}, {"b": [(0, 2)] * 3}, log_x=True
+    ),
+    BarChart("bar", "Bars", HOSTILE, {"a": [-1, 0, 1, 2, 3, None], "b": [0.5] * 6}, "length"),
+    ScatterMap("map", "Map", np.ones((6, 2)), HOSTILE, HOSTILE, HOSTILE, edges=[(0, 1, "dotted")]),
+    Surface("surface", "Loss", [0, 1, 2], [0, 1], [[0, 1, 2], [1, 2, None]], {"<run>": [(0, 0), (2, 1)]}),
+    ArcDiagram("arcs", "Tree", HOSTILE, [(-1, 0, "root"), (0, 1, "<>")], [(1, 0, "")]),
+    AttentionView("attention", "Attention", HOSTILE, torch.full((2, 3, 6, 6), 1 / 6)),
+    TokenComparison("tokens", "Tokens", HOSTILE, {"log P <": [-1.5] * 6, "rank": [1, 20, 3, None, 5, 6]}, HOSTILE),
+]
+
+
+@pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: figure.name)
+def test_figures_are_well_formed_and_survive_json(figure):
+    text = figure.svg()
+    root = ElementTree.fromstring(text)  # hostile strings cannot end an element or an attribute
+    tags = {node.tag.rpartition("}")[2] for node in root.iter()}
+    assert tags <= {"svg", "style", "rect", "text", "g", "title", "path", "circle", "line"}
+    assert root.attrib["role"] == "img"
+    assert root.attrib["aria-label"].startswith(figure.title)
+    assert not re.search(r"(?<!xmlns=\")https?://|nan|None", text)
+    assert "<style" not in figure.svg(embedded=True)
+    copy = Figure.from_json(json.loads(json.dumps(figure.to_json(), allow_nan=False)))
+    assert copy == figure
+    assert copy.svg() == text
+    if can_write_png():
+        assert figure.png().startswith(b"\x89PNG")
+
+
+def shown_texts(figure: Figure) -> list[str]:
+    return [node.text for node in ElementTree.fromstring(figure.svg()).iter() if node.tag.endswith("text")]
+
+
+def test_numbers_are_readable_without_color():
+    heatmap = Heatmap("h", "t", ["POS", "UUAS"], ["0", "1"], [[0.251, 1], [None, 0.5]])
+    assert [text for text in shown_texts(heatmap) if text in ("0.25", "1.00", "0.50")][:3] == ["0.25", "1.00", "0.50"]
+    assert {"-1.50", "20"} <= set(shown_texts(TokenComparison("t", "t", ["a"], {"p": [-1.5], "rank": [20]})))
+    lines = re.findall(
+        r'<path[^>]*stroke-dasharray="([^"]*)"', LineChart("l", "t", [0, 1], {n: [0, 1] for n in "abcde"}).svg()
+    )
+    assert len(set(lines)) == 4  # and a solid one
+
+
+def test_scales():
+    scale = Scale([0.13, 0.87], 100, 0)
+    assert [text for _, text in scale.ticks()] == [f"0.{i}" for i in range(1, 10)]
+    assert (scale(0.1), scale(0.9)) == (pytest.approx(100), pytest.approx(0))
+    assert [text for _, text in Scale([10, 1e4], 0, 90, log=True).ticks()] == ["10", "100", "1,000", "10,000"]
+    assert Scale([10, 1e4], 0, 90, log=True)(100) == pytest.approx(30)
+    with pytest.raises(ValueError, match="positive"):
+        Scale([0, 1], 0, 1, log=True)
+    lightness = [sum(int(sequential_color(step / 20)[0][i : i + 2], 16) for i in (1, 3)) for step in range(21)]
+    assert sequential_color(0) == ("#440154", "#ffffff")
+    assert lightness[1:] > lightness[:-1]
+
+
+def test_contours_follow_the_surface():
+    axis = np.linspace(-1, 1, 21)
+    bowl = Surface("s", "t", axis, axis, axis[:, None] ** 2 + axis**2, {})
+    points = [point for segment in bowl._contour_segments(0.5) for point in segment]
+    assert len(points) > 40
+    assert [x * x + y * y for x, y in points] == pytest.approx([0.5] * len(points), abs=0.01)
+
+
+def test_arcs_of_overlapping_spans_differ_in_height():
+    arcs = [(1, 0, ""), (4, 1, ""), (3, 2, ""), (4, 3, ""), (-1, 4, ""), (4, 5, "")]
+    assert arc_levels(arcs) == [0, 1, 0, 0, 2, 0]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Heatmap("h", "t", ["a"], ["b"], [[1, 2]]), "expected 1 rows of 1 values"),
+        (lambda: LineChart("l", "t", [1, 2], {"a": [1]}), "lengths of x and the series 'a' differ: 2, 1"),
+        (lambda: ScatterMap("m", "t", [(0, 1)], ["g"], ["t"], edges=[(0, 1, "solid")]), "no edge between 1 points"),
+        (lambda: ArcDiagram("a", "t", ["a"], [(1, 0, "")]), "no arc between 1 words"),
+        (lambda: Heatmap("../h", "t", [], [], []), "not a name of a figure"),
+        (lambda: Figure.from_json({"type": "Pie"}), "'Pie' is no figure"),
+    ],
+)
+def test_wrong_data_is_an_error(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

@@ -1,0 +1,64 @@
+"""Results of analyses: files, Markdown, and damaged or foreign JSON."""
+
+import json
+
+import pytest
+
+from hf_ctxmodels.analysis.figures import Heatmap, can_write_png
+from hf_ctxmodels.analysis.results import AnalysisResult, Table
+from hf_ctxmodels.core.errors import CtxError
+
+
+@pytest.fixture
+def result() -> AnalysisResult:
+    cells, spreads = [[0.5, 3, "a|b"], [0.75, None, "<b>"]], [[0.01, None, None], [0.002, None, None]]
+    table = Table("POS *by* layer", ["accuracy", "examples", "note"], ["layer 0", "layer 1"], cells, spreads, "max")
+    figure = Heatmap("heat", "Scores", ["a"], ["b"], [[0.5]], caption="Accuracy.")
+    return AnalysisResult(
+        "probe-pos", ["bert"], {"seeds": (1, 2)}, [table], [figure], {"accuracy": [0.5, float("nan")]}
+    )
+
+
+def test_files_of_a_result(result, tmp_path, capsys):
+    result.save(tmp_path)
+    names = {path.name for path in tmp_path.iterdir()}
+    images = {"probe-pos-heat.svg"} | ({"probe-pos-heat.png"} if can_write_png() else set())
+    assert names == {"probe-pos.json", "probe-pos.md"} | images
+    assert can_write_png() != ("hf_ctxmodels[figures]" in capsys.readouterr().err)
+    assert AnalysisResult.load(tmp_path / "probe-pos.json") == result
+    markdown = (tmp_path / "probe-pos.md").read_text()
+    assert "| layer 0 | 0.500 ± 0.010 | 3 | a\\|b |" in markdown
+    assert "| layer 1 | **0.750 ± 0.002** | – | \\<b\\> |" in markdown
+    assert "## POS \\*by\\* layer" in markdown
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "Cannot read the result of an analysis: Expecting property name"),
+        ('{"a": 1}', "not the result of an analysis"),
+        ('{"format": "hf_ctxmodels analysis", "version": 99}', "version 99"),
+        ('{"format": "hf_ctxmodels analysis", "version": 1}', "damaged: KeyError"),
+    ],
+)
+def test_foreign_and_damaged_results(tmp_path, text, message):
+    file = tmp_path / "result.json"
+    file.write_text(text)
+    with pytest.raises(CtxError, match=message) as error:
+        AnalysisResult.load(file)
+    assert error.value.location == str(file)
+    assert error.value.hint
+
+
+def test_damaged_figures_and_tables(result, tmp_path):
+    for section, damage in (
+        ("figures", {"values": [[1, 2]]}),
+        ("figures", {"title": None, "unknown": 1}),
+        ("tables", {"rows": []}),
+    ):
+        result.save(tmp_path)
+        values = json.loads((tmp_path / "probe-pos.json").read_text())
+        values[section][0].update(damage)
+        (tmp_path / "probe-pos.json").write_text(json.dumps(values))
+        with pytest.raises(CtxError, match="The result of the analysis is damaged"):
+            AnalysisResult.load(tmp_path / "probe-pos.json")
