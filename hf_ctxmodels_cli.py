@@ -95,6 +95,7 @@ GROUPS: dict[str, dict[str, Command | CommandGroup]] = {
         "predict": Command("Predict labels, tags, answers or scores for the examples of a file.", "predict"),
         "generate": Command("Generate a text for each line of a file.", "generate"),
         "encode": Command("Encode the sentences of a file as vectors.", "encode"),
+        "embed": Command("Embed the words of the sentences of a file in context.", "embed"),
         "evaluate": CommandGroup(
             "Evaluate a model.",
             {

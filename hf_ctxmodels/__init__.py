@@ -51,6 +51,8 @@ from hf_ctxmodels.models.xlnet import *
 from hf_ctxmodels.registry import FAMILIES, get_family, register
 
 if TYPE_CHECKING:
+    from hf_ctxmodels.downstream.networks import ContextualFeatures, embed_words
+    from hf_ctxmodels.inference import WordEncoder
     from hf_ctxmodels.objectives import (
         DataCollatorForCooccurrence,
         DataCollatorForMaskedLM,
@@ -68,6 +70,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "FAMILIES",
+    "ContextualFeatures",
     "CtxError",
     "CtxMultiTaskConfig",
     "CtxMultiTaskModel",
@@ -81,6 +84,8 @@ __all__ = [
     "DataCollatorForSpanBoundary",
     "DataCollatorForSpanCorruption",
     "DataCollatorForWindowPrediction",
+    "WordEncoder",
+    "embed_words",
     "get_family",
     "inspection_mode",
 ]
@@ -121,8 +126,13 @@ register_int8()
 register_low_bits()
 
 
+_LAZY_MODULES = {"ContextualFeatures": "downstream.networks", "embed_words": "downstream.networks"}
+_LAZY_MODULES |= {"WordEncoder": "inference"}
+_LAZY_MODULES |= {name: "objectives" for name in __all__ if name.startswith("DataCollator")}
+
+
 def __getattr__(name: str) -> Any:
-    """Import a data collator when it is used: the objectives are a quarter of the package's import time."""
-    if name.startswith("DataCollator") and name in __all__:
-        return getattr(import_module("hf_ctxmodels.objectives"), name)
+    """Import a name when it is used: the objectives are a quarter of the package's import time."""
+    if name in _LAZY_MODULES:
+        return getattr(import_module(f"hf_ctxmodels.{_LAZY_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

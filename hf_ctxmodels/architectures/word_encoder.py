@@ -106,6 +106,7 @@ class WordEncoder:
         num_layers: Number of layers of the model, with the embeddings.
         layers: Numbers of the encoded layers.
         hidden_size: Width of the widest layer; narrower layers, as in ULMFiT, are padded with zeros.
+        widths: Width of each layer of the model.
 
     Raises:
         CtxError: The tokenizer does not match the model or has no offsets, or there is no such layer.
@@ -146,7 +147,7 @@ class WordEncoder:
         [window] = align_words(tokenizer, [["a"]])
         with evaluation_mode(self.model):
             widths = [states.shape[-1] for states in self.hidden_states([window])]
-        self.num_layers, self.hidden_size = len(widths), max(widths)
+        self.num_layers, self.hidden_size, self.widths = len(widths), max(widths), widths
         numbers = range(self.num_layers) if layers == "all" else layers
         for number in numbers:
             if not isinstance(number, int) or not -self.num_layers <= number < self.num_layers:
@@ -210,7 +211,7 @@ class WordEncoder:
         file = Path(cache_dir) / f"words-{self._digest(corpus, dtype)}.safetensors"
         if not file.exists():
             with replacing(file) as temporary:
-                fill(*_create_tensors(temporary, {"vectors": (dtype, shape), "has_tokens": (torch.bool, shape[:1])}))
+                fill(*create_tensors(temporary, {"vectors": (dtype, shape), "has_tokens": (torch.bool, shape[:1])}))
         with wrap_errors("The cached vectors are damaged", location=str(file), hint="delete this file."):
             tensors = load_file(file)
             return EncodedCorpus(words, tensors["vectors"], tensors["has_tokens"], starts)
@@ -263,9 +264,11 @@ class WordEncoder:
         return (outputs.last_hidden_state,) if hidden_states is None else hidden_states
 
 
-def _create_tensors(file: Path, layout: dict[str, tuple[torch.dtype, tuple[int, ...]]]) -> list[Tensor]:
+def create_tensors(file: Path, layout: dict[str, tuple[torch.dtype, tuple[int, ...]]]) -> list[Tensor]:
     """Create a safetensors file with tensors of these types and shapes, and return them, memory-mapped for writing."""
-    names = {torch.float32: "F32", torch.float16: "F16", torch.bool: "BOOL"}
+    names = {
+        torch.float32: "F32", torch.float16: "F16", torch.int64: "I64", torch.uint8: "U8", torch.bool: "BOOL",
+    }  # fmt: skip
     header: dict[str, Any] = {}
     end = 0
     for name, (dtype, shape) in layout.items():

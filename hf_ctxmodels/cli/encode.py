@@ -51,17 +51,23 @@ class EncodingArguments:
         check_range(self, "batch_size", at_least=1)
         if not self.output.endswith(".npy"):
             raise CtxError("The output is a NumPy file.", location=f"--output {self.output}", hint="end it in .npy.")
-        if document_suffix(self.input) not in FILE_SUFFIXES:
-            raise CtxError(
-                f"Cannot read sentences from a file with the suffix {document_suffix(self.input)!r}.",
-                location=f"--input {self.input}",
-                hint=f"use one of {', '.join(FILE_SUFFIXES)}, plain or compressed.",
-            )
+        check_sentence_file(self.input)
 
-    def sentences(self) -> Iterator[str]:
-        """The sentences of the input."""
-        for paragraphs in read_file(FileRange(self.input), TextColumns(self.text_column), "line"):
-            yield " ".join(paragraphs)
+
+def check_sentence_file(path: str) -> None:
+    """Raise CtxError if a file does not have the suffix of a format that `read_sentences` reads."""
+    if document_suffix(path) not in FILE_SUFFIXES:
+        raise CtxError(
+            f"Cannot read sentences from a file with the suffix {document_suffix(path)!r}.",
+            location=f"--input {path}",
+            hint=f"use one of {', '.join(FILE_SUFFIXES)}, plain or compressed.",
+        )
+
+
+def read_sentences(path: str, text_column: str) -> Iterator[str]:
+    """The lines of a text file that are not blank, or the texts in a column; raises CtxError as `read_file`."""
+    for paragraphs in read_file(FileRange(path), TextColumns(text_column), "line"):
+        yield " ".join(paragraphs)
 
 
 def main() -> None:
@@ -71,7 +77,7 @@ def main() -> None:
     )
     output = Path(arguments.output)
     check_output_file(output, flag="--output", overwrite=arguments.overwrite, inputs=(arguments.input,))
-    count = sum(1 for _ in arguments.sentences())
+    count = sum(1 for _ in read_sentences(arguments.input, arguments.text_column))
     if not count:
         raise CtxError("No sentences.", location=arguments.input, hint="use a file with at least one sentence.")
     try:
@@ -87,7 +93,8 @@ def main() -> None:
     if hasattr(model, "prepare_for_inference"):
         model.prepare_for_inference()
     print_status(f"{type(model).__name__} encodes {count:,} sentences")
-    sentences = progress_bar(arguments.sentences(), "encoding", unit="sentences", total=count)
+    sentences = read_sentences(arguments.input, arguments.text_column)
+    sentences = progress_bar(sentences, "encoding", unit="sentences", total=count)
     windows = encode_in_windows(
         model, tokenizer, sentences, pooling=pooling, batch_size=arguments.batch_size, normalize=normalize
     )

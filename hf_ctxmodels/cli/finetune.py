@@ -115,6 +115,8 @@ def run(
         print(TFIDF_NOTE)
     if tuned.task.baseline_name:
         print(f"baseline: {tuned.task.baseline_name}")
+    for name, shares in summary.layer_shares.items():
+        print(f"{name}, share of each layer: {' '.join(f'{share:.3f}' for share in shares)}")
     output = loop_arguments.output_dir
     print(f"{len(tuned.training):,} training and {len(tuned.validation):,} validation examples")
     print(f"model, tokenizer, log and summary saved in {output}" + (f", {file}" if file else ""))

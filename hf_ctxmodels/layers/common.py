@@ -67,6 +67,10 @@ class ScalarMix(nn.Module):
         init.zeros_(self.weights)
         init.ones_(self.gamma)
 
+    def shares(self) -> list[float]:
+        """The share of each layer in the sum, the softmax of the weights."""
+        return self.weights.detach().float().softmax(0).tolist()
+
     def distance(self) -> Tensor:
         """Squared norm of the weights, the distance from the average (Peters et al. 2018, section 3.4)."""
         return self.weights.float().square().sum()
@@ -84,6 +88,11 @@ class ScalarMix(nn.Module):
         for layer, weight in zip(states[1:], weights[1:], strict=True):
             mixed = mixed + layer * weight.to(layer.dtype)
         return mixed
+
+
+def layer_shares(model: nn.Module) -> dict[str, list[float]]:
+    """The shares of the layers in each `ScalarMix` of a model, by the name of the module."""
+    return {name: module.shares() for name, module in model.named_modules() if isinstance(module, ScalarMix)}
 
 
 def _normalise(states: Tensor, tokens: Tensor | None) -> Tensor:

@@ -49,6 +49,7 @@ class TrainingSummary:
         metrics: The last evaluation ("eval_<name>"), baselines by frequencies ("baseline_<name>"), the TF-IDF
             baseline of tasks on texts ("baseline_<name>_tfidf"), and upper bounds ("upper_bound_<name>") if the
             tokenizer cannot reproduce the targets.
+        layer_shares: Learned share of each layer, by the name of the layer mix, see `ScalarMix`.
         warnings: Signs that the model has not learned, one sentence each.
         curve: The records of `training_log.jsonl`.
     """
@@ -69,6 +70,7 @@ class TrainingSummary:
     rates: dict[str, float] = field(default_factory=dict)
     hyperparameters: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
+    layer_shares: dict[str, list[float]] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     curve: list[dict[str, float]] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=_installed_versions)

@@ -78,6 +78,9 @@ def test_methods(folder: Path, tmp_path: Path, monkeypatch: Any, capsys: Any, su
             moved = {key for key, value in start.items() if key in weights and not torch.equal(weights[key], value)}
             assert bool(moved) == (name != "frozen")
             assert (model.layer_mix is not None) == (name == "frozen")
+            shares = json.loads((output / "training_summary.json").read_text())["layer_shares"]
+            assert [*shares] == (["layer_mix"] if name == "frozen" else [])
+            assert all(sum(values) == pytest.approx(1) for values in shares.values())
             distances_from_start[name] = sum(
                 float((weights[key] - start[key]).square().sum()) for key in start if key in weights
             )

@@ -31,6 +31,7 @@ from hf_ctxmodels.downstream.finetuning.task_loss import TaskLoss
 from hf_ctxmodels.downstream.tasks import TASKS, Encoded, Task, TaskArguments
 from hf_ctxmodels.downstream.tasks.base import Collator
 from hf_ctxmodels.downstream.tasks.languages import set_language
+from hf_ctxmodels.layers.common import layer_shares
 from hf_ctxmodels.registry import get_family
 from hf_ctxmodels.tokenizers.base import (
     CtxTokenizer,
@@ -252,6 +253,7 @@ class FinetuningResult:
             task=arguments.task,
             dataset=dataset,
             max_length=max_length,
+            layer_shares=layer_shares(self.model),
             warnings=self.evaluation.warnings(scores, self.learned_baseline),
         )
         summary.save(self.result.arguments.output_dir)

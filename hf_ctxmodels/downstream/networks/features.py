@@ -1,0 +1,329 @@
+"""Vectors of words from one or several models, as features of other networks (Peters et al. 2018, section 3.3)."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import tee
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import cached_file
+
+from hf_ctxmodels.architectures.word_alignment import Sentence, WordPooling, WordTokens, align_words, split_words
+from hf_ctxmodels.architectures.word_encoder import EncodedCorpus, EncodedSentence, WordEncoder
+from hf_ctxmodels.core.devices import place_model
+from hf_ctxmodels.core.errors import CtxError, wrap_errors
+from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_model_and_tokenizer
+from hf_ctxmodels.layers.common import ScalarMix
+from hf_ctxmodels.layers.cpu.dropout import Dropout
+
+Layers = Literal["last", "all", "mix"] | int
+"""Layers of the vectors of words: one layer, all layers, or their weighted sum."""
+Source = str | Path | tuple[PreTrainedModel, PreTrainedTokenizerBase]
+"""Directory or Hub id of a model with its tokenizer, or both."""
+
+_MIX_WEIGHTS = ("layer_mix.weights", "mixes.0.weights")  # of heads, and of ELMo's heads
+
+
+def embed_words(
+    sentences: Sentence | Iterable[Sentence],
+    model: Source | Sequence[Source],
+    *,
+    layers: Layers = "last",
+    pooling: WordPooling = "mean",
+    batch_tokens: int = 4096,
+    device: str | None = None,
+) -> list[EncodedSentence]:
+    """Embed the words of sentences in context.
+
+    Args:
+        sentences: Texts or lists of words, or one text.
+        model: Directory or Hub id of a model of any family or of transformers, or the model and its tokenizer; or
+            several of these, whose vectors are concatenated.
+        layers: "last"; the number of a layer; "mix", the weighted sum with the weights that a fine-tuned model has
+            learned, else the average; or "all".
+        pooling, batch_tokens: As in `WordEncoder`.
+        device: Device of the models; by default the GPU if there is one.
+
+    Returns:
+        The words of each sentence with their (words, width) vectors, or (words, layers, width) with "all".
+
+    Raises:
+        CtxError: As in `WordEncoder`, or `layers="all"` with several models.
+
+    Example:
+        >>> river, money = embed_words(["The river has a bank.", "A bank lends money."], "runs/elmo", layers="mix")
+        >>> torch.cosine_similarity(river.vectors[4], money.vectors[1], dim=0)
+    """
+    sentences = [sentences] if isinstance(sentences, str) else sentences
+    encoders = open_encoders(model, layers, pooling=pooling, batch_tokens=batch_tokens, device=device)
+    return list(encode_words(encoders, sentences))
+
+
+class LayerEncoder:
+    """A word encoder with the selection or weighting of its layers.
+
+    Attributes:
+        layers: As in `embed_words`.
+        mix: The weights of the layers with `layers="mix"`.
+        width: Width of the vectors.
+    """
+
+    def __init__(self, encoder: WordEncoder, layers: Layers, source: str) -> None:
+        self.encoder, self.layers = encoder, layers
+        self.mix = (saved_layer_mix(source) or ScalarMix(encoder.num_layers)) if layers == "mix" else None
+        if self.mix is not None and len(self.mix.weights) != encoder.num_layers:
+            raise CtxError(
+                f"The layer mix has {len(self.mix.weights)} weights, the model {encoder.num_layers} layers.",
+                location=source,
+                hint='use layers="last" or the number of a layer.',
+            )
+        is_selection = layers not in ("all", "mix")
+        self.width = encoder.widths[encoder.layers[0]] if is_selection else encoder.widths[-1]
+        if layers == "all":
+            self.width = encoder.hidden_size
+
+    @torch.no_grad()
+    def select(self, vectors: Tensor) -> Tensor:
+        """(words, layers, hidden) -> (words, width), or (words, layers, width) for all layers."""
+        if self.layers == "all":
+            return vectors
+        if self.mix is None:
+            return vectors[:, 0, : self.width]
+        widths = self.encoder.widths
+        return self.mix([vectors[None, :, layer, :width] for layer, width in enumerate(widths)])[0]
+
+
+def open_encoders(
+    models: Source | Sequence[Source],
+    layers: Layers,
+    *,
+    pooling: WordPooling = "mean",
+    batch_tokens: int = 4096,
+    device: str | None = None,
+) -> list[LayerEncoder]:
+    """Open models as encoders of words; arguments and errors as in `embed_words`."""
+    opened = open_models(models)
+    if layers == "all" and len(opened) > 1:
+        raise CtxError(
+            "All layers of several models cannot be concatenated.",
+            location='layers="all"',
+            hint='use "mix", "last" or the number of a layer.',
+        )
+    numbers: Any = "all" if layers in ("all", "mix") else [-1 if layers == "last" else layers]
+    options: Any = {"layers": numbers, "pooling": pooling, "batch_tokens": batch_tokens}
+    return [
+        LayerEncoder(WordEncoder(place_model(model, device), tokenizer, **options), layers, model.config.name_or_path)
+        for _, model, tokenizer in opened
+    ]
+
+
+def open_models(models: Source | Sequence[Source]) -> list[tuple[str, PreTrainedModel, PreTrainedTokenizerBase]]:
+    """Names, base models and tokenizers of one or several sources; raises CtxError if one cannot be opened."""
+    is_one = isinstance(models, str | Path) or (isinstance(models, tuple) and isinstance(models[0], PreTrainedModel))
+    sources: Any = [models] if is_one else models
+    opened = []
+    for source in sources:
+        model, tokenizer = source if isinstance(source, tuple) else load_model_and_tokenizer(str(source), "AutoModel")
+        opened.append((model.config.name_or_path or type(model).__name__, model, tokenizer))
+    if not opened:
+        raise CtxError("No model is given.", location="models", hint="pass a directory or Hub id.")
+    return opened
+
+
+def encode_words(encoders: Sequence[LayerEncoder], sentences: Iterable[Sentence]) -> Iterator[EncodedSentence]:
+    """Encode any number of sentences in constant memory; the vectors of several models are concatenated, and a word has
+    tokens if it has tokens in all models."""
+    copies = tee(sentences, len(encoders))
+    streams = [encoder.encoder.encode(copy) for encoder, copy in zip(encoders, copies, strict=True)]
+    for group in zip(*streams, strict=True):
+        vectors = [encoder.select(sentence.vectors) for encoder, sentence in zip(encoders, group, strict=True)]
+        has_tokens = torch.stack([sentence.has_tokens for sentence in group]).all(0)
+        yield EncodedSentence(group[0].words, torch.cat(vectors, -1), has_tokens)
+
+
+def saved_layer_mix(source: str) -> ScalarMix | None:
+    """The layer mix that the head of a fine-tuned model has learned, from a directory or Hub id; None if there is
+    none."""
+    options = dict.fromkeys(("_raise_exceptions_for_missing_entries", "_raise_exceptions_for_connection_errors"), False)
+    file = cached_file(source, "model.safetensors", **options) if source else None
+    if file is None:
+        return None
+    with wrap_errors("The weights cannot be read", location=file), safe_open(file, "pt") as tensors:
+        prefixes = [name.removesuffix("weights") for name in tensors.keys() if name.endswith(_MIX_WEIGHTS)]  # noqa: SIM118
+        if not prefixes:
+            return None
+        weights, gamma = (tensors.get_tensor(f"{prefixes[0]}{field}") for field in ("weights", "gamma"))
+    mix = ScalarMix(len(weights))
+    mix.load_state_dict({"weights": weights, "gamma": gamma})
+    return mix
+
+
+class ContextualFeatures(nn.Module):
+    """The vectors of words of one or several models, concatenated: the input of a network of one's own.
+
+    The layers of a model are mixed with learned weights and a learned scale (Peters et al. 2018, equation 1). Frozen
+    models compute without dropout and gradients, also in training mode.
+
+    Args:
+        models: As in `embed_words`; static embeddings have one layer.
+        layers: "mix", "last" or the number of a layer, or one of these for each model.
+        pooling, max_length: As in `WordEncoder`.
+        trainable: Train the models, or one value for each model.
+        layer_norm: Normalise the layers before they are mixed.
+        dropout: Dropout probability of the concatenated vectors.
+
+    Attributes:
+        width: Width of the concatenated vectors.
+        names: Names of the models.
+
+    Example:
+        >>> class Tagger(torch.nn.Module):
+        ...     def __init__(self, models, num_tags):
+        ...         super().__init__()
+        ...         self.features = ContextualFeatures(models, dropout=0.5)
+        ...         self.lstm = torch.nn.LSTM(self.features.width, 100, bidirectional=True, batch_first=True)
+        ...         self.output = torch.nn.Linear(200, num_tags)
+        ...     def forward(self, sentences):
+        ...         vectors, is_word = self.features(sentences)
+        ...         return self.output(self.lstm(vectors)[0]), is_word
+    """
+
+    def __init__(
+        self,
+        models: Source | Sequence[Source],
+        *,
+        layers: Layers | Sequence[Layers] = "mix",
+        pooling: WordPooling = "mean",
+        trainable: bool | Sequence[bool] = False,
+        layer_norm: bool = False,
+        dropout: float = 0.0,
+        max_length: int | None = None,
+    ) -> None:
+        super().__init__()
+        opened = open_models(models)
+        self.names = [name for name, _, _ in opened]
+        self._layers: list[Layers] = _one_for_each(layers, opened, "layers", (str, int))
+        self.trainable: list[bool] = _one_for_each(trainable, opened, "trainable", bool)
+        self.encoders, self.mixes = nn.ModuleList(), nn.ModuleList()
+        self._word_encoders: list[WordEncoder] = []
+        self._corpora: list[tuple[EncodedCorpus, dict[Any, int]] | None] = [None] * len(opened)
+        self.width = 0
+        for (_, model, tokenizer), model_layers, is_trainable in zip(opened, self._layers, self.trainable, strict=True):
+            if model_layers == "all":
+                raise CtxError("Features are one vector of each word.", location='layers="all"', hint='use "mix".')
+            numbers: Any = "all" if model_layers == "mix" else [-1 if model_layers == "last" else model_layers]
+            encoder = WordEncoder(model, tokenizer, layers=numbers, pooling=pooling, max_length=max_length)
+            has_mix = model_layers == "mix" and encoder.num_layers > 1
+            self._word_encoders.append(encoder)
+            self.encoders.append(encoder.model.requires_grad_(is_trainable))
+            self.mixes.append(ScalarMix(encoder.num_layers, layer_norm) if has_mix else nn.Identity())
+            self.width += encoder.widths[encoder.layers[-1]]
+        self.dropout = Dropout(dropout)
+        self.train()
+
+    def train(self, mode: bool = True) -> Self:
+        """Set training or evaluation mode; frozen models remain in evaluation mode."""
+        super().train(mode)
+        for encoder, is_trainable in zip(self.encoders, self.trainable, strict=True):
+            encoder.train(mode and is_trainable)
+        return self
+
+    def cache(self, sentences: Iterable[Sentence], directory: str | Path | None = None) -> None:
+        """Compute the vectors of these sentences by the frozen models once; `forward` then reads them.
+
+        Args:
+            sentences: Texts or lists of words.
+            directory: As `cache_dir` in `WordEncoder.encode_corpus`.
+        """
+        distinct = list(dict.fromkeys(_key(sentence) for sentence in sentences))
+        for index, encoder in enumerate(self._word_encoders):
+            if not self.trainable[index]:
+                corpus = encoder.encode_corpus(distinct, cache_dir=directory)
+                self._corpora[index] = corpus, {sentence: row for row, sentence in enumerate(distinct)}
+
+    def forward(self, sentences: Sequence[Sentence]) -> tuple[Tensor, Tensor]:
+        """Embed a batch of sentences.
+
+        Args:
+            sentences: Texts or lists of words.
+
+        Returns:
+            (batch, words, width) vectors, 0 at padding and for words without tokens, and (batch, words) bool, False at
+            padding.
+        """
+        lengths = torch.tensor([len(split_words(sentence)) for sentence in sentences])
+        is_word = torch.arange(int(lengths.max()))[None] < lengths[:, None]
+        vectors = []
+        for index, mix in enumerate(self.mixes):
+            layers = self._cached_layers(index, sentences, is_word)
+            if layers is None:
+                layers = self._compute_layers(index, sentences, is_word)
+            is_device_word = is_word.to(layers[0].device)
+            vectors.append(mix(layers, is_device_word) if isinstance(mix, ScalarMix) else layers[0])
+        device = vectors[0].device
+        features = self.dropout(torch.cat([model_vectors.to(device) for model_vectors in vectors], -1))
+        return features, is_word.to(device)
+
+    def _compute_layers(self, index: int, sentences: Sequence[Sentence], is_word: Tensor) -> list[Tensor]:
+        """(batch, words, width) vectors of the selected layers of a model."""
+        encoder, model = self._word_encoders[index], self.encoders[index]
+        windows = align_words(encoder.tokenizer, sentences, encoder.max_length)
+        windows = [window for window in windows if (window.token_words >= 0).any()]
+        device = next(model.parameters()).device
+        shapes = [(*is_word.shape, encoder.widths[number]) for number in encoder.layers]
+        if not windows:
+            return [torch.zeros(shape, device=device) for shape in shapes]
+        tokens = WordTokens.of(windows, encoder.pooling, encoder.tokenizer.padding_side)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self.trainable[index]):
+            hidden_states = encoder.hidden_states(windows)
+            rows, columns = tokens.sentences.to(device), tokens.positions.to(device)
+            pooled = [tokens.pool(hidden_states[number]).float() for number in encoder.layers]
+            return [
+                torch.zeros(shape, device=device).index_put((rows, columns), layer)
+                for shape, layer in zip(shapes, pooled, strict=True)
+            ]
+
+    def _cached_layers(self, index: int, sentences: Sequence[Sentence], is_word: Tensor) -> list[Tensor] | None:
+        """As `_compute_layers`, from the cache; None if a sentence is missing."""
+        if self._corpora[index] is None:
+            return None
+        corpus, rows = self._corpora[index]  # type: ignore[misc]
+        keys = [_key(sentence) for sentence in sentences]
+        if any(key not in rows for key in keys):
+            return None
+        encoder = self._word_encoders[index]
+        vectors = torch.zeros(*is_word.shape, *corpus.vectors.shape[1:])
+        for row, key in enumerate(keys):
+            states = corpus[rows[key]].vectors
+            vectors[row, : len(states)] = states
+        vectors = vectors.to(next(self.encoders[index].parameters()).device)
+        return [vectors[:, :, layer, : encoder.widths[number]] for layer, number in enumerate(encoder.layers)]
+
+    def layer_shares(self) -> dict[str, list[float]]:
+        """The learned share of each layer of each model whose layers are mixed."""
+        return {
+            name: mix.shares() for name, mix in zip(self.names, self.mixes, strict=True) if isinstance(mix, ScalarMix)
+        }
+
+    def penalty(self) -> Tensor:
+        """Squared norm of the weights of all mixes, an L2 penalty towards the average of the layers (Peters et al.
+        2018, section 3.4)."""
+        penalties = [mix.distance() for mix in self.mixes if isinstance(mix, ScalarMix)]
+        return torch.stack(penalties).sum() if penalties else torch.zeros(())
+
+
+def _key(sentence: Sentence) -> Any:
+    return sentence if isinstance(sentence, str) else tuple(sentence)
+
+
+def _one_for_each(value: Any, models: Sequence[Any], name: str, scalar_type: Any) -> list[Any]:
+    """A value for each model, from one value or a sequence; raises CtxError for a sequence of another length."""
+    values = [value] * len(models) if isinstance(value, scalar_type) else list(value)
+    if len(values) != len(models):
+        raise CtxError(
+            f"{len(values)} values for {len(models)} models.", location=name, hint="give one for each model."
+        )
+    return values
