@@ -1,0 +1,58 @@
+"""Flags that the analyses of the vectors of words have in common, and the models that they name."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+from hf_ctxmodels.architectures.word_alignment import WordPooling
+from hf_ctxmodels.architectures.word_encoder import WordEncoder
+from hf_ctxmodels.core.console import print_status
+from hf_ctxmodels.core.constants import MAX_SEED
+from hf_ctxmodels.core.devices import DeviceArguments
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import REQUIRED, flag
+from hf_ctxmodels.core.output_files import check_output_directory
+from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_model_and_tokenizer
+
+
+@dataclass
+class WordAnalysisArguments:
+    """Models and output."""
+
+    model: list[str] = flag(REQUIRED, "Directories or Hub ids of models, with their tokenizers.")
+    output_dir: str = flag(REQUIRED, "Directory for results and figures; several analyses may share it.")
+    text: list[str] = flag(
+        (), "Sentences: CoNLL-U files, or .txt, .jsonl and .parquet files with a sentence per line or record."
+    )
+    overwrite: bool = flag(False, "Replace the results of this analysis in --output_dir.")
+    pooling: str = flag("mean", "Tokens of a word whose states are averaged.", choices=get_args(WordPooling))
+    seeds: list[int] = flag((0,), "Seeds of the samples, over which results are averaged.")
+
+    def __post_init__(self) -> None:
+        if not self.seeds or not all(0 <= seed <= MAX_SEED for seed in self.seeds):
+            raise CtxError(
+                f"Seeds are numbers from 0 to {MAX_SEED}.", location="--seeds", hint="use, for example, 0 1."
+            )
+
+    def check_output(self, analysis: str) -> None:
+        """Raise CtxError if the output directory has results of this analysis, unless they may be replaced."""
+        check_output_directory(self.output_dir, [f"{analysis}.json"], flag="--output_dir", overwrite=self.overwrite)
+
+    def encoders(self, placement: DeviceArguments) -> Iterator[tuple[str, WordEncoder]]:
+        """Load the models one by one; returns their short names and encoders."""
+        for name, source in zip(short_names(self.model), self.model):
+            model, tokenizer = load_model_and_tokenizer(source, "AutoModel")
+            placement.place(model)
+            print_status(f"{name}: {type(model).__name__}")
+            yield name, WordEncoder(model.eval(), tokenizer, pooling=self.pooling)  # type: ignore[arg-type]
+
+
+def short_names(sources: Sequence[str]) -> list[str]:
+    """The last component of each path, or as many as make the names unique; numbered if paths are equal."""
+    components = [Path(source).parts or (source,) for source in sources]
+    for depth in range(1, max(map(len, components)) + 1):
+        names = ["/".join(path[-depth:]).strip("/") for path in components]
+        if len(set(names)) == len(names):
+            return names
+    return [f"{name} ({number})" for number, name in enumerate(names, 1)]

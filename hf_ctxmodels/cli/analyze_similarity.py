@@ -1,0 +1,115 @@
+"""Similarity of the representations of words in all layers of several models.
+
+    hf-ctxmodels analyze similarity --model runs/bert runs/gpt2 runs/elmo --text dev.conllu --output_dir runs/analysis
+
+All layers of all models are compared on the same words in the same sentences, whatever the tokenizers: one square heat
+map of debiased linear CKA, or also of SVCCA and neuron-wise maximum correlation.
+"""
+
+from dataclasses import asdict, dataclass
+
+from hf_ctxmodels.analysis.figures import Figure, Heatmap
+from hf_ctxmodels.analysis.results import AnalysisResult, Table
+from hf_ctxmodels.analysis.sentences import read_sentences
+from hf_ctxmodels.analysis.similarity import MEASURES, LayerSimilarities, compare_layers
+from hf_ctxmodels.analysis.word_arguments import WordAnalysisArguments
+from hf_ctxmodels.core.command_line import parse_arguments
+from hf_ctxmodels.core.devices import DeviceArguments
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import check_range, flag
+
+_TITLES = {
+    "cka": "Debiased linear CKA of layers",
+    "svcca": "SVCCA of layers",
+    "neurons": "Neuron-wise maximum correlation of layers",
+}
+_CAPTIONS = {
+    "cka": "1: equal up to rotation and scale; 0: as similar as independent vectors.",
+    "svcca": "Mean canonical correlation of the components with 99% of the variance; above 0 for independent vectors.",
+    "neurons": "Mean over the neurons of the row's layer of the largest correlation with a neuron of the column's.",
+}
+
+
+@dataclass
+class SimilarityArguments(WordAnalysisArguments):
+    """Models, text and output."""
+
+    measures: list[str] = flag(("cka",), f"Measures: {', '.join(MEASURES)}.")
+    max_words: int = flag(2000, "Number of words that are compared, for each seed.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self, "max_words", at_least=4)
+        if not self.text:
+            raise CtxError("No text.", location="--text", hint="use files with sentences.")
+        if unknown := [name for name in self.measures if name not in MEASURES]:
+            raise CtxError(
+                f"Unknown measure {unknown[0]!r}.", location="--measures", hint=f"use {', '.join(MEASURES)}."
+            )
+
+
+def main() -> None:
+    """Compare the layers, and save the matrices and heat maps."""
+    arguments, placement = parse_arguments(
+        SimilarityArguments, DeviceArguments, description=__doc__, essential=("model", "text", "output_dir")
+    )
+    arguments.check_output("similarity")
+    sentences = read_sentences(arguments.text)
+    names, encoders = zip(*arguments.encoders(placement))
+    similarities = compare_layers(
+        encoders,
+        sentences,
+        measures=arguments.measures,
+        max_words=arguments.max_words,
+        seeds=arguments.seeds,
+    )
+    settings = {**asdict(arguments), "sentences": len(sentences), "words": similarities.words}
+    result = similarity_result(similarities, names, arguments.model, settings)
+    result.save(arguments.output_dir)
+    print(result.tables[0].markdown())
+    print(f"{similarities.words:,} words; results and figures in {arguments.output_dir}")
+
+
+def similarity_result(
+    similarities: LayerSimilarities, names: tuple[str, ...], models: list[str], settings: dict[str, object]
+) -> AnalysisResult:
+    """Heat maps of all layers, and a table of the most similar layer of each other model."""
+    labels = [f"{names[model]} {layer}" for model, layer in zip(similarities.models, similarities.layers)]
+    figures: list[Figure] = [
+        Heatmap(
+            measure, _TITLES[measure], labels, labels, samples.mean(0).tolist(), low=0.0, high=1.0,
+            caption=f"{similarities.words:,} words. {_CAPTIONS[measure]}",
+        )
+        for measure, samples in similarities.matrices.items()
+    ]  # fmt: skip
+    measure, samples = next(iter(similarities.matrices.items()))
+    matrix, spread = samples.mean(0), samples.std(0, correction=0)
+    cells, spreads = [], []
+    for row in range(len(labels)):
+        row_cells: list[float | str] = []
+        row_spreads: list[float | None] = []
+        for model in range(len(names)):
+            columns = [column for column, number in enumerate(similarities.models) if number == model and column != row]
+            if not columns:
+                row_cells, row_spreads = [*row_cells, "", ""], [*row_spreads, None, None]
+                continue
+            best = max(columns, key=lambda column: float(matrix[row, column].nan_to_num(-1)))
+            row_cells += [str(similarities.layers[best]), float(matrix[row, best])]
+            row_spreads += [None, float(spread[row, best])]
+        cells.append(row_cells)
+        spreads.append(row_spreads)
+    table = Table(
+        title=f"Most similar other layer of each model: {_TITLES[measure]}",
+        columns=[column for name in names for column in (f"layer of {name}", "similarity")],
+        rows=labels,
+        cells=cells,
+        spreads=spreads if len(samples) > 1 else None,
+    )
+    values = {
+        "labels": labels,
+        **{
+            measure: {"mean": matrices.mean(0), "spread": matrices.std(0, correction=0)}
+            for measure, matrices in similarities.matrices.items()
+        },
+    }
+    return AnalysisResult("similarity", models, settings, [table], figures, values)
