@@ -9,7 +9,10 @@ from typing import Any, get_args
 
 from transformers import AutoModel, AutoModelForSequenceClassification, PreTrainedConfig
 
+from hf_ctxmodels.analysis.senses import context_text, find_occurrences, nearest_occurrences
+from hf_ctxmodels.analysis.sentences import read_sentences
 from hf_ctxmodels.architectures.sentence_encoder import encode_sentences
+from hf_ctxmodels.architectures.word_encoder import WordEncoder
 from hf_ctxmodels.conversion.word_vectors import WordVectors
 from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.constants import MAX_SEED
@@ -58,6 +61,13 @@ class WordArguments:
         None, "Restrict the candidate answers to the N most frequent words; by default all words."
     )
     near: list[str] = flag((), "Words whose nearest neighbours are printed.")
+    contexts: list[str] = flag(
+        (),
+        "Sentences, as --text of `analyze similarity`: the neighbours of --near are words in context, of any model.",
+        conflicts=("similarity", "analogies", "analogy", "most_frequent"),
+    )
+    layer: int = flag(-1, "Layer of --contexts; 0 is the output of the embeddings, -1 the last layer.")
+    occurrences: int = flag(3, "Occurrences of each word of --near in --contexts whose neighbours are printed.")
     analogy: list[str] = flag((), "Three words a b c: print the words that are to c as b is to a.")
 
 
@@ -67,8 +77,12 @@ def words() -> None:
         hf-ctxmodels evaluate words --model runs/word2vec --similarity EN-WS-353-ALL.txt EN-SIMLEX-999.txt \
             --analogies questions-words.txt.gz --most_frequent 30000
         hf-ctxmodels evaluate words --model runs/word2vec --near king --analogy man king woman
+        hf-ctxmodels evaluate words --model runs/bert --contexts corpus.txt --near bank
     """
     arguments, placement = parse_arguments(WordArguments, (DeviceArguments, ["device"]), description=getdoc(words))
+    if arguments.contexts:
+        print_nearest_in_context(arguments, placement)
+        return
     if len(arguments.analogy) not in (0, 3):
         raise CtxError(
             f"Expected three words for an analogy, got {len(arguments.analogy)}.",
@@ -93,6 +107,22 @@ def words() -> None:
     if arguments.analogy:
         a, b, c = arguments.analogy
         print(f"{a} : {b} = {c} : " + ", ".join(f"{d} {cosine:.3f}" for d, cosine in space.analogy(a, b, c)))
+
+
+def print_nearest_in_context(arguments: WordArguments, placement: DeviceArguments) -> None:
+    """Print the nearest words in context of some occurrences of each word."""
+    check_range(arguments, "occurrences", at_least=1)
+    sentences = read_sentences(arguments.contexts)
+    queries = [query for word in arguments.near for query in find_occurrences(sentences, word, arguments.occurrences)]
+    if not queries:
+        raise CtxError("Which word?", location="--contexts", hint="add, for example, --near bank.")
+    model, tokenizer = load_model_and_tokenizer(arguments.model, AutoModel.__name__)
+    placement.place(model)
+    corpus = WordEncoder(model, tokenizer, layers=[arguments.layer]).encode_corpus(sentences)
+    for query, neighbours in zip(queries, nearest_occurrences(corpus, queries), strict=True):
+        print(context_text(sentences[query.sentence], query))
+        for neighbour, cosine in neighbours:
+            print(f"  {cosine:.3f}  {context_text(sentences[neighbour.sentence], neighbour)}")
 
 
 @dataclass

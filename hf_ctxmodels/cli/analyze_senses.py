@@ -1,0 +1,195 @@
+"""Senses of words by layer: maps of the occurrences of a word, and word sense disambiguation on SemCor.
+
+    hf-ctxmodels analyze senses --model runs/bert --text corpus.txt --word bank --output_dir runs/analysis
+    hf-ctxmodels analyze senses --model runs/bert --semcor semcor.tar.gz --output_dir runs/analysis
+    hf-ctxmodels analyze senses --model runs/bert --semcor semcor.tar.gz --word bank line --output_dir runs/analysis
+
+A map has a point for each occurrence, with its sentence on hover; the senses of SemCor and the tags of CoNLL-U files
+are colors. Without --word, SemCor's senses are told apart by the nearest mean vector of a sense in training files
+(Peters et al. 2018), in each layer, and compared with the most frequent sense.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, get_args
+
+from hf_ctxmodels.analysis.figures import Figure, LineChart, ScatterMap
+from hf_ctxmodels.analysis.results import AnalysisResult, Table
+from hf_ctxmodels.analysis.senses import (
+    Occurrence,
+    Projection,
+    SenseAccuracy,
+    SenseSentence,
+    context_text,
+    disambiguate,
+    encode_occurrences,
+    find_occurrences,
+    find_sense_occurrences,
+    neighbour_agreement,
+    project,
+    read_semcor,
+)
+from hf_ctxmodels.analysis.sentences import is_treebank, read_sentences
+from hf_ctxmodels.analysis.treebanks import read_treebank
+from hf_ctxmodels.analysis.word_arguments import WordAnalysisArguments
+from hf_ctxmodels.architectures.word_encoder import WordEncoder
+from hf_ctxmodels.core.command_line import parse_arguments
+from hf_ctxmodels.core.devices import DeviceArguments
+from hf_ctxmodels.core.errors import CtxError, require_packages
+from hf_ctxmodels.core.flags import check_range, flag
+
+_MAX_GROUPS = 6  # colors of a map
+
+
+@dataclass
+class SenseArguments(WordAnalysisArguments):
+    """Models, text and output."""
+
+    semcor: str | None = flag(None, "Archive or folder of SemCor's tag files.", conflicts=("text",))
+    word: list[str] = flag((), "Words to map; with --semcor lemmas.")
+    map: Projection = flag("pca", "Projection of the maps; umap needs the extra `umap`.", choices=get_args(Projection))
+    max_occurrences: int = flag(500, "Occurrences of a word in a map; more are sampled.")
+    max_lemmas: int | None = flag(None, "Disambiguate a sample of this number of ambiguous lemmas; by default all.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self, "max_occurrences", at_least=3)
+        if bool(self.text) == (self.semcor is not None):
+            raise CtxError("Expected either --text or --semcor.", location="--text", hint="use one of them.")
+        if self.text and not self.word:
+            raise CtxError("Which word?", location="--word", hint="add, for example, --word bank.")
+        if self.map == "umap":
+            require_packages("umap", extra="umap", location="--map umap")
+
+
+def main() -> None:
+    """Map the words or disambiguate, and save tables and figures."""
+    arguments, placement = parse_arguments(
+        SenseArguments,
+        DeviceArguments,
+        description=__doc__,
+        essential=("model", "text", "semcor", "word", "output_dir"),
+    )
+    analysis = "sense-maps" if arguments.word else "senses"
+    arguments.check_output(analysis)
+    tagged = None if arguments.semcor is None else read_semcor(arguments.semcor)
+    sentences = read_sentences(arguments.text) if tagged is None else [sentence.words for sentence in tagged]
+    settings = {**asdict(arguments), "sentences": len(sentences)}
+    if arguments.word:
+        result = _map_words(arguments, placement, sentences, tagged, settings)
+    else:
+        accuracies = {
+            name: disambiguate(encoder, tagged or (), max_lemmas=arguments.max_lemmas, seeds=arguments.seeds)
+            for name, encoder in arguments.encoders(placement)
+        }
+        result = disambiguation_result(accuracies, arguments.model, settings)
+    result.save(arguments.output_dir)
+    for table in result.tables:
+        print(f"{table.title}\n\n{table.markdown()}\n")
+    print(f"results and figures in {arguments.output_dir}")
+
+
+def disambiguation_result(
+    accuracies: dict[str, SenseAccuracy], models: list[str], settings: dict[str, Any]
+) -> AnalysisResult:
+    """A table of layers and models, and a line chart with the most frequent sense."""
+    layers = sorted({layer for accuracy in accuracies.values() for layer in accuracy.layers})
+    rows = ["most frequent sense", *(f"layer {layer}" for layer in layers), "upper bound"]
+    columns: list[list[float | None]] = []
+    spreads: list[list[float | None]] = []
+    series: dict[str, list[float | None]] = {}
+    values: dict[str, Any] = {}
+    for name, accuracy in accuracies.items():
+        stacks = [accuracy.most_frequent, *accuracy.accuracy.unbind(1), accuracy.upper_bound]
+        names = [rows[0], *(f"layer {layer}" for layer in accuracy.layers), rows[-1]]
+        means = {row: float(stack.mean()) for row, stack in zip(names, stacks)}
+        deviations = {row: float(stack.std(correction=0)) for row, stack in zip(names, stacks)}
+        columns.append([means.get(row) for row in rows])
+        spreads.append([deviations.get(row) for row in rows])
+        series[name] = columns[-1][1:-1]
+        values[name] = {"mean": means, "spread": deviations, "instances": accuracy.instances, "lemmas": accuracy.lemmas}
+    first = next(iter(accuracies.values()))
+    series["most frequent sense"] = [float(first.most_frequent.mean())] * len(layers)
+    note = f"{first.lemmas:,} ambiguous lemmas, {min(first.instances):,} to {max(first.instances):,} test instances."
+    table = Table(
+        title="Accuracy of word sense disambiguation by the nearest mean of a sense",
+        columns=list(accuracies),
+        rows=rows,
+        cells=list(zip(*columns)),
+        spreads=list(zip(*spreads)) if len(first.most_frequent) > 1 else None,
+        note=note,
+    )
+    chart = LineChart(
+        "accuracy", "Word sense disambiguation by layer", layers, series, x_label="layer", y_label="accuracy",
+        caption=f"Nearest mean vector of a sense in the training files of SemCor. {note}",
+    )  # fmt: skip
+    return AnalysisResult("senses", models, settings, [table], [chart], values)
+
+
+def _map_words(
+    arguments: SenseArguments,
+    placement: DeviceArguments,
+    sentences: Sequence[Sequence[str]],
+    tagged: Sequence[SenseSentence] | None,
+    settings: dict[str, Any],
+) -> AnalysisResult:
+    size, seed = arguments.max_occurrences, arguments.seeds[0]
+    tags = None
+    if tagged is None and all(map(is_treebank, arguments.text)):
+        tags = [sentence.upos for file in arguments.text for sentence in read_treebank(file)]
+    occurrences = {}
+    for word in arguments.word:
+        if tagged is not None:
+            occurrences[word] = find_sense_occurrences(tagged, word, size, seed)
+        else:
+            occurrences[word] = find_occurrences(sentences, word, size, seed, tags=tags)
+    settings["occurrences"] = {word: len(entries) for word, entries in occurrences.items()}
+    tables: list[Table] = []
+    figures: list[Figure] = []
+    for name, encoder in arguments.encoders(placement):
+        for word, entries in occurrences.items():
+            title = f"{word}, {name}" if len(arguments.model) > 1 else word
+            word_tables, word_figures = map_word(encoder, sentences, entries, title, arguments.map, seed)
+            tables += word_tables
+            figures += word_figures
+    values = {figure.name: figure.points for figure in figures if isinstance(figure, ScatterMap)}
+    return AnalysisResult("sense-maps", arguments.model, settings, tables, figures, values)
+
+
+def map_word(
+    encoder: WordEncoder,
+    sentences: Sequence[Sequence[str]],
+    occurrences: Sequence[Occurrence],
+    title: str,
+    method: Projection,
+    seed: int,
+) -> tuple[list[Table], list[ScatterMap]]:
+    """A map of each layer, and for labelled occurrences the agreement of nearest neighbours."""
+    vectors, has_tokens = encode_occurrences(encoder, sentences, occurrences)
+    occurrences = [occurrence for occurrence, encoded in zip(occurrences, has_tokens.tolist()) if encoded]
+    vectors = vectors[has_tokens]
+    frequent = [label for label, _ in Counter(occurrence.label for occurrence in occurrences).most_common(_MAX_GROUPS)]
+    groups = [occurrence.label if occurrence.label in frequent else "other" for occurrence in occurrences]
+    texts = [context_text(sentences[occurrence.sentence], occurrence) for occurrence in occurrences]
+    slug = "".join(character if character.isalnum() and character.isascii() else "-" for character in title).strip("-")
+    figures = [
+        ScatterMap(
+            f"{slug or 'word'}-{layer}", f"{title}, layer {layer}", points.tolist(), groups, texts,
+            caption=f"{len(texts)} occurrences, {method.upper()} of their vectors.",
+        )
+        for layer, points in zip(encoder.layers, project(vectors, method, seed).unbind(1))
+    ]  # fmt: skip
+    if len(frequent) < 2:
+        return [], figures
+    labels = [occurrence.label for occurrence in occurrences]
+    agreement = neighbour_agreement(vectors, labels).tolist()
+    majority = Counter(labels).most_common(1)[0][1] / len(labels)
+    table = Table(
+        title=f"Nearest neighbours with the same sense or tag: {title}",
+        columns=["agreement"],
+        rows=[*(f"layer {layer}" for layer in encoder.layers), "most frequent"],
+        cells=[*([value] for value in agreement), [majority]],
+        note=f"{len(labels)} occurrences with {len(set(labels))} senses or tags.",
+    )
+    return [table], figures

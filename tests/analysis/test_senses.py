@@ -1,0 +1,157 @@
+"""SemCor's format, sense disambiguation on vectors with known senses, maps, and nearest occurrences."""
+
+import io
+import random
+import tarfile
+from types import SimpleNamespace
+
+import pytest
+import torch
+from commands import tiny_pair
+
+from hf_ctxmodels.analysis.senses import (
+    Occurrence,
+    SenseInstance,
+    SenseSentence,
+    context_text,
+    disambiguate,
+    encode_occurrences,
+    find_occurrences,
+    find_sense_occurrences,
+    nearest_occurrences,
+    neighbour_agreement,
+    project,
+    read_semcor,
+)
+from hf_ctxmodels.architectures.word_encoder import EncodedSentence, WordEncoder
+from hf_ctxmodels.core.errors import CtxError
+
+SEMCOR = """<contextfile concordance=brown>
+<context filename=br-x paras=yes>
+<p pnum=1>
+<s snum=1>
+<wf cmd=ignore pos=DT>The</wf>
+<wf cmd=done rdf=group pos=NNP lemma=group wnsn=1 lexsn=1:03:00:: pn=group>Savings_Bank</wf>
+<wf cmd=done pos=VB lemma=bank wnsn=3;1 lexsn=2:35:00::;2:40:01::>banks</wf>
+<punc>.</punc>
+</s>
+<s snum=2>
+<wf cmd=done pos=JJ lemma=sharp wnsn=2 lexsn=5:00:00:acute:00>Sharp</wf>
+<wf cmd=done pos=NN lemma=bank wnsn=0 lexsn=1:17:01::>bank</wf>
+<wf cmd=done pos=VBD ot=notag>were</wf>
+</s>
+"""
+
+
+def test_semcor(tmp_path):
+    """An archive and a folder; compounds, several senses, words without tags."""
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "br-x").write_text(SEMCOR)
+    with tarfile.open(tmp_path / "semcor.tar.gz", "w:gz") as archive:
+        member = tarfile.TarInfo("data/br-x")
+        member.size = len(SEMCOR)
+        archive.addfile(member, io.BytesIO(SEMCOR.encode()))
+    first, second = read_semcor(tmp_path / "semcor.tar.gz")
+    assert [first, second] == read_semcor(tmp_path / "folder")
+    assert (first.words, first.file) == (["The", "Savings", "Bank", "banks", "."], "br-x")
+    assert first.instances == [
+        SenseInstance("group (noun)", ("1:03:00::",), 1, 3, True),
+        SenseInstance("bank (verb)", ("2:35:00::", "2:40:01::"), 3, 4, True),
+    ]
+    assert [instance.lemma for instance in second.instances] == ["sharp (adjective)", "bank (noun)"]
+    assert find_sense_occurrences([first, second], "Bank") == [
+        Occurrence(0, 3, 4, "bank (verb) 2:35:00::"),
+        Occurrence(1, 1, 2, "bank (noun) 1:17:01::"),
+    ]
+    (tmp_path / "text").write_text("no tags")
+    with pytest.raises(CtxError, match="no sense-tagged word"):
+        read_semcor(tmp_path / "text")
+
+
+class SenseEncoder:
+    """Layer 0 of a word has the direction of sense 1, layer 1 a noisy one of its sense, which is its second word."""
+
+    layers, hidden_size = (0, 1), 8
+
+    def encode(self, sentences):
+        for words in sentences:
+            generator = torch.Generator().manual_seed(len(words) + ord(words[1][0]))
+            directions = 3 * torch.eye(8)[[1, int(words[1])]]
+            vectors = directions + torch.randn(2, 8, generator=generator) / 9
+            yield EncodedSentence(words, vectors.expand(len(words), 2, 8), torch.ones(len(words), dtype=torch.bool))
+
+
+def test_disambiguation():
+    """Of senses that occur in training, layer 1 knows all; an unseen lemma gets the first sense of WordNet."""
+    sentences = [
+        SenseSentence(
+            ["bank", str(sense), *"x" * length],
+            [SenseInstance("bank (noun)", (f"1:{sense}",), 0, 1, sense == 0)],
+            f"file{number % 10}",
+        )
+        for number, (sense, length) in enumerate([(0, 1), (1, 2), (0, 3), (2, 4), (0, 5)] * 6)
+    ]
+    result = disambiguate(SenseEncoder(), sentences, seeds=(0, 1, 2), progress=False)
+    assert (result.lemmas, result.instances) == (1, [6, 6, 6])
+    torch.testing.assert_close(result.accuracy[:, 1], result.upper_bound)
+    assert result.accuracy[:, 0].mean() < 0.9
+    files = sorted({sentence.file for sentence in sentences})
+    for seed, accuracy in enumerate(result.most_frequent.tolist()):
+        # sense 0 is the most frequent one, and all of a file's words have the same sense
+        assert accuracy == sum(file[-1] in "024579" for file in random.Random(seed).sample(files, 2)) / 2
+    rare = [
+        SenseSentence(
+            ["tip", str(number), "x"], [SenseInstance("tip (noun)", (f"1:{number}",), 0, 1, number == 0)], file
+        )
+        for number, file in enumerate(["a", "a", "b"])
+    ]
+    unseen = disambiguate(SenseEncoder(), rare, seeds=range(6), test_fraction=0.5, progress=False)
+    assert {tuple(row) for row in unseen.accuracy.tolist()} == {(0.0, 0.0)}
+    assert set(unseen.most_frequent.tolist()) == {0.0}
+    assert unseen.upper_bound.tolist() == [0.0] * 6
+    with pytest.raises(CtxError, match="1 files with 0 ambiguous lemmas"):
+        disambiguate(SenseEncoder(), rare[:1], progress=False)
+
+
+def test_occurrences_in_context():
+    """Maps and neighbours of a word that a tiny model reads in two contexts."""
+    texts = ["the river bank is wet", "a bank lends money", "the river bank is wet", "banks lend money to a bank"]
+    sentences = [text.split() for text in texts]
+    encoder = WordEncoder(*tiny_pair("bert", "AutoModel", texts))
+    occurrences = find_occurrences(sentences, "Bank")
+    assert [(occurrence.sentence, occurrence.start) for occurrence in occurrences] == [(0, 2), (1, 1), (2, 2), (3, 5)]
+    assert find_occurrences(sentences, "bank", 2) == find_occurrences(sentences, "bank", 2)
+    assert context_text(sentences[3], occurrences[3], size=2) == "... to a [bank]"
+    vectors, has_tokens = encode_occurrences(encoder, sentences, occurrences, progress=False)
+    corpus = encoder.encode_corpus(sentences, progress=False)
+    rows = [int(corpus.starts[occurrence.sentence]) + occurrence.start for occurrence in occurrences]
+    torch.testing.assert_close(vectors, corpus.vectors[rows])
+    assert has_tokens.all()
+    maps = project(vectors)
+    assert maps.shape == (4, len(encoder.layers), 2)
+    torch.testing.assert_close(maps[0], maps[2])
+    distances = torch.cdist(vectors[:, -1], vectors[:, -1])
+    spectrum = torch.linalg.svdvals(vectors[:, -1] - vectors[:, -1].mean(0))
+    assert torch.cdist(maps[:, -1], maps[:, -1]).square().sum() == pytest.approx(
+        float(distances.square().sum() * spectrum[:2].square().sum() / spectrum.square().sum()), rel=1e-4
+    )
+    [neighbours] = nearest_occurrences(corpus, occurrences[:1], layer=-1, number=3)
+    assert neighbours[0][0] == Occurrence(2, 2, 3)
+    assert neighbours[0][1] == pytest.approx(1, abs=1e-5)
+    assert all(occurrence.sentence != 0 for occurrence, _ in neighbours)
+    assert neighbour_agreement(vectors[:3], ["a", "b", "a"])[-1] == pytest.approx(2 / 3)
+    with pytest.raises(CtxError, match="does not occur"):
+        find_occurrences(sentences, "shore")
+
+
+def test_nearest_occurrences_in_chunks(monkeypatch):
+    monkeypatch.setattr("hf_ctxmodels.analysis.senses._MAX_SCORES", 24)
+    vectors = torch.randn(20, 1, 8, generator=torch.Generator().manual_seed(0))
+    corpus = SimpleNamespace(vectors=vectors, has_tokens=torch.arange(20) != 7, starts=torch.arange(0, 21, 4))
+    queries = [Occurrence(1, 1, 2), Occurrence(4, 0, 1)]
+    cosines = torch.nn.functional.cosine_similarity(vectors[[5, 16]], vectors.transpose(0, 1), dim=-1)
+    cosines[:, 7] = cosines[0, 4:8] = cosines[1, 16:20] = -1
+    for neighbours, expected in zip(nearest_occurrences(corpus, queries, number=6), cosines):
+        values, indices = expected.topk(6)
+        assert [4 * occurrence.sentence + occurrence.start for occurrence, _ in neighbours] == indices.tolist()
+        assert [score for _, score in neighbours] == pytest.approx(values.tolist())
