@@ -110,7 +110,15 @@ GROUPS: dict[str, dict[str, Command | CommandGroup]] = {
                 "ensemble": Command("Average of the predictions of several classifiers.", "evaluate", "ensemble"),
             },
         ),
-        "analyze": CommandGroup("Analyze what a model knows.", {}),
+        "analyze": CommandGroup(
+            "Analyze what a model knows.",
+            {
+                "geometry": Command("Anisotropy and similarity of words by layer.", "analyze_geometry"),
+                "senses": Command("Maps of the senses of a word, and disambiguation.", "analyze_senses"),
+                "similarity": Command("Similarity of all layers of several models.", "analyze_similarity"),
+                "landscape": Command("Loss between and around models, and layer rollback.", "analyze_landscape"),
+            },
+        ),
     },
     "file formats and publication": {
         "convert": CommandGroup(

@@ -1,0 +1,377 @@
+"""Loss landscapes: the loss at weights between and around models.
+
+A point is the weights `w + a d1 + b d2` of a model. The directions lead to other models (Goodfellow et al. 2015; Hao et
+al. 2019, arXiv 1908.05620), or are random with filter normalisation (Li et al. 2018, arXiv 1712.09913, section 4).
+Tied weights are one parameter, and buffers keep their values.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from hf_ctxmodels.core.adapter_support import suppress_adapter_notice
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.model import evaluation_mode
+from hf_ctxmodels.core.weights import is_quantized
+from hf_ctxmodels.downstream.finetuning.forgetting import PretrainingEvaluation
+from hf_ctxmodels.downstream.finetuning.task_evaluation import TaskEvaluation
+from hf_ctxmodels.downstream.tasks import TaskArguments
+from hf_ctxmodels.inference.prediction import Predictor
+from hf_ctxmodels.training.model_loading import load_config, load_model
+
+Weights = dict[str, Tensor]
+"""Tensors by the names of parameters: a point, or a direction."""
+Metrics = dict[str, float]
+Evaluate = Callable[[], Metrics]
+"""The loss (`loss`) and other metrics of the model with its current weights."""
+
+RANDOM = "random"
+"""Source of new weights instead of a checkpoint."""
+_LAYER = re.compile(r"^(.*?\.\d+)\.")
+
+
+@dataclass
+class HeldOutLoss:
+    """A model with a head, and its loss on held-out examples.
+
+    Attributes:
+        model: In evaluation mode; the directions change its weights.
+        evaluate: Computes the loss and the metrics.
+        auto_class: Name of the Auto class of the model.
+        num_examples: Number of examples.
+        depends_on_all_rows: Whether the loss depends on embeddings of tokens that are not in the data, as that of a
+            language model does.
+    """
+
+    model: PreTrainedModel
+    evaluate: Evaluate
+    auto_class: str
+    num_examples: int
+    depends_on_all_rows: bool = True
+
+    @classmethod
+    def of_task(
+        cls,
+        source: str,
+        file: str,
+        arguments: TaskArguments | None = None,
+        *,
+        batch_size: int = 32,
+        max_examples: int | None = None,
+    ) -> Self:
+        """The loss of a fine-tuned model on labelled examples.
+
+        Args:
+            source: Directory or Hub id of a model with the head of a fine-tuning task.
+            file: Labelled examples, as `--validation_file` of finetune.
+            arguments: Columns of the file; by default as in finetune.
+            batch_size: Examples per batch.
+            max_examples: Use the first N examples; None for all.
+
+        Raises:
+            CtxError: The model has no such head, or the file cannot be read.
+        """
+        predictor = Predictor.open(source, arguments)
+        task, model = predictor.task, predictor.model
+        examples = task.read(file, "validation")[:max_examples]
+        encoded = task.encode(examples, predictor.tokenizer)
+        evaluation = TaskEvaluation(task, examples, encoded, task.collator(predictor.tokenizer), batch_size)
+        depends_on_all_rows = task.is_generative or getattr(model, "has_auxiliary_lm_loss", False)
+        return cls(model, _evaluate(evaluation, model), task.auto_class, len(examples), depends_on_all_rows)
+
+    @classmethod
+    def of_pretraining(cls, source: str, *text: str, batch_size: int = 32, max_length: int | None = None) -> Self:
+        """The loss of the pretraining objective of a checkpoint on a text; arguments and errors as for
+        `PretrainingEvaluation.open`."""
+        pretraining = PretrainingEvaluation.open(source, *text, max_length=max_length)
+        examples, model = pretraining.examples, pretraining.model
+
+        def evaluate() -> Metrics:
+            return _without_prefix(pretraining.loss(batch_size))
+
+        return cls(model, evaluate, pretraining.objective.auto_class, len(examples))
+
+
+def _evaluate(evaluation: TaskEvaluation, model: PreTrainedModel) -> Evaluate:
+    return lambda: _without_prefix(evaluation(model, Accelerator(cpu=model.device.type == "cpu")))
+
+
+def _without_prefix(metrics: Mapping[str, float]) -> Metrics:
+    return {name.removeprefix("eval_"): value for name, value in metrics.items()}
+
+
+def current_weights(model: nn.Module) -> Weights:
+    """Copies of the floating-point parameters, tied ones once; raises CtxError for a quantized model."""
+    if is_quantized(model):
+        raise CtxError("The weights of a quantized model have no landscape.", hint="use the float32 checkpoint.")
+    return {name: weight.detach().clone() for name, weight in model.named_parameters() if weight.is_floating_point()}
+
+
+def checkpoint_weights(loss: HeldOutLoss, source: str | Path, seed: int = 0) -> Weights:
+    """The weights of a checkpoint by the names of another model's parameters.
+
+    Parameters that the checkpoint lacks, such as the head of a task in a pretrained checkpoint, have the values of the
+    model; word embeddings of tokens that were added in fine-tuning have, too.
+
+    Args:
+        loss: The model.
+        source: Directory or Hub id of a checkpoint of the same architecture; or `RANDOM` for a new model.
+        seed: Seed of new weights.
+
+    Raises:
+        CtxError: The checkpoint has a parameter of another shape, or lacks a layer.
+    """
+    model = loss.model
+    weights = current_weights(model)
+    if source == RANDOM:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            new_model = type(model)(deepcopy(model.config))
+        new_weights = current_weights(new_model)
+        return {name: new_weights[name].to(weight) for name, weight in weights.items()}
+    source = str(source)
+    config = load_config(source)
+    has_head = type(model).__name__ in (config.architectures or [])
+    has_head = has_head and getattr(config, "num_labels", None) == getattr(model.config, "num_labels", None)
+    with suppress_adapter_notice():
+        checkpoint = load_model(source, loss.auto_class if has_head else "AutoModel", config)
+    prefix = "" if has_head else f"{model.base_model_prefix}."
+    new_modules = tuple(f"{prefix}{name}." for name in getattr(checkpoint, "newly_initialized_modules", ()))
+    loaded = {f"{prefix}{name}": weight for name, weight in current_weights(checkpoint).items()}
+    loaded = {name: weight for name, weight in loaded.items() if name in weights and not name.startswith(new_modules)}
+    mismatched = [name for name, weight in loaded.items() if weight.shape[1:] != weights[name].shape[1:]]
+    missing = [name for name in weights if name not in loaded and _LAYER.match(name) and name.startswith(prefix)]
+    if mismatched or missing or not loaded:
+        name = (mismatched + missing)[0] if mismatched + missing else "all weights"
+        raise CtxError(
+            f"The checkpoint is of another architecture: {name} {'differs in shape' if mismatched else 'is missing'}.",
+            location=source,
+            hint="use checkpoints of the same architecture and size.",
+        )
+    for name, weight in loaded.items():
+        rows = min(len(weight), len(weights[name])) if weight.dim() else None
+        weights[name][:rows] = weight[:rows].to(weights[name])
+    return weights
+
+
+def difference(start: Mapping[str, Tensor], end: Mapping[str, Tensor]) -> Weights:
+    """The direction from one point to another."""
+    return {name: end[name] - weight for name, weight in start.items()}
+
+
+def random_direction(weights: Mapping[str, Tensor], generator: torch.Generator) -> Weights:
+    """A Gaussian direction with filter normalisation: each output row of a matrix, and each filter of a convolution,
+    has the norm of the weights; biases and the weights of normalisations are not moved (Li et al. 2018, section 4).
+
+    Args:
+        weights: The point at which the direction starts.
+        generator: A generator on the CPU.
+    """
+    direction = {}
+    for name, weight in weights.items():
+        if weight.dim() < 2:
+            direction[name] = torch.zeros_like(weight)
+            continue
+        noise = torch.randn(weight.shape, generator=generator).to(weight)
+        dims = tuple(range(1, weight.dim()))
+        scale = weight.norm(dim=dims, keepdim=True) / (noise.norm(dim=dims, keepdim=True) + 1e-10)
+        direction[name] = noise * scale
+    return direction
+
+
+def dot(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float:
+    """Inner product of two directions, in float64."""
+    return float(sum((first[name].double() * second[name].double()).sum() for name in first))
+
+
+def scaled_to(direction: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> Weights:
+    """The direction with the norm of another one; raises CtxError if it has none."""
+    norm = dot(direction, direction) ** 0.5
+    if not norm:
+        raise CtxError("Two models have the same weights.", hint="use different models.")
+    factor = dot(reference, reference) ** 0.5 / norm
+    return {name: change * factor for name, change in direction.items()}
+
+
+def seen_rows(loss: HeldOutLoss) -> dict[str, Tensor]:
+    """Boolean masks of the rows of embeddings that the evaluation uses, by parameter name; a parameter without a mask
+    is used as a whole."""
+    if loss.depends_on_all_rows:
+        return {}
+    masks, hooks = {}, []
+    embeddings = {id(module.weight): module for module in loss.model.modules() if isinstance(module, nn.Embedding)}
+    for name, weight in loss.model.named_parameters():
+        if id(weight) in embeddings:
+            masks[name] = torch.zeros(len(weight), dtype=torch.bool, device=weight.device)
+
+            def record(module: nn.Module, arguments: tuple[Any, ...], mask: Tensor = masks[name]) -> None:
+                mask[arguments[0].unique()] = True
+
+            hooks.append(embeddings[id(weight)].register_forward_pre_hook(record))
+    try:
+        loss.evaluate()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return {name: mask for name, mask in masks.items() if mask.any()}  # without a call, the module is read otherwise
+
+
+def restrict(direction: Mapping[str, Tensor], masks: Mapping[str, Tensor]) -> Weights:
+    """The direction without rows of embeddings that are not seen: they do not change the loss, but norms and angles."""
+    return {
+        name: change * masks[name][:, None].to(change) if name in masks else change
+        for name, change in direction.items()
+    }
+
+
+@contextmanager
+def moved_weights(model: nn.Module, origin: Mapping[str, Tensor]) -> Iterator[Callable[..., None]]:
+    """Yield a function that sets the weights to `origin` plus multiples of directions, `move((a, d1), (b, d2))`; on
+    exit, also after an error, the model has its previous weights, bit for bit."""
+    parameters = dict(model.named_parameters())
+    previous = {name: parameters[name].detach().clone() for name in origin}
+
+    @torch.no_grad()
+    def move(*steps: tuple[float, Mapping[str, Tensor]]) -> None:
+        for name, weight in origin.items():
+            value = weight
+            for coefficient, direction in steps:
+                if coefficient:
+                    value = value + coefficient * direction[name]
+            parameters[name].copy_(value)
+
+    try:
+        with evaluation_mode(model):
+            yield move
+    finally:
+        with torch.no_grad():
+            for name, weight in previous.items():
+                parameters[name].copy_(weight)
+
+
+@dataclass
+class Plane:
+    """A line or plane of weights: an origin and one or two directions.
+
+    Attributes:
+        origin: The weights at 0.
+        directions: The changes of the weights per unit of each coordinate.
+    """
+
+    origin: Weights
+    directions: Sequence[Weights]
+
+    def evaluate(
+        self,
+        loss: HeldOutLoss,
+        points: Sequence[Sequence[float]],
+        done: dict[str, Metrics] | None = None,
+    ) -> Iterator[Metrics]:
+        """The loss and the metrics at points, in their order; the weights of the model are restored afterwards.
+
+        Args:
+            loss: The model, whose parameters have the names of the origin.
+            points: Coordinates.
+            done: Metrics of points that are not computed again, by `point_key`; the others are added.
+        """
+        done = {} if done is None else done
+        with moved_weights(loss.model, self.origin) as move:
+            for point in points:
+                if (key := point_key(point)) not in done:
+                    move(*zip(point, self.directions, strict=True))
+                    done[key] = loss.evaluate()
+                yield done[key]
+
+    def project(self, weights: Mapping[str, Tensor]) -> tuple[float, ...]:
+        """Coordinates of other weights by the cosines of their change with the directions: `|d| cos(d, d1) / |d1|`
+        (Hao et al. 2019, section 3.2)."""
+        change = difference(self.origin, weights)
+        return tuple(dot(change, direction) / dot(direction, direction) for direction in self.directions)
+
+
+def point_key(point: Sequence[float]) -> str:
+    """Name of a point in a file of results."""
+    return ",".join(f"{coordinate:.6g}" for coordinate in point)
+
+
+@dataclass
+class Trajectory:
+    """The plane of the two principal components of the weights of a run relative to its last ones (Li et al. 2018,
+    section 7), in which the axes have unit length.
+
+    Attributes:
+        plane: The last weights are its origin.
+        coordinates: (a, b) of each checkpoint.
+        explained: Fractions of the variance that the two directions explain.
+    """
+
+    plane: Plane
+    coordinates: list[tuple[float, float]] = field(default_factory=list)
+    explained: tuple[float, float] = (0.0, 0.0)
+
+    @classmethod
+    def of_checkpoints(cls, checkpoints: Sequence[Weights], masks: Mapping[str, Tensor] | None = None) -> Self:
+        """The trajectory of three or more checkpoints, the last one last; raises CtxError for fewer."""
+        if len(checkpoints) < 3:
+            raise CtxError(
+                f"A trajectory needs 3 checkpoints, got {len(checkpoints)}.",
+                hint="fine-tune with --save_steps, and keep all checkpoints.",
+            )
+        origin = checkpoints[-1]
+        changes = [restrict(difference(origin, weights), masks or {}) for weights in checkpoints]
+        gram = torch.tensor([[dot(first, second) for second in changes] for first in changes], dtype=torch.float64)
+        eigenvalues, vectors = torch.linalg.eigh(gram)  # of inner products: the directions are too long for an SVD
+        eigenvalues, vectors = eigenvalues.flip(0).clamp(min=0), vectors.flip(1)
+        if not eigenvalues[1]:
+            raise CtxError("The checkpoints lie on a line.", hint="use more checkpoints.")
+        lengths = eigenvalues[:2].sqrt()
+        directions = [
+            {
+                name: sum(float(weight / length) * change[name] for weight, change in zip(vectors[:, axis], changes))
+                for name in origin
+            }
+            for axis, length in enumerate(lengths)
+        ]
+        first, second = (eigenvalues[:2] / eigenvalues.sum()).tolist()
+        coordinates = [(float(a), float(b)) for a, b in (vectors[:, :2] * lengths)]
+        return cls(Plane(origin, directions), coordinates, (first, second))
+
+
+def layer_groups(names: Sequence[str], prefix: str) -> dict[str, list[str]]:
+    """Names of parameters by layer (`layers.0`, `encoder.layer.3`), and outside of the layers by module (`embeddings`,
+    `pooler`, `classifier`), in their order.
+
+    Args:
+        names: Names of the parameters of a model with a head.
+        prefix: Name of the base model in it.
+    """
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        inner = name.removeprefix(f"{prefix}.")
+        layer = _LAYER.match(inner)
+        groups.setdefault(layer[1] if layer else inner.partition(".")[0], []).append(name)
+    return groups
+
+
+def roll_back_layers(loss: HeldOutLoss, start: Mapping[str, Tensor], end: Mapping[str, Tensor]) -> dict[str, Metrics]:
+    """The loss and the metrics of the weights `end` with one layer at a time reset to `start` (Hao et al. 2019, section
+    6), by the names of `layer_groups`; groups whose weights did not change are left out. The model's weights are
+    restored afterwards."""
+    change = difference(end, start)
+    still = {name: torch.zeros_like(weight) for name, weight in end.items()}
+    results = {}
+    with moved_weights(loss.model, end) as move:
+        for group, names in layer_groups(list(end), loss.model.base_model_prefix).items():
+            if any(bool(change[name].any()) for name in names):
+                move((1.0, still | {name: change[name] for name in names}))
+                results[group] = loss.evaluate()
+    return results

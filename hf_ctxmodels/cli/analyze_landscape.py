@@ -1,0 +1,367 @@
+"""Loss landscapes of fine-tuning (Hao et al. 2019; Li et al. 2018), and the cost of resetting each layer.
+
+    hf-ctxmodels analyze landscape --model runs/sst2 --pretrained runs/bert --validation_file dev.tsv \
+        --output_dir runs/analysis
+    hf-ctxmodels analyze landscape --model runs/sst2 --pretrained runs/bert --scratch runs/sst2-scratch \
+        --validation_file dev.tsv --views line surface --output_dir runs/analysis
+    hf-ctxmodels analyze landscape --model runs/sst2 --pretrained runs/bert --text wiki.txt --output_dir runs/analysis
+
+The loss is that of the task on labelled examples, or with --text that of the pretraining objective. Views:
+
+    line           between the pretrained (0) and the fine-tuned weights (1), and beyond
+    surface        also in a second direction, towards --other or a random one, with the checkpoints of the run
+    neighbourhood  around the fine-tuned weights, in two random directions with filter normalisation
+    trajectory     the plane of the two principal components of the checkpoints of the run
+    rollback       the loss with each layer reset to its pretrained weights
+
+An interrupted analysis continues where it stopped if the command is repeated.
+"""
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+
+from hf_ctxmodels.analysis.figures import Figure, LineChart, Surface
+from hf_ctxmodels.analysis.landscapes import (
+    RANDOM,
+    HeldOutLoss,
+    Metrics,
+    Plane,
+    Trajectory,
+    Weights,
+    checkpoint_weights,
+    current_weights,
+    difference,
+    random_direction,
+    restrict,
+    roll_back_layers,
+    scaled_to,
+    seen_rows,
+)
+from hf_ctxmodels.analysis.results import AnalysisResult, Table
+from hf_ctxmodels.core.command_line import parse_arguments
+from hf_ctxmodels.core.console import print_status, progress_bar
+from hf_ctxmodels.core.constants import MAX_SEED
+from hf_ctxmodels.core.devices import DeviceArguments
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import REQUIRED, check_range, flag
+from hf_ctxmodels.core.output_files import check_output_directory, write_text_file
+from hf_ctxmodels.core.weights import weights_digest
+from hf_ctxmodels.downstream.tasks import TaskArguments
+from hf_ctxmodels.training.checkpoint_files import list_checkpoints
+
+VIEWS = ("line", "surface", "neighbourhood", "trajectory", "rollback")
+_POINTS_FILE = "landscape-points.json"
+_SAVE_INTERVAL = 20.0  # seconds
+_PRETRAINED, _SCRATCH = "pretrained", "from scratch"
+
+
+@dataclass
+class LandscapeArguments:
+    """Models, data and output."""
+
+    model: str = flag(REQUIRED, "Directory of a fine-tuned model; its checkpoints are the trajectory.")
+    pretrained: str = flag(REQUIRED, "Directory or Hub id of the model that it was fine-tuned from.")
+    output_dir: str = flag(REQUIRED, "Directory for results and figures; several analyses may share it.")
+    validation_file: str | None = flag(None, "Labelled examples, as --validation_file of finetune.")
+    text: list[str] = flag(
+        (), "Documents for the loss of the pretraining objective of --pretrained.", conflicts=("validation_file",)
+    )
+    scratch: str | None = flag(
+        None, "Directory of a model of the same task that was trained from scratch, to be drawn on the same scale."
+    )
+    other: str | None = flag(None, "Model of another task, fine-tuned from --pretrained: direction of --views surface.")
+    views: list[str] = flag(("line", "rollback"), f"Any of: {', '.join(VIEWS)}.")
+    points: int = flag(21, "Points of a line.")
+    plane_points: int = flag(11, "Points of each axis of a plane.")
+    max_examples: int | None = flag(None, "Use the first N examples of --validation_file; by default all.")
+    batch_size: int = flag(32, "Examples per batch.")
+    seed: int = flag(0, "Seed of random directions, and of the new weights from which --scratch starts.")
+    overwrite: bool = flag(False, "Replace the results of this analysis in --output_dir.")
+
+    def __post_init__(self) -> None:
+        check_range(self, "points", at_least=3)
+        check_range(self, "plane_points", at_least=3)
+        check_range(self, "batch_size", at_least=1)
+        check_range(self, "seed", at_least=0, at_most=MAX_SEED)
+        if unknown := [view for view in self.views if view not in VIEWS]:
+            raise CtxError(f"Unknown view {unknown[0]!r}.", location="--views", hint=f"use {', '.join(VIEWS)}.")
+        if (self.validation_file is None) == (not self.text):
+            raise CtxError(
+                "Expected either labelled examples or text.",
+                location="--validation_file",
+                hint="use --validation_file or --text.",
+            )
+        if self.text and self.scratch is not None:
+            raise CtxError("A model from scratch has no pretraining loss.", location="--scratch", hint="remove it.")
+
+
+@dataclass
+class Run:
+    """A model, its loss, and the weights at the start and at the end of training.
+
+    Attributes:
+        masks: Seen rows of embeddings, see `seen_rows`.
+        checkpoints: Directories of the checkpoints between start and end.
+    """
+
+    name: str
+    loss: HeldOutLoss
+    start: Weights
+    end: Weights
+    checkpoints: list[Path]
+    masks: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def direction(self) -> Weights:
+        """From start to end."""
+        return restrict(difference(self.start, self.end), self.masks)
+
+
+class PointFile:
+    """Metrics of computed points, which an interrupted analysis continues from.
+
+    Args:
+        file: JSON file.
+        identity: What the metrics depend on; a file with another identity is not used.
+    """
+
+    def __init__(self, file: Path, identity: object) -> None:
+        self.file, self.identity = file, json.loads(json.dumps(identity))
+        self.views: dict[str, dict[str, Metrics]] = {}
+        self._due = time.monotonic() + _SAVE_INTERVAL
+        try:
+            content = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return
+        if isinstance(content, dict) and content.get("identity") == self.identity:
+            self.views = content["views"]
+            print_status(f"{sum(map(len, self.views.values())):,} points are read from {file}")
+
+    def evaluate(self, view: str, plane: Plane, loss: HeldOutLoss, points: Sequence[Sequence[float]]) -> list[Metrics]:
+        """The metrics of points; see `Plane.evaluate`."""
+        results = []
+        done = self.views.setdefault(view, {})
+        evaluated = plane.evaluate(loss, points, done)
+        for metrics in progress_bar(evaluated, view, unit="points", total=len(points)):
+            results.append(metrics)
+            if time.monotonic() >= self._due:
+                self.save()
+                self._due = time.monotonic() + _SAVE_INTERVAL
+        return results
+
+    def save(self) -> None:
+        """Write the file."""
+        write_text_file(self.file, json.dumps({"identity": self.identity, "views": self.views}))
+
+
+def main() -> None:
+    """Evaluate the views, and save tables and figures."""
+    arguments, task_arguments, placement = parse_arguments(
+        LandscapeArguments,
+        (TaskArguments, ("text_columns", "label_column", "choice_columns")),
+        DeviceArguments,
+        description=__doc__,
+        essential=("model", "pretrained", "validation_file", "text", "views", "output_dir"),
+    )
+    check_output_directory(arguments.output_dir, ["landscape.json"], flag="--output_dir", overwrite=arguments.overwrite)
+    runs = open_runs(arguments, task_arguments, placement)
+    identity = {name: value for name, value in asdict(arguments).items() if name not in ("output_dir", "overwrite")}
+    digests = [weights_digest(weights) for run in runs for weights in (run.start, run.end)]
+    points = PointFile(Path(arguments.output_dir) / _POINTS_FILE, [identity, asdict(task_arguments), digests])
+    settings = {**asdict(arguments), "examples": runs[0].loss.num_examples}
+    result = AnalysisResult("landscape", [arguments.model, arguments.pretrained], settings)
+    tables: list[Table] = [_ends(runs, points)]
+    figures: list[Figure] = []
+    if "line" in arguments.views:
+        figures += _line(runs, arguments, points)
+    if "surface" in arguments.views:
+        figures += _surfaces(runs, arguments, points)
+    if "neighbourhood" in arguments.views:
+        figures += _neighbourhoods(runs, arguments, points)
+    if "trajectory" in arguments.views:
+        figures += _trajectories(runs, arguments, points)
+    if "rollback" in arguments.views:
+        tables.append(_rollback(runs[0]))
+    result.tables, result.figures, result.values = tables, figures, {"points": points.views}
+    result.save(arguments.output_dir)
+    points.file.unlink(missing_ok=True)
+    for table in tables:
+        print(f"{table.title}\n\n{table.markdown()}\n")
+    print(f"{runs[0].loss.num_examples:,} examples; results and figures in {arguments.output_dir}")
+
+
+def open_runs(arguments: LandscapeArguments, task_arguments: TaskArguments, placement: DeviceArguments) -> list[Run]:
+    """The run of --model, and that of --scratch if it is given."""
+    if arguments.text:
+        loss = HeldOutLoss.of_pretraining(arguments.pretrained, *arguments.text, batch_size=arguments.batch_size)
+        placement.place(loss.model)
+        end = checkpoint_weights(loss, arguments.model)
+        runs = [Run(_PRETRAINED, loss, current_weights(loss.model), end, list_checkpoints(arguments.model))]
+    else:
+        runs = []
+        for name, source in ((_PRETRAINED, arguments.model), (_SCRATCH, arguments.scratch)):
+            if source is None:
+                continue
+            loss = HeldOutLoss.of_task(
+                source,
+                str(arguments.validation_file),
+                task_arguments,
+                batch_size=arguments.batch_size,
+                max_examples=arguments.max_examples,
+            )
+            placement.place(loss.model)
+            start = checkpoint_weights(loss, arguments.pretrained if name == _PRETRAINED else RANDOM, arguments.seed)
+            runs.append(Run(name, loss, start, current_weights(loss.model), list_checkpoints(source)))
+    for run in runs:
+        run.masks = seen_rows(run.loss)
+        if not any(bool(change.any()) for change in run.direction().values()):
+            raise CtxError(
+                "The model has the weights of the pretrained model.",
+                location=f"--model {arguments.model}",
+                hint="use a model that was fine-tuned from --pretrained.",
+            )
+    return runs
+
+
+def _ends(runs: Sequence[Run], points: PointFile) -> Table:
+    rows, cells = [], []
+    for run in runs:
+        line = Plane(run.start, [run.direction()])
+        metrics = points.evaluate(f"line, {run.name}", line, run.loss, [(0.0,), (1.0,)])
+        start = "pretrained weights" if run.name == _PRETRAINED else "new weights"
+        rows += [start, "fine-tuned weights" if run.name == _PRETRAINED else "weights trained from scratch"]
+        cells += [list(values.values()) for values in metrics]
+    return Table("Start and end of training", list(metrics[0]), rows, cells)
+
+
+def _line(runs: Sequence[Run], arguments: LandscapeArguments, points: PointFile) -> list[Figure]:
+    # 0 and 1 are among the coordinates
+    coordinates = sorted({0.0, 1.0, *torch.linspace(-0.5, 1.5, arguments.points, dtype=torch.float64).tolist()})
+    metrics = {}
+    for run in runs:
+        line = Plane(run.start, [run.direction()])
+        metrics[run.name] = points.evaluate(
+            f"line, {run.name}", line, run.loss, [(coordinate,) for coordinate in coordinates]
+        )
+    names = list(metrics[_PRETRAINED][0])
+    caption = f"Weights from the start (0) to the end (1) of training; {runs[0].loss.num_examples:,} examples."
+    return [
+        LineChart(
+            f"line-{name}", f"{name.replace('_', ' ').capitalize()} between start and end of training", coordinates,
+            {run: [values[name] for values in points] for run, points in metrics.items()},
+            x_label="coordinate", y_label=name.replace("_", " "), caption=caption,
+        )
+        for name in dict.fromkeys(("loss", next((name for name in names if "loss" not in name), "loss")))
+    ]  # fmt: skip
+
+
+@dataclass
+class _Panel:
+    """A surface that is drawn with the color scale of the others of its view."""
+
+    run: Run
+    plane: Plane
+    x: list[float]
+    y: list[float]
+    paths: dict[str, list[tuple[float, ...]]]
+    labels: tuple[str, str]
+    caption: str = ""
+
+
+def _draw(view: str, title: str, panels: Sequence[_Panel], points: PointFile) -> list[Figure]:
+    """Surfaces of one scale."""
+    surfaces = []
+    for panel in panels:
+        grid = [(x, y) for y in panel.y for x in panel.x]
+        losses = [values["loss"] for values in points.evaluate(
+            f"{view}, {panel.run.name}", panel.plane, panel.run.loss, grid
+        )]  # fmt: skip
+        surfaces.append([losses[row : row + len(panel.x)] for row in range(0, len(losses), len(panel.x))])
+    values = [loss for surface in surfaces for row in surface for loss in row]
+    return [
+        Surface(
+            f"{view}-{panel.run.name.replace(' ', '-')}", f"{title}, {panel.run.name}", panel.x, panel.y, surface,
+            dict(panel.paths), x_label=panel.labels[0], y_label=panel.labels[1], low=min(values), high=max(values),
+            caption=f"Loss of {panel.run.loss.num_examples:,} examples. {panel.caption}".strip(),
+        )
+        for panel, surface in zip(panels, surfaces)
+    ]  # fmt: skip
+
+
+def _axis(low: float, high: float, size: int) -> list[float]:
+    return torch.linspace(low, high, size, dtype=torch.float64).tolist()
+
+
+def _surfaces(runs: Sequence[Run], arguments: LandscapeArguments, points: PointFile) -> list[Figure]:
+    """Planes of the change by training and another direction of the same length (Hao et al. 2019, section 3.2)."""
+    panels = []
+    for run in runs:
+        first = run.direction()
+        if arguments.other is not None and run.name == _PRETRAINED:
+            second = difference(run.start, checkpoint_weights(run.loss, arguments.other))
+            label = "towards the model of another task"
+        else:
+            generator = torch.Generator().manual_seed(arguments.seed)
+            second, label = random_direction(run.start, generator), "random direction"
+        plane = Plane(run.start, [first, scaled_to(restrict(second, run.masks), first)])
+        path = [(0.0, 0.0)]
+        path += [plane.project(restrict_to(run, checkpoint)) for checkpoint in run.checkpoints]
+        path.append(plane.project(run.end))
+        axes = _axis(-0.5, 1.5, arguments.plane_points), _axis(-1.0, 1.0, arguments.plane_points)
+        panels.append(_Panel(run, plane, *axes, {"training": path}, ("from start to end of training", label)))
+    return _draw("surface", "Loss surface", panels, points)
+
+
+def restrict_to(run: Run, checkpoint: Path) -> Weights:
+    """The weights of a checkpoint; rows of embeddings that are not seen are those of the start."""
+    change = restrict(difference(run.start, checkpoint_weights(run.loss, checkpoint)), run.masks)
+    return {name: weight + change[name] for name, weight in run.start.items()}
+
+
+def _neighbourhoods(runs: Sequence[Run], arguments: LandscapeArguments, points: PointFile) -> list[Figure]:
+    """Random planes around the end of training (Li et al. 2018)."""
+    panels = []
+    for run in runs:
+        generator = torch.Generator().manual_seed(arguments.seed)
+        directions = [random_direction(run.end, generator) for _ in range(2)]
+        axis = _axis(-1.0, 1.0, arguments.plane_points)
+        labels = "random direction", "another random direction"
+        caption = "Each filter is changed by up to its norm."
+        panels.append(_Panel(run, Plane(run.end, directions), axis, axis, {"end": [(0.0, 0.0)]}, labels, caption))
+    return _draw("neighbourhood", "Loss around the end of training", panels, points)
+
+
+def _trajectories(runs: Sequence[Run], arguments: LandscapeArguments, points: PointFile) -> list[Figure]:
+    """Planes of the two principal components of the checkpoints (Li et al. 2018)."""
+    panels = []
+    for run in runs:
+        weights = [run.start, *(checkpoint_weights(run.loss, path) for path in run.checkpoints), run.end]
+        trajectory = Trajectory.of_checkpoints(weights, run.masks)
+        axes = []
+        for values in zip(*trajectory.coordinates):
+            margin = 0.25 * (max(values) - min(values))
+            axes.append(_axis(min(values) - margin, max(values) + margin, arguments.plane_points))
+        labels = [f"component {number}: {share:.1%} of the variance" for number, share in
+                  enumerate(trajectory.explained, 1)]  # fmt: skip
+        path = {"training": trajectory.coordinates}
+        panels.append(_Panel(run, trajectory.plane, axes[0], axes[1], path, (labels[0], labels[1])))
+    return _draw("trajectory", "Training trajectory", panels, points)
+
+
+def _rollback(run: Run) -> Table:
+    """The metrics with each layer reset, and the differences to the fine-tuned model."""
+    [end] = Plane(run.end, []).evaluate(run.loss, [()])
+    results = roll_back_layers(run.loss, run.start, run.end)
+    return Table(
+        title="Loss and metrics with one layer reset to its pretrained weights",
+        columns=[*end, "change of the loss"],
+        rows=["fine-tuned", *results],
+        cells=[
+            [*end.values(), 0.0],
+            *([*metrics.values(), metrics["loss"] - end["loss"]] for metrics in results.values()),
+        ],
+    )

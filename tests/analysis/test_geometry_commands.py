@@ -1,0 +1,153 @@
+"""`analyze similarity`, `geometry`, `senses` and `landscape`, and `evaluate words --contexts`, on tiny models."""
+
+import json
+from pathlib import Path
+
+import pytest
+from commands import command_output, save, tiny_pair
+
+from hf_ctxmodels.analysis.results import AnalysisResult
+from hf_ctxmodels.analysis.word_arguments import short_names
+
+TEXTS = [
+    f"{subject} {verb} the {noun} near the bank"
+    for subject in ("cats", "dogs", "they") for verb in ("see", "like") for noun in ("river", "house")
+]  # fmt: skip
+LABELS = ("good", "bad", "mixed")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Three models, a text, and a treebank."""
+    folder = tmp_path_factory.mktemp("models")
+    for family in ("bert", "elmo", "glove"):
+        save(folder / family, *tiny_pair(family, "AutoModel", TEXTS))
+    (folder / "text.txt").write_text("\n".join(TEXTS) + "\n")
+    rows = [f"{number}\t{word}\t_\tNOUN\t_\t_\t0\troot\t_\t_\n" for number, word in enumerate(TEXTS[0].split(), 1)]
+    verbs = [row.replace("NOUN", "VERB") for row in rows]
+    (folder / "tags.conllu").write_text("\n".join(["".join(rows), "".join(verbs)] * 3) + "\n")
+    return folder
+
+
+def test_short_names():
+    assert short_names(["runs/a/bert", "runs/b/gpt/"]) == ["bert", "gpt"]
+    assert short_names(["runs/a/bert", "runs/b/bert"]) == ["a/bert", "b/bert"]
+    assert short_names(["runs/bert", "runs/bert"]) == ["runs/bert (1)", "runs/bert (2)"]
+
+
+def test_similarity(folder, tmp_path):
+    """One square of all layers of all models."""
+    models = [folder / family for family in ("bert", "elmo", "glove")]
+    flags = {"text": folder / "text.txt", "output_dir": tmp_path, "seeds": [0, 1], "measures": ["cka", "neurons"]}
+    command_output("analyze similarity", model=models, max_words=40, **flags)
+    result = AnalysisResult.load(tmp_path / "similarity.json")
+    assert [figure.name for figure in result.figures] == ["cka", "neurons"]
+    rows = result.figures[0].rows
+    assert [row for row in rows if not row.startswith("elmo")] == [*(f"bert {layer}" for layer in range(4)), "glove 0"]
+    assert len(result.figures[0].values) == len(rows) == result.tables[0].cells.__len__()
+    assert all(abs(result.figures[0].values[row][row] - 1) < 1e-5 for row in range(len(rows)))
+    assert "already holds similarity.json" in command_output("analyze similarity", model=models, fails=True, **flags)
+
+
+def test_geometry(folder, tmp_path):
+    command_output("analyze geometry", model=[folder / "bert", folder / "glove"], text=folder / "text.txt",
+                   output_dir=tmp_path, seeds=[0, 1])  # fmt: skip
+    result = AnalysisResult.load(tmp_path / "geometry.json")
+    chart = next(figure for figure in result.figures if figure.name == "self-similarity")
+    assert chart.series["glove"] == pytest.approx([1, None, None, None])
+    assert chart.series["bert"][1] < 1
+    values = result.values["bert"]
+    corrected = [raw - common for raw, common in zip(values["self-similarity"], values["anisotropy"])]
+    assert values["self-similarity-corrected"] == pytest.approx(corrected)
+
+
+def test_sense_maps_and_disambiguation(folder, tmp_path):
+    command_output("analyze senses", model=folder / "bert", text=folder / "tags.conllu", word="bank",
+                   output_dir=tmp_path)  # fmt: skip
+    result = AnalysisResult.load(tmp_path / "sense-maps.json")
+    assert [figure.name for figure in result.figures] == [f"bank-{layer}" for layer in range(4)]
+    assert result.figures[0].groups == ["NOUN", "VERB"] * 3
+    assert "[bank]" in result.figures[0].texts[0]
+    (tmp_path / "semcor").mkdir()
+    for number in range(4):
+        words = "".join(
+            f"<s snum={sense}>\n<wf cmd=ignore>the</wf>\n<wf cmd=done lemma=bank wnsn={sense} lexsn=1:0{sense}:00::>"
+            f"bank</wf>\n<wf cmd=ignore>{noun}</wf>\n</s>\n"
+            for sense, noun in ((1, "river"), (2, "house"))
+        )
+        (tmp_path / "semcor" / f"br-{number}").write_text(words)
+    command_output("analyze senses", model=folder / "bert", semcor=tmp_path / "semcor", output_dir=tmp_path)
+    result = AnalysisResult.load(tmp_path / "senses.json")
+    assert result.tables[0].rows == ["most frequent sense", *(f"layer {layer}" for layer in range(4)), "upper bound"]
+    assert [row[0] for row in result.tables[0].cells][-2:] == [1, 1]
+    assert "Which word?" in command_output(
+        "analyze senses", model=folder / "bert", text=folder / "text.txt", output_dir=tmp_path, fails=True
+    )
+
+
+def test_words_in_context(folder):
+    output = command_output("evaluate words", model=folder / "bert", contexts=folder / "text.txt", near="bank",
+                            occurrences=2)  # fmt: skip
+    lines = output.splitlines()
+    assert len(lines) == 22
+    assert sum(line.startswith("  ") for line in lines) == 20
+    assert all("[bank]" in line for line in lines if not line.startswith("  "))
+    assert "cannot be combined" in command_output(
+        "evaluate words", model=folder / "bert", contexts=folder / "text.txt", analogy=["a", "b", "c"], fails=True
+    )
+
+
+def test_landscape(folder, tmp_path):
+    """All views, with checkpoints and a model from scratch."""
+    auto_class = "AutoModelForSequenceClassification"
+    for number, name in enumerate(("tuned", "scratch", "tuned/checkpoint-1", "scratch/checkpoint-1")):
+        model, tokenizer = tiny_pair("bert", auto_class, TEXTS, seed=number + 7)
+        model.config.id2label = dict(enumerate(LABELS))
+        save(tmp_path / name, model, tokenizer)
+    lines = [f"{text}\t{'good' if 'river' in text else 'bad'}" for text in TEXTS]
+    (tmp_path / "dev.tsv").write_text("\n".join(["text\tlabel", *lines]) + "\n")
+    flags = {
+        "model": tmp_path / "tuned", "pretrained": folder / "bert", "validation_file": tmp_path / "dev.tsv",
+        "output_dir": tmp_path / "out", "points": 3, "plane_points": 3, "max_examples": 6,
+    }  # fmt: skip
+    views = ["line", "surface", "neighbourhood", "trajectory", "rollback"]
+    command_output("analyze landscape", scratch=tmp_path / "scratch", views=views, **flags)
+    result = AnalysisResult.load(tmp_path / "out" / "landscape.json")
+    names = [f"{view}-{run}" for view in views[1:4] for run in ("pretrained", "from-scratch")]
+    assert [figure.name for figure in result.figures] == ["line-loss", "line-accuracy", *names]
+    for first, second in zip(result.figures[2::2], result.figures[3::2]):
+        assert (first.low, first.high) == (second.low, second.high)
+    assert result.figures[2].paths["training"][0] == [0, 0]
+    assert result.figures[2].paths["training"][-1][0] == pytest.approx(1)
+    assert result.tables[1].rows[0] == "fine-tuned"
+    assert "layers.0" in " ".join(result.tables[1].rows)
+    end = result.tables[0].cells[1][0]
+    chart = result.figures[0]
+    assert end == chart.series["pretrained"][chart.x.index(1)]
+    assert not (tmp_path / "out" / "landscape-points.json").exists()
+
+
+def test_points_of_an_interrupted_landscape(folder, tmp_path, monkeypatch):
+    tuned, tokenizer = tiny_pair("bert", "AutoModelForSequenceClassification", TEXTS, seed=7)
+    tuned.config.id2label = dict(enumerate(LABELS))
+    (tmp_path / "dev.tsv").write_text("text\tlabel\n" + "\n".join(f"{text}\tgood" for text in TEXTS) + "\n")
+    flags = {
+        "model": save(tmp_path / "tuned", tuned, tokenizer), "pretrained": folder / "bert", "views": "line",
+        "validation_file": tmp_path / "dev.tsv", "output_dir": tmp_path / "out", "points": 5,
+    }  # fmt: skip
+    module = "hf_ctxmodels.cli.analyze_landscape"
+    with monkeypatch.context() as patch:
+        patch.setattr(f"{module}._SAVE_INTERVAL", 0.0)
+        patch.setattr(f"{module}.LineChart", None)
+        with pytest.raises(TypeError):
+            command_output("analyze landscape", **flags)
+    points = json.loads((tmp_path / "out" / "landscape-points.json").read_text())
+    points["views"]["line, pretrained"] = {key: {"loss": 7.0, "accuracy": 0.5} for key in
+                                           points["views"]["line, pretrained"]}  # fmt: skip
+    (tmp_path / "out" / "landscape-points.json").write_text(json.dumps(points))
+    assert "7.000" in command_output("analyze landscape", **flags)
+    assert "7.000" not in command_output("analyze landscape", overwrite=True, **flags)
+    flags["pretrained"] = flags["model"]
+    assert "has the weights of the pretrained" in command_output(
+        "analyze landscape", overwrite=True, fails=True, **flags
+    )

@@ -1,0 +1,189 @@
+"""Losses at the ends of a line are those of the two models; weights are restored; directions and projections."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from commands import save, tiny_pair
+from torch import Tensor, nn
+
+from hf_ctxmodels.analysis.landscapes import (
+    RANDOM,
+    HeldOutLoss,
+    Plane,
+    Trajectory,
+    checkpoint_weights,
+    current_weights,
+    difference,
+    layer_groups,
+    moved_weights,
+    random_direction,
+    restrict,
+    roll_back_layers,
+    seen_rows,
+)
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.registry import FAMILIES
+
+TEXTS = ["a good film", "a bad film", "good and short", "bad and very long"]
+LABELS = ("good", "bad", "mixed")
+
+
+@pytest.fixture(scope="module", params=["bert", "ulmfit", "t5"])
+def checkpoints(request, tmp_path_factory) -> dict[str, Path]:
+    """A pretrained checkpoint, a classifier with other weights, and a classifier with the encoder of the former and the
+    head of the latter."""
+    folder, auto_class = tmp_path_factory.mktemp(request.param), "AutoModelForSequenceClassification"
+    tuned, tokenizer = tiny_pair(request.param, auto_class, [*TEXTS, "unseen words"], seed=1)
+    tuned.config.id2label = dict(enumerate(LABELS))
+    pretrained, _ = tiny_pair(request.param, "AutoModel", [*TEXTS, "unseen words"], seed=2)
+    paths = {
+        "tuned": save(folder / "tuned", tuned, tokenizer),
+        "pretrained": save(folder / "pretrained", pretrained, tokenizer),
+    }
+    tuned.base_model.load_state_dict(pretrained.state_dict())
+    paths["start"] = save(folder / "start", tuned, tokenizer)
+    lines = [f"{text}\t{'good' if 'good' in text else 'bad'}" for text in TEXTS]
+    paths["data"] = folder / "dev.tsv"
+    paths["data"].write_text("\n".join(["text\tlabel", *lines]) + "\n")
+    return paths
+
+
+@pytest.fixture(scope="module")
+def loss(checkpoints) -> HeldOutLoss:
+    return HeldOutLoss.of_task(str(checkpoints["tuned"]), str(checkpoints["data"]))
+
+
+def all_tensors(model: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def test_ends_of_a_line_are_the_models(checkpoints, loss):
+    before = all_tensors(loss.model)
+    start, end = checkpoint_weights(loss, checkpoints["pretrained"]), current_weights(loss.model)
+    plane = Plane(start, [difference(start, end), random_direction(end, torch.Generator().manual_seed(0))])
+    at_start, at_end, beyond = plane.evaluate(loss, [(0, 0), (1, 0), (1, 0.5)])
+    expected = HeldOutLoss.of_task(str(checkpoints["start"]), str(checkpoints["data"])).evaluate()
+    assert at_start["loss"] == pytest.approx(expected["loss"], rel=1e-6)
+    assert at_end["loss"] == pytest.approx(loss.evaluate()["loss"], rel=1e-5)
+    assert {"loss", "accuracy"} <= at_end.keys()
+    assert abs(beyond["loss"] - at_end["loss"]) > 1e-6
+    assert plane.project(end) == pytest.approx((1, plane.project(end)[1]))
+    torch.testing.assert_close(all_tensors(loss.model), before, rtol=0, atol=0)
+
+
+def test_weights_are_restored_after_an_error(loss):
+    before = all_tensors(loss.model)
+    weights = current_weights(loss.model)
+    direction = random_direction(weights, torch.Generator().manual_seed(0))
+
+    def move_and_fail() -> None:
+        with moved_weights(loss.model, weights) as move:
+            move((0.5, direction))
+            assert any((weight != before[name]).any() for name, weight in loss.model.state_dict().items())
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        move_and_fail()
+    torch.testing.assert_close(all_tensors(loss.model), before, rtol=0, atol=0)
+
+
+def test_filters_have_the_norms_of_the_weights(loss):
+    weights = current_weights(loss.model)
+    for name, direction in random_direction(weights, torch.Generator().manual_seed(0)).items():
+        if weights[name].dim() < 2:
+            assert not direction.any(), name
+        else:
+            torch.testing.assert_close(direction.flatten(1).norm(dim=1), weights[name].flatten(1).norm(dim=1))
+
+
+def test_new_weights(loss):
+    """Depend on the seed alone."""
+    state = torch.random.get_rng_state()
+    first, again, other = (checkpoint_weights(loss, RANDOM, seed) for seed in (3, 3, 4))
+    assert first.keys() == current_weights(loss.model).keys()
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert any(not torch.equal(first[name], other[name]) for name in first)
+    assert torch.equal(state, torch.random.get_rng_state())
+
+
+def test_rollback_of_layers(checkpoints, loss):
+    """Of a layer alone, where all other weights are equal."""
+    end = current_weights(loss.model)
+    groups = layer_groups(list(end), loss.model.base_model_prefix)
+    layer = next(group for group in groups if group.endswith(".1"))
+    start = {name: weight.clone() for name, weight in end.items()}
+    for name in groups[layer]:
+        start[name] *= 1.5
+    with moved_weights(loss.model, start) as move:
+        move()
+        expected = loss.evaluate()
+    results = roll_back_layers(loss, start, end)
+    assert list(results) == [layer]
+    assert results[layer]["loss"] == pytest.approx(expected["loss"], rel=1e-5)
+    assert results[layer]["loss"] != pytest.approx(loss.evaluate()["loss"], rel=1e-6)
+    pretrained = checkpoint_weights(loss, checkpoints["pretrained"])
+    assert set(roll_back_layers(loss, pretrained, end)) <= set(groups)
+
+
+def test_only_seen_embeddings_count():
+    """Tied and decoding embeddings count as a whole."""
+    texts = [*TEXTS, "unseen words"]
+    model, tokenizer = tiny_pair("bert", "AutoModelForSequenceClassification", texts)
+    ids = tokenizer(TEXTS, return_tensors="pt", padding=True)
+
+    @torch.no_grad()
+    def evaluate() -> dict[str, float]:
+        return {"loss": float(model(**ids).logits.sum())}
+
+    loss = HeldOutLoss(model, evaluate, "", 4, depends_on_all_rows=False)
+    masks = seen_rows(loss)
+    [name] = [name for name, weight in model.named_parameters() if weight is model.get_input_embeddings().weight]
+    seen = set(ids["input_ids"][ids["attention_mask"] == 1].tolist())
+    assert set(masks[name].nonzero()[:, 0].tolist()) - {tokenizer.pad_token_id} == seen
+    weights = current_weights(model)
+    direction = restrict(random_direction(weights, torch.Generator().manual_seed(0)), masks)
+    assert set(direction[name].norm(dim=1).nonzero()[:, 0].tolist()) - {tokenizer.pad_token_id} == seen
+    assert seen_rows(HeldOutLoss(model, evaluate, "", 4)) == {}
+    masked = FAMILIES["bert"].models["AutoModelForMaskedLM"](model.config)
+    assert len(current_weights(masked)) == len({id(weight) for weight in masked.parameters()})
+
+
+def test_trajectory_is_the_pca_of_the_weights():
+    generator = torch.Generator().manual_seed(0)
+    checkpoints = [
+        {"a": torch.randn(3, 4, generator=generator), "b": torch.randn(2, generator=generator)} for _ in range(5)
+    ]
+    trajectory = Trajectory.of_checkpoints(checkpoints)
+    flat = torch.stack([torch.cat([weights["a"].flatten(), weights["b"]]) for weights in checkpoints]).double()
+    spectrum = torch.linalg.svdvals(flat - flat[-1])
+    assert trajectory.explained == pytest.approx((spectrum[:2].square() / spectrum.square().sum()).tolist())
+    assert trajectory.coordinates[-1] == pytest.approx((0, 0), abs=1e-6)
+    for weights, coordinates in zip(checkpoints, trajectory.coordinates):
+        assert trajectory.plane.project(weights) == pytest.approx(coordinates, abs=1e-5)
+    norms = [float(torch.cat([d["a"].flatten(), d["b"]]).norm()) for d in trajectory.plane.directions]
+    assert norms == pytest.approx([1, 1], abs=1e-5)
+    with pytest.raises(CtxError, match="needs 3 checkpoints, got 2"):
+        Trajectory.of_checkpoints(checkpoints[:2])
+
+
+def test_language_modelling_loss(tmp_path):
+    """From a pretrained masked language model to an encoder that was fine-tuned."""
+    masked, tokenizer = tiny_pair("bert", "AutoModelForMaskedLM", TEXTS, seed=1)
+    encoder, _ = tiny_pair("bert", "AutoModel", TEXTS, seed=2)
+    source = save(tmp_path / "masked", masked, tokenizer)
+    tuned = save(tmp_path / "tuned", encoder, tokenizer)
+    (tmp_path / "text.txt").write_text("\n\n".join(TEXTS * 5))
+    loss = HeldOutLoss.of_pretraining(str(source), str(tmp_path / "text.txt"), max_length=16)
+    start, end = current_weights(loss.model), checkpoint_weights(loss, tuned)
+    at_start, at_end = Plane(start, [difference(start, end)]).evaluate(loss, [(0,), (1,)])
+    assert at_start == loss.evaluate()
+    masked.base_model.load_state_dict({k: v for k, v in encoder.state_dict().items()
+                                       if k in masked.base_model.state_dict()})  # fmt: skip
+    other = HeldOutLoss.of_pretraining(
+        str(save(tmp_path / "other", masked, tokenizer)), str(tmp_path / "text.txt"), max_length=16
+    )
+    assert at_end["loss"] == pytest.approx(other.evaluate()["loss"], rel=1e-5)
+    wide, _ = tiny_pair("bert", "AutoModel", TEXTS, hidden_size=48)
+    with pytest.raises(CtxError, match="another architecture"):
+        checkpoint_weights(loss, save(tmp_path / "wide", wide, tokenizer))
