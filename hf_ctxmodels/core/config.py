@@ -30,6 +30,7 @@ _UNDECLARED_KEYWORDS = {
     "name_or_path",
     "num_labels",
     "output_attentions",
+    "pruned_heads",
     "quantization_config",
     "torch_dtype",
     "transformers_version",

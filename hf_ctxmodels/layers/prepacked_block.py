@@ -49,6 +49,8 @@ class PrepackedBlock:
             return None
         if not isinstance(mask, PackedMask) or mask.queries.query is not None:
             return None
+        if mask.spec.bias is not None and self.attention.num_heads < self.attention.initial_num_heads:
+            return None  # the bias has the pruned heads, too
         if not can_use_onednn(hidden_states, bfloat16=True):
             return None
         weights = (self._prepacked_weight(layer, hidden_states.dtype) for layer in self.linear_layers)

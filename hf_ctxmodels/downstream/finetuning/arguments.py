@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal, get_args
 from accelerate import Accelerator
 from transformers import PreTrainedModel
 
+from hf_ctxmodels.core.attention_heads import parse_heads
 from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import (
@@ -28,6 +29,7 @@ from hf_ctxmodels.downstream.finetuning.reinitialization import (
     reinitialize_layers,
 )
 from hf_ctxmodels.downstream.finetuning.unfreezing import ChainThaw, ThreeStageUnfreezing
+from hf_ctxmodels.layers.attention.head_gates import disable_heads
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.callbacks import FinetuningCallback
@@ -201,9 +203,16 @@ class FinetuningMethodArguments:
         "`head` of a checkpoint that was fine-tuned before; one or more of these.",
         conflicts=("family",),
     )
+    disabled_heads: str | None = flag(
+        None,
+        "Attention heads to train and save without, LAYER:HEAD,HEAD;LAYER:HEAD, such as 0:1,3;2:5. Numbers start at 0; "
+        "decoder.0 and cross.0 are layers of a decoder.",
+    )
 
     def __post_init__(self) -> None:
         parse_choices(self)
+        if self.disabled_heads is not None:
+            parse_heads(self.disabled_heads)
         numbers = [value for value in self.reinit if isinstance(value, int)]
         if len(numbers) > 1 or min(numbers, default=0) < 0:
             raise CtxError(
@@ -254,6 +263,8 @@ class FinetuningMethodArguments:
             modules = ", ".join(pretrained_head_modules(model))
             message = f"the head is loaded from {source} ({modules}); --reinit head re-initialises it"
             print_status(message, verbose and bool(modules))
+        if self.disabled_heads is not None:
+            disable_heads(model, parse_heads(self.disabled_heads))
         if isinstance(self.freeze, FrozenEmbeddingsOptions):
             freeze_token_embeddings(model)
         elif isinstance(self.freeze, FrozenEncoderOptions):
@@ -314,6 +325,12 @@ class FinetuningMethods:
                 location="--adapter, --reinit",
                 hint="remove one of them, also from the recipe.",
             )
+        if self.weights.disabled_heads is not None and getattr(self.low_bits, "quantize", None) is not None:
+            raise CtxError(
+                "The heads of a quantized model cannot be disabled.",
+                location="--disabled_heads with --quantize",
+                hint="use only one of them.",
+            )
         if self.cache_directory is not None and getattr(self.low_bits, "quantize", None) is not None:
             raise CtxError(
                 "Cached features are computed with float32 weights.",
@@ -344,7 +361,8 @@ class FinetuningMethods:
         """Values that must be equal when the run is resumed; a file of Fisher information is compared by content."""
         fisher_options = (f"anchor.{name}" for name in ("file", "text", "labels", "examples"))
         return {
-            **flags_identity(self.weights, ("freeze.cache_features", "reinit", *fisher_options)),
+            **flags_identity(self.weights, ("freeze.cache_features", "reinit", "disabled_heads", *fisher_options)),
+            **({} if self.weights.disabled_heads is None else {"disabled_heads": self.weights.disabled_heads}),
             "mixout": getattr(self.weights.anchor, "probability", 0.0),
             "reinit_layers": self.weights.reinit_layers,
             "reinit_modules": [name for name in self.weights.reinit if not isinstance(name, int)],

@@ -33,6 +33,25 @@ def gather_position_bias(bias_by_distance: Tensor, queries: Tensor, keys: Tensor
     return F.embedding(distances + limit, bias_by_distance).permute(0, 3, 1, 2)
 
 
+@dataclass(frozen=True, eq=False)
+class BiasOfHeads:
+    """A `PositionBias` of some of the heads, with (heads,) factors `gates` or None."""
+
+    bias: Any
+    heads: Sequence[int]
+    gates: Tensor | None = None
+
+    def __call__(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """The bias at (batch, queries) and (batch, keys) positions."""
+        bias = self.bias(queries, keys)[:, list(self.heads)]
+        return bias if self.gates is None else bias * self.gates.to(bias)[:, None, None]
+
+    def by_distance(self, device: torch.device) -> Tensor:
+        """(2 * limit + 1, heads), see `BucketedPositionBias`."""
+        bias = self.bias.by_distance(device)[:, list(self.heads)]
+        return bias if self.gates is None else bias * self.gates.to(bias)
+
+
 # Limits of the padding in a group, measured with 4 and 12 heads and lengths up to 32, 128 and 512: the number of
 # query-key pairs that take as long as a call, and, with several threads, a fraction of all pairs.
 _CALL_PAIRS = 500

@@ -4,6 +4,7 @@ Both modules accept transformers' caches, with keys and values (batch, heads, le
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -11,11 +12,13 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache, EncoderDecoderCache
 
+from hf_ctxmodels.core.attention_heads import prune_projections
 from hf_ctxmodels.layers.attention.backends import attend
 from hf_ctxmodels.layers.attention.layouts import Layout, TracedLayout
 from hf_ctxmodels.layers.attention.masks import (
     BIDIRECTIONAL,
     AttentionMask,
+    BiasOfHeads,
     MaskSpec,
     PositionBias,
     gather_position_bias,
@@ -32,6 +35,10 @@ class _MultiHeadAttention(nn.Module):
         dropout: Dropout on the attention probabilities.
         scale: Factor on the scores; None for 1 / sqrt(head_dim).
         position_bias: A bias of the scores of this layer, instead of the mask's bias, which all layers share.
+
+    Attributes:
+        heads: Numbers of the heads, without pruned ones.
+        bias_gates: (heads,) factors of the bias of the scores; None for 1.
     """
 
     def __init__(
@@ -46,7 +53,9 @@ class _MultiHeadAttention(nn.Module):
         position_bias: PositionBias | None = None,
     ) -> None:
         super().__init__()
-        self.num_heads = num_heads
+        self.num_heads = self.initial_num_heads = num_heads
+        self.heads = tuple(range(num_heads))
+        self.bias_gates: Tensor | None = None
         self.head_dim = hidden_size // num_heads if head_dim is None else head_dim
         self.scale = self.head_dim**-0.5 if scale is None else scale
         self.attention_dropout = dropout
@@ -67,9 +76,12 @@ class _MultiHeadAttention(nn.Module):
         mask: AttentionMask,
         key_layout: Layout | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        if self.position_bias is not None:
-            spec = mask if isinstance(mask, MaskSpec) else mask.spec
-            mask = replace(spec, bias=self.position_bias)
+        spec = mask if isinstance(mask, MaskSpec) else mask.spec
+        bias = spec.bias if self.position_bias is None else self.position_bias
+        if bias is not None and (self.bias_gates is not None or self.num_heads < self.initial_num_heads):
+            bias = BiasOfHeads(bias, self.heads, self.bias_gates)
+        if bias is not spec.bias:
+            mask = replace(spec, bias=bias)
         dropout = self.attention_dropout if self.training else 0.0
         if isinstance(layout, TracedLayout):
             # imported here: operators with gradients are only defined where a graph is compiled
@@ -94,6 +106,10 @@ class SelfAttention(_MultiHeadAttention):
     def __init__(self, hidden_size: int, num_heads: int, *, bias: bool = True, **kwargs: Any) -> None:
         super().__init__(hidden_size, num_heads, bias=bias, **kwargs)
         self.qkv_proj = nn.Linear(hidden_size, 3 * self.inner_size, bias=bias)
+
+    def prune_heads(self, heads: Iterable[int]) -> None:
+        """Remove heads, see `core.attention_heads.prune_heads`."""
+        prune_projections(self, heads, {self.qkv_proj: 3})
 
     def forward(
         self,
@@ -140,6 +156,10 @@ class CrossAttention(_MultiHeadAttention):
         super().__init__(hidden_size, num_heads, bias=bias, **kwargs)
         self.q_proj = nn.Linear(hidden_size, self.inner_size, bias=bias)
         self.kv_proj = nn.Linear(hidden_size if memory_size is None else memory_size, 2 * self.inner_size, bias=bias)
+
+    def prune_heads(self, heads: Iterable[int]) -> None:
+        """Remove heads, see `core.attention_heads.prune_heads`."""
+        prune_projections(self, heads, {self.q_proj: 1, self.kv_proj: 2})
 
     def forward(
         self,

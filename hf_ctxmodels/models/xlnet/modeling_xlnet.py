@@ -6,7 +6,7 @@ share all weights and attend to the keys and values of the content stream. Witho
 in fine-tuning.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -29,6 +29,7 @@ from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 
 from hf_ctxmodels import heads
+from hf_ctxmodels.core.attention_heads import prune_projections, select_slices
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.host_copies import host_copy, is_traced, select_true
 from hf_ctxmodels.core.inputs import check_rows, reject_unused_tensors
@@ -56,12 +57,20 @@ _RECOMPUTED_TOKENS = 2  # recomputed at each generation step, as in transformers
 
 
 class RelativeAttention(nn.Module):
-    """Multi-head attention by content, distance and segment, for one or two streams."""
+    """Multi-head attention by content, distance and segment, for one or two streams.
+
+    Attributes:
+        heads: Numbers of the heads, without pruned ones.
+        bias_gates: (heads,) factors of `biases`; None for 1.
+    """
 
     def __init__(self, hidden_size: int, num_heads: int, *, dropout: float) -> None:
         super().__init__()
-        self.num_heads = num_heads
-        self.scaling = (hidden_size // num_heads) ** -0.5
+        self.num_heads = self.initial_num_heads = num_heads
+        self.heads = tuple(range(num_heads))
+        self.bias_gates: Tensor | None = None
+        self.head_dim = hidden_size // num_heads
+        self.scaling = self.head_dim**-0.5
         self.attention_dropout = dropout
         self.qkv_proj = nn.Linear(hidden_size, 3 * hidden_size, bias=False)
         self.position_proj = nn.Linear(hidden_size, hidden_size, bias=False)
@@ -76,12 +85,19 @@ class RelativeAttention(nn.Module):
         """The parameters of the score other than the projections."""
         return RelativeBiases(self.content_bias, self.position_bias, self.segment_bias, self.segment_embeddings)
 
+    def prune_heads(self, heads: Iterable[int]) -> None:
+        """Remove heads, see `core.attention_heads.prune_heads`."""
+        indices = torch.tensor(prune_projections(self, heads, {self.qkv_proj: 3, self.position_proj: 1}), device="cpu")
+        for name in ("content_bias", "position_bias", "segment_bias"):
+            setattr(self, name, select_slices(getattr(self, name), indices, 0))
+        self.segment_embeddings = select_slices(self.segment_embeddings, indices, 1)
+
     def forward(
         self, hidden_states: Tensor, streams: StreamLayout, memory: Tensor | None = None
     ) -> tuple[Tensor, Probabilities]:
         """Attend to the content stream, (..., hidden) in the layout of `streams`, and (batch, memory, hidden) memory;
         returns (..., hidden) of the computed states and, if the implementation returns them, the probabilities."""
-        width = hidden_states.shape[-1]
+        width = self.num_heads * self.head_dim
         query_states, key_states = streams.select_queries(hidden_states), streams.select_keys(hidden_states)
         if memory is not None:
             key_states = torch.cat([memory, key_states], 1)
@@ -92,8 +108,11 @@ class RelativeAttention(nn.Module):
             key, value = self._split_heads(linear(self.qkv_proj, key_states, width, 3 * width), 2)
         (relative,) = self._split_heads(linear(self.position_proj, streams.encodings), 1)
         dropout = self.attention_dropout if self.training else 0.0
+        biases = self.biases
+        if (gates := self.bias_gates) is not None:
+            biases = RelativeBiases(*(bias * gates.to(bias)[:, None] for bias in biases))
         context, probabilities = streams.attend(
-            query, key, value, relative, self.biases, scaling=self.scaling, dropout=dropout
+            query, key, value, relative, biases, scaling=self.scaling, dropout=dropout
         )
         return linear(self.out_proj, context.flatten(-2)), probabilities
 
