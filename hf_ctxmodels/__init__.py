@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 from hf_ctxmodels import models
 from hf_ctxmodels.compression.int8.quantizer import register_int8
 from hf_ctxmodels.compression.low_bits.quantizer import register_low_bits
+from hf_ctxmodels.core.attention_heads import prune_heads
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import inspection_mode
 from hf_ctxmodels.downstream import multitask
 from hf_ctxmodels.downstream.multitask import CtxMultiTaskConfig, CtxMultiTaskModel
+from hf_ctxmodels.layers.attention.head_gates import disabled_heads
 from hf_ctxmodels.models.albert import *
 from hf_ctxmodels.models.bart import *
 from hf_ctxmodels.models.bert import *
@@ -86,8 +88,10 @@ __all__ = [
     "DataCollatorForWindowPrediction",
     "WordEncoder",
     "embed_words",
+    "disabled_heads",
     "get_family",
     "inspection_mode",
+    "prune_heads",
 ]
 __all__ += models.albert.__all__
 __all__ += models.bart.__all__

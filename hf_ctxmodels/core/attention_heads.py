@@ -1,8 +1,8 @@
 """Attention heads: the layers that have them, selections of heads, and pruning.
 
-A layer with heads has a name: its number in an encoder or decoder, such as "3". In an encoder-decoder, these are the
-layers of the encoder, and "decoder.3" and "cross.3" are the self-attention and the cross-attention of the decoder. Heads
-keep their numbers when other heads of the layer are pruned.
+The name of a layer is its number in an encoder or decoder, such as "3". In an encoder-decoder, these are the layers of
+the encoder, and "decoder.3" and "cross.3" are the self-attention and the cross-attention of the decoder. Heads keep
+their numbers when other heads of the layer are pruned.
 """
 
 import re

@@ -59,6 +59,7 @@ METHODS = {
     "ewc": "--anchor ewc:weight=100,file=fisher.safetensors,text=TEXT,examples=6",
     "mixout": "--anchor mixout:probability=0.5",
     "reinitialised": "--reinit 1 pooler",
+    "disabled": "--disabled_heads 0:1",
 }
 
 
@@ -88,6 +89,10 @@ def test_methods(folder: Path, tmp_path: Path, monkeypatch: Any, capsys: Any, su
             assert ("anchor_loss" in log) == (name in ("l2", "ewc"))
             assert name != "reinitialised" or "re-initialised" in shown
             assert name != "ewc" or "computing the Fisher information" in shown
+            columns = weights["bert.layers.0.attention.out_proj.weight"].unflatten(
+                1, (model.config.num_attention_heads, -1)
+            )
+            assert [not bool(columns[:, head].any()) for head in (0, 1)] == [False, name == "disabled"]
     assert distances_from_start["l2"] < 0.9 * distances_from_start["plain"]
     assert distances_from_start["ewc"] < 0.99 * distances_from_start["plain"]
     # GPT has three more tokens in tasks; re-initialised layers are not anchored
@@ -116,6 +121,8 @@ def test_methods(folder: Path, tmp_path: Path, monkeypatch: Any, capsys: Any, su
         ("--freeze encoder --layerwise_lr_decay 2.6", "--layerwise_lr_decay 1"),
         ("--family bert:tokenizer=x", "--family cannot be combined with --model"),
         ("--reinit 99", "layers with weights of their own"),
+        ("--disabled_heads 9:0", "no attention in a layer '9'"),
+        ("--disabled_heads 0-1", "does not select heads"),
         ("--freeze chain:rate=fast", "invalid float value 'fast'"),
         ("--quantize q-bert:groups=3", "q-bert needs bits"),
         ("--tokenizer elsewhere", "Unknown flag --tokenizer"),

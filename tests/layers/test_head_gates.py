@@ -22,7 +22,7 @@ HEADS_OFF = [1, 3]
 
 
 def all_layers(model: nn.Module) -> dict[int | str, list[int]]:
-    return {name: HEADS_OFF for name in attention_layers(model)}
+    return dict.fromkeys(attention_layers(model), HEADS_OFF)
 
 
 def run(model: nn.Module, batch: dict[str, Tensor], **kwargs: Any) -> Any:
@@ -65,11 +65,9 @@ def test_zero(case: Case) -> None:
         with inspection_mode(model):
             assert_equal_outputs(run(model, batch), expected, f"{case} eager", 1e-5)
         if case.family.name == "xlnet":
-            rows, length = batch["input_ids"].shape
-            targets = torch.tensor([[length - 2, length - 1]] * rows)
-            streams = batch | {
-                "target_positions": targets, "permutation_order": torch.randperm(length).expand(rows, -1)
-            }  # fmt: skip
+            targets = batch["attention_mask"].argmax(1, keepdim=True)
+            order = torch.randperm(batch["input_ids"].shape[1]).expand(len(targets), -1)
+            streams = batch | {"target_positions": targets, "permutation_order": order}
             assert_equal_outputs(run(model, streams), run(without_contexts(model), streams), f"{case} two streams")
     assert_equal_outputs(run(model, batch), plain, f"{case} after the context", 0)
     model.prepare_for_inference()
@@ -87,7 +85,7 @@ def test_uniform(case: Case) -> None:
     fields = {"0": "encoder_attentions" if case.is_encoder_decoder else "attentions", "decoder.0": "decoder_attentions"}
     with inspection_mode(model):
         plain = run(model, batch, output_attentions=True)
-        with disabled_heads(model, {name: HEADS_OFF for name in names}, mode="uniform"):
+        with disabled_heads(model, dict.fromkeys(names, HEADS_OFF), mode="uniform"):
             changed = run(model, batch, output_attentions=True)
             for name in names:
                 before, after = plain[fields[name]][0].clone(), changed[fields[name]][0]
@@ -111,8 +109,8 @@ def test_pruned_is_disabled(case: Case, tmp_path: Path) -> None:
         expected = run(model, batch)
     size = model.num_parameters()
     assert "pruned_heads" not in model.config.to_dict()
-    prune_heads(model, {name: HEADS_OFF[:1] for name in heads})
-    prune_heads(model, {name: HEADS_OFF[1:] for name in heads})  # numbers do not change
+    prune_heads(model, dict.fromkeys(heads, HEADS_OFF[:1]))
+    prune_heads(model, dict.fromkeys(heads, HEADS_OFF[1:]))  # numbers do not change
     assert model.num_parameters() < size
     assert_equal_outputs(run(model, batch), expected, f"{case} pruned", 1e-5)
     directory = tmp_path / case.family.name
@@ -126,9 +124,7 @@ def test_pruned_is_disabled(case: Case, tmp_path: Path) -> None:
             model.export_reference(directory)
 
 
-@pytest.mark.parametrize(
-    ("family", "mode"), [("bert", "zero"), pytest.param("t5", "uniform", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("family", "mode"), [("bert", "zero"), pytest.param("t5", "uniform", marks=pytest.mark.slow)])
 def test_compiled_graphs(family: str, mode: Any) -> None:
     """Graphs compiled before the heads are disabled are not used, nor those compiled within the context."""
     case = next(case for case in CASES if case.family.name == family)

@@ -24,8 +24,8 @@ from hf_ctxmodels.core.attention_heads import (
 from hf_ctxmodels.core.errors import CtxError
 
 DisabledMode = Literal["zero", "uniform"]
-"""How a head is disabled: "zero" multiplies its context by 0 (Michel et al. 2019, section 2.3); "uniform" gives the same
-probability to all keys that a query may attend to (Kovaleva et al. 2019, section 4.5)."""
+"""How a head is disabled: "zero" multiplies its context by 0 (Michel et al. 2019, section 2.3); "uniform" distributes
+its attention equally over the keys that a query may attend to (Kovaleva et al. 2019, section 4.5)."""
 
 
 @contextmanager
@@ -43,8 +43,7 @@ def disabled_heads(model: nn.Module, heads: HeadSelection, mode: DisabledMode = 
 
     Example:
         >>> import torch
-        >>> from hf_ctxmodels import CtxBertConfig, CtxBertModel
-        >>> from hf_ctxmodels.layers.attention.head_gates import disabled_heads
+        >>> from hf_ctxmodels import CtxBertConfig, CtxBertModel, disabled_heads
         >>> sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8}
         >>> model = CtxBertModel(CtxBertConfig(vocab_size=9, **sizes)).eval()
         >>> with disabled_heads(model, {0: [0, 1], 1: [1]}):
