@@ -61,7 +61,7 @@ CONVERSIONS = {  # name of the format -> summary, module and class in `hf_ctxmod
 GROUPS: dict[str, dict[str, Command | CommandGroup]] = {
     "first steps": {
         "demo": Command("Run the main features in a few minutes, with baselines.", "demo"),
-        "recipes": Command("List recipes, task lists and configurations for `accelerate launch`.", "recipes"),
+        "recipes": Command("List recipes, task lists, behavioural tests and configurations of accelerate.", "recipes"),
     },
     "data": {
         "data": CommandGroup(
@@ -117,6 +117,10 @@ GROUPS: dict[str, dict[str, Command | CommandGroup]] = {
                 "senses": Command("Maps of the senses of a word, and disambiguation.", "analyze_senses"),
                 "similarity": Command("Similarity of all layers of several models.", "analyze_similarity"),
                 "landscape": Command("Loss between and around models, and layer rollback.", "analyze_landscape"),
+                "triggers": Command(
+                    "Universal triggers that change predictions, and their transfer.", "analyze_triggers"
+                ),
+                "behaviour": Command("Behavioural tests: typos, negation, names, order.", "analyze_behaviour"),
             },
         ),
     },

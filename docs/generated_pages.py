@@ -327,8 +327,8 @@ def _label(path: Path) -> str:
 
 def _recipe_page() -> Pages:
     lines = []
-    headings = ("Recipes of the package", "Lists of tasks", "Configurations of accelerate")
-    for heading, folder in zip(headings, ("recipes", "tasks", "accelerate"), strict=True):
+    headings = ("Recipes of the package", "Lists of tasks", "Behavioural tests", "Configurations of accelerate")
+    for heading, folder in zip(headings, ("recipes", "tasks", "behaviour", "accelerate"), strict=True):
         paths = sorted(packaged_folder(folder).glob("*.yaml"))
         lines += [
             f"## {heading}",

@@ -1,0 +1,134 @@
+"""Cases of behavioural tests, and failures of models.
+
+A case fails if one of its texts fails (CheckList's aggregation `all`); the failure rate is the share of the cases that
+fail.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+
+from hf_ctxmodels.analysis.behaviour.perturbations import Texts, perturb
+from hf_ctxmodels.analysis.behaviour.suite import BehaviouralTest, Suite, fill_templates
+from hf_ctxmodels.core.errors import CtxError
+
+Probabilities = Mapping[str, float]
+"""Label -> probability."""
+Predict = Callable[[Sequence[Texts]], list[Probabilities]]
+"""Probabilities of the labels of texts or pairs."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A text or a pair, and its variants; an MFT has none."""
+
+    texts: Texts
+    variants: tuple[Texts, ...] = ()
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A failed case: its texts, the variant that failed (None for an MFT), and what was expected and predicted."""
+
+    texts: Texts
+    variant: Texts | None
+    expected: str
+    predicted: str
+
+
+@dataclass(frozen=True)
+class BehaviourOutcome:
+    """The number of cases of a test, and the failures of a model."""
+
+    test: BehaviouralTest
+    cases: int
+    failures: list[Failure]
+
+    @property
+    def failure_rate(self) -> float:
+        """Share of the cases that fail."""
+        return len(self.failures) / self.cases
+
+
+def make_cases(test: BehaviouralTest, suite: Suite, texts: Sequence[Texts], seed: int) -> list[Case]:
+    """The cases of a test, which depend on the seed and the name of the test only.
+
+    Args:
+        texts: Texts or pairs of a file, for tests without templates.
+
+    Raises:
+        CtxError: No text is a case, because the perturbation changes none of them.
+    """
+    generator = Random(f"{seed} {test.name}")
+    if test.perturbation is None:
+        return [Case(filled) for filled in fill_templates(test.templates, suite.lexicons, test.cases, generator)]
+    pool = list(dict.fromkeys(texts))
+    if test.templates:
+        pool = fill_templates(test.templates, suite.lexicons, 10 * test.cases, generator)
+    generator.shuffle(pool)
+    cases: list[Case] = []
+    for filled in pool:
+        if variants := perturb(filled, *test.perturbation, generator):
+            cases.append(Case(filled, tuple(variants)))
+        if len(cases) == test.cases:
+            break
+    if not cases:
+        raise CtxError(
+            f"The perturbation {test.perturbation[0]} changes none of {len(pool):,} texts.",
+            location=f"test {test.name!r}",
+            hint="use other texts or templates, or remove the test.",
+        )
+    return cases
+
+
+def evaluate_test(test: BehaviouralTest, cases: Sequence[Case], predict: Predict) -> BehaviourOutcome:
+    """Run a test on a model."""
+    distinct = list(dict.fromkeys(texts for case in cases for texts in (case.texts, *case.variants)))
+    predictions = dict(zip(distinct, predict(distinct), strict=True))
+    failures = []
+    for case in cases:
+        original = predictions[case.texts]
+        if test.kind == "MFT":
+            label = _best(original)
+            if label not in test.labels:
+                failures.append(Failure(case.texts, None, " or ".join(test.labels), _describe(label, original)))
+            continue
+        for variant in case.variants:
+            expected = _violated(test, original, predictions[variant])
+            if expected is not None:
+                label = test.labels[0] if test.kind == "DIR" else _best(predictions[variant])
+                failures.append(Failure(case.texts, variant, expected, _describe(label, predictions[variant])))
+                break
+    return BehaviourOutcome(test, len(cases), failures)
+
+
+def _violated(test: BehaviouralTest, original: Probabilities, changed: Probabilities) -> str | None:
+    """The expectation that the prediction for a variant does not meet; None if it meets it."""
+    if test.kind == "INV":
+        label = _best(original)
+        return None if label == _best(changed) else _describe(label, original)
+    label = test.labels[0]
+    difference = changed[label] - original[label]
+    moves_back = difference < -test.tolerance if test.change == "increase" else difference > test.tolerance
+    return f"{test.change} from {_describe(label, original)}" if moves_back else None
+
+
+def _best(probabilities: Probabilities) -> str:
+    return max(probabilities, key=lambda label: probabilities[label])
+
+
+def _describe(label: str, probabilities: Probabilities) -> str:
+    return f"{label} ({probabilities[label]:.2f})"
+
+
+def rates_by_capability(outcomes: Sequence[BehaviourOutcome]) -> dict[str, dict[str, float]]:
+    """Capability -> kind -> failure rate over the cases of all its tests."""
+    counts: dict[tuple[str, str], tuple[int, int]] = {}
+    for outcome in outcomes:
+        key = outcome.test.capability, outcome.test.kind
+        failed, cases = counts.get(key, (0, 0))
+        counts[key] = failed + len(outcome.failures), cases + outcome.cases
+    rates: dict[str, dict[str, float]] = {}
+    for (capability, kind), (failed, cases) in counts.items():
+        rates.setdefault(capability, {})[kind] = failed / cases
+    return rates

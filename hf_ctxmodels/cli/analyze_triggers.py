@@ -1,0 +1,288 @@
+r"""Search universal triggers, and measure how they transfer to other models.
+
+    hf-ctxmodels analyze triggers --models runs/sst2-bert runs/sst2-gpt2 --transfer_to runs/sst2-elmo \
+        --validation_file SST-2/dev.tsv --text_columns sentence --exclude_class_words 100 --output_dir analysis
+    hf-ctxmodels analyze triggers --models runs/squad-bert --validation_file qa.json --answer "the king" \
+        --question_word who --output_dir analysis
+    hf-ctxmodels analyze triggers --models runs/gpt2 --validation_file recipes.txt --output_dir analysis
+
+A trigger is a few words that change the output of a model for any text that they are put before (Wallace et al. 2019).
+It is searched on one half of the file, and measured on the other half with every model. The head of the first model
+decides on the attack: a classifier predicts wrong labels, a question answering model answers --answer, and a causal
+language model continues the trigger with the lines of the file.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hf_ctxmodels.analysis.figures import Heatmap
+from hf_ctxmodels.analysis.results import AnalysisResult, Table
+from hf_ctxmodels.analysis.triggers.attacks import (
+    AnswerAttack,
+    Attack,
+    ClassificationAttack,
+    ContinuationAttack,
+    TriggerMeasurement,
+    class_words,
+    measure_triggers,
+)
+from hf_ctxmodels.analysis.triggers.search import TriggerOptions
+from hf_ctxmodels.core.command_line import parse_arguments
+from hf_ctxmodels.core.console import print_status
+from hf_ctxmodels.core.constants import MAX_SEED
+from hf_ctxmodels.core.devices import DeviceArguments
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import REQUIRED, check_range, flag
+from hf_ctxmodels.core.loading import read_json
+from hf_ctxmodels.core.output_files import check_output_directory, write_text_file
+from hf_ctxmodels.data.text_files import read_lines
+from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_model_and_tokenizer
+from hf_ctxmodels.downstream.tasks import QuestionAnswering, SequenceClassification, TaskArguments
+from hf_ctxmodels.inference import Predictor
+from hf_ctxmodels.training.model_loading import load_config
+
+NAME = "triggers"
+TASK_ARGUMENTS = ("text_columns", "label_column", "max_length", "doc_stride", "max_answer_length")
+
+
+@dataclass
+class TriggerArguments:
+    """Models and data.
+
+    Raises:
+        CtxError: A number is out of range.
+    """
+
+    models: list[str] = flag(REQUIRED, "Directories or Hub ids of the models to attack.")
+    validation_file: str = flag(REQUIRED, "Examples as for finetune, or one text per line for a language model.")
+    output_dir: str = flag(REQUIRED, f"Directory for {NAME}.json, {NAME}.md and the figures.")
+    transfer_to: list[str] = flag((), "Further models, which the triggers of --models are measured with.")
+    label: list[str] = flag((), "Attack examples of these labels, one trigger for each; by default all labels.")
+    target_label: str | None = flag(None, "Label that the trigger should cause; by default any wrong label.")
+    answer: str | None = flag(None, "Answer that the trigger contains and should cause, for question answering.")
+    question_word: str | None = flag(None, "Attack only questions that start with this word.")
+    exclude_class_words: int = flag(0, "Exclude the N words that are most typical of each label from triggers.")
+    random_triggers: int = flag(10, "Random triggers per attacked model, for the baseline.")
+    max_examples: int | None = flag(None, "Use N random examples of each label; by default all.")
+    seeds: list[int] = flag((0,), "Seeds of the two halves and of the random triggers; results are averaged.")
+    overwrite: bool = flag(False, "Replace the results of an earlier run.")
+
+    def __post_init__(self) -> None:
+        check_range(self, "exclude_class_words", "random_triggers", at_least=0)
+        check_range(self, "max_examples", at_least=2)
+        for seed in self.seeds:
+            check_range({"seeds": seed}, at_least=0, at_most=MAX_SEED)
+
+
+def main() -> None:
+    """Search triggers for each label and seed, and save the tables."""
+    arguments, task_arguments, options, placement = parse_arguments(
+        TriggerArguments,
+        (TaskArguments, TASK_ARGUMENTS),
+        TriggerOptions,
+        DeviceArguments,
+        description=__doc__,
+        essential=("models", "validation_file", "output_dir"),
+    )
+    check_output_directory(arguments.output_dir, [f"{NAME}.json"], flag="--output_dir", overwrite=arguments.overwrite)
+    attacks = open_attacks(arguments, task_arguments, options, placement)
+    groups, excluded_words = read_examples(arguments, task_arguments, attacks[0])
+    measurements = {
+        label: [
+            _measure(arguments, task_arguments, options, attacks, label, examples, excluded_words, seed)
+            for seed in arguments.seeds
+        ]
+        for label, examples in groups.items()
+    }
+    names = model_names([*arguments.models, *arguments.transfer_to])
+    settings = {**asdict(arguments), **asdict(options), "examples": {name: len(rows) for name, rows in groups.items()}}
+    settings["excluded_words"] = excluded_words
+    result = make_result(measurements, attacks[0], names, len(arguments.models), settings)
+    result.save(arguments.output_dir)
+    print("\n\n".join(f"{table.title}\n{table.markdown()}" for table in result.tables))
+
+
+def model_names(sources: Sequence[str]) -> list[str]:
+    """Short names of models: the last part of the path where it is unique."""
+    short = [Path(source).name for source in sources]
+    return [name if short.count(name) == 1 else source for name, source in zip(short, sources, strict=True)]
+
+
+def open_attacks(
+    arguments: TriggerArguments, task_arguments: TaskArguments, options: TriggerOptions, placement: DeviceArguments
+) -> list[Attack]:
+    """An attack of the same kind on each model."""
+    attacks: list[Attack] = []
+    for source in (*arguments.models, *arguments.transfer_to):
+        architecture = (load_config(source).architectures or [""])[0]
+        if architecture.endswith(("ForCausalLM", "LMHeadModel")):
+            model, tokenizer = load_model_and_tokenizer(source, "AutoModelForCausalLM", task_arguments.max_length)
+            attacks.append(ContinuationAttack(model, tokenizer, task_arguments.max_length, options.batch_size))
+        else:
+            predictor = Predictor.open(source, task_arguments, max_length=task_arguments.max_length)
+            if isinstance(predictor.task, QuestionAnswering):
+                if not arguments.answer:
+                    raise CtxError("The attack on question answering needs an answer.", hint="pass --answer TEXT.")
+                attacks.append(AnswerAttack(predictor, arguments.answer, options.batch_size))
+            else:
+                attacks.append(ClassificationAttack(predictor, arguments.target_label, options.batch_size))
+        placement.place(attacks[-1].model)
+        first, last = attacks[0], attacks[-1]
+        labels = [set(attack.task.labels) for attack in (first, last) if isinstance(attack, ClassificationAttack)]
+        if type(first) is not type(last) or (labels and labels[0] != labels[1]):
+            raise CtxError(
+                "The models have different tasks or labels.",
+                location=f"{arguments.models[0]}, {source}",
+                hint="use models that were fine-tuned on the same data.",
+            )
+    return attacks
+
+
+def read_examples(
+    arguments: TriggerArguments, task_arguments: TaskArguments, attack: Attack
+) -> tuple[dict[str, list[Any]], list[str]]:
+    """Examples by the label that is attacked, and the words that are excluded from triggers."""
+    groups: dict[str, list[Any]] = {}
+    words: list[str] = []
+    if isinstance(attack, ClassificationAttack):
+        examples = SequenceClassification(task_arguments).read_file(arguments.validation_file)
+        for example in examples:
+            if example.label != arguments.target_label:
+                groups.setdefault(example.label, []).append(example)
+        if unknown := sorted({*arguments.label} - {*groups}):
+            raise CtxError(
+                f"No examples of the label {unknown[0]!r} to attack.",
+                location=arguments.validation_file,
+                hint=f"use one of: {', '.join(sorted(groups))}.",
+            )
+        groups = {label: groups[label] for label in arguments.label or sorted(groups)}
+        words = class_words(examples, arguments.exclude_class_words)
+    elif isinstance(attack, AnswerAttack):
+        questions = QuestionAnswering(task_arguments).read_file(arguments.validation_file)
+        start = (arguments.question_word or "").lower()
+        groups[start or "all"] = [
+            item for item in questions if item.question.lower().split()[:1] == [start] or not start
+        ]
+    else:
+        groups["texts"] = [line.strip() for line in read_lines(arguments.validation_file) if line.strip()]
+    if arguments.max_examples is not None:  # a random half of twice the number
+        groups = {
+            label: (rows if len(rows) <= arguments.max_examples else _sample(rows, arguments.max_examples))
+            for label, rows in groups.items()
+        }
+    return groups, words
+
+
+def _sample(rows: list[Any], count: int) -> list[Any]:
+    positions = np.random.default_rng(0).choice(len(rows), count, replace=False)
+    return [rows[position] for position in sorted(positions)]
+
+
+def _measure(
+    arguments: TriggerArguments,
+    task_arguments: TaskArguments,
+    options: TriggerOptions,
+    attacks: list[Attack],
+    label: str,
+    examples: list[Any],
+    excluded_words: list[str],
+    seed: int,
+) -> TriggerMeasurement:
+    """Search and measurement for a label and a seed; triggers of an interrupted run are used again."""
+    text = repr((arguments.models, label, seed, asdict(options), asdict(task_arguments), excluded_words, examples))
+    text += repr((arguments.target_label, arguments.answer))
+    file = Path(arguments.output_dir) / "searches" / f"{NAME}-{sha256(text.encode()).hexdigest()[:16]}.json"
+    saved = read_json(file) if file.is_file() else None
+    print_status(f"{label}: {len(examples):,} examples, seed {seed}" + (", trigger of an earlier run" if saved else ""))
+    measurement = measure_triggers(
+        attacks,
+        len(arguments.models),
+        examples,
+        options,
+        seed=seed,
+        random_triggers=arguments.random_triggers,
+        excluded_words=excluded_words,
+        triggers=saved,
+    )
+    write_text_file(file, json.dumps(measurement.triggers))
+    return measurement
+
+
+def make_result(
+    measurements: dict[str, list[TriggerMeasurement]],
+    attack: Attack,
+    names: Sequence[str],
+    num_attacked: int,
+    settings: dict[str, Any],
+) -> AnalysisResult:
+    """Tables of the transfer matrix and of the triggers, a heat map for each label, and all numbers."""
+    tables, figures, values = [], [], {}
+    attacked = names[:num_attacked]
+    for number, (label, runs) in enumerate(measurements.items()):
+        plain = np.array([run.plain for run in runs])
+        draws = np.concatenate([run.random for run in runs])
+        matrix = np.array([run.transferred for run in runs])
+        rows, cells, spreads = ["no trigger"], [plain.mean(0)], [_spread(plain)]
+        if len(draws):
+            rows, cells = [*rows, f"{len(draws)} random triggers"], [*cells, draws.mean(0)]
+            spreads.append(_spread(draws))
+        rows += [f"trigger of {name}" for name in attacked]
+        cells += list(matrix.mean(0))
+        spreads += [_spread(matrix[:, index]) for index in range(num_attacked)]
+        strongest = "min" if attack.increases_loss or not attack.has_binary_outcomes else "max"
+        tables.append(
+            Table(
+                f"{label}: {attack.metric}, by model",
+                names,
+                rows,
+                np.array(cells).tolist(),
+                spreads if any(value is not None for row in spreads for value in row) else None,
+                best=strongest,  # type: ignore[arg-type]
+                note="Measured on the half of the examples that the triggers were not searched on.",
+            )
+        )
+        tables.append(_trigger_table(label, runs, attacked, attack))
+        figures.append(
+            Heatmap(
+                f"transfer-{number}",
+                f"{label}: {attack.metric} of a model (column) with the trigger of another one (row)",
+                rows,
+                list(names),
+                np.array(cells).tolist(),
+                low=0.0 if attack.has_binary_outcomes else None,
+                high=1.0 if attack.has_binary_outcomes else None,
+            )
+        )
+        values[label] = {
+            "triggers": [run.triggers for run in runs],
+            "plain": plain,
+            "random": [run.random for run in runs],
+            "transferred": matrix,
+            "success": [run.success for run in runs],
+        }
+    return AnalysisResult(NAME, list(settings["models"]), settings, tables, figures, values)
+
+
+def _spread(values: np.ndarray) -> list[float | None]:
+    """Standard deviation over the first axis; None for a single value."""
+    return values.std(0, ddof=1).tolist() if len(values) > 1 else [None] * values.shape[1]
+
+
+def _trigger_table(label: str, runs: list[TriggerMeasurement], attacked: Sequence[str], attack: Attack) -> Table:
+    """The triggers, the metric of the attacked model without and with them, and the success rate."""
+    columns = ["trigger", "without", "with"] + (["success rate"] if attack.has_binary_outcomes else [])
+    rows, cells = [], []
+    for run_number, run in enumerate(runs, 1):
+        for index, name in enumerate(attacked):
+            rows.append(name if len(runs) == 1 else f"{name}, run {run_number}")
+            cells.append([run.triggers[index].strip(), float(run.plain[index]), float(run.transferred[index, index])])
+            if run.success is not None:
+                cells[-1].append(float(run.success[index, index]))
+    note = "Success rate: changed outcomes among those that the attack could change."
+    return Table(f"{label}: triggers, {attack.metric}", columns, rows, cells, note=note)

@@ -1,0 +1,181 @@
+"""Behavioural tests: perturbations, suites and their errors, failures by hand, and the command."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import yaml
+from commands import command_output, save, tiny_pair
+
+from hf_ctxmodels import CtxError
+from hf_ctxmodels.analysis.behaviour.outcomes import evaluate_test, make_cases, rates_by_capability
+from hf_ctxmodels.analysis.behaviour.perturbations import perturb
+from hf_ctxmodels.analysis.behaviour.suite import fill_templates, read_suite
+from hf_ctxmodels.core.command_line import packaged_folder
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text", "expected"),
+    [
+        ("punctuation", None, "So it is!", ["So it is", "So it is."]),
+        ("contractions", None, "It is not his.", ["It's not his."]),
+        ("contractions", None, "I'm sure they aren't. Can't we?", ["I am sure they are not. Cannot we?"]),
+        ("negation", None, "The film was good and is long.", ["The film was not good and is long."]),
+        ("negation", None, "It isn't good, I cannot stay.", ["It is good, I cannot stay."]),
+        ("negation", None, "No verb here.", []),
+        ("names", ["Anna", "Ben"], "Anna saw Anna's banana.", ["Ben saw Ben's banana."]),
+        ("places", ["Rome", "Oslo"], "From Rome to Oslo.", []),
+        ("replace", {"film": "movie"}, "Film or films, a film.", ["Movie or films, a movie."]),
+        ("append", ["Yes.", "No."], "Well. ", ["Well. Yes.", "Well. No."]),
+        ("prepend", ["Yes."], "Well.", ["Yes. Well."]),
+        ("numbers", None, "Version 1.5 and x2.", []),
+    ],
+)
+def test_perturbations(name: str, value: Any, text: str, expected: list[str]) -> None:
+    assert perturb((text,), name, value, Random(0)) == [(variant,) for variant in expected]
+
+
+def test_random_perturbations() -> None:
+    """A typo swaps two adjacent letters; a number has as many digits; only the last text of a pair changes."""
+    for seed in range(20):
+        ((first, typo),) = perturb(("a premise", "ab 12 hello"), "typos", 1, Random(seed))
+        assert first == "a premise"
+        differences = [index for index, (a, b) in enumerate(zip("ab 12 hello", typo, strict=True)) if a != b]
+        assert differences[1] == differences[0] + 1
+        assert sorted(typo) == sorted("ab 12 hello")
+        ((number,),) = perturb(("In 10 of 7 cases",), "numbers", None, Random(seed))
+        words = number.split()
+        assert (len(words[1]), len(words[3])) == (2, 1)
+        assert (words[1], words[3]) != ("10", "7")
+    assert perturb(("x x", "1"), "typos", 1, Random(0)) == []
+    assert perturb(("a", "b"), "order", None, Random(0)) == [("b", "a")]
+    assert perturb(("a", "a"), "order", None, Random(0)) == []
+
+
+def test_templates() -> None:
+    lexicons = {"name": ["Ann", "Bo", "Cy"], "word": ["x", "y"]}
+    texts = fill_templates([("{name1} and {name2}",), ("{word} {word}", "{name}")], lexicons, 100, Random(0))
+    assert len(texts) == 3 * 2 + 2 * 3
+    assert ("x x", "Bo") in texts
+    assert ("Ann and Ann",) not in texts
+    sample = fill_templates([("{word} of {name}",)], {**lexicons, "name": [str(i) for i in range(90)]}, 7, Random(1))
+    assert len(set(sample)) == 7
+
+
+SUITE = """
+lexicons: {good: [good, fine], name: [Anna, Ben]}
+tests:
+  - {name: words, capability: vocabulary, kind: MFT, templates: ["{name} is {good}.", "bad"], label: pos}
+  - {name: names, capability: names, kind: INV, templates: ["{name} is {good}."], perturbation: {names: [Anna, Ben]}}
+  - name: additions
+    capability: vocabulary
+    kind: DIR
+    templates: ["It is {good}."]
+    perturbation: {append: [Yes., No.]}
+    label: pos
+    change: decrease
+    tolerance: 0.1
+"""
+
+
+def test_failures_by_hand(tmp_path: Path) -> None:
+    """A model that likes "good", dislikes "Ben", and is changed by "Yes." within, by "No." beyond the tolerance."""
+
+    def predict(texts: Sequence[tuple[str, ...]]) -> list[dict[str, float]]:
+        values = []
+        for (text,) in texts:
+            value = 0.7 * ("good" in text) - 0.5 * ("Ben" in text) + 0.05 * ("Yes" in text) + 0.2 * ("No" in text)
+            values.append({"pos": value, "neg": 1 - value})
+        return values
+
+    file = tmp_path / "suite.yaml"
+    file.write_text(SUITE)
+    suite = read_suite(file)
+    outcomes = []
+    for test in suite.tests:
+        cases = make_cases(test, suite, [], seed=3)
+        assert cases == make_cases(test, suite, [], seed=3)
+        outcomes.append(evaluate_test(test, cases, predict))
+    words, names, additions = outcomes
+    assert words.cases == 5  # "Anna is good." is right
+    assert sorted(failure.texts[0] for failure in words.failures) == [
+        "Anna is fine.",
+        "Ben is fine.",
+        "Ben is good.",
+        "bad",
+    ]
+    assert words.failures[0].expected == "pos"
+    assert names.failure_rate == 0.5  # with "good", the label depends on the name
+    assert {failure.variant for failure in additions.failures} == {("It is good. No.",), ("It is fine. No.",)}
+    assert rates_by_capability(outcomes) == {"vocabulary": {"MFT": 0.8, "DIR": 1.0}, "names": {"INV": 0.5}}
+    without_templates = replace(suite.tests[1], templates=())
+    with pytest.raises(CtxError, match="changes none of 1 texts"):
+        make_cases(without_templates, suite, [("nobody",)], 0)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message", "location"),
+    [
+        ((), [1], "Expected a mapping, got list", "the whole file"),
+        (("tests",), [], "The file has no tests", "tests"),
+        (("lexicons", "good"), [], "Expected a list of words", "lexicons.good"),
+        (("tests", 0, "kind"), "mft", "Unknown kind 'mft'", r"tests\[0\].kind"),
+        (("tests", 0, "perturbation"), "typos", "Unknown key 'perturbation'", r"tests\[0\].perturbation"),
+        (("tests", 0, "templates", 1), "{god}", "no lexicon 'god'", r"tests\[0\].templates\[1\]"),
+        (("tests", 0, "templates", 1), 3, "Expected a text or a pair", r"tests\[0\].templates\[1\]"),
+        (("tests", 1, "name"), "words", "Two tests have the name", r"tests\[1\].name"),
+        (("tests", 1, "perturbation"), "typo", "did you mean typos", r"tests\[1\].perturbation"),
+        (("tests", 1, "perturbation"), {"typos": 0}, "Expected at least one", r"tests\[1\].perturbation.typos"),
+        (("tests", 1, "perturbation"), {"order": 1}, "has no value", r"tests\[1\].perturbation"),
+        (("tests", 1, "perturbation"), "append", "needs a value", r"tests\[1\].perturbation"),
+        (("tests", 1, "cases"), 0, "out of range", r"tests\[1\].cases"),
+        (("tests", 2, "change"), "up", "use increase or decrease", r"tests\[2\].change"),
+        (("tests", 2, "tolerance"), "much", "Expected float", r"tests\[2\].tolerance"),
+        (("tests", 2), {"kind": "DIR"}, "The key 'label' is missing", r"tests\[2\]"),
+    ],
+)
+def test_errors_of_suites(path: tuple, value: Any, message: str, location: str, tmp_path: Path) -> None:
+    content = yaml.safe_load(SUITE)
+    if path:
+        target = content
+        for key in path[:-1]:
+            target = target[key]
+        target[path[-1]] = value
+    file = tmp_path / "suite.yaml"
+    file.write_text(yaml.safe_dump(content if path else value))
+    with pytest.raises(CtxError, match=f"(?s){message}|where.*{message}") as error:
+        read_suite(file)
+    assert f"suite.yaml: {location}\n".replace("\\", "") in f"{error.value}"
+    file.write_text("tests: [")
+    with pytest.raises(CtxError, match="Not valid YAML"):
+        read_suite(file)
+
+
+def test_command(tmp_path: Path) -> None:
+    """The packaged suite on two models, and a test on the texts of a file."""
+    suite = read_suite(packaged_folder("behaviour") / "sentiment.yaml")
+    words = [template for test in suite.tests for texts in test.templates for template in texts]
+    words += [" ".join(entries) for entries in suite.lexicons.values()]
+    for family in ("bert", "glove"):
+        fields = {"id2label": {0: "0", 1: "1", 2: "2"}, "max_position_embeddings": 64}
+        save(tmp_path / family, *tiny_pair(family, "AutoModelForSequenceClassification", words, **fields))
+    flags = {"models": [tmp_path / "bert", tmp_path / "glove"], "suite": "sentiment", "max_length": 32}
+    fails = command_output("analyze behaviour", **flags, output_dir=tmp_path / "a", fails=True)
+    assert "has no label 'positive'" in fails
+    flags["labels"] = ["positive=1", "negative=0"]
+    output = command_output("analyze behaviour", **flags, output_dir=tmp_path / "a")
+    assert "glove: failure rate by capability and kind of test" in output
+    first = json.loads((tmp_path / "a" / "behaviour.json").read_text())["values"]
+    command_output("analyze behaviour", **flags, output_dir=tmp_path / "b")
+    assert json.loads((tmp_path / "b" / "behaviour.json").read_text())["values"] == first
+    assert {test["cases"] for test in first["bert"].values()} <= set(range(40, 101))
+    (tmp_path / "own.yaml").write_text("tests: [{name: t, capability: c, kind: INV, perturbation: typos}]")
+    flags |= {"suite": tmp_path / "own.yaml", "output_dir": tmp_path / "c"}
+    assert "The test 't' has no templates" in command_output("analyze behaviour", **flags, fails=True)
+    (tmp_path / "texts.txt").write_text("one text\nanother text\n")
+    command_output("analyze behaviour", **flags, texts=tmp_path / "texts.txt")
+    assert json.loads((tmp_path / "c" / "behaviour.json").read_text())["values"]["bert"]["t"]["cases"] == 2

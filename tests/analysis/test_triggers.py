@@ -1,0 +1,216 @@
+"""Universal triggers: the search against brute force and autograd, outcomes, transfer and the command."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from commands import command_output, save, tiny_pair
+from zoo import HEADS
+
+from hf_ctxmodels import CtxError
+from hf_ctxmodels.analysis.triggers.attacks import (
+    AnswerAttack,
+    ClassificationAttack,
+    ContinuationAttack,
+    class_words,
+    measure_triggers,
+)
+from hf_ctxmodels.analysis.triggers.search import TriggerOptions
+from hf_ctxmodels.downstream.tasks import QuestionAnswering, SequenceClassification, TaskArguments
+from hf_ctxmodels.downstream.tasks.question_answering import Question
+from hf_ctxmodels.downstream.tasks.sequence_classification import SequenceExample
+from hf_ctxmodels.inference.prediction import Predictor
+
+WORDS = [
+    "one",
+    "two",
+    "dogs",
+    "cats",
+    "run",
+    "sleep",
+    "slowly",
+    "the",
+    "a",
+    "of",
+    "green",
+    "stone",
+    "river",
+    "happy",
+    "sad",
+    "never",
+]
+TEXTS = ["one cat sleeps", "two dogs run slowly", "the green river", "a happy stone", "never two dogs", "sad cats"]
+LABELS = ["bad", "good", "worse"]
+QUESTIONS = [Question(str(i), "who runs", text, ((0, text.split()[0]),), "") for i, text in enumerate(TEXTS)]
+PAIRS = [SequenceExample((text, TEXTS[-1 - i]), LABELS[i % 3], "") for i, text in enumerate(TEXTS)]
+CASES = [
+    case
+    for case in HEADS
+    if case.auto_name in ("AutoModelForSequenceClassification", "AutoModelForQuestionAnswering", "AutoModelForCausalLM")
+    and not case.token_id_axes
+    and str(case) not in ("xlnet-AutoModelForCausalLM",)
+]
+
+
+def make_attack(family: str, auto_class: str, seed: int = 0) -> tuple[Any, list[Any]]:
+    """An attack on a tiny random model, and its examples."""
+    fields = {"id2label": dict(enumerate(LABELS))} if "Sequence" in auto_class else {}
+    model, tokenizer = tiny_pair(family, auto_class, [*TEXTS, *WORDS], seed=seed, initializer_range=0.5, **fields)
+    arguments = TaskArguments(max_length=24, doc_stride=2)
+    if auto_class == "AutoModelForCausalLM":
+        return ContinuationAttack(model, tokenizer, 24), TEXTS
+    if auto_class == "AutoModelForQuestionAnswering":
+        return AnswerAttack(Predictor(QuestionAnswering(arguments), model, tokenizer), "happy"), QUESTIONS
+    task = SequenceClassification(arguments)
+    task.load_labels(model.config)
+    return ClassificationAttack(Predictor(task, model, tokenizer)), PAIRS
+
+
+def loss_of_text(attack: Any, examples: list[Any], trigger: list[int]) -> float:
+    """The loss of the texts with a trigger, by the tokenizer alone."""
+    features = attack.features(examples, attack.trigger_text(trigger))
+    with torch.no_grad():
+        return float(attack.model(**attack.collator()(features)).loss)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_step_is_brute_force_and_gradient_is_that_of_the_table(case: Any) -> None:
+    attack, examples = make_attack(case.family.name, case.auto_name)
+    search = attack.search(examples, TriggerOptions(length=1, candidates=1000), [])
+    (batch,) = search.batches
+    assert len(search.vocabulary) >= 10
+    sample = slice(None, None, max(1, len(search.vocabulary) // 20))  # byte-level vocabularies are large
+    search.vocabulary, search.table = search.vocabulary[sample], search.table[sample]
+    losses = [loss_of_text(attack, examples, [token]) for token in [*search.vocabulary, *search.start]]
+    step = search.step(batch, search.start)
+    assert search.sign * loss_of_text(attack, examples, step) == pytest.approx(max(search.sign * np.array(losses)))
+    if case.auto_name != "AutoModelForCausalLM":  # whose output layer may be tied to the table
+        unused = next(token for token in search.vocabulary if not (batch.inputs["input_ids"] == token).any())
+        weight = search.embeddings.weight.requires_grad_()
+        attack.model(**batch.with_trigger([unused])).loss.backward()
+        gradient = search.gradient(batch, [unused])[0]
+        assert gradient.abs().max() > 1e-6
+        torch.testing.assert_close(gradient, weight.grad[unused], rtol=1e-3, atol=1e-6)
+
+
+def test_vocabulary_and_beam() -> None:
+    """No special, unused or continuation tokens, no excluded words; a wider beam is at least as good."""
+    attack, examples = make_attack("bert", "AutoModelForSequenceClassification")
+    options = [TriggerOptions(length=3, candidates=8, beam_size=size, epochs=1) for size in (1, 4)]
+    searches = [attack.search(examples, option, ["dogs"]) for option in options]
+    words = attack.tokenizer.convert_ids_to_tokens(searches[0].vocabulary)
+    assert not any(word.startswith(("##", "[")) or word == "dogs" for word in words)
+    assert {"cats", "stone"} <= set(words)
+    losses = []
+    for search in searches:
+        (batch,) = search.batches
+        losses += search.losses([batch.with_trigger(search.step(batch, search.start))])
+    start = searches[0].mean_loss(searches[0].start)
+    assert start < losses[0] <= losses[1]
+    found = searches[0].run()
+    assert searches[0].mean_loss(found) == pytest.approx(loss_of_text(attack, examples, found), rel=1e-5)
+    assert searches[0].mean_loss(found) > start
+
+
+def test_class_words_and_errors() -> None:
+    rows = [("the good film", "1"), ("a good story", "1"), ("the bad film", "0"), ("a bad story", "0")]
+    examples = [SequenceExample((text,), label, "") for text, label in rows]
+    assert set(class_words(examples, 1)) == {"good", "bad"}
+    attack, examples = make_attack("elmo", "AutoModelForSequenceClassification")
+    with pytest.raises(CtxError, match="reads characters"):
+        attack.search(examples, TriggerOptions(), [])
+    with pytest.raises(CtxError, match="no label 'fine'"):
+        ClassificationAttack(Predictor(attack.task, attack.model, attack.tokenizer), "fine")
+    attack, examples = make_attack("bert", "AutoModelForSequenceClassification")
+    with pytest.raises(CtxError, match="needs 600"):
+        attack.search(examples, TriggerOptions(length=300), [])
+    attack.task.arguments.max_length = 4
+    with pytest.raises(CtxError, match="do not contain the 3 tokens"):
+        attack.search(examples, TriggerOptions(), [])
+
+
+def test_outcomes_and_halves() -> None:
+    """Outcomes by the model's own predictions; each half is used once; an earlier trigger is not searched again."""
+    attack, examples = make_attack("bert", "AutoModelForSequenceClassification")
+    target = ClassificationAttack(Predictor(attack.task, attack.model, attack.tokenizer), "good")
+    trigger = "stone river"
+    with torch.no_grad():
+        texts = [example.texts[0] for example in examples], [f"{trigger} {example.texts[1]}" for example in examples]
+        ids = attack.model(**attack.tokenizer(*texts, padding=True, return_tensors="pt")).logits.argmax(1)
+    predicted = [LABELS[index] for index in ids]
+    assert attack.outcomes(examples, trigger).tolist() == [p == e.label for p, e in zip(predicted, examples)]
+    assert target.outcomes(examples, trigger).tolist() == [p == "good" for p in predicted]
+    attacks = [attack, make_attack("elmo", "AutoModelForSequenceClassification")[0]]
+    options = TriggerOptions(length=2, candidates=4, epochs=1)
+    result = measure_triggers(attacks, 1, examples, options, seed=0, random_triggers=3)
+    assert result.random.shape == (3, 2)
+    assert result.transferred.shape == result.success.shape == (1, 2)
+    again = measure_triggers(attacks, 1, examples, options, seed=0, random_triggers=3, triggers=result.triggers)
+    assert np.array_equal(again.transferred, result.transferred)
+    assert np.array_equal(again.random, result.random)
+    nats, texts = make_attack("gpt2", "AutoModelForCausalLM")
+    encoded = nats.tokenizer("stone river two dogs", return_tensors="pt")["input_ids"]
+    encoded = torch.cat([torch.tensor([[nats.tokenizer.eos_token_id]]), encoded], 1)
+    with torch.no_grad():
+        losses = torch.nn.functional.cross_entropy(nats.model(encoded).logits[0, :-1], encoded[0, 1:], reduction="none")
+    assert nats.outcomes(["two dogs"], trigger)[0] == pytest.approx(float(losses[2:].mean()), rel=1e-5)
+
+
+@pytest.fixture(scope="module")
+def classifiers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A folder with a BERT, a GloVe and an ELMo that learned "good" and "bad" words, and their examples."""
+    folder = tmp_path_factory.mktemp("classifiers")
+    good, bad, neutral = ["lovely", "great", "charming"], ["awful", "dreadful", "boring"], ["river", "stone", "green"]
+    texts = [f"the {noun} was {word}" for noun in ("film", "story", "song", "meal") for word in good + bad]
+    labels = [int(text.split()[-1] in good) for text in texts]
+    lines = [f"{text}\t{('neg', 'pos')[label]}" for text, label in zip(texts, labels, strict=True)]
+    (folder / "texts.tsv").write_text("\n".join(["text\tlabel", *lines]) + "\n")
+    for family, rate in {"bert": 0.003, "glove": 0.1, "elmo": 0.02}.items():
+        fields = {"id2label": {0: "neg", 1: "pos", 2: "none"}, "max_position_embeddings": 64}
+        vocabulary = [*texts, " ".join(neutral)]
+        model, tokenizer = tiny_pair(family, "AutoModelForSequenceClassification", vocabulary, **fields)
+        batch = tokenizer(texts, padding=True, return_tensors="pt")
+        optimizer = torch.optim.Adam(model.parameters(), lr=rate)
+        for _ in range(25):
+            optimizer.zero_grad()
+            loss = model(**batch, labels=torch.tensor(labels)).loss
+            loss.backward()
+            optimizer.step()
+        assert loss < 0.2, family
+        save(folder / family, model.eval(), tokenizer)
+    return folder, folder / "texts.tsv"
+
+
+def test_command(classifiers: tuple[Path, Path], tmp_path: Path) -> None:
+    """The transfer matrix of two attacked models and a character model, class words, and an interrupted run."""
+    folder, file = classifiers
+    flags = {"models": [folder / "bert", folder / "glove"], "transfer_to": [folder / "elmo"], "validation_file": file}
+    flags |= {"max_length": 16, "length": 2, "candidates": 12, "epochs": 1, "random_triggers": 2, "seeds": [0, 1]}
+    output = command_output("analyze triggers", **flags, label="pos", output_dir=tmp_path / "a")
+    assert "trigger of glove" in output
+    result = json.loads((tmp_path / "a" / "triggers.json").read_text())
+    values = result["values"]["pos"]
+    assert np.shape(values["transferred"]) == (2, 2, 3)
+    assert np.mean(values["plain"]) > 0.9
+    assert np.array(values["transferred"])[:, [0, 1], [0, 1]].max() < 0.4 < np.mean(values["random"])
+    bad = {"awful", "dreadful", "boring"}
+    searches = list((tmp_path / "a" / "searches").iterdir())
+    assert len(searches) == 2
+    for path in searches:
+        path.write_text(json.dumps(["river stone", "green"]))
+    again = {**flags, "label": "pos", "output_dir": tmp_path / "a"}
+    assert "already holds triggers.json" in command_output("analyze triggers", **again, fails=True)
+    assert "river stone" in command_output("analyze triggers", **again, overwrite=True)
+    again |= {"output_dir": tmp_path / "b", "exclude_class_words": 3, "seeds": 0}
+    command_output("analyze triggers", **again)
+    result = json.loads((tmp_path / "b" / "triggers.json").read_text())
+    assert not bad & set(" ".join(result["values"]["pos"]["triggers"][0]).split())
+    assert bad <= set(result["settings"]["excluded_words"])
+    assert "No examples of the label 'fine'" in command_output(
+        "analyze triggers", **{**flags, "label": "fine", "output_dir": tmp_path / "c"}, fails=True
+    )
+    flags |= {"models": folder / "elmo", "output_dir": tmp_path / "c"}
+    assert "reads characters" in command_output("analyze triggers", **flags, fails=True)
