@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from zoo import FIRST_WORD, TINY, Case, make_batch
 
 from hf_ctxmodels import CtxCoveForConditionalGeneration, CtxError
+from hf_ctxmodels.layers.biattention import Biattention, Maxout
 from hf_ctxmodels.layers.common import SafeBatchNorm1d
 from hf_ctxmodels.layers.recurrent.rnn import LSTM
-from hf_ctxmodels.models.cove.modeling_cove import Biattention, Maxout
 from hf_ctxmodels.registry import FAMILIES
 
 TRANSLATION = Case(FAMILIES["cove"], "AutoModelForSeq2SeqLM")
