@@ -5,13 +5,12 @@ from itertools import product
 import pytest
 import torch
 from recurrent_decoders import cove as reference
-from torch import Tensor, nn
+from torch import Tensor
 from zoo import FIRST_WORD, TINY, Case, make_batch
 
 from hf_ctxmodels import CtxCoveForConditionalGeneration, CtxError
-from hf_ctxmodels.layers.biattention import Biattention, Maxout
+from hf_ctxmodels.layers.biattention import Maxout
 from hf_ctxmodels.layers.common import SafeBatchNorm1d
-from hf_ctxmodels.layers.recurrent.rnn import LSTM
 from hf_ctxmodels.registry import FAMILIES
 
 TRANSLATION = Case(FAMILIES["cove"], "AutoModelForSeq2SeqLM")
@@ -134,47 +133,7 @@ class TestClassifier:
 
 
 class TestBiattention:
-    """The biattentive network against the formulas of the paper."""
-
-    WIDTH = 5
-
-    def torch_lstm(self, layer: LSTM, states: Tensor) -> Tensor:
-        """(length, width) -> (length, 2 * output)."""
-        lstm = nn.LSTM(states.shape[1], self.WIDTH, bidirectional=True)
-        for number, suffix in enumerate(("", "_reverse")):
-            weights = {"weight_ih": layer.input_weight, "weight_hh": layer.state_weight, "bias_ih": layer.bias}
-            for name, weight in weights.items():
-                getattr(lstm, f"{name}_l0{suffix}").data = weight[number]
-            getattr(lstm, f"bias_hh_l0{suffix}").data.zero_()
-        return lstm(states)[0]
-
-    def naive_features(self, network: Biattention, first: Tensor, second: Tensor) -> Tensor:
-        """(16 * width,) of two texts (words, input)."""
-        texts = [self.torch_lstm(network.encoder, network.project(text).relu()) for text in (first, second)]
-        affinities, pooled = texts[0] @ texts[1].T, []
-        for number, scores in enumerate((affinities, affinities.T)):
-            text = texts[number]
-            summary = scores.softmax(1) @ texts[1 - number]
-            inputs = torch.cat([text, text - summary, text * summary], 1)
-            states = self.torch_lstm(network.integrators[number], inputs)
-            self_attentive = (states @ network.selectors[number].weight[0]).softmax(0) @ states
-            pooled += [states.amax(0), states.mean(0), states.amin(0), self_attentive]
-        return torch.cat(pooled)
-
-    @pytest.mark.parametrize("unpad", [True, False])
-    def test_pairs_and_single_texts(self, unpad: bool) -> None:
-        torch.manual_seed(0)
-        network = Biattention(7, self.WIDTH, 0.0)
-        for parameter in network.parameters():
-            parameter.data.add_(0.3 * torch.randn_like(parameter))
-        states, tokens = torch.randn(3, 9, 7), torch.zeros(3, 9, dtype=torch.bool)
-        second = torch.zeros_like(tokens)
-        tokens[0], second[0, 5:] = True, True
-        tokens[1, 2:8], second[1, 3:8] = True, True  # padding on both sides
-        tokens[2, :4] = True  # a single text
-        pairs = [(states[0, :5], states[0, 5:]), (states[1, 2:3], states[1, 3:8]), (states[2, :4], states[2, :4])]
-        expected = torch.stack([self.naive_features(network, *pair) for pair in pairs])
-        torch.testing.assert_close(network(states, tokens, second, unpad), expected, atol=1e-5, rtol=1e-5)
+    """Layers of the classifier; tests of the networks of pairs compare the biattention with its formulas."""
 
     def test_maxout_is_the_maximum_of_its_linear_layers(self) -> None:
         layer, states = Maxout(6, 4, 3), torch.randn(5, 6)
