@@ -121,6 +121,7 @@ GROUPS: dict[str, dict[str, Command | CommandGroup]] = {
                     "Universal triggers that change predictions, and their transfer.", "analyze_triggers"
                 ),
                 "behaviour": Command("Behavioural tests: typos, negation, names, order.", "analyze_behaviour"),
+                "report": Command("Write results of analyses as one HTML page.", "analyze_report"),
             },
         ),
     },

@@ -128,6 +128,7 @@ def _repository_pages() -> Pages:
     other_cards = [card for card in cards if card != "index" and Path(card).stem not in FAMILIES]
     generated["families/index.md"] += "\n" + toctree([*FAMILIES, *other_cards])
     generated["_parts/how-to.md"] = _how_to_list()
+    generated["_parts/analysis.md"] = _analysis_list()
     return generated
 
 
@@ -138,6 +139,17 @@ def _how_to_list() -> str:
     headings = {name: re.search("^# (.*)", text, re.MULTILINE) for name, text in guides.items()}
     titles = [f"- [{heading[1] if (heading := headings[name]) else name}]({name}.md)" for name in names]
     return "\n".join([*titles, "", toctree(names)])
+
+
+def _analysis_list() -> str:
+    """Table of the pages of analyses and the questions that they answer: their headings and first paragraphs."""
+    rows, names = ["| page | question |", "|---|---|"], []
+    for path in sorted((ROOT / "docs" / "analysis").glob("*.md")):
+        if path.stem != "index":
+            heading, paragraph, *_ = path.read_text("utf-8").split("\n\n")
+            rows.append(f"| [{heading.removeprefix('# ')}]({path.name}) | {' '.join(paragraph.split())} |")
+            names.append(path.stem)
+    return "\n".join([*rows, "", toctree(names)])
 
 
 def family_title(family: FamilySpec) -> str:

@@ -198,6 +198,8 @@ def test_files_of_the_wheel(installed: Path):
         expected = {path.name: path.read_bytes() for path in (ROOT / "scripts" / folder).glob("*.yaml")}
         assert expected
         assert {path.name: path.read_bytes() for path in (installed / "hf_ctxmodels" / folder).iterdir()} == expected
+    assets = {path.name for path in (ROOT / "hf_ctxmodels" / "analysis" / "report" / "assets").iterdir()}
+    assert {path.name for path in (installed / "hf_ctxmodels" / "analysis" / "report" / "assets").iterdir()} == assets
     assert not (installed / "scripts").exists()
     entries = next(installed.glob("*.dist-info/entry_points.txt")).read_text()
     assert "hf-ctxmodels = hf_ctxmodels_cli:main" in entries

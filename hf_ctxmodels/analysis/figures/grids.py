@@ -147,6 +147,8 @@ class Heatmap(Figure):
                     else f"M{left + offset:.1f} {top:.1f}v{height:.1f}"
                 )
                 parts.append(element("path", d=data, class_="halo", stroke_width=0.8))
+        area = {"x": float(left), "y": float(top), "width": float(width), "height": float(height)}
+        parts.append(element("rect", class_="cells", fill="none", pointer_events="all", **area))
         return parts
 
 
@@ -268,10 +270,12 @@ class Surface(Figure):
         text = format_value(float(level), self.digits)
         center = (self.x[0] + self.x[-1]) / 2
         x, y = min((segment[0] for segment in segments), key=lambda point: (abs(point[0] - center), point[1]))
-        style: dict[str, Any] = {"stroke": "#000000", "stroke_opacity": 0.9, "stroke_width": 3, "fill": "#ffffff"}
-        number = label(text, x_scale(x), y_scale(y), "small", anchor="middle", paint_order="stroke", **style)
+        x, y, width = x_scale(x), y_scale(y), text_width(text, 11) + 4
         path = element("path", tooltip(text), d=data, fill="none", stroke="#ffffff", stroke_width=1.1)
-        return [path, number]
+        box = element(
+            "rect", x=x - width / 2, y=y - 7, width=width, height=14.0, rx=3, fill="#101418", fill_opacity=0.8
+        )
+        return [path, box, label(text, x, y, "small", anchor="middle", fill="#ffffff")]
 
     def _contour_segments(self, level: float) -> Iterator[tuple[tuple[float, float], tuple[float, float]]]:
         """Straight pieces of a contour line, one or two in each square of four values that it crosses."""

@@ -1,0 +1,1 @@
+"""Reports of analyses as one HTML file, which works offline."""

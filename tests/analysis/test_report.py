@@ -1,0 +1,194 @@
+"""The report: complete, escaped, without external resources, and interactive in a browser."""
+
+import base64
+import hashlib
+import json
+import re
+import subprocess
+from html.parser import HTMLParser
+from shutil import which
+
+import numpy as np
+import pytest
+from commands import command_output
+from test_figures import FIGURES, HOSTILE
+
+from hf_ctxmodels.analysis.figures import ScatterMap
+from hf_ctxmodels.analysis.report.page import figure_series, render_report
+from hf_ctxmodels.analysis.results import AnalysisResult, Table
+
+SENTENCE = "<img src=x onerror=alert(1)> \"The' river 👩‍🚀 שלום"
+
+
+class Page(HTMLParser):
+    """Tags, attributes and texts of a page; the data of scripts apart."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open_tags: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[str] = []
+        self.scripts: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+        self.open_tags.append(tag)
+
+    def handle_endtag(self, tag):
+        while self.open_tags and self.open_tags.pop() != tag:
+            pass
+
+    def handle_data(self, data):
+        is_script = bool(self.open_tags) and self.open_tags[-1] == "script"
+        (self.scripts if is_script else self.texts).append(data)
+
+
+@pytest.fixture(scope="module")
+def results() -> list[AnalysisResult]:
+    points = np.random.default_rng(0).normal(size=(6, 2))
+    maps = [ScatterMap(f"sense-{i}", f"Senses, layer {i}", points, HOSTILE, [SENTENCE] * 6) for i in range(3)]
+    cells, spreads = [[0.5, SENTENCE], [0.75, "b"], [None, "a"]], [[0.1, None]] * 3
+    table = Table(
+        "Accuracy", ["score", SENTENCE], [SENTENCE, "layer 1", "layer 2"], cells, spreads, "max", note=SENTENCE
+    )
+    settings = {"text": SENTENCE, "seeds": [1, 2], "layer": 3}
+    return [
+        AnalysisResult("probe-pos", ["bert", SENTENCE], settings, [table], FIGURES),
+        AnalysisResult("senses", ["bert"], {}, [], maps),
+    ]
+
+
+def test_report_of_a_directory(results, tmp_path, capsys):
+    for result in results:
+        result.save(tmp_path / "analyses")
+    (tmp_path / "analyses" / "notes.json").write_text("{}")
+    output = tmp_path / "report.html"
+    assert "2 results" in command_output("analyze report", tmp_path / "analyses", output=output, title=SENTENCE)
+    page = Page(output.read_text())
+    texts = "".join(page.texts)
+    assert texts.count(SENTENCE) > 10
+    for text in ("Probe pos", "Senses", "0.500 ± 0.100", "0.750 ± 0.100", *(figure.title for figure in FIGURES)):
+        assert text in texts
+    tags = {tag for tag, _ in page.elements}
+    assert not tags & {"img", "iframe", "link", "object", "embed", "form", "base", "image", "use", "foreignobject"}
+    assert sum(tag == "script" and "type" not in attributes for tag, attributes in page.elements) == 1
+    assert not any(name.startswith("on") for _, attributes in page.elements for name in attributes)
+    references = [attributes[name] for _, attributes in page.elements for name in ("src", "href") if name in attributes]
+    assert references
+    assert all(reference.startswith("#") for reference in references)
+    assert not re.search(r"https?:|@import|url\(", output.read_text())
+    targets = {attributes.get("id") for _, attributes in page.elements}
+    assert {reference[1:] for reference in references} <= targets
+    [tokens] = [json.loads(text)["tokens"] for text in page.scripts if text.startswith('{"tokens"')]
+    assert tokens == [text.encode("utf-8", "replace").decode() for text in HOSTILE]
+    assert "exists" in command_output("analyze report", tmp_path / "analyses", output=output, fails=True)
+    assert "no results" in command_output("analyze report", tmp_path, output=tmp_path / "other.html", fails=True)
+    assert "no such directory" in command_output("analyze report", tmp_path / "x", output=output, fails=True)
+
+
+def test_policy_allows_the_script_of_the_report_alone(results):
+    page = Page(render_report(results))
+    policy = next(
+        attributes["content"] for tag, attributes in page.elements if tag == "meta" and "http-equiv" in attributes
+    )
+    digest = base64.b64encode(hashlib.sha256(page.scripts[-1].encode()).digest()).decode()
+    assert policy.startswith(f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}';")
+
+
+def test_figures_of_layers_are_one_series(results):
+    assert [len(series.figures) for series in figure_series(results[1].figures)] == [3]
+    assert figure_series(results[1].figures)[0].title == "Senses"
+    assert all(len(series.figures) == 1 for series in figure_series(FIGURES))
+
+
+DRIVER = """
+const log = {};
+const key = (node, name) => node.dispatchEvent(new KeyboardEvent("keydown", { key: name, bubbles: true }));
+const point = (node) => node.dispatchEvent(new PointerEvent("pointerenter"));
+const readout = (figure) => figure.querySelector(".readout").textContent;
+const figureOf = (type) => document.querySelector(`figure[data-type="${type}"]`);
+const change = (node, value, name) => { node.value = value; node.dispatchEvent(new Event(name)); };
+const body = document.querySelector("table.sortable tbody");
+const order = () => [...body.rows].map((row) => row.cells[1].textContent);
+document.querySelectorAll("table.sortable thead button")[0].click();
+log.descending = order();
+document.querySelectorAll("table.sortable thead button")[0].click();
+log.ascending = order();
+const map = document.querySelector(".series figure");
+key(map.querySelector(".scroll"), "ArrowRight");
+log.first = readout(map);
+key(map.querySelector(".scroll"), "ArrowRight");
+log.second = readout(map);
+change(map.querySelector("input"), "👩", "input");
+log.matches = map.querySelectorAll(".point:not(.dim)").length;
+change(document.querySelector(".series > .controls input"), 2, "input");
+log.shown = [...document.querySelectorAll(".series figure")].map((figure) => !figure.hidden);
+const attention = figureOf("AttentionView");
+const [layer, head, view] = attention.querySelectorAll("select");
+attention.querySelectorAll(".head")[4].dispatchEvent(new MouseEvent("click"));
+log.head = [layer.value, head.value];
+log.cells = attention.querySelectorAll(".attention td[title]").length;
+change(head, "mean", "change");
+change(view, "lines", "change");
+attention.querySelector(".lines text").dispatchEvent(new FocusEvent("focus"));
+log.attention = readout(attention);
+const tokens = figureOf("TokenComparison");
+change(tokens.querySelector("select"), "rank", "change");
+log.numbers = [...tokens.querySelectorAll(".token small")].map((node) => node.textContent);
+point(tokens.querySelector(".token"));
+log.token = readout(tokens);
+const square = document.querySelector(".cells").closest("figure");
+key(square.querySelector(".scroll"), "ArrowDown");
+log.cell = readout(square);
+document.getElementById("theme").click();
+log.scheme = document.documentElement.style.colorScheme;
+log.overflow = document.documentElement.scrollWidth - innerWidth;
+document.body.replaceChildren(JSON.stringify(log));
+"""
+
+
+@pytest.fixture(scope="module")
+def dump_page(tmp_path_factory):
+    """Opens a page in a headless browser; returns its elements after its scripts have run."""
+    browser = which("chromium") or which("chromium-browser") or which("google-chrome")
+    if browser is None:
+        pytest.skip("needs chromium")
+    folder = tmp_path_factory.mktemp("browser")
+
+    def dump(page: str, width: int) -> str:
+        (folder / "page.html").write_text(page)
+        flags = [
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            f"--user-data-dir={folder}",
+            f"--window-size={width},900",
+        ]
+        command = [browser, *flags, "--dump-dom", (folder / "page.html").as_uri()]
+        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+
+    return dump
+
+
+@pytest.mark.slow
+def test_report_in_a_browser(results, dump_page):
+    page = render_report(results)
+    assert dump_page(page, 1200).count('class="controls"') == 7  # the policy lets the script of the report run
+    page = re.sub("<meta http-equiv[^>]*>", "", page).replace("</body>", f"<script>{DRIVER}</script></body>")
+    log = json.loads("".join(Page(dump_page(page, 500).partition("<body>")[2]).texts))
+    assert log["descending"] == ["0.750 ± 0.100", "0.500 ± 0.100", "–"]
+    assert log["ascending"] == ["0.500 ± 0.100", "0.750 ± 0.100", "–"]
+    points = results[1].figures[0].points
+    by_x = sorted(range(6), key=lambda index: points[index][0])
+    for name, index in (("first", by_x[0]), ("second", by_x[1])):
+        assert log[name] == f"{HOSTILE[index]}: {SENTENCE}".replace("\x00", "\ufffd").replace("\ud800", "\ufffd")
+    assert log["matches"] == 6
+    assert log["shown"] == [False, False, True]
+    assert (log["head"], log["cells"]) == (["1", "1"], 36)
+    assert log["attention"].startswith(f"{HOSTILE[0]} → {HOSTILE[0]} 0.17, ")
+    assert log["numbers"] == ["1", "20", "3", "–", "5", "6"]
+    assert log["token"].startswith(f"{HOSTILE[0]}  log P <: -1.50 · rank: 1")
+    assert log["cell"] == "<m> 1, x: 0.000"
+    assert log["scheme"] in ("dark", "light")
+    assert log["overflow"] <= 0  # the page does not scroll to the side
