@@ -12,7 +12,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 def plain(value: Any, digits: int | None = None) -> Any:
     """A value of JSON: tensors, arrays and scalars of NumPy become (nested lists of) numbers, tuples become lists, and
-    NaN and infinities None; with `digits`, floats are rounded."""
+    NaN and infinities None; lone surrogates of texts become "?"; with `digits`, floats are rounded."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, dict):
@@ -23,7 +23,9 @@ def plain(value: Any, digits: int | None = None) -> Any:
         if not math.isfinite(value):
             return None
         return value if digits is None else round(value, digits)
-    if value is None or isinstance(value, str | int):
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if value is None or isinstance(value, int):
         return value
     raise TypeError(f"A {type(value).__name__} is no value of JSON: {value!r}.")
 

@@ -19,7 +19,8 @@ window.ctxReport = (() => {
     return [create("label", {}, label, node), node];
   };
   const format = (value, digits) =>
-    value === null ? "–" : Number.isInteger(value) ? value.toLocaleString("en") : value.toFixed(digits);
+    value === null ? "–" : value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+  const digitsOf = (values, digits) => values.every((value) => value === null || Number.isInteger(value)) ? 0 : digits;
   const dataOf = (figure) => JSON.parse(figure.querySelector('script[type="application/json"]').textContent);
   const addReadout = (figure, text) => {
     const readout = create("output", { class: "readout", dir: "auto", "aria-live": "polite" }, text);
@@ -120,13 +121,14 @@ window.ctxReport = (() => {
     figure.querySelector("svg").append(ring);
     let cell = [0, 0];
     const [left, top, width, height] = ["x", "y", "width", "height"].map((name) => Number(area.getAttribute(name)));
+    const digits = digitsOf(data.values.flat(), Math.max(data.digits, 3));
     const size = [height / data.rows.length, width / data.columns.length];
     const show = (row, column) => {
       cell = [row, column].map((index, axis) => Math.min(Math.max(index, 0), data[axis ? "columns" : "rows"].length - 1));
       const box = { x: left + cell[1] * size[1], y: top + cell[0] * size[0], width: size[1], height: size[0], visibility: "visible" };
       for (const [name, value] of Object.entries(box)) ring.setAttribute(name, value);
       const value = data.values[cell[0]][cell[1]];
-      readout.textContent = `${data.rows[cell[0]]}, ${data.columns[cell[1]]}: ${format(value, Math.max(data.digits, 3))}`;
+      readout.textContent = `${data.rows[cell[0]]}, ${data.columns[cell[1]]}: ${format(value, digits)}`;
     };
     area.addEventListener("pointermove", (event) => {
       const box = area.getBoundingClientRect();
@@ -234,6 +236,7 @@ window.ctxReport = (() => {
   // Tokens: the text, colored by one of the columns; all numbers of a token by pointer or focus.
   function tokenComparison(figure) {
     const { tokens, columns, texts, digits } = dataOf(figure);
+    const write = (name, index) => format(columns[name][index], digitsOf(columns[name], digits));
     const names = Object.keys(columns);
     if (!names.length) return;
     const [label, column] = select("Color by", names.map((name) => [name, name]), () => update());
@@ -243,7 +246,7 @@ window.ctxReport = (() => {
     figure.querySelector(".scroll").before(flow, readout);
     addControls(figure, label);
     const show = (index) => {
-      const numbers = names.map((name) => `${name}: ${format(columns[name][index], digits)}`).join(" · ");
+      const numbers = names.map((name) => `${name}: ${write(name, index)}`).join(" · ");
       readout.textContent = `${tokens[index]}  ${numbers}${texts && texts[index] ? `\n${texts[index]}` : ""}`;
     };
     const nodes = tokens.map((token, index) => {
@@ -261,7 +264,7 @@ window.ctxReport = (() => {
       const largest = Math.max(-low, high) || 1;
       nodes.forEach((node, index) => {
         const value = values[index];
-        node.lastChild.textContent = format(value, digits);
+        node.lastChild.textContent = write(column.value, index);
         const fraction = value === null ? 0 : isSigned ? Math.abs(value) / largest : (value - low) / (high - low || 1);
         tint(node, 0.85 * fraction, isSigned && value < 0 ? "--second" : "--accent");
       });
