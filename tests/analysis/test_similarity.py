@@ -7,6 +7,7 @@ import torch
 from commands import tiny_pair
 from torch import Tensor
 
+from hf_ctxmodels.analysis.geometry import measure_geometry
 from hf_ctxmodels.analysis.similarity import (
     MEASURES,
     cka_matrix,
@@ -17,6 +18,7 @@ from hf_ctxmodels.analysis.similarity import (
 )
 from hf_ctxmodels.architectures.word_encoder import WordEncoder
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.registry import FAMILIES
 
 
 @pytest.fixture(scope="module")
@@ -103,3 +105,17 @@ def test_layers_of_models_with_different_tokenizers():
     vectors = encoders[0].encode_corpus(sentences, progress=False)
     states = vectors.vectors[vectors.has_tokens]
     assert float(everything.matrices["cka"][0][0, 3]) == pytest.approx(linear_cka(states[:, 0], states[:, 3]), abs=1e-4)
+
+
+@pytest.mark.slow
+def test_all_families_in_one_square():
+    texts = [f"{subject} {verb} the {noun}" for subject in ("cats", "dogs") for verb in ("see", "like", "paint")
+             for noun in ("river", "bank", "house")]  # fmt: skip
+    sentences = [text.split() for text in texts]
+    encoders = [WordEncoder(*tiny_pair(family, "AutoModel", texts)) for family in FAMILIES]
+    result = compare_layers(encoders, sentences, max_words=60, progress=False)
+    assert [*dict.fromkeys(result.models)] == list(range(len(FAMILIES)))
+    matrix = result.matrices["cka"][0]
+    torch.testing.assert_close(matrix.diagonal(), torch.ones(len(matrix), dtype=torch.float64))
+    for encoder in encoders:
+        assert measure_geometry(encoder, sentences, progress=False).self_similarity.isfinite().all()

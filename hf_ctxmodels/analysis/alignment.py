@@ -1,0 +1,129 @@
+"""Alignment of the representations of two languages by an orthogonal map (Wu et al. 2019, arXiv 1911.01464, section 5;
+Procrustes: Schönemann 1966).
+
+The vectors of translated sentences, in two models or in one multilingual model, are mapped by a rotation that is fitted
+on some pairs and tested on others. Sentence vectors are the means of the vectors of their words.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from hf_ctxmodels.analysis.similarity import linear_cka
+from hf_ctxmodels.architectures.word_encoder import Sentence, WordEncoder
+from hf_ctxmodels.core.console import progress_bar
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.evaluation import retrieval
+
+
+@dataclass(frozen=True)
+class LayerAlignment:
+    """How well the representations of two languages match, by layer of the first model.
+
+    Attributes:
+        layers: Pairs of layers of the two models, at the same relative depth.
+        raw, aligned: (splits, layers) accuracy of the retrieval of test translations by cosine, the mean of both
+            directions, without and with the orthogonal map; `raw` is NaN for layers of different widths.
+        cka: (splits, layers) debiased linear CKA of the test pairs, which needs no map.
+        train_pairs, test_pairs: Numbers of pairs of each split.
+    """
+
+    layers: list[tuple[int, int]]
+    raw: Tensor
+    aligned: Tensor
+    cka: Tensor
+    train_pairs: int
+    test_pairs: int
+
+
+def orthogonal_map(x: Tensor, y: Tensor) -> Tensor:
+    """The (d1, d2) matrix W with orthonormal rows or columns that maximises the inner products of x W and y, which for
+    equal widths minimises |x W - y|; for (n, d1) and (n, d2) vectors of translations."""
+    left, _, right = torch.linalg.svd(x.T @ y, full_matrices=False)
+    return left @ right
+
+
+def align_languages(
+    first: WordEncoder,
+    second: WordEncoder,
+    pairs: Sequence[tuple[Sentence, Sentence]],
+    *,
+    train_pairs: int = 2000,
+    test_pairs: int = 1000,
+    seeds: Sequence[int] = (0,),
+    progress: bool = True,
+) -> LayerAlignment:
+    """Align the sentence vectors of two languages layer by layer.
+
+    Vectors are centred by the means of the training pairs of their language, and scaled to length 1.
+
+    Args:
+        first, second: Models with their tokenizers, which can be the same.
+        pairs: Sentences and their translations.
+        train_pairs, test_pairs: Numbers of pairs, of different sentences. Of fewer pairs, a third is tested.
+        seeds: Seeds of the splits.
+        progress: Show a progress bar.
+
+    Raises:
+        CtxError: There are fewer than 12 pairs with tokens in both models.
+    """
+    size = train_pairs + test_pairs
+    if len(pairs) > size:
+        pairs = random.Random(0).sample(list(pairs), size)
+    states, are_encoded = [], []
+    for encoder, sentences in zip((first, second), zip(*pairs), strict=True):
+        vectors, has_tokens = sentence_vectors(encoder, sentences, progress)
+        states.append(vectors)
+        are_encoded.append(has_tokens)
+    is_common = are_encoded[0] & are_encoded[1]
+    x, y = (vectors[is_common] for vectors in states)
+    if len(x) < 12:
+        raise CtxError(f"{len(x)} pairs do not suffice for an alignment.", hint="use at least 12, better thousands.")
+    test_size = test_pairs if len(x) == size else len(x) // 3
+    step = (len(second.layers) - 1) / max(1, len(first.layers) - 1)
+    columns = [(column, round(column * step)) for column in range(len(first.layers))]
+    raw, aligned, cka = [], [], []
+    for seed in seeds:
+        order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
+        test, train = order[:test_size], order[test_size:]
+        scores = [_align_layers(x[:, i], y[:, j], train, test) for i, j in columns]
+        for values, results in zip((raw, aligned, cka), zip(*scores, strict=True), strict=True):
+            values.append(torch.tensor(results))
+    return LayerAlignment(
+        layers=[(first.layers[i], second.layers[j]) for i, j in columns],
+        raw=torch.stack(raw),
+        aligned=torch.stack(aligned),
+        cka=torch.stack(cka),
+        train_pairs=len(x) - test_size,
+        test_pairs=test_size,
+    )
+
+
+def sentence_vectors(encoder: WordEncoder, sentences: Sequence[Sentence], progress: bool) -> tuple[Tensor, Tensor]:
+    """(sentences, layers, hidden) means of the vectors of words, and (sentences,) whether a sentence has tokens."""
+    vectors = torch.zeros(len(sentences), len(encoder.layers), encoder.hidden_size)
+    has_tokens = torch.zeros(len(sentences), dtype=torch.bool)
+    encoded = progress_bar(
+        encoder.encode(sentences), "encoding", unit="sentences", total=len(sentences), enabled=progress
+    )
+    for row, sentence in enumerate(encoded):
+        has_tokens[row] = bool(sentence.has_tokens.any())
+        if has_tokens[row]:
+            vectors[row] = sentence.vectors[sentence.has_tokens].float().mean(0)
+    return vectors, has_tokens
+
+
+def _align_layers(x: Tensor, y: Tensor, train: Tensor, test: Tensor) -> tuple[float, float, float]:
+    """Accuracy without and with the orthogonal map, and CKA, for the vectors of one layer of both models."""
+    x, y = (F.normalize(vectors - vectors[train].mean(0), dim=-1) for vectors in (x, y))
+    rotation = orthogonal_map(x[train], y[train])
+    raw = _accuracy(x[test], y[test]) if x.shape[1] == y.shape[1] else float("nan")
+    return raw, _accuracy(x[test] @ rotation, y[test]), linear_cka(x[test], y[test])
+
+
+def _accuracy(x: Tensor, y: Tensor) -> float:
+    return (retrieval(x, y, "cosine") + retrieval(y, x, "cosine")) / 2

@@ -1,0 +1,107 @@
+"""Alignment of two languages by an orthogonal map of their sentence vectors, by layer (Wu et al. 2019).
+
+    hf-ctxmodels analyze alignment --model runs/bert-en runs/bert-de --text train.en.gz train.de.gz \
+        --output_dir runs/analysis
+    hf-ctxmodels analyze alignment --model runs/xlm-r --text verses.en.txt verses.de.txt --output_dir runs/analysis
+
+The files have one sentence per line, and the same line is its translation. The map is fitted on some pairs; the table
+has the accuracy of the retrieval of translations among the test pairs, and the similarity (CKA) of the two languages.
+"""
+
+from dataclasses import asdict, dataclass
+from itertools import zip_longest
+
+from torch import Tensor
+
+from hf_ctxmodels.analysis.alignment import LayerAlignment, align_languages
+from hf_ctxmodels.analysis.figures import LineChart
+from hf_ctxmodels.analysis.results import AnalysisResult, Table
+from hf_ctxmodels.analysis.word_arguments import WordAnalysisArguments
+from hf_ctxmodels.core.command_line import parse_arguments
+from hf_ctxmodels.core.devices import DeviceArguments
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import check_range, flag
+from hf_ctxmodels.data.text_files import read_lines
+
+
+@dataclass
+class AlignmentArguments(WordAnalysisArguments):
+    """Models, text and output."""
+
+    train_pairs: int = flag(2000, "Pairs of translations that fit the map.")
+    test_pairs: int = flag(1000, "Pairs that test it.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self, "train_pairs", at_least=2)
+        check_range(self, "test_pairs", at_least=4)
+        if len(self.model) > 2:
+            raise CtxError("Expected two models, or a multilingual one.", location="--model", hint="remove some.")
+        if len(self.text) != 2:
+            raise CtxError("Expected two files of translations.", location="--text", hint="use FILE FILE.")
+
+
+def main() -> None:
+    """Align the languages, and save a table and a line chart."""
+    arguments, placement = parse_arguments(
+        AlignmentArguments, DeviceArguments, description=__doc__, essential=("model", "text", "output_dir")
+    )
+    arguments.check_output("alignment")
+    pairs = read_pairs(*arguments.text)
+    _, encoders = zip(*arguments.encoders(placement))
+    alignment = align_languages(
+        encoders[0],
+        encoders[-1],
+        pairs,
+        train_pairs=arguments.train_pairs,
+        test_pairs=arguments.test_pairs,
+        seeds=arguments.seeds,
+    )
+    result = alignment_result(alignment, arguments.model, {**asdict(arguments), "pairs": len(pairs)})
+    result.save(arguments.output_dir)
+    print(f"{result.tables[0].markdown()}\n\nresults and figures in {arguments.output_dir}")
+
+
+def read_pairs(first: str, second: str) -> list[tuple[str, str]]:
+    """The lines of two files, without pairs that have an empty line; raises CtxError if one file has more lines."""
+    pairs = list(zip_longest(*(map(str.strip, read_lines(file)) for file in (first, second))))
+    if any(line is None for line in pairs[-1] if pairs):
+        raise CtxError("The files differ in the number of lines.", location=f"{first}, {second}", hint="align them.")
+    return [pair for pair in pairs if all(pair)]
+
+
+def alignment_result(alignment: LayerAlignment, models: list[str], settings: dict[str, object]) -> AnalysisResult:
+    """A table of the layers, and a chart of the accuracies and CKA."""
+    measures = {
+        "retrieval, mapped": alignment.aligned,
+        "retrieval, not mapped": alignment.raw,
+        "CKA": alignment.cka,
+    }
+    means = {name: values.mean(0) for name, values in measures.items()}
+    rows = [f"layer {i}" if i == j else f"layers {i}, {j}" for i, j in alignment.layers]
+    note = (
+        f"Means of word vectors. {alignment.train_pairs:,} pairs fit the map, {alignment.test_pairs:,} test it; "
+        f"chance {1 / alignment.test_pairs:.4f}."
+    )
+    table = Table(
+        title="Retrieval of translations by an orthogonal map",
+        columns=list(measures),
+        rows=rows,
+        cells=_columns(means),
+        spreads=_columns({name: values.std(0, correction=0) for name, values in measures.items()})
+        if len(alignment.raw) > 1
+        else None,
+        best="max",
+        note=note,
+    )
+    layers = [first for first, _ in alignment.layers]
+    chart = LineChart(
+        "retrieval", "Alignment of two languages by layer", layers, {name: list(mean) for name, mean in means.items()},
+        x_label="layer", caption=note,
+    )  # fmt: skip
+    values = {name: {"mean": mean, "spread": measures[name].std(0, correction=0)} for name, mean in means.items()}
+    return AnalysisResult("alignment", models, settings, [table], [chart], {"layers": alignment.layers, **values})
+
+
+def _columns(columns: dict[str, Tensor]) -> list[list[float]]:
+    return [list(row) for row in zip(*(column.tolist() for column in columns.values()))]

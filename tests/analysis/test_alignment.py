@@ -1,0 +1,77 @@
+"""Orthogonal maps, and the retrieval of translations between models of two invented languages."""
+
+import pytest
+import torch
+from commands import command_output, save, tiny_pair
+from scipy.linalg import orthogonal_procrustes
+from torch.nn import functional as F
+
+from hf_ctxmodels.analysis.alignment import align_languages, orthogonal_map
+from hf_ctxmodels.analysis.results import AnalysisResult
+from hf_ctxmodels.architectures.word_encoder import EncodedSentence
+from hf_ctxmodels.core.errors import CtxError
+
+
+def test_procrustes():
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(2, 50, 6, generator=generator, dtype=torch.float64)
+    expected, _ = orthogonal_procrustes(x.numpy(), y.numpy())
+    torch.testing.assert_close(orthogonal_map(x, y), torch.from_numpy(expected))
+    wide = F.pad(y, (0, 3)) @ torch.linalg.qr(torch.randn(9, 9, generator=generator, dtype=torch.float64))[0]
+    torch.testing.assert_close(y @ orthogonal_map(y, wide), wide)
+
+
+class RotatingEncoder:
+    """A word is a number; layer 1 is layer 0, a random vector of the number, in a rotation of the language."""
+
+    layers, hidden_size = (0, 1), 12
+
+    def __init__(self, language: int) -> None:
+        generator = torch.Generator().manual_seed(language)
+        self.rotation = torch.linalg.qr(torch.randn(12, 12, generator=generator))[0]
+        self.noise = language
+
+    def encode(self, sentences):
+        for sentence in sentences:
+            words = sentence.split()
+            meanings = [torch.randn(12, generator=torch.Generator().manual_seed(int(word))) for word in words]
+            noise = [torch.randn(12, generator=torch.Generator().manual_seed(int(word) + 99 * self.noise))
+                     for word in words]  # fmt: skip
+            vectors = torch.stack([torch.stack(noise), torch.stack(meanings) @ self.rotation], 1)
+            yield EncodedSentence(words, vectors, torch.ones(len(words), dtype=torch.bool))
+
+
+def test_a_rotation_is_found():
+    """Only where the meanings are rotated, not where they are noise."""
+    pairs = [(f"{number} {number % 7}", f"{number} {number % 7}") for number in range(90)]
+    alignment = align_languages(RotatingEncoder(1), RotatingEncoder(2), pairs, seeds=(0, 1), progress=False)
+    assert (alignment.train_pairs, alignment.test_pairs) == (60, 30)
+    assert alignment.layers == [(0, 0), (1, 1)]
+    assert alignment.aligned[:, 1].tolist() == pytest.approx([1, 1])
+    assert alignment.raw[:, 1].max() < 0.3
+    assert alignment.aligned[:, 0].max() < 0.5
+    torch.testing.assert_close(alignment.cka[:, 1], torch.ones(2))
+    with pytest.raises(CtxError, match="5 pairs do not suffice"):
+        align_languages(RotatingEncoder(1), RotatingEncoder(2), pairs[:5], progress=False)
+
+
+def test_command(tmp_path):
+    """Models of different depths and widths."""
+    english = [f"{subject} {verb} {noun}" for subject in ("cats", "dogs") for verb in ("see", "like", "hear")
+               for noun in ("rivers", "houses", "songs", "boats")]  # fmt: skip
+    german = [f"die {text[::-1]}" for text in english]
+    save(tmp_path / "en", *tiny_pair("bert", "AutoModel", english))
+    save(tmp_path / "de", *tiny_pair("gpt2", "AutoModel", german, num_hidden_layers=2, hidden_size=16))
+    (tmp_path / "en.txt").write_text("\n".join(english) + "\n\n")
+    (tmp_path / "de.txt").write_text("\n".join(german) + "\n\n")
+    flags = {"model": [tmp_path / "en", tmp_path / "de"], "output_dir": tmp_path / "out", "seeds": [0, 1]}
+    command_output("analyze alignment", text=[tmp_path / "en.txt", tmp_path / "de.txt"], **flags)
+    result = AnalysisResult.load(tmp_path / "out" / "alignment.json")
+    assert result.values["layers"] == [[0, 0], [1, 1], [2, 1], [3, 2]]
+    assert "16 pairs fit the map, 8 test it" in result.tables[0].note
+    assert result.tables[0].cells[0][1] is None
+    assert 0 < result.tables[0].cells[0][0] <= 1
+    (tmp_path / "de.txt").write_text("a\n")
+    assert "differ in the number of lines" in command_output(
+        "analyze alignment", text=[tmp_path / "en.txt", tmp_path / "de.txt"], overwrite=True, fails=True, **flags
+    )
