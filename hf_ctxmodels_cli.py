@@ -113,6 +113,8 @@ GROUPS: dict[str, dict[str, Command | CommandGroup]] = {
         "analyze": CommandGroup(
             "Analyze what a model knows.",
             {
+                "attention": Command("Where attention heads attend to.", "analyze_attention"),
+                "heads": Command("Which attention heads a model needs.", "analyze_heads"),
                 "geometry": Command("Anisotropy and similarity of words by layer.", "analyze_geometry"),
                 "senses": Command("Maps of the senses of a word, and disambiguation.", "analyze_senses"),
                 "alignment": Command("Alignment of the vectors of two languages.", "analyze_alignment"),

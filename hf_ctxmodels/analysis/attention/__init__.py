@@ -1,0 +1,1 @@
+"""What attention heads attend to, and which of them a model needs."""

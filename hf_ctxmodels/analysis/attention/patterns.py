@@ -1,0 +1,220 @@
+"""Where heads attend to: measures of each head, the patterns of Kovaleva et al. (2019), and distances of heads."""
+
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import tee
+from typing import Any, Literal, Self
+
+import numpy as np
+import torch
+from sklearn.manifold import smacof
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from hf_ctxmodels.analysis.attention.maps import attention_maps
+from hf_ctxmodels.core.errors import CtxError
+
+Pattern = Literal["vertical", "diagonal", "vertical + diagonal", "block", "heterogeneous"]
+MEASURES = ("self", "previous", "next", "first", "separator", "punctuation", "entropy")
+"""Measures of a head: attention to the token itself, the previous and the next token, the first token of the input,
+separators, punctuation; and the mean entropy of its rows in nats."""
+
+MIN_TOKENS = 16
+"""Shorter inputs are left out: uniform attention to few tokens would already look like a pattern."""
+
+_SPECIAL, _POSITION, _BOTH, _BLOCK = 0.6, 0.5, 0.2, 0.2  # thresholds of `classify`
+
+
+@dataclass
+class AttentionInput:
+    """A text, or a pair of texts, as the input of a model.
+
+    Attributes:
+        features: Model inputs, without padding.
+        special, separators, punctuation: (tokens,) bool.
+        segments: (tokens,) 0 or 1 for the tokens of the two texts, -1 for special tokens.
+    """
+
+    features: dict[str, Any]
+    special: Tensor
+    separators: Tensor
+    punctuation: Tensor
+    segments: Tensor
+
+    @classmethod
+    def of(cls, tokenizer: PreTrainedTokenizerBase, *texts: str) -> Self:
+        """Tokenize one or two texts."""
+        encoding = tokenizer(*texts, return_offsets_mapping=True, return_special_tokens_mask=True, verbose=False)
+        offsets = encoding.pop("offset_mapping")
+        special = torch.tensor(encoding.pop("special_tokens_mask")).bool()
+        segments = [-1 if number is None else number for number in encoding.sequence_ids(0)]
+        punctuation = [
+            segment >= 0 and _is_punctuation(texts[segment][start:end])
+            for segment, (start, end) in zip(segments, offsets, strict=True)
+        ]
+        ids = torch.tensor(encoding["input_ids"])
+        separators = torch.isin(ids, torch.tensor([_separator_id(tokenizer)]))
+        return cls(dict(encoding), special, separators, torch.tensor(punctuation), torch.tensor(segments))
+
+
+def _separator_id(tokenizer: PreTrainedTokenizerBase) -> int:
+    ids = (tokenizer.sep_token_id, tokenizer.eos_token_id)
+    return next((token_id for token_id in ids if token_id is not None), -1)
+
+
+def _is_punctuation(text: str) -> bool:
+    text = text.strip()
+    return bool(text) and all(unicodedata.category(character).startswith("P") for character in text)
+
+
+def make_inputs(
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], max_length: int | None, pairs: bool = True
+) -> list[AttentionInput]:
+    """Inputs of pairs of consecutive texts, or of single texts, with `MIN_TOKENS` to `max_length` tokens.
+
+    Raises:
+        CtxError: No input has such a length, or the tokenizer has no offsets.
+    """
+    if not tokenizer.is_fast:
+        raise CtxError(
+            f"{type(tokenizer).__name__} has no offsets, which locate punctuation.",
+            hint="use a tokenizer with a tokenizer.json.",
+        )
+    groups = list(zip(texts[::2], texts[1::2])) if pairs and len(texts) > 1 else [(text,) for text in texts]
+    inputs = [AttentionInput.of(tokenizer, *group) for group in groups]
+    inputs = [
+        item
+        for item in inputs
+        if len(item.special) >= MIN_TOKENS and (not max_length or len(item.special) <= max_length)
+    ]
+    if not inputs:
+        raise CtxError(
+            f"No {'pair of texts' if pairs else 'text'} has {MIN_TOKENS} to {max_length or 'any number of'} tokens.",
+            hint="use longer sentences.",
+        )
+    return inputs
+
+
+@dataclass
+class HeadProfile:
+    """Measures of all heads, means over tokens and then over inputs.
+
+    Attributes:
+        measures: Name in `MEASURES` -> (layers, heads).
+        special: (layers, heads) attention to special tokens.
+        position: (layers, heads) attention to the previous, the same and the next token, unless these are special.
+        block: (layers, heads) attention within the own text of a pair, minus the share that uniform attention to the
+            tokens of both texts would have.
+    """
+
+    measures: dict[str, Tensor]
+    special: Tensor
+    position: Tensor
+    block: Tensor
+
+    def classify(self) -> list[list[Pattern]]:
+        """The pattern of each head of each layer (Kovaleva et al. 2019, section 4.1), by the first rule that holds:
+
+        1. vertical: more than 0.6 of the attention on special tokens (the threshold of Clark et al. 2019);
+        2. diagonal: more than 0.5 on the previous, the same and the next token (likewise);
+        3. vertical + diagonal: more than 0.6 on both together, and more than 0.2 on each;
+        4. block: 0.2 more than expected within the own text of a pair;
+        5. heterogeneous.
+
+        The paper labelled 400 maps by hand and trained a network on them; neither was released.
+        """
+        rows: list[list[Pattern]] = []
+        for special_row, position_row, block_row in zip(
+            self.special.tolist(), self.position.tolist(), self.block.tolist(), strict=True
+        ):
+            row: list[Pattern] = []
+            for special, position, block in zip(special_row, position_row, block_row, strict=True):
+                if special > _SPECIAL:
+                    row.append("vertical")
+                elif position > _POSITION:
+                    row.append("diagonal")
+                elif special + position > _SPECIAL and min(special, position) > _BOTH:
+                    row.append("vertical + diagonal")
+                else:
+                    row.append("block" if block > _BLOCK else "heterogeneous")
+            rows.append(row)
+        return rows
+
+
+def profile_heads(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, inputs: Iterable[AttentionInput]
+) -> HeadProfile:
+    """The `HeadProfile` of a model (Clark et al. 2019, section 3); raises CtxError as `attention_maps`."""
+    left, right = tee(inputs)
+    totals: dict[str, Tensor] = {}
+    count = 0
+    for item, attention in zip(left, attention_maps(model, tokenizer, (item.features for item in right))):
+        for name, value in measure(attention, item).items():
+            totals[name] = totals.get(name, torch.zeros(())) + value
+        count += 1
+    means = {name: total / count for name, total in totals.items()}
+    return HeadProfile({name: means[name] for name in MEASURES}, means["special"], means["position"], means["block"])
+
+
+def measure(attention: Tensor, item: AttentionInput) -> dict[str, Tensor]:
+    """The measures of a (layers, heads, tokens, tokens) map, each (layers, heads)."""
+    tokens = attention.shape[-1]
+    indices = torch.arange(tokens)
+    near = ((indices[:, None] - indices).abs() <= 1) & ~item.special
+    smoothed = 0.9999 * attention + 0.0001 / tokens  # as in the released code
+
+    def attention_to(columns: Tensor) -> Tensor:
+        return attention[..., columns].sum(-1).mean(-1)
+
+    own = (item.segments[:, None] == item.segments) & (item.segments >= 0)
+    text = (item.segments >= 0).expand(tokens, -1)
+    visible = attention.amax((0, 1)) > 0
+    expected = (own & visible).sum(-1) / (text & visible).sum(-1).clamp(min=1)
+    block = (attention * own).sum(-1) - expected * (attention * text).sum(-1)
+    has_pair = len(item.segments.unique()) > 2 - int(not bool(item.special.any()))
+    return {
+        "self": attention.diagonal(0, -2, -1).mean(-1),
+        "previous": attention.diagonal(-1, -2, -1).mean(-1),
+        "next": attention.diagonal(1, -2, -1).mean(-1),
+        "first": attention[..., 0].mean(-1),
+        "separator": attention_to(item.separators),
+        "punctuation": attention_to(item.punctuation),
+        "entropy": -(smoothed * smoothed.log()).sum(-1).mean(-1),
+        "special": attention_to(item.special),
+        "position": (attention * near).sum(-1).mean(-1),
+        "block": block[..., item.segments >= 0].mean(-1) * has_pair,
+    }
+
+
+def head_distances(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, inputs: Iterable[AttentionInput]
+) -> np.ndarray:
+    """(heads of all layers, heads of all layers) mean Jensen-Shannon divergence in nats of the rows of two heads (Clark
+    et al. 2019, section 6)."""
+    total, rows = None, 0
+    for attention in attention_maps(model, tokenizer, (item.features for item in inputs)):
+        tokens = attention.shape[-1]
+        heads = (0.999 * attention + 0.001 / tokens).flatten(0, 1)
+        entropies = _entropy(heads)
+        divergences = [
+            (_entropy((heads + head) / 2) - (entropies + entropy) / 2).sum(-1)
+            for head, entropy in zip(heads, entropies, strict=True)
+        ]
+        total = torch.stack(divergences) if total is None else total + torch.stack(divergences)
+        rows += tokens
+    assert total is not None
+    distances = (total / rows).clamp(min=0).numpy().astype(np.float64)
+    distances = (distances + distances.T) / 2
+    np.fill_diagonal(distances, 0)
+    return distances
+
+
+def _entropy(rows: Tensor) -> Tensor:
+    return -(rows * rows.log()).sum(-1)
+
+
+def place_heads(distances: np.ndarray, seed: int = 0) -> np.ndarray:
+    """(heads, 2) positions of the heads by metric multidimensional scaling of their distances."""
+    positions, _ = smacof(distances, n_components=2, n_init=5, random_state=seed, normalized_stress=False)
+    return positions

@@ -1,0 +1,281 @@
+"""Where the attention heads of a model attend to: measures, patterns, dependencies, distances, rollout.
+
+    hf-ctxmodels analyze attention --model runs/bert --text dev.conllu --output_dir runs/analysis
+    hf-ctxmodels analyze attention --model runs/gpt2 --text sentences.txt --output_dir runs/analysis
+
+Consecutive sentences are read as pairs, in which attention can be limited to one of both. Treebanks in CoNLL-U also
+show which head attends from words to their syntactic heads. Layers and heads are numbered from 0, as in
+`--disabled_heads` of finetune.
+"""
+
+from collections import Counter
+from dataclasses import asdict, dataclass
+from typing import get_args
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from hf_ctxmodels.analysis.attention.dependencies import DependencyScores, score_dependencies
+from hf_ctxmodels.analysis.attention.maps import attention_maps, rollout, word_attention
+from hf_ctxmodels.analysis.attention.patterns import (
+    MEASURES,
+    AttentionInput,
+    HeadProfile,
+    Pattern,
+    head_distances,
+    make_inputs,
+    place_heads,
+    profile_heads,
+)
+from hf_ctxmodels.analysis.figures import AttentionView, Figure, Heatmap, ScatterMap
+from hf_ctxmodels.analysis.results import AnalysisResult, Table
+from hf_ctxmodels.analysis.sentences import is_treebank, read_sentences
+from hf_ctxmodels.analysis.treebanks import TreebankSentence, read_treebank
+from hf_ctxmodels.architectures.sentence_encoder import max_sentence_length
+from hf_ctxmodels.architectures.word_alignment import align_words, split_words
+from hf_ctxmodels.core.command_line import parse_arguments
+from hf_ctxmodels.core.console import print_status, progress_bar
+from hf_ctxmodels.core.constants import MAX_SEED
+from hf_ctxmodels.core.devices import DeviceArguments
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import REQUIRED, check_range, flag
+from hf_ctxmodels.core.output_files import check_output_directory
+from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_model_and_tokenizer
+
+
+@dataclass
+class AttentionArguments:
+    """Model, text and output."""
+
+    model: str = flag(REQUIRED, "Directory or Hub id of a Transformer, with its tokenizer.")
+    text: list[str] = flag(
+        REQUIRED, "Sentences: CoNLL-U treebanks, or .txt, .jsonl and .parquet files with a sentence per line or record."
+    )
+    output_dir: str = flag(REQUIRED, "Directory for results and figures; several analyses may share it.")
+    max_sentences: int = flag(1000, "Use the first N sentences.")
+    distance_sentences: int = flag(40, "Sentences for the distances of heads, which take longest.")
+    sentence: str | None = flag(None, "Sentence whose attention is drawn; by default the first of 6 to 12 words.")
+    min_count: int = flag(20, "Dependents of a relation, in each half of the sentences, for a best head.")
+    seed: int = flag(0, "Seed of the map of heads.")
+    overwrite: bool = flag(False, "Replace the results of this analysis in --output_dir.")
+
+    def __post_init__(self) -> None:
+        check_range(self, "max_sentences", "distance_sentences", at_least=2)
+        check_range(self, "min_count", at_least=1)
+        check_range(self, "seed", at_least=0, at_most=MAX_SEED)
+
+
+def main() -> None:
+    """Measure all heads, and save tables and figures."""
+    arguments, placement = parse_arguments(
+        AttentionArguments, DeviceArguments, description=__doc__, essential=("model", "text", "output_dir")
+    )
+    check_output_directory(arguments.output_dir, ["attention.json"], flag="--output_dir", overwrite=arguments.overwrite)
+    treebank: list[TreebankSentence] = []
+    if all(map(is_treebank, arguments.text)):
+        treebank = [sentence for file in arguments.text for sentence in read_treebank(file)][: arguments.max_sentences]
+        sentences = [sentence.words for sentence in treebank]
+    else:
+        sentences = read_sentences(arguments.text)[: arguments.max_sentences]
+    model, tokenizer = load_model_and_tokenizer(arguments.model, "AutoModel")
+    placement.place(model)
+    print_status(f"{type(model).__name__}: attention in {len(sentences):,} sentences")
+    result = analyze(arguments, model.eval(), tokenizer, sentences, treebank)
+    result.save(arguments.output_dir)
+    for table in result.tables:
+        print(f"{table.title}\n\n{table.markdown()}\n")
+    print(f"results and figures in {arguments.output_dir}")
+
+
+def analyze(
+    arguments: AttentionArguments,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    sentences: list[list[str]],
+    treebank: list[TreebankSentence],
+) -> AnalysisResult:
+    """All tables and figures; `treebank` is empty without dependencies."""
+    limit = max_sentence_length(model.base_model, tokenizer)
+    inputs = make_inputs(tokenizer, [" ".join(words) for words in sentences], limit)
+    bar = progress_bar(inputs, "measures of heads", unit="pairs", total=len(inputs))
+    profile = profile_heads(model, tokenizer, bar)
+    patterns = profile.classify()
+    tables, figures = [_pattern_table(patterns), _strongest_heads(profile)], _measure_figures(profile)
+    figures.append(_pattern_figure(patterns))
+    values = {
+        "measures": {name: value.tolist() for name, value in profile.measures.items()},
+        "special": profile.special.tolist(),
+        "position": profile.position.tolist(),
+        "block": profile.block.tolist(),
+        "patterns": patterns,
+    }
+    if treebank:
+        scores = score_dependencies(model, tokenizer, treebank, limit)
+        table, figure, values["dependencies"] = _dependency_results(scores, arguments.min_count)
+        tables.append(table)
+        figures += [figure] if figure else []
+    distance_inputs = inputs[: max(1, arguments.distance_sentences // 2)]
+    figure, values["distances"] = _distance_figure(model, tokenizer, distance_inputs, patterns, arguments.seed)
+    figures += [figure, *_sentence_figures(arguments.sentence, model, tokenizer, sentences, limit)]
+    settings = {**asdict(arguments), "sentences": len(sentences), "pairs": len(inputs)}
+    return AnalysisResult("attention", [arguments.model], settings, tables, figures, values)
+
+
+def _pattern_table(patterns: list[list[Pattern]]) -> Table:
+    names = get_args(Pattern)
+    counts = [Counter(row) for row in patterns]
+    cells = [[row[name] for name in names] for row in counts]
+    total = [sum(column) for column in zip(*cells)]
+    rows = [*(f"layer {layer}" for layer in range(len(patterns))), "all"]
+    return Table("Patterns of the heads", names, rows, [*cells, total], note="Number of heads with each pattern.")
+
+
+def _strongest_heads(profile: HeadProfile) -> Table:
+    rows, cells = [], []
+    for name, values in profile.measures.items():
+        index = int(values.flatten().argmax())
+        layer, head = divmod(index, values.shape[1])
+        rows.append(name)
+        cells.append([f"{layer}:{head}", float(values[layer, head]), float(values.mean()), float(values.min())])
+    columns = ["highest: layer:head", "highest", "mean", "lowest"]
+    return Table("Attention of the heads", columns, rows, cells, note="Shares of the attention; entropy in nats.")
+
+
+def _measure_figures(profile: HeadProfile) -> list[Figure]:
+    captions = {
+        "self": "Attention to the token itself.",
+        "previous": "Attention to the token before.",
+        "next": "Attention to the token after.",
+        "first": "Attention to the first token of the input.",
+        "separator": "Attention to separators, or to the end of the sequence.",
+        "punctuation": "Attention to punctuation marks.",
+        "entropy": "Mean entropy of a row in nats: low if a head attends to few tokens.",
+    }
+    figures: list[Figure] = []
+    for name in MEASURES:
+        values = profile.measures[name].tolist()
+        labels = [str(number) for number in range(len(values[0]))]
+        figures.append(
+            Heatmap(
+                name,
+                f"Heads: {name}",
+                [str(layer) for layer in range(len(values))],
+                labels,
+                values,
+                low=0.0,
+                high=None if name == "entropy" else 1.0,
+                row_label="layer",
+                column_label="head",
+                caption=captions[name],
+            )
+        )
+    return figures
+
+
+def _pattern_figure(patterns: list[list[Pattern]]) -> Figure:
+    points, groups, texts = [], [], []
+    for pattern in get_args(Pattern):
+        for layer, row in enumerate(patterns):
+            for head, name in enumerate(row):
+                if name == pattern:
+                    points.append((head, layer))
+                    groups.append(name)
+                    texts.append(f"layer {layer}, head {head}: {name}")
+    caption = "The pattern of each head by the rules of the documentation (after Kovaleva et al. 2019)."
+    return ScatterMap(
+        "patterns", "Patterns of the heads", points, groups, texts, x_label="head", y_label="layer", caption=caption
+    )
+
+
+def _dependency_results(scores: DependencyScores, min_count: int) -> tuple[Table, Figure | None, list[dict]]:
+    best = scores.best_heads(min_count)
+    if not best:
+        raise CtxError(
+            f"No relation has {min_count} dependents in each half of the sentences.",
+            location="--min_count",
+            hint="use a larger treebank or a lower number.",
+        )
+    table = Table(
+        "Best head of each relation",
+        ["dependents", "layer:head", "direction", "accuracy", "offset", "accuracy of the offset", "difference"],
+        [row.relation for row in best],
+        [
+            [
+                *(row.count, f"{row.layer}:{row.head}", row.direction, row.accuracy),
+                *(f"{row.offset:+d}", row.offset_accuracy, row.accuracy - row.offset_accuracy),
+            ]
+            for row in best
+        ],
+        note="Head and offset are chosen on every other sentence and measured on the others. "
+        f"{scores.num_skipped} sentences are too long or have a single word.",
+    )
+    by_layer = [scores.accuracies(row.relation).amax(-1).tolist() for row in best]
+    figure = Heatmap(
+        "dependencies",
+        "Best head of each layer by relation",
+        [row.relation for row in best],
+        [str(layer) for layer in range(len(by_layer[0]))],
+        by_layer,
+        low=0.0,
+        high=1.0,
+        row_label="relation",
+        column_label="layer",
+        caption="Share of dependents whose syntactic head has the most attention, in the best head of the layer.",
+    )
+    return table, figure, [asdict(row) for row in best]
+
+
+def _distance_figure(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    inputs: list[AttentionInput],
+    patterns: list[list[Pattern]],
+    seed: int,
+) -> tuple[Figure, list[list[float]]]:
+    bar = progress_bar(inputs, "distances of heads", unit="pairs", total=len(inputs))
+    distances = head_distances(model, tokenizer, bar)
+    names = [f"{layer}:{head}" for layer, row in enumerate(patterns) for head in range(len(row))]
+    flat = [pattern for row in patterns for pattern in row]
+    order = sorted(range(len(flat)), key=lambda index: get_args(Pattern).index(flat[index]))
+    points = place_heads(distances, seed).tolist()
+    figure = ScatterMap(
+        "distances",
+        "Heads by the distance of their attention",
+        [points[index] for index in order],
+        [flat[index] for index in order],
+        [f"layer:head {names[index]}, {flat[index]}" for index in order],
+        [names[index] for index in order],
+        caption="Multidimensional scaling of Jensen-Shannon divergences: near heads attend to the same tokens.",
+    )
+    return figure, distances.tolist()
+
+
+def _sentence_figures(
+    sentence: str | None,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    sentences: list[list[str]],
+    limit: int | None,
+) -> list[Figure]:
+    words = (
+        split_words(sentence) if sentence else next((item for item in sentences if 6 <= len(item) <= 12), sentences[0])
+    )
+    window = align_words(tokenizer, [words], limit)[0]
+    [attention] = attention_maps(model, tokenizer, [window.features])
+    tokens = tokenizer.convert_ids_to_tokens(window.features["input_ids"])
+    shares = word_attention(rollout(attention)[-1], window.token_words, len(words))
+    text = " ".join(words)
+    return [
+        AttentionView("sentence", f"Attention: {text}", tokens, attention.tolist(), caption="Tokens of one sentence."),
+        Heatmap(
+            "rollout",
+            f"Rollout of attention: {text}",
+            words,
+            words,
+            shares.tolist(),
+            low=0.0,
+            row_label="state of the last layer",
+            column_label="input word",
+            caption="Share of each input word in the last state of a word, if residual connections carry half of it "
+            "(Abnar & Zuidema 2020).",
+        ),
+    ]

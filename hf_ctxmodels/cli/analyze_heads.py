@@ -1,0 +1,258 @@
+"""Which attention heads a fine-tuned model needs: importance, ablation of single heads, removal of many.
+
+    hf-ctxmodels analyze heads --model runs/sst2 --validation_file dev.tsv --output_dir runs/analysis
+
+The score is the main metric of the task on the validation examples. Layers and heads are numbered from 0, as in
+`--disabled_heads` of finetune. An interrupted analysis continues where it stopped if the command is repeated.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from hf_ctxmodels.analysis.attention.importance import (
+    Importance,
+    RemovalStep,
+    head_importance,
+    removal_curve,
+    single_head_scores,
+)
+from hf_ctxmodels.analysis.figures import Figure, Heatmap, LineChart
+from hf_ctxmodels.analysis.results import AnalysisResult, Table
+from hf_ctxmodels.core.attention_heads import attention_layers
+from hf_ctxmodels.core.command_line import parse_arguments
+from hf_ctxmodels.core.console import print_status, progress_bar
+from hf_ctxmodels.core.devices import DeviceArguments
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import REQUIRED, check_range, flag
+from hf_ctxmodels.core.host_copies import CollatedBatch
+from hf_ctxmodels.core.output_files import check_output_directory, write_text_file
+from hf_ctxmodels.core.weights import weights_digest
+from hf_ctxmodels.downstream.tasks import TaskArguments
+from hf_ctxmodels.inference.prediction import Predictor
+from hf_ctxmodels.inference.task_heads import run_head
+from hf_ctxmodels.layers.attention.head_gates import DisabledMode
+
+_PARTIAL_FILE = "heads-partial.json"
+
+
+@dataclass
+class HeadsArguments:
+    """Model, examples and output."""
+
+    model: str = flag(REQUIRED, "Directory or Hub id of a fine-tuned Transformer, with its tokenizer.")
+    validation_file: str = flag(REQUIRED, "Labelled examples, as --validation_file of finetune.")
+    output_dir: str = flag(REQUIRED, "Directory for results and figures; several analyses may share it.")
+    mode: str = flag(
+        "zero",
+        "How heads are disabled: no output (Michel et al.), or uniform attention (Kovaleva et al.).",
+        choices=get_args(DisabledMode),
+    )
+    max_examples: int | None = flag(None, "Use the first N examples for the scores; by default all.")
+    importance_examples: int = flag(200, "Examples for the importance of heads, one gradient each.")
+    curve_step: float = flag(0.1, "Fraction of the heads that each step of the curve disables; 0 for no curve.")
+    single_heads: bool = flag(True, "Also score the model without each single head and each layer's attention.")
+    batch_size: int = flag(32, "Examples per batch.")
+    overwrite: bool = flag(False, "Replace the results of this analysis in --output_dir.")
+
+    def __post_init__(self) -> None:
+        check_range(self, "max_examples", "importance_examples", "batch_size", at_least=1)
+        check_range(self, "curve_step", at_least=0, at_most=1)
+
+
+class ScoredModel:
+    """A fine-tuned model with its validation examples."""
+
+    def __init__(self, arguments: HeadsArguments, task_arguments: TaskArguments, placement: DeviceArguments) -> None:
+        predictor = Predictor.open(arguments.model, task_arguments)
+        self.model, self.task, self.tokenizer = predictor.model, predictor.task, predictor.tokenizer
+        if self.task.is_generative:
+            raise CtxError(
+                f"The task {self.task.name} has no score without generation.",
+                location=f"--model {arguments.model}",
+                hint="use a classifier, a regressor, a tagger or a model that answers questions.",
+            )
+        placement.place(self.model)
+        attention_layers(self.model)
+        self.examples = self.task.read(arguments.validation_file, "validation")[: arguments.max_examples]
+        self.encoded = self.task.encode(self.examples, self.tokenizer)
+        self.batch_size, self.num_gradients = arguments.batch_size, arguments.importance_examples
+        scores = self._scores()
+        self.metric = next(iter(scores))
+
+    def _scores(self) -> dict[str, float]:
+        outputs = run_head(self.model, self.tokenizer, self.task, self.encoded, self.batch_size)
+        return self.task.score(self.examples, self.task.decode(self.examples, self.encoded, outputs))
+
+    def score(self) -> float:
+        """The main metric."""
+        return self._scores()[self.metric]
+
+    def importance(self) -> Importance:
+        """Importance of the heads on the first examples."""
+        collate = self.task.collator(self.tokenizer)
+        features = self.encoded.features[: self.num_gradients]
+        return head_importance(
+            self.model, (CollatedBatch(collate([feature])).to(self.model.device) for feature in features)
+        )
+
+
+class PartialResults:
+    """Scores of an interrupted analysis with the same settings."""
+
+    def __init__(self, file: Path, identity: Any) -> None:
+        self.file, self.identity = file, json.loads(json.dumps(identity))
+        self.single_heads: dict[str, list[float]] = {}
+        self.curve: list[RemovalStep] = []
+        try:
+            content = json.loads(file.read_text("utf-8"))
+        except (OSError, ValueError):
+            return
+        if isinstance(content, dict) and content.get("identity") == self.identity:
+            self.single_heads = content["single_heads"]
+            self.curve = [RemovalStep(**step) for step in content["curve"]]
+            print_status(f"{len(self.single_heads)} layers and {len(self.curve)} steps are read from {file}")
+
+    def save(self) -> None:
+        """Write the file."""
+        content = {
+            "identity": self.identity,
+            "single_heads": self.single_heads,
+            "curve": [asdict(step) for step in self.curve],
+        }
+        write_text_file(self.file, json.dumps(content))
+
+
+def main() -> None:
+    """Score the model without heads, and save tables and figures."""
+    arguments, task_arguments, placement = parse_arguments(
+        HeadsArguments,
+        (TaskArguments, ("text_columns", "label_column", "choice_columns", "max_length")),
+        DeviceArguments,
+        description=__doc__,
+        essential=("model", "validation_file", "output_dir"),
+    )
+    check_output_directory(arguments.output_dir, ["heads.json"], flag="--output_dir", overwrite=arguments.overwrite)
+    scored = ScoredModel(arguments, task_arguments, placement)
+    options = {name: value for name, value in asdict(arguments).items() if name not in ("output_dir", "overwrite")}
+    identity = [options, asdict(task_arguments), weights_digest(scored.model.state_dict())]
+    partial = PartialResults(Path(arguments.output_dir) / _PARTIAL_FILE, identity)
+    print_status(f"{type(scored.model).__name__}: {scored.metric} on {len(scored.examples):,} examples")
+    result = analyze(arguments, scored, partial)
+    result.save(arguments.output_dir)
+    partial.file.unlink(missing_ok=True)
+    for table in result.tables:
+        print(f"{table.title}\n\n{table.markdown()}\n")
+    print(f"results and figures in {arguments.output_dir}")
+
+
+def analyze(arguments: HeadsArguments, scored: ScoredModel, partial: PartialResults) -> AnalysisResult:
+    """All tables and figures."""
+    mode: Any = arguments.mode
+    baseline = scored.score()
+    importance = scored.importance()
+    layers = attention_layers(scored.model)
+    values: dict[str, Any] = {
+        "metric": scored.metric,
+        "score": baseline,
+        "importance": {name: value.tolist() for name, value in importance.items()},
+        "heads": {name: layer.heads for name, layer in layers.items()},
+    }
+    figures: list[Figure] = [_heatmap("importance", "Importance of the heads", values["importance"], _IMPORTANCE)]
+    tables = []
+    if arguments.single_heads:
+        steps = single_head_scores(scored.model, scored.score, mode, dict(partial.single_heads))
+        for name, scores in progress_bar(steps, "single heads", unit="layers", total=len(layers)):
+            partial.single_heads[name] = scores
+            partial.save()
+        values["single_heads"] = partial.single_heads
+        changes = {name: [score - baseline for score in scores] for name, scores in partial.single_heads.items()}
+        tables.append(_single_head_table(changes, baseline, scored, values["heads"]))
+        shown = {name: change[:-1] for name, change in changes.items()}
+        title = f"Change of {scored.metric} without a head"
+        figures.append(_heatmap("single-heads", title, shown, "Above 0, the model is better without the head."))
+    if arguments.curve_step:
+        for step in _curve_steps(arguments, scored, partial, mode):
+            partial.curve.append(step)
+            partial.save()
+        values["curve"] = [{**asdict(step), "num_removed": step.num_removed} for step in partial.curve]
+        figures.append(
+            LineChart(
+                "curve",
+                f"{scored.metric} by the number of disabled heads",
+                [step.num_removed for step in partial.curve],
+                {scored.metric: [step.score for step in partial.curve]},
+                x_label="disabled heads, least important first",
+                y_label=scored.metric,
+                caption="The importance of the remaining heads is computed again after each step.",
+            )
+        )
+        tables.append(
+            Table(
+                "Disabled heads",
+                ["heads", scored.metric],
+                [f"{step.num_removed / partial.curve[-1].num_removed:.0%}" for step in partial.curve],
+                [[step.num_removed, step.score] for step in partial.curve],
+            )
+        )
+    settings = {**asdict(arguments), "examples": len(scored.examples)}
+    return AnalysisResult("heads", [arguments.model], settings, tables, figures, values)
+
+
+_IMPORTANCE = "Mean gradient of the loss with respect to a gate on the head, by the L2 norm of its layer."
+
+
+def _curve_steps(
+    arguments: HeadsArguments, scored: ScoredModel, partial: PartialResults, mode: DisabledMode
+) -> Iterator[RemovalStep]:
+    steps = removal_curve(
+        scored.model,
+        scored.score,
+        scored.importance,
+        fraction=arguments.curve_step,
+        mode=mode,
+        steps=list(partial.curve),
+    )
+    yield from progress_bar(steps, "removal of heads", unit="steps")
+
+
+def _heatmap(name: str, title: str, values: dict[str, list[float]], caption: str) -> Figure:
+    width = max(map(len, values.values()))
+    return Heatmap(
+        name,
+        title,
+        list(values),
+        [str(head) for head in range(width)],
+        [[*row, *[None] * (width - len(row))] for row in values.values()],
+        digits=2 if name == "importance" else 3,
+        row_label="layer",
+        column_label="head",
+        caption=caption,
+    )
+
+
+def _single_head_table(
+    changes: dict[str, list[float]], baseline: float, scored: ScoredModel, heads: dict[str, tuple[int, ...]]
+) -> Table:
+    rows, cells = [], []
+    for name, change in changes.items():
+        single = change[:-1]
+        low, high = (single.index(value) for value in (min(single), max(single)))
+        rows.append(f"layer {name}")
+        cells.append(
+            [
+                *(f"{name}:{heads[name][low]}", single[low], f"{name}:{heads[name][high]}", single[high]),
+                *(sum(value > 0 for value in single), change[-1]),
+            ]
+        )
+    return Table(
+        f"Change of {scored.metric} without one head",
+        ["worst head", "change", "best head", "change", "heads above 0", "without the layer's heads"],
+        rows,
+        cells,
+        digits=4,
+        note=f"{scored.metric} of the whole model: {baseline:.4f} on {len(scored.examples):,} examples. Changes of a "
+        "few examples are noise; confirm a head on other examples and seeds.",
+    )
