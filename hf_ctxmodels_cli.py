@@ -124,6 +124,7 @@ GROUPS: dict[str, dict[str, Command | CommandGroup]] = {
                     "Universal triggers that change predictions, and their transfer.", "analyze_triggers"
                 ),
                 "behaviour": Command("Behavioural tests: typos, negation, names, order.", "analyze_behaviour"),
+                "compare": Command("Compare two language models word by word.", "analyze_compare"),
                 "report": Command("Write results of analyses as one HTML page.", "analyze_report"),
             },
         ),

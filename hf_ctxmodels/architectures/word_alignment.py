@@ -81,7 +81,7 @@ def align_words(
             raise CtxError(f"Sentence {number} is neither a text nor a list of words: {sentence!r}.")
         text = sentence if isinstance(sentence, str) else " ".join(sentence)
         texts.append(text)
-        spans.append(_word_spans(sentence))
+        spans.append(word_spans(sentence))
     options: dict[str, Any] = {"return_special_tokens_mask": True, "verbose": False}
     if max_length is not None:
         special_tokens = tokenizer.num_special_tokens_to_add()
@@ -102,7 +102,7 @@ def align_words(
             words = [NO_WORD if word is None else word for word in encoding.word_ids(index)]
             token_words = np.array(words, dtype=np.int64)
         else:
-            token_words = _words_at(np.asarray(offsets[index]).reshape(-1, 2), spans[number])
+            token_words = words_at(np.asarray(offsets[index]).reshape(-1, 2), spans[number])
         token_words[np.asarray(special_masks[index], dtype=bool)] = NO_WORD
         features = {name: encoding[name][index] for name in encoding}
         windows_by_sentence[number].append(WordWindow(number, features, token_words, 0, len(spans[number])))
@@ -112,7 +112,7 @@ def align_words(
     return [window for windows in windows_by_sentence for window in windows]
 
 
-def _word_spans(sentence: Sentence) -> np.ndarray:
+def word_spans(sentence: Sentence) -> np.ndarray:
     """(words, 2) start and end of each word in the text of the sentence."""
     if isinstance(sentence, str):
         spans = [match.span() for match in WORD.finditer(sentence)]
@@ -122,7 +122,7 @@ def _word_spans(sentence: Sentence) -> np.ndarray:
     return np.stack([starts, starts + lengths], 1)
 
 
-def _words_at(offsets: np.ndarray, spans: np.ndarray) -> np.ndarray:
+def words_at(offsets: np.ndarray, spans: np.ndarray) -> np.ndarray:
     """(tokens,) index of the word that contains the last character of each token, -1 without one."""
     if not len(spans):
         return np.full(len(offsets), NO_WORD)

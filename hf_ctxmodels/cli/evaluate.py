@@ -7,7 +7,7 @@ from inspect import getdoc
 from pathlib import Path
 from typing import Any, get_args
 
-from transformers import AutoModel, AutoModelForSequenceClassification, PreTrainedConfig
+from transformers import AutoModel, AutoModelForSequenceClassification
 
 from hf_ctxmodels.analysis.senses import context_text, find_occurrences, nearest_occurrences
 from hf_ctxmodels.analysis.sentences import read_sentences
@@ -44,9 +44,9 @@ from hf_ctxmodels.evaluation import (
     unigram_scorer,
 )
 from hf_ctxmodels.evaluation.perplexity import measure_perplexity
+from hf_ctxmodels.evaluation.scoring import language_model_class
 from hf_ctxmodels.inference import score, score_ensemble
 from hf_ctxmodels.layers.pooling import Pooling
-from hf_ctxmodels.registry import get_family
 from hf_ctxmodels.training.model_loading import load_config, load_model, load_tokenizer
 
 
@@ -234,7 +234,7 @@ def pairs() -> None:
     """
     arguments, placement = parse_arguments(PairArguments, DeviceArguments, description=getdoc(pairs))
     minimal_pairs = [pair for path in arguments.pairs for pair in read_pairs(path)[: arguments.max_pairs]]
-    model, tokenizer = load_model_and_tokenizer(arguments.model, _language_model_class)
+    model, tokenizer = load_model_and_tokenizer(arguments.model, language_model_class)
     placement.place(model)
     texts = (line for path in arguments.unigram_text for line in read_lines(path))
     unigrams = evaluate_pairs(minimal_pairs, unigram_scorer(tokenizer, texts))
@@ -247,18 +247,6 @@ def pairs() -> None:
             f"difference {result.accuracy - unigram.accuracy:+.4f}  {result.pairs} pairs"
         )
     print(range_note("accuracy", "unigram"))
-
-
-def _language_model_class(config: PreTrainedConfig) -> str:
-    """Name of the Auto class of a checkpoint's language model: the class that it was saved from, if possible."""
-    family = get_family(config)
-    language_models = ("AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModelForPreTraining")
-    auto_classes = [name for name in language_models if name in family.models]
-    if not auto_classes:
-        raise CtxError(f"The family {family.name!r} has no language model.", hint="use a language model.")
-    saved_classes = {name.removeprefix("Ctx") for name in config.architectures or []}
-    preferred = [name for name in auto_classes if family.models[name].__name__.removeprefix("Ctx") in saved_classes]
-    return (preferred or auto_classes)[0]
 
 
 @dataclass

@@ -9,7 +9,14 @@ from hf_ctxmodels.evaluation.minimal_pairs import (
     unigram_scorer,
 )
 from hf_ctxmodels.evaluation.perplexity import Perplexity, measure_perplexity
-from hf_ctxmodels.evaluation.scoring import TextScore, score
+from hf_ctxmodels.evaluation.scoring import (
+    TextScore,
+    TokenScore,
+    language_model_class,
+    likelihood_kind,
+    score,
+    score_tokens,
+)
 from hf_ctxmodels.evaluation.sentence_tests import (
     Criterion,
     Encode,

@@ -2,12 +2,13 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from hf_ctxmodels import heads
 from hf_ctxmodels.core.constants import IGNORE_INDEX
@@ -15,6 +16,9 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.host_copies import CollatedBatch
 from hf_ctxmodels.core.model import evaluation_mode
 from hf_ctxmodels.evaluation.perplexity import is_permutation_lm
+from hf_ctxmodels.registry import FAMILIES
+
+_LANGUAGE_MODELS = ("AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModelForPreTraining")
 
 Sequences = list[dict[str, Any]]
 """Encoded sequences: the tokenizer's outputs, and `targets` or the `position` of a single target."""
@@ -25,6 +29,22 @@ class TextScore(NamedTuple):
 
     log_probability: float
     predictions: int
+
+
+class TokenScore(NamedTuple):
+    """Prediction of a token.
+
+    Attributes:
+        position: Index of the token among the tokenizer's tokens of the text, special tokens included.
+        log_probability: In nats; the mean of both directions for ELMo.
+        rank: Number of tokens of the vocabulary with a higher probability, plus 1.
+        predictions: Ids of the most probable tokens, in descending order.
+    """
+
+    position: int
+    log_probability: float
+    rank: int
+    predictions: list[int]
 
 
 def score(
@@ -68,8 +88,90 @@ def score(
     return [TextScore(*values) for values in zip(log_probabilities, counts, strict=True)]
 
 
+def score_tokens(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    text: str,
+    *,
+    batch_size: int = 32,
+    num_predictions: int = 5,
+) -> list[TokenScore]:
+    """Score the tokens of a text that `score` predicts, in the order of the text.
+
+    Args:
+        model, tokenizer, batch_size: See `score`.
+        num_predictions: Most probable tokens to return for each token.
+
+    Raises:
+        CtxError: The model has no language modelling head, or the text has no token.
+    """
+    scorer = _make_scorer(model, tokenizer)
+    sequences = list(scorer.encode(text))
+    if not sequences:
+        raise CtxError(f"The text has no token: {text!r}.", hint="use another text.")
+    log_probabilities: dict[int, list[Tensor]] = {}
+    targets: dict[int, int] = {}
+    with evaluation_mode(model):
+        for first in range(0, len(sequences), batch_size):
+            batch = scorer.predict(sequences[first : first + batch_size])
+            for row, column in (batch.targets != IGNORE_INDEX).nonzero().tolist():
+                position = int(batch.positions[row, column])
+                log_probabilities.setdefault(position, []).append(batch.logits[row, column].float().log_softmax(-1))
+                targets[position] = int(batch.targets[row, column])
+    scores = []
+    for position, directions in sorted(log_probabilities.items()):
+        values = torch.stack(directions).mean(0)
+        target = values[targets[position]]
+        predictions = values.topk(min(num_predictions, len(values))).indices.tolist()
+        scores.append(TokenScore(position, target.item(), int((values > target).sum()) + 1, predictions))
+    return scores
+
+
+def language_model_class(config: PreTrainedConfig) -> str:
+    """Name of the Auto class of a checkpoint's language model: the class that it was saved from, if possible. Raises
+    CtxError if the family, or the model of transformers, has no language model."""
+    family = next((family for family in FAMILIES.values() if type(config) is family.config), None)
+    if family is not None:
+        names = {name: family.models[name].__name__ for name in _LANGUAGE_MODELS if name in family.models}
+    else:
+        # encoders have classes of both kinds
+        mappings = {
+            "AutoModelForMaskedLM": MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+            "AutoModelForCausalLM": MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        }
+        classes = {name: mapping.get(config.model_type) for name, mapping in mappings.items()}
+        names = {name: class_name for name, class_name in classes.items() if class_name}
+    if not names:
+        raise CtxError(
+            f"{(family.name if family else config.model_type)!r} has no language model.",
+            location=config.name_or_path,
+            hint="use a language model.",
+        )
+    saved_classes = {name.removeprefix("Ctx") for name in config.architectures or []}
+    preferred = [name for name, class_name in names.items() if class_name.removeprefix("Ctx") in saved_classes]
+    return (preferred or list(names))[0]
+
+
+LikelihoodKind = Literal["log-likelihood", "pseudo-log-likelihood"]
+
+
+def likelihood_kind(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> LikelihoodKind:
+    """The kind of the scores of a model, see `score`; raises CtxError without a language modelling head."""
+    return _make_scorer(model, tokenizer).kind
+
+
+class _Predictions(NamedTuple):
+    """(batch, predictions, vocabulary) logits, (batch, predictions) targets, -100 for none, and their positions."""
+
+    logits: Tensor
+    targets: Tensor
+    positions: Tensor
+
+
 class _Scorer(ABC):
     """Scoring with one kind of language model."""
+
+    kind: ClassVar[LikelihoodKind] = "log-likelihood"
 
     def __init__(self, model: Any, tokenizer: PreTrainedTokenizerBase) -> None:
         self.model, self.tokenizer = model, tokenizer
@@ -79,14 +181,20 @@ class _Scorer(ABC):
         """The sequences to compute for a text, see `Sequences`."""
 
     @abstractmethod
+    def predict(self, sequences: Sequences) -> _Predictions:
+        """The predictions of the sequences, and the positions of their targets in the tokens of the text."""
+
     def score_batch(self, sequences: Sequences) -> tuple[list[float], list[int]]:
         """Summed log-probabilities of the sequences, and numbers of predictions."""
+        predictions = self.predict(sequences)
+        return _sum_log_probabilities(predictions.logits, predictions.targets)
 
     def pad_inputs(self, sequences: Sequences) -> dict[str, Tensor]:
         """The tokenizer's outputs, padded to (batch, length)."""
         names = [name for name in self.tokenizer.model_input_names if name in sequences[0]]
         features = [{name: sequence[name] for name in names} for sequence in sequences]
-        padded = self.tokenizer.pad(features, return_tensors="pt")
+        # GPT-2's tokenizer of transformers has no padding token, which one sequence does not need
+        padded = self.tokenizer.pad(features, padding=len(features) > 1, return_tensors="pt")
         return CollatedBatch({name: padded[name] for name in names}).to(self.model.device)
 
     def pad_targets(self, sequences: Sequences, attention_mask: Tensor) -> Tensor:
@@ -113,20 +221,31 @@ class _CausalScorer(_Scorer):
     def encode(self, text: str) -> Iterable[dict[str, Any]]:
         ids = list(self.tokenizer(text, verbose=False)["input_ids"])
         eos_id = self.tokenizer.eos_token_id
-        if ids and ids[0] not in self.tokenizer.all_special_ids and eos_id is not None and not self.model.is_backward:
-            ids = [eos_id, *ids]  # the separator between two texts in training
-        return [{"input_ids": ids, "attention_mask": [1] * len(ids), "targets": ids}] if len(ids) > 1 else []
+        start = 0
+        if ids and ids[0] not in self.tokenizer.all_special_ids and eos_id is not None and not self.is_backward:
+            ids, start = [eos_id, *ids], 1  # the separator between two texts in training
+        sequence = {"input_ids": ids, "attention_mask": [1] * len(ids), "targets": ids, "start": start}
+        return [sequence] if len(ids) > 1 else []
 
-    def score_batch(self, sequences: Sequences) -> tuple[list[float], list[int]]:
+    @property
+    def is_backward(self) -> bool:
+        """Whether the model predicts tokens from their right context."""
+        return getattr(self.model, "is_backward", False)
+
+    def predict(self, sequences: Sequences) -> _Predictions:
         inputs = self.pad_inputs(sequences)
         attention_mask = inputs["attention_mask"]
         labels = self.pad_targets(sequences, attention_mask)
-        targets = heads.next_token_targets(labels, labels.shape[1], attention_mask, None, self.model.is_backward)
-        return _sum_log_probabilities(self.model(**inputs).logits, targets)
+        targets = heads.next_token_targets(labels, labels.shape[1], attention_mask, None, self.is_backward)
+        starts = torch.tensor([sequence["start"] for sequence in sequences], device=labels.device)[:, None]
+        positions = _columns(attention_mask) - starts + (-1 if self.is_backward else 1)
+        return _Predictions(self.model(**inputs).logits, targets, positions)
 
 
 class _MaskedScorer(_Scorer):
     """Predicts every token from all other tokens, with a mask token at its position."""
+
+    kind = "pseudo-log-likelihood"
 
     def encode(self, text: str) -> Iterable[dict[str, Any]]:
         encoded = self.tokenizer(text, return_special_tokens_mask=True, verbose=False)
@@ -134,16 +253,19 @@ class _MaskedScorer(_Scorer):
         special_tokens = encoded["special_tokens_mask"]
         return [{**inputs, "position": index} for index, is_special in enumerate(special_tokens) if not is_special]
 
-    def score_batch(self, sequences: Sequences) -> tuple[list[float], list[int]]:
+    def predict(self, sequences: Sequences) -> _Predictions:
         inputs = self.pad_inputs(sequences)
         first_tokens = inputs["attention_mask"].int().argmax(1)
-        positions = torch.tensor([sequence["position"] for sequence in sequences], device=first_tokens.device)
-        columns = (first_tokens + positions)[:, None]
-        return _sum_log_probabilities(self.target_logits(inputs, columns), inputs["input_ids"].gather(1, columns))
+        positions = torch.tensor([sequence["position"] for sequence in sequences], device=first_tokens.device)[:, None]
+        columns = first_tokens[:, None] + positions
+        return _Predictions(self.target_logits(inputs, columns), inputs["input_ids"].gather(1, columns), positions)
 
     def target_logits(self, inputs: dict[str, Tensor], columns: Tensor) -> Tensor:
         """(batch, 1, vocabulary) logits of the tokens at (batch, 1) columns."""
         input_ids = inputs["input_ids"].scatter(1, columns, self.tokenizer.mask_token_id)
+        if not hasattr(self.model, "mlm_head"):  # a model of transformers
+            logits = self.model(**{**inputs, "input_ids": input_ids}).logits
+            return logits.take_along_dim(columns[..., None], 1)
         output_mask = torch.zeros_like(input_ids, dtype=torch.bool).scatter(1, columns, True)
         states = self.model.encode(**{**inputs, "input_ids": input_ids}, output_mask=output_mask).last_hidden_state
         return self.model.mlm_head(states)[:, None]
@@ -171,10 +293,18 @@ class _BidirectionalScorer(_Scorer):
         encoded = tokenizer(text, verbose=False)
         return [{**{name: encoded[name] for name in tokenizer.model_input_names}, "targets": targets}]
 
-    def score_batch(self, sequences: Sequences) -> tuple[list[float], list[int]]:
+    def predict(self, sequences: Sequences) -> _Predictions:
         inputs = self.pad_inputs(sequences)
         targets = self.pad_targets(sequences, inputs["attention_mask"])
-        return _sum_log_probabilities(self.model(**inputs).logits, targets)
+        columns = _columns(inputs["attention_mask"])
+        positions = torch.stack([columns + 1, columns - 1], -1)
+        return _Predictions(self.model(**inputs).logits.flatten(1, 2), targets.flatten(1), positions.flatten(1))
+
+
+def _columns(attention_mask: Tensor) -> Tensor:
+    """(batch, length) index of each position among the tokens of its sequence, without padding before them."""
+    first_tokens = attention_mask.int().argmax(1, keepdim=True)
+    return torch.arange(attention_mask.shape[1], device=attention_mask.device) - first_tokens
 
 
 def _make_scorer(model: Any, tokenizer: PreTrainedTokenizerBase) -> _Scorer:
@@ -187,6 +317,11 @@ def _make_scorer(model: Any, tokenizer: PreTrainedTokenizerBase) -> _Scorer:
         return _BidirectionalScorer(model, tokenizer)
     if is_permutation_lm(model):
         return _PermutationScorer(model, tokenizer)
+    if not model.config.is_encoder_decoder and not isinstance(model, heads.HeadModel):
+        if type(model).__name__ in MODEL_FOR_MASKED_LM_MAPPING_NAMES.values() and tokenizer.mask_token_id is not None:
+            return _MaskedScorer(model, tokenizer)
+        if type(model).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
+            return _CausalScorer(model, tokenizer)
     raise CtxError(
         f"{type(model).__name__} is not a language model that scores texts.",
         hint="use AutoModelForCausalLM, AutoModelForMaskedLM or, for ELMo, AutoModelForPreTraining.",

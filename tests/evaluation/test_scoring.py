@@ -5,10 +5,18 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from zoo import Case
 
 from hf_ctxmodels import CtxError
+from hf_ctxmodels.evaluation import language_model_class, likelihood_kind, score_tokens
 from hf_ctxmodels.inference import score
 from hf_ctxmodels.registry import FAMILIES
 
@@ -119,6 +127,54 @@ def test_both_directions() -> None:
         return values
 
     assert_scores(model, tokenizer, terms, 3)
+
+
+@pytest.mark.parametrize(
+    ("family", "auto_name"),
+    [
+        ("ulmfit", "AutoModelForCausalLM"),
+        ("seqae", "AutoModelForCausalLM"),
+        ("gpt2", "AutoModelForCausalLM"),
+        ("bert", "AutoModelForMaskedLM"),
+        ("xlnet", "AutoModelForCausalLM"),
+        ("elmo", "AutoModelForPreTraining"),
+    ],
+)
+def test_tokens_add_up_to_the_text(family: str, auto_name: str) -> None:
+    model, tokenizer = opened(family, auto_name, **({"backward": True} if family == "ulmfit" else {}))
+    ids = [[*ids] for ids, _ in tokenizer.vocabulary_ids(TEXTS)] if family == "elmo" else tokenizer(TEXTS)["input_ids"]
+    for text, text_ids, total in zip(TEXTS, ids, score(model, tokenizer, TEXTS)):
+        tokens = score_tokens(model, tokenizer, text, batch_size=3, num_predictions=len(tokenizer))
+        assert [token.position for token in tokens] == sorted({token.position for token in tokens})
+        # ELMo predicts words in both directions, and the ends of the text in one
+        ends = (0, len(text_ids) - 1)
+        weights = [2 if family == "elmo" and token.position not in ends else 1 for token in tokens]
+        assert sum(weights) == total.predictions
+        sums = sum(weight * token.log_probability for weight, token in zip(weights, tokens))
+        assert sums == pytest.approx(total.log_probability, abs=1e-4)
+        for token in tokens:
+            if token.position < len(text_ids):
+                assert token.predictions[token.rank - 1] == text_ids[token.position]
+
+
+@pytest.mark.parametrize("is_masked", [True, False])
+def test_models_of_transformers(tokenizer: PreTrainedTokenizerBase, is_masked: bool) -> None:
+    sizes = {"vocab_size": len(tokenizer), "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    model = BertForMaskedLM(BertConfig(**sizes)) if is_masked else GPT2LMHeadModel(GPT2Config(**sizes))
+    assert language_model_class(model.config) == ("AutoModelForMaskedLM" if is_masked else "AutoModelForCausalLM")
+    assert likelihood_kind(model, tokenizer) == ("pseudo-log-likelihood" if is_masked else "log-likelihood")
+    model.eval()
+    tokens = score_tokens(model, tokenizer, TEXTS[0])
+    ids = torch.tensor([tokenizer(TEXTS[0])["input_ids"]])
+    assert [token.position for token in tokens] == list(range(1, ids.shape[1] - is_masked))
+    for token in tokens:
+        inputs = ids.clone()
+        inputs[0, token.position] = tokenizer.mask_token_id
+        logits = model(inputs if is_masked else ids[:, : token.position]).logits[0, token.position if is_masked else -1]
+        target = int(ids[0, token.position])
+        assert token.log_probability == pytest.approx(log_probability(logits, target), abs=1e-4)
+        assert token.rank == logits.argsort(descending=True).tolist().index(target) + 1
+        assert token.predictions == logits.topk(5).indices.tolist()
 
 
 def test_what_cannot_be_scored() -> None:

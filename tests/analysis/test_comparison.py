@@ -1,0 +1,100 @@
+"""Comparison of two language models with different tokenizers, and its report."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from commands import command_output
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from zoo import Case
+
+from hf_ctxmodels import CtxError
+from hf_ctxmodels.analysis.comparison import TextComparison, comparison_result, score_words
+from hf_ctxmodels.analysis.results import AnalysisResult
+from hf_ctxmodels.evaluation import score_tokens
+from hf_ctxmodels.registry import FAMILIES
+
+TEXTS = ["The cat saw the red boat.", "Nobody praised a small garden!", "the bridge"]
+LANGUAGE_MODELS = {
+    "gpt2": "AutoModelForCausalLM",
+    "bert": "AutoModelForMaskedLM",
+    "xlnet": "AutoModelForCausalLM",
+    "ulmfit": "AutoModelForCausalLM",
+    "elmo": "AutoModelForPreTraining",
+}
+
+
+def opened(family: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    tokenizer = FAMILIES[family].tokenizer.train([text for text in TEXTS for _ in range(5)], vocab_size=280)
+    names = {name: getattr(tokenizer, name) for name in ("pad_token_id", "bos_token_id", "eos_token_id")}
+    torch.manual_seed(0)
+    return Case(FAMILIES[family], LANGUAGE_MODELS[family]).model(vocab_size=len(tokenizer), **names), tokenizer
+
+
+@pytest.mark.parametrize("family", LANGUAGE_MODELS)
+def test_words_of_all_kinds_of_models(family):
+    model, tokenizer = opened(family)
+    scores = score_words(model, tokenizer, TEXTS[0])
+    assert scores.words == ["The", "cat", "saw", "the", "red", "boat", "."]
+    tokens = {token.position: token for token in score_tokens(model, tokenizer, TEXTS[0])}
+    offsets = tokenizer(TEXTS[0], return_offsets_mapping=True)["offset_mapping"]
+    start = TEXTS[0].index("cat")
+    spans = {position: offsets[position] for position in tokens if position < len(offsets)}
+    # a token of the space before the word has the offsets (start, start)
+    inside = [tokens[i] for i, (first, last) in spans.items() if start < last <= start + 3 or first == last == start]
+    assert scores.log_probabilities[1] == pytest.approx(sum(token.log_probability for token in inside))
+    assert scores.ranks[1] == max(token.rank for token in inside)
+    assert len(scores.predictions[1]) == 5
+    assert all(value is None or value < 0 for value in scores.log_probabilities)
+    assert [value is None for value in scores.log_probabilities[1:]] == [False] * 6
+
+
+def test_same_model_twice_differs_in_nothing():
+    scores = [score_words(*opened("bert"), TEXTS[0])] * 2
+    comparison = TextComparison(TEXTS[0], tuple(scores))
+    assert comparison.differences == [0.0] * 7
+    result = comparison_result([comparison], ["a", "b"], ["pseudo-log-likelihood"] * 2)
+    first, second = result.tables[0].cells
+    assert first == second
+    mean = sum(scores[0].log_probabilities) / 7
+    assert first[1:4] == [7, pytest.approx(mean), pytest.approx(math.exp(-mean))]
+
+
+def test_long_texts_and_models_without_language_model():
+    model, tokenizer = opened("bert")
+    with pytest.raises(CtxError, match=r"The text has .* tokens, the model reads"):
+        score_words(model, tokenizer, "cat " * 1000)
+    with pytest.raises(CtxError, match="is not a language model"):
+        score_words(model.base_model, tokenizer, TEXTS[0])
+
+
+def test_command_and_its_report(tmp_path: Path):
+    for family in ("gpt2", "bert"):
+        model, tokenizer = opened(family)
+        model.save_pretrained(tmp_path / family)
+        tokenizer.save_pretrained(tmp_path / family)
+    (tmp_path / "text.txt").write_text("\n".join(TEXTS))
+    flags = {"text": tmp_path / "text.txt", "output_dir": tmp_path / "analyses", "max_figures": 2}
+    models = ["--model", tmp_path / "gpt2", tmp_path / "bert"]
+    output = command_output("analyze compare", *models, **flags)
+    assert "pseudo-log-likelihood" in output
+    result = AnalysisResult.load(tmp_path / "analyses" / "compare.json")
+    assert [figure.name for figure in result.figures] == ["words", "text-1", "text-2"]
+    assert "differ in kind" in result.tables[0].note
+    texts = result.values["texts"]
+    assert [text["text"] for text in texts] == TEXTS
+    differences = [abs(row[3]) for row in result.tables[1].cells]
+    assert differences == sorted(differences, reverse=True)
+    [word] = [i for i, row in enumerate(result.tables[1].cells) if row[0] == "The [cat] saw the red"]
+    scores = texts[0]["log_probabilities"]
+    assert result.tables[1].cells[word][1:4] == pytest.approx(
+        [scores["gpt2"][1], scores["bert"][1], scores["gpt2"][1] - scores["bert"][1]]
+    )
+    assert json.loads((tmp_path / "analyses" / "compare.json").read_text())["settings"]["texts"] == 3
+    assert "already holds" in command_output("analyze compare", *models, **flags, fails=True)
+    assert "not 1" in command_output("analyze compare", *models[:2], **flags, fails=True)
+    command_output("analyze report", tmp_path / "analyses", output=tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert all(text in page for text in ("Largest differences", "rank, gpt2", TEXTS[0]))
