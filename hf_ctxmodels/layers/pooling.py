@@ -54,6 +54,13 @@ def _pool(states: Tensor, tokens: Tensor, name: str) -> Tensor:
     return states.masked_fill(~mask, torch.finfo(states.dtype).min).amax(1)
 
 
+def attend(scores: Tensor, states: Tensor, mask: Tensor) -> Tensor:
+    """(batch, queries, words) scores -> (batch, queries, width) means of the (batch, words, width) states in the bool
+    mask, weighted by the softmax of the scores; a query with an empty mask gets the mean of all states."""
+    lowest = torch.finfo(torch.float32).min
+    return scores.float().masked_fill(~mask, lowest).softmax(-1).to(states.dtype) @ states
+
+
 def pair_features(first: Tensor, second: Tensor) -> Tensor:
     """(rows, width) vectors u and v -> (rows, 4 * width): u, v, |u - v| and u * v."""
     return torch.cat([first, second, (first - second).abs(), first * second], -1)

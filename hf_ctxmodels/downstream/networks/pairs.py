@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.host_copies import is_traced, on_host
-from hf_ctxmodels.core.inputs import check_rows
+from hf_ctxmodels.core.inputs import check_rows, sequence_numbers
 from hf_ctxmodels.layers.biattention import Biattention, maxout_classifier
 from hf_ctxmodels.layers.cpu.dropout import Dropout
 from hf_ctxmodels.layers.cpu.linear import LinearLayers, linear
-from hf_ctxmodels.layers.pooling import forward_fill_padding, pool_tokens, text_masks
+from hf_ctxmodels.layers.pooling import attend, forward_fill_padding, pool_tokens, text_masks
 from hf_ctxmodels.layers.recurrent.packing import PackedSequences, run_bidirectional, run_layer
 from hf_ctxmodels.layers.recurrent.rnn import LSTM
 
@@ -67,11 +67,11 @@ class Esim(nn.Module):
     ) -> Tensor:
         """Compute (batch, num_labels) logits, see the module."""
         is_second = _second_text(is_word, is_second)
-        packing = _pack_texts(vectors, is_word, is_second)
+        packing = pack_texts(vectors, is_word, is_second)
         encoded = run_layer(self.encoder, self.dropout(vectors), packing)
         if output_vectors is not None:
             encoded = torch.cat([encoded, output_vectors.to(encoded.dtype)], -1)
-        aligned = _attend(encoded @ encoded.transpose(1, 2), encoded, _partners(is_word, is_second))
+        aligned = attend(encoded @ encoded.transpose(1, 2), encoded, _partners(is_word, is_second))
         enhanced = torch.cat([encoded, aligned, encoded - aligned, encoded * aligned], -1)
         projected = self.dropout(linear(self.projection, enhanced).relu())
         composed = run_layer(self.composition, projected, packing)
@@ -140,9 +140,9 @@ class DecomposableAttention(nn.Module):
             indices = torch.where(distances.abs() > MAX_DISTANCE, 0, distances + MAX_DISTANCE + 1)
             scores = hidden @ hidden.transpose(1, 2) + self.distance_bias[indices]
             same_text = (is_second[:, :, None] == is_second[:, None]) & is_word[:, None]
-            states = torch.cat([states, _attend(scores, states, same_text)], -1)
+            states = torch.cat([states, attend(scores, states, same_text)], -1)
         hidden = self.attend(states)
-        aligned = _attend(hidden @ hidden.transpose(1, 2), states, _partners(is_word, is_second))
+        aligned = attend(hidden @ hidden.transpose(1, 2), states, _partners(is_word, is_second))
         compared = self.compare(torch.cat([states, aligned], -1))
         texts = text_masks(is_word, is_second).chunk(2)
         summed = [(compared * text[..., None]).sum(1) for text in texts]
@@ -231,7 +231,7 @@ class SentenceNetwork(nn.Module):
                 "A sentence network reads one text, but an example has two.",
                 hint="use esim, decomposable_attention or biattentive for pairs.",
             )
-        packing = _pack_texts(vectors, is_word, None)
+        packing = pack_texts(vectors, is_word)
         states = run_bidirectional(self.layers, self.dropout(vectors), packing, self.dropout)[0][-1]
         if output_vectors is not None:
             states = torch.cat([states, output_vectors.to(states.dtype)], -1)
@@ -239,7 +239,7 @@ class SentenceNetwork(nn.Module):
             pooled = pool_tokens(states, is_word, "max")
         else:
             scores = self.attention(states).transpose(1, 2)
-            pooled = _attend(scores, states, is_word[:, None]).flatten(1)
+            pooled = attend(scores, states, is_word[:, None]).flatten(1)
         return linear(self.classifier, self.dropout(pooled))
 
 
@@ -250,10 +250,12 @@ def _second_text(is_word: Tensor, is_second: Tensor | None) -> Tensor:
     return on_host(torch.zeros_like, is_word) if is_second is None else on_host(torch.logical_and, is_second, is_word)
 
 
-def _pack_texts(vectors: Tensor, is_word: Tensor, is_second: Tensor | None) -> PackedSequences:
+def pack_texts(vectors: Tensor, is_word: Tensor, is_second: Tensor | None = None) -> PackedSequences:
     """The words of each text of a batch as a sequence."""
     build = PackedSequences.with_padding if is_traced(vectors) else PackedSequences.build
-    return build(is_word, None if is_second is None else on_host(Tensor.long, is_second))
+    if is_second is None:
+        return build(is_word)
+    return build(is_word, on_host(lambda *masks: sequence_numbers(forward_fill_padding(*masks)), is_second, is_word))
 
 
 def _partners(is_word: Tensor, is_second: Tensor) -> Tensor:
@@ -264,13 +266,6 @@ def _partners(is_word: Tensor, is_second: Tensor) -> Tensor:
         return words[:, None] & ((second[:, :, None] != second[:, None]) | ~is_pair[:, None, None])
 
     return on_host(mask, is_word, is_second)
-
-
-def _attend(scores: Tensor, states: Tensor, mask: Tensor) -> Tensor:
-    """(batch, queries, words) scores -> (batch, queries, width) means of the (batch, words, width) states in the mask,
-    weighted by the softmax of the scores."""
-    lowest = torch.finfo(torch.float32).min  # finite: padding has no words to attend to
-    return scores.float().masked_fill(~mask, lowest).softmax(-1).to(states.dtype) @ states
 
 
 def _reject_output_vectors(output_size: int, network: nn.Module) -> None:

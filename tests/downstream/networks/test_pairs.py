@@ -9,6 +9,7 @@ from network_oracles import assert_same_with_gradients, randomize, run_recurrent
 from torch import Tensor, nn
 
 from hf_ctxmodels import CtxError
+from hf_ctxmodels.downstream.networks import pairs
 from hf_ctxmodels.downstream.networks.pairs import (
     BiattentiveNetwork,
     BiattentiveOptions,
@@ -155,17 +156,20 @@ def test_equals_the_formulas_of_one_example(name: str, layout: str) -> None:
     assert_same_with_gradients(network, logits, expected, *inputs.values())
 
 
-@pytest.mark.parametrize("name", ["esim", "biattentive"])
-def test_packed_equals_padded_in_an_exported_graph(name: str) -> None:
-    """An exported network, which computes padding, gives the same logits."""
+@pytest.mark.parametrize("name", NETWORKS)
+def test_packed_equals_padded(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A traced network computes padding, and gives the same logits."""
     torch.manual_seed(0)
     vectors, is_word, is_second, _ = batch("left")
-    inputs = [vectors.detach(), is_word, is_second]
-    if name == "esim":
-        inputs.append(torch.randn(4, 16, OUTPUT))
+    inputs = {"vectors": vectors, "is_word": is_word}
+    if name not in ("max", "attention"):
+        inputs["is_second"] = is_second
+    if name in ("esim", "max"):
+        inputs["output_vectors"] = torch.randn(4, 16, OUTPUT)
     network = randomize(NETWORKS[name][0]())
-    exported = torch.export.export(network, tuple(inputs)).module()
-    torch.testing.assert_close(exported(*inputs), network(*inputs), atol=1e-5, rtol=1e-4)
+    expected = network(**inputs)
+    monkeypatch.setattr(pairs, "is_traced", lambda tensor: True)
+    torch.testing.assert_close(network(**inputs), expected, atol=1e-5, rtol=1e-4)
 
 
 def test_errors() -> None:
