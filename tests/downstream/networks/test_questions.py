@@ -126,6 +126,6 @@ def test_packed_equals_padded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_row_without_a_question() -> None:
-    vectors, is_word, is_context, _ = batch("left")
+    vectors, is_word, _, _ = batch("left")
     with pytest.raises(CtxError, match="Example 0 of the batch has no words in its question"):
         AnswerSpanNetwork(INPUT, AnswerSpanOptions())(vectors, is_word, is_word)
