@@ -12,7 +12,7 @@ first two also to rotation:
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -161,7 +161,7 @@ class LayerSimilarities:
 
 
 def compare_layers(
-    encoders: Sequence[WordEncoder],
+    encoders: Iterable[WordEncoder],
     sentences: Sequence[Sequence[str]],
     *,
     measures: Sequence[str] = ("cka",),
@@ -175,7 +175,7 @@ def compare_layers(
     tokens in one of the models are left out of all.
 
     Args:
-        encoders: Models with their tokenizers.
+        encoders: Models with their tokenizers, which can be loaded one by one.
         sentences: Lists of words.
         measures: Keys of `MEASURES`.
         max_words: Words per sample.
@@ -190,8 +190,11 @@ def compare_layers(
     positions: dict[int, dict[int, int]] = {}  # sentence -> word -> row
     for row, (number, word) in enumerate(sorted({pair for sample in samples for pair in sample})):
         positions.setdefault(number, {})[word] = row
-    has_tokens, states = [], []
-    for encoder in encoders:
+    has_tokens: list[Tensor] = []
+    states: list[Tensor] = []
+    names: list[tuple[int, int]] = []  # model and layer of each row of the matrices
+    for model, encoder in enumerate(encoders):
+        names += [(model, layer) for layer in encoder.layers]
         vectors, encoded = [], encoder.encode([sentences[number] for number in positions])
         for sentence, rows in zip(
             progress_bar(encoded, "encoding", unit="sentences", total=len(positions), enabled=progress),
@@ -200,8 +203,7 @@ def compare_layers(
             vectors.append(sentence.vectors[list(rows)])
             has_tokens.append(sentence.has_tokens[list(rows)])
         states.append(torch.cat(vectors).float())
-    is_common = torch.cat(has_tokens).view(len(encoders), -1).all(0)
-    names = [(model, layer) for model, encoder in enumerate(encoders) for layer in encoder.layers]
+    is_common = torch.cat(has_tokens).view(len(states), -1).all(0)
     matrices: dict[str, list[Tensor]] = {measure: [] for measure in measures}
     sizes = []
     for sample in samples:

@@ -44,6 +44,8 @@ class WordAnalysisArguments:
         for name, source in zip(short_names(self.model), self.model):
             model, tokenizer = load_model_and_tokenizer(source, "AutoModel")
             placement.place(model)
+            if hasattr(model, "prepare_for_inference"):
+                model.prepare_for_inference()
             print_status(f"{name}: {type(model).__name__}")
             yield name, WordEncoder(model.eval(), tokenizer, pooling=self.pooling)  # type: ignore[arg-type]
 

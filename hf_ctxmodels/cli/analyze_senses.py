@@ -14,21 +14,23 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, get_args
 
+from hf_ctxmodels.analysis.disambiguation import (
+    SenseAccuracy,
+    SenseSentence,
+    disambiguate,
+    find_sense_occurrences,
+    read_semcor,
+)
 from hf_ctxmodels.analysis.figures import Figure, LineChart, ScatterMap
 from hf_ctxmodels.analysis.results import AnalysisResult, Table
 from hf_ctxmodels.analysis.senses import (
     Occurrence,
     Projection,
-    SenseAccuracy,
-    SenseSentence,
     context_text,
-    disambiguate,
     encode_occurrences,
     find_occurrences,
-    find_sense_occurrences,
     neighbour_agreement,
     project,
-    read_semcor,
 )
 from hf_ctxmodels.analysis.sentences import is_treebank, read_sentences
 from hf_ctxmodels.analysis.treebanks import read_treebank
@@ -50,6 +52,9 @@ class SenseArguments(WordAnalysisArguments):
     word: list[str] = flag((), "Words to map; with --semcor lemmas.")
     map: Projection = flag("pca", "Projection of the maps; umap needs the extra `umap`.", choices=get_args(Projection))
     max_occurrences: int = flag(500, "Occurrences of a word in a map; more are sampled.")
+    probe_ranks: list[int] = flag(
+        (), "Ranks of trained maps of the last layer, under which senses are compared too (Coenen et al. 2019)."
+    )
     max_lemmas: int | None = flag(None, "Disambiguate a sample of this number of ambiguous lemmas; by default all.")
 
     def __post_init__(self) -> None:
@@ -80,7 +85,13 @@ def main() -> None:
         result = _map_words(arguments, placement, sentences, tagged, settings)
     else:
         accuracies = {
-            name: disambiguate(encoder, tagged or (), max_lemmas=arguments.max_lemmas, seeds=arguments.seeds)
+            name: disambiguate(
+                encoder,
+                tagged or (),
+                max_lemmas=arguments.max_lemmas,
+                seeds=arguments.seeds,
+                probe_ranks=arguments.probe_ranks,
+            )
             for name, encoder in arguments.encoders(placement)
         }
         result = disambiguation_result(accuracies, arguments.model, settings)
@@ -95,19 +106,26 @@ def disambiguation_result(
 ) -> AnalysisResult:
     """A table of layers and models, and a line chart with the most frequent sense."""
     layers = sorted({layer for accuracy in accuracies.values() for layer in accuracy.layers})
-    rows = ["most frequent sense", *(f"layer {layer}" for layer in layers), "upper bound"]
+    layer_rows = [f"layer {layer}" for layer in layers]
+    probe_rows = [f"last layer, probe of rank {rank}" for rank in next(iter(accuracies.values())).probes]
+    rows = ["most frequent sense", *layer_rows, *probe_rows, "upper bound"]
     columns: list[list[float | None]] = []
     spreads: list[list[float | None]] = []
     series: dict[str, list[float | None]] = {}
     values: dict[str, Any] = {}
     for name, accuracy in accuracies.items():
-        stacks = [accuracy.most_frequent, *accuracy.accuracy.unbind(1), accuracy.upper_bound]
-        names = [rows[0], *(f"layer {layer}" for layer in accuracy.layers), rows[-1]]
+        stacks = [
+            accuracy.most_frequent,
+            *accuracy.accuracy.unbind(1),
+            *accuracy.probes.values(),
+            accuracy.upper_bound,
+        ]
+        names = [rows[0], *(f"layer {layer}" for layer in accuracy.layers), *probe_rows, rows[-1]]
         means = {row: float(stack.mean()) for row, stack in zip(names, stacks)}
         deviations = {row: float(stack.std(correction=0)) for row, stack in zip(names, stacks)}
         columns.append([means.get(row) for row in rows])
         spreads.append([deviations.get(row) for row in rows])
-        series[name] = columns[-1][1:-1]
+        series[name] = columns[-1][1 : len(layers) + 1]
         values[name] = {"mean": means, "spread": deviations, "instances": accuracy.instances, "lemmas": accuracy.lemmas}
     first = next(iter(accuracies.values()))
     series["most frequent sense"] = [float(first.most_frequent.mean())] * len(layers)

@@ -12,7 +12,7 @@ from hf_ctxmodels.analysis.figures import Figure, Heatmap
 from hf_ctxmodels.analysis.results import AnalysisResult, Table
 from hf_ctxmodels.analysis.sentences import read_sentences
 from hf_ctxmodels.analysis.similarity import MEASURES, LayerSimilarities, compare_layers
-from hf_ctxmodels.analysis.word_arguments import WordAnalysisArguments
+from hf_ctxmodels.analysis.word_arguments import WordAnalysisArguments, short_names
 from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.devices import DeviceArguments
 from hf_ctxmodels.core.errors import CtxError
@@ -55,23 +55,22 @@ def main() -> None:
     )
     arguments.check_output("similarity")
     sentences = read_sentences(arguments.text)
-    names, encoders = zip(*arguments.encoders(placement))
     similarities = compare_layers(
-        encoders,
+        (encoder for _, encoder in arguments.encoders(placement)),
         sentences,
         measures=arguments.measures,
         max_words=arguments.max_words,
         seeds=arguments.seeds,
     )
     settings = {**asdict(arguments), "sentences": len(sentences), "words": similarities.words}
-    result = similarity_result(similarities, names, arguments.model, settings)
+    result = similarity_result(similarities, short_names(arguments.model), arguments.model, settings)
     result.save(arguments.output_dir)
     print(result.tables[0].markdown())
     print(f"{similarities.words:,} words; results and figures in {arguments.output_dir}")
 
 
 def similarity_result(
-    similarities: LayerSimilarities, names: tuple[str, ...], models: list[str], settings: dict[str, object]
+    similarities: LayerSimilarities, names: list[str], models: list[str], settings: dict[str, object]
 ) -> AnalysisResult:
     """Heat maps of all layers, and a table of the most similar layer of each other model."""
     labels = [f"{names[model]} {layer}" for model, layer in zip(similarities.models, similarities.layers)]

@@ -10,19 +10,22 @@ import torch
 from commands import tiny_pair
 
 from hf_ctxmodels import CtxBertModel, CtxBertTokenizer
-from hf_ctxmodels.analysis.senses import (
-    Occurrence,
+from hf_ctxmodels.analysis.disambiguation import (
     SenseInstance,
     SenseSentence,
-    context_text,
     disambiguate,
+    find_sense_occurrences,
+    read_semcor,
+    train_sense_probe,
+)
+from hf_ctxmodels.analysis.senses import (
+    Occurrence,
+    context_text,
     encode_occurrences,
     find_occurrences,
-    find_sense_occurrences,
     nearest_occurrences,
     neighbour_agreement,
     project,
-    read_semcor,
 )
 from hf_ctxmodels.architectures.word_encoder import EncodedSentence, WordEncoder
 from hf_ctxmodels.core.errors import CtxError
@@ -112,6 +115,27 @@ def test_disambiguation():
     assert unseen.upper_bound.tolist() == [0.0] * 6
     with pytest.raises(CtxError, match="1 files with 0 ambiguous lemmas"):
         disambiguate(SenseEncoder(), rare[:1], progress=False)
+
+
+def test_sense_probe(monkeypatch):
+    """The probe finds the two dimensions of the senses below stronger noise; it is trained on training files alone."""
+    monkeypatch.setattr("hf_ctxmodels.analysis.disambiguation._PROBE_STEPS", 150)
+    generator = torch.Generator().manual_seed(0)
+    senses = torch.randint(0, 3, (300,), generator=generator)
+    vectors = torch.cat([torch.eye(3)[senses], 2 * torch.randn(300, 9, generator=generator)], 1)
+    lemmas = torch.randint(0, 4, (300,), generator=generator)
+    probe = train_sense_probe(vectors, lemmas, 3 * lemmas + senses, rank=3, progress=False)
+    assert probe.shape == (12, 3)
+    assert probe[:3].norm() > 3 * probe[3:].norm()
+    with pytest.raises(CtxError, match="No lemma has occurrences"):
+        train_sense_probe(vectors, lemmas, lemmas, rank=3, progress=False)
+    sentences = [
+        SenseSentence(["bank", str(number % 3), *"x" * (number % 4)],
+                      [SenseInstance("bank (noun)", (f"1:{number % 3}",), 0, 1, False)], f"file{number % 10}")
+        for number in range(120)
+    ]  # fmt: skip
+    result = disambiguate(SenseEncoder(), sentences, probe_ranks=(2,), progress=False)
+    torch.testing.assert_close(result.probes, {2: torch.ones(1, dtype=torch.float64)})
 
 
 def test_occurrences_in_context():
