@@ -17,8 +17,14 @@ from hf_ctxmodels.compression.low_bits.quantizer import register_low_bits
 from hf_ctxmodels.core.attention_heads import prune_heads
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import inspection_mode
-from hf_ctxmodels.downstream import multitask
+from hf_ctxmodels.downstream import multitask, networks
 from hf_ctxmodels.downstream.multitask import CtxMultiTaskConfig, CtxMultiTaskModel
+from hf_ctxmodels.downstream.networks import (
+    CtxTaskNetworkConfig,
+    CtxTaskNetworkForSequenceClassification,
+    CtxTaskNetworkModel,
+    CtxTaskNetworkTokenizer,
+)
 from hf_ctxmodels.layers.attention.head_gates import disabled_heads
 from hf_ctxmodels.models.albert import *
 from hf_ctxmodels.models.bart import *
@@ -53,7 +59,7 @@ from hf_ctxmodels.models.xlnet import *
 from hf_ctxmodels.registry import FAMILIES, get_family, register
 
 if TYPE_CHECKING:
-    from hf_ctxmodels.downstream.networks import ContextualFeatures, embed_words
+    from hf_ctxmodels.downstream.networks.features import ContextualFeatures, embed_words
     from hf_ctxmodels.inference import WordEncoder
     from hf_ctxmodels.objectives import (
         DataCollatorForCooccurrence,
@@ -76,6 +82,10 @@ __all__ = [
     "CtxError",
     "CtxMultiTaskConfig",
     "CtxMultiTaskModel",
+    "CtxTaskNetworkConfig",
+    "CtxTaskNetworkForSequenceClassification",
+    "CtxTaskNetworkModel",
+    "CtxTaskNetworkTokenizer",
     "DataCollatorForCooccurrence",
     "DataCollatorForMaskedLM",
     "DataCollatorForMaskedLMWithNextSentence",
@@ -126,11 +136,12 @@ __all__ += models.xlnet.__all__
 
 register()
 multitask.register()
+networks.register()
 register_int8()
 register_low_bits()
 
 
-_LAZY_MODULES = {"ContextualFeatures": "downstream.networks", "embed_words": "downstream.networks"}
+_LAZY_MODULES = {"ContextualFeatures": "downstream.networks.features", "embed_words": "downstream.networks.features"}
 _LAZY_MODULES |= {"WordEncoder": "inference"}
 _LAZY_MODULES |= {name: "objectives" for name in __all__ if name.startswith("DataCollator")}
 

@@ -101,6 +101,7 @@ class WordEncoder:
         pooling: Tokens of a word whose states are averaged: all ("mean"), or only the "first" or "last" one.
         batch_tokens: Maximum number of tokens of a batch, with padding.
         max_length: Maximum number of tokens of a window, by default the maximum length of the model; see `align_words`.
+        widths: Width of each layer of the model; None to measure them.
 
     Attributes:
         num_layers: Number of layers of the model, with the embeddings.
@@ -129,6 +130,7 @@ class WordEncoder:
         pooling: WordPooling = "mean",
         batch_tokens: int = 4096,
         max_length: int | None = None,
+        widths: Sequence[int] | None = None,
     ) -> None:
         if pooling not in ("mean", "first", "last"):
             raise CtxError(f"pooling={pooling!r} is not supported.", hint='use "mean", "first" or "last".')
@@ -144,10 +146,11 @@ class WordEncoder:
         limit = max_sentence_length(base_model, tokenizer)
         self.max_length = min((length for length in (limit, max_length) if length is not None), default=None)
         self._config = model.config
-        [window] = align_words(tokenizer, [["a"]])
-        with evaluation_mode(self.model):
-            widths = [states.shape[-1] for states in self.hidden_states([window])]
-        self.num_layers, self.hidden_size, self.widths = len(widths), max(widths), widths
+        if widths is None:
+            [window] = align_words(tokenizer, [["a"]])
+            with evaluation_mode(self.model):
+                widths = [states.shape[-1] for states in self.hidden_states([window])]
+        self.num_layers, self.hidden_size, self.widths = len(widths), max(widths), tuple(widths)
         numbers = range(self.num_layers) if layers == "all" else layers
         for number in numbers:
             if not isinstance(number, int) or not -self.num_layers <= number < self.num_layers:

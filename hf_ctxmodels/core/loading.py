@@ -102,14 +102,14 @@ def require_existing_path(
     )
 
 
-def load_pretrained(auto_class: Any, source: str | PathLike[str] | None, description: str) -> Any:
-    """Call `auto_class.from_pretrained(source)`; all errors become a `CtxError`, in which `description` names the
-    object."""
+def load_pretrained(auto_class: Any, source: str | PathLike[str] | None, description: str, **options: Any) -> Any:
+    """Call `auto_class.from_pretrained(source, **options)`; all errors become a `CtxError`, in which `description`
+    names the object."""
     try:
         if not source:
             raise OSError("the directory or Hub id is missing.")
         require_existing_path(source, message=f"Cannot load {description}: there is no such directory.")
-        return auto_class.from_pretrained(source)
+        return auto_class.from_pretrained(source, **options)
     except CtxError:
         raise
     except Exception as error:  # damaged files raise errors of any class; the first line may not state the field

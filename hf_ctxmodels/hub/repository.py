@@ -17,6 +17,7 @@ from hf_ctxmodels.core.output_files import check_output_directory, wrap_write_er
 from hf_ctxmodels.downstream.adapters.adapter_checkpoints import add_saved_adapters
 from hf_ctxmodels.downstream.adapters.adapter_files import saved_adapter_files
 from hf_ctxmodels.downstream.multitask import get_spec
+from hf_ctxmodels.downstream.networks.modeling import saved_tokenizer_files
 from hf_ctxmodels.hub.card import (
     CURVE_FILE,
     auto_class_of,
@@ -110,7 +111,7 @@ def repository_files(directory: Path, repo_id: str) -> dict[str, str | bytes]:
     optional = [
         name for name in (*_OPTIONAL, *family.tokenizer.vocab_files_names.values()) if (directory / name).exists()
     ]
-    names = (*weights, *optional, *saved_adapter_files(directory))
+    names = (*weights, *optional, *saved_adapter_files(directory), *saved_tokenizer_files(directory, config))
     files: dict[str, str | bytes] = {name: str(_resolve_inside(directory, name)) for name in names}
     files |= stub_files(directory, family)
     summary = published_summary(TrainingSummary.load(directory)) if (directory / SUMMARY_FILE).exists() else None

@@ -58,6 +58,11 @@ class StartingModelArguments(ParsedChoices):
         {name: NewModelOptions(name) for name in FAMILIES},
         conflicts=("model",),
     )
+    features: list[str] = flag(
+        (),
+        "Train a task network on the vectors of words of these models, NAME=DIR, instead of --model.",
+        conflicts=("model", "family"),
+    )
     config_options: list[str] = flag((), "Configuration fields to change, as key=value.")
     task_name: str | None = flag(
         None, "Task of a multi-task --model whose encoder and head are the start.", conflicts=("family",)

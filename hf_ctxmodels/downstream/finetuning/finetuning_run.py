@@ -28,6 +28,7 @@ from hf_ctxmodels.downstream.finetuning.feature_cache import cache_features
 from hf_ctxmodels.downstream.finetuning.reinitialization import replace_label_weights
 from hf_ctxmodels.downstream.finetuning.task_evaluation import TaskEvaluation, learned_baseline_scores
 from hf_ctxmodels.downstream.finetuning.task_loss import TaskLoss
+from hf_ctxmodels.downstream.networks.creation import new_network, parse_features
 from hf_ctxmodels.downstream.tasks import TASKS, Encoded, Task, TaskArguments
 from hf_ctxmodels.downstream.tasks.base import Collator
 from hf_ctxmodels.downstream.tasks.languages import set_language
@@ -77,9 +78,14 @@ def load_config_and_tokenizer(
         CtxError: Not exactly one of --model and --family is given, they cannot be opened, or a multi-task checkpoint
             needs a task, or has no such task.
     """
-    if (arguments.model is None) == (arguments.family is None):
-        raise CtxError("Expected exactly one of --model and --family.", hint="remove one of them, or add one.")
+    if [arguments.model is not None, arguments.family is not None, bool(arguments.features)].count(True) != 1:
+        raise CtxError(
+            "Expected exactly one of --model, --family and --features.", hint="remove the others, or add one."
+        )
     source, task_name = arguments.model, arguments.task_name
+    if arguments.features:
+        changes = parse_config_options(arguments.config_options)
+        return new_network(parse_features(arguments.features), changes)
     if source is not None:
         changes = parse_config_options(arguments.config_options)
         config = load_config(source)

@@ -7,8 +7,10 @@ returns a plain model of this family. They are registered in addition to the fam
 from transformers import AutoConfig, AutoModel, PreTrainedConfig
 
 from hf_ctxmodels.core.remote_code import RemoteCodeStub, register_remote_code
+from hf_ctxmodels.downstream import networks
 from hf_ctxmodels.downstream.multitask.configuration import CtxMultiTaskConfig
 from hf_ctxmodels.downstream.multitask.modeling import CtxMultiTaskModel
+from hf_ctxmodels.downstream.networks import CtxTaskNetworkConfig
 from hf_ctxmodels.registry import get_family
 from hf_ctxmodels.spec import FamilySpec
 
@@ -18,7 +20,10 @@ _MODELS = {"AutoModel": CtxMultiTaskModel}
 
 
 def get_spec(config: PreTrainedConfig) -> FamilySpec:
-    """The family of a configuration; for a multi-task model, a specification with the encoder's tokenizer."""
+    """The family of a configuration; for a multi-task model, a specification with the encoder's tokenizer; for a task
+    network, its specification."""
+    if isinstance(config, CtxTaskNetworkConfig):
+        return networks.SPEC
     if not isinstance(config, CtxMultiTaskConfig):
         return get_family(config)
     family = get_family(config.encoder)

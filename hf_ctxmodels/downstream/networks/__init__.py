@@ -1,3 +1,46 @@
-"""Contextual vectors as features of task networks."""
+"""Task networks on contextual vectors of words (Peters et al. 2018, section 3.3).
 
-from hf_ctxmodels.downstream.networks.features import ContextualFeatures, embed_words, encode_words
+Task networks are not a family: their words are embedded by models of any families. They are registered in addition to
+the families.
+"""
+
+import transformers
+from transformers import AutoConfig, AutoTokenizer
+
+from hf_ctxmodels.core.remote_code import register_remote_code
+from hf_ctxmodels.downstream.networks.configuration import CtxTaskNetworkConfig
+from hf_ctxmodels.downstream.networks.modeling import CtxTaskNetworkForSequenceClassification, CtxTaskNetworkModel
+from hf_ctxmodels.downstream.networks.tokenization import CtxTaskNetworkTokenizer
+from hf_ctxmodels.spec import FamilySpec
+
+__all__ = [
+    "SPEC",
+    "CtxTaskNetworkConfig",
+    "CtxTaskNetworkForSequenceClassification",
+    "CtxTaskNetworkModel",
+    "CtxTaskNetworkTokenizer",
+    "register",
+]
+
+SPEC = FamilySpec(
+    name="task_network",
+    paper="Peters et al. 2018, Deep Contextualized Word Representations (arXiv 1802.05365), section 3.3",
+    config=CtxTaskNetworkConfig,
+    tokenizer=CtxTaskNetworkTokenizer,
+    models={
+        "AutoModel": CtxTaskNetworkModel,
+        "AutoModelForSequenceClassification": CtxTaskNetworkForSequenceClassification,
+    },
+    sizes={},
+    published={},
+)
+"""The description of task networks for the Hub."""
+
+
+def register() -> None:
+    """Register the networks with the Auto classes of transformers; idempotent."""
+    AutoConfig.register(CtxTaskNetworkConfig.model_type, CtxTaskNetworkConfig, exist_ok=True)
+    AutoTokenizer.register(CtxTaskNetworkConfig, tokenizer_class=CtxTaskNetworkTokenizer, exist_ok=True)
+    for name, model_class in SPEC.models.items():
+        getattr(transformers, name).register(CtxTaskNetworkConfig, model_class, exist_ok=True)
+    register_remote_code(SPEC.stub)

@@ -3,21 +3,21 @@
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import tee
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import torch
 from safetensors import safe_open
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import cached_file
 
-from hf_ctxmodels.architectures.word_alignment import Sentence, WordPooling, WordTokens, align_words, split_words
-from hf_ctxmodels.architectures.word_encoder import EncodedCorpus, EncodedSentence, WordEncoder
+from hf_ctxmodels.architectures.word_alignment import Sentence, WordPooling
+from hf_ctxmodels.architectures.word_encoder import EncodedSentence, WordEncoder
 from hf_ctxmodels.core.devices import place_model
 from hf_ctxmodels.core.errors import CtxError, wrap_errors
 from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_model_and_tokenizer
+from hf_ctxmodels.downstream.networks.feature_stack import FeatureLayers, FeatureModel, FeatureStack
 from hf_ctxmodels.layers.common import ScalarMix
-from hf_ctxmodels.layers.cpu.dropout import Dropout
 
 Layers = Literal["last", "all", "mix"] | int
 """Layers of the vectors of words: one layer, all layers, or their weighted sum."""
@@ -161,7 +161,7 @@ def saved_layer_mix(source: str) -> ScalarMix | None:
     return mix
 
 
-class ContextualFeatures(nn.Module):
+class ContextualFeatures(FeatureStack):
     """The vectors of words of one or several models, concatenated: the input of a network of one's own.
 
     The layers of a model are mixed with learned weights and a learned scale (Peters et al. 2018, equation 1). Frozen
@@ -195,128 +195,27 @@ class ContextualFeatures(nn.Module):
         self,
         models: Source | Sequence[Source],
         *,
-        layers: Layers | Sequence[Layers] = "mix",
+        layers: FeatureLayers | Sequence[FeatureLayers] = "mix",
         pooling: WordPooling = "mean",
         trainable: bool | Sequence[bool] = False,
         layer_norm: bool = False,
         dropout: float = 0.0,
         max_length: int | None = None,
     ) -> None:
-        super().__init__()
         opened = open_models(models)
-        self.names = [name for name, _, _ in opened]
-        self._layers: list[Layers] = _one_for_each(layers, opened, "layers", (str, int))
-        self.trainable: list[bool] = _one_for_each(trainable, opened, "trainable", bool)
-        self.encoders, self.mixes = nn.ModuleList(), nn.ModuleList()
-        self._word_encoders: list[WordEncoder] = []
-        self._corpora: list[tuple[EncodedCorpus, dict[Any, int]] | None] = [None] * len(opened)
-        self.width = 0
-        for (_, model, tokenizer), model_layers, is_trainable in zip(opened, self._layers, self.trainable, strict=True):
-            if model_layers == "all":
-                raise CtxError("Features are one vector of each word.", location='layers="all"', hint='use "mix".')
-            numbers: Any = "all" if model_layers == "mix" else [-1 if model_layers == "last" else model_layers]
-            encoder = WordEncoder(model, tokenizer, layers=numbers, pooling=pooling, max_length=max_length)
-            has_mix = model_layers == "mix" and encoder.num_layers > 1
-            self._word_encoders.append(encoder)
-            self.encoders.append(encoder.model.requires_grad_(is_trainable))
-            self.mixes.append(ScalarMix(encoder.num_layers, layer_norm) if has_mix else nn.Identity())
-            self.width += encoder.widths[encoder.layers[-1]]
-        self.dropout = Dropout(dropout)
+        model_layers = _one_for_each(layers, opened, "layers", (str, int))
+        are_trainable = _one_for_each(trainable, opened, "trainable", bool)
+        super().__init__(
+            [
+                FeatureModel(name, model, WordEncoder(model, tokenizer).widths, *options)
+                for (name, model, tokenizer), *options in zip(opened, model_layers, are_trainable, strict=True)
+            ],
+            pooling=pooling,
+            layer_norm=layer_norm,
+            dropout=dropout,
+        )
+        self.set_tokenizers({name: tokenizer for name, _, tokenizer in opened}, max_length)
         self.train()
-
-    def train(self, mode: bool = True) -> Self:
-        """Set training or evaluation mode; frozen models remain in evaluation mode."""
-        super().train(mode)
-        for encoder, is_trainable in zip(self.encoders, self.trainable, strict=True):
-            encoder.train(mode and is_trainable)
-        return self
-
-    def cache(self, sentences: Iterable[Sentence], directory: str | Path | None = None) -> None:
-        """Compute the vectors of these sentences by the frozen models once; `forward` then reads them.
-
-        Args:
-            sentences: Texts or lists of words.
-            directory: As `cache_dir` in `WordEncoder.encode_corpus`.
-        """
-        distinct = list(dict.fromkeys(_key(sentence) for sentence in sentences))
-        for index, encoder in enumerate(self._word_encoders):
-            if not self.trainable[index]:
-                corpus = encoder.encode_corpus(distinct, cache_dir=directory)
-                self._corpora[index] = corpus, {sentence: row for row, sentence in enumerate(distinct)}
-
-    def forward(self, sentences: Sequence[Sentence]) -> tuple[Tensor, Tensor]:
-        """Embed a batch of sentences.
-
-        Args:
-            sentences: Texts or lists of words.
-
-        Returns:
-            (batch, words, width) vectors, 0 at padding and for words without tokens, and (batch, words) bool, False at
-            padding.
-        """
-        lengths = torch.tensor([len(split_words(sentence)) for sentence in sentences])
-        is_word = torch.arange(int(lengths.max()))[None] < lengths[:, None]
-        vectors = []
-        for index, mix in enumerate(self.mixes):
-            layers = self._cached_layers(index, sentences, is_word)
-            if layers is None:
-                layers = self._compute_layers(index, sentences, is_word)
-            is_device_word = is_word.to(layers[0].device)
-            vectors.append(mix(layers, is_device_word) if isinstance(mix, ScalarMix) else layers[0])
-        device = vectors[0].device
-        features = self.dropout(torch.cat([model_vectors.to(device) for model_vectors in vectors], -1))
-        return features, is_word.to(device)
-
-    def _compute_layers(self, index: int, sentences: Sequence[Sentence], is_word: Tensor) -> list[Tensor]:
-        """(batch, words, width) vectors of the selected layers of a model."""
-        encoder, model = self._word_encoders[index], self.encoders[index]
-        windows = align_words(encoder.tokenizer, sentences, encoder.max_length)
-        windows = [window for window in windows if (window.token_words >= 0).any()]
-        device = next(model.parameters()).device
-        shapes = [(*is_word.shape, encoder.widths[number]) for number in encoder.layers]
-        if not windows:
-            return [torch.zeros(shape, device=device) for shape in shapes]
-        tokens = WordTokens.of(windows, encoder.pooling, encoder.tokenizer.padding_side)
-        with torch.set_grad_enabled(torch.is_grad_enabled() and self.trainable[index]):
-            hidden_states = encoder.hidden_states(windows)
-            rows, columns = tokens.sentences.to(device), tokens.positions.to(device)
-            pooled = [tokens.pool(hidden_states[number]).float() for number in encoder.layers]
-            return [
-                torch.zeros(shape, device=device).index_put((rows, columns), layer)
-                for shape, layer in zip(shapes, pooled, strict=True)
-            ]
-
-    def _cached_layers(self, index: int, sentences: Sequence[Sentence], is_word: Tensor) -> list[Tensor] | None:
-        """As `_compute_layers`, from the cache; None if a sentence is missing."""
-        if self._corpora[index] is None:
-            return None
-        corpus, rows = self._corpora[index]  # type: ignore[misc]
-        keys = [_key(sentence) for sentence in sentences]
-        if any(key not in rows for key in keys):
-            return None
-        encoder = self._word_encoders[index]
-        vectors = torch.zeros(*is_word.shape, *corpus.vectors.shape[1:])
-        for row, key in enumerate(keys):
-            states = corpus[rows[key]].vectors
-            vectors[row, : len(states)] = states
-        vectors = vectors.to(next(self.encoders[index].parameters()).device)
-        return [vectors[:, :, layer, : encoder.widths[number]] for layer, number in enumerate(encoder.layers)]
-
-    def layer_shares(self) -> dict[str, list[float]]:
-        """The learned share of each layer of each model whose layers are mixed."""
-        return {
-            name: mix.shares() for name, mix in zip(self.names, self.mixes, strict=True) if isinstance(mix, ScalarMix)
-        }
-
-    def penalty(self) -> Tensor:
-        """Squared norm of the weights of all mixes, an L2 penalty towards the average of the layers (Peters et al.
-        2018, section 3.4)."""
-        penalties = [mix.distance() for mix in self.mixes if isinstance(mix, ScalarMix)]
-        return torch.stack(penalties).sum() if penalties else torch.zeros(())
-
-
-def _key(sentence: Sentence) -> Any:
-    return sentence if isinstance(sentence, str) else tuple(sentence)
 
 
 def _one_for_each(value: Any, models: Sequence[Any], name: str, scalar_type: Any) -> list[Any]:

@@ -133,6 +133,7 @@ def test_example_network_learns(folders: dict[str, str]) -> None:
 def test_cached_features(folders: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     features = ContextualFeatures([folders["bert"], folders["glove"]]).eval()
     expected, _ = features(SENTENCES)
+    features = ContextualFeatures([folders["bert"], folders["glove"]]).eval()
     features.cache(iter(SENTENCES), tmp_path)
     assert len(list(tmp_path.iterdir())) == 2
     with monkeypatch.context() as patch:
@@ -144,7 +145,7 @@ def test_cached_features(folders: dict[str, str], tmp_path: Path, monkeypatch: p
 
 def test_errors(folders: dict[str, str]) -> None:
     for arguments, message in (
-        ({"layers": "all"}, "one vector of each word"),
+        ({"layers": "all"}, "layers 0 to 3, not 'all'"),
         ({"layers": ["last", 1, 2]}, "3 values for 2 models"),
         ({"layers": 9}, "layers 0 to 3, not 9"),
     ):

@@ -1,0 +1,48 @@
+"""New task networks from the models whose vectors are their features."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hf_ctxmodels.architectures.word_encoder import WordEncoder
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_model_and_tokenizer
+from hf_ctxmodels.downstream.networks.configuration import CtxTaskNetworkConfig, encoder_entry
+from hf_ctxmodels.downstream.networks.tokenization import CtxTaskNetworkTokenizer
+from hf_ctxmodels.training.model_loading import make_config
+
+
+def parse_features(assignments: Sequence[str]) -> dict[str, str]:
+    """`["glove=runs/glove", "elmo=runs/elmo"]` as a dictionary; commas also separate assignments. Raises CtxError for
+    another form or a repeated name."""
+    sources: dict[str, str] = {}
+    for assignment in (part for value in assignments for part in value.split(",")):
+        name, equals, source = assignment.partition("=")
+        if not (name and equals and source) or name in sources:
+            raise CtxError(
+                f"{assignment!r} is not NAME=DIR with a new name.",
+                location="--features",
+                hint="write, for example, --features glove=runs/glove,elmo=runs/elmo.",
+            )
+        sources[name] = source
+    return sources
+
+
+def new_network(
+    sources: Mapping[str, str], changes: Mapping[str, Any]
+) -> tuple[CtxTaskNetworkConfig, CtxTaskNetworkTokenizer]:
+    """The configuration and the tokenizer of a new network.
+
+    Args:
+        sources: Name of each model -> its directory or Hub id.
+        changes: Fields of the configuration.
+
+    Raises:
+        CtxError: A model cannot be opened, or a field is invalid.
+    """
+    encoders = {}
+    for name, source in sources.items():
+        model, tokenizer = load_model_and_tokenizer(source, "AutoModel")
+        encoders[name] = encoder_entry(model.config, WordEncoder(model, tokenizer).widths, source)
+    config = make_config(CtxTaskNetworkConfig, {"encoders": encoders, **changes}, location="--config_options")
+    tokenizer = CtxTaskNetworkTokenizer.from_words([], max_characters=config.max_characters_per_token)
+    return config, tokenizer  # type: ignore[return-value]

@@ -1,0 +1,227 @@
+"""Vectors of words from several models, concatenated: a module with the models, their layer mixes and tokenizers."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from hf_ctxmodels.architectures.word_alignment import Sentence, WordPooling, WordTokens, align_words, split_words
+from hf_ctxmodels.architectures.word_encoder import WordEncoder
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.layers.common import ScalarMix
+from hf_ctxmodels.layers.cpu.dropout import Dropout
+
+FeatureLayers = Literal["mix", "last"] | int
+"""Layers that make up the vector of a word: a learned mix of all layers, the last one, or the layer of this number."""
+
+
+@dataclass(frozen=True)
+class FeatureModel:
+    """A model of a feature stack.
+
+    Attributes:
+        name: Name of the model.
+        model: The base model.
+        widths: Width of each layer, of the embeddings first.
+        layers: Layers that make up the vectors.
+        trainable: Whether the model is trained.
+    """
+
+    name: str
+    model: PreTrainedModel
+    widths: Sequence[int]
+    layers: FeatureLayers = "mix"
+    trainable: bool = False
+
+    @property
+    def layer_numbers(self) -> list[int]:
+        """Numbers of the layers that are read; raises CtxError for a layer that the model does not have."""
+        if self.layers == "mix":
+            return list(range(len(self.widths)))
+        number = -1 if self.layers == "last" else self.layers
+        if not isinstance(number, int) or not -len(self.widths) <= number < len(self.widths):
+            raise CtxError(
+                f"{self.name} has the layers 0 to {len(self.widths) - 1}, not {self.layers!r}.",
+                location="layers",
+                hint='use "mix", "last" or a number in this range.',
+            )
+        return [number % len(self.widths)]
+
+    @property
+    def width(self) -> int:
+        """Width of the vectors."""
+        return self.widths[self.layer_numbers[-1]]
+
+
+class FeatureStack(nn.Module):
+    """The vectors of words of several models, concatenated.
+
+    Args:
+        models: The models. Frozen ones compute without dropout and gradients, also in training mode.
+        pooling: As in `WordEncoder`.
+        layer_norm: Normalise the layers before they are mixed.
+        dropout: Dropout probability of the concatenated vectors.
+        cache_bytes: Memory for the vectors of frozen models, which are computed once for each sentence.
+
+    Attributes:
+        names: Names of the models.
+        width: Width of the concatenated vectors.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[FeatureModel],
+        *,
+        pooling: WordPooling = "mean",
+        layer_norm: bool = False,
+        dropout: float = 0.0,
+        cache_bytes: int = 1 << 30,
+    ) -> None:
+        super().__init__()
+        if not models:
+            raise CtxError("No model is given.", location="models", hint="pass a directory or Hub id.")
+        self.names = [model.name for model in models]
+        self.width = sum(model.width for model in models)
+        self.encoders, self.mixes = nn.ModuleList(), nn.ModuleList()
+        self._models, self._pooling = list(models), pooling
+        self._word_encoders: list[WordEncoder] = []
+        self._vectors: list[dict[Any, Tensor]] = [{} for _ in models]  # sentence -> (words, layers, width)
+        self._free_bytes = cache_bytes
+        for model in models:
+            num_layers = len(model.layer_numbers)
+            self.encoders.append(model.model)
+            self.mixes.append(ScalarMix(num_layers, layer_norm) if num_layers > 1 else nn.Identity())
+            if not model.trainable:
+                _freeze(model.model)
+        self.dropout = Dropout(dropout)
+        self.register_load_state_dict_post_hook(lambda module, keys: module.clear_cache())
+
+    def clear_cache(self) -> None:
+        """Forget the vectors of the frozen models, whose weights have changed."""
+        for vectors in self._vectors:
+            vectors.clear()
+
+    def set_tokenizers(self, tokenizers: Mapping[str, PreTrainedTokenizerBase], max_length: int | None = None) -> None:
+        """Set the tokenizer of each model, by its name; raises CtxError as `WordEncoder`."""
+        self._word_encoders = [
+            WordEncoder(
+                model.model,
+                tokenizers[model.name],
+                layers=model.layer_numbers,
+                pooling=self._pooling,
+                max_length=max_length,
+                widths=model.widths,
+            )
+            for model in self._models
+        ]
+
+    @property
+    def tokenizers(self) -> dict[str, PreTrainedTokenizerBase]:
+        """The tokenizer of each model, by its name; empty before `set_tokenizers`."""
+        encoders = zip(self.names, self._word_encoders, strict=False)
+        return {name: encoder.tokenizer for name, encoder in encoders}
+
+    def train(self, mode: bool = True) -> Self:
+        """Set training or evaluation mode; frozen models remain in evaluation mode."""
+        super().train(mode)
+        for model in self._models:
+            model.model.train(mode and model.trainable)
+        return self
+
+    def cache(self, sentences: Iterable[Sentence], directory: str | Path | None = None) -> None:
+        """Compute the vectors of these sentences by the frozen models in large batches; `forward` then reads them.
+
+        Args:
+            sentences: Texts or lists of words.
+            directory: As `cache_dir` in `WordEncoder.encode_corpus`.
+        """
+        distinct = list(dict.fromkeys(_key(sentence) for sentence in sentences))
+        for model, encoder, vectors in zip(self._models, self._word_encoders, self._vectors, strict=True):
+            if not model.trainable:
+                corpus = encoder.encode_corpus(distinct, cache_dir=directory)
+                vectors |= {sentence: corpus[row].vectors for row, sentence in enumerate(distinct)}
+
+    def forward(self, sentences: Sequence[Sentence]) -> tuple[Tensor, Tensor]:
+        """Embed a batch of sentences.
+
+        Args:
+            sentences: Texts or lists of words.
+
+        Returns:
+            (batch, words, width) vectors, 0 at padding and for words without tokens, and (batch, words) bool, False at
+            padding.
+        """
+        if not self._word_encoders:
+            raise CtxError("The models have no tokenizers.", hint="call set_tokenizers, or load a saved network.")
+        lengths = torch.tensor([len(split_words(sentence)) for sentence in sentences])
+        is_word = torch.arange(int(lengths.max()))[None] < lengths[:, None]
+        device = next(self._models[0].model.parameters()).device
+        vectors = []
+        for index, (model, mix) in enumerate(zip(self._models, self.mixes, strict=True)):
+            layers = (self._train if model.trainable else self._look_up)(index, sentences, is_word)
+            layers = [layer.to(device) for layer in layers]
+            vectors.append(mix(layers, is_word.to(device)) if isinstance(mix, ScalarMix) else layers[0])
+        return self.dropout(torch.cat(vectors, -1)), is_word.to(device)
+
+    def _train(self, index: int, sentences: Sequence[Sentence], is_word: Tensor) -> list[Tensor]:
+        """(batch, words, width) vectors of the layers of a model that is trained."""
+        encoder = self._word_encoders[index]
+        windows = align_words(encoder.tokenizer, sentences, encoder.max_length)
+        windows = [window for window in windows if (window.token_words >= 0).any()]
+        device = next(encoder.model.parameters()).device
+        layers = [torch.zeros(*is_word.shape, encoder.widths[number], device=device) for number in encoder.layers]
+        if not windows:
+            return layers
+        tokens = WordTokens.of(windows, encoder.pooling, encoder.tokenizer.padding_side)
+        hidden_states = encoder.hidden_states(windows)
+        rows, columns = tokens.sentences.to(device), tokens.positions.to(device)
+        return [
+            layer.index_put((rows, columns), tokens.pool(hidden_states[number]).float())
+            for layer, number in zip(layers, encoder.layers, strict=True)
+        ]
+
+    def _look_up(self, index: int, sentences: Sequence[Sentence], is_word: Tensor) -> list[Tensor]:
+        """(batch, words, width) vectors of the layers of a frozen model, on the CPU.
+
+        Sentences are encoded one at a time, so that vectors do not depend on the batch, to the last bit.
+        """
+        encoder, cached = self._word_encoders[index], self._vectors[index]
+        vectors = torch.zeros(*is_word.shape, len(encoder.layers), encoder.hidden_size)
+        for row, sentence in enumerate(sentences):
+            key = _key(sentence)
+            states = cached.get(key)
+            if states is None:
+                [encoded] = encoder.encode([sentence])
+                states = encoded.vectors
+                if (size := states.numel() * states.element_size()) <= self._free_bytes:
+                    cached[key] = states
+                    self._free_bytes -= size
+            vectors[row, : len(states)] = states
+        return [vectors[:, :, layer, : encoder.widths[number]] for layer, number in enumerate(encoder.layers)]
+
+    def layer_shares(self) -> dict[str, list[float]]:
+        """The learned share of each layer of each model whose layers are mixed."""
+        return {
+            name: mix.shares() for name, mix in zip(self.names, self.mixes, strict=True) if isinstance(mix, ScalarMix)
+        }
+
+    def penalty(self) -> Tensor:
+        """Squared norm of the weights of all mixes, an L2 penalty towards the average of the layers (Peters et al.
+        2018, section 3.4)."""
+        penalties = [mix.distance() for mix in self.mixes if isinstance(mix, ScalarMix)]
+        return torch.stack(penalties).sum() if penalties else torch.zeros(())
+
+
+def _freeze(model: nn.Module) -> None:
+    """Exclude the parameters from training, also after weights are loaded."""
+    model.requires_grad_(False)
+    for module in model.modules():
+        module.fixed_parameters = tuple(name for name, _ in module.named_parameters(recurse=False))  # type: ignore[assignment]
+
+
+def _key(sentence: Sentence) -> Any:
+    return sentence if isinstance(sentence, str) else tuple(sentence)

@@ -1,0 +1,257 @@
+"""Task networks on the vectors of words of one or several models (Peters et al. 2018, section 3.3)."""
+
+import dataclasses
+from collections.abc import Mapping, Set
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModel, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.modeling_outputs import BaseModelOutput, SequenceClassifierOutput
+from transformers.utils.generic import can_return_tuple
+
+from hf_ctxmodels import heads
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.host_copies import host_copy
+from hf_ctxmodels.core.loading import load_pretrained
+from hf_ctxmodels.core.model import CtxPreTrainedModel
+from hf_ctxmodels.core.output_files import TOKENIZER_FILES
+from hf_ctxmodels.downstream.networks.configuration import CtxTaskNetworkConfig
+from hf_ctxmodels.downstream.networks.feature_stack import FeatureStack
+from hf_ctxmodels.downstream.networks.pairs import (
+    BiattentiveNetwork,
+    BiattentiveOptions,
+    DecomposableAttention,
+    DecomposableAttentionOptions,
+    Esim,
+    EsimOptions,
+    SentenceNetwork,
+    SentenceOptions,
+)
+from hf_ctxmodels.downstream.networks.tokenization import decode_words
+from hf_ctxmodels.heads.base import ItemCounts
+from hf_ctxmodels.heads.downstream import sequence_loss
+from hf_ctxmodels.layers.pooling import token_mask
+
+TOKENIZERS_FOLDER = "features"
+"""Folder of a saved network with a folder for the tokenizer of each model."""
+
+
+class CtxTaskNetworkPreTrainedModel(CtxPreTrainedModel):
+    """Base class of the task networks."""
+
+    config: CtxTaskNetworkConfig
+    base_model_prefix = "features"
+    token_id_axes: ClassVar[tuple[str, ...]] = ("characters",)
+    id_limit_field: ClassVar[str] = "num_characters"
+    supports_gradient_checkpointing = False
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
+        """Load as in transformers, with the tokenizers of the models."""
+        loaded = super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
+        model = loaded[0] if isinstance(loaded, tuple) else loaded
+        base_model: CtxTaskNetworkModel = model.base_model
+        if not base_model.stack.tokenizers:
+            base_model.load_tokenizers(
+                {
+                    name: (pretrained_model_name_or_path, f"{TOKENIZERS_FOLDER}/{name}")
+                    for name in base_model.stack.names
+                }
+            )
+        return loaded
+
+    def load_pretrained_components(self, missing: Set[str] | None = None) -> None:  # type: ignore[override]
+        """Load the models and tokenizers that the configuration names, of a new network or one without their weights;
+        raises CtxError if they cannot be loaded."""
+        base_model: CtxTaskNetworkModel = self.base_model
+        prefix = "" if base_model is self else f"{self.base_model_prefix}."
+        entries = self.config.encoders or {}
+        for name, encoder in zip(base_model.stack.names, base_model.stack.encoders, strict=True):
+            index = base_model.stack.names.index(name)
+            if missing is not None and not any(key.startswith(f"{prefix}stack.encoders.{index}.") for key in missing):
+                continue
+            source = load_pretrained(AutoModel, entries[name]["source"], f"the model {name}")
+            encoder.load_state_dict(source.state_dict())
+        if not base_model.stack.tokenizers:
+            base_model.load_tokenizers({name: (entry["source"], "") for name, entry in entries.items()})
+
+
+class CtxTaskNetworkModel(CtxTaskNetworkPreTrainedModel):
+    """The vectors of words of the models, without a network.
+
+    The words are restored from their bytes, see `CtxTaskNetworkTokenizer`; the two texts of a pair are encoded apart.
+    """
+
+    def __init__(self, config: CtxTaskNetworkConfig, add_pooling_layer: bool = False) -> None:
+        super().__init__(config)
+        models = {name: AutoModel.from_config(entry["config"]) for name, entry in (config.encoders or {}).items()}
+        self.stack = FeatureStack(
+            config.feature_models(models),
+            pooling=config.word_pooling,  # type: ignore[arg-type]
+            layer_norm=config.mix_layer_norm,
+            dropout=config.feature_dropout,
+        )
+        self.save_hooks = [_save_tokenizers]
+        self.post_init()
+
+    def load_tokenizers(self, locations: Mapping[str, tuple[str | Path, str]]) -> None:
+        """Load the tokenizer of each model from a folder of a directory or Hub id; raises CtxError if one is
+        missing."""
+        tokenizers: dict[str, PreTrainedTokenizerBase] = {
+            name: load_pretrained(AutoTokenizer, source, f"the tokenizer of the model {name}", subfolder=folder)
+            for name, (source, folder) in locations.items()
+        }
+        self.stack.set_tokenizers(tokenizers)
+
+    def get_input_embeddings(self) -> None:  # type: ignore[override]
+        """None: words are embedded by the models."""
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutput:
+        """Embed the words of a batch.
+
+        Args:
+            input_ids: (batch, words, characters) bytes of words, see `CtxTaskNetworkTokenizer`.
+            attention_mask: (batch, words), 0 at padding.
+            token_type_ids: (batch, words), 1 in the second text of a pair.
+            inputs_embeds: (batch, words, width) vectors of words, instead of `input_ids`.
+            kwargs: Ignored arguments of other families' models.
+
+        Returns:
+            `last_hidden_state`, (batch, words, width), 0 at padding.
+
+        Raises:
+            CtxError: The inputs are invalid, or the tokenizers are missing.
+        """
+        words = self.check_input_of_any_length(
+            input_ids, inputs_embeds, attention_mask, self.config.feature_size, token_type_ids=token_type_ids
+        )
+        if inputs_embeds is not None:
+            return BaseModelOutput(last_hidden_state=self.stack.dropout(words))
+        is_word = host_copy(token_mask(words, attention_mask))
+        types = torch.zeros_like(is_word, dtype=torch.long) if token_type_ids is None else host_copy(token_type_ids)
+        characters = host_copy(words)
+        sentences, rows, columns = [], [], []
+        for row, row_words in enumerate(is_word):
+            for text in (0, 1):
+                positions = (row_words & ((types[row] != 0) == bool(text))).nonzero()[:, 0]
+                if len(positions):
+                    sentences.append(decode_words(characters[row, positions]))
+                    rows.append(torch.full_like(positions, row))
+                    columns.append(positions)
+        vectors, is_vector = self.stack(sentences)
+        states = vectors.new_zeros(*is_word.shape, vectors.shape[-1])
+        index = (torch.cat(rows).to(states.device), torch.cat(columns).to(states.device))
+        return BaseModelOutput(last_hidden_state=states.index_put(index, vectors[is_vector]))
+
+
+class CtxTaskNetworkHeadModel(heads.HeadModel, CtxTaskNetworkPreTrainedModel):
+    """Base class of the heads.
+
+    Attributes:
+        networks: Name of a network -> its class and the class of its options; the first is the default.
+    """
+
+    encoder_class = CtxTaskNetworkModel
+    networks: ClassVar[Mapping[str, tuple[type[nn.Module], type]]]
+
+    def build_head(self, config: CtxTaskNetworkConfig) -> None:
+        """Create the network."""
+        name = config.network or next(iter(self.networks))
+        if name not in self.networks:
+            raise CtxError(
+                f"{type(self).__name__} has no network {name!r}.",
+                location="network",
+                hint=f"use one of: {', '.join(self.networks)}.",
+            )
+        network_class, options_class = self.networks[name]
+        values = config.network_options or {}
+        fields = [field.name for field in dataclasses.fields(options_class)]
+        if unknown := sorted(set(values) - set(fields)):
+            raise CtxError(
+                f"The network {name!r} has no option {unknown[0]!r}.",
+                location="network_options",
+                hint=f"use one of: {', '.join(fields)}.",
+            )
+        output_size = config.feature_size if config.output_features else 0
+        self.network = network_class(config.feature_size, config.num_labels, options_class(**values), output_size)
+
+    def penalty(self) -> Tensor | None:
+        """The weighted L2 penalty of the layer mixes, `config.mix_decay`, and other regularization terms."""
+        penalty = super().penalty()
+        if not self.config.mix_decay:
+            return penalty
+        mix_penalty = self.config.mix_decay * self.base_model.stack.penalty()
+        return mix_penalty if penalty is None else penalty + mix_penalty
+
+    def output_vectors(self, vectors: Tensor) -> dict[str, Tensor]:
+        """The argument `output_vectors` of the network, with `config.output_features`."""
+        return {"output_vectors": vectors} if self.config.output_features else {}
+
+
+class CtxTaskNetworkForSequenceClassification(CtxTaskNetworkHeadModel):
+    """Classifier or regressor of texts and pairs."""
+
+    networks: ClassVar[Mapping[str, tuple[type[nn.Module], type]]] = {
+        "biattentive": (BiattentiveNetwork, BiattentiveOptions),
+        "esim": (Esim, EsimOptions),
+        "decomposable_attention": (DecomposableAttention, DecomposableAttentionOptions),
+        "sentence": (SentenceNetwork, SentenceOptions),
+    }
+    loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        num_items_in_batch: ItemCounts = None,
+        **kwargs: Any,
+    ) -> SequenceClassifierOutput:
+        """Compute logits (batch, num_labels), and the loss with `labels`. Other arguments as in the base model.
+
+        Args:
+            labels: As in `heads.ForSequenceClassification`.
+        """
+        inputs = {"input_ids": input_ids, "token_type_ids": token_type_ids, "inputs_embeds": inputs_embeds}
+        outputs = self.encode(attention_mask=attention_mask, **inputs, **kwargs)
+        vectors = outputs.last_hidden_state
+        is_word = token_mask(vectors, attention_mask)
+        is_second = None if token_type_ids is None else is_word & (token_type_ids != 0)
+        logits = self.network(vectors, is_word, is_second, **self.output_vectors(vectors))
+        loss = None
+        if labels is not None:
+            loss = sequence_loss(self.config, logits, labels, num_items_in_batch)
+            loss = self.add_regularization(loss, outputs, labels, "labels", num_items_in_batch)
+        return SequenceClassifierOutput(loss=loss, logits=logits)
+
+
+def saved_tokenizer_files(directory: Path, config: PreTrainedConfig) -> list[str]:
+    """The tokenizers' files of a saved network, relative to its directory; empty for other models."""
+    if not isinstance(config, CtxTaskNetworkConfig):
+        return []
+    folders = [f"{TOKENIZERS_FOLDER}/{name}" for name in config.encoders or {}]
+    files = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", *TOKENIZER_FILES)
+    return [f"{folder}/{file}" for folder in folders for file in files if (directory / folder / file).is_file()]
+
+
+def _save_tokenizers(
+    model: PreTrainedModel, directory: Path, state_dict: dict[str, Tensor] | None, is_main_process: bool
+) -> dict[str, Tensor]:
+    """Save the tokenizers of the models; a save hook."""
+    if is_main_process:
+        for name, tokenizer in model.base_model.stack.tokenizers.items():
+            tokenizer.save_pretrained(directory / TOKENIZERS_FOLDER / name)
+    return model.state_dict() if state_dict is None else state_dict

@@ -1,0 +1,160 @@
+"""Task networks: saved, reopened, trained and evaluated as other models."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from commands import command_output, run_command
+from safetensors.torch import load_file
+from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
+from zoo import tiny_config
+
+from hf_ctxmodels import CtxError, CtxTaskNetworkConfig
+from hf_ctxmodels.downstream.networks.creation import new_network, parse_features
+from hf_ctxmodels.downstream.networks.features import embed_words
+from hf_ctxmodels.registry import FAMILIES
+from hf_ctxmodels.training.model_loading import new_model
+
+TEXTS = ["the cat saw a small garden", "nobody", "a dog carried seven letters over the bridge", "the old sailor"]
+CLOSE = {"atol": 1e-5, "rtol": 1e-4}
+SMALL: dict[str, Any] = {"network_options": {"hidden_size": 8}, "feature_dropout": 0.1}
+
+OPTIONS = ["network=esim", 'network_options={"hidden_size": 16, "dropout": 0}', "feature_dropout=0"]
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Folders of a tiny BERT, GloVe and T5."""
+    folders = {}
+    for name in ("bert", "glove", "t5"):
+        family = FAMILIES[name]
+        tokenizer = family.tokenizer.train(TEXTS * 5, vocab_size=300)
+        torch.manual_seed(len(name))
+        folders[name] = str(tmp_path_factory.mktemp(name))
+        for component in (family.models["AutoModel"](tiny_config(family, vocab_size=len(tokenizer))), tokenizer):
+            component.save_pretrained(folders[name])
+    return folders
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pairs whose label is whether the second text contains "cat"."""
+    file = tmp_path_factory.mktemp("data") / "pairs.tsv"
+    lines = [f"{TEXTS[n % 4]}\tthe {'cat' if n % 2 else 'dog'} number {n}\t{n % 2}" for n in range(24)]
+    file.write_text("first\tsecond\tlabel\n" + "\n".join(lines) + "\n")
+    return file
+
+
+def network(sources: dict[str, str], auto_class: str, names: tuple[str, ...], **changes: Any) -> tuple[Any, Any]:
+    config, tokenizer = new_network({name: sources[name] for name in names}, {**SMALL, **changes})
+    torch.manual_seed(0)
+    return new_model(auto_class, config), tokenizer
+
+
+@torch.no_grad()
+def test_vectors(sources: dict[str, str], tmp_path: Path) -> None:
+    """The vectors are those of `embed_words`, for both texts of a pair, on either padding side, and after saving."""
+    model, tokenizer = network(sources, "AutoModel", ("glove", "t5"))
+    texts = [TEXTS[0], "Zürich don't 🤖"]
+    expected = embed_words(texts, [sources["glove"], sources["t5"]], layers="mix", device="cpu")
+    expected += embed_words([text.split() for text in texts], [sources["glove"], sources["t5"]], layers="mix")
+    for side in ("right", "left"):
+        tokenizer.padding_side = side
+        batch = tokenizer([text.split() for text in texts], padding=True, is_split_into_words=True, return_tensors="pt")
+        states = model.eval()(**batch).last_hidden_state
+        for row, sentence in enumerate(expected[2:]):
+            is_word = batch["attention_mask"][row].bool()
+            torch.testing.assert_close(states[row, is_word], sentence.vectors, **CLOSE)
+            assert not states[row, ~is_word].any()
+    tokenizer.padding_side = "right"
+    pair = model(**tokenizer(TEXTS[0], TEXTS[3], return_tensors="pt")).last_hidden_state[0]
+    alone = [model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0] for text in (TEXTS[0], TEXTS[3])]
+    torch.testing.assert_close(pair, torch.cat(alone), **CLOSE)
+    for component in (model, tokenizer):
+        component.save_pretrained(tmp_path)
+    reopened, same_tokenizer = AutoModel.from_pretrained(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    batch = same_tokenizer(TEXTS[0], TEXTS[3], return_tensors="pt")
+    torch.testing.assert_close(reopened(**batch).last_hidden_state[0], pair)
+    assert not any(parameter.requires_grad for parameter in reopened.stack.encoders.parameters())
+    embedded = model(inputs_embeds=pair[None]).last_hidden_state
+    assert torch.equal(embedded[0], pair)
+
+
+@pytest.mark.parametrize("name", ["biattentive", "esim", "decomposable_attention", "sentence"])
+def test_classifiers(sources: dict[str, str], name: str) -> None:
+    """Gradients reach the network, the mixes and trainable models only; padding changes nothing."""
+    options = {"network": name, "trainable_encoders": ["bert"], "output_features": name in ("esim", "sentence")}
+    model, tokenizer = network(
+        sources, "AutoModelForSequenceClassification", ("bert", "glove"), mix_decay=0.1, num_labels=3, **options
+    )
+    pairs = [] if name == "sentence" else [TEXTS[::-1]]
+    batch = tokenizer(TEXTS, *pairs, padding=True, return_tensors="pt")
+    output = model.train()(**batch, labels=torch.tensor([0, 1, 2, 1]))
+    output.loss.backward()
+    bert, glove = model.features.stack.encoders
+    assert bert.embeddings.word_embeddings.weight.grad.any()
+    assert all(parameter.grad is None for parameter in glove.parameters())
+    assert all(parameter.grad.any() for key, parameter in model.network.named_parameters() if key.endswith("weight"))
+    logits = model.eval()(**batch).logits
+    for row, text in enumerate(TEXTS):
+        single = model(**tokenizer(text, *(TEXTS[-1 - row],) * len(pairs), return_tensors="pt")).logits
+        torch.testing.assert_close(single[0], logits[row], **CLOSE)
+
+
+def test_finetune(sources: dict[str, str], table: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """A pair classifier on two models learns, resumes exactly, predicts, and is published without other files."""
+    features = ",".join(f"{name}={sources[name]}" for name in ("bert", "glove"))
+    flags = {
+        "features": features, "config_options": OPTIONS,
+        "train_file": table, "validation_file": table, "text_columns": "first,second", "label_column": "label",
+        "learning_rate": 0.02, "per_device_batch_size": 8, "max_steps": 24, "save_steps": 12,
+    }  # fmt: skip
+    assert run_command("finetune", "sequence-classification", **flags, output_dir=tmp_path / "run") == 0
+    output = capsys.readouterr().out
+    assert "features.stack.mixes.0, share of each layer" in output
+    summary = json.loads((tmp_path / "run" / "training_summary.json").read_text())
+    assert summary["metrics"]["eval_accuracy"] > 0.9
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "run")
+    assert {model.config.id2label[0], model.config.id2label[1]} == {"0", "1"}
+
+    stopped = {**flags, "output_dir": tmp_path / "stopped"}
+    weights = load_file(tmp_path / "run" / "model.safetensors")
+    shutil.copytree(tmp_path / "run" / "checkpoint-12", tmp_path / "stopped" / "checkpoint-12")
+    assert run_command("finetune", "sequence-classification", "--resume", **stopped) == 0, capsys.readouterr().err
+    again = load_file(tmp_path / "stopped" / "model.safetensors")
+    assert [key for key, weight in weights.items() if not torch.equal(weight, again[key])] == []
+
+    predictions = tmp_path / "predictions.jsonl"
+    command_output("predict", model=tmp_path / "run", input=table, text_columns="first,second", output=predictions)
+    labels = [json.loads(line) for line in predictions.read_text().splitlines()]
+    assert len(labels) == 24
+    (tmp_path / "run" / "features" / "notes.json").write_text("{}")
+    command_output("push", model=tmp_path / "run", repo_id="org/net", output_dir=tmp_path / "repository")
+    published = {str(file.relative_to(tmp_path / "repository")) for file in (tmp_path / "repository").rglob("*.json")}
+    assert {"features/bert/tokenizer.json", "features/glove/tokenizer.json"} <= published
+    assert "features/notes.json" not in published
+    AutoModelForSequenceClassification.from_pretrained(tmp_path / "repository")
+
+
+def test_errors(sources: dict[str, str]) -> None:
+    for text in ("bert", "a=x,a=y", "=x"):
+        with pytest.raises(CtxError, match="NAME=DIR"):
+            parse_features([text])
+    head = "AutoModelForSequenceClassification"
+    with pytest.raises(CtxError, match="no network 'crf'"):
+        network(sources, head, ("glove",), network="crf")
+    with pytest.raises(CtxError, match="no option 'size'"):
+        network(sources, head, ("glove",), network_options={"size": 3})
+    with pytest.raises(CtxError, match="no model 'elmo'"):
+        network(sources, head, ("glove",), trainable_encoders=["elmo"])
+    with pytest.raises(CtxError, match="not a valid name"):
+        CtxTaskNetworkConfig(encoders={"a.b": {}})
+    model, tokenizer = network(sources, "AutoModel", ("glove",))
+    with pytest.raises(CtxError, match="exactly one of input_ids and inputs_embeds"):
+        model()
+    model.stack._word_encoders = []
+    with pytest.raises(CtxError, match="no tokenizers"):
+        model(**tokenizer("a cat", return_tensors="pt"))
