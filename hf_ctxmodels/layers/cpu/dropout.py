@@ -62,6 +62,20 @@ def shared_dropout(
     return _ByteMaskDropout.apply(tensor, dropout_mask(shape, levels)[groups], inverted_dropout_scale(levels))
 
 
+def variational_dropout(states: Tensor, p: float, training: bool) -> Tensor:
+    """Dropout of (batch, length, width) states with one mask for all positions of a row (Gal & Ghahramani 2016)."""
+    rows = torch.arange(states.shape[0], device=states.device)[:, None].expand(states.shape[:2])
+    return shared_dropout(states, rows, states.shape[0], p, training, drop_rows=False)
+
+
+class VariationalDropout(nn.Dropout):
+    """`variational_dropout` as a module."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(batch, length, width) -> (batch, length, width), unchanged in evaluation mode."""
+        return variational_dropout(input, self.p, self.training)
+
+
 def scaled_dot_product_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, is_causal: bool, scale: float, dropout: float
 ) -> Tensor:

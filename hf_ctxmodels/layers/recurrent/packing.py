@@ -102,6 +102,12 @@ class PackedSequences:
             steps = (self.shape[0],) * self.shape[1]
         return StepOptions(steps, self.token_mask, self.restarts)
 
+    def forward_only(self) -> "PackedSequences":
+        """Return only the first of two directions."""
+        token_mask = None if self.token_mask is None else self.token_mask[:1]
+        restarts = None if self.restarts is None else self.restarts[:1]
+        return replace(self, positions=self.positions[:1], token_mask=token_mask, restarts=restarts)
+
     def backward_only(self) -> "PackedSequences":
         """Return only the second of two directions."""
         token_mask = None if self.token_mask is None else self.token_mask[1:]

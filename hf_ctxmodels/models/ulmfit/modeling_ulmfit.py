@@ -4,7 +4,6 @@ fine-tuned for downstream tasks.
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from transformers import GenerationMixin
 
@@ -16,7 +15,7 @@ from hf_ctxmodels.architectures.lstm_language_model import (
 )
 from hf_ctxmodels.core.host_copies import on_host, select_true
 from hf_ctxmodels.layers.common import SafeBatchNorm1d
-from hf_ctxmodels.layers.cpu.dropout import Dropout, shared_dropout
+from hf_ctxmodels.layers.cpu.dropout import Dropout, shared_dropout, variational_dropout
 from hf_ctxmodels.layers.pooling import PoolingLayer, token_mask
 from hf_ctxmodels.layers.recurrent.packing import PackedSequences
 from hf_ctxmodels.layers.recurrent.rnn import LSTM
@@ -54,12 +53,6 @@ class CtxUlmfitModel(LSTMLanguageModel, CtxUlmfitPreTrainedModel):
         rate = self.config.dropout_rate("hidden" if depth else "input")
         num_sequences = packing.order.shape[0]
         return shared_dropout(packed, packing.sequence_indices, num_sequences, rate, self.training, drop_rows=False)
-
-
-def variational_dropout(states: Tensor, rate: float, training: bool) -> Tensor:
-    """Dropout of (batch, length, hidden) states with one mask for all positions of a row."""
-    rows = torch.arange(states.shape[0], device=states.device)[:, None].expand(states.shape[:2])
-    return shared_dropout(states, rows, states.shape[0], rate, training, drop_rows=False)
 
 
 class CtxUlmfitHeadModel(heads.HeadModel, CtxUlmfitPreTrainedModel):
