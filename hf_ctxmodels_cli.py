@@ -37,6 +37,7 @@ FINETUNING_TASKS = {
     "sequence-classification": "Classify texts or pairs of texts.",
     "regression": "Predict a number for texts or pairs of texts.",
     "token-classification": "Tag the words of sentences.",
+    "semantic-role-labelling": "Find the arguments of predicates.",
     "question-answering": "Find the answer to a question in a context.",
     "multiple-choice": "Choose among several continuations or answers.",
     "ranking": "Rank candidates for a query.",

@@ -116,6 +116,47 @@ def entity_scores(predictions: Sequence[Sequence[str]], references: Sequence[Seq
     return {name: float(score) for name, score in scores.items()}
 
 
+def proposition_arguments(tags: Sequence[str]) -> set[tuple[str, tuple[tuple[int, int], ...]]]:
+    """The arguments of BIO tags: a label, and the first word and the word after the last of each part.
+
+    A span `C-X` continues the argument X before it, or is an X if there is none (CoNLL-2005's srl-eval). A reference
+    `R-X` is an argument of its own. The predicate, `V`, is not an argument.
+    """
+    spans: list[tuple[str, int, int]] = []
+    previous = "O"
+    for index, tag in enumerate(tags):
+        if tag != "O":
+            is_continued = tag[0] == "I" and previous[2:] == tag[2:]
+            start = spans.pop()[1] if is_continued else index
+            spans.append((tag[2:], start, index + 1))
+        previous = tag
+    arguments: list[tuple[str, list[tuple[int, int]]]] = []
+    latest: dict[str, list[tuple[int, int]]] = {}
+    for label, start, end in spans:
+        role = label.removeprefix("C-")
+        if role != label and role in latest:
+            latest[role].append((start, end))
+        else:
+            latest[role] = [(start, end)]
+            arguments.append((role, latest[role]))
+    return {(role, tuple(parts)) for role, parts in arguments if role != "V"}
+
+
+def argument_scores(predictions: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> dict[str, float]:
+    """Micro-averaged `f1`, `precision` and `recall` of the `proposition_arguments` of BIO tags: role and all parts must
+    be equal (Carreras & Marquez 2005, section 2)."""
+    pairs = [
+        (proposition_arguments(prediction), proposition_arguments(reference))
+        for prediction, reference in zip(predictions, references, strict=True)
+    ]
+    correct, predicted, expected = (
+        sum(len(arguments) for arguments in sets)
+        for sets in zip(*((prediction & reference, prediction, reference) for prediction, reference in pairs))
+    )
+    precision, recall = correct / max(predicted, 1), correct / max(expected, 1)
+    return {"f1": 2 * correct / max(predicted + expected, 1), "precision": precision, "recall": recall}
+
+
 _PUNCTUATION = str.maketrans("", "", string.punctuation)  # ASCII only: the official script keeps “ ” and –
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 

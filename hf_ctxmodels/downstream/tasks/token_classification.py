@@ -139,9 +139,14 @@ class TokenClassification(LabelledTask[TaggedSentence]):
             labels = [IGNORE_INDEX] * len(encoding["input_ids"][i])
             for position, word in positions.items():
                 labels[position] = targets[example_index][word]
-            features.append({name: encoding[name][i] for name in encoding} | {"labels": labels})
+            extra_inputs = self.extra_inputs(examples[example_index], encoding.word_ids(i))
+            features.append({name: encoding[name][i] for name in encoding} | extra_inputs | {"labels": labels})
             origins.append((example_index, positions))
         return Encoded(features, origins)
+
+    def extra_inputs(self, example: TaggedSentence, word_ids: Sequence[int | None]) -> dict[str, list[int]]:
+        """Further inputs of a feature, from the word of each of its tokens; by default none."""
+        return {}
 
     def decode(
         self, examples: Sequence[TaggedSentence], encoded: Encoded, outputs: Sequence[Logits]

@@ -1,0 +1,141 @@
+"""Files of semantic roles -> propositions: a predicate of a sentence and its arguments as BIO tags.
+
+Files may be compressed (`.gz` or `.zst`), or URLs:
+
+- columns as in CoNLL-2005: one word per line, the roleset of the word, or `-` or `_`, and then one column per predicate
+  of the sentence, in the order of the predicates, with brackets such as `(ARG0*`, `*)` and `(V*)`;
+- `.jsonl`: a list of words, the index of the predicate (from 0), and a list of BIO tags.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.data.files import file_suffix
+from hf_ctxmodels.data.table_files import TaggedSentence, iob1_to_bio, is_bio, line_blocks
+from hf_ctxmodels.data.text_files import read_json_lines
+
+_BRACKET = re.compile(r"(?:\(([^()*\s]+))?\*(?:[^()*\s]*(\)))?")
+
+
+@dataclass(frozen=True)
+class Proposition(TaggedSentence):
+    """A sentence with the tags of the arguments of one predicate.
+
+    Attributes:
+        predicate: Index of the predicate's word.
+        roleset: Sense of the predicate, such as `give.01`; "" if the file has none.
+    """
+
+    predicate: int
+    roleset: str = ""
+
+
+def read_propositions(file: str | Path, word_column: str, column: str, *, labelled: bool = True) -> list[Proposition]:
+    """The propositions of a file; sentences without predicates have none.
+
+    Args:
+        word_column: Number of the column of the words (1 is the first), or key of the list of words.
+        column: Number of the column of the rolesets, or key of the list of tags; the key of the predicate is
+            `predicate`.
+        labelled: Whether the arguments are read; else all tags are `O`.
+
+    Raises:
+        CtxError: The file has no propositions, or an invalid line.
+    """
+    if file_suffix(Path(file)) == ".jsonl":
+        propositions = _read_json(file, word_column, column, labelled)
+    else:
+        if not (word_column.isdecimal() and column.isdecimal() and int(word_column) and int(column)):
+            raise CtxError(
+                f"Columns have numbers, not names; got {word_column!r} and {column!r}.",
+                location=str(file),
+                hint="pass --text_columns (words) and --label_column (rolesets) as numbers, 1 is the first.",
+            )
+        propositions = [
+            proposition
+            for block in line_blocks(file)
+            for proposition in _read_columns(block, int(word_column), int(column), labelled, str(file))
+        ]
+    if not propositions:
+        raise CtxError("No predicates.", location=str(file), hint="set --label_column to the column of the rolesets.")
+    return propositions
+
+
+def _read_columns(
+    block: Sequence[tuple[int, str]], word_column: int, roleset_column: int, labelled: bool, file: str
+) -> list[Proposition]:
+    lines = [(number, line) for number, line in block if not line.startswith("#") or "\t" in line]
+    delimiter = "\t" if lines and "\t" in lines[0][1] else None
+    rows = [line.split(delimiter) for _, line in lines]
+    predicates = [
+        index for index, row in enumerate(rows) if row[roleset_column - 1 : roleset_column] not in ([], ["-"], ["_"])
+    ]
+    width = roleset_column + len(predicates)
+    propositions = []
+    for (number, _), row in zip(lines, rows, strict=True):
+        if len(row) < max(word_column, roleset_column) or (labelled and len(row) != width):
+            raise CtxError(
+                f"{len(row)} column(s), expected {width}: {roleset_column} and one for each of the sentence's "
+                f"{len(predicates)} predicates.",
+                location=f"{file}:{number}",
+                hint="correct the line, or set --text_columns (words) and --label_column (rolesets).",
+            )
+    words = [row[word_column - 1] for row in rows]
+    for index, predicate in enumerate(predicates):
+        location = f"{file}:{lines[predicate][0]}"
+        tags = ["O"] * len(words)
+        if labelled:
+            tags = _bracket_tags([row[roleset_column + index] for row in rows], location)
+        propositions.append(Proposition(words, tags, location, predicate, rows[predicate][roleset_column - 1]))
+    return propositions
+
+
+def _bracket_tags(cells: Sequence[str], location: str) -> list[str]:
+    """BIO tags of a column such as `(ARG0*`, `*`, `*)`."""
+    tags: list[str] = []
+    label = None
+    for cell in map(str.strip, cells):
+        if cell == "*":
+            tags.append("O" if label is None else f"I-{label}")
+            continue
+        match = _BRACKET.fullmatch(cell)
+        if match is None or (match[1] and label) or (match[2] and not (match[1] or label)):
+            raise CtxError(
+                f"{cell!r} does not open or close an argument here.",
+                location=location,
+                hint="write (LABEL* at the first word of an argument and *) at the last, without nested arguments.",
+            )
+        label = match[1] or label
+        tags.append(f"{'B' if match[1] else 'I'}-{label}")
+        label = None if match[2] else label
+    if label is not None:
+        raise CtxError(f"The argument {label} is not closed.", location=location, hint="write *) at its last word.")
+    return tags
+
+
+def _read_json(file: str | Path, word_column: str, tag_column: str, labelled: bool) -> list[Proposition]:
+    propositions = []
+    for record, location in read_json_lines(file):
+        words, predicate = record.get(word_column), record.get("predicate")
+        tags = record.get(tag_column) if labelled else ["O"] * len(words or [])
+        is_index = isinstance(predicate, int) and not isinstance(predicate, bool)
+        has_lists = isinstance(words, list) and isinstance(tags, list) and len(words) == len(tags) > 0
+        if not (has_lists and is_index and 0 <= predicate < len(words)):
+            raise CtxError(
+                f"Expected words as {word_column!r}, the index of a word as 'predicate'"
+                + (f", and a tag for each word as {tag_column!r}." if labelled else "."),
+                location=str(location),
+                hint="correct the line, or set --text_columns and --label_column to other keys.",
+            )
+        text_tags = [*map(str, tags)]
+        if not is_bio(text_tags) or iob1_to_bio(text_tags) != text_tags:
+            raise CtxError(
+                f"The tags are not BIO: {' '.join(text_tags)}.",
+                location=str(location),
+                hint="write B-LABEL at the first word of an argument, I-LABEL at the next words, and O elsewhere.",
+            )
+        propositions.append(Proposition([*map(str, words)], text_tags, str(location), predicate))
+    return propositions

@@ -1,0 +1,183 @@
+"""Semantic role labelling: files, the mark of the predicate, constrained decoding, and the score of CoNLL-2005."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from commands import command_output, save, tiny_pair
+from hypothesis import given
+from hypothesis import strategies as st
+from task_files import make_task, written
+
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.data.table_files import iob1_to_bio
+from hf_ctxmodels.downstream.tasks.metrics import argument_scores, proposition_arguments
+from hf_ctxmodels.models.bert.configuration_bert import CtxBertConfig
+from hf_ctxmodels.models.bert.tokenization_bert import CtxBertTokenizer
+
+TASK = "semantic-role-labelling"
+COLUMNS = """# sent_id = 1
+1\tShe\tPRP\t2\tnsubj\t_\t(ARG0*)\t*
+2\tgave\tVBD\t0\troot\tgive.01\t(V*)\t*
+3\tup\tRP\t2\tprt\t_\t(C-V*)\t*
+4\tthe\tDT\t5\tdet\t_\t(ARG1*\t*
+5\tplan\tNN\t2\tobj\t_\t*)\t(V*)
+6\tto\tTO\t7\tmark\t-\t*\t(ARG1*
+7\tgo\tVB\t5\tacl\t_\t*\t*)
+
+1\tYes\tUH\t0\troot\t_
+"""
+
+
+def test_columns_are_read_as_one_example_for_each_predicate(tmp_path: Path) -> None:
+    file = written(tmp_path / "a.conll.gz", COLUMNS.replace("plan\tNN\t2\tobj\t_", "plan\tNN\t2\tobj\tplan.01"))
+    first, second = make_task(TASK).read_file(file)
+    assert first.words == second.words == ["She", "gave", "up", "the", "plan", "to", "go"]
+    assert (first.predicate, first.roleset, first.location[-2:]) == (1, "give.01", ":3")
+    assert first.tags == ["B-ARG0", "B-V", "B-C-V", "B-ARG1", "I-ARG1", "O", "O"]
+    assert (second.predicate, second.tags) == (4, ["O", "O", "O", "O", "B-V", "B-ARG1", "I-ARG1"])
+    spaces = "Ann - (A0*A0) (A0*\nran run (V*V) *\nand - * *\nfell fall * (V*)\n".replace("(A0*\n", "(A0*)\n")
+    columns = {"text_columns": "1", "label_column": "2"}
+    ran, fell = make_task(TASK, **columns).read_file(written(tmp_path / "b.conll", spaces))
+    assert (ran.tags, fell.tags) == (["B-A0", "B-V", "O", "O"], ["B-A0", "O", "O", "B-V"])
+    unlabelled = make_task(TASK, **columns).read_unlabelled(written(tmp_path / "c.conll", "Ann -\nran run\n"))
+    assert [(example.predicate, example.tags) for example in unlabelled] == [(1, ["O", "O"])]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.conll", "a - *\nb run (V*)\nc - \n", r"(?s)2 column\(s\), expected 3.*a\.conll:3"),
+        ("a.conll", "a - *\nb run (V*\n", r"(?s)V is not closed.*a\.conll:2"),
+        ("a.conll", "a - (A0*\nb run (V*)\nc - *)\n", r"(?s)'\(V\*\)' does not open or close.*a\.conll:2"),
+        ("a.conll", "a - \nb - \n", "No predicates"),
+        ("a.jsonl", '{"1": ["a", "b"], "predicate": 2, "2": ["O", "B-V"]}', r"(?s)the index of a word.*a\.jsonl:1"),
+        ("a.jsonl", '{"1": ["a", "b"], "predicate": 1, "2": ["I-A0", "B-V"]}', r"(?s)not BIO: I-A0 B-V.*a\.jsonl:1"),
+    ],
+)
+def test_bad_files_say_what_and_where(tmp_path: Path, name: str, text: str, message: str) -> None:
+    with pytest.raises(CtxError, match=message):
+        make_task(TASK, text_columns="1", label_column="2").read_file(written(tmp_path / name, text))
+
+
+def plain_arguments(tags: list[str]) -> set[tuple[str, str]]:
+    """The arguments of BIO tags as a role and its words, `|` between the spans: written for clarity."""
+    words: dict[int, tuple[str, str]] = {}  # number of the argument -> role, words
+    open_argument: dict[str, int] = {}  # role -> number of its latest argument
+    current = -1
+    for index, tag in enumerate(tags):
+        label = tag[2:]
+        if tag[0] == "B":
+            role = label[2:] if label[:2] == "C-" else label
+            if label[:2] == "C-" and role in open_argument:
+                current = open_argument[role]
+                words[current] = role, words[current][1] + "|"
+            else:
+                current = open_argument[role] = len(words)
+                words[current] = role, ""
+        if tag != "O":
+            words[current] = words[current][0], words[current][1] + f" {index}"
+    return {argument for argument in words.values() if argument[0] != "V"}
+
+
+_ROLES = st.sampled_from(["O", "B-V", "I-V", "B-A0", "I-A0", "B-C-A0", "I-C-A0", "B-R-A0", "B-C-V", "B-A1", "B-C-A1"])
+
+
+@given(st.lists(st.tuples(_ROLES, _ROLES), min_size=1, max_size=14))
+def test_the_score_equals_a_plain_one(pairs: list[tuple[str, str]]) -> None:
+    predicted, expected = (iob1_to_bio(tags) for tags in zip(*pairs, strict=True))
+    sets = plain_arguments(predicted), plain_arguments(expected)
+    correct = len(sets[0] & sets[1])
+    scores = argument_scores([predicted], [expected])
+    assert scores["precision"] == (correct / len(sets[0]) if sets[0] else 0)
+    assert scores["recall"] == (correct / len(sets[1]) if sets[1] else 0)
+    assert scores["f1"] == (2 * correct / (len(sets[0]) + len(sets[1])) if sets[0] or sets[1] else 0)
+
+
+def test_continued_arguments_are_right_as_a_whole_only() -> None:
+    tags = ["B-A0", "B-V", "B-C-A0", "B-R-A0", "B-C-A1"]
+    assert proposition_arguments(tags) == {("A0", ((0, 1), (2, 3))), ("R-A0", ((3, 4),)), ("A1", ((4, 5),))}
+    scores = argument_scores([["B-A0", "B-V", "O", "B-R-A0", "B-A1"]], [tags])
+    assert scores == {"f1": 2 / 3, "precision": 2 / 3, "recall": 2 / 3}
+
+
+@pytest.mark.parametrize("segments", [2, 0])
+def test_the_predicate_is_marked_and_predictions_are_valid(tmp_path: Path, segments: int) -> None:
+    words = ["sailor", "mended", "unrelatedness", "\u200b", "boat", *["neighbour", "garden"] * 4]
+    tags = ["B-A0", "B-V", "B-A1", "I-A1", "I-A1", *["B-C-A1", "O"] * 4]
+    line = json.dumps({"tokens": words, "predicate": 1, "tags": tags})
+    task = make_task(TASK, max_length=16)
+    examples = task.read_file(written(tmp_path / "a.jsonl", line))
+    config = CtxBertConfig(type_vocab_size=segments)
+    task.configure(config, examples, [])
+    tokenizer = CtxBertTokenizer.train([" ".join(words[:5]) + " * neighbour garden"], vocab_size=80)
+    encoded = task.encode(examples, tokenizer)
+    assert len(encoded.features) > 1
+    tokens = [tokenizer.convert_ids_to_tokens(feature["input_ids"]) for feature in encoded.features]
+    first = encoded.features[0]
+    if segments:
+        marked = [token for token, segment in zip(tokens[0], first["token_type_ids"], strict=True) if segment]
+        assert "".join(marked).replace("##", "") == "mended"
+        assert not any(any(feature["token_type_ids"]) for feature in encoded.features[1:])
+    else:
+        marker = tokens[0].index("*")
+        assert tokens[0][marker + 1][0] == "m"
+        assert first["labels"][marker] == -100
+        assert [row.count("*") for row in tokens] == [1, *[0] * (len(tokens) - 1)]
+    targets = [label for feature in encoded.features for label in feature["labels"] if label != -100]
+    assert targets == [task.labels.index(tag) for word, tag in zip(words, tags, strict=True) if word != "\u200b"]
+    oracle = [{"logits": np.eye(len(task.labels))[np.maximum(feature["labels"], 0)]} for feature in encoded.features]
+    (prediction,) = task.decode(examples, encoded, oracle)
+    assert task.score(examples, [prediction])["f1"] == 1.0
+    rng = np.random.default_rng(0)
+    outputs = [{"logits": rng.normal(size=output["logits"].shape)} for output in oracle]
+    (prediction,) = task.decode(examples, encoded, outputs)
+    assert iob1_to_bio(prediction) == prediction
+    origins = zip(outputs, encoded.origins, strict=True)
+    first_words = [
+        task.labels[output["logits"][position].argmax()] for output, (_, words) in origins for position in words
+    ]
+    assert iob1_to_bio(first_words) != first_words, "the best labels of the words alone are valid"
+
+
+def test_a_tokenizer_without_the_marker_is_an_error(tmp_path: Path, tokenizer: CtxBertTokenizer) -> None:
+    task = make_task(TASK)
+    examples = task.read_file(written(tmp_path / "a.jsonl", '{"tokens": ["a"], "predicate": 0, "tags": ["B-V"]}'))
+    task.configure(CtxBertConfig(type_vocab_size=0), examples, [])
+    with pytest.raises(CtxError, match="does not know the mark"):
+        task.encode(examples, tokenizer)
+
+
+NOUNS, VERBS = ["men", "boys", "eels", "dogs", "cats"], ["see", "like", "hear"]
+
+
+@pytest.mark.parametrize("family", ["bert", "xlnet"])
+def test_finetune_learns_arguments_of_the_marked_predicate(tmp_path: Path, family: str) -> None:
+    """Two predicates in each sentence: without its mark the arguments could not be told."""
+    rng = np.random.default_rng(0)
+    lines = []
+    for _ in range(50):
+        a, b, c, d = rng.choice(NOUNS, 4)
+        v, w = rng.choice(VERBS, 2)
+        words = [a, v, b, "and", c, w, d]
+        for start in (0, 4):
+            tags = ["O"] * 7
+            tags[start : start + 3] = ["B-A0", "B-V", "B-A1"]
+            lines.append(json.dumps({"tokens": words, "predicate": start + 1, "tags": tags}))
+    files = [written(tmp_path / f"{name}.jsonl", "\n".join(part) + "\n") for name, part in
+             (("train", lines[:80]), ("dev", lines[80:]))]  # fmt: skip
+    text = " ".join([*NOUNS, *VERBS, "and", "*", "."] * 3)
+    save(tmp_path / "model", *tiny_pair(family, "AutoModel", [text], vocab_size=120))
+    output = command_output(
+        f"finetune {TASK}",
+        *("--model", tmp_path / "model", "--train_file", files[0], "--validation_file", files[1]),
+        *("--output_dir", tmp_path / "run", "--num_train_epochs", 10, "--learning_rate", 5e-3, "--max_length", 32),
+        *("--per_device_batch_size", 16, "--predictions_file", tmp_path / "predictions.jsonl", "--seed", 1),
+    )
+    f1 = next(line.split() for line in output.splitlines() if line.startswith("f1 "))
+    assert float(f1[1]) > 0.9, output
+    predicted = command_output("predict", "--model", tmp_path / "run", "--input", files[1])
+    records = [json.loads(line) for line in predicted.splitlines() if line.startswith("{")]
+    expected = [json.loads(line) for line in (tmp_path / "predictions.jsonl").read_text().splitlines()]
+    assert [row["tags"] for row in records] == [row["prediction"] for row in expected]
