@@ -326,6 +326,7 @@ class ForQuestionAnswering(HeadModel):
             start_loss = position_loss(start_logits, start_positions, padding, "start_positions", num_items_in_batch)
             end_loss = position_loss(end_logits, end_positions, padding, "end_positions", num_items_in_batch)
             loss = (start_loss + end_loss) / 2
+            loss = self.add_regularization(loss, outputs, start_positions, "start_positions", num_items_in_batch)
         return self.output_class(
             loss=loss, start_logits=start_logits, end_logits=end_logits, **self.encoder_fields(outputs)
         )

@@ -3,6 +3,7 @@
 from hf_ctxmodels.models.cove.configuration_cove import CtxCoveConfig
 from hf_ctxmodels.models.cove.modeling_cove import (
     CtxCoveForConditionalGeneration,
+    CtxCoveForQuestionAnswering,
     CtxCoveForSequenceClassification,
     CtxCoveForTokenClassification,
     CtxCoveModel,
@@ -21,6 +22,7 @@ SPEC = FamilySpec(
         "AutoModelForSeq2SeqLM": CtxCoveForConditionalGeneration,
         "AutoModelForSequenceClassification": CtxCoveForSequenceClassification,
         "AutoModelForTokenClassification": CtxCoveForTokenClassification,
+        "AutoModelForQuestionAnswering": CtxCoveForQuestionAnswering,
     },
     objective_classes={"translation": "Translation"},
     # base: the released encoder (section 6); tiny: for a CPU
@@ -42,6 +44,7 @@ SPEC = FamilySpec(
 __all__ = [
     "CtxCoveConfig",
     "CtxCoveForConditionalGeneration",
+    "CtxCoveForQuestionAnswering",
     "CtxCoveForSequenceClassification",
     "CtxCoveForTokenClassification",
     "CtxCoveModel",

@@ -183,6 +183,10 @@ class CtxCoveForTokenClassification(heads.ForTokenClassification, CtxCoveHeadMod
     """A linear classifier of each word's embedding and hidden state."""
 
 
+class CtxCoveForQuestionAnswering(heads.ForQuestionAnswering, CtxCoveHeadModel):
+    """Start and end logits of each word's embedding and hidden state; question and context are one sequence."""
+
+
 class CtxCoveForConditionalGeneration(heads.RecurrentForConditionalGeneration, CtxCovePreTrainedModel, GenerationMixin):
     """The translation model (section 3). The decoder starts from the encoder's final states."""
 

@@ -2,6 +2,7 @@
 
 from hf_ctxmodels.models.cvt.configuration_cvt import CtxCvtConfig
 from hf_ctxmodels.models.cvt.modeling_cvt import (
+    CtxCvtForQuestionAnswering,
     CtxCvtForSequenceClassification,
     CtxCvtForTokenClassification,
     CtxCvtModel,
@@ -18,6 +19,7 @@ SPEC = FamilySpec(
         "AutoModel": CtxCvtModel,
         "AutoModelForSequenceClassification": CtxCvtForSequenceClassification,
         "AutoModelForTokenClassification": CtxCvtForTokenClassification,
+        "AutoModelForQuestionAnswering": CtxCvtForQuestionAnswering,
     },
     # base: the paper's; tiny and small: for a CPU
     sizes={
@@ -39,6 +41,7 @@ SPEC = FamilySpec(
 
 __all__ = [
     "CtxCvtConfig",
+    "CtxCvtForQuestionAnswering",
     "CtxCvtForSequenceClassification",
     "CtxCvtForTokenClassification",
     "CtxCvtModel",

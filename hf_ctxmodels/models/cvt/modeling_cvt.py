@@ -342,3 +342,19 @@ class CtxCvtForSequenceClassification(CtxCvtHeadModel):
     def supervised_loss(self, logits: Tensor, labels: Tensor, num_items: ItemCounts) -> Tensor:
         """Mean loss by `problem_type`."""
         return heads.sequence_loss(self.config, logits, labels, num_items)
+
+
+class CtxCvtForQuestionAnswering(heads.ForQuestionAnswering, CtxCvtPreTrainedModel):
+    """Start and end logits of each word's states in all layers, without auxiliary predictions; question and context are
+    one sequence."""
+
+    encoder_class = CtxCvtModel
+    supports_layer_mix = False
+
+    def encode(self, *, output_hidden_states: bool | None = None, **inputs: Any) -> Any:
+        """Run the encoder; `last_hidden_state` concatenates the outputs of all layers (section 4.1)."""
+        outputs = super().encode(output_hidden_states=True, **inputs)
+        outputs.last_hidden_state = torch.cat(outputs.hidden_states[1:], -1)
+        if not self.config.returns_hidden_states(output_hidden_states):
+            outputs.hidden_states = None
+        return outputs

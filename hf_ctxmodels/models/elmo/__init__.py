@@ -5,6 +5,7 @@ from typing import Any
 from hf_ctxmodels.models.elmo.configuration_elmo import CtxElmoConfig
 from hf_ctxmodels.models.elmo.modeling_elmo import (
     CtxElmoForPreTraining,
+    CtxElmoForQuestionAnswering,
     CtxElmoForSequenceClassification,
     CtxElmoForTokenClassification,
     CtxElmoModel,
@@ -36,6 +37,7 @@ SPEC = FamilySpec(
         "AutoModelForPreTraining": CtxElmoForPreTraining,
         "AutoModelForSequenceClassification": CtxElmoForSequenceClassification,
         "AutoModelForTokenClassification": CtxElmoForTokenClassification,
+        "AutoModelForQuestionAnswering": CtxElmoForQuestionAnswering,
     },
     objective_classes={"bilm": "BidirectionalLM"},
     sizes=SIZES,
@@ -54,6 +56,7 @@ SPEC = FamilySpec(
 __all__ = [
     "CtxElmoConfig",
     "CtxElmoForPreTraining",
+    "CtxElmoForQuestionAnswering",
     "CtxElmoForSequenceClassification",
     "CtxElmoForTokenClassification",
     "CtxElmoModel",

@@ -238,3 +238,7 @@ class CtxElmoForSequenceClassification(heads.ForSequenceClassification, CtxElmoH
 
 class CtxElmoForTokenClassification(heads.ForTokenClassification, CtxElmoHeadModel):
     """ELMo with a classifier of each word's mix of layers."""
+
+
+class CtxElmoForQuestionAnswering(heads.ForQuestionAnswering, CtxElmoHeadModel):
+    """ELMo with start and end logits of each word's mix of layers; question and context are one sequence."""

@@ -3,6 +3,7 @@
 from hf_ctxmodels.models.seqae.configuration_seqae import CtxSeqaeConfig
 from hf_ctxmodels.models.seqae.modeling_seqae import (
     CtxSeqaeForCausalLM,
+    CtxSeqaeForQuestionAnswering,
     CtxSeqaeForSequenceClassification,
     CtxSeqaeForTokenClassification,
     CtxSeqaeModel,
@@ -25,6 +26,7 @@ SPEC = FamilySpec(
         "AutoModelForCausalLM": CtxSeqaeForCausalLM,
         "AutoModelForSequenceClassification": CtxSeqaeForSequenceClassification,
         "AutoModelForTokenClassification": CtxSeqaeForTokenClassification,
+        "AutoModelForQuestionAnswering": CtxSeqaeForQuestionAnswering,
     },
     objective_classes={"sae": "SequenceAutoencoding", "clm": "CausalLM"},
     # base: the paper (section 4); the others have its proportions, for a CPU
@@ -49,6 +51,7 @@ SPEC = FamilySpec(
 __all__ = [
     "CtxSeqaeConfig",
     "CtxSeqaeForCausalLM",
+    "CtxSeqaeForQuestionAnswering",
     "CtxSeqaeForSequenceClassification",
     "CtxSeqaeForTokenClassification",
     "CtxSeqaeModel",

@@ -113,3 +113,7 @@ def label_gains(tokens: Tensor) -> Tensor:
 
 class CtxSeqaeForTokenClassification(heads.ForTokenClassification, CtxSeqaeHeadModel):
     """A linear classifier of each word's state."""
+
+
+class CtxSeqaeForQuestionAnswering(heads.ForQuestionAnswering, CtxSeqaeHeadModel):
+    """Start and end logits of each word's state; the model reads the question before the context."""

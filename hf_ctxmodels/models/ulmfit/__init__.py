@@ -5,6 +5,7 @@ from typing import Any
 from hf_ctxmodels.models.ulmfit.configuration_ulmfit import CtxUlmfitConfig
 from hf_ctxmodels.models.ulmfit.modeling_ulmfit import (
     CtxUlmfitForCausalLM,
+    CtxUlmfitForQuestionAnswering,
     CtxUlmfitForSequenceClassification,
     CtxUlmfitForTokenClassification,
     CtxUlmfitModel,
@@ -30,6 +31,7 @@ SPEC = FamilySpec(
         "AutoModelForCausalLM": CtxUlmfitForCausalLM,
         "AutoModelForSequenceClassification": CtxUlmfitForSequenceClassification,
         "AutoModelForTokenClassification": CtxUlmfitForTokenClassification,
+        "AutoModelForQuestionAnswering": CtxUlmfitForQuestionAnswering,
     },
     objective_classes={"clm": "CausalLM"},
     sizes=SIZES,
@@ -54,6 +56,7 @@ SPEC = FamilySpec(
 __all__ = [
     "CtxUlmfitConfig",
     "CtxUlmfitForCausalLM",
+    "CtxUlmfitForQuestionAnswering",
     "CtxUlmfitForSequenceClassification",
     "CtxUlmfitForTokenClassification",
     "CtxUlmfitModel",

@@ -118,3 +118,7 @@ class CtxUlmfitForSequenceClassification(heads.ForSequenceClassification, CtxUlm
 
 class CtxUlmfitForTokenClassification(heads.ForTokenClassification, CtxUlmfitHeadModel):
     """ULMFiT with a linear classifier of each word's state."""
+
+
+class CtxUlmfitForQuestionAnswering(heads.ForQuestionAnswering, CtxUlmfitHeadModel):
+    """ULMFiT with start and end logits of each word's state; the model reads the question before the context."""
