@@ -21,7 +21,9 @@ from hf_ctxmodels.downstream import multitask, networks
 from hf_ctxmodels.downstream.multitask import CtxMultiTaskConfig, CtxMultiTaskModel
 from hf_ctxmodels.downstream.networks import (
     CtxTaskNetworkConfig,
+    CtxTaskNetworkForQuestionAnswering,
     CtxTaskNetworkForSequenceClassification,
+    CtxTaskNetworkForTokenClassification,
     CtxTaskNetworkModel,
     CtxTaskNetworkTokenizer,
 )
@@ -83,7 +85,9 @@ __all__ = [
     "CtxMultiTaskConfig",
     "CtxMultiTaskModel",
     "CtxTaskNetworkConfig",
+    "CtxTaskNetworkForQuestionAnswering",
     "CtxTaskNetworkForSequenceClassification",
+    "CtxTaskNetworkForTokenClassification",
     "CtxTaskNetworkModel",
     "CtxTaskNetworkTokenizer",
     "DataCollatorForCooccurrence",

@@ -9,14 +9,21 @@ from transformers import AutoConfig, AutoTokenizer
 
 from hf_ctxmodels.core.remote_code import register_remote_code
 from hf_ctxmodels.downstream.networks.configuration import CtxTaskNetworkConfig
-from hf_ctxmodels.downstream.networks.modeling import CtxTaskNetworkForSequenceClassification, CtxTaskNetworkModel
+from hf_ctxmodels.downstream.networks.modeling import (
+    CtxTaskNetworkForQuestionAnswering,
+    CtxTaskNetworkForSequenceClassification,
+    CtxTaskNetworkForTokenClassification,
+    CtxTaskNetworkModel,
+)
 from hf_ctxmodels.downstream.networks.tokenization import CtxTaskNetworkTokenizer
 from hf_ctxmodels.spec import FamilySpec
 
 __all__ = [
     "SPEC",
     "CtxTaskNetworkConfig",
+    "CtxTaskNetworkForQuestionAnswering",
     "CtxTaskNetworkForSequenceClassification",
+    "CtxTaskNetworkForTokenClassification",
     "CtxTaskNetworkModel",
     "CtxTaskNetworkTokenizer",
     "register",
@@ -29,7 +36,9 @@ SPEC = FamilySpec(
     tokenizer=CtxTaskNetworkTokenizer,
     models={
         "AutoModel": CtxTaskNetworkModel,
+        "AutoModelForQuestionAnswering": CtxTaskNetworkForQuestionAnswering,
         "AutoModelForSequenceClassification": CtxTaskNetworkForSequenceClassification,
+        "AutoModelForTokenClassification": CtxTaskNetworkForTokenClassification,
     },
     sizes={},
     published={},

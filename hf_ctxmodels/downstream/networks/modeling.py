@@ -8,7 +8,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from transformers import AutoModel, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.modeling_outputs import BaseModelOutput, SequenceClassifierOutput
+from transformers.modeling_outputs import (
+    BaseModelOutput,
+    QuestionAnsweringModelOutput,
+    SequenceClassifierOutput,
+    TokenClassifierOutput,
+)
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
@@ -29,9 +34,11 @@ from hf_ctxmodels.downstream.networks.pairs import (
     SentenceNetwork,
     SentenceOptions,
 )
+from hf_ctxmodels.downstream.networks.questions import AnswerSpanNetwork, AnswerSpanOptions
+from hf_ctxmodels.downstream.networks.tagging import TaggingNetwork, TaggingOptions
 from hf_ctxmodels.downstream.networks.tokenization import decode_words
 from hf_ctxmodels.heads.base import ItemCounts
-from hf_ctxmodels.heads.downstream import sequence_loss
+from hf_ctxmodels.heads.downstream import position_loss, sequence_loss
 from hf_ctxmodels.layers.pooling import token_mask
 
 TOKENIZERS_FOLDER = "features"
@@ -183,7 +190,11 @@ class CtxTaskNetworkHeadModel(heads.HeadModel, CtxTaskNetworkPreTrainedModel):
                 hint=f"use one of: {', '.join(fields)}.",
             )
         output_size = config.feature_size if config.output_features else 0
-        self.network = network_class(config.feature_size, config.num_labels, options_class(**values), output_size)
+        self.network = self.make_network(network_class, options_class(**values), output_size)
+
+    def make_network(self, network_class: Any, options: Any, output_size: int) -> nn.Module:
+        """Create a network with its options; `output_size` is the width of the vectors at its output."""
+        return network_class(self.config.feature_size, self.config.num_labels, options, output_size)
 
     def penalty(self) -> Tensor | None:
         """The weighted L2 penalty of the layer mixes, `config.mix_decay`, and other regularization terms."""
@@ -236,6 +247,130 @@ class CtxTaskNetworkForSequenceClassification(CtxTaskNetworkHeadModel):
             loss = sequence_loss(self.config, logits, labels, num_items_in_batch)
             loss = self.add_regularization(loss, outputs, labels, "labels", num_items_in_batch)
         return SequenceClassifierOutput(loss=loss, logits=logits)
+
+
+class CtxTaskNetworkForTokenClassification(CtxTaskNetworkHeadModel):
+    """Tagger of words: entities, parts of speech, semantic roles."""
+
+    networks: ClassVar[Mapping[str, tuple[type[nn.Module], type]]] = {"lstm_crf": (TaggingNetwork, TaggingOptions)}
+    loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
+    network: TaggingNetwork
+
+    def make_network(self, network_class: Any, options: Any, output_size: int) -> nn.Module:
+        """Create the network with the names of the labels, which determine the constraints of BIO labels."""
+        names = [str(self.config.id2label[index]) for index in range(self.config.num_labels)]
+        return network_class(self.config.feature_size, len(names), options, output_size, names)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        num_items_in_batch: ItemCounts = None,
+        **kwargs: Any,
+    ) -> TokenClassifierOutput:
+        """Compute logits (batch, words, num_labels), and the loss with `labels`. Other arguments as in the base model.
+
+        Args:
+            token_type_ids: (batch, words), 1 at the predicate, if the network has embeddings of it.
+            labels: (batch, words) class indices; -100 is ignored.
+
+        Returns:
+            In evaluation `argmax` of the logits is the best valid sequence of labels, see `TaggingNetwork.forward`.
+        """
+        is_predicate, inputs = None, {"input_ids": input_ids, "inputs_embeds": inputs_embeds}
+        if self.network.predicate_embeddings is not None:
+            is_predicate = token_type_ids
+        else:
+            inputs["token_type_ids"] = token_type_ids
+        outputs = self.encode(attention_mask=attention_mask, **inputs, **kwargs)
+        vectors = outputs.last_hidden_state
+        loss, logits = self.network(
+            vectors,
+            token_mask(vectors, attention_mask),
+            labels,
+            num_items=num_items_in_batch,
+            is_predicate=is_predicate,
+            **self.output_vectors(vectors),
+        )
+        if loss is not None and labels is not None:
+            loss = self.add_regularization(loss, outputs, labels, "labels", num_items_in_batch)
+        return TokenClassifierOutput(loss=loss, logits=logits)
+
+
+class CtxTaskNetworkForQuestionAnswering(CtxTaskNetworkHeadModel):
+    """Start and end of the answer to a question in a context.
+
+    Without an answer both positions are the first word of the row, whose logits are half of the network's logit of no
+    answer. (Clark & Gardner 2018, section 3.3, normalise over pairs of positions.)
+    """
+
+    networks: ClassVar[Mapping[str, tuple[type[nn.Module], type]]] = {"bidaf": (AnswerSpanNetwork, AnswerSpanOptions)}
+    loss_targets: ClassVar[tuple[str, ...]] = ("start_positions", "end_positions")
+    accepts_loss_kwargs = False
+
+    def make_network(self, network_class: Any, options: Any, output_size: int) -> nn.Module:
+        """Create the network."""
+        return network_class(self.config.feature_size, options, output_size)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        start_positions: Tensor | None = None,
+        end_positions: Tensor | None = None,
+        num_items_in_batch: ItemCounts = None,
+        **kwargs: Any,
+    ) -> QuestionAnsweringModelOutput:
+        """Compute start and end logits (batch, words), and the mean of the two losses with both positions. Other
+        arguments as in the base model.
+
+        Args:
+            token_type_ids: (batch, words), 0 in the question and 1 in the context.
+            start_positions, end_positions: (batch,) columns of the answer's first and last word, or, if there is no
+                answer, of the first word of the row; others are ignored, and without `no_answer` also the first word.
+
+        Raises:
+            CtxError: There are no `token_type_ids`.
+        """
+        if token_type_ids is None:
+            raise CtxError("A question and its context are told apart by token_type_ids.", hint="pass token_type_ids.")
+        inputs = {"input_ids": input_ids, "token_type_ids": token_type_ids, "inputs_embeds": inputs_embeds}
+        outputs = self.encode(attention_mask=attention_mask, **inputs, **kwargs)
+        vectors = outputs.last_hidden_state
+        is_word = token_mask(vectors, attention_mask)
+        is_context = is_word & (token_type_ids != 0)
+        scores = self.network(vectors, is_word, is_context, **self.output_vectors(vectors))
+        logits, has_target = [scores.start_logits, scores.end_logits], is_context
+        if scores.no_answer_logits is not None:
+            first_word = is_word.long().argmax(1, keepdim=True)
+            half = scores.no_answer_logits[:, None] / 2
+            logits = [
+                position_logits.scatter(1, first_word, half.to(position_logits.dtype)) for position_logits in logits
+            ]
+            has_target = is_context.scatter(1, first_word, True)
+        loss = None
+        if start_positions is not None and end_positions is not None:
+            losses = [
+                position_loss(position_logits, _at(has_target, positions), ~has_target, name, num_items_in_batch)
+                for position_logits, positions, name in zip(
+                    logits, (start_positions, end_positions), self.loss_targets, strict=True
+                )
+            ]
+            loss = torch.stack(losses).mean()
+        return QuestionAnsweringModelOutput(loss=loss, start_logits=logits[0], end_logits=logits[1])
+
+
+def _at(mask: Tensor, positions: Tensor) -> Tensor:
+    """(batch,) positions, -1 where the (batch, length) mask is False or the position is outside the row."""
+    inside = positions.clamp(0, mask.shape[1] - 1)
+    return torch.where((inside == positions) & mask.gather(1, inside[:, None])[:, 0], positions, -1)
 
 
 def saved_tokenizer_files(directory: Path, config: PreTrainedConfig) -> list[str]:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 from commands import command_output, run_command
 from safetensors.torch import load_file
-from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModel, AutoModelForSequenceClassification, AutoModelForTokenClassification, AutoTokenizer
 from zoo import tiny_config
 
 from hf_ctxmodels import CtxError, CtxTaskNetworkConfig
@@ -137,6 +138,66 @@ def test_finetune(sources: dict[str, str], table: Path, tmp_path: Path, capsys: 
     assert {"features/bert/tokenizer.json", "features/glove/tokenizer.json"} <= published
     assert "features/notes.json" not in published
     AutoModelForSequenceClassification.from_pretrained(tmp_path / "repository")
+
+
+def test_tagger(sources: dict[str, str], tmp_path: Path) -> None:
+    """A tagger with a conditional random field learns BIO tags, and predicts valid ones only."""
+    lines = [
+        "".join(f"{word} {tag}\n" for word, tag in zip(words.split(), tags.split(), strict=True))
+        for words, tags in (
+            ("the cat saw a small garden", "O B-A I-A O O B-B"),
+            ("a dog carried seven letters", "O B-A I-A O B-B"),
+        )
+    ]
+    (tmp_path / "tags.conll").write_text("\n".join(lines * 4))
+    command_output(
+        "finetune token-classification",
+        features=f"bert={sources['bert']}",
+        config_options=['network_options={"hidden_size": 16, "dropout": 0}', "feature_dropout=0"],
+        train_file=tmp_path / "tags.conll",
+        validation_file=tmp_path / "tags.conll",
+        learning_rate=0.03,
+        per_device_batch_size=8,
+        max_steps=25,
+        output_dir=tmp_path / "run",
+    )
+    summary = json.loads((tmp_path / "run" / "training_summary.json").read_text())
+    assert summary["metrics"]["eval_f1"] > 0.9
+    model, tokenizer = (
+        auto.from_pretrained(tmp_path / "run") for auto in (AutoModelForTokenClassification, AutoTokenizer)
+    )
+    batch = tokenizer([TEXTS[0].split(), ["cat"]], is_split_into_words=True, padding=True, return_tensors="pt")
+    model.network.classifier.weight.data.mul_(-1)  # a bad model, whose labels must be valid anyway
+    labels = [model.config.id2label[index] for index in model(**batch).logits[0].argmax(-1).tolist()]
+    assert all(tag[0] != "I" or previous[1:] == tag[1:] for previous, tag in pairwise(["O", *labels]))
+
+
+@pytest.mark.parametrize("no_answer", [False, True])
+def test_answers(sources: dict[str, str], no_answer: bool) -> None:
+    """The loss is the mean cross-entropy over the context and, with `no_answer`, the first word; padding is ignored."""
+    model, tokenizer = network(
+        sources, "AutoModelForQuestionAnswering", ("glove",), network_options={"hidden_size": 8, "no_answer": no_answer}
+    )
+    model.eval()
+    questions, contexts = ["who saw", "what did a dog carry"], [TEXTS[0], TEXTS[2]]
+    starts, ends = torch.tensor([3, 0]), torch.tensor([4, 0])
+    batch = tokenizer(questions, contexts, padding=True, return_tensors="pt")
+    output = model(**batch, start_positions=starts, end_positions=ends)
+    terms: dict[str, list[torch.Tensor]] = {"start": [], "end": []}
+    for row, (question, context) in enumerate(zip(questions, contexts, strict=True)):
+        single = model(**tokenizer(question, context, return_tensors="pt"))
+        length, first = len((question + " " + context).split()), len(question.split())
+        candidates = [0] * no_answer + list(range(first, length))
+        for name, target in (("start", int(starts[row])), ("end", int(ends[row]))):
+            logits = single[f"{name}_logits"][0]
+            torch.testing.assert_close(output[f"{name}_logits"][row, :length], logits, **CLOSE)
+            if target in candidates:
+                terms[name].append(-logits[candidates].log_softmax(0)[candidates.index(target)])
+    assert len(terms["start"]) == 1 + no_answer
+    expected = sum(torch.stack(losses).mean() for losses in terms.values()) / 2
+    torch.testing.assert_close(output.loss, expected)
+    with pytest.raises(CtxError, match="told apart by token_type_ids"):
+        model(batch["input_ids"])
 
 
 def test_errors(sources: dict[str, str]) -> None:
