@@ -276,6 +276,6 @@ def _sentence_figures(
             row_label="state of the last layer",
             column_label="input word",
             caption="Share of each input word in the last state of a word, if residual connections carry half of it "
-            "(Abnar & Zuidema 2020).",
+            "(Abnar & Zuidema 2020); the rest comes from special tokens.",
         ),
     ]

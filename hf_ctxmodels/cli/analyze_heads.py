@@ -76,6 +76,8 @@ class ScoredModel:
             )
         placement.place(self.model)
         attention_layers(self.model)
+        if hasattr(self.model, "prepare_for_inference"):
+            self.model.prepare_for_inference()
         self.examples = self.task.read(arguments.validation_file, "validation")[: arguments.max_examples]
         self.encoded = self.task.encode(self.examples, self.tokenizer)
         self.batch_size, self.num_gradients = arguments.batch_size, arguments.importance_examples

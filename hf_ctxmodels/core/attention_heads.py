@@ -22,8 +22,11 @@ HeadSelection = Mapping[int | str, Iterable[int]]
 PRUNED_HEADS = "pruned_heads"
 """Field of the configuration of a pruned model: name of a layer -> numbers of the heads that it lacks."""
 
-# names of output projections in the attention modules of transformers, and of modules with cross-attention
+# names of projections in the attention modules of transformers, and of modules with cross-attention or with a bias of
+# the scores by relative positions
 _OUTPUT_PROJECTIONS = {"o_proj", "out_proj", "c_proj", "out_lin", "o", "Wo", "dense", "wo"}
+_QUERY_PROJECTIONS = {"query", "q_proj", "q_lin", "q"}
+_RELATIVE_POSITIONS = re.compile(r"rel(ative)?_|distance_embedding|alibi")
 _CROSS_ATTENTION = re.compile(r"cross|encoder_attn|EncDec", re.IGNORECASE)
 
 
@@ -35,6 +38,8 @@ class AttentionLayer:
         number: Number of the layer in its stack; layers may share their modules.
         heads: Numbers of the heads that the layer has.
         out_proj: The output projection, whose input is the context of all heads, (..., heads * head_dim).
+        query_proj: The projection whose first outputs are the queries of all heads; None if the scores do not depend on
+            queries alone, or if it cannot be located.
         module: The attention module; None in models of transformers.
     """
 
@@ -42,6 +47,7 @@ class AttentionLayer:
     number: int
     heads: tuple[int, ...]
     out_proj: nn.Module
+    query_proj: nn.Module | None = None
     module: Any = None
 
 
@@ -70,36 +76,45 @@ def _own_layers(base: Any) -> dict[str, AttentionLayer]:
             for module_prefix, module in modules.items():
                 if hasattr(module, "prune_heads"):
                     name = f"{module_prefix}{number}"
-                    layers[name] = AttentionLayer(name, number, tuple(module.heads), module.out_proj, module)
+                    query_proj = module.q_proj if hasattr(module, "q_proj") else module.qkv_proj
+                    layers[name] = AttentionLayer(
+                        name, number, tuple(module.heads), module.out_proj, query_proj, module
+                    )
     return layers
 
 
 def _layers_of_transformers(base: Any) -> dict[str, AttentionLayer]:
     """The layers of a model of transformers, located by the names of its modules."""
     config = getattr(base, "config", None)
-    projections: dict[str, list[nn.Module]] = {"": [], "decoder.": [], "cross.": []}
+    stacks = ("", "decoder.", "cross.")
+    projections: dict[str, list[nn.Module]] = {stack: [] for stack in stacks}
+    queries: dict[str, list[nn.Module]] = {stack: [] for stack in stacks}
+    has_relative_positions = any(map(_RELATIVE_POSITIONS.search, (name for name, _ in base.named_parameters())))
     for name, module in base.named_modules():
         *path, last = name.split(".")
-        is_linear = isinstance(module, nn.Linear | Conv1D)
-        if not is_linear or last not in _OUTPUT_PROJECTIONS or not any("att" in part.lower() for part in path):
+        if not isinstance(module, nn.Linear | Conv1D) or not any("att" in part.lower() for part in path):
             continue
         in_decoder = path[0] == "decoder" and hasattr(base, "encoder")
-        prefix = "cross." if any(map(_CROSS_ATTENTION.search, path)) else "decoder." if in_decoder else ""
-        projections[prefix].append(module)
+        stack = "cross." if any(map(_CROSS_ATTENTION.search, path)) else "decoder." if in_decoder else ""
+        if last in _OUTPUT_PROJECTIONS:
+            projections[stack].append(module)
+        elif last in _QUERY_PROJECTIONS and not has_relative_positions:
+            queries[stack].append(module)
     layers = {}
-    for prefix, modules in projections.items():
-        names = ("decoder_attention_heads", "num_attention_heads") if prefix else ("num_attention_heads",)
+    for stack, modules in projections.items():
+        names = ("decoder_attention_heads", "num_attention_heads") if stack else ("num_attention_heads",)
         heads = next((getattr(config, name) for name in names if getattr(config, name, None)), None)
-        depths = ("num_decoder_layers", "decoder_layers", "num_hidden_layers") if prefix else ("num_hidden_layers",)
+        depths = ("num_decoder_layers", "decoder_layers", "num_hidden_layers") if stack else ("num_hidden_layers",)
         depth = next((getattr(config, name) for name in depths if getattr(config, name, None)), None)
         if modules and (not isinstance(heads, int) or len(modules) != depth):
             raise CtxError(
                 f"The attention heads of {type(base).__name__} cannot be located.",
                 hint="use a model of this package; most checkpoints of transformers can be opened with it.",
             )
-        for number, module in enumerate(modules):
-            name = f"{prefix}{number}"
-            layers[name] = AttentionLayer(name, number, tuple(range(heads)), module)
+        query_projections = queries[stack] if len(queries[stack]) == len(modules) else [None] * len(modules)
+        for number, (module, query_proj) in enumerate(zip(modules, query_projections, strict=True)):
+            name = f"{stack}{number}"
+            layers[name] = AttentionLayer(name, number, tuple(range(heads)), module, query_proj)  # type: ignore[arg-type]
     return layers
 
 

@@ -33,8 +33,8 @@ def disabled_heads(model: nn.Module, heads: HeadSelection, mode: DisabledMode = 
     """Disable attention heads within the context, in training and in evaluation.
 
     Args:
-        model: A Transformer of this package, with or without a head; with the mode "zero" also one of transformers
-            whose output projections can be located.
+        model: A Transformer of this package, with or without a head; or one of transformers whose output projections,
+            and for the mode "uniform" whose query projections, can be located.
         heads: Layer -> heads. Layers are numbered from 0; in an encoder-decoder, numbers are layers of the encoder, and
             "decoder.0" and "cross.0" are the self-attention and the cross-attention of the decoder.
 
@@ -142,9 +142,12 @@ def _install_context_gates(stack: ExitStack, layer: AttentionLayer, current: _Cu
 
 
 def _install_uniform(model: nn.Module, gates: Mapping[str, Tensor]) -> ExitStack:
-    if any(layer.module is None for layer in attention_layers(model).values()):
+    if any(
+        layer.query_proj is None or isinstance(layer.out_proj, Conv1D) for layer in attention_layers(model).values()
+    ):
         raise CtxError(
-            f"{type(model).__name__} does not support the mode 'uniform', which needs the queries of a layer.",
+            f"{type(model).__name__} does not support the mode 'uniform': its queries cannot be located, or its scores "
+            "depend on relative positions.",
             hint="open the checkpoint with a family of this package, or use the mode 'zero'.",
         )
     return _install(model, gates, _install_query_gates)
@@ -152,20 +155,22 @@ def _install_uniform(model: nn.Module, gates: Mapping[str, Tensor]) -> ExitStack
 
 def _install_query_gates(stack: ExitStack, layer: AttentionLayer, current: _CurrentGates) -> None:
     """Set queries and the bias of the scores to 0: all scores of a query are equal before masking."""
-    attention = layer.module
+    attention, query_proj = layer.module, layer.query_proj
+    assert query_proj is not None
+    out_proj: Any = layer.out_proj
+    width = attention.head_dim if attention is not None else out_proj.in_features // len(layer.heads)
 
     def multiply(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
         start = args[1] if len(args) > 1 else 0  # of the range of output features
         gates = current.get(output)
         if gates is None or start:
             return None
-        width = len(gates) * attention.head_dim
-        query = output[..., :width].unflatten(-1, (len(gates), -1)) * gates[:, None]
-        return torch.cat([query.flatten(-2), output[..., width:]], -1)
+        size = len(gates) * width
+        query = output[..., :size].unflatten(-1, (len(gates), -1)) * gates[:, None]
+        return torch.cat([query.flatten(-2), output[..., size:]], -1)
 
-    projection = attention.q_proj if hasattr(attention, "q_proj") else attention.qkv_proj
-    stack.callback(projection.register_forward_hook(multiply).remove)
-    if current.number is not None:  # layers with a bias do not share their weights
+    stack.callback(query_proj.register_forward_hook(multiply).remove)
+    if attention is not None and current.number is not None:  # layers with a bias do not share their weights
         previous = attention.bias_gates
         stack.callback(setattr, attention, "bias_gates", previous)
         gates = current.gates_by_number[current.number]
