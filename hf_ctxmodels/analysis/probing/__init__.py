@@ -1,0 +1,1 @@
+"""Probes of representations by layer, with controls."""

@@ -1,0 +1,276 @@
+"""Scores of the probes of one task for all layers: task, control task, code length, layer mixes, structure."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hf_ctxmodels.analysis.probing.controls import (
+    ControlTask,
+    online_code_length,
+    shuffle_sentences,
+    uniform_code_length,
+)
+from hf_ctxmodels.analysis.probing.probes import (
+    EdgeOptions,
+    LinearOptions,
+    MixedProbes,
+    ProbeGrid,
+    ProbeOptions,
+    build_probes,
+)
+from hf_ctxmodels.analysis.probing.structural import (
+    StructuralProbes,
+    StructuralTask,
+    TreeData,
+    evaluate_depths,
+    evaluate_distances,
+    predict_structure,
+    scored_edges,
+    train_structural,
+)
+from hf_ctxmodels.analysis.probing.tasks import SPLITS, ProbingTask
+from hf_ctxmodels.analysis.probing.training import (
+    Evaluation,
+    ProbeData,
+    ProbeTraining,
+    evaluate_probes,
+    label_targets,
+    pool_spans,
+    train_probes,
+)
+
+Scores = dict[str, list[float]]
+"""Name of a number -> its value for each seed."""
+
+
+@dataclass
+class ProbingOptions:
+    """Options of the probes of a task.
+
+    Attributes:
+        probe: Kind of probe.
+        training: Optimisation.
+        rank: Rank of structural probes.
+        control_task, code_length: Whether to train probes of the control task, and on the portions of the online code.
+    """
+
+    probe: ProbeOptions = field(default_factory=LinearOptions)
+    training: ProbeTraining = field(default_factory=ProbeTraining)
+    rank: int = 64
+    control_task: bool = True
+    code_length: bool = True
+
+
+@dataclass
+class LabelledVectors:
+    """The vectors of a task's examples.
+
+    Attributes:
+        task: The task.
+        vectors: (rows, layers, hidden) standardised vectors.
+        spans: Split -> (examples, slots, 2) rows of the spans of its examples.
+        columns: Columns of `vectors` to probe, and `layers`, their numbers.
+    """
+
+    task: ProbingTask
+    vectors: Tensor
+    spans: dict[str, Tensor]
+    columns: list[int]
+    layers: list[int]
+
+    def pooled(self) -> "LabelledVectors":
+        """The same with one row for each span, the mean of its words."""
+        sizes = [len(self.spans[split]) for split in SPLITS]
+        vectors, spans = pool_spans(self.vectors, torch.cat([self.spans[split] for split in SPLITS]))
+        parts = dict(zip(SPLITS, spans.split(sizes), strict=True))
+        return LabelledVectors(self.task, vectors, parts, self.columns, self.layers)
+
+    def data(self, split: str, targets: Tensor) -> ProbeData:
+        """Examples of a split with (V, examples, ...) targets."""
+        return ProbeData(self.vectors, self.spans[split], targets, self.columns)
+
+
+def probe_layers(
+    inputs: LabelledVectors, seeds: Sequence[int], options: ProbingOptions, description: str
+) -> dict[int, Scores]:
+    """Train and evaluate the probes of all layers, of the task and its control task, for all seeds together.
+
+    Returns:
+        For each layer: `score`; with a control task, `control` and `selectivity`; with code lengths, `bits`,
+        `compression`, and `control_bits`, `control_compression`.
+    """
+    is_edge = isinstance(options.probe, EdgeOptions)
+    if not is_edge:
+        inputs = inputs.pooled()
+    has_control = options.control_task and not inputs.task.is_sentence_level
+    kinds = [("task", seed) for seed in seeds] + [("control", seed) for seed in seeds if has_control]
+    targets = _targets(inputs.task, kinds, is_edge)
+    grid = _grid(inputs, [f"{kind} {seed}" for kind, seed in kinds])
+    positive = inputs.task.positive_label
+    positive_label = None if positive is None or is_edge else inputs.task.labels.index(positive)
+
+    probes = build_probes(grid, options.probe)
+    dev = inputs.data("dev", targets["dev"])
+    train_probes(probes, inputs.data("train", targets["train"]), dev, options.training, description=description)
+    evaluation = evaluate_probes(probes, inputs.data("test", targets["test"]), positive_label)
+    numbers = {"score": evaluation.score()}
+    if options.code_length and not is_edge:
+        numbers["bits"] = _code_lengths(inputs, grid, targets["train"], dev, options, description)
+        size = uniform_code_length(targets["train"].shape[1], grid.num_labels)
+        numbers["compression"] = size / numbers["bits"]
+    scores: dict[int, Scores] = {}
+    for row, layer in enumerate(inputs.layers):
+        scores[layer] = {}
+        for name, values in numbers.items():
+            scores[layer][name] = values[row, : len(seeds)].tolist()
+            if has_control:
+                control_name = "control" if name == "score" else f"control_{name}"
+                scores[layer][control_name] = values[row, len(seeds) :].tolist()
+        if has_control:
+            pairs = zip(scores[layer]["score"], scores[layer]["control"], strict=True)
+            scores[layer]["selectivity"] = [score - control for score, control in pairs]
+    return scores
+
+
+def _grid(inputs: LabelledVectors, variants: list[str]) -> ProbeGrid:
+    names = [f"{inputs.task.name} layer {layer}" for layer in inputs.layers]
+    return ProbeGrid(names, variants, inputs.vectors.shape[-1], inputs.task.num_slots, len(inputs.task.labels))
+
+
+def _targets(task: ProbingTask, kinds: Sequence[tuple[str, int]], is_multilabel: bool) -> dict[str, Tensor]:
+    """(V, examples) or (V, examples, labels) targets of each split: labels of the task or of a control task."""
+    train_labels = [label for example in task.splits["train"].examples for label in example.labels]
+    targets = {}
+    for split, examples in task.splits.items():
+        true_labels = label_targets([example.labels for example in examples.examples], task.labels, is_multilabel)
+        types = examples.word_types()
+        variants = []
+        for kind, seed in kinds:
+            if kind == "task":
+                variants.append(true_labels)
+                continue
+            control = ControlTask(train_labels, seed)
+            labels = {word_type: (control.label(word_type),) for word_type in set(types)}
+            variants.append(label_targets([labels[word_type] for word_type in types], task.labels, is_multilabel))
+        targets[split] = torch.stack(variants)
+    return targets
+
+
+def _code_lengths(
+    inputs: LabelledVectors,
+    grid: ProbeGrid,
+    train_targets: Tensor,
+    dev: ProbeData,
+    options: ProbingOptions,
+    description: str,
+) -> Tensor:
+    """(L, V) bits of the training labels by the online code (Voita & Titov 2020, section 2.2.2)."""
+    order, sizes = shuffle_sentences(inputs.task.splits["train"])
+    spans, targets = inputs.spans["train"][order], train_targets[:, order]
+    shuffled = ProbeData(inputs.vectors, spans, targets, inputs.columns)
+    losses: list[Tensor] = []
+    for number, (size, next_size) in enumerate(pairwise(sizes), 1):
+        probes = build_probes(replace(grid), options.probe)  # with the initial weights again
+        part = f"{description}, portion {number} of {len(sizes) - 1}"
+        train_probes(probes, shuffled.select(0, size), dev, options.training, description=part)
+        losses.append(evaluate_probes(probes, shuffled.select(size, next_size)).loss)
+    shape = (len(grid.layers), len(grid.variants))
+    bits = torch.zeros(shape, dtype=torch.double)
+    for layer in range(shape[0]):
+        for variant in range(shape[1]):
+            nats = [float(loss[layer, variant]) for loss in losses]
+            bits[layer, variant] = online_code_length(sizes[0], grid.num_labels, nats)
+    return bits
+
+
+@dataclass
+class MixScores:
+    """Scores of learned mixes of the layers up to each one (Tenney et al. 2019, section 3.1 and 3.2).
+
+    Attributes:
+        scores: (layers, seeds) of the mix of the layers 0 to l.
+        weights: (layers, seeds) of the mix of all layers.
+    """
+
+    scores: np.ndarray
+    weights: np.ndarray
+
+    def deltas(self) -> np.ndarray:
+        """(layers - 1, seeds) gain of each layer from 1 on (equation 5)."""
+        return np.diff(self.scores, axis=0)
+
+    def center_of_gravity(self) -> np.ndarray:
+        """(seeds,) mean layer by mixing weight (equation 6)."""
+        return (np.arange(len(self.weights))[:, None] * self.weights).sum(0)
+
+    def expected_layer(self) -> np.ndarray:
+        """(seeds,) mean layer by gain, negative gains included; nan if all gains together are 0 (equation 7)."""
+        deltas = self.deltas()
+        total = deltas.sum(0)
+        weighted = (np.arange(1, len(self.scores))[:, None] * deltas).sum(0)
+        return np.where(total != 0, weighted / np.where(total != 0, total, 1), math.nan)
+
+
+def probe_mixes(inputs: LabelledVectors, seeds: Sequence[int], options: ProbingOptions, description: str) -> MixScores:
+    """Train probes of the mixes of the first layers, for all layers and seeds together."""
+    is_edge = isinstance(options.probe, EdgeOptions)
+    if not is_edge:
+        inputs = inputs.pooled()
+    targets = _targets(inputs.task, [("task", seed) for seed in seeds], is_edge)
+    probes = MixedProbes(_grid(inputs, [f"task {seed}" for seed in seeds]), options.probe)
+    train, dev, test = (inputs.data(split, targets[split]) for split in SPLITS)
+    train_probes(probes, train, dev, options.training, description=f"{description}, mixes")
+    positive = inputs.task.positive_label
+    positive_label = None if positive is None or is_edge else inputs.task.labels.index(positive)
+    evaluation: Evaluation = evaluate_probes(probes, test, positive_label)
+    weights = probes.mix_weights()[-1].detach().T  # (layers, seeds)
+    return MixScores(evaluation.score().numpy(), weights.double().numpy())
+
+
+def probe_structure(
+    data: dict[str, TreeData],
+    layers: Sequence[int],
+    task: StructuralTask,
+    seeds: Sequence[int],
+    options: ProbingOptions,
+    description: str,
+) -> tuple[dict[int, Scores], dict[int, list[list[int]]]]:
+    """Train and evaluate structural probes of all layers and seeds together.
+
+    Returns:
+        The scores of each layer, and for distances the predicted tree of the first test sentence of 6 to 14 words, with
+        the first seed.
+    """
+    grid = ProbeGrid([f"{task} layer {layer}" for layer in layers], [str(seed) for seed in seeds], _width(data), 1, 1)
+    probes = StructuralProbes(grid, min(options.rank, _width(data)))
+    train_structural(probes, data["train"], data["dev"], task, options.training, description=description)
+    evaluate = evaluate_distances if task == "distance" else evaluate_depths
+    numbers = evaluate(predict_structure(probes, data["test"], task))
+    main, *_ = numbers
+    scores = {
+        layer: {("score" if name == main else name): values[row].tolist() for name, values in numbers.items()}
+        for row, layer in enumerate(layers)
+    }
+    example = example_sentence(data["test"])
+    if task == "depth" or example is None:
+        return scores, {}
+    [(sentence, distances)] = predict_structure(
+        probes, TreeData(data["test"].vectors, [data["test"].sentences[example]], data["test"].layers), task
+    )
+    edges = scored_edges(distances[:, 0], sentence.is_scored)
+    return scores, {layer: edges[row].tolist() for row, layer in enumerate(layers)}
+
+
+def example_sentence(data: TreeData) -> int | None:
+    """The first sentence of 6 to 14 words; None if there is none."""
+    lengths = enumerate(len(sentence.depths) for sentence in data.sentences)
+    return next((index for index, length in lengths if 6 <= length <= 14), None)
+
+
+def _width(data: dict[str, TreeData]) -> int:
+    return data["train"].vectors.shape[-1]

@@ -1,0 +1,254 @@
+"""Training and evaluation of batches of probes on fixed vectors."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from hf_ctxmodels.analysis.probing.probes import ProbeBatch
+from hf_ctxmodels.core.console import progress_bar
+from hf_ctxmodels.core.errors import CtxError
+
+UNKNOWN_LABEL = -100
+_EVALUATION_BATCH = 1024
+_CHUNK_ROWS = 4096
+_MAX_SELECTION_EXAMPLES = 5000
+
+
+@dataclass(frozen=True)
+class ProbeTraining:
+    """Optimisation of probes: Adam, whose rate falls linearly to 0, and the weights of the best dev loss.
+
+    The schedule does not depend on results, so that the probes of a batch stay independent.
+
+    Attributes:
+        min_steps: Small training sets are repeated until this number of steps.
+        evaluations: Number of evaluations on at most 5,000 dev examples, at equal intervals.
+    """
+
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.0
+    batch_size: int = 256
+    epochs: int = 5
+    min_steps: int = 500
+    evaluations: int = 5
+
+
+@dataclass
+class ProbeData:
+    """Examples as rows of a table of vectors.
+
+    Attributes:
+        vectors: (rows, layers, hidden), of any floating type.
+        spans: (examples, slots, 2) first row and the row after the last of each span.
+        targets: (V, examples) label of each variant, `UNKNOWN_LABEL` for one that training lacks; or (V, examples,
+            labels) bool, for classifiers with a sigmoid per label.
+        layers: Columns of `vectors` that are read; None for all.
+    """
+
+    vectors: Tensor
+    spans: Tensor
+    targets: Tensor
+    layers: list[int] | None = None
+
+    def __len__(self) -> int:
+        return len(self.spans)
+
+    @property
+    def is_multilabel(self) -> bool:
+        """Whether targets are true or false for each label."""
+        return self.targets.dtype == torch.bool
+
+    def select(self, start: int, stop: int) -> "ProbeData":
+        """The examples from `start` to `stop`."""
+        return ProbeData(self.vectors, self.spans[start:stop], self.targets[:, start:stop], self.layers)
+
+    def batch(self, index: Tensor) -> ProbeBatch:
+        """The vectors of the examples with these indices."""
+        spans = self.spans[index].transpose(0, 1)  # (slots, examples, 2)
+        starts, lengths = spans[..., 0].flatten(), (spans[..., 1] - spans[..., 0]).flatten()
+        if bool((lengths == 1).all()):
+            rows, span_ids = starts, None
+        else:
+            rows, span_ids = expand_spans(starts, lengths)
+        vectors = self.vectors[rows]
+        if self.layers is not None:
+            vectors = vectors[:, self.layers]
+        return ProbeBatch(vectors.float().transpose(0, 1), span_ids, len(index), spans.shape[0])
+
+    def losses(self, logits: Tensor, index: Tensor) -> Tensor:
+        """(L, V, examples) cross-entropy in nats, 0 for an unknown label; the sum over labels for sigmoids."""
+        if self.is_multilabel:
+            targets = self.targets[:, index].float().expand_as(logits)
+            return F.binary_cross_entropy_with_logits(logits, targets, reduction="none").sum(-1)
+        targets = self.targets[:, index].expand(logits.shape[:-1])
+        losses = F.cross_entropy(logits.flatten(0, 2), targets.flatten(), ignore_index=UNKNOWN_LABEL, reduction="none")
+        return losses.view(logits.shape[:-1])
+
+
+def expand_spans(starts: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows of all spans, one span after another, and the span of each row."""
+    span_ids = torch.repeat_interleave(torch.arange(len(starts)), lengths)
+    offsets = torch.arange(len(span_ids)) - torch.repeat_interleave(lengths.cumsum(0) - lengths, lengths)
+    return starts[span_ids] + offsets, span_ids
+
+
+def pool_spans(vectors: Tensor, spans: Tensor) -> tuple[Tensor, Tensor]:
+    """Means of spans, as a table with a row for each distinct span, and the (examples, slots, 2) spans of its rows."""
+    if bool((spans[..., 1] - spans[..., 0] == 1).all()):
+        return vectors, spans
+    distinct, rows = torch.unique(spans.flatten(0, 1), dim=0, return_inverse=True)
+    means = torch.empty(len(distinct), *vectors.shape[1:], dtype=vectors.dtype)
+    for start in range(0, len(distinct), _CHUNK_ROWS // 8):
+        chunk = distinct[start : start + _CHUNK_ROWS // 8]
+        lengths = chunk[:, 1] - chunk[:, 0]
+        word_rows, span_ids = expand_spans(chunk[:, 0], lengths)
+        sums = torch.zeros(len(chunk), *vectors.shape[1:]).index_add_(0, span_ids, vectors[word_rows].float())
+        means[start : start + len(chunk)] = (sums / lengths[:, None, None]).to(means.dtype)
+    rows = rows.view(spans.shape[:2])
+    return means, torch.stack([rows, rows + 1], -1)
+
+
+def standardize(vectors: Tensor, num_training_rows: int, has_tokens: Tensor) -> Tensor:
+    """Give each dimension of each layer the mean 0 and variance 1 over the training words, which come first; words
+    without tokens get the vector 0. A linear probe can express the same functions before and after.
+
+    The vectors are changed, chunk by chunk, and returned.
+
+    Raises:
+        CtxError: A vector is not finite.
+    """
+    sums, squares, count = 0, 0, 0
+    for start in range(0, num_training_rows, _CHUNK_ROWS):
+        stop = min(start + _CHUNK_ROWS, num_training_rows)
+        chunk = vectors[start:stop][has_tokens[start:stop]].float()
+        sums, squares, count = (
+            sums + chunk.sum(0).double(),
+            squares + chunk.square().sum(0).double(),
+            count + len(chunk),
+        )
+    mean: Any = sums / max(count, 1)
+    variance: Any = squares / max(count, 1) - mean.square()
+    if not bool(torch.isfinite(variance).all()):
+        raise CtxError(
+            "The vectors of the model are not finite, or exceed the range of float16.",
+            hint="store them as float32 (--vector_dtype float32).",
+        )
+    is_constant = variance <= 1e-8 * mean.square() + 1e-12
+    mean, scale = mean.float(), torch.where(is_constant, 0.0, variance.clamp_min(1e-12).rsqrt()).float()
+    for start in range(0, len(vectors), _CHUNK_ROWS):
+        chunk = vectors[start : start + _CHUNK_ROWS]
+        values = (chunk.float() - mean) * scale * has_tokens[start : start + _CHUNK_ROWS, None, None]
+        chunk.copy_(values.clamp(-1e4, 1e4))
+    return vectors
+
+
+@dataclass
+class Evaluation:
+    """Sums over the examples of a data set, each of shape (L, V).
+
+    Attributes:
+        loss: Cross-entropy in nats, over examples with known labels.
+        correct: Correct examples; for sigmoids or a positive label, true positive decisions.
+        predicted, expected: Positive decisions; number of examples without a positive label.
+    """
+
+    loss: Tensor
+    correct: Tensor
+    predicted: Tensor
+    expected: Tensor
+
+    def score(self) -> Tensor:
+        """(L, V) accuracy, or F1: of the positive label, or of all decisions (micro)."""
+        return 2 * self.correct / (self.predicted + self.expected).clamp_min(1)
+
+
+@torch.no_grad()
+def evaluate_probes(probes: Any, data: ProbeData, positive_label: int | None = None) -> Evaluation:
+    """Evaluate probes; examples whose label training lacks count as errors and have no loss."""
+    probes.eval()
+    sums: list[Tensor] = []
+    for index in torch.arange(len(data)).split(_EVALUATION_BATCH):
+        logits = probes(data.batch(index))
+        if data.is_multilabel:
+            expected = data.targets[:, index].expand_as(logits)
+            decisions = logits > 0
+            counts = [(decisions & expected).sum((-2, -1)), decisions.sum((-2, -1)), expected.sum((-2, -1))]
+        else:
+            labels, predictions = data.targets[:, index].expand(logits.shape[:-1]), logits.argmax(-1)
+            if positive_label is None:
+                size = torch.full(logits.shape[:2], len(index))
+                counts = [(predictions == labels).sum(-1), size, size]
+            else:
+                is_predicted, is_expected = predictions == positive_label, labels == positive_label
+                counts = [(is_predicted & is_expected).sum(-1), is_predicted.sum(-1), is_expected.sum(-1)]
+        values = torch.stack([data.losses(logits, index).sum(-1).double(), *(count.double() for count in counts)])
+        sums.append(values)
+    return Evaluation(*torch.stack(sums).sum(0))
+
+
+def train_probes(
+    probes: Any, train: ProbeData, dev: ProbeData, training: ProbeTraining, *, description: str, progress: bool = True
+) -> None:
+    """Train a batch of probes, and load the weights with the best dev loss of each.
+
+    The losses of the probes are summed, so that the gradient of each, and each step of Adam, is its own.
+    """
+    batch_size = min(training.batch_size, len(train))
+    steps = max(training.epochs * math.ceil(len(train) / batch_size), training.min_steps)
+    optimizer = torch.optim.Adam(
+        probes.parameters(), training.learning_rate, weight_decay=training.weight_decay, fused=True
+    )
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
+    selection = dev.select(0, _MAX_SELECTION_EXAMPLES)
+    best: dict[str, Tensor] = {}
+    best_loss = None
+    evaluation_steps = {round(steps * (number + 1) / training.evaluations) for number in range(training.evaluations)}
+    batches = _batches(len(train), batch_size, steps)
+    for step, index in enumerate(progress_bar(batches, description, unit="steps", total=steps, enabled=progress), 1):
+        probes.train()
+        losses = train.losses(probes(train.batch(index)), index)
+        optimizer.zero_grad()
+        losses.mean(-1).sum().backward()
+        optimizer.step()
+        schedule.step()
+        if step not in evaluation_steps:
+            continue
+        loss = evaluate_probes(probes, selection).loss
+        is_better = torch.ones_like(loss, dtype=torch.bool) if best_loss is None else loss < best_loss
+        best_loss = loss if best_loss is None else torch.where(is_better, loss, best_loss)
+        for name, parameter in probes.named_parameters():
+            values = parameter.detach().reshape(is_better.numel(), -1)
+            previous = best.get(name, values)
+            best[name] = torch.where(is_better.view(-1, 1), values, previous)
+    with torch.no_grad():
+        for name, parameter in probes.named_parameters():
+            parameter.copy_(best[name].view_as(parameter))
+
+
+def _batches(num_examples: int, batch_size: int, steps: int) -> Iterator[Tensor]:
+    """Random batches, each example once in an epoch; the same for all probes."""
+    generator = torch.Generator().manual_seed(0)
+    while True:
+        for index in torch.randperm(num_examples, generator=generator).split(batch_size):
+            yield index
+            steps -= 1
+            if not steps:
+                return
+
+
+def label_targets(labels: Sequence[Sequence[str]], names: Sequence[str], is_multilabel: bool) -> Tensor:
+    """(examples,) indices of labels, or (examples, labels) bool."""
+    indices = {name: index for index, name in enumerate(names)}
+    if not is_multilabel:
+        return torch.tensor([indices.get(label, UNKNOWN_LABEL) for (label,) in labels])
+    targets = torch.zeros(len(labels), len(names), dtype=torch.bool)
+    for row, example_labels in enumerate(labels):
+        for label in example_labels:
+            if label in indices:
+                targets[row, indices[label]] = True
+    return targets
