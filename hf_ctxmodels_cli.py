@@ -127,6 +127,7 @@ GROUPS: dict[str, dict[str, Command | CommandGroup]] = {
                 "behaviour": Command("Behavioural tests: typos, negation, names, order.", "analyze_behaviour"),
                 "compare": Command("Compare two language models word by word.", "analyze_compare"),
                 "report": Command("Write results of analyses as one HTML page.", "analyze_report"),
+                "probe": Command("Probe the layers for linguistic properties, with controls.", "analyze_probe"),
             },
         ),
     },

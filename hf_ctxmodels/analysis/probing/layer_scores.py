@@ -1,7 +1,7 @@
 """Scores of the probes of one task for all layers: task, control task, code length, layer mixes, structure."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
@@ -43,6 +43,7 @@ from hf_ctxmodels.analysis.probing.training import (
     pool_spans,
     train_probes,
 )
+from hf_ctxmodels.core.errors import CtxError
 
 Scores = dict[str, list[float]]
 """Name of a number -> its value for each seed."""
@@ -105,6 +106,7 @@ def probe_layers(
         `compression`, and `control_bits`, `control_compression`.
     """
     is_edge = isinstance(options.probe, EdgeOptions)
+    _check_labels(inputs.task, is_edge)
     if not is_edge:
         inputs = inputs.pooled()
     has_control = options.control_task and not inputs.task.is_sentence_level
@@ -135,6 +137,11 @@ def probe_layers(
             pairs = zip(scores[layer]["score"], scores[layer]["control"], strict=True)
             scores[layer]["selectivity"] = [score - control for score, control in pairs]
     return scores
+
+
+def _check_labels(task: ProbingTask, is_edge: bool) -> None:
+    if task.is_multilabel and not is_edge:
+        raise CtxError(f"Examples of {task.name} have several labels.", location="--probe", hint="use --probe edge.")
 
 
 def _grid(inputs: LabelledVectors, variants: list[str]) -> ProbeGrid:
@@ -256,7 +263,7 @@ def probe_structure(
         layer: {("score" if name == main else name): values[row].tolist() for name, values in numbers.items()}
         for row, layer in enumerate(layers)
     }
-    example = example_sentence(data["test"])
+    example = example_index(len(sentence.depths) for sentence in data["test"].sentences)
     if task == "depth" or example is None:
         return scores, {}
     [(sentence, distances)] = predict_structure(
@@ -266,10 +273,9 @@ def probe_structure(
     return scores, {layer: edges[row].tolist() for row, layer in enumerate(layers)}
 
 
-def example_sentence(data: TreeData) -> int | None:
-    """The first sentence of 6 to 14 words; None if there is none."""
-    lengths = enumerate(len(sentence.depths) for sentence in data.sentences)
-    return next((index for index, length in lengths if 6 <= length <= 14), None)
+def example_index(lengths: Iterable[int]) -> int | None:
+    """Index of the first sentence of 6 to 14 words; None if there is none."""
+    return next((index for index, length in enumerate(lengths) if 6 <= length <= 14), None)
 
 
 def _width(data: dict[str, TreeData]) -> int:

@@ -1,0 +1,365 @@
+"""Probing of a model: representations once, then all tasks for all layers, with the controls, resumable."""
+
+import hashlib
+import json
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from hf_ctxmodels.analysis.probing.controls import label_score, majority_predictions
+from hf_ctxmodels.analysis.probing.layer_scores import (
+    LabelledVectors,
+    ProbingOptions,
+    Scores,
+    probe_layers,
+    probe_mixes,
+    probe_structure,
+)
+from hf_ctxmodels.analysis.probing.sentence_tasks import (
+    SENTENCE_TASKS,
+    divide_sentences,
+    label_sentences,
+    sentence_task,
+)
+from hf_ctxmodels.analysis.probing.structural import ParsedSentence, TreeData, chain_baseline
+from hf_ctxmodels.analysis.probing.tasks import (
+    FILE_TASKS,
+    MORPHOLOGY,
+    SPLITS,
+    TREEBANK_TASKS,
+    ProbingTask,
+    build_file_task,
+    build_treebank_task,
+    is_treebank_task,
+)
+from hf_ctxmodels.analysis.probing.training import standardize
+from hf_ctxmodels.analysis.treebanks import TreebankSentence, read_senteval, read_treebank
+from hf_ctxmodels.architectures.word_encoder import WordEncoder, WordPooling
+from hf_ctxmodels.core.console import print_status, progress_bar
+from hf_ctxmodels.core.errors import CtxError, wrap_errors
+from hf_ctxmodels.core.flags import did_you_mean
+from hf_ctxmodels.core.output_files import write_text_file
+from hf_ctxmodels.core.weights import weights_digest
+from hf_ctxmodels.tokenizers.base import tokenizer_digest
+
+Weights = Literal["trained", "untrained"]
+STRUCTURAL_TASKS = ("distance", "depth")
+TASK_NAMES = (
+    *TREEBANK_TASKS, f"{MORPHOLOGY}NAME", *STRUCTURAL_TASKS, *SENTENCE_TASKS, *FILE_TASKS, "senteval"
+)  # fmt: skip
+
+
+@dataclass
+class ProbingData:
+    """The tasks of a run, made from its files.
+
+    Attributes:
+        tasks: Name -> the task for each partition seed; word and pair tasks have one partition, that of the files.
+        trees: Split -> sentences of the structural tasks.
+        structural: Names of the structural tasks.
+    """
+
+    tasks: dict[str, list[ProbingTask]] = field(default_factory=dict)
+    trees: dict[str, list[TreebankSentence]] = field(default_factory=dict)
+    structural: tuple[str, ...] = ()
+
+    def counts(self) -> dict[str, Any]:
+        """Numbers of labels and of the examples of each split; sentences for structural tasks."""
+        counts: dict[str, Any] = {}
+        for name, (task, *_) in self.tasks.items():
+            sizes = {split: len(examples.examples) for split, examples in task.splits.items()}
+            counts[name] = {"labels": len(task.labels), **sizes}
+        sizes = {split: len(sentences) for split, sentences in self.trees.items()}
+        return counts | dict.fromkeys(self.structural, sizes)
+
+    def word_sentences(self) -> Iterator[tuple[str, list[str]]]:
+        """Split and words of all sentences of word, pair and structural tasks."""
+        for split in SPLITS:
+            for tasks in self.tasks.values():
+                if not tasks[0].is_sentence_level:
+                    yield from ((split, sentence) for sentence in tasks[0].splits[split].sentences)
+            yield from ((split, sentence.words) for sentence in self.trees.get(split, ()))
+
+
+def build_data(
+    names: Sequence[str], files: Mapping[str, str], num_seeds: int, max_train_sentences: int | None = None
+) -> ProbingData:
+    """Build the tasks of a run from the file of each split, `train`, `dev` and `test`.
+
+    Sentence tasks are made from the sentences of all files and divided anew for each seed; a SentEval file has its own
+    partitions, and is given as the train file.
+
+    Raises:
+        CtxError: A task is unknown or has no examples, a file is invalid, or files are missing.
+    """
+    for name in names:
+        if name not in TASK_NAMES and not name.startswith(MORPHOLOGY):
+            raise CtxError(
+                f"Unknown task {name!r}.",
+                location="--tasks",
+                hint=f"{did_you_mean(name, TASK_NAMES)}use some of: {', '.join(TASK_NAMES)}.",
+            )
+    if tuple(files) != SPLITS and any(name not in (*SENTENCE_TASKS, "senteval") for name in names):
+        raise CtxError("Files are missing.", location="--dev_file, --test_file", hint="give one for each split.")
+    data = ProbingData(structural=tuple(name for name in STRUCTURAL_TASKS if name in names))
+    treebanks: dict[str, list[TreebankSentence]] = {}
+    if data.structural or any(is_treebank_task(name) or name in SENTENCE_TASKS for name in names):
+        treebanks = {split: read_treebank(file) for split, file in files.items()}
+    sampled = dict(treebanks)
+    if max_train_sentences is not None and treebanks:
+        count = min(max_train_sentences, len(treebanks["train"]))
+        sampled["train"] = random.Random(0).sample(treebanks["train"], count)
+    if data.structural:
+        data.trees = sampled
+    for name in dict.fromkeys(names):
+        if is_treebank_task(name):
+            data.tasks[name] = [build_treebank_task(name, sampled)]
+        elif name in SENTENCE_TASKS:
+            sentences = label_sentences(name, [sentence for part in treebanks.values() for sentence in part])
+            data.tasks[name] = [divide_sentences(name, sentences, seed) for seed in range(num_seeds)]
+        elif name == "senteval":
+            parts = read_senteval(files["train"])
+            renamed = {"train": parts["train"], "dev": parts["validation"], "test": parts["test"]}
+            data.tasks[name] = [sentence_task(name, renamed)]
+        elif name in FILE_TASKS:
+            data.tasks[name] = [build_file_task(name, files)]
+    return data
+
+
+class Representations:
+    """Standardised vectors of the sentences of all tasks, from one model.
+
+    Words of sentences are encoded once for all word and pair tasks; sentence tasks have the means of their words.
+    """
+
+    def __init__(
+        self,
+        encoder: WordEncoder,
+        data: ProbingData,
+        *,
+        cache_dir: str | Path | None = None,
+        dtype: torch.dtype = torch.float16,
+    ) -> None:
+        self._first_rows: dict[tuple[str, ...], int] = {}
+        sentences: list[list[str]] = []
+        num_rows = num_training_rows = 0
+        for split, words in data.word_sentences():
+            key = tuple(words)
+            if key not in self._first_rows:
+                self._first_rows[key] = num_rows
+                sentences.append(words)
+                num_rows += len(words)
+            if split == "train":
+                num_training_rows = num_rows
+        self.vectors = torch.empty(0, len(encoder.layers), encoder.hidden_size, dtype=dtype)
+        if sentences:
+            corpus = encoder.encode_corpus(sentences, cache_dir=cache_dir, dtype=dtype)
+            self.vectors = standardize(corpus.vectors, num_training_rows, corpus.has_tokens)
+        self.num_words_without_tokens = int((~corpus.has_tokens).sum()) if sentences else 0
+        self._means: dict[tuple[str, ...], int] = {}
+        texts = []
+        for tasks in data.tasks.values():
+            for task in tasks if tasks[0].is_sentence_level else ():
+                for examples in task.splits.values():
+                    for words in examples.sentences:
+                        if tuple(words) not in self._means:
+                            self._means[tuple(words)] = len(texts)
+                            texts.append(words)
+        self._mean_vectors = torch.empty(len(texts), *self.vectors.shape[1:], dtype=dtype)
+        encoded = progress_bar(encoder.encode(texts), "encoding", unit="sentences", total=len(texts))
+        for row, sentence in enumerate(encoded if texts else ()):
+            has_tokens = sentence.has_tokens
+            total = sentence.vectors[has_tokens].sum(0)
+            self._mean_vectors[row] = (total / max(int(has_tokens.sum()), 1)).to(dtype)
+
+    def labelled(self, task: ProbingTask, columns: list[int], layers: list[int]) -> LabelledVectors:
+        """The vectors of a task's examples, for some columns of the table, which hold these layers."""
+        if task.is_sentence_level:
+            rows = [self._means[tuple(words)] for split in SPLITS for words in task.splits[split].sentences]
+            sizes = [len(task.splits[split].sentences) for split in SPLITS]
+            vectors = standardize(self._mean_vectors[rows], sizes[0], torch.ones(len(rows), dtype=torch.bool))
+            spans = torch.stack([torch.arange(len(rows)), torch.arange(1, len(rows) + 1)], -1)[:, None]
+            return LabelledVectors(task, vectors, dict(zip(SPLITS, spans.split(sizes), strict=True)), columns, layers)
+        parts = {}
+        for split, examples in task.splits.items():
+            first_rows = [self._first_rows[tuple(words)] for words in examples.sentences]
+            starts = torch.tensor([first_rows[example.sentence] for example in examples.examples])
+            spans = torch.tensor([example.spans for example in examples.examples])
+            parts[split] = starts[:, None, None] + spans
+        return LabelledVectors(task, self.vectors, parts, columns, layers)
+
+    def trees(self, data: ProbingData, columns: list[int]) -> dict[str, TreeData]:
+        """The sentences of the structural tasks with their vectors."""
+        return {
+            split: TreeData(
+                self.vectors,
+                [
+                    ParsedSentence.from_treebank(sentence, self._first_rows[tuple(sentence.words)])
+                    for sentence in sentences
+                ],
+                columns,
+            )
+            for split, sentences in data.trees.items()
+        }
+
+
+def untrained_model(model: PreTrainedModel, seed: int = 0) -> PreTrainedModel:
+    """A model of the same class and configuration with initial weights."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        untrained: PreTrainedModel = type(model.base_model)(model.config)
+    return untrained.to(model.device, model.dtype).eval()
+
+
+@dataclass
+class TaskResult:
+    """Results of a task: scores of each layer, of mixes, and the predicted trees of the example sentence."""
+
+    layers: dict[int, Scores] = field(default_factory=dict)
+    mix: dict[str, Any] | None = None
+    trees: dict[int, list[list[int]]] = field(default_factory=dict)
+
+    def save(self, file: Path) -> None:
+        """Write the result as JSON."""
+        write_text_file(file, json.dumps(asdict(self)))
+
+    @classmethod
+    def load(cls, file: Path) -> "TaskResult":
+        """Read the result of an interrupted run; an empty one if there is no file."""
+        if not file.exists():
+            return cls()
+        with wrap_errors("The partial result is damaged", location=str(file), hint="delete this file."):
+            values = json.loads(file.read_text("utf-8"))
+            layers, trees = ({int(layer): item for layer, item in values[name].items()} for name in ("layers", "trees"))
+            return cls(layers, values["mix"], trees)
+
+
+@dataclass
+class ProbingRun:
+    """Probing of a model, trained and untrained.
+
+    Attributes:
+        layers: Numbers of layers, or None for all.
+        seeds: Number of seeds: of the initial weights of probes, the control task and the partitions of sentence tasks.
+        mix: Whether to train probes of mixes of layers.
+        partial_dir: Directory for the results of finished tasks and layers, which an interrupted run reads.
+    """
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    data: ProbingData
+    options: ProbingOptions
+    layers: list[int] | None = None
+    seeds: int = 3
+    mix: bool = False
+    pooling: WordPooling = "mean"
+    partial_dir: Path | None = None
+    cache_dir: Path | None = None
+    dtype: torch.dtype = torch.float16
+
+    def results(self, weights: Weights) -> dict[str, TaskResult]:
+        """Results of all tasks with the weights of the model, or initial ones."""
+        model = self.model if weights == "trained" else untrained_model(self.model)
+        encoder = WordEncoder(
+            model, self.tokenizer, layers="all" if self.layers is None else self.layers, pooling=self.pooling
+        )
+        digest = self._digest(model)
+        names = [*self.data.tasks, *self.data.structural]
+        files = {name: self._partial_file(name, weights, digest) for name in names}
+        results = {name: TaskResult() if file is None else TaskResult.load(file) for name, file in files.items()}
+        if all(self._is_complete(name, result, encoder.layers) for name, result in results.items()):
+            return results
+        print_status(f"{weights} weights: {len(encoder.layers)} layers, {', '.join(names)}")
+        representations = Representations(encoder, self.data, cache_dir=self.cache_dir, dtype=self.dtype)
+        if representations.num_words_without_tokens:
+            print_status(f"{representations.num_words_without_tokens:,} words have no tokens; their vectors are 0")
+        for name, result in results.items():
+            self._complete(name, result, encoder.layers, representations, f"{name}, {weights}")
+            if (file := files[name]) is not None:
+                result.save(file)
+        return results
+
+    def _is_complete(self, name: str, result: TaskResult, layers: Sequence[int]) -> bool:
+        needs_mix = self.mix and name in self.data.tasks and len(layers) > 1 and result.mix is None
+        return not needs_mix and set(layers) <= set(result.layers)
+
+    def _complete(
+        self, name: str, result: TaskResult, layers: Sequence[int], representations: Representations, description: str
+    ) -> None:
+        """Add the layers and mixes that a result lacks."""
+        columns = [column for column, layer in enumerate(layers) if layer not in result.layers]
+        missing = [layers[column] for column in columns]
+        seeds = range(self.seeds)
+        if name in self.data.structural:
+            if missing:
+                trees = representations.trees(self.data, columns)
+                scores, predicted = probe_structure(trees, missing, name, seeds, self.options, description)  # type: ignore[arg-type]
+                result.layers |= scores
+                result.trees |= predicted
+            return
+        partitions = self.data.tasks[name]
+        groups = (
+            [(partitions[0], list(seeds))]
+            if len(partitions) == 1
+            else [(task, [seed]) for task, seed in zip(partitions, seeds, strict=True)]
+        )
+        for task, group in groups if missing else ():
+            inputs = representations.labelled(task, columns, missing)
+            for layer, scores in probe_layers(inputs, group, self.options, description).items():
+                layer_scores = result.layers.setdefault(layer, {})
+                for number, values in scores.items():
+                    layer_scores.setdefault(number, []).extend(values)
+        if self.mix and result.mix is None and len(layers) > 1:
+            inputs = representations.labelled(partitions[0], list(range(len(layers))), list(layers))
+            mixes = probe_mixes(inputs, list(seeds), self.options, description)
+            result.mix = {
+                "scores": mixes.scores.tolist(),
+                "weights": mixes.weights.tolist(),
+                "center_of_gravity": mixes.center_of_gravity().tolist(),
+                "expected_layer": mixes.expected_layer().tolist(),
+            }
+
+    def _digest(self, model: PreTrainedModel) -> str:
+        return weights_digest(model.state_dict()) + tokenizer_digest(self.tokenizer)
+
+    def _partial_file(self, name: str, weights: Weights, model_digest: str) -> Path | None:
+        """File of a task's partial result, named by everything that its numbers depend on, except the layers."""
+        if self.partial_dir is None:
+            return None
+        if name in self.data.structural:
+            content: Any = [(sentence.words, sentence.heads) for part in self.data.trees.values() for sentence in part]
+        else:
+            content = [vars(examples) for task in self.data.tasks[name] for examples in task.splits.values()]
+        options = (type(self.options.probe).__name__, asdict(self.options), self.seeds, self.pooling, str(self.dtype))
+        digest = hashlib.blake2b(json.dumps([model_digest, options, content]).encode(), digest_size=8).hexdigest()
+        return self.partial_dir / f"{name.replace(':', '-')}-{weights}-{digest}.json"
+
+    def baselines(self) -> dict[str, dict[str, float]]:
+        """Scores without a model for each task: `majority` label, `word_majority`, or for trees the `chain`."""
+        baselines = {}
+        for name, partitions in self.data.tasks.items():
+            values: dict[str, list[float]] = {"majority": []}
+            for task in partitions:
+                train, test = task.splits["train"], task.splits["test"]
+                references = [example.labels for example in test.examples]
+                kinds = {"majority": False} if task.is_sentence_level else {"majority": False, "word_majority": True}
+                for kind, by_words in kinds.items():
+                    predictions = majority_predictions(train, test, by_words=by_words)
+                    values.setdefault(kind, []).append(label_score(predictions, references, task.positive_label))
+            baselines[name] = {kind: sum(scores) / len(scores) for kind, scores in values.items()}
+        test_trees = [ParsedSentence.from_treebank(sentence, 0) for sentence in self.data.trees.get("test", ())]
+        for name in self.data.structural:
+            baselines[name] = {"chain": chain_baseline(test_trees, name)}  # type: ignore[arg-type]
+        return baselines
+
+
+def mean_over_seeds(values: Sequence[float]) -> tuple[float, float | None]:
+    """Mean and standard deviation (of a sample); no deviation for one seed."""
+    tensor: Tensor = torch.tensor(values, dtype=torch.double)
+    return float(tensor.mean()), float(tensor.std()) if len(values) > 1 else None

@@ -1,0 +1,148 @@
+r"""Probe the layers of a model for linguistic properties, with controls.
+
+    hf-ctxmodels analyze probe --model runs/bert --tasks pos deprel distance --train_file en_ewt-ud-train.conllu.gz \
+        --dev_file en_ewt-ud-dev.conllu.gz --test_file en_ewt-ud-test.conllu.gz --output_dir analyses/bert
+    hf-ctxmodels analyze probe --model bert-base-cased --tasks entities --train_file eng.train --dev_file eng.testa \
+        --test_file eng.testb --probe edge --mix --name probe-entities --output_dir analyses/bert
+
+Tasks from a CoNLL-U treebank: pos, xpos, morphology:NAME, arc, deprel; distance and depth (structural probe); the
+sentence tasks sentlen, wc, bshift, tense, subjnum, objnum, coordinv, depdepth, which divide the sentences of all files
+themselves. From CoNLL columns: tags, chunks, entities, coreference (the last two also from GUM), srl. From edge-probing
+JSONL: spans. From a SentEval file, given as --train_file: senteval.
+
+The output directory receives NAME.json, NAME.md and figures. An interrupted run continues with the same command.
+"""
+
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+
+from hf_ctxmodels.analysis.probing.layer_scores import ProbingOptions, example_index
+from hf_ctxmodels.analysis.probing.layer_tables import metric_of, probing_result
+from hf_ctxmodels.analysis.probing.probes import PROBES, EdgeOptions
+from hf_ctxmodels.analysis.probing.probing_run import TASK_NAMES, ProbingRun, build_data
+from hf_ctxmodels.analysis.probing.training import ProbeTraining
+from hf_ctxmodels.architectures.word_encoder import WordPooling
+from hf_ctxmodels.core.command_line import parse_arguments
+from hf_ctxmodels.core.devices import DeviceArguments
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import REQUIRED, check_range, flag, parse_choices
+from hf_ctxmodels.core.output_files import check_output_directory
+from hf_ctxmodels.data.files import check_file
+from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_model_and_tokenizer
+
+ESSENTIAL = ("model", "tasks", "train_file", "dev_file", "test_file", "output_dir")
+Control = Literal["untrained", "control-task", "code-length", "none"]
+
+
+@dataclass
+class ProbeArguments:
+    """Model, tasks and probes."""
+
+    model: str = flag(REQUIRED, "Directory or Hub id of a model, with its tokenizer.")
+    tasks: list[str] = flag(REQUIRED, f"Tasks: {', '.join(TASK_NAMES)}.")
+    train_file: str = flag(REQUIRED, "File of the training examples.")
+    output_dir: str = flag(REQUIRED, "Directory for the results.")
+    dev_file: str | None = flag(None, "File that selects the weights of a probe.")
+    test_file: str | None = flag(None, "File for the scores.")
+    layers: list[str] = flag(("all",), "Numbers of layers, 0 for the embeddings, or all.")
+    probe: Any = flag("linear", "Probe.", choices=PROBES)
+    mix: bool = flag(False, "Train probes of learned mixes of layers, too.")
+    controls: list[str] = flag(
+        ("untrained", "control-task", "code-length"),
+        "Controls: probes of untrained weights, of random labels of word types, and online code lengths; or none. "
+        "Majorities are always shown.",
+        choices=get_args(Control),
+    )
+    seeds: int = flag(3, "Number of seeds of probes, control tasks and partitions of sentence tasks.")
+    name: str = flag("probe", "Name of the result in the output directory.")
+    overwrite: bool = flag(False, "Replace a result of this name.")
+    pooling: WordPooling = flag("mean", "Tokens that represent a word: the mean of all, the first or the last one.")
+    rank: int = flag(64, "Rank of the structural probe.")
+    epochs: int = flag(5, "Passes over the training examples.")
+    learning_rate: float = flag(1e-3, "Initial learning rate, which falls linearly to 0.")
+    weight_decay: float = flag(0.0, "Weight decay (L2) of Adam.")
+    batch_size: int = flag(256, "Examples of a batch.")
+    max_train_sentences: int | None = flag(None, "Train on a fixed subset of N sentences of a treebank.")
+    vector_dtype: Literal["float16", "float32"] = flag("float16", "Data type of the stored vectors.")
+    cache_dir: str | None = flag(None, "Directory for vectors, which other runs read; by default they are in memory.")
+
+    def __post_init__(self) -> None:
+        parse_choices(self)
+        check_range(self, "seeds", "rank", "epochs", "batch_size", "max_train_sentences", at_least=1)
+        check_range(self, "learning_rate", above=0.0)
+        check_range(self, "weight_decay", at_least=0.0)
+        if "none" in self.controls and len(self.controls) > 1:
+            raise CtxError("none cannot be combined.", location="--controls", hint="remove it, or the others.")
+        for file in filter(None, (self.train_file, self.dev_file, self.test_file)):
+            check_file(file)
+
+    def layer_numbers(self) -> list[int] | None:
+        """The layers; None for all."""
+        if self.layers == ["all"] or self.layers == ("all",):
+            return None
+        try:
+            return [int(layer) for layer in self.layers]
+        except ValueError as error:
+            raise CtxError(
+                f"Layers are numbers, or all; not {' '.join(self.layers)}.", location="--layers", hint="use numbers."
+            ) from error
+
+
+def main() -> None:
+    """Probe a model with trained and untrained weights; save tables and figures."""
+    arguments, placement = parse_arguments(ProbeArguments, DeviceArguments, description=__doc__, essential=ESSENTIAL)
+    output_dir = Path(arguments.output_dir)
+    check_output_directory(output_dir, [f"{arguments.name}.json"], flag="--output_dir", overwrite=arguments.overwrite)
+    sources = {"train": arguments.train_file, "dev": arguments.dev_file, "test": arguments.test_file}
+    files = {split: file for split, file in sources.items() if file is not None}
+    data = build_data(arguments.tasks, files, arguments.seeds, arguments.max_train_sentences)
+    training = ProbeTraining(arguments.learning_rate, arguments.weight_decay, arguments.batch_size, arguments.epochs)
+    options = ProbingOptions(
+        arguments.probe,
+        training,
+        arguments.rank,
+        "control-task" in arguments.controls,
+        "code-length" in arguments.controls,
+    )
+    model, tokenizer = load_model_and_tokenizer(arguments.model, "AutoModel")
+    partial_dir = output_dir / f"{arguments.name}.partial"
+    run = ProbingRun(
+        placement.place(model).eval(),
+        tokenizer,
+        data,
+        options,
+        layers=arguments.layer_numbers(),
+        seeds=arguments.seeds,
+        mix=arguments.mix,
+        pooling=arguments.pooling,
+        partial_dir=partial_dir,
+        cache_dir=None if arguments.cache_dir is None else Path(arguments.cache_dir),
+        dtype=getattr(torch, arguments.vector_dtype),
+    )
+    trained = run.results("trained")
+    untrained = run.results("untrained") if "untrained" in arguments.controls else {}
+    metrics = {
+        name: metric_of(name, tasks[0].positive_label, isinstance(arguments.probe, EdgeOptions))
+        for name, tasks in data.tasks.items()
+    } | {name: metric_of(name, None, False) for name in data.structural}
+    test_trees = data.trees["test"] if "distance" in data.structural else []
+    example = example_index(len(sentence.words) for sentence in test_trees)
+    result = probing_result(
+        arguments.model,
+        {**asdict(arguments), "files": files, "examples": data.counts()},
+        trained,
+        untrained,
+        run.baselines(),
+        name=arguments.name,
+        metrics=metrics,
+        example=None if example is None else test_trees[example],
+    )
+    result.save(output_dir)
+    shutil.rmtree(partial_dir, ignore_errors=True)
+    for table in result.tables:
+        print(f"{table.title}\n\n{table.markdown()}\n")
+    print(f"{len(result.tables)} tables and {len(result.figures)} figures in {output_dir}")

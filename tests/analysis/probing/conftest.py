@@ -1,0 +1,50 @@
+"""A small treebank."""
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+NOUNS = {"Sing": ["cat", "dog", "sailor", "boat"], "Plur": ["cats", "dogs", "sailors", "boats"]}
+VERBS = {"Pres": ["see", "find", "like"], "Past": ["saw", "found", "liked"]}
+ADJECTIVES = ["red", "old", "small"]
+
+
+def conllu_sentence(generator: random.Random, number: int) -> str:
+    """ "the old sailors saw a boat quickly ." with random words."""
+    rows: list[tuple[str, str, str, int, str]] = []
+    verb = 4 if generator.random() < 0.5 else 3
+
+    def noun_phrase(first: int, relation: str, adjective: bool) -> None:
+        head = first + 1 + adjective
+        rows.append((generator.choice(["the", "a"]), "DET", "_", head, "det"))
+        if adjective:
+            rows.append((generator.choice(ADJECTIVES), "ADJ", "_", head, "amod"))
+        form = generator.choice(sorted(NOUNS))
+        rows.append((generator.choice(NOUNS[form]), "NOUN", f"Number={form}", verb, relation))
+
+    noun_phrase(1, "nsubj", verb == 4)
+    tense = generator.choice(sorted(VERBS))
+    rows.append((generator.choice(VERBS[tense]), "VERB", f"Tense={tense}|VerbForm=Fin", 0, "root"))
+    noun_phrase(verb + 1, "obj", generator.random() < 0.5)
+    rows.append((".", "PUNCT", "_", verb, "punct"))
+    lines = [
+        f"{i}\t{word}\t{word}\t{tag}\t_\t{features}\t{head}\t{relation}\t_\t_"
+        for i, (word, tag, features, head, relation) in enumerate(rows, 1)
+    ]
+    return "\n".join([f"# sent_id = {number}", *lines])
+
+
+def write_treebank(file: Path, size: int, seed: int) -> str:
+    generator = random.Random(seed)
+    file.write_text("\n\n".join(conllu_sentence(generator, number) for number in range(size)) + "\n")
+    return str(file)
+
+
+@pytest.fixture(scope="session")
+def treebank_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Files of 60, 20 and 20 sentences."""
+    folder = tmp_path_factory.mktemp("treebank")
+    sizes: Sequence[tuple[str, int]] = (("train", 60), ("dev", 20), ("test", 20))
+    return {split: write_treebank(folder / f"{split}.conllu", size, seed) for seed, (split, size) in enumerate(sizes)}

@@ -1,0 +1,174 @@
+"""Examples of probing tasks, and what they are compared with."""
+
+import math
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from hf_ctxmodels.analysis.probing.controls import (
+    ControlTask,
+    label_score,
+    majority_predictions,
+    online_code_length,
+    shuffle_sentences,
+    uniform_code_length,
+)
+from hf_ctxmodels.analysis.probing.probing_run import build_data
+from hf_ctxmodels.analysis.probing.sentence_tasks import SENTENCE_TASKS, divide_sentences, label_sentences
+from hf_ctxmodels.analysis.probing.tasks import (
+    Example,
+    ExampleSet,
+    ProbingTask,
+    arc_examples,
+    build_treebank_task,
+    relation_examples,
+)
+from hf_ctxmodels.analysis.treebanks import LabelledSentence, TreebankSentence, read_treebank
+from hf_ctxmodels.core.errors import CtxError
+
+
+def parsed(text: str) -> TreebankSentence:
+    """A sentence from "word/UPOS/head/relation/features ..."."""
+    rows = [word.split("/") for word in text.split()]
+    words, upos, heads, relations, features = zip(*([*row, ""][:5] for row in rows))
+    count = len(words)
+    return TreebankSentence(
+        words=[*words], lemmas=[*words], upos=[*upos], xpos=["_"] * count,
+        features=[dict(item.split("=") for item in cell.split("|") if item) for cell in features],
+        heads=[int(head) - 1 for head in heads], relations=[*relations], misc=[{}] * count, sentence_id="", document="",
+        location="file:1",
+    )  # fmt: skip
+
+
+CLAUSES = parsed(
+    "We/PRON/2/nsubj slept/VERB/0/root/VerbForm=Fin|Tense=Past ,/PUNCT/6/punct and/CCONJ/6/cc they/PRON/6/nsubj "
+    "left/VERB/2/conj/VerbForm=Fin|Tense=Past early/ADV/6/advmod ./PUNCT/2/punct"
+)
+
+
+def test_pairs() -> None:
+    """Relations have all words, the root with itself; arcs are balanced, and negatives are no heads."""
+    relations = relation_examples([CLAUSES]).examples
+    assert len(relations) == 8
+    assert Example(0, ((1, 2), (1, 2)), ("root",)) in relations
+    assert Example(0, ((4, 5), (5, 6)), ("nsubj",)) in relations
+    arcs = arc_examples([CLAUSES, parsed("Go/VERB/0/root on/ADV/1/advmod")]).examples
+    assert Counter(example.labels[0] for example in arcs) == {"0": 7, "1": 7}
+    for _, ((word, _), (candidate, _)), (label,) in arcs:
+        assert (CLAUSES.heads[word] == candidate) == (label == "1")
+        assert word != candidate
+
+
+def test_sentence_tasks() -> None:
+    (inverted,) = [
+        sentence
+        for _ in range(1)
+        for sentence in label_sentences("coordinv", [CLAUSES] * 40)
+        if sentence.label == "inverted"
+    ][:1]
+    assert " ".join(inverted.words) == "They left early , and we slept ."
+    shifted = [sentence for sentence in label_sentences("bshift", [CLAUSES] * 40) if sentence.label == "shifted"]
+    assert 5 < len(shifted) < 35
+    for sentence in shifted:
+        moved = [i for i, (word, old) in enumerate(zip(sentence.words, CLAUSES.words, strict=True)) if word != old]
+        assert len(moved) == 2
+        assert moved[1] == moved[0] + 1
+        assert moved[0] > 0
+        assert not {",", "."} & {CLAUSES.words[i] for i in moved}
+    (tense,) = label_sentences("tense", [CLAUSES])
+    assert (tense.label, tense.forms) == ("Past", ("slept",))
+    assert [label_sentences(name, [CLAUSES])[0].label for name in ("sentlen", "depdepth")] == ["5-8", "2"]
+    assert not label_sentences("sentlen", [parsed("Go/VERB/0/root")])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_forms_are_in_one_partition(seed: int) -> None:
+    """Labels are balanced in each partition, and no form or sentence is in two."""
+    sentences = [
+        LabelledSentence([form, str(number)], "Sing" if form in "abcdef" else "Plur", "", (form,))
+        for form, count in zip("abcdefghijklm", (30, 9, 5, 4, 3, 3, 40, 8, 7, 3, 3, 2, 2), strict=True)
+        for number in range(count)
+    ]
+    task = divide_sentences("subjnum", sentences, seed)
+    forms = [{words[0] for words in examples.sentences} for examples in task.splits.values()]
+    assert not forms[0] & forms[1] | forms[0] & forms[2] | forms[1] & forms[2]
+    for examples in task.splits.values():
+        counts = Counter(example.labels for example in examples.examples)
+        assert len(set(counts.values())) == 1
+        assert len(counts) == 2
+    train, _, test = (len(examples.examples) for examples in task.splits.values())
+    assert train > test > 0
+
+
+def test_unusable_tasks(treebank_files: dict[str, str], tmp_path: Path) -> None:
+    """One label only, labels without examples, unknown tasks and features, missing files."""
+    with pytest.raises(CtxError, match="only the label"):
+        build_treebank_task("pos", {key: [parsed("Go/VERB/0/root")] for key in ("train", "dev", "test")})
+    for names, files, message in (
+        (["morphology:Case"], treebank_files, "no label"),
+        (["pso"], treebank_files, "Unknown task"),
+        (["pos"], {"train": treebank_files["train"]}, "Files are missing"),
+        (["chunks"], treebank_files | {"dev": str(tmp_path / "none")}, "none"),
+    ):
+        with pytest.raises((CtxError, OSError), match=message):
+            build_data(names, files, 1)
+
+
+def test_built_data(treebank_files: dict[str, str]) -> None:
+    data = build_data(["pos", "morphology:Number", "distance", "tense"], treebank_files, 2, max_train_sentences=10)
+    assert len(data.trees["train"]) == 10
+    assert len(data.tasks["tense"]) == 2
+    counts = data.counts()
+    assert counts["morphology:Number"]["labels"] == 2
+    assert counts["distance"] == {"train": 10, "dev": 20, "test": 20}
+    numbers = [label_sentences(name, read_treebank(treebank_files["train"])) for name in SENTENCE_TASKS]
+    assert sum(map(bool, numbers)) >= 6
+
+
+def test_control_task() -> None:
+    """Labels depend on type and seed alone, and follow the distribution of the task's labels."""
+    labels = ["A"] * 70 + ["B"] * 30
+    drawn = [ControlTask(labels, 0).label(str(number)) for number in range(4000)]
+    assert drawn == [ControlTask(list(reversed(labels)), 0).label(str(number)) for number in range(4000)]
+    assert abs(drawn.count("A") / 4000 - 0.7) < 0.03
+    other = [ControlTask(labels, 1).label(str(number)) for number in range(4000)]
+    assert abs(sum(a == b for a, b in zip(drawn, other, strict=True)) / 4000 - (0.49 + 0.09)) < 0.03
+
+
+def test_majorities() -> None:
+    def words(text: str) -> ExampleSet:
+        pairs = [item.split("/") for item in text.split()]
+        examples = [Example(0, ((i, i + 1),), (tag,)) for i, (_, tag) in enumerate(pairs)]
+        return ExampleSet([[word for word, _ in pairs]], examples)
+
+    train, test = words("run/N run/V run/V cat/N dog/N new/A"), words("run/N cat/N owl/N new/V")
+    assert majority_predictions(train, test) == [("V",), ("N",), ("N",), ("A",)]
+    assert majority_predictions(train, test, by_words=False) == [("N",)] * 4
+    references = [example.labels for example in test.examples]
+    assert label_score(majority_predictions(train, test), references) == 0.5
+    assert label_score([("1",), ("1",), ("0",)], [("1",), ("0",), ("1",)], "1") == 0.5
+    assert label_score([("a", "b"), ("c",)], [("a",), ("d",)]) == pytest.approx(2 / 5)
+
+
+def test_code_length_by_hand() -> None:
+    """Four labels: two bits for each of 3 examples; then 5 and 10 examples at a loss of 1 bit and half a bit each."""
+    losses = [5 * math.log(2), 5 * math.log(2)]
+    assert online_code_length(3, 4, losses) == pytest.approx(3 * 2 + 5 + 5)
+    assert uniform_code_length(18, 4) == 36
+
+
+def test_portions() -> None:
+    """Whole sentences; all examples are coded, and small corpora skip empty portions."""
+    examples = ExampleSet([["a"] * 3] * 200, [Example(index // 3, ((0, 1),), ("x",)) for index in range(600)])
+    order, sizes = shuffle_sentences(examples)
+    assert sorted(order) == list(range(600))
+    assert all(order[start : start + 3] == list(range(order[start], order[start] + 3)) for start in range(0, 600, 3))
+    assert sizes == [3, 6, 9, 18, 36, 75, 150, 300, 600]
+    assert shuffle_sentences(ExampleSet([["a"]], [Example(0, ((0, 1),), ("x",))]))[1] == [1]
+
+
+def test_task_needs_examples_of_each_split() -> None:
+    full = ExampleSet([["a", "b"]], [Example(0, ((0, 1),), ("x",)), Example(0, ((1, 2),), ("y",))])
+    with pytest.raises(CtxError, match="dev file has no example"):
+        ProbingTask("pos", {"train": full, "dev": ExampleSet([], []), "test": full})
