@@ -63,6 +63,7 @@ class ProbeArguments:
     pooling: WordPooling = flag("mean", "Tokens that represent a word: the mean of all, the first or the last one.")
     rank: int = flag(64, "Rank of the structural probe.")
     epochs: int = flag(5, "Passes over the training examples.")
+    min_steps: int = flag(500, "Repeat small sets of training examples until this number of steps.")
     learning_rate: float = flag(1e-3, "Initial learning rate, which falls linearly to 0.")
     weight_decay: float = flag(0.0, "Weight decay (L2) of Adam.")
     batch_size: int = flag(256, "Examples of a batch.")
@@ -72,7 +73,7 @@ class ProbeArguments:
 
     def __post_init__(self) -> None:
         parse_choices(self)
-        check_range(self, "seeds", "rank", "epochs", "batch_size", "max_train_sentences", at_least=1)
+        check_range(self, "seeds", "rank", "epochs", "min_steps", "batch_size", "max_train_sentences", at_least=1)
         check_range(self, "learning_rate", above=0.0)
         check_range(self, "weight_decay", at_least=0.0)
         if "none" in self.controls and len(self.controls) > 1:
@@ -100,13 +101,19 @@ def main() -> None:
     sources = {"train": arguments.train_file, "dev": arguments.dev_file, "test": arguments.test_file}
     files = {split: file for split, file in sources.items() if file is not None}
     data = build_data(arguments.tasks, files, arguments.seeds, arguments.max_train_sentences)
-    training = ProbeTraining(arguments.learning_rate, arguments.weight_decay, arguments.batch_size, arguments.epochs)
+    training = ProbeTraining(
+        learning_rate=arguments.learning_rate,
+        weight_decay=arguments.weight_decay,
+        batch_size=arguments.batch_size,
+        epochs=arguments.epochs,
+        min_steps=arguments.min_steps,
+    )
     options = ProbingOptions(
         arguments.probe,
         training,
-        arguments.rank,
-        "control-task" in arguments.controls,
-        "code-length" in arguments.controls,
+        rank=arguments.rank,
+        control_task="control-task" in arguments.controls,
+        code_length="code-length" in arguments.controls,
     )
     model, tokenizer = load_model_and_tokenizer(arguments.model, "AutoModel")
     partial_dir = output_dir / f"{arguments.name}.partial"

@@ -162,7 +162,8 @@ def label_sentences(name: str, sentences: Sequence[TreebankSentence]) -> list[La
 def divide_sentences(name: str, sentences: Sequence[LabelledSentence], seed: int) -> ProbingTask:
     """Divide sentences into train (0.7), dev (0.1) and test (0.2), with equally many of each label in each of them.
 
-    The sentences with the same `forms` are in one partition; a form that fits in none of the smaller ones is in train.
+    The sentences with the same `forms` are in one partition; those of a form that exceeds the share of dev and test are
+    in train.
     """
     generator = random.Random(seed)
     partitions: dict[str, list[LabelledSentence]] = {"train": [], "dev": [], "test": []}
@@ -175,21 +176,23 @@ def divide_sentences(name: str, sentences: Sequence[LabelledSentence], seed: int
                 groups[sentence.forms or number].append(sentence)
         keys = list(groups)
         generator.shuffle(keys)
-        room = {split: share * sum(map(len, groups.values())) for split, share in _SHARES.items()}
+        capacity = {split: share * sum(map(len, groups.values())) for split, share in _SHARES.items()}
+        room = dict(capacity)
         for key in keys:
             fitting = [split for split in room if len(groups[key]) <= room[split]]
-            split = partition_of.setdefault(key, fitting[0] if fitting else "train")
+            emptiest = max(fitting, key=lambda split: room[split] / capacity[split], default="train")
+            split = partition_of.setdefault(key, emptiest)
             partitions[split] += groups[key]
             if split in room:
                 room[split] -= len(groups[key])
-    return sentence_task(name, {split: _balance(part, generator) for split, part in partitions.items()})
+    return sentence_task(name, {split: _balance(part, labels, generator) for split, part in partitions.items()})
 
 
-def _balance(sentences: list[LabelledSentence], generator: random.Random) -> list[LabelledSentence]:
+def _balance(
+    sentences: list[LabelledSentence], labels: Sequence[str], generator: random.Random
+) -> list[LabelledSentence]:
     """Equally many sentences of each label, in random order."""
-    by_label: dict[str, list[LabelledSentence]] = defaultdict(list)
-    for sentence in sentences:
-        by_label[sentence.label].append(sentence)
+    by_label = {label: [sentence for sentence in sentences if sentence.label == label] for label in labels}
     size = min(map(len, by_label.values()), default=0)
     balanced = [sentence for group in by_label.values() for sentence in generator.sample(group, size)]
     generator.shuffle(balanced)

@@ -99,9 +99,9 @@ class ProbingTask:
         for split in ("dev", "test"):
             if not self.splits[split].examples:
                 raise CtxError(
-                    f"The {split} file has no example of {self.name}.",
+                    f"There is no example of {self.name} in {split}.",
                     location=f"--tasks {self.name}",
-                    hint=f"use another --{split}_file, or remove the task.",
+                    hint="use larger files, or remove the task.",
                 )
 
     @property

@@ -7,12 +7,15 @@ from pathlib import Path
 import pytest
 
 NOUNS = {"Sing": ["cat", "dog", "sailor", "boat"], "Plur": ["cats", "dogs", "sailors", "boats"]}
-VERBS = {"Pres": ["see", "find", "like"], "Past": ["saw", "found", "liked"]}
+VERBS = {
+    "Pres": ["see", "find", "like", "hold", "paint", "sell", "take", "want"],
+    "Past": ["saw", "found", "liked", "held", "painted", "sold", "took", "wanted"],
+}
 ADJECTIVES = ["red", "old", "small"]
 
 
 def conllu_sentence(generator: random.Random, number: int) -> str:
-    """ "the old sailors saw a boat quickly ." with random words."""
+    """ "the old sailors saw a boat near the dog ." with random words."""
     rows: list[tuple[str, str, str, int, str]] = []
     verb = 4 if generator.random() < 0.5 else 3
 
@@ -28,6 +31,11 @@ def conllu_sentence(generator: random.Random, number: int) -> str:
     tense = generator.choice(sorted(VERBS))
     rows.append((generator.choice(VERBS[tense]), "VERB", f"Tense={tense}|VerbForm=Fin", 0, "root"))
     noun_phrase(verb + 1, "obj", generator.random() < 0.5)
+    if generator.random() < 0.5:
+        place = len(rows) + 3
+        rows.append(("near", "ADP", "_", place, "case"))
+        rows.append(("the", "DET", "_", place, "det"))
+        rows.append((generator.choice(NOUNS["Sing"]), "NOUN", "Number=Sing", verb, "obl"))
     rows.append((".", "PUNCT", "_", verb, "punct"))
     lines = [
         f"{i}\t{word}\t{word}\t{tag}\t_\t{features}\t{head}\t{relation}\t_\t_"

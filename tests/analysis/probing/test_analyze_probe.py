@@ -1,0 +1,146 @@
+"""Probing of models: all families, the command, and its continuation."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from commands import command_output, save, tiny_pair
+
+from hf_ctxmodels.analysis.probing import probing_run
+from hf_ctxmodels.analysis.probing.layer_scores import ProbingOptions
+from hf_ctxmodels.analysis.probing.probes import EdgeOptions
+from hf_ctxmodels.analysis.probing.probing_run import ProbingData, ProbingRun, build_data, untrained_model
+from hf_ctxmodels.analysis.probing.training import ProbeTraining
+from hf_ctxmodels.analysis.results import AnalysisResult
+from hf_ctxmodels.analysis.treebanks import read_treebank
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.registry import FAMILIES
+
+FAST = ProbeTraining(epochs=1, min_steps=2, evaluations=1)
+
+
+@pytest.fixture(scope="module")
+def texts(treebank_files: dict[str, str]) -> list[str]:
+    return [" ".join(sentence.words) for sentence in read_treebank(treebank_files["train"])][:20]
+
+
+@pytest.fixture(scope="module")
+def data(treebank_files: dict[str, str]) -> ProbingData:
+    return build_data(["pos", "arc", "distance", "sentlen"], treebank_files, 1, max_train_sentences=10)
+
+
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_families(family: str, texts: list[str], data: ProbingData) -> None:
+    """Every layer of every family, trained and untrained; static vectors have layer 0."""
+    model, tokenizer = tiny_pair(family, "AutoModel", texts)
+    run = ProbingRun(model, tokenizer, data, ProbingOptions(training=FAST, rank=4), seeds=1)
+    for weights in ("trained", "untrained"):
+        results = run.results(weights)  # type: ignore[arg-type]
+        assert list(results) == ["pos", "arc", "sentlen", "distance"]
+        layers = list(results["pos"].layers)
+        assert layers == list(range(len(layers)))
+        for result in results.values():
+            scores = torch.tensor([numbers["score"][0] for numbers in result.layers.values()])
+            assert (scores.isfinite() & (scores >= 0) & (scores <= 1)).all()
+        assert results["pos"].layers[0]["compression"][0] > 0
+        assert "control" not in results["sentlen"].layers[0]
+    assert len(layers) == 1 or family not in ("word2vec", "glove")
+
+
+def test_untrained_model(texts: list[str]) -> None:
+    """Other weights, the same for a seed, and the random state is restored."""
+    model, _ = tiny_pair("bert", "AutoModel", texts, seed=5)
+    state = torch.get_rng_state()
+    first, second, other = (untrained_model(model, seed).state_dict() for seed in (0, 0, 1))
+    assert torch.equal(torch.get_rng_state(), state)
+    name = next(name for name in first if name.endswith("attention.qkv_proj.weight") or "attention" in name)
+    assert torch.equal(first[name], second[name])
+    assert not torch.equal(first[name], other[name])
+    assert not torch.equal(first[name], model.state_dict()[name])
+
+
+def test_command(tmp_path: Path, texts: list[str], treebank_files: dict[str, str], monkeypatch: Any) -> None:
+    """Tables, figures and numbers; an interrupted run continues with what it lacks."""
+    folder = save(tmp_path / "bert", *tiny_pair("bert", "AutoModel", texts))
+    flags: dict[str, Any] = {
+        **{f"{split}_file": file for split, file in treebank_files.items()},
+        "model": folder, "tasks": ["deprel", "distance", "tense"], "seeds": 2, "mix": True,
+        "epochs": 1, "min_steps": 2, "max_train_sentences": 20, "rank": 4, "output_dir": tmp_path / "out",
+    }  # fmt: skip
+    with monkeypatch.context() as patch:
+        patch.setattr(probing_run, "untrained_model", lambda model: (_ for _ in ()).throw(CtxError("Interrupted.")))
+        assert "Interrupted" in command_output("analyze probe", **flags, fails=True)
+    partial = sorted((tmp_path / "out/probe.partial").iterdir())
+    assert len(partial) == 3
+    values = json.loads(partial[0].read_text())
+    values["layers"]["1"]["score"] = [0.125, 0.375]
+    partial[0].write_text(json.dumps(values))
+
+    text = command_output("analyze probe", **flags)
+    assert not (tmp_path / "out/probe.partial").exists()
+    result = AnalysisResult.load(tmp_path / "out/probe.json")
+    task = partial[0].name.split("-")[0]
+    assert result.values["trained"][task]["layers"]["1"]["score"] == [0.125, 0.375], "read, not computed again"
+    assert result.settings["examples"]["tense"]["labels"] == 2
+    titles = [table.title.partition(":")[0] for table in result.tables]
+    assert titles[:4] == ["Scores by layer", "Selectivity", "Gain", "Compression"]
+    assert titles[-1] == "Learned mixes of layers"
+    assert "distance (UUAS)" in result.tables[0].columns
+    assert "untrained, best layer" in result.tables[0].rows
+    assert "most frequent label of the word" in text
+    names = {figure.name for figure in result.figures}
+    assert {"layers-tense", "tasks", "mix-deprel", "tree"} <= names
+    assert (tmp_path / "out/probe-tree.svg").exists()
+    assert "--overwrite" in command_output("analyze probe", **flags, fails=True)
+    for options, message in (
+        ({"layers": "top"}, "Layers are numbers"),
+        ({"layers": 9}, "has the layers 0 to"),
+        ({"tasks": "pso"}, "did you mean"),
+        ({"probe": "bilinear", "tasks": "pos"}, "needs pairs"),
+        ({"controls": ["none", "untrained"]}, "none cannot be combined"),
+    ):
+        assert message in command_output("analyze probe", **flags | options, name="other", fails=True)
+
+
+def test_layers_are_added(tmp_path: Path, texts: list[str], treebank_files: dict[str, str]) -> None:
+    """Layers that a partial result lacks are trained alone, with the numbers of a joint run."""
+    data = build_data(["pos"], treebank_files, 1)
+    model, tokenizer = tiny_pair("bert", "AutoModel", texts)
+    options = ProbingOptions(training=FAST, code_length=False)
+
+    def run(layers: list[int] | None, partial_dir: Path | None) -> Any:
+        return (
+            ProbingRun(model, tokenizer, data, options, layers=layers, seeds=1, partial_dir=partial_dir)
+            .results("trained")["pos"]
+            .layers
+        )
+
+    first = run([1], tmp_path)
+    extended, joint = run(None, tmp_path), run(None, None)
+    assert set(extended) == set(joint)
+    assert extended[1] == first[1]
+    for layer, numbers in joint.items():
+        assert extended[layer]["score"] == pytest.approx(numbers["score"], abs=0.02)
+
+
+def test_edge_probe_of_spans(tmp_path: Path, texts: list[str]) -> None:
+    """Several labels and two spans; the other probes refuse several labels."""
+    record = {
+        "text": texts[0],
+        "targets": [
+            {"span1": [0, 2], "span2": [1, 4], "label": ["a", "b"]},
+            {"span1": [2, 3], "span2": [0, 1], "label": "c"},
+        ],
+    }
+    file = tmp_path / "spans.jsonl"
+    file.write_text("\n".join(json.dumps(record | {"text": text}) for text in texts))
+    data = build_data(["spans"], dict.fromkeys(("train", "dev", "test"), str(file)), 1)
+    model, tokenizer = tiny_pair("bert", "AutoModel", texts)
+    training = ProbeTraining(learning_rate=0.01, epochs=20, min_steps=60)
+    run = ProbingRun(model, tokenizer, data, ProbingOptions(EdgeOptions(hidden_size=16), training), layers=[0], seeds=1)
+    scores = run.results("trained")["spans"].layers[0]
+    assert scores["score"][0] > 0.9
+    assert "bits" not in scores
+    assert run.baselines()["spans"]["majority"] == pytest.approx(2 * 2 / (4 + 3))
