@@ -52,11 +52,15 @@ class ParsedSentence:
 
 
 class StructuralProbes(nn.Module):
-    """Maps B of L layers and V seeds: squared distances |B (x - y)|^2 and squared norms |Bx|^2 (section 2.2)."""
+    """Maps B of L layers and V seeds: squared distances |B (x - y)|^2 and squared norms |Bx|^2 (section 2.2).
+
+    Initial weights are smaller than the published ±0.05, for vectors of variance 1 (see `standardize`), whose distances
+    would be far larger than those of trees.
+    """
 
     def __init__(self, grid: ProbeGrid, rank: int) -> None:
         super().__init__()
-        self.weight = grid.uniform(grid.hidden_size, rank, bound=0.05)
+        self.weight = grid.uniform(grid.hidden_size, rank, bound=0.005)
 
     def project(self, vectors: Tensor) -> Tensor:
         """(L, V, sentences, words, rank) of (L, sentences, words, hidden)."""

@@ -95,7 +95,7 @@ def planted_data(sizes: dict[str, int]) -> dict[str, TreeData]:
 def test_planted_trees_are_recovered() -> None:
     """The layer with the trees, and not the layer of noise."""
     data = planted_data({"train": 150, "dev": 20, "test": 40})
-    options = ProbingOptions(training=ProbeTraining(learning_rate=0.03, epochs=15, min_steps=1), rank=8)
+    options = ProbingOptions(training=ProbeTraining(learning_rate=0.03, epochs=20, min_steps=1), rank=8)
     scores, edges = probe_structure(data, [3, 7], "distance", [0, 1], options, "distance")
     assert min(scores[3]["score"]) > 0.9
     assert max(scores[7]["score"]) < 0.6
