@@ -118,6 +118,7 @@ GROUPS: dict[str, dict[str, Command | CommandGroup]] = {
                 "heads": Command("Which attention heads a model needs.", "analyze_heads"),
                 "geometry": Command("Anisotropy and similarity of words by layer.", "analyze_geometry"),
                 "senses": Command("Maps of the senses of a word, and disambiguation.", "analyze_senses"),
+                "trees": Command("Dependency trees in the space of a structural probe.", "analyze_trees"),
                 "alignment": Command("Alignment of the vectors of two languages.", "analyze_alignment"),
                 "similarity": Command("Similarity of all layers of several models.", "analyze_similarity"),
                 "landscape": Command("Loss between and around models, and layer rollback.", "analyze_landscape"),

@@ -293,7 +293,7 @@ class Plane:
 
     def project(self, weights: Mapping[str, Tensor]) -> tuple[float, ...]:
         """Coordinates of other weights by the cosines of their change with the directions: `|d| cos(d, d1) / |d1|`
-        (Hao et al. 2019, section 3.2)."""
+        (Hao et al. 2019)."""
         change = difference(self.origin, weights)
         return tuple(dot(change, direction) / dot(direction, direction) for direction in self.directions)
 
@@ -363,8 +363,8 @@ def layer_groups(names: Sequence[str], prefix: str) -> dict[str, list[str]]:
 
 
 def roll_back_layers(loss: HeldOutLoss, start: Mapping[str, Tensor], end: Mapping[str, Tensor]) -> dict[str, Metrics]:
-    """The loss and the metrics of the weights `end` with one layer at a time reset to `start` (Hao et al. 2019, section
-    6), by the names of `layer_groups`; groups whose weights did not change are left out. The model's weights are
+    """The loss and the metrics of the weights `end` with one layer at a time reset to `start` (Hao et al. 2019),
+    by the names of `layer_groups`; groups whose weights did not change are left out. The model's weights are
     restored afterwards."""
     change = difference(end, start)
     still = {name: torch.zeros_like(weight) for name, weight in end.items()}

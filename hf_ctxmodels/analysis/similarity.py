@@ -4,7 +4,7 @@ The measures compare (n, d1) and (n, d2) vectors of the same n words. All are in
 first two also to rotation:
 
 * **debiased linear CKA** (Kornblith et al. 2019, arXiv 1905.00414, with the unbiased estimator of HSIC of Song et al.
-  2012, equation 5): independent representations have the expectation 0, where plain CKA grows with d / n;
+  2012): independent representations have the expectation 0, where plain CKA grows with d / n;
 * **SVCCA** (Raghu et al. 2017, arXiv 1706.05806): the mean canonical correlation of the principal components that
   explain 99% of the variance;
 * **neuron-wise maximum correlation** (Bau et al. 2019; Wu et al. 2020, arXiv 2005.01172, `maxcorr`): the mean over the

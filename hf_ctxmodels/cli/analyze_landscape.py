@@ -297,7 +297,7 @@ def _axis(low: float, high: float, size: int) -> list[float]:
 
 
 def _surfaces(runs: Sequence[Run], arguments: LandscapeArguments, points: PointFile) -> list[Figure]:
-    """Planes of the change by training and another direction of the same length (Hao et al. 2019, section 3.2)."""
+    """Planes of the change by training and another direction of the same length (Hao et al. 2019)."""
     panels = []
     for run in runs:
         first = run.direction()

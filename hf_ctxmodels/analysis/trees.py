@@ -1,0 +1,119 @@
+"""Dependency trees in the space of a structural probe (Coenen et al. 2019, arXiv 1906.02715, section 3).
+
+In an ideal space, the squared distance of two words is the number of arcs between them in the tree (a Pythagorean
+embedding), so that each arc has the squared length 1. The probe of Hewitt & Manning (2019, NAACL) approximates it; the
+mean squared length of the arcs of a relation tells how much nearer or farther than others it is drawn.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hf_ctxmodels.analysis.probing.probes import ProbeGrid
+from hf_ctxmodels.analysis.probing.structural import (
+    ParsedSentence,
+    StructuralProbes,
+    TreeData,
+    evaluate_distances,
+    predict_structure,
+    scored_edges,
+    train_structural,
+)
+from hf_ctxmodels.analysis.probing.training import ProbeTraining
+from hf_ctxmodels.analysis.senses import project
+from hf_ctxmodels.analysis.treebanks import TreebankSentence
+from hf_ctxmodels.architectures.word_encoder import WordEncoder
+from hf_ctxmodels.core.errors import CtxError
+
+_DEV_FRACTION = 0.1  # of the training sentences
+
+
+@dataclass(frozen=True)
+class TreeSpace:
+    """The space of a structural probe of one layer, and the test sentences in it.
+
+    Attributes:
+        layer: Number of the layer.
+        uuas: Share of the arcs, without punctuation, in the minimum spanning trees of the test sentences.
+        sentences: The test sentences.
+        points: (words, rank) projected vectors of each test sentence.
+    """
+
+    layer: int
+    uuas: float
+    sentences: list[TreebankSentence]
+    points: list[Tensor]
+
+    def edge_lengths(self) -> dict[str, Tensor]:
+        """Relation, without its subtype -> squared lengths of its arcs, of the most frequent relation first; without
+        the root and punctuation."""
+        lengths: dict[str, list[float]] = defaultdict(list)
+        for sentence, points in zip(self.sentences, self.points, strict=True):
+            is_punctuation = sentence.is_punctuation()
+            for word, (head, relation) in enumerate(zip(sentence.heads, sentence.relations, strict=True)):
+                if head >= 0 and not is_punctuation[word]:
+                    squared = (points[word] - points[head]).square().sum()
+                    lengths[relation.partition(":")[0]].append(float(squared))
+        ordered = sorted(lengths.items(), key=lambda item: -len(item[1]))
+        return {relation: torch.tensor(values, dtype=torch.float64) for relation, values in ordered}
+
+    def tree_map(self, index: int) -> tuple[Tensor, list[tuple[int, int, str]]]:
+        """A test sentence in the plane of its two principal components: (words, 2) points; solid edges are arcs, and
+        dotted ones pairs without an arc that the minimum spanning tree joins, since they are too near."""
+        sentence, points = self.sentences[index], self.points[index]
+        arcs = {(min(word, head), max(word, head)) for word, head in enumerate(sentence.heads) if head >= 0}
+        distances = torch.cdist(points.double(), points.double()).square().numpy()
+        parsed = ParsedSentence.from_treebank(sentence, 0)
+        joined = {(first, second) for first, second in scored_edges(distances, parsed.is_scored).tolist()}
+        edges = [(*arc, "solid") for arc in sorted(arcs)] + [(*pair, "dotted") for pair in sorted(joined - arcs)]
+        return project(points[:, None])[:, 0], edges
+
+
+def fit_tree_space(
+    encoder: WordEncoder,
+    train: Sequence[TreebankSentence],
+    test: Sequence[TreebankSentence],
+    *,
+    rank: int = 64,
+    seed: int = 0,
+    training: ProbeTraining | None = None,
+    progress: bool = True,
+) -> TreeSpace:
+    """Train a distance probe on one layer, and project the test sentences.
+
+    Args:
+        encoder: Model with its tokenizer, and a single layer.
+        train: Parsed sentences, a tenth of which selects the best weights.
+        test: Parsed sentences that are projected.
+        rank: Rank of the probe.
+        seed: Seed of the initial probe.
+        training: Optimisation; None for the default.
+        progress: Show progress bars.
+
+    Raises:
+        CtxError: There are several layers, fewer than 10 training sentences, or heads that are no tree.
+    """
+    if len(encoder.layers) != 1 or len(train) < 10:
+        raise CtxError(
+            f"Got {len(encoder.layers)} layers and {len(train)} training sentences.",
+            hint="use one layer, and at least 10 sentences.",
+        )
+    held_out = max(1, round(_DEV_FRACTION * len(train)))
+    splits = {"train": train[held_out:], "dev": train[:held_out], "test": test}
+    data = {}
+    for name, sentences in splits.items():
+        corpus = encoder.encode_corpus([sentence.words for sentence in sentences], progress=progress)
+        starts = corpus.starts.tolist()
+        parsed = [ParsedSentence.from_treebank(sentence, start) for sentence, start in zip(sentences, starts)]
+        data[name] = TreeData(corpus.vectors, parsed)
+    grid = ProbeGrid([f"layer {encoder.layers[0]}"], [str(seed)], encoder.hidden_size, 1, 1)
+    probes = StructuralProbes(grid, min(rank, encoder.hidden_size))
+    options = training or ProbeTraining()
+    train_structural(probes, data["train"], data["dev"], "distance", options, description="probe", progress=progress)
+    scores = evaluate_distances(predict_structure(probes, data["test"], "distance"))
+    vectors = data["test"].vectors[:, 0].float() @ probes.weight[0, 0].detach()
+    sizes = [len(sentence.words) for sentence in test]
+    return TreeSpace(encoder.layers[0], float(scores["uuas"][0, 0]), list(test), list(vectors.split(sizes)))

@@ -1,0 +1,139 @@
+"""Dependency trees in the space of a structural probe: maps of sentences, lengths of relations (Coenen et al. 2019).
+
+    hf-ctxmodels analyze trees --model runs/bert runs/gpt2 --train_file train.conllu --test_file dev.conllu \
+        --output_dir runs/analysis
+
+A probe is trained on one layer of each model, so that squared distances between words are those in the tree. The bar
+chart has the mean squared length of the arcs of each relation, ideally 1; a map has the words of a sentence, its arcs,
+and dotted lines between words that are too near.
+"""
+
+from dataclasses import asdict, dataclass, fields
+
+from hf_ctxmodels.analysis.figures import BarChart, Figure, ScatterMap
+from hf_ctxmodels.analysis.probing.training import ProbeTraining
+from hf_ctxmodels.analysis.results import AnalysisResult, Table
+from hf_ctxmodels.analysis.treebanks import read_treebank
+from hf_ctxmodels.analysis.trees import TreeSpace, fit_tree_space
+from hf_ctxmodels.analysis.word_arguments import WordAnalysisArguments
+from hf_ctxmodels.architectures.word_encoder import WordEncoder
+from hf_ctxmodels.core.command_line import parse_arguments
+from hf_ctxmodels.core.devices import DeviceArguments
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import check_range, flag
+
+_MAP_LENGTHS = range(6, 15)  # words of a sentence that is drawn
+
+
+@dataclass
+class TreeArguments(WordAnalysisArguments):
+    """Models, treebank and output."""
+
+    train_file: str = flag("", "CoNLL-U file on which the probe is trained.")
+    test_file: str = flag("", "CoNLL-U file of the maps and lengths.")
+    layer: int | None = flag(None, "Layer of all models; by default the middle one of each.")
+    rank: int = flag(64, "Rank of the probe.")
+    epochs: int = flag(5, "Passes over the training sentences.")
+    max_sentences: int = flag(2000, "Use the first N sentences of both files.")
+    min_arcs: int = flag(20, "Arcs of a relation in the bar chart.")
+    maps: int = flag(3, "Sentences that are drawn, the first ones of 6 to 14 words.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self, "rank", at_least=1)
+        check_range(self, "epochs", at_least=1)
+        check_range(self, "max_sentences", at_least=10)
+        for name in ("train_file", "test_file"):
+            if not getattr(self, name):
+                raise CtxError("No treebank.", location=f"--{name}", hint="use a CoNLL-U file.")
+
+
+def main() -> None:
+    """Train the probes, and save a table, the bar chart and the maps."""
+    names = {entry.name for entry in fields(TreeArguments)} - {"text"}
+    arguments, placement = parse_arguments(
+        (TreeArguments, names),
+        DeviceArguments,
+        description=__doc__,
+        essential=("model", "train_file", "test_file", "output_dir"),
+    )
+    arguments.check_output("trees")
+    train, test = (
+        read_treebank(file)[: arguments.max_sentences] for file in (arguments.train_file, arguments.test_file)
+    )
+    spaces = {}
+    for name, encoder in arguments.encoders(placement):
+        layer = encoder.num_layers // 2 if arguments.layer is None else arguments.layer
+        layer_encoder = WordEncoder(encoder.model, encoder.tokenizer, layers=[layer], pooling=encoder.pooling)
+        spaces[name] = fit_tree_space(
+            layer_encoder,
+            train,
+            test,
+            rank=arguments.rank,
+            seed=arguments.seeds[0],
+            training=ProbeTraining(epochs=arguments.epochs),
+        )
+    settings = {**asdict(arguments), "train_sentences": len(train), "test_sentences": len(test)}
+    result = tree_result(spaces, arguments.model, settings, arguments.min_arcs, arguments.maps)
+    result.save(arguments.output_dir)
+    print(f"{result.tables[0].markdown()}\n\nresults and figures in {arguments.output_dir}")
+
+
+def tree_result(
+    spaces: dict[str, TreeSpace], models: list[str], settings: dict[str, object], min_arcs: int, maps: int
+) -> AnalysisResult:
+    """Lengths of the relations in all models, and maps of the first sentences in each."""
+    lengths = {name: space.edge_lengths() for name, space in spaces.items()}
+    first = next(iter(lengths.values()))
+    relations = [relation for relation, values in first.items() if len(values) >= min_arcs]
+    relations.sort(key=lambda relation: float(first[relation].mean()))
+    uuas = ", ".join(f"{name} {space.uuas:.3f} (layer {space.layer})" for name, space in spaces.items())
+    note = f"UUAS: {uuas}."
+    table = Table(
+        title="Mean squared length of the arcs of a relation",
+        columns=["arcs", *spaces],
+        rows=relations,
+        cells=[
+            [len(first[relation]), *(float(values[relation].mean()) for values in lengths.values())]
+            for relation in relations
+        ],
+        spreads=[
+            [None, *(float(values[relation].std(correction=0)) for values in lengths.values())]
+            for relation in relations
+        ],
+        note=f"{note} Spreads are over arcs.",
+    )
+    chart = BarChart(
+        "lengths", "Squared length of dependencies", relations,
+        {name: [float(values[relation].mean()) for relation in relations] for name, values in lengths.items()},
+        x_label="mean squared length", digits=2,
+        caption=f"In the space of a structural probe, where 1 is ideal. {note}",
+    )  # fmt: skip
+    figures: list[Figure] = [chart]
+    for number, (name, space) in enumerate(spaces.items()):
+        indices = [i for i, sentence in enumerate(space.sentences) if len(sentence.words) in _MAP_LENGTHS][:maps]
+        figures += [_tree_figure(space, index, f"tree-{number}-{index}", name) for index in indices]
+    values = {
+        name: {
+            "layer": space.layer,
+            "uuas": space.uuas,
+            "lengths": {relation: float(values.mean()) for relation, values in lengths[name].items()},
+        }
+        for name, space in spaces.items()
+    }
+    return AnalysisResult("trees", models, settings, [table], figures, values)
+
+
+def _tree_figure(space: TreeSpace, index: int, figure_name: str, model_name: str) -> ScatterMap:
+    sentence, vectors = space.sentences[index], space.points[index]
+    points, edges = space.tree_map(index)
+    texts = []
+    for word, (form, head, relation) in enumerate(zip(sentence.words, sentence.heads, sentence.relations)):
+        squared = "" if head < 0 else f", squared length {float((vectors[word] - vectors[head]).square().sum()):.2f}"
+        texts.append(f"{form}: {relation}{squared}")
+    return ScatterMap(
+        figure_name, f"Dependency tree in layer {space.layer}, {model_name}", points.tolist(),
+        [f"depth {depth}" for depth in sentence.depths()], texts, sentence.words, edges=edges,
+        caption="Principal components in the space of a structural probe. Solid: arcs of the treebank; dotted: words "
+        "without an arc that are too near.",
+    )  # fmt: skip
