@@ -131,6 +131,7 @@ GROUPS: dict[str, dict[str, Command | CommandGroup]] = {
                 "probe": Command("Probe the layers for linguistic properties, with controls.", "analyze_probe"),
             },
         ),
+        "explore": Command("Explore one or two models in a browser.", "explore"),
     },
     "file formats and publication": {
         "convert": CommandGroup(

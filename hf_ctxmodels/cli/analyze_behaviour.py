@@ -23,7 +23,7 @@ from hf_ctxmodels.analysis.behaviour.perturbations import Texts
 from hf_ctxmodels.analysis.behaviour.suite import KINDS, Suite, read_suite
 from hf_ctxmodels.analysis.figures import Heatmap
 from hf_ctxmodels.analysis.results import AnalysisResult, Table
-from hf_ctxmodels.cli.analyze_triggers import model_names
+from hf_ctxmodels.analysis.word_arguments import short_names
 from hf_ctxmodels.core.command_line import find_packaged, parse_arguments
 from hf_ctxmodels.core.console import progress_bar
 from hf_ctxmodels.core.constants import MAX_SEED
@@ -73,7 +73,7 @@ def main() -> None:
     suite = read_suite(find_packaged(arguments.suite, NAME, "suite", "--suite"))
     texts = _read_texts(arguments, task_arguments, suite)
     cases = [make_cases(test, suite, texts, arguments.seed) for test in suite.tests]
-    names = model_names(arguments.models)
+    names = short_names(arguments.models)
     aliases = dict(text.split("=", 1) for text in arguments.labels)
     outcomes: dict[str, list[BehaviourOutcome]] = {}
     for name, source in zip(names, arguments.models, strict=True):

@@ -33,6 +33,7 @@ from hf_ctxmodels.analysis.triggers.attacks import (
     measure_triggers,
 )
 from hf_ctxmodels.analysis.triggers.search import TriggerOptions
+from hf_ctxmodels.analysis.word_arguments import short_names
 from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.constants import MAX_SEED
@@ -100,18 +101,12 @@ def main() -> None:
         ]
         for label, examples in groups.items()
     }
-    names = model_names([*arguments.models, *arguments.transfer_to])
+    names = short_names([*arguments.models, *arguments.transfer_to])
     settings = {**asdict(arguments), **asdict(options), "examples": {name: len(rows) for name, rows in groups.items()}}
     settings["excluded_words"] = excluded_words
     result = make_result(measurements, attacks[0], names, len(arguments.models), settings)
     result.save(arguments.output_dir)
     print("\n\n".join(f"{table.title}\n{table.markdown()}" for table in result.tables))
-
-
-def model_names(sources: Sequence[str]) -> list[str]:
-    """Short names of models: the last part of the path where it is unique."""
-    short = [Path(source).name for source in sources]
-    return [name if short.count(name) == 1 else source for name, source in zip(short, sources, strict=True)]
 
 
 def open_attacks(

@@ -1,0 +1,251 @@
+"""What the explorer shows of a model: predictions, probabilities of words, attention, neighbours and senses."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from hf_ctxmodels.analysis.attention.maps import attention_maps
+from hf_ctxmodels.analysis.comparison import WordScores, score_words
+from hf_ctxmodels.analysis.figures import AttentionView, ScatterMap
+from hf_ctxmodels.analysis.senses import Occurrence, context_text, find_occurrences, project
+from hf_ctxmodels.architectures.word_encoder import EncodedCorpus, WordEncoder
+from hf_ctxmodels.core.devices import DeviceArguments
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.host_copies import CollatedBatch
+from hf_ctxmodels.core.model import evaluation_mode
+from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_model_and_tokenizer
+from hf_ctxmodels.evaluation.perplexity import is_permutation_lm
+from hf_ctxmodels.evaluation.scoring import language_model_class, likelihood_kind
+
+BLANK = "___"
+"""Stands for a missing word in a sentence."""
+MAX_TOKENS = 64
+MAX_OCCURRENCES = 300
+
+
+class Prediction(NamedTuple):
+    """A token and its probability."""
+
+    token: str
+    probability: float
+
+
+def saved_class(config: PreTrainedConfig) -> str:
+    """Name of the Auto class of the language model that a checkpoint was saved from, or of the base model."""
+    architecture = (config.architectures or [""])[0]
+    is_language_model = any(part in architecture for part in ("LM", "PreTraining"))
+    return language_model_class(config) if is_language_model else "AutoModel"
+
+
+class ExploredModel:
+    """A model, its tokenizer, and optionally a corpus that it has encoded.
+
+    Args:
+        name: Short name, unique among the models of a page.
+        model, tokenizer: A base model, or a masked or causal language model.
+
+    Attributes:
+        task: "masked" or "causal" for a model that predicts a missing or the next word, otherwise None.
+        is_language_model: Whether the model scores the words of a sentence.
+        corpus: The encoded corpus, after `encode_corpus`.
+    """
+
+    def __init__(self, name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.name, self.model, self.tokenizer = name, model.eval(), tokenizer
+        self.encoder = WordEncoder(model, tokenizer)
+        self.corpus: EncodedCorpus | None = None
+        self.language_model: Any = getattr(model, "generator", model)  # of ELECTRA's pair
+        self.task: Literal["masked", "causal"] | None = None
+        self.is_language_model = False
+        with suppress(CtxError):
+            kind = likelihood_kind(model, tokenizer)
+            self.is_language_model = True
+            if kind == "log-likelihood" and model.can_generate() and not getattr(model, "is_backward", False):
+                self.task = "causal"
+            elif kind == "pseudo-log-likelihood" and not is_permutation_lm(model):
+                self.task = "masked"
+
+    @classmethod
+    def open(cls, name: str, source: str, placement: DeviceArguments) -> "ExploredModel":
+        """Open a directory or Hub id with the head that it was saved with; raises CtxError if it cannot be opened."""
+        model, tokenizer = load_model_and_tokenizer(source, saved_class)
+        return cls(name, placement.place(model), tokenizer)
+
+    def encode_corpus(self, sentences: Sequence[Sequence[str]], cache_dir: str | None = None) -> None:
+        """Encode the sentences in all layers, in float16."""
+        self.corpus = self.encoder.encode_corpus(sentences, cache_dir=cache_dir, dtype=torch.float16)
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """What the page needs to know."""
+        words = 0 if self.corpus is None else len(self.corpus.vectors)
+        return {
+            "name": self.name,
+            "class": type(self.model).__name__,
+            "task": self.task,
+            "is_language_model": self.is_language_model,
+            "layers": list(self.encoder.layers),
+            "corpus_words": words,
+        }
+
+    # Predictions
+
+    def predict(self, sentence: str, count: int = 10) -> list[list[Prediction]]:
+        """The most probable tokens: for each blank of the sentence (masked), or after the part of the sentence before
+        the first blank (causal).
+
+        Raises:
+            CtxError: The model has no language modelling head, the sentence is too long, or has no blank.
+        """
+        if self.task == "causal":
+            ids = self._ids_to_continue(sentence.partition(BLANK)[0].strip())
+            return [self._best(self._logits(ids)[-1], count)]
+        self._require_task()
+        ids = self._ids(self._fill_blanks(sentence))
+        positions = [index for index, token in enumerate(ids) if token == self.tokenizer.mask_token_id]
+        if not positions:
+            raise CtxError("The sentence has no blank.", hint=f"write {BLANK} for the missing word.")
+        logits = self._logits(ids)
+        return [self._best(logits[position], count) for position in positions]
+
+    def score_words(self, sentence: str) -> WordScores:
+        """The scores of the words of a sentence, without its blanks, see `hf_ctxmodels.analysis.comparison`.
+
+        Raises:
+            CtxError: The model is no language model, or the sentence is too long.
+        """
+        text = " ".join(sentence.replace(BLANK, " ").split())
+        self._ids(text)
+        return score_words(self.model, self.tokenizer, text)
+
+    def _require_task(self) -> None:
+        if self.task is None:
+            raise CtxError(
+                f"{type(self.model).__name__} has no head that predicts a missing or the next word.",
+                location=self.name,
+                hint="use a checkpoint of a masked or causal language model.",
+            )
+
+    def _fill_blanks(self, text: str) -> str:
+        """A text with mask tokens for blanks, if the tokenizer has one."""
+        return text if self.tokenizer.mask_token is None else text.replace(BLANK, str(self.tokenizer.mask_token))
+
+    def _ids(self, text: str) -> list[int]:
+        ids = list(self.tokenizer(text, verbose=False)["input_ids"])
+        self._check_length(len(ids))
+        return ids
+
+    def _ids_to_continue(self, text: str) -> list[int]:
+        """Ids of the beginning of a text; the end-of-text token, the separator of texts in training, precedes them if
+        the tokenizer puts no special token there."""
+        ids, special_ids = self._ids(text), self.tokenizer.all_special_ids
+        while len(ids) > 1 and ids[-1] in special_ids:
+            ids.pop()
+        if self.tokenizer.eos_token_id is not None and (not ids or ids[0] not in special_ids):
+            ids.insert(0, self.tokenizer.eos_token_id)
+        if not ids:
+            raise CtxError("There is no word to continue.", hint="write the beginning of a sentence.")
+        return ids
+
+    def _check_length(self, tokens: int) -> None:
+        limit = min(MAX_TOKENS, self.encoder.max_length or MAX_TOKENS)
+        if tokens > limit:
+            raise CtxError(
+                f"The sentence has {tokens} tokens, the limit is {limit}.",
+                location=self.name,
+                hint="write a shorter sentence.",
+            )
+
+    def _logits(self, sequence: Sequence[int]) -> Tensor:
+        """(length, vocabulary) logits on the CPU."""
+        ids = torch.tensor([sequence])
+        inputs = CollatedBatch({"input_ids": ids, "attention_mask": torch.ones_like(ids)}).to(self.model.device)
+        with evaluation_mode(self.model):
+            outputs = self.language_model(**inputs)
+        logits = outputs.logits if hasattr(outputs, "logits") else outputs.prediction_logits
+        return logits[0].float().cpu()
+
+    def _best(self, logits: Tensor, count: int) -> list[Prediction]:
+        values, indices = logits.softmax(-1).topk(min(count, len(logits)))
+        tokens = [self.tokenizer.decode([index]) for index in indices.tolist()]
+        return [Prediction(token, value) for token, value in zip(tokens, values.tolist(), strict=True)]
+
+    # Attention
+
+    def attention_view(self, sentence: str) -> AttentionView:
+        """Attention of the tokens of a sentence; raises CtxError if the sentence is too long, or the model has no
+        attention."""
+        features = dict(self.tokenizer(self._fill_blanks(sentence), verbose=False))
+        self._check_length(len(features["input_ids"]))
+        [attention] = attention_maps(self.model, self.tokenizer, [features])
+        tokens = self.tokenizer.convert_ids_to_tokens(features["input_ids"])
+        return AttentionView("attention", f"Attention of {self.name}", tokens, attention)
+
+    # Words in context
+
+    def _require_corpus(self) -> EncodedCorpus:
+        if self.corpus is None:
+            raise CtxError("There is no corpus.", hint="start the page with --corpus FILE.")
+        return self.corpus
+
+    def _layer_index(self, layer: int) -> int:
+        if layer not in self.encoder.layers:
+            raise CtxError(f"{self.name} has no layer {layer}.", hint=f"use one of {self.encoder.layers}.")
+        return self.encoder.layers.index(layer)
+
+    def _encode_word(self, words: Sequence[str], position: int, layer: int) -> Tensor:
+        """(hidden,) vector of a word of a sentence."""
+        index = self._layer_index(layer)
+        if not 0 <= position < len(words):
+            raise CtxError(f"The sentence has no word {position}.", hint="select a word of the sentence.")
+        [sentence] = self.encoder.encode([[self._fill_blanks(word) for word in words]])
+        if not sentence.has_tokens[position]:
+            raise CtxError(f"The tokenizer has no token for {words[position]!r}.", hint="select another word.")
+        return sentence.vectors[position, index]
+
+    def neighbours(
+        self, words: Sequence[str], position: int, layer: int, count: int = 10
+    ) -> list[tuple[str, str, float]]:
+        """The occurrences in the corpus that are nearest to a word of a sentence, by cosine: word, context, cosine.
+
+        Raises:
+            CtxError: There is no corpus, no such word or layer.
+        """
+        corpus = self._require_corpus()
+        query = F.normalize(self._encode_word(words, position, layer), dim=-1)
+        vectors = corpus.vectors[:, self._layer_index(layer)].float()
+        cosines = (F.normalize(vectors, dim=-1) @ query).masked_fill(~corpus.has_tokens, -torch.inf)
+        values, indices = cosines.topk(min(count, len(cosines)))
+        sentences = torch.searchsorted(corpus.starts, indices, right=True) - 1
+        rows = []
+        for value, index, number in zip(values.tolist(), indices.tolist(), sentences.tolist(), strict=True):
+            start = index - int(corpus.starts[number])
+            text = context_text(corpus.sentences[number], Occurrence(number, start, start + 1))
+            rows.append((corpus.words[index], text, value))
+        return rows
+
+    def sense_map(self, words: Sequence[str], position: int, layer: int) -> ScatterMap:
+        """Map of the occurrences in the corpus of a word of a sentence, and of the word itself, by their first two
+        principal components.
+
+        Raises:
+            CtxError: There is no corpus, no such word or layer, or the word occurs less than twice in the corpus.
+        """
+        corpus, word = self._require_corpus(), words[position] if 0 <= position < len(words) else ""
+        query = self._encode_word(words, position, layer)
+        occurrences = find_occurrences(corpus.sentences, word, MAX_OCCURRENCES)
+        rows = torch.tensor([int(corpus.starts[item.sentence]) + item.start for item in occurrences])
+        vectors = torch.cat([corpus.vectors[rows, self._layer_index(layer)].float(), query[None]])
+        points = project(vectors[:, None])[:, 0].tolist()
+        texts = [context_text(corpus.sentences[item.sentence], item) for item in occurrences]
+        texts.append(context_text(words, Occurrence(0, position, position + 1)))
+        groups = ["corpus"] * len(occurrences) + ["your sentence"]
+        return ScatterMap(
+            f"senses-{layer}", f"{word} in {self.name}, layer {layer}", points, groups, texts,
+            caption=f"{len(occurrences)} occurrences in the corpus; distances are those of two principal components.",
+        )  # fmt: skip
