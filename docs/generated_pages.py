@@ -147,7 +147,9 @@ def _analysis_list() -> str:
     for path in sorted((ROOT / "docs" / "analysis").glob("*.md")):
         if path.stem != "index":
             heading, paragraph, *_ = path.read_text("utf-8").split("\n\n")
-            rows.append(f"| [{heading.removeprefix('# ')}]({path.name}) | {' '.join(paragraph.split())} |")
+            question = " ".join(paragraph.removeprefix("**Question.** ").split())
+            question = f"{question.partition('?')[0]}?" if "?" in question else question
+            rows.append(f"| [{heading.removeprefix('# ')}]({path.name}) | {question} |")
             names.append(path.stem)
     return "\n".join([*rows, "", toctree(names)])
 

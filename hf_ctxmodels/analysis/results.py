@@ -18,8 +18,6 @@ from hf_ctxmodels.core.output_files import replacing, write_text_file
 FORMAT = "hf_ctxmodels analysis"
 VERSION = 1
 
-Cell = float | int | str | None
-
 
 @dataclass
 class Table:
@@ -28,8 +26,8 @@ class Table:
     Args:
         title: One line.
         columns: Names of the columns, without that of the row names.
-        rows: Names of the rows.
-        cells: A list of cells for each row; None is an empty cell.
+        rows: Names of the rows; numbers become texts.
+        cells: A list of numbers and texts for each row; None is an empty cell.
         spreads: Standard deviations of the cells, such as over seeds.
         best: Whether the highest or the lowest number of a column is the best one, which is shown in bold.
         digits: Digits of numbers that are not integers.
@@ -37,9 +35,9 @@ class Table:
     """
 
     title: str
-    columns: Sequence[str]
-    rows: Sequence[str]
-    cells: Sequence[Sequence[Cell]]
+    columns: Sequence[Any]
+    rows: Sequence[Any]
+    cells: Sequence[Sequence[Any]]
     spreads: Sequence[Sequence[float | None]] | None = None
     best: Literal["max", "min"] | None = None
     digits: int = 3

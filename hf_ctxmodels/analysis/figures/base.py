@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any, ClassVar
@@ -43,10 +44,10 @@ def require_shape(what: str, values: Any, rows: int, columns: int) -> None:
         raise ValueError(f"{what}: expected {rows} rows of {columns} values, got rows of {lengths} values.")
 
 
-def same_type(values: list[Any]) -> list[Any]:
+def same_type(values: Sequence[Any]) -> list[Any]:
     """Numbers as floats if one of them is a float, so that all are written with the same digits; None stays None."""
     if not any(isinstance(value, float) for value in values):
-        return values
+        return list(values)
     return [None if value is None else float(value) for value in values]
 
 

@@ -1,6 +1,6 @@
 """Lines, bars and points."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,8 +41,8 @@ class LineChart(Figure):
     """
 
     x: Sequence[float]
-    series: dict[str, Sequence[float | None]]
-    bands: dict[str, Sequence[Any]] | None = None
+    series: Mapping[str, Sequence[float | None]]
+    bands: Mapping[str, Sequence[Any]] | None = None
     x_label: str = ""
     y_label: str = ""
     log_x: bool = False
@@ -60,7 +60,9 @@ class LineChart(Figure):
     def svg(self, *, embedded: bool = False) -> str:
         """Lines with markers; see `Figure.svg`."""
         parts, top = legend(list(self.series), 12, 4, _WIDTH, "line")
-        bands = {name: [pair or (None, None) for pair in pairs] for name, pairs in (self.bands or {}).items()}
+        bands: dict[str, list[Any]] = {
+            name: [pair or (None, None) for pair in pairs] for name, pairs in (self.bands or {}).items()
+        }
         values = [value for series in self.series.values() for value in series]
         values += [value for pairs in bands.values() for pair in pairs for value in pair]
         top += 34
@@ -72,12 +74,13 @@ class LineChart(Figure):
         parts += axes(x_scale, y_scale, self.x_label, self.y_label)
         for number, (name, series) in enumerate(self.series.items()):
             for low, high in self._segments(bands.get(name, [])):
-                upper = [(x_scale(x), y_scale(pair[1])) for x, pair in zip(self.x[low:high], bands[name][low:high])]
-                lower = [(x_scale(x), y_scale(pair[0])) for x, pair in zip(self.x[low:high], bands[name][low:high])]
-                path = f"{polyline([*upper, *reversed(lower)])}Z"
+                columns = list(map(x_scale, self.x[low:high]))
+                lower, upper = ([y_scale(y) for y in ends] for ends in zip(*bands[name][low:high]))
+                outline = [*zip(columns, upper), *reversed(list(zip(columns, lower)))]
+                path = f"{polyline(outline)}Z"
                 parts.append(element("path", d=path, class_=f"fill-{number % NUM_COLORS}", opacity=0.15))
             for low, high in self._segments(series):
-                points = [(x_scale(x), y_scale(y)) for x, y in zip(self.x[low:high], series[low:high])]
+                points = [(x_scale(x), y_scale(y)) for x, y in zip(self.x[low:high], series[low:high]) if y is not None]
                 parts.append(series_line(number, polyline(points)))
         for number, (name, series) in enumerate(self.series.items()):
             if len(self.x) <= 60:
@@ -109,7 +112,7 @@ class BarChart(Figure):
     """
 
     labels: Sequence[str]
-    series: dict[str, Sequence[float | None]]
+    series: Mapping[str, Sequence[float | None]]
     x_label: str = ""
     digits: int = 3
 
@@ -132,9 +135,9 @@ class BarChart(Figure):
         number_width = max((text_width(format_value(value, self.digits), 11) for value in values), default=0) + 10
         negative_width = number_width if min(values, default=0) < 0 else 0
         scale = Scale([0, *values], left + negative_width, _WIDTH - number_width - 4)
-        for value, text in scale.ticks():
-            x = scale(value)
-            parts.append(line(x, top + 4, x, bottom, "axis" if value == 0 else "grid"))
+        for tick, text in scale.ticks():
+            x = scale(tick)
+            parts.append(line(x, top + 4, x, bottom, "axis" if tick == 0 else "grid"))
             parts.append(label(text, x, bottom + 12, "muted small", anchor="middle"))
         for row, name in enumerate(self.labels):
             y = top + 13 + row * group_height
@@ -200,9 +203,12 @@ class ScatterMap(Figure):
         pixels = [(x_scale(x), y_scale(y)) for x, y in self.points]
         dashes = {"solid": "", "dashed": "6 4", "dotted": "1.5 3"}
         parts += [
-            line(*pixels[first], *pixels[second], "axis", stroke_width=1.4, stroke_dasharray=dashes[style])
+            element(
+                "path", d=polyline([pixels[first], pixels[second]]), class_="axis", stroke_width=1.4,
+                stroke_dasharray=dashes[style],
+            )
             for first, second, style in self.edges or []
-        ]
+        ]  # fmt: skip
         radius = 4.5 if len(pixels) <= 300 else 3.0
         for index, ((x, y), group, text) in enumerate(zip(pixels, self.groups, self.texts)):
             mark = marker(names.index(group), x, y, radius, fill_opacity=0.85)

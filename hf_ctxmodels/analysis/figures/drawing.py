@@ -117,7 +117,7 @@ def format_value(value: float | None, digits: int) -> str:
 # Elements
 
 
-def element(tag: str, content: str = "", **attributes: object) -> str:
+def element(tag: str, content: str = "", /, **attributes: object) -> str:
     """An SVG element with escaped attributes; `_` in their names becomes `-`, and `class_` is `class`."""
     pairs = []
     for name, value in attributes.items():

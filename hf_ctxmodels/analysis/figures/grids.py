@@ -1,7 +1,7 @@
 """Heat maps and surfaces."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,8 +43,8 @@ class Heatmap(Figure):
         row_label, column_label: What the rows and the columns are.
     """
 
-    rows: Sequence[str]
-    columns: Sequence[str]
+    rows: Sequence[Any]
+    columns: Sequence[Any]
     values: Sequence[Sequence[float | None]]
     low: float | None = None
     high: float | None = None
@@ -217,7 +217,7 @@ class Surface(Figure):
     x: Sequence[float]
     y: Sequence[float]
     values: Sequence[Sequence[float | None]]
-    paths: dict[str, Sequence[Any]]
+    paths: Mapping[str, Sequence[Any]]
     x_label: str = ""
     y_label: str = ""
     low: float | None = None

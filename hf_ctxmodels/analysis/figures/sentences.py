@@ -1,7 +1,7 @@
 """Figures of the words of one sentence."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -194,7 +194,7 @@ class TokenComparison(Figure):
     """
 
     tokens: Sequence[str]
-    columns: dict[str, Sequence[float | None]]
+    columns: Mapping[str, Sequence[float | None]]
     texts: Sequence[str] | None = None
     digits: int = 2
 
