@@ -15,6 +15,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.files import file_suffix
 from hf_ctxmodels.data.propositions import Proposition, read_propositions
 from hf_ctxmodels.data.table_files import TaggedSentence, iob1_to_bio
+from hf_ctxmodels.downstream.networks.configuration import CtxTaskNetworkConfig
 from hf_ctxmodels.downstream.tasks import metrics
 from hf_ctxmodels.downstream.tasks.base import Encoded, Logits, most_frequent
 from hf_ctxmodels.downstream.tasks.token_classification import TokenClassification
@@ -22,6 +23,8 @@ from hf_ctxmodels.layers.crf import Constraints, Scores, viterbi
 
 PREDICATE_MARKER = "*"
 """Word before the predicate, for models without two segments."""
+PREDICATE_SIZE = 100
+"""Width of the embeddings of the predicate in a new task network (He et al. 2017, section 4.1)."""
 _DEFAULT_SCORES = {"O": 0.0, "I": -1e-3, "B": -2e-3}  # preference among equal tags
 _DECODING_BATCH = 256  # sentences per batch of the Viterbi algorithm
 _WINDOW = 8  # words on each side of the predicate that the baseline labels
@@ -31,9 +34,9 @@ class SemanticRoleLabelling(TokenClassification):
     """The arguments of each predicate as BIO tags, with the predicate marked in the input.
 
     A model with two or more segments (`config.type_vocab_size`) reads the predicate as segment 1, as in AllenNLP's BERT
-    tagger; other models read the word `*` before the predicate. The tags are decoded by the Viterbi algorithm under the
-    constraints of BIO (He et al. 2017, section 2.3). In a sentence that is longer than `max_length`, only the window
-    with the predicate has the mark.
+    tagger, a task network reads an embedding of it (`predicate_size` of its options), and other models read the word
+    `*` before the predicate. The tags are decoded by the Viterbi algorithm under the constraints of BIO (He et al.
+    2017, section 2.3). In a sentence that is longer than `max_length`, only the window with the predicate has the mark.
     """
 
     name: ClassVar[str] = "semantic-role-labelling"
@@ -60,6 +63,8 @@ class SemanticRoleLabelling(TokenClassification):
     ) -> None:
         """Set the labels of the training and validation examples: rare roles may be missing in training."""
         super().configure(config, [*train, *validation], validation)
+        if isinstance(config, CtxTaskNetworkConfig):
+            config.network_options = {"predicate_size": PREDICATE_SIZE, **(config.network_options or {})}
         self._set_mark(config)
 
     def load_labels(self, config: PreTrainedConfig) -> None:
@@ -68,7 +73,10 @@ class SemanticRoleLabelling(TokenClassification):
         self._set_mark(config)
 
     def _set_mark(self, config: PreTrainedConfig) -> None:
-        self.has_segments = (getattr(config, "type_vocab_size", None) or 0) >= 2
+        if isinstance(config, CtxTaskNetworkConfig):
+            self.has_segments = bool((config.network_options or {}).get("predicate_size"))
+        else:
+            self.has_segments = (getattr(config, "type_vocab_size", None) or 0) >= 2
 
     def encode(self, examples: Sequence[Any], tokenizer: PreTrainedTokenizerBase) -> Encoded:
         """As `TokenClassification.encode`, with the mark of the predicate; raises CtxError if the tokenizer lacks the
