@@ -31,7 +31,7 @@ class TaggingOptions:
     Attributes:
         hidden_size: Width of the LSTMs per direction.
         num_layers: Number of LSTM layers.
-        dropout: Dropout rate of the input of each layer and of the output layer.
+        dropout: Dropout rate of the states of each layer; the vectors of words have the dropout of the features.
         variational_dropout: Drop the same features of all words of a sentence (Gal & Ghahramani 2016).
         highway: Layers of one direction, alternately forward and backward, with highway connections and dropout of
             their recurrent states (He et al. 2017, section 2), instead of bidirectional layers.
@@ -148,12 +148,11 @@ class TaggingNetwork(nn.Module):
             vectors = torch.cat([vectors, embeddings], -1)
         packing = PackedSequences.build(is_word)
         if isinstance(self.layers[0], HighwayLSTM):
-            states = self._run_highway(self.dropout(vectors), packing)
+            states = self._run_highway(vectors, packing)
         else:
-            states = run_bidirectional(self.layers, self.dropout(vectors), packing, self.dropout)[0][-1]
-            states = self.dropout(states)
+            states = self.dropout(run_bidirectional(self.layers, vectors, packing, self.dropout)[0][-1])
         if output_vectors is not None:
-            states = torch.cat([states, self.dropout(output_vectors).to(states.dtype)], -1)
+            states = torch.cat([states, output_vectors.to(states.dtype)], -1)
         return self.classifier(states)
 
     def _run_highway(self, states: Tensor, packing: PackedSequences) -> Tensor:
