@@ -47,26 +47,21 @@ class WordScores:
 
 def score_words(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: str, *, batch_size: int = 32
-) -> WordScores:
-    """Score the words of a text.
+) -> WordScores | None:
+    """Score the words of a text; None if it is longer than the model.
 
     Args:
         model, tokenizer, batch_size: See `hf_ctxmodels.evaluation.score_tokens`.
 
     Raises:
-        CtxError: The model has no language modelling head, the tokenizer has no offsets, or the text has no token or is
-            longer than the model.
+        CtxError: The model has no language modelling head, the tokenizer has no offsets, or the text has no token.
     """
     if not tokenizer.is_fast:
         raise CtxError(f"{type(tokenizer).__name__} has no offsets.", hint="use a tokenizer with a tokenizer.json.")
     encoding = tokenizer(text, return_offsets_mapping=True, return_special_tokens_mask=True, verbose=False)
     limit = max_sentence_length(model.base_model, tokenizer)
     if limit is not None and len(encoding["input_ids"]) > limit:
-        raise CtxError(
-            f"The text has {len(encoding['input_ids'])} tokens, the model reads {limit}.",
-            location=f"{text[:60]!r}",
-            hint="split the text into sentences.",
-        )
+        return None
     words = split_words(text)
     token_words = words_at(np.asarray(encoding["offset_mapping"]).reshape(-1, 2), word_spans(text))
     token_words[np.asarray(encoding["special_tokens_mask"], dtype=bool)] = NO_WORD

@@ -54,7 +54,7 @@ def main() -> None:
         raise CtxError("No text.", location=f"--text {arguments.text}", hint="use a file with a text per line.")
     names = short_names(arguments.model)
     kinds: list[LikelihoodKind] = []
-    scores: list[list[WordScores]] = []
+    scores: list[list[WordScores | None]] = []
     for name, source in zip(names, arguments.model):
         model, tokenizer = load_model_and_tokenizer(source, language_model_class)
         placement.place(model)
@@ -62,8 +62,11 @@ def main() -> None:
         print_status(f"{name}: {type(model).__name__}, {kinds[-1]}")
         shown = progress_bar(texts, name, unit="texts")
         scores.append([score_words(model, tokenizer, text, batch_size=arguments.batch_size) for text in shown])
-    comparisons = [TextComparison(text, pair) for text, pair in zip(texts, zip(*scores))]
+    pairs = zip(texts, *scores)
+    comparisons = [TextComparison(text, (first, second)) for text, first, second in pairs if first and second]
+    if len(comparisons) < len(texts):
+        print_status(f"{len(texts) - len(comparisons)} of {len(texts)} texts are longer than a model: skipped")
     result = comparison_result(comparisons, names, kinds, max_figures=arguments.max_figures)
-    settings = {**asdict(arguments), "texts": len(texts)}
+    settings = {**asdict(arguments), "texts": len(comparisons)}
     replace(result, models=arguments.model, settings=settings).save(arguments.output_dir)
     print(f"{result.tables[0].markdown()}\n\nresults and figures in {arguments.output_dir}")
