@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from commands import command_output, save, tiny_pair
 from zoo import HEADS
 
@@ -78,7 +79,24 @@ def loss_of_text(attack: Any, examples: list[Any], trigger: list[int]) -> float:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_step_is_brute_force_and_gradient_is_that_of_the_table(case: Any) -> None:
-    attack, examples = make_attack(case.family.name, case.auto_name)
+    check_step(*make_attack(case.family.name, case.auto_name))
+
+
+def test_models_of_transformers() -> None:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+    attack, examples = make_attack("bert", "AutoModelForSequenceClassification")
+    fields = {"vocab_size": len(attack.tokenizer), "id2label": dict(enumerate(LABELS)), "initializer_range": 0.5}
+    torch.manual_seed(0)
+    model = transformers.BertForSequenceClassification(transformers.BertConfig(**sizes, **fields)).eval()
+    check_step(ClassificationAttack(Predictor(attack.task, model, attack.tokenizer)), examples)
+    attack, examples = make_attack("gpt2", "AutoModelForCausalLM")
+    sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": len(attack.tokenizer)}
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)).eval()
+    check_step(ContinuationAttack(model, attack.tokenizer, 24), examples)
+
+
+def check_step(attack: Any, examples: list[Any]) -> None:
+    """The step of a search finds the best word of a vocabulary, and the gradient is that of the embedding table."""
     search = attack.search(examples, TriggerOptions(length=1, candidates=1000), [])
     (batch,) = search.batches
     assert len(search.vocabulary) >= 10
@@ -87,7 +105,7 @@ def test_step_is_brute_force_and_gradient_is_that_of_the_table(case: Any) -> Non
     losses = [loss_of_text(attack, examples, [token]) for token in [*search.vocabulary, *search.start]]
     step = search.step(batch, search.start)
     assert search.sign * loss_of_text(attack, examples, step) == pytest.approx(max(search.sign * np.array(losses)))
-    if case.auto_name != "AutoModelForCausalLM":  # whose output layer may be tied to the table
+    if not isinstance(attack, ContinuationAttack):  # whose output layer may be tied to the table
         unused = next(token for token in search.vocabulary if not (batch.inputs["input_ids"] == token).any())
         weight = search.embeddings.weight.requires_grad_()
         attack.model(**batch.with_trigger([unused])).loss.backward()

@@ -166,8 +166,10 @@ class ExploredModel:
         ids = torch.tensor([sequence])
         inputs = CollatedBatch({"input_ids": ids, "attention_mask": torch.ones_like(ids)}).to(self.model.device)
         with evaluation_mode(self.model):
-            outputs = self.language_model(**inputs)
-        logits = outputs.logits if hasattr(outputs, "logits") else outputs.prediction_logits
+            if hasattr(self.language_model, "mlm_head"):  # also of models with further heads
+                logits = self.language_model.mlm_head(self.language_model.encode(**inputs).last_hidden_state)
+            else:
+                logits = self.language_model(**inputs).logits
         return logits[0].float().cpu()
 
     def _best(self, logits: Tensor, count: int) -> list[Prediction]:
