@@ -86,7 +86,9 @@ def align_languages(
     test_size = test_pairs if len(x) == size else len(x) // 3
     step = (len(second.layers) - 1) / max(1, len(first.layers) - 1)
     columns = [(column, round(column * step)) for column in range(len(first.layers))]
-    raw, aligned, cka = [], [], []
+    raw: list[Tensor] = []
+    aligned: list[Tensor] = []
+    cka: list[Tensor] = []
     for seed in seeds:
         order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
         test, train = order[:test_size], order[test_size:]

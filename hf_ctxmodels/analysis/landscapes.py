@@ -334,13 +334,12 @@ class Trajectory:
         if not eigenvalues[1]:
             raise CtxError("The checkpoints lie on a line.", hint="use more checkpoints.")
         lengths = eigenvalues[:2].sqrt()
-        directions = [
-            {
-                name: sum(float(weight / length) * change[name] for weight, change in zip(vectors[:, axis], changes))
-                for name in origin
-            }
-            for axis, length in enumerate(lengths)
-        ]
+        directions = [{name: torch.zeros_like(weight) for name, weight in origin.items()} for _ in lengths]
+        for axis, direction in enumerate(directions):
+            factors = (vectors[:, axis] / lengths[axis]).tolist()
+            for change, factor in zip(changes, factors, strict=True):
+                for name, total in direction.items():
+                    total.add_(change[name], alpha=factor)
         first, second = (eigenvalues[:2] / eigenvalues.sum()).tolist()
         coordinates = [(float(a), float(b)) for a, b in (vectors[:, :2] * lengths)]
         return cls(Plane(origin, directions), coordinates, (first, second))

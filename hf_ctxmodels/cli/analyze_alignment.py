@@ -65,9 +65,9 @@ def main() -> None:
 def read_pairs(first: str, second: str) -> list[tuple[str, str]]:
     """The lines of two files, without pairs that have an empty line; raises CtxError if one file has more lines."""
     pairs = list(zip_longest(*(map(str.strip, read_lines(file)) for file in (first, second))))
-    if any(line is None for line in pairs[-1] if pairs):
+    if pairs and None in pairs[-1]:
         raise CtxError("The files differ in the number of lines.", location=f"{first}, {second}", hint="align them.")
-    return [pair for pair in pairs if all(pair)]
+    return [(source, target) for source, target in pairs if source and target]
 
 
 def alignment_result(alignment: LayerAlignment, models: list[str], settings: dict[str, object]) -> AnalysisResult:

@@ -5,6 +5,7 @@
 Similarities are cosines, raw and corrected by the anisotropy of the layer.
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import torch
@@ -90,7 +91,7 @@ def geometry_result(
     layers = sorted({layer for geometry in geometries.values() for layer in geometry.layers})
     figures = []
     for chart, (title, caption) in _CHARTS.items():
-        series = {}
+        series: dict[str, Sequence[float | None]] = {}
         for name, geometry in geometries.items():
             by_layer = dict(zip(geometry.layers, measures[name][chart]))
             series[name] = [by_layer.get(layer) for layer in layers]
@@ -119,7 +120,7 @@ def geometry_result(
             Table(
                 title=f"Words by self-similarity in the last layer: {name}",
                 columns=["most contextual", "self-similarity", "least contextual", "self-similarity"],
-                rows=range(1, size + 1),
+                rows=[str(rank) for rank in range(1, size + 1)],
                 cells=[
                     [geometry.words[low], float(last[low]), geometry.words[high], float(last[high])]
                     for low, high in pairs

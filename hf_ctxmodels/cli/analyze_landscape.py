@@ -19,7 +19,7 @@ An interrupted analysis continues where it stopped if the command is repeated.
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -267,7 +267,7 @@ class _Panel:
     plane: Plane
     x: list[float]
     y: list[float]
-    paths: dict[str, list[tuple[float, ...]]]
+    paths: Mapping[str, Sequence[Sequence[float]]]
     labels: tuple[str, str]
     caption: str = ""
 
@@ -297,21 +297,23 @@ def _axis(low: float, high: float, size: int) -> list[float]:
 
 
 def _surfaces(runs: Sequence[Run], arguments: LandscapeArguments, points: PointFile) -> list[Figure]:
-    """Planes of the change by training and another direction of the same length (Hao et al. 2019)."""
+    """Planes of the change by training and of that of another task, scaled to its length (Hao et al. 2019), or of a
+    random direction with filter normalisation."""
     panels = []
     for run in runs:
         first = run.direction()
         if arguments.other is not None and run.name == _PRETRAINED:
-            second = difference(run.start, checkpoint_weights(run.loss, arguments.other))
-            label = "towards the model of another task"
+            change = restrict(difference(run.start, checkpoint_weights(run.loss, arguments.other)), run.masks)
+            second, label, low, high = scaled_to(change, first), "towards the model of another task", -0.5, 1.5
         else:
             generator = torch.Generator().manual_seed(arguments.seed)
-            second, label = random_direction(run.start, generator), "random direction"
-        plane = Plane(run.start, [first, scaled_to(restrict(second, run.masks), first)])
-        path = [(0.0, 0.0)]
+            second, low, high = restrict(random_direction(run.start, generator), run.masks), -0.5, 0.5
+            label = "random direction, in norms of the filters"
+        plane = Plane(run.start, [first, second])
+        path: list[tuple[float, ...]] = [(0.0, 0.0)]
         path += [plane.project(restrict_to(run, checkpoint)) for checkpoint in run.checkpoints]
         path.append(plane.project(run.end))
-        axes = _axis(-0.5, 1.5, arguments.plane_points), _axis(-1.0, 1.0, arguments.plane_points)
+        axes = _axis(-0.5, 1.5, arguments.plane_points), _axis(low, high, arguments.plane_points)
         panels.append(_Panel(run, plane, *axes, {"training": path}, ("from start to end of training", label)))
     return _draw("surface", "Loss surface", panels, points)
 

@@ -111,7 +111,7 @@ def disambiguation_result(
     rows = ["most frequent sense", *layer_rows, *probe_rows, "upper bound"]
     columns: list[list[float | None]] = []
     spreads: list[list[float | None]] = []
-    series: dict[str, list[float | None]] = {}
+    series: dict[str, Sequence[float | None]] = {}
     values: dict[str, Any] = {}
     for name, accuracy in accuracies.items():
         stacks = [
@@ -188,7 +188,10 @@ def map_word(
     occurrences = [occurrence for occurrence, encoded in zip(occurrences, has_tokens.tolist()) if encoded]
     vectors = vectors[has_tokens]
     frequent = [label for label, _ in Counter(occurrence.label for occurrence in occurrences).most_common(_MAX_GROUPS)]
-    groups = [occurrence.label if occurrence.label in frequent else "other" for occurrence in occurrences]
+    order = {label: number for number, label in enumerate(frequent)}
+    rows = sorted(range(len(occurrences)), key=lambda row: order.get(occurrences[row].label, len(order)))
+    occurrences, vectors = [occurrences[row] for row in rows], vectors[rows]  # in the order of the legend
+    groups = [occurrence.label if occurrence.label in order else "other" for occurrence in occurrences]
     texts = [context_text(sentences[occurrence.sentence], occurrence) for occurrence in occurrences]
     slug = "".join(character if character.isalnum() and character.isascii() else "-" for character in title).strip("-")
     figures = [
