@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from importlib import import_module
+from typing import Any
 
 import transformers
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel
@@ -69,7 +70,7 @@ def check_specs(specs: Iterable[FamilySpec]) -> dict[str, FamilySpec]:
 def _class_problems(spec: FamilySpec) -> Iterable[str]:
     if "AutoModel" not in spec.models:
         yield "models has no 'AutoModel', the encoder"
-    for auto_name, model in (*spec.models.items(), *spec.reference_heads.items()):
+    for auto_name, model in (*spec.models.items(), *spec.reference_heads.items(), *spec.alternative_heads.items()):
         if not hasattr(transformers, auto_name):
             yield f"transformers has no Auto class {auto_name!r}"
         if not issubclass(model, CtxPreTrainedModel) or model.config_class is not spec.config:
@@ -77,8 +78,9 @@ def _class_problems(spec: FamilySpec) -> Iterable[str]:
 
 
 def _name_problems(spec: FamilySpec) -> Iterable[str]:
-    if unknown := sorted(spec.reference_heads.keys() - spec.models.keys()):
-        yield f"reference_heads has Auto classes that models lacks: {unknown}"
+    for name in ("reference_heads", "alternative_heads"):
+        if unknown := sorted(getattr(spec, name).keys() - spec.models.keys()):
+            yield f"{name} has Auto classes that models lacks: {unknown}"
     if {"tiny", "base"} - spec.sizes.keys():
         yield "sizes lacks 'tiny' or 'base'"
     field_names = {*spec.config.__dataclass_fields__, *spec.config.attribute_map}
@@ -122,7 +124,8 @@ def get_family(key: str | PreTrainedConfig | PreTrainedModel) -> FamilySpec:
 def checkpoint_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
     """The class from which a checkpoint was saved; raises CtxError if `architectures` has no class of a family."""
     family = get_family(config)
-    classes = {model.__name__: model for model in (*family.models.values(), *family.reference_heads.values())}
+    heads = (family.models, family.reference_heads, family.alternative_heads)
+    classes = {model.__name__: model for models in heads for model in models.values()}
     for name in config.architectures or []:
         if name in classes:
             return classes[name]
@@ -131,6 +134,16 @@ def checkpoint_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
         location=config.name_or_path or None,
         hint="save the model with save_pretrained.",
     )
+
+
+def head_class(auto_class: str, config: PreTrainedConfig) -> Any:
+    """The class that creates or loads a head: the family's alternative head if `config.architectures` names it, else
+    the Auto class."""
+    for family in FAMILIES.values():
+        head = family.alternative_heads.get(auto_class)
+        if head is not None and type(config) is family.config and head.__name__ in (config.architectures or ()):
+            return head
+    return getattr(transformers, auto_class)
 
 
 def register() -> None:

@@ -139,6 +139,8 @@ class FamilySpec:
         seq2seq_finetuning: Fine-tuning by `finetune seq2seq`; None for the targets as `labels`.
         conversion: Conversion of weights from the reference layout to the native layout.
         reference_heads: Auto class name -> class with the layout of the reference, if it is not the class in `models`.
+        alternative_heads: Auto class name -> another class for its task, used if the configuration's `architectures`
+            names it.
         parent: Name of the only other family whose modules this one may import.
         training: Defaults of training.
     """
@@ -154,6 +156,7 @@ class FamilySpec:
     seq2seq_finetuning: Seq2SeqFinetuning | None = None
     conversion: list[WeightTransform] = field(default_factory=list)
     reference_heads: dict[str, type[CtxPreTrainedModel]] = field(default_factory=dict)
+    alternative_heads: dict[str, type[CtxPreTrainedModel]] = field(default_factory=dict)
     parent: str | None = None
     training: TrainingDefaults = field(default_factory=TrainingDefaults)
     traits: Traits = field(default_factory=Traits)
@@ -172,7 +175,7 @@ class FamilySpec:
     @property
     def stub(self) -> RemoteCodeStub:
         """The module that loads checkpoints of the family with `trust_remote_code=True`."""
-        return RemoteCodeStub(self.config, self.tokenizer, self.models)
+        return RemoteCodeStub(self.config, self.tokenizer, self.models, self.alternative_heads)
 
     @property
     def card(self) -> str:

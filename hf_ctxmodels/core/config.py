@@ -206,7 +206,7 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
         if (stub := get_remote_code_stub(self)) is None:
             return super().save_pretrained(save_directory, push_to_hub=push_to_hub, **kwargs)
         stub.write(save_directory)  # before the directory's files are pushed to the Hub
-        self.auto_map = stub.auto_map  # an attribute is saved; it belongs to the file only
+        self.auto_map = stub.auto_map(self.architectures)  # an attribute is saved; it belongs to the file only
         try:
             super().save_pretrained(save_directory, push_to_hub=push_to_hub, **kwargs)
         finally:

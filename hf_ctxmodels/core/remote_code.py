@@ -4,10 +4,10 @@ A checkpoint's `auto_map` can only name modules in the same directory. The stub 
 transformers checks that the packages it imports are installed, and suggests `pip install hf_ctxmodels` if not.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -39,11 +39,13 @@ class InstalledCode:
 
 @dataclass(frozen=True)
 class RemoteCodeStub:
-    """The stub of a family; `models` maps Auto classes to model classes, `tokenizer` is None for another family's."""
+    """The stub of a family; `models` and `alternative_heads` map Auto classes to model classes, `tokenizer` is None for
+    another family's."""
 
     config: Any
     tokenizer: type | None
     models: Mapping[str, type]
+    alternative_heads: Mapping[str, type] = field(default_factory=dict)
 
     @property
     def module(self) -> str:
@@ -53,16 +55,18 @@ class RemoteCodeStub:
     @property
     def source(self) -> str:
         """Source code of the module."""
-        classes = (self.config, self.tokenizer, *self.models.values())
+        classes = (self.config, self.tokenizer, *self.models.values(), *self.alternative_heads.values())
         names = sorted({cls.__name__ for cls in classes if cls is not None})
         return _SOURCE.format(
             imports="\n".join(f"    {name}," for name in names), names="\n".join(f'    "{name}",' for name in names)
         )
 
-    @property
-    def auto_map(self) -> dict[str, str]:
-        """`auto_map` of config.json: Auto class -> class."""
-        classes = {"AutoConfig": self.config, **self.models}
+    def auto_map(self, architectures: Sequence[str] | None) -> dict[str, str]:
+        """`auto_map` of a config.json with these `architectures`: Auto class -> class."""
+        saved_heads = {
+            name: head for name, head in self.alternative_heads.items() if head.__name__ in (architectures or ())
+        }
+        classes = {"AutoConfig": self.config, **self.models, **saved_heads}
         return {auto_class: f"{self.module}.{cls.__name__}" for auto_class, cls in classes.items()}
 
     @property

@@ -16,6 +16,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from hf_ctxmodels.downstream.multitask import CtxMultiTaskConfig, get_spec
 from hf_ctxmodels.downstream.tasks import TASKS
 from hf_ctxmodels.downstream.tasks.metrics import metric_range
+from hf_ctxmodels.registry import head_class
 from hf_ctxmodels.spec import FamilySpec
 from hf_ctxmodels.training.summary import SUMMARY_FILE, TrainingSummary
 from hf_ctxmodels.training.training_log import plot_losses
@@ -69,6 +70,7 @@ def model_card(
         repo_id=repo_id,
         model_class=model_class,
         auto_class=auto_class,
+        head_class=head_class(auto_class, config).__name__,
         family_name=family.name,
         paper=family.paper,
         parameters=num_elements,
@@ -125,7 +127,8 @@ def auto_class_of(family: FamilySpec, config: PreTrainedConfig) -> tuple[str, st
     """Names of the saved model's class and of the Auto class that opens it; AutoModel by default."""
     model_class = (config.architectures or [family.models["AutoModel"].__name__])[0]
     # A class may be registered with several Auto classes; the first one is its task.
-    names = {model.__name__: auto_class for auto_class, model in reversed(family.models.items())}
+    heads = (*family.models.items(), *family.alternative_heads.items())
+    names = {model.__name__: auto_class for auto_class, model in reversed(heads)}
     return model_class, names.get(model_class, "AutoModel")
 
 

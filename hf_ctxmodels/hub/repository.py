@@ -174,7 +174,7 @@ def stub_files(directory: Path, family: FamilySpec) -> dict[str, bytes]:
     # a field may contain the local directory of another model
     config = {name: without_local_paths(value) if isinstance(value, str) else value for name, value in config.items()}
     contents = {
-        "config.json": config | {"auto_map": stub.auto_map},
+        "config.json": config | {"auto_map": stub.auto_map(config.get("architectures"))},
         "tokenizer_config.json": tokenizer | {"auto_map": stub.tokenizer_auto_map},
     }
     files = {name: f"{json.dumps(value, indent=2, ensure_ascii=False)}\n" for name, value in contents.items()}

@@ -1,5 +1,6 @@
 """Inference with task heads: question answering, token classification by words, and ensembles of classifiers."""
 
+import inspect
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -72,6 +73,8 @@ def answer_questions(
     """
     task = QuestionAnswering(TaskArguments(None, None, None, max_length, doc_stride, max_answer_length))
     task.has_unanswerable = may_be_unanswerable
+    if "p_mask" in inspect.signature(model.forward).parameters:
+        task.use_beam_search()
     examples = [Question(str(index), text, context, (), "") for index, (text, context) in enumerate(questions)]
     encoded = task.encode(examples, tokenizer)
     outputs = run_head(model, tokenizer, task, encoded, batch_size)

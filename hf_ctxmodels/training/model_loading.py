@@ -9,7 +9,6 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-import transformers
 from accelerate import init_empty_weights
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
@@ -25,7 +24,7 @@ from hf_ctxmodels.core.loading import require_existing_path
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.core.output_files import TOKENIZER_FILES
 from hf_ctxmodels.core.weights import is_quantized
-from hf_ctxmodels.registry import FAMILIES
+from hf_ctxmodels.registry import FAMILIES, head_class
 from hf_ctxmodels.spec import FamilySpec
 from hf_ctxmodels.training.checkpoint_files import MANIFEST_FILE, damaged_files, list_checkpoints
 from hf_ctxmodels.training.sharded_checkpoints import is_sharded
@@ -189,10 +188,19 @@ def set_embedding_fields(config: PreTrainedConfig) -> None:
 def new_model(auto_class: str, config: PreTrainedConfig) -> PreTrainedModel:
     """A new model with the head of an Auto class, and the pretrained components that its configuration names."""
     set_embedding_fields(config)
-    model = getattr(transformers, auto_class).from_config(config)
+    model = _empty_model(auto_class, config)
     if isinstance(model, CtxPreTrainedModel):
         model.load_pretrained_components()
     return model
+
+
+def _empty_model(auto_class: str, config: PreTrainedConfig) -> PreTrainedModel:
+    model_class = head_class(auto_class, config)
+    return (
+        model_class._from_config(config)
+        if issubclass(model_class, PreTrainedModel)
+        else model_class.from_config(config)
+    )
 
 
 def new_model_without_memory(auto_class: str, config: PreTrainedConfig) -> PreTrainedModel:
@@ -200,7 +208,7 @@ def new_model_without_memory(auto_class: str, config: PreTrainedConfig) -> PreTr
     of another process's weights; buffers have their values."""
     set_embedding_fields(config)
     with init_empty_weights(include_buffers=False):
-        model = getattr(transformers, auto_class).from_config(config)
+        model = _empty_model(auto_class, config)
     model.tie_weights()
     placeholders: dict[nn.Parameter, nn.Parameter] = {}
     for module in model.modules():
@@ -293,10 +301,11 @@ def load_model(
         )
     hint = "use a directory with config.json and model.safetensors, or a Hub id, of a model with this head."
     with _wrap_library_errors(f"The model cannot be opened with {auto_class}", source, hint):
-        model_class = getattr(transformers, auto_class)
+        model_class = head_class(auto_class, config)
         arguments: dict[str, Any] = {"pretrained_model_name_or_path": source}
         if weights is not None:
-            model_class = model_class._model_mapping[type(config)]
+            if not issubclass(model_class, PreTrainedModel):
+                model_class = model_class._model_mapping[type(config)]
             arguments = {"pretrained_model_name_or_path": None, "state_dict": dict(weights)}
         try:
             # transformers reports missing and unexpected weights without raising

@@ -50,7 +50,7 @@ class TaskEvaluation:
             start = starts[min(number, len(starts) - 1)]
             batch = self.collate(features[start : start + self.batch_size])
             inputs = send_to_device(batch, accelerator.device, non_blocking=True)
-            output = model(**inputs)
+            output = model(**inputs, **self.task.evaluation_arguments)
             if number < len(starts):
                 outputs_by_start[start] = (
                     self.task.generate(unwrapped, inputs)
@@ -90,6 +90,8 @@ def learned_baseline_scores(task: Task[Any], training: Sequence[Any], validation
 def feature_outputs(task: Task[Any], output: Any, batch: dict[str, torch.Tensor]) -> list[Logits]:
     """The outputs for each feature of a batch, without padding."""
     tensors = {name: getattr(output, name).float().cpu() for name in task.output_names}
+    for name in task.column_outputs:
+        tensors[name] = tensors[name].long() - batch["attention_mask"].cpu().argmax(1, keepdim=True)
     if not task.has_token_outputs:
         return [{name: tensor[i].numpy() for name, tensor in tensors.items()} for i in range(len(batch["input_ids"]))]
     return [

@@ -179,6 +179,7 @@ class TaskRun:
             setattr(self.config, name, value)
         with self._named_errors():
             self.config.validate()
+            self.config.architectures = None  # the heads are of the classes in `FamilySpec.models`
             self.task.configure(self.config, self.training, self.validation)
 
     def encode(self, tokenizer: PreTrainedTokenizerBase) -> tuple[list[Feature], Encoded]:

@@ -2,9 +2,10 @@
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
@@ -42,6 +43,12 @@ class TaskArguments:
     cut_sources: bool = flag(False, "Truncate sources to --max_length; by default longer sources are an error.")
     target_language: str | None = flag(
         None, "Language to generate, for multilingual models: a token, such as `<de>`, or a name in lang2id."
+    )
+    span_beam_search: bool = flag(
+        False, "Use the head that predicts the end of an answer given its start, and no answer apart (XLNet)."
+    )
+    null_threshold: float = flag(
+        0.0, "Predict no answer if its score exceeds the score of the best span by more than this."
     )
     label_smoothing: float | None = flag(None, "Label smoothing in training; by default the value of the family.")
     num_beams: int = flag(1, "Width of the beam search for predictions; 1 is greedy.")
@@ -93,14 +100,18 @@ class Task(ABC, Generic[Example]):
     name: ClassVar[str]
     auto_class: ClassVar[str]
     """Name of the Auto class of the task's heads."""
-    targets: ClassVar[tuple[str, ...]] = ("labels",)
+    targets: tuple[str, ...] = ("labels",)
     """Entries of a feature that are targets of the loss."""
-    output_names: ClassVar[tuple[str, ...]] = ("logits",)
+    output_names: tuple[str, ...] = ("logits",)
     """Fields of the head's output that `decode` reads."""
     split_words: ClassVar[bool] = False
     """Whether the tokenizer's inputs are lists of words."""
-    has_token_outputs: ClassVar[bool] = False
+    has_token_outputs: bool = False
     """Whether there is an output for each token; `decode` receives them without padding."""
+    column_outputs: tuple[str, ...] = ()
+    """Outputs that are columns of tokens; `decode` receives them as indices of tokens without padding."""
+    evaluation_arguments: Mapping[str, Any] = MappingProxyType({})
+    """Further arguments of the head's forward in evaluation."""
     is_percentage: ClassVar[bool] = False
     """Whether the main metric is in percent."""
     is_generative: ClassVar[bool] = False

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from transformers import DataCollatorWithPadding, PreTrainedConfig, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError, wrap_errors
@@ -15,6 +16,7 @@ from hf_ctxmodels.data.table_files import read_table
 from hf_ctxmodels.data.text_files import read_text
 from hf_ctxmodels.downstream.tasks import metrics
 from hf_ctxmodels.downstream.tasks.base import Encoded, Feature, Logits, Task, get_texts
+from hf_ctxmodels.registry import FAMILIES
 
 MAX_QUESTION_TOKENS = 64  # longer questions are truncated, as in BERT's SQuAD runs (Devlin et al. 2019, released code)
 _SQUAD_HINT = (
@@ -108,17 +110,24 @@ def read_squad(file: str, has_answers: bool = True) -> list[Question]:
 
 
 class _SpanCollator(DataCollatorWithPadding):
-    """Pads features, and shifts the answer positions by left padding."""
+    """Pads features, and shifts columns of tokens by left padding."""
 
     def __call__(self, features: list[Feature]) -> dict[str, Any]:
-        if self.tokenizer.padding_side == "left":
-            longest = max(len(feature["input_ids"]) for feature in features)
-            shifts = [longest - len(feature["input_ids"]) for feature in features]
-            features = [
-                feature | {name: feature[name] + shift for name in QuestionAnswering.targets}
-                for feature, shift in zip(features, shifts, strict=True)
-            ]
-        return super().__call__(features)
+        lengths = [len(feature["input_ids"]) for feature in features]
+        padding = [max(lengths) - length for length in lengths]
+        is_left = self.tokenizer.padding_side == "left"
+        features = [dict(feature) for feature in features]
+        masks = [feature.pop("p_mask") for feature in features if "p_mask" in feature]
+        if is_left:
+            for feature, shift in zip(features, padding, strict=True):
+                for name in {"start_positions", "end_positions", "cls_index"} & feature.keys():
+                    feature[name] += shift
+        batch = super().__call__(features)
+        if masks:
+            widths = [(width, 0) if is_left else (0, width) for width in padding]
+            rows = [np.pad(mask, width, constant_values=1) for mask, width in zip(masks, widths, strict=True)]
+            batch["p_mask"] = torch.from_numpy(np.stack(rows))
+        return batch
 
 
 class QuestionAnswering(Task[Question]):
@@ -126,19 +135,28 @@ class QuestionAnswering(Task[Question]):
 
     The target of a window that lacks a part of the answer is the null position (the classification token), as in Devlin
     et al. 2019, sections 4.2 and 4.3. The prediction is the best span of all windows; if the data have unanswerable
-    questions, it is "" if the null score of each window exceeds the score of this span.
+    questions, it is "" if the null score of each window exceeds the score of this span by more than
+    `null_threshold`.
+
+    A head with beam search (Yang et al. 2019, released code for SQuAD 2.0) learns the null position of such a window as
+    its answer, too, and whether there is an answer. The score of a span is the log-probability of its start plus that
+    of its end given the start. The null score is the logit of no answer, which is compared with 0.
     """
 
     name: ClassVar[str] = "question-answering"
     auto_class: ClassVar[str] = "AutoModelForQuestionAnswering"
     collator_class = _SpanCollator
-    targets: ClassVar[tuple[str, ...]] = ("start_positions", "end_positions")
-    output_names: ClassVar[tuple[str, ...]] = ("start_logits", "end_logits")
-    has_token_outputs: ClassVar[bool] = True
+    targets = ("start_positions", "end_positions")
+    output_names = ("start_logits", "end_logits")
+    has_token_outputs = True
     is_percentage: ClassVar[bool] = True
-    argument_names: ClassVar[tuple[str, ...]] = ("max_length", "doc_stride", "max_answer_length")
+    argument_names: ClassVar[tuple[str, ...]] = (
+        *("max_length", "doc_stride", "max_answer_length", "span_beam_search", "null_threshold"),
+    )
 
     has_unanswerable: bool = False
+    has_beam_search: bool = False
+    """Whether the head searches spans itself; see `use_beam_search`."""
 
     def read_file(self, file: str) -> list[Question]:
         """Read the examples of a file."""
@@ -158,8 +176,39 @@ class QuestionAnswering(Task[Question]):
         return questions
 
     def configure(self, config: PreTrainedConfig, train: Sequence[Question], validation: Sequence[Question]) -> None:
-        """Note whether a question is unanswerable."""
+        """Note whether a question is unanswerable, and choose the head."""
         self.has_unanswerable = any(not question.answers for question in (*train, *validation))
+        if self.arguments.span_beam_search:
+            config.architectures = [self._beam_search_class(config)]
+        self.load_labels(config)
+
+    def load_labels(self, config: PreTrainedConfig) -> None:
+        """Note whether the model's head searches spans."""
+        heads = (family.alternative_heads.get(self.auto_class) for family in FAMILIES.values())
+        if {head.__name__ for head in heads if head is not None} & {*(config.architectures or ())}:
+            self.use_beam_search()
+
+    def _beam_search_class(self, config: PreTrainedConfig) -> str:
+        families = {
+            family.config: family for family in FAMILIES.values() if self.auto_class in family.alternative_heads
+        }
+        if type(config) not in families:
+            names = ", ".join(family.name for family in families.values())
+            raise CtxError(
+                f"A model with a {type(config).__name__} has no head that searches spans.",
+                location="--span_beam_search",
+                hint=f"remove it, or use a model of: {names}.",
+            )
+        return families[type(config)].alternative_heads[self.auto_class].__name__
+
+    def use_beam_search(self) -> None:
+        """Encode and decode for a head whose output are the best spans; call it before `encode`."""
+        self.has_beam_search = True
+        self.targets = ("start_positions", "end_positions", "is_impossible")
+        self.column_outputs = ("start_top_index", "end_top_index")
+        self.output_names = ("start_top_log_probs", "end_top_log_probs", *self.column_outputs, "cls_logits")
+        self.has_token_outputs = False
+        self.evaluation_arguments = {"return_spans": True}
 
     def encode(self, examples: Sequence[Question], tokenizer: PreTrainedTokenizerBase) -> Encoded:
         """Origins are `Window`s."""
@@ -199,7 +248,12 @@ class QuestionAnswering(Task[Question]):
             window = Window(example_index, null, spans)
             start, end = window.target(examples[example_index])
             feature = {name: encoding[name][index] for name in encoding}
-            features.append(feature | {"start_positions": start, "end_positions": end})
+            feature |= {"start_positions": start, "end_positions": end}
+            if self.has_beam_search:
+                p_mask = (~is_context).astype(np.int64)
+                p_mask[null] = 0
+                feature |= {"cls_index": null, "is_impossible": int((start, end) == (null, null)), "p_mask": p_mask}
+            features.append(feature)
             origins.append(window)
         return Encoded(features, origins)
 
@@ -207,17 +261,25 @@ class QuestionAnswering(Task[Question]):
         """The best span of each context."""
         best = [(-np.inf, "")] * len(examples)
         null = [np.inf] * len(examples)
+        max_length = self.arguments.max_answer_length
         for window, output in zip(encoded.origins, outputs, strict=True):
-            start, end = output["start_logits"].astype(np.float64), output["end_logits"].astype(np.float64)
-            index = window.example
-            null[index] = min(null[index], start[window.null_position] + end[window.null_position])
-            score, first, last = best_span(start, end, window.spans[:, 0] >= 0, self.arguments.max_answer_length)
+            output = {name: values.astype(np.float64) for name, values in output.items()}
+            index, allowed = window.example, window.spans[:, 0] >= 0
+            if self.has_beam_search:
+                null_score = float(output["cls_logits"])
+                score, first, last = best_searched_span(output, allowed, max_length)
+            else:
+                start, end = output["start_logits"], output["end_logits"]
+                null_score = start[window.null_position] + end[window.null_position]
+                score, first, last = best_span(start, end, allowed, max_length)
+            null[index] = min(null[index], null_score)
             if score > best[index][0]:
                 best[index] = (score, examples[index].context[window.spans[first, 0] : window.spans[last, 1]])
         predictions = []
         for (score, text), null_score in zip(best, null, strict=True):
-            probability = float(1 / (1 + np.exp(np.clip(score - null_score, -500, 500))))
-            is_unanswerable = self.has_unanswerable and null_score > score
+            margin = null_score - (0.0 if self.has_beam_search else score)
+            probability = float(1 / (1 + np.exp(np.clip(-margin, -500, 500))))
+            is_unanswerable = self.has_unanswerable and margin > self.arguments.null_threshold
             predictions.append(AnswerSpan("" if is_unanswerable else text, probability))
         return predictions
 
@@ -266,3 +328,22 @@ def best_span(start: np.ndarray, end: np.ndarray, allowed: np.ndarray, max_lengt
     scores = np.where(allowed, start, -np.inf)[:, None] + np.lib.stride_tricks.sliding_window_view(ends, width)
     first, extra = np.unravel_index(int(scores.argmax()), scores.shape)
     return float(scores[first, extra]), int(first), int(first + extra)
+
+
+def best_searched_span(output: Logits, allowed: np.ndarray, max_length: int) -> tuple[float, int, int]:
+    """As `best_span`, among the spans of a beam search.
+
+    `output` has the `start_top_index` (starts,) of the best starts with their probabilities `start_top_log_probs`, and
+    the `end_top_index` (ends * starts,) of the best ends of each start, which varies fastest, with their probabilities
+    given the start. The score is a log-probability.
+    """
+    starts, ends = output["start_top_index"].astype(int), output["end_top_index"].astype(int)
+    ends_per_start = len(ends) // len(starts)
+    starts = np.tile(starts, ends_per_start)
+    probabilities = np.tile(output["start_top_log_probs"], ends_per_start) * output["end_top_log_probs"]
+    is_valid = (starts >= 0) & (starts <= ends) & (ends < np.minimum(starts + max_length, len(allowed)))
+    is_valid[is_valid] &= allowed[starts[is_valid]] & allowed[ends[is_valid]]
+    with np.errstate(divide="ignore"):
+        scores = np.where(is_valid, np.log(probabilities), -np.inf)
+    best = int(scores.argmax())
+    return float(scores[best]), int(starts[best]), int(ends[best])

@@ -45,7 +45,7 @@ class TokenClassification(LabelledTask[TaggedSentence]):
     collator_class = DataCollatorForTokenClassification
     has_unlabelled_loss: ClassVar[bool] = True
     split_words: ClassVar[bool] = True
-    has_token_outputs: ClassVar[bool] = True
+    has_token_outputs = True
 
     def read_file(self, file: str) -> list[TaggedSentence]:
         """Read the examples of a file."""

@@ -32,6 +32,7 @@ SPEC = FamilySpec(
         "AutoModelForQuestionAnswering": CtxXLNetForQuestionAnsweringSimple,
         "AutoModelForMultipleChoice": CtxXLNetForMultipleChoice,
     },
+    alternative_heads={"AutoModelForQuestionAnswering": CtxXLNetForQuestionAnswering},
     objective_classes={"plm": "PermutationLM"},
     sizes=SIZES,
     # parameter counts of the classes of transformers 5.23

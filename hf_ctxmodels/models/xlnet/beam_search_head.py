@@ -115,6 +115,7 @@ class ForBeamSearchQuestionAnswering(HeadModel):
         cls_index: Tensor | None = None,
         p_mask: Tensor | None = None,
         num_items_in_batch: ItemCounts = None,
+        return_spans: bool = False,
         **kwargs: Any,
     ) -> BeamSearchSpanOutput:
         """Compute the top spans, or the loss with both positions.
@@ -124,6 +125,7 @@ class ForBeamSearchQuestionAnswering(HeadModel):
             is_impossible: (batch,) 1 for unanswerable questions; adds the third term of the loss, at `cls_index`.
             cls_index: (batch,) column of <cls>; by default the last token.
             p_mask: (batch, length), 1 where no answer can start or end. Padding is always excluded.
+            return_spans: Compute the top spans with both positions, too.
 
         Raises:
             CtxError: A tensor has another shape, `cls_index` or `is_impossible` is out of range, or no answer can start
@@ -171,7 +173,8 @@ class ForBeamSearchQuestionAnswering(HeadModel):
             total = F.binary_cross_entropy_with_logits(logits, targets.float(), reduction="sum")
             # half the weight, as in the released code
             loss = loss + mean_over_targets(total, targets, "is_impossible", num_items_in_batch) / 2
-        return BeamSearchSpanOutput(loss=loss, **self.encoder_fields(outputs))
+        spans = self._search(states, cls_states, excluded) if return_spans else {}
+        return BeamSearchSpanOutput(loss=loss, **spans, **self.encoder_fields(outputs))
 
     def _search(self, states: Tensor, cls_states: Tensor, excluded: Tensor | None) -> dict[str, Any]:
         """The top starts, and the top ends of each start."""
