@@ -10,7 +10,15 @@ import pytest
 import torch
 from commands import command_output, run_command
 from safetensors.torch import load_file
-from transformers import AutoModel, AutoModelForSequenceClassification, AutoModelForTokenClassification, AutoTokenizer
+from transformers import (
+    AutoModel,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+    DataCollatorForTokenClassification,
+    Trainer,
+    TrainingArguments,
+)
 from zoo import tiny_config
 
 from hf_ctxmodels import CtxError, CtxTaskNetworkConfig
@@ -170,6 +178,33 @@ def test_tagger(sources: dict[str, str], tmp_path: Path) -> None:
     model.network.classifier.weight.data.mul_(-1)  # a bad model, whose labels must be valid anyway
     labels = [model.config.id2label[index] for index in model(**batch).logits[0].argmax(-1).tolist()]
     assert all(tag[0] != "I" or previous[1:] == tag[1:] for previous, tag in pairwise(["O", *labels]))
+
+
+@pytest.mark.parametrize("options", [{"highway": True}, {"crf": False, "variational_dropout": True}])
+def test_tagger_with_trainer(sources: dict[str, str], tmp_path: Path, options: dict[str, Any]) -> None:
+    """One step of Trainer is equal for one batch and for accumulated ones with different numbers of targets."""
+    options = {"hidden_size": 8, "num_layers": 2, "dropout": 0.0, **options}
+    changes = {"network_options": options, "feature_dropout": 0.0, "id2label": {0: "O", 1: "B-A", 2: "I-A"}}
+    weights = []
+    for accumulation in (1, 4):
+        model, tokenizer = network(sources, "AutoModelForTokenClassification", ("bert",), **changes)
+        features = [{**tokenizer(text), "labels": [n % 3 for n in range(len(text.split()))]} for text in TEXTS]
+        arguments = TrainingArguments(
+            str(tmp_path), max_steps=1, optim="sgd", learning_rate=0.1, lr_scheduler_type="constant", report_to=[],
+            gradient_accumulation_steps=accumulation, per_device_train_batch_size=4 // accumulation, max_grad_norm=0.0,
+            save_strategy="no", use_cpu=True,
+        )  # fmt: skip
+        collator = DataCollatorForTokenClassification(tokenizer)
+        Trainer(model, arguments, train_dataset=features, data_collator=collator).train()
+        model.save_pretrained(tmp_path / "model")
+        reopened = AutoModelForTokenClassification.from_pretrained(tmp_path / "model")
+        batch = tokenizer(TEXTS, padding=True, return_tensors="pt")
+        torch.testing.assert_close(model.eval()(**batch).logits, reopened(**batch).logits, **CLOSE)
+        weights.append(model.network.state_dict())
+    before = network(sources, "AutoModelForTokenClassification", ("bert",), **changes)[0].network.state_dict()
+    for name, weight in weights[0].items():
+        torch.testing.assert_close(weights[1][name], weight, **CLOSE)
+        assert not torch.equal(before[name], weight), f"{name} is not trained"
 
 
 @pytest.mark.parametrize("no_answer", [False, True])
