@@ -1,4 +1,4 @@
-"""What a probe's score is compared with: control tasks, majorities and code lengths."""
+"""Baselines of probes: control tasks, majorities and code lengths."""
 
 import math
 import random
@@ -10,7 +10,7 @@ from itertools import accumulate
 from hf_ctxmodels.analysis.probing.tasks import ExampleSet
 
 PORTIONS = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.0625, 0.125, 0.25, 0.5, 1.0)
-"""Shares of the sentences after which a probe is trained anew (Voita & Titov 2020, section 2.2.2 and their code)."""
+"""Shares of the sentences after which a new probe is trained (Voita & Titov 2020, section 2.2.2 and their code)."""
 
 
 class ControlTask:

@@ -54,7 +54,7 @@ class ProbingOptions:
     """Options of the probes of a task.
 
     Attributes:
-        probe: Kind of probe.
+        probe: Probe and its options.
         training: Optimisation.
         rank: Rank of structural probes.
         control_task, code_length: Whether to train probes of the control task, and on the portions of the online code.
@@ -88,8 +88,8 @@ class LabelledVectors:
         """The same with one row for each span, the mean of its words."""
         sizes = [len(self.spans[split]) for split in SPLITS]
         vectors, spans = pool_spans(self.vectors, torch.cat([self.spans[split] for split in SPLITS]))
-        parts = dict(zip(SPLITS, spans.split(sizes), strict=True))
-        return LabelledVectors(self.task, vectors, parts, self.columns, self.layers)
+        spans_by_split = dict(zip(SPLITS, spans.split(sizes), strict=True))
+        return LabelledVectors(self.task, vectors, spans_by_split, self.columns, self.layers)
 
     def data(self, split: str, targets: Tensor) -> ProbeData:
         """Examples of a split with (V, examples, ...) targets."""
@@ -110,9 +110,9 @@ def probe_layers(
     if not is_edge:
         inputs = inputs.pooled()
     has_control = options.control_task and not inputs.task.is_sentence_level
-    kinds = [("task", seed) for seed in seeds] + [("control", seed) for seed in seeds if has_control]
-    targets = _targets(inputs.task, kinds, is_edge)
-    grid = _grid(inputs, [f"{kind} {seed}" for kind, seed in kinds])
+    variants = [("task", seed) for seed in seeds] + [("control", seed) for seed in seeds if has_control]
+    targets = _targets(inputs.task, variants, is_edge)
+    grid = _grid(inputs, [f"{target} {seed}" for target, seed in variants])
     positive = inputs.task.positive_label
     positive_label = None if positive is None or is_edge else inputs.task.labels.index(positive)
 
@@ -149,22 +149,24 @@ def _grid(inputs: LabelledVectors, variants: list[str]) -> ProbeGrid:
     return ProbeGrid(names, variants, inputs.vectors.shape[-1], inputs.task.num_slots, len(inputs.task.labels))
 
 
-def _targets(task: ProbingTask, kinds: Sequence[tuple[str, int]], is_multilabel: bool) -> dict[str, Tensor]:
+def _targets(task: ProbingTask, variants: Sequence[tuple[str, int]], is_multilabel: bool) -> dict[str, Tensor]:
     """(V, examples) or (V, examples, labels) targets of each split: labels of the task or of a control task."""
     train_labels = [label for example in task.splits["train"].examples for label in example.labels]
     targets = {}
     for split, examples in task.splits.items():
         true_labels = label_targets([example.labels for example in examples.examples], task.labels, is_multilabel)
         types = examples.word_types()
-        variants = []
-        for kind, seed in kinds:
-            if kind == "task":
-                variants.append(true_labels)
+        variant_targets = []
+        for target, seed in variants:
+            if target == "task":
+                variant_targets.append(true_labels)
                 continue
             control = ControlTask(train_labels, seed)
             labels = {word_type: (control.label(word_type),) for word_type in set(types)}
-            variants.append(label_targets([labels[word_type] for word_type in types], task.labels, is_multilabel))
-        targets[split] = torch.stack(variants)
+            variant_targets.append(
+                label_targets([labels[word_type] for word_type in types], task.labels, is_multilabel)
+            )
+        targets[split] = torch.stack(variant_targets)
     return targets
 
 
@@ -183,8 +185,8 @@ def _code_lengths(
     losses: list[Tensor] = []
     for number, (size, next_size) in enumerate(pairwise(sizes), 1):
         probes = build_probes(replace(grid), options.probe)  # with the initial weights again
-        part = f"{description}, portion {number} of {len(sizes) - 1}"
-        train_probes(probes, shuffled.select(0, size), dev, options.training, description=part)
+        portion = f"{description}, portion {number} of {len(sizes) - 1}"
+        train_probes(probes, shuffled.select(0, size), dev, options.training, description=portion)
         losses.append(evaluate_probes(probes, shuffled.select(size, next_size)).loss)
     shape = (len(grid.layers), len(grid.variants))
     bits = torch.zeros(shape, dtype=torch.double)

@@ -82,7 +82,7 @@ def _score_table(
     baselines: Mapping[str, Mapping[str, float]],
     metrics: Mapping[str, str],
 ) -> Table:
-    """Layers in rows, tasks in columns; below, what is reached without training or without a model."""
+    """Layers in rows, tasks in columns; below, the scores of the controls."""
     columns, values, references = [], [], []
     for task, result in trained.items():
         for number in ("score", "spearman"):
@@ -101,7 +101,7 @@ def _score_table(
                 assert scores is not None
                 reference["untrained, best layer"] = f"{max(mean for mean, _ in scores):.3f}"
             if number == "score":
-                reference |= {_BASELINE_NAMES[kind]: f"{score:.3f}" for kind, score in baselines[task].items()}
+                reference |= {_BASELINE_NAMES[baseline]: f"{score:.3f}" for baseline, score in baselines[task].items()}
             references.append(reference)
     names = list(dict.fromkeys(name for reference in references for name in reference))
     cells: list[list[Any]] = [[column[row][0] for column in values] for row in range(len(layers))]
@@ -171,8 +171,8 @@ def _layer_chart(
     add("control task", result.layers, "control")
     if untrained is not None:
         add("untrained", untrained.layers, "score")
-    for kind, score in baselines.items():
-        series[_BASELINE_NAMES[kind]] = [score] * len(layers)
+    for baseline, score in baselines.items():
+        series[_BASELINE_NAMES[baseline]] = [score] * len(layers)
     caption = "Bands: lowest and highest of the seeds. Only what exceeds the other lines is knowledge of the layer."
     return LineChart(
         f"layers-{_file_name(task)}",

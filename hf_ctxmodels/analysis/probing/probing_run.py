@@ -92,8 +92,8 @@ def build_data(
 ) -> ProbingData:
     """Build the tasks of a run from the file of each split, `train`, `dev` and `test`.
 
-    Sentence tasks are made from the sentences of all files and divided anew for each seed; a SentEval file has its own
-    partitions, and is given as the train file.
+    Sentence tasks are made from the sentences of all files and divided differently for each seed; a SentEval file, the
+    train file, has partitions.
 
     Raises:
         CtxError: A task is unknown or has no examples, a file is invalid, or files are missing.
@@ -121,11 +121,11 @@ def build_data(
         if is_treebank_task(name):
             data.tasks[name] = [build_treebank_task(name, sampled)]
         elif name in SENTENCE_TASKS:
-            sentences = label_sentences(name, [sentence for part in treebanks.values() for sentence in part])
+            sentences = label_sentences(name, [sentence for split in treebanks.values() for sentence in split])
             data.tasks[name] = [divide_sentences(name, sentences, seed) for seed in range(num_seeds)]
         elif name == "senteval":
-            parts = read_senteval(files["train"])
-            renamed = {"train": parts["train"], "dev": parts["validation"], "test": parts["test"]}
+            partitions = read_senteval(files["train"])
+            renamed = {"train": partitions["train"], "dev": partitions["validation"], "test": partitions["test"]}
             data.tasks[name] = [sentence_task(name, renamed)]
         elif name in FILE_TASKS:
             data.tasks[name] = [build_file_task(name, files)]
@@ -186,13 +186,13 @@ class Representations:
             vectors = standardize(self._mean_vectors[rows], sizes[0], torch.ones(len(rows), dtype=torch.bool))
             spans = torch.stack([torch.arange(len(rows)), torch.arange(1, len(rows) + 1)], -1)[:, None]
             return LabelledVectors(task, vectors, dict(zip(SPLITS, spans.split(sizes), strict=True)), columns, layers)
-        parts = {}
+        spans_by_split = {}
         for split, examples in task.splits.items():
             first_rows = [self._first_rows[tuple(words)] for words in examples.sentences]
             starts = torch.tensor([first_rows[example.sentence] for example in examples.examples])
             spans = torch.tensor([example.spans for example in examples.examples])
-            parts[split] = starts[:, None, None] + spans
-        return LabelledVectors(task, self.vectors, parts, columns, layers)
+            spans_by_split[split] = starts[:, None, None] + spans
+        return LabelledVectors(task, self.vectors, spans_by_split, columns, layers)
 
     def trees(self, data: ProbingData, columns: list[int]) -> dict[str, TreeData]:
         """The sentences of the structural tasks with their vectors."""
@@ -247,7 +247,7 @@ class ProbingRun:
     Attributes:
         layers: Numbers of layers, or None for all.
         seeds: Number of seeds: of the initial weights of probes, the control task and the partitions of sentence tasks.
-        mix: Whether to train probes of mixes of layers.
+        mix: Whether to train probes of mixes of layers, with the weights of the model alone.
         partial_dir: Directory for the results of finished tasks and layers, which an interrupted run reads.
     """
 
@@ -273,24 +273,31 @@ class ProbingRun:
         names = [*self.data.tasks, *self.data.structural]
         files = {name: self._partial_file(name, weights, digest) for name in names}
         results = {name: TaskResult() if file is None else TaskResult.load(file) for name, file in files.items()}
-        if all(self._is_complete(name, result, encoder.layers) for name, result in results.items()):
+        with_mix = self.mix and weights == "trained" and len(encoder.layers) > 1
+        layers = set(encoder.layers)
+        if all(
+            layers <= set(result.layers) and (result.mix is not None or not with_mix or name in self.data.structural)
+            for name, result in results.items()
+        ):
             return results
         print_status(f"{weights} weights: {len(encoder.layers)} layers, {', '.join(names)}")
         representations = Representations(encoder, self.data, cache_dir=self.cache_dir, dtype=self.dtype)
         if representations.num_words_without_tokens:
             print_status(f"{representations.num_words_without_tokens:,} words have no tokens; their vectors are 0")
         for name, result in results.items():
-            self._complete(name, result, encoder.layers, representations, f"{name}, {weights}")
+            self._complete(name, result, encoder.layers, representations, with_mix, f"{name}, {weights}")
             if (file := files[name]) is not None:
                 result.save(file)
         return results
 
-    def _is_complete(self, name: str, result: TaskResult, layers: Sequence[int]) -> bool:
-        needs_mix = self.mix and name in self.data.tasks and len(layers) > 1 and result.mix is None
-        return not needs_mix and set(layers) <= set(result.layers)
-
     def _complete(
-        self, name: str, result: TaskResult, layers: Sequence[int], representations: Representations, description: str
+        self,
+        name: str,
+        result: TaskResult,
+        layers: Sequence[int],
+        representations: Representations,
+        with_mix: bool,
+        description: str,
     ) -> None:
         """Add the layers and mixes that a result lacks."""
         columns = [column for column, layer in enumerate(layers) if layer not in result.layers]
@@ -315,7 +322,7 @@ class ProbingRun:
                 layer_scores = result.layers.setdefault(layer, {})
                 for number, values in scores.items():
                     layer_scores.setdefault(number, []).extend(values)
-        if self.mix and result.mix is None and len(layers) > 1:
+        if with_mix and result.mix is None:
             inputs = representations.labelled(partitions[0], list(range(len(layers))), list(layers))
             mixes = probe_mixes(inputs, list(seeds), self.options, description)
             result.mix = {
@@ -333,7 +340,9 @@ class ProbingRun:
         if self.partial_dir is None:
             return None
         if name in self.data.structural:
-            content: Any = [(sentence.words, sentence.heads) for part in self.data.trees.values() for sentence in part]
+            content: Any = [
+                (sentence.words, sentence.heads) for split in self.data.trees.values() for sentence in split
+            ]
         else:
             content = [vars(examples) for task in self.data.tasks[name] for examples in task.splits.values()]
         options = (type(self.options.probe).__name__, asdict(self.options), self.seeds, self.pooling, str(self.dtype))
@@ -348,11 +357,13 @@ class ProbingRun:
             for task in partitions:
                 train, test = task.splits["train"], task.splits["test"]
                 references = [example.labels for example in test.examples]
-                kinds = {"majority": False} if task.is_sentence_level else {"majority": False, "word_majority": True}
-                for kind, by_words in kinds.items():
+                baseline_names = (
+                    {"majority": False} if task.is_sentence_level else {"majority": False, "word_majority": True}
+                )
+                for baseline, by_words in baseline_names.items():
                     predictions = majority_predictions(train, test, by_words=by_words)
-                    values.setdefault(kind, []).append(label_score(predictions, references, task.positive_label))
-            baselines[name] = {kind: sum(scores) / len(scores) for kind, scores in values.items()}
+                    values.setdefault(baseline, []).append(label_score(predictions, references, task.positive_label))
+            baselines[name] = {baseline: sum(scores) / len(scores) for baseline, scores in values.items()}
         test_trees = [ParsedSentence.from_treebank(sentence, 0) for sentence in self.data.trees.get("test", ())]
         for name in self.data.structural:
             baselines[name] = {"chain": chain_baseline(test_trees, name)}  # type: ignore[arg-type]

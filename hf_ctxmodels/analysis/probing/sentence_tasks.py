@@ -154,7 +154,7 @@ SENTENCE_TASKS: dict[str, Callable[[Sequence[TreebankSentence]], Iterator[Labell
 
 
 def label_sentences(name: str, sentences: Sequence[TreebankSentence]) -> list[LabelledSentence]:
-    """The labelled sentences of a task, from those of 5 to 28 words."""
+    """The labelled sentences of a task, of 5 to 28 words each."""
     eligible = [sentence for sentence in sentences if MIN_WORDS <= len(sentence.words) <= MAX_WORDS]
     return list(SENTENCE_TASKS[name](eligible))
 
@@ -162,8 +162,8 @@ def label_sentences(name: str, sentences: Sequence[TreebankSentence]) -> list[La
 def divide_sentences(name: str, sentences: Sequence[LabelledSentence], seed: int) -> ProbingTask:
     """Divide sentences into train (0.7), dev (0.1) and test (0.2), with equally many of each label in each of them.
 
-    The sentences with the same `forms` are in one partition; those of a form that exceeds the share of dev and test are
-    in train.
+    The sentences with the same `forms` are in one partition; a form that exceeds the shares of dev and test is in
+    train.
     """
     generator = random.Random(seed)
     partitions: dict[str, list[LabelledSentence]] = {"train": [], "dev": [], "test": []}
@@ -185,7 +185,9 @@ def divide_sentences(name: str, sentences: Sequence[LabelledSentence], seed: int
             partitions[split] += groups[key]
             if split in room:
                 room[split] -= len(groups[key])
-    return sentence_task(name, {split: _balance(part, labels, generator) for split, part in partitions.items()})
+    return sentence_task(
+        name, {split: _balance(partition, labels, generator) for split, partition in partitions.items()}
+    )
 
 
 def _balance(

@@ -1,5 +1,5 @@
-"""Structural probes: a linear map under which distances between words are those in the dependency tree, or norms are
-depths in it (Hewitt & Manning 2019)."""
+"""Structural probes: a linear map under which distances between words equal distances in the dependency tree, or
+norms equal depths (Hewitt & Manning 2019)."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -55,7 +55,7 @@ class StructuralProbes(nn.Module):
     """Maps B of L layers and V seeds: squared distances |B (x - y)|^2 and squared norms |Bx|^2 (section 2.2).
 
     Initial weights are smaller than the published ±0.05, for vectors of variance 1 (see `standardize`), whose distances
-    would be far larger than those of trees.
+    would be far larger than distances in trees.
     """
 
     def __init__(self, grid: ProbeGrid, rank: int) -> None:

@@ -148,7 +148,7 @@ def arc_examples(sentences: Sequence[TreebankSentence], seed: int = 0) -> Exampl
     for index, sentence in enumerate(sentences):
         sentence.depths()
         for word, head in enumerate(sentence.heads):
-            candidates = [other for other in range(len(sentence.words)) if other not in (word, head)]
+            candidates = [candidate for candidate in range(len(sentence.words)) if candidate not in (word, head)]
             if head < 0 or not candidates:
                 continue
             for candidate, label in ((head, "1"), (generator.choice(candidates), "0")):

@@ -122,7 +122,8 @@ def standardize(vectors: Tensor, num_training_rows: int, has_tokens: Tensor) -> 
     Raises:
         CtxError: A vector is not finite.
     """
-    sums, squares, count = 0, 0, 0
+    sums = torch.zeros(vectors.shape[1:], dtype=torch.double)
+    squares, count = torch.zeros_like(sums), 0
     for start in range(0, num_training_rows, _CHUNK_ROWS):
         stop = min(start + _CHUNK_ROWS, num_training_rows)
         chunk = vectors[start:stop][has_tokens[start:stop]].float()
@@ -131,8 +132,8 @@ def standardize(vectors: Tensor, num_training_rows: int, has_tokens: Tensor) -> 
             squares + chunk.square().sum(0).double(),
             count + len(chunk),
         )
-    mean: Any = sums / max(count, 1)
-    variance: Any = squares / max(count, 1) - mean.square()
+    mean = sums / max(count, 1)
+    variance = squares / max(count, 1) - mean.square()
     if not bool(torch.isfinite(variance).all()):
         raise CtxError(
             "The vectors of the model are not finite, or exceed the range of float16.",
