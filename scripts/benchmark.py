@@ -17,6 +17,7 @@ from benchmarks import (
     compression,
     decoders,
     encoders,
+    features,
     pretraining,
     recurrent,
     report,
@@ -61,6 +62,7 @@ SUITES = {
     "sharing": Suite([sharing.run], sharing.table, lambda attention: sharing.SETTING),
     "serving": Suite([serving.run], serving.table, lambda attention: serving.SETTING),
     "adapters": Suite([adapters.run], adapters.table, lambda attention: adapters.SETTING),
+    "features": Suite([features.run], features.table, lambda attention: features.SETTING),
     "recurrent": Suite([recurrent.run], recurrent.table, lambda attention: recurrent.SETTING),
     "static": Suite(
         [word_vectors.run_speed], word_vectors.speed_table, lambda attention: word_vectors.SPEED, ("dataset",)

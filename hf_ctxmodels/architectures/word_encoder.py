@@ -149,7 +149,7 @@ class WordEncoder:
         if widths is None:
             [window] = align_words(tokenizer, [["a"]])
             with evaluation_mode(self.model):
-                widths = [states.shape[-1] for states in self.hidden_states([window])]
+                widths = [states.shape[-1] for states in _all_states(self._run([window], output_hidden_states=True))]
         self.num_layers, self.hidden_size, self.widths = len(widths), max(widths), tuple(widths)
         numbers = range(self.num_layers) if layers == "all" else layers
         for number in numbers:
@@ -238,8 +238,7 @@ class WordEncoder:
         for batch in self._batches(windows):
             tokens = WordTokens.of(batch, self.pooling, self.tokenizer.padding_side)
             with evaluation_mode(self.model):
-                hidden_states = self.hidden_states(batch)
-                pooled = [tokens.pool(hidden_states[number]).float().cpu() for number in self.layers]
+                pooled = [tokens.pool(states).float().cpu() for states in self.hidden_states(batch)]
             rows = torch.from_numpy(starts)[tokens.sentences] + tokens.positions
             for layer, layer_vectors in enumerate(pooled):
                 vectors[rows, layer, : layer_vectors.shape[1]] = layer_vectors
@@ -258,13 +257,23 @@ class WordEncoder:
             start += size
 
     def hidden_states(self, windows: Sequence[WordWindow]) -> Sequence[Tensor]:
-        """The (batch, length, width) states of the embeddings and all layers for a padded batch of windows, in the
-        current mode of the model."""
+        """The (batch, length, width) states of the encoded layers for a padded batch of windows, in the current mode of
+        the model."""
+        if self.layers == (self.num_layers - 1,):
+            return (self._run(windows, output_hidden_states=False).last_hidden_state,)  # may use prepared weights
+        states = _all_states(self._run(windows, output_hidden_states=True))
+        return [states[number] for number in self.layers]
+
+    def _run(self, windows: Sequence[WordWindow], output_hidden_states: bool) -> Any:
         batch = self.tokenizer.pad([window.features for window in windows], return_tensors="pt")
         inputs = CollatedBatch(batch).to(next(self.model.parameters()).device)
-        outputs = self.model(**inputs, output_hidden_states=True, return_dict=True)
-        hidden_states = getattr(outputs, "hidden_states", None)
-        return (outputs.last_hidden_state,) if hidden_states is None else hidden_states
+        return self.model(**inputs, output_hidden_states=output_hidden_states, return_dict=True)
+
+
+def _all_states(outputs: Any) -> Sequence[Tensor]:
+    """The states of the embeddings and all layers; a static model has only one."""
+    hidden_states = getattr(outputs, "hidden_states", None)
+    return (outputs.last_hidden_state,) if hidden_states is None else hidden_states
 
 
 def create_tensors(file: Path, layout: dict[str, tuple[torch.dtype, tuple[int, ...]]]) -> list[Tensor]:

@@ -133,7 +133,9 @@ def main() -> None:
     layers: Layers = arguments.layers if arguments.layers in ("last", "mix", "all") else int(arguments.layers)
     encoders = open_encoders(arguments.model, layers, pooling=arguments.pooling, batch_tokens=arguments.batch_tokens)
     for encoder in encoders:
-        placement.place(encoder.encoder.model)
+        model = placement.place(encoder.encoder.model)
+        if hasattr(model, "prepare_for_inference"):
+            model.prepare_for_inference()
     folder = output.with_name(f".{output.name}.parts")
     files = embed_parts(arguments, placement.dtype, encoders, folder)
     layout = OutputLayout.of(files)

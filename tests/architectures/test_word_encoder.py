@@ -80,6 +80,9 @@ def test_families(family: FamilySpec) -> None:
             for word, (vector, target) in enumerate(zip(result.vectors, expected, strict=True)):
                 assert result.has_tokens[word] == (target is not None)
                 torch.testing.assert_close(vector, torch.zeros_like(vector) if target is None else target, **CLOSE)
+        last = WordEncoder(model, tokenizer, layers=[-1], pooling=pooling).encode(SENTENCES)
+        for result, complete in zip(last, encoded, strict=True):
+            torch.testing.assert_close(result.vectors[:, 0], complete.vectors[:, -1], **CLOSE)
 
 
 def test_model_of_transformers(bert: Any) -> None:

@@ -1,10 +1,10 @@
-"""Suites `adapters`, `bands`, `compression`, `serving` and `sharing` at tiny sizes, and their tables."""
+"""Suites `adapters`, `bands`, `compression`, `features`, `serving` and `sharing` at tiny sizes, and their tables."""
 
 from dataclasses import replace
 
 import pytest
 import torch
-from benchmarks import adapters, bands, compression, encoders, serving, sharing
+from benchmarks import adapters, bands, compression, encoders, features, serving, sharing
 from benchmarks.cases import Case
 from benchmarks.serving_processes import RUNTIMES
 
@@ -40,6 +40,15 @@ def test_bands(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [row.split("|")[1].strip() for row in rows] == ["150", "200"]
     (result,) = bands.run(CPU, torch.float32, repeats=1, attention="sdpa", only="T=150")
     assert result.length == 150
+
+
+def test_features(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each run checks that both implementations compute the same vectors."""
+    monkeypatch.setattr(features, "NUM_SENTENCES", 40)
+    sizes = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16}
+    monkeypatch.setattr(features, "SHAPE", sizes)
+    results = list(features.run(CPU, torch.float32, repeats=1, attention="sdpa"))
+    assert [row.split("|")[1].strip() for row in rows_of(features.table(results))] == ["last", "all"]
 
 
 def test_compression(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -180,8 +180,8 @@ class FeatureStack(nn.Module):
         hidden_states = encoder.hidden_states(windows)
         rows, columns = tokens.sentences.to(device), tokens.positions.to(device)
         return [
-            layer.index_put((rows, columns), tokens.pool(hidden_states[number]).float())
-            for layer, number in zip(layers, encoder.layers, strict=True)
+            layer.index_put((rows, columns), tokens.pool(states).float())
+            for layer, states in zip(layers, hidden_states, strict=True)
         ]
 
     def _look_up(self, index: int, sentences: Sequence[Sentence], is_word: Tensor) -> list[Tensor]:
