@@ -16,8 +16,8 @@ from transformers.pytorch_utils import Conv1D
 
 from hf_ctxmodels.core.errors import CtxError
 
-HeadSelection = Mapping[int | str, Iterable[int]]
-"""Name or number of a layer -> numbers of heads, from 0."""
+HeadSelection = Mapping[Any, Iterable[int]]
+"""Name or number of a layer (str or int) -> numbers of heads, from 0."""
 
 PRUNED_HEADS = "pruned_heads"
 """Field of the configuration of a pruned model: name of a layer -> numbers of the heads that it lacks."""
@@ -72,7 +72,10 @@ def _own_layers(base: Any) -> dict[str, AttentionLayer]:
     layers = {}
     for prefix, stack in stacks.items():
         for number, block in enumerate(getattr(stack, "layers", ())):
-            modules = {prefix: getattr(block, "attention", None), "cross.": getattr(block, "cross_attention", None)}
+            modules: dict[str, Any] = {
+                prefix: getattr(block, "attention", None),
+                "cross.": getattr(block, "cross_attention", None),
+            }
             for module_prefix, module in modules.items():
                 if hasattr(module, "prune_heads"):
                     name = f"{module_prefix}{number}"
@@ -190,9 +193,9 @@ def prune_heads(model: nn.Module, heads: HeadSelection) -> None:
     _prune(selected)
     for layer, numbers in selected:
         pruned[layer.name] = pruned.get(layer.name, set()) | set(numbers)
-    for module in {id(module): module for module in (model, base)}.values():
-        if module.config.model_type == base.config.model_type:
-            setattr(module.config, PRUNED_HEADS, {name: sorted(numbers) for name, numbers in pruned.items()})
+    for config in (model.config, base.config):
+        if config.model_type == base.config.model_type:  # type: ignore[union-attr]
+            setattr(config, PRUNED_HEADS, {name: sorted(numbers) for name, numbers in pruned.items()})
 
 
 def apply_pruned_heads(model: nn.Module) -> None:
@@ -293,7 +296,7 @@ def _select_features(layer: nn.Linear, features: Tensor, dim: int) -> None:
     layer.out_features, layer.in_features = layer.weight.shape
 
 
-def select_slices(parameter: nn.Parameter, indices: Tensor, dim: int) -> nn.Parameter:
+def select_slices(parameter: Tensor, indices: Tensor, dim: int) -> nn.Parameter:
     """A parameter of the slices with these indices."""
     selected = parameter.index_select(dim, indices.to(parameter.device))
     return nn.Parameter(selected, requires_grad=parameter.requires_grad)

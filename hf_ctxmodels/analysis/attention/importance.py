@@ -111,7 +111,7 @@ def removal_curve(
     else:
         step = steps[-1]
     while step.num_removed < total:
-        with disabled_heads(model, step.removed, mode):  # type: ignore[arg-type]
+        with disabled_heads(model, step.removed, mode):
             values = importance()
         remaining = [
             (float(values[name][index]), name, head)
@@ -122,7 +122,7 @@ def removal_curve(
         removed = {name: list(heads) for name, heads in step.removed.items()}
         for _, name, head in sorted(remaining)[:size]:
             removed.setdefault(name, []).append(head)
-        with disabled_heads(model, removed, mode):  # type: ignore[arg-type]
+        with disabled_heads(model, removed, mode):
             step = RemovalStep({name: sorted(heads) for name, heads in removed.items()}, score())
         yield step
 
