@@ -64,6 +64,9 @@ def test_zero(case: Case) -> None:
         assert_equal_outputs(run(model, batch), expected, f"{case} packed")
         with inspection_mode(model):
             assert_equal_outputs(run(model, batch), expected, f"{case} eager", 1e-5)
+        model.config.unpad = False
+        assert_equal_outputs(run(model, batch), expected, f"{case} padded", 1e-5)
+        model.config.unpad = True
         if case.family.name == "xlnet":
             targets = batch["attention_mask"].argmax(1, keepdim=True)
             order = torch.randperm(batch["input_ids"].shape[1]).expand(len(targets), -1)
