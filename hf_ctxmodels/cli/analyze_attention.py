@@ -27,7 +27,7 @@ from hf_ctxmodels.analysis.attention.patterns import (
     profile_heads,
 )
 from hf_ctxmodels.analysis.figures import AttentionView, Figure, Heatmap, ScatterMap
-from hf_ctxmodels.analysis.results import AnalysisResult, Cell, Table
+from hf_ctxmodels.analysis.results import AnalysisResult, Table
 from hf_ctxmodels.analysis.sentences import is_treebank, read_sentences
 from hf_ctxmodels.analysis.treebanks import TreebankSentence, read_treebank
 from hf_ctxmodels.architectures.sentence_encoder import max_sentence_length
@@ -131,7 +131,7 @@ def _pattern_table(patterns: list[list[Pattern]]) -> Table:
 
 def _strongest_heads(profile: HeadProfile) -> Table:
     rows: list[str] = []
-    cells: list[list[Cell]] = []
+    cells: list[list[object]] = []
     for name, values in profile.measures.items():
         index = int(values.flatten().argmax())
         layer, head = divmod(index, values.shape[1])

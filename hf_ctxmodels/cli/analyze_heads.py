@@ -20,7 +20,7 @@ from hf_ctxmodels.analysis.attention.importance import (
     single_head_scores,
 )
 from hf_ctxmodels.analysis.figures import Figure, Heatmap, LineChart
-from hf_ctxmodels.analysis.results import AnalysisResult, Cell, Table
+from hf_ctxmodels.analysis.results import AnalysisResult, Table
 from hf_ctxmodels.core.attention_heads import attention_layers
 from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.console import print_status, progress_bar
@@ -239,7 +239,7 @@ def _single_head_table(
     changes: dict[str, list[float]], baseline: float, scored: ScoredModel, heads: dict[str, tuple[int, ...]]
 ) -> Table:
     rows: list[str] = []
-    cells: list[list[Cell]] = []
+    cells: list[list[object]] = []
     for name, change in changes.items():
         single = change[:-1]
         low, high = (single.index(value) for value in (min(single), max(single)))
