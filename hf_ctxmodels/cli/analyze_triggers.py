@@ -272,7 +272,8 @@ def _spread(values: np.ndarray) -> list[float | None]:
 def _trigger_table(label: str, runs: list[TriggerMeasurement], attacked: Sequence[str], attack: Attack) -> Table:
     """The triggers, the metric of the attacked model without and with them, and the success rate."""
     columns = ["trigger", "without", "with"] + (["success rate"] if attack.has_binary_outcomes else [])
-    rows, cells = [], []
+    rows: list[str] = []
+    cells: list[list[float | int | str | None]] = []
     for run_number, run in enumerate(runs, 1):
         for index, name in enumerate(attacked):
             rows.append(name if len(runs) == 1 else f"{name}, run {run_number}")

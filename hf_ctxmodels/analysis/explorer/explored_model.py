@@ -186,7 +186,7 @@ class ExploredModel:
         self._check_length(len(features["input_ids"]))
         [attention] = attention_maps(self.model, self.tokenizer, [features])
         tokens = self.tokenizer.convert_ids_to_tokens(features["input_ids"])
-        return AttentionView("attention", f"Attention of {self.name}", tokens, attention)
+        return AttentionView("attention", f"Attention of {self.name}", tokens, attention.tolist())
 
     # Words in context
 

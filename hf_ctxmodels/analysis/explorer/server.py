@@ -93,7 +93,7 @@ def compare(models: Models, values: Values) -> dict[str, Any]:
     scores = {name: model.score_words(text) for name, model in models.items() if model.is_language_model}
     if not scores:
         raise CtxError("No model is a language model.", hint="start the page with a masked or causal language model.")
-    columns: dict[str, list[float | None]] = {}
+    columns: dict[str, Sequence[float | None]] = {}
     for name, word_scores in scores.items():
         columns |= {f"log P, {name}": word_scores.log_probabilities, f"rank, {name}": list(word_scores.ranks)}
     if len(scores) > 1:
