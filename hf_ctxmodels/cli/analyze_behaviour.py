@@ -149,7 +149,12 @@ def make_result(
                 ["text", "changed text", "expected", "predicted"],
                 [outcome.test.name for outcome, _ in shown],
                 [
-                    [" / ".join(item.texts), " / ".join(item.variant) if item.variant else None, item.expected, item.predicted]
+                    [
+                        " / ".join(item.texts),
+                        " / ".join(item.variant) if item.variant else None,
+                        item.expected,
+                        item.predicted,
+                    ]
                     for _, item in shown
                 ],
             )

@@ -178,7 +178,9 @@ class TriggerSearch:
                     location=self.model.name_or_path,
                     hint="attack another model.",
                 )
-            marked_rows = [_marked(row_ids, other_row_ids, markers) for row_ids, other_row_ids in zip(*calls, strict=True)]
+            marked_rows = [
+                _marked(row_ids, other_row_ids, markers) for row_ids, other_row_ids in zip(*calls, strict=True)
+            ]
             batches.append(TriggerBatch(dict(inputs), slots, marked_rows))
         return batches
 
