@@ -21,7 +21,7 @@ from hf_ctxmodels.core.host_copies import on_host
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.characters import CharacterEncoder, row_hashes
 from hf_ctxmodels.layers.recurrent.rnn import LSTM
-from hf_ctxmodels.tokenizers.character_level import encode_characters
+from hf_ctxmodels.tokenizers.character_level import SENTENCE_START, encode_characters
 
 _FIRST_UPPER, _LAST_UPPER = ord("A") + 1, ord("Z") + 1  # character ids: bytes from 1 on
 _TO_LOWER = ord("a") - ord("A")
@@ -113,6 +113,12 @@ def build_character_vectors(config: CtxCharacterConfig) -> CharacterVectors | No
         lower_case=config.pretrained_lower_case,
         trainable=config.train_pretrained_embeddings,
     )
+
+
+def second_text_mask(input_ids: Tensor) -> Tensor:
+    """(batch, words) bool, the words from the second `<S>` on, with which the tokenizer begins each text of a pair;
+    `input_ids` are (batch, words, characters)."""
+    return on_host(lambda ids: (ids[..., 1] == SENTENCE_START).cumsum(1) > 1, input_ids)
 
 
 class CharacterPreTrainedModel(CtxPreTrainedModel):

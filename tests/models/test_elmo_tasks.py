@@ -8,7 +8,13 @@ import torch
 from transformers import AutoModelForTokenClassification
 from zoo import CASES, TINY, Case, labelled_batch
 
-from hf_ctxmodels import CtxElmoConfig, CtxElmoForTokenClassification, CtxElmoTokenizer, CtxError
+from hf_ctxmodels import (
+    CtxElmoConfig,
+    CtxElmoForSequenceClassification,
+    CtxElmoForTokenClassification,
+    CtxElmoTokenizer,
+    CtxError,
+)
 from hf_ctxmodels.conversion.word_vectors import WordVectors
 
 HEADS = [case for case in CASES if case.has_field("mix_decay") and "Classification" in case.auto_name]
@@ -101,3 +107,23 @@ def test_mix_decay_is_added_to_the_training_loss(head: Case) -> None:
     halves = [{name: value[rows] for name, value in batch.items()} for rows in (slice(2), slice(2, None))]
     total = sum(models[1](**half, num_items_in_batch=count).loss for half in halves)
     torch.testing.assert_close(total, decayed)
+
+
+@torch.no_grad()
+def test_pairs_are_two_texts() -> None:
+    """With `text_pairs` the classifier reads the features of two texts, each encoded alone; a single text is both."""
+    torch.manual_seed(0)
+    tokenizer = CtxElmoTokenizer.from_words([])
+    model = CtxElmoForSequenceClassification(config(text_pairs=True, pooling="mean+max", num_labels=3)).eval()
+
+    def vector(text: str) -> torch.Tensor:
+        states = model.elmo(**tokenizer(text, return_tensors="pt"), output_hidden_states=True).hidden_states
+        mixed = model.mixes[0](states)[0]
+        return torch.cat([mixed.mean(0), mixed.amax(0)])
+
+    pairs = [("The cat", "a CAT sat down on it"), ("so", "it"), ("a cat sat down and slept", "no")]
+    batch = tokenizer(*map(list, zip(*pairs, strict=True)), padding=True, return_tensors="pt")
+    for inputs, texts in ((batch, pairs), (tokenizer(["The cat"], return_tensors="pt"), [("The cat", "The cat")])):
+        u, v = (torch.stack([vector(text) for text in column]) for column in zip(*texts, strict=True))
+        expected = model.classifier(torch.cat([u, v, (u - v).abs(), u * v], -1))
+        torch.testing.assert_close(model(**inputs).logits, expected, atol=1e-5, rtol=1e-4)

@@ -93,6 +93,11 @@ class _SequenceTask(Task[SequenceExample]):
             for row in rows
         ]
 
+    def _set_text_pairs(self, config: PreTrainedConfig, train: Sequence[SequenceExample]) -> None:
+        """Let recurrent encoders with this option encode the two texts of a pair separately."""
+        if len(train[0].texts) == 2 and hasattr(config, "text_pairs"):
+            config.text_pairs = True
+
     def _encode(
         self, examples: Sequence[SequenceExample], targets: list[Any], tokenizer: PreTrainedTokenizerBase
     ) -> Encoded:
@@ -145,7 +150,8 @@ class SequenceClassification(_SequenceTask, LabelledTask[SequenceExample]):
     def configure(
         self, config: PreTrainedConfig, train: Sequence[SequenceExample], validation: Sequence[SequenceExample]
     ) -> None:
-        """Set the labels from the training examples."""
+        """Set the labels from the training examples, and `text_pairs` for two texts."""
+        self._set_text_pairs(config, train)
         labels = sorted({example.label for example in train})
         with suppress(ValueError):  # integers by value, other labels by name
             labels = sorted(labels, key=int)
@@ -209,7 +215,8 @@ class Regression(_SequenceTask):
     def configure(
         self, config: PreTrainedConfig, train: Sequence[SequenceExample], validation: Sequence[SequenceExample]
     ) -> None:
-        """Set a single label without a name."""
+        """Set a single label without a name, and `text_pairs` for two texts."""
+        self._set_text_pairs(config, train)
         config.num_labels = 1
         config.problem_type = "regression"
 

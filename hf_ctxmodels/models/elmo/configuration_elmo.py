@@ -24,6 +24,8 @@ class CtxElmoConfig(CtxCharacterConfig):
         mix_decay: Weight of the mixes' squared distance from the average in a task head's loss (section 3.4).
         pretrained_embeddings: Word vectors that task heads concatenate with the mixes (section 3.3).
         pooling: Pooling of a sequence: "mean" of its states, or "mean+max", twice as wide.
+        text_pairs: Whether sequence classification encodes the two texts of a pair separately, and classifies the
+            features (u, v, |u - v|, u * v) of their vectors u and v; a single text is used as both.
     """
 
     model_type = "ctx-elmo"
@@ -40,6 +42,7 @@ class CtxElmoConfig(CtxCharacterConfig):
     mix_layer_norm: bool = False
     mix_decay: float | int = 0.0
     pooling: Literal["mean", "mean+max"] = "mean"
+    text_pairs: bool = False
 
     def __post_init__(self, **kwargs: Any) -> None:
         if self.filters is None:
@@ -56,3 +59,8 @@ class CtxElmoConfig(CtxCharacterConfig):
     def head_input_size(self) -> int:
         """Width of a word's representation in task heads."""
         return self.hidden_size * self.num_mixes + self.pretrained_embedding_size
+
+    @property
+    def pooler_size(self) -> int:
+        """Width of the classifier's input."""
+        return super().pooler_size * (4 if self.text_pairs else 1)

@@ -15,6 +15,7 @@ from hf_ctxmodels.architectures.character_models import (
     CharacterPreTrainedModel,
     CharacterVectors,
     build_character_vectors,
+    second_text_mask,
 )
 from hf_ctxmodels.architectures.recurrent_encoders import prepare_inputs, run_stateful_layers
 from hf_ctxmodels.core.caches import RecurrentCache
@@ -25,7 +26,7 @@ from hf_ctxmodels.layers.common import ScalarMix
 from hf_ctxmodels.layers.cpu.dropout import Dropout
 from hf_ctxmodels.layers.cpu.linear import is_plain_linear, linear
 from hf_ctxmodels.layers.lm_loss.sampling import sampled_softmax_loss
-from hf_ctxmodels.layers.pooling import PoolingLayer, token_mask
+from hf_ctxmodels.layers.pooling import PoolingLayer, pair_features, text_masks, token_mask
 from hf_ctxmodels.models.elmo.configuration_elmo import CtxElmoConfig
 
 
@@ -233,7 +234,39 @@ class CtxElmoForPreTraining(CtxElmoHeadModel):
 
 
 class CtxElmoForSequenceClassification(heads.ForSequenceClassification, CtxElmoHeadModel):
-    """ELMo with a classifier or regressor on the pooled mix of layers."""
+    """ELMo with a classifier or regressor on the pooled mix of layers, of one text or, with `config.text_pairs`, of two
+    texts that are encoded separately."""
+
+    def encode(
+        self,
+        *,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        sequence_ids: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Run the encoder, separately on both texts with `config.text_pairs`; `pooler_output` is the classifier's
+        input. The second text has `token_type_ids` above 0; without them it begins at the second `<S>`."""
+        if not self.config.text_pairs:
+            return super().encode(attention_mask=attention_mask, sequence_ids=sequence_ids, **kwargs)
+        input_ids = kwargs.get("input_ids")
+        aligned = {"token_type_ids": token_type_ids, "sequence_ids": sequence_ids}
+        inputs = self.check_input_of_any_length(
+            input_ids, kwargs.get("inputs_embeds"), attention_mask, self.config.projection_size, **aligned
+        )
+        tokens = token_mask(inputs, attention_mask, sequence_ids)
+        if token_type_ids is not None:
+            is_second = on_host(lambda types, mask: (types != 0) & mask, token_type_ids, tokens)
+        elif input_ids is not None:
+            is_second = on_host(torch.logical_and, second_text_mask(input_ids), tokens)
+        else:
+            is_second = on_host(torch.zeros_like, tokens)
+        if sequence_ids is None:
+            sequence_ids = on_host(lambda mask, second: mask.long() + second, tokens, is_second)
+        outputs = super().encode(attention_mask=attention_mask, sequence_ids=sequence_ids, **kwargs)
+        texts = text_masks(tokens, is_second).chunk(2)
+        outputs.pooler_output = pair_features(*(self.pooler(outputs.last_hidden_state, text) for text in texts))
+        return outputs
 
 
 class CtxElmoForTokenClassification(heads.ForTokenClassification, CtxElmoHeadModel):
