@@ -19,18 +19,17 @@ from hf_ctxmodels.analysis.word_arguments import WordAnalysisArguments
 from hf_ctxmodels.architectures.word_encoder import WordEncoder
 from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.devices import DeviceArguments
-from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import check_range, flag
+from hf_ctxmodels.core.flags import REQUIRED, check_range, flag
 
 _MAP_LENGTHS = range(6, 15)  # words of a sentence that is drawn
 
 
-@dataclass
+@dataclass(kw_only=True)
 class TreeArguments(WordAnalysisArguments):
     """Models, treebank and output."""
 
-    train_file: str = flag("", "CoNLL-U file on which the probe is trained.")
-    test_file: str = flag("", "CoNLL-U file of the maps and lengths.")
+    train_file: str = flag(REQUIRED, "CoNLL-U file on which the probe is trained.")
+    test_file: str = flag(REQUIRED, "CoNLL-U file of the maps and lengths.")
     layer: int | None = flag(None, "Layer of all models; by default the middle one of each.")
     rank: int = flag(64, "Rank of the probe.")
     epochs: int = flag(5, "Passes over the training sentences.")
@@ -43,9 +42,6 @@ class TreeArguments(WordAnalysisArguments):
         check_range(self, "rank", at_least=1)
         check_range(self, "epochs", at_least=1)
         check_range(self, "max_sentences", at_least=10)
-        for name in ("train_file", "test_file"):
-            if not getattr(self, name):
-                raise CtxError("No treebank.", location=f"--{name}", hint="use a CoNLL-U file.")
 
 
 def main() -> None:
