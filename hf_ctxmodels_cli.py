@@ -42,6 +42,7 @@ FINETUNING_TASKS = {
     "multiple-choice": "Choose among several continuations or answers.",
     "ranking": "Rank candidates for a query.",
     "seq2seq": "Generate a target text: translation, summary, question.",
+    "coreference": "Find the spans of a text that mention the same entity.",
     "multitask": "Train one encoder on a list of tasks (MT-DNN).",
 }
 DISTILLATION_TASKS = ("sequence-classification", "regression", "token-classification")

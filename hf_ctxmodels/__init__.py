@@ -15,12 +15,14 @@ from hf_ctxmodels import models
 from hf_ctxmodels.compression.int8.quantizer import register_int8
 from hf_ctxmodels.compression.low_bits.quantizer import register_low_bits
 from hf_ctxmodels.core.attention_heads import prune_heads
+from hf_ctxmodels.core.auto_classes import AutoModelForCoreference
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import inspection_mode
 from hf_ctxmodels.downstream import multitask, networks
 from hf_ctxmodels.downstream.multitask import CtxMultiTaskConfig, CtxMultiTaskModel
 from hf_ctxmodels.downstream.networks import (
     CtxTaskNetworkConfig,
+    CtxTaskNetworkForCoreference,
     CtxTaskNetworkForQuestionAnswering,
     CtxTaskNetworkForSequenceClassification,
     CtxTaskNetworkForTokenClassification,
@@ -80,11 +82,13 @@ __version__ = "0.1.0"
 
 __all__ = [
     "FAMILIES",
+    "AutoModelForCoreference",
     "ContextualFeatures",
     "CtxError",
     "CtxMultiTaskConfig",
     "CtxMultiTaskModel",
     "CtxTaskNetworkConfig",
+    "CtxTaskNetworkForCoreference",
     "CtxTaskNetworkForQuestionAnswering",
     "CtxTaskNetworkForSequenceClassification",
     "CtxTaskNetworkForTokenClassification",

@@ -8,6 +8,7 @@ import transformers
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import USER_REGISTERED_MAPPINGS
 
+from hf_ctxmodels.core.auto_classes import get_auto_class
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.core.remote_code import register_remote_code
@@ -143,7 +144,7 @@ def head_class(auto_class: str, config: PreTrainedConfig) -> Any:
         head = family.alternative_heads.get(auto_class)
         if head is not None and type(config) is family.config and head.__name__ in (config.architectures or ()):
             return head
-    return getattr(transformers, auto_class)
+    return get_auto_class(auto_class)
 
 
 def register() -> None:

@@ -5,7 +5,6 @@ Files may be compressed (`.gz` or `.zst`), or URLs:
 - `.conllu`: mentions in the `Entity` attribute of MISC, as in GUM and CorefUD; `# newdoc` begins a document;
 - `.jsonl`: one document per line, with "sentences", lists of words, and "clusters", lists of [first, last] words
   counted over the document (as in the data of Lee et al. 2017); "doc_key" is its name;
-- `.txt`, without clusters: a sentence per line, a blank line ends a document;
 - other files are CoNLL-2012 columns: the word in the fourth, the clusters in the last; `#begin document` begins a
   document, a blank line ends a sentence.
 """
@@ -19,7 +18,7 @@ from pathlib import Path
 
 from hf_ctxmodels.core.errors import CtxError, wrap_errors
 from hf_ctxmodels.data.files import file_suffix
-from hf_ctxmodels.data.table_files import conllu_cells, line_blocks
+from hf_ctxmodels.data.table_files import conllu_cells
 from hf_ctxmodels.data.text_files import read_json_lines, read_text
 
 Span = tuple[int, int]
@@ -90,11 +89,6 @@ def read_coreference(file: str | Path) -> list[CoreferenceDocument]:
     suffix = file_suffix(file)
     if suffix == ".jsonl":
         documents = list(_read_json(file))
-    elif suffix == ".txt":
-        documents = [
-            CoreferenceDocument(f"document {number}", [line.split() for _, line in block], [], f"{file}:{block[0][0]}")
-            for number, block in enumerate(line_blocks(file), 1)
-        ]
     else:
         read = _conllu_lines if suffix == ".conllu" else _conll_lines
         documents = list(_documents(read(file)))

@@ -4,11 +4,12 @@ Task networks are not a family: their words are embedded by models of any famili
 the families.
 """
 
-import transformers
 from transformers import AutoConfig, AutoTokenizer
 
+from hf_ctxmodels.core.auto_classes import get_auto_class
 from hf_ctxmodels.core.remote_code import register_remote_code
 from hf_ctxmodels.downstream.networks.configuration import CtxTaskNetworkConfig
+from hf_ctxmodels.downstream.networks.coreference_head import CtxTaskNetworkForCoreference
 from hf_ctxmodels.downstream.networks.modeling import (
     CtxTaskNetworkForQuestionAnswering,
     CtxTaskNetworkForSequenceClassification,
@@ -21,6 +22,7 @@ from hf_ctxmodels.spec import FamilySpec
 __all__ = [
     "SPEC",
     "CtxTaskNetworkConfig",
+    "CtxTaskNetworkForCoreference",
     "CtxTaskNetworkForQuestionAnswering",
     "CtxTaskNetworkForSequenceClassification",
     "CtxTaskNetworkForTokenClassification",
@@ -38,6 +40,7 @@ SPEC = FamilySpec(
         "AutoModel": CtxTaskNetworkModel,
         "AutoModelForQuestionAnswering": CtxTaskNetworkForQuestionAnswering,
         "AutoModelForSequenceClassification": CtxTaskNetworkForSequenceClassification,
+        "AutoModelForCoreference": CtxTaskNetworkForCoreference,
         "AutoModelForTokenClassification": CtxTaskNetworkForTokenClassification,
     },
     sizes={},
@@ -51,5 +54,5 @@ def register() -> None:
     AutoConfig.register(CtxTaskNetworkConfig.model_type, CtxTaskNetworkConfig, exist_ok=True)
     AutoTokenizer.register(CtxTaskNetworkConfig, tokenizer_class=CtxTaskNetworkTokenizer, exist_ok=True)
     for name, model_class in SPEC.models.items():
-        getattr(transformers, name).register(CtxTaskNetworkConfig, model_class, exist_ok=True)
+        get_auto_class(name).register(CtxTaskNetworkConfig, model_class, exist_ok=True)
     register_remote_code(SPEC.stub)

@@ -3,6 +3,7 @@ Resolution", arXiv 1707.07045), with the coarse-to-fine pruning of Lee et al. 20
 
 import math
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from transformers.utils import ModelOutput
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import check_range
 from hf_ctxmodels.core.host_copies import host_copy
+from hf_ctxmodels.core.inputs import check_ids
 from hf_ctxmodels.heads.base import ItemCounts, check_target_shape, mean_over_targets
 from hf_ctxmodels.layers.cpu.dropout import Dropout
 from hf_ctxmodels.layers.recurrent.packing import PackedSequences, run_bidirectional
@@ -108,12 +110,14 @@ class CoreferenceNetwork(nn.Module):
         )
         self.width_embeddings = nn.Embedding(options.max_span_width, options.feature_size)
         span_size = 2 * state_size + input_size + options.feature_size
-        self.mention_scorer = nn.Sequential(
-            nn.Linear(span_size, hidden), *hidden_layers(hidden, options.scorer_layers - 1, options.dropout)
-        )
+        # The first layer of each scorer is divided by its inputs: most of it is computed once for each word or span.
+        self.start_layer = nn.Linear(state_size, hidden)
+        self.end_layer = nn.Linear(state_size, hidden, bias=False)
+        self.head_layer = nn.Linear(input_size, hidden, bias=False)
+        self.width_layer = nn.Linear(options.feature_size, hidden, bias=False)
+        self.mention_scorer = hidden_layers(hidden, options.scorer_layers - 1, options.dropout)
         self.coarse_weight = nn.Linear(span_size, span_size, bias=False)
         self.distance_embeddings = nn.Embedding(len(_DISTANCE_BOUNDS) + 1, options.feature_size)
-        # The first layer of the antecedents' FFNN, by its four inputs: most of it is computed once for each span.
         self.anaphor_layer = nn.Linear(span_size, hidden)
         self.antecedent_layer = nn.Linear(span_size, hidden, bias=False)
         self.product_layer = nn.Linear(span_size, hidden, bias=False)
@@ -140,21 +144,27 @@ class CoreferenceNetwork(nn.Module):
             num_items: The number of mentions to divide the loss by, see `heads.base`.
 
         Raises:
-            CtxError: A row has no words, or the labels have another shape.
+            CtxError: A row has no words, or sentence numbers or labels have another shape or range.
         """
         if not bool(host_copy(is_word).any(1).all()):
             raise CtxError("A text has no words.", location="coreference", hint="remove empty texts.")
         if sentence_ids is None:
             sentence_ids = torch.zeros_like(is_word, dtype=torch.int64)
+        check_target_shape(sentence_ids, "sentence_ids", is_word.shape)
+        check_ids("sentence_ids", sentence_ids, is_word.shape[1], "words")
         states = vectors
         if self.options.num_layers:
             packing = PackedSequences.build(is_word, sentence_ids)
             states = self.dropout(run_bidirectional(self.lstm, vectors, packing, self.dropout)[0][-1])
-        rows = is_word.nonzero()[:, 0]
-        spans, is_span = self.span_representations(vectors[is_word], states[is_word], rows, sentence_ids[is_word])
-        mention_scores = self.mention_scorer(spans)[..., 0].masked_fill(~is_span, -math.inf)
-        kept, is_kept = self._prune(mention_scores, rows, len(is_word))
-        kept_spans = spans.flatten(0, 1)[kept]
+        words = WordSpans.of(is_word, sentence_ids, self.options.max_span_width)
+        vectors, states = vectors[is_word], states[is_word]
+        weights = words.attention(self.head_scorer(states)[:, 0])
+        widths = self.dropout(self.width_embeddings.weight)
+        mention_scores = self.mention_scores(vectors, states, weights, widths, words)
+        kept, is_kept = self._prune(mention_scores, words.rows, len(is_word))
+        starts, lengths = kept // self.options.max_span_width, kept % self.options.max_span_width + 1
+        heads = (weights[starts, lengths - 1][..., None, :] @ vectors[words.positions[starts]])[..., 0, :]
+        kept_spans = torch.cat([states[starts], states[starts + lengths - 1], heads, widths[lengths - 1]], -1)
         kept_scores = mention_scores.flatten()[kept].masked_fill(~is_kept, -math.inf)
 
         candidates, scores = self.antecedent_scores(kept_spans, kept_scores, is_kept)
@@ -168,39 +178,28 @@ class CoreferenceNetwork(nn.Module):
             loss = mean_over_targets(
                 antecedent_loss(scores, candidates, clusters, is_kept), labels, "labels", num_items
             )
-        starts = kept // self.options.max_span_width
-        ends = starts + kept % self.options.max_span_width + 1
         first_words = (is_word.sum(1).cumsum(0) - is_word.sum(1))[:, None, None]
-        word_spans = (torch.stack([starts, ends], -1) - first_words).masked_fill(~is_kept[..., None], -1)
+        word_spans = (torch.stack([starts, starts + lengths], -1) - first_words).masked_fill(~is_kept[..., None], -1)
         return CoreferenceOutput(loss, word_spans, kept_scores, candidates, scores, antecedents)
 
-    def span_representations(
-        self, vectors: Tensor, states: Tensor, rows: Tensor, sentences: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Represent all spans (section 3.1).
+    def mention_scores(
+        self, vectors: Tensor, states: Tensor, weights: Tensor, widths: Tensor, words: "WordSpans"
+    ) -> Tensor:
+        """Score all spans as mentions.
+
+        The linear layer of a weighted sum is the weighted sum of the linear layer, so that no span is represented.
 
         Args:
             vectors, states: (words, width) inputs and states of the words of all rows, without padding.
-            rows, sentences: (words,) row of each word, and its sentence.
+            weights: (words, max_span_width, max_span_width) attention of each span to its words.
+            widths: (max_span_width, feature_size) embeddings.
 
         Returns:
-            (words, max_span_width, width) spans by their first word and number of words, and whether each lies within a
-            sentence.
+            (words, max_span_width) scores of spans by their first word and number of words, -inf where there is none.
         """
-        width = self.options.max_span_width
-        offsets = torch.arange(width, device=rows.device)
-        positions = torch.arange(len(rows), device=rows.device)[:, None] + offsets
-        is_inside = positions < len(rows)
-        positions = positions.clamp(max=len(rows) - 1)
-        is_inside &= (rows[positions] == rows[:, None]) & (sentences[positions] == sentences[:, None])
-        # (words, spans, words of the span): a span has the words up to its last.
-        head_scores = self.head_scorer(states)[:, 0][positions][:, None].expand(-1, width, -1)
-        is_span_word = offsets <= offsets[:, None]
-        weights = head_scores.masked_fill(~is_span_word, -math.inf).softmax(-1)
-        heads = weights @ vectors[positions]
-        starts = states[:, None].expand(-1, width, -1)
-        widths = self.width_embeddings.weight.expand(len(rows), -1, -1)
-        return torch.cat([starts, states[positions], heads, self.dropout(widths)], -1), is_inside
+        hidden = self.start_layer(states)[:, None] + self.end_layer(states)[words.positions]
+        hidden = hidden + weights @ self.head_layer(vectors)[words.positions] + self.width_layer(widths)
+        return self.mention_scorer(hidden)[..., 0].masked_fill(~words.is_span, -math.inf)
 
     def _prune(self, mention_scores: Tensor, rows: Tensor, batch_size: int) -> tuple[Tensor, Tensor]:
         """(batch, spans) indices in the flattened (words, max_span_width) spans of those that are kept, in order, and
@@ -242,6 +241,39 @@ class CoreferenceNetwork(nn.Module):
         hidden = hidden + self.product_layer(spans[:, :, None] * spans[batch, candidates])
         hidden = hidden + self.distance_layer(self.dropout(self.distance_embeddings(distance_classes)))
         return candidates, coarse + self.antecedent_scorer(hidden)[..., 0]
+
+
+@dataclass(frozen=True)
+class WordSpans:
+    """The spans of the words of all rows, without padding.
+
+    Attributes:
+        rows: (words,) row of each word.
+        positions: (words, max_span_width) indices of each word and the next ones.
+        is_span: (words, max_span_width) bool, whether the span from a word to the next ones lies within a sentence.
+    """
+
+    rows: Tensor
+    positions: Tensor
+    is_span: Tensor
+
+    @classmethod
+    def of(cls, is_word: Tensor, sentence_ids: Tensor, max_span_width: int) -> Self:
+        """The spans of at most `max_span_width` words; arguments as in `CoreferenceNetwork.forward`."""
+        rows, sentences = is_word.nonzero()[:, 0], sentence_ids[is_word]
+        positions = torch.arange(len(rows), device=rows.device)[:, None]
+        positions = positions + torch.arange(max_span_width, device=rows.device)
+        is_span = positions < len(rows)
+        positions = positions.clamp(max=len(rows) - 1)
+        is_span &= (rows[positions] == rows[:, None]) & (sentences[positions] == sentences[:, None])
+        return cls(rows, positions, is_span)
+
+    def attention(self, scores: Tensor) -> Tensor:
+        """(words,) scores -> (words, max_span_width, max_span_width) softmax over the words of each span, 0 for words
+        after its last."""
+        width = self.positions.shape[1]
+        is_after = torch.ones(width, width, dtype=torch.bool, device=scores.device).triu(1)
+        return scores[self.positions][:, None].expand(-1, width, -1).masked_fill(is_after, -math.inf).softmax(-1)
 
 
 def hidden_layers(size: int, num_further: int, dropout: float) -> nn.Sequential:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from hf_ctxmodels.downstream.tasks.base import Encoded, Task, TaskArguments
+from hf_ctxmodels.downstream.tasks.coreference import Coreference
 from hf_ctxmodels.downstream.tasks.multiple_choice import MultipleChoice
 from hf_ctxmodels.downstream.tasks.question_answering import QuestionAnswering
 from hf_ctxmodels.downstream.tasks.ranking import Ranking
@@ -22,5 +23,6 @@ TASKS: dict[str, type[Task[Any]]] = {
         MultipleChoice,
         Ranking,
         Seq2Seq,
+        Coreference,
     )
 }

@@ -79,7 +79,11 @@ def score_text(network: CoreferenceNetwork, vectors: Tensor, sentences: list[int
                 width = network.width_embeddings.weight[end - start - 1]
                 spans[start, end] = torch.cat([states[start], states[end - 1], head, width])
         first += length
-    mention_scores = {span: network.mention_scorer(vector)[0] for span, vector in spans.items()}
+    layers = (network.start_layer, network.end_layer, network.head_layer, network.width_layer)
+    weight = torch.cat([layer.weight for layer in layers], 1)
+    mention_scores = {
+        span: network.mention_scorer(weight @ vector + network.start_layer.bias)[0] for span, vector in spans.items()
+    }
     kept: list[tuple[int, int]] = []
     limit = math.ceil(options.spans_per_word * len(vectors))
     for span in sorted(spans, key=lambda span: -mention_scores[span].item()):
@@ -182,6 +186,8 @@ def test_invalid_input() -> None:
     network, batch = make_network(), make_batch("right")
     with pytest.raises(CtxError, match="expected"):
         network(**batch | {"labels": batch["labels"][..., :2]})
+    with pytest.raises(CtxError, match="sentence_ids"):
+        network(**batch | {"sentence_ids": batch["sentence_ids"] + 6})
     batch["is_word"][1] = False
     with pytest.raises(CtxError, match="no words"):
         network(**batch)

@@ -251,8 +251,8 @@ OF_ONE_KIND = {
     "doc_stride": {"question-answering"},
     "max_answer_length": {"question-answering"},
     "both_orders": {"sequence-classification", "regression"},
-    "text_columns": set(TASKS) - {"question-answering"},
-    "label_column": set(TASKS) - {"question-answering"},
+    "text_columns": set(TASKS) - {"question-answering", "coreference"},
+    "label_column": set(TASKS) - {"question-answering", "coreference"},
     "max_length": set(TASKS),
 }
 
