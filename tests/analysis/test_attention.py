@@ -210,6 +210,15 @@ def test_importance_by_finite_differences(family: str) -> None:
         assert float(importance[name][2]) == pytest.approx(expected, rel=0.01, abs=1e-4)
 
 
+@as_subtests([case for case in HEADS if issubclass(case.family.config, CtxTransformerConfig) and case.targets])
+def test_importance_of_all_heads(case: Case) -> None:
+    """Every head class with a loss has an importance of its attention heads."""
+    importance = head_importance(case.model(), [labelled_batch(case)])
+    values = torch.cat([*importance.values()])
+    assert values.isfinite().all(), case
+    assert values.any(), case
+
+
 def test_normalized_importance_is_a_mean_over_batches() -> None:
     case = next(case for case in HEADS if case.family.name == "bert" and len(case.targets) == 1)
     model, batch = case.model(), labelled_batch(case)
