@@ -19,16 +19,23 @@ def result() -> AnalysisResult:
     )
 
 
-def test_files_of_a_result(result, tmp_path, capsys):
+@pytest.mark.parametrize("has_package", [True, False])
+def test_files_of_a_result(result, tmp_path, capsys, monkeypatch, has_package):
+    if not has_package:
+        monkeypatch.setattr("hf_ctxmodels.analysis.figures.base.find_spec", lambda name: None)
+    elif not can_write_png():
+        pytest.skip("needs resvg_py (extra `figures`)")
     result.save(tmp_path)
     names = {path.name for path in tmp_path.iterdir()}
-    images = {"probe-pos-heat.svg"} | ({"probe-pos-heat.png"} if can_write_png() else set())
+    images = {"probe-pos-heat.svg"} | ({"probe-pos-heat.png"} if has_package else set())
     assert names == {"probe-pos.json", "probe-pos.md"} | images
-    assert can_write_png() != ("hf_ctxmodels[figures]" in capsys.readouterr().err)
+    assert has_package != ("hf_ctxmodels[figures]" in capsys.readouterr().err)
     assert AnalysisResult.load(tmp_path / "probe-pos.json") == result
+    image = "probe-pos-heat.png" if has_package else "probe-pos-heat.svg"
     markdown = (tmp_path / "probe-pos.md").read_text()
     assert "| layer 0 | 0.500 ± 0.010 | 3 | a\\|b |" in markdown
     assert "| layer 1 | **0.750 ± 0.002** | – | \\<b\\> |" in markdown
+    assert f"![Scores]({image})" in markdown
     assert "## POS \\*by\\* layer" in markdown
 
 
