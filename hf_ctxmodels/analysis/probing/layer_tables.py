@@ -13,6 +13,7 @@ from hf_ctxmodels.analysis.results import AnalysisResult, Table
 from hf_ctxmodels.analysis.treebanks import TreebankSentence
 
 Results = Mapping[str, TaskResult]
+_Columns = dict[str, list[tuple[float, float | None]] | None]
 _METRICS = {"distance": "UUAS", "depth": "root accuracy"}
 _BASELINE_NAMES = {
     "majority": "most frequent label",
@@ -116,13 +117,13 @@ def _score_table(
 def _difference_tables(layers: Sequence[int], trained: Results, untrained: Results) -> list[Table]:
     """Selectivity, gain over untrained weights and compression."""
     rows = [f"layer {layer}" for layer in layers]
-    gains = {}
+    gains: _Columns = {}
     for task, result in trained.items():
         scores = _column(layers, result, "score")
         references = _column(layers, untrained[task], "score") if task in untrained else None
         if scores is not None and references is not None:
             gains[task] = [(score - reference, None) for (score, _), (reference, _) in zip(scores, references)]
-    columns = {
+    columns: dict[str, _Columns] = {
         "Selectivity: score minus score of the control task": {
             task: _column(layers, result, "selectivity") for task, result in trained.items()
         },
@@ -159,8 +160,8 @@ def _layer_chart(
     baselines: Mapping[str, float],
     metric: str,
 ) -> LineChart:
-    series: dict[str, list[float]] = {}
-    bands: dict[str, list[tuple[float, float]]] = {}
+    series: dict[str, Sequence[float | None]] = {}
+    bands: dict[str, Sequence[Any]] = {}
 
     def add(label: str, scores: Mapping[int, Scores], number: str) -> None:
         if number in scores[layers[0]]:

@@ -163,7 +163,7 @@ class Representations:
             self.vectors = standardize(corpus.vectors, num_training_rows, corpus.has_tokens)
         self.num_words_without_tokens = int((~corpus.has_tokens).sum()) if sentences else 0
         self._means: dict[tuple[str, ...], int] = {}
-        texts = []
+        texts: list[list[str]] = []
         for tasks in data.tasks.values():
             for task in tasks if tasks[0].is_sentence_level else ():
                 for examples in task.splits.values():
@@ -318,9 +318,9 @@ class ProbingRun:
         )
         for task, group in groups if missing else ():
             inputs = representations.labelled(task, columns, missing)
-            for layer, scores in probe_layers(inputs, group, self.options, description).items():
+            for layer, numbers in probe_layers(inputs, group, self.options, description).items():
                 layer_scores = result.layers.setdefault(layer, {})
-                for number, values in scores.items():
+                for number, values in numbers.items():
                     layer_scores.setdefault(number, []).extend(values)
         if with_mix and result.mix is None:
             inputs = representations.labelled(partitions[0], list(range(len(layers))), list(layers))
