@@ -44,15 +44,23 @@ def conllu_sentence(generator: random.Random, number: int) -> str:
     return "\n".join([f"# sent_id = {number}", *lines])
 
 
+def long_sentence(size: int = 150) -> str:
+    """A sentence longer than tiny models, whose second word has no token in most tokenizers."""
+    words = ["cats", "\x00", *["sailors", "dogs"] * (size // 2 - 1)]
+    lines = [f"{i}\t{word}\t_\tNOUN\t_\tNumber=Plur\t{i - 1}\tdep\t_\t_" for i, word in enumerate(words, 1)]
+    return "\n".join(lines)
+
+
 def write_treebank(file: Path, size: int, seed: int) -> str:
     generator = random.Random(seed)
-    file.write_text("\n\n".join(conllu_sentence(generator, number) for number in range(size)) + "\n")
+    sentences = [conllu_sentence(generator, number) for number in range(size - 1)]
+    file.write_text("\n\n".join([*sentences, long_sentence()]) + "\n")
     return str(file)
 
 
 @pytest.fixture(scope="session")
 def treebank_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Files of 60, 20 and 20 sentences."""
+    """Files of 60, 20 and 20 sentences, the last of which is long."""
     folder = tmp_path_factory.mktemp("treebank")
     sizes: Sequence[tuple[str, int]] = (("train", 60), ("dev", 20), ("test", 20))
     return {split: write_treebank(folder / f"{split}.conllu", size, seed) for seed, (split, size) in enumerate(sizes)}
