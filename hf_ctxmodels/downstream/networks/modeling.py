@@ -34,11 +34,11 @@ from hf_ctxmodels.downstream.networks.pairs import (
     SentenceNetwork,
     SentenceOptions,
 )
-from hf_ctxmodels.downstream.networks.questions import AnswerSpanNetwork, AnswerSpanOptions
+from hf_ctxmodels.downstream.networks.questions import AnswerSpanNetwork, AnswerSpanOptions, answer_span_loss
 from hf_ctxmodels.downstream.networks.tagging import TaggingNetwork, TaggingOptions
 from hf_ctxmodels.downstream.networks.tokenization import decode_words
 from hf_ctxmodels.heads.base import ItemCounts
-from hf_ctxmodels.heads.downstream import position_loss, sequence_loss
+from hf_ctxmodels.heads.downstream import sequence_loss
 from hf_ctxmodels.layers.pooling import token_mask
 
 TOKENIZERS_FOLDER = "features"
@@ -305,7 +305,7 @@ class CtxTaskNetworkForQuestionAnswering(CtxTaskNetworkHeadModel):
     """Start and end of the answer to a question in a context.
 
     Without an answer both positions are the first word of the row, whose logits are half of the network's logit of no
-    answer. (Clark & Gardner 2018, section 3.3, normalise over pairs of positions.)
+    answer.
     """
 
     networks: ClassVar[Mapping[str, tuple[type[nn.Module], type]]] = {"bidaf": (AnswerSpanNetwork, AnswerSpanOptions)}
@@ -328,13 +328,14 @@ class CtxTaskNetworkForQuestionAnswering(CtxTaskNetworkHeadModel):
         num_items_in_batch: ItemCounts = None,
         **kwargs: Any,
     ) -> QuestionAnsweringModelOutput:
-        """Compute start and end logits (batch, words), and the mean of the two losses with both positions. Other
-        arguments as in the base model.
+        """Compute start and end logits (batch, words), and `answer_span_loss` with both positions. Other arguments as
+        in the base model.
 
         Args:
             token_type_ids: (batch, words), 0 in the question and 1 in the context.
             start_positions, end_positions: (batch,) columns of the answer's first and last word, or, if there is no
-                answer, of the first word of the row; others are ignored, and without `no_answer` also the first word.
+                answer, of the first word of the row, which networks without `no_answer` ignore; positions outside the
+                row are ignored.
 
         Raises:
             CtxError: There are no `token_type_ids`.
@@ -347,30 +348,17 @@ class CtxTaskNetworkForQuestionAnswering(CtxTaskNetworkHeadModel):
         is_word = token_mask(vectors, attention_mask)
         is_context = is_word & (token_type_ids != 0)
         scores = self.network(vectors, is_word, is_context, **self.output_vectors(vectors))
-        logits, has_target = [scores.start_logits, scores.end_logits], is_context
+        logits = [scores.start_logits, scores.end_logits]
         if scores.no_answer_logits is not None:
             first_word = is_word.long().argmax(1, keepdim=True)
             half = scores.no_answer_logits[:, None] / 2
             logits = [
                 position_logits.scatter(1, first_word, half.to(position_logits.dtype)) for position_logits in logits
             ]
-            has_target = is_context.scatter(1, first_word, True)
         loss = None
         if start_positions is not None and end_positions is not None:
-            losses = [
-                position_loss(position_logits, _at(has_target, positions), ~has_target, name, num_items_in_batch)
-                for position_logits, positions, name in zip(
-                    logits, (start_positions, end_positions), self.loss_targets, strict=True
-                )
-            ]
-            loss = torch.stack(losses).mean()
+            loss = answer_span_loss(scores, is_context, start_positions, end_positions, num_items_in_batch)
         return QuestionAnsweringModelOutput(loss=loss, start_logits=logits[0], end_logits=logits[1])
-
-
-def _at(mask: Tensor, positions: Tensor) -> Tensor:
-    """(batch,) positions, -1 where the (batch, length) mask is False or the position is outside the row."""
-    inside = positions.clamp(0, mask.shape[1] - 1)
-    return torch.where((inside == positions) & mask.gather(1, inside[:, None])[:, 0], positions, -1)
 
 
 def saved_tokenizer_files(directory: Path, config: PreTrainedConfig) -> list[str]:

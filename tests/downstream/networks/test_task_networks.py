@@ -209,7 +209,7 @@ def test_tagger_with_trainer(sources: dict[str, str], tmp_path: Path, options: d
 
 @pytest.mark.parametrize("no_answer", [False, True])
 def test_answers(sources: dict[str, str], no_answer: bool) -> None:
-    """The loss is the mean cross-entropy over the context and, with `no_answer`, the first word; padding is ignored."""
+    """The loss is the cross-entropy over all spans of the context and, with `no_answer`, no answer: the first word."""
     model, tokenizer = network(
         sources, "AutoModelForQuestionAnswering", ("glove",), network_options={"hidden_size": 8, "no_answer": no_answer}
     )
@@ -218,19 +218,18 @@ def test_answers(sources: dict[str, str], no_answer: bool) -> None:
     starts, ends = torch.tensor([3, 0]), torch.tensor([4, 0])
     batch = tokenizer(questions, contexts, padding=True, return_tensors="pt")
     output = model(**batch, start_positions=starts, end_positions=ends)
-    terms: dict[str, list[torch.Tensor]] = {"start": [], "end": []}
+    losses = []
     for row, (question, context) in enumerate(zip(questions, contexts, strict=True)):
         single = model(**tokenizer(question, context, return_tensors="pt"))
         length, first = len((question + " " + context).split()), len(question.split())
-        candidates = [0] * no_answer + list(range(first, length))
-        for name, target in (("start", int(starts[row])), ("end", int(ends[row]))):
-            logits = single[f"{name}_logits"][0]
-            torch.testing.assert_close(output[f"{name}_logits"][row, :length], logits, **CLOSE)
-            if target in candidates:
-                terms[name].append(-logits[candidates].log_softmax(0)[candidates.index(target)])
-    assert len(terms["start"]) == 1 + no_answer
-    expected = sum(torch.stack(losses).mean() for losses in terms.values()) / 2
-    torch.testing.assert_close(output.loss, expected)
+        for name in ("start_logits", "end_logits"):
+            torch.testing.assert_close(output[name][row, :length], single[name][0], **CLOSE)
+        spans = [(i, j) for i in range(first, length) for j in range(first, length)] + [(0, 0)] * no_answer
+        scores = torch.stack([single.start_logits[0, i] + single.end_logits[0, j] for i, j in spans])
+        if (target := (int(starts[row]), int(ends[row]))) in spans:
+            losses.append(-scores.log_softmax(0)[spans.index(target)])
+    assert len(losses) == 1 + no_answer
+    torch.testing.assert_close(output.loss, torch.stack(losses).mean())
     with pytest.raises(CtxError, match="told apart by token_type_ids"):
         model(batch["input_ids"])
 
