@@ -121,7 +121,9 @@ class ExploredModel:
         """
         text = " ".join(sentence.replace(BLANK, " ").split())
         self._ids(text)
-        return score_words(self.model, self.tokenizer, text)
+        scores = score_words(self.model, self.tokenizer, text)
+        assert scores is not None, "the length was checked"
+        return scores
 
     def _require_task(self) -> None:
         if self.task is None:
