@@ -17,9 +17,9 @@ from hf_ctxmodels.models.bert import CtxBertConfig, CtxBertModel, CtxBertTokeniz
 NUM_SENTENCES, BATCH_SIZE, _MAX_WORDS = 2000, 32, 60
 SHAPE = {"num_hidden_layers": 6, "hidden_size": 384, "num_attention_heads": 12, "intermediate_size": 1536}
 SETTING = (
-    f"vectors of the words of {NUM_SENTENCES:,} sentences of at most {_MAX_WORDS} words of the demo text, by a BERT of 6 "
-    f"layers of width 384 with random weights. The reference sorts the sentences by length, encodes {BATCH_SIZE} at a "
-    "time with padding by transformers' BertModel, and averages the states of the tokens of each word, found by "
+    f"vectors of the words of {NUM_SENTENCES:,} sentences of at most {_MAX_WORDS} words of the demo text, by a BERT of "
+    f"6 layers of width 384 with random weights. The reference sorts the sentences by length, encodes {BATCH_SIZE} at "
+    "a time with padding by transformers' BertModel, and averages the states of the tokens of each word, found by "
     "`word_ids`."
 )
 _HEADER = (
