@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.files import file_suffix
@@ -119,11 +120,13 @@ def _bracket_tags(cells: Sequence[str], location: str) -> list[str]:
 def _read_json(file: str | Path, word_column: str, tag_column: str, labelled: bool) -> list[Proposition]:
     propositions = []
     for record, location in read_json_lines(file):
-        words, predicate = record.get(word_column), record.get("predicate")
-        tags = record.get(tag_column) if labelled else ["O"] * len(words or [])
-        is_index = isinstance(predicate, int) and not isinstance(predicate, bool)
+        words: Any = record.get(word_column)
+        tags: Any = record.get(tag_column)
+        predicate: Any = record.get("predicate")
+        if not labelled and isinstance(words, list):
+            tags = ["O"] * len(words)
         has_lists = isinstance(words, list) and isinstance(tags, list) and len(words) == len(tags) > 0
-        if not (has_lists and is_index and 0 <= predicate < len(words)):
+        if not has_lists or type(predicate) is not int or not 0 <= predicate < len(words):
             raise CtxError(
                 f"Expected words as {word_column!r}, the index of a word as 'predicate'"
                 + (f", and a tag for each word as {tag_column!r}." if labelled else "."),
