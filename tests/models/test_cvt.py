@@ -6,7 +6,8 @@ from torch import Tensor
 from torch.distributions import Bernoulli, Categorical, kl_divergence
 from zoo import CASES, make_batch, make_targets
 
-from hf_ctxmodels import CtxCvtConfig, CtxCvtForTokenClassification, CtxError
+from hf_ctxmodels import CtxCvtConfig, CtxCvtForTokenClassification, CtxCvtTokenizer, CtxError
+from hf_ctxmodels.architectures.character_models import second_text_mask
 from hf_ctxmodels.models.cvt.configuration_cvt import TEXT_VIEWS, WORD_VIEWS
 from hf_ctxmodels.models.cvt.modeling_cvt import CrossViewPredictors, summed_consistency_loss
 
@@ -184,3 +185,41 @@ def test_consistency_loss(problem: str) -> None:
     assert all(student.grad.any() for student in students)
     equal_student = summed_consistency_loss(teacher, {"forward": teacher.detach().clone()}, problem)
     assert float(equal_student) == pytest.approx(0, abs=1e-5)
+
+
+@torch.no_grad()
+def test_pairs_are_two_texts() -> None:
+    """With `text_pairs` all predictions read the features of two texts, each encoded alone; a single text is both."""
+    tokenizer = CtxCvtTokenizer.from_words([])
+    model = CLASSIFIER.model(text_pairs=True, num_hidden_layers=2)
+    predictors = model.predictors["task"]
+
+    def vectors(text: str) -> dict[str, Tensor]:
+        """The input of each prediction for one text."""
+        states = model.cvt(**tokenizer(text, return_tensors="pt"), output_hidden_states=True).hidden_states
+        (forward, backward), length = states[1][0].chunk(2, -1), states[1].shape[1]
+        half = (length + 1) // 2
+        parts = {"forward": forward, "backward": backward, "beginning": forward[:half], "end": backward[length // 2 :]}
+        parts["primary"] = torch.cat(states[1:], -1)[0]
+        return {name: torch.cat([part.mean(0), part.amax(0)]) for name, part in parts.items()}
+
+    pairs = [("the cat", "a cat sat down on it"), ("so", "it"), ("a cat sat down and slept", "no")]
+    batch = tokenizer(*map(list, zip(*pairs, strict=True)), padding=True, return_tensors="pt")
+    for inputs, texts in ((batch, pairs), (tokenizer(["the cat"], return_tensors="pt"), [("the cat", "the cat")])):
+        sequences: list[Tensor] = []
+        handle = predictors.register_forward_hook(
+            lambda module, args, output, sequences=sequences: sequences.append(args[1])
+        )
+        states = model.cvt(
+            **inputs, sequence_ids=1 + second_text_mask(inputs["input_ids"]).long(), output_hidden_states=True
+        ).hidden_states
+        logits = {"primary": model(**inputs).logits}
+        logits |= predictors.get_views(states[1], sequences[0])
+        handle.remove()
+        for name, prediction in logits.items():
+            layer = predictors.primary if name == "primary" else predictors.auxiliary[f"{name}_view"]
+            u, v = (torch.stack([vectors(text)[name] for text in column]) for column in zip(*texts, strict=True))
+            expected = layer(torch.cat([u, v, (u - v).abs(), u * v], -1))
+            torch.testing.assert_close(
+                prediction, expected, atol=1e-5, rtol=1e-4, msg=lambda text, n=name: f"{n}: {text}"
+            )

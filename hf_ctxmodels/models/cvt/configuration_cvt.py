@@ -25,6 +25,8 @@ class CtxCvtConfig(CtxCharacterConfig):
         views: Names of the auxiliary predictions, see `CrossViewPredictors`; None for all.
         view_weight: Weight of their loss relative to the supervised loss.
         pooling: Pooling of a text: "mean" of its states, or "mean+max", twice as wide.
+        text_pairs: Whether sequence classification encodes the two texts of a pair separately; every view reads the
+            features (u, v, |u - v|, u * v) of their pooled vectors u and v, and a single text is used as both.
         tasks: Name -> labels of several tagging tasks (section 3.4); None for one task with the labels `id2label`.
     """
 
@@ -44,6 +46,7 @@ class CtxCvtConfig(CtxCharacterConfig):
     views: list[str] | None = None
     view_weight: float | int = 1.0
     pooling: Literal["mean", "mean+max"] = "mean+max"
+    text_pairs: bool = False
     tasks: dict[str, list[str]] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:

@@ -15,15 +15,16 @@ from hf_ctxmodels.architectures.character_models import (
     CharacterModel,
     CharacterPreTrainedModel,
     build_character_vectors,
+    second_text_mask,
 )
 from hf_ctxmodels.architectures.recurrent_encoders import prepare_inputs, zero_padding
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.host_copies import host_copy, select_true
+from hf_ctxmodels.core.host_copies import host_copy, on_host, select_true
 from hf_ctxmodels.core.inputs import check_aligned, check_tensors
 from hf_ctxmodels.heads import IGNORE_INDEX, ItemCounts, cross_entropy_over_targets, mean_over_targets
 from hf_ctxmodels.layers.cpu.dropout import dropout
 from hf_ctxmodels.layers.cpu.linear import LinearLayers
-from hf_ctxmodels.layers.pooling import Pooling, PoolingLayer, token_mask
+from hf_ctxmodels.layers.pooling import Pooling, PoolingLayer, pair_features, text_masks, token_mask
 from hf_ctxmodels.layers.recurrent.packing import run_layer
 from hf_ctxmodels.models.cvt.configuration_cvt import TEXT_VIEWS, WORD_VIEWS, CtxCvtConfig
 
@@ -111,6 +112,8 @@ class CrossViewPredictors(nn.Module):
         super().__init__()
         names = WORD_VIEWS if pooling is None else TEXT_VIEWS
         factor, size = 2 if pooling == "mean+max" else 1, config.prediction_size
+        self.text_pairs = config.text_pairs and pooling is not None
+        factor *= 4 if self.text_pairs else 1
         self.pooler = None if pooling is None else PoolingLayer(pooling)
         self.primary = Predictor(factor * config.head_input_size, size, labels)
         # with a suffix, since "forward" is not a valid name in a ModuleDict
@@ -122,9 +125,19 @@ class CrossViewPredictors(nn.Module):
             }
         )
 
-    def forward(self, states: Tensor, tokens: Tensor) -> Tensor:
-        """(batch, words, input) states and (batch, words) bool -> (batch, words, labels) or (batch, labels) logits."""
-        return self.primary(states if self.pooler is None else self.pooler(states, tokens))
+    def forward(self, states: Tensor, sequences: Tensor) -> Tensor:
+        """(batch, words, input) states and (batch, words) sequence numbers, 0 at padding -> (batch, words, labels) or
+        (batch, labels) logits."""
+        return self.primary(states if self.pooler is None else self._pool(states, self._texts(sequences)))
+
+    def _texts(self, sequences: Tensor) -> list[Tensor]:
+        """(batch, words) bool of the text, or of each text of a pair."""
+        tokens = sequences != 0
+        return [*text_masks(tokens, sequences > 1).chunk(2)] if self.text_pairs else [tokens]
+
+    def _pool(self, states: Tensor, texts: list[Tensor]) -> Tensor:
+        vectors = [self.pooler(states, text) for text in texts]
+        return pair_features(*vectors) if self.text_pairs else vectors[0]
 
     def get_views(self, states: Tensor, sequences: Tensor) -> dict[str, Tensor]:
         """View name -> logits, from the (batch, words, 2 * width) states of the bidirectional first layer and the
@@ -134,13 +147,13 @@ class CrossViewPredictors(nn.Module):
             future, past = _neighbors(forward, sequences, 1), _neighbors(backward, sequences, -1)
             views = {"forward": forward, "backward": backward, "future": future, "past": past}
         else:
-            tokens = sequences != 0
-            index, length = tokens.cumsum(1), tokens.sum(1, keepdim=True)
+            texts = self._texts(sequences)
+            halves = [(text, 2 * text.cumsum(1), text.sum(1, keepdim=True) + 1) for text in texts]
             views = {
-                "forward": self.pooler(forward, tokens),
-                "backward": self.pooler(backward, tokens),
-                "beginning": self.pooler(forward, tokens & (2 * index <= length + 1)),
-                "end": self.pooler(backward, tokens & (2 * index >= length + 1)),
+                "forward": self._pool(forward, texts),
+                "backward": self._pool(backward, texts),
+                "beginning": self._pool(forward, [text & (index <= middle) for text, index, middle in halves]),
+                "end": self._pool(backward, [text & (index >= middle) for text, index, middle in halves]),
             }
         names = [name.removesuffix("_view") for name in self.auxiliary]
         return {name: self.auxiliary[f"{name}_view"](views[name]) for name in names}
@@ -251,6 +264,8 @@ class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
         if task not in self.predictors:
             raise CtxError(f"There is no task {task!r}.", hint=f"use one of {', '.join(self.predictors)}.")
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
+        if self.config.text_pairs and not self.has_word_views and sequence_ids is None:
+            sequence_ids = self._number_texts(input_ids, inputs_embeds, kwargs.get("token_type_ids"))
         inputs |= {"sequence_ids": sequence_ids, **kwargs}
         check_tensors(labels=labels, attention_mask=attention_mask)
         shape = self.input_shape(input_ids, inputs_embeds)
@@ -262,17 +277,17 @@ class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
         options: dict[str, Any] = {"layers": 1, "dropout_rate": self.config.view_dropout} if is_unlabelled else {}
         states = self.encode(output_hidden_states=True, **options, **inputs).hidden_states
         tokens = token_mask(states[0], attention_mask, sequence_ids)
+        sequences = tokens.long() if sequence_ids is None else sequence_ids * tokens
         logits = supervised_loss = cross_view_loss = metrics = None
         if not is_unlabelled:
-            logits = self.predictors[task](torch.cat(states[1:], -1), tokens)
+            logits = self.predictors[task](torch.cat(states[1:], -1), sequences)
             if labels is not None:
                 supervised_loss = self.supervised_loss(logits, labels, num_items_in_batch)
                 if self.problem_type(labels) == "single_label_classification":
                     labels = labels.reshape(logits.shape[:-1])
                     metrics = {"accuracy": heads.accuracy_counts(logits, labels)}
         if trains_views and views is not None:
-            sequences = tokens.long() if sequence_ids is None else sequence_ids
-            summed_loss = self._summed_view_loss(states[1], sequences, tokens, heads.mask_of_targets(views), inputs)
+            summed_loss = self._summed_view_loss(states[1], sequences, heads.mask_of_targets(views), inputs)
             mean_loss = mean_over_targets(summed_loss, views, "views", num_items_in_batch)
             cross_view_loss = self.config.view_weight * mean_loss
         return CtxCvtOutput(
@@ -283,6 +298,17 @@ class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
             cross_view_loss=None if cross_view_loss is None else cross_view_loss.detach(),
             metrics=metrics,
         )
+
+    def _number_texts(
+        self, input_ids: Tensor | None, inputs_embeds: Tensor | None, token_type_ids: Tensor | None
+    ) -> Tensor | None:
+        """(batch, words) 1 in the first and 2 in the second text, which has `token_type_ids` above 0 or begins at the
+        second `<S>`; None for one text, and for an input for which the encoder will raise an error."""
+        if token_type_ids is not None:
+            return on_host(lambda types: 1 + (types != 0).long(), token_type_ids)
+        if input_ids is None or self.input_shape(input_ids, inputs_embeds) is None:
+            return None
+        return on_host(lambda second: 1 + second.long(), second_text_mask(input_ids))
 
     def _has_view_targets(self, views: Tensor, mask: Tensor | None) -> bool:
         """Whether `views` has a target; raises CtxError for invalid values, and for targets at padding."""
@@ -298,13 +324,13 @@ class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
         return bool(target_mask.any())
 
     def _summed_view_loss(
-        self, first_layer: Tensor, sequences: Tensor, tokens: Tensor, target_mask: Tensor, inputs: dict[str, Any]
+        self, first_layer: Tensor, sequences: Tensor, target_mask: Tensor, inputs: dict[str, Any]
     ) -> Tensor:
         """`summed_consistency_loss` of all tasks; the arguments are the inputs of students, teachers and encoder."""
         with torch.no_grad():
             states = self.encode(output_hidden_states=True, dropout_rate=0.0, **inputs).hidden_states
             teachers = {
-                name: predictor(torch.cat(states[1:], -1), tokens) for name, predictor in self.predictors.items()
+                name: predictor(torch.cat(states[1:], -1), sequences) for name, predictor in self.predictors.items()
             }
         total = first_layer.new_zeros((), dtype=torch.float32)
         for name, predictor in self.predictors.items():
