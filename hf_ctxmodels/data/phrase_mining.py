@@ -6,9 +6,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from math import log
 
+from hf_ctxmodels.core.bio_tags import is_bio
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import check_range
-from hf_ctxmodels.data.table_files import TaggedSentence, is_bio
+from hf_ctxmodels.data.table_files import TaggedSentence
 
 _WORD = re.compile(r"\w+|[^\w\s]")
 _SPACE = " "

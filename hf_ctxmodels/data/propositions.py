@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hf_ctxmodels.core.bio_tags import is_bio
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.files import file_suffix
-from hf_ctxmodels.data.table_files import TaggedSentence, iob1_to_bio, is_bio, line_blocks
+from hf_ctxmodels.data.table_files import TaggedSentence, iob1_to_bio, line_blocks
 from hf_ctxmodels.data.text_files import read_json_lines
 
 _BRACKET = re.compile(r"(?:\(([^()*\s]+))?\*(?:[^()*\s]*(\)))?")

@@ -17,6 +17,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from hf_ctxmodels.core.bio_tags import is_bio
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.files import file_suffix
 from hf_ctxmodels.data.text_files import read_json_lines, read_text
@@ -210,11 +211,6 @@ def conllu_cells(line: str, location: str) -> list[str]:
             hint="correct the line, or rename a file with different columns to .conll.",
         )
     return cells if cells[0].isdecimal() else []
-
-
-def is_bio(tags: Sequence[str]) -> bool:
-    """Whether every tag is `O`, `B-...` or `I-...`: entities or chunks, not parts of speech."""
-    return all(re.fullmatch(r"O|[BI]-.+", tag) for tag in tags)
 
 
 def iob1_to_bio(tags: Sequence[str]) -> list[str]:

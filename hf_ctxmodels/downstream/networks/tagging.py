@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from hf_ctxmodels.core.bio_tags import is_bio
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import check_range
-from hf_ctxmodels.data.table_files import is_bio
 from hf_ctxmodels.heads.base import (
     ItemCounts,
     check_classes,

@@ -9,12 +9,12 @@ import numpy as np
 from transformers import DataCollatorForTokenClassification, PreTrainedConfig, PreTrainedTokenizerBase
 
 from hf_ctxmodels.architectures.word_alignment import split_words
+from hf_ctxmodels.core.bio_tags import is_bio
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.files import file_suffix
 from hf_ctxmodels.data.table_files import (
     TaggedSentence,
-    is_bio,
     read_conll,
     read_conllu,
     read_table,
