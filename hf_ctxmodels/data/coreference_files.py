@@ -139,20 +139,24 @@ def _conllu_lines(file: str | Path) -> Iterator[_Line]:
 
 def _documents(lines: Iterable[_Line]) -> Iterator[CoreferenceDocument]:
     """Documents of lines; a file that names none is one document."""
-    name, sentences, first = "document", [[]], ""
+    name, first, num_words = "document", "", 0
+    sentences: list[list[str]] = [[]]
     mentions: dict[str, list[Span]] = defaultdict(list)
     starts: dict[str, list[tuple[int, str]]] = defaultdict(list)  # of mentions that have not ended
-    num_words = 0
 
     def document() -> Iterator[CoreferenceDocument]:
         for entity, opened in starts.items():
             if opened:
                 raise _bracket_error(f"({entity}", opened[-1][1], "does not end")
         if num_words:
-            seen: set[Span] = set()  # of two entities with the same span, the first has it
-            clusters = [[span for span in sorted(set(spans)) if not (span in seen or seen.add(span))]  # type: ignore[func-returns-value]
-                        for spans in mentions.values()]  # fmt: skip
-            yield CoreferenceDocument(name, [*filter(None, sentences)], sorted(filter(None, clusters)), first)
+            entities: dict[Span, str] = {}  # of two entities with the same span, the first has it
+            for entity, spans in mentions.items():
+                for span in spans:
+                    entities.setdefault(span, entity)
+            clusters: dict[str, list[Span]] = defaultdict(list)
+            for span, entity in sorted(entities.items()):
+                clusters[entity].append(span)
+            yield CoreferenceDocument(name, [*filter(None, sentences)], sorted(clusters.values()), first)
 
     for line in lines:
         first = first or line.location

@@ -59,7 +59,7 @@ class Coreference(Task[CoreferenceDocument]):
 
     name: ClassVar[str] = "coreference"
     auto_class: ClassVar[str] = "AutoModelForCoreference"
-    output_names: ClassVar[tuple[str, ...]] = ("spans", "antecedents")
+    output_names = ("spans", "antecedents")
     split_words: ClassVar[bool] = True
     required_inputs: ClassVar[tuple[str, ...]] = ("sentence_ids",)
     argument_names: ClassVar[tuple[str, ...]] = ("max_length",)
