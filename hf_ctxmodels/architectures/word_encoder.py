@@ -244,8 +244,8 @@ class WordEncoder:
                 vectors[rows, layer, : layer_vectors.shape[1]] = layer_vectors
             has_tokens[rows] = True
         for start, sentence_words in zip(starts.tolist(), words, strict=False):
-            rows = slice(start, start + len(sentence_words))
-            yield EncodedSentence(sentence_words, vectors[rows], has_tokens[rows])
+            stop = start + len(sentence_words)
+            yield EncodedSentence(sentence_words, vectors[start:stop], has_tokens[start:stop])
 
     def _batches(self, windows: list[WordWindow]) -> Iterator[list[WordWindow]]:
         """The windows by length, at most `batch_tokens` padded tokens in a batch."""

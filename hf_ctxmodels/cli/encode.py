@@ -93,8 +93,8 @@ def main() -> None:
     if hasattr(model, "prepare_for_inference"):
         model.prepare_for_inference()
     print_status(f"{type(model).__name__} encodes {count:,} sentences")
-    sentences = read_sentences(arguments.input, arguments.text_column)
-    sentences = progress_bar(sentences, "encoding", unit="sentences", total=count)
+    texts = read_sentences(arguments.input, arguments.text_column)
+    sentences = progress_bar(texts, "encoding", unit="sentences", total=count)
     windows = encode_in_windows(
         model, tokenizer, sentences, pooling=pooling, batch_size=arguments.batch_size, normalize=normalize
     )

@@ -3,7 +3,6 @@
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 import torch
 from torch import Tensor
@@ -55,8 +54,8 @@ def run(
     """
     sentences = [sentence for document in demo_documents() for sentence in document]
     tokenizer = CtxBertTokenizer.train(sentences, vocab_size=8000)
-    short = (words for sentence in sentences if len(words := sentence.split()) <= _MAX_WORDS)
-    words = list(islice(short, NUM_SENTENCES))
+    short = [sentence for sentence in map(str.split, sentences) if len(sentence) <= _MAX_WORDS]
+    words = short[:NUM_SENTENCES]
     torch.manual_seed(0)
     model = CtxBertModel(CtxBertConfig(vocab_size=len(tokenizer), **SHAPE)).to(device).prepare_for_inference()
     with tempfile.TemporaryDirectory() as folder:

@@ -55,19 +55,15 @@ class CtxTaskNetworkPreTrainedModel(CtxPreTrainedModel):
     supports_gradient_checkpointing = False
 
     @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
+    def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
         """Load as in transformers, with the tokenizers of the models."""
-        loaded = super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
-        model = loaded[0] if isinstance(loaded, tuple) else loaded
+        model, report = super().from_pretrained(*args, output_loading_info=True, **kwargs)
+        source = args[0] if args else kwargs["pretrained_model_name_or_path"]
         base_model: CtxTaskNetworkModel = model.base_model
         if not base_model.stack.tokenizers:
-            base_model.load_tokenizers(
-                {
-                    name: (pretrained_model_name_or_path, f"{TOKENIZERS_FOLDER}/{name}")
-                    for name in base_model.stack.names
-                }
-            )
-        return loaded
+            names = base_model.stack.names
+            base_model.load_tokenizers({name: (source, f"{TOKENIZERS_FOLDER}/{name}") for name in names})
+        return (model, report) if output_loading_info else model
 
     def load_pretrained_components(self, missing: Set[str] | None = None) -> None:  # type: ignore[override]
         """Load the models and tokenizers that the configuration names, of a new network or one without their weights;
