@@ -118,7 +118,8 @@ def read_treebank(file: str | Path) -> list[TreebankSentence]:
     sentences = []
     document = ""
     for lines in line_blocks(file):
-        sentence_id, rows, first_line = "", [], 0
+        sentence_id, first_line = "", 0
+        rows: list[list[str]] = []
         for number, line in lines:
             if match := re.match(r"#\s*newdoc(?:\s+id\s*=\s*(.*))?$", line):
                 document = (match[1] or "").strip() or f"{file}:{number}"
@@ -354,7 +355,8 @@ def entity_mentions(sentence: TreebankSentence) -> list[tuple[str, str, Span]]:
     """Entity, type and span of the mentions of a sentence of GUM (`Entity` in MISC); discontinuous mentions are left
     out."""
     cells = [re.sub(r"\(([^()-]+)-([^()-]+)[^()]*", r"(\1-\2", misc.get("Entity", "")) for misc in sentence.misc]
-    types = dict(match.groups() for cell in cells for match in re.finditer(r"\(([^()-]+)-([^()-]+)", cell))
+    matches = [match for cell in cells for match in re.finditer(r"\(([^()-]+)-([^()-]+)", cell)]
+    types = {match[1]: match[2] for match in matches}
     brackets = [re.sub(r"\(([^()-]+)-[^()]+", r"(\1", cell) for cell in cells]
     mentions = bracketed_spans(brackets, [sentence.location] * len(brackets))
     return [(entity, types[entity], span) for entity, span in mentions if "[" not in entity]

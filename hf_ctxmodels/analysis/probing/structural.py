@@ -169,10 +169,9 @@ def train_structural(
             continue
         weight = probes.weight.detach()
         with torch.no_grad():
-            loss = sum(
-                structural_losses(probes, selection, group, task) * len(group)
-                for group in selection.batches(None, _BATCH_SENTENCES)
-            )
+            groups = selection.batches(None, _BATCH_SENTENCES)
+            losses = [structural_losses(probes, selection, group, task) * len(group) for group in groups]
+        loss = torch.stack(losses).sum(0)
         is_better = torch.ones_like(loss, dtype=torch.bool) if best is None else loss < best_loss
         best_loss = loss if best is None else torch.where(is_better, loss, best_loss)
         best = torch.where(is_better[..., None, None], weight, weight if best is None else best)
