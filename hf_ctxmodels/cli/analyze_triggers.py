@@ -1,7 +1,8 @@
 r"""Search universal triggers, and measure how they transfer to other models.
 
     hf-ctxmodels analyze triggers --models runs/sst2-bert runs/sst2-gpt2 --transfer_to runs/sst2-elmo \
-        --validation_file SST-2/dev.tsv --text_columns sentence --exclude_class_words 100 --output_dir analysis
+        --validation_file SST-2/dev.tsv --text_columns sentence --exclude_class_words 200 \
+        --train_file SST-2/train.tsv --output_dir analysis
     hf-ctxmodels analyze triggers --models runs/squad-bert --validation_file qa.json --answer "the king" \
         --question_word who --output_dir analysis
     hf-ctxmodels analyze triggers --models runs/gpt2 --validation_file recipes.txt --output_dir analysis
@@ -69,6 +70,9 @@ class TriggerArguments:
     answer: str | None = flag(None, "Answer that the trigger contains and should cause, for question answering.")
     question_word: str | None = flag(None, "Attack only questions that start with this word.")
     exclude_class_words: int = flag(0, "Exclude the N words that are most typical of each label from triggers.")
+    train_file: str | None = flag(
+        None, "Labelled examples for --exclude_class_words, the more the better; by default --validation_file."
+    )
     random_triggers: int = flag(10, "Random triggers per attacked model, for the baseline.")
     max_examples: int | None = flag(None, "Use N random examples of each label; by default all.")
     seeds: list[int] = flag((0,), "Seeds of the two halves and of the random triggers; results are averaged.")
@@ -146,7 +150,8 @@ def read_examples(
     groups: dict[str, list[Any]] = {}
     words: list[str] = []
     if isinstance(attack, ClassificationAttack):
-        examples = SequenceClassification(task_arguments).read_file(arguments.validation_file)
+        task = SequenceClassification(task_arguments)
+        examples = task.read_file(arguments.validation_file)
         for example in examples:
             if example.label != arguments.target_label:
                 groups.setdefault(example.label, []).append(example)
@@ -157,7 +162,9 @@ def read_examples(
                 hint=f"use one of: {', '.join(sorted(groups))}.",
             )
         groups = {label: groups[label] for label in arguments.label or sorted(groups)}
-        words = class_words(examples, arguments.exclude_class_words)
+        if arguments.exclude_class_words:
+            word_examples = task.read_file(arguments.train_file) if arguments.train_file else examples
+            words = class_words(word_examples, arguments.exclude_class_words)
     elif isinstance(attack, AnswerAttack):
         questions = QuestionAnswering(task_arguments).read_file(arguments.validation_file)
         start = (arguments.question_word or "").lower()

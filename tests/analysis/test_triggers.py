@@ -222,7 +222,7 @@ def test_command(classifiers: tuple[Path, Path], tmp_path: Path) -> None:
     again = {**flags, "label": "pos", "output_dir": tmp_path / "a"}
     assert "already holds triggers.json" in command_output("analyze triggers", **again, fails=True)
     assert "river stone" in command_output("analyze triggers", **again, overwrite=True)
-    again |= {"output_dir": tmp_path / "b", "exclude_class_words": 3, "seeds": 0}
+    again |= {"output_dir": tmp_path / "b", "exclude_class_words": 3, "train_file": file, "seeds": 0}
     command_output("analyze triggers", **again)
     result = json.loads((tmp_path / "b" / "triggers.json").read_text())
     assert not bad & set(" ".join(result["values"]["pos"]["triggers"][0]).split())
