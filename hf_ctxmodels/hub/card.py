@@ -53,6 +53,7 @@ def model_card(
         summary = TrainingSummary.load(directory)
     summary = published_summary(summary) if summary is not None else None
     model_class, auto_class = auto_class_of(family, config)
+    head = head_class(auto_class, config)
     name = repo_id.split("/")[-1]
     num_elements = summary.parameters if summary else 0  # tied weights are saved once
     for path in [] if summary else directory.glob("*.safetensors"):
@@ -69,8 +70,8 @@ def model_card(
         model_name=name,
         repo_id=repo_id,
         model_class=model_class,
-        auto_class=auto_class,
-        head_class=head_class(auto_class, config).__name__,
+        head_class=head.__name__,
+        head_package=head.__module__.partition(".")[0],
         family_name=family.name,
         paper=family.paper,
         parameters=num_elements,

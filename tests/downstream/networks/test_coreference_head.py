@@ -83,6 +83,9 @@ def test_finetune_and_predict(sources: dict[str, str], tmp_path: Path, capsys: p
     lines = command_output("predict", model=tmp_path / "run", input=tmp_path / "new.txt").splitlines()
     assert [json.loads(line)["sentences"][-1] for line in lines] == [["she", "slept", "."], ["the", "cat", "left", "."]]
 
+    command_output("push", model=tmp_path / "run", repo_id="org/net", output_dir=tmp_path / "repository")
+    assert "from hf_ctxmodels import AutoModelForCoreference\n" in (tmp_path / "repository" / "README.md").read_text()
+
 
 def test_batches_equal_single_texts(sources: dict[str, str], tmp_path: Path) -> None:
     """On either padding side; the loss of a batch is the mean over its mentions."""
