@@ -146,8 +146,8 @@ class QuestionAnswering(Task[Question]):
     name: ClassVar[str] = "question-answering"
     auto_class: ClassVar[str] = "AutoModelForQuestionAnswering"
     collator_class = _SpanCollator
-    targets = ("start_positions", "end_positions")
-    output_names = ("start_logits", "end_logits")
+    targets: tuple[str, ...] = ("start_positions", "end_positions")
+    output_names: tuple[str, ...] = ("start_logits", "end_logits")
     has_token_outputs = True
     is_percentage: ClassVar[bool] = True
     argument_names: ClassVar[tuple[str, ...]] = (

@@ -136,6 +136,7 @@ class CrossViewPredictors(nn.Module):
         return [*text_masks(tokens, sequences > 1).chunk(2)] if self.text_pairs else [tokens]
 
     def _pool(self, states: Tensor, texts: list[Tensor]) -> Tensor:
+        assert self.pooler is not None  # only predictions of texts are pooled
         vectors = [self.pooler(states, text) for text in texts]
         return pair_features(*vectors) if self.text_pairs else vectors[0]
 
