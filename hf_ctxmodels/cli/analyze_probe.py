@@ -13,6 +13,7 @@ JSONL: spans. From a SentEval file, given as --train_file: senteval.
 The output directory receives NAME.json, NAME.md and figures. An interrupted run continues with the same command.
 """
 
+import re
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -52,13 +53,13 @@ class ProbeArguments:
     probe: Any = flag("linear", "Probe.", choices=PROBES)
     mix: bool = flag(False, "Train probes of learned mixes of layers, too.")
     controls: list[str] = flag(
-        ("untrained", "control-task", "code-length"),
-        "Controls: probes of untrained weights, of random labels of word types, and online code lengths; or none. "
-        "Majorities are always shown.",
+        (),
+        "Controls: probes of untrained weights, of random labels of word types, and online code lengths, which edge "
+        "probes lack; or none. By default, all that the probe has. Majorities are always shown.",
         choices=get_args(Control),
     )
-    seeds: int = flag(3, "Number of seeds of probes, control tasks and partitions of sentence tasks.")
-    name: str = flag("probe", "Name of the result in the output directory.")
+    seeds: list[int] = flag((0, 1, 2), "Seeds of probes, control tasks and partitions of sentence tasks.")
+    name: str = flag("probe", "Name of the result in the output directory: letters, digits, - and _.")
     overwrite: bool = flag(False, "Replace a result of this name.")
     pooling: WordPooling = flag("mean", "Tokens that represent a word: the mean of all, the first or the last one.")
     rank: int = flag(64, "Rank of the structural probe.")
@@ -67,15 +68,24 @@ class ProbeArguments:
     learning_rate: float = flag(1e-3, "Initial learning rate, which falls linearly to 0.")
     weight_decay: float = flag(0.0, "Weight decay (L2) of Adam.")
     batch_size: int = flag(256, "Examples of a batch.")
-    max_train_sentences: int | None = flag(None, "Train on a fixed subset of N sentences of a treebank.")
+    train_sample: int | None = flag(None, "Number of sentences of a treebank to train on, a fixed random sample.")
     vector_dtype: Literal["float16", "float32"] = flag("float16", "Data type of the stored vectors.")
-    cache_dir: str | None = flag(None, "Directory for vectors, which other runs read; by default they are in memory.")
+    cache_dir: str | None = flag(
+        None, "Directory for the vectors of words, which later runs read; they are in memory, too."
+    )
 
     def __post_init__(self) -> None:
         parse_choices(self)
-        check_range(self, "seeds", "rank", "epochs", "min_steps", "batch_size", "max_train_sentences", at_least=1)
+        check_range(self, "rank", "epochs", "min_steps", "batch_size", "train_sample", at_least=1)
         check_range(self, "learning_rate", above=0.0)
         check_range(self, "weight_decay", at_least=0.0)
+        if not re.fullmatch("[A-Za-z0-9_-]+", self.name):
+            raise CtxError(f"{self.name!r} is not a name.", location="--name", hint="use letters, digits, - and _.")
+        is_edge = isinstance(self.probe, EdgeOptions)
+        if not self.controls:
+            self.controls = ["untrained", "control-task", *([] if is_edge else ["code-length"])]
+        if is_edge and "code-length" in self.controls:
+            raise CtxError("Edge probes have no code length.", location="--controls", hint="remove code-length.")
         if "none" in self.controls and len(self.controls) > 1:
             raise CtxError("none cannot be combined.", location="--controls", hint="remove it, or the others.")
         for file in filter(None, (self.train_file, self.dev_file, self.test_file)):
@@ -100,7 +110,7 @@ def main() -> None:
     check_output_directory(output_dir, [f"{arguments.name}.json"], flag="--output_dir", overwrite=arguments.overwrite)
     sources = {"train": arguments.train_file, "dev": arguments.dev_file, "test": arguments.test_file}
     files = {split: file for split, file in sources.items() if file is not None}
-    data = build_data(arguments.tasks, files, arguments.seeds, arguments.max_train_sentences)
+    data = build_data(arguments.tasks, files, arguments.seeds, arguments.train_sample)
     training = ProbeTraining(
         learning_rate=arguments.learning_rate,
         weight_decay=arguments.weight_decay,

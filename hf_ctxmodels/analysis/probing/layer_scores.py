@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,7 +36,6 @@ from hf_ctxmodels.analysis.probing.structural import (
 )
 from hf_ctxmodels.analysis.probing.tasks import SPLITS, ProbingTask
 from hf_ctxmodels.analysis.probing.training import (
-    Evaluation,
     ProbeData,
     ProbeTraining,
     evaluate_probes,
@@ -113,14 +113,11 @@ def probe_layers(
     variants = [("task", seed) for seed in seeds] + [("control", seed) for seed in seeds if has_control]
     targets = _targets(inputs.task, variants, is_edge)
     grid = _grid(inputs, [f"{target} {seed}" for target, seed in variants])
-    positive = inputs.task.positive_label
-    positive_label = None if positive is None or is_edge else inputs.task.labels.index(positive)
 
     probes = build_probes(grid, options.probe)
     dev = inputs.data("dev", targets["dev"])
     train_probes(probes, inputs.data("train", targets["train"]), dev, options.training, description=description)
-    evaluation = evaluate_probes(probes, inputs.data("test", targets["test"]), positive_label)
-    numbers = {"score": evaluation.score()}
+    numbers = {"score": _test_scores(probes, inputs, variants, targets["test"])}
     if options.code_length and not is_edge:
         numbers["bits"] = _code_lengths(inputs, grid, targets["train"], dev, options, description)
         size = uniform_code_length(targets["train"].shape[1], grid.num_labels)
@@ -168,6 +165,18 @@ def _targets(task: ProbingTask, variants: Sequence[tuple[str, int]], is_multilab
             )
         targets[split] = torch.stack(variant_targets)
     return targets
+
+
+def _test_scores(probes: Any, inputs: LabelledVectors, variants: Sequence[tuple[str, int]], targets: Tensor) -> Tensor:
+    """(L, V) scores of the test examples. Labels that training lacks, which have no target, count as not predicted."""
+    task, data = inputs.task, inputs.data("test", targets)
+    if not data.is_multilabel:
+        positive = task.positive_label
+        return evaluate_probes(probes, data, None if positive is None else task.labels.index(positive)).score()
+    unknown = sum(len(set(example.labels) - set(task.labels)) for example in task.splits["test"].examples)
+    evaluation = evaluate_probes(probes, data)
+    evaluation.expected += torch.tensor([unknown if target == "task" else 0 for target, _ in variants])
+    return evaluation.score()
 
 
 def _code_lengths(
@@ -230,15 +239,14 @@ def probe_mixes(inputs: LabelledVectors, seeds: Sequence[int], options: ProbingO
     is_edge = isinstance(options.probe, EdgeOptions)
     if not is_edge:
         inputs = inputs.pooled()
-    targets = _targets(inputs.task, [("task", seed) for seed in seeds], is_edge)
+    variants = [("task", seed) for seed in seeds]
+    targets = _targets(inputs.task, variants, is_edge)
     probes = MixedProbes(_grid(inputs, [f"task {seed}" for seed in seeds]), options.probe)
-    train, dev, test = (inputs.data(split, targets[split]) for split in SPLITS)
+    train, dev = (inputs.data(split, targets[split]) for split in ("train", "dev"))
     train_probes(probes, train, dev, options.training, description=f"{description}, mixes")
-    positive = inputs.task.positive_label
-    positive_label = None if positive is None or is_edge else inputs.task.labels.index(positive)
-    evaluation: Evaluation = evaluate_probes(probes, test, positive_label)
+    scores = _test_scores(probes, inputs, variants, targets["test"])
     weights = probes.mix_weights()[-1].detach().T  # (layers, seeds)
-    return MixScores(evaluation.score().numpy(), weights.double().numpy())
+    return MixScores(scores.numpy(), weights.double().numpy())
 
 
 def probe_structure(

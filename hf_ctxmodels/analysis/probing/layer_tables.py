@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -123,26 +123,28 @@ def _difference_tables(layers: Sequence[int], trained: Results, untrained: Resul
         references = _column(layers, untrained[task], "score") if task in untrained else None
         if scores is not None and references is not None:
             gains[task] = [(score - reference, None) for (score, _), (reference, _) in zip(scores, references)]
-    columns: dict[str, _Columns] = {
-        "Selectivity: score minus score of the control task": {
-            task: _column(layers, result, "selectivity") for task, result in trained.items()
-        },
-        "Gain: score minus score of the same layer with untrained weights": gains,
-        "Compression: uniform code length over online code length": {
-            task: _column(layers, result, "compression") for task, result in trained.items()
-        },
-        "Online code length in kilobits (1,000 bits)": {
-            task: _scaled(_column(layers, result, "bits")) for task, result in trained.items()
-        },
+    columns: dict[str, tuple[Literal["max", "min"], _Columns]] = {
+        "Selectivity: score minus score of the control task": (
+            "max",
+            {task: _column(layers, result, "selectivity") for task, result in trained.items()},
+        ),
+        "Gain: score minus score of the same layer with untrained weights": ("max", gains),
+        "Compression: uniform code length over online code length": (
+            "max",
+            {task: _column(layers, result, "compression") for task, result in trained.items()},
+        ),
+        "Online code length in kilobits (1,000 bits)": (
+            "min",
+            {task: _scaled(_column(layers, result, "bits")) for task, result in trained.items()},
+        ),
     }
     tables = []
-    for title, by_task in columns.items():
+    for title, (best, by_task) in columns.items():
         present = {task: column for task, column in by_task.items() if column is not None}
         if present:
             cells = [[column[row][0] for column in present.values()] for row in range(len(layers))]
             spreads = [[column[row][1] for column in present.values()] for row in range(len(layers))]
-            best = "min" if "length in" in title else "max"
-            tables.append(Table(title, list(present), rows, cells, spreads, best=best))  # type: ignore[arg-type]
+            tables.append(Table(title, list(present), rows, cells, spreads, best=best))
     return tables
 
 
@@ -174,7 +176,10 @@ def _layer_chart(
         add("untrained", untrained.layers, "score")
     for baseline, score in baselines.items():
         series[_BASELINE_NAMES[baseline]] = [score] * len(layers)
-    caption = "Bands: lowest and highest of the seeds. Only what exceeds the other lines is knowledge of the layer."
+    caption = (
+        "Bands: lowest and highest of the seeds. Compare with the control task, the untrained model and the majority "
+        "baselines."
+    )
     return LineChart(
         f"layers-{_file_name(task)}",
         f"{task} by layer",

@@ -21,6 +21,7 @@ from hf_ctxmodels.analysis.probing.layer_scores import (
     probe_mixes,
     probe_structure,
 )
+from hf_ctxmodels.analysis.probing.probes import EdgeOptions
 from hf_ctxmodels.analysis.probing.sentence_tasks import (
     SENTENCE_TASKS,
     divide_sentences,
@@ -88,12 +89,12 @@ class ProbingData:
 
 
 def build_data(
-    names: Sequence[str], files: Mapping[str, str], num_seeds: int, max_train_sentences: int | None = None
+    names: Sequence[str], files: Mapping[str, str], seeds: Sequence[int], train_sample: int | None = None
 ) -> ProbingData:
     """Build the tasks of a run from the file of each split, `train`, `dev` and `test`.
 
     Sentence tasks are made from the sentences of all files and divided differently for each seed; a SentEval file, the
-    train file, has partitions.
+    train file, has partitions. The other tasks of a treebank train on `train_sample` of its sentences, None for all.
 
     Raises:
         CtxError: A task is unknown or has no examples, a file is invalid, or files are missing.
@@ -112,8 +113,8 @@ def build_data(
     if data.structural or any(is_treebank_task(name) or name in SENTENCE_TASKS for name in names):
         treebanks = {split: read_treebank(file) for split, file in files.items()}
     sampled = dict(treebanks)
-    if max_train_sentences is not None and treebanks:
-        count = min(max_train_sentences, len(treebanks["train"]))
+    if train_sample is not None and treebanks:
+        count = min(train_sample, len(treebanks["train"]))
         sampled["train"] = random.Random(0).sample(treebanks["train"], count)
     if data.structural:
         data.trees = sampled
@@ -122,7 +123,7 @@ def build_data(
             data.tasks[name] = [build_treebank_task(name, sampled)]
         elif name in SENTENCE_TASKS:
             sentences = label_sentences(name, [sentence for split in treebanks.values() for sentence in split])
-            data.tasks[name] = [divide_sentences(name, sentences, seed) for seed in range(num_seeds)]
+            data.tasks[name] = [divide_sentences(name, sentences, seed) for seed in seeds]
         elif name == "senteval":
             partitions = read_senteval(files["train"])
             renamed = {"train": partitions["train"], "dev": partitions["validation"], "test": partitions["test"]}
@@ -225,6 +226,12 @@ class TaskResult:
     mix: dict[str, Any] | None = None
     trees: dict[int, list[list[int]]] = field(default_factory=dict)
 
+    def select(self, layers: Sequence[int], with_mix: bool) -> "TaskResult":
+        """The result for some layers: a partial result may have more."""
+        scores = {layer: self.layers[layer] for layer in layers}
+        trees = {layer: self.trees[layer] for layer in layers if layer in self.trees}
+        return TaskResult(scores, self.mix if with_mix else None, trees)
+
     def save(self, file: Path) -> None:
         """Write the result as JSON."""
         write_text_file(file, json.dumps(asdict(self)))
@@ -246,9 +253,13 @@ class ProbingRun:
 
     Attributes:
         layers: Numbers of layers, or None for all.
-        seeds: Number of seeds: of the initial weights of probes, the control task and the partitions of sentence tasks.
-        mix: Whether to train probes of mixes of layers, with the weights of the model alone.
-        partial_dir: Directory for the results of finished tasks and layers, which an interrupted run reads.
+        seeds: Seeds of the initial weights of probes, the control task and the partitions of sentence tasks; for the
+            latter the seeds of `build_data`.
+        mix: Whether to train probes of mixes of layers, with the weights of the model alone. Needs all layers.
+        partial_dir: Directory for the results of finished tasks, which an interrupted run reads.
+
+    Raises:
+        CtxError: Mixes of some layers.
     """
 
     model: PreTrainedModel
@@ -256,15 +267,19 @@ class ProbingRun:
     data: ProbingData
     options: ProbingOptions
     layers: list[int] | None = None
-    seeds: int = 3
+    seeds: Sequence[int] = (0, 1, 2)
     mix: bool = False
     pooling: WordPooling = "mean"
     partial_dir: Path | None = None
     cache_dir: Path | None = None
     dtype: torch.dtype = torch.float16
 
+    def __post_init__(self) -> None:
+        if self.mix and self.layers is not None:
+            raise CtxError("Mixes need all layers.", location="--mix", hint="use --layers all.")
+
     def results(self, weights: Weights) -> dict[str, TaskResult]:
-        """Results of all tasks with the weights of the model, or initial ones."""
+        """Results of all tasks for the layers of the run, with the weights of the model, or initial ones."""
         model = self.model if weights == "trained" else untrained_model(self.model)
         encoder = WordEncoder(
             model, self.tokenizer, layers="all" if self.layers is None else self.layers, pooling=self.pooling
@@ -279,7 +294,7 @@ class ProbingRun:
             layers <= set(result.layers) and (result.mix is not None or not with_mix or name in self.data.structural)
             for name, result in results.items()
         ):
-            return results
+            return {name: result.select(encoder.layers, with_mix) for name, result in results.items()}
         print_status(f"{weights} weights: {len(encoder.layers)} layers, {', '.join(names)}")
         representations = Representations(encoder, self.data, cache_dir=self.cache_dir, dtype=self.dtype)
         if representations.num_words_without_tokens:
@@ -288,7 +303,7 @@ class ProbingRun:
             self._complete(name, result, encoder.layers, representations, with_mix, f"{name}, {weights}")
             if (file := files[name]) is not None:
                 result.save(file)
-        return results
+        return {name: result.select(encoder.layers, with_mix) for name, result in results.items()}
 
     def _complete(
         self,
@@ -302,7 +317,7 @@ class ProbingRun:
         """Add the layers and mixes that a result lacks."""
         columns = [column for column, layer in enumerate(layers) if layer not in result.layers]
         missing = [layers[column] for column in columns]
-        seeds = range(self.seeds)
+        seeds = list(self.seeds)
         if name in self.data.structural:
             if missing:
                 trees = representations.trees(self.data, columns)
@@ -312,7 +327,7 @@ class ProbingRun:
             return
         partitions = self.data.tasks[name]
         groups = (
-            [(partitions[0], list(seeds))]
+            [(partitions[0], seeds)]
             if len(partitions) == 1
             else [(task, [seed]) for task, seed in zip(partitions, seeds, strict=True)]
         )
@@ -324,7 +339,7 @@ class ProbingRun:
                     layer_scores.setdefault(number, []).extend(values)
         if with_mix and result.mix is None:
             inputs = representations.labelled(partitions[0], list(range(len(layers))), list(layers))
-            mixes = probe_mixes(inputs, list(seeds), self.options, description)
+            mixes = probe_mixes(inputs, seeds, self.options, description)
             result.mix = {
                 "scores": mixes.scores.tolist(),
                 "weights": mixes.weights.tolist(),
@@ -345,24 +360,32 @@ class ProbingRun:
             ]
         else:
             content = [vars(examples) for task in self.data.tasks[name] for examples in task.splits.values()]
-        options = (type(self.options.probe).__name__, asdict(self.options), self.seeds, self.pooling, str(self.dtype))
+        options = (
+            type(self.options.probe).__name__,
+            asdict(self.options),
+            list(self.seeds),
+            self.pooling,
+            str(self.dtype),
+        )
         digest = hashlib.blake2b(json.dumps([model_digest, options, content]).encode(), digest_size=8).hexdigest()
         return self.partial_dir / f"{name.replace(':', '-')}-{weights}-{digest}.json"
 
     def baselines(self) -> dict[str, dict[str, float]]:
         """Scores without a model for each task: `majority` label, `word_majority`, or for trees the `chain`."""
         baselines = {}
+        is_edge = isinstance(self.options.probe, EdgeOptions)
         for name, partitions in self.data.tasks.items():
             values: dict[str, list[float]] = {"majority": []}
             for task in partitions:
                 train, test = task.splits["train"], task.splits["test"]
+                positive_label = None if is_edge else task.positive_label
                 references = [example.labels for example in test.examples]
                 baseline_names = (
                     {"majority": False} if task.is_sentence_level else {"majority": False, "word_majority": True}
                 )
                 for baseline, by_words in baseline_names.items():
                     predictions = majority_predictions(train, test, by_words=by_words)
-                    values.setdefault(baseline, []).append(label_score(predictions, references, task.positive_label))
+                    values.setdefault(baseline, []).append(label_score(predictions, references, positive_label))
             baselines[name] = {baseline: sum(scores) / len(scores) for baseline, scores in values.items()}
         test_trees = [ParsedSentence.from_treebank(sentence, 0) for sentence in self.data.trees.get("test", ())]
         for name in self.data.structural:

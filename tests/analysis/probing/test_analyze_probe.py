@@ -1,6 +1,7 @@
 """Probing of models: all families, the command, and its continuation."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from commands import command_output, save, tiny_pair
 
 from hf_ctxmodels.analysis.probing import probing_run
 from hf_ctxmodels.analysis.probing.layer_scores import ProbingOptions
-from hf_ctxmodels.analysis.probing.probes import EdgeOptions
+from hf_ctxmodels.analysis.probing.probes import EdgeOptions, LinearOptions
 from hf_ctxmodels.analysis.probing.probing_run import ProbingData, ProbingRun, build_data, untrained_model
 from hf_ctxmodels.analysis.probing.training import ProbeTraining
 from hf_ctxmodels.analysis.results import AnalysisResult
@@ -28,14 +29,14 @@ def texts(treebank_files: dict[str, str]) -> list[str]:
 
 @pytest.fixture(scope="module")
 def data(treebank_files: dict[str, str]) -> ProbingData:
-    return build_data(["pos", "arc", "distance", "sentlen"], treebank_files, 1, max_train_sentences=10)
+    return build_data(["pos", "arc", "distance", "sentlen"], treebank_files, [0], train_sample=10)
 
 
 @pytest.mark.parametrize("family", list(FAMILIES))
 def test_families(family: str, texts: list[str], data: ProbingData) -> None:
     """Every layer of every family, trained and untrained; static vectors have layer 0."""
     model, tokenizer = tiny_pair(family, "AutoModel", texts)
-    run = ProbingRun(model, tokenizer, data, ProbingOptions(training=FAST, rank=4), seeds=1)
+    run = ProbingRun(model, tokenizer, data, ProbingOptions(training=FAST, rank=4), seeds=[0])
     for weights in ("trained", "untrained"):
         results = run.results(weights)  # type: ignore[arg-type]
         assert list(results) == ["pos", "arc", "sentlen", "distance"]
@@ -66,8 +67,8 @@ def test_command(tmp_path: Path, texts: list[str], treebank_files: dict[str, str
     folder = save(tmp_path / "bert", *tiny_pair("bert", "AutoModel", texts))
     flags: dict[str, Any] = {
         **{f"{split}_file": file for split, file in treebank_files.items()},
-        "model": folder, "tasks": ["deprel", "distance", "tense"], "seeds": 2, "mix": True,
-        "epochs": 1, "min_steps": 2, "max_train_sentences": 20, "rank": 4, "output_dir": tmp_path / "out",
+        "model": folder, "tasks": ["deprel", "distance", "tense"], "seeds": [0, 1], "mix": True,
+        "epochs": 1, "min_steps": 2, "train_sample": 20, "rank": 4, "output_dir": tmp_path / "out",
     }  # fmt: skip
     with monkeypatch.context() as patch:
         patch.setattr(probing_run, "untrained_model", lambda model: (_ for _ in ()).throw(CtxError("Interrupted.")))
@@ -96,26 +97,30 @@ def test_command(tmp_path: Path, texts: list[str], treebank_files: dict[str, str
     assert "--overwrite" in command_output("analyze probe", **flags, fails=True)
     for options, message in (
         ({"layers": "top"}, "Layers are numbers"),
-        ({"layers": 9}, "has the layers 0 to"),
+        ({"layers": 9, "mix": False}, "has the layers 0 to"),
+        ({"layers": [0, 1]}, "Mixes need all layers"),
+        ({"name": "a/b"}, "use letters"),
+        ({"probe": "edge", "controls": "code-length"}, "have no code length"),
         ({"tasks": "pso"}, "did you mean"),
         ({"probe": "bilinear", "tasks": "pos"}, "needs pairs"),
         ({"controls": ["none", "untrained"]}, "none cannot be combined"),
     ):
-        assert message in command_output("analyze probe", **flags | options, name="other", fails=True)
+        assert message in command_output("analyze probe", **{"name": "other"} | flags | options, fails=True)
 
 
 def test_layers_are_added(tmp_path: Path, texts: list[str], treebank_files: dict[str, str]) -> None:
-    """Layers that a partial result lacks are trained alone, with the numbers of a joint run."""
-    data = build_data(["pos"], treebank_files, 1)
+    """Layers that a partial result lacks are trained alone, with the numbers of a joint run; a run for fewer layers
+    than the partial result has those alone, without mixes."""
+    data = build_data(["pos", "distance"], treebank_files, [0], train_sample=20)
     model, tokenizer = tiny_pair("bert", "AutoModel", texts)
     options = ProbingOptions(training=FAST, code_length=False)
 
+    def results(layers: list[int] | None, partial_dir: Path | None, **options_of_run: Any) -> Any:
+        run = ProbingRun(model, tokenizer, data, options, layers, [0], partial_dir=partial_dir, **options_of_run)
+        return run.results("trained")
+
     def run(layers: list[int] | None, partial_dir: Path | None) -> Any:
-        return (
-            ProbingRun(model, tokenizer, data, options, layers=layers, seeds=1, partial_dir=partial_dir)
-            .results("trained")["pos"]
-            .layers
-        )
+        return results(layers, partial_dir)["pos"].layers
 
     first = run([1], tmp_path)
     extended, joint = run(None, tmp_path), run(None, None)
@@ -123,6 +128,9 @@ def test_layers_are_added(tmp_path: Path, texts: list[str], treebank_files: dict
     assert extended[1] == first[1]
     for layer, numbers in joint.items():
         assert extended[layer]["score"] == pytest.approx(numbers["score"], abs=0.02)
+    assert results(None, tmp_path, mix=True)["pos"].mix is not None
+    for result in results([1], tmp_path).values():
+        assert (list(result.layers), result.mix, set(result.trees) <= {1}) == ([1], None, True)
 
 
 def test_edge_probe_of_spans(tmp_path: Path, texts: list[str]) -> None:
@@ -136,11 +144,22 @@ def test_edge_probe_of_spans(tmp_path: Path, texts: list[str]) -> None:
     }
     file = tmp_path / "spans.jsonl"
     file.write_text("\n".join(json.dumps(record | {"text": text}) for text in texts))
-    data = build_data(["spans"], dict.fromkeys(("train", "dev", "test"), str(file)), 1)
+    data = build_data(["spans"], dict.fromkeys(("train", "dev", "test"), str(file)), [0])
     model, tokenizer = tiny_pair("bert", "AutoModel", texts)
     training = ProbeTraining(learning_rate=0.01, epochs=20, min_steps=60)
-    run = ProbingRun(model, tokenizer, data, ProbingOptions(EdgeOptions(hidden_size=16), training), layers=[0], seeds=1)
+    run = ProbingRun(
+        model, tokenizer, data, ProbingOptions(EdgeOptions(hidden_size=16), training), layers=[0], seeds=[0]
+    )
     scores = run.results("trained")["spans"].layers[0]
     assert scores["score"][0] > 0.9
     assert "bits" not in scores
     assert run.baselines()["spans"]["majority"] == pytest.approx(2 * 2 / (4 + 3))
+
+
+def test_baselines_have_the_score_of_the_probe(texts: list[str], data: ProbingData) -> None:
+    """Balanced arcs, all predicted as none: F1 of arcs 0; for edge probes, micro F1 of all labels 0.5."""
+    model, tokenizer = tiny_pair("bert", "AutoModel", texts)
+    data = ProbingData({"arc": [replace(data.tasks["arc"][0], positive_label="1")]})
+    for probe, score in ((LinearOptions(), 0.0), (EdgeOptions(), 0.5)):
+        run = ProbingRun(model, tokenizer, data, ProbingOptions(probe), seeds=[0])
+        assert run.baselines()["arc"]["majority"] == pytest.approx(score)

