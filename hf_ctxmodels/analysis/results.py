@@ -4,10 +4,14 @@ The JSON file holds everything; the others can be drawn from it. `analyze report
 """
 
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike
 
 import hf_ctxmodels
 from hf_ctxmodels.analysis.figures import Figure, can_write_png, format_value, plain, require_shape
@@ -17,6 +21,50 @@ from hf_ctxmodels.core.output_files import replacing, write_text_file
 
 FORMAT = "hf_ctxmodels analysis"
 VERSION = 1
+
+
+class PartialResults:
+    """Results of an interrupted analysis, from which the same command continues.
+
+    Args:
+        file: JSON file.
+        identity: What the results depend on; a file with another identity is not used.
+
+    Attributes:
+        results: Sections of JSON values, empty without a file.
+    """
+
+    def __init__(self, file: str | Path, identity: object) -> None:
+        self.file, self.identity = Path(file), json.loads(json.dumps(identity))
+        self.results: dict[str, Any] = {}
+        self._last_save = time.monotonic()
+        try:
+            content = json.loads(self.file.read_text("utf-8"))
+        except (OSError, ValueError):
+            return
+        if isinstance(content, dict) and content.get("identity") == self.identity:
+            self.results = content["results"]
+            print_status(f"Partial results are read from {self.file}")
+
+    def save(self, min_interval: float = 0.0) -> None:
+        """Write the file, unless it was written less than `min_interval` seconds ago."""
+        if time.monotonic() - self._last_save >= min_interval:
+            write_text_file(self.file, json.dumps({"identity": self.identity, "results": self.results}))
+            self._last_save = time.monotonic()
+
+
+def mean_and_std(values: ArrayLike) -> tuple[Any, Any]:
+    """Mean and sample standard deviation over the first axis, such as seeds; a number each for numbers, else lists.
+
+    Standard deviations are None for a single value.
+    """
+    array = np.asarray(values, dtype=np.float64)
+    deviations = array.std(0, ddof=1) if len(array) > 1 else np.full(array.shape[1:], None)
+    return array.mean(0).tolist(), deviations.tolist()
+
+
+class NotAnAnalysisError(CtxError):
+    """A JSON file is not the result of an analysis."""
 
 
 @dataclass
@@ -167,7 +215,7 @@ class AnalysisResult:
         with wrap_errors("Cannot read the result of an analysis", location=file, hint=hint):
             values = json.loads(Path(file).read_text("utf-8"))
         if not isinstance(values, dict) or values.get("format") != FORMAT:
-            raise CtxError(
+            raise NotAnAnalysisError(
                 "The JSON file is not the result of an analysis.",
                 location=file,
                 hint="use a file of `hf-ctxmodels analyze`.",

@@ -2,10 +2,11 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from hf_ctxmodels.analysis.figures import Heatmap, can_write_png
-from hf_ctxmodels.analysis.results import AnalysisResult, Table
+from hf_ctxmodels.analysis.results import AnalysisResult, Table, mean_and_std
 from hf_ctxmodels.core.errors import CtxError
 
 
@@ -17,6 +18,14 @@ def result() -> AnalysisResult:
     return AnalysisResult(
         "probe-pos", ["bert"], {"seeds": (1, 2)}, [table], [figure], {"accuracy": [0.5, float("nan")]}
     )
+
+
+def test_mean_and_std():
+    """Of a sample, over the first axis; none for a single value."""
+    assert mean_and_std([1.0, 3.0]) == (2.0, pytest.approx(2**0.5))
+    assert mean_and_std(np.array([[1.0, 5.0], [3.0, 5.0]])) == ([2.0, 5.0], pytest.approx([2**0.5, 0]))
+    assert mean_and_std([4.0]) == (4.0, None)
+    assert mean_and_std([[4.0, 5.0]]) == ([4.0, 5.0], [None, None])
 
 
 @pytest.mark.parametrize("has_package", [True, False])

@@ -12,8 +12,9 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
 def plain(value: Any, digits: int | None = None) -> Any:
-    """A value of JSON: tensors, arrays and scalars of NumPy become (nested lists of) numbers, tuples become lists, and
-    NaN and infinities None; lone surrogates of texts become "?"; with `digits`, floats are rounded."""
+    """Convert to JSON-compatible values: tensors, arrays and scalars of NumPy become (nested lists of) numbers, tuples
+    become lists, and NaN and infinities None; lone surrogates of texts become "?"; with `digits`, floats are
+    rounded."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, dict):

@@ -21,7 +21,7 @@ from markupsafe import Markup
 
 import hf_ctxmodels
 from hf_ctxmodels.analysis.figures import AttentionView, Figure, Heatmap, TokenComparison, escape_text, figure_style
-from hf_ctxmodels.analysis.results import AnalysisResult
+from hf_ctxmodels.analysis.results import AnalysisResult, NotAnAnalysisError
 from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError
 
@@ -40,9 +40,7 @@ def load_results(directory: str | Path) -> list[AnalysisResult]:
     for file in files:
         try:
             results.append(AnalysisResult.load(file))
-        except CtxError as error:
-            if "not the result of an analysis" not in error.message:
-                raise
+        except NotAnAnalysisError:
             print_status(f"{file.name} is not the result of an analysis: skipped.")
     if not results:
         raise CtxError(
