@@ -113,23 +113,23 @@ GROUPS: dict[str, dict[str, Command | CommandGroup]] = {
             },
         ),
         "analyze": CommandGroup(
-            "Analyze what a model knows.",
+            "Probing, attention, geometry and behavioural tests.",
             {
-                "attention": Command("Where attention heads attend to.", "analyze_attention"),
+                "probe": Command("Probe the layers for linguistic properties, with controls.", "analyze_probe"),
+                "attention": Command("Attention patterns and syntactic heads.", "analyze_attention"),
                 "heads": Command("Which attention heads a model needs.", "analyze_heads"),
                 "geometry": Command("Anisotropy and similarity of words by layer.", "analyze_geometry"),
                 "senses": Command("Maps of the senses of a word, and disambiguation.", "analyze_senses"),
                 "trees": Command("Dependency trees in the space of a structural probe.", "analyze_trees"),
                 "alignment": Command("Alignment of the vectors of two languages.", "analyze_alignment"),
                 "similarity": Command("Similarity of all layers of several models.", "analyze_similarity"),
-                "landscape": Command("Loss between and around models, and layer rollback.", "analyze_landscape"),
+                "landscape": Command("Loss landscapes, and the loss with one layer reset.", "analyze_landscape"),
                 "triggers": Command(
                     "Universal triggers that change predictions, and their transfer.", "analyze_triggers"
                 ),
                 "behaviour": Command("Behavioural tests: typos, negation, names, order.", "analyze_behaviour"),
                 "compare": Command("Compare two language models word by word.", "analyze_compare"),
                 "report": Command("Write results of analyses as one HTML page.", "analyze_report"),
-                "probe": Command("Probe the layers for linguistic properties, with controls.", "analyze_probe"),
             },
         ),
         "explore": Command("Explore one or two models in a browser.", "explore"),

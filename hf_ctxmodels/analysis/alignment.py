@@ -1,8 +1,8 @@
 """Alignment of the representations of two languages by an orthogonal map (Wu et al. 2019, arXiv 1911.01464, section 5;
 Procrustes: Schönemann 1966).
 
-The vectors of translated sentences, in two models or in one multilingual model, are mapped by a rotation that is fitted
-on some pairs and tested on others. Sentence vectors are the means of the vectors of their words.
+The vectors of translated sentences, in two models or in one multilingual model, are mapped by an orthogonal map that is
+fitted on some pairs and tested on others. Sentence vectors are the means of the vectors of their words.
 """
 
 import random
@@ -26,15 +26,16 @@ class LayerAlignment:
 
     Attributes:
         layers: Pairs of layers of the two models, at the same relative depth.
-        raw, aligned: (splits, layers) accuracy of the retrieval of test translations by cosine, the mean of both
-            directions, without and with the orthogonal map; `raw` is NaN for layers of different widths.
+        accuracy_unmapped, accuracy_mapped: (splits, layers) accuracy of the retrieval of test translations by cosine,
+            the mean of both directions, without and with the orthogonal map; `accuracy_unmapped` is NaN for layers of
+            different widths.
         cka: (splits, layers) debiased linear CKA of the test pairs, which needs no map.
         train_pairs, test_pairs: Numbers of pairs of each split.
     """
 
     layers: list[tuple[int, int]]
-    raw: Tensor
-    aligned: Tensor
+    accuracy_unmapped: Tensor
+    accuracy_mapped: Tensor
     cka: Tensor
     train_pairs: int
     test_pairs: int
@@ -64,7 +65,8 @@ def align_languages(
     Args:
         first, second: Models with their tokenizers, which can be the same.
         pairs: Sentences and their translations.
-        train_pairs, test_pairs: Numbers of pairs, of different sentences. Of fewer pairs, a third is tested.
+        train_pairs, test_pairs: Numbers of pairs, of different sentences. Of fewer pairs, at most a
+            third is tested.
         seeds: Seeds of the splits.
         progress: Show a progress bar.
 
@@ -83,22 +85,22 @@ def align_languages(
     x, y = (vectors[is_common] for vectors in states)
     if len(x) < 12:
         raise CtxError(f"{len(x)} pairs do not suffice for an alignment.", hint="use at least 12, better thousands.")
-    test_size = test_pairs if len(x) == size else len(x) // 3
+    test_size = test_pairs if len(x) == size else min(test_pairs, len(x) // 3)
     step = (len(second.layers) - 1) / max(1, len(first.layers) - 1)
     columns = [(column, round(column * step)) for column in range(len(first.layers))]
-    raw: list[Tensor] = []
-    aligned: list[Tensor] = []
+    unmapped: list[Tensor] = []
+    mapped: list[Tensor] = []
     cka: list[Tensor] = []
     for seed in seeds:
         order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
         test, train = order[:test_size], order[test_size:]
         scores = [_align_layers(x[:, i], y[:, j], train, test) for i, j in columns]
-        for values, results in zip((raw, aligned, cka), zip(*scores, strict=True), strict=True):
+        for values, results in zip((unmapped, mapped, cka), zip(*scores, strict=True), strict=True):
             values.append(torch.tensor(results))
     return LayerAlignment(
         layers=[(first.layers[i], second.layers[j]) for i, j in columns],
-        raw=torch.stack(raw),
-        aligned=torch.stack(aligned),
+        accuracy_unmapped=torch.stack(unmapped),
+        accuracy_mapped=torch.stack(mapped),
         cka=torch.stack(cka),
         train_pairs=len(x) - test_size,
         test_pairs=test_size,
@@ -122,9 +124,9 @@ def sentence_vectors(encoder: WordEncoder, sentences: Sequence[Sentence], progre
 def _align_layers(x: Tensor, y: Tensor, train: Tensor, test: Tensor) -> tuple[float, float, float]:
     """Accuracy without and with the orthogonal map, and CKA, for the vectors of one layer of both models."""
     x, y = (F.normalize(vectors - vectors[train].mean(0), dim=-1) for vectors in (x, y))
-    rotation = orthogonal_map(x[train], y[train])
-    raw = _accuracy(x[test], y[test]) if x.shape[1] == y.shape[1] else float("nan")
-    return raw, _accuracy(x[test] @ rotation, y[test]), linear_cka(x[test], y[test])
+    weight = orthogonal_map(x[train], y[train])
+    unmapped = _accuracy(x[test], y[test]) if x.shape[1] == y.shape[1] else float("nan")
+    return unmapped, _accuracy(x[test] @ weight, y[test]), linear_cka(x[test], y[test])
 
 
 def _accuracy(x: Tensor, y: Tensor) -> float:

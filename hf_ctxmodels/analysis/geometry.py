@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from hf_ctxmodels.architectures.word_alignment import Sentence, split_words
 from hf_ctxmodels.architectures.word_encoder import WordEncoder
 from hf_ctxmodels.core.console import progress_bar
 from hf_ctxmodels.core.errors import CtxError
@@ -49,7 +50,7 @@ def mean_cosine(sums: Tensor, counts: Tensor | int) -> Tensor:
 
 def measure_geometry(
     encoder: WordEncoder,
-    sentences: Sequence[Sequence[str]],
+    sentences: Sequence[Sentence],
     *,
     min_occurrences: int = 5,
     max_types: int = 5000,
@@ -61,7 +62,7 @@ def measure_geometry(
 
     Args:
         encoder: Model with its tokenizer.
-        sentences: Lists of words.
+        sentences: Texts or lists of words.
         min_occurrences: Occurrences of a word, case included, whose self-similarity is measured.
         max_types: Measure the self-similarity of this number of words; more are sampled.
         sample_size: Sentences, with one word each, for the anisotropy.
@@ -71,13 +72,14 @@ def measure_geometry(
     Raises:
         CtxError: Fewer than two sentences have a word with tokens, or no word is frequent enough.
     """
-    frequencies = Counter(word for sentence in sentences for word in sentence)
+    word_lists = list(map(split_words, sentences))
+    frequencies = Counter(word for words in word_lists for word in words)
     types = [word for word, count in frequencies.most_common() if count >= max(2, min_occurrences)]
     if len(types) > max_types:
         selected = set(random.Random(0).sample(types, max_types))
         types = [word for word in types if word in selected]
     rows = {word: row for row, word in enumerate(types)}
-    samples = [_sample_words(sentences, sample_size, seed) for seed in seeds]
+    samples = [_sample_words(word_lists, sample_size, seed) for seed in seeds]
 
     shape = len(encoder.layers), encoder.hidden_size
     type_sums, type_counts = torch.zeros(len(types), *shape), torch.zeros(len(types), 1, dtype=torch.long)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
@@ -158,7 +159,10 @@ def checkpoint_weights(loss: HeldOutLoss, source: str | Path, seed: int = 0) -> 
             hint="use checkpoints of the same architecture and size.",
         )
     for name, weight in loaded.items():
-        rows = min(len(weight), len(weights[name])) if weight.dim() else None
+        if not weight.dim():
+            weights[name].copy_(weight)
+            continue
+        rows = min(len(weight), len(weights[name]))
         weights[name][:rows] = weight[:rows].to(weights[name])
     return weights
 
@@ -202,7 +206,7 @@ def scaled_to(direction: Mapping[str, Tensor], reference: Mapping[str, Tensor]) 
     return {name: change * factor for name, change in direction.items()}
 
 
-def seen_rows(loss: HeldOutLoss) -> dict[str, Tensor]:
+def used_embedding_rows(loss: HeldOutLoss) -> dict[str, Tensor]:
     """Boolean masks of the rows of embeddings that the evaluation uses, by parameter name; a parameter without a mask
     is used as a whole."""
     if loss.depends_on_all_rows:
@@ -226,7 +230,8 @@ def seen_rows(loss: HeldOutLoss) -> dict[str, Tensor]:
 
 
 def restrict(direction: Mapping[str, Tensor], masks: Mapping[str, Tensor]) -> Weights:
-    """The direction without rows of embeddings that are not seen: they do not change the loss, but norms and angles."""
+    """The direction without unused rows of embeddings: unused rows do not affect the loss but would dominate norms and
+    angles."""
     return {
         name: change * masks[name][:, None].to(change) if name in masks else change
         for name, change in direction.items()
@@ -274,28 +279,34 @@ class Plane:
         self,
         loss: HeldOutLoss,
         points: Sequence[Sequence[float]],
-        done: dict[str, Metrics] | None = None,
+        cached_metrics: dict[str, Metrics] | None = None,
     ) -> Iterator[Metrics]:
         """The loss and the metrics at points, in their order; the weights of the model are restored afterwards.
 
         Args:
             loss: The model, whose parameters have the names of the origin.
             points: Coordinates.
-            done: Metrics of points that are not computed again, by `point_key`; the others are added.
+            cached_metrics: Metrics of points that are not computed again, by `point_key`; the others are added.
         """
-        done = {} if done is None else done
+        cached_metrics = {} if cached_metrics is None else cached_metrics
         with moved_weights(loss.model, self.origin) as move:
             for point in points:
-                if (key := point_key(point)) not in done:
+                if (key := point_key(point)) not in cached_metrics:
                     move(*zip(point, self.directions, strict=True))
-                    done[key] = loss.evaluate()
-                yield done[key]
+                    cached_metrics[key] = loss.evaluate()
+                yield cached_metrics[key]
 
     def project(self, weights: Mapping[str, Tensor]) -> tuple[float, ...]:
-        """Coordinates of other weights by the cosines of their change with the directions: `|d| cos(d, d1) / |d1|`
-        (Hao et al. 2019)."""
+        """Coordinates of the nearest point of the plane, by least squares.
+
+        Hao et al. (2019) use the cosines with each direction, `|d| cos(d, d1) / |d1|`, which is the same for orthogonal
+        directions; for others, the end of a direction would not have the coordinates (1, 0).
+        """
         change = difference(self.origin, weights)
-        return tuple(dot(change, direction) / dot(direction, direction) for direction in self.directions)
+        gram = [[dot(first, second) for second in self.directions] for first in self.directions]
+        products = [[dot(change, direction)] for direction in self.directions]
+        coordinates = np.linalg.lstsq(np.array(gram), np.array(products), rcond=None)[0]
+        return tuple(coordinates[:, 0].tolist())
 
 
 def point_key(point: Sequence[float]) -> str:
@@ -361,16 +372,32 @@ def layer_groups(names: Sequence[str], prefix: str) -> dict[str, list[str]]:
     return groups
 
 
-def roll_back_layers(loss: HeldOutLoss, start: Mapping[str, Tensor], end: Mapping[str, Tensor]) -> dict[str, Metrics]:
-    """The loss and the metrics of the weights `end` with one layer at a time reset to `start` (Hao et al. 2019),
-    by the names of `layer_groups`; groups whose weights did not change are left out. The model's weights are
-    restored afterwards."""
+def roll_back_layers(
+    loss: HeldOutLoss,
+    start: Mapping[str, Tensor],
+    end: Mapping[str, Tensor],
+    cached_metrics: dict[str, Metrics] | None = None,
+) -> Iterator[tuple[str, Metrics]]:
+    """The loss and the metrics of the weights `end` with one layer at a time reset to `start` (Hao et al. 2019).
+
+    The model's weights are restored afterwards.
+
+    Args:
+        loss: The model, whose parameters have the names of the weights.
+        start, end: Weights before and after training.
+        cached_metrics: Metrics of groups that are not computed again; the others are added.
+
+    Yields:
+        Names of `layer_groups` with their metrics; groups whose weights did not change are left out.
+    """
+    cached_metrics = {} if cached_metrics is None else cached_metrics
     change = difference(end, start)
-    still = {name: torch.zeros_like(weight) for name, weight in end.items()}
-    results = {}
+    zero_direction = {name: torch.zeros_like(weight) for name, weight in end.items()}
     with moved_weights(loss.model, end) as move:
         for group, names in layer_groups(list(end), loss.model.base_model_prefix).items():
-            if any(bool(change[name].any()) for name in names):
-                move((1.0, still | {name: change[name] for name in names}))
-                results[group] = loss.evaluate()
-    return results
+            if not any(bool(change[name].any()) for name in names):
+                continue
+            if group not in cached_metrics:
+                move((1.0, zero_direction | {name: change[name] for name in names}))
+                cached_metrics[group] = loss.evaluate()
+            yield group, cached_metrics[group]

@@ -1,7 +1,6 @@
 """Occurrences of words over a corpus: their vectors by layer, maps of them, and nearest words in context."""
 
 import random
-import re
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
@@ -10,14 +9,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from hf_ctxmodels.architectures.word_alignment import Sentence, split_words
 from hf_ctxmodels.architectures.word_encoder import EncodedCorpus, WordEncoder
 from hf_ctxmodels.core.console import progress_bar
 from hf_ctxmodels.core.errors import CtxError, require_packages
 
 Projection = Literal["pca", "umap"]
 
-_ELEMENT = re.compile(r"<(wf|punc|s)\b([^>]*)>(?:([^<\n]*)</)?")
-_PARTS_OF_SPEECH = {"1": "noun", "2": "verb", "3": "adjective", "4": "adverb", "5": "adjective"}  # of a sense key
 _CONTEXT_WORDS = 12  # words before and after an occurrence
 _MAX_SCORES = 2**24  # cosines in memory at the same time
 
@@ -32,7 +30,7 @@ class Occurrence(NamedTuple):
 
 
 def find_occurrences(
-    sentences: Sequence[Sequence[str]],
+    sentences: Sequence[Sentence],
     word: str,
     max_occurrences: int | None = None,
     seed: int = 0,
@@ -48,7 +46,7 @@ def find_occurrences(
     occurrences = [
         Occurrence(number, index, index + 1, tags[number][index] if tags else "")
         for number, sentence in enumerate(sentences)
-        for index, text in enumerate(sentence)
+        for index, text in enumerate(split_words(sentence))
         if text.casefold() == word.casefold()
     ]
     if not occurrences:
@@ -65,7 +63,7 @@ def sample_occurrences(occurrences: list[Occurrence], size: int | None, seed: in
 
 def encode_occurrences(
     encoder: WordEncoder,
-    sentences: Sequence[Sequence[str]],
+    sentences: Sequence[Sentence],
     occurrences: Sequence[Occurrence],
     *,
     dtype: torch.dtype = torch.float32,

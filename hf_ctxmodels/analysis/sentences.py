@@ -1,32 +1,27 @@
-"""Sentences as lists of words, from the files of all analyses that need no annotation."""
+"""Sentences, as texts or lists of words, from the files of all analyses that need no annotation."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from hf_ctxmodels.analysis.treebanks import read_treebank
-from hf_ctxmodels.architectures.word_alignment import split_words
+from hf_ctxmodels.analysis.treebanks import is_treebank, read_treebank
+from hf_ctxmodels.architectures.word_alignment import Sentence, split_words
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.text_files import FILE_SUFFIXES, FileRange, TextColumns, document_suffix, read_file
 
 
-def read_sentences(files: Sequence[str | Path]) -> list[list[str]]:
-    """The sentences of files: of CoNLL-U files their words, of other files the `split_words` of their lines.
+def read_sentences(files: Sequence[str | Path]) -> list[Sentence]:
+    """The sentences of files: of CoNLL-U files their words, of other files their lines.
 
     Raises:
         CtxError: A file cannot be read, has another suffix, or there are no sentences.
     """
-    sentences = [sentence for file in files for sentence in _sentences_of_file(str(file)) if sentence]
+    sentences = [sentence for file in files for sentence in _sentences_of_file(str(file)) if split_words(sentence)]
     if not sentences:
         raise CtxError("No sentences.", location=", ".join(map(str, files)), hint="use files with text.")
     return sentences
 
 
-def is_treebank(file: str | Path) -> bool:
-    """Whether a file is in CoNLL-U by its name."""
-    return Path(file).name.removesuffix(".gz").removesuffix(".zst").endswith(".conllu")
-
-
-def _sentences_of_file(file: str) -> Iterator[list[str]]:
+def _sentences_of_file(file: str) -> Iterator[Sentence]:
     if is_treebank(file):
         yield from (sentence.words for sentence in read_treebank(file))
         return
@@ -37,4 +32,4 @@ def _sentences_of_file(file: str) -> Iterator[list[str]]:
             hint=f"use one of .conllu, {', '.join(FILE_SUFFIXES)}, plain or compressed.",
         )
     for paragraphs in read_file(FileRange(file), TextColumns(), "line"):
-        yield from map(split_words, paragraphs)
+        yield from paragraphs

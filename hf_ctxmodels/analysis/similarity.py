@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hf_ctxmodels.architectures.word_alignment import Sentence, split_words
 from hf_ctxmodels.architectures.word_encoder import WordEncoder
 from hf_ctxmodels.core.console import progress_bar
 from hf_ctxmodels.core.errors import CtxError
@@ -162,7 +163,7 @@ class LayerSimilarities:
 
 def compare_layers(
     encoders: Iterable[WordEncoder],
-    sentences: Sequence[Sequence[str]],
+    sentences: Sequence[Sentence],
     *,
     measures: Sequence[str] = ("cka",),
     max_words: int = 2000,
@@ -176,7 +177,7 @@ def compare_layers(
 
     Args:
         encoders: Models with their tokenizers, which can be loaded one by one.
-        sentences: Lists of words.
+        sentences: Texts or lists of words.
         measures: Keys of `MEASURES`.
         max_words: Words per sample.
         seeds: Seeds of the samples.
@@ -185,7 +186,7 @@ def compare_layers(
     Raises:
         CtxError: Fewer than 4 words have tokens in all models, or as `svcca_matrix`.
     """
-    words = [(number, word) for number, sentence in enumerate(sentences) for word in range(len(sentence))]
+    words = [(number, word) for number, sentence in enumerate(sentences) for word in range(len(split_words(sentence)))]
     samples = [random.Random(seed).sample(words, min(max_words, len(words))) for seed in seeds]
     positions: dict[int, dict[int, int]] = {}  # sentence -> word -> row
     for row, (number, word) in enumerate(sorted({pair for sample in samples for pair in sample})):

@@ -178,6 +178,11 @@ def _attributes(cell: str) -> dict[str, str]:
     return dict(item.partition("=")[::2] for item in cell.split("|")) if cell != "_" else {}  # type: ignore[misc]
 
 
+def is_treebank(file: str | Path) -> bool:
+    """Whether a file is in CoNLL-U by its name."""
+    return Path(file).name.removesuffix(".gz").removesuffix(".zst").endswith(".conllu")
+
+
 def read_edge_probing(file: str | Path) -> list[SpanSentence]:
     """Sentences of an edge-probing file of jiant, one JSON object per line (Tenney et al. 2019).
 
@@ -327,7 +332,7 @@ def read_coreference(file: str | Path) -> list[SpanSentence]:
     The file has CoNLL columns: the document first, the word last but one, and its clusters last, as `(3|(5)` and `3)`;
     `-` for none. A CoNLL-U file has its mentions as `Entity` in MISC (GUM).
     """
-    if Path(file).name.removesuffix(".gz").removesuffix(".zst").endswith(".conllu"):
+    if is_treebank(file):
         sentences = read_treebank(file)
         mentions = [
             (sentence.words, [(entity, span) for entity, _, span in entity_mentions(sentence)], sentence)

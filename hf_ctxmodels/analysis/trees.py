@@ -22,7 +22,7 @@ from hf_ctxmodels.analysis.probing.structural import (
     scored_edges,
     train_structural,
 )
-from hf_ctxmodels.analysis.probing.training import ProbeTraining
+from hf_ctxmodels.analysis.probing.training import ProbeTraining, standardize
 from hf_ctxmodels.analysis.senses import project
 from hf_ctxmodels.analysis.treebanks import TreebankSentence
 from hf_ctxmodels.architectures.word_encoder import WordEncoder
@@ -62,7 +62,7 @@ class TreeSpace:
 
     def tree_map(self, index: int) -> tuple[Tensor, list[tuple[int, int, str]]]:
         """A test sentence in the plane of its two principal components: (words, 2) points; solid edges are arcs, and
-        dotted ones pairs without an arc that the minimum spanning tree joins, since they are too near."""
+        dotted ones pairs of words without an arc (false edges of the minimum spanning tree)."""
         sentence, points = self.sentences[index], self.points[index]
         arcs = {(min(word, head), max(word, head)) for word, head in enumerate(sentence.heads) if head >= 0}
         distances = torch.cdist(points.double(), points.double()).square().numpy()
@@ -72,24 +72,26 @@ class TreeSpace:
         return project(points[:, None])[:, 0], edges
 
 
-def fit_tree_space(
+def fit_tree_spaces(
     encoder: WordEncoder,
     train: Sequence[TreebankSentence],
     test: Sequence[TreebankSentence],
     *,
     rank: int = 64,
-    seed: int = 0,
+    seeds: Sequence[int] = (0,),
     training: ProbeTraining | None = None,
     progress: bool = True,
-) -> TreeSpace:
-    """Train a distance probe on one layer, and project the test sentences.
+) -> list[TreeSpace]:
+    """Train distance probes on one layer, one for each seed, and project the test sentences.
+
+    Vectors are standardised over the words of the training sentences.
 
     Args:
         encoder: Model with its tokenizer, and a single layer.
         train: Parsed sentences, a tenth of which selects the best weights.
         test: Parsed sentences that are projected.
         rank: Rank of the probe.
-        seed: Seed of the initial probe.
+        seeds: Seeds of the initial probes.
         training: Optimisation; None for the default.
         progress: Show progress bars.
 
@@ -102,18 +104,22 @@ def fit_tree_space(
             hint="use one layer, and at least 10 sentences.",
         )
     held_out = max(1, round(_DEV_FRACTION * len(train)))
-    splits = {"train": train[held_out:], "dev": train[:held_out], "test": test}
-    data = {}
-    for name, sentences in splits.items():
-        corpus = encoder.encode_corpus([sentence.words for sentence in sentences], progress=progress)
-        starts = corpus.starts.tolist()
-        parsed = [ParsedSentence.from_treebank(sentence, start) for sentence, start in zip(sentences, starts)]
-        data[name] = TreeData(corpus.vectors, parsed)
-    grid = ProbeGrid([f"layer {encoder.layers[0]}"], [str(seed)], encoder.hidden_size, 1, 1)
+    sentences = [*train[held_out:], *train[:held_out], *test]
+    corpus = encoder.encode_corpus([sentence.words for sentence in sentences], progress=progress)
+    starts = corpus.starts.tolist()
+    vectors = standardize(corpus.vectors, starts[len(train) - held_out], corpus.has_tokens)
+    parsed = [ParsedSentence.from_treebank(sentence, start) for sentence, start in zip(sentences, starts)]
+    first_dev, first_test = len(train) - held_out, len(train)
+    splits = {"train": parsed[:first_dev], "dev": parsed[first_dev:first_test], "test": parsed[first_test:]}
+    data = {name: TreeData(vectors, split) for name, split in splits.items()}
+    grid = ProbeGrid([f"layer {encoder.layers[0]}"], list(map(str, seeds)), encoder.hidden_size, 1, 1)
     probes = StructuralProbes(grid, min(rank, encoder.hidden_size))
     options = training or ProbeTraining()
     train_structural(probes, data["train"], data["dev"], "distance", options, description="probe", progress=progress)
     scores = evaluate_distances(predict_structure(probes, data["test"], "distance"))
-    vectors = data["test"].vectors[:, 0].float() @ probes.weight[0, 0].detach()
+    test_vectors = vectors[starts[first_test] :, 0].float()
     sizes = [len(sentence.words) for sentence in test]
-    return TreeSpace(encoder.layers[0], float(scores["uuas"][0, 0]), list(test), list(vectors.split(sizes)))
+    return [
+        TreeSpace(encoder.layers[0], float(uuas), list(test), list((test_vectors @ weight).split(sizes)))
+        for uuas, weight in zip(scores["uuas"][0], probes.weight[0].detach(), strict=True)
+    ]

@@ -68,7 +68,7 @@ def align_words(
             from both ends.
 
     Raises:
-        CtxError: The tokenizer has no offsets, a sentence is neither a text nor a list of words, or has no token.
+        CtxError: The tokenizer has no offsets, a sentence is neither a text nor a list of words.
     """
     if not tokenizer.is_fast:
         raise CtxError(
@@ -168,7 +168,7 @@ class WordTokens:
     positions: Tensor
 
     @classmethod
-    def of(cls, windows: Sequence[WordWindow], pooling: WordPooling, padding_side: str) -> Self:
+    def from_windows(cls, windows: Sequence[WordWindow], pooling: WordPooling, padding_side: str) -> Self:
         """The tokens of the words that are read from these windows."""
         length = max(len(window.token_words) for window in windows)
         rows, columns, keys = [], [], []

@@ -1,6 +1,6 @@
 """Contextual vectors of words, from all layers of any model.
 
-Models read tokens; treebanks, tasks and questions are about words. `WordEncoder` pools the states of the tokens of each
+`WordEncoder` pools the states of the tokens of each
 word, without special tokens, for long sentences over overlapping windows.
 """
 
@@ -236,7 +236,7 @@ class WordEncoder:
         windows = align_words(self.tokenizer, sentences, self.max_length)
         windows = [window for window in windows if (window.token_words != NO_WORD).any()]
         for batch in self._batches(windows):
-            tokens = WordTokens.of(batch, self.pooling, self.tokenizer.padding_side)
+            tokens = WordTokens.from_windows(batch, self.pooling, self.tokenizer.padding_side)
             with evaluation_mode(self.model):
                 pooled = [tokens.pool(states).float().cpu() for states in self.hidden_states(batch)]
             rows = torch.from_numpy(starts)[tokens.sentences] + tokens.positions

@@ -11,11 +11,9 @@ has the accuracy of the retrieval of translations among the test pairs, and the 
 from dataclasses import asdict, dataclass
 from itertools import zip_longest
 
-from torch import Tensor
-
 from hf_ctxmodels.analysis.alignment import LayerAlignment, align_languages
 from hf_ctxmodels.analysis.figures import LineChart
-from hf_ctxmodels.analysis.results import AnalysisResult, Table
+from hf_ctxmodels.analysis.results import AnalysisResult, Table, mean_and_std
 from hf_ctxmodels.analysis.word_arguments import WordAnalysisArguments
 from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.devices import DeviceArguments
@@ -73,11 +71,12 @@ def read_pairs(first: str, second: str) -> list[tuple[str, str]]:
 def alignment_result(alignment: LayerAlignment, models: list[str], settings: dict[str, object]) -> AnalysisResult:
     """A table of the layers, and a chart of the accuracies and CKA."""
     measures = {
-        "retrieval, mapped": alignment.aligned,
-        "retrieval, not mapped": alignment.raw,
+        "retrieval, mapped": alignment.accuracy_mapped,
+        "retrieval, not mapped": alignment.accuracy_unmapped,
         "CKA": alignment.cka,
     }
-    means = {name: values.mean(0) for name, values in measures.items()}
+    statistics = {name: mean_and_std(values) for name, values in measures.items()}
+    means = {name: mean for name, (mean, _) in statistics.items()}
     rows = [f"layer {i}" if i == j else f"layers {i}, {j}" for i, j in alignment.layers]
     note = (
         f"Means of word vectors. {alignment.train_pairs:,} pairs fit the map, {alignment.test_pairs:,} test it; "
@@ -87,21 +86,15 @@ def alignment_result(alignment: LayerAlignment, models: list[str], settings: dic
         title="Retrieval of translations by an orthogonal map",
         columns=list(measures),
         rows=rows,
-        cells=_columns(means),
-        spreads=_columns({name: values.std(0, correction=0) for name, values in measures.items()})
-        if len(alignment.raw) > 1
-        else None,
+        cells=list(zip(*means.values())),
+        spreads=list(zip(*(spread for _, spread in statistics.values()))) if len(alignment.cka) > 1 else None,
         best="max",
         note=note,
     )
     layers = [first for first, _ in alignment.layers]
     chart = LineChart(
-        "retrieval", "Alignment of two languages by layer", layers, {name: list(mean) for name, mean in means.items()},
+        "retrieval", "Alignment of two languages by layer", layers, means,
         x_label="layer", caption=note,
     )  # fmt: skip
-    values = {name: {"mean": mean, "spread": measures[name].std(0, correction=0)} for name, mean in means.items()}
+    values = {name: {"mean": mean, "spread": spread} for name, (mean, spread) in statistics.items()}
     return AnalysisResult("alignment", models, settings, [table], [chart], {"layers": alignment.layers, **values})
-
-
-def _columns(columns: dict[str, Tensor]) -> list[list[float]]:
-    return [list(row) for row in zip(*(column.tolist() for column in columns.values()))]

@@ -9,6 +9,7 @@ show which head attends from words to their syntactic heads. Layers and heads ar
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import get_args
 
@@ -21,17 +22,18 @@ from hf_ctxmodels.analysis.attention.patterns import (
     AttentionInput,
     HeadProfile,
     Pattern,
+    embed_heads_2d,
     head_distances,
     make_inputs,
-    place_heads,
     profile_heads,
 )
 from hf_ctxmodels.analysis.figures import AttentionView, Figure, Heatmap, ScatterMap
 from hf_ctxmodels.analysis.results import AnalysisResult, Table
-from hf_ctxmodels.analysis.sentences import is_treebank, read_sentences
-from hf_ctxmodels.analysis.treebanks import TreebankSentence, read_treebank
+from hf_ctxmodels.analysis.sentences import read_sentences
+from hf_ctxmodels.analysis.treebanks import TreebankSentence, is_treebank, read_treebank
 from hf_ctxmodels.architectures.sentence_encoder import max_sentence_length
-from hf_ctxmodels.architectures.word_alignment import align_words, split_words
+from hf_ctxmodels.architectures.word_alignment import Sentence, align_words, split_words
+from hf_ctxmodels.core.attention_heads import PRUNED_HEADS, attention_layers
 from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.console import print_status, progress_bar
 from hf_ctxmodels.core.constants import MAX_SEED
@@ -54,13 +56,13 @@ class AttentionArguments:
     max_sentences: int = flag(1000, "Use the first N sentences.")
     distance_sentences: int = flag(40, "Sentences for the distances of heads, which take longest.")
     sentence: str | None = flag(None, "Sentence whose attention is drawn; by default the first of 6 to 12 words.")
-    min_count: int = flag(20, "Dependents of a relation, in each half of the sentences, for a best head.")
+    min_arcs: int = flag(20, "Dependents of a relation, in each half of the sentences, for a best head.")
     seed: int = flag(0, "Seed of the map of heads.")
     overwrite: bool = flag(False, "Replace the results of this analysis in --output_dir.")
 
     def __post_init__(self) -> None:
         check_range(self, "max_sentences", "distance_sentences", at_least=2)
-        check_range(self, "min_count", at_least=1)
+        check_range(self, "min_arcs", at_least=1)
         check_range(self, "seed", at_least=0, at_most=MAX_SEED)
 
 
@@ -71,6 +73,7 @@ def main() -> None:
     )
     check_output_directory(arguments.output_dir, ["attention.json"], flag="--output_dir", overwrite=arguments.overwrite)
     treebank: list[TreebankSentence] = []
+    sentences: list[Sentence]
     if all(map(is_treebank, arguments.text)):
         treebank = [sentence for file in arguments.text for sentence in read_treebank(file)][: arguments.max_sentences]
         sentences = [sentence.words for sentence in treebank]
@@ -90,34 +93,45 @@ def analyze(
     arguments: AttentionArguments,
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    sentences: list[list[str]],
+    sentences: Sequence[Sentence],
     treebank: list[TreebankSentence],
 ) -> AnalysisResult:
     """All tables and figures; `treebank` is empty without dependencies."""
     limit = max_sentence_length(model.base_model, tokenizer)
-    inputs = make_inputs(tokenizer, [" ".join(words) for words in sentences], limit)
+    texts = [sentence if isinstance(sentence, str) else " ".join(sentence) for sentence in sentences]
+    inputs = make_inputs(tokenizer, texts, limit)
     bar = progress_bar(inputs, "measures of heads", unit="pairs", total=len(inputs))
     profile = profile_heads(model, tokenizer, bar)
     patterns = profile.classify()
-    tables, figures = [_pattern_table(patterns), _strongest_heads(profile)], _measure_figures(profile)
-    figures.append(_pattern_figure(patterns))
+    heads = _head_numbers(model, patterns)
+    tables, figures = [_pattern_table(patterns), _strongest_heads(profile, heads)], _measure_figures(profile, heads)
+    figures.append(_pattern_figure(patterns, heads))
     values = {
         "measures": {name: value.tolist() for name, value in profile.measures.items()},
-        "special": profile.special.tolist(),
-        "position": profile.position.tolist(),
-        "block": profile.block.tolist(),
+        "heads": heads,
+        "attention_to_special_tokens": profile.attention_to_special_tokens.tolist(),
+        "attention_to_neighbours": profile.attention_to_neighbours.tolist(),
+        "within_segment_excess": profile.within_segment_excess.tolist(),
         "patterns": patterns,
     }
     if treebank:
         scores = score_dependencies(model, tokenizer, treebank, limit)
-        table, figure, values["dependencies"] = _dependency_results(scores, arguments.min_count)
+        table, figure, values["dependencies"] = _dependency_results(scores, arguments.min_arcs, heads)
         tables.append(table)
         figures += [figure] if figure else []
     distance_inputs = inputs[: max(1, arguments.distance_sentences // 2)]
-    figure, values["distances"] = _distance_figure(model, tokenizer, distance_inputs, patterns, arguments.seed)
+    figure, values["distances"] = _distance_figure(model, tokenizer, distance_inputs, patterns, heads, arguments.seed)
     figures += [figure, *_sentence_figures(arguments.sentence, model, tokenizer, sentences, limit)]
     settings = {**asdict(arguments), "sentences": len(sentences), "pairs": len(inputs)}
     return AnalysisResult("attention", [arguments.model], settings, tables, figures, values)
+
+
+def _head_numbers(model: PreTrainedModel, patterns: list[list[Pattern]]) -> list[tuple[int, ...]]:
+    """Numbers of the heads of each layer, without pruned ones; only models of this package have pruned heads."""
+    if not getattr(model.config, PRUNED_HEADS, None):
+        return [tuple(range(len(row))) for row in patterns]
+    layers = attention_layers(model)
+    return [layers[str(layer)].heads for layer in range(len(patterns))]
 
 
 def _pattern_table(patterns: list[list[Pattern]]) -> Table:
@@ -129,19 +143,20 @@ def _pattern_table(patterns: list[list[Pattern]]) -> Table:
     return Table("Patterns of the heads", names, rows, [*cells, total], note="Number of heads with each pattern.")
 
 
-def _strongest_heads(profile: HeadProfile) -> Table:
+def _strongest_heads(profile: HeadProfile, heads: Sequence[tuple[int, ...]]) -> Table:
     rows: list[str] = []
     cells: list[list[object]] = []
     for name, values in profile.measures.items():
         index = int(values.flatten().argmax())
         layer, head = divmod(index, values.shape[1])
         rows.append(name)
-        cells.append([f"{layer}:{head}", float(values[layer, head]), float(values.mean()), float(values.min())])
+        highest = float(values[layer, head])
+        cells.append([f"{layer}:{heads[layer][head]}", highest, float(values.mean()), float(values.min())])
     columns = ["highest: layer:head", "highest", "mean", "lowest"]
     return Table("Attention of the heads", columns, rows, cells, note="Shares of the attention; entropy in nats.")
 
 
-def _measure_figures(profile: HeadProfile) -> list[Figure]:
+def _measure_figures(profile: HeadProfile, heads: Sequence[tuple[int, ...]]) -> list[Figure]:
     captions = {
         "self": "Attention to the token itself.",
         "previous": "Attention to the token before.",
@@ -153,14 +168,15 @@ def _measure_figures(profile: HeadProfile) -> list[Figure]:
     }
     figures: list[Figure] = []
     for name in MEASURES:
-        values = profile.measures[name].tolist()
-        labels = [str(number) for number in range(len(values[0]))]
+        columns = range(1 + max(map(max, heads)))
+        by_number = [dict(zip(*pair, strict=True)) for pair in zip(heads, profile.measures[name].tolist(), strict=True)]
+        values = [[row.get(number) for number in columns] for row in by_number]
         figures.append(
             Heatmap(
                 name,
                 f"Heads: {name}",
                 [str(layer) for layer in range(len(values))],
-                labels,
+                [str(number) for number in columns],
                 values,
                 low=0.0,
                 high=None if name == "entropy" else 1.0,
@@ -172,11 +188,11 @@ def _measure_figures(profile: HeadProfile) -> list[Figure]:
     return figures
 
 
-def _pattern_figure(patterns: list[list[Pattern]]) -> Figure:
+def _pattern_figure(patterns: list[list[Pattern]], heads: Sequence[tuple[int, ...]]) -> Figure:
     points, groups, texts = [], [], []
     for pattern in get_args(Pattern):
         for layer, row in enumerate(patterns):
-            for head, name in enumerate(row):
+            for head, name in zip(heads[layer], row, strict=True):
                 if name == pattern:
                     points.append((head, layer))
                     groups.append(name)
@@ -187,12 +203,14 @@ def _pattern_figure(patterns: list[list[Pattern]]) -> Figure:
     )
 
 
-def _dependency_results(scores: DependencyScores, min_count: int) -> tuple[Table, Figure | None, list[dict]]:
-    best = scores.best_heads(min_count)
+def _dependency_results(
+    scores: DependencyScores, min_arcs: int, heads: Sequence[tuple[int, ...]]
+) -> tuple[Table, Figure | None, list[dict]]:
+    best = scores.best_heads(min_arcs)
     if not best:
         raise CtxError(
-            f"No relation has {min_count} dependents in each half of the sentences.",
-            location="--min_count",
+            f"No relation has {min_arcs} dependents in each half of the sentences.",
+            location="--min_arcs",
             hint="use a larger treebank or a lower number.",
         )
     table = Table(
@@ -201,7 +219,7 @@ def _dependency_results(scores: DependencyScores, min_count: int) -> tuple[Table
         [row.relation for row in best],
         [
             [
-                *(row.count, f"{row.layer}:{row.head}", row.direction, row.accuracy),
+                *(row.count, f"{row.layer}:{heads[row.layer][row.head]}", row.direction, row.accuracy),
                 *(f"{row.offset:+d}", row.offset_accuracy, row.accuracy - row.offset_accuracy),
             ]
             for row in best
@@ -222,7 +240,7 @@ def _dependency_results(scores: DependencyScores, min_count: int) -> tuple[Table
         column_label="layer",
         caption="Share of dependents whose syntactic head has the most attention, in the best head of the layer.",
     )
-    return table, figure, [asdict(row) for row in best]
+    return table, figure, [asdict(row) | {"head": heads[row.layer][row.head]} for row in best]
 
 
 def _distance_figure(
@@ -230,14 +248,15 @@ def _distance_figure(
     tokenizer: PreTrainedTokenizerBase,
     inputs: list[AttentionInput],
     patterns: list[list[Pattern]],
+    heads: Sequence[tuple[int, ...]],
     seed: int,
 ) -> tuple[Figure, list[list[float]]]:
     bar = progress_bar(inputs, "distances of heads", unit="pairs", total=len(inputs))
     distances = head_distances(model, tokenizer, bar)
-    names = [f"{layer}:{head}" for layer, row in enumerate(patterns) for head in range(len(row))]
+    names = [f"{layer}:{head}" for layer, row in enumerate(heads) for head in row]
     flat = [pattern for row in patterns for pattern in row]
     order = sorted(range(len(flat)), key=lambda index: get_args(Pattern).index(flat[index]))
-    points = place_heads(distances, seed).tolist()
+    points = embed_heads_2d(distances, seed).tolist()
     figure = ScatterMap(
         "distances",
         "Heads by the distance of their attention",
@@ -254,19 +273,21 @@ def _sentence_figures(
     sentence: str | None,
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    sentences: list[list[str]],
+    sentences: Sequence[Sentence],
     limit: int | None,
 ) -> list[Figure]:
-    words = (
-        split_words(sentence) if sentence else next((item for item in sentences if 6 <= len(item) <= 12), sentences[0])
-    )
-    window = align_words(tokenizer, [words], limit)[0]
+    drawn: Sentence = sentence or next((item for item in sentences if 6 <= len(split_words(item)) <= 12), sentences[0])
+    words = split_words(drawn)
+    window = align_words(tokenizer, [drawn], limit)[0]
     [attention] = attention_maps(model, tokenizer, [window.features])
     tokens = tokenizer.convert_ids_to_tokens(window.features["input_ids"])
     shares = word_attention(rollout(attention)[-1], window.token_words, len(words))
-    text = " ".join(words)
+    caption = "Tokens of one sentence."
+    if getattr(model.config, PRUNED_HEADS, None):
+        caption += " Pruned heads are not counted."
+    text = drawn if isinstance(drawn, str) else " ".join(drawn)
     return [
-        AttentionView("sentence", f"Attention: {text}", tokens, attention.tolist(), caption="Tokens of one sentence."),
+        AttentionView("sentence", f"Attention: {text}", tokens, attention.tolist(), caption=caption),
         Heatmap(
             "rollout",
             f"Rollout of attention: {text}",

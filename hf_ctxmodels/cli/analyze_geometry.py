@@ -12,7 +12,7 @@ import torch
 
 from hf_ctxmodels.analysis.figures import LineChart
 from hf_ctxmodels.analysis.geometry import LayerGeometry, measure_geometry
-from hf_ctxmodels.analysis.results import AnalysisResult, Table
+from hf_ctxmodels.analysis.results import AnalysisResult, Table, mean_and_std
 from hf_ctxmodels.analysis.sentences import read_sentences
 from hf_ctxmodels.analysis.word_arguments import WordAnalysisArguments
 from hf_ctxmodels.core.command_line import parse_arguments
@@ -100,7 +100,7 @@ def geometry_result(
     for name, geometry in geometries.items():
         dominant = geometry.dominant_dimension.mean(0).tolist()
         rows = list(zip(*measures[name].values(), dominant))
-        spread = geometry.anisotropy.std(0, correction=0).tolist()
+        _, spread = mean_and_std(geometry.anisotropy)
         note = f"{len(geometry.words):,} words with self-similarity, {geometry.num_sentences:,} sentences."
         tables.append(
             Table(

@@ -6,8 +6,7 @@ The score is the main metric of the task on the validation examples. Layers and 
 `--disabled_heads` of finetune. An interrupted analysis continues where it stopped if the command is repeated.
 """
 
-import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -20,22 +19,20 @@ from hf_ctxmodels.analysis.attention.importance import (
     single_head_scores,
 )
 from hf_ctxmodels.analysis.figures import Figure, Heatmap, LineChart
-from hf_ctxmodels.analysis.results import AnalysisResult, Table
-from hf_ctxmodels.core.attention_heads import attention_layers
+from hf_ctxmodels.analysis.results import AnalysisResult, PartialResults, Table
+from hf_ctxmodels.core.attention_heads import AttentionLayer, attention_layers
 from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.console import print_status, progress_bar
 from hf_ctxmodels.core.devices import DeviceArguments
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, check_range, flag
 from hf_ctxmodels.core.host_copies import CollatedBatch
-from hf_ctxmodels.core.output_files import check_output_directory, write_text_file
+from hf_ctxmodels.core.output_files import check_output_directory
 from hf_ctxmodels.core.weights import weights_digest
 from hf_ctxmodels.downstream.tasks import TaskArguments
 from hf_ctxmodels.inference.prediction import Predictor
 from hf_ctxmodels.inference.task_heads import run_head
 from hf_ctxmodels.layers.attention.head_gates import DisabledMode
-
-_PARTIAL_FILE = "heads-partial.json"
 
 
 @dataclass
@@ -101,32 +98,6 @@ class ScoredModel:
         )
 
 
-class PartialResults:
-    """Scores of an interrupted analysis with the same settings."""
-
-    def __init__(self, file: Path, identity: Any) -> None:
-        self.file, self.identity = file, json.loads(json.dumps(identity))
-        self.single_heads: dict[str, list[float]] = {}
-        self.curve: list[RemovalStep] = []
-        try:
-            content = json.loads(file.read_text("utf-8"))
-        except (OSError, ValueError):
-            return
-        if isinstance(content, dict) and content.get("identity") == self.identity:
-            self.single_heads = content["single_heads"]
-            self.curve = [RemovalStep(**step) for step in content["curve"]]
-            print_status(f"{len(self.single_heads)} layers and {len(self.curve)} steps are read from {file}")
-
-    def save(self) -> None:
-        """Write the file."""
-        content = {
-            "identity": self.identity,
-            "single_heads": self.single_heads,
-            "curve": [asdict(step) for step in self.curve],
-        }
-        write_text_file(self.file, json.dumps(content))
-
-
 def main() -> None:
     """Score the model without heads, and save tables and figures."""
     arguments, task_arguments, placement = parse_arguments(
@@ -140,7 +111,7 @@ def main() -> None:
     scored = ScoredModel(arguments, task_arguments, placement)
     options = {name: value for name, value in asdict(arguments).items() if name not in ("output_dir", "overwrite")}
     identity = [options, asdict(task_arguments), weights_digest(scored.model.state_dict())]
-    partial = PartialResults(Path(arguments.output_dir) / _PARTIAL_FILE, identity)
+    partial = PartialResults(Path(arguments.output_dir) / "heads-partial.json", identity)
     print_status(f"{type(scored.model).__name__}: {scored.metric} on {len(scored.examples):,} examples")
     result = analyze(arguments, scored, partial)
     result.save(arguments.output_dir)
@@ -162,30 +133,36 @@ def analyze(arguments: HeadsArguments, scored: ScoredModel, partial: PartialResu
         "importance": {name: value.tolist() for name, value in importance.items()},
         "heads": {name: layer.heads for name, layer in layers.items()},
     }
-    figures: list[Figure] = [_heatmap("importance", "Importance of the heads", values["importance"], _IMPORTANCE)]
+    figures: list[Figure] = [
+        _heatmap("importance", "Importance of the heads", values["importance"], layers, _IMPORTANCE)
+    ]
     tables = []
     if arguments.single_heads:
-        steps = single_head_scores(scored.model, scored.score, mode, dict(partial.single_heads))
+        single_heads = partial.results.setdefault("single_heads", {})
+        steps = single_head_scores(scored.model, scored.score, mode, dict(single_heads))
         for name, scores in progress_bar(steps, "single heads", unit="layers", total=len(layers)):
-            partial.single_heads[name] = scores
+            single_heads[name] = scores
             partial.save()
-        values["single_heads"] = partial.single_heads
-        changes = {name: [score - baseline for score in scores] for name, scores in partial.single_heads.items()}
+        values["single_heads"] = single_heads
+        changes = {name: [score - baseline for score in scores] for name, scores in single_heads.items()}
         tables.append(_single_head_table(changes, baseline, scored, values["heads"]))
         shown = {name: change[:-1] for name, change in changes.items()}
         title = f"Change of {scored.metric} without a head"
-        figures.append(_heatmap("single-heads", title, shown, "Above 0, the model is better without the head."))
+        figures.append(_heatmap("single-heads", title, shown, layers, "Above 0, the model is better without the head."))
     if arguments.curve_step:
-        for step in _curve_steps(arguments, scored, partial, mode):
-            partial.curve.append(step)
+        saved_steps = partial.results.setdefault("curve", [])
+        curve = [RemovalStep(**step) for step in saved_steps]
+        for step in _curve_steps(arguments, scored, list(curve), mode):
+            curve.append(step)
+            saved_steps.append(asdict(step))
             partial.save()
-        values["curve"] = [{**asdict(step), "num_removed": step.num_removed} for step in partial.curve]
+        values["curve"] = [{**asdict(step), "num_removed": step.num_removed} for step in curve]
         figures.append(
             LineChart(
                 "curve",
                 f"{scored.metric} by the number of disabled heads",
-                [step.num_removed for step in partial.curve],
-                {scored.metric: [step.score for step in partial.curve]},
+                [step.num_removed for step in curve],
+                {scored.metric: [step.score for step in curve]},
                 x_label="disabled heads, least important first",
                 y_label=scored.metric,
                 caption="The importance of the remaining heads is computed again after each step.",
@@ -195,39 +172,45 @@ def analyze(arguments: HeadsArguments, scored: ScoredModel, partial: PartialResu
             Table(
                 "Disabled heads",
                 ["heads", scored.metric],
-                [f"{step.num_removed / partial.curve[-1].num_removed:.0%}" for step in partial.curve],
-                [[step.num_removed, step.score] for step in partial.curve],
+                [f"{step.num_removed / curve[-1].num_removed:.0%}" for step in curve],
+                [[step.num_removed, step.score] for step in curve],
             )
         )
     settings = {**asdict(arguments), "examples": len(scored.examples)}
     return AnalysisResult("heads", [arguments.model], settings, tables, figures, values)
 
 
-_IMPORTANCE = "Mean gradient of the loss with respect to a gate on the head, by the L2 norm of its layer."
+_IMPORTANCE = (
+    "Mean absolute gradient of the loss with respect to a gate on the head, divided by the L2 norm of its layer."
+)
 
 
 def _curve_steps(
-    arguments: HeadsArguments, scored: ScoredModel, partial: PartialResults, mode: DisabledMode
+    arguments: HeadsArguments, scored: ScoredModel, steps: list[RemovalStep], mode: DisabledMode
 ) -> Iterator[RemovalStep]:
-    steps = removal_curve(
+    new_steps = removal_curve(
         scored.model,
         scored.score,
         scored.importance,
         fraction=arguments.curve_step,
         mode=mode,
-        steps=list(partial.curve),
+        steps=steps,
     )
-    yield from progress_bar(steps, "removal of heads", unit="steps")
+    yield from progress_bar(new_steps, "removal of heads", unit="steps")
 
 
-def _heatmap(name: str, title: str, values: dict[str, list[float]], caption: str) -> Figure:
-    width = max(map(len, values.values()))
+def _heatmap(
+    name: str, title: str, values: dict[str, list[float]], layers: Mapping[str, AttentionLayer], caption: str
+) -> Figure:
+    """Values by layer and number of the head; pruned heads are empty."""
+    columns = range(1 + max(max(layers[layer].heads) for layer in values))
+    by_number = [dict(zip(layers[layer].heads, row, strict=True)) for layer, row in values.items()]
     return Heatmap(
         name,
         title,
         list(values),
-        [str(head) for head in range(width)],
-        [[*row, *[None] * (width - len(row))] for row in values.values()],
+        [str(head) for head in columns],
+        [[row.get(head) for head in columns] for row in by_number],
         digits=2 if name == "importance" else 3,
         row_label="layer",
         column_label="head",

@@ -17,8 +17,6 @@ The loss is that of the task on labelled examples, or with --text that of the pr
 An interrupted analysis continues where it stopped if the command is repeated.
 """
 
-import json
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -40,22 +38,21 @@ from hf_ctxmodels.analysis.landscapes import (
     restrict,
     roll_back_layers,
     scaled_to,
-    seen_rows,
+    used_embedding_rows,
 )
-from hf_ctxmodels.analysis.results import AnalysisResult, Table
+from hf_ctxmodels.analysis.results import AnalysisResult, PartialResults, Table
 from hf_ctxmodels.core.command_line import parse_arguments
-from hf_ctxmodels.core.console import print_status, progress_bar
+from hf_ctxmodels.core.console import progress_bar
 from hf_ctxmodels.core.constants import MAX_SEED
 from hf_ctxmodels.core.devices import DeviceArguments
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, check_range, flag
-from hf_ctxmodels.core.output_files import check_output_directory, write_text_file
+from hf_ctxmodels.core.output_files import check_output_directory
 from hf_ctxmodels.core.weights import weights_digest
 from hf_ctxmodels.downstream.tasks import TaskArguments
 from hf_ctxmodels.training.checkpoint_files import list_checkpoints
 
 VIEWS = ("line", "surface", "neighbourhood", "trajectory", "rollback")
-_POINTS_FILE = "landscape-points.json"
 _SAVE_INTERVAL = 20.0  # seconds
 _PRETRAINED, _SCRATCH = "pretrained", "from scratch"
 
@@ -75,12 +72,12 @@ class LandscapeArguments:
         None, "Directory of a model of the same task that was trained from scratch, to be drawn on the same scale."
     )
     other: str | None = flag(None, "Model of another task, fine-tuned from --pretrained: direction of --views surface.")
-    views: list[str] = flag(("line", "rollback"), f"Any of: {', '.join(VIEWS)}.")
+    views: list[str] = flag(("line", "rollback"), "Views.", choices=VIEWS)
     points: int = flag(21, "Points of a line.")
     plane_points: int = flag(11, "Points of each axis of a plane.")
     max_examples: int | None = flag(None, "Use the first N examples of --validation_file; by default all.")
     batch_size: int = flag(32, "Examples per batch.")
-    seed: int = flag(0, "Seed of random directions, and of the new weights from which --scratch starts.")
+    seed: int = flag(0, "Seed of random directions, and of the random weights used as the origin for --scratch.")
     overwrite: bool = flag(False, "Replace the results of this analysis in --output_dir.")
 
     def __post_init__(self) -> None:
@@ -88,8 +85,6 @@ class LandscapeArguments:
         check_range(self, "plane_points", at_least=3)
         check_range(self, "batch_size", at_least=1)
         check_range(self, "seed", at_least=0, at_most=MAX_SEED)
-        if unknown := [view for view in self.views if view not in VIEWS]:
-            raise CtxError(f"Unknown view {unknown[0]!r}.", location="--views", hint=f"use {', '.join(VIEWS)}.")
         if (self.validation_file is None) == (not self.text):
             raise CtxError(
                 "Expected either labelled examples or text.",
@@ -105,7 +100,7 @@ class Run:
     """A model, its loss, and the weights at the start and at the end of training.
 
     Attributes:
-        masks: Seen rows of embeddings, see `seen_rows`.
+        masks: Used rows of embeddings, see `used_embedding_rows`.
         checkpoints: Directories of the checkpoints between start and end.
     """
 
@@ -121,41 +116,16 @@ class Run:
         return restrict(difference(self.start, self.end), self.masks)
 
 
-class PointFile:
-    """Metrics of computed points, which an interrupted analysis continues from.
-
-    Args:
-        file: JSON file.
-        identity: What the metrics depend on; a file with another identity is not used.
-    """
-
-    def __init__(self, file: Path, identity: object) -> None:
-        self.file, self.identity = file, json.loads(json.dumps(identity))
-        self.views: dict[str, dict[str, Metrics]] = {}
-        self._due = time.monotonic() + _SAVE_INTERVAL
-        try:
-            content = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return
-        if isinstance(content, dict) and content.get("identity") == self.identity:
-            self.views = content["views"]
-            print_status(f"{sum(map(len, self.views.values())):,} points are read from {file}")
-
-    def evaluate(self, view: str, plane: Plane, loss: HeldOutLoss, points: Sequence[Sequence[float]]) -> list[Metrics]:
-        """The metrics of points; see `Plane.evaluate`."""
-        results = []
-        done = self.views.setdefault(view, {})
-        evaluated = plane.evaluate(loss, points, done)
-        for metrics in progress_bar(evaluated, view, unit="points", total=len(points)):
-            results.append(metrics)
-            if time.monotonic() >= self._due:
-                self.save()
-                self._due = time.monotonic() + _SAVE_INTERVAL
-        return results
-
-    def save(self) -> None:
-        """Write the file."""
-        write_text_file(self.file, json.dumps({"identity": self.identity, "views": self.views}))
+def _evaluate(
+    partial: PartialResults, view: str, plane: Plane, loss: HeldOutLoss, points: Sequence[Sequence[float]]
+) -> list[Metrics]:
+    """The metrics of points, which are saved at intervals; see `Plane.evaluate`."""
+    results = []
+    evaluated = plane.evaluate(loss, points, partial.results.setdefault(view, {}))
+    for metrics in progress_bar(evaluated, view, unit="points", total=len(points)):
+        results.append(metrics)
+        partial.save(_SAVE_INTERVAL)
+    return results
 
 
 def main() -> None:
@@ -171,24 +141,25 @@ def main() -> None:
     runs = open_runs(arguments, task_arguments, placement)
     identity = {name: value for name, value in asdict(arguments).items() if name not in ("output_dir", "overwrite")}
     digests = [weights_digest(weights) for run in runs for weights in (run.start, run.end)]
-    points = PointFile(Path(arguments.output_dir) / _POINTS_FILE, [identity, asdict(task_arguments), digests])
+    file = Path(arguments.output_dir) / "landscape-partial.json"
+    partial = PartialResults(file, [identity, asdict(task_arguments), digests])
     settings = {**asdict(arguments), "examples": runs[0].loss.num_examples}
     result = AnalysisResult("landscape", [arguments.model, arguments.pretrained], settings)
-    tables: list[Table] = [_ends(runs, points)]
+    tables: list[Table] = [_ends(runs, partial)]
     figures: list[Figure] = []
     if "line" in arguments.views:
-        figures += _line(runs, arguments, points)
+        figures += _line(runs, arguments, partial)
     if "surface" in arguments.views:
-        figures += _surfaces(runs, arguments, points)
+        figures += _surfaces(runs, arguments, partial)
     if "neighbourhood" in arguments.views:
-        figures += _neighbourhoods(runs, arguments, points)
+        figures += _neighbourhoods(runs, arguments, partial)
     if "trajectory" in arguments.views:
-        figures += _trajectories(runs, arguments, points)
+        figures += _trajectories(runs, arguments, partial)
     if "rollback" in arguments.views:
-        tables.append(_rollback(runs[0]))
-    result.tables, result.figures, result.values = tables, figures, {"points": points.views}
+        tables.append(_rollback(runs[0], partial))
+    result.tables, result.figures, result.values = tables, figures, partial.results
     result.save(arguments.output_dir)
-    points.file.unlink(missing_ok=True)
+    partial.file.unlink(missing_ok=True)
     for table in tables:
         print(f"{table.title}\n\n{table.markdown()}\n")
     print(f"{runs[0].loss.num_examples:,} examples; results and figures in {arguments.output_dir}")
@@ -217,7 +188,7 @@ def open_runs(arguments: LandscapeArguments, task_arguments: TaskArguments, plac
             start = checkpoint_weights(loss, arguments.pretrained if name == _PRETRAINED else RANDOM, arguments.seed)
             runs.append(Run(name, loss, start, current_weights(loss.model), list_checkpoints(source)))
     for run in runs:
-        run.masks = seen_rows(run.loss)
+        run.masks = used_embedding_rows(run.loss)
         if not any(bool(change.any()) for change in run.direction().values()):
             raise CtxError(
                 "The model has the weights of the pretrained model.",
@@ -227,25 +198,25 @@ def open_runs(arguments: LandscapeArguments, task_arguments: TaskArguments, plac
     return runs
 
 
-def _ends(runs: Sequence[Run], points: PointFile) -> Table:
+def _ends(runs: Sequence[Run], partial: PartialResults) -> Table:
     rows, cells = [], []
     for run in runs:
         line = Plane(run.start, [run.direction()])
-        metrics = points.evaluate(f"line, {run.name}", line, run.loss, [(0.0,), (1.0,)])
+        metrics = _evaluate(partial, f"line, {run.name}", line, run.loss, [(0.0,), (1.0,)])
         start = "pretrained weights" if run.name == _PRETRAINED else "new weights"
         rows += [start, "fine-tuned weights" if run.name == _PRETRAINED else "weights trained from scratch"]
         cells += [list(values.values()) for values in metrics]
     return Table("Start and end of training", list(metrics[0]), rows, cells)
 
 
-def _line(runs: Sequence[Run], arguments: LandscapeArguments, points: PointFile) -> list[Figure]:
+def _line(runs: Sequence[Run], arguments: LandscapeArguments, partial: PartialResults) -> list[Figure]:
     # 0 and 1 are among the coordinates
     coordinates = sorted({0.0, 1.0, *torch.linspace(-0.5, 1.5, arguments.points, dtype=torch.float64).tolist()})
     metrics = {}
     for run in runs:
         line = Plane(run.start, [run.direction()])
-        metrics[run.name] = points.evaluate(
-            f"line, {run.name}", line, run.loss, [(coordinate,) for coordinate in coordinates]
+        metrics[run.name] = _evaluate(
+            partial, f"line, {run.name}", line, run.loss, [(coordinate,) for coordinate in coordinates]
         )
     names = list(metrics[_PRETRAINED][0])
     caption = f"Weights from the start (0) to the end (1) of training; {runs[0].loss.num_examples:,} examples."
@@ -272,13 +243,13 @@ class _Panel:
     caption: str = ""
 
 
-def _draw(view: str, title: str, panels: Sequence[_Panel], points: PointFile) -> list[Figure]:
+def _draw(view: str, title: str, panels: Sequence[_Panel], partial: PartialResults) -> list[Figure]:
     """Surfaces of one scale."""
     surfaces = []
     for panel in panels:
         grid = [(x, y) for y in panel.y for x in panel.x]
-        losses = [values["loss"] for values in points.evaluate(
-            f"{view}, {panel.run.name}", panel.plane, panel.run.loss, grid
+        losses = [values["loss"] for values in _evaluate(
+            partial, f"{view}, {panel.run.name}", panel.plane, panel.run.loss, grid
         )]  # fmt: skip
         surfaces.append([losses[row : row + len(panel.x)] for row in range(0, len(losses), len(panel.x))])
     values = [loss for surface in surfaces for row in surface for loss in row]
@@ -296,7 +267,7 @@ def _axis(low: float, high: float, size: int) -> list[float]:
     return torch.linspace(low, high, size, dtype=torch.float64).tolist()
 
 
-def _surfaces(runs: Sequence[Run], arguments: LandscapeArguments, points: PointFile) -> list[Figure]:
+def _surfaces(runs: Sequence[Run], arguments: LandscapeArguments, partial: PartialResults) -> list[Figure]:
     """Planes of the change by training and of that of another task, scaled to its length (Hao et al. 2019), or of a
     random direction with filter normalisation."""
     panels = []
@@ -315,7 +286,7 @@ def _surfaces(runs: Sequence[Run], arguments: LandscapeArguments, points: PointF
         path.append(plane.project(run.end))
         axes = _axis(-0.5, 1.5, arguments.plane_points), _axis(low, high, arguments.plane_points)
         panels.append(_Panel(run, plane, *axes, {"training": path}, ("from start to end of training", label)))
-    return _draw("surface", "Loss surface", panels, points)
+    return _draw("surface", "Loss surface", panels, partial)
 
 
 def restrict_to(run: Run, checkpoint: Path) -> Weights:
@@ -324,7 +295,7 @@ def restrict_to(run: Run, checkpoint: Path) -> Weights:
     return {name: weight + change[name] for name, weight in run.start.items()}
 
 
-def _neighbourhoods(runs: Sequence[Run], arguments: LandscapeArguments, points: PointFile) -> list[Figure]:
+def _neighbourhoods(runs: Sequence[Run], arguments: LandscapeArguments, partial: PartialResults) -> list[Figure]:
     """Random planes around the end of training (Li et al. 2018)."""
     panels = []
     for run in runs:
@@ -334,10 +305,10 @@ def _neighbourhoods(runs: Sequence[Run], arguments: LandscapeArguments, points: 
         labels = "random direction", "another random direction"
         caption = "Each filter is changed by up to its norm."
         panels.append(_Panel(run, Plane(run.end, directions), axis, axis, {"end": [(0.0, 0.0)]}, labels, caption))
-    return _draw("neighbourhood", "Loss around the end of training", panels, points)
+    return _draw("neighbourhood", "Loss around the end of training", panels, partial)
 
 
-def _trajectories(runs: Sequence[Run], arguments: LandscapeArguments, points: PointFile) -> list[Figure]:
+def _trajectories(runs: Sequence[Run], arguments: LandscapeArguments, partial: PartialResults) -> list[Figure]:
     """Planes of the two principal components of the checkpoints (Li et al. 2018)."""
     panels = []
     for run in runs:
@@ -351,13 +322,17 @@ def _trajectories(runs: Sequence[Run], arguments: LandscapeArguments, points: Po
                   enumerate(trajectory.explained, 1)]  # fmt: skip
         path = {"training": trajectory.coordinates}
         panels.append(_Panel(run, trajectory.plane, axes[0], axes[1], path, (labels[0], labels[1])))
-    return _draw("trajectory", "Training trajectory", panels, points)
+    return _draw("trajectory", "Training trajectory", panels, partial)
 
 
-def _rollback(run: Run) -> Table:
+def _rollback(run: Run, partial: PartialResults) -> Table:
     """The metrics with each layer reset, and the differences to the fine-tuned model."""
     [end] = Plane(run.end, []).evaluate(run.loss, [()])
-    results = roll_back_layers(run.loss, run.start, run.end)
+    results = {}
+    evaluated = roll_back_layers(run.loss, run.start, run.end, partial.results.setdefault("rollback", {}))
+    for group, metrics in progress_bar(evaluated, "rollback", unit="layers"):
+        results[group] = metrics
+        partial.save(_SAVE_INTERVAL)
     return Table(
         title="Loss and metrics with one layer reset to its pretrained weights",
         columns=[*end, "change of the loss"],

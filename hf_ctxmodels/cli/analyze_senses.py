@@ -22,7 +22,7 @@ from hf_ctxmodels.analysis.disambiguation import (
     read_semcor,
 )
 from hf_ctxmodels.analysis.figures import Figure, LineChart, ScatterMap
-from hf_ctxmodels.analysis.results import AnalysisResult, Table
+from hf_ctxmodels.analysis.results import AnalysisResult, Table, mean_and_std
 from hf_ctxmodels.analysis.senses import (
     Occurrence,
     Projection,
@@ -32,9 +32,10 @@ from hf_ctxmodels.analysis.senses import (
     neighbour_agreement,
     project,
 )
-from hf_ctxmodels.analysis.sentences import is_treebank, read_sentences
-from hf_ctxmodels.analysis.treebanks import read_treebank
+from hf_ctxmodels.analysis.sentences import read_sentences
+from hf_ctxmodels.analysis.treebanks import is_treebank, read_treebank
 from hf_ctxmodels.analysis.word_arguments import WordAnalysisArguments
+from hf_ctxmodels.architectures.word_alignment import Sentence, split_words
 from hf_ctxmodels.architectures.word_encoder import WordEncoder
 from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.devices import DeviceArguments
@@ -50,7 +51,9 @@ class SenseArguments(WordAnalysisArguments):
 
     semcor: str | None = flag(None, "Archive or folder of SemCor's tag files.", conflicts=("text",))
     word: list[str] = flag((), "Words to map; with --semcor lemmas.")
-    map: Projection = flag("pca", "Projection of the maps; umap needs the extra `umap`.", choices=get_args(Projection))
+    projection: Projection = flag(
+        "pca", "Projection of the maps; umap needs the extra `umap`.", choices=get_args(Projection)
+    )
     max_occurrences: int = flag(500, "Occurrences of a word in a map; more are sampled.")
     probe_ranks: list[int] = flag(
         (), "Ranks of trained maps of the last layer, under which senses are compared too (Coenen et al. 2019)."
@@ -63,9 +66,13 @@ class SenseArguments(WordAnalysisArguments):
         if bool(self.text) == (self.semcor is not None):
             raise CtxError("Expected either --text or --semcor.", location="--text", hint="use one of them.")
         if self.text and not self.word:
-            raise CtxError("Which word?", location="--word", hint="add, for example, --word bank.")
-        if self.map == "umap":
-            require_packages("umap", extra="umap", location="--map umap")
+            raise CtxError("--text needs --word.", location="--word", hint="add, for example, --word bank.")
+        if self.word and len(self.seeds) > 1:
+            raise CtxError("A map has one seed.", location="--seeds", hint="use one seed with --word.")
+        if self.word and self.probe_ranks:
+            raise CtxError("Maps train no probes.", location="--probe_ranks", hint="remove --probe_ranks or --word.")
+        if self.projection == "umap":
+            require_packages("umap", extra="umap", location="--projection umap")
 
 
 def main() -> None:
@@ -121,8 +128,9 @@ def disambiguation_result(
             accuracy.upper_bound,
         ]
         names = [rows[0], *(f"layer {layer}" for layer in accuracy.layers), *probe_rows, rows[-1]]
-        means = {row: float(stack.mean()) for row, stack in zip(names, stacks)}
-        deviations = {row: float(stack.std(correction=0)) for row, stack in zip(names, stacks)}
+        statistics = {row: mean_and_std(stack) for row, stack in zip(names, stacks)}
+        means = {row: mean for row, (mean, _) in statistics.items()}
+        deviations = {row: deviation for row, (_, deviation) in statistics.items()}
         columns.append([means.get(row) for row in rows])
         spreads.append([deviations.get(row) for row in rows])
         series[name] = columns[-1][1 : len(layers) + 1]
@@ -148,7 +156,7 @@ def disambiguation_result(
 def _map_words(
     arguments: SenseArguments,
     placement: DeviceArguments,
-    sentences: Sequence[Sequence[str]],
+    sentences: Sequence[Sentence],
     tagged: Sequence[SenseSentence] | None,
     settings: dict[str, Any],
 ) -> AnalysisResult:
@@ -165,10 +173,13 @@ def _map_words(
     settings["occurrences"] = {word: len(entries) for word, entries in occurrences.items()}
     tables: list[Table] = []
     figures: list[Figure] = []
-    for name, encoder in arguments.encoders(placement):
-        for word, entries in occurrences.items():
+    for model_number, (name, encoder) in enumerate(arguments.encoders(placement)):
+        for word_number, (word, entries) in enumerate(occurrences.items()):
             title = f"{word}, {name}" if len(arguments.model) > 1 else word
-            word_tables, word_figures = map_word(encoder, sentences, entries, title, arguments.map, seed)
+            figure_name = f"map-{word_number}-{model_number}"
+            word_tables, word_figures = map_word(
+                encoder, sentences, entries, title, figure_name, arguments.projection, seed
+            )
             tables += word_tables
             figures += word_figures
     values = {figure.name: figure.points for figure in figures if isinstance(figure, ScatterMap)}
@@ -177,9 +188,10 @@ def _map_words(
 
 def map_word(
     encoder: WordEncoder,
-    sentences: Sequence[Sequence[str]],
+    sentences: Sequence[Sentence],
     occurrences: Sequence[Occurrence],
     title: str,
+    figure_name: str,
     method: Projection,
     seed: int,
 ) -> tuple[list[Table], list[ScatterMap]]:
@@ -192,11 +204,10 @@ def map_word(
     rows = sorted(range(len(occurrences)), key=lambda row: order.get(occurrences[row].label, len(order)))
     occurrences, vectors = [occurrences[row] for row in rows], vectors[rows]  # in the order of the legend
     groups = [occurrence.label if occurrence.label in order else "other" for occurrence in occurrences]
-    texts = [context_text(sentences[occurrence.sentence], occurrence) for occurrence in occurrences]
-    slug = "".join(character if character.isalnum() and character.isascii() else "-" for character in title).strip("-")
+    texts = [context_text(split_words(sentences[occurrence.sentence]), occurrence) for occurrence in occurrences]
     figures = [
         ScatterMap(
-            f"{slug or 'word'}-{layer}", f"{title}, layer {layer}", points.tolist(), groups, texts,
+            f"{figure_name}-{layer}", f"{title}, layer {layer}", points.tolist(), groups, texts,
             caption=f"{len(texts)} occurrences, {method.upper()} of their vectors.",
         )
         for layer, points in zip(encoder.layers, project(vectors, method, seed).unbind(1))

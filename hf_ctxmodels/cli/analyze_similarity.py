@@ -9,7 +9,7 @@ map of debiased linear CKA, or also of SVCCA and neuron-wise maximum correlation
 from dataclasses import asdict, dataclass
 
 from hf_ctxmodels.analysis.figures import Figure, Heatmap
-from hf_ctxmodels.analysis.results import AnalysisResult, Table
+from hf_ctxmodels.analysis.results import AnalysisResult, Table, mean_and_std
 from hf_ctxmodels.analysis.sentences import read_sentences
 from hf_ctxmodels.analysis.similarity import MEASURES, LayerSimilarities, compare_layers
 from hf_ctxmodels.analysis.word_arguments import WordAnalysisArguments, short_names
@@ -82,7 +82,7 @@ def similarity_result(
         for measure, samples in similarities.matrices.items()
     ]  # fmt: skip
     measure, samples = next(iter(similarities.matrices.items()))
-    matrix, spread = samples.mean(0), samples.std(0, correction=0)
+    matrix, spread = samples.mean(0), mean_and_std(samples)[1]
     cells, spreads = [], []
     for row in range(len(labels)):
         row_cells: list[float | str] = []
@@ -94,7 +94,7 @@ def similarity_result(
                 continue
             best = max(columns, key=lambda column: float(matrix[row, column].nan_to_num(-1)))
             row_cells += [str(similarities.layers[best]), float(matrix[row, best])]
-            row_spreads += [None, float(spread[row, best])]
+            row_spreads += [None, spread[row][best]]
         cells.append(row_cells)
         spreads.append(row_spreads)
     table = Table(
@@ -107,7 +107,7 @@ def similarity_result(
     values = {
         "labels": labels,
         **{
-            measure: {"mean": matrices.mean(0), "spread": matrices.std(0, correction=0)}
+            measure: dict(zip(("mean", "spread"), mean_and_std(matrices)))
             for measure, matrices in similarities.matrices.items()
         },
     }

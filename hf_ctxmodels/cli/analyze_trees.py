@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass, fields
 
 from hf_ctxmodels.analysis.figures import BarChart, Figure, ScatterMap
 from hf_ctxmodels.analysis.probing.training import ProbeTraining
-from hf_ctxmodels.analysis.results import AnalysisResult, Table
+from hf_ctxmodels.analysis.results import AnalysisResult, Table, mean_and_std
 from hf_ctxmodels.analysis.treebanks import read_treebank
-from hf_ctxmodels.analysis.trees import TreeSpace, fit_tree_space
+from hf_ctxmodels.analysis.trees import TreeSpace, fit_tree_spaces
 from hf_ctxmodels.analysis.word_arguments import WordAnalysisArguments
 from hf_ctxmodels.architectures.word_encoder import WordEncoder
 from hf_ctxmodels.core.command_line import parse_arguments
@@ -35,7 +35,7 @@ class TreeArguments(WordAnalysisArguments):
     epochs: int = flag(5, "Passes over the training sentences.")
     max_sentences: int = flag(2000, "Use the first N sentences of both files.")
     min_arcs: int = flag(20, "Arcs of a relation in the bar chart.")
-    maps: int = flag(3, "Sentences that are drawn, the first ones of 6 to 14 words.")
+    max_figures: int = flag(3, "Sentences that are drawn, the first ones of 6 to 14 words.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -61,61 +61,67 @@ def main() -> None:
     for name, encoder in arguments.encoders(placement):
         layer = encoder.num_layers // 2 if arguments.layer is None else arguments.layer
         layer_encoder = WordEncoder(encoder.model, encoder.tokenizer, layers=[layer], pooling=encoder.pooling)
-        spaces[name] = fit_tree_space(
+        spaces[name] = fit_tree_spaces(
             layer_encoder,
             train,
             test,
             rank=arguments.rank,
-            seed=arguments.seeds[0],
+            seeds=arguments.seeds,
             training=ProbeTraining(epochs=arguments.epochs),
         )
     settings = {**asdict(arguments), "train_sentences": len(train), "test_sentences": len(test)}
-    result = tree_result(spaces, arguments.model, settings, arguments.min_arcs, arguments.maps)
+    result = tree_result(spaces, arguments.model, settings, arguments.min_arcs, arguments.max_figures)
     result.save(arguments.output_dir)
     print(f"{result.tables[0].markdown()}\n\nresults and figures in {arguments.output_dir}")
 
 
 def tree_result(
-    spaces: dict[str, TreeSpace], models: list[str], settings: dict[str, object], min_arcs: int, maps: int
+    spaces: dict[str, list[TreeSpace]], models: list[str], settings: dict[str, object], min_arcs: int, max_figures: int
 ) -> AnalysisResult:
-    """Lengths of the relations in all models, and maps of the first sentences in each."""
-    lengths = {name: space.edge_lengths() for name, space in spaces.items()}
-    first = next(iter(lengths.values()))
-    relations = [relation for relation, values in first.items() if len(values) >= min_arcs]
-    relations.sort(key=lambda relation: float(first[relation].mean()))
-    uuas = ", ".join(f"{name} {space.uuas:.3f} (layer {space.layer})" for name, space in spaces.items())
-    note = f"UUAS: {uuas}."
+    """Lengths of the relations in all models, and maps of the first sentences in each, of the first seed."""
+    [first_space, *_] = next(iter(spaces.values()))
+    counts = {relation: len(values) for relation, values in first_space.edge_lengths().items()}
+    relations = [relation for relation, count in counts.items() if count >= min_arcs]
+    lengths, uuas = {}, {}
+    for name, seed_spaces in spaces.items():
+        seed_lengths = [space.edge_lengths() for space in seed_spaces]
+        lengths[name] = {
+            relation: mean_and_std([float(values[relation].mean()) for values in seed_lengths]) for relation in counts
+        }
+        uuas[name] = mean_and_std([space.uuas for space in seed_spaces])
+    relations.sort(key=lambda relation: next(iter(lengths.values()))[relation][0])
+    columns = {name: [values[relation] for relation in relations] for name, values in lengths.items()}
+    texts = [
+        f"{name} {mean:.3f}{'' if std is None else f' ± {std:.3f}'} (layer {spaces[name][0].layer})"
+        for name, (mean, std) in uuas.items()
+    ]
+    note = f"UUAS: {', '.join(texts)}."
+    num_seeds = len(next(iter(spaces.values())))
     table = Table(
         title="Mean squared length of the arcs of a relation",
         columns=["arcs", *spaces],
         rows=relations,
-        cells=[
-            [len(first[relation]), *(float(values[relation].mean()) for values in lengths.values())]
-            for relation in relations
-        ],
-        spreads=[
-            [None, *(float(values[relation].std(correction=0)) for values in lengths.values())]
-            for relation in relations
-        ],
-        note=f"{note} Spreads are over arcs.",
+        cells=[[counts[relation], *(values[relation][0] for values in lengths.values())] for relation in relations],
+        spreads=[[None, *(values[relation][1] for values in lengths.values())] for relation in relations],
+        note=f"{note} {num_seeds} seed{'s' if num_seeds > 1 else ''}.",
     )
     chart = BarChart(
         "lengths", "Squared length of dependencies", relations,
-        {name: [float(values[relation].mean()) for relation in relations] for name, values in lengths.items()},
+        {name: [mean for mean, _ in statistics] for name, statistics in columns.items()},
         x_label="mean squared length", digits=2,
         caption=f"In the space of a structural probe, where 1 is ideal. {note}",
     )  # fmt: skip
     figures: list[Figure] = [chart]
-    for number, (name, space) in enumerate(spaces.items()):
-        indices = [i for i, sentence in enumerate(space.sentences) if len(sentence.words) in _MAP_LENGTHS][:maps]
-        figures += [_tree_figure(space, index, f"tree-{number}-{index}", name) for index in indices]
+    for number, (name, [space, *_]) in enumerate(spaces.items()):
+        indices = [i for i, sentence in enumerate(space.sentences) if len(sentence.words) in _MAP_LENGTHS]
+        figures += [_tree_figure(space, index, f"tree-{number}-{index}", name) for index in indices[:max_figures]]
     values = {
         name: {
-            "layer": space.layer,
-            "uuas": space.uuas,
-            "lengths": {relation: float(values.mean()) for relation, values in lengths[name].items()},
+            "layer": seed_spaces[0].layer,
+            "uuas": dict(zip(("mean", "spread"), uuas[name])),
+            "lengths": {relation: dict(zip(("mean", "spread"), pair)) for relation, pair in lengths[name].items()},
         }
-        for name, space in spaces.items()
+        for name, seed_spaces in spaces.items()
     }
     return AnalysisResult("trees", models, settings, [table], figures, values)
 

@@ -120,9 +120,9 @@ def print_nearest_in_context(arguments: WordArguments, placement: DeviceArgument
     placement.place(model)
     corpus = WordEncoder(model, tokenizer, layers=[arguments.layer]).encode_corpus(sentences)
     for query, neighbours in zip(queries, nearest_occurrences(corpus, queries), strict=True):
-        print(context_text(sentences[query.sentence], query))
+        print(context_text(corpus.sentences[query.sentence], query))
         for neighbour, cosine in neighbours:
-            print(f"  {cosine:.3f}  {context_text(sentences[neighbour.sentence], neighbour)}")
+            print(f"  {cosine:.3f}  {context_text(corpus.sentences[neighbour.sentence], neighbour)}")
 
 
 @dataclass

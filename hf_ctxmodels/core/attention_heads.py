@@ -58,13 +58,13 @@ def attention_layers(model: nn.Module) -> dict[str, AttentionLayer]:
         CtxError: The model has no attention heads, or they cannot be located.
     """
     base: Any = getattr(model, "base_model", model)
-    layers = _own_layers(base) or _layers_of_transformers(base)
+    layers = _ctx_attention_layers(base) or _layers_of_transformers(base)
     if not layers:
         raise CtxError(f"{type(model).__name__} has no attention heads.", hint="use a Transformer.")
     return layers
 
 
-def _own_layers(base: Any) -> dict[str, AttentionLayer]:
+def _ctx_attention_layers(base: Any) -> dict[str, AttentionLayer]:
     if hasattr(base, "layers"):
         stacks = {"": base}
     else:

@@ -46,10 +46,12 @@ def test_a_rotation_is_found():
     pairs = [(f"{number} {number % 7}", f"{number} {number % 7}") for number in range(90)]
     alignment = align_languages(RotatingEncoder(1), RotatingEncoder(2), pairs, seeds=(0, 1), progress=False)
     assert (alignment.train_pairs, alignment.test_pairs) == (60, 30)
+    small = align_languages(RotatingEncoder(1), RotatingEncoder(2), pairs, test_pairs=20, progress=False)
+    assert (small.train_pairs, small.test_pairs) == (70, 20)
     assert alignment.layers == [(0, 0), (1, 1)]
-    assert alignment.aligned[:, 1].tolist() == pytest.approx([1, 1])
-    assert alignment.raw[:, 1].max() < 0.3
-    assert alignment.aligned[:, 0].max() < 0.5
+    assert alignment.accuracy_mapped[:, 1].tolist() == pytest.approx([1, 1])
+    assert alignment.accuracy_unmapped[:, 1].max() < 0.3
+    assert alignment.accuracy_mapped[:, 0].max() < 0.5
     torch.testing.assert_close(alignment.cka[:, 1], torch.ones(2))
     with pytest.raises(CtxError, match="5 pairs do not suffice"):
         align_languages(RotatingEncoder(1), RotatingEncoder(2), pairs[:5], progress=False)

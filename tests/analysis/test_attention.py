@@ -23,16 +23,16 @@ from hf_ctxmodels.analysis.attention.patterns import (
     MEASURES,
     AttentionInput,
     HeadProfile,
+    embed_heads_2d,
     head_distances,
     make_inputs,
     measure,
-    place_heads,
     profile_heads,
 )
 from hf_ctxmodels.analysis.results import AnalysisResult
 from hf_ctxmodels.analysis.treebanks import read_treebank
 from hf_ctxmodels.cli import analyze_heads
-from hf_ctxmodels.core.attention_heads import attention_layers
+from hf_ctxmodels.core.attention_heads import attention_layers, prune_heads
 from hf_ctxmodels.core.config import CtxTransformerConfig
 from hf_ctxmodels.layers.attention.head_gates import install_gates
 
@@ -106,7 +106,8 @@ def test_patterns() -> None:
     """Constructed maps have their measures and their patterns."""
     item, maps = constructed_maps()
     measures = measure(torch.stack([*maps.values()])[:, None], item)  # five layers of one head
-    profile = HeadProfile({}, *(measures[name] for name in ("special", "position", "block")))
+    names = ("attention_to_special_tokens", "attention_to_neighbours", "within_segment_excess")
+    profile = HeadProfile({}, *(measures[name] for name in names))
     assert [row[0] for row in profile.classify()] == [*maps]
     values = {name: dict(zip(maps, column[:, 0].tolist(), strict=True)) for name, column in measures.items()}
     assert values["self"]["heterogeneous"] == pytest.approx(0.05)
@@ -115,7 +116,7 @@ def test_patterns() -> None:
     assert values["first"]["vertical"] == pytest.approx(0.9 / 3 + 0.1 / 20)
     assert values["separator"]["vertical"] == pytest.approx(0.9 * 2 / 3 + 0.1 / 10)
     assert values["entropy"]["heterogeneous"] == pytest.approx(np.log(20), abs=1e-4)
-    assert values["block"]["heterogeneous"] == pytest.approx(0, abs=1e-6)
+    assert values["within_segment_excess"]["heterogeneous"] == pytest.approx(0, abs=1e-6)
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +158,7 @@ def test_profile_and_distances(folder: Path, tokenizer: Any) -> None:
     rows = 0.999 * attention.double() + 0.001 / attention.shape[-1]
     expected = jensenshannon(rows[0, 1].numpy(), rows[1, 2].numpy(), axis=1) ** 2
     assert distances[1, 6] == pytest.approx(expected.mean(), rel=1e-3)
-    assert place_heads(distances).shape == (8, 2)
+    assert embed_heads_2d(distances).shape == (8, 2)
     with pytest.raises(CtxError, match="16 to 20 tokens"):
         make_inputs(tokenizer, ["A dog."], 20)
 
@@ -180,7 +181,7 @@ def test_dependencies(folder: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(dependencies, "attention_maps", maps)
     scores = score_dependencies(None, tokenizer, sentences)  # type: ignore[arg-type]
-    rows = {row.relation: row for row in scores.best_heads(min_count=6)}
+    rows = {row.relation: row for row in scores.best_heads(min_arcs=6)}
     assert rows.keys() == {ALL, "det", "nsubj", "nummod", "obj"}
     assert scores.counts(ALL) == [24, 24]
     best = rows[ALL]
@@ -262,11 +263,11 @@ def test_removal_curve_and_single_heads() -> None:
     assert len(set(scores["1"])) == 5
 
 
-def test_commands(folder: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands(folder: Path, tokenizer: Any, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both commands write tables and figures, and continue from the results of an interrupted run."""
     output = tmp_path / "out"
     flags: list[object] = ["--model", folder / "bert", "--output_dir", output]
-    attention: list[object] = ["analyze", "attention", *flags, "--text", folder / "bank.conllu", "--min_count", 6]
+    attention: list[object] = ["analyze", "attention", *flags, "--text", folder / "bank.conllu", "--min_arcs", 6]
     assert run_command(*attention) == 0, capsys.readouterr().err
     result = AnalysisResult.load(output / "attention.json")
     assert {table.title for table in result.tables} >= {"Patterns of the heads", "Best head of each relation"}
@@ -282,10 +283,27 @@ def test_commands(folder: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest
         patch.setattr(analyze_heads, "removal_curve", interrupted)
         assert run_command(*heads) == 2
     assert run_command(*heads) == 0, capsys.readouterr().err
-    assert "2 layers and 0 steps are read" in capsys.readouterr().err
+    assert "Partial results are read" in capsys.readouterr().err
     result = AnalysisResult.load(output / "heads.json")
     assert len(result.values["single_heads"]["0"]) == 5
     assert [step["num_removed"] for step in result.values["curve"]] == [0, 2, 4, 6, 8]
     assert not list(output.glob("*partial*"))
+    pruned = CtxBertForSequenceClassification.from_pretrained(folder / "bert")
+    prune_heads(pruned, {0: [0, 3], 1: [1, 2]})
+    pruned.save_pretrained(tmp_path / "pruned")
+    tokenizer.save_pretrained(tmp_path / "pruned")
+    flags = ["--model", tmp_path / "pruned", "--output_dir", output, "--overwrite"]
+    assert run_command("analyze", "attention", *flags, "--text", folder / "bank.conllu", "--min_arcs", 6) == 0
+    assert run_command("analyze", "heads", *flags, "--validation_file", folder / "dev.tsv", "--curve_step", 0) == 0
+    figures = {figure.name: figure for name in ("attention", "heads")
+               for figure in AnalysisResult.load(output / f"{name}.json").figures}  # fmt: skip
+    for name in ("self", "importance", "single-heads"):
+        assert [[value is None for value in row] for row in figures[name].values] == [
+            [True, False, False, True],
+            [False, True, True, False],
+        ]
+    assert {text.partition(",")[0] for text in figures["distances"].texts} == {
+        f"layer:head {head}" for head in ("0:1", "0:2", "1:0", "1:3")
+    }
     text: list[object] = ["--text", folder / "none.txt"]
     assert run_command("analyze", "attention", *flags, *text, "--overwrite") == 2

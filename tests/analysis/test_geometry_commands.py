@@ -62,12 +62,16 @@ def test_geometry(folder, tmp_path):
 
 
 def test_sense_maps_and_disambiguation(folder, tmp_path):
-    command_output("analyze senses", model=folder / "bert", text=folder / "tags.conllu", word="bank",
-                   output_dir=tmp_path)  # fmt: skip
+    flags = {"model": folder / "bert", "text": folder / "tags.conllu", "output_dir": tmp_path}
+    assert "A map has one seed" in command_output("analyze senses", word="bank", seeds=[0, 1], fails=True, **flags)
+    command_output("analyze senses", word="bank", **flags)
     result = AnalysisResult.load(tmp_path / "sense-maps.json")
-    assert [figure.name for figure in result.figures] == [f"bank-{layer}" for layer in range(4)]
+    assert [figure.name for figure in result.figures] == [f"map-0-0-{layer}" for layer in range(4)]
     assert result.figures[0].groups == ["NOUN"] * 3 + ["VERB"] * 3
     assert "[bank]" in result.figures[0].texts[0]
+    (tmp_path / "accents.txt").write_text("the élan near the river\n" * 4)
+    command_output("analyze senses", model=folder / "bert", text=tmp_path / "accents.txt", word="élan",
+                   output_dir=tmp_path / "accents")  # fmt: skip
     (tmp_path / "semcor").mkdir()
     for number in range(4):
         words = "".join(
@@ -80,7 +84,7 @@ def test_sense_maps_and_disambiguation(folder, tmp_path):
     result = AnalysisResult.load(tmp_path / "senses.json")
     assert result.tables[0].rows == ["most frequent sense", *(f"layer {layer}" for layer in range(4)), "upper bound"]
     assert [row[0] for row in result.tables[0].cells][-2:] == [1, 1]
-    assert "Which word?" in command_output(
+    assert "--text needs --word" in command_output(
         "analyze senses", model=folder / "bert", text=folder / "text.txt", output_dir=tmp_path, fails=True
     )
 
@@ -124,7 +128,7 @@ def test_landscape(folder, tmp_path):
     end = result.tables[0].cells[1][0]
     chart = result.figures[0]
     assert end == chart.series["pretrained"][chart.x.index(1)]
-    assert not (tmp_path / "out" / "landscape-points.json").exists()
+    assert not (tmp_path / "out" / "landscape-partial.json").exists()
 
 
 def test_points_of_an_interrupted_landscape(folder, tmp_path, monkeypatch):
@@ -141,10 +145,10 @@ def test_points_of_an_interrupted_landscape(folder, tmp_path, monkeypatch):
         patch.setattr(f"{module}.Surface", None)
         with pytest.raises(TypeError):
             command_output("analyze landscape", **flags)
-    points = json.loads((tmp_path / "out" / "landscape-points.json").read_text())
-    points["views"]["line, pretrained"] = {key: {"loss": 7.0, "accuracy": 0.5} for key in
-                                           points["views"]["line, pretrained"]}  # fmt: skip
-    (tmp_path / "out" / "landscape-points.json").write_text(json.dumps(points))
+    points = json.loads((tmp_path / "out" / "landscape-partial.json").read_text())
+    line = points["results"]["line, pretrained"]
+    line.update({key: {"loss": 7.0, "accuracy": 0.5} for key in line})
+    (tmp_path / "out" / "landscape-partial.json").write_text(json.dumps(points))
     assert "7.000" in command_output("analyze landscape", **flags)
     assert "7.000" not in command_output("analyze landscape", overwrite=True, **flags)
     result = AnalysisResult.load(tmp_path / "out" / "landscape.json")

@@ -20,7 +20,7 @@ from hf_ctxmodels.analysis.landscapes import (
     random_direction,
     restrict,
     roll_back_layers,
-    seen_rows,
+    used_embedding_rows,
 )
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.registry import FAMILIES
@@ -68,7 +68,10 @@ def test_ends_of_a_line_are_the_models(checkpoints, loss):
     assert at_end["loss"] == pytest.approx(loss.evaluate()["loss"], rel=1e-5)
     assert {"loss", "accuracy"} <= at_end.keys()
     assert abs(beyond["loss"] - at_end["loss"]) > 1e-6
-    assert plane.project(end) == pytest.approx((1, plane.project(end)[1]))
+    assert plane.project(end) == pytest.approx((1, 0), abs=1e-6)
+    oblique = Plane(start, [plane.directions[0], {name: change + 0.5 * plane.directions[0][name]
+                                                  for name, change in plane.directions[1].items()}])  # fmt: skip
+    assert oblique.project(end) == pytest.approx((1, 0), abs=1e-6)
     torch.testing.assert_close(all_tensors(loss.model), before, rtol=0, atol=0)
 
 
@@ -118,12 +121,12 @@ def test_rollback_of_layers(checkpoints, loss):
     with moved_weights(loss.model, start) as move:
         move()
         expected = loss.evaluate()
-    results = roll_back_layers(loss, start, end)
+    results = dict(roll_back_layers(loss, start, end))
     assert list(results) == [layer]
     assert results[layer]["loss"] == pytest.approx(expected["loss"], rel=1e-5)
     assert results[layer]["loss"] != pytest.approx(loss.evaluate()["loss"], rel=1e-6)
     pretrained = checkpoint_weights(loss, checkpoints["pretrained"])
-    assert set(roll_back_layers(loss, pretrained, end)) <= set(groups)
+    assert set(dict(roll_back_layers(loss, pretrained, end))) <= set(groups)
 
 
 def test_only_seen_embeddings_count():
@@ -137,14 +140,14 @@ def test_only_seen_embeddings_count():
         return {"loss": float(model(**ids).logits.sum())}
 
     loss = HeldOutLoss(model, evaluate, "", 4, depends_on_all_rows=False)
-    masks = seen_rows(loss)
+    masks = used_embedding_rows(loss)
     [name] = [name for name, weight in model.named_parameters() if weight is model.get_input_embeddings().weight]
     seen = set(ids["input_ids"][ids["attention_mask"] == 1].tolist())
     assert set(masks[name].nonzero()[:, 0].tolist()) - {tokenizer.pad_token_id} == seen
     weights = current_weights(model)
     direction = restrict(random_direction(weights, torch.Generator().manual_seed(0)), masks)
     assert set(direction[name].norm(dim=1).nonzero()[:, 0].tolist()) - {tokenizer.pad_token_id} == seen
-    assert seen_rows(HeldOutLoss(model, evaluate, "", 4)) == {}
+    assert used_embedding_rows(HeldOutLoss(model, evaluate, "", 4)) == {}
     masked = FAMILIES["bert"].models["AutoModelForMaskedLM"](model.config)
     assert len(current_weights(masked)) == len({id(weight) for weight in masked.parameters()})
 

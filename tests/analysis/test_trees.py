@@ -10,7 +10,7 @@ from commands import command_output, save, tiny_pair
 from hf_ctxmodels.analysis.probing.training import ProbeTraining
 from hf_ctxmodels.analysis.results import AnalysisResult
 from hf_ctxmodels.analysis.treebanks import TreebankSentence, read_treebank
-from hf_ctxmodels.analysis.trees import TreeSpace, fit_tree_space
+from hf_ctxmodels.analysis.trees import TreeSpace, fit_tree_spaces
 from hf_ctxmodels.architectures.word_encoder import EncodedCorpus
 from hf_ctxmodels.core.errors import CtxError
 
@@ -61,13 +61,36 @@ class PythagoreanEncoder:
 def test_pythagorean_embedding_is_recovered(sentences):
     training = ProbeTraining(learning_rate=2e-2, min_steps=150)
     encoder = PythagoreanEncoder(sentences)
-    space = fit_tree_space(encoder, sentences[:50], sentences[50:], rank=14, training=training, progress=False)
-    assert space.layer == 2
-    assert space.uuas > 0.9
-    for lengths in space.edge_lengths().values():
-        assert float(lengths.mean()) == pytest.approx(1, abs=0.3)
+    spaces = fit_tree_spaces(
+        encoder, sentences[:50], sentences[50:], rank=14, seeds=(0, 1), training=training, progress=False
+    )
+    for space in spaces:
+        assert space.layer == 2
+        assert space.uuas > 0.9
+        for lengths in space.edge_lengths().values():
+            assert float(lengths.mean()) == pytest.approx(1, abs=0.3)
+    assert not torch.allclose(spaces[0].points[0], spaces[1].points[0])
     with pytest.raises(CtxError, match="5 training sentences"):
-        fit_tree_space(encoder, sentences[:5], sentences[50:])
+        fit_tree_spaces(encoder, sentences[:5], sentences[50:])
+
+
+def test_scales_of_dimensions_do_not_matter(sentences):
+    """Vectors are standardised, so that a dimension in other units gives the same space."""
+
+    class ScaledEncoder(PythagoreanEncoder):
+        def encode_corpus(self, word_lists, progress=True):
+            corpus = super().encode_corpus(word_lists, progress)
+            corpus.vectors = corpus.vectors * 2.0 ** torch.arange(-3, 4).repeat(2)
+            return corpus
+
+    spaces = [
+        fit_tree_spaces(
+            encoder(sentences), sentences[:20], sentences[50:52], training=ProbeTraining(min_steps=5), progress=False
+        )[0]
+        for encoder in (PythagoreanEncoder, ScaledEncoder)
+    ]
+    squared = [torch.cdist(space.points[0], space.points[0]) for space in spaces]
+    torch.testing.assert_close(squared[0], squared[1], rtol=0.01, atol=1e-4)
 
 
 def test_lengths_and_maps(sentences):
@@ -100,10 +123,13 @@ def test_command(tmp_path, monkeypatch):
     save(tmp_path / "glove", *tiny_pair("glove", "AutoModel", text))
     command_output(
         "analyze trees", model=[tmp_path / "bert", tmp_path / "glove"], train_file=tmp_path / "train.conllu",
-        test_file=tmp_path / "test.conllu", rank=8, epochs=1, min_arcs=2, maps=1, output_dir=tmp_path / "out",
+        test_file=tmp_path / "test.conllu", rank=8, epochs=1, min_arcs=2, max_figures=1, seeds=[0, 1],
+        output_dir=tmp_path / "out",
     )  # fmt: skip
     result = AnalysisResult.load(tmp_path / "out" / "trees.json")
     assert set(result.tables[0].rows) == set(RELATIONS)
     assert [figure.name for figure in result.figures] == ["lengths", "tree-0-0", "tree-1-0"]
     assert result.values["bert"]["layer"] == 2
+    assert result.values["bert"]["uuas"]["spread"] is not None
+    assert result.tables[0].spreads[0][1] > 0
     assert result.values["glove"]["layer"] == 0

@@ -64,10 +64,10 @@ class DependencyScores:
         """(layers, heads) accuracies on all sentences, of the better direction."""
         return (self.correct[relation].sum(0) / sum(self.counts(relation))).amax(-1)
 
-    def best_heads(self, min_count: int = 20) -> list[BestHead]:
-        """The best head of all relations together and of each relation with at least `min_count` dependents in both
+    def best_heads(self, min_arcs: int = 20) -> list[BestHead]:
+        """The best head of all relations together and of each relation with at least `min_arcs` dependents in both
         halves, the most frequent relation first."""
-        relations = [relation for relation in self.correct if min(self.counts(relation)) >= min_count]
+        relations = [relation for relation in self.correct if min(self.counts(relation)) >= min_arcs]
         relations.sort(key=lambda relation: (relation != ALL, -sum(self.counts(relation))))
         rows = []
         for relation in relations:

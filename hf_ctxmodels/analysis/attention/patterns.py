@@ -43,7 +43,7 @@ class AttentionInput:
     segments: Tensor
 
     @classmethod
-    def of(cls, tokenizer: PreTrainedTokenizerBase, *texts: str) -> Self:
+    def from_texts(cls, tokenizer: PreTrainedTokenizerBase, *texts: str) -> Self:
         """Tokenize one or two texts."""
         encoding = tokenizer(*texts, return_offsets_mapping=True, return_special_tokens_mask=True, verbose=False)
         offsets = encoding.pop("offset_mapping")
@@ -82,7 +82,7 @@ def make_inputs(
             hint="use a tokenizer with a tokenizer.json.",
         )
     groups = list(zip(texts[::2], texts[1::2])) if pairs and len(texts) > 1 else [(text,) for text in texts]
-    inputs = [AttentionInput.of(tokenizer, *group) for group in groups]
+    inputs = [AttentionInput.from_texts(tokenizer, *group) for group in groups]
     inputs = [
         item
         for item in inputs
@@ -102,16 +102,17 @@ class HeadProfile:
 
     Attributes:
         measures: Name in `MEASURES` -> (layers, heads).
-        special: (layers, heads) attention to special tokens.
-        position: (layers, heads) attention to the previous, the same and the next token, unless these are special.
-        block: (layers, heads) attention within the own text of a pair, minus the share that uniform attention to the
-            tokens of both texts would have.
+        attention_to_special_tokens: (layers, heads).
+        attention_to_neighbours: (layers, heads) attention to the previous, the same and the next token, unless these
+            are special.
+        within_segment_excess: (layers, heads) attention within the same text of a pair, minus the share that uniform
+            attention to the tokens of both texts would have.
     """
 
     measures: dict[str, Tensor]
-    special: Tensor
-    position: Tensor
-    block: Tensor
+    attention_to_special_tokens: Tensor
+    attention_to_neighbours: Tensor
+    within_segment_excess: Tensor
 
     def classify(self) -> list[list[Pattern]]:
         """The pattern of each head of each layer (Kovaleva et al. 2019, section 4.1), by the first rule that holds:
@@ -119,25 +120,28 @@ class HeadProfile:
         1. vertical: more than 0.6 of the attention on special tokens (the threshold of Clark et al. 2019);
         2. diagonal: more than 0.5 on the previous, the same and the next token (likewise);
         3. vertical + diagonal: more than 0.6 on both together, and more than 0.2 on each;
-        4. block: 0.2 more than expected within the own text of a pair;
+        4. block: 0.2 more than expected within the same text of a pair;
         5. heterogeneous.
 
         The paper labelled 400 maps by hand and trained a network on them; neither was released.
         """
         rows: list[list[Pattern]] = []
-        for special_row, position_row, block_row in zip(
-            self.special.tolist(), self.position.tolist(), self.block.tolist(), strict=True
+        for special_row, neighbours_row, excess_row in zip(
+            self.attention_to_special_tokens.tolist(),
+            self.attention_to_neighbours.tolist(),
+            self.within_segment_excess.tolist(),
+            strict=True,
         ):
             row: list[Pattern] = []
-            for special, position, block in zip(special_row, position_row, block_row, strict=True):
+            for special, neighbours, excess in zip(special_row, neighbours_row, excess_row, strict=True):
                 if special > _SPECIAL:
                     row.append("vertical")
-                elif position > _POSITION:
+                elif neighbours > _POSITION:
                     row.append("diagonal")
-                elif special + position > _SPECIAL and min(special, position) > _BOTH:
+                elif special + neighbours > _SPECIAL and min(special, neighbours) > _BOTH:
                     row.append("vertical + diagonal")
                 else:
-                    row.append("block" if block > _BLOCK else "heterogeneous")
+                    row.append("block" if excess > _BLOCK else "heterogeneous")
             rows.append(row)
         return rows
 
@@ -154,24 +158,29 @@ def profile_heads(
             totals[name] = totals.get(name, torch.zeros(())) + value
         count += 1
     means = {name: total / count for name, total in totals.items()}
-    return HeadProfile({name: means[name] for name in MEASURES}, means["special"], means["position"], means["block"])
+    return HeadProfile(
+        {name: means[name] for name in MEASURES},
+        means["attention_to_special_tokens"],
+        means["attention_to_neighbours"],
+        means["within_segment_excess"],
+    )
 
 
 def measure(attention: Tensor, item: AttentionInput) -> dict[str, Tensor]:
     """The measures of a (layers, heads, tokens, tokens) map, each (layers, heads)."""
     tokens = attention.shape[-1]
     indices = torch.arange(tokens)
-    near = ((indices[:, None] - indices).abs() <= 1) & ~item.special
+    is_adjacent = ((indices[:, None] - indices).abs() <= 1) & ~item.special
     smoothed = 0.9999 * attention + 0.0001 / tokens  # as in the released code
 
     def attention_to(columns: Tensor) -> Tensor:
         return attention[..., columns].sum(-1).mean(-1)
 
-    own = (item.segments[:, None] == item.segments) & (item.segments >= 0)
-    text = (item.segments >= 0).expand(tokens, -1)
+    is_text_token = (item.segments >= 0).expand(tokens, -1)
+    same_segment = (item.segments[:, None] == item.segments) & is_text_token
     visible = attention.amax((0, 1)) > 0
-    expected = (own & visible).sum(-1) / (text & visible).sum(-1).clamp(min=1)
-    block = (attention * own).sum(-1) - expected * (attention * text).sum(-1)
+    expected = (same_segment & visible).sum(-1) / (is_text_token & visible).sum(-1).clamp(min=1)
+    excess = (attention * same_segment).sum(-1) - expected * (attention * is_text_token).sum(-1)
     has_pair = len(item.segments.unique()) > 2 - int(not bool(item.special.any()))
     return {
         "self": attention.diagonal(0, -2, -1).mean(-1),
@@ -181,9 +190,9 @@ def measure(attention: Tensor, item: AttentionInput) -> dict[str, Tensor]:
         "separator": attention_to(item.separators),
         "punctuation": attention_to(item.punctuation),
         "entropy": -(smoothed * smoothed.log()).sum(-1).mean(-1),
-        "special": attention_to(item.special),
-        "position": (attention * near).sum(-1).mean(-1),
-        "block": block[..., item.segments >= 0].mean(-1) * has_pair,
+        "attention_to_special_tokens": attention_to(item.special),
+        "attention_to_neighbours": (attention * is_adjacent).sum(-1).mean(-1),
+        "within_segment_excess": excess[..., item.segments >= 0].mean(-1) * has_pair,
     }
 
 
@@ -214,7 +223,7 @@ def _entropy(rows: Tensor) -> Tensor:
     return -(rows * rows.log()).sum(-1)
 
 
-def place_heads(distances: np.ndarray, seed: int = 0) -> np.ndarray:
+def embed_heads_2d(distances: np.ndarray, seed: int = 0) -> np.ndarray:
     """(heads, 2) positions of the heads by metric multidimensional scaling of their distances."""
     positions, _ = smacof(distances, n_components=2, n_init=5, random_state=seed, normalized_stress=False)
     return positions

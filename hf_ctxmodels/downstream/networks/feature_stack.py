@@ -176,7 +176,7 @@ class FeatureStack(nn.Module):
         layers = [torch.zeros(*is_word.shape, encoder.widths[number], device=device) for number in encoder.layers]
         if not windows:
             return layers
-        tokens = WordTokens.of(windows, encoder.pooling, encoder.tokenizer.padding_side)
+        tokens = WordTokens.from_windows(windows, encoder.pooling, encoder.tokenizer.padding_side)
         hidden_states = encoder.hidden_states(windows)
         rows, columns = tokens.sentences.to(device), tokens.positions.to(device)
         return [

@@ -125,7 +125,7 @@ class _CurrentGates:
         self.number = kwargs["layer_index"]
 
     def get(self, like: Tensor) -> Tensor | None:
-        """The (heads,) gates in the dtype and on the device of a tensor; None for 1."""
+        """The (heads,) gates in the dtype and on the device of a tensor; None if the layer has no gates."""
         gates = self.gates_by_number.get(self.number)  # type: ignore[arg-type]
         return None if gates is None else gates.to(like)
 
