@@ -30,7 +30,7 @@ class EsimOptions:
 
     Attributes:
         hidden_size: Width of the LSTMs per direction, of the projection and of the classifier's hidden layer.
-        dropout: Dropout rate of the inputs of both LSTMs and of the classifier's layers.
+        dropout: Dropout rate of the inputs of the composition and of the classifier's layers.
     """
 
     hidden_size: int = 300
@@ -68,7 +68,7 @@ class Esim(nn.Module):
         """Compute (batch, num_labels) logits, see the module."""
         is_second = _second_text(is_word, is_second)
         packing = pack_texts(vectors, is_word, is_second)
-        encoded = run_layer(self.encoder, self.dropout(vectors), packing)
+        encoded = run_layer(self.encoder, vectors, packing)
         if output_vectors is not None:
             encoded = torch.cat([encoded, output_vectors.to(encoded.dtype)], -1)
         aligned = attend(encoded @ encoded.transpose(1, 2), encoded, _partners(is_word, is_second))
@@ -188,7 +188,7 @@ class SentenceOptions:
         num_layers: Number of LSTM layers.
         attention_hops: Number of weighted means of the states; 0 for their maximum.
         attention_size: Width of the hidden layer that computes the attention.
-        dropout: Dropout rate of the inputs of all layers.
+        dropout: Dropout rate between LSTM layers and of the classifier's input.
     """
 
     hidden_size: int = 300
@@ -232,7 +232,7 @@ class SentenceNetwork(nn.Module):
                 hint="use esim, decomposable_attention or biattentive for pairs.",
             )
         packing = pack_texts(vectors, is_word)
-        states = run_bidirectional(self.layers, self.dropout(vectors), packing, self.dropout)[0][-1]
+        states = run_bidirectional(self.layers, vectors, packing, self.dropout)[0][-1]
         if output_vectors is not None:
             states = torch.cat([states, output_vectors.to(states.dtype)], -1)
         if self.attention is None:

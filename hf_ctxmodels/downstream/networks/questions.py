@@ -26,7 +26,7 @@ class AnswerSpanOptions:
 
     Attributes:
         hidden_size: Width of the GRUs per direction.
-        dropout: Dropout rate of the inputs of GRUs and linear layers.
+        dropout: Dropout rate of the inputs of linear layers and of GRUs, except the first one.
         no_answer: Whether a question may be unanswerable, which adds a logit of no answer.
         no_answer_size: Width of the hidden layer that computes this logit.
     """
@@ -132,7 +132,7 @@ class AnswerSpanNetwork(nn.Module):
         question = on_host(lambda words, is_context: words & ~is_context, is_word, context)
         if not is_traced(vectors):
             _check_texts(question, context)
-        both = run_layer(self.encoder, self.dropout(vectors), pack_texts(vectors, is_word, context))
+        both = run_layer(self.encoder, vectors, pack_texts(vectors, is_word, context))
         if output_vectors is not None:
             both = torch.cat([both, output_vectors.to(both.dtype)], -1)
         packing = pack_texts(vectors, context)
