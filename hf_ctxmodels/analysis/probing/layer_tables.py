@@ -8,8 +8,8 @@ import numpy as np
 
 from hf_ctxmodels.analysis.figures import ArcDiagram, BarChart, Figure, Heatmap, LineChart
 from hf_ctxmodels.analysis.probing.layer_scores import Scores
-from hf_ctxmodels.analysis.probing.probing_run import TaskResult, mean_over_seeds
-from hf_ctxmodels.analysis.results import AnalysisResult, Table
+from hf_ctxmodels.analysis.probing.probing_run import TaskResult
+from hf_ctxmodels.analysis.results import AnalysisResult, Table, mean_and_std
 from hf_ctxmodels.analysis.treebanks import TreebankSentence
 
 Results = Mapping[str, TaskResult]
@@ -73,7 +73,7 @@ def _column(layers: Sequence[int], result: TaskResult, number: str) -> list[tupl
     """Mean and deviation of a number for each layer; None if the result lacks it."""
     if number not in result.layers[layers[0]]:
         return None
-    return [mean_over_seeds(result.layers[layer][number]) for layer in layers]
+    return [mean_and_std(result.layers[layer][number]) for layer in layers]
 
 
 def _score_table(
@@ -167,7 +167,7 @@ def _layer_chart(
 
     def add(label: str, scores: Mapping[int, Scores], number: str) -> None:
         if number in scores[layers[0]]:
-            series[label] = [mean_over_seeds(scores[layer][number])[0] for layer in layers]
+            series[label] = [mean_and_std(scores[layer][number])[0] for layer in layers]
             bands[label] = [(min(scores[layer][number]), max(scores[layer][number])) for layer in layers]
 
     add("trained", result.layers, "score")
@@ -195,7 +195,7 @@ def _layer_chart(
 def _task_heatmap(layers: Sequence[int], trained: Results) -> Heatmap:
     rows = []
     for result in trained.values():
-        scores = [mean_over_seeds(result.layers[layer]["score"])[0] for layer in layers]
+        scores = [mean_and_std(result.layers[layer]["score"])[0] for layer in layers]
         rows.append([score - min(scores) for score in scores])
     caption = "Score minus the lowest score of the task over the layers: where each task is easiest to read."
     return Heatmap(
@@ -215,7 +215,7 @@ def _mix_table(mixed: Mapping[str, Mapping[str, Any]]) -> Table:
     for mix in mixed.values():
         scores, _ = _mix_numbers(mix)
         numbers = (mix["center_of_gravity"], mix["expected_layer"], scores[-1], scores.max(0) - scores[0])
-        pairs = [mean_over_seeds(list(values)) for values in numbers]
+        pairs = [mean_and_std(values) for values in numbers]
         cells.append([None if np.isnan(mean) else mean for mean, _ in pairs])
         spreads.append([None if spread is None or np.isnan(spread) else spread for _, spread in pairs])
     note = "Headroom: best mix minus layer 0."
@@ -237,7 +237,7 @@ def _mix_chart(task: str, mix: Mapping[str, Any]) -> BarChart:
 
 def _arc_diagram(sentence: TreebankSentence, layers: Sequence[int], result: TaskResult) -> ArcDiagram:
     """Gold arcs without punctuation, and the undirected tree of the best layer, directed as the gold arcs it shares."""
-    best = max(layers, key=lambda layer: mean_over_seeds(result.layers[layer]["score"])[0])
+    best = max(layers, key=lambda layer: mean_and_std(result.layers[layer]["score"])[0])
     is_punctuation = sentence.is_punctuation()
     gold = [
         (head, word, relation)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.analysis.probing.controls import label_score, majority_predictions
@@ -290,19 +289,19 @@ class ProbingRun:
         results = {name: TaskResult() if file is None else TaskResult.load(file) for name, file in files.items()}
         with_mix = self.mix and weights == "trained" and len(encoder.layers) > 1
         layers = set(encoder.layers)
-        if all(
+        is_complete = all(
             layers <= set(result.layers) and (result.mix is not None or not with_mix or name in self.data.structural)
             for name, result in results.items()
-        ):
-            return {name: result.select(encoder.layers, with_mix) for name, result in results.items()}
-        print_status(f"{weights} weights: {len(encoder.layers)} layers, {', '.join(names)}")
-        representations = Representations(encoder, self.data, cache_dir=self.cache_dir, dtype=self.dtype)
-        if representations.num_words_without_tokens:
-            print_status(f"{representations.num_words_without_tokens:,} words have no tokens; their vectors are 0")
-        for name, result in results.items():
-            self._complete(name, result, encoder.layers, representations, with_mix, f"{name}, {weights}")
-            if (file := files[name]) is not None:
-                result.save(file)
+        )
+        if not is_complete:
+            print_status(f"{weights} weights: {len(encoder.layers)} layers, {', '.join(names)}")
+            representations = Representations(encoder, self.data, cache_dir=self.cache_dir, dtype=self.dtype)
+            if representations.num_words_without_tokens:
+                print_status(f"{representations.num_words_without_tokens:,} words have no tokens; their vectors are 0")
+            for name, result in results.items():
+                self._complete(name, result, encoder.layers, representations, with_mix, f"{name}, {weights}")
+                if (file := files[name]) is not None:
+                    result.save(file)
         return {name: result.select(encoder.layers, with_mix) for name, result in results.items()}
 
     def _complete(
@@ -391,9 +390,3 @@ class ProbingRun:
         for name in self.data.structural:
             baselines[name] = {"chain": chain_baseline(test_trees, name)}  # type: ignore[arg-type]
         return baselines
-
-
-def mean_over_seeds(values: Sequence[float]) -> tuple[float, float | None]:
-    """Mean and standard deviation (of a sample); no deviation for one seed."""
-    tensor: Tensor = torch.tensor(values, dtype=torch.double)
-    return float(tensor.mean()), float(tensor.std()) if len(values) > 1 else None
