@@ -142,16 +142,8 @@ def _how_to_list() -> str:
 
 
 def _analysis_list() -> str:
-    """Table of the pages of analyses and the questions that they answer: their headings and first paragraphs."""
-    rows, names = ["| page | question |", "|---|---|"], []
-    for path in sorted((ROOT / "docs" / "analysis").glob("*.md")):
-        if path.stem != "index":
-            heading, paragraph, *_ = path.read_text("utf-8").split("\n\n")
-            question = " ".join(paragraph.removeprefix("**Question.** ").split())
-            question = f"{question.partition('?')[0]}?" if "?" in question else question
-            rows.append(f"| [{heading.removeprefix('# ')}]({path.name}) | {question} |")
-            names.append(path.stem)
-    return "\n".join([*rows, "", toctree(names)])
+    """Table of contents of the pages of analyses."""
+    return toctree([path.stem for path in sorted((ROOT / "docs" / "analysis").glob("*.md")) if path.stem != "index"])
 
 
 def family_title(family: FamilySpec) -> str:

@@ -20,12 +20,14 @@ from hf_ctxmodels.evaluation.scoring import LikelihoodKind, TokenScore, score_to
 
 _NUM_LARGEST = 20
 _MAX_POINTS = 1000
-_NOTES = {
-    True: "Pseudo-log-likelihoods: each token given all others, also those of the same word, so words of several "
-    "tokens seem probable.",
-    False: "One model reads the left context, the other one both sides: their log-probabilities differ in kind, "
-    "compare ranks of words within a model.",
-}
+_PSEUDO_LIKELIHOOD_NOTE = (
+    "Pseudo-log-likelihoods: each token given all other tokens, also of the same word, so words of several tokens seem "
+    "probable."
+)
+_MIXED_KINDS_NOTE = (
+    "One model reads the left context, the other one both sides: their log-probabilities differ in kind, compare ranks "
+    "of words within a model."
+)
 
 
 @dataclass
@@ -125,7 +127,7 @@ def comparison_result(
     words = [(text, index) for text in comparisons for index, value in enumerate(text.differences) if value is not None]
     if not words:
         raise CtxError("No word is predicted by both models.", hint="use texts with more than one word.")
-    note = "" if set(kinds) == {"log-likelihood"} else _NOTES[len(set(kinds)) == 1]
+    note = _MIXED_KINDS_NOTE if len(set(kinds)) > 1 else "" if kinds[0] == "log-likelihood" else _PSEUDO_LIKELIHOOD_NOTE
     tables = [_summary(words, names, kinds, note), _largest_differences(words, names)]
     ordered = sorted(comparisons, key=lambda text: -text.mean_difference)[:max_figures]
     figures: list[Figure] = [_scatter(words, names, note)]
