@@ -17,6 +17,7 @@ import hf_ctxmodels
 from hf_ctxmodels.analysis.figures import Figure, can_write_png, format_value, plain, require_shape
 from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError, wrap_errors
+from hf_ctxmodels.core.loading import file_digest
 from hf_ctxmodels.core.output_files import replacing, write_text_file
 
 FORMAT = "hf_ctxmodels analysis"
@@ -29,13 +30,15 @@ class PartialResults:
     Args:
         file: JSON file.
         identity: What the results depend on; a file with another identity is not used.
+        data_files: Local files whose content the results depend on too.
 
     Attributes:
         results: Sections of JSON values, empty without a file.
     """
 
-    def __init__(self, file: str | Path, identity: object) -> None:
-        self.file, self.identity = Path(file), json.loads(json.dumps(identity))
+    def __init__(self, file: str | Path, identity: object, data_files: Sequence[str | Path] = ()) -> None:
+        digests = [file_digest(Path(name)) for name in data_files if Path(name).is_file()]
+        self.file, self.identity = Path(file), json.loads(json.dumps([identity, digests]))
         self.results: dict[str, Any] = {}
         self._last_save = time.monotonic()
         try:

@@ -111,7 +111,8 @@ def main() -> None:
     scored = ScoredModel(arguments, task_arguments, placement)
     options = {name: value for name, value in asdict(arguments).items() if name not in ("output_dir", "overwrite")}
     identity = [options, asdict(task_arguments), weights_digest(scored.model.state_dict())]
-    partial = PartialResults(Path(arguments.output_dir) / "heads-partial.json", identity)
+    file = Path(arguments.output_dir) / "heads-partial.json"
+    partial = PartialResults(file, identity, [arguments.validation_file])
     print_status(f"{type(scored.model).__name__}: {scored.metric} on {len(scored.examples):,} examples")
     result = analyze(arguments, scored, partial)
     result.save(arguments.output_dir)

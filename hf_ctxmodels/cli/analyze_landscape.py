@@ -142,7 +142,8 @@ def main() -> None:
     identity = {name: value for name, value in asdict(arguments).items() if name not in ("output_dir", "overwrite")}
     digests = [weights_digest(weights) for run in runs for weights in (run.start, run.end)]
     file = Path(arguments.output_dir) / "landscape-partial.json"
-    partial = PartialResults(file, [identity, asdict(task_arguments), digests])
+    data_files = [arguments.validation_file] if arguments.validation_file else arguments.text
+    partial = PartialResults(file, [identity, asdict(task_arguments), digests], data_files)
     settings = {**asdict(arguments), "examples": runs[0].loss.num_examples}
     result = AnalysisResult("landscape", [arguments.model, arguments.pretrained], settings)
     tables: list[Table] = [_ends(runs, partial)]

@@ -5,7 +5,7 @@
 
 A probe is trained on one layer of each model, so that squared distances between words are those in the tree. The bar
 chart has the mean squared length of the arcs of each relation, ideally 1; a map has the words of a sentence, its arcs,
-and dotted lines between words that are too near.
+and dotted lines for false edges of the minimum spanning tree.
 """
 
 from dataclasses import asdict, dataclass, fields
@@ -136,6 +136,6 @@ def _tree_figure(space: TreeSpace, index: int, figure_name: str, model_name: str
     return ScatterMap(
         figure_name, f"Dependency tree in layer {space.layer}, {model_name}", points.tolist(),
         [f"depth {depth}" for depth in sentence.depths()], texts, sentence.words, edges=edges,
-        caption="Principal components in the space of a structural probe. Solid: arcs of the treebank; dotted: words "
-        "without an arc that are too near.",
+        caption="Principal components in the space of a structural probe. Solid: arcs of the treebank; dotted: false "
+        "edges of the minimum spanning tree.",
     )  # fmt: skip

@@ -1,6 +1,7 @@
 """Losses at the ends of a line are those of the two models; weights are restored; directions and projections."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,6 +25,7 @@ from hf_ctxmodels.analysis.landscapes import (
 )
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.registry import FAMILIES
+from hf_ctxmodels.training.model_loading import load_model
 
 TEXTS = ["a good film", "a bad film", "good and short", "bad and very long"]
 LABELS = ("good", "bad", "mixed")
@@ -125,8 +127,24 @@ def test_rollback_of_layers(checkpoints, loss):
     assert list(results) == [layer]
     assert results[layer]["loss"] == pytest.approx(expected["loss"], rel=1e-5)
     assert results[layer]["loss"] != pytest.approx(loss.evaluate()["loss"], rel=1e-6)
+    assert dict(roll_back_layers(loss, start, end, {layer: {"loss": 7.0}})) == {layer: {"loss": 7.0}}
     pretrained = checkpoint_weights(loss, checkpoints["pretrained"])
     assert set(dict(roll_back_layers(loss, pretrained, end))) <= set(groups)
+
+
+def test_parameters_without_dimensions(checkpoints, loss, monkeypatch):
+    def load_with_scale(*arguments: Any) -> Any:
+        model = load_model(*arguments)
+        model.register_parameter("scale", nn.Parameter(torch.tensor(3.0)))
+        return model
+
+    monkeypatch.setattr("hf_ctxmodels.analysis.landscapes.load_model", load_with_scale)
+    loss.model.base_model.register_parameter("scale", nn.Parameter(torch.tensor(1.0)))
+    try:
+        weights = checkpoint_weights(loss, checkpoints["pretrained"])
+    finally:
+        del loss.model.base_model.scale
+    assert weights[f"{loss.model.base_model_prefix}.scale"] == 3
 
 
 def test_only_seen_embeddings_count():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hf_ctxmodels.analysis.figures import Heatmap, can_write_png
-from hf_ctxmodels.analysis.results import AnalysisResult, Table, mean_and_std
+from hf_ctxmodels.analysis.results import AnalysisResult, PartialResults, Table, mean_and_std
 from hf_ctxmodels.core.errors import CtxError
 
 
@@ -26,6 +26,23 @@ def test_mean_and_std():
     assert mean_and_std(np.array([[1.0, 5.0], [3.0, 5.0]])) == ([2.0, 5.0], pytest.approx([2**0.5, 0]))
     assert mean_and_std([4.0]) == (4.0, None)
     assert mean_and_std([[4.0, 5.0]]) == ([4.0, 5.0], [None, None])
+
+
+def test_partial_results(tmp_path):
+    """Are continued with the same identity and data alone, and not written before the interval has passed."""
+    file, data = tmp_path / "partial.json", tmp_path / "dev.tsv"
+    data.write_text("a")
+    partial = PartialResults(file, {"seeds": (1, 2)}, [data])
+    partial.results["line"] = {"0": 0.5}
+    partial.save(min_interval=60)
+    assert not file.exists()
+    partial.save()
+    assert PartialResults(file, {"seeds": [1, 2]}, [data]).results == {"line": {"0": 0.5}}
+    assert PartialResults(file, {"seeds": [1]}, [data]).results == {}
+    data.write_text("b")
+    assert PartialResults(file, {"seeds": [1, 2]}, [data]).results == {}
+    file.write_text("{")
+    assert PartialResults(file, {"seeds": [1, 2]}, [data]).results == {}
 
 
 @pytest.mark.parametrize("has_package", [True, False])
