@@ -11,7 +11,7 @@ show which head attends from words to their syntactic heads. Layers and heads ar
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import get_args
+from typing import Any, get_args
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -106,7 +106,7 @@ def analyze(
     heads = _head_numbers(model, patterns)
     tables, figures = [_pattern_table(patterns), _strongest_heads(profile, heads)], _measure_figures(profile, heads)
     figures.append(_pattern_figure(patterns, heads))
-    values = {
+    values: dict[str, Any] = {
         "measures": {name: value.tolist() for name, value in profile.measures.items()},
         "heads": heads,
         "attention_to_special_tokens": profile.attention_to_special_tokens.tolist(),
