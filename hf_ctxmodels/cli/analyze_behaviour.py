@@ -1,7 +1,7 @@
 r"""Test the behaviour of text classifiers: typing errors, negation, names, order, and what a YAML file adds.
 
-    hf-ctxmodels analyze behaviour --models runs/sst2-bert runs/sst2-gpt2 --suite sentiment \
-        --labels positive=1 negative=0 --texts SST-2/dev.tsv --text_columns sentence --output_dir analysis
+    hf-ctxmodels analyze behaviour --model runs/sst2-bert runs/sst2-gpt2 --suite sentiment \
+        --label_names positive=1 negative=0 --text SST-2/dev.tsv --text_columns sentence --output_dir analysis
 
 A suite has tests of three kinds (CheckList, Ribeiro et al. 2020): a right label (MFT), a prediction that a perturbation
 must not change (INV), and a probability that it may move in one direction only (DIR). The table shows failure rates.
@@ -43,11 +43,11 @@ SHOWN_FAILURES = 3
 class BehaviourArguments:
     """Models and tests."""
 
-    models: list[str] = flag(REQUIRED, "Directories or Hub ids of text classifiers with the same labels.")
+    model: list[str] = flag(REQUIRED, "Directories or Hub ids of text classifiers with the same labels.")
     suite: str = flag(REQUIRED, "YAML file of tests, or a name that `hf-ctxmodels recipes` lists.")
     output_dir: str = flag(REQUIRED, f"Directory for {NAME}.json, {NAME}.md and the figure.")
-    labels: list[str] = flag((), "NAME=LABEL: the model's label for a name in the suite, if they differ.")
-    texts: str | None = flag(None, "Texts for the tests without templates: a table, or a .txt file of one per line.")
+    label_names: list[str] = flag((), "NAME=LABEL: the model's label for a name in the suite, if they differ.")
+    text: str | None = flag(None, "Texts for the tests without templates: a table, or a .txt file of one per line.")
     batch_size: int = flag(64, "Texts per batch.")
     seed: int = flag(0, "Seed of the sampled templates and of the perturbations.")
     overwrite: bool = flag(False, "Replace the results of an earlier run.")
@@ -55,9 +55,9 @@ class BehaviourArguments:
     def __post_init__(self) -> None:
         check_range(self, "batch_size", at_least=1)
         check_range(self, "seed", at_least=0, at_most=MAX_SEED)
-        for text in self.labels:
+        for text in self.label_names:
             if not all(text.partition("=")):
-                raise CtxError(f"Invalid value {text!r}.", location="--labels", hint="write NAME=LABEL.")
+                raise CtxError(f"Invalid value {text!r}.", location="--label_names", hint="write NAME=LABEL.")
 
 
 def main() -> None:
@@ -67,43 +67,43 @@ def main() -> None:
         (TaskArguments, ("text_columns", "max_length")),
         DeviceArguments,
         description=__doc__,
-        essential=("models", "suite", "output_dir"),
+        essential=("model", "suite", "output_dir"),
     )
     check_output_directory(arguments.output_dir, [f"{NAME}.json"], flag="--output_dir", overwrite=arguments.overwrite)
-    suite = read_suite(find_packaged(arguments.suite, NAME, "suite", "--suite"))
+    aliases = dict(text.split("=", 1) for text in arguments.label_names)
+    suite = read_suite(find_packaged(arguments.suite, NAME, "suite", "--suite")).with_labels(aliases)
     texts = _read_texts(arguments, task_arguments, suite)
     cases = [make_cases(test, suite, texts, arguments.seed) for test in suite.tests]
-    names = short_names(arguments.models)
-    aliases = dict(text.split("=", 1) for text in arguments.labels)
+    names = short_names(arguments.model)
     outcomes: dict[str, list[BehaviourOutcome]] = {}
-    for name, source in zip(names, arguments.models, strict=True):
+    for name, source in zip(names, arguments.model, strict=True):
         predictor = Predictor.open(source, task_arguments, max_length=task_arguments.max_length)
         placement.place(predictor.model)
-        check_labels(suite, predictor, aliases, arguments.suite)
-        predict = _predict_function(predictor, aliases, arguments.batch_size)
+        check_labels(suite, predictor, arguments.suite)
+        predict = _predict_function(predictor, arguments.batch_size)
         tests = progress_bar(list(zip(suite.tests, cases, strict=True)), name, unit="tests")
         outcomes[name] = [evaluate_test(test, test_cases, predict) for test, test_cases in tests]
-    result = make_result(outcomes, arguments.models, {**asdict(arguments), "text_examples": len(texts)})
+    result = make_result(outcomes, arguments.model, {**asdict(arguments), "text_examples": len(texts)})
     result.save(arguments.output_dir)
     print("\n\n".join(f"{table.title}\n{table.markdown()}" for table in result.tables))
 
 
 def _read_texts(arguments: BehaviourArguments, task_arguments: TaskArguments, suite: Suite) -> list[Texts]:
-    if arguments.texts is None:
+    if arguments.text is None:
         if suite.needs_texts:
             test = next(test for test in suite.tests if not test.templates)
             raise CtxError(
                 f"The test {test.name!r} has no templates.",
                 location=arguments.suite,
-                hint="pass --texts FILE, or add templates.",
+                hint="pass --text FILE, or add templates.",
             )
         return []
     task = SequenceClassification(task_arguments)
     task.labels = ["any"]  # of the placeholder of unlabelled examples
-    return [example.texts for example in task.read_unlabelled(arguments.texts)]
+    return [example.texts for example in task.read_unlabelled(arguments.text)]
 
 
-def check_labels(suite: Suite, predictor: Predictor, aliases: Mapping[str, str], location: str) -> None:
+def check_labels(suite: Suite, predictor: Predictor, location: str) -> None:
     """Raise CtxError if a model is no classifier, or a label of the suite is not one of its labels."""
     if not isinstance(predictor.task, SequenceClassification):
         raise CtxError(
@@ -113,22 +113,20 @@ def check_labels(suite: Suite, predictor: Predictor, aliases: Mapping[str, str],
         )
     for test in suite.tests:
         for label in test.labels:
-            if aliases.get(label, label) not in predictor.task.labels:
+            if label not in predictor.task.labels:
                 raise CtxError(
-                    f"The model has no label {aliases.get(label, label)!r}, which the test {test.name!r} uses.",
+                    f"The model has no label {label!r}, which the test {test.name!r} uses.",
                     location=f"{location}, {predictor.model.name_or_path}",
-                    hint=f"pass --labels {label}=LABEL with one of: {', '.join(predictor.task.labels)}.",
+                    hint=f"pass --label_names NAME=LABEL with one of: {', '.join(predictor.task.labels)}.",
                 )
 
 
-def _predict_function(predictor: Predictor, aliases: Mapping[str, str], batch_size: int) -> Predict:
-    """Probabilities by the names of the suite."""
-    names = {label: name for name, label in aliases.items()}
+def _predict_function(predictor: Predictor, batch_size: int) -> Predict:
+    """Probabilities of the labels of the model."""
 
     def predict(texts: Sequence[Texts]) -> list[Probabilities]:
         examples = [SequenceExample(pair, predictor.task.labels[0], "") for pair in texts]
-        results = predictor.predict(examples, batch_size)
-        return [{names.get(k, k): value for k, value in result["probabilities"].items()} for result in results]
+        return [result["probabilities"] for result in predictor.predict(examples, batch_size)]
 
     return predict
 

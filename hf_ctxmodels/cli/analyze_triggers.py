@@ -1,11 +1,11 @@
 r"""Search universal triggers, and measure how they transfer to other models.
 
-    hf-ctxmodels analyze triggers --models runs/sst2-bert runs/sst2-gpt2 --transfer_to runs/sst2-elmo \
+    hf-ctxmodels analyze triggers --model runs/sst2-bert runs/sst2-gpt2 --transfer_to runs/sst2-elmo \
         --validation_file SST-2/dev.tsv --text_columns sentence --exclude_class_words 200 \
         --train_file SST-2/train.tsv --output_dir analysis
-    hf-ctxmodels analyze triggers --models runs/squad-bert --validation_file qa.json --answer "the king" \
+    hf-ctxmodels analyze triggers --model runs/squad-bert --validation_file qa.json --answer "the king" \
         --question_word who --output_dir analysis
-    hf-ctxmodels analyze triggers --models runs/gpt2 --validation_file recipes.txt --output_dir analysis
+    hf-ctxmodels analyze triggers --model runs/gpt2 --validation_file recipes.txt --output_dir analysis
 
 A trigger is a few words that change the output of a model for any text that they are put before (Wallace et al. 2019).
 It is searched on one half of the file, and measured on the other half with every model. The head of the first model
@@ -43,9 +43,11 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, check_range, flag
 from hf_ctxmodels.core.loading import read_json
 from hf_ctxmodels.core.output_files import check_output_directory, write_text_file
+from hf_ctxmodels.core.weights import weights_digest
 from hf_ctxmodels.data.text_files import read_lines
 from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_model_and_tokenizer
 from hf_ctxmodels.downstream.tasks import QuestionAnswering, SequenceClassification, TaskArguments
+from hf_ctxmodels.evaluation.scoring import saved_language_model_class
 from hf_ctxmodels.inference import Predictor
 from hf_ctxmodels.training.model_loading import load_config
 
@@ -61,10 +63,10 @@ class TriggerArguments:
         CtxError: A number is out of range.
     """
 
-    models: list[str] = flag(REQUIRED, "Directories or Hub ids of the models to attack.")
+    model: list[str] = flag(REQUIRED, "Directories or Hub ids of the models to attack.")
     validation_file: str = flag(REQUIRED, "Examples as for finetune, or one text per line for a language model.")
     output_dir: str = flag(REQUIRED, f"Directory for {NAME}.json, {NAME}.md and the figures.")
-    transfer_to: list[str] = flag((), "Further models, which the triggers of --models are measured with.")
+    transfer_to: list[str] = flag((), "Further models, which the triggers of --model are measured with.")
     label: list[str] = flag((), "Attack examples of these labels, one trigger for each; by default all labels.")
     target_label: str | None = flag(None, "Label that the trigger should cause; by default any wrong label.")
     answer: str | None = flag(None, "Answer that the trigger contains and should cause, for question answering.")
@@ -74,13 +76,13 @@ class TriggerArguments:
         None, "Labelled examples for --exclude_class_words, the more the better; by default --validation_file."
     )
     random_triggers: int = flag(10, "Random triggers per attacked model, for the baseline.")
-    max_examples: int | None = flag(None, "Use N random examples of each label; by default all.")
+    max_examples_per_label: int | None = flag(None, "Use N random examples of each label; by default all.")
     seeds: list[int] = flag((0,), "Seeds of the two halves and of the random triggers; results are averaged.")
     overwrite: bool = flag(False, "Replace the results of an earlier run.")
 
     def __post_init__(self) -> None:
         check_range(self, "exclude_class_words", "random_triggers", at_least=0)
-        check_range(self, "max_examples", at_least=2)
+        check_range(self, "max_examples_per_label", at_least=2)
         for seed in self.seeds:
             check_range({"seeds": seed}, at_least=0, at_most=MAX_SEED)
 
@@ -93,7 +95,7 @@ def main() -> None:
         TriggerOptions,
         DeviceArguments,
         description=__doc__,
-        essential=("models", "validation_file", "output_dir"),
+        essential=("model", "validation_file", "output_dir"),
     )
     check_output_directory(arguments.output_dir, [f"{NAME}.json"], flag="--output_dir", overwrite=arguments.overwrite)
     attacks = open_attacks(arguments, task_arguments, options, placement)
@@ -105,10 +107,10 @@ def main() -> None:
         ]
         for label, examples in groups.items()
     }
-    names = short_names([*arguments.models, *arguments.transfer_to])
+    names = short_names([*arguments.model, *arguments.transfer_to])
     settings = {**asdict(arguments), **asdict(options), "examples": {name: len(rows) for name, rows in groups.items()}}
     settings["excluded_words"] = excluded_words
-    result = make_result(measurements, attacks[0], names, len(arguments.models), settings)
+    result = make_result(measurements, attacks[0], names, len(arguments.model), settings)
     result.save(arguments.output_dir)
     print("\n\n".join(f"{table.title}\n{table.markdown()}" for table in result.tables))
 
@@ -118,9 +120,8 @@ def open_attacks(
 ) -> list[Attack]:
     """An attack of the same kind on each model."""
     attacks: list[Attack] = []
-    for source in (*arguments.models, *arguments.transfer_to):
-        architecture = (load_config(source).architectures or [""])[0]
-        if architecture.endswith(("ForCausalLM", "LMHeadModel")):
+    for source in (*arguments.model, *arguments.transfer_to):
+        if saved_language_model_class(load_config(source)) == "AutoModelForCausalLM":
             model, tokenizer = load_model_and_tokenizer(source, "AutoModelForCausalLM", task_arguments.max_length)
             attacks.append(ContinuationAttack(model, tokenizer, task_arguments.max_length, options.batch_size))
         else:
@@ -137,7 +138,7 @@ def open_attacks(
         if type(first) is not type(last) or (labels and labels[0] != labels[1]):
             raise CtxError(
                 "The models have different tasks or labels.",
-                location=f"{arguments.models[0]}, {source}",
+                location=f"{arguments.model[0]}, {source}",
                 hint="use models that were fine-tuned on the same data.",
             )
     return attacks
@@ -173,11 +174,8 @@ def read_examples(
         ]
     else:
         groups["texts"] = [line.strip() for line in read_lines(arguments.validation_file) if line.strip()]
-    if arguments.max_examples is not None:  # a random half of twice the number
-        groups = {
-            label: (rows if len(rows) <= arguments.max_examples else _sample(rows, arguments.max_examples))
-            for label, rows in groups.items()
-        }
+    if (size := arguments.max_examples_per_label) is not None:
+        groups = {label: rows if len(rows) <= size else _sample(rows, size) for label, rows in groups.items()}
     return groups, words
 
 
@@ -197,14 +195,15 @@ def _measure(
     seed: int,
 ) -> TriggerMeasurement:
     """Search and measurement for a label and a seed; triggers of an interrupted run are used again."""
-    text = repr((arguments.models, label, seed, asdict(options), asdict(task_arguments), excluded_words, examples))
+    digests = [weights_digest(attack.model.state_dict()) for attack in attacks[: len(arguments.model)]]
+    text = repr((digests, label, seed, asdict(options), asdict(task_arguments), excluded_words, examples))
     text += repr((arguments.target_label, arguments.answer))
     file = Path(arguments.output_dir) / "searches" / f"{NAME}-{sha256(text.encode()).hexdigest()[:16]}.json"
     saved = read_json(file) if file.is_file() else None
     print_status(f"{label}: {len(examples):,} examples, seed {seed}" + (", trigger of an earlier run" if saved else ""))
     measurement = measure_triggers(
         attacks,
-        len(arguments.models),
+        len(arguments.model),
         examples,
         options,
         seed=seed,
@@ -268,7 +267,7 @@ def make_result(
             "transferred": matrix,
             "success": [run.success for run in runs],
         }
-    return AnalysisResult(NAME, list(settings["models"]), settings, tables, figures, values)
+    return AnalysisResult(NAME, list(settings["model"]), settings, tables, figures, values)
 
 
 def _spread(values: np.ndarray) -> list[float | None]:

@@ -34,6 +34,8 @@ class ExploreArguments:
 
     def __post_init__(self) -> None:
         check_range(self, "max_sentences", at_least=1)
+        if len(self.model) > 2:
+            raise CtxError(f"{len(self.model)} models are given.", location="--model", hint="give one or two.")
         check_range(self, "port", at_least=0, at_most=65535)
 
 

@@ -128,8 +128,8 @@ def score_tokens(
 
 
 def language_model_class(config: PreTrainedConfig) -> str:
-    """Name of the Auto class of a checkpoint's language model: the class that it was saved from, if possible. Raises
-    CtxError if the family, or the model of transformers, has no language model."""
+    """Name of the Auto class of a checkpoint's language model: the class that it was saved from, if it is known. Raises
+    CtxError if the checkpoint, its family, or its model of transformers has no language model."""
     family = next((family for family in FAMILIES.values() if type(config) is family.config), None)
     if family is not None:
         names = {name: family.models[name].__name__ for name in _LANGUAGE_MODELS if name in family.models}
@@ -149,7 +149,22 @@ def language_model_class(config: PreTrainedConfig) -> str:
         )
     saved_classes = {name.removeprefix("Ctx") for name in config.architectures or []}
     preferred = [name for name, class_name in names.items() if class_name.removeprefix("Ctx") in saved_classes]
+    has_language_model = not saved_classes or any(name.endswith("ForPreTraining") for name in saved_classes)
+    if not preferred and not has_language_model:
+        raise CtxError(
+            f"The checkpoint was saved from {', '.join(config.architectures or [])}, which is not a language model.",
+            location=config.name_or_path,
+            hint="use a language model.",
+        )
     return (preferred or list(names))[0]
+
+
+def saved_language_model_class(config: PreTrainedConfig) -> str | None:
+    """As `language_model_class`; None for a checkpoint without a language model, or of unknown class."""
+    try:
+        return language_model_class(config) if config.architectures else None
+    except CtxError:
+        return None
 
 
 LikelihoodKind = Literal["log-likelihood", "pseudo-log-likelihood"]

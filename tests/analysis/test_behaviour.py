@@ -27,6 +27,7 @@ from hf_ctxmodels.core.command_line import packaged_folder
         ("negation", None, "The film was good and is long.", ["The film was not good and is long."]),
         ("negation", None, "It isn't good, I cannot stay.", ["It is good, I cannot stay."]),
         ("negation", None, "No verb here.", []),
+        ("negation", None, "Let's go in May.", []),
         ("names", ["Anna", "Ben"], "Anna saw Anna's banana.", ["Ben saw Ben's banana."]),
         ("places", ["Rome", "Oslo"], "From Rome to Oslo.", []),
         ("replace", {"film": "movie"}, "Film or films, a film.", ["Movie or films, a movie."]),
@@ -112,6 +113,11 @@ def test_failures_by_hand(tmp_path: Path) -> None:
     assert names.failure_rate == 0.5  # with "good", the label depends on the name
     assert {failure.variant for failure in additions.failures} == {("It is good. No.",), ("It is fine. No.",)}
     assert rates_by_capability(outcomes) == {"vocabulary": {"MFT": 0.8, "DIR": 1.0}, "names": {"INV": 0.5}}
+    renamed = suite.with_labels({"pos": "1"})
+    assert [test.labels for test in renamed.tests] != [test.labels for test in suite.tests]
+    unfillable = replace(suite.tests[0], templates=(("{name1} {name2}",),))
+    with pytest.raises(CtxError, match="No combination of the lexicons"):
+        make_cases(unfillable, replace(suite, lexicons={"name": ["Ann"]}), [], 0)
     without_templates = replace(suite.tests[1], templates=())
     with pytest.raises(CtxError, match="changes none of 1 texts"):
         make_cases(without_templates, suite, [("nobody",)], 0)
@@ -163,14 +169,14 @@ def test_command(tmp_path: Path) -> None:
     for family in ("word2vec", "glove"):
         fields = {"id2label": {0: "0", 1: "1", 2: "2"}, "max_position_embeddings": 64}
         save(tmp_path / family, *tiny_pair(family, "AutoModelForSequenceClassification", words, **fields))
-    flags = {"models": [tmp_path / "word2vec", tmp_path / "glove"], "suite": "sentiment", "max_length": 32}
+    flags = {"model": [tmp_path / "word2vec", tmp_path / "glove"], "suite": "sentiment", "max_length": 32}
     fails = command_output("analyze behaviour", **flags, output_dir=tmp_path / "a", fails=True)
     assert "has no label 'positive'" in fails
-    flags["labels"] = ["positive=1", "negative=0"]
+    flags["label_names"] = ["positive=1", "negative=0"]
     output = command_output("analyze behaviour", **flags, output_dir=tmp_path / "a")
     assert "glove: failure rate by capability and kind of test" in output
     first = json.loads((tmp_path / "a" / "behaviour.json").read_text())["values"]
-    flags["models"] = tmp_path / "glove"
+    flags["model"] = tmp_path / "glove"
     command_output("analyze behaviour", **flags, output_dir=tmp_path / "b")
     assert json.loads((tmp_path / "b" / "behaviour.json").read_text())["values"]["glove"] == first["glove"]
     assert {test["cases"] for test in first["glove"].values()} <= set(range(40, 101))
@@ -178,5 +184,5 @@ def test_command(tmp_path: Path) -> None:
     flags |= {"suite": tmp_path / "own.yaml", "output_dir": tmp_path / "c"}
     assert "The test 't' has no templates" in command_output("analyze behaviour", **flags, fails=True)
     (tmp_path / "texts.txt").write_text("one text\nanother text\n")
-    command_output("analyze behaviour", **flags, texts=tmp_path / "texts.txt")
+    command_output("analyze behaviour", **flags, text=tmp_path / "texts.txt")
     assert json.loads((tmp_path / "c" / "behaviour.json").read_text())["values"]["glove"]["t"]["cases"] == 2

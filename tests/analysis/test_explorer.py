@@ -18,10 +18,11 @@ from commands import command_output, save, tiny_pair
 from starlette.testclient import TestClient
 
 from hf_ctxmodels import CtxError
-from hf_ctxmodels.analysis.explorer.explored_model import BLANK, ExploredModel, saved_class
+from hf_ctxmodels.analysis.explorer.explored_model import BLANK, ExploredModel
 from hf_ctxmodels.analysis.explorer.server import ACTIONS, create_app
 from hf_ctxmodels.architectures.word_alignment import split_words
 from hf_ctxmodels.core.devices import DeviceArguments
+from hf_ctxmodels.evaluation.scoring import saved_language_model_class
 from hf_ctxmodels.registry import FAMILIES
 
 TEXTS = ["the old bank lends money", "a boat is at the bank of the river", "money is in the bank", "the river is old"]
@@ -177,8 +178,16 @@ def test_models_of_transformers(tmp_path: Path, folder: Path) -> None:
     assert model.task == "masked"
     assert len(model.predict("the ___")[0]) == 10
     assert len(model.attention_view("the bank").attention) == 2
-    config.architectures = ["BertModel"]
-    assert saved_class(config) == "AutoModel"
+    for architecture, expected in (
+        ("BertModel", None),
+        ("BertForSequenceClassification", None),
+        ("BertForPreTraining", "AutoModelForCausalLM"),
+        ("BertForMaskedLM", "AutoModelForMaskedLM"),
+    ):
+        config.architectures = [architecture]
+        assert saved_language_model_class(config) in (expected, expected and "AutoModelForMaskedLM")
+    config.model_type, config.architectures = "xlm-roberta", ["XLMRobertaModel"]
+    assert saved_language_model_class(config) is None
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -205,7 +205,7 @@ def classifiers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def test_command(classifiers: tuple[Path, Path], tmp_path: Path) -> None:
     """The transfer matrix of two attacked models and a character model, class words, and an interrupted run."""
     folder, file = classifiers
-    flags = {"models": [folder / "bert", folder / "glove"], "transfer_to": [folder / "elmo"], "validation_file": file}
+    flags = {"model": [folder / "bert", folder / "glove"], "transfer_to": [folder / "elmo"], "validation_file": file}
     flags |= {"max_length": 16, "length": 2, "candidates": 12, "epochs": 1, "random_triggers": 2, "seeds": [0, 1]}
     output = command_output("analyze triggers", **flags, label="pos", output_dir=tmp_path / "a")
     assert "trigger of glove" in output
@@ -230,5 +230,5 @@ def test_command(classifiers: tuple[Path, Path], tmp_path: Path) -> None:
     assert "No examples of the label 'fine'" in command_output(
         "analyze triggers", **{**flags, "label": "fine", "output_dir": tmp_path / "c"}, fails=True
     )
-    flags |= {"models": folder / "elmo", "output_dir": tmp_path / "c"}
+    flags |= {"model": folder / "elmo", "output_dir": tmp_path / "c"}
     assert "reads characters" in command_output("analyze triggers", **flags, fails=True)

@@ -61,7 +61,14 @@ def make_cases(test: BehaviouralTest, suite: Suite, texts: Sequence[Texts], seed
     """
     generator = Random(f"{seed} {test.name}")
     if test.perturbation is None:
-        return [Case(filled) for filled in fill_templates(test.templates, suite.lexicons, test.cases, generator)]
+        filled_templates = fill_templates(test.templates, suite.lexicons, test.cases, generator)
+        if not filled_templates:
+            raise CtxError(
+                "No combination of the lexicons fills the templates.",
+                location=f"test {test.name!r}",
+                hint="add entries to the lexicons.",
+            )
+        return [Case(filled) for filled in filled_templates]
     pool = list(dict.fromkeys(texts))
     if test.templates:
         pool = fill_templates(test.templates, suite.lexicons, 10 * test.cases, generator)

@@ -87,7 +87,10 @@ def negate(text: str, generator: Random, value: Any = None) -> list[str]:
     negated = re.compile(rf"\b({_AUXILIARIES}) not\b|\b(can)not\b", re.IGNORECASE)
     if negated.search(expanded):
         return [negated.sub(lambda match: match[1] or match[2], expanded, count=1)]
-    return [re.sub(rf"\b({_AUXILIARIES})\b", r"\1 not", expanded, count=1, flags=re.IGNORECASE)]
+    for match in re.finditer(rf"\b({_AUXILIARIES})\b", expanded, re.IGNORECASE):
+        if match.start() == 0 or match[0] not in ("May", "Will"):  # a month and a name
+            return [f"{expanded[: match.end()]} not{expanded[match.end() :]}"]
+    return []
 
 
 def replace_entries(text: str, generator: Random, entries: Sequence[str]) -> list[str]:

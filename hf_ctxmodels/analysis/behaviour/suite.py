@@ -8,7 +8,7 @@ the probability of a label to move in one direction only.
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import Any, Literal
@@ -59,6 +59,14 @@ class Suite:
 
     tests: list[BehaviouralTest]
     lexicons: dict[str, list[str]] = field(default_factory=dict)
+
+    def with_labels(self, model_labels: Mapping[str, str]) -> "Suite":
+        """The suite with the labels of a model; `model_labels` maps names in the file to them."""
+        tests = [
+            replace(test, labels=type(test.labels)(model_labels.get(label, label) for label in test.labels))
+            for test in self.tests
+        ]
+        return replace(self, tests=tests)
 
     @property
     def needs_texts(self) -> bool:

@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.analysis.attention.maps import attention_maps
 from hf_ctxmodels.analysis.comparison import WordScores, score_words
@@ -20,7 +20,7 @@ from hf_ctxmodels.core.host_copies import CollatedBatch
 from hf_ctxmodels.core.model import evaluation_mode
 from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_model_and_tokenizer
 from hf_ctxmodels.evaluation.perplexity import is_permutation_lm
-from hf_ctxmodels.evaluation.scoring import language_model_class, likelihood_kind
+from hf_ctxmodels.evaluation.scoring import likelihood_kind, saved_language_model_class
 
 BLANK = "___"
 """Stands for a missing word in a sentence."""
@@ -33,13 +33,6 @@ class Prediction(NamedTuple):
 
     token: str
     probability: float
-
-
-def saved_class(config: PreTrainedConfig) -> str:
-    """Name of the Auto class of the language model that a checkpoint was saved from, or of the base model."""
-    architecture = (config.architectures or [""])[0]
-    is_language_model = any(part in architecture for part in ("LM", "PreTraining"))
-    return language_model_class(config) if is_language_model else "AutoModel"
 
 
 class ExploredModel:
@@ -73,7 +66,9 @@ class ExploredModel:
     @classmethod
     def open(cls, name: str, source: str, placement: DeviceArguments) -> "ExploredModel":
         """Open a directory or Hub id with the head that it was saved with; raises CtxError if it cannot be opened."""
-        model, tokenizer = load_model_and_tokenizer(source, saved_class)
+        model, tokenizer = load_model_and_tokenizer(
+            source, lambda config: saved_language_model_class(config) or "AutoModel"
+        )
         return cls(name, placement.place(model), tokenizer)
 
     def encode_corpus(self, sentences: Sequence[Sequence[str]], cache_dir: str | None = None) -> None:

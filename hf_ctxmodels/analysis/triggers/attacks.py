@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from transformers import DataCollatorForTokenClassification, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.analysis.triggers.search import Trigger, TriggerOptions, TriggerSearch, decode_tokens
+from hf_ctxmodels.architectures.word_alignment import split_words
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.host_copies import CollatedBatch
@@ -270,7 +271,7 @@ def class_words(examples: Sequence[SequenceExample], count: int) -> list[str]:
     """
     by_label: dict[str, Counter[str]] = {}
     for example in examples:
-        by_label.setdefault(example.label, Counter()).update(" ".join(example.texts).lower().split())
+        by_label.setdefault(example.label, Counter()).update(split_words(" ".join(example.texts).lower()))
     total = sum(by_label.values(), Counter())
     words = list(total)
     frequencies = np.array([total[word] for word in words], dtype=np.float64)
