@@ -1,7 +1,7 @@
 r"""Test the behaviour of text classifiers: typing errors, negation, names, order, and what a YAML file adds.
 
     hf-ctxmodels analyze behaviour --model runs/sst2-bert runs/sst2-gpt2 --suite sentiment \
-        --label_names positive=1 negative=0 --text SST-2/dev.tsv --text_columns sentence --output_dir analysis
+        --label_names positive=1 negative=0 --text SST-2/dev.tsv --text_columns sentence --output_dir analyses
 
 A suite has tests of three kinds (CheckList, Ribeiro et al. 2020): a right label (MFT), a prediction that a perturbation
 must not change (INV), and a probability that it may move in one direction only (DIR). The table shows failure rates.
@@ -35,7 +35,6 @@ from hf_ctxmodels.downstream.tasks import SequenceClassification, TaskArguments
 from hf_ctxmodels.downstream.tasks.sequence_classification import SequenceExample
 from hf_ctxmodels.inference import Predictor
 
-NAME = "behaviour"
 SHOWN_FAILURES = 3
 
 
@@ -45,7 +44,7 @@ class BehaviourArguments:
 
     model: list[str] = flag(REQUIRED, "Directories or Hub ids of text classifiers with the same labels.")
     suite: str = flag(REQUIRED, "YAML file of tests, or a name that `hf-ctxmodels recipes` lists.")
-    output_dir: str = flag(REQUIRED, f"Directory for {NAME}.json, {NAME}.md and the figure.")
+    output_dir: str = flag(REQUIRED, "Directory for behaviour.json, behaviour.md and the figure.")
     label_names: list[str] = flag((), "NAME=LABEL: the model's label for a name in the suite, if they differ.")
     text: str | None = flag(None, "Texts for the tests without templates: a table, or a .txt file of one per line.")
     batch_size: int = flag(64, "Texts per batch.")
@@ -69,9 +68,9 @@ def main() -> None:
         description=__doc__,
         essential=("model", "suite", "output_dir"),
     )
-    check_output_directory(arguments.output_dir, [f"{NAME}.json"], flag="--output_dir", overwrite=arguments.overwrite)
+    check_output_directory(arguments.output_dir, ["behaviour.json"], flag="--output_dir", overwrite=arguments.overwrite)
     aliases = dict(text.split("=", 1) for text in arguments.label_names)
-    suite = read_suite(find_packaged(arguments.suite, NAME, "suite", "--suite")).with_labels(aliases)
+    suite = read_suite(find_packaged(arguments.suite, "behaviour", "suite", "--suite")).with_labels(aliases)
     texts = _read_texts(arguments, task_arguments, suite)
     cases = [make_cases(test, suite, texts, arguments.seed) for test in suite.tests]
     names = short_names(arguments.model)
@@ -173,4 +172,4 @@ def make_result(
     cells_by_test = [[o.test.kind, o.cases, *rates] for o, rates in zip(first, by_test, strict=True)]
     tables.append(Table("Failure rate by test", ["kind", "cases", *names], rows, cells_by_test))
     figure = Heatmap("tests", "Failure rate of each test", rows, names, by_test, low=0.0, high=1.0)
-    return AnalysisResult(NAME, sources, settings, [*tables, *failures], [figure], values)
+    return AnalysisResult("behaviour", sources, settings, [*tables, *failures], [figure], values)

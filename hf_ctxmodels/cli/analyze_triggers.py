@@ -2,10 +2,10 @@ r"""Search universal triggers, and measure how they transfer to other models.
 
     hf-ctxmodels analyze triggers --model runs/sst2-bert runs/sst2-gpt2 --transfer_to runs/sst2-elmo \
         --validation_file SST-2/dev.tsv --text_columns sentence --exclude_class_words 200 \
-        --train_file SST-2/train.tsv --output_dir analysis
+        --train_file SST-2/train.tsv --output_dir analyses
     hf-ctxmodels analyze triggers --model runs/squad-bert --validation_file qa.json --answer "the king" \
-        --question_word who --output_dir analysis
-    hf-ctxmodels analyze triggers --model runs/gpt2 --validation_file recipes.txt --output_dir analysis
+        --question_word who --output_dir analyses
+    hf-ctxmodels analyze triggers --model runs/gpt2 --validation_file recipes.txt --output_dir analyses
 
 A trigger is a few words that change the output of a model for any text that they are put before (Wallace et al. 2019).
 It is searched on one half of the file, and measured on the other half with every model. The head of the first model
@@ -51,7 +51,6 @@ from hf_ctxmodels.evaluation.scoring import saved_language_model_class
 from hf_ctxmodels.inference import Predictor
 from hf_ctxmodels.training.model_loading import load_config
 
-NAME = "triggers"
 TASK_ARGUMENTS = ("text_columns", "label_column", "max_length", "doc_stride", "max_answer_length")
 
 
@@ -65,7 +64,7 @@ class TriggerArguments:
 
     model: list[str] = flag(REQUIRED, "Directories or Hub ids of the models to attack.")
     validation_file: str = flag(REQUIRED, "Examples as for finetune, or one text per line for a language model.")
-    output_dir: str = flag(REQUIRED, f"Directory for {NAME}.json, {NAME}.md and the figures.")
+    output_dir: str = flag(REQUIRED, "Directory for triggers.json, triggers.md and the figures.")
     transfer_to: list[str] = flag((), "Further models, which the triggers of --model are measured with.")
     label: list[str] = flag((), "Attack examples of these labels, one trigger for each; by default all labels.")
     target_label: str | None = flag(None, "Label that the trigger should cause; by default any wrong label.")
@@ -97,8 +96,9 @@ def main() -> None:
         description=__doc__,
         essential=("model", "validation_file", "output_dir"),
     )
-    check_output_directory(arguments.output_dir, [f"{NAME}.json"], flag="--output_dir", overwrite=arguments.overwrite)
+    check_output_directory(arguments.output_dir, ["triggers.json"], flag="--output_dir", overwrite=arguments.overwrite)
     attacks = open_attacks(arguments, task_arguments, options, placement)
+    check_flags(arguments, attacks[0])
     groups, excluded_words = read_examples(arguments, task_arguments, attacks[0])
     measurements = {
         label: [
@@ -112,6 +112,8 @@ def main() -> None:
     settings["excluded_words"] = excluded_words
     result = make_result(measurements, attacks[0], names, len(arguments.model), settings)
     result.save(arguments.output_dir)
+    for file in (Path(arguments.output_dir) / "searches").glob("triggers-*.json"):
+        file.unlink()
     print("\n\n".join(f"{table.title}\n{table.markdown()}" for table in result.tables))
 
 
@@ -142,6 +144,20 @@ def open_attacks(
                 hint="use models that were fine-tuned on the same data.",
             )
     return attacks
+
+
+def check_flags(arguments: TriggerArguments, attack: Attack) -> None:
+    """Raise CtxError for a flag that the attack does not use."""
+    unused: list[str] = []
+    if not isinstance(attack, ClassificationAttack):
+        unused += ["label", "target_label", "exclude_class_words", "train_file"]
+    if not isinstance(attack, AnswerAttack):
+        unused += ["answer", "question_word"]
+    for name in unused:
+        if getattr(arguments, name):
+            raise CtxError(
+                f"{type(attack.model).__name__} does not use the flag.", location=f"--{name}", hint="remove the flag."
+            )
 
 
 def read_examples(
@@ -198,7 +214,7 @@ def _measure(
     digests = [weights_digest(attack.model.state_dict()) for attack in attacks[: len(arguments.model)]]
     text = repr((digests, label, seed, asdict(options), asdict(task_arguments), excluded_words, examples))
     text += repr((arguments.target_label, arguments.answer))
-    file = Path(arguments.output_dir) / "searches" / f"{NAME}-{sha256(text.encode()).hexdigest()[:16]}.json"
+    file = Path(arguments.output_dir) / "searches" / f"triggers-{sha256(text.encode()).hexdigest()[:16]}.json"
     saved = read_json(file) if file.is_file() else None
     print_status(f"{label}: {len(examples):,} examples, seed {seed}" + (", trigger of an earlier run" if saved else ""))
     measurement = measure_triggers(
@@ -267,7 +283,7 @@ def make_result(
             "transferred": matrix,
             "success": [run.success for run in runs],
         }
-    return AnalysisResult(NAME, list(settings["model"]), settings, tables, figures, values)
+    return AnalysisResult("triggers", list(settings["model"]), settings, tables, figures, values)
 
 
 def _spread(values: np.ndarray) -> list[float | None]:

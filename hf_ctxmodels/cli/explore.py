@@ -1,14 +1,12 @@
 """Explore one or two models in a browser: predictions, probabilities, attention, neighbours in context and senses.
 
-    hf-ctxmodels explore --model runs/bert --model runs/gpt2 --corpus corpus.txt
+    hf-ctxmodels explore --model runs/bert runs/gpt2 --corpus corpus.txt
 
 The page is served on this machine only, and loads nothing from elsewhere. With --corpus, the models encode its first
 sentences before the page starts.
 """
 
 import socket
-import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hf_ctxmodels.analysis.sentences import read_sentences
@@ -41,8 +39,7 @@ class ExploreArguments:
 
 def main() -> None:
     """Open the models, encode the corpus, and serve the page until the command is interrupted."""
-    argv = _joined_models(sys.argv[1:])
-    arguments, placement = parse_arguments(ExploreArguments, DeviceArguments, description=__doc__, argv=argv)
+    arguments, placement = parse_arguments(ExploreArguments, DeviceArguments, description=__doc__)
     require_packages("starlette", "uvicorn", extra="explore", location="hf-ctxmodels explore")
     import uvicorn
 
@@ -59,21 +56,6 @@ def main() -> None:
         server = uvicorn.Server(uvicorn.Config(create_app(models), log_level="warning"))
         print_status(f"http://{HOST}:{server_socket.getsockname()[1]}  (stop with Ctrl+C)")
         server.run(sockets=[server_socket])
-
-
-def _joined_models(argv: Sequence[str]) -> list[str]:
-    """`--model A --model B` as `--model A B`, since a repeated flag replaces the values of the first one."""
-    models: list[str] = []
-    others: list[str] = []
-    target = others
-    for word in argv:
-        if word.startswith("--"):
-            name, equals, value = word.partition("=")
-            target = models if name == "--model" else others
-            target += [value] if target is models and equals else [] if target is models else [word]
-        else:
-            target.append(word)
-    return [*others, *(["--model", *models] if models else [])]
 
 
 def _bind(port: int) -> socket.socket:

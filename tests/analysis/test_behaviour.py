@@ -28,6 +28,7 @@ from hf_ctxmodels.core.command_line import packaged_folder
         ("negation", None, "It isn't good, I cannot stay.", ["It is good, I cannot stay."]),
         ("negation", None, "No verb here.", []),
         ("negation", None, "Let's go in May.", []),
+        ("negation", None, "Good. Will she come?", ["Good. Will not she come?"]),
         ("names", ["Anna", "Ben"], "Anna saw Anna's banana.", ["Ben saw Ben's banana."]),
         ("places", ["Rome", "Oslo"], "From Rome to Oslo.", []),
         ("replace", {"film": "movie"}, "Film or films, a film.", ["Movie or films, a movie."]),

@@ -181,6 +181,7 @@ def test_models_of_transformers(tmp_path: Path, folder: Path) -> None:
     for architecture, expected in (
         ("BertModel", None),
         ("BertForSequenceClassification", None),
+        ("ElectraForPreTraining", None),
         ("BertForPreTraining", "AutoModelForCausalLM"),
         ("BertForMaskedLM", "AutoModelForMaskedLM"),
     ):
@@ -214,13 +215,15 @@ def test_all_families(family: str) -> None:
 
 def test_command_line(folder: Path) -> None:
     assert "There is no such directory" in command_output("explore", "--model", folder / "x", fails=True)
+    three = command_output("explore", "--model", "a", "b", "c", fails=True)
+    assert "3 models" in three
     assert "port=70000 is out of range" in command_output("explore", model=folder / "bert", port=70000, fails=True)
 
 
 @pytest.fixture
 def server(folder: Path) -> Iterator[str]:
     """The address of the running command."""
-    words = ["explore", "--model", folder / "bert", "--model", folder / "gpt2", "--corpus", folder / "corpus.txt"]
+    words = ["explore", "--model", folder / "bert", folder / "gpt2", "--corpus", folder / "corpus.txt"]
     command = [sys.executable, "-m", "hf_ctxmodels", *map(str, words), "--port", "0"]
     root = Path(__file__).resolve().parents[2]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=root)

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -134,7 +135,7 @@ def test_vocabulary_and_beam() -> None:
 
 
 def test_class_words_and_errors() -> None:
-    rows = [("the good film", "1"), ("a good story", "1"), ("the bad film", "0"), ("a bad story", "0")]
+    rows = [("the good, film", "1"), ("a good. story", "1"), ("the bad film", "0"), ("a bad story", "0")]
     examples = [SequenceExample((text,), label, "") for text, label in rows]
     assert set(class_words(examples, 1)) == {"good", "bad"}
     attack, examples = make_attack("elmo", "AutoModelForSequenceClassification")
@@ -202,7 +203,7 @@ def classifiers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return folder, folder / "texts.tsv"
 
 
-def test_command(classifiers: tuple[Path, Path], tmp_path: Path) -> None:
+def test_command(classifiers: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The transfer matrix of two attacked models and a character model, class words, and an interrupted run."""
     folder, file = classifiers
     flags = {"model": [folder / "bert", folder / "glove"], "transfer_to": [folder / "elmo"], "validation_file": file}
@@ -215,13 +216,20 @@ def test_command(classifiers: tuple[Path, Path], tmp_path: Path) -> None:
     assert np.mean(values["plain"]) > 0.9
     assert np.array(values["transferred"])[:, [0, 1], [0, 1]].max() < 0.4 < np.mean(values["random"])
     bad = {"awful", "dreadful", "boring"}
+    assert not list((tmp_path / "a" / "searches").iterdir())
+    again = {**flags, "label": "pos", "output_dir": tmp_path / "a"}
+    assert "already holds triggers.json" in command_output("analyze triggers", **again, fails=True)
+    with monkeypatch.context() as patch:
+        error = CtxError("interrupted", hint="continue.")
+        patch.setattr("hf_ctxmodels.cli.analyze_triggers.make_result", Mock(side_effect=error))
+        command_output("analyze triggers", **again, overwrite=True, fails=True)
     searches = list((tmp_path / "a" / "searches").iterdir())
     assert len(searches) == 2
     for path in searches:
         path.write_text(json.dumps(["river stone", "green"]))
-    again = {**flags, "label": "pos", "output_dir": tmp_path / "a"}
-    assert "already holds triggers.json" in command_output("analyze triggers", **again, fails=True)
     assert "river stone" in command_output("analyze triggers", **again, overwrite=True)
+    unused = {**again, "output_dir": tmp_path / "c", "answer": "king"}
+    assert "--answer" in command_output("analyze triggers", **unused, fails=True)
     again |= {"output_dir": tmp_path / "b", "exclude_class_words": 3, "train_file": file, "seeds": 0}
     command_output("analyze triggers", **again)
     result = json.loads((tmp_path / "b" / "triggers.json").read_text())

@@ -88,7 +88,9 @@ def negate(text: str, generator: Random, value: Any = None) -> list[str]:
     if negated.search(expanded):
         return [negated.sub(lambda match: match[1] or match[2], expanded, count=1)]
     for match in re.finditer(rf"\b({_AUXILIARIES})\b", expanded, re.IGNORECASE):
-        if match.start() == 0 or match[0] not in ("May", "Will"):  # a month and a name
+        preceding = expanded[: match.start()].rstrip(" \"'")
+        starts_sentence = not preceding or preceding[-1] in ".!?:"
+        if starts_sentence or match[0] not in ("May", "Will"):  # a month and a name
             return [f"{expanded[: match.end()]} not{expanded[match.end() :]}"]
     return []
 

@@ -77,7 +77,7 @@ class ExploredModel:
 
     @property
     def description(self) -> dict[str, Any]:
-        """What the page needs to know."""
+        """Model metadata for the page."""
         words = 0 if self.corpus is None else len(self.corpus.vectors)
         return {
             "name": self.name,

@@ -68,8 +68,8 @@ def trigger_vocabulary(
     Raises:
         CtxError: Fewer than 2 `length` tokens remain.
     """
-    barred = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
-    ids = [index for index in range(len(tokenizer)) if index not in barred]
+    excluded_ids = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
+    ids = [index for index in range(len(tokenizer)) if index not in excluded_ids]
     texts = decode_tokens(tokenizer, [[index] for index in ids])
     ids = [
         index
