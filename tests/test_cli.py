@@ -167,6 +167,14 @@ def test_recipe_by_name(tmp_path, monkeypatch, name):
     assert parse_arguments(PretrainingArguments, LoopArguments, argv=flags)[0].family == "albert", "a file comes first"
 
 
+def test_repeated_list_flags(tmp_path):
+    """All values of a list flag count; they replace the values of a recipe."""
+    (tmp_path / "recipe.yaml").write_text("dataset: [other.txt]\n")
+    flags = ["--recipe", str(tmp_path / "recipe.yaml"), "--dataset", "a.txt", "--seed", "3", "--dataset=b.txt", "c.txt"]
+    arguments, loop = parse_arguments(PretrainingArguments, LoopArguments, argv=[*flags, "--output_dir", "out"])
+    assert (arguments.dataset, loop.seed, loop.output_dir) == (["a.txt", "b.txt", "c.txt"], 3, "out")
+
+
 def test_missing_recipe(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(CtxError, match=r"--recipe bert_tinydemo\n.*did you mean bert_tiny_demo"):

@@ -95,6 +95,7 @@ def parse_arguments(
     parser = _make_parser(sections, description, essential)
     names = {action.dest for action in parser._actions} - {"help", "recipe"}
     argv = [_with_underscores(argument, names) for argument in (sys.argv[1:] if argv is None else argv)]
+    argv = _join_repeated(argv, {action.dest for action in parser._actions if action.nargs == "+"})
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     finder.add_argument("--recipe")
     recipe = finder.parse_known_args(argv)[0].recipe
@@ -122,6 +123,27 @@ def _check_flags(argv: Sequence[str], names: Collection[str], program: str) -> N
             similar = did_you_mean(match[1].replace("-", "_"), names).replace("mean ", "mean --")
             flag = argument.partition("=")[0]
             raise CtxError(f"Unknown flag {flag}.", location=flag, hint=f"{similar}see `{program} --help`.")
+
+
+def _join_repeated(argv: Sequence[str], names: Collection[str]) -> list[str]:
+    """The command line with repeated list flags joined: `--model A --model B` as `--model A B`."""
+    groups: list[list[str]] = [[]]  # a flag and its values
+    first_groups: dict[str, list[str]] = {}
+    group = groups[0]
+    for argument in argv:
+        name, equals, value = argument.partition("=")
+        if not argument.startswith("--"):
+            group.append(argument)
+        elif name.removeprefix("--") in names:
+            if name not in first_groups:
+                first_groups[name] = [name]
+                groups.append(first_groups[name])
+            group = first_groups[name]
+            group += [value] if equals else []
+        else:
+            group = [argument]
+            groups.append(group)
+    return [argument for group in groups for argument in group]
 
 
 def _with_underscores(argument: str, names: set[str]) -> str:
