@@ -211,7 +211,9 @@ class WordEncoder:
             vectors, has_tokens = torch.empty(shape, dtype=dtype), torch.empty(shape[0], dtype=torch.bool)
             fill(vectors, has_tokens)
             return EncodedCorpus(words, vectors, has_tokens, starts)
-        file = Path(cache_dir) / f"words-{self._digest(corpus, dtype)}.safetensors"
+        content = json.dumps([self.digest(), str(dtype), corpus])
+        name = hashlib.blake2b(content.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+        file = Path(cache_dir) / f"words-{name}.safetensors"
         if not file.exists():
             with replacing(file) as temporary:
                 fill(*create_tensors(temporary, {"vectors": (dtype, shape), "has_tokens": (torch.bool, shape[:1])}))
@@ -219,12 +221,14 @@ class WordEncoder:
             tensors = load_file(file)
             return EncodedCorpus(words, tensors["vectors"], tensors["has_tokens"], starts)
 
-    def _digest(self, corpus: list[str | list[str]], dtype: torch.dtype) -> str:
-        """A digest of everything that determines the vectors, except the batches."""
+    def digest(self) -> str:
+        """A digest of what determines the vectors of a sentence: weights, configuration, tokenizer and options."""
         config = {name: value for name, value in self._config.to_dict().items() if not name.startswith("_")}
-        options = (self.layers, self.pooling, self.max_length, str(dtype), type(self.model).__name__, config, corpus)
+        options = (self.layers, self.pooling, self.max_length, type(self.model).__name__, config)
         digest = hashlib.blake2b(json.dumps(options, sort_keys=True, default=str).encode(), digest_size=16)
-        digest.update(weights_digest(self.model.state_dict()).encode())
+        # the pooler does not contribute, and has random weights if the checkpoint has none
+        weights = {name: weight for name, weight in self.model.state_dict().items() if not name.startswith("pooler.")}
+        digest.update(weights_digest(weights).encode())
         digest.update(tokenizer_digest(self.tokenizer).encode())
         return digest.hexdigest()
 

@@ -29,7 +29,6 @@ import pyarrow.parquet as pq
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers.utils import cached_file
 
 from hf_ctxmodels.architectures.word_alignment import Sentence, WordPooling, split_words
 from hf_ctxmodels.architectures.word_encoder import create_tensors
@@ -40,10 +39,10 @@ from hf_ctxmodels.core.devices import DeviceArguments
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, check_range, flag
 from hf_ctxmodels.core.output_files import check_output_file, replacing, write_tensors, write_text_file
+from hf_ctxmodels.core.weights import weights_digest
 from hf_ctxmodels.data.files import describe_content
 from hf_ctxmodels.downstream.networks.features import LayerEncoder, Layers, encode_words, open_encoders
 
-_MODEL_FILES = ("config.json", "model.safetensors", "model.safetensors.index.json", "tokenizer.json")
 _PART_SENTENCES = 4096
 
 
@@ -131,7 +130,8 @@ def main() -> None:
     output = Path(arguments.output)
     check_output_file(output, flag="--output", overwrite=arguments.overwrite, inputs=(arguments.input,))
     layers: Layers = arguments.layers if arguments.layers in ("last", "mix", "all") else int(arguments.layers)
-    encoders = open_encoders(arguments.model, layers, pooling=arguments.pooling, batch_tokens=arguments.batch_tokens)
+    options = {"pooling": arguments.pooling, "batch_tokens": arguments.batch_tokens, "device": placement.device}
+    encoders = open_encoders(arguments.model, layers, **options)
     for encoder in encoders:
         model = placement.place(encoder.encoder.model)
         if hasattr(model, "prepare_for_inference"):
@@ -155,7 +155,7 @@ def embed_parts(
         count, has_words = count + 1, has_words or bool(split_words(sentence))
     if not has_words:
         raise CtxError("The input has no words.", location=arguments.input, hint="use a file with sentences.")
-    identity = hashlib.sha256(json.dumps(run_identity(arguments, dtype)).encode()).hexdigest()
+    identity = hashlib.sha256(json.dumps(run_identity(arguments, dtype, encoders)).encode()).hexdigest()
     identity_file = folder / "identity"
     if folder.exists() and not (identity_file.exists() and identity_file.read_text() == identity):
         shutil.rmtree(folder)
@@ -182,14 +182,12 @@ def embed_parts(
     return files
 
 
-def run_identity(arguments: EmbeddingArguments, dtype: str | None) -> list[Any]:
-    """What determines the vectors of a run: flags, input and the files of the models."""
+def run_identity(arguments: EmbeddingArguments, dtype: str | None, encoders: list[LayerEncoder]) -> list[Any]:
+    """What determines the vectors of a run: flags, input, models and their layer mixes."""
     names = ("text_column", "split_at_spaces", "layers", "pooling", "vector_dtype")
-    models = []
-    for source in arguments.model:
-        files = [cached_file(source, name, _raise_exceptions_for_missing_entries=False) for name in _MODEL_FILES]
-        models.append([describe_content(file) for file in files if file is not None])
-    return [dtype, [getattr(arguments, name) for name in names], describe_content(arguments.input), models]
+    mixes = [None if encoder.mix is None else weights_digest(encoder.mix.state_dict()) for encoder in encoders]
+    models = [encoder.encoder.digest() for encoder in encoders]
+    return [dtype, [getattr(arguments, name) for name in names], describe_content(arguments.input), models, mixes]
 
 
 @dataclass

@@ -215,7 +215,8 @@ def _read_json(file: str | Path) -> Iterator[CoreferenceDocument]:
                 raise TypeError("a word is not a text")
             num_words = sum(map(len, sentences))
             clusters = [
-                sorted((int(first), int(last) + 1) for first, last in cluster) for cluster in record.get("clusters", [])
+                sorted({(int(first), int(last) + 1) for first, last in cluster})
+                for cluster in record.get("clusters", [])
             ]
             for first, end in (span for cluster in clusters for span in cluster):
                 if not 0 <= first < end <= num_words:

@@ -10,6 +10,7 @@ Files may be compressed (`.gz` or `.zst`), or URLs:
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import dropwhile
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ def read_propositions(file: str | Path, word_column: str, column: str, *, labell
 def _read_columns(
     block: Sequence[tuple[int, str]], word_column: int, roleset_column: int, labelled: bool, file: str
 ) -> list[Proposition]:
-    lines = [(number, line) for number, line in block if not line.startswith("#") or "\t" in line]
+    lines = list(dropwhile(lambda numbered: numbered[1].startswith("#") and "\t" not in numbered[1], block))
     delimiter = "\t" if lines and "\t" in lines[0][1] else None
     rows = [line.split(delimiter) for _, line in lines]
     predicates = [

@@ -21,7 +21,8 @@ from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.host_copies import is_traced
 
 FORBIDDEN = -1e30
-"""Score of what is forbidden: its exponential is exactly 0, and sums and gradients remain finite, unlike with -inf."""
+"""Score of forbidden labels and transitions: its exponential is exactly 0, and sums and gradients remain finite, unlike
+with -inf."""
 
 
 class Constraints(NamedTuple):

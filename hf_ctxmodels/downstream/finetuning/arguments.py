@@ -65,7 +65,7 @@ class StartingModelArguments(ParsedChoices):
     )
     config_options: list[str] = flag((), "Configuration fields to change, as key=value.")
     task_name: str | None = flag(
-        None, "Task of a multi-task --model whose encoder and head are the start.", conflicts=("family",)
+        None, "Task of a multi-task --model whose encoder and head are the start.", conflicts=("family", "features")
     )
 
     @property
@@ -200,13 +200,13 @@ class FinetuningMethodArguments:
         None,
         "Keep the weights close to the pretrained ones: by a penalty, instead of weight decay, or by mixout.",
         {"l2": L2Options, "ewc": EwcOptions, "mixout": MixoutOptions},
-        conflicts=("family",),
+        conflicts=("family", "features"),
     )
     reinit: list[int | Literal["pooler", "head"]] = flag(
         (),
         "Re-initialise the top N layers (of an encoder-decoder, of the decoder), the `pooler` of the encoder, or the "
         "`head` of a checkpoint that was fine-tuned before; one or more of these.",
-        conflicts=("family",),
+        conflicts=("family", "features"),
     )
     disabled_heads: str | None = flag(
         None,

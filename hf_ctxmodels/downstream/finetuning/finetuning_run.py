@@ -304,7 +304,8 @@ def finetune(
     training, validation = read_examples(task, arguments)
     if arguments.language is not None:
         set_language(config, tokenizer, arguments.language, "--language")
-    check_tokenizer_matches_model(tokenizer, config, task_arguments.max_length, location=arguments.model or "--family")
+    location = arguments.model or ("--features" if arguments.features else "--family")
+    check_tokenizer_matches_model(tokenizer, config, task_arguments.max_length, location=location)
     prepare_for_tasks(tokenizer, task_arguments.max_length)
     task.set_token_fields(config, tokenizer)
     task.configure(config, training, validation)

@@ -29,7 +29,7 @@ class CtxTaskNetworkConfig(CtxConfig):
         mix_decay: Weight of the L2 penalty of the layer mixes, towards the average of the layers.
         feature_dropout: Dropout probability of the vectors.
         output_features: Concatenate the vectors to the states of the network before its output, too (Peters et al.
-            2018, section 3.3).
+            2018, section 3.3); unlike in the paper, with the same layer mixes as at its input.
         network: Name of the network, one of the head's `networks`; None for the first of them.
         network_options: Options of the network that differ from its defaults.
         max_characters_per_token: Bytes of a word, with its start and end; longer words are truncated.
@@ -110,7 +110,7 @@ class CtxTaskNetworkConfig(CtxConfig):
 
     @property
     def hidden_size(self) -> int:
-        """Width of the vectors of words."""
+        """Alias of `feature_size`, for code that reads the width of any model."""
         return self.feature_size
 
     @property
@@ -132,6 +132,6 @@ def encoder_entry(config: PreTrainedConfig, widths: Sequence[int], source: str) 
 def _as_dictionary(config: PreTrainedConfig) -> dict[str, Any]:
     values = config.to_diff_dict()
     values["model_type"] = config.model_type
-    for name in ("architectures", "auto_map", "_name_or_path"):
+    for name in ("architectures", "auto_map", "_name_or_path", "dtype"):  # the data type of the network applies
         values.pop(name, None)
     return values

@@ -21,12 +21,12 @@ from hf_ctxmodels.layers.recurrent.packing import PackedSequences, run_bidirecti
 from hf_ctxmodels.layers.recurrent.rnn import LSTM
 
 NO_ANTECEDENT = -1
-_DISTANCE_BOUNDS = (2, 3, 4, 5, 8, 16, 32, 64)  # lower bounds of the distances' classes 1, 2, ..., 8 (section 5)
+_DISTANCE_BOUNDS = (2, 3, 4, 5, 8, 16, 32, 64)  # lower bounds of the distances' classes 1, 2, ..., 8 (section 7)
 
 
 @dataclass(frozen=True)
 class CoreferenceOptions:
-    """Sizes of the network; the defaults are those of Lee et al. 2017, section 6.
+    """Sizes of the network; the defaults are those of Lee et al. 2017, section 7, except `max_antecedents`.
 
     Attributes:
         hidden_size: Width of each direction of the biLSTM.
@@ -299,7 +299,7 @@ def hidden_layers(size: int, num_further: int, dropout: float) -> nn.Sequential:
 
 
 def select_spans(scores: Tensor, limit: int) -> list[int]:
-    """Choose the spans with the highest scores such that none crosses another (Lee et al. 2017, section 4).
+    """Choose the spans with the highest scores such that none crosses another (Lee et al. 2017, section 5).
 
     Args:
         scores: (words, max_span_width) scores of spans by their first word and number of words, -inf for no span; on
@@ -329,7 +329,7 @@ def select_spans(scores: Tensor, limit: int) -> list[int]:
 
 def antecedent_loss(scores: Tensor, candidates: Tensor, clusters: Tensor, is_kept: Tensor) -> Tensor:
     """Summed negative log-likelihood in nats of all correct antecedents of each span (Lee et al. 2017, equation in
-    section 5).
+    section 6).
 
     Args:
         scores, candidates: (batch, spans, antecedents) scores and indices of antecedents.

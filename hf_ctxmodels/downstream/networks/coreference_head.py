@@ -57,5 +57,5 @@ class CtxTaskNetworkForCoreference(CtxTaskNetworkHeadModel):
             labels = validate_targets(labels, "labels")
         output = self.network(vectors, is_word, sentence_ids, labels, num_items_in_batch)
         if labels is not None:
-            output.loss = self.add_regularization(output.loss, outputs, labels, "labels", num_items_in_batch)
+            output.loss = self.finish_loss(output.loss, outputs, labels, "labels", num_items_in_batch)
         return output

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hf_ctxmodels.architectures.word_encoder import WordEncoder
+from hf_ctxmodels.core.adapter_support import is_adapter_parameter
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_model_and_tokenizer
 from hf_ctxmodels.downstream.networks.configuration import CtxTaskNetworkConfig, encoder_entry
@@ -42,6 +43,12 @@ def new_network(
     encoders = {}
     for name, source in sources.items():
         model, tokenizer = load_model_and_tokenizer(source, "AutoModel")
+        if any(is_adapter_parameter(key) for key, _ in model.named_parameters()):
+            raise CtxError(
+                "The features of a model with adapters are not supported.",
+                location=f"--features {name}={source}",
+                hint="merge the adapters into the model and save it.",
+            )
         encoders[name] = encoder_entry(model.config, WordEncoder(model, tokenizer).widths, source)
     config = make_config(CtxTaskNetworkConfig, {"encoders": encoders, **changes}, location="--config_options")
     tokenizer = CtxTaskNetworkTokenizer.from_words([], max_characters=config.max_characters_per_token)

@@ -90,7 +90,7 @@ class FeatureStack(nn.Module):
         self._models, self._pooling = list(models), pooling
         self._word_encoders: list[WordEncoder] = []
         self._vectors: list[dict[Any, Tensor]] = [{} for _ in models]  # sentence -> (words, layers, width)
-        self._free_bytes = cache_bytes
+        self._cache_bytes = self._free_bytes = cache_bytes
         for model in models:
             num_layers = len(model.layer_numbers)
             self.encoders.append(model.model)
@@ -101,9 +101,10 @@ class FeatureStack(nn.Module):
         self.register_load_state_dict_post_hook(lambda module, keys: module.clear_cache())
 
     def clear_cache(self) -> None:
-        """Forget the vectors of the frozen models, whose weights have changed."""
+        """Clear the cached vectors of the frozen models; call it after changing their weights."""
         for vectors in self._vectors:
             vectors.clear()
+        self._free_bytes = self._cache_bytes
 
     def set_tokenizers(self, tokenizers: Mapping[str, PreTrainedTokenizerBase], max_length: int | None = None) -> None:
         """Set the tokenizer of each model, by its name; raises CtxError as `WordEncoder`."""
@@ -162,12 +163,12 @@ class FeatureStack(nn.Module):
         device = next(self._models[0].model.parameters()).device
         vectors = []
         for index, (model, mix) in enumerate(zip(self._models, self.mixes, strict=True)):
-            layers = (self._train if model.trainable else self._look_up)(index, sentences, is_word)
-            layers = [layer.to(device) for layer in layers]
+            encode = self._encode_with_gradients if model.trainable else self._encode_frozen
+            layers = [layer.to(device) for layer in encode(index, sentences, is_word)]
             vectors.append(mix(layers, is_word.to(device)) if isinstance(mix, ScalarMix) else layers[0])
         return self.dropout(torch.cat(vectors, -1)), is_word.to(device)
 
-    def _train(self, index: int, sentences: Sequence[Sentence], is_word: Tensor) -> list[Tensor]:
+    def _encode_with_gradients(self, index: int, sentences: Sequence[Sentence], is_word: Tensor) -> list[Tensor]:
         """(batch, words, width) vectors of the layers of a model that is trained."""
         encoder = self._word_encoders[index]
         windows = align_words(encoder.tokenizer, sentences, encoder.max_length)
@@ -184,10 +185,11 @@ class FeatureStack(nn.Module):
             for layer, states in zip(layers, hidden_states, strict=True)
         ]
 
-    def _look_up(self, index: int, sentences: Sequence[Sentence], is_word: Tensor) -> list[Tensor]:
+    def _encode_frozen(self, index: int, sentences: Sequence[Sentence], is_word: Tensor) -> list[Tensor]:
         """(batch, words, width) vectors of the layers of a frozen model, on the CPU.
 
-        Sentences are encoded one at a time, so that vectors do not depend on the batch, to the last bit.
+        Sentences are encoded one at a time, so that vectors do not depend on the batch, to the last bit, unless `cache`
+        has computed them.
         """
         encoder, cached = self._word_encoders[index], self._vectors[index]
         vectors = torch.zeros(*is_word.shape, len(encoder.layers), encoder.hidden_size)

@@ -203,8 +203,8 @@ class ContextualFeatures(FeatureStack):
         max_length: int | None = None,
     ) -> None:
         opened = open_models(models)
-        model_layers = _one_for_each(layers, opened, "layers", (str, int))
-        are_trainable = _one_for_each(trainable, opened, "trainable", bool)
+        model_layers = _broadcast_to_models(layers, opened, "layers", (str, int))
+        are_trainable = _broadcast_to_models(trainable, opened, "trainable", bool)
         super().__init__(
             [
                 FeatureModel(name, model, WordEncoder(model, tokenizer).widths, *options)
@@ -218,7 +218,7 @@ class ContextualFeatures(FeatureStack):
         self.train()
 
 
-def _one_for_each(value: Any, models: Sequence[Any], name: str, scalar_type: Any) -> list[Any]:
+def _broadcast_to_models(value: Any, models: Sequence[Any], name: str, scalar_type: Any) -> list[Any]:
     """A value for each model, from one value or a sequence; raises CtxError for a sequence of another length."""
     values = [value] * len(models) if isinstance(value, scalar_type) else list(value)
     if len(values) != len(models):

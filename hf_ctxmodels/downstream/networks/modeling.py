@@ -18,7 +18,7 @@ from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.host_copies import host_copy
+from hf_ctxmodels.core.host_copies import host_copy, on_host
 from hf_ctxmodels.core.loading import load_pretrained
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.core.output_files import TOKENIZER_FILES
@@ -41,6 +41,7 @@ from hf_ctxmodels.heads.base import ItemCounts
 from hf_ctxmodels.heads.downstream import sequence_loss
 from hf_ctxmodels.layers.pooling import token_mask
 
+_HUB_ARGUMENTS = ("revision", "token", "cache_dir", "local_files_only", "force_download")
 TOKENIZERS_FOLDER = "features"
 """Folder of a saved network with a folder for the tokenizer of each model."""
 
@@ -58,11 +59,12 @@ class CtxTaskNetworkPreTrainedModel(CtxPreTrainedModel):
     def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
         """Load as in transformers, with the tokenizers of the models."""
         model, report = super().from_pretrained(*args, output_loading_info=True, **kwargs)
-        source = args[0] if args else kwargs["pretrained_model_name_or_path"]
+        source = args[0] if args else kwargs.get("pretrained_model_name_or_path")
         base_model: CtxTaskNetworkModel = model.base_model
-        if not base_model.stack.tokenizers:
-            names = base_model.stack.names
-            base_model.load_tokenizers({name: (source, f"{TOKENIZERS_FOLDER}/{name}") for name in names})
+        if source is not None and not base_model.stack.tokenizers:
+            folder = "/".join(filter(None, (kwargs.get("subfolder"), TOKENIZERS_FOLDER)))
+            locations = {name: (source, f"{folder}/{name}") for name in base_model.stack.names}
+            base_model.load_tokenizers(locations, **{key: kwargs[key] for key in _HUB_ARGUMENTS if key in kwargs})
         return (model, report) if output_loading_info else model
 
     def load_pretrained_components(self, missing: Set[str] | None = None) -> None:  # type: ignore[override]
@@ -99,11 +101,13 @@ class CtxTaskNetworkModel(CtxTaskNetworkPreTrainedModel):
         self.save_hooks = [_save_tokenizers]
         self.post_init()
 
-    def load_tokenizers(self, locations: Mapping[str, tuple[str | Path, str]]) -> None:
-        """Load the tokenizer of each model from a folder of a directory or Hub id; raises CtxError if one is
-        missing."""
+    def load_tokenizers(self, locations: Mapping[str, tuple[str | Path, str]], **options: Any) -> None:
+        """Load the tokenizer of each model from a folder of a directory or Hub id, with options of `from_pretrained`;
+        raises CtxError if one is missing."""
         tokenizers: dict[str, PreTrainedTokenizerBase] = {
-            name: load_pretrained(AutoTokenizer, source, f"the tokenizer of the model {name}", subfolder=folder)
+            name: load_pretrained(
+                AutoTokenizer, source, f"the tokenizer of the model {name}", subfolder=folder, **options
+            )
             for name, (source, folder) in locations.items()
         }
         self.stack.set_tokenizers(tokenizers)
@@ -154,7 +158,7 @@ class CtxTaskNetworkModel(CtxTaskNetworkPreTrainedModel):
         vectors, is_vector = self.stack(sentences)
         states = vectors.new_zeros(*is_word.shape, vectors.shape[-1])
         index = (torch.cat(rows).to(states.device), torch.cat(columns).to(states.device))
-        return BaseModelOutput(last_hidden_state=states.index_put(index, vectors[is_vector]))
+        return BaseModelOutput(last_hidden_state=states.index_put(index, vectors[is_vector]).to(self.dtype))
 
 
 class CtxTaskNetworkHeadModel(heads.HeadModel, CtxTaskNetworkPreTrainedModel):
@@ -200,6 +204,12 @@ class CtxTaskNetworkHeadModel(heads.HeadModel, CtxTaskNetworkPreTrainedModel):
         mix_penalty = self.config.mix_decay * self.base_model.stack.penalty()
         return mix_penalty if penalty is None else penalty + mix_penalty
 
+    def finish_loss(self, loss: Tensor, outputs: Any, targets: Tensor, name: str, num_items: ItemCounts) -> Tensor:
+        """Add the regularization terms, as `add_regularization`, and, for DDP, parameters of trained models that do not
+        contribute to the loss, such as a pooler."""
+        loss = self.add_regularization(loss, outputs, targets, name, num_items)
+        return self.with_unused_parameters(loss) if self.config.trainable_encoders else loss  # type: ignore[return-value]
+
     def output_vectors(self, vectors: Tensor) -> dict[str, Tensor]:
         """The argument `output_vectors` of the network, with `config.output_features`."""
         return {"output_vectors": vectors} if self.config.output_features else {}
@@ -236,12 +246,12 @@ class CtxTaskNetworkForSequenceClassification(CtxTaskNetworkHeadModel):
         outputs = self.encode(attention_mask=attention_mask, **inputs, **kwargs)
         vectors = outputs.last_hidden_state
         is_word = token_mask(vectors, attention_mask)
-        is_second = None if token_type_ids is None else is_word & (token_type_ids != 0)
+        is_second = None if token_type_ids is None else _second_text(is_word, token_type_ids)
         logits = self.network(vectors, is_word, is_second, **self.output_vectors(vectors))
         loss = None
         if labels is not None:
             loss = sequence_loss(self.config, logits, labels, num_items_in_batch)
-            loss = self.add_regularization(loss, outputs, labels, "labels", num_items_in_batch)
+            loss = self.finish_loss(loss, outputs, labels, "labels", num_items_in_batch)
         return SequenceClassifierOutput(loss=loss, logits=logits)
 
 
@@ -293,7 +303,7 @@ class CtxTaskNetworkForTokenClassification(CtxTaskNetworkHeadModel):
             **self.output_vectors(vectors),
         )
         if loss is not None and labels is not None:
-            loss = self.add_regularization(loss, outputs, labels, "labels", num_items_in_batch)
+            loss = self.finish_loss(loss, outputs, labels, "labels", num_items_in_batch)
         return TokenClassifierOutput(loss=loss, logits=logits)
 
 
@@ -342,19 +352,26 @@ class CtxTaskNetworkForQuestionAnswering(CtxTaskNetworkHeadModel):
         outputs = self.encode(attention_mask=attention_mask, **inputs, **kwargs)
         vectors = outputs.last_hidden_state
         is_word = token_mask(vectors, attention_mask)
-        is_context = is_word & (token_type_ids != 0)
+        is_context = _second_text(is_word, token_type_ids)
         scores = self.network(vectors, is_word, is_context, **self.output_vectors(vectors))
         logits = [scores.start_logits, scores.end_logits]
         if scores.no_answer_logits is not None:
             first_word = is_word.long().argmax(1, keepdim=True)
-            half = scores.no_answer_logits[:, None] / 2
+            half_logits = scores.no_answer_logits[:, None] / 2
             logits = [
-                position_logits.scatter(1, first_word, half.to(position_logits.dtype)) for position_logits in logits
+                position_logits.scatter(1, first_word, half_logits.to(position_logits.dtype))
+                for position_logits in logits
             ]
         loss = None
         if start_positions is not None and end_positions is not None:
             loss = answer_span_loss(scores, is_context, start_positions, end_positions, num_items_in_batch)
+            loss = self.finish_loss(loss, outputs, start_positions, "start_positions", num_items_in_batch)
         return QuestionAnsweringModelOutput(loss=loss, start_logits=logits[0], end_logits=logits[1])
+
+
+def _second_text(is_word: Tensor, token_type_ids: Tensor) -> Tensor:
+    """(batch, words) bool, the words with a type above 0."""
+    return on_host(lambda words, types: words & (types != 0), is_word, token_type_ids)
 
 
 def saved_tokenizer_files(directory: Path, config: PreTrainedConfig) -> list[str]:

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from transformers import initialization as init
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import check_range
 from hf_ctxmodels.core.host_copies import is_traced, on_host
 from hf_ctxmodels.core.inputs import check_rows, sequence_numbers
 from hf_ctxmodels.layers.biattention import Biattention, maxout_classifier
@@ -35,6 +37,10 @@ class EsimOptions:
 
     hidden_size: int = 300
     dropout: float = 0.5
+
+    def __post_init__(self) -> None:
+        check_range(self, "hidden_size", at_least=1)
+        check_range(self, "dropout", at_least=0, below=1)
 
 
 class Esim(nn.Module):
@@ -93,6 +99,10 @@ class DecomposableAttentionOptions:
     dropout: float = 0.2
     intra_attention: bool = False
 
+    def __post_init__(self) -> None:
+        check_range(self, "hidden_size", at_least=1)
+        check_range(self, "dropout", at_least=0, below=1)
+
 
 class DecomposableAttention(nn.Module):
     """Decomposable attention, without recurrence (Parikh et al. 2016, arXiv 1606.01933).
@@ -107,6 +117,8 @@ class DecomposableAttention(nn.Module):
     learned bias each, all others share one.
     """
 
+    initializes_itself = True
+
     def __init__(
         self, input_size: int, num_labels: int, options: DecomposableAttentionOptions, output_size: int = 0
     ) -> None:
@@ -116,12 +128,19 @@ class DecomposableAttention(nn.Module):
         self.projection = nn.Linear(input_size, width, bias=False)
         self.intra = self._layers(width, width, options.dropout) if options.intra_attention else None
         if options.intra_attention:
-            self.distance_bias = nn.Parameter(torch.zeros(2 * MAX_DISTANCE + 2))  # the first: distances above the limit
+            self.distance_bias = nn.Parameter(torch.empty(2 * MAX_DISTANCE + 2))  # the first: distances above the limit
+            self.reset_parameters()
         word_size = width * (2 if options.intra_attention else 1)
         self.attend = self._layers(word_size, width, options.dropout)
         self.compare = self._layers(2 * word_size, width, options.dropout)
         self.aggregate = self._layers(2 * width, width, options.dropout)
         self.output = nn.Linear(width, num_labels)
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Initialise the biases of distances to 0."""
+        if self.intra is not None:
+            init.zeros_(self.distance_bias)
 
     def _layers(self, input_size: int, width: int, dropout: float) -> LinearLayers:
         layers: list[nn.Module] = []
@@ -163,6 +182,10 @@ class BiattentiveOptions:
     maxout_pieces: int = 4
     dropout: float = 0.1
 
+    def __post_init__(self) -> None:
+        check_range(self, "hidden_size", "maxout_pieces", at_least=1)
+        check_range(self, "dropout", at_least=0, below=1)
+
 
 class BiattentiveNetwork(nn.Module):
     """Biattentive classification network of texts and pairs (McCann et al. 2017, arXiv 1708.00107, section 5)."""
@@ -196,6 +219,10 @@ class SentenceOptions:
     attention_hops: int = 0
     attention_size: int = 350
     dropout: float = 0.2
+
+    def __post_init__(self) -> None:
+        check_range(self, "hidden_size", "num_layers", "attention_size", at_least=1)
+        check_range(self, "dropout", at_least=0, below=1)
 
 
 class SentenceNetwork(nn.Module):

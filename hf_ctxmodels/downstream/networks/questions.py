@@ -10,6 +10,7 @@ from transformers import initialization as init
 
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import check_range
 from hf_ctxmodels.core.host_copies import host_copy, is_traced, on_host
 from hf_ctxmodels.downstream.networks.pairs import pack_texts
 from hf_ctxmodels.heads.base import ItemCounts, mean_over_targets, validate_sequence_targets
@@ -27,14 +28,19 @@ class AnswerSpanOptions:
     Attributes:
         hidden_size: Width of the GRUs per direction.
         dropout: Dropout rate of the inputs of linear layers and of GRUs, except the first one.
-        no_answer: Whether a question may be unanswerable, which adds a logit of no answer.
+        no_answer: Whether a question may be unanswerable, or a window of a long context lack the answer, which adds a
+            logit of no answer.
         no_answer_size: Width of the hidden layer that computes this logit.
     """
 
     hidden_size: int = 100
     dropout: float = 0.2
-    no_answer: bool = False
+    no_answer: bool = True
     no_answer_size: int = 80
+
+    def __post_init__(self) -> None:
+        check_range(self, "hidden_size", "no_answer_size", at_least=1)
+        check_range(self, "dropout", at_least=0, below=1)
 
 
 class AnswerSpanScores(NamedTuple):
@@ -94,6 +100,8 @@ class AnswerSpanNetwork(nn.Module):
             al. 2018, section 5.2); 0 for none.
     """
 
+    initializes_itself = True
+
     def __init__(self, input_size: int, options: AnswerSpanOptions, output_size: int = 0) -> None:
         super().__init__()
         width = 2 * options.hidden_size
@@ -103,7 +111,8 @@ class AnswerSpanNetwork(nn.Module):
         self.fusion = nn.Linear(4 * (width + output_size), width)
         self.modeling = GRU(width, options.hidden_size)
         self.self_attention = TrilinearAttention(width)
-        self.no_alignment = nn.Parameter(torch.full((1,), -1.0))
+        self.no_alignment = nn.Parameter(torch.empty(1))
+        self.reset_parameters()
         self.self_fusion = nn.Linear(3 * width, width)
         self.start_layer = GRU(width, options.hidden_size)
         self.start = nn.Linear(width, 1)
@@ -114,6 +123,11 @@ class AnswerSpanNetwork(nn.Module):
             self.summary = nn.Linear(width, 1, bias=False)
             size = options.no_answer_size
             self.no_answer = LinearLayers(nn.Linear(3 * width, size), nn.ReLU(), nn.Linear(size, 1))
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Initialise the bias that attends to nothing, to -1 as in the released code."""
+        init.constant_(self.no_alignment, -1.0)
 
     def forward(
         self, vectors: Tensor, is_word: Tensor, is_context: Tensor, output_vectors: Tensor | None = None
@@ -132,11 +146,11 @@ class AnswerSpanNetwork(nn.Module):
         question = on_host(lambda words, is_context: words & ~is_context, is_word, context)
         if not is_traced(vectors):
             _check_texts(question, context)
-        both = run_layer(self.encoder, vectors, pack_texts(vectors, is_word, context))
+        encoded = run_layer(self.encoder, vectors, pack_texts(vectors, is_word, context))
         if output_vectors is not None:
-            both = torch.cat([both, output_vectors.to(both.dtype)], -1)
+            encoded = torch.cat([encoded, output_vectors.to(encoded.dtype)], -1)
         packing = pack_texts(vectors, context)
-        states = self.dropout(linear(self.fusion, self._attend_to_question(both, question, context)).relu())
+        states = self.dropout(linear(self.fusion, self._attend_to_question(encoded, question, context)).relu())
         states = states + self._attend_to_context(run_layer(self.modeling, self.dropout(states), packing), context)
 
         start_states = run_layer(self.start_layer, self.dropout(states), packing)

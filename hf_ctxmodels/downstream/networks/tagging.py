@@ -52,7 +52,8 @@ class TaggingOptions:
 
     def __post_init__(self) -> None:
         check_range(self, "hidden_size", "num_layers", at_least=1)
-        check_range(self, "predicate_size", "dropout", at_least=0)
+        check_range(self, "predicate_size", at_least=0)
+        check_range(self, "dropout", at_least=0, below=1)
 
 
 class TaggingNetwork(nn.Module):

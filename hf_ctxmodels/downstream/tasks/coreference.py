@@ -2,6 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -70,7 +71,7 @@ class Coreference(Task[CoreferenceDocument]):
     def read_file(self, file: str) -> list[CoreferenceDocument]:
         """Read the windows of a file's documents; raises CtxError if no cluster has two mentions."""
         examples = [
-            CoreferenceDocument(window.name, window.sentences, [c for c in window.clusters if len(c) > 1], file)
+            replace(window, clusters=[cluster for cluster in window.clusters if len(cluster) > 1])
             for document in read_coreference(file)
             for window in document.windows(self.arguments.max_length)
         ]

@@ -11,7 +11,9 @@ import torch
 from commands import command_output, run_command
 from safetensors.torch import load_file
 from transformers import (
+    AutoConfig,
     AutoModel,
+    AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     AutoTokenizer,
@@ -232,6 +234,41 @@ def test_answers(sources: dict[str, str], no_answer: bool) -> None:
     torch.testing.assert_close(output.loss, torch.stack(losses).mean())
     with pytest.raises(CtxError, match="told apart by token_type_ids"):
         model(batch["input_ids"])
+
+
+def test_answers_with_trained_models(sources: dict[str, str]) -> None:
+    """The penalty of the mixes is part of the loss in training."""
+    changes = {"network_options": {"hidden_size": 8, "dropout": 0.0}, "feature_dropout": 0.0, "mix_decay": 0.5}
+    model, tokenizer = network(sources, "AutoModelForQuestionAnswering", ("bert",), **changes)
+    batch = tokenizer(["who saw"], [TEXTS[0]], return_tensors="pt")
+    targets = {"start_positions": torch.tensor([3]), "end_positions": torch.tensor([4])}
+    plain = model.train()(**batch, **targets).loss
+    mix = model.features.stack.mixes[0]
+    mix.weights.data.add_(2)  # the same shares of all layers
+    torch.testing.assert_close(model(**batch, **targets).loss - plain, 0.5 * mix.distance())
+
+
+def test_newly_initialised_weights(sources: dict[str, str], tmp_path: Path) -> None:
+    """Another head than the saved one has initial weights."""
+    model, tokenizer = network(sources, "AutoModelForTokenClassification", ("glove",))
+    for component in (model, tokenizer):
+        component.save_pretrained(tmp_path)
+    config = AutoConfig.from_pretrained(tmp_path)
+    config.network_options = {"hidden_size": 8}
+    answers = AutoModelForQuestionAnswering.from_pretrained(tmp_path, config=config)
+    assert answers.network.no_alignment.item() == -1
+    config.network, config.network_options = "decomposable_attention", {"hidden_size": 8, "intra_attention": True}
+    pairs = AutoModelForSequenceClassification.from_pretrained(tmp_path, config=config)
+    assert not pairs.network.distance_bias.any()
+
+
+def test_bfloat16(sources: dict[str, str], tmp_path: Path) -> None:
+    model, tokenizer = network(sources, "AutoModelForSequenceClassification", ("bert",), network="esim")
+    for component in (model, tokenizer):
+        component.save_pretrained(tmp_path)
+    half = AutoModelForSequenceClassification.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    batch = tokenizer(TEXTS[:2], TEXTS[2:], padding=True, return_tensors="pt")
+    torch.testing.assert_close(half(**batch).logits.float(), model.eval()(**batch).logits, atol=3e-2, rtol=5e-2)
 
 
 def test_errors(sources: dict[str, str]) -> None:

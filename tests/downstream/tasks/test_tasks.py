@@ -249,6 +249,8 @@ def test_candidates_of_a_query_are_ranked(tmp_path, tokenizer):
 OF_ONE_KIND = {
     "choice_columns": {"multiple-choice"},
     "doc_stride": {"question-answering"},
+    "span_beam_search": {"question-answering"},
+    "null_threshold": {"question-answering"},
     "max_answer_length": {"question-answering"},
     "both_orders": {"sequence-classification", "regression"},
     "text_columns": set(TASKS) - {"question-answering", "coreference"},
