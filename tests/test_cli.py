@@ -15,7 +15,7 @@ from commands import run_command
 
 import hf_ctxmodels_cli as cli
 from hf_ctxmodels.cli import finetune
-from hf_ctxmodels.core.command_line import parse_arguments
+from hf_ctxmodels.core.command_line import join_repeated, parse_arguments
 from hf_ctxmodels.core.cpu_threads import configure_threads
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.registry import get_family
@@ -167,12 +167,9 @@ def test_recipe_by_name(tmp_path, monkeypatch, name):
     assert parse_arguments(PretrainingArguments, LoopArguments, argv=flags)[0].family == "albert", "a file comes first"
 
 
-def test_repeated_list_flags(tmp_path):
-    """All values of a list flag count; they replace the values of a recipe."""
-    (tmp_path / "recipe.yaml").write_text("dataset: [other.txt]\n")
-    flags = ["--recipe", str(tmp_path / "recipe.yaml"), "--dataset", "a.txt", "--seed", "3", "--dataset=b.txt", "c.txt"]
-    arguments, loop = parse_arguments(PretrainingArguments, LoopArguments, argv=[*flags, "--output_dir", "out"])
-    assert (arguments.dataset, loop.seed, loop.output_dir) == (["a.txt", "b.txt", "c.txt"], 3, "out")
+def test_repeated_list_flags():
+    argv = ["--model", "a", "b", "--port=0", "--model=c", "--corpus", "d", "--model", "e"]
+    assert join_repeated(argv, {"model"}) == ["--model", "a", "b", "c", "e", "--port=0", "--corpus", "d"]
 
 
 def test_missing_recipe(tmp_path, monkeypatch):

@@ -7,11 +7,12 @@ sentences before the page starts.
 """
 
 import socket
+import sys
 from dataclasses import dataclass
 
 from hf_ctxmodels.analysis.sentences import read_sentences
 from hf_ctxmodels.analysis.word_arguments import short_names
-from hf_ctxmodels.core.command_line import parse_arguments
+from hf_ctxmodels.core.command_line import join_repeated, parse_arguments
 from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.devices import DeviceArguments
 from hf_ctxmodels.core.errors import CtxError, require_packages
@@ -39,7 +40,8 @@ class ExploreArguments:
 
 def main() -> None:
     """Open the models, encode the corpus, and serve the page until the command is interrupted."""
-    arguments, placement = parse_arguments(ExploreArguments, DeviceArguments, description=__doc__)
+    argv = join_repeated(sys.argv[1:], {"model"})
+    arguments, placement = parse_arguments(ExploreArguments, DeviceArguments, description=__doc__, argv=argv)
     require_packages("starlette", "uvicorn", extra="explore", location="hf-ctxmodels explore")
     import uvicorn
 

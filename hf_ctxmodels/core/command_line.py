@@ -95,7 +95,6 @@ def parse_arguments(
     parser = _make_parser(sections, description, essential)
     names = {action.dest for action in parser._actions} - {"help", "recipe"}
     argv = [_with_underscores(argument, names) for argument in (sys.argv[1:] if argv is None else argv)]
-    argv = _join_repeated(argv, {action.dest for action in parser._actions if action.nargs == "+"})
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     finder.add_argument("--recipe")
     recipe = finder.parse_known_args(argv)[0].recipe
@@ -125,8 +124,9 @@ def _check_flags(argv: Sequence[str], names: Collection[str], program: str) -> N
             raise CtxError(f"Unknown flag {flag}.", location=flag, hint=f"{similar}see `{program} --help`.")
 
 
-def _join_repeated(argv: Sequence[str], names: Collection[str]) -> list[str]:
-    """The command line with repeated list flags joined: `--model A --model B` as `--model A B`."""
+def join_repeated(argv: Sequence[str], names: Collection[str]) -> list[str]:
+    """The command line with these list flags joined, `--model A --model B` as `--model A B`; the last occurrence of
+    other flags replaces earlier ones."""
     groups: list[list[str]] = [[]]  # a flag and its values
     first_groups: dict[str, list[str]] = {}
     group = groups[0]

@@ -127,7 +127,9 @@ class TestOpening:
         logger = logging.get_logger("transformers.configuration_utils")
         with LoggingLevel(logging.WARNING), CaptureLogger(logger) as log:
             config = base_case.family.config.from_pretrained(exports.reference(base_case))
-        assert (log.out, config.model_type) == ("", base_case.family.config.model_type)
+        # UniLM's default query token, 103, is outside the tiny vocabulary; the warning appears once per process
+        warnings = [line for line in log.out.splitlines() if "query_token_id" not in line]
+        assert (warnings, config.model_type) == ([], base_case.family.config.model_type)
         fields = config.to_dict()
         differing = {"model_type", "architectures", "dtype", "transformers_version", *config.non_reference_fields}
         names = {name: config.reference_name(name) for name in fields.keys() - differing}
