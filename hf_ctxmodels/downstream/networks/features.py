@@ -68,7 +68,6 @@ class LayerEncoder:
     Attributes:
         layers: As in `embed_words`.
         mix: The weights of the layers with `layers="mix"`.
-        width: Width of the vectors.
     """
 
     def __init__(self, encoder: WordEncoder, layers: Layers, source: str) -> None:
@@ -80,19 +79,16 @@ class LayerEncoder:
                 location=source,
                 hint='use layers="last" or the number of a layer.',
             )
-        is_selection = layers not in ("all", "mix")
-        self.width = encoder.widths[encoder.layers[0]] if is_selection else encoder.widths[-1]
-        if layers == "all":
-            self.width = encoder.hidden_size
 
     @torch.no_grad()
     def select(self, vectors: Tensor) -> Tensor:
         """(words, layers, hidden) -> (words, width), or (words, layers, width) for all layers."""
         if self.layers == "all":
             return vectors
-        if self.mix is None:
-            return vectors[:, 0, : self.width]
         widths = self.encoder.widths
+        if self.mix is None:
+            [number] = self.encoder.layers
+            return vectors[:, 0, : widths[number]]
         return self.mix([vectors[None, :, layer, :width] for layer, width in enumerate(widths)])[0]
 
 
