@@ -13,9 +13,10 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from safetensors import safe_open
 from transformers import AutoConfig, PreTrainedConfig
 
-from hf_ctxmodels.downstream.multitask import CtxMultiTaskConfig, get_spec
+from hf_ctxmodels.downstream.multitask import CtxMultiTaskConfig
 from hf_ctxmodels.downstream.tasks import TASKS
 from hf_ctxmodels.downstream.tasks.metrics import metric_range
+from hf_ctxmodels.hub.specifications import get_spec
 from hf_ctxmodels.registry import head_class
 from hf_ctxmodels.spec import FamilySpec
 from hf_ctxmodels.training.summary import SUMMARY_FILE, TrainingSummary

@@ -16,7 +16,6 @@ from hf_ctxmodels.core.errors import CtxError, wrap_errors
 from hf_ctxmodels.core.output_files import check_output_directory, wrap_write_errors
 from hf_ctxmodels.downstream.adapters.adapter_checkpoints import add_saved_adapters
 from hf_ctxmodels.downstream.adapters.adapter_files import saved_adapter_files
-from hf_ctxmodels.downstream.multitask import get_spec
 from hf_ctxmodels.downstream.networks.modeling import saved_tokenizer_files
 from hf_ctxmodels.hub.card import (
     CURVE_FILE,
@@ -26,6 +25,7 @@ from hf_ctxmodels.hub.card import (
     published_summary,
     without_local_paths,
 )
+from hf_ctxmodels.hub.specifications import get_spec
 from hf_ctxmodels.spec import FamilySpec
 from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model
 from hf_ctxmodels.training.model_loading import check_source, load_config, load_model, load_tokenizer

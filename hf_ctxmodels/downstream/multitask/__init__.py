@@ -4,28 +4,21 @@ Multi-task models are not a family: layers, tokenizer and heads belong to the en
 returns a plain model of this family. They are registered in addition to the families.
 """
 
-from transformers import AutoConfig, AutoModel, PreTrainedConfig
+from transformers import AutoConfig, AutoModel
 
 from hf_ctxmodels.core.remote_code import RemoteCodeStub, register_remote_code
-from hf_ctxmodels.downstream import networks
 from hf_ctxmodels.downstream.multitask.configuration import CtxMultiTaskConfig
 from hf_ctxmodels.downstream.multitask.modeling import CtxMultiTaskModel
-from hf_ctxmodels.downstream.networks import CtxTaskNetworkConfig
 from hf_ctxmodels.registry import get_family
 from hf_ctxmodels.spec import FamilySpec
 
-__all__ = ["CtxMultiTaskConfig", "CtxMultiTaskModel", "get_spec", "register"]
+__all__ = ["CtxMultiTaskConfig", "CtxMultiTaskModel", "make_spec", "register"]
 
 _MODELS = {"AutoModel": CtxMultiTaskModel}
 
 
-def get_spec(config: PreTrainedConfig) -> FamilySpec:
-    """The family of a configuration; for a multi-task model, a specification with the encoder's tokenizer; for a task
-    network, its specification."""
-    if isinstance(config, CtxTaskNetworkConfig):
-        return networks.SPEC
-    if not isinstance(config, CtxMultiTaskConfig):
-        return get_family(config)
+def make_spec(config: CtxMultiTaskConfig) -> FamilySpec:
+    """The specification of a multi-task model, with the encoder's tokenizer."""
     family = get_family(config.encoder)
     return FamilySpec(
         name="multitask",
