@@ -1,6 +1,7 @@
 """Fine-tuning of a model on a task."""
 
 import inspect
+import json
 import random
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -8,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from accelerate import Accelerator
+from accelerate import Accelerator, PartialState
 from accelerate.utils import DistributedType
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -28,7 +29,13 @@ from hf_ctxmodels.downstream.finetuning.feature_cache import cache_features
 from hf_ctxmodels.downstream.finetuning.reinitialization import replace_label_weights
 from hf_ctxmodels.downstream.finetuning.task_evaluation import TaskEvaluation, learned_baseline_scores
 from hf_ctxmodels.downstream.finetuning.task_loss import TaskLoss
-from hf_ctxmodels.downstream.networks.creation import new_network, parse_features
+from hf_ctxmodels.downstream.networks.creation import (
+    NETWORK_LEARNING_RATE,
+    TRAINED_ENCODER_OPTIONS,
+    needs_network,
+    new_network,
+    parse_features,
+)
 from hf_ctxmodels.downstream.tasks import TASKS, Encoded, Task, TaskArguments
 from hf_ctxmodels.downstream.tasks.base import Collator
 from hf_ctxmodels.downstream.tasks.languages import set_language
@@ -43,6 +50,7 @@ from hf_ctxmodels.tokenizers.base import (
 from hf_ctxmodels.training.accelerator import make_accelerator
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.checkpoint_files import check_run_directory
+from hf_ctxmodels.training.defaults import with_default_rates
 from hf_ctxmodels.training.loop import TrainingLoop, TrainingResult
 from hf_ctxmodels.training.model_loading import (
     change_config,
@@ -64,6 +72,35 @@ from hf_ctxmodels.training.training_step import EpochIndexed
 
 # Fields that a resumed run may change, because the model's class, configuration and tokenizer are compared.
 UNCOMPARED_FIELDS = ("family", "config_options", "model", "task_name", "predictions_file")
+
+
+def network_arguments(
+    arguments: FinetuningArguments, loop_arguments: LoopArguments, task: Task[Any]
+) -> tuple[FinetuningArguments, LoopArguments] | None:
+    """The arguments of a task network on the last layer of `--model`, which is trained with it; None if the model has a
+    head for the task.
+
+    The model has the learning rate of its fine-tuning, and the network by default at least `NETWORK_LEARNING_RATE`.
+    """
+    source = arguments.model
+    if source is None or arguments.task_name is not None:
+        return None
+    config = load_config(source)
+    if not needs_network(config, task.auto_class):
+        return None
+    rate = with_default_rates(loop_arguments, config).learning_rate
+    if loop_arguments.head_learning_rate is None and isinstance(rate, float):
+        head_rate = max(rate, NETWORK_LEARNING_RATE)
+        loop_arguments = replace(loop_arguments, learning_rate=rate, head_learning_rate=head_rate)
+    options = [f"{name}={json.dumps(value)}" for name, value in TRAINED_ENCODER_OPTIONS.items()]
+    network = replace(
+        arguments, model=None, features=[f"encoder={source}"], config_options=[*options, *arguments.config_options]
+    )
+    print_status(
+        f"{source} has no head for {task.name}: it is trained with a task network on its last layer",
+        PartialState().is_main_process,
+    )
+    return network, loop_arguments
 
 
 def load_config_and_tokenizer(
@@ -300,6 +337,8 @@ def finetune(
     accelerator = make_accelerator(loop_arguments)
     task = TASKS[arguments.task](task_arguments)
     task.check_unused_arguments()
+    is_new_model = arguments.model is None
+    arguments, loop_arguments = network_arguments(arguments, loop_arguments, task) or (arguments, loop_arguments)
     config, tokenizer = load_config_and_tokenizer(arguments, task, require_family=make_setup is not None)
     training, validation = read_examples(task, arguments)
     if arguments.language is not None:
@@ -321,7 +360,7 @@ def finetune(
 
     # model, loss, fine-tuning methods
     if isinstance(loop_arguments, FinetuningLoopArguments):
-        loop_arguments = replace(loop_arguments, is_new_model=arguments.model is None)
+        loop_arguments = replace(loop_arguments, is_new_model=is_new_model)
     model = open_model(arguments, task, config, tokenizer)
     if task.replaced_labels and arguments.model is not None:
         replace_label_weights(model, loop_arguments.seed)

@@ -3,13 +3,28 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from transformers import PreTrainedConfig
+
 from hf_ctxmodels.architectures.word_encoder import WordEncoder
 from hf_ctxmodels.core.adapter_support import is_adapter_parameter
+from hf_ctxmodels.core.auto_classes import get_auto_class
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_model_and_tokenizer
 from hf_ctxmodels.downstream.networks.configuration import CtxTaskNetworkConfig, encoder_entry
 from hf_ctxmodels.downstream.networks.tokenization import CtxTaskNetworkTokenizer
 from hf_ctxmodels.training.model_loading import make_config
+
+TRAINED_ENCODER_OPTIONS = {"feature_layers": "last", "trainable_encoders": ["encoder"], "feature_dropout": 0.1}
+"""Fields of a network on the last layer of a model that is trained with it."""
+
+NETWORK_LEARNING_RATE = 1e-3
+"""Peak learning rate of a network whose encoder has the rate of fine-tuning."""
+
+
+def needs_network(config: PreTrainedConfig, auto_class: str) -> bool:
+    """Whether a model has no class for a task, and task networks have one."""
+    classes = get_auto_class(auto_class)._model_mapping
+    return type(config) not in classes and CtxTaskNetworkConfig in classes
 
 
 def parse_features(assignments: Sequence[str]) -> dict[str, str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from commands import command_output, run_command
-from transformers import AutoTokenizer
+from transformers import AutoModel, AutoTokenizer
 from zoo import tiny_config
 
 from hf_ctxmodels import AutoModelForCoreference, CtxError, CtxTaskNetworkForCoreference
@@ -87,6 +87,26 @@ def test_finetune_and_predict(sources: dict[str, str], tmp_path: Path, capsys: p
     assert "from hf_ctxmodels import AutoModelForCoreference\n" in (tmp_path / "repository" / "README.md").read_text()
 
 
+def test_a_model_without_a_head_is_trained_with_a_network(sources: dict[str, str], tmp_path: Path) -> None:
+    """`--model` becomes the trained encoder of a network, with a learning rate of its own."""
+    file = write_documents(tmp_path / "a.jsonl", 6, 0)
+    flags = {
+        "config_options": [f"network_options={json.dumps(OPTIONS)}"], "train_file": file, "validation_file": file,
+        "max_length": 40, "max_steps": 3, "learning_rate": 1e-4, "output_dir": tmp_path / "run",
+        "per_device_batch_size": 2,
+    }  # fmt: skip
+    output = command_output("finetune", "coreference", model=sources["bert"], **flags)
+    assert "conll_f1" in output
+    tuned = AutoModelForCoreference.from_pretrained(tmp_path / "run")
+    assert tuned.config.trainable_encoders == ["encoder"]
+    pretrained = AutoModel.from_pretrained(sources["bert"])
+    [encoder] = tuned.features.stack.encoders
+    name = "embeddings.word_embeddings.weight"
+    change = (encoder.state_dict()[name] - pretrained.state_dict()[name]).abs().max()
+    assert 0 < change < 4e-4
+    command_output("finetune", "coreference", model=tmp_path / "run", **{**flags, "output_dir": tmp_path / "run2"})
+
+
 def test_batches_equal_single_texts(sources: dict[str, str], tmp_path: Path) -> None:
     """On either padding side; the loss of a batch is the mean over its mentions."""
     config, tokenizer = new_network(
@@ -119,11 +139,7 @@ def test_batches_equal_single_texts(sources: dict[str, str], tmp_path: Path) -> 
     assert model.features.stack.encoders[0].embeddings.word_embeddings.weight.grad.any()
 
 
-def test_errors(sources: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = write_documents(tmp_path / "a.jsonl", 2, 0)
-    flags = {"train_file": file, "validation_file": file, "output_dir": tmp_path / "run", "max_length": 40}
-    assert run_command("finetune", "coreference", model=sources["bert"], **flags) == 2
-    assert "--features" in capsys.readouterr().err
+def test_output_features(sources: dict[str, str]) -> None:
     config, _ = new_network({"glove": sources["glove"]}, {"output_features": True})
     with pytest.raises(CtxError, match="no states before its output"):
         new_model("AutoModelForCoreference", config)
