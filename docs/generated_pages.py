@@ -333,8 +333,14 @@ def _label(path: Path) -> str:
 
 def _recipe_page() -> Pages:
     lines = []
-    headings = ("Recipes of the package", "Lists of tasks", "Behavioural tests", "Configurations of accelerate")
-    for heading, folder in zip(headings, ("recipes", "tasks", "behaviour", "accelerate"), strict=True):
+    headings = {
+        "recipes": "Recipes of the package",
+        "tasks": "Lists of tasks",
+        "text2text": "Tasks as text",
+        "behaviour": "Behavioural tests",
+        "accelerate": "Configurations of accelerate",
+    }
+    for folder, heading in headings.items():
         paths = sorted(packaged_folder(folder).glob("*.yaml"))
         lines += [
             f"## {heading}",

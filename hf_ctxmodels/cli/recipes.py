@@ -1,4 +1,4 @@
-"""List the packaged recipes, task lists, behavioural tests and configurations for `accelerate launch`.
+"""List the packaged recipes, task lists, tasks as text, behavioural tests and configurations for `accelerate launch`.
 
 hf-ctxmodels pretrain --recipe NAME ...
 accelerate launch --config_file FILE -m hf_ctxmodels pretrain --recipe NAME ...
@@ -14,11 +14,13 @@ from hf_ctxmodels.core.command_line import packaged_folder, parse_arguments
 def main() -> None:
     """Print a line for each file."""
     parse_arguments(description=__doc__)
-    recipes, tasks, suites = map(packaged_folder, ("recipes", "tasks", "behaviour"))
+    recipes, tasks, texts, suites = map(packaged_folder, ("recipes", "tasks", "text2text", "behaviour"))
     lines = [f"Recipes, by name (--recipe NAME), in {recipes}:"]
     lines += [_summary_line(path) for path in sorted(recipes.glob("*.yaml"))]
     lines += ["", f"Lists of tasks, by name (finetune multitask --tasks NAME --tasks_folder DATA), in {tasks}:"]
     lines += [_summary_line(path) for path in sorted(tasks.glob("*.yaml"))]
+    lines += ["", f"Tasks as text, by name of the file or of one of its tasks, in {texts}:"]
+    lines += [_summary_line(path) for path in sorted(texts.glob("*.yaml"))]
     lines += ["", f"Behavioural tests, by name (analyze behaviour --suite NAME), in {suites}:"]
     lines += [_summary_line(path) for path in sorted(suites.glob("*.yaml"))]
     lines += ["", "Configurations for several processes (accelerate launch --config_file FILE -m hf_ctxmodels ...):"]

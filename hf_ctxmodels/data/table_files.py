@@ -43,14 +43,14 @@ class TaggedSentence:
     location: str
 
 
-def read_table(file: str | Path, columns: Sequence[str]) -> list[Row]:
-    """The selected columns of a CSV, TSV or JSONL file, as rows in file order.
+def read_table(file: str | Path, columns: Sequence[str], suffix: str | None = None) -> list[Row]:
+    """The selected columns of a CSV, TSV or JSONL file, as rows in file order. `suffix` replaces the file's suffix.
 
     Columns are names of the header line or JSON keys, or numbers (1 is the first) for a file without a header. Raises
     CtxError for an unknown format, a missing column, a line with another number of columns, or invalid JSON.
     """
     rows = []
-    suffix = file_suffix(file)
+    suffix = suffix or file_suffix(file)
     if suffix == ".jsonl":
         for record, location in read_json_lines(file):
             for column in columns:
@@ -123,7 +123,8 @@ def _column_index(column: str, names: Sequence[str], file: object) -> int:
         raise CtxError(
             f"No column {column!r}. The columns are: {', '.join(map(repr, names))}.",
             location=str(file),
-            hint="set --text_columns and --label_column; for a file without a header use numbers (1 = first).",
+            hint="select other columns (--text_columns, --label_column); in a file without a header use numbers (1 = "
+            "first).",
         )
     return list(names).index(column)
 

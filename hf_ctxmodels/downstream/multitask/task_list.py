@@ -12,17 +12,12 @@ tasks:
 """
 
 import math
-from collections.abc import Collection
-from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, get_type_hints
-
-import yaml
+from typing import get_type_hints
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import did_you_mean
-from hf_ctxmodels.data.text_files import read_text
+from hf_ctxmodels.core.yaml_mapping import YamlMapping
 from hf_ctxmodels.downstream.tasks import TASKS
 from hf_ctxmodels.downstream.tasks.base import TaskArguments, check_unused_arguments
 
@@ -94,24 +89,16 @@ def read_task_list(file: str | Path, defaults: TaskArguments, folder: str | Path
             location=str(file),
             hint="use the path of a YAML file, or the name of a task list that `hf-ctxmodels recipes` shows.",
         )
-    try:
-        root = yaml.compose(read_text(file), Loader=yaml.SafeLoader)
-    except (yaml.YAMLError, RecursionError) as error:
-        raise CtxError(
-            f"The task list is not valid YAML: {error}.", location=str(file), hint="see the example."
-        ) from error
-    if root is None:
-        raise CtxError("The task list file is empty.", location=str(file), hint="see the example.")
-    entries = _Mapping(file, root, "a task list", ("tasks", "sampling", "temperature", "folder"))
+    entries = YamlMapping.from_file(file, "task list", ("tasks", "sampling", "temperature", "folder"))
     base_folder = Path(folder if folder is not None else entries.value("folder", str, "."))
-    tasks = _Mapping(file, entries.nodes["tasks"], "`tasks`") if "tasks" in entries.nodes else None
+    tasks = YamlMapping(file, entries.nodes["tasks"], "`tasks`") if "tasks" in entries.nodes else None
     if tasks is None or not tasks.nodes:
         raise CtxError("The task list is empty.", location=str(file), hint="write tasks: and a name for each below it.")
     argument_names = {name for kind in KINDS for name in TASKS[kind].argument_names}
     check_unused_arguments(defaults, argument_names, "No task of a task list uses it.")
     listed = []
     for name, node in tasks.nodes.items():
-        entry = _Mapping(file, node, f"the task {name}", _TASK_KEYS | _COLUMNS)
+        entry = YamlMapping(file, node, f"the task {name}", _TASK_KEYS | _COLUMNS)
         listed.append(_parse_task(entry, name, tasks.location(name, "task "), defaults, base_folder))
     has_temperature = "temperature" in entries.nodes
     sampling = entries.value("sampling", str, "temperature" if has_temperature else "proportional")
@@ -131,7 +118,7 @@ def read_task_list(file: str | Path, defaults: TaskArguments, folder: str | Path
     return TaskList(tuple(listed), sampling, temperature)
 
 
-def _parse_task(entry: "_Mapping", name: str, location: str, defaults: TaskArguments, folder: Path) -> ListedTask:
+def _parse_task(entry: YamlMapping, name: str, location: str, defaults: TaskArguments, folder: Path) -> ListedTask:
     if missing := [key for key in ("kind", "train_file", "validation_file") if key not in entry.nodes]:
         raise CtxError(f"The task {name} has no {' and no '.join(missing)}.", location=location, hint="add it.")
     hints = get_type_hints(ListedTask) | get_type_hints(TaskArguments)
@@ -167,54 +154,3 @@ def _parse_task(entry: "_Mapping", name: str, location: str, defaults: TaskArgum
             hint="remove the line.",
         )
     return ListedTask(name=name, location=location, arguments=replace(defaults, **columns), **values)
-
-
-class _Mapping:
-    """A YAML mapping, whose errors name the file, line and key; `keys` are the allowed keys, or empty for any."""
-
-    def __init__(self, file: str | Path, node: yaml.Node, description: str, keys: Collection[str] = ()) -> None:
-        if not isinstance(node, yaml.MappingNode):
-            raise CtxError(
-                f"Expected keys and values in {description}.",
-                location=f"{file}:{node.start_mark.line + 1}",
-                hint="write `key: value`.",
-            )
-        self._file, self._lines = file, dict[str, int]()
-        self.nodes: dict[str, yaml.Node] = {}
-        for key_node, value_node in node.value:
-            key, line = key_node.value, key_node.start_mark.line + 1
-            if key in self.nodes:
-                raise CtxError(
-                    f"{key!r} occurs twice in {description}, first in line {self._lines[key]}.",
-                    location=f"{file}:{line}",
-                    hint="remove one of them.",
-                )
-            self.nodes[key], self._lines[key] = value_node, line
-            if keys and key not in keys:
-                raise CtxError(
-                    f"Unknown key {key!r} in {description}.",
-                    location=self.location(key),
-                    hint=f"{did_you_mean(key, keys)}Use one of {', '.join(sorted(keys))}.",
-                )
-
-    def location(self, key: str, prefix: str = "") -> str:
-        """`file:line, key` of a key."""
-        return f"{self._file}:{self._lines[key]}, {prefix}{key}"
-
-    def value(self, key: str, hint: Any, default: Any = None) -> Any:
-        """The value of a key, converted to a type; raises CtxError if it has another type."""
-        if key not in self.nodes:
-            return default
-        value = yaml.SafeLoader("").construct_object(self.nodes[key], deep=True)
-        types = {type_ for type_ in getattr(hint, "__args__", (hint,)) if type_ is not type(None)}
-        if str in types and not isinstance(value, bool) and value is not None:
-            value = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-        if float in types and isinstance(value, int | str) and not isinstance(value, bool):
-            with suppress(ValueError, OverflowError):
-                value = float(value)  # YAML reads 1e-4 as a string
-        if type(value) not in types and not (value is None and types != {hint}):
-            type_names = " or ".join(sorted(type_.__name__ for type_ in types))
-            raise CtxError(
-                f"{key} is {value!r}, expected type {type_names}.", location=self.location(key), hint="correct it."
-            )
-        return value

@@ -1,0 +1,93 @@
+"""YAML files of keys and values, with errors that name the file, the line and the key."""
+
+from collections.abc import Collection
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import did_you_mean
+from hf_ctxmodels.core.loading import read_utf8
+
+
+class YamlMapping:
+    """A YAML mapping, whose errors name the file, line and key.
+
+    Args:
+        file: For error messages.
+        node: The mapping.
+        description: For error messages, "the task rte".
+        keys: The allowed keys, or empty for any.
+    """
+
+    def __init__(self, file: str | Path, node: yaml.Node, description: str, keys: Collection[str] = ()) -> None:
+        if not isinstance(node, yaml.MappingNode):
+            raise CtxError(
+                f"Expected keys and values in {description}.",
+                location=f"{file}:{node.start_mark.line + 1}",
+                hint="write `key: value`.",
+            )
+        self._file, self._lines = file, dict[str, int]()
+        self.nodes: dict[str, yaml.Node] = {}
+        for key_node, value_node in node.value:
+            key, line = key_node.value, key_node.start_mark.line + 1
+            if key in self.nodes:
+                raise CtxError(
+                    f"{key!r} occurs twice in {description}, first in line {self._lines[key]}.",
+                    location=f"{file}:{line}",
+                    hint="remove one of them.",
+                )
+            self.nodes[key], self._lines[key] = value_node, line
+            if keys and key not in keys:
+                raise CtxError(
+                    f"Unknown key {key!r} in {description}.",
+                    location=self.location(key),
+                    hint=f"{did_you_mean(key, keys)}Use one of {', '.join(sorted(keys))}.",
+                )
+
+    @classmethod
+    def from_file(cls, file: str | Path, description: str, keys: Collection[str] = ()) -> "YamlMapping":
+        """The mapping of a file; raises CtxError if it cannot be read, is not valid YAML, or has other keys.
+
+        Args:
+            description: The kind of file without an article, "task list".
+            keys: The allowed keys, or empty for any.
+        """
+        try:
+            root = yaml.compose(read_utf8(file), Loader=yaml.SafeLoader)
+        except (yaml.YAMLError, RecursionError) as error:
+            raise CtxError(
+                f"The {description} is not valid YAML: {error}.", location=str(file), hint="see the example."
+            ) from error
+        if root is None:
+            raise CtxError(f"The {description} file is empty.", location=str(file), hint="see the example.")
+        return cls(file, root, f"a {description}", keys)
+
+    def location(self, key: str, prefix: str = "") -> str:
+        """`file:line, key` of a key."""
+        return f"{self._file}:{self._lines[key]}, {prefix}{key}"
+
+    def value(self, key: str, hint: Any, default: Any = None) -> Any:
+        """The value of a key, converted to a type; raises CtxError if it has another type."""
+        if key not in self.nodes:
+            return default
+        value = yaml.SafeLoader("").construct_object(self.nodes[key], deep=True)
+        types = {type_ for type_ in getattr(hint, "__args__", (hint,)) if type_ is not type(None)}
+        if str in types and not isinstance(value, bool) and value is not None:
+            value = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+        if float in types and isinstance(value, int | str) and not isinstance(value, bool):
+            with suppress(ValueError, OverflowError):
+                value = float(value)  # YAML reads 1e-4 as a string
+        if type(value) not in types and not (value is None and types != {hint}):
+            type_names = " or ".join(sorted(type_.__name__ for type_ in types))
+            raise CtxError(
+                f"{key} is {value!r}, expected type {type_names}.", location=self.location(key), hint="correct it."
+            )
+        return value
+
+    def text(self, key: str) -> Any:
+        """The value of a key with its numbers and booleans as they are written: a text, or lists and mappings of
+        texts."""
+        return yaml.BaseLoader("").construct_object(self.nodes[key], deep=True)

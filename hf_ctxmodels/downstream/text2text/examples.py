@@ -1,0 +1,103 @@
+"""Examples of tasks as text, and templates with the fields of rows."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from string import Formatter
+from typing import Any
+
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.data.table_files import Row
+
+
+@dataclass(frozen=True)
+class TextExample:
+    """An example of a task as text.
+
+    Attributes:
+        input: The source text.
+        target: The target text in training.
+        targets: All accepted references.
+        label: Index of the target in `choices`, number, or for a referent whether it is correct (0 or 1); None for free
+            text.
+        choices: The label strings, or the choices of this example; empty for free text.
+        location: `file:line`.
+        group: Examples that are scored together, such as the answers of a question of MultiRC.
+    """
+
+    input: str
+    target: str
+    targets: tuple[str, ...]
+    label: int | float | None
+    choices: tuple[str, ...]
+    location: str
+    group: str | None = None
+
+
+class Template:
+    """A text with fields in braces, `{{` and `}}` for braces. `{entities:, }` joins a list by a comma and a space;
+    without a separator, by a space."""
+
+    def __init__(self, text: str, location: str) -> None:
+        try:
+            self._parts = [(literal, name, spec) for literal, name, spec, _ in Formatter().parse(text)]
+        except ValueError as error:
+            raise CtxError(
+                f"Not a template: {text!r}: {error}.", location=location, hint="write {{ and }} for braces."
+            ) from error
+        if any(name == "" for _, name, _ in self._parts):
+            raise CtxError(f"A field of {text!r} has no name.", location=location, hint="write {name}.")
+        self.text = text
+        self.fields = tuple(dict.fromkeys(name for _, name, _ in self._parts if name is not None))
+
+    @property
+    def only_field(self) -> str | None:
+        """The field, if the template consists of one field without a separator."""
+        return self.fields[0] if len(self._parts) == 1 and self._parts[0] == ("", self.fields[0], "") else None
+
+    def render(self, row: Row) -> str:
+        """The text with the values of a row; raises CtxError if a field is missing or null."""
+        texts = []
+        for literal, name, separator in self._parts:
+            texts.append(literal)
+            if name is not None:
+                value = field_value(row, name)
+                values = value if isinstance(value, list) else [value]
+                texts.append((separator or " ").join(map(value_text, values)))
+        return "".join(texts)
+
+
+def field_value(row: Row, name: str) -> Any:
+    """A value of a row; raises CtxError if it is missing, null or an object."""
+    require_field(row, name)
+    value = row.values[name]
+    if value is None or isinstance(value, dict) or (isinstance(value, list) and any(v is None for v in value)):
+        raise CtxError(
+            f"The field {name!r} is {str(value)[:80]}, expected a text, a number or a list.",
+            location=row.location,
+            hint="correct the line, or use another field.",
+        )
+    return value
+
+
+def select_rows(rows: Sequence[Row], conditions: Mapping[str, str]) -> Iterator[Row]:
+    """The rows whose fields have these values; raises CtxError for a missing field."""
+    for row in rows:
+        for field in conditions:
+            require_field(row, field)
+        if all(value_text(row.values[field]) == value for field, value in conditions.items()):
+            yield row
+
+
+def require_field(row: Row, field: str) -> None:
+    """Raise CtxError if a row lacks a field."""
+    if field not in row.values:
+        raise CtxError(
+            f"No field {field!r}. The fields are: {', '.join(row.values)}.",
+            location=row.location,
+            hint="correct the template, or the file.",
+        )
+
+
+def value_text(value: Any) -> str:
+    """A value as it is written in YAML: `true`, `0`, `entailment`."""
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,186 @@
+"""Metrics of generated texts, by the names in a task's entry.
+
+Predictions are the results of `TextTask.parse`. An unknown output, None, counts as wrong: it is never equal to a label,
+the other label for the F1 of two labels, -1 for a number and an empty text otherwise (Raffel et al. 2020, section 2.4,
+and its released code).
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hf_ctxmodels.downstream.tasks import metrics, text_metrics
+from hf_ctxmodels.downstream.text2text.examples import TextExample
+
+Examples = Sequence[TextExample]
+Scores = dict[str, float]
+
+UNKNOWN_NUMBER = -1.0
+_DETERMINERS = {
+    *("a", "an", "few", "her", "his", "each", "every", "many", "much", "my", "our", "some", "that", "the", "their"),
+    *("these", "this", "those", "which", "whose", "your"),
+}
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric of parsed outputs.
+
+    Attributes:
+        function: (examples, predictions) -> names and values.
+        kinds: Kinds of tasks, and "referent".
+        is_binary: Whether it needs two labels.
+        needs_group: Whether it needs groups of examples.
+    """
+
+    function: Callable[[Examples, Sequence[Any]], Scores]
+    kinds: tuple[str, ...]
+    is_binary: bool = False
+    needs_group: bool = False
+
+
+def refers_to(output: str, referent: str) -> int | None:
+    """1 if an output names a referent, else 0; None if it is empty.
+
+    Case and determiners are ignored, and the words of one must be a subset of the words of the other; a possessive
+    matches only a possessive (T5's evaluation of WSC).
+
+    >>> refers_to("the councilmen", "The city councilmen"), refers_to("Bob", "Bob's mother")
+    (1, 0)
+    """
+    output_words, referent_words = (
+        {word for word in text.lower().split() if word not in _DETERMINERS} for text in (output, referent)
+    )
+    if not output_words:
+        return None
+    if ("'" in output) != ("'" in referent):
+        return 0
+    return int(output_words <= referent_words or referent_words <= output_words)
+
+
+def _accuracy(examples: Examples, predictions: Sequence[Any]) -> Scores:
+    matches = [prediction == example.label for example, prediction in zip(examples, predictions, strict=True)]
+    return {"accuracy": sum(matches) / len(matches)}
+
+
+def _f1(examples: Examples, predictions: Sequence[Any]) -> Scores:
+    """F1 of the second label, of two."""
+    references = [int(example.label or 0) for example in examples]
+    labels = [
+        1 - reference if prediction is None else prediction
+        for prediction, reference in zip(predictions, references, strict=True)
+    ]
+    return {"f1": metrics.macro_f1(labels, references, [1])}
+
+
+def _f1_macro(examples: Examples, predictions: Sequence[Any]) -> Scores:
+    references = [int(example.label or 0) for example in examples]
+    labels = sorted({*references, *predictions} - {None})
+    return {"f1_macro": metrics.macro_f1(_without_none(predictions), references, labels)}
+
+
+def _matthews_correlation(examples: Examples, predictions: Sequence[Any]) -> Scores:
+    references = [int(example.label or 0) for example in examples]
+    scores = metrics.classification_scores(_without_none(predictions), references, num_labels=2)
+    return {"matthews_correlation": scores["matthews_correlation"]}
+
+
+def _group_exact_match(examples: Examples, predictions: Sequence[Any]) -> Scores:
+    """Share of groups whose labels are all correct."""
+    groups: dict[str | None, list[bool]] = defaultdict(list)
+    for example, prediction in zip(examples, predictions, strict=True):
+        groups[example.group].append(prediction == example.label)
+    return {"group_exact_match": float(np.mean([all(matches) for matches in groups.values()]))}
+
+
+def _regression_score(name: str) -> Metric:
+    def score(examples: Examples, predictions: Sequence[Any]) -> Scores:
+        numbers = [UNKNOWN_NUMBER if prediction is None else prediction for prediction in predictions]
+        return {name: metrics.regression_scores(numbers, [float(example.label or 0) for example in examples])[name]}
+
+    return Metric(score, ("number",))
+
+
+def _exact_match(examples: Examples, predictions: Sequence[Any]) -> Scores:
+    return _best_reference(text_metrics.exact_match, examples, predictions)
+
+
+def _rouge(examples: Examples, predictions: Sequence[Any]) -> Scores:
+    return _best_reference(text_metrics.rouge, examples, predictions)
+
+
+def _best_reference(metric: Callable[..., Scores], examples: Examples, predictions: Sequence[Any]) -> Scores:
+    """Mean over examples of the best value over the references."""
+    scores: dict[str, list[float]] = defaultdict(list)
+    for example, text in zip(examples, _texts(predictions), strict=True):
+        values = [metric([text], [reference]) for reference in example.targets]
+        for name in values[0]:
+            scores[name].append(max(value[name] for value in values))
+    return {name: float(np.mean(values)) for name, values in scores.items()}
+
+
+def _bleu(examples: Examples, predictions: Sequence[Any]) -> Scores:
+    """BLEU with the first reference."""
+    return text_metrics.bleu(_texts(predictions), [example.targets[0] for example in examples])
+
+
+def _squad(examples: Examples, predictions: Sequence[Any]) -> Scores:
+    return metrics.squad_scores(_texts(predictions), [example.targets for example in examples])
+
+
+def _entities(examples: Examples, predictions: Sequence[Any]) -> Scores:
+    """Entity F1 of BIO tags separated by spaces."""
+    references, tags = _tags(examples, predictions)
+    return metrics.entity_scores(tags, references)
+
+
+def _tag_accuracy(examples: Examples, predictions: Sequence[Any]) -> Scores:
+    references, tags = _tags(examples, predictions)
+    return {
+        "tag_accuracy": metrics.accuracy([tag for row in tags for tag in row], [t for row in references for t in row])
+    }
+
+
+def _tags(examples: Examples, predictions: Sequence[Any]) -> tuple[list[list[str]], list[list[str]]]:
+    """The tags of the targets, and as many predicted tags: `O` follows if there are fewer words in an output, and
+    further ones are left out."""
+    references = [example.target.split() for example in examples]
+    outputs = [text.split() for text in _texts(predictions)]
+    return references, [
+        (tags + ["O"] * len(reference))[: len(reference)] for tags, reference in zip(outputs, references, strict=True)
+    ]
+
+
+def _texts(predictions: Sequence[Any]) -> list[str]:
+    return ["" if prediction is None else prediction for prediction in predictions]
+
+
+def _without_none(predictions: Sequence[Any]) -> list[int]:
+    return [-1 if prediction is None else prediction for prediction in predictions]
+
+
+METRICS: dict[str, Metric] = {
+    "accuracy": Metric(_accuracy, ("classification", "referent")),
+    "f1": Metric(_f1, ("classification",), is_binary=True),
+    "f1_macro": Metric(_f1_macro, ("classification",)),
+    "matthews_correlation": Metric(_matthews_correlation, ("classification",)),
+    "group_exact_match": Metric(_group_exact_match, ("classification",), needs_group=True),
+    "pearsonr": _regression_score("pearsonr"),
+    "spearmanr": _regression_score("spearmanr"),
+    "mse": _regression_score("mse"),
+    "exact_match": Metric(_exact_match, ("text",)),
+    "rouge": Metric(_rouge, ("text",)),
+    "bleu": Metric(_bleu, ("text",)),
+    "squad": Metric(_squad, ("text",)),
+    "entities": Metric(_entities, ("text",)),
+    "tag_accuracy": Metric(_tag_accuracy, ("text",)),
+}
+
+DEFAULT_METRICS = {
+    "classification": ("accuracy",),
+    "number": ("pearsonr", "spearmanr"),
+    "text": ("exact_match",),
+}

@@ -1,0 +1,460 @@
+"""Tasks as text (Raffel et al. 2020, section 2.4): an entry of a YAML file makes inputs and targets of a file's rows,
+and labels or numbers of a model's outputs.
+
+tasks:
+  sst2:
+    file: {train: SST-2/train.tsv.gz, validation: SST-2/dev.tsv}
+    input: "sst2 sentence: {sentence}"
+    target: "{label}"
+    labels: {0: negative, 1: positive}
+    metrics: [accuracy]
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from fractions import Fraction
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from hf_ctxmodels.core.command_line import packaged_folder
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import did_you_mean
+from hf_ctxmodels.core.yaml_mapping import YamlMapping
+from hf_ctxmodels.data.table_files import Row, parse_number
+from hf_ctxmodels.downstream.text2text.examples import Template, TextExample, field_value, select_rows, value_text
+from hf_ctxmodels.downstream.text2text.metrics import DEFAULT_METRICS, METRICS, refers_to
+from hf_ctxmodels.downstream.text2text.readers import FORMATS, RowRequest, read_rows
+
+Kind = Literal["classification", "number", "text"]
+
+
+@dataclass(frozen=True)
+class TextTask:
+    """A task as text.
+
+    The target is free text, unless there are `labels` (classification) or a step `round` (number).
+
+    Args:
+        name: Name of the task.
+        input: Template of the input, with a prefix that names the task.
+        target: Template of the target. With `labels` or `round` it is one field, the label or number. A field with a
+            list has several accepted references, and the first is the target.
+        files: Files by split, "train" and "validation" at least for training.
+        format: A key of `FORMATS`; None for the suffix of the file.
+        labels: Label strings by the values of the target field, which may have fields of their own; or a field with the
+            list of an example's choices, whose index (from 0) or text is the value of the target field.
+        choices: A field with a list of texts from which the target is chosen if outputs are ranked.
+        round: The step of numbers, 0.2 for STS-B.
+        no_answer: The target if a list of references is empty; None: it must not be.
+        label: A field that is true if the target is the referent of the pronoun, for `postprocess: referent`.
+        group: Template of `TextExample.group`.
+        train_filter: Values of fields; the rows of the training split without them are left out.
+        expand: See `RowRequest.expand`.
+        one_per_reference: Whether each reference is an example of the training split.
+        strip_tags: Whether tags such as `<br>` are removed from the inputs.
+        postprocess: "referent" (WSC) or None.
+        metrics: Keys of `METRICS`; empty for those of the kind.
+        location: `file:line` of the entry.
+    """
+
+    name: str
+    input: str
+    target: str
+    files: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    format: str | None = None
+    labels: Mapping[str, str] | str | None = None
+    choices: str | None = None
+    round: float | None = None
+    no_answer: str | None = None
+    label: str | None = None
+    group: str | None = None
+    train_filter: Mapping[str, str] = field(default_factory=dict)
+    expand: str = ""
+    one_per_reference: bool = False
+    strip_tags: bool = False
+    postprocess: str | None = None
+    metrics: tuple[str, ...] = ()
+    location: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.metrics:
+            object.__setattr__(self, "metrics", DEFAULT_METRICS[self.kind])
+        self._validate()
+
+    @property
+    def kind(self) -> Kind:
+        """The kind of the targets."""
+        return "classification" if self.labels is not None else "number" if self.round is not None else "text"
+
+    @classmethod
+    def from_yaml(cls, file: str | Path, folder: str | Path | None = None) -> dict[str, "TextTask"]:
+        """The tasks of a YAML file, of a packaged file ("glue") or one packaged task ("sst2").
+
+        Args:
+            folder: Base directory of relative paths; None for the file's `folder`, or the current directory.
+
+        Raises:
+            CtxError: The file cannot be read, or a key or value is invalid; the message names file, line and key.
+        """
+        path, name = _find_tasks(str(file))
+        entries = YamlMapping.from_file(path, "file of tasks as text", ("tasks", "folder"))
+        if "tasks" not in entries.nodes:
+            raise CtxError(
+                "The file has no tasks.", location=str(path), hint="write tasks: and a name for each below it."
+            )
+        base = Path(folder if folder is not None else entries.value("folder", str, "."))
+        tasks = YamlMapping(path, entries.nodes["tasks"], "`tasks`")
+        return {
+            key: _parse_entry(
+                YamlMapping(path, tasks.nodes[key], f"the task {key}", _KEYS), key, tasks.location(key), base
+            )
+            for key in tasks.nodes
+            if name in (None, key)
+        }
+
+    def read(self, file: str | Path | Sequence[str], *, is_training: bool | None = None) -> list[TextExample]:
+        """The examples of a split or file in file order.
+
+        Args:
+            file: A split of `files`, a file, or the files of the format `parallel`.
+            is_training: Whether `train_filter` and `one_per_reference` apply; None: if the split is "train".
+
+        Raises:
+            CtxError: There is no such file, a field is missing, a label is unknown, two choices of an example are
+                equal, or a target is empty; the message names the line.
+        """
+        files = (str(file),) if isinstance(file, str | Path) else tuple(map(str, file))
+        is_training = files == ("train",) if is_training is None else is_training
+        files = self.files.get(files[0], files) if len(files) == 1 else files
+        if files[0] in ("train", "validation", "test"):
+            raise CtxError(
+                f"The task {self.name} has no file of the split {files[0]!r}.",
+                location=self.location or None,
+                hint=f"add it to `file`, or use one of: {', '.join(self.files) or 'a path'}.",
+            )
+        rows = read_rows(RowRequest(files, self._fields(is_training), self.expand), self.format)
+        selected = list(select_rows(rows, self.train_filter if is_training else {}))
+        if not selected:
+            raise CtxError(
+                f"No example has {dict(self.train_filter)}.",
+                location=files[0],
+                hint="correct train_filter in the task.",
+            )
+        return [example for row in selected for example in self._make_examples(row, is_training)]
+
+    def parse(self, example: TextExample, output: str) -> Any:
+        """The label of a generated text: the index of a choice, a number, 1 or 0 for a referent (not) meant, or a text;
+        None if it is unknown, an empty text included.
+
+        Choices are compared exactly, and then, if none is equal, without case and spaces, which some tokenizers change.
+        """
+        output = output.strip()
+        if self.kind == "number":
+            return parse_number(output)
+        if self.postprocess == "referent":
+            return refers_to(output, example.target)
+        if self.kind == "text":
+            return output or None
+        if output in example.choices:
+            return example.choices.index(output)
+        matches = [index for index, choice in enumerate(example.choices) if _normalize(choice) == _normalize(output)]
+        return matches[0] if len(matches) == 1 else None
+
+    def score(self, examples: Sequence[TextExample], outputs: Sequence[str]) -> dict[str, float]:
+        """The metrics of generated texts, the main one first, and `unknown_outputs`, the share of outputs that are no
+        label, number or text. They count as wrong."""
+        if len(examples) != len(outputs) or not examples:
+            raise CtxError(
+                f"{len(examples)} examples, {len(outputs)} outputs.", hint="use one output for each example."
+            )
+        predictions = [self.parse(example, output) for example, output in zip(examples, outputs, strict=True)]
+        scores: dict[str, float] = {}
+        for name in self.metrics:
+            scores |= METRICS[name].function(examples, predictions)
+        return scores | {"unknown_outputs": predictions.count(None) / len(predictions)}
+
+    def check_ranking(self, examples: Sequence[TextExample]) -> None:
+        """Raise CtxError if the choices of an example cannot be ranked by likelihood without an end token: there are
+        none, or one is the beginning of another and so never less likely."""
+        for example in examples:
+            if not example.choices:
+                raise CtxError(
+                    f"The task {self.name} has no choices to rank.",
+                    location=example.location,
+                    hint="generate the outputs, or add `labels` or `choices` to the task.",
+                )
+            ordered = sorted(example.choices)
+            for first, second in pairwise(ordered):
+                if second.startswith(first):
+                    raise CtxError(
+                        f"The choice {first!r} is the beginning of {second!r}, and would always rank higher.",
+                        location=self.location or example.location,
+                        hint="change one of the label strings, or generate the outputs.",
+                    )
+
+    @cached_property
+    def _templates(self) -> dict[str, Template]:
+        texts = {"input": self.input, "target": self.target}
+        if isinstance(self.labels, Mapping):
+            texts |= {f"labels, {value}": text for value, text in self.labels.items()}
+        for name in ("labels", "choices", "label", "group"):
+            if isinstance(text := getattr(self, name), str):
+                texts[name] = text
+        return {name: Template(text, f"{self.location}, {name}") for name, text in texts.items()}
+
+    def _fields(self, is_training: bool) -> tuple[str, ...]:
+        """All fields that the templates use."""
+        names = [name for template in self._templates.values() for name in template.fields]
+        return tuple(dict.fromkeys(names + (list(self.train_filter) if is_training else [])))
+
+    def _validate(self) -> None:
+        def fail(message: str, key: str, hint: str) -> None:
+            raise CtxError(f"The task {self.name}: {message}.", location=f"{self.location}, {key}", hint=hint)
+
+        templates = self._templates
+        if self.format is not None and self.format not in FORMATS:
+            fail(f"unknown format {self.format!r}", "format", f"use one of {', '.join(FORMATS)}.")
+        if self.labels is not None and self.round is not None:
+            fail("it has labels and numbers", "round", "remove labels or round.")
+        if self.round is not None and not self.round > 0:
+            fail(f"round is {self.round}, expected a step above 0", "round", "use 0.2, for example.")
+        if not templates["input"].fields:
+            fail("the input has no field", "input", 'write input: "prefix: {column}".')
+        if self.kind != "text" and templates["target"].only_field is None:
+            fail("the target is more than one field", "target", 'write target: "{column}".')
+        for key in ("labels", "choices", "label"):
+            if key in templates and templates[key].only_field is None:
+                fail(f"{key} is not a field", key, f'write {key}: "{{column}}".')
+        if isinstance(self.labels, Mapping):
+            self._validate_labels(self.labels)
+        if self.postprocess not in (None, "referent") or (self.postprocess and self.kind != "text"):
+            fail(f"unknown postprocess {self.postprocess!r}", "postprocess", "use referent for pronouns in free text.")
+        for name in self.metrics:
+            if name not in METRICS:
+                fail(f"unknown metric {name!r}", "metrics", f"{did_you_mean(name, METRICS)}Use one of: {_names()}.")
+            kinds = METRICS[name].kinds
+            kind = "referent" if self.postprocess == "referent" else self.kind
+            if kind not in kinds:
+                fail(f"the metric {name} is for the kind {' or '.join(kinds)}, not {kind}", "metrics", "use another.")
+            if METRICS[name].is_binary and not (isinstance(self.labels, Mapping) and len(self.labels) == 2):
+                fail(f"the metric {name} needs two labels", "metrics", "use another.")
+            if METRICS[name].needs_group and self.group is None:
+                fail(f"the metric {name} needs a group", "metrics", 'write group: "{column}".')
+
+    def _validate_labels(self, labels: Mapping[str, str]) -> None:
+        texts: dict[str, str] = {}
+        for value, text in labels.items():
+            location = f"{self.location}, labels, {value}"
+            if not text.strip() or text != text.strip():
+                raise CtxError(
+                    f"The label string {text!r} is empty, or has spaces at its ends.",
+                    location=location,
+                    hint="correct it.",
+                )
+            if text in texts:
+                raise CtxError(
+                    f"The labels {texts[text]} and {value} have the same string {text!r}.",
+                    location=location,
+                    hint="change one of them.",
+                )
+            texts[text] = value
+        if len(labels) < 2:
+            raise CtxError("There are fewer than two labels.", location=f"{self.location}, labels", hint="add labels.")
+
+    def _make_examples(self, row: Row, is_training: bool) -> list[TextExample]:
+        input_text = self._templates["input"].render(row)
+        if self.strip_tags:
+            input_text = strip_tags(input_text)
+        choices = self._choices(row)
+        group = self._templates["group"].render(row) if self.group is not None else None
+        label: int | float | None = None
+        if self.kind == "classification":
+            label = self._label_index(row, choices)
+            targets: tuple[str, ...] = (choices[label],)
+        elif self.round is not None:
+            value = field_value(row, self._templates["target"].fields[0])
+            if (number := parse_number(value)) is None:
+                raise CtxError(
+                    f"Expected a number, got {value!r}.", location=row.location, hint="correct the line or the target."
+                )
+            label, targets = number, (round_to_step(number, self.round),)
+        else:
+            targets = self._references(row)
+            if self.postprocess == "referent":
+                value = field_value(row, self._templates["label"].fields[0]) if self.label is not None else True
+                label = int(value_text(value).lower() in ("true", "1"))
+        selected = targets if self.one_per_reference and is_training else targets[:1]
+        return [TextExample(input_text, text, targets, label, choices, row.location, group) for text in selected]
+
+    def _choices(self, row: Row) -> tuple[str, ...]:
+        """The label strings of a row; raises CtxError if two are equal."""
+        if isinstance(self.labels, Mapping):
+            choices = [self._templates[f"labels, {value}"].render(row).strip() for value in self.labels]
+        elif template := self._templates.get("labels") or self._templates.get("choices"):
+            value = field_value(row, template.fields[0])
+            choices = [str(item).strip() for item in value] if isinstance(value, list) else []
+            if len(choices) < 2:
+                raise CtxError(
+                    f"The choices are {str(value)[:80]!r}, expected a list of two or more.",
+                    location=row.location,
+                    hint="correct the line, or use another field.",
+                )
+        else:
+            return ()
+        repeated = [choice for index, choice in enumerate(choices) if choice in choices[:index] or not choice]
+        if repeated:
+            raise CtxError(
+                f"The choice {repeated[0]!r} is empty or occurs twice.", location=row.location, hint="correct the line."
+            )
+        return tuple(choices)
+
+    def _label_index(self, row: Row, choices: tuple[str, ...]) -> int:
+        name = self._templates["target"].fields[0]
+        value = value_text(field_value(row, name))
+        if isinstance(self.labels, Mapping):
+            # YAML's booleans may be capitalised
+            values = [key.lower() if key.lower() in ("true", "false") else key for key in self.labels]
+            values_in_file = value.lower() if value.lower() in ("true", "false") else value
+            if values_in_file in values:
+                return values.index(values_in_file)
+            names = ", ".join(self.labels)
+        else:
+            if value.strip() in choices:
+                return choices.index(value.strip())
+            if value.isdecimal() and int(value) < len(choices):
+                return int(value)
+            names = f"0 to {len(choices) - 1} or the text of a choice"
+        raise CtxError(
+            f"Unknown label {value!r} in {name!r}, expected {names}.",
+            location=row.location,
+            hint=f"correct the line, or add it to the labels of the task {self.name}.",
+        )
+
+    def _references(self, row: Row) -> tuple[str, ...]:
+        template = self._templates["target"]
+        value = field_value(row, template.only_field) if template.only_field else None
+        texts = [str(item) for item in value] if isinstance(value, list) else [template.render(row)]
+        texts = list(dict.fromkeys(text.strip() for text in texts)) or [self.no_answer or ""]
+        if not all(texts):
+            raise CtxError(
+                "The target is empty.",
+                location=row.location,
+                hint="remove the line, or set no_answer in the task to the text of no answer.",
+            )
+        return tuple(texts)
+
+
+_KEYS = (
+    *("file", "format", "input", "target", "labels", "choices", "round", "no_answer", "label", "group"),
+    *("train_filter", "expand", "one_per_reference", "strip_tags", "postprocess", "metrics"),
+)
+
+
+def round_to_step(number: float, step: float) -> str:
+    """A number rounded to a multiple of a step, with the decimals of the step (Raffel et al. 2020, section 2.4). A
+    number in the middle is rounded to the even multiple.
+
+    >>> round_to_step(2.5, 0.2)
+    '2.4'
+    """
+    exponent = Decimal(str(step)).normalize().as_tuple().exponent
+    multiple = round(Fraction(str(number)) / Fraction(str(step))) * Fraction(str(step))
+    return f"{float(multiple):.{max(0, -int(exponent))}f}"
+
+
+def strip_tags(text: str) -> str:
+    """A text without tags such as `<b>`; `<br>` is a space.
+
+    >>> strip_tags("<b>One</b><br>two")
+    'One two'
+    """
+    return re.sub(r"</?[a-zA-Z][^<>]*>", "", re.sub(r"<br\s*/?>", " ", text))
+
+
+def _normalize(text: str) -> str:
+    return "".join(text.casefold().split())
+
+
+def _names() -> str:
+    return ", ".join(METRICS)
+
+
+def packaged_tasks() -> dict[str, list[str]]:
+    """Names of the packaged files of tasks, with the names of their tasks."""
+    return {
+        path.stem: list(YamlMapping.from_file(path, "file of tasks as text").text("tasks"))
+        for path in sorted(packaged_folder("text2text").glob("*.yaml"))
+    }
+
+
+def _find_tasks(name: str) -> tuple[Path, str | None]:
+    """The path of a YAML file, and the name of its task if `name` is that of a packaged task."""
+    if Path(name).is_file():
+        return Path(name), None
+    folder = packaged_folder("text2text")
+    if (path := folder / f"{name.removesuffix('.yaml')}.yaml").is_file() and Path(name).name == name:
+        return path, None
+    packaged = packaged_tasks()
+    for stem, tasks in packaged.items():
+        if name in tasks:
+            return folder / f"{stem}.yaml", name
+    names = [*packaged, *(task for tasks in packaged.values() for task in tasks)]
+    raise CtxError(
+        f"There is neither a file nor a packaged task {name!r}.",
+        location=name,
+        hint=f"{did_you_mean(name, names)}`hf-ctxmodels recipes` lists the names.",
+    )
+
+
+def _parse_entry(entry: YamlMapping, name: str, location: str, folder: Path) -> TextTask:
+    def fail(key: str, expected: str) -> CtxError:
+        return CtxError(
+            f"The task {name}: {key} is {str(values[key])[:80]!r}, expected {expected}.",
+            location=entry.location(key),
+            hint="correct it; see the example in the documentation of tasks as text.",
+        )
+
+    values: dict[str, Any] = {key: entry.text(key) for key in entry.nodes}
+    if missing := [key for key in ("input", "target") if key not in values]:
+        raise CtxError(f"The task {name} has no {' and no '.join(missing)}.", location=location, hint="add it.")
+    for key, value in values.items():
+        if key in ("file", "train_filter", "metrics"):
+            continue
+        if not (isinstance(value, str) or (key == "labels" and isinstance(value, dict))):
+            raise fail(key, "a text")
+    labels = values.get("labels")
+    if isinstance(labels, dict) and not all(isinstance(text, str) for text in labels.values()):
+        raise fail("labels", "values and their strings")
+    for key in ("one_per_reference", "strip_tags"):
+        if key in values:
+            if values[key].lower() not in ("true", "false"):
+                raise fail(key, "true or false")
+            values[key] = values[key].lower() == "true"
+    if "round" in values:
+        if (step := parse_number(values["round"])) is None:
+            raise fail("round", "a number")
+        values["round"] = step
+    for key in ("file", "train_filter"):
+        if key in values and not isinstance(values[key], dict):
+            raise fail(key, "a mapping such as {train: FILE, validation: FILE}" if key == "file" else "a mapping")
+    metrics = values.get("metrics", [])
+    values["metrics"] = tuple([metrics] if isinstance(metrics, str) else metrics)
+    files = {
+        split: tuple(str(folder / path) for path in ([paths] if isinstance(paths, str) else paths))
+        for split, paths in values.pop("file", {}).items()
+    }
+    return TextTask(name=name, files=files, location=location, **values)
+
+
+def dump_example(example: TextExample) -> str:
+    """A rendered example, for previews."""
+    lines = {"input": example.input, "target": example.target}
+    if len(example.targets) > 1:
+        lines["references"] = " | ".join(example.targets)
+    return yaml.safe_dump(lines, allow_unicode=True, sort_keys=False, width=110).rstrip()
