@@ -39,13 +39,16 @@ class Template:
 
     def __init__(self, text: str, location: str) -> None:
         try:
-            self._parts = [(literal, name, spec) for literal, name, spec, _ in Formatter().parse(text)]
+            parts = list(Formatter().parse(text))
         except ValueError as error:
             raise CtxError(
                 f"Not a template: {text!r}: {error}.", location=location, hint="write {{ and }} for braces."
             ) from error
-        if any(name == "" for _, name, _ in self._parts):
-            raise CtxError(f"A field of {text!r} has no name.", location=location, hint="write {name}.")
+        if any(name == "" or conversion for _, name, _, conversion in parts):
+            raise CtxError(
+                f"A field of {text!r} has no name, or a conversion.", location=location, hint="write {name}."
+            )
+        self._parts = [(literal, name, separator) for literal, name, separator, _ in parts]
         self.text = text
         self.fields = tuple(dict.fromkeys(name for _, name, _ in self._parts if name is not None))
 
@@ -70,9 +73,10 @@ def field_value(row: Row, name: str) -> Any:
     """A value of a row; raises CtxError if it is missing, null or an object."""
     require_field(row, name)
     value = row.values[name]
-    if value is None or isinstance(value, dict) or (isinstance(value, list) and any(v is None for v in value)):
+    items = value if isinstance(value, list) else [value]
+    if any(item is None or isinstance(item, dict | list) for item in items):
         raise CtxError(
-            f"The field {name!r} is {str(value)[:80]}, expected a text, a number or a list.",
+            f"The field {name!r} is {str(value)[:80]}, expected a text, a number or a list of them.",
             location=row.location,
             hint="correct the line, or use another field.",
         )

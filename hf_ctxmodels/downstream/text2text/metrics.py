@@ -6,7 +6,7 @@ and its released code).
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -184,3 +184,21 @@ DEFAULT_METRICS = {
     "number": ("pearsonr", "spearmanr"),
     "text": ("exact_match",),
 }
+
+
+def deca_score(scores: Mapping[str, Scores]) -> float:
+    """decaScore (McCann et al. 2018, section 2.2): the sum over tasks of the main metric in percent, the mean of the
+    three ROUGE scores for summaries; ten tasks have at most 1000.
+
+    Args:
+        scores: Results of `TextTask.score` by task.
+    """
+    return sum(map(_main_percentage, scores.values()))
+
+
+def _main_percentage(scores: Scores) -> float:
+    if rouges := [value for name, value in scores.items() if name.startswith("rouge")]:
+        return 100 * sum(rouges) / len(rouges)
+    name, value = next(iter(scores.items()))
+    is_percentage = name == "bleu" or {"f1", "exact_match"} <= scores.keys()  # SQuAD's
+    return value if is_percentage else 100 * value

@@ -20,8 +20,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
 from hf_ctxmodels.core.command_line import packaged_folder
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import did_you_mean
@@ -111,8 +109,8 @@ class TextTask:
         base = Path(folder if folder is not None else entries.value("folder", str, "."))
         tasks = YamlMapping(path, entries.nodes["tasks"], "`tasks`")
         return {
-            key: _parse_entry(
-                YamlMapping(path, tasks.nodes[key], f"the task {key}", _KEYS), key, tasks.location(key), base
+            key: parse_entry(
+                YamlMapping(path, tasks.nodes[key], f"the task {key}", TASK_KEYS), key, tasks.location(key), base
             )
             for key in tasks.nodes
             if name in (None, key)
@@ -146,7 +144,7 @@ class TextTask:
                 location=files[0],
                 hint="correct train_filter in the task.",
             )
-        return [example for row in selected for example in self._make_examples(row, is_training)]
+        return [example for row in selected for example in self.make_examples(row, is_training)]
 
     def parse(self, example: TextExample, output: str) -> Any:
         """The label of a generated text: the index of a choice, a number, 1 or 0 for a referent (not) meant, or a text;
@@ -198,6 +196,11 @@ class TextTask:
                         hint="change one of the label strings, or generate the outputs.",
                     )
 
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """All fields that the templates of an evaluated example use."""
+        return self._fields(is_training=False)
+
     @cached_property
     def _templates(self) -> dict[str, Template]:
         texts = {"input": self.input, "target": self.target}
@@ -235,17 +238,27 @@ class TextTask:
             self._validate_labels(self.labels)
         if self.postprocess not in (None, "referent") or (self.postprocess and self.kind != "text"):
             fail(f"unknown postprocess {self.postprocess!r}", "postprocess", "use referent for pronouns in free text.")
+        self._validate_metrics()
+
+    def _validate_metrics(self) -> None:
+        kind = "referent" if self.postprocess == "referent" else self.kind
+        error = None
+        if len({"squad", "exact_match", "entities"} & set(self.metrics)) > 1:
+            error = "two of its metrics have a score of the same name"
         for name in self.metrics:
             if name not in METRICS:
-                fail(f"unknown metric {name!r}", "metrics", f"{did_you_mean(name, METRICS)}Use one of: {_names()}.")
-            kinds = METRICS[name].kinds
-            kind = "referent" if self.postprocess == "referent" else self.kind
-            if kind not in kinds:
-                fail(f"the metric {name} is for the kind {' or '.join(kinds)}, not {kind}", "metrics", "use another.")
-            if METRICS[name].is_binary and not (isinstance(self.labels, Mapping) and len(self.labels) == 2):
-                fail(f"the metric {name} needs two labels", "metrics", "use another.")
-            if METRICS[name].needs_group and self.group is None:
-                fail(f"the metric {name} needs a group", "metrics", 'write group: "{column}".')
+                error = f"unknown metric {name!r}"
+            elif kind not in METRICS[name].kinds:
+                error = f"the metric {name} is for the kind {' or '.join(METRICS[name].kinds)}, not {kind}"
+            elif METRICS[name].is_binary and not (isinstance(self.labels, Mapping) and len(self.labels) == 2):
+                error = f"the metric {name} needs two labels"
+            elif METRICS[name].needs_group and self.group is None:
+                error = f"the metric {name} needs a group"
+        if error:
+            names = ", ".join(name for name, metric in METRICS.items() if kind in metric.kinds)
+            raise CtxError(
+                f"The task {self.name}: {error}.", location=f"{self.location}, metrics", hint=f"use some of: {names}."
+            )
 
     def _validate_labels(self, labels: Mapping[str, str]) -> None:
         texts: dict[str, str] = {}
@@ -267,7 +280,9 @@ class TextTask:
         if len(labels) < 2:
             raise CtxError("There are fewer than two labels.", location=f"{self.location}, labels", hint="add labels.")
 
-    def _make_examples(self, row: Row, is_training: bool) -> list[TextExample]:
+    def make_examples(self, row: Row, is_training: bool = False) -> list[TextExample]:
+        """The examples of a row: one, or in training with `one_per_reference` one for each reference; raises CtxError
+        as `read`."""
         input_text = self._templates["input"].render(row)
         if self.strip_tags:
             input_text = strip_tags(input_text)
@@ -316,25 +331,24 @@ class TextTask:
 
     def _label_index(self, row: Row, choices: tuple[str, ...]) -> int:
         name = self._templates["target"].fields[0]
-        value = value_text(field_value(row, name))
+        value = field_value(row, name)
+        text = value_text(value)
         if isinstance(self.labels, Mapping):
             # YAML's booleans may be capitalised
-            values = [key.lower() if key.lower() in ("true", "false") else key for key in self.labels]
-            values_in_file = value.lower() if value.lower() in ("true", "false") else value
-            if values_in_file in values:
-                return values.index(values_in_file)
-            names = ", ".join(self.labels)
+            values = [key.lower() if isinstance(value, bool) else key for key in self.labels]
+            expected = ", ".join(self.labels)
         else:
-            if value.strip() in choices:
-                return choices.index(value.strip())
-            if value.isdecimal() and int(value) < len(choices):
-                return int(value)
-            names = f"0 to {len(choices) - 1} or the text of a choice"
-        raise CtxError(
-            f"Unknown label {value!r} in {name!r}, expected {names}.",
-            location=row.location,
-            hint=f"correct the line, or add it to the labels of the task {self.name}.",
-        )
+            values = [str(index) for index in range(len(choices))]
+            if isinstance(value, str) and text.strip() in choices:
+                values, text = list(choices), text.strip()
+            expected = f"0 to {len(choices) - 1} or the text of a choice"
+        if text not in values:
+            raise CtxError(
+                f"Unknown label {text!r} in {name!r}, expected {expected}.",
+                location=row.location,
+                hint=f"correct the line, or the labels of the task {self.name}.",
+            )
+        return values.index(text)
 
     def _references(self, row: Row) -> tuple[str, ...]:
         template = self._templates["target"]
@@ -350,7 +364,7 @@ class TextTask:
         return tuple(texts)
 
 
-_KEYS = (
+TASK_KEYS = (
     *("file", "format", "input", "target", "labels", "choices", "round", "no_answer", "label", "group"),
     *("train_filter", "expand", "one_per_reference", "strip_tags", "postprocess", "metrics"),
 )
@@ -381,10 +395,6 @@ def _normalize(text: str) -> str:
     return "".join(text.casefold().split())
 
 
-def _names() -> str:
-    return ", ".join(METRICS)
-
-
 def packaged_tasks() -> dict[str, list[str]]:
     """Names of the packaged files of tasks, with the names of their tasks."""
     return {
@@ -412,7 +422,9 @@ def _find_tasks(name: str) -> tuple[Path, str | None]:
     )
 
 
-def _parse_entry(entry: YamlMapping, name: str, location: str, folder: Path) -> TextTask:
+def parse_entry(entry: YamlMapping, name: str, location: str, folder: Path) -> TextTask:
+    """The task of an entry with `TASK_KEYS`; raises CtxError if a key is missing or a value is invalid."""
+
     def fail(key: str, expected: str) -> CtxError:
         return CtxError(
             f"The task {name}: {key} is {str(values[key])[:80]!r}, expected {expected}.",
@@ -450,11 +462,3 @@ def _parse_entry(entry: YamlMapping, name: str, location: str, folder: Path) -> 
         for split, paths in values.pop("file", {}).items()
     }
     return TextTask(name=name, files=files, location=location, **values)
-
-
-def dump_example(example: TextExample) -> str:
-    """A rendered example, for previews."""
-    lines = {"input": example.input, "target": example.target}
-    if len(example.targets) > 1:
-        lines["references"] = " | ".join(example.targets)
-    return yaml.safe_dump(lines, allow_unicode=True, sort_keys=False, width=110).rstrip()

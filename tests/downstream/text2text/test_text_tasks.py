@@ -3,6 +3,7 @@ files."""
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.table_files import Row
 from hf_ctxmodels.downstream.text2text import TextTask
+from hf_ctxmodels.downstream.text2text.metrics import deca_score
 from hf_ctxmodels.downstream.text2text.templates import packaged_tasks, round_to_step
 
 PACKAGED = {name: task for stem in packaged_tasks() for name, task in TextTask.from_yaml(stem).items()}
@@ -32,7 +34,7 @@ def read_task(tmp_path, text, lines):
 
 def label_row(task, value):
     """A row with a text in each field and a value as label."""
-    fields = dict.fromkeys(task._fields(is_training=False), "a text")
+    fields = dict.fromkeys(task.fields, "a text")
     return Row(fields | {task._templates["target"].fields[0]: value}, "row")
 
 
@@ -47,7 +49,7 @@ def test_labels_come_back_from_their_strings(name):
     """Also in lower case and with spaces around punctuation, as uncased tokenizers decode them."""
     task = LABELLED[name]
     values = [value == "true" if value in ("true", "false") else value for value in task.labels]
-    examples = [task._make_examples(label_row(task, value), False)[0] for value in values]
+    examples = [task.make_examples(label_row(task, value))[0] for value in values]
     assert [example.label for example in examples] == list(range(len(task.labels)))
     for example in examples:
         assert task.parse(example, example.target) == example.label
@@ -60,7 +62,7 @@ def test_labels_come_back_from_their_strings(name):
 @given(st.floats(-10, 10, allow_nan=False), st.sampled_from([0.2, 0.1, 0.25, 0.5, 1.0, 2.0]))
 def test_numbers_are_rounded_to_the_step(number, step):
     task = TextTask("t", input="{a}", target="{b}", round=step)
-    (example,) = task._make_examples(Row({"a": "x", "b": number}, "row"), False)
+    (example,) = task.make_examples(Row({"a": "x", "b": number}, "row"))
     parsed = task.parse(example, example.target)
     assert example.label == number
     assert abs(parsed - number) <= step / 2 + 1e-9
@@ -77,7 +79,7 @@ def test_numbers_of_stsb(number, text):
 @given(st.lists(st.sampled_from(["negative", "positive", "", "maybe", "3.x"]), min_size=1))
 def test_unknown_outputs_are_counted_as_wrong(outputs):
     task = PACKAGED["sst2"]
-    examples = task._make_examples(label_row(task, "1"), False) * len(outputs)
+    examples = task.make_examples(label_row(task, "1")) * len(outputs)
     scores = task.score(examples, outputs)
     assert scores["accuracy"] == outputs.count("positive") / len(outputs)
     known = outputs.count("positive") + outputs.count("negative")
@@ -87,12 +89,12 @@ def test_unknown_outputs_are_counted_as_wrong(outputs):
 def test_unknown_outputs_of_other_metrics():
     """The opposite label in the F1 of two labels, -1 in correlations, as T5's evaluation."""
     mrpc = PACKAGED["mrpc"]
-    examples = [mrpc._make_examples(label_row(mrpc, value), False)[0] for value in "0110"]
+    examples = [mrpc.make_examples(label_row(mrpc, value))[0] for value in "0110"]
     equivalent = {0: "not_equivalent", 1: "equivalent"}
     scores = mrpc.score(examples, ["?", "?", equivalent[1], equivalent[0]])
     assert scores == {"f1": pytest.approx(0.5), "accuracy": 0.5, "unknown_outputs": 0.5}
     stsb = PACKAGED["stsb"]
-    examples = [stsb._make_examples(label_row(stsb, value), False)[0] for value in ("1.0", "2.0", "-1")]
+    examples = [stsb.make_examples(label_row(stsb, value))[0] for value in ("1.0", "2.0", "-1")]
     assert stsb.score(examples, ["1.0", "2.0", "nan"])["pearsonr"] == pytest.approx(1)
 
 
@@ -165,6 +167,8 @@ ENTRY = 'input: "t: {text}"\ntarget: "{label}"\nlabels: {0: no, 1: yes}'
         (ENTRY.replace('"{label}"', '"the {label}"'), LINES, "the target is more than one field", "t, target"),
         (ENTRY + "\nformat: xml", LINES, "unknown format 'xml'", "t, format"),
         (ENTRY + "\nmetrics: [rouge]", LINES, "the metric rouge is for the kind text", "t, metrics"),
+        (ENTRY.replace("{text}", "{text!r}"), LINES, "or a conversion", "t, input"),
+        ('input: "{text}"\ntarget: "{label}"\nmetrics: [squad, exact_match]', LINES, "of the same name", "t, metrics"),
         (ENTRY + "\nmetrics: [acuracy]", LINES, "unknown metric 'acuracy'", "t, metrics"),
         (ENTRY + "\nmetrics: [group_exact_match]", LINES, "needs a group", "t, metrics"),
         (ENTRY + "\ntrain_filter: {label: 7}", LINES, "No example has", "train.jsonl"),
@@ -201,3 +205,141 @@ def test_choices_of_each_example(tmp_path):
     text = 'input: "{text}"\ntarget: "{gold}"\nlabels: "{options}"'
     task, file = make_task(tmp_path, text, ['{"text": "x", "options": ["a", "b"], "gold": 1}'])
     assert task.read(file)[0].target == "b"
+    task, file = make_task(
+        tmp_path, text, [f'{{"text": "x", "options": ["2", "1"], "gold": {gold}}}' for gold in ("1", '"1"', '"0"')]
+    )
+    assert [example.target for example in task.read(file)] == ["1", "1", "2"]  # index, text, index as text
+
+
+def test_lists_are_joined_or_accepted_references(tmp_path):
+    text = 'input: "{parts:; } {{x}}"\ntarget: "{answers}"\nno_answer: none\nmetrics: [squad, rouge]'
+    lines = ['{"parts": ["a", "b"], "answers": ["one", "two words", "one"]}', '{"parts": ["c"], "answers": []}']
+    task, file = make_task(tmp_path, text, lines)
+    examples = task.read(file)
+    assert [(example.input, example.target) for example in examples] == [("a; b {x}", "one"), ("c {x}", "none")]
+    assert examples[0].targets == ("one", "two words")
+    scores = task.score(examples, ["two words", "one"])
+    assert (scores["f1"], scores["rouge1"], scores["exact_match"]) == (50, 0.5, 50)
+
+
+def test_tags_come_back_as_a_sequence_of_the_sentence(tmp_path):
+    """Missing tags are O, further ones are left out."""
+    file = tmp_path / "dev.txt"
+    file.write_text("EU NNP X I-ORG\nsaid VBD X O\n\nPeter NNP X I-PER\nBlack NNP X I-PER\nleft VBD X O\n")
+    ner = PACKAGED["conll_ner"]
+    examples = ner.read(file)
+    assert [(example.input, example.target) for example in examples] == [
+        ("ner: EU said", "B-ORG O"),
+        ("ner: Peter Black left", "B-PER I-PER O"),
+    ]
+    assert ner.score(examples, [example.target for example in examples])["f1"] == 1
+    scores = ner.score(examples, ["B-ORG O O", "B-PER"])
+    assert (scores["precision"], scores["recall"], scores["accuracy"]) == (0.5, 0.5, 0.8)
+    pos = PACKAGED["conll_pos"]
+    assert pos.score(pos.read(file), ["NNP VBD", "NNP NNP NNP"])["tag_accuracy"] == 0.8
+
+
+def test_parallel_files_are_aligned_by_line(tmp_path):
+    files = [tmp_path / "a.en", tmp_path / "a.de"]
+    files[0].write_text("One.\nTwo.\n")
+    files[1].write_text("Eins.\nZwei.\n")
+    task = PACKAGED["translate_en_de"]
+    assert [example.target for example in task.read(files)] == ["Eins.", "Zwei."]
+    files[1].write_text("Eins.\n")
+    with pytest.raises(CtxError, match="2, 1 lines"):
+        task.read(files)
+
+
+def test_dpr_marks_the_pronoun_and_checks_its_blocks(tmp_path):
+    file = tmp_path / "dpr.txt"
+    file.write_text("The bee saw Itta, it left.\nit\nThe bee,Itta\nthe bee\n\n")
+    (example,) = PACKAGED["dpr"].read(file)
+    assert (example.input, example.target) == ("wsc: The bee saw Itta, *it* left.", "The bee")
+    file.write_text("The bee left.\nit\nThe bee\nThe bee\n")
+    with pytest.raises(CtxError, match="two candidates"):
+        PACKAGED["dpr"].read(file)
+
+
+def test_deca_score_adds_percentages():
+    scores = {
+        "a": {"accuracy": 0.5, "unknown_outputs": 0.0},
+        "b": {"rouge1": 0.3, "rouge2": 0.1, "rougeL": 0.2},
+        "c": {"f1": 40.0, "exact_match": 30.0},
+        "d": {"bleu": 7.0},
+        "e": {"exact_match": 0.25},
+    }
+    assert deca_score(scores) == pytest.approx(50 + 20 + 40 + 7 + 25)
+
+
+@pytest.mark.parametrize("name", ["sst3", "glu", "missing.yaml"])
+def test_unknown_names_of_tasks(name):
+    with pytest.raises(CtxError, match="neither a file nor a packaged task"):
+        TextTask.from_yaml(name)
+
+
+SIZES = {
+    "cola": (8551, 527),
+    "sst2": (6920, 872, 1821),
+    "mrpc": (4076, 1725),
+    "stsb": (5749, 1500, 1379),
+    "mnli": (None, 9815),
+    "rte": (2490, 277),
+    "cb": (32, 56),
+    "copa": (400, 100),
+    "boolq": (32, 2176),
+    "wic": (32, 426),
+    "multirc": (154, 3218),
+    "record": (44, 32),
+    "wsc": (32, 104),
+    "dpr": (1322,),
+    "squad2": (None, 4002),
+    "xquad_en": (1190,),
+    "xquad_de": (1190,),
+    "covidqa": (1370,),
+    "translate_en_de": (29000, 1014, 1000),
+    "translate_en_fr": (29000, 1014, 1000),
+    "translate_de_en": (29000, 1014, 1000),
+    "translate_fr_en": (29000, 1014, 1000),
+    "scitldr": (1992, 619),
+    "billsum": (67,),
+    "wikisplit": (5000, 1000),
+    "conll_ner": (14041, 3250, 3453),
+    "conll_pos": (14041, 3250, 3453),
+    "conll_chunks": (8936, 2012),
+    "wnut_ner": (3394, 1009, 1287),
+    "ewt_pos": (12544, 2001, 2077),
+    "snli": (None, 9842),
+    "sick": (4500, 500, 4927),
+    "sick_relatedness": (4500, 500, 4927),
+    "movie_reviews": (2000,),
+    "deca_translation": (29000, 1014),
+    "deca_summary": (1992, 619),
+    "deca_mnli": (None, 9815),
+    "deca_sst": (6920, 872),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SIZES)
+def test_packaged_tasks_read_real_files(shared_data, name):
+    """As many examples as the files have, and each label and number from its string."""
+    task = TextTask.from_yaml(name, shared_data)[name]
+    for split, size in zip(task.files, SIZES[name], strict=True):
+        if size is None:
+            continue
+        examples = task.read(split)
+        assert len(examples) == size
+        outputs = [example.target for example in examples]
+        parsed = [task.parse(example, output) for example, output in zip(examples, outputs)]
+        if task.kind == "classification":
+            assert parsed == [example.label for example in examples]
+        elif task.kind == "number":
+            assert max(abs(p - example.label) for p, example in zip(parsed, examples)) <= task.round / 2 + 1e-9
+        assert None not in parsed
+
+
+@pytest.mark.slow
+def test_every_shared_file_of_a_packaged_task_is_counted(shared_data):
+    tasks = {name: task for stem in packaged_tasks() for name, task in TextTask.from_yaml(stem, shared_data).items()}
+    present = {name for name, task in tasks.items() if any(Path(files[0]).exists() for files in task.files.values())}
+    assert present == set(SIZES)
