@@ -1,0 +1,179 @@
+"""Tokens of contexts and of their continuations, as in lm-evaluation-harness (`TemplateLM._encode_pair`)."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.generation import max_input_length, max_pair_length
+
+
+class TokenPair(NamedTuple):
+    """Tokens of a request.
+
+    Attributes:
+        context: Tokens of the context, at least one.
+        prefix: Tokens between the start token of a decoder and the continuation; empty for decoder-only models.
+        continuation: Tokens to predict, at least one.
+    """
+
+    context: tuple[int, ...]
+    prefix: tuple[int, ...]
+    continuation: tuple[int, ...]
+
+
+class ContinuationEncoder:
+    """Encodes pairs of context and continuation.
+
+    Trailing spaces of a context are moved to the continuation. A decoder-only model receives the tokens of the
+    concatenated texts, and the continuation has the tokens after as many as the context alone has. The context and
+    target of an encoder-decoder are encoded separately. Special tokens that the tokenizer adds at the end of a text
+    belong to the source of an encoder-decoder only. Special tokens at the beginning of a target (<s> of BART, a
+    language) are input of the decoder and are not scored.
+
+    Sequences over the maximum length are truncated on the left.
+
+    Args:
+        max_length: Maximum number of tokens of an input; None for the model's.
+        scores_end: Whether the continuations of an encoder-decoder include the end token.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        max_length: int | None = None,
+        scores_end: bool = False,
+    ) -> None:
+        self.tokenizer: Any = tokenizer
+        self.is_encoder_decoder = bool(model.config.is_encoder_decoder)
+        limit = max_input_length(model.config)
+        self.max_length = limit if max_length is None else max_length if limit is None else min(limit, max_length)
+        self.max_pair_length = max_pair_length(model.config)
+        self.scores_end = scores_end
+        self.end_ids = _end_ids(model)
+        self.start_id = getattr(model.config, "decoder_start_token_id", None)
+        probe = self.tokenizer("a", return_special_tokens_mask=True, verbose=False)["special_tokens_mask"]
+        self._num_trailing = 0 if self.is_encoder_decoder or 0 not in probe else probe[::-1].index(0)
+
+    def encode_pairs(self, requests: Sequence[tuple[str, str]]) -> list[TokenPair]:
+        """Encode requests.
+
+        Raises:
+            CtxError: A continuation has no token or more than the model has positions, or a context has no token and
+                the tokenizer no token that begins a text.
+        """
+        pairs = [_move_spaces(context, continuation) for context, continuation in requests]
+        contexts = self._encode([context for context, _ in pairs])
+        encode = self._encode_targets if self.is_encoder_decoder else self._encode_concatenated
+        encoded = encode(pairs, contexts)
+        return [self._truncate(*item) for item in zip(requests, encoded, strict=True)]
+
+    def encode_contexts(self, contexts: Sequence[str], num_new_tokens: int) -> list[tuple[int, ...]]:
+        """Encode contexts; they are truncated on the left so that new tokens do not exceed the maximum length."""
+        limit = self.max_length
+        if limit is not None and (not self.is_encoder_decoder or self.max_pair_length is not None):
+            limit -= num_new_tokens
+            if limit < 1:
+                raise CtxError(
+                    f"{num_new_tokens} new tokens exceed the maximum length of {self.max_length} tokens.",
+                    hint="use a smaller max_new_tokens.",
+                )
+        encoded = self._encode(contexts)
+        sequences = [tuple(encoded[context]) or self._first_token(context) for context in contexts]
+        return [ids if limit is None else ids[-limit:] for ids in sequences]
+
+    def _encode(self, texts: Sequence[str]) -> dict[str, list[int]]:
+        """Text -> ids without special tokens at the end."""
+        distinct = list(dict.fromkeys(texts))
+        if not distinct:
+            return {}
+        encoded = self.tokenizer(distinct, verbose=False)["input_ids"]
+        return {text: ids[: len(ids) - self._num_trailing] for text, ids in zip(distinct, encoded, strict=True)}
+
+    def _encode_concatenated(
+        self, pairs: Sequence[tuple[str, str]], contexts: dict[str, list[int]]
+    ) -> list[tuple[Sequence[int], Sequence[int], Sequence[int]]]:
+        texts = self._encode([context + continuation for context, continuation in pairs])
+        encoded = []
+        for context, continuation in pairs:
+            context_ids: Sequence[int] = contexts[context] if context else ()
+            ids = texts[context + continuation][len(context_ids) :]
+            if not ids:  # the texts share a token at their boundary
+                ids = self.tokenizer(continuation, add_special_tokens=False, verbose=False)["input_ids"]
+            if not context_ids:
+                context_ids = self._first_token(context)
+                ids = ids[1:] if len(ids) > 1 and ids[0] == context_ids[0] else ids
+            _check_tokens(ids, context, continuation)
+            encoded.append((context_ids, (), ids))
+        return encoded
+
+    def _encode_targets(
+        self, pairs: Sequence[tuple[str, str]], contexts: dict[str, list[int]]
+    ) -> list[tuple[Sequence[int], Sequence[int], Sequence[int]]]:
+        distinct = list(dict.fromkeys(continuation for _, continuation in pairs))
+        encoded = self.tokenizer(text_target=["", *distinct], verbose=False)["input_ids"] if distinct else [[]]
+        empty, targets = encoded[0], dict(zip(distinct, encoded[1:], strict=True))
+        num_last = int(bool(empty) and empty[-1] in self.end_ids)
+        num_first = len(empty) - num_last
+        first = empty[:num_first]
+        if first and first[0] == self.start_id:
+            first = first[1:]
+        encoded_pairs = []
+        for context, continuation in pairs:
+            ids = targets[continuation][num_first:]
+            _check_tokens(ids[: len(ids) - num_last], context, continuation)
+            ids = ids if self.scores_end else ids[: len(ids) - num_last]
+            encoded_pairs.append((contexts[context] or self._first_token(context), first, ids))
+        return encoded_pairs
+
+    def _truncate(self, request: tuple[str, str], ids: tuple[Sequence[int], Sequence[int], Sequence[int]]) -> TokenPair:
+        context, prefix, continuation = ids
+        limit = self.max_length
+        if limit is not None and len(continuation) > limit:
+            raise CtxError(
+                f"The continuation has {len(continuation)} tokens, above the maximum length of {limit}.",
+                location=request[1][:60],
+                hint="shorten the continuation.",
+            )
+        if not self.is_encoder_decoder:
+            num_context = None if limit is None else limit + 1 - len(continuation)
+        else:
+            pair_limit = self.max_pair_length
+            num_context = limit if pair_limit is None else pair_limit - len(prefix) - len(continuation)
+        if num_context is not None:
+            context = context[-max(num_context, 1) :]
+        return TokenPair(tuple(context), tuple(prefix), tuple(continuation))
+
+    def _first_token(self, context: str) -> tuple[int, ...]:
+        """The token that replaces a context without tokens."""
+        candidates = (self.tokenizer.bos_token_id, self.tokenizer.eos_token_id)
+        token_id = next((token_id for token_id in candidates if token_id is not None), None)
+        if token_id is None:
+            raise CtxError(
+                f"The context {context!r} has no token, and the tokenizer has no token that begins a text.",
+                hint="use a context of at least one word.",
+            )
+        return (token_id,)
+
+
+def _check_tokens(ids: Sequence[int], context: str, continuation: str) -> None:
+    if not ids:
+        raise CtxError(
+            f"The continuation {continuation!r} has no token.", location=context[-60:], hint="remove the request."
+        )
+
+
+def _move_spaces(context: str, continuation: str) -> tuple[str, str]:
+    """Move the spaces at the end of the context to the continuation."""
+    stripped = context.rstrip()
+    return stripped, context[len(stripped) :] + continuation
+
+
+def _end_ids(model: PreTrainedModel) -> frozenset[int]:
+    end_ids: Any = getattr(model.generation_config, "eos_token_id", None)
+    if end_ids is None:
+        end_ids = getattr(model.config, "eos_token_id", None)
+    return frozenset([] if end_ids is None else [end_ids] if isinstance(end_ids, int) else end_ids)

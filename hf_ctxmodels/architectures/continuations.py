@@ -1,0 +1,317 @@
+"""Log-likelihoods of continuations of contexts, and greedy answers: the evaluation of language models by prompts.
+
+Brown et al. 2020, section 2.4: a task is a prompt, and its choices are compared by the likelihood of each as the
+continuation of the prompt. The requests of a task share long prefixes: the examples in the prompt, and the context of
+all choices. The scorer computes a shared prefix once; its keys and values, or recurrent states, serve all requests.
+
+Texts are tokenized as in lm-evaluation-harness, and the numbers equal those of its `hf` model.
+"""
+
+import inspect
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import ModelOutput
+
+from hf_ctxmodels.architectures.continuation_encoding import ContinuationEncoder, TokenPair
+from hf_ctxmodels.architectures.prefix_trees import PrefixNode, TokenRow, prefix_trees
+from hf_ctxmodels.core.caches import RecurrentCache
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import check_range
+from hf_ctxmodels.core.host_copies import CollatedBatch
+from hf_ctxmodels.core.model import evaluation_mode
+from hf_ctxmodels.data.padding import RowPadder
+from hf_ctxmodels.heads.base import HeadModel
+from hf_ctxmodels.heads.causal_lm import ForCausalLM
+from hf_ctxmodels.heads.seq2seq import Seq2SeqHead
+from hf_ctxmodels.layers.cpu.linear import prepacked_weights
+
+# Memory of a batch: keys and values of this many tokens per token of the batch, and this many logits.
+CACHED_TOKENS_PER_TOKEN = 4
+MAX_LOGITS = 2**26
+
+
+@dataclass(frozen=True)
+class ContinuationScore:
+    """Likelihood of a continuation given its context.
+
+    Attributes:
+        log_probability: Sum over the tokens of the continuation, in nats.
+        num_tokens: Tokens of the continuation.
+        num_bytes: UTF-8 bytes of the continuation, as it was passed.
+        is_greedy: Whether each token is the most probable one.
+    """
+
+    log_probability: float
+    num_tokens: int
+    num_bytes: int
+    is_greedy: bool
+
+
+class ContinuationScorer:
+    """Scores continuations of contexts, each as if it were the only one.
+
+    Neither the other requests, nor their order, nor the batches change a score beyond rounding.
+
+    - Decoders: the context and the continuation are one sequence. Prefixes that several requests share are computed
+      once, unless the model has no keys and values of all tokens (sliding windows, state-space models of transformers)
+      or takes no `position_ids`.
+    - Encoder-decoders and prefix language models (UniLM, ERNIE-GEN): the context is the source, which is encoded once
+      for all of its continuations, and the continuation is the target.
+
+    Args:
+        model: A model of this package or of transformers with a causal or sequence-to-sequence head.
+        tokenizer: Its tokenizer.
+        batch_tokens: Maximum number of tokens of a batch, padding included; a longer sequence is a batch of its own.
+        max_length: Maximum number of tokens of an input, whose beginning is truncated; None for the model's.
+        scores_end: Whether the continuations of an encoder-decoder include the end token. lm-evaluation-harness omits
+            it; with it, the probabilities of all targets sum to 1.
+
+    Raises:
+        CtxError: The model does not predict texts from left to right, or a number is too small.
+
+    Example:
+        >>> scorer = ContinuationScorer(model, tokenizer)
+        >>> scores = scorer.score([("It was great. Sentiment:", label) for label in (" positive", " negative")])
+        >>> max(scores, key=lambda score: score.log_probability)
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        batch_tokens: int = 2048,
+        max_length: int | None = None,
+        scores_end: bool = False,
+    ) -> None:
+        check_range({"batch_tokens": batch_tokens, "max_length": max_length}, at_least=1)
+        _check_model(model)
+        self.model: Any = model
+        self.tokenizer: Any = tokenizer
+        self.batch_tokens = batch_tokens
+        self._encoder = ContinuationEncoder(model, tokenizer, max_length=max_length, scores_end=scores_end)
+        self._parameters = inspect.signature(model.forward).parameters
+        self._vocab_size = model.config.get_text_config(decoder=True).vocab_size
+
+    def score(self, requests: Sequence[tuple[str, str]]) -> list[ContinuationScore]:
+        """Score (context, continuation) pairs, in their order.
+
+        Raises:
+            CtxError: A continuation has no token or more than the model has positions, or a context has no token and
+                the tokenizer none that begins a text.
+        """
+        pairs = self._encoder.encode_pairs(requests)
+        batches = self._seq2seq_batches(pairs) if self.model.config.is_encoder_decoder else self._causal_batches(pairs)
+        log_probabilities = np.zeros(len(pairs))
+        is_greedy = np.ones(len(pairs), dtype=bool)
+        with evaluation_mode(self.model), prepacked_weights(getattr(self.model, "prepacked_bytes", 0)):
+            for batch in batches:
+                indices, values, is_best = batch.predictions()
+                np.add.at(log_probabilities, indices, values)
+                np.logical_and.at(is_greedy, indices, is_best)
+        return [
+            ContinuationScore(float(value), len(pair.continuation), len(continuation.encode()), bool(greedy))
+            for value, greedy, pair, (_, continuation) in zip(
+                log_probabilities, is_greedy, pairs, requests, strict=True
+            )
+        ]
+
+    # decoders
+
+    def _causal_batches(self, pairs: Sequence[TokenPair]) -> Iterator["_Batch"]:
+        rows = [
+            TokenRow(np.array([*pair.context, *pair.continuation][:-1], dtype=np.int32), pair.continuation, index)
+            for index, pair in enumerate(pairs)
+        ]
+        trees = prefix_trees(rows, shares_prefixes=self.reuses_prefixes)
+        yield from self._walk([(node, 0) for node in trees], None, None)
+
+    @property
+    def reuses_prefixes(self) -> bool:
+        """Whether the model computes tokens after cached tokens, with padding between them."""
+        if isinstance(self.model, ForCausalLM):
+            return True
+        config = self.model.config.get_text_config(decoder=True)
+        layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
+        return (
+            layer_types == {"full_attention"}
+            and not getattr(config, "sliding_window", None)
+            and not getattr(self.model, "_is_stateful", False)
+            and {"position_ids", "attention_mask", "past_key_values"} <= self._parameters.keys()
+        )
+
+    def _walk(
+        self, nodes: Sequence[tuple[PrefixNode, int]], cache: Any, past_mask: Tensor | None
+    ) -> Iterator["_Batch"]:
+        """Compute nodes and their descendants; the second values are the rows of the parents in the cache."""
+        past_length = 0 if past_mask is None else past_mask.shape[1]
+        for indices in self._split([node for node, _ in nodes], past_length):
+            batch_nodes = [nodes[index][0] for index in indices]
+            parents = torch.tensor([nodes[index][1] for index in indices])
+            padder = RowPadder([len(node.ids) for node in batch_nodes], "right")
+            ids = padder.pad([node.ids for node in batch_nodes], 0)
+            mask = padder.attention_mask()
+            past = None
+            if past_mask is not None:
+                past = _select_cache(cache, parents)
+                mask = torch.cat([past_mask[parents], mask], 1)
+            width = ids.shape[1]
+            num_logits = width - min(node.first_target for node in batch_nodes)
+            has_children = any(node.children for node in batch_nodes)
+            logits, new_cache = self._run_decoder(ids, mask, past, num_logits, has_children)
+            yield _Batch(batch_nodes, logits, width - num_logits, new_cache, mask)
+            children = [(child, row) for row, node in enumerate(batch_nodes) for child in node.children]
+            if children:
+                del logits
+                yield from self._walk(children, new_cache, mask)
+
+    def _run_decoder(
+        self, ids: Tensor, mask: Tensor, past: Any, num_logits: int, returns_cache: bool
+    ) -> tuple[Tensor, Any]:
+        """(batch, length) ids and (batch, past + length) mask -> logits of the last columns, and the extended cache."""
+        length = ids.shape[1]
+        inputs: dict[str, Any] = {"input_ids": ids, "use_cache": returns_cache or past is not None}
+        if isinstance(self.model, ForCausalLM):
+            inputs["attention_mask"] = mask[:, -length:] if isinstance(past, RecurrentCache) else mask
+        elif past is not None:  # without a cache, tokens do not attend to the padding on their right
+            inputs |= {"attention_mask": mask, "position_ids": (mask.cumsum(1) - 1)[:, -length:].clamp(min=0)}
+        if past is not None:
+            inputs["past_key_values"] = past
+        if "logits_to_keep" in self._parameters:
+            inputs["logits_to_keep"] = num_logits
+        outputs = self.model(**CollatedBatch(inputs).to(self.model.device))
+        return outputs.logits[:, -num_logits:], outputs.get("past_key_values") if returns_cache else None
+
+    # encoder-decoders
+
+    def _seq2seq_batches(self, pairs: Sequence[TokenPair]) -> Iterator["_Batch"]:
+        start_id = self._start_id()
+        rows_by_source: dict[tuple[int, ...], list[TokenRow]] = {}
+        for index, pair in enumerate(pairs):
+            ids = np.array([start_id, *pair.prefix, *pair.continuation][:-1], dtype=np.int32)
+            rows_by_source.setdefault(pair.context, []).append(TokenRow(ids, pair.continuation, index))
+        sources = [PrefixNode(np.array(source, dtype=np.int32)) for source in rows_by_source]
+        targets = [prefix_trees(rows, shares_prefixes=False) for rows in rows_by_source.values()]
+        for indices in self._split(sources, 0):
+            padder = RowPadder([len(sources[index].ids) for index in indices], self.tokenizer.padding_side)
+            ids = padder.pad([sources[index].ids for index in indices], self._padding_id)
+            inputs = CollatedBatch({"input_ids": ids, "attention_mask": padder.attention_mask()}).to(self.model.device)
+            encoded = self.model.get_encoder()(**inputs)
+            nodes = [(node, row) for row, index in enumerate(indices) for node in targets[index]]
+            for batch in self._split([node for node, _ in nodes], ids.shape[1]):
+                rows = torch.tensor([nodes[index][1] for index in batch])
+                yield self._run_targets([nodes[index][0] for index in batch], rows, encoded, inputs["attention_mask"])
+
+    def _run_targets(self, nodes: list[PrefixNode], rows: Tensor, encoded: Any, source_mask: Tensor) -> "_Batch":
+        """Predict targets of the encoded sources with these rows."""
+        padder = RowPadder([len(node.ids) for node in nodes], "right")
+        decoder_ids = padder.pad([node.ids for node in nodes], self._padding_id)
+        logits = self.model(
+            encoder_outputs=_select_rows(encoded, rows),
+            attention_mask=_select_rows(source_mask, rows),
+            decoder_input_ids=decoder_ids.to(self.model.device),
+            use_cache=False,
+        ).logits
+        return _Batch(nodes, logits, 0, None, None)
+
+    @property
+    def _padding_id(self) -> int:
+        padding_id = self.tokenizer.pad_token_id
+        return 0 if padding_id is None else padding_id
+
+    def _start_id(self) -> int:
+        for config in (self.model.generation_config, self.model.config):
+            start_id = getattr(config, "decoder_start_token_id", None)
+            if start_id is not None:
+                return start_id
+        raise CtxError("The model has no decoder_start_token_id.", hint="set config.decoder_start_token_id.")
+
+    def _split(self, nodes: Sequence[PrefixNode], past_length: int) -> Iterator[list[int]]:
+        """Indices of nodes of similar length within the memory limits, the longest first."""
+        order = sorted(range(len(nodes)), key=lambda index: -len(nodes[index].ids))
+        batch: list[int] = []
+        width = first_target = 0
+        for index in order:
+            node = nodes[index]
+            width = width or len(node.ids)
+            first_target = min(first_target, node.first_target) if batch else node.first_target
+            size = len(batch) + 1
+            if batch and (
+                size * width > self.batch_tokens
+                or size * (past_length + width) > CACHED_TOKENS_PER_TOKEN * self.batch_tokens
+                or size * (width - first_target) * self._vocab_size > MAX_LOGITS
+            ):
+                yield batch
+                batch, width, first_target = [], len(node.ids), node.first_target
+            batch.append(index)
+        if batch:
+            yield batch
+
+
+class _Batch(NamedTuple):
+    """Logits (batch, columns, vocabulary) of a batch of nodes, from `first_column` on; `cache` and `mask` include the
+    tokens before the nodes."""
+
+    nodes: list[PrefixNode]
+    logits: Tensor
+    first_column: int
+    cache: Any
+    mask: Tensor | None
+
+    def predictions(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """For each target of the nodes: request, log-probability in nats, and whether it is the most probable token."""
+        targets = [
+            (row, target.column - self.first_column, target.token_id, target.request)
+            for row, node in enumerate(self.nodes)
+            for target in node.targets
+        ]
+        rows, columns, token_ids, requests = np.array(targets, dtype=np.int64).reshape(-1, 4).T
+        positions, inverse = np.unique(np.stack([rows, columns]), axis=1, return_inverse=True)
+        device = self.logits.device
+        logits = self.logits[tuple(torch.from_numpy(positions).to(device))].float()
+        indices, ids = torch.from_numpy(inverse.reshape(-1)).to(device), torch.from_numpy(token_ids).to(device)
+        values = logits[indices, ids] - logits.logsumexp(-1)[indices]
+        is_best = logits.argmax(-1)[indices] == ids
+        return requests, values.double().cpu().numpy(), is_best.cpu().numpy()
+
+
+def _check_model(model: Any) -> None:
+    """Raise CtxError unless a model predicts texts from left to right."""
+    hint = "use AutoModelForCausalLM or AutoModelForSeq2SeqLM."
+    if isinstance(model, ForCausalLM):
+        if not model.is_backward:
+            return
+        hint = "use the forward model."
+    elif isinstance(model, Seq2SeqHead):
+        return
+    elif not isinstance(model, HeadModel) and hasattr(model, "can_generate") and model.can_generate():
+        return
+    raise CtxError(f"{type(model).__name__} does not predict texts from left to right.", hint=hint)
+
+
+def _select_cache(cache: Any, rows: Tensor) -> Any:
+    """A new cache with these rows of a cache, which is unchanged."""
+    if isinstance(cache, RecurrentCache):
+        return cache.select(rows)
+    return DynamicCache([(_select_rows(layer.keys, rows), _select_rows(layer.values, rows)) for layer in cache.layers])
+
+
+def _select_rows(value: Any, rows: Tensor) -> Any:
+    """Rows of the tensors in an output of a model, which has one row per source."""
+    if isinstance(value, Tensor):
+        if len(value) == 1:
+            return value.expand(len(rows), *value.shape[1:])
+        return value if torch.equal(rows, torch.arange(len(value))) else value[rows.to(value.device)]
+    if isinstance(value, RecurrentCache):
+        return value.select(rows)
+    if isinstance(value, ModelOutput):
+        return type(value)(**{name: _select_rows(item, rows) for name, item in value.items()})
+    if isinstance(value, list | tuple):
+        return type(value)(_select_rows(item, rows) for item in value)
+    return value

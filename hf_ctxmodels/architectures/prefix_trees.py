@@ -1,0 +1,114 @@
+"""Trees of token sequences with common prefixes: a language model computes each shared prefix once."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import NamedTuple
+
+import numpy as np
+
+# A shared prefix gets a node if that saves this fraction of the tokens of its sequences. A node costs a forward pass
+# and a copy of its keys and values for every child, so that short common beginnings stay with their sequences.
+MIN_SAVED_FRACTION = 0.2
+
+
+@dataclass(frozen=True)
+class TokenRow:
+    """Input of a causal language model for one request.
+
+    Attributes:
+        ids: (length,) tokens, int32.
+        targets: (targets,) tokens to predict, from the inputs at the last columns of `ids`.
+        request: Index of the request.
+    """
+
+    ids: np.ndarray
+    targets: Sequence[int]
+    request: int
+
+
+class Target(NamedTuple):
+    """A token to predict after the token in a column of a node."""
+
+    column: int
+    token_id: int
+    request: int
+
+
+@dataclass
+class PrefixNode:
+    """Tokens that follow the tokens of the parent node.
+
+    Attributes:
+        ids: (length,) tokens.
+        targets: Predictions after tokens of this node.
+        requests: Indices of the requests whose rows end here.
+        children: Continuations of the node.
+    """
+
+    ids: np.ndarray
+    targets: list[Target] = field(default_factory=list)
+    requests: list[int] = field(default_factory=list)
+    children: "list[PrefixNode]" = field(default_factory=list)
+
+    @property
+    def first_target(self) -> int:
+        """Column of the first prediction; the last column without targets."""
+        return min((target.column for target in self.targets), default=len(self.ids) - 1)
+
+
+def prefix_trees(rows: Iterable[TokenRow], *, shares_prefixes: bool = True) -> list[PrefixNode]:
+    """The nodes without a parent of the tree of all rows. Equal rows share a node.
+
+    Args:
+        rows: Rows of at least one token.
+        shares_prefixes: Whether different rows may share nodes.
+    """
+    equal_rows: dict[bytes, list[TokenRow]] = {}  # big-endian bytes have the order of the ids
+    for row in rows:
+        equal_rows.setdefault(row.ids.astype(">u4").tobytes(), []).append(row)
+    groups = [equal_rows[key] for key in sorted(equal_rows)]
+    if not shares_prefixes:
+        return [_node(group[0].ids, 0, [group], is_end=True) for group in groups]
+    roots: list[PrefixNode] = []
+    stack = [(groups, 0, 0, roots)] if groups else []
+    while stack:
+        groups, start, depth, siblings = stack.pop()
+        shortest, longest = groups[0][0].ids, groups[-1][0].ids
+        shared = _common_length(shortest, longest, depth)
+        saved = (shared - start) * (len(groups) - 1)
+        if len(groups) == 1 or saved > MIN_SAVED_FRACTION * sum(len(group[0].ids) - start for group in groups):
+            node = _node(shortest[:shared], start, groups, is_end=len(shortest) == shared)
+            siblings.append(node)
+            siblings, start = node.children, shared
+            if len(shortest) == shared:
+                groups = groups[1:]
+        elif len(shortest) == shared:
+            siblings.append(_node(shortest, start, groups[:1], is_end=True))
+            groups = groups[1:]
+        for _, branch in groupby(groups, key=lambda group: int(group[0].ids[shared])):
+            stack.append((list(branch), start, shared, siblings))
+    return roots
+
+
+def _node(ids: np.ndarray, start: int, groups: Sequence[Sequence[TokenRow]], *, is_end: bool) -> PrefixNode:
+    """The node of the columns from `start` on, with their targets in groups of equal rows; the first group ends with
+    the node if `is_end`."""
+    node = PrefixNode(ids[start:])
+    for group in groups:
+        for row in group:
+            first_column = len(row.ids) - len(row.targets)
+            columns = range(max(start, first_column), min(len(ids), len(row.ids)))
+            node.targets.extend(
+                Target(column - start, row.targets[column - first_column], row.request) for column in columns
+            )
+    if is_end:
+        node.requests = [row.request for row in groups[0]]
+    return node
+
+
+def _common_length(first: np.ndarray, second: np.ndarray, start: int) -> int:
+    """Length of the common prefix of two rows, which are equal before `start`."""
+    length = min(len(first), len(second))
+    differs = first[start:length] != second[start:length]
+    return start + int(differs.argmax()) if differs.any() else length

@@ -1,0 +1,198 @@
+"""Scores of continuations against one forward pass per request, without padding, caches or shared prefixes."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, MistralConfig, MistralForCausalLM, T5Config
+from transformers import T5ForConditionalGeneration as HFT5
+from zoo import tiny_config, with_random_parameters
+
+from hf_ctxmodels.architectures.continuations import ContinuationScorer
+from hf_ctxmodels.architectures.prefix_trees import TokenRow, prefix_trees
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.generation import target_vocabulary_config
+from hf_ctxmodels.models.ulmfit import CtxUlmfitForCausalLM
+from hf_ctxmodels.registry import FAMILIES
+
+TEXTS = ["the old sailor carried seven letters over the bridge", "a dog saw the red boat .", "nobody painted it"]
+SHOTS = "a dog saw the boat . nobody painted the red boat . "
+CHOICES = [" saw", " saw the boat", " painted seven letters over it"]
+REQUESTS = [
+    *[(f"{SHOTS}{context}", choice) for context in ("the old sailor", "a dog", "it") for choice in CHOICES],
+    ("nobody saw the old bridge ", "carried"),
+    ("nobody saw the old bridge", " carried"),
+    ("it", " carried seven letters over the bridge ."),
+]
+
+
+def build(family_name: str, **changes: Any) -> tuple[Any, Any]:
+    """A tiny random language model or encoder-decoder, and its tokenizer."""
+    family = FAMILIES[family_name]
+    tokenizer = family.tokenizer.train(TEXTS * 5, vocab_size=300)
+    fields = {"vocab_size": len(tokenizer), **target_vocabulary_config(tokenizer), **changes}
+    if "max_position_embeddings" in family.config.__dataclass_fields__:
+        fields.setdefault("max_position_embeddings", 128)
+    auto_class = "AutoModelForCausalLM" if "AutoModelForCausalLM" in family.models else "AutoModelForSeq2SeqLM"
+    torch.manual_seed(0)
+    return with_random_parameters(family.models[auto_class](tiny_config(family, **fields)), 0).eval(), tokenizer
+
+
+@torch.no_grad()
+def expected_score(model: Any, tokenizer: Any, context: str, continuation: str) -> tuple[float, int, bool]:
+    """Log-probability, number of tokens and whether they are greedy, from one forward pass."""
+    spaces = len(context) - len(context.rstrip())
+    context, continuation = context.rstrip(), context[len(context) - spaces :] + continuation
+    if model.config.is_encoder_decoder:
+        target = tokenizer(text_target=continuation)["input_ids"]
+        start = model.config.decoder_start_token_id
+        first = [token_id for token_id in target[:1] if token_id in (start, tokenizer.bos_token_id)]
+        ids = target[len(first) : -1]  # without the end token
+        decoder_ids = [start, *(token_id for token_id in first if token_id != start), *ids][:-1]
+        logits = model(
+            input_ids=torch.tensor([tokenizer(context)["input_ids"]]), decoder_input_ids=torch.tensor([decoder_ids])
+        ).logits
+    else:
+        whole, prefix = tokenizer(context + continuation)["input_ids"], tokenizer(context)["input_ids"]
+        if prefix[-1] == tokenizer.eos_token_id:
+            whole, prefix = whole[:-1], prefix[:-1]
+        ids = whole[len(prefix) :]
+        logits = model(input_ids=torch.tensor([whole])).logits[:, :-1]
+    log_probabilities = logits[0, -len(ids) :].float().log_softmax(-1)
+    total = log_probabilities[torch.arange(len(ids)), torch.tensor(ids)].sum().item()
+    return total, len(ids), log_probabilities.argmax(-1).tolist() == list(ids)
+
+
+def assert_scores(model: Any, tokenizer: Any, **options: Any) -> None:
+    expected = [expected_score(model, tokenizer, *request) for request in REQUESTS]
+    scores = ContinuationScorer(model, tokenizer, **options).score(REQUESTS)
+    for score, (log_probability, num_tokens, is_greedy) in zip(scores, expected, strict=True):
+        assert score.log_probability == pytest.approx(log_probability, abs=1e-4, rel=1e-5)
+        assert (score.num_tokens, score.is_greedy) == (num_tokens, is_greedy)
+    reversed_scores = ContinuationScorer(model, tokenizer, **options).score(REQUESTS[::-1])[::-1]
+    assert [round(score.log_probability, 3) for score in reversed_scores] == pytest.approx(
+        [round(score.log_probability, 3) for score in scores], abs=2e-3
+    )
+
+
+@pytest.mark.parametrize("batch_tokens", [40, 4096])
+@pytest.mark.parametrize(
+    "family", ["gpt2", "gpt3", "grover", "xlm", "ulmfit", "seqae", "t5", "bart", "unilm", "ernie_gen", "cove"]
+)
+def test_scores(family: str, batch_tokens: int) -> None:
+    assert_scores(*build(family), batch_tokens=batch_tokens)
+
+
+@pytest.mark.parametrize("model_class", [GPT2LMHeadModel, MistralForCausalLM, HFT5])
+def test_transformers_models(model_class: Any) -> None:
+    """Mistral's sliding window is shorter than the texts: it cannot share prefixes."""
+    _, tokenizer = build("t5" if model_class is HFT5 else "gpt2")
+    size = {"vocab_size": len(tokenizer), "initializer_range": 0.3}
+    torch.manual_seed(0)
+    if model_class is GPT2LMHeadModel:
+        config: Any = GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=128, **size)
+    elif model_class is MistralForCausalLM:
+        config = MistralConfig(
+            hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+            sliding_window=6, max_position_embeddings=128, **size,
+        )  # fmt: skip
+    else:
+        config = T5Config(
+            vocab_size=len(tokenizer), d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4,
+            decoder_start_token_id=0, initializer_factor=4.0,
+        )  # fmt: skip
+    model = model_class(config).eval()
+    assert_scores(model, tokenizer, batch_tokens=60)
+
+
+def test_shared_prefixes_are_computed_once() -> None:
+    """The embeddings receive the tokens of the tree, and each choice adds the tokens that only it has."""
+    model, tokenizer = build("gpt2")
+    count = 0
+
+    def add(module: Any, inputs: Any, output: Any) -> None:
+        nonlocal count
+        count += inputs[0].numel()
+
+    scorer = ContinuationScorer(model, tokenizer)
+    alone = [(context, choice) for context in (2 * SHOTS + "a dog", 2 * SHOTS + "it") for choice in CHOICES]
+    with torch.no_grad():
+        model.get_input_embeddings().register_forward_hook(add)
+        scorer.score(alone)
+        num_shared, count = count, 0
+        for request in alone:
+            scorer.score([request])
+    assert num_shared < 0.4 * count
+
+
+def test_prefix_trees() -> None:
+    """Each row is the path to its node; targets and requests are at their tokens; equal rows share a node."""
+    generator = np.random.default_rng(0)
+    rows = []
+    for request in range(60):
+        prefix = [[7] * 9, [7] * 9 + [3, 4, 5], []][request % 3]
+        ids = np.array([*prefix, *generator.integers(0, 3, generator.integers(1, 5))], dtype=np.int32)
+        rows.append(TokenRow(ids, list(range(100, 100 + int(generator.integers(1, len(ids) + 1)))), request))
+    found: dict[int, list[int]] = {}
+    targets: dict[int, dict[int, int]] = {row.request: {} for row in rows}
+    num_tokens = 0
+    stack = [(node, []) for node in prefix_trees(rows)]
+    while stack:
+        node, before = stack.pop()
+        num_tokens += len(node.ids)
+        path = [*before, *node.ids.tolist()]
+        for target in node.targets:
+            targets[target.request][len(before) + target.column] = target.token_id
+        for request in node.requests:
+            assert request not in found
+            found[request] = path
+        stack.extend((child, path) for child in node.children)
+    assert num_tokens < 0.5 * sum(len(row.ids) for row in rows)
+    for row in rows:
+        assert found[row.request] == row.ids.tolist()
+        first = len(row.ids) - len(row.targets)
+        assert targets[row.request] == {first + index: token for index, token in enumerate(row.targets)}
+
+
+def test_truncation_keeps_the_end() -> None:
+    """A long context gives the score of its last tokens; a long continuation is an error."""
+    model, tokenizer = build("gpt2")
+    scorer = ContinuationScorer(model, tokenizer, max_length=20)
+    (long, short) = scorer.score([(" ".join([SHOTS] * 3) + "x y z the old sailor", " saw"), ("it", " saw")])
+    ids = tokenizer(" ".join([SHOTS] * 3) + "x y z the old sailor saw")["input_ids"]
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([ids[-21:-1]])).logits[0].log_softmax(-1)
+    num = long.num_tokens
+    expected = logits[torch.arange(20 - num, 20), torch.tensor(ids[-num:])].sum().item()
+    assert long.log_probability == pytest.approx(expected, abs=1e-4)
+    assert short.log_probability == pytest.approx(expected_score(model, tokenizer, "it", " saw")[0], abs=1e-4)
+    with pytest.raises(CtxError, match="above the maximum length of 20"):
+        scorer.score([("it", SHOTS * 3)])
+
+
+def test_end_tokens_of_targets() -> None:
+    """With the end token, a target that begins another one is no longer always more probable."""
+    model, tokenizer = build("t5")
+    requests = [("it", " saw"), ("it", " saw the boat")]
+    without = ContinuationScorer(model, tokenizer).score(requests)
+    scores = ContinuationScorer(model, tokenizer, scores_end=True).score(requests)
+    assert without[0].log_probability > without[1].log_probability
+    assert [score.num_tokens - other.num_tokens for score, other in zip(scores, without, strict=True)] == [1, 1]
+    ids = tokenizer(text_target=" saw")["input_ids"]
+    with torch.no_grad():
+        loss = model(input_ids=torch.tensor([tokenizer("it")["input_ids"]]), labels=torch.tensor([ids])).loss
+    assert scores[0].log_probability == pytest.approx(-loss.item() * len(ids), abs=1e-4)
+
+
+def test_errors() -> None:
+    model, tokenizer = build("gpt2")
+    with pytest.raises(CtxError, match="has no token"):
+        ContinuationScorer(model, tokenizer).score([("it", "")])
+    bert = FAMILIES["bert"].models["AutoModelForMaskedLM"](tiny_config(FAMILIES["bert"]))
+    with pytest.raises(CtxError, match="does not predict texts from left to right"):
+        ContinuationScorer(bert, tokenizer)
+    backward = CtxUlmfitForCausalLM(tiny_config(FAMILIES["ulmfit"], backward=True))
+    with pytest.raises(CtxError, match="use the forward model"):
+        ContinuationScorer(backward, tokenizer)
+    assert ContinuationScorer(model, tokenizer).score([]) == []
