@@ -285,14 +285,13 @@ def _check_model(model: Any) -> None:
     """Raise CtxError unless a model predicts texts from left to right."""
     hint = "use AutoModelForCausalLM or AutoModelForSeq2SeqLM."
     if isinstance(model, ForCausalLM):
-        if not model.is_backward:
-            return
-        hint = "use the forward model."
-    elif isinstance(model, Seq2SeqHead):
-        return
-    elif not isinstance(model, HeadModel) and hasattr(model, "can_generate") and model.can_generate():
-        return
-    raise CtxError(f"{type(model).__name__} does not predict texts from left to right.", hint=hint)
+        predicts_next_token, hint = not model.is_backward, "use the forward model."
+    elif isinstance(model, HeadModel):
+        predicts_next_token = isinstance(model, Seq2SeqHead)
+    else:
+        predicts_next_token = hasattr(model, "can_generate") and model.can_generate()
+    if not predicts_next_token:
+        raise CtxError(f"{type(model).__name__} does not predict texts from left to right.", hint=hint)
 
 
 def _select_cache(cache: Any, rows: Tensor) -> Any:

@@ -5,8 +5,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, MistralConfig, MistralForCausalLM, T5Config
-from transformers import T5ForConditionalGeneration as HFT5
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    MistralConfig,
+    MistralForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 from zoo import tiny_config, with_random_parameters
 
 from hf_ctxmodels.architectures.continuations import ContinuationScorer
@@ -84,10 +90,10 @@ def test_scores(family: str, batch_tokens: int) -> None:
     assert_scores(*build(family), batch_tokens=batch_tokens)
 
 
-@pytest.mark.parametrize("model_class", [GPT2LMHeadModel, MistralForCausalLM, HFT5])
+@pytest.mark.parametrize("model_class", [GPT2LMHeadModel, MistralForCausalLM, T5ForConditionalGeneration])
 def test_transformers_models(model_class: Any) -> None:
     """Mistral's sliding window is shorter than the texts: it cannot share prefixes."""
-    _, tokenizer = build("t5" if model_class is HFT5 else "gpt2")
+    _, tokenizer = build("t5" if model_class is T5ForConditionalGeneration else "gpt2")
     size = {"vocab_size": len(tokenizer), "initializer_range": 0.3}
     torch.manual_seed(0)
     if model_class is GPT2LMHeadModel:
