@@ -25,7 +25,6 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import check_range
 from hf_ctxmodels.core.host_copies import CollatedBatch
 from hf_ctxmodels.core.model import evaluation_mode
-from hf_ctxmodels.data.padding import RowPadder
 from hf_ctxmodels.heads.base import HeadModel
 from hf_ctxmodels.heads.causal_lm import ForCausalLM
 from hf_ctxmodels.heads.seq2seq import Seq2SeqHead
@@ -154,9 +153,7 @@ class ContinuationScorer:
         for indices in self._split([node for node, _ in nodes], past_length):
             batch_nodes = [nodes[index][0] for index in indices]
             parents = torch.tensor([nodes[index][1] for index in indices])
-            padder = RowPadder([len(node.ids) for node in batch_nodes], "right")
-            ids = padder.pad([node.ids for node in batch_nodes], 0)
-            mask = padder.attention_mask()
+            ids, mask = _pad([node.ids for node in batch_nodes], self._padding_id)
             past = None
             if past_mask is not None:
                 past = _select_cache(cache, parents)
@@ -199,9 +196,8 @@ class ContinuationScorer:
         sources = [PrefixNode(np.array(source, dtype=np.int32)) for source in rows_by_source]
         targets = [prefix_trees(rows, shares_prefixes=False) for rows in rows_by_source.values()]
         for indices in self._split(sources, 0):
-            padder = RowPadder([len(sources[index].ids) for index in indices], self.tokenizer.padding_side)
-            ids = padder.pad([sources[index].ids for index in indices], self._padding_id)
-            inputs = CollatedBatch({"input_ids": ids, "attention_mask": padder.attention_mask()}).to(self.model.device)
+            ids, mask = _pad([sources[index].ids for index in indices], self._padding_id)
+            inputs = CollatedBatch({"input_ids": ids, "attention_mask": mask}).to(self.model.device)
             encoded = self.model.get_encoder()(**inputs)
             nodes = [(node, row) for row, index in enumerate(indices) for node in targets[index]]
             for batch in self._split([node for node, _ in nodes], ids.shape[1]):
@@ -210,8 +206,7 @@ class ContinuationScorer:
 
     def _run_targets(self, nodes: list[PrefixNode], rows: Tensor, encoded: Any, source_mask: Tensor) -> "_Batch":
         """Predict targets of the encoded sources with these rows."""
-        padder = RowPadder([len(node.ids) for node in nodes], "right")
-        decoder_ids = padder.pad([node.ids for node in nodes], self._padding_id)
+        decoder_ids, _ = _pad([node.ids for node in nodes], self._padding_id)
         logits = self.model(
             encoder_outputs=_select_rows(encoded, rows),
             attention_mask=_select_rows(source_mask, rows),
@@ -292,6 +287,15 @@ def _check_model(model: Any) -> None:
         predicts_next_token = hasattr(model, "can_generate") and model.can_generate()
     if not predicts_next_token:
         raise CtxError(f"{type(model).__name__} does not predict texts from left to right.", hint=hint)
+
+
+def _pad(sequences: Sequence[np.ndarray], value: int) -> tuple[Tensor, Tensor]:
+    """(batch, length) ids with padding on the right, and their mask."""
+    lengths = np.array([len(sequence) for sequence in sequences])
+    filled = np.arange(lengths.max()) < lengths[:, None]
+    ids = np.full(filled.shape, value, dtype=np.int64)
+    ids[filled] = np.concatenate(sequences)
+    return torch.from_numpy(ids), torch.from_numpy(filled.astype(np.int64))
 
 
 def _select_cache(cache: Any, rows: Tensor) -> Any:
