@@ -29,6 +29,7 @@ ROOT = Path(__file__).parents[1]
 _GUIDE_ORDER = (
     "choose-a-model",
     "word-embeddings",
+    "clean-text",
     "pretrain",
     "cluster",
     "finetune",

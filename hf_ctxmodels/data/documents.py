@@ -146,9 +146,7 @@ class Documents:
         """Yield documents; raises NoDocumentError if there is none, and CtxError if the source cannot be read, or a
         document has no text (unless `skip_empty`)."""
         is_empty = True
-        for number, paragraphs in islice(self._numbered_paragraphs(), self.max_documents):
-            if self.held_out is not None and (number in self.held_out) != (self.subset == "held-out"):
-                continue
+        for number, paragraphs in self._selected_paragraphs():
             sentences = paragraphs
             if not isinstance(paragraphs, TranslatedText | LabelledPair | NewsArticle):
                 sentences = [sentence for paragraph in paragraphs for sentence in split_sentences(paragraph)]
@@ -170,6 +168,17 @@ class Documents:
                 location=self.name if self.subset == "all" else f"{self.name}, {self.subset} documents",
                 hint="check the source and the held-out share.",
             )
+
+    def paragraphs(self) -> Iterator[list[str]]:
+        """Yield the documents as they are read: lists of paragraphs (for text files lines), not split into sentences;
+        documents without text are skipped. Raises CtxError if the source cannot be read."""
+        return (paragraphs for _, paragraphs in self._selected_paragraphs() if paragraphs)
+
+    def _selected_paragraphs(self) -> Iterator[tuple[int, list[str]]]:
+        """The numbered documents of the subset."""
+        for number, paragraphs in islice(self._numbered_paragraphs(), self.max_documents):
+            if self.held_out is None or (number in self.held_out) == (self.subset == "held-out"):
+                yield number, paragraphs
 
     def _numbered_paragraphs(self) -> Iterator[tuple[int, list[str]]]:
         for part in self.layout:

@@ -1,16 +1,12 @@
 """Preparation of examples: the parts of the text are tokenized independently, by several processes or jobs."""
 
-import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import chain
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +36,7 @@ from hf_ctxmodels.data.prepared import (
     write_index,
     write_json,
 )
+from hf_ctxmodels.data.processes import map_in_processes
 
 SENTENCES = "text_sentences"
 """Statistic of a source: number of sentences, from which it is sampled."""
@@ -130,7 +127,8 @@ class Preparation:
             for number in progress_bar(missing, "preparing", unit="parts", enabled=show_progress):
                 self.write_part(number)
             return
-        results = self._run_in_processes(missing, min(num_proc, len(missing)))
+        hint = "run the same command again, with fewer processes; complete parts are not repeated."
+        results = map_in_processes(self.write_part, missing, min(num_proc, len(missing)), hint=hint)
         for _ in progress_bar(results, "preparing", unit="parts", total=len(missing), enabled=show_progress):
             pass
 
@@ -154,26 +152,6 @@ class Preparation:
             for split in SPLITS:
                 (self.directory / split).mkdir(exist_ok=True)
             self.tokenizer.save_pretrained(self.directory / TOKENIZER_FOLDER)
-
-    def _run_in_processes(self, numbers: Sequence[int], num_proc: int) -> Iterator[None]:
-        # spawned, since a process with threads must not be forked
-        context = get_context("spawn")
-        with ProcessPoolExecutor(num_proc, context, _initialize, (self,)) as executor:
-            remaining: set[Future[None]] = {executor.submit(_write_part, number) for number in numbers}
-            try:
-                while remaining:
-                    finished, remaining = wait(remaining, return_when=FIRST_COMPLETED)
-                    for future in finished:
-                        yield future.result()
-            except BrokenProcessPool as error:
-                raise CtxError(
-                    "A process that prepared examples has ended: it was out of memory or killed, or it imported a "
-                    "program without `if __name__ == '__main__':`.",
-                    location=f"--num_proc {num_proc}",
-                    hint="run the same command again, with fewer processes; complete parts are not repeated.",
-                ) from error
-            finally:
-                executor.shutdown(wait=False, cancel_futures=True)
 
     def write_part(self, number: int) -> None:
         """Write the files and the record of a part, each atomically."""
@@ -280,18 +258,3 @@ def delete_prepared(directory: Path) -> None:
         for path in (directory / folder).glob("*"):
             if any(path.match(pattern) for pattern in _FILES) or _TEMPORARY.fullmatch(path.name):
                 path.unlink()
-
-
-_preparation: Preparation | None = None
-
-
-def _initialize(preparation: Preparation) -> None:
-    """Set up a process of `Preparation.run`, which uses one core."""
-    global _preparation
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    _preparation = preparation
-
-
-def _write_part(number: int) -> None:
-    assert _preparation is not None
-    _preparation.write_part(number)

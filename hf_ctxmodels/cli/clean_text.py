@@ -1,0 +1,139 @@
+"""Subcommands of `hf-ctxmodels data` for raw text: filters, and overlap with evaluation data."""
+
+import json
+from collections import Counter
+from dataclasses import dataclass
+from inspect import getdoc
+from pathlib import Path
+
+from hf_ctxmodels.core.command_line import parse_arguments
+from hf_ctxmodels.core.console import progress_bar
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import REQUIRED, check_range, flag
+from hf_ctxmodels.core.output_files import check_output_directory, check_output_file, write_text_file
+from hf_ctxmodels.data.benchmark_files import read_benchmark
+from hf_ctxmodels.data.cleaning import (
+    RULES,
+    CleaningRules,
+    LanguageFilter,
+    TextCleaner,
+    check_text_suffix,
+    write_documents,
+)
+from hf_ctxmodels.data.document_sources import load_documents
+from hf_ctxmodels.data.files import file_name
+from hf_ctxmodels.data.overlap import OverlapRule, measure_overlap
+from hf_ctxmodels.data.text_files import Separator, read_lines
+
+
+@dataclass
+class CleaningArguments:
+    """Input, output and rules."""
+
+    dataset: list[str] = flag(REQUIRED, "Raw text, as --dataset of pretrain.")
+    output: str = flag(REQUIRED, "File to write: .txt or .jsonl, plain or with .gz or .zst.")
+    report: str | None = flag(None, "JSON file for the numbers that the command prints.")
+    text_column: str = flag("text", "Column with the text of a document, except in .txt.")
+    document_separator: Separator | None = flag(None, "End of a document in text files, as in pretrain.")
+    min_words: int = flag(CleaningRules.min_words, "Fewest words of a line.")
+    min_sentences: int = flag(CleaningRules.min_sentences, "Fewest sentences of a document.")
+    bad_words: str | None = flag(None, "File with one word or phrase per line; documents that contain one are removed.")
+    language: str | None = flag(None, "Code of the language to keep, such as en; by default all languages.")
+    min_language_probability: float = flag(0.99, "Lowest probability of the language.")
+    skip_rules: list[str] = flag((), "Rules to switch off.", choices=RULES.keys())
+    overwrite: bool = flag(False, "Replace --output and --report if they exist.")
+
+
+def clean() -> None:
+    """Remove poor lines and documents, and duplicates, from raw text, by the filters of C4 (Raffel et al. 2020).
+
+        hf-ctxmodels data clean --dataset pages.jsonl.gz --output clean.txt.gz --language en
+
+    Keeps lines that end in terminal punctuation and have at least 5 words, and documents with at least 3 sentences. All
+    but one of the spans of three sentences that occur more than once are removed. Prints what each rule removed.
+    """
+    (arguments,) = parse_arguments(CleaningArguments, description=getdoc(clean))
+    check_text_suffix(arguments.output)
+    inputs = (*arguments.dataset, arguments.bad_words)
+    for name in ("output", "report"):
+        if (file := getattr(arguments, name)) is not None:
+            check_output_file(file, flag=f"--{name}", overwrite=arguments.overwrite, inputs=inputs)
+    bad_words = [line.strip() for line in read_lines(arguments.bad_words)] if arguments.bad_words else []
+    rules = CleaningRules(
+        skip=arguments.skip_rules,
+        min_words=arguments.min_words,
+        min_sentences=arguments.min_sentences,
+        bad_words=[word for word in bad_words if word],
+        is_in_language=arguments.language and LanguageFilter(arguments.language, arguments.min_language_probability),
+    )
+    documents = load_documents(
+        *arguments.dataset, text_column=arguments.text_column, document_separator=arguments.document_separator
+    )
+    cleaner = TextCleaner(rules)
+    write_documents(arguments.output, cleaner.clean(progress_bar(documents.paragraphs(), "cleaning", unit="documents")))
+    if arguments.report is not None:
+        write_text_file(arguments.report, json.dumps(cleaner.to_json(), indent=2) + "\n")
+    print(cleaner.to_text())
+
+
+@dataclass
+class OverlapArguments:
+    """Input, output and rule."""
+
+    train: list[str] = flag(REQUIRED, "Training text, as --dataset of pretrain.")
+    test: list[str] = flag(
+        REQUIRED, "Evaluation data: .csv, .tsv, .jsonl, .txt, or .json in SQuAD format, optionally .gz or .zst."
+    )
+    output_dir: str = flag(REQUIRED, "Directory for overlap.json, overlap.md and the clean examples (clean/FILE).")
+    text_columns: list[str] = flag(("text",), "Columns of the texts in tables of --test.")
+    text_column: str = flag("text", "Column with the text of a document of --train, except in .txt.")
+    dataset_config: str | None = flag(None, "Configuration of a Hub dataset of --train.")
+    dataset_split: str = flag("train", "Split of a Hub dataset or directory of --train.")
+    document_separator: Separator | None = flag(
+        None, "End of a document, or of an example, in text files, as in pretrain."
+    )
+    min_ngram: int = flag(OverlapRule.min_size, "Smallest N.")
+    max_ngram: int = flag(OverlapRule.max_size, "Largest N.")
+    max_ngram_documents: int = flag(
+        OverlapRule.max_documents, "N-grams in more training documents are ignored: phrases in common use."
+    )
+    num_proc: int = flag(1, "Number of processes; a text of less than 64 MB, or a compressed file, is read by one.")
+    overwrite: bool = flag(False, "Replace the files in --output_dir.")
+
+
+def overlap() -> None:
+    """Find the test examples that occur in a training text, by n-grams of words (Brown et al. 2020, appendix C).
+
+        hf-ctxmodels data overlap --train books.txt.gz --test lambada.jsonl --output_dir runs/overlap
+
+    N is the 5th percentile of the examples' lengths in words, at least 8 and at most 13. An example is dirty if one of
+    its N-grams occurs in the training text. Also prints the share of the 8-grams of the test data that occur there
+    (Radford et al. 2019, section 4), and writes the clean examples in the format of the input.
+    """
+    (arguments,) = parse_arguments(OverlapArguments, description=getdoc(overlap))
+    check_range(arguments, "num_proc", at_least=1)
+    rule = OverlapRule(arguments.min_ngram, arguments.max_ngram, arguments.max_ngram_documents)
+    names = [file_name(path) for path in arguments.test]
+    repeated = [name for name, count in Counter(names).items() if count > 1]
+    if repeated:
+        raise CtxError(f"Two files are named {repeated[0]}.", location="--test", hint="run the command for each.")
+    files = ["overlap.json", "overlap.md", *(f"clean/{name}" for name in names)]
+    check_output_directory(arguments.output_dir, files, flag="--output_dir", overwrite=arguments.overwrite)
+    benchmarks = [read_benchmark(path, arguments.text_columns, arguments.document_separator) for path in arguments.test]
+    documents = load_documents(
+        *arguments.train,
+        split=arguments.dataset_split,
+        text_column=arguments.text_column,
+        config_name=arguments.dataset_config,
+        document_separator=arguments.document_separator,
+    )
+    result = measure_overlap(documents, benchmarks, rule, num_proc=arguments.num_proc, show_progress=True)
+    folder = Path(arguments.output_dir)
+    for benchmark, file in zip(benchmarks, result.files, strict=True):
+        benchmark.write(folder / "clean" / benchmark.name, file.clean)
+    write_text_file(folder / "overlap.json", json.dumps(result.to_json(), indent=2, ensure_ascii=False) + "\n")
+    write_text_file(folder / "overlap.md", result.to_markdown())
+    print(result.to_markdown())
+    for file in result.files:
+        for example in file.dirty_examples[:3]:
+            print(f"{example.location}: {example.first_match}")
