@@ -131,6 +131,8 @@ class CtxDecoderConfig(CtxTransformerConfig):
         hidden_dropout_prob: Dropout after each sub-layer.
         lm_loss_weight: Weight of the auxiliary language modelling loss of some task heads (Radford et al. 2018, section
             3.2, equation 5); 0 for none.
+        prefix_lm: Whether the tokens of a prompt attend to one another in both directions in `generate`, as in a model
+            trained by the objective `PrefixLM`. It does not change `forward`, which has the argument `prefix_mask`.
     """
 
     attribute_map: ClassVar[dict[str, str]] = {
@@ -159,8 +161,13 @@ class CtxDecoderConfig(CtxTransformerConfig):
     layer_norm_eps: float = 1e-5
     tie_word_embeddings: bool = True
     lm_loss_weight: float | int = 0.5
+    prefix_lm: bool = False
 
-    non_reference_fields: ClassVar[tuple[str, ...]] = (*CtxTransformerConfig.non_reference_fields, "lm_loss_weight")
+    non_reference_fields: ClassVar[tuple[str, ...]] = (
+        *CtxTransformerConfig.non_reference_fields,
+        "lm_loss_weight",
+        "prefix_lm",
+    )
 
     def validate_lm_loss_weight(self) -> None:
         """Check that the weight is not negative (called at construction)."""

@@ -2,7 +2,7 @@
 et al. 2018) and its successors, and the base class of its heads."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -19,7 +19,7 @@ from hf_ctxmodels.core.inputs import check_encoder_input, check_ids, cumulative_
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.heads.base import HeadModel, ItemCounts, labelled_targets, mask_of_targets, mean_over_targets
 from hf_ctxmodels.heads.causal_lm import next_token_targets
-from hf_ctxmodels.layers.attention.layouts import build_layout, build_memory_layout
+from hf_ctxmodels.layers.attention.layouts import build_layout, build_memory_layout, prefix_lengths
 from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, CAUSAL, MaskSpec
 from hf_ctxmodels.layers.attention.modules import SelfAttention
 from hf_ctxmodels.layers.common import HookPoint
@@ -118,6 +118,7 @@ class LayerStack(nn.Module):
         cache: Cache | None,
         output_mask: Tensor | None,
         source: EncodedSource | None = None,
+        prefix_mask: Tensor | None = None,
         **kwargs: Any,
     ) -> StackOutput:
         """Validate and embed a batch, and run the layers; arguments as in `forward`."""
@@ -135,6 +136,7 @@ class LayerStack(nn.Module):
             sequence_ids=sequence_ids,
             output_mask=output_mask,
             position_ids=position_ids,
+            prefix_mask=prefix_mask,
         )
         if position_ids is not None and self.has_relative_positions:
             raise CtxError(
@@ -152,6 +154,19 @@ class LayerStack(nn.Module):
         embedding_ids = self.extra_embedding_ids(words, kwargs) | {"position_ids": position_ids.expand(words.shape[:2])}
         kwargs |= output_flags
         layout = build_layout(words, attention_mask, sequence_ids, self.config, past_key_values=cache, **kwargs)
+        masks = self.mask_specs()
+        if prefix_mask is not None:
+            if (not is_traced(words) and int(past_length)) or getattr(layout, "custom_mask", None) is not None:
+                raise CtxError(
+                    "prefix_mask cannot be combined with a custom attention_mask, or past_key_values with tokens.",
+                    hint="encode the whole prefix in the first forward pass, with a dynamic cache.",
+                )
+            prefixes = prefix_lengths(layout, prefix_mask)
+            if isinstance(masks, MaskSpec):
+                masks = replace(masks, prefix_lengths=prefixes)
+            else:
+                specs = {mask: replace(mask, prefix_lengths=prefixes) for mask in masks}  # layers share prepared masks
+                masks = [specs[mask] for mask in masks]
         memory = None
         if source is not None:
             # consecutive rows share a row of the source: the first of each group of equal rows
@@ -166,7 +181,7 @@ class LayerStack(nn.Module):
             self.layers,
             self._embed_packed(layout.pack(words), word_embeddings, packed_ids),  # no reference: it can be freed
             layout,
-            self.mask_specs(),
+            masks,
             memory=memory,
             past_key_values=cache,
             final_norm=self.final_norm,
@@ -264,6 +279,7 @@ class TransformerDecoder(LayerStack, CtxPreTrainedModel):
         past_key_values: Cache | None = None,
         use_cache: bool | None = None,
         output_mask: Tensor | None = None,
+        prefix_mask: Tensor | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
         """Encode a batch. Other arguments and errors as in `TransformerEncoder.forward`.
@@ -275,6 +291,8 @@ class TransformerDecoder(LayerStack, CtxPreTrainedModel):
             past_key_values: The cache of the preceding tokens, from an earlier forward; it is extended in place.
             use_cache: Return `past_key_values`; None returns them if they are passed. Without a cache the batch is
                 computed unpadded.
+            prefix_mask: (batch, length), 1 at the first tokens of each sequence, to which all of its tokens attend
+                (Raffel et al. 2020, section 3.2.1); None for none. Not with a cache that holds tokens.
         """
         cache = DynamicCache(config=self.config) if use_cache and past_key_values is None else past_key_values
         outputs = self.run_layers(
@@ -286,6 +304,7 @@ class TransformerDecoder(LayerStack, CtxPreTrainedModel):
             sequence_ids=sequence_ids,
             cache=cache,
             output_mask=output_mask,
+            prefix_mask=prefix_mask,
             **kwargs,
         )
         return BaseModelOutputWithPast(

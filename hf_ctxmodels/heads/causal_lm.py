@@ -12,6 +12,7 @@ from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels.core.caches import PreallocatedCache
 from hf_ctxmodels.core.constants import IGNORE_INDEX
+from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.host_copies import host_copy, is_traced, select_true, to_device
 from hf_ctxmodels.core.inputs import check_aligned, check_tensors, sequence_numbers
 from hf_ctxmodels.heads.base import (
@@ -157,10 +158,32 @@ class ForCausalLM(HeadModel, GenerationMixin):
         return cast(nn.Linear, self.get_output_embeddings())
 
     def _prepare_cache_for_generation(self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any) -> None:
+        if getattr(self.config, "prefix_lm", False):
+            if generation_config.prefill_chunk_size is not None:
+                raise CtxError(
+                    "A prefix LM encodes a prompt in one piece.", hint="set prefill_chunk_size=None to generate."
+                )
+            model_kwargs["prefix_mask"] = model_kwargs["attention_mask"]
         super()._prepare_cache_for_generation(generation_config, model_kwargs, *args)
         cache: Any = model_kwargs.get("past_key_values")
         if type(cache) is DynamicCache and not cache.offloading and not hasattr(cache, "_is_user_defined"):
             model_kwargs["past_key_values"] = PreallocatedCache(config=self.config)
+
+    def reference_config(self) -> dict[str, Any]:
+        """Return the configuration of the class in transformers; raise CtxError for a prefix LM."""
+        if getattr(self.config, "prefix_lm", False):
+            raise CtxError("transformers does not generate with a prefix (prefix_lm).", hint="use save_pretrained.")
+        return super().reference_config()
+
+    def prepare_inputs_for_generation(self, *args: Any, prefix_mask: Tensor | None = None, **kwargs: Any) -> dict:
+        """The arguments of a forward pass; `prefix_mask` (batch, prompt) is used for the first one, or for all without
+        a cache."""
+        inputs = super().prepare_inputs_for_generation(*args, **kwargs)
+        cache = inputs.get("past_key_values")
+        if prefix_mask is not None and (cache is None or not cache.get_seq_length()):
+            tokens = inputs["input_ids"] if inputs.get("inputs_embeds") is None else inputs["inputs_embeds"]
+            inputs["prefix_mask"] = F.pad(prefix_mask, (0, tokens.shape[1] - prefix_mask.shape[1]))
+        return inputs
 
     def generate(self, inputs: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
         """Generate as in transformers, after the last token of each row, wherever the padding is (`attention_mask` 0).

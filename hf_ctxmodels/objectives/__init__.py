@@ -29,6 +29,7 @@ from hf_ctxmodels.objectives.masked_segment import (
 from hf_ctxmodels.objectives.masking import MaskingRule, TokenMasker
 from hf_ctxmodels.objectives.news_fields_lm import DataCollatorForNewsFieldsLM, NewsFieldsLM
 from hf_ctxmodels.objectives.permutation_lm import DataCollatorForPermutationLM, PermutationLM, expand_permutation
+from hf_ctxmodels.objectives.prefix_lm import DataCollatorForPrefixLM, PrefixLM
 from hf_ctxmodels.objectives.replaced_token_detection import (
     DataCollatorForReplacedTokenDetection,
     ReplacedTokenDetection,

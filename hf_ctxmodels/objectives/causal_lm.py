@@ -173,7 +173,8 @@ class DocumentLM(DataCollatorForCausalLM, Objective):
 
     References: Radford et al. 2018, section 3.1; Radford et al. 2019, section 2; Brown et al. 2020, appendix B: joined
     documents with a special token between them.
-    Related: `CausalLM` cuts sequences for recurrent models, which carry their state between examples.
+    Related: `CausalLM` cuts sequences for recurrent models, which carry their state between examples; `PrefixLM`
+    predicts the end of a sequence from its beginning.
 
     Example:
         >>> DocumentLM(tokenizer, max_length=1024, seed=0, packing=True)
@@ -187,6 +188,7 @@ class DocumentLM(DataCollatorForCausalLM, Objective):
         super().__post_init__()
         check_range(self, "max_length", at_least=2)
         self.separator = required_token(self.tokenizer, "eos_token", "separates documents")
+        self.config_fields = {"prefix_lm": False}
 
     def examples(self, documents: Iterable[list[str]], epoch: int = 0) -> Iterator[Example]:
         """Examples with input_ids and following, or with sequence_ids when packed."""

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import pickle
 import random
 
 import numpy as np
@@ -42,6 +43,10 @@ def test_overlap_equals_a_comparison_of_all_ngrams(tmp_path, texts, num_proc, mo
     monkeypatch.setattr("hf_ctxmodels.data.overlap._BATCH_WORDS", 50)
     monkeypatch.setattr("hf_ctxmodels.data.documents.PART_BYTES", 200)
     monkeypatch.setattr("hf_ctxmodels.data.document_sources.PART_BYTES", 200)
+    monkeypatch.setattr(  # the processes themselves are tested with `prepare`
+        "hf_ctxmodels.data.overlap.map_in_processes",
+        lambda function, parts, num_proc: map(pickle.loads(pickle.dumps(function)), reversed(parts)),
+    )
     documents = load_documents(str(tmp_path / "train.txt"))
     assert len(documents.parts()) > 5
     result = measure_overlap(documents, [read_benchmark(str(tmp_path / "test.jsonl"))], RULE, num_proc=num_proc)

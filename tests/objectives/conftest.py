@@ -24,3 +24,9 @@ def trailing_tokenizer() -> XLNetTokenizer:
     tokenizer = XLNetTokenizer(vocab=[(piece, -1.0) for piece in pieces], model_max_length=512)
     tokenizer._pad_token_type_id = 3
     return tokenizer
+
+
+@pytest.fixture(scope="session")
+def separated(tokenizer):
+    """The numbered words' tokenizer, with a separator of documents."""
+    return CtxBertTokenizer(vocab=tokenizer.get_vocab(), model_max_length=512, eos_token="[SEP]")

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numbered_text import numbered_documents
 
-from hf_ctxmodels import CtxBertTokenizer, CtxError, CtxGpt2Tokenizer, CtxUlmfitTokenizer
+from hf_ctxmodels import CtxError, CtxGpt2Tokenizer, CtxUlmfitTokenizer
 from hf_ctxmodels.objectives import CausalLM
 from hf_ctxmodels.objectives.causal_lm import DocumentLM
 
@@ -82,12 +82,6 @@ def test_backward_rows_are_the_text_from_its_end(words: CtxUlmfitTokenizer, leng
     assert batch["labels"][:, :-1][there].tolist() == [-100, *text[:-1]]
     assert (batch["labels"][:, :-1][~there] == -100).all()
     assert (batch["labels"][:, -1] == -100).all()
-
-
-@pytest.fixture(scope="module")
-def separated(tokenizer):
-    """The numbered words' tokenizer, with a separator of documents."""
-    return CtxBertTokenizer(vocab=tokenizer.get_vocab(), model_max_length=512, eos_token="[SEP]")
 
 
 def resolve_targets(batch):

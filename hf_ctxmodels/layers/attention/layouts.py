@@ -354,6 +354,47 @@ _select_operator = define_operator(
 Layout = PaddedLayout | PackedLayout
 
 
+def sequence_positions(layout: Layout, device: torch.device) -> tuple[Tensor, Tensor, int]:
+    """The position of each packed token in its sequence, the number of its sequence, and an upper limit of these
+    numbers; of a layout without a cache. The numbers ascend in row-major order, in a padded layout with gaps."""
+    if isinstance(layout, PackedLayout):
+        lengths = torch.as_tensor(layout.lengths)
+        sequences = torch.arange(len(lengths))
+        sequence_numbers = torch.repeat_interleave(sequences, lengths, output_size=layout.num_tokens)
+        return layout.positions, sequence_numbers, len(lengths)
+    shape = (layout.batch_size, layout.length)
+    positions = host_copy(layout.key_positions(device)).expand(shape)
+    examples = torch.arange(layout.batch_size, device=positions.device)[:, None]
+    if layout.sequences is None:
+        return positions, examples.expand(shape), layout.batch_size
+    numbers_per_example = layout.length + 1
+    return (
+        positions,
+        examples * numbers_per_example + host_copy(layout.sequences),
+        layout.batch_size * numbers_per_example,
+    )
+
+
+def prefix_lengths(layout: Layout, prefix_mask: Tensor) -> Tensor:
+    """(sequences,) number of tokens at the start of each sequence, in row-major order, that are marked in a (batch,
+    length) mask; raises CtxError if a marked token follows one that is not."""
+    is_prefix = layout.pack(host_copy(prefix_mask)) != 0
+    if isinstance(layout, PaddedLayout) and layout.tokens is not None:
+        is_prefix = is_prefix & host_copy(layout.tokens)
+    positions, numbers, num_sequences = sequence_positions(layout, prefix_mask.device)
+    lengths = torch.zeros(num_sequences, dtype=torch.long, device=is_prefix.device)
+    lengths = lengths.index_add(0, numbers.flatten(), is_prefix.flatten().long())
+    if not is_traced(is_prefix) and bool((is_prefix & (positions >= lengths[numbers])).any()):
+        raise CtxError(
+            "prefix_mask: a token of the prefix follows a token that is not.",
+            hint="mark the first tokens of each sequence, or none.",
+        )
+    if isinstance(layout, PaddedLayout) and layout.sequences is not None:  # without the gaps
+        counts = host_copy(layout.sequences)[:, -1:]
+        lengths = lengths.view(layout.batch_size, -1)[:, 1:][torch.arange(layout.length) < counts]
+    return to_device(lengths, prefix_mask.device)
+
+
 def build_layout(
     inputs: Tensor,
     attention_mask: Tensor | BlockMask | None,

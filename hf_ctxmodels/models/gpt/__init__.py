@@ -27,7 +27,7 @@ SPEC = FamilySpec(
         "AutoModelForTokenClassification": CtxGptForTokenClassification,
         "AutoModelForMultipleChoice": CtxGptForMultipleChoice,
     },
-    objective_classes={"clm": "DocumentLM"},
+    objective_classes={"clm": "DocumentLM", "prefix-lm": "PrefixLM"},
     sizes=SIZES,
     # parameter counts of the classes of transformers 5.23
     published={

@@ -35,7 +35,7 @@ SPEC = FamilySpec(
         "AutoModelForQuestionAnswering": CtxGpt2ForQuestionAnswering,
         "AutoModelForMultipleChoice": CtxGpt2ForMultipleChoice,
     },
-    objective_classes={"clm": "DocumentLM"},
+    objective_classes={"clm": "DocumentLM", "prefix-lm": "PrefixLM"},
     sizes=SIZES,
     # parameter counts of the classes of transformers 5.23
     published={

@@ -43,7 +43,7 @@ SPEC = FamilySpec(
         "AutoModelForMultipleChoice": CtxGpt3ForMultipleChoice,
         "AutoModelForQuestionAnswering": CtxGpt3ForQuestionAnswering,
     },
-    objective_classes={"clm": "DocumentLM"},
+    objective_classes={"clm": "DocumentLM", "prefix-lm": "PrefixLM"},
     sizes=SIZES,
     published={
         size: PublishedCount(SIZES[size], dict.fromkeys(("AutoModel", "AutoModelForCausalLM"), count))

@@ -14,7 +14,7 @@ from hf_ctxmodels.architectures.transformer_encoder import TransformerEncoder
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.host_copies import host_copy, is_traced, to_device
 from hf_ctxmodels.core.model import CtxPreTrainedModel
-from hf_ctxmodels.layers.attention.layouts import Layout, PackedLayout, PaddedLayout
+from hf_ctxmodels.layers.attention.layouts import Layout, PaddedLayout, sequence_positions
 from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, MaskSpec
 from hf_ctxmodels.models.bert import modeling_bert as bert
 from hf_ctxmodels.models.bert.conversion_bert import BERT_EXPORT, exported_segment_fields, segment_conversion
@@ -42,7 +42,7 @@ def segment_mask_spec(layout: Layout, token_type_ids: Tensor) -> MaskSpec:
     has_custom_mask = isinstance(layout, PaddedLayout) and layout.custom_mask is not None
     if has_custom_mask or (not is_traced(segments) and not bool((segments > SECOND).any())):
         return BIDIRECTIONAL
-    positions, sequence_numbers, num_sequences = _sequence_positions(layout, token_type_ids.device)
+    positions, sequence_numbers, num_sequences = sequence_positions(layout, token_type_ids.device)
     tokens = torch.ones_like(segments, dtype=torch.bool)
     if isinstance(layout, PaddedLayout) and layout.tokens is not None:
         tokens = host_copy(layout.tokens)
@@ -71,26 +71,6 @@ def segment_mask_spec(layout: Layout, token_type_ids: Tensor) -> MaskSpec:
     suffix_stop = torch.where(is_backward, lengths, positions + 1)
     ranges = torch.stack([prefix_stop, positions, suffix_stop], -1)
     return MaskSpec(ranges=to_device(ranges, token_type_ids.device))
-
-
-def _sequence_positions(layout: Layout, device: torch.device) -> tuple[Tensor, Tensor, int]:
-    """The position of each packed token in its sequence, the number of its sequence, and the number of sequences."""
-    if isinstance(layout, PackedLayout):
-        lengths = torch.as_tensor(layout.lengths)
-        sequences = torch.arange(len(lengths))
-        sequence_numbers = torch.repeat_interleave(sequences, lengths, output_size=layout.num_tokens)
-        return layout.positions, sequence_numbers, len(lengths)
-    shape = (layout.batch_size, layout.length)
-    positions = host_copy(layout.key_positions(device)).expand(shape)
-    examples = torch.arange(layout.batch_size, device=positions.device)[:, None]
-    if layout.sequences is None:
-        return positions, examples.expand(shape), layout.batch_size
-    numbers_per_example = layout.length + 1
-    return (
-        positions,
-        examples * numbers_per_example + host_copy(layout.sequences),
-        layout.batch_size * numbers_per_example,
-    )
 
 
 class CtxUniLMPreTrainedModel(CtxPreTrainedModel):

@@ -1,0 +1,30 @@
+"""Pretraining of a decoder by `prefix-lm`: accumulation, resumption, and the configuration of the model."""
+
+import json
+
+import pytest
+from commands import run_command
+from safetensors.torch import load_file
+from training_runs import make_workspace
+
+
+@pytest.mark.slow
+def test_pretraining(tmp_path):
+    """16 examples are 4 times 4, a resumed run is exact, and the objective sets `prefix_lm`."""
+    workspace = make_workspace(tmp_path, "gpt2", vocab_size=300, objective="prefix-lm")
+
+    def pretrain(name, *flags, steps=4, size=16, accumulation=1, config="exact.json"):
+        limits = ("--max_steps", steps, "--per_device_batch_size", size, "--gradient_accumulation_steps", accumulation)
+        output = tmp_path / name
+        flags = workspace.flags(output, *limits, "--save_steps", 2, "--dataloader_workers", 0, *flags, config=config)
+        assert run_command("pretrain", *flags) == 0
+        return load_file(output / "model.safetensors"), output
+
+    one, output = pretrain("one")
+    four, _ = pretrain("four", size=4, accumulation=4)
+    assert all((tensor - four[name]).abs().max() < 1e-5 for name, tensor in one.items())
+    assert json.loads((output / "config.json").read_text())["prefix_lm"] is True
+    whole, _ = pretrain("whole", config="dropout.json")
+    pretrain("broken", steps=2, config="dropout.json")
+    resumed, _ = pretrain("broken", "--resume", config="dropout.json")
+    assert all((tensor == resumed[name]).all() for name, tensor in whole.items())
