@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
+from hf_ctxmodels.analysis.output_arguments import OutputArguments
+from hf_ctxmodels.analysis.probing.probing_run import untrained_model
 from hf_ctxmodels.architectures.word_alignment import WordPooling
 from hf_ctxmodels.architectures.word_encoder import WordEncoder
 from hf_ctxmodels.core.console import print_status
@@ -12,20 +14,17 @@ from hf_ctxmodels.core.constants import MAX_SEED
 from hf_ctxmodels.core.devices import DeviceArguments
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, flag
-from hf_ctxmodels.core.output_files import check_output_directory
 from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_model_and_tokenizer
 
 
 @dataclass
-class WordAnalysisArguments:
+class WordAnalysisArguments(OutputArguments):
     """Models and output."""
 
     model: list[str] = flag(REQUIRED, "Directories or Hub ids of models, with their tokenizers.")
-    output_dir: str = flag(REQUIRED, "Directory for results and figures; several analyses may share it.")
     text: list[str] = flag(
         (), "Sentences: CoNLL-U files, or .txt, .jsonl and .parquet files with a sentence per line or record."
     )
-    overwrite: bool = flag(False, "Replace the results of this analysis in --output_dir.")
     pooling: str = flag("mean", "Tokens of a word whose states are averaged.", choices=get_args(WordPooling))
     seeds: list[int] = flag((0,), "Seeds of the samples, over which results are averaged.")
 
@@ -35,12 +34,9 @@ class WordAnalysisArguments:
                 f"Seeds are numbers from 0 to {MAX_SEED}.", location="--seeds", hint="use, for example, 0 1."
             )
 
-    def check_output(self, analysis: str) -> None:
-        """Raise CtxError if the output directory has results of this analysis, unless they may be replaced."""
-        check_output_directory(self.output_dir, [f"{analysis}.json"], flag="--output_dir", overwrite=self.overwrite)
-
-    def encoders(self, placement: DeviceArguments) -> Iterator[tuple[str, WordEncoder]]:
-        """Load the models one by one; returns their short names and encoders."""
+    def encoders(self, placement: DeviceArguments, *, untrained: bool = False) -> Iterator[tuple[str, WordEncoder]]:
+        """Load the models one by one; returns their short names and encoders. With `untrained`, each is followed by a
+        model of the same configuration with initial weights."""
         for name, source in zip(short_names(self.model), self.model):
             model, tokenizer = load_model_and_tokenizer(source, "AutoModel")
             placement.place(model)
@@ -48,6 +44,9 @@ class WordAnalysisArguments:
                 model.prepare_for_inference()
             print_status(f"{name}: {type(model).__name__}")
             yield name, WordEncoder(model.eval(), tokenizer, pooling=self.pooling)  # type: ignore[arg-type]
+            if untrained:
+                initial = untrained_model(model)
+                yield f"{name}, untrained", WordEncoder(initial, tokenizer, pooling=self.pooling)  # type: ignore[arg-type]
 
 
 def short_names(sources: Sequence[str]) -> list[str]:

@@ -28,6 +28,7 @@ from hf_ctxmodels.analysis.attention.patterns import (
     profile_heads,
 )
 from hf_ctxmodels.analysis.figures import AttentionView, Figure, Heatmap, ScatterMap
+from hf_ctxmodels.analysis.output_arguments import OutputArguments
 from hf_ctxmodels.analysis.results import AnalysisResult, Table
 from hf_ctxmodels.analysis.sentences import read_sentences
 from hf_ctxmodels.analysis.treebanks import TreebankSentence, is_treebank, read_treebank
@@ -40,25 +41,22 @@ from hf_ctxmodels.core.constants import MAX_SEED
 from hf_ctxmodels.core.devices import DeviceArguments
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, check_range, flag
-from hf_ctxmodels.core.output_files import check_output_directory
 from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_model_and_tokenizer
 
 
 @dataclass
-class AttentionArguments:
+class AttentionArguments(OutputArguments):
     """Model, text and output."""
 
     model: str = flag(REQUIRED, "Directory or Hub id of a Transformer, with its tokenizer.")
     text: list[str] = flag(
         REQUIRED, "Sentences: CoNLL-U treebanks, or .txt, .jsonl and .parquet files with a sentence per line or record."
     )
-    output_dir: str = flag(REQUIRED, "Directory for results and figures; several analyses may share it.")
     max_sentences: int = flag(1000, "Use the first N sentences.")
     distance_sentences: int = flag(40, "Sentences for the distances of heads, which take longest.")
     sentence: str | None = flag(None, "Sentence whose attention is drawn; by default the first of 6 to 12 words.")
     min_arcs: int = flag(20, "Dependents of a relation, in each half of the sentences, for a best head.")
     seed: int = flag(0, "Seed of the map of heads.")
-    overwrite: bool = flag(False, "Replace the results of this analysis in --output_dir.")
 
     def __post_init__(self) -> None:
         check_range(self, "max_sentences", "distance_sentences", at_least=2)
@@ -71,7 +69,7 @@ def main() -> None:
     arguments, placement = parse_arguments(
         AttentionArguments, DeviceArguments, description=__doc__, essential=("model", "text", "output_dir")
     )
-    check_output_directory(arguments.output_dir, ["attention.json"], flag="--output_dir", overwrite=arguments.overwrite)
+    arguments.check_output("attention")
     treebank: list[TreebankSentence] = []
     sentences: list[Sentence]
     if all(map(is_treebank, arguments.text)):
@@ -199,8 +197,9 @@ def _pattern_figure(patterns: list[list[Pattern]], heads: Sequence[tuple[int, ..
                     texts.append(f"layer {layer}, head {head}: {name}")
     caption = "The pattern of each head by the rules of the documentation (after Kovaleva et al. 2019)."
     return ScatterMap(
-        "patterns", "Patterns of the heads", points, groups, texts, x_label="head", y_label="layer", caption=caption
-    )
+        "patterns", "Patterns of the heads", points, groups, texts,
+        x_label="head", y_label="layer", is_lattice=True, caption=caption,
+    )  # fmt: skip
 
 
 def _dependency_results(

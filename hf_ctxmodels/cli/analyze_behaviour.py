@@ -22,6 +22,7 @@ from hf_ctxmodels.analysis.behaviour.outcomes import (
 from hf_ctxmodels.analysis.behaviour.perturbations import Texts
 from hf_ctxmodels.analysis.behaviour.suite import KINDS, Suite, read_suite
 from hf_ctxmodels.analysis.figures import Heatmap
+from hf_ctxmodels.analysis.output_arguments import OutputArguments
 from hf_ctxmodels.analysis.results import AnalysisResult, Table
 from hf_ctxmodels.analysis.word_arguments import short_names
 from hf_ctxmodels.core.command_line import find_packaged, parse_arguments
@@ -30,7 +31,6 @@ from hf_ctxmodels.core.constants import MAX_SEED
 from hf_ctxmodels.core.devices import DeviceArguments
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, check_range, flag
-from hf_ctxmodels.core.output_files import check_output_directory
 from hf_ctxmodels.downstream.tasks import SequenceClassification, TaskArguments
 from hf_ctxmodels.downstream.tasks.sequence_classification import SequenceExample
 from hf_ctxmodels.inference import Predictor
@@ -39,17 +39,15 @@ SHOWN_FAILURES = 3
 
 
 @dataclass
-class BehaviourArguments:
+class BehaviourArguments(OutputArguments):
     """Models and tests."""
 
     model: list[str] = flag(REQUIRED, "Directories or Hub ids of text classifiers with the same labels.")
     suite: str = flag(REQUIRED, "YAML file of tests, or a name that `hf-ctxmodels recipes` lists.")
-    output_dir: str = flag(REQUIRED, "Directory for behaviour.json, behaviour.md and the figure.")
     label_names: list[str] = flag((), "NAME=LABEL: the model's label for a name in the suite, if they differ.")
     text: str | None = flag(None, "Texts for the tests without templates: a table, or a .txt file of one per line.")
     batch_size: int = flag(64, "Texts per batch.")
     seed: int = flag(0, "Seed of the sampled templates and of the perturbations.")
-    overwrite: bool = flag(False, "Replace the results of an earlier run.")
 
     def __post_init__(self) -> None:
         check_range(self, "batch_size", at_least=1)
@@ -68,7 +66,7 @@ def main() -> None:
         description=__doc__,
         essential=("model", "suite", "output_dir"),
     )
-    check_output_directory(arguments.output_dir, ["behaviour.json"], flag="--output_dir", overwrite=arguments.overwrite)
+    arguments.check_output("behaviour")
     aliases = dict(text.split("=", 1) for text in arguments.label_names)
     suite = read_suite(find_packaged(arguments.suite, "behaviour", "suite", "--suite")).with_labels(aliases)
     texts = _read_texts(arguments, task_arguments, suite)

@@ -8,26 +8,23 @@ Causal models predict words from the left context, masked models from both sides
 from dataclasses import asdict, dataclass, replace
 
 from hf_ctxmodels.analysis.comparison import TextComparison, WordScores, comparison_result, score_words
+from hf_ctxmodels.analysis.output_arguments import OutputArguments
 from hf_ctxmodels.analysis.word_arguments import short_names
 from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.console import print_status, progress_bar
 from hf_ctxmodels.core.devices import DeviceArguments
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, check_range, flag
-from hf_ctxmodels.core.output_files import check_output_directory
 from hf_ctxmodels.data.text_files import FileRange, TextColumns, read_file
-from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_model_and_tokenizer
-from hf_ctxmodels.evaluation.scoring import LikelihoodKind, language_model_class, likelihood_kind
+from hf_ctxmodels.evaluation.scoring import LikelihoodKind, likelihood_kind, load_language_model
 
 
 @dataclass
-class ComparisonArguments:
+class ComparisonArguments(OutputArguments):
     """Models, text and output."""
 
     model: list[str] = flag(REQUIRED, "Directories or Hub ids of two language models, with their tokenizers.")
     text: str = flag(REQUIRED, "File with a text per line or record: .txt, .jsonl or .parquet.")
-    output_dir: str = flag(REQUIRED, "Directory for results and figures; several analyses may share it.")
-    overwrite: bool = flag(False, "Replace the results of this analysis in --output_dir.")
     max_texts: int = flag(100, "Texts to read.")
     max_figures: int = flag(20, "Texts to show word by word: those with the largest differences.")
     batch_size: int = flag(32, "Sequences per batch; a masked model needs a sequence for every token.")
@@ -47,7 +44,7 @@ def main() -> None:
     arguments, placement = parse_arguments(
         ComparisonArguments, DeviceArguments, description=__doc__, essential=("model", "text", "output_dir")
     )
-    check_output_directory(arguments.output_dir, ["compare.json"], flag="--output_dir", overwrite=arguments.overwrite)
+    arguments.check_output("compare")
     lines = (" ".join(paragraphs) for paragraphs in read_file(FileRange(arguments.text), TextColumns(), "line"))
     texts = [line for line, _ in zip(lines, range(arguments.max_texts)) if line.strip()]
     if not texts:
@@ -56,7 +53,7 @@ def main() -> None:
     kinds: list[LikelihoodKind] = []
     scores: list[list[WordScores | None]] = []
     for name, source in zip(names, arguments.model):
-        model, tokenizer = load_model_and_tokenizer(source, language_model_class)
+        model, tokenizer = load_language_model(source)
         placement.place(model)
         kinds.append(likelihood_kind(model, tokenizer))
         print_status(f"{name}: {type(model).__name__}, {kinds[-1]}")

@@ -19,6 +19,7 @@ from hf_ctxmodels.analysis.attention.importance import (
     single_head_scores,
 )
 from hf_ctxmodels.analysis.figures import Figure, Heatmap, LineChart
+from hf_ctxmodels.analysis.output_arguments import OutputArguments
 from hf_ctxmodels.analysis.results import AnalysisResult, PartialResults, Table
 from hf_ctxmodels.core.attention_heads import AttentionLayer, attention_layers
 from hf_ctxmodels.core.command_line import parse_arguments
@@ -27,7 +28,6 @@ from hf_ctxmodels.core.devices import DeviceArguments
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, check_range, flag
 from hf_ctxmodels.core.host_copies import CollatedBatch
-from hf_ctxmodels.core.output_files import check_output_directory
 from hf_ctxmodels.core.weights import weights_digest
 from hf_ctxmodels.downstream.tasks import TaskArguments
 from hf_ctxmodels.inference.prediction import Predictor
@@ -36,12 +36,11 @@ from hf_ctxmodels.layers.attention.head_gates import DisabledMode
 
 
 @dataclass
-class HeadsArguments:
+class HeadsArguments(OutputArguments):
     """Model, examples and output."""
 
     model: str = flag(REQUIRED, "Directory or Hub id of a fine-tuned Transformer, with its tokenizer.")
     validation_file: str = flag(REQUIRED, "Labelled examples, as --validation_file of finetune.")
-    output_dir: str = flag(REQUIRED, "Directory for results and figures; several analyses may share it.")
     mode: str = flag(
         "zero",
         "How heads are disabled: no output (Michel et al.), or uniform attention (Kovaleva et al.).",
@@ -52,7 +51,6 @@ class HeadsArguments:
     curve_step: float = flag(0.1, "Fraction of the heads that each step of the curve disables; 0 for no curve.")
     single_heads: bool = flag(True, "Also score the model without each single head and each layer's attention.")
     batch_size: int = flag(32, "Examples per batch.")
-    overwrite: bool = flag(False, "Replace the results of this analysis in --output_dir.")
 
     def __post_init__(self) -> None:
         check_range(self, "max_examples", "importance_examples", "batch_size", at_least=1)
@@ -107,7 +105,7 @@ def main() -> None:
         description=__doc__,
         essential=("model", "validation_file", "output_dir"),
     )
-    check_output_directory(arguments.output_dir, ["heads.json"], flag="--output_dir", overwrite=arguments.overwrite)
+    arguments.check_output("heads")
     scored = ScoredModel(arguments, task_arguments, placement)
     options = {name: value for name, value in asdict(arguments).items() if name not in ("output_dir", "overwrite")}
     identity = [options, asdict(task_arguments), weights_digest(scored.model.state_dict())]

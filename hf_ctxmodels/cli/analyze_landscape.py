@@ -40,6 +40,7 @@ from hf_ctxmodels.analysis.landscapes import (
     scaled_to,
     used_embedding_rows,
 )
+from hf_ctxmodels.analysis.output_arguments import OutputArguments
 from hf_ctxmodels.analysis.results import AnalysisResult, PartialResults, Table
 from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.console import progress_bar
@@ -47,7 +48,6 @@ from hf_ctxmodels.core.constants import MAX_SEED
 from hf_ctxmodels.core.devices import DeviceArguments
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, check_range, flag
-from hf_ctxmodels.core.output_files import check_output_directory
 from hf_ctxmodels.core.weights import weights_digest
 from hf_ctxmodels.downstream.tasks import TaskArguments
 from hf_ctxmodels.training.checkpoint_files import list_checkpoints
@@ -58,12 +58,11 @@ _PRETRAINED, _SCRATCH = "pretrained", "from scratch"
 
 
 @dataclass
-class LandscapeArguments:
+class LandscapeArguments(OutputArguments):
     """Models, data and output."""
 
     model: str = flag(REQUIRED, "Directory of a fine-tuned model; its checkpoints are the trajectory.")
     pretrained: str = flag(REQUIRED, "Directory or Hub id of the model that it was fine-tuned from.")
-    output_dir: str = flag(REQUIRED, "Directory for results and figures; several analyses may share it.")
     validation_file: str | None = flag(None, "Labelled examples, as --validation_file of finetune.")
     text: list[str] = flag(
         (), "Documents for the loss of the pretraining objective of --pretrained.", conflicts=("validation_file",)
@@ -78,7 +77,6 @@ class LandscapeArguments:
     max_examples: int | None = flag(None, "Use the first N examples of --validation_file; by default all.")
     batch_size: int = flag(32, "Examples per batch.")
     seed: int = flag(0, "Seed of random directions, and of the random weights used as the origin for --scratch.")
-    overwrite: bool = flag(False, "Replace the results of this analysis in --output_dir.")
 
     def __post_init__(self) -> None:
         check_range(self, "points", at_least=3)
@@ -137,7 +135,7 @@ def main() -> None:
         description=__doc__,
         essential=("model", "pretrained", "validation_file", "text", "views", "output_dir"),
     )
-    check_output_directory(arguments.output_dir, ["landscape.json"], flag="--output_dir", overwrite=arguments.overwrite)
+    arguments.check_output("landscape")
     runs = open_runs(arguments, task_arguments, placement)
     identity = {name: value for name, value in asdict(arguments).items() if name not in ("output_dir", "overwrite")}
     digests = [weights_digest(weights) for run in runs for weights in (run.start, run.end)]

@@ -21,6 +21,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
+from hf_ctxmodels.analysis.output_arguments import OutputArguments
 from hf_ctxmodels.analysis.probing.layer_scores import ProbingOptions, example_index
 from hf_ctxmodels.analysis.probing.layer_tables import metric_of, probing_result
 from hf_ctxmodels.analysis.probing.probes import PROBES, EdgeOptions
@@ -31,7 +32,6 @@ from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.devices import DeviceArguments
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, check_range, flag, parse_choices
-from hf_ctxmodels.core.output_files import check_output_directory
 from hf_ctxmodels.data.files import check_file
 from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_model_and_tokenizer
 
@@ -40,13 +40,12 @@ Control = Literal["untrained", "control-task", "code-length", "none"]
 
 
 @dataclass
-class ProbeArguments:
+class ProbeArguments(OutputArguments):
     """Model, tasks and probes."""
 
     model: str = flag(REQUIRED, "Directory or Hub id of a model, with its tokenizer.")
     tasks: list[str] = flag(REQUIRED, f"Tasks: {', '.join(TASK_NAMES)}.")
     train_file: str = flag(REQUIRED, "File of the training examples.")
-    output_dir: str = flag(REQUIRED, "Directory for the results.")
     dev_file: str | None = flag(None, "File that selects the weights of a probe.")
     test_file: str | None = flag(None, "File for the scores.")
     layers: list[str] = flag(("all",), "Numbers of layers, 0 for the embeddings, or all.")
@@ -60,7 +59,6 @@ class ProbeArguments:
     )
     seeds: list[int] = flag((0, 1, 2), "Seeds of probes, control tasks and partitions of sentence tasks.")
     name: str = flag("probe", "Name of the result in the output directory: letters, digits, - and _.")
-    overwrite: bool = flag(False, "Replace a result of this name.")
     pooling: WordPooling = flag("mean", "Tokens that represent a word: the mean of all, the first or the last one.")
     rank: int = flag(64, "Rank of the structural probe.")
     epochs: int = flag(5, "Passes over the training examples.")
@@ -107,7 +105,7 @@ def main() -> None:
     """Probe a model with trained and untrained weights; save tables and figures."""
     arguments, placement = parse_arguments(ProbeArguments, DeviceArguments, description=__doc__, essential=ESSENTIAL)
     output_dir = Path(arguments.output_dir)
-    check_output_directory(output_dir, [f"{arguments.name}.json"], flag="--output_dir", overwrite=arguments.overwrite)
+    arguments.check_output(arguments.name)
     sources = {"train": arguments.train_file, "dev": arguments.dev_file, "test": arguments.test_file}
     files = {split: file for split, file in sources.items() if file is not None}
     data = build_data(arguments.tasks, files, arguments.seeds, arguments.train_sample)

@@ -36,6 +36,7 @@ class SimilarityArguments(WordAnalysisArguments):
 
     measures: list[str] = flag(("cka",), "Measures.", choices=list(MEASURES))
     max_words: int = flag(2000, "Number of words that are compared, for each seed.")
+    untrained: bool = flag(False, "Add each model with untrained weights.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -52,14 +53,17 @@ def main() -> None:
     arguments.check_output("similarity")
     sentences = read_sentences(arguments.text)
     similarities = compare_layers(
-        (encoder for _, encoder in arguments.encoders(placement)),
+        (encoder for _, encoder in arguments.encoders(placement, untrained=arguments.untrained)),
         sentences,
         measures=arguments.measures,
         max_words=arguments.max_words,
         seeds=arguments.seeds,
     )
     settings = {**asdict(arguments), "sentences": len(sentences), "words": similarities.words}
-    result = similarity_result(similarities, short_names(arguments.model), arguments.model, settings)
+    names = short_names(arguments.model)
+    if arguments.untrained:
+        names = [text for name in names for text in (name, f"{name}, untrained")]
+    result = similarity_result(similarities, names, arguments.model, settings)
     result.save(arguments.output_dir)
     print(result.tables[0].markdown())
     print(f"{similarities.words:,} words; results and figures in {arguments.output_dir}")

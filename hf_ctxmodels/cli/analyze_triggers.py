@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from hf_ctxmodels.analysis.figures import Heatmap
+from hf_ctxmodels.analysis.output_arguments import OutputArguments
 from hf_ctxmodels.analysis.results import AnalysisResult, Table
 from hf_ctxmodels.analysis.triggers.attacks import (
     AnswerAttack,
@@ -42,7 +43,7 @@ from hf_ctxmodels.core.devices import DeviceArguments
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, check_range, flag
 from hf_ctxmodels.core.loading import read_json
-from hf_ctxmodels.core.output_files import check_output_directory, write_text_file
+from hf_ctxmodels.core.output_files import write_text_file
 from hf_ctxmodels.core.weights import weights_digest
 from hf_ctxmodels.data.text_files import read_lines
 from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_model_and_tokenizer
@@ -55,7 +56,7 @@ TASK_ARGUMENTS = ("text_columns", "label_column", "max_length", "doc_stride", "m
 
 
 @dataclass
-class TriggerArguments:
+class TriggerArguments(OutputArguments):
     """Models and data.
 
     Raises:
@@ -64,7 +65,6 @@ class TriggerArguments:
 
     model: list[str] = flag(REQUIRED, "Directories or Hub ids of the models to attack.")
     validation_file: str = flag(REQUIRED, "Examples as for finetune, or one text per line for a language model.")
-    output_dir: str = flag(REQUIRED, "Directory for triggers.json, triggers.md and the figures.")
     transfer_to: list[str] = flag((), "Further models, which the triggers of --model are measured with.")
     label: list[str] = flag((), "Attack examples of these labels, one trigger for each; by default all labels.")
     target_label: str | None = flag(None, "Label that the trigger should cause; by default any wrong label.")
@@ -77,7 +77,6 @@ class TriggerArguments:
     random_triggers: int = flag(10, "Random triggers per attacked model, for the baseline.")
     max_examples_per_label: int | None = flag(None, "Use N random examples of each label; by default all.")
     seeds: list[int] = flag((0,), "Seeds of the two halves and of the random triggers; results are averaged.")
-    overwrite: bool = flag(False, "Replace the results of an earlier run.")
 
     def __post_init__(self) -> None:
         check_range(self, "exclude_class_words", "random_triggers", at_least=0)
@@ -96,7 +95,7 @@ def main() -> None:
         description=__doc__,
         essential=("model", "validation_file", "output_dir"),
     )
-    check_output_directory(arguments.output_dir, ["triggers.json"], flag="--output_dir", overwrite=arguments.overwrite)
+    arguments.check_output("triggers")
     attacks = open_attacks(arguments, task_arguments, options, placement)
     check_flags(arguments, attacks[0])
     groups, excluded_words = read_examples(arguments, task_arguments, attacks[0])

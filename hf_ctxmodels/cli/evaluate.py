@@ -44,7 +44,7 @@ from hf_ctxmodels.evaluation import (
     unigram_scorer,
 )
 from hf_ctxmodels.evaluation.perplexity import measure_perplexity
-from hf_ctxmodels.evaluation.scoring import language_model_class
+from hf_ctxmodels.evaluation.scoring import load_language_model
 from hf_ctxmodels.inference import score, score_ensemble
 from hf_ctxmodels.layers.pooling import Pooling
 from hf_ctxmodels.training.model_loading import load_config, load_model, load_tokenizer
@@ -234,7 +234,7 @@ def pairs() -> None:
     """
     arguments, placement = parse_arguments(PairArguments, DeviceArguments, description=getdoc(pairs))
     minimal_pairs = [pair for path in arguments.pairs for pair in read_pairs(path)[: arguments.max_pairs]]
-    model, tokenizer = load_model_and_tokenizer(arguments.model, language_model_class)
+    model, tokenizer = load_language_model(arguments.model)
     placement.place(model)
     texts = (line for path in arguments.unigram_text for line in read_lines(path))
     unigrams = evaluate_pairs(minimal_pairs, unigram_scorer(tokenizer, texts))

@@ -15,6 +15,7 @@ from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.host_copies import CollatedBatch
 from hf_ctxmodels.core.model import evaluation_mode
+from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_model_and_tokenizer
 from hf_ctxmodels.evaluation.perplexity import is_permutation_lm
 from hf_ctxmodels.registry import FAMILIES
 
@@ -125,6 +126,46 @@ def score_tokens(
         predictions = values.topk(min(num_predictions, len(values))).indices.tolist()
         scores.append(TokenScore(position, target.item(), int((values > target).sum()) + 1, predictions))
     return scores
+
+
+def predict_tokens(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: str, positions: Sequence[int]
+) -> list[Tensor]:
+    """Predict the tokens at some positions of a text, whatever stands there.
+
+    The contexts are those of `score`. Masked and permutation language models see none of the text's mask tokens as
+    content; the directions of ELMo are combined by the normalized geometric mean of their probabilities.
+
+    Args:
+        model, tokenizer: See `score`.
+        positions: Indices among the tokenizer's tokens of the text, special tokens included.
+
+    Returns:
+        (vocabulary) log-probabilities in nats for each position, on the CPU.
+
+    Raises:
+        CtxError: The model has no language modelling head.
+    """
+    scorer = _make_scorer(model, tokenizer)
+    log_probabilities: dict[int, list[Tensor]] = {position: [] for position in positions}
+    with evaluation_mode(model):
+        for sequence in scorer.encode(text):
+            if sequence.get("position", positions[0]) not in log_probabilities:
+                continue
+            batch = scorer.predict([sequence])
+            for logits, position in zip(batch.logits[0], batch.positions[0].tolist(), strict=True):
+                if position in log_probabilities:
+                    log_probabilities[position].append(logits.float().log_softmax(-1).cpu())
+    return [torch.stack(directions).mean(0).log_softmax(-1) for directions in log_probabilities.values()]
+
+
+def load_language_model(source: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Open the language model of a directory or Hub id, and its tokenizer.
+
+    Raises:
+        CtxError: As `language_model_class`, or the weights of the language modelling head are missing.
+    """
+    return load_model_and_tokenizer(source, language_model_class, require_head=True)
 
 
 def language_model_class(config: PreTrainedConfig) -> str:
@@ -295,7 +336,8 @@ class _PermutationScorer(_MaskedScorer):
 
     def target_logits(self, inputs: dict[str, Tensor], columns: Tensor) -> Tensor:
         """(batch, 1, vocabulary) logits of the tokens at (batch, 1) columns."""
-        order = torch.full_like(inputs["input_ids"], -1).scatter(1, columns, 0)
+        is_hidden = inputs["input_ids"] == self.tokenizer.mask_token_id
+        order = torch.full_like(inputs["input_ids"], -1).masked_fill(is_hidden, 0).scatter(1, columns, 0)
         return self.model(**inputs, permutation_order=order, target_positions=columns).logits
 
 

@@ -281,16 +281,22 @@ def require_trainable(model: PreTrainedModel) -> None:
 
 
 def load_model(
-    source: str | Path, auto_class: str, config: PreTrainedConfig, *, weights: Mapping[str, Any] | None = None
+    source: str | Path,
+    auto_class: str,
+    config: PreTrainedConfig,
+    *,
+    weights: Mapping[str, Any] | None = None,
+    require_head: bool = False,
 ) -> PreTrainedModel:
     """A model with the head of an Auto class, and the encoder of a directory or Hub id.
 
-    A head that is missing in the checkpoint, or has another shape there, is newly initialised; unknown weights are
-    ignored. Both are reported on stderr. `weights`, by name, are loaded instead of the source's files.
+    A head that is missing in the checkpoint, or has another shape there, is newly initialised, or with `require_head`
+    an error; unknown weights are ignored. Both are reported on stderr. `weights`, by name, are loaded instead of the
+    source's files.
 
     Raises:
-        CtxError: There is no such model or head, the weights are damaged, or the encoder's weights are missing or have
-            another shape.
+        CtxError: There is no such model or head, the weights are damaged, or the encoder's weights, or those of a
+            required head, are missing or have another shape.
     """
     verify_weights(Path(source))
     if is_sharded(source):
@@ -318,9 +324,15 @@ def load_model(
     _check_encoder(model, report, source)
     if isinstance(model, CtxPreTrainedModel):
         model.load_pretrained_components(missing=set(report["missing_keys"]))
-    mismatched = {name for name, *_ in report["mismatched_keys"]}
+    new_weights = sorted({*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])})
+    if require_head and new_weights:
+        raise CtxError(
+            f"The checkpoint has no head of {type(model).__name__}: {new_weights[0]} is missing.",
+            location=str(source),
+            hint="use a checkpoint that was saved with its head.",
+        )
     for names, meaning in (
-        (sorted(mismatched | set(report["missing_keys"])), "newly initialised"),
+        (new_weights, "newly initialised"),
         (sorted(report["unexpected_keys"]), "ignored"),
     ):
         if names:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import command_output
+from commands import command_output, save
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from zoo import Case
 
@@ -14,6 +14,7 @@ from hf_ctxmodels import CtxError
 from hf_ctxmodels.analysis.comparison import TextComparison, comparison_result, score_words
 from hf_ctxmodels.analysis.results import AnalysisResult
 from hf_ctxmodels.evaluation import score_tokens
+from hf_ctxmodels.evaluation.scoring import load_language_model, predict_tokens
 from hf_ctxmodels.registry import FAMILIES
 
 TEXTS = ["The cat saw the red boat.", "Nobody praised a small garden!", "the bridge"]
@@ -62,11 +63,36 @@ def test_same_model_twice_differs_in_nothing():
     assert first[1:4] == [7, pytest.approx(mean), pytest.approx(math.exp(-mean))]
 
 
-def test_long_texts_and_models_without_language_model():
+def test_long_texts_and_models_without_language_model(tmp_path: Path):
     model, tokenizer = opened("bert")
     assert score_words(model, tokenizer, "cat " * 1000) is None
     with pytest.raises(CtxError, match="is not a language model"):
         score_words(model.base_model, tokenizer, TEXTS[0])
+    save(tmp_path, model.base_model, tokenizer)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": None}))
+    with pytest.raises(CtxError, match="has no head of CtxBertForMaskedLM"):
+        load_language_model(str(tmp_path))
+
+
+@pytest.mark.parametrize(("family", "position"), [("bert", 3), ("xlnet", 2), ("elmo", 3)])
+def test_predictions_do_not_depend_on_the_hidden_words(family: str, position: int):
+    model, tokenizer = opened(family)
+    texts = [f"the cat {word} the bridge" for word in ("saw", "red", tokenizer.mask_token or "___")]
+    first, *others = (predict_tokens(model, tokenizer, text, [position])[0] for text in texts)
+    assert float(first.exp().sum()) == pytest.approx(1)
+    for other in others:
+        torch.testing.assert_close(other, first)
+    score = next(token for token in score_tokens(model, tokenizer, texts[0]) if token.position == position)
+    assert score.predictions == first.topk(5).indices.tolist()
+    if family == "xlnet":  # no blank sees another one, whose mask token was never trained
+        before = predict_tokens(model, tokenizer, "<mask> cat <mask> the bridge", [0, 2])
+        with torch.no_grad():
+            model.get_input_embeddings().weight[tokenizer.mask_token_id] += 10
+        after = predict_tokens(model, tokenizer, "<mask> cat <mask> the bridge", [0, 2])
+        for first, second in zip(before, after):  # the mask token is also an output
+            others = torch.arange(len(first)) != tokenizer.mask_token_id
+            torch.testing.assert_close(first[others].log_softmax(0), second[others].log_softmax(0))
 
 
 def test_command_and_its_report(tmp_path: Path):

@@ -32,6 +32,7 @@ FIGURES: list[Figure] = [
     ),
     BarChart("bar", "Bars", HOSTILE, {"a": [-1, 0, 1, 2, 3, None], "b": [0.5] * 6}, "length"),
     ScatterMap("map", "Map", np.ones((6, 2)), HOSTILE, HOSTILE, HOSTILE, edges=[(0, 1, "dotted")]),
+    ScatterMap("heads", "Heads", [(i % 3, i // 3) for i in range(6)], HOSTILE, HOSTILE, is_lattice=True),
     Surface("surface", "Loss", [0, 1, 2], [0, 1], [[0, 1, 2], [1, 2, None]], {"<run>": [(0, 0), (2, 1)]}),
     ArcDiagram("arcs", "Tree", HOSTILE, [(-1, 0, "root"), (0, 1, "<>")], [(1, 0, "")]),
     AttentionView("attention", "Attention", HOSTILE, torch.full((2, 3, 6, 6), 1 / 6)),
@@ -74,6 +75,8 @@ def test_scales():
     scale = Scale([0.13, 0.87], 100, 0)
     assert [text for _, text in scale.ticks()] == [f"0.{i}" for i in range(1, 10)]
     assert (scale(0.1), scale(0.9)) == (pytest.approx(100), pytest.approx(0))
+    reverse = Scale([0, 4], 100, 0, reverse=True)
+    assert [(value, reverse(value)) for value, _ in reverse.ticks()] == [(i, pytest.approx(25 * i)) for i in range(5)]
     assert [text for _, text in Scale([10, 1e4], 0, 90, log=True).ticks()] == ["10", "100", "1,000", "10,000"]
     assert Scale([10, 1e4], 0, 90, log=True)(100) == pytest.approx(30)
     with pytest.raises(ValueError, match="positive"):

@@ -18,9 +18,9 @@ LABELS = ("good", "bad", "mixed")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """Three models, a text, and a treebank."""
+    """Four models, a text, and a treebank."""
     folder = tmp_path_factory.mktemp("models")
-    for family in ("bert", "elmo", "glove"):
+    for family in ("bert", "elmo", "glove", "t5"):
         save(folder / family, *tiny_pair(family, "AutoModel", TEXTS))
     (folder / "text.txt").write_text("\n".join(TEXTS) + "\n")
     rows = [f"{number}\t{word}\t_\tNOUN\t_\t_\t0\troot\t_\t_\n" for number, word in enumerate(TEXTS[0].split(), 1)]
@@ -47,6 +47,14 @@ def test_similarity(folder, tmp_path):
     assert len(result.figures[0].values) == len(rows) == result.tables[0].cells.__len__()
     assert all(abs(result.figures[0].values[row][row] - 1) < 1e-5 for row in range(len(rows)))
     assert "already holds similarity.json" in command_output("analyze similarity", model=models, fails=True, **flags)
+    models = [folder / family for family in ("bert", "t5")]
+    command_output("analyze similarity", model=models, max_words=40, untrained=True, overwrite=True, **flags)
+    result = AnalysisResult.load(tmp_path / "similarity.json")
+    names = ["bert", "bert, untrained", "t5", "t5, untrained"]
+    assert list(dict.fromkeys(row.rpartition(" ")[0] for row in result.figures[0].rows)) == names
+    values = result.figures[0].values
+    layers = len(values) // 4  # the tiny models have the initial weights of the same seed
+    assert all(row[i + layers] == pytest.approx(row[i], abs=1e-4) for row in values for i in range(layers))
 
 
 def test_geometry(folder, tmp_path):

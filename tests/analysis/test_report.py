@@ -171,7 +171,7 @@ def dump_page(tmp_path_factory):
 @pytest.mark.slow
 def test_report_in_a_browser(results, dump_page):
     page = render_report(results)
-    assert dump_page(page).count('class="controls"') == 7  # the policy lets the script of the report run
+    assert dump_page(page).count('class="controls"') == 8  # the policy lets the script of the report run
     page = re.sub("<meta http-equiv[^>]*>", "", page).replace("</body>", f"<script>{DRIVER}</script></body>")
     log = json.loads("".join(Page(dump_page(page, 500).partition("<body>")[2]).texts))
     assert log["descending"] == ["0.750 ± 0.100", "0.500 ± 0.100", "–"]

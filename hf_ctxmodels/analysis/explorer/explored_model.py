@@ -20,7 +20,7 @@ from hf_ctxmodels.core.host_copies import CollatedBatch
 from hf_ctxmodels.core.model import evaluation_mode
 from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_model_and_tokenizer
 from hf_ctxmodels.evaluation.perplexity import is_permutation_lm
-from hf_ctxmodels.evaluation.scoring import likelihood_kind, saved_language_model_class
+from hf_ctxmodels.evaluation.scoring import likelihood_kind, predict_tokens, saved_language_model_class
 
 BLANK = "___"
 """Stands for a missing word in a sentence."""
@@ -43,7 +43,7 @@ class ExploredModel:
         model, tokenizer: A base model, or a masked or causal language model.
 
     Attributes:
-        task: "masked" or "causal" for a model that predicts a missing or the next word, otherwise None.
+        task: Kind of a language model that predicts missing words, or the next one (causal); None for other models.
         is_language_model: Whether the model scores the words of a sentence.
         corpus: The encoded corpus, after `encode_corpus`.
     """
@@ -52,16 +52,17 @@ class ExploredModel:
         self.name, self.model, self.tokenizer = name, model.eval(), tokenizer
         self.encoder = WordEncoder(model, tokenizer)
         self.corpus: EncodedCorpus | None = None
-        self.language_model: Any = getattr(model, "generator", model)  # of ELECTRA's pair
-        self.task: Literal["masked", "causal"] | None = None
+        self.task: Literal["masked", "permutation", "bidirectional", "causal"] | None = None
         self.is_language_model = False
         with suppress(CtxError):
             kind = likelihood_kind(model, tokenizer)
             self.is_language_model = True
-            if kind == "log-likelihood" and model.can_generate() and not getattr(model, "is_backward", False):
+            if kind == "pseudo-log-likelihood":
+                self.task = "permutation" if is_permutation_lm(model) else "masked"
+            elif getattr(model, "label_axes", ()):
+                self.task = "bidirectional"
+            elif model.can_generate() and not getattr(model, "is_backward", False):
                 self.task = "causal"
-            elif kind == "pseudo-log-likelihood" and not is_permutation_lm(model):
-                self.task = "masked"
 
     @classmethod
     def open(cls, name: str, source: str, placement: DeviceArguments) -> "ExploredModel":
@@ -91,8 +92,8 @@ class ExploredModel:
     # Predictions
 
     def predict(self, sentence: str, count: int = 10) -> list[list[Prediction]]:
-        """The most probable tokens: for each blank of the sentence (masked), or after the part of the sentence before
-        the first blank (causal).
+        """The most probable tokens: for each blank of the sentence, or (causal) after the part of the sentence before
+        the first blank.
 
         Raises:
             CtxError: The model has no language modelling head, the sentence is too long, or has no blank.
@@ -101,12 +102,18 @@ class ExploredModel:
             ids = self._ids_to_continue(sentence.partition(BLANK)[0].strip())
             return [self._best(self._logits(ids)[-1], count)]
         self._require_task()
-        ids = self._ids(self._fill_blanks(sentence))
-        positions = [index for index, token in enumerate(ids) if token == self.tokenizer.mask_token_id]
+        text = self._fill_blanks(sentence)
+        encoding = self.tokenizer(text, return_offsets_mapping=True, verbose=False)
+        self._check_length(len(encoding["input_ids"]))
+        if self.tokenizer.mask_token_id is not None:
+            is_blank = [token == self.tokenizer.mask_token_id for token in encoding["input_ids"]]
+        else:  # blanks are words of characters
+            is_blank = [text[start:end] == BLANK for start, end in encoding["offset_mapping"]]
+        positions = [index for index, blank in enumerate(is_blank) if blank]
         if not positions:
             raise CtxError("The sentence has no blank.", hint=f"write {BLANK} for the missing word.")
-        logits = self._logits(ids)
-        return [self._best(logits[position], count) for position in positions]
+        predictions = predict_tokens(self.model, self.tokenizer, text, positions)
+        return [self._best(log_probabilities, count) for log_probabilities in predictions]
 
     def score_words(self, sentence: str) -> WordScores:
         """The scores of the words of a sentence, without its blanks, see `hf_ctxmodels.analysis.comparison`.
@@ -163,11 +170,7 @@ class ExploredModel:
         ids = torch.tensor([sequence])
         inputs = CollatedBatch({"input_ids": ids, "attention_mask": torch.ones_like(ids)}).to(self.model.device)
         with evaluation_mode(self.model):
-            if hasattr(self.language_model, "mlm_head"):  # also of models with further heads
-                logits = self.language_model.mlm_head(self.language_model.encode(**inputs).last_hidden_state)
-            else:
-                logits = self.language_model(**inputs).logits
-        return logits[0].float().cpu()
+            return self.model(**inputs).logits[0].float().cpu()
 
     def _best(self, logits: Tensor, count: int) -> list[Prediction]:
         values, indices = logits.softmax(-1).topk(min(count, len(logits)))

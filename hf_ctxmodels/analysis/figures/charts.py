@@ -170,6 +170,7 @@ class ScatterMap(Figure):
         labels: Text next to each point; None or "" for none. Labels that would overlap are left out.
         x_label, y_label: What the axes show.
         edges: Triples (index, index, style) of lines between points; the style is "solid", "dashed" or "dotted".
+        is_lattice: Coordinates are numbers of columns and rows, as in a heat map: row 0 is at the top.
     """
 
     points: Sequence[Sequence[float]]
@@ -179,6 +180,7 @@ class ScatterMap(Figure):
     x_label: str = ""
     y_label: str = ""
     edges: Sequence[Any] | None = None
+    is_lattice: bool = False
 
     def validate(self) -> None:
         """There is a pair of numbers, a group and a text for each point, and edges join points."""
@@ -197,8 +199,8 @@ class ScatterMap(Figure):
         names = list(dict.fromkeys(self.groups))
         parts, top = legend(names if len(names) > 1 else [], 12, 4, _WIDTH, "point")
         top += 34
-        left, right, bottom = 62.0, _WIDTH - 26.0, top + 420.0
-        x_scale, y_scale = self._scales(left, right, bottom, top)
+        x_scale, y_scale = self._lattice_scales(62.0, top) if self.is_lattice else self._scales(62.0, top)
+        right, bottom = x_scale.end, y_scale.start
         parts += axes(x_scale, y_scale, self.x_label, self.y_label, x_grid=True)
         pixels = [(x_scale(x), y_scale(y)) for x, y in self.points]
         dashes = {"solid": "", "dashed": "6 4", "dotted": "1.5 3"}
@@ -217,8 +219,18 @@ class ScatterMap(Figure):
         parts += self._place_labels(pixels, right)
         return document(parts, _WIDTH, bottom + 48, self.title, self.caption, embedded)
 
-    def _scales(self, left: float, right: float, bottom: float, top: float) -> tuple[Scale, Scale]:
+    def _lattice_scales(self, left: float, top: float) -> tuple[Scale, Scale]:
+        """Scales with a tick for each column and row."""
+        num_columns, num_rows = (max(numbers, default=0) + 1 for numbers in zip(*(self.points or [(0, 0)])))
+        spacing = min(38.0, (_WIDTH - 26 - left) / num_columns)
+        x_scale = Scale((-0.5, num_columns - 0.5), left, left + spacing * num_columns, pad=False)
+        y_scale = Scale((-0.5, num_rows - 0.5), top + spacing * num_rows, top, pad=False, reverse=True)
+        x_scale.step = y_scale.step = 1.0
+        return x_scale, y_scale
+
+    def _scales(self, left: float, top: float) -> tuple[Scale, Scale]:
         """Scales with the same number of pixels per unit, around the center of the points."""
+        right, bottom = _WIDTH - 26.0, top + 420.0
         columns = list(zip(*self.points)) or [(0.0,), (0.0,)]
         centers = [(min(column) + max(column)) / 2 for column in columns]
         spans = [max(column) - min(column) for column in columns]

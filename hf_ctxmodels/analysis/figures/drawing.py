@@ -241,10 +241,18 @@ class Scale:
         start, end: Pixels of the lowest and the highest value.
         log: A logarithmic axis; values must be positive.
         pad: Extend the axis to multiples of the tick interval.
+        reverse: Put the lowest value at the end.
     """
 
     def __init__(
-        self, values: Iterable[float | None], start: float, end: float, *, log: bool = False, pad: bool = True
+        self,
+        values: Iterable[float | None],
+        start: float,
+        end: float,
+        *,
+        log: bool = False,
+        pad: bool = True,
+        reverse: bool = False,
     ) -> None:
         finite = [value for value in values if value is not None] or [0.0, 1.0]
         if log and min(finite) <= 0:
@@ -257,7 +265,8 @@ class Scale:
         self.step = _tick_interval(high - low)
         if pad and not log:
             low, high = math.floor(low / self.step + 1e-9) * self.step, math.ceil(high / self.step - 1e-9) * self.step
-        self.low, self.high, self.start, self.end = low, high, start, end
+        self.low, self.high = (high, low) if reverse else (low, high)
+        self.start, self.end = start, end
 
     def _transform(self, value: float) -> float:
         return math.log10(value) if self.log else float(value)
@@ -275,8 +284,9 @@ class Scale:
             values = [factor * 10.0**exponent for exponent in exponents for factor in factors]
             values = [v for v in values if self.low - 1e-9 <= math.log10(v) <= self.high + 1e-9]
             return [(value, _tick_label(value, None)) for value in values]
-        first = math.ceil(self.low / self.step - 1e-9)
-        values = [index * self.step for index in range(first, math.floor(self.high / self.step + 1e-9) + 1)]
+        low, high = sorted((self.low, self.high))
+        first = math.ceil(low / self.step - 1e-9)
+        values = [index * self.step for index in range(first, math.floor(high / self.step + 1e-9) + 1)]
         digits = max(0, -math.floor(math.log10(self.step) + 1e-9))
         return [(value if abs(value) > self.step / 2 else 0.0, _tick_label(value, digits)) for value in values]
 

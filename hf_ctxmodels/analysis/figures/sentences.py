@@ -130,7 +130,7 @@ class AttentionView(Figure):
                 require_shape(f"Attention of layer {number}", weights, len(self.words), len(self.words))
 
     def svg(self, *, embedded: bool = False) -> str:
-        """A small map for each layer (rows) and head (columns): darker cells are larger weights; see `Figure.svg`."""
+        """A small map for each layer (rows) and head (columns): stronger cells are larger weights; see `Figure.svg`."""
         heads = max((len(layer) for layer in self.attention), default=0)
         size = min(max(round(560 / max(heads, 1)), 44), 90)
         left, top = 62, 42
@@ -160,7 +160,7 @@ class AttentionView(Figure):
                 )
         bottom = top + len(self.attention) * (size + 8)
         legend = (
-            "From the word of the row (top to bottom) to that of the column (left to right); darker: larger weight."
+            "From the word of the row (top to bottom) to that of the column (left to right); stronger: larger weight."
         )
         parts.append(label(legend, 12, bottom + 8, "muted small"))
         width = max(left + heads * (size + 8) + 12, text_width(legend, 11) + 24)

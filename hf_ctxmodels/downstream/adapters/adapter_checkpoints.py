@@ -135,12 +135,14 @@ def load_saved_adapters(model: PreTrainedModel, directory: str | Path) -> list[s
     return names
 
 
-def load_model_with_adapters(source: str | Path, auto_class: str, config: PreTrainedConfig) -> PreTrainedModel:
+def load_model_with_adapters(
+    source: str | Path, auto_class: str, config: PreTrainedConfig, *, require_head: bool = False
+) -> PreTrainedModel:
     """`load_model` with the saved adapters; raises CtxError also for a head of a model with several tasks."""
     if auto_class != AutoModel.__name__:
         require_single_task(config, str(source))
     with suppress_adapter_notice():
-        model = load_model(source, auto_class, config)
+        model = load_model(source, auto_class, config, require_head=require_head)
     return add_saved_adapters(model, source)
 
 
@@ -164,17 +166,17 @@ def add_saved_adapters(model: PreTrainedModel, source: str | Path) -> PreTrained
 
 
 def load_model_and_tokenizer(
-    source: str, auto_class: str | Callable[[PreTrainedConfig], str], max_length: int = 0
+    source: str, auto_class: str | Callable[[PreTrainedConfig], str], max_length: int = 0, *, require_head: bool = False
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """`load_model_with_adapters`, and the tokenizer of the model.
 
     `auto_class` is the name of the head's Auto class, or a function that chooses it by the configuration. The longest
-    input in tokens, `max_length`, must fit the model.
+    input in tokens, `max_length`, must fit the model. `require_head`: see `load_model`.
     """
     config, tokenizer = load_config(source), load_tokenizer(source)
     check_tokenizer_matches_model(tokenizer, config, max_length, location=source)
     name = auto_class if isinstance(auto_class, str) else auto_class(config)
-    return load_model_with_adapters(source, name, config), tokenizer
+    return load_model_with_adapters(source, name, config, require_head=require_head), tokenizer
 
 
 def save_fusion(model: PreTrainedModel, names: Sequence[str], directory: str | Path) -> None:

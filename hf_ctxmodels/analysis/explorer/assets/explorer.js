@@ -55,8 +55,7 @@
 
   function predictionNodes(answer) {
     return answer.predictions.flatMap((blank, index) => {
-      const isMasked = answer.task === "masked";
-      const title = isMasked ? `Blank ${index + 1} of ${answer.predictions.length}` : "Next token";
+      const title = answer.task === "causal" ? "Next token" : `Blank ${index + 1} of ${answer.predictions.length}`;
       const items = blank.map(({ token, probability }) => {
         const bar = create("span", { class: "bar", "aria-hidden": "true" });
         bar.style.width = `${100 * probability}%`;
@@ -141,9 +140,8 @@
 
   ask("models").then((answer) => {
     models = answer.models;
-    const tasks = { masked: "masked language model", causal: "causal language model" };
     byId("models").replaceChildren(...models.map((model) =>
-      create("span", { class: "model" }, create("bdi", {}, model.name), `: ${model.class}, ${tasks[model.task] ?? (model.is_language_model ? "language model" : "no language modelling head")}`)));
+      create("span", { class: "model" }, create("bdi", {}, model.name), `: ${model.class}, ${model.is_language_model ? `${model.task ?? ""} language model`.trim() : "no language modelling head"}`)));
     const typed = new URLSearchParams(location.search).get("text");
     if (typed !== null) {
       byId("text").value = typed;
