@@ -77,7 +77,7 @@ def similarity_result(
     figures: list[Figure] = [
         Heatmap(
             measure, _TITLES[measure], labels, labels, samples.mean(0).tolist(), low=0.0, high=1.0,
-            caption=f"{similarities.words:,} words. {_CAPTIONS[measure]}",
+            caption=f"{similarities.words:,} words; layers of each model from 0, the embeddings. {_CAPTIONS[measure]}",
         )
         for measure, samples in similarities.matrices.items()
     ]  # fmt: skip

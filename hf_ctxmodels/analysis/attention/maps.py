@@ -32,6 +32,8 @@ def attention_maps(
     Raises:
         CtxError: The model has no attention, or its layers have different numbers of heads (a pruned model).
     """
+    if not hasattr(model.config, "num_attention_heads"):
+        raise CtxError(f"{type(model).__name__} has no attention.", hint="use a Transformer.")
     base: Any = model.base_model
     encoder = base.get_encoder() if "decoder_input_ids" in signature(base.forward).parameters else base
     device = next(base.parameters()).device
