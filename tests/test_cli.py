@@ -184,6 +184,7 @@ def test_list_of_recipes(capsys):
     assert "  bert_base                 BERT-base, phase 1 (Devlin et al. 2019, appendix A.2): 90% of 1M" in shown
     assert "with 256 sequences per step.\n  bert_base_512 " in shown.replace("\n" + 28 * " ", " ")
     assert all(path.stem in shown for path in ROOT.glob("scripts/recipes/*.yaml"))
+    assert all(f"  {path.stem} " in shown for path in ROOT.glob("scripts/text2text/*.yaml"))
     assert all(f"  {path}\n" in shown for path in ROOT.glob("scripts/accelerate/*.yaml"))
 
 
@@ -199,7 +200,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_files_of_the_wheel(installed: Path):
-    for folder in ("recipes", "tasks", "behaviour", "accelerate"):
+    for folder in ("recipes", "tasks", "text2text", "behaviour", "accelerate"):
         expected = {path.name: path.read_bytes() for path in (ROOT / "scripts" / folder).glob("*.yaml")}
         assert expected
         assert {path.name: path.read_bytes() for path in (installed / "hf_ctxmodels" / folder).iterdir()} == expected

@@ -63,6 +63,10 @@ def read_rows(request: RowRequest, format: str | None = None) -> list[Row]:
         format: A key of `FORMATS`; None for the suffix of the file.
     """
     format = format or ("parallel" if len(request.files) > 1 else file_suffix(request.file).removeprefix("."))
+    if request.expand and format not in ("jsonl", "winograd"):
+        raise CtxError(
+            f"The format {format} has no lists to expand.", location=request.files[0], hint="remove `expand`."
+        )
     rows = FORMATS.get("tsv" if format == "txt" else format, _read_unknown)(request)
     if not rows:
         raise CtxError("No examples.", location=request.files[0], hint="use a file with at least one example.")

@@ -238,6 +238,11 @@ class TextTask:
             self._validate_labels(self.labels)
         if self.postprocess not in (None, "referent") or (self.postprocess and self.kind != "text"):
             fail(f"unknown postprocess {self.postprocess!r}", "postprocess", "use referent for pronouns in free text.")
+        if self.label is not None and self.postprocess != "referent":
+            fail("label is read with postprocess: referent alone", "label", "use `labels` for label strings.")
+        for key in ("choices", "no_answer", "one_per_reference"):
+            if self.kind != "text" and getattr(self, key):
+                fail(f"a {self.kind} task does not read {key}", key, "remove the line.")
         self._validate_metrics()
 
     def _validate_metrics(self) -> None:

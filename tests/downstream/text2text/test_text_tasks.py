@@ -59,6 +59,17 @@ def test_labels_come_back_from_their_strings(name):
     assert task.score(examples, [example.target for example in examples])[task.metrics[0]] == 1
 
 
+@given(st.lists(st.text(min_size=1).filter(lambda text: text == text.strip()), min_size=2, max_size=5, unique=True))
+def test_any_distinct_label_strings_come_back(texts):
+    """Also those that differ in case or spaces alone, or begin another."""
+    labels = {str(value): text.replace("{", "{{").replace("}", "}}") for value, text in enumerate(texts)}
+    task = TextTask("t", input="{a}", target="{b}", labels=labels)
+    for index, text in enumerate(texts):
+        (example,) = task.make_examples(Row({"a": "x", "b": index}, "row"))
+        assert (example.label, example.target) == (index, text)
+        assert task.parse(example, f"{text}\n") == index
+
+
 @given(st.floats(-10, 10, allow_nan=False), st.sampled_from([0.2, 0.1, 0.25, 0.5, 1.0, 2.0]))
 def test_numbers_are_rounded_to_the_step(number, step):
     task = TextTask("t", input="{a}", target="{b}", round=step)
@@ -165,6 +176,10 @@ ENTRY = 'input: "t: {text}"\ntarget: "{label}"\nlabels: {0: no, 1: yes}'
         (ENTRY.replace("{text}", "{text"), LINES, "Not a template", "t, input"),
         (ENTRY.replace("{text}", "text"), LINES, "the input has no field", "t, input"),
         (ENTRY.replace('"{label}"', '"the {label}"'), LINES, "the target is more than one field", "t, target"),
+        (ENTRY + "\nno_answer: none", LINES, "a classification task does not read no_answer", "t, no_answer"),
+        (ENTRY + '\nlabel: "{label}"', LINES, "label is read with postprocess: referent", "t, label"),
+        (ENTRY + "\nexpand: a.b", LINES, "no object or list 'a' on the path", "train.jsonl:1"),
+        (ENTRY + "\nexpand: text", ["text\tlabel", "one\t0"], "The format tsv has no lists", "train.tsv"),
         (ENTRY + "\nformat: xml", LINES, "unknown format 'xml'", "t, format"),
         (ENTRY + "\nmetrics: [rouge]", LINES, "the metric rouge is for the kind text", "t, metrics"),
         (ENTRY.replace("{text}", "{text!r}"), LINES, "or a conversion", "t, input"),
