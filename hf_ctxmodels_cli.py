@@ -43,6 +43,7 @@ FINETUNING_TASKS = {
     "ranking": "Rank candidates for a query.",
     "seq2seq": "Generate a target text: translation, summary, question.",
     "coreference": "Find the spans of a text that mention the same entity.",
+    "text2text": "Train one model on a mixture of tasks as text (T5).",
     "multitask": "Train one encoder on a list of tasks (MT-DNN).",
 }
 DISTILLATION_TASKS = ("sequence-classification", "regression", "token-classification")

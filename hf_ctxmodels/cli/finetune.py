@@ -22,6 +22,8 @@ from hf_ctxmodels.downstream.tasks import TASKS, TaskArguments
 from hf_ctxmodels.downstream.tasks.metrics import metric_range
 from hf_ctxmodels.downstream.tasks.text_metrics import UPPER_BOUND_NOTE
 from hf_ctxmodels.downstream.tasks.tfidf import TFIDF_NOTE
+from hf_ctxmodels.downstream.text2text.text_to_text import TextToText
+from hf_ctxmodels.downstream.text2text.training import TextToTextArguments, finetune_text2text
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels_cli import FINETUNING_TASKS
 
@@ -43,6 +45,9 @@ def flag_sections(task: str) -> tuple[Section, ...]:
         columns = {name for task_name in KINDS for name in TASKS[task_name].argument_names}
         model = (StartingModelArguments, ("model", "family", "config_options"))
         return MultitaskArguments, model, (TaskArguments, columns), FinetuningLoopArguments
+    if task == "text2text":
+        model = (StartingModelArguments, ("model", "family", "config_options"))
+        return TextToTextArguments, model, (TaskArguments, TextToText.argument_names), FinetuningLoopArguments
     task_class = TASKS[task]
     names = set(FinetuningArguments.__dataclass_fields__)
     if not task_class.has_unlabelled_loss:
@@ -65,10 +70,15 @@ def main(task: str) -> None:
     if is_multitask:
         details = "The task list is a YAML file or the name of a packaged list."
         data = "--tasks mtdnn --tasks_folder glue"
+    elif task == "text2text":
+        details = "The tasks are a YAML file or the name of a packaged file; the score table is in scores.md."
+        data = "--tasks tasks.yaml --tasks_folder data"
     description = _DESCRIPTION.format(task=task, summary=FINETUNING_TASKS[task], details=details, data=data)
     arguments, *sections = parse_arguments(*flag_sections(task), description=description, essential=ESSENTIAL)
     if is_multitask:
         finetune_tasks(arguments, *sections)
+    elif task == "text2text":
+        finetune_text2text(arguments, *sections)
     else:
         task_arguments, loop_arguments, *options = sections
         run(replace(arguments, task=task), task_arguments, loop_arguments, FinetuningMethods(*options))

@@ -18,6 +18,7 @@ from hf_ctxmodels.downstream.adapters.arguments import AdapterArguments
 from hf_ctxmodels.downstream.tasks.metrics import metric_range
 from hf_ctxmodels.downstream.tasks.seq2seq import Seq2Seq
 from hf_ctxmodels.downstream.tasks.sequence_classification import SequenceClassification
+from hf_ctxmodels.downstream.text2text.pretraining import PretrainingMixtureArguments
 from hf_ctxmodels.registry import get_family
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.dry_run import DryRunArguments, estimate_pretraining
@@ -34,11 +35,12 @@ ESSENTIAL = (
 
 def main() -> None:
     """Pretrain, and print the output files and the losses."""
-    arguments, loop_arguments, adapters, embeddings, estimate = parse_arguments(
+    arguments, loop_arguments, adapters, embeddings, mixture, estimate = parse_arguments(
         PretrainingArguments,
         LoopArguments,
         AdapterArguments,
         EmbeddingTrainingArguments,
+        PretrainingMixtureArguments,
         DryRunArguments,
         description=__doc__,
         essential=ESSENTIAL,
@@ -46,6 +48,7 @@ def main() -> None:
     options: dict[str, Any] = {
         "add_adapter": adapters.apply_for_pretraining if adapters.adapter is not None else None,
         "embedding_training": embeddings if embeddings.train_only is not None else None,
+        "make_mixture": mixture.add_tasks if mixture.mixture is not None else None,
     }
     if estimate.estimate:
         for line in estimate_memory(arguments, loop_arguments):

@@ -1,7 +1,7 @@
 """Vocabulary, length limits, languages and decoding of models that generate text."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -51,6 +51,18 @@ def decode_generated(tokenizer: PreTrainedTokenizerBase, sequences: Iterable[Ite
     if hasattr(tokenizer, "decode_target"):  # a separate target vocabulary
         return tokenizer.decode_target(sequences)
     return [text.strip() for text in tokenizer.batch_decode(sequences, skip_special_tokens=True)]
+
+
+def encode_prompts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], **arguments: Any) -> list[list[int]]:
+    """(tokens,) ids of each prompt of a decoder, without the special tokens at its end."""
+    encoded = tokenizer(list(texts), verbose=False, return_special_tokens_mask=True, **arguments)
+    sequences = []
+    for ids, special_tokens in zip(encoded["input_ids"], encoded["special_tokens_mask"], strict=True):
+        stop = len(ids)
+        while stop and special_tokens[stop - 1]:
+            stop -= 1
+        sequences.append(ids[:stop])
+    return sequences
 
 
 _TAG = re.compile(r"<([^<>\s]+)> ?")

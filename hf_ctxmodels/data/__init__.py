@@ -21,6 +21,7 @@ from hf_ctxmodels.data.training_set import (
     MixtureBatchSampler,
     ResampledDocuments,
     build_training_set,
+    mixing_rates,
     sampling_probabilities,
     training_loader,
 )

@@ -132,6 +132,30 @@ class SourceTargetCollator(PaddingCollator):
         return batch | language_columns(features, batch)
 
 
+@dataclass
+class ContextTargetCollator(PaddingCollator):
+    """Joins contexts and targets to sequences of a decoder, padded on the right; the loss is of the targets alone.
+
+    Each feature holds:
+        input_ids: (tokens,) of the context, at least one.
+        labels: (tokens,) of the target, including its end token.
+
+    Returns: input_ids, attention_mask, labels (batch, width); labels are -100 at contexts and padding.
+    """
+
+    def collate(self, features: list[dict[str, Any]]) -> Batch:
+        """Join and pad features; see the class for their columns and the returned ones."""
+        contexts, targets = ([np.asarray(feature[name]) for feature in features] for name in ("input_ids", "labels"))
+        padder = RowPadder([len(context) + len(target) for context, target in zip(contexts, targets)], "right")
+        pairs = list(zip(contexts, targets, strict=True))
+        ignored = [np.append(np.full(len(context), IGNORE_INDEX), target) for context, target in pairs]
+        return {
+            "input_ids": padder.pad([np.append(*pair) for pair in pairs], int(self.tokenizer.pad_token_id)),
+            "attention_mask": padder.attention_mask(),
+            "labels": padder.pad(ignored, IGNORE_INDEX),
+        }
+
+
 def language_columns(features: Sequence[Mapping[str, Any]], batch: Batch) -> Batch:
     """`langs` and `decoder_langs` of a batch, if the features hold `language` (and another `target_language`)."""
     if "language" not in features[0]:

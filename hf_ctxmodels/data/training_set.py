@@ -141,6 +141,31 @@ def sampling_probabilities(sizes: Sequence[float] | np.ndarray, alpha: float) ->
     return weights / weights.sum()
 
 
+def mixing_rates(
+    sizes: Sequence[float] | np.ndarray, limit: float | None = None, temperature: float = 1.0
+) -> np.ndarray:
+    """(tasks,) probabilities of the tasks of a mixture, proportional to min(n, K)^(1/T) (Raffel et al. 2020, "T5",
+    section 3.5.2).
+
+    Args:
+        sizes: (tasks,) numbers of examples n > 0, or artificial ones.
+        limit: Artificial limit K of a size; None for none.
+        temperature: T of 1 or more; 1 is proportional to the sizes (up to K), infinity is equal mixing.
+
+    Raises:
+        CtxError: The limit is not positive, or the temperature is below 1.
+
+    Example:
+        >>> mixing_rates([300, 100, 100], limit=200).tolist()
+        [0.5, 0.25, 0.25]
+    """
+    if limit is not None and not limit > 0:
+        raise CtxError(f"A limit of {limit} examples is too small.", hint="use a number above 0, such as 65536.")
+    if not temperature >= 1:
+        raise CtxError(f"A mixing temperature of {temperature} is too low.", hint="use 1 or more.")
+    return sampling_probabilities(np.minimum(sizes, np.inf if limit is None else limit), 1 / temperature)
+
+
 @dataclass(frozen=True)
 class ResampledDocuments:
     """Text for training a vocabulary: several sources in shares by `alpha`, with the same total number of sentences.

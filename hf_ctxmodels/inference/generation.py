@@ -14,6 +14,7 @@ from hf_ctxmodels.core.generation import (
     LanguagePair,
     check_can_generate,
     decode_generated,
+    encode_prompts,
     max_input_length,
     max_pair_length,
     target_language_id,
@@ -101,14 +102,8 @@ def _encode(
     if model.config.is_encoder_decoder:
         truncation = {} if max_length is None else {"truncation": True, "max_length": max_length}
         return tokenizer(list(texts), verbose=False, **truncation, **tokenizer_arguments)["input_ids"]
-    encoded = tokenizer(list(texts), verbose=False, return_special_tokens_mask=True, **tokenizer_arguments)
-    sequences = []
-    for ids, special_tokens in zip(encoded["input_ids"], encoded["special_tokens_mask"], strict=True):
-        stop = len(ids)
-        while stop and special_tokens[stop - 1]:
-            stop -= 1
-        sequences.append(ids[:stop] if max_length is None else ids[:stop][-max_length:])
-    return sequences
+    sequences = encode_prompts(tokenizer, texts, **tokenizer_arguments)
+    return sequences if max_length is None else [ids[-max_length:] for ids in sequences]
 
 
 def _check_lengths(

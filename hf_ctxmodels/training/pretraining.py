@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
-from hf_ctxmodels.data import ExampleSet
+from hf_ctxmodels.data import ExampleSet, Mixture
 from hf_ctxmodels.data.documents import Documents
 from hf_ctxmodels.data.prepared import TOKENIZER_FOLDER
 from hf_ctxmodels.objectives import Objective
@@ -36,7 +36,7 @@ from hf_ctxmodels.training.evaluation import (
     training_baselines,
     unlearned_losses,
 )
-from hf_ctxmodels.training.loop import TrainingLoop
+from hf_ctxmodels.training.loop import Evaluate, TrainingLoop
 from hf_ctxmodels.training.model_loading import (
     load_config,
     load_model,
@@ -99,6 +99,27 @@ class TrainingSetup:
 
 
 @dataclass(frozen=True)
+class TrainingMixture:
+    """The objective's examples mixed with others.
+
+    Attributes:
+        examples: The mixture.
+        collate: Examples of the mixture -> a training batch.
+        evaluate: The evaluation of all members.
+        identity: JSON values that must be equal when the run is resumed, in addition to the flags.
+    """
+
+    examples: Mixture
+    collate: Collate
+    evaluate: Evaluate
+    identity: Mapping[str, Any]
+
+
+MakeMixture = Callable[[Objective, Examples, PreTrainedModel, Evaluate | None], TrainingMixture]
+"""Objective, its examples, the model, the evaluation on held-out text or None -> the mixture."""
+
+
+@dataclass(frozen=True)
 class PretrainingRun:
     """A training loop with its objective, training documents (None for prepared examples), examples, and held-out
     examples or None."""
@@ -118,6 +139,7 @@ def prepare_pretraining(
     add_adapter: Callable[[PreTrainedModel], dict[str, Any]] | None = None,
     make_setup: Callable[[PreTrainedModel, Objective], TrainingSetup] | None = None,
     embedding_training: EmbeddingTrainingArguments | None = None,
+    make_mixture: MakeMixture | None = None,
 ) -> PretrainingRun:
     """Load tokenizer, model and data of a run.
 
@@ -126,6 +148,7 @@ def prepare_pretraining(
             be equal when the run is resumed.
         make_setup: Wraps the model for another loss, as distillation does; None trains the model itself.
         embedding_training: Train only the token embeddings of a pretrained model.
+        make_mixture: Mixes the examples with others, as multi-task pretraining does.
     """
     check_run_directory(loop_arguments, arguments.tokenizer_source)
     accelerator = make_accelerator(loop_arguments)
@@ -182,13 +205,20 @@ def prepare_pretraining(
             cache=not arguments.no_cache,
             show_progress=accelerator.is_main_process,
         )
-    evaluate = None if held_out is None else LossEvaluation(held_out, objective.collate, batch_size)
+    evaluate: Evaluate | None = None
+    if held_out is not None:
+        evaluate = LossEvaluation(held_out, objective.collate, batch_size)
 
     setup = TrainingSetup(model, objective.collate) if make_setup is None else make_setup(model, objective)
+    training_examples, collate = examples, setup.collate
+    if make_mixture is not None:
+        mixture = make_mixture(objective, examples, model, evaluate)
+        training_examples, collate, evaluate = mixture.examples, mixture.collate, mixture.evaluate
+        identity |= mixture.identity
     loop = TrainingLoop(
         setup.model,
-        examples,
-        setup.collate,
+        training_examples,
+        collate,
         loop_arguments,
         accelerator,
         tokenizer=tokenizer,
@@ -205,10 +235,11 @@ def pretrain(
     add_adapter: Callable[[PreTrainedModel], dict[str, Any]] | None = None,
     make_setup: Callable[[PreTrainedModel, Objective], TrainingSetup] | None = None,
     embedding_training: EmbeddingTrainingArguments | None = None,
+    make_mixture: MakeMixture | None = None,
 ) -> TrainingSummary:
     """Pretrain a model, an adapter (MAD-X's language adapters), or token embeddings; save model, tokenizer, log, loss
     curve and summary, with frequency baselines, in `output_dir`. See `prepare_pretraining` for the arguments."""
-    run = prepare_pretraining(arguments, loop_arguments, add_adapter, make_setup, embedding_training)
+    run = prepare_pretraining(arguments, loop_arguments, add_adapter, make_setup, embedding_training, make_mixture)
     objective, examples, batch_size = run.objective, run.examples, loop_arguments.per_device_batch_size
     accelerator, result = run.loop.accelerator, run.loop.run()
 

@@ -15,6 +15,7 @@ from hf_ctxmodels.data import (
     ShuffledMixture,
     UnlabelledCollator,
     mark_unlabelled,
+    mixing_rates,
 )
 
 LABELLED = [{"labels": number} for number in range(5)]
@@ -155,3 +156,34 @@ def test_labels_become_places_to_agree_at(words: bool) -> None:
     else:
         assert mixed["labels"].tolist() == [3, -100]
         assert mixed["views"].tolist() == [-100, 1]
+
+
+@pytest.mark.parametrize(
+    ("limit", "temperature", "expected"),
+    [
+        (None, 1, [0.8, 0.15, 0.05]),
+        (600, 1, [0.6, 0.3, 0.1]),
+        (None, 2, np.sqrt([1600, 300, 100]) / np.sqrt([1600, 300, 100]).sum()),
+        (400, 2, np.sqrt([4, 3, 1]) / np.sqrt([4, 3, 1]).sum()),
+        (None, np.inf, [1 / 3] * 3),
+        (1, 1, [1 / 3] * 3),
+    ],
+)
+def test_mixing_rates(limit: float | None, temperature: float, expected: list[float]) -> None:
+    np.testing.assert_allclose(mixing_rates([1600, 300, 100], limit, temperature), expected)
+
+
+@pytest.mark.parametrize("arguments", [{"limit": 0}, {"temperature": 0.5}, {"temperature": np.nan}])
+def test_mixing_rates_that_are_none(arguments: dict[str, float]) -> None:
+    with pytest.raises(CtxError, match="too"):
+        mixing_rates([10, 20], **arguments)
+
+
+def test_each_example_of_a_sampled_mixture_is_seen_once_in_a_pass() -> None:
+    """Whatever the batch size, the sequence of examples is the same."""
+    mixture = SampledMixture([LABELLED, OTHERS], probabilities=mixing_rates([5, 12]), is_per_example=True)
+    keys = [key for batch in islice(MixtureBatchSampler(mixture, 4, seed=0), 30) for key in batch]
+    assert [key for batch in islice(MixtureBatchSampler(mixture, 12, seed=0), 10) for key in batch] == keys
+    for start, size in zip(mixture.starts, (5, 12), strict=True):
+        first_pass = [index for epoch, index in keys if epoch == 0 and start <= index < start + size]
+        assert sorted(first_pass) == list(range(start, start + size))

@@ -1,19 +1,29 @@
-"""Evaluation in fine-tuning: the loss, the predictions and the task's metrics on held-out examples, in one pass."""
+"""Evaluation in fine-tuning: the loss, the predictions and the metrics of one or several tasks on held-out examples."""
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
 from typing import Any
 
+import safetensors
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object, send_to_device
 from torch import nn
 
 from hf_ctxmodels.core.console import progress_bar
+from hf_ctxmodels.core.output_files import replacing, write_tensors
 from hf_ctxmodels.downstream.tasks import Encoded, Task
 from hf_ctxmodels.downstream.tasks.base import Collator, Logits
+from hf_ctxmodels.training.checkpoint_files import list_checkpoints
+from hf_ctxmodels.training.training_state import full_state_dict
 from hf_ctxmodels.training.training_step import count_targets
+
+MEAN = "eval_mean"
+"""The mean of the main metrics of several tasks, among the results of an evaluation."""
 
 
 @dataclass
@@ -53,7 +63,7 @@ class TaskEvaluation:
             output = model(**inputs, **self.task.evaluation_arguments)
             if number < len(starts):
                 outputs_by_start[start] = (
-                    self.task.generate(unwrapped, inputs)
+                    self.generate(unwrapped, inputs, start)
                     if self.task.is_generative
                     else feature_outputs(self.task, output, batch)
                 )
@@ -67,6 +77,10 @@ class TaskEvaluation:
         scores = self.task.score(self.examples, self.predictions)
         return {"eval_loss": loss_sum / count} | {f"eval_{name}": value for name, value in scores.items()}
 
+    def generate(self, model: Any, inputs: dict[str, Any], start: int) -> list[Logits]:
+        """The output for each feature of the batch that begins with feature `start`."""
+        return self.task.generate(model, inputs)
+
     def warnings(self, scores: Mapping[str, float], learned_baseline: Mapping[str, float]) -> list[str]:
         """A sentence if the latest predictions do not depend on the input, and if the main metric of the `scores` is
         below that of the task's learned baseline."""
@@ -79,6 +93,80 @@ class TaskEvaluation:
             if scores[name] < value:
                 sentences.append(f"{name} {scores[name]:.4f} is below {value:.4f}, the result of TF-IDF")
         return sentences
+
+
+class BestModel:
+    """The weights with the highest metric so far, in a file in the output directory; `metrics` are empty before the
+    first evaluation. A resumed run continues with the file, which a new run ignores.
+
+    Attributes:
+        file: The weights, with the metrics of the evaluation as metadata.
+        metric: Name of the metric, by default the mean of the main metrics of several tasks.
+    """
+
+    def __init__(self, output_dir: str | Path, resume: bool, metric: str = MEAN) -> None:
+        self.file, self.metric = Path(output_dir) / "best.safetensors", metric
+        self.metrics: dict[str, float] = {}
+        if resume and list_checkpoints(output_dir):
+            self.metrics = self.saved_metrics()
+
+    def update(self, metrics: Mapping[str, float], model: nn.Module, accelerator: Accelerator) -> None:
+        """Save the model if its metric is the highest so far; a collective call."""
+        if self.metrics and _comparable(metrics[self.metric]) <= _comparable(self.metrics[self.metric]):
+            return
+        self.metrics = dict(metrics)
+        unwrapped = accelerator.unwrap_model(model)
+        weights = full_state_dict(unwrapped)
+        if accelerator.is_main_process:
+            self.save(unwrapped, weights)
+        accelerator.wait_for_everyone()
+
+    def save(self, model: nn.Module, weights: dict[str, torch.Tensor]) -> None:
+        """Write the weights and the metrics, atomically."""
+        with replacing(self.file) as temporary:
+            write_tensors(temporary, weights, {"metrics": json.dumps(self.metrics)})
+
+    def saved_metrics(self) -> dict[str, float]:
+        """The metrics of the saved model; empty if there is none."""
+        if not self.file.is_file():
+            return {}
+        with safetensors.safe_open(self.file, framework="pt") as saved:
+            return json.loads(saved.metadata()["metrics"])
+
+
+def _comparable(value: float) -> float:
+    """A metric, or minus infinity if it is not defined, as a correlation of constants."""
+    return -math.inf if math.isnan(value) else value
+
+
+@dataclass
+class SeveralTasksEvaluation:
+    """Evaluation for the training loop: the metrics of all tasks as `eval_<task>_<metric>`, and `eval_mean`, the mean
+    of their main metrics (0 for a metric that is not defined).
+
+    Attributes:
+        evaluations: Task -> its evaluation.
+        main_metrics: Task -> the name of its main metric and its maximum, 1 or 100.
+        best_models: Save the models with the best metrics.
+    """
+
+    evaluations: Mapping[str, TaskEvaluation]
+    main_metrics: Mapping[str, tuple[str, float]]
+    best_models: Sequence[BestModel] = ()
+
+    def __call__(self, model: nn.Module, accelerator: Accelerator) -> dict[str, float]:
+        """Predict and score; a collective call, with the same result on all processes."""
+        results: dict[str, float] = {}
+        for name, evaluation in self.evaluations.items():
+            metrics = evaluation(model, accelerator)
+            results |= {f"eval_{name}_{metric.removeprefix('eval_')}": value for metric, value in metrics.items()}
+        losses = [results[f"eval_{name}_loss"] for name in self.evaluations]
+        scores = [results[f"eval_{name}_{metric}"] / maximum for name, (metric, maximum) in self.main_metrics.items()]
+        mean = fmean(0.0 if math.isnan(score) else score for score in scores)
+        results = {"eval_loss": fmean(losses), MEAN: mean, **results}
+        for best in self.best_models:
+            best.update(results, model, accelerator)
+        return results
 
 
 def learned_baseline_scores(task: Task[Any], training: Sequence[Any], validation: Sequence[Any]) -> dict[str, float]:

@@ -1,6 +1,5 @@
 """Multi-task fine-tuning: tasks are trained together and saved as one model (Liu et al. 2019, "MT-DNN")."""
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,9 +10,7 @@ from statistics import fmean
 from typing import Any, Literal
 
 import safetensors.torch
-from accelerate import Accelerator
 from huggingface_hub.errors import StrictDataclassError
-from torch import nn
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.command_line import find_packaged
@@ -21,12 +18,17 @@ from hf_ctxmodels.core.config import CtxConfig
 from hf_ctxmodels.core.console import format_next_commands, print_status
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, flag
-from hf_ctxmodels.core.output_files import replacing, write_tensors
 from hf_ctxmodels.data import ReweightedMixture, ShuffledMixture
 from hf_ctxmodels.data.files import describe_content
 from hf_ctxmodels.downstream.finetuning.arguments import StartingModelArguments
 from hf_ctxmodels.downstream.finetuning.finetuning_run import load_config_and_tokenizer, open_model, prepare_for_tasks
-from hf_ctxmodels.downstream.finetuning.task_evaluation import TaskEvaluation, learned_baseline_scores
+from hf_ctxmodels.downstream.finetuning.task_evaluation import (
+    MEAN,
+    BestModel,
+    SeveralTasksEvaluation,
+    TaskEvaluation,
+    learned_baseline_scores,
+)
 from hf_ctxmodels.downstream.multitask import CtxMultiTaskConfig, CtxMultiTaskModel
 from hf_ctxmodels.downstream.multitask.configuration import check_task_name, task_entry
 from hf_ctxmodels.downstream.multitask.task_list import ListedTask, read_task_list
@@ -36,15 +38,13 @@ from hf_ctxmodels.downstream.tasks.metrics import metric_range
 from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model
 from hf_ctxmodels.training.accelerator import make_accelerator
 from hf_ctxmodels.training.arguments import LoopArguments
-from hf_ctxmodels.training.checkpoint_files import check_run_directory, list_checkpoints, move_files, temporary_path
+from hf_ctxmodels.training.checkpoint_files import check_run_directory, move_files, temporary_path
 from hf_ctxmodels.training.defaults import finetuning_epochs
 from hf_ctxmodels.training.freezing import check_layerwise_flags, freeze_encoder
 from hf_ctxmodels.training.loop import TrainingLoop, TrainingResult, global_batch_size
 from hf_ctxmodels.training.model_loading import require_trainable
-from hf_ctxmodels.training.training_state import full_state_dict
 
 TASK = "task"  # key of the task's name in features and batches
-MEAN = "eval_mean"
 
 
 @dataclass
@@ -73,58 +73,6 @@ class TaskCollator:
             raise CtxError(f"Expected a batch of one task, but it has features of {', '.join(tasks)}.")
         inputs = [{name: value for name, value in feature.items() if name != TASK} for feature in features]
         return {**self.collators[tasks[0]](inputs), TASK: tasks[0]}
-
-
-class BestModel:
-    """The weights with the highest mean metric so far, in a file in the output directory; `metrics` are empty before
-    the first evaluation. A resumed run continues with the file, which a new run ignores."""
-
-    def __init__(self, output_dir: str | Path, resume: bool) -> None:
-        self.file = Path(output_dir) / "best.safetensors"
-        self.metrics: dict[str, float] = {}
-        if resume and list_checkpoints(output_dir) and self.file.is_file():
-            with safetensors.safe_open(self.file, framework="pt") as saved:
-                self.metrics = json.loads(saved.metadata()["metrics"])
-
-    def update(self, metrics: Mapping[str, float], model: nn.Module, accelerator: Accelerator) -> None:
-        """Save the model if its mean metric is the highest so far; a collective call."""
-        if self.metrics and metrics[MEAN] <= self.metrics[MEAN]:
-            return
-        self.metrics = dict(metrics)
-        weights = full_state_dict(accelerator.unwrap_model(model))
-        if accelerator.is_main_process:
-            with replacing(self.file) as temporary:
-                write_tensors(temporary, weights, {"metrics": json.dumps(self.metrics)})
-        accelerator.wait_for_everyone()
-
-
-@dataclass
-class MultitaskEvaluation:
-    """Evaluation for the training loop: the metrics of all tasks as `eval_<task>_<metric>`, and `eval_mean`, the mean
-    of their main metrics.
-
-    Attributes:
-        evaluations: Task -> its evaluation, of features with the task's name.
-        main_metrics: Task -> the name of its main metric and its maximum, 1 or 100.
-        best_model: Stores the best model; None stores none.
-    """
-
-    evaluations: Mapping[str, TaskEvaluation]
-    main_metrics: Mapping[str, tuple[str, float]]
-    best_model: BestModel | None = None
-
-    def __call__(self, model: nn.Module, accelerator: Accelerator) -> dict[str, float]:
-        """Predict and score; a collective call, with the same result on all processes."""
-        results: dict[str, float] = {}
-        for name, evaluation in self.evaluations.items():
-            metrics = evaluation(model, accelerator)
-            results |= {f"eval_{name}_{metric.removeprefix('eval_')}": value for metric, value in metrics.items()}
-        losses = [results[f"eval_{name}_loss"] for name in self.evaluations]
-        scores = [results[f"eval_{name}_{metric}"] / maximum for name, (metric, maximum) in self.main_metrics.items()]
-        results = {"eval_loss": fmean(losses), MEAN: fmean(scores), **results}
-        if self.best_model is not None:
-            self.best_model.update(results, model, accelerator)
-        return results
 
 
 class TaskRun:
@@ -281,7 +229,11 @@ def finetune_tasks(
         loop,
         accelerator,
         tokenizer=tokenizer,
-        evaluate=MultitaskEvaluation(evaluations, {name: run.main_metric for name, run in runs.items()}, best),
+        evaluate=SeveralTasksEvaluation(
+            evaluations,
+            {name: run.main_metric for name, run in runs.items()},
+            [] if best is None else [best],
+        ),
         identity={
             "tasks": [run.identity for run in runs.values()],
             "sampling": listed.sampling,

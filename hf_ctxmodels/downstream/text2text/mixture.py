@@ -1,0 +1,187 @@
+"""Mixtures of tasks as text: their files, features, evaluation, and mixing rates."""
+
+import json
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.data import mixing_rates
+from hf_ctxmodels.data.files import describe_content
+from hf_ctxmodels.downstream.finetuning.task_evaluation import BestModel, SeveralTasksEvaluation, TaskEvaluation
+from hf_ctxmodels.downstream.tasks import Encoded, TaskArguments
+from hf_ctxmodels.downstream.tasks.base import Collator, Feature
+from hf_ctxmodels.downstream.tasks.metrics import metric_range
+from hf_ctxmodels.downstream.text2text.templates import TextTask
+from hf_ctxmodels.downstream.text2text.text_to_text import RankingEvaluation, TextToText, text_to_text_class
+
+_VALIDATION_SEED = 0
+
+
+@dataclass
+class MixtureArguments:
+    """Tasks and mixing."""
+
+    tasks_folder: str | None = flag(None, "Directory that relative paths of the tasks' files start from.")
+    only: list[str] = flag((), "Train only these tasks of the file.")
+    mixing: Literal["examples", "equal"] = flag(
+        "examples", "Sample a task in proportion to its number of examples, or all tasks equally."
+    )
+    mixing_limit: float | None = flag(None, "Count at most this number of examples of a task.")
+    mixing_temperature: float = flag(1.0, "Temperature T: rates are raised to 1/T; 1 is proportional.")
+    prediction: Literal["generate", "rank"] = flag(
+        "generate", "Predict by generation, or, for tasks with label strings, by the likelihood of each of them."
+    )
+    validation_examples: int | None = flag(None, "Evaluate on a fixed subset of N examples of each task.")
+
+    def rates(self, sizes: Sequence[float]) -> list[float]:
+        """The probability of each member of the mixture, from the numbers of examples; see `mixing_rates`."""
+        temperature = math.inf if self.mixing == "equal" else self.mixing_temperature
+        return mixing_rates(sizes, self.mixing_limit, temperature).tolist()
+
+
+class TextTaskRun:
+    """One task of a mixture.
+
+    Attributes:
+        task: The task, after `configure`.
+        training, validation: The examples of its files.
+        baseline: Metrics of `TextToText.baseline`, the main metric first; after `encode`.
+        evaluation: The latest of `make_evaluation`.
+    """
+
+    training_features: list[Feature]
+    encoded: Encoded
+    baseline: dict[str, float]
+    evaluation: TaskEvaluation
+
+    def __init__(self, task: TextToText) -> None:
+        self.task = task
+        if missing := [split for split in ("train", "validation") if split not in task.text_task.files]:
+            raise CtxError(
+                f"The task {task.text_task.name} has no {missing[0]} file.",
+                location=task.text_task.location,
+                hint="write `file: {train: FILE, validation: FILE}`.",
+            )
+        self.training, self.validation = task.read_file("train"), task.read_file("validation")
+
+    def select_validation(self, size: int | None) -> None:
+        """Keep a fixed subset of the validation examples, of at most `size`."""
+        if size is not None and size < len(self.validation):
+            self.validation = random.Random(_VALIDATION_SEED).sample(self.validation, size)
+
+    def encode(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Encode training and validation examples, and compute the baseline."""
+        self.training_features = self.task.encode(self.training, tokenizer).features
+        self.encoded = self.task.encode(self.validation, tokenizer)
+        self.baseline = self.task.score(self.validation, self.task.baseline(self.training, self.validation))
+
+    @property
+    def main_metric(self) -> tuple[str, float]:
+        """The main metric and its maximum; after `encode`."""
+        name = next(iter(self.baseline))
+        return name, 100.0 if metric_range(name) == "0 to 100" else 1.0
+
+    def make_evaluation(self, collate: Collator, batch_size: int, prediction: str) -> TaskEvaluation:
+        """The evaluation on the validation examples; tasks without label strings are always generated."""
+        can_rank = all(pair.example.choices for pair in self.validation)
+        evaluation_class = RankingEvaluation if prediction == "rank" and can_rank else TaskEvaluation
+        self.evaluation = evaluation_class(self.task, self.validation, self.encoded, collate, batch_size)
+        return self.evaluation
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """JSON values that must be equal when the run is resumed; files are compared by content."""
+        entry = {
+            name: value for name, value in asdict(self.task.text_task).items() if name not in ("files", "location")
+        }
+        files = {split: list(map(describe_content, names)) for split, names in self.task.text_task.files.items()}
+        return json.loads(json.dumps({**entry, "files": files}))
+
+    @property
+    def train_file(self) -> str:
+        """The name of the training file."""
+        return Path(self.task.text_task.files["train"][0]).name
+
+
+class TaskMixture:
+    """The tasks of a mixture, for one model.
+
+    Args:
+        file: YAML file of tasks, or the name of a packaged one.
+        config, tokenizer: Of the model, which may be changed.
+        location: The flag that names the file, for errors.
+    """
+
+    def __init__(
+        self,
+        file: str,
+        arguments: MixtureArguments,
+        task_arguments: TaskArguments,
+        config: PreTrainedConfig,
+        tokenizer: PreTrainedTokenizerBase,
+        location: str = "--tasks",
+    ) -> None:
+        text_tasks = TextTask.from_yaml(file, arguments.tasks_folder)
+        if unknown := [name for name in arguments.only if name not in text_tasks]:
+            raise CtxError(
+                f"The file has no task {unknown[0]}.",
+                location=f"{location} {file}",
+                hint=f"use {', '.join(text_tasks)}.",
+            )
+        names = arguments.only or list(text_tasks)
+        task_class = text_to_text_class(config)
+        self.arguments = arguments
+        self.runs = {name: TextTaskRun(task_class(text_tasks[name], task_arguments)) for name in names}
+        for run in self.runs.values():
+            run.task.set_token_fields(config, tokenizer)
+            run.task.configure(config, run.training, run.validation)
+            run.select_validation(arguments.validation_examples)
+
+    @property
+    def tasks(self) -> list[TextToText]:
+        """The tasks, for the same model."""
+        return [run.task for run in self.runs.values()]
+
+    def training_collator(
+        self, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, seed: int, verbose: bool = True
+    ) -> Collator:
+        """The collator of training batches, before `encode`; see `Task.training_collator`."""
+        first, *others = self.tasks
+        for task in others:
+            task.training_collator(config, tokenizer, seed, verbose=False)
+        return first.training_collator(config, tokenizer, seed, verbose)
+
+    def encode(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Encode the examples of all tasks."""
+        for run in self.runs.values():
+            run.encode(tokenizer)
+
+    def evaluation(
+        self, tokenizer: PreTrainedTokenizerBase, batch_size: int, best_models: Sequence[BestModel] = ()
+    ) -> SeveralTasksEvaluation:
+        """The evaluation of all tasks."""
+        collate = self.tasks[0].collator(tokenizer)
+        prediction = self.arguments.prediction
+        evaluations = {name: run.make_evaluation(collate, batch_size, prediction) for name, run in self.runs.items()}
+        return SeveralTasksEvaluation(evaluations, self.main_metrics, best_models)
+
+    @property
+    def main_metrics(self) -> Mapping[str, tuple[str, float]]:
+        """Task -> the name of its main metric and its maximum."""
+        return {name: run.main_metric for name, run in self.runs.items()}
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """JSON values that must be equal when the run is resumed."""
+        arguments = self.arguments
+        return {
+            "tasks": [run.identity for run in self.runs.values()],
+            "mixing": [arguments.mixing, arguments.mixing_limit, arguments.mixing_temperature],
+        }

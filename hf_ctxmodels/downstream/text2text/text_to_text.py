@@ -1,0 +1,217 @@
+"""Tasks as text (Raffel et al. 2020, "T5", section 2.4), for encoder-decoders and for decoders."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedTokenizerBase as Tokenizer
+
+from hf_ctxmodels.architectures.continuations import ContinuationScorer
+from hf_ctxmodels.core.constants import IGNORE_INDEX
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.generation import encode_prompts, max_input_length
+from hf_ctxmodels.data.padding import ContextTargetCollator
+from hf_ctxmodels.downstream.finetuning.task_evaluation import TaskEvaluation
+from hf_ctxmodels.downstream.tasks.base import Encoded, Feature, Logits, TaskArguments
+from hf_ctxmodels.downstream.tasks.seq2seq import Seq2Seq, SourceTarget
+from hf_ctxmodels.downstream.tasks.text_metrics import NormalizedReferences
+from hf_ctxmodels.downstream.text2text.templates import TextExample, TextTask
+
+SEPARATOR = " ="
+"""Between the input and the target in a sequence of a decoder, as in GPT-2's translation prompts (Radford et al. 2019,
+section 3.7)."""
+
+
+@dataclass(frozen=True)
+class TextPair(SourceTarget):
+    """The input and the target of an example, as source and target."""
+
+    example: TextExample
+
+    @property
+    def label(self) -> int | float | None:
+        """The example's label."""
+        return self.example.label
+
+
+class TextToText(Seq2Seq):
+    """A `TextTask` for encoder-decoders, encoded as `Seq2Seq` and scored by the task's metrics.
+
+    A tokenizer may change label strings ("not_equivalent" without a token for "_", lower case): an output that equals a
+    label string after encoding and decoding counts as the label string.
+    """
+
+    name: ClassVar[str] = "text2text"
+    argument_names: ClassVar[tuple[str, ...]] = (
+        *("max_length", "max_target_length", "cut_sources", "num_beams"),
+        *("label_smoothing", "plain_targets", "target_options"),
+    )
+
+    def __init__(self, text_task: TextTask, arguments: TaskArguments) -> None:
+        super().__init__(replace(arguments, metrics="exact_match"))  # of targets that the tokenizer changes
+        self.text_task = text_task
+        self._label_strings: dict[str, str] = {}
+
+    def read_file(self, file: str) -> list[TextPair]:
+        """Read the examples of a split of the task, or of a file."""
+        examples = self.text_task.read(file)
+        return [TextPair(example.input, example.target, example.location, example) for example in examples]
+
+    def encode(self, examples: Sequence[TextPair], tokenizer: Tokenizer) -> Encoded:
+        """Tokenize the examples; raises CtxError as `Seq2Seq.encode`, and if the tokenizer confuses label strings."""
+        encoded = self.encode_pairs(examples, tokenizer)
+        assert self._references is not None
+        for example in {pair.example.choices: pair.example for pair in examples if pair.example.choices}.values():
+            decoded = self._references.texts(example.choices)
+            if len(set(decoded)) < len(set(example.choices)):
+                raise CtxError(
+                    f"The tokenizer does not distinguish the label strings {', '.join(map(repr, example.choices))}: it "
+                    f"decodes them as {', '.join(map(repr, decoded))}.",
+                    location=f"the task {self.text_task.name}",
+                    hint="change the label strings, or use another tokenizer.",
+                )
+            self._label_strings |= dict(zip(decoded, example.choices))
+        return encoded
+
+    def encode_pairs(self, examples: Sequence[TextPair], tokenizer: Tokenizer) -> Encoded:
+        """Features with the input's `input_ids` and the target's `labels`, which include the end token."""
+        return super().encode(examples, tokenizer)
+
+    def decode(self, examples: Sequence[TextPair], encoded: Encoded, outputs: Sequence[Logits]) -> list[str]:
+        """The generated texts, or the label strings with the highest likelihood."""
+        texts = super().decode(examples, encoded, [output for output in outputs if "sequences" in output])
+        generated = iter(self._label_strings.get(text, text) for text in texts)
+        pairs = zip(examples, outputs, strict=True)
+        return [
+            pair.example.choices[int(output["choice"])] if "choice" in output else next(generated)
+            for pair, output in pairs
+        ]
+
+    def score(self, examples: Sequence[TextPair], predictions: Sequence[str]) -> dict[str, float]:
+        """The metrics of the task, and the share of unknown outputs."""
+        return self.text_task.score([pair.example for pair in examples], list(predictions))
+
+    def baseline(self, train: Sequence[TextPair], validation: Sequence[TextPair]) -> list[str]:
+        """The most frequent target of the training examples for labels and numbers; else the inputs without the text
+        with which all of them begin, such as "summarize: "."""
+        if self.text_task.kind != "text":
+            most_frequent = Counter(pair.target for pair in train).most_common(1)[0][0]
+            return [most_frequent] * len(validation)
+        sources = [pair.source for pair in (*train, *validation)]
+        first, last = min(sources), max(sources)
+        prefix = first[: next((i for i, pair in enumerate(zip(first, last)) if pair[0] != pair[1]), len(first))]
+        return [pair.source[len(prefix) :] for pair in validation]
+
+    def record(self, example: TextPair, prediction: str) -> dict[str, Any]:
+        """JSON object of an example for the predictions file."""
+        fields = {"location": example.location, "input": example.source, "target": example.target}
+        return {**fields, "prediction": prediction}
+
+    def rank(self, model: PreTrainedModel, pairs: Sequence[TextPair]) -> list[Logits]:
+        """The position of the label string with the highest probability, summed over its tokens and the end token, as
+        `choice`."""
+        requests = [self.ranking_request(pair, choice) for pair in pairs for choice in pair.example.choices]
+        scores = iter(ContinuationScorer(model, self._tokenizer, scores_end=True).score(requests))
+        return [{"choice": np.argmax([next(scores).log_probability for _ in pair.example.choices])} for pair in pairs]
+
+    def ranking_request(self, pair: TextPair, choice: str) -> tuple[str, str]:
+        """The context and the continuation whose likelihood ranks a label string."""
+        return pair.source, choice
+
+
+class CausalTextToText(TextToText):
+    """A `TextTask` for decoders: input, `SEPARATOR` and target are one sequence, with the loss on the target alone
+    (Radford et al. 2018, section 3.3, for its form). The separator follows the prompts for `generate`, too."""
+
+    auto_class: ClassVar[str] = "AutoModelForCausalLM"
+    collator_class = ContextTargetCollator
+
+    def set_token_fields(self, config: PreTrainedConfig, tokenizer: Tokenizer) -> None:
+        """Set the end token, and a padding token if there is none; raises CtxError without an end token."""
+        if tokenizer.eos_token_id is None:
+            raise CtxError(
+                f"{type(tokenizer).__name__} has no end token (eos_token), which ends targets.",
+                hint="use a tokenizer with one, or an encoder-decoder.",
+            )
+        if tokenizer.pad_token_id is None:
+            tokenizer.pad_token = tokenizer.eos_token
+        if config.eos_token_id is None:
+            config.eos_token_id = tokenizer.eos_token_id
+
+    def configure(self, config: PreTrainedConfig, train: Sequence[TextPair], validation: Sequence[TextPair]) -> None:
+        """Check the lengths; raises CtxError if the model is no decoder, needs languages, or has too few positions."""
+        if type(config) not in AutoModelForCausalLM._model_mapping or getattr(config, "backward", False):
+            raise CtxError(
+                f"{type(config).__name__} has no head that generates text from left to right.",
+                hint="use an encoder-decoder or a decoder.",
+            )
+        if getattr(config, "embeds_languages", False) and config.n_langs > 1:
+            raise CtxError(f"{type(config).__name__} needs a language for each token.", hint="use another model.")
+        limit, arguments = max_input_length(config), self.arguments
+        if limit is not None and arguments.max_length + arguments.max_target_length > limit:
+            raise CtxError(
+                f"{arguments.max_length} input and {arguments.max_target_length} target tokens exceed the model's "
+                f"limit of {limit} tokens.",
+                location=f"--max_length {arguments.max_length} --max_target_length {arguments.max_target_length}",
+                hint=f"use lengths with a sum of at most {limit}.",
+            )
+
+    def encode_pairs(self, examples: Sequence[TextPair], tokenizer: Tokenizer) -> Encoded:
+        """See `TextToText.encode_pairs`; the separator is the end of the input."""
+        self._tokenizer, self._end = tokenizer, int(tokenizer.eos_token_id)
+        self._references = NormalizedReferences(tokenizer, self._metrics)
+        contexts = encode_prompts(tokenizer, [pair.source + SEPARATOR for pair in examples])
+        rows = encode_prompts(tokenizer, [f"{pair.source}{SEPARATOR} {pair.target}" for pair in examples])
+        targets = [[*row[len(context) :], self._end] for context, row in zip(contexts, rows, strict=True)]
+        if self.arguments.cut_sources:  # not the separator
+            limit, num_kept = self.arguments.max_length, len(encode_prompts(tokenizer, [SEPARATOR])[0])
+            contexts = [
+                context if len(context) <= limit else [*context[: limit - num_kept], *context[-num_kept:]]
+                for context in contexts
+            ]
+        self._check_lengths(examples, "source", contexts, self.arguments.max_length, 0)
+        self._check_lengths(examples, "target", targets, self.arguments.max_target_length, 1)
+        features: list[Feature] = [
+            {"input_ids": context, "labels": target} for context, target in zip(contexts, targets, strict=True)
+        ]
+        return Encoded(features, list(range(len(features))))
+
+    def generate(self, model: PreTrainedModel, batch: dict[str, Any]) -> list[Logits]:
+        """The token ids generated after the contexts, as `sequences`."""
+        is_context = (batch["attention_mask"] != 0) & (batch["labels"] == IGNORE_INDEX)
+        width = int(is_context.sum(1).max())
+        order = torch.argsort(is_context.long(), dim=1, stable=True)[:, -width:]  # padding on the left
+        generated = model.generate(
+            input_ids=batch["input_ids"].gather(1, order),
+            attention_mask=is_context.long().gather(1, order),
+            num_beams=self.arguments.num_beams,
+            max_new_tokens=self.arguments.max_target_length,
+            do_sample=False,
+            eos_token_id=self._end,
+            pad_token_id=int(self._tokenizer.pad_token_id),
+        )
+        return [{"sequences": np.asarray(token_ids)} for token_ids in generated[:, width:].cpu().numpy()]
+
+    def ranking_request(self, pair: TextPair, choice: str) -> tuple[str, str]:
+        """See `TextToText.ranking_request`."""
+        return pair.source + SEPARATOR, f" {choice}{self._tokenizer.eos_token}"
+
+
+def text_to_text_class(config: PreTrainedConfig) -> type[TextToText]:
+    """The class for a model's configuration."""
+    return TextToText if type(config) in AutoModelForSeq2SeqLM._model_mapping else CausalTextToText
+
+
+@dataclass
+class RankingEvaluation(TaskEvaluation):
+    """Evaluation of a task with label strings by their likelihood, instead of generation."""
+
+    task: TextToText
+
+    def generate(self, model: Any, inputs: dict[str, Any], start: int) -> list[Logits]:
+        """See `TextToText.rank`."""
+        return self.task.rank(model, self.examples[start : start + len(inputs["input_ids"])])

@@ -1,0 +1,171 @@
+"""Fine-tuning on a mixture of tasks as text (Raffel et al. 2020, "T5", section 3.5.2)."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import fmean
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from hf_ctxmodels.core.console import format_next_commands, print_status
+from hf_ctxmodels.core.flags import REQUIRED, flag
+from hf_ctxmodels.core.loading import read_json
+from hf_ctxmodels.data import SampledMixture
+from hf_ctxmodels.downstream.finetuning.arguments import FinetuningLoopArguments, StartingModelArguments
+from hf_ctxmodels.downstream.finetuning.finetuning_run import (
+    load_config_and_tokenizer,
+    open_model,
+    prepare_for_tasks,
+    require_full_weights,
+)
+from hf_ctxmodels.downstream.finetuning.task_evaluation import BestModel
+from hf_ctxmodels.downstream.finetuning.task_loss import TaskLoss
+from hf_ctxmodels.downstream.tasks import TaskArguments
+from hf_ctxmodels.downstream.tasks.seq2seq import Seq2Seq
+from hf_ctxmodels.downstream.text2text.mixture import MixtureArguments, TaskMixture
+from hf_ctxmodels.downstream.text2text.scores import ScoreTable, read_compared_runs
+from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model
+from hf_ctxmodels.training.accelerator import make_accelerator
+from hf_ctxmodels.training.checkpoint_files import check_run_directory, move_files, temporary_path
+from hf_ctxmodels.training.loop import TrainingLoop, TrainingResult
+from hf_ctxmodels.training.model_loading import require_trainable
+from hf_ctxmodels.training.summary import TrainingSummary
+
+BEST_FOLDER = "best"
+
+
+@dataclass(kw_only=True)
+class TextToTextArguments(MixtureArguments):
+    """Tasks and mixing."""
+
+    tasks: str = flag(REQUIRED, "YAML file of tasks as text, or the name of a packaged file.")
+    keep_best: bool = flag(False, "Also save the best model of each task, in OUTPUT_DIR/best/TASK.")
+    compare: list[str] = flag(
+        (),
+        "Further rows of the score table, NAME=DIR: a directory of `finetune`; several directories of one name share "
+        "the row.",
+    )
+
+
+class BestTaskModel(BestModel):
+    """The best model of a task, as a directory that opens like the final model."""
+
+    def __init__(
+        self, output_dir: str | Path, resume: bool, task: str, metric: str, tokenizer: PreTrainedTokenizerBase
+    ) -> None:
+        self.directory, self.tokenizer = Path(output_dir) / BEST_FOLDER / task, tokenizer
+        super().__init__(output_dir, resume, f"eval_{task}_{metric}")
+
+    def save(self, model: nn.Module, weights: dict[str, Tensor]) -> None:
+        """Write model, tokenizer and metrics, each file atomically."""
+        assert isinstance(model, PreTrainedModel)
+        temporary = temporary_path(self.directory)
+        temporary.mkdir(parents=True, exist_ok=True)
+        model.save_pretrained(temporary, state_dict=weights)
+        self.tokenizer.save_pretrained(temporary)
+        (temporary / "metrics.json").write_text(json.dumps(self.metrics), encoding="utf-8")
+        self.directory.mkdir(exist_ok=True)
+        move_files(temporary, self.directory)
+
+    def saved_metrics(self) -> dict[str, float]:
+        """See `BestModel.saved_metrics`."""
+        file = self.directory / "metrics.json"
+        return read_json(file, hint="delete the directory.") if file.is_file() else {}
+
+
+def finetune_text2text(
+    arguments: TextToTextArguments,
+    start: StartingModelArguments,
+    task_arguments: TaskArguments,
+    loop: FinetuningLoopArguments,
+) -> None:
+    """Fine-tune an encoder-decoder or a decoder on a mixture of tasks, evaluate and save it, and print a score table.
+
+    A batch has examples of several tasks, each sampled by the mixing rates; every example of a task is used once before
+    one is repeated. The loss is the mean over the step's target tokens, whatever their task.
+
+    Raises:
+        CtxError: Files, model, tokenizer and flags do not match each other.
+    """
+    check_run_directory(loop, start.tokenizer_source)
+    accelerator = make_accelerator(loop)
+    is_main = accelerator.is_main_process
+    config, tokenizer = load_config_and_tokenizer(start, Seq2Seq(replace(task_arguments, metrics="exact_match")))
+    check_tokenizer_matches_model(tokenizer, config, task_arguments.max_length, location=start.model or "--family")
+    prepare_for_tasks(tokenizer, task_arguments.max_length)
+    mixture = TaskMixture(arguments.tasks, arguments, task_arguments, config, tokenizer)
+    tasks, runs = mixture.tasks, mixture.runs
+    compared_runs = read_compared_runs(arguments.compare)
+    collate = mixture.training_collator(config, tokenizer, loop.seed)
+    rates = mixture.arguments.rates([len(run.training) for run in runs.values()])
+    sizes = ", ".join(f"{name} {len(run.training):,} ({rate:.1%})" for (name, run), rate in zip(runs.items(), rates))
+    print_status(f"tokenizing the training examples of {len(runs)} tasks, mixed at the rates: {sizes}", is_main)
+    mixture.encode(tokenizer)
+    require_full_weights(tasks[0], accelerator)
+
+    loop.is_new_model = start.model is None
+    model = open_model(start, tasks[0], config, tokenizer)
+    require_trainable(model)
+    if model.generation_config.eos_token_id is None:
+        model.generation_config.eos_token_id = config.eos_token_id
+    best_models = [
+        BestTaskModel(loop.output_dir, bool(loop.resume), name, run.main_metric[0], tokenizer)
+        for name, run in runs.items()
+        if arguments.keep_best
+    ]
+    features = [run.training_features for run in runs.values()]
+    result = TrainingLoop(
+        model,
+        SampledMixture(features, probabilities=rates, is_per_example=True),
+        collate,
+        loop,
+        accelerator,
+        tokenizer=tokenizer,
+        evaluate=mixture.evaluation(tokenizer, loop.per_device_batch_size, best_models),
+        loss_function=TaskLoss(model, tasks[0].targets, tasks[0].label_smoothing(config)),
+        identity={**mixture.identity, **asdict(task_arguments)},
+    ).run()
+    if accelerator.is_main_process:
+        _report(mixture, result, best_models, compared_runs)
+
+
+def _report(
+    mixture: TaskMixture,
+    result: TrainingResult,
+    best_models: list[BestTaskModel],
+    compared_runs: Mapping[str, list[TrainingSummary]],
+) -> None:
+    """Save the `TrainingSummary` and the score table; print the table and the next commands."""
+    runs, metrics = mixture.runs, dict(result.metrics)
+    metrics |= {f"baseline_{name}_{key}": value for name, run in runs.items() for key, value in run.baseline.items()}
+    main = mixture.main_metrics
+    metrics["baseline_mean"] = fmean(metrics[f"baseline_{name}_{key}"] / top for name, (key, top) in main.items())
+    result.metrics = metrics
+    files = {name: run.train_file for name, run in runs.items()}
+    summary = result.summary(
+        task=f"text2text: {', '.join(runs)}",
+        dataset=", ".join(files.values()),
+        max_length=next(iter(runs.values())).task.arguments.max_length,
+        warnings=[f"{name}: {text}" for name, run in runs.items() for text in run.evaluation.warnings({}, {})],
+    )
+    output = Path(result.arguments.output_dir)
+    summary.save(output)
+
+    table = ScoreTable({name: metric for name, (metric, _) in main.items()})
+    table.add_row("model", metrics, "eval")
+    for best in best_models:
+        table.add_row("best model of each task", {best.metric: best.metrics[best.metric]}, "eval")
+    for name, summaries in compared_runs.items():
+        table.add_runs(name, summaries, files)
+    table.add_row("baseline", metrics, "baseline")
+    table.save(output)
+    print(table.as_markdown(), end="")
+    for name in runs:
+        if share := metrics.get(f"eval_{name}_unknown_outputs"):
+            print(f"{name}: {share:.1%} of the outputs are no label")
+    print(f"model, tokenizer, log, summary and scores saved in {output}")
+    summary.print_warnings()
+    again = ("finetune", "text2text", "--model", output, "--tasks", "FILE", "--only", next(iter(runs)))
+    print(format_next_commands((*again, "--output_dir", "DIR"), ("generate", "--model", output, "--input", "FILE")))

@@ -1,0 +1,167 @@
+"""`hf-ctxmodels finetune text2text` and `pretrain --mixture`: learning, saving, resuming, processes, errors."""
+
+import json
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from commands import command_output, run_command, run_in_two_processes
+from labelled_texts import BAD, GOOD
+from test_finetune_seq2seq import WORDS
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
+
+from hf_ctxmodels.inference import generate_texts
+from hf_ctxmodels.registry import FAMILIES
+from hf_ctxmodels.training.summary import TrainingSummary
+from hf_ctxmodels.training.training_log import read_log
+
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+SIZES |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "initializer_range": 0.1}
+LENGTHS = {"max_length": 16, "max_target_length": 8}
+ENTRIES = {
+    "film": {"input": "film: {text}", "target": "{label}", "labels": {"0": "bad", "1": "good"}, "metrics": "accuracy"},
+    "german": {"input": "german: {text}", "target": "{target}", "metrics": "exact_match"},
+    "length": {"input": "length: {text}", "target": "{size}", "round": 0.5},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Three tasks with files, `text.txt`, and tiny models `t5`, `gpt2` and `upstream`, a GPT-2 of transformers."""
+    folder, rng = tmp_path_factory.mktemp("text2text"), random.Random(0)
+    for split, size in (("train", 120), ("dev", 20)):
+        films = [(rng.choice((GOOD, BAD)), rng.choice(("the film was", "a film"))) for _ in range(size)]
+        rows = [{"text": f"{text} {rng.choice(words)}", "label": int(words is GOOD)} for words, text in films]
+        texts = [rng.choices(list(WORDS), k=rng.randint(1, 2)) for _ in range(size)]
+        pairs = [{"text": " ".join(text), "target": " ".join(map(WORDS.get, text))} for text in texts]
+        numbers = [{"text": " ".join(text), "size": len(text)} for text in texts]
+        for name, lines in (("film", rows), ("german", pairs), ("length", numbers[: size // 2])):
+            (folder / f"{name}.{split}.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    tasks = {
+        name: {"file": {"train": f"{name}.train.jsonl", "validation": f"{name}.dev.jsonl"}, **entry}
+        for name, entry in ENTRIES.items()
+    }
+    (folder / "tasks.yaml").write_text(yaml.safe_dump({"tasks": tasks}, sort_keys=False))
+    names = ["film", "german", "length", ":", "=", "the", "was", "a", "good", "bad", "1.0", "2.0"]
+    vocabulary = [*WORDS, *WORDS.values(), *GOOD, *BAD, *names]
+    (folder / "text.txt").write_text("\n\n".join(" ".join(rng.choices(vocabulary, k=12)) for _ in range(60)))
+    for name in ("t5", "gpt2"):
+        spec = FAMILIES[name]
+        tokenizer = spec.tokenizer.train([" ".join(vocabulary)] * 20, vocab_size=300)
+        fields = {**SIZES, "vocab_size": len(tokenizer), "max_position_embeddings": 32}
+        fields |= {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
+        fields = {field: value for field, value in fields.items() if field in spec.config.__dataclass_fields__}
+        auto_class = "AutoModelForSeq2SeqLM" if name == "t5" else "AutoModelForCausalLM"
+        spec.models[auto_class](spec.config(**fields)).save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+    ends = dict.fromkeys(("bos_token_id", "eos_token_id"), tokenizer.eos_token_id)
+    config = GPT2Config(len(tokenizer), n_positions=32, n_embd=32, n_layer=2, n_head=2, resid_pdrop=0, **ends)
+    GPT2LMHeadModel(config).save_pretrained(folder / "upstream")
+    AutoTokenizer.from_pretrained(folder / "gpt2").save_pretrained(folder / "upstream")
+    return folder
+
+
+def flags_of(folder: Path, model: str, out: Path, **more: Any) -> dict[str, Any]:
+    fixed = {"model": folder / model, "tasks": folder / "tasks.yaml", "tasks_folder": folder, "output_dir": out}
+    loop = {"per_device_batch_size": 16, "learning_rate": "5e-3", "logging_steps": 1, "save_steps": 0, "max_steps": 4}
+    return fixed | LENGTHS | loop | more
+
+
+@pytest.mark.parametrize("model", ["t5", "gpt2", "upstream"])
+def test_mixture(folder: Path, tmp_path: Path, model: str) -> None:
+    """Tasks are learned together; the best model of each task opens; a task is fine-tuned again, by ranking."""
+    out = tmp_path / "out"
+    flags = {"max_steps": 150, "eval_steps": 75, "logging_steps": 25, "keep_best": True}
+    printed = command_output("finetune text2text", **flags_of(folder, model, out, **flags))
+    metrics = TrainingSummary.load(out).metrics
+    assert metrics["eval_film_accuracy"] > 0.9 > metrics["baseline_film_accuracy"]
+    assert metrics["baseline_film_unknown_outputs"] == 0
+    scores = json.loads((out / "scores.json").read_text())
+    assert scores["metrics"] == {"film": "accuracy", "german": "exact_match", "length": "pearsonr"}
+    assert list(scores["rows"]) == ["model", "best model of each task", "baseline"]
+    assert (out / "scores.md").read_text() in printed
+    log = [row for row in read_log(out) if "eval_mean" in row]
+    open_model = AutoModelForSeq2SeqLM if model == "t5" else AutoModelForCausalLM
+    for task, metric in scores["metrics"].items():
+        best = max(row[f"eval_{task}_{metric}"] for row in log)
+        assert scores["rows"]["best model of each task"][task] == best
+        network, report = open_model.from_pretrained(out / "best" / task, output_loading_info=True)
+        assert not any(report.values())
+    tokenizer = AutoTokenizer.from_pretrained(out / "best" / "film")
+    prompt = f"film: the film was {GOOD[0]}" + ("" if model == "t5" else " =")
+    network = open_model.from_pretrained(out / "best" / "film")
+    assert generate_texts(network, tokenizer, [prompt], max_new_tokens=8) == ["good"]
+
+    again = {"model": out, "only": "film", "max_steps": 1, "learning_rate": 1e-9, "prediction": "rank"}
+    again |= {"validation_examples": 10, "compare": [f"mixture={out}"]}
+    command_output("finetune text2text", **flags_of(folder, model, tmp_path / "again", **again))
+    rows = json.loads((tmp_path / "again" / "scores.json").read_text())["rows"]
+    assert rows["model"]["film"] > 0.9
+    assert rows["mixture"] == {"film": metrics["eval_film_accuracy"]}
+
+
+def run_pretrain(folder: Path, out: Path, *words: object, **more: Any) -> int:
+    loop = flags_of(folder, "t5", out, **more)
+    options = {name: loop.pop(name) for name in ("tasks", "tasks_folder", "max_target_length")}
+    mixture = f"{options['tasks']}:tasks_folder={folder},text_size=60,mixing_temperature=2,max_target_length=8"
+    text = {"dataset": folder / "text.txt", "validation_fraction": 0.1, "mixture": mixture}
+    return run_command("pretrain", *words, **loop, **text)
+
+
+def run_finetune(folder: Path, out: Path, *words: object, **more: Any) -> int:
+    return run_command("finetune", "text2text", *words, **flags_of(folder, "t5", out, keep_best=True, **more))
+
+
+@pytest.mark.parametrize("run", [run_finetune, run_pretrain])
+def test_resumed_weights_equal_an_uninterrupted_run(run, folder: Path, tmp_path: Path, capsys) -> None:
+    flags = {"save_steps": 2, "eval_steps": 2, "save_total_limit": 9, "max_steps": 6}
+    assert run(folder, tmp_path / "whole", **flags) == 0
+    metrics = TrainingSummary.load(tmp_path / "whole").metrics
+    assert metrics.keys() >= {"eval_loss", "eval_film_accuracy", "eval_german_exact_match", "eval_mean"}
+    shutil.copytree(tmp_path / "whole", tmp_path / "stopped")
+    for step in (4, 6):
+        shutil.rmtree(tmp_path / "stopped" / f"checkpoint-{step}")
+    assert run(folder, tmp_path / "stopped", "--resume", **flags) == 0
+    for name in ("model.safetensors", "checkpoint-6/model.safetensors"):
+        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "stopped" / name).read_bytes()
+    if run is run_finetune:
+        assert run(folder, tmp_path / "stopped", "--resume", mixing="equal", **flags) == 2
+        assert "belongs to another run" in capsys.readouterr().err
+
+
+def test_accumulation_and_processes_equal_one_batch(folder: Path, tmp_path: Path) -> None:
+    for name, size, micro_batches in (("whole", 16, 1), ("accumulated", 4, 4)):
+        sizes = {"per_device_batch_size": size, "gradient_accumulation_steps": micro_batches}
+        assert run_command("finetune", "text2text", **flags_of(folder, "t5", tmp_path / name, **sizes)) == 0
+    divided = flags_of(folder, "t5", tmp_path / "divided", per_device_batch_size=8)
+    run_in_two_processes("finetune", "text2text", **divided)
+    expected = read_log(tmp_path / "whole")
+    for name in ("accumulated", "divided"):
+        for one, other in zip(expected, read_log(tmp_path / name), strict=True):
+            for key in one.keys() - {"tokens_per_second", "run_tokens_per_second"}:
+                assert other[key] == pytest.approx(one[key], abs=1e-5, nan_ok=True), (name, key)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"only": "films"}, "has no task films"),
+        ({"mixing_temperature": 0.5}, "temperature of 0.5 is too low"),
+        ({"compare": "out"}, "Expected NAME=DIR"),
+        ({"max_target_length": 1}, "targets have more than 1 tokens"),
+        ({"model": "gpt2", "max_length": 30}, "limit of 32 tokens"),
+    ],
+)
+def test_errors(folder: Path, tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    model = changes.pop("model", "t5")
+    assert message in command_output(
+        "finetune text2text", fails=True, **flags_of(folder, model, tmp_path / "out", **changes)
+    )
+
+
+def test_text_that_cannot_be_mixed(folder: Path, tmp_path: Path, capsys) -> None:
+    assert run_pretrain(folder, tmp_path / "out", streaming=True) == 2
+    assert "cannot be mixed with tasks" in capsys.readouterr().err

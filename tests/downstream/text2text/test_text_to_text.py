@@ -1,0 +1,162 @@
+"""Tasks as text for decoders and encoder-decoders: sequences, predictions by generation and by ranking, batches of
+text and tasks."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from commands import tiny_pair
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.data import ExampleSet
+from hf_ctxmodels.downstream.finetuning.task_evaluation import TaskEvaluation
+from hf_ctxmodels.downstream.tasks import TaskArguments
+from hf_ctxmodels.downstream.text2text import TextTask
+from hf_ctxmodels.downstream.text2text.pretraining import IS_TASK, TextAndTaskCollator
+from hf_ctxmodels.downstream.text2text.text_to_text import SEPARATOR, text_to_text_class
+from hf_ctxmodels.inference import generate_texts
+from hf_ctxmodels.registry import FAMILIES
+
+ROWS = [("the film was great", 1), ("the plot was awful and dull", 0), ("great", 1), ("a dull film", 0)]
+LABELS = {"0": "negative", "1": "not_negative"}
+TEXTS = ["movie: the film was great awful and dull plot a negative not_negative = positive"]
+ARGUMENTS = {"max_length": 24, "max_target_length": 8}
+
+
+def model_of(name: str) -> tuple[Any, Any]:
+    """A tiny random model and its tokenizer."""
+    if name != "transformers' GPT-2":
+        auto_class = "AutoModelForSeq2SeqLM" if name in ("t5", "bart") else "AutoModelForCausalLM"
+        return tiny_pair(name, auto_class, TEXTS, max_position_embeddings=32)
+    _, tokenizer = tiny_pair("gpt2", "AutoModelForCausalLM", TEXTS)
+    torch.manual_seed(0)
+    ends = {"bos_token_id": tokenizer.eos_token_id, "eos_token_id": tokenizer.eos_token_id}
+    config = GPT2Config(vocab_size=len(tokenizer), n_positions=32, n_embd=32, n_layer=2, n_head=2, **ends)
+    return GPT2LMHeadModel(config).eval(), tokenizer
+
+
+def encoded(folder: Path, name: str, **arguments: Any) -> tuple[Any, ...]:
+    """Model, tokenizer, task, pairs and their encoding."""
+    model, tokenizer = model_of(name)
+    lines = [json.dumps({"text": text, "label": label}) for text, label in ROWS]
+    (folder / "rows.jsonl").write_text("\n".join(lines))
+    text_task = TextTask("movie", "movie: {text}", "{label}", labels=LABELS)
+    task = text_to_text_class(model.config)(text_task, TaskArguments(**ARGUMENTS | arguments))
+    pairs = task.read_file(str(folder / "rows.jsonl"))
+    task.set_token_fields(model.config, tokenizer)
+    task.configure(model.config, pairs, pairs)
+    return model, tokenizer, task, pairs, task.encode(pairs, tokenizer)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "transformers' GPT-2"])
+def test_sequences_of_decoders(tmp_path: Path, name: str) -> None:
+    """The loss is of targets and end tokens alone; a generated text does not depend on the padding and equals the text
+    of `generate`."""
+    model, tokenizer, task, pairs, features = encoded(tmp_path, name)
+    collate = task.collator(tokenizer)
+    batch = collate([feature | {"epoch": 0, "example_index": 0} for feature in features.features])
+    losses = []
+    for row, pair in enumerate(pairs):
+        context = tokenizer(pair.source + SEPARATOR).input_ids
+        target = [*tokenizer(f" {pair.target}").input_ids, tokenizer.eos_token_id]
+        length = len(context) + len(target)
+        padding = batch["input_ids"].shape[1] - length
+        assert batch["input_ids"][row, :length].tolist() == context + target
+        assert batch["labels"][row].tolist() == [-100] * len(context) + target + [-100] * padding
+        assert batch["attention_mask"][row].tolist() == [1] * length + [0] * padding
+        with torch.no_grad():
+            logits = model(torch.tensor([context + target])).logits[0].log_softmax(-1)
+        losses += [-logits[len(context) + i - 1, token].item() for i, token in enumerate(target)]
+    with torch.no_grad():
+        assert model(**batch).loss.item() == pytest.approx(np.mean(losses), abs=1e-4)
+    texts = task.decode(pairs, features, task.generate(model, batch))
+    prompts = [pair.source + SEPARATOR for pair in pairs]
+    assert texts == generate_texts(model, tokenizer, prompts, max_new_tokens=8, eos_token_id=tokenizer.eos_token_id)
+    short = encoded(tmp_path, name, max_length=8, cut_sources=True)[-1].features
+    separator = tokenizer(SEPARATOR).input_ids
+    for whole, cut in zip(features.features, short, strict=True):
+        assert cut["labels"] == whole["labels"]
+        assert len(cut["input_ids"]) == min(8, len(whole["input_ids"]))
+        assert cut["input_ids"][-len(separator) :] == separator
+    with pytest.raises(CtxError, match="more than 8 tokens"):
+        encoded(tmp_path, name, max_length=8)
+
+
+@pytest.mark.parametrize("name", ["t5", "bart", "gpt2", "transformers' GPT-2"])
+def test_ranking_equals_the_likelihood_of_each_label_string(tmp_path: Path, name: str) -> None:
+    model, tokenizer, task, pairs, features = encoded(tmp_path, name)
+    collate, expected = task.collator(tokenizer), []
+    for index in range(len(pairs)):
+        log_probabilities = []
+        for choice in LABELS.values():
+            labels = next(
+                feature["labels"]
+                for pair, feature in zip(pairs, features.features, strict=True)
+                if pair.target == choice
+            )
+            batch = collate([features.features[index] | {"labels": labels}])
+            with torch.no_grad():
+                mean = model(**batch).loss.item()
+            log_probabilities.append(-mean * int((batch["labels"] != -100).sum()))
+        expected.append(list(LABELS.values())[int(np.argmax(log_probabilities))])
+    ranked = task.rank(model, pairs)
+    assert task.decode(pairs, features, ranked) == expected
+    scores = task.score(pairs, expected)
+    assert scores["unknown_outputs"] == 0
+    assert scores["accuracy"] == np.mean([pair.target == text for pair, text in zip(pairs, expected, strict=True)])
+
+
+def test_label_strings_that_the_tokenizer_changes(tmp_path: Path) -> None:
+    """Outputs that are label strings after decoding are labels; other outputs are counted; two label strings must stay
+    different."""
+    model, tokenizer, task, pairs, features = encoded(tmp_path, "t5")
+    outputs = [{"sequences": np.array(feature["labels"])} for feature in features.features]
+    assert task.decode(pairs, features, outputs) == [pair.target for pair in pairs]
+    assert task.score(pairs, ["negative", "film", "", "not_negative"]) == {"accuracy": 0, "unknown_outputs": 0.5}
+    assert task.baseline(pairs, pairs) == ["not_negative"] * 4
+    unknown = TextTask("movie", "movie: {text}", "{label}", labels={"0": "Ω", "1": "Ψ"})
+    task = type(task)(unknown, TaskArguments(**ARGUMENTS))
+    pairs = task.read_file(str(tmp_path / "rows.jsonl"))
+    task.configure(model.config, pairs, pairs)
+    with pytest.raises(CtxError, match="does not distinguish the label strings"):
+        task.encode(pairs, tokenizer)
+
+
+@pytest.mark.parametrize(("name", "objective"), [("t5", "span-corruption"), ("bart", "denoising"), ("gpt2", "clm")])
+def test_batches_of_text_and_tasks(tmp_path: Path, name: str, objective: str) -> None:
+    """The rows are those of batches of one kind, in the order of the examples."""
+    model, tokenizer, task, _, features = encoded(tmp_path, name)
+    objectives = FAMILIES[name].objectives
+    text = objectives.get(objective, next(iter(objectives.values())))(tokenizer, max_length=16, seed=0)
+    examples = ExampleSet.build(text.examples([["the film was great and the plot was awful", "a dull film"]] * 3))
+    mixed = [{**examples[index], "epoch": 0, "example_index": index} for index in range(len(examples))]
+    mixed.insert(1, {**features.features[1], IS_TASK: True, "epoch": 0, "example_index": 9})
+    mixed.append({**features.features[2], IS_TASK: True, "epoch": 0, "example_index": 10})
+    collate_tasks = task.collator(tokenizer)
+    collate = TextAndTaskCollator(text, collate_tasks, model.config.is_encoder_decoder)
+    batch = collate(mixed)
+    losses, counts = [], []
+    for row, example in enumerate(mixed):
+        is_task = IS_TASK in example
+        single = (collate_tasks if is_task else text.collate)([{k: v for k, v in example.items() if k != IS_TASK}])
+        mask = batch["attention_mask"][row] != 0
+        assert batch["input_ids"][row][mask].tolist() == single["input_ids"][single["attention_mask"] != 0].tolist()
+        targets, expected = batch["labels"][row], single["labels"][0]
+        assert targets[targets != -100].tolist() == expected[expected != -100].tolist()
+        with torch.no_grad():
+            losses.append(model(**single).loss.item())
+        counts.append(int((expected != -100).sum()))
+    with torch.no_grad():
+        assert model(**batch).loss.item() == pytest.approx(np.average(losses, weights=counts), abs=1e-4)
+    only_tasks = collate([mixed[1]])
+    assert only_tasks["labels"].tolist() == collate_tasks([features.features[1]])["labels"].tolist()
+
+
+def test_evaluation_has_one_output_per_example(tmp_path: Path) -> None:
+    model, tokenizer, task, pairs, features = encoded(tmp_path, "gpt2")
+    evaluation = TaskEvaluation(task, pairs, features, task.collator(tokenizer), 3)
+    assert evaluation.generate(model, task.collator(tokenizer)(features.features[:3]), 0)[0].keys() == {"sequences"}
