@@ -148,7 +148,8 @@ def test_accumulation_and_processes_equal_one_batch(folder: Path, tmp_path: Path
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"only": "films"}, "has no task films"),
+        ({"only": "films"}, "no task films"),
+        ({"tasks": ["glue", "sst2"]}, "The task sst2 is named twice"),
         ({"mixing_temperature": 0.5}, "temperature of 0.5 is too low"),
         ({"compare": "out"}, "Expected NAME=DIR"),
         ({"max_target_length": 1}, "targets have more than 1 tokens"),

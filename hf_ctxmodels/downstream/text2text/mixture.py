@@ -46,6 +46,17 @@ class MixtureArguments:
         return mixing_rates(sizes, self.mixing_limit, temperature).tolist()
 
 
+def read_text_tasks(names: Sequence[str], folder: str | None, location: str = "--tasks") -> dict[str, TextTask]:
+    """The tasks of several files and names, see `TextTask.from_yaml`; raises CtxError if two have the same name."""
+    text_tasks: dict[str, TextTask] = {}
+    for name in names:
+        tasks = TextTask.from_yaml(name, folder)
+        if repeated := sorted(tasks.keys() & text_tasks):
+            raise CtxError(f"The task {repeated[0]} is named twice.", location=location, hint="name each task once.")
+        text_tasks |= tasks
+    return text_tasks
+
+
 class TextTaskRun:
     """One task of a mixture.
 
@@ -114,31 +125,34 @@ class TaskMixture:
     """The tasks of a mixture, for one model.
 
     Args:
-        file: YAML file of tasks, or the name of a packaged one.
+        names: YAML files of tasks, and names of packaged files and tasks.
         config, tokenizer: Of the model, which may be changed.
         location: The flag that names the file, for errors.
     """
 
     def __init__(
         self,
-        file: str,
+        names: Sequence[str],
         arguments: MixtureArguments,
         task_arguments: TaskArguments,
         config: PreTrainedConfig,
         tokenizer: PreTrainedTokenizerBase,
         location: str = "--tasks",
     ) -> None:
-        text_tasks = TextTask.from_yaml(file, arguments.tasks_folder)
+        text_tasks = read_text_tasks(names, arguments.tasks_folder, location)
         if unknown := [name for name in arguments.only if name not in text_tasks]:
             raise CtxError(
-                f"The file has no task {unknown[0]}.",
-                location=f"{location} {file}",
+                f"There is no task {unknown[0]} among the tasks.",
+                location=f"{location} {' '.join(names)}",
                 hint=f"use {', '.join(text_tasks)}.",
             )
-        names = arguments.only or list(text_tasks)
         task_class = text_to_text_class(config)
         self.arguments = arguments
-        self.runs = {name: TextTaskRun(task_class(text_tasks[name], task_arguments)) for name in names}
+        self.runs = {
+            name: TextTaskRun(task_class(text_task, task_arguments))
+            for name, text_task in text_tasks.items()
+            if not arguments.only or name in arguments.only
+        }
         for run in self.runs.values():
             run.task.set_token_fields(config, tokenizer)
             run.task.configure(config, run.training, run.validation)

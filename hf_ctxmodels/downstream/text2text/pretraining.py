@@ -46,8 +46,8 @@ class PretrainingMixtureArguments:
 
     mixture: str | None = flag(
         None,
-        "Also train on the tasks as text of this YAML file (T5): FILE:tasks_folder=DIR,text_size=N,...; an unknown "
-        "option lists the options.",
+        "Also train on tasks as text (T5): FILE:tasks_folder=DIR,text_size=N,..., or names such as glue,snli for "
+        "FILE; an unknown option lists the options.",
         nested=True,
     )
 
@@ -65,7 +65,7 @@ class PretrainingMixtureArguments:
                 not fit the model or the objective.
         """
         location = f"--mixture {self.mixture}"
-        file, option_texts = split_choice(str(self.mixture))
+        names, option_texts = split_choice(str(self.mixture))
         options = PretrainingMixtureOptions(**typed_options(PretrainingMixtureOptions, option_texts, location=location))
         check_range(options, "text_size", above=0, location=location)
         if not isinstance(examples, ExampleSet) or objective.sampling.contiguous:
@@ -81,7 +81,7 @@ class PretrainingMixtureArguments:
             cut_sources=options.cut_sources,
         )
         tokenizer: Any = objective.tokenizer
-        tasks = TaskMixture(file, options, task_arguments, model.config, tokenizer, "--mixture")
+        tasks = TaskMixture(names.split(","), options, task_arguments, model.config, tokenizer, "--mixture")
         tasks.encode(tokenizer)
         features = [[{**feature, IS_TASK: True} for feature in run.training_features] for run in tasks.runs.values()]
         sizes = [options.text_size or len(examples), *map(len, features)]

@@ -40,7 +40,9 @@ BEST_FOLDER = "best"
 class TextToTextArguments(MixtureArguments):
     """Tasks and mixing."""
 
-    tasks: str = flag(REQUIRED, "YAML file of tasks as text, or the name of a packaged file.")
+    tasks: list[str] = flag(
+        REQUIRED, "YAML files of tasks as text, and names of packaged files (glue) and tasks (sst2)."
+    )
     keep_best: bool = flag(False, "Also save the best model of each task, in OUTPUT_DIR/best/TASK.")
     compare: list[str] = flag(
         (),
