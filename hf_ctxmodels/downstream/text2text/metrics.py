@@ -179,6 +179,9 @@ METRICS: dict[str, Metric] = {
     "tag_accuracy": Metric(_tag_accuracy, ("text",)),
 }
 
+PERCENTAGES = ("bleu", "squad")
+"""Metrics with a maximum of 100."""
+
 DEFAULT_METRICS = {
     "classification": ("accuracy",),
     "number": ("pearsonr", "spearmanr"),

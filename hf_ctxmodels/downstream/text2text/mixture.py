@@ -11,13 +11,13 @@ from typing import Any, Literal
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.core.flags import check_range, flag
 from hf_ctxmodels.data import mixing_rates
 from hf_ctxmodels.data.files import describe_content
 from hf_ctxmodels.downstream.finetuning.task_evaluation import BestModel, SeveralTasksEvaluation, TaskEvaluation
 from hf_ctxmodels.downstream.tasks import Encoded, TaskArguments
 from hf_ctxmodels.downstream.tasks.base import Collator, Feature
-from hf_ctxmodels.downstream.tasks.metrics import metric_range
+from hf_ctxmodels.downstream.text2text.metrics import PERCENTAGES
 from hf_ctxmodels.downstream.text2text.templates import TextTask
 from hf_ctxmodels.downstream.text2text.text_to_text import RankingEvaluation, TextToText, text_to_text_class
 
@@ -40,8 +40,13 @@ class MixtureArguments:
     )
     validation_examples: int | None = flag(None, "Evaluate on a fixed subset of N examples of each task.")
 
+    def __post_init__(self) -> None:
+        check_range(self, "validation_examples", at_least=1)
+
     def rates(self, sizes: Sequence[float]) -> list[float]:
         """The probability of each member of the mixture, from the numbers of examples; see `mixing_rates`."""
+        if self.mixing == "equal" and self.mixing_temperature != 1:
+            raise CtxError("Equal mixing has no temperature.", hint="remove it, or mixing=equal.")
         temperature = math.inf if self.mixing == "equal" else self.mixing_temperature
         return mixing_rates(sizes, self.mixing_limit, temperature).tolist()
 
@@ -96,8 +101,8 @@ class TextTaskRun:
     @property
     def main_metric(self) -> tuple[str, float]:
         """The main metric and its maximum; after `encode`."""
-        name = next(iter(self.baseline))
-        return name, 100.0 if metric_range(name) == "0 to 100" else 1.0
+        is_percentage = self.task.text_task.metrics[0] in PERCENTAGES
+        return next(iter(self.baseline)), 100.0 if is_percentage else 1.0
 
     def make_evaluation(self, collate: Collator, batch_size: int, prediction: str) -> TaskEvaluation:
         """The evaluation on the validation examples; tasks without label strings are always generated."""

@@ -147,13 +147,13 @@ class TextAndTaskCollator:
 
 @dataclass
 class TextAndTaskEvaluation:
-    """The losses on held-out text, and the metrics of the tasks; `eval_loss` is of the text, if there is held-out
-    text."""
+    """The losses on held-out text, and the metrics of the tasks without their losses."""
 
     text: Evaluate | None
     tasks: SeveralTasksEvaluation
 
     def __call__(self, model: nn.Module, accelerator: Accelerator) -> dict[str, float]:
         """Evaluate; a collective call."""
-        results = {} if self.text is None else self.text(model, accelerator)
-        return self.tasks(model, accelerator) | results
+        losses = {} if self.text is None else self.text(model, accelerator)
+        metrics = self.tasks(model, accelerator)
+        return losses | {name: value for name, value in metrics.items() if not name.endswith("loss")}

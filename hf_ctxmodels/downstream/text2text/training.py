@@ -1,6 +1,7 @@
 """Fine-tuning on a mixture of tasks as text (Raffel et al. 2020, "T5", section 3.5.2)."""
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -107,7 +108,7 @@ def finetune_text2text(
     mixture.encode(tokenizer)
     require_full_weights(tasks[0], accelerator)
 
-    loop.is_new_model = start.model is None
+    loop = replace(loop, is_new_model=start.model is None)
     model = open_model(start, tasks[0], config, tokenizer)
     require_trainable(model)
     if model.generation_config.eos_token_id is None:
@@ -147,7 +148,7 @@ def _report(
     result.metrics = metrics
     files = {name: run.train_file for name, run in runs.items()}
     summary = result.summary(
-        task=f"text2text: {', '.join(runs)}",
+        task=", ".join(f"{name} (text2text)" for name in runs),
         dataset=", ".join(files.values()),
         max_length=next(iter(runs.values())).task.arguments.max_length,
         warnings=[f"{name}: {text}" for name, run in runs.items() for text in run.evaluation.warnings({}, {})],
@@ -158,7 +159,7 @@ def _report(
     table = ScoreTable({name: metric for name, (metric, _) in main.items()})
     table.add_row("model", metrics, "eval")
     for best in best_models:
-        table.add_row("best model of each task", {best.metric: best.metrics[best.metric]}, "eval")
+        table.add_row("best model of each task", {best.metric: best.metrics.get(best.metric, math.nan)}, "eval")
     for name, summaries in compared_runs.items():
         table.add_runs(name, summaries, files)
     table.add_row("baseline", metrics, "baseline")
