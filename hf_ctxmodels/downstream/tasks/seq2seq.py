@@ -1,6 +1,6 @@
 """Sequence to sequence: a source text -> a target text (summaries, questions, paraphrases, translation)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -73,7 +73,7 @@ class Seq2Seq(Task[SourceTarget]):
 
     name: ClassVar[str] = "seq2seq"
     auto_class: ClassVar[str] = "AutoModelForSeq2SeqLM"
-    collator_class = SourceTargetCollator
+    collator_class: ClassVar[Callable[..., Any]] = SourceTargetCollator
     is_generative: ClassVar[bool] = True
     argument_names: ClassVar[tuple[str, ...]] = (
         *Task.argument_names,

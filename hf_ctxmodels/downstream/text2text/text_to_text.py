@@ -38,6 +38,10 @@ class TextPair(SourceTarget):
         return self.example.label
 
 
+TextPairs = Sequence[Any]
+"""Several `TextPair`, as arguments of the methods of `Seq2Seq`."""
+
+
 class TextToText(Seq2Seq):
     """A `TextTask` for encoder-decoders, encoded as `Seq2Seq` and scored by the task's metrics.
 
@@ -56,12 +60,12 @@ class TextToText(Seq2Seq):
         self.text_task = text_task
         self._label_strings: dict[str, str] = {}
 
-    def read_file(self, file: str) -> list[TextPair]:
+    def read_file(self, file: str) -> list[Any]:
         """Read the examples of a split of the task, or of a file."""
         examples = self.text_task.read(file)
         return [TextPair(example.input, example.target, example.location, example) for example in examples]
 
-    def encode(self, examples: Sequence[TextPair], tokenizer: Tokenizer) -> Encoded:
+    def encode(self, examples: TextPairs, tokenizer: Tokenizer) -> Encoded:
         """Tokenize the examples; raises CtxError as `Seq2Seq.encode`, and if the tokenizer confuses label strings."""
         encoded = self.encode_pairs(examples, tokenizer)
         assert self._references is not None
@@ -77,11 +81,11 @@ class TextToText(Seq2Seq):
             self._label_strings |= dict(zip(decoded, example.choices))
         return encoded
 
-    def encode_pairs(self, examples: Sequence[TextPair], tokenizer: Tokenizer) -> Encoded:
+    def encode_pairs(self, examples: TextPairs, tokenizer: Tokenizer) -> Encoded:
         """Features with the input's `input_ids` and the target's `labels`, which include the end token."""
         return super().encode(examples, tokenizer)
 
-    def decode(self, examples: Sequence[TextPair], encoded: Encoded, outputs: Sequence[Logits]) -> list[str]:
+    def decode(self, examples: TextPairs, encoded: Encoded, outputs: Sequence[Logits]) -> list[str]:
         """The generated texts, or the label strings with the highest likelihood."""
         texts = super().decode(examples, encoded, [output for output in outputs if "sequences" in output])
         generated = iter(self._label_strings.get(text, text) for text in texts)
@@ -91,11 +95,11 @@ class TextToText(Seq2Seq):
             for pair, output in pairs
         ]
 
-    def score(self, examples: Sequence[TextPair], predictions: Sequence[str]) -> dict[str, float]:
+    def score(self, examples: TextPairs, predictions: Sequence[str]) -> dict[str, float]:
         """The metrics of the task, and the share of unknown outputs."""
         return self.text_task.score([pair.example for pair in examples], list(predictions))
 
-    def baseline(self, train: Sequence[TextPair], validation: Sequence[TextPair]) -> list[str]:
+    def baseline(self, train: TextPairs, validation: TextPairs) -> list[str]:
         """The most frequent target of the training examples for labels and numbers; else the inputs without the text
         with which all of them begin, such as "summarize: "."""
         if self.text_task.kind != "text":
@@ -106,12 +110,12 @@ class TextToText(Seq2Seq):
         prefix = first[: next((i for i, pair in enumerate(zip(first, last)) if pair[0] != pair[1]), len(first))]
         return [pair.source[len(prefix) :] for pair in validation]
 
-    def record(self, example: TextPair, prediction: str) -> dict[str, Any]:
+    def record(self, example: Any, prediction: str) -> dict[str, Any]:
         """JSON object of an example for the predictions file."""
         fields = {"location": example.location, "input": example.source, "target": example.target}
         return {**fields, "prediction": prediction}
 
-    def rank(self, model: PreTrainedModel, pairs: Sequence[TextPair]) -> list[Logits]:
+    def rank(self, model: PreTrainedModel, pairs: TextPairs) -> list[Logits]:
         """The position of the label string with the highest probability, summed over its tokens and the end token, as
         `choice`."""
         requests = [self.ranking_request(pair, choice) for pair in pairs for choice in pair.example.choices]
@@ -142,7 +146,7 @@ class CausalTextToText(TextToText):
         if config.eos_token_id is None:
             config.eos_token_id = tokenizer.eos_token_id
 
-    def configure(self, config: PreTrainedConfig, train: Sequence[TextPair], validation: Sequence[TextPair]) -> None:
+    def configure(self, config: PreTrainedConfig, train: TextPairs, validation: TextPairs) -> None:
         """Check the lengths; raises CtxError if the model is no decoder, needs languages, or has too few positions."""
         if type(config) not in AutoModelForCausalLM._model_mapping or getattr(config, "backward", False):
             raise CtxError(
@@ -160,7 +164,7 @@ class CausalTextToText(TextToText):
                 hint=f"use lengths with a sum of at most {limit}.",
             )
 
-    def encode_pairs(self, examples: Sequence[TextPair], tokenizer: Tokenizer) -> Encoded:
+    def encode_pairs(self, examples: TextPairs, tokenizer: Tokenizer) -> Encoded:
         """See `TextToText.encode_pairs`; the separator is the end of the input."""
         self._tokenizer, self._end = tokenizer, int(tokenizer.eos_token_id)
         self._references = NormalizedReferences(tokenizer, self._metrics)
