@@ -24,6 +24,7 @@ from hf_ctxmodels.core.command_line import packaged_folder
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import did_you_mean
 from hf_ctxmodels.core.yaml_mapping import YamlMapping
+from hf_ctxmodels.data.files import is_url, local_path
 from hf_ctxmodels.data.table_files import Row, parse_number
 from hf_ctxmodels.downstream.text2text.examples import Template, TextExample, field_value, select_rows, value_text
 from hf_ctxmodels.downstream.text2text.metrics import DEFAULT_METRICS, METRICS, refers_to
@@ -57,7 +58,7 @@ class TextTask:
         one_per_reference: Whether each reference is an example of the training split.
         strip_tags: Whether tags such as `<br>` are removed from the inputs.
         postprocess: "referent" (WSC) or None.
-        metrics: Keys of `METRICS`; empty for those of the kind.
+        metrics: Keys of `METRICS`, the main one first; by default `DEFAULT_METRICS` of the kind.
         location: `file:line` of the entry.
     """
 
@@ -135,6 +136,12 @@ class TextTask:
                 f"The task {self.name} has no file of the split {files[0]!r}.",
                 location=self.location or None,
                 hint=f"add it to `file`, or use one of: {', '.join(self.files) or 'a path'}.",
+            )
+        if missing := [name for name in files if not (is_url(name) or Path(local_path(name)).is_file())]:
+            raise CtxError(
+                f"The task {self.name} has no such file: {missing[0]}.",
+                location=self.location or None,
+                hint="correct the path, or pass its base directory as --tasks_folder.",
             )
         rows = read_rows(RowRequest(files, self._fields(is_training), self.expand), self.format)
         selected = list(select_rows(rows, self.train_filter if is_training else {}))
@@ -409,7 +416,7 @@ def packaged_tasks() -> dict[str, list[str]]:
 
 
 def _find_tasks(name: str) -> tuple[Path, str | None]:
-    """The path of a YAML file, and the name of its task if `name` is that of a packaged task."""
+    """The path of a YAML file; for the name of a packaged task also this name."""
     if Path(name).is_file():
         return Path(name), None
     folder = packaged_folder("text2text")

@@ -286,6 +286,13 @@ def test_deca_score_adds_percentages():
     assert deca_score(scores) == pytest.approx(50 + 20 + 40 + 7 + 25)
 
 
+def test_missing_files_and_splits():
+    with pytest.raises(CtxError, match=r"no such file: nowhere/.*SST-2/dev.tsv(.|\n)*--tasks_folder"):
+        TextTask.from_yaml("sst2", "nowhere")["sst2"].read("validation")
+    with pytest.raises(CtxError, match="no file of the split 'test'"):
+        PACKAGED["cola"].read("test")
+
+
 @pytest.mark.parametrize("name", ["sst3", "glu", "missing.yaml"])
 def test_unknown_names_of_tasks(name):
     with pytest.raises(CtxError, match="neither a file nor a packaged task"):
