@@ -187,18 +187,19 @@ def merged_cells(
         start = 0
         for j in range(1, len(levels) + 1):
             if j == len(levels) or levels[j] != levels[start]:
-                x, y, run = left + start * width, top + i * height, (j - start) * width
-                paths[levels[start]].append(f"M{x:.1f} {y:.1f}h{run + 0.2:.1f}v{height + 0.2:.1f}h{-run - 0.2:.1f}z")
+                run = j - start
+                paths[levels[start]].append(f"M{start} {i}h{run}v1h-{run}z")
                 start = j
-    return [
+    cells = [
         element(
             "path",
             d="".join(data),
-            shape_rendering="crispEdges",
             **({"class_": "empty"} if level < 0 else {"fill": sequential_color(level / (_LEVELS - 1))[0]}),
         )
         for level, data in sorted(paths.items())
     ]
+    transform = f"translate({left:.1f} {top:.1f}) scale({width:.4f} {height:.4f})"  # coordinates are cells: short paths
+    return [element("g", "".join(cells), transform=transform, shape_rendering="crispEdges")]
 
 
 @dataclass
