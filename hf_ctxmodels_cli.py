@@ -109,6 +109,7 @@ GROUPS: dict[str, dict[str, Command | CommandGroup]] = {
                     "Sentence similarity, classification and translation retrieval.", "evaluate", "sentences"
                 ),
                 "pairs": Command("Minimal pairs of acceptable and unacceptable sentences.", "evaluate", "pairs"),
+                "prompts": Command("Tasks as prompts, with examples in the context.", "evaluate_prompts"),
                 "perplexity": Command("Perplexity of a causal language model.", "evaluate", "perplexity"),
                 "transfer": Command("Zero-shot transfer of a tagger between languages.", "transfer"),
                 "forgetting": Command("Pretraining loss after fine-tuning.", "evaluate", "forgetting"),

@@ -1,4 +1,4 @@
-"""List the packaged recipes, task lists, tasks as text, behavioural tests and configurations for `accelerate launch`.
+"""List the packaged recipes, tasks, prompts, behavioural tests and configurations for `accelerate launch`.
 
 hf-ctxmodels pretrain --recipe NAME ...
 accelerate launch --config_file FILE -m hf_ctxmodels pretrain --recipe NAME ...
@@ -14,7 +14,9 @@ from hf_ctxmodels.core.command_line import packaged_folder, parse_arguments
 def main() -> None:
     """Print a line for each file."""
     parse_arguments(description=__doc__)
-    recipes, tasks, texts, suites = map(packaged_folder, ("recipes", "tasks", "text2text", "behaviour"))
+    recipes, tasks, texts, suites, prompts = map(
+        packaged_folder, ("recipes", "tasks", "text2text", "behaviour", "prompts")
+    )
     lines = [f"Recipes, by name (--recipe NAME), in {recipes}:"]
     lines += [_summary_line(path) for path in sorted(recipes.glob("*.yaml"))]
     lines += ["", f"Lists of tasks, by name (finetune multitask --tasks NAME --tasks_folder DATA), in {tasks}:"]
@@ -23,6 +25,8 @@ def main() -> None:
     lines += [_summary_line(path) for path in sorted(texts.glob("*.yaml"))]
     lines += ["", f"Behavioural tests, by name (analyze behaviour --suite NAME), in {suites}:"]
     lines += [_summary_line(path) for path in sorted(suites.glob("*.yaml"))]
+    lines += ["", f"Prompt tasks, by name (evaluate prompts --task NAME --tasks_folder DATA), in {prompts}:"]
+    lines += [_summary_line(path) for path in sorted(prompts.glob("*.yaml"))]
     lines += ["", "Configurations for several processes (accelerate launch --config_file FILE -m hf_ctxmodels ...):"]
     lines += [
         f"  {path}\n      {first_sentence(path)}" for path in sorted(packaged_folder("accelerate").glob("*.yaml"))

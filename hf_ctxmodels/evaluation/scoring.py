@@ -13,6 +13,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from hf_ctxmodels import heads
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.generation import max_input_length
 from hf_ctxmodels.core.host_copies import CollatedBatch
 from hf_ctxmodels.core.model import evaluation_mode
 from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_model_and_tokenizer
@@ -87,6 +88,76 @@ def score(
                 log_probabilities[index] += log_probability
                 counts[index] += count
     return [TextScore(*values) for values in zip(log_probabilities, counts, strict=True)]
+
+
+def score_pseudo_continuations(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    requests: Sequence[tuple[str, str]],
+    *,
+    max_length: int | None = None,
+    batch_size: int = 32,
+) -> list[tuple[TextScore, bool]]:
+    """Pseudo-log-likelihoods of continuations of contexts: each token of the continuation given all other tokens of
+    both, see `score`. Scores are in the order of the requests; with each of them, whether the most probable token is
+    the right one at all positions.
+
+    Args:
+        requests: Pairs of context and continuation.
+        max_length: Maximum number of tokens; contexts are truncated at their beginning. None for the model's.
+
+    Raises:
+        CtxError: The model predicts from one side only, or a continuation has no token or too many.
+    """
+    scorer = _make_scorer(model, tokenizer)
+    if not isinstance(scorer, _MaskedScorer):
+        raise CtxError(
+            f"{type(model).__name__} has no pseudo-log-likelihood.",
+            hint="use a masked language model or XLNet; ContinuationScorer scores causal models.",
+        )
+    limit = max_input_length(model.config) if max_length is None else max_length
+    sequences: list[tuple[int, dict[str, Any]]] = []
+    for index, (context, continuation) in enumerate(requests):
+        encoded = list(scorer.encode(context + continuation))
+        num_tokens = len(encoded) - len(list(scorer.encode(context)))
+        encoded = _truncate_left(encoded, limit)
+        if not 0 < num_tokens <= len(encoded):
+            message = "has no token" if num_tokens <= 0 else "has too many tokens for the model"
+            raise CtxError(f"The continuation {message}: {continuation!r}.", hint="use another continuation.")
+        targets = encoded[-num_tokens:]
+        sequences += [(index, sequence) for sequence in targets]
+    sequences.sort(key=lambda item: len(item[1]["input_ids"]))
+    log_probabilities, counts = [0.0] * len(requests), [0] * len(requests)
+    are_greedy = [True] * len(requests)
+    with evaluation_mode(scorer.model):
+        for first in range(0, len(sequences), batch_size):
+            indices, batch = zip(*sequences[first : first + batch_size], strict=True)
+            predictions = scorer.predict(list(batch))
+            best = predictions.logits.argmax(-1).eq(predictions.targets).flatten().tolist()
+            sums, _ = _sum_log_probabilities(predictions.logits, predictions.targets)
+            for index, log_probability, is_best in zip(indices, sums, best, strict=True):
+                log_probabilities[index] += log_probability
+                counts[index] += 1
+                are_greedy[index] &= is_best
+    scores = [TextScore(*values) for values in zip(log_probabilities, counts, strict=True)]
+    return list(zip(scores, are_greedy, strict=True))
+
+
+def _truncate_left(sequences: Sequences, limit: int | None) -> Sequences:
+    """Sequences of one text with different positions, without the first tokens after the special ones at the beginning
+    if there are more than `limit`; those whose position is removed are left out."""
+    excess = 0 if limit is None or not sequences else len(sequences[0]["input_ids"]) - limit
+    if excess <= 0:
+        return sequences
+    first = sequences[0]["position"]
+    return [
+        {
+            name: value - excess if name == "position" else [*value[:first], *value[first + excess :]]
+            for name, value in sequence.items()
+        }
+        for sequence in sequences
+        if sequence["position"] >= first + excess
+    ]
 
 
 def score_tokens(

@@ -10,6 +10,7 @@
 - `record`: ReCoRD's queries (Zhang et al. 2018): `query`, `passage`, `entities` and `answers`, sorted distinct texts.
 - `winograd`: JSON lines with a pronoun at the word `target.span2_index` (SuperGLUE's WSC) or the character
   `pronoun_start` (WSC273); the field `marked_text` has the pronoun between asterisks.
+- `lambada`, `copa`, `wic`, `wsc273`: JSON lines with the fields of `benchmark_fields`; `cbt`: the Children's Book Test.
 - `dpr`: blocks of the lines sentence, pronoun, two candidates and answer (Rahman & Ng 2012), separated by blank lines:
   `sentence`, `pronoun`, `candidates`, `answer` and `marked_text`.
 """
@@ -25,6 +26,7 @@ from hf_ctxmodels.data.files import file_suffix
 from hf_ctxmodels.data.table_files import Row, line_blocks, read_conll, read_conllu, read_table
 from hf_ctxmodels.data.text_files import read_json_lines, read_text
 from hf_ctxmodels.downstream.tasks.question_answering import read_squad
+from hf_ctxmodels.downstream.text2text.benchmark_fields import BENCHMARK_FIELDS, Values, read_children_books
 
 _HIGHLIGHT = "@highlight"
 
@@ -251,6 +253,14 @@ def _read_dpr(request: RowRequest) -> list[Row]:
     return rows
 
 
+def _read_benchmark(request: RowRequest, add_fields: Callable[[Values], dict[str, Any]]) -> list[Row]:
+    rows = []
+    for row in _read_json_lines(request):
+        with wrap_errors("A field is missing or invalid", location=row.location, hint="use another format."):
+            rows.append(Row({**row.values, **add_fields(row.values)}, row.location))
+    return rows
+
+
 FORMATS: dict[str, Callable[[RowRequest], list[Row]]] = {
     "tsv": partial(_read_table, suffix=".tsv"),
     "csv": partial(_read_table, suffix=".csv"),
@@ -262,4 +272,6 @@ FORMATS: dict[str, Callable[[RowRequest], list[Row]]] = {
     "record": _read_record,
     "winograd": _read_winograd,
     "dpr": _read_dpr,
+    "cbt": lambda request: read_children_books(request.file),
+    **{name: partial(_read_benchmark, add_fields=add_fields) for name, add_fields in BENCHMARK_FIELDS.items()},
 }

@@ -1,0 +1,379 @@
+"""Evaluate language models by prompts without and with examples in the context.
+
+    hf-ctxmodels evaluate prompts --model runs/gpt2 runs/gpt2-small --task sst2 lambada --shots 0,4,16 --seeds 0,1,2 \\
+        --tasks_folder data --output_dir runs/prompts
+
+`hf-ctxmodels recipes` lists the packaged tasks. Results are those of lm-evaluation-harness for equal prompts. The same
+command continues an interrupted evaluation.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from transformers import AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedTokenizerBase
+
+from hf_ctxmodels.analysis.figures import Figure, LineChart
+from hf_ctxmodels.analysis.results import AnalysisResult, PartialResults, Table, mean_and_std
+from hf_ctxmodels.analysis.word_arguments import short_names
+from hf_ctxmodels.architectures.continuations import ContinuationScorer
+from hf_ctxmodels.core.command_line import parse_arguments
+from hf_ctxmodels.core.console import print_status
+from hf_ctxmodels.core.constants import MAX_SEED
+from hf_ctxmodels.core.devices import DeviceArguments
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import REQUIRED, check_range, flag
+from hf_ctxmodels.core.generation import max_input_length
+from hf_ctxmodels.core.loading import file_digest
+from hf_ctxmodels.core.output_files import check_output_directory, write_text_file
+from hf_ctxmodels.data.text_files import read_lines
+from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_model_and_tokenizer
+from hf_ctxmodels.evaluation.prompts.evaluation import (
+    Generate,
+    LikelihoodScorer,
+    MetricValue,
+    PseudoLikelihoodScorer,
+    UnigramScorer,
+    evaluate_prompts,
+    majority_accuracy,
+)
+from hf_ctxmodels.evaluation.prompts.tables import TableRow, format_table
+from hf_ctxmodels.evaluation.prompts.tasks import PromptExample, PromptTask, find_tasks
+from hf_ctxmodels.evaluation.scoring import language_model_class, likelihood_kind
+from hf_ctxmodels.inference import generate_texts
+
+_NAME = "prompts"
+_MAIN_METRICS = ("perplexity", "acc", "f1", "rougeL", "bleu", "exact_match")  # the first one a task has is drawn
+_UNIGRAMS, _MAJORITY = "unigrams", "majority"
+
+
+@dataclass
+class PromptArguments:
+    """Models, tasks and output."""
+
+    model: list[str] = flag(REQUIRED, "Directories or Hub ids of language models, with their tokenizers.")
+    task: list[str] = flag(REQUIRED, "Names of packaged tasks, or YAML files.")
+    output_dir: str = flag(REQUIRED, "Directory for results and figures.")
+    shots: str = flag("0", "Numbers of examples in the context, separated by commas.")
+    seeds: str = flag("0", "Seeds of the examples in the context, separated by commas.")
+    tasks_folder: str | None = flag(None, "Folder of the relative paths in the tasks.")
+    evaluated_file: str | None = flag(None, "Evaluate this file instead of file.validation; for a single task.")
+    shots_file: str | None = flag(None, "Draw examples from this file instead of file.train; for a single task.")
+    max_examples: int | None = flag(None, "Evaluate the first N examples of each task; by default all.")
+    shared_shots: bool = flag(
+        False,
+        "Draw the same examples for all contexts of a seed, which is faster; by default new ones for each context.",
+    )
+    max_length: int | None = flag(
+        None, "Truncate prompts at their beginning to N tokens; by default to the model's positions."
+    )
+    batch_tokens: int = flag(2048, "Tokens per batch.")
+    unigram_text: list[str] = flag((), "Text files for the token frequencies of the unigram baseline.")
+    save_examples: bool = flag(False, "Write prompts, log-probabilities and answers of all examples as JSON lines.")
+    overwrite: bool = flag(False, "Replace the results in --output_dir.")
+
+    def __post_init__(self) -> None:
+        check_range(self, "max_examples", "max_length", "batch_tokens", at_least=1)
+        self.parse_numbers("shots", 10**6)
+        self.parse_numbers("seeds", MAX_SEED)
+
+    def parse_numbers(self, name: str, maximum: int) -> list[int]:
+        """The distinct numbers of a flag, in ascending order."""
+        texts = [text.strip() for text in getattr(self, name).split(",")]
+        if not all(text.isdecimal() and int(text) <= maximum for text in texts):
+            raise CtxError(
+                f"Expected numbers from 0 to {maximum}, got {getattr(self, name)!r}.",
+                location=f"--{name}",
+                hint="separate the numbers by commas: 0,1,4.",
+            )
+        return sorted({int(text) for text in texts})
+
+    @property
+    def runs(self) -> list[tuple[int, int]]:
+        """Pairs of number of examples and seed; contexts without examples need one seed."""
+        seeds = self.parse_numbers("seeds", MAX_SEED)
+        return [(n, seed) for n in self.parse_numbers("shots", 10**6) for seed in (seeds if n else seeds[:1])]
+
+
+@dataclass(frozen=True)
+class TaskData:
+    """A task with its examples.
+
+    Attributes:
+        pool: Examples for contexts.
+        is_same_file: Whether the pool is the evaluated file.
+        digest: Of the task and the contents of its examples.
+    """
+
+    task: PromptTask
+    examples: list[PromptExample]
+    pool: list[PromptExample]
+    is_same_file: bool
+    digest: str
+
+    @classmethod
+    def read(cls, task: PromptTask, arguments: PromptArguments) -> "TaskData":
+        """Read the examples for evaluation and those for contexts."""
+        examples = task.read(arguments.evaluated_file or "validation")
+        has_pool = arguments.shots_file is not None or "train" in task.text.files
+        pool = task.read(arguments.shots_file or "train") if has_pool else examples
+        content = [[example.content for example in examples], [example.content for example in pool] if has_pool else 0]
+        digest = hashlib.sha256(repr((replace(task, text=replace(task.text, files={}, location="")), content)).encode())
+        return cls(task, examples[: arguments.max_examples], pool, not has_pool, digest.hexdigest()[:16])
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Metrics of a model, or a baseline, on a task with contexts of some examples.
+
+    Attributes:
+        parameters: Number of parameters; None for baselines.
+        truncated: Share of the prompts that were truncated.
+        metrics: Name -> value and standard error.
+    """
+
+    model: str
+    parameters: int | None
+    task: str
+    shots: int
+    seed: int
+    examples: int
+    truncated: float
+    metrics: dict[str, tuple[float, float | None]]
+
+
+class LoadedModel:
+    """A model under evaluation; prompts are truncated at their beginning."""
+
+    def __init__(self, source: str, arguments: PromptArguments, placement: DeviceArguments) -> None:
+        self.model, self.tokenizer = load_model_and_tokenizer(source, _language_model_head)
+        placement.place(self.model)
+        self.batch_tokens = arguments.batch_tokens
+        limit, maximum = max_input_length(self.model.config), arguments.max_length
+        self.max_length = maximum if limit is None else limit if maximum is None else min(limit, maximum)
+        self.scorer: LikelihoodScorer
+        if not self.model.config.is_encoder_decoder and is_masked(self.model, self.tokenizer):
+            self.scorer = PseudoLikelihoodScorer(self.model, self.tokenizer, max_length=self.max_length)
+        else:
+            limits = {"batch_tokens": self.batch_tokens, "max_length": self.max_length}
+            self.scorer = ContinuationScorer(self.model, self.tokenizer, **limits)
+
+    @property
+    def generate(self) -> Generate | None:
+        """Greedy answers; None for a model that does not generate text."""
+        return self._generate if self.model.can_generate() else None
+
+    def _generate(self, prompts: Sequence[str], max_new_tokens: int) -> list[str]:
+        limit = self.max_length
+        if limit is not None and not self.model.config.is_encoder_decoder:
+            limit = max(1, limit - max_new_tokens)
+        batch_size = max(1, self.batch_tokens // (limit or 512))
+        options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "max_length": limit, "batch_size": batch_size}
+        return generate_texts(self.model, self.tokenizer, prompts, **options)
+
+    def truncated_share(self, prompts: Sequence[str]) -> float:
+        """Share of the prompts that have more tokens than the model takes."""
+        if self.max_length is None:
+            return 0.0
+        lengths = map(len, self.tokenizer(list(prompts), verbose=False)["input_ids"])
+        return sum(length > self.max_length for length in lengths) / len(prompts)
+
+
+def _language_model_head(config: PreTrainedConfig) -> str:
+    """Name of the Auto class of the head that scores or generates text."""
+    if config.is_encoder_decoder and type(config) in AutoModelForSeq2SeqLM._model_mapping:
+        return AutoModelForSeq2SeqLM.__name__
+    return language_model_class(config)
+
+
+def is_masked(model: Any, tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether a language model predicts tokens from both sides; raises CtxError if it is no language model."""
+    return likelihood_kind(model, tokenizer) == "pseudo-log-likelihood"
+
+
+def main() -> None:
+    """Evaluate the models, print a table for each, and save results and figures."""
+    arguments, placement = parse_arguments(
+        PromptArguments,
+        DeviceArguments,
+        description=__doc__,
+        essential=("model", "task", "output_dir", "shots", "seeds"),
+    )
+    directory = Path(arguments.output_dir)
+    check_output_directory(directory, [f"{_NAME}.json"], flag="--output_dir", overwrite=arguments.overwrite)
+    tasks = [task for name in dict.fromkeys(arguments.task) for task in find_tasks(name, arguments.tasks_folder)]
+    if (arguments.evaluated_file or arguments.shots_file) and len(tasks) > 1:
+        message = f"--evaluated_file and --shots_file are for one task, not {len(tasks)}."
+        raise CtxError(message, location="--task", hint="name one task, or set `file` in the tasks.")
+    if len({task.name for task in tasks}) < len(tasks):
+        raise CtxError("Two tasks have the same name.", location="--task", hint="rename one of them.")
+    data = [TaskData.read(task, arguments) for task in tasks]
+    identity = [arguments.max_examples, arguments.max_length, arguments.shared_shots]
+    partial = PartialResults(directory / f"{_NAME}-partial.json", identity)
+    cells: list[Cell] = [baseline for entry in data if (baseline := majority_cell(entry))]
+    for name, source in zip(short_names(arguments.model), arguments.model):
+        cells += evaluate_model(source, name, data, arguments, placement, partial)
+    versions = {task.name: task.version for task in tasks}
+    tables = {model: lm_eval_table(cells, model, versions) for model in dict.fromkeys(cell.model for cell in cells)}
+    text = "\n\n".join(f"{model}\n\n{table}" for model, table in tables.items())
+    print(f"\n{text}\n")
+    write_text_file(directory / "results.md", f"{text}\n")
+    settings = {name: value for name, value in asdict(arguments).items() if name not in ("output_dir", "overwrite")}
+    results_of(cells, arguments.model, settings).save(directory)
+    partial.file.unlink(missing_ok=True)
+    print(f"Results and figures are in {directory}")
+
+
+def majority_cell(data: TaskData) -> Cell | None:
+    """The most frequent label of the pool; None for a task without labels."""
+    if data.task.output != "choice":
+        return None
+    metric = majority_accuracy(data.pool, data.examples)
+    metrics = {"acc": (metric.value, metric.standard_error)}
+    return Cell(_MAJORITY, None, data.task.name, 0, 0, len(data.examples), 0.0, metrics)
+
+
+def evaluate_model(
+    source: str,
+    name: str,
+    data: Sequence[TaskData],
+    arguments: PromptArguments,
+    placement: DeviceArguments,
+    partial: PartialResults,
+) -> list[Cell]:
+    """Evaluate a model, and the unigram baseline with its tokenizer, on all tasks; available results are reused."""
+    weights = Path(source) / "model.safetensors"
+    digest = file_digest(weights) if weights.is_file() else ""
+    model = LoadedModel(source, arguments, placement)
+    parameters = sum(parameter.numel() for parameter in model.model.parameters())
+    kind = "pseudo-log-likelihoods" if isinstance(model.scorer, PseudoLikelihoodScorer) else "log-likelihoods"
+    print_status(f"{name}: {type(model.model).__name__}, {parameters:,} parameters, {kind}")
+    cells = []
+    for entry in data:
+        for shots, seed in arguments.runs:
+            key = f"{source} {digest[:16]} {entry.task.name} {entry.digest} {shots} {seed}"
+            if key not in partial.results:
+                file = f"{name.replace('/', '-')}-{entry.task.name}-{shots}-{seed}.jsonl"
+                path = Path(arguments.output_dir) / "examples" / file if arguments.save_examples else None
+                cell = evaluate_cell(model, entry, shots, seed, arguments.shared_shots, path)
+                partial.results[key] = cell
+                partial.save()
+                values = "  ".join(f"{metric} {value:.4f}" for metric, (value, _) in cell["metrics"].items())
+                print_status(f"{name}  {entry.task.name}  {shots} examples, seed {seed}  {values}")
+            cells.append(Cell(name, parameters, entry.task.name, shots, seed, **partial.results[key]))
+    if arguments.unigram_text:
+        texts = (line for path in arguments.unigram_text for line in read_lines(path))
+        scorer = UnigramScorer(model.tokenizer, texts)
+        baseline = f"{_UNIGRAMS} of {name}"
+        for entry in data:
+            if entry.task.output != "text":
+                contexts = [""] * len(entry.examples)
+                result = evaluate_prompts(entry.task, entry.examples, contexts, scorer)
+                metrics = {key: (metric.value, metric.standard_error) for key, metric in result.metrics.items()}
+                cells.append(Cell(baseline, None, entry.task.name, 0, 0, len(entry.examples), 0.0, metrics))
+    return cells
+
+
+def evaluate_cell(
+    model: LoadedModel, data: TaskData, shots: int, seed: int, shared: bool, examples_file: Path | None
+) -> dict[str, Any]:
+    """Number of examples, share of truncated prompts, and metrics; a JSON line per example in `examples_file`."""
+    contexts = data.task.contexts(data.examples, data.pool, shots, seed, is_same_file=data.is_same_file, shared=shared)
+    result = evaluate_prompts(data.task, data.examples, contexts, model.scorer, model.generate)
+    if examples_file is not None:
+        write_text_file(examples_file, "".join(json.dumps(record) + "\n" for record in result.records))
+    prompts = [context + example.text.input for context, example in zip(contexts, data.examples, strict=True)]
+    metrics = {name: [metric.value, metric.standard_error] for name, metric in result.metrics.items()}
+    return {"examples": len(prompts), "truncated": model.truncated_share(prompts), "metrics": metrics}
+
+
+def lm_eval_table(cells: Sequence[Cell], model: str, versions: Mapping[str, int]) -> str:
+    """The table of a model as lm-evaluation-harness prints it: means of values and standard errors over seeds."""
+    rows = []
+    for (task, shots), group in grouped(cell for cell in cells if cell.model == model).items():
+        metrics = {}
+        for name in group[0].metrics:
+            errors = [cell.metrics[name][1] for cell in group]
+            error = None if None in errors else float(np.mean(errors))  # type: ignore[arg-type]
+            metrics[name] = MetricValue(float(np.mean([cell.metrics[name][0] for cell in group])), error)
+        rows.append(TableRow(task, versions[task], shots, metrics))
+    return format_table(rows)
+
+
+def grouped(cells: Iterable[Cell]) -> dict[tuple[str, int], list[Cell]]:
+    """Cells of all seeds by task and number of examples in the context."""
+    groups: dict[tuple[str, int], list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault((cell.task, cell.shots), []).append(cell)
+    return groups
+
+
+def results_of(cells: Sequence[Cell], sources: Sequence[str], settings: dict[str, Any]) -> AnalysisResult:
+    """Tables of means and standard deviations over seeds, and figures: the score of each task against the number of
+    examples in the context, and against the number of parameters."""
+    tables: list[Table] = []
+    figures: list[Figure] = []
+    for task in dict.fromkeys(cell.task for cell in cells):
+        task_cells = [cell for cell in cells if cell.task == task]
+        tables.append(_task_table(task, task_cells))
+        figures += _task_figures(task, task_cells)
+    return AnalysisResult(_NAME, sources, settings, tables, figures, {"cells": [asdict(cell) for cell in cells]})
+
+
+def _task_table(task: str, cells: Sequence[Cell]) -> Table:
+    shots = sorted({cell.shots for cell in cells})
+    rows, values, spreads = [], [], []
+    for model in dict.fromkeys(cell.model for cell in cells):
+        groups = grouped(cell for cell in cells if cell.model == model)
+        for metric in dict.fromkeys(name for cell in cells if cell.model == model for name in cell.metrics):
+            samples = [[cell.metrics[metric][0] for cell in groups.get((task, number), [])] for number in shots]
+            statistics = [mean_and_std(sample) if sample else (None, None) for sample in samples]
+            rows.append(f"{model}, {metric}")
+            values.append([mean for mean, _ in statistics])
+            spreads.append([spread for _, spread in statistics])
+    truncated = max(cell.truncated for cell in cells)
+    note = f"{cells[0].examples:,} examples; ± is the standard deviation over seeds."
+    note += f" Up to {truncated:.0%} of the prompts are longer than the model and truncated." if truncated else ""
+    return Table(f"Task {task}", [f"{number} examples" for number in shots], rows, values, spreads, note=note)
+
+
+def _task_figures(task: str, cells: Sequence[Cell]) -> list[Figure]:
+    metric = next(name for name in _MAIN_METRICS if any(name in cell.metrics for cell in cells if cell.parameters))
+    drawn = [cell for cell in cells if metric in cell.metrics]
+    shots = sorted({cell.shots for cell in drawn})
+    sizes = {cell.model: cell.parameters for cell in drawn if cell.parameters}
+    means, bands = {}, {}
+    for model in dict.fromkeys(cell.model for cell in drawn):
+        groups = grouped(cell for cell in drawn if cell.model == model)
+        samples = [[cell.metrics[metric][0] for cell in groups.get((task, number), [])] for number in shots]
+        if model not in sizes:
+            samples = [samples[0] or samples[-1]] * len(shots)  # a baseline ignores the context
+        statistics = [mean_and_std(sample) for sample in samples]
+        means[model] = [mean for mean, _ in statistics]
+        bands[model] = [(mean - spread, mean + spread) if spread else None for mean, spread in statistics]
+    figures: list[Figure] = []
+    label = f"{metric} of {task}"
+    caption = "Bands are standard deviations over the seeds of the examples."
+    safe_name = re.sub(r"[^\w.-]", "-", task)
+    if len(shots) > 1:
+        figures.append(
+            LineChart(
+                safe_name, f"{label} by number of examples", shots, means, bands,
+                x_label="examples in the context", y_label=metric, caption=caption,
+            )
+        )  # fmt: skip
+    if len(set(sizes.values())) > 1:
+        models = sorted(sizes, key=lambda model: sizes[model])
+        series = {f"{n} examples": [means[model][i] for model in models] for i, n in enumerate(shots)}
+        figures.append(
+            LineChart(
+                f"{safe_name}-size", f"{label} by size", [sizes[model] for model in models], series,
+                x_label="parameters", y_label=metric, log_x=True,
+            )
+        )  # fmt: skip
+    return figures

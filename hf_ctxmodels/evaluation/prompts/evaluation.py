@@ -1,0 +1,246 @@
+"""Evaluation of a model on a prompt task: requests, answers, metrics with standard errors, and baselines."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from math import exp, sqrt
+from typing import Any, Protocol
+
+import numpy as np
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from hf_ctxmodels.architectures.continuations import ContinuationScore
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.downstream.text2text.metrics import METRICS
+from hf_ctxmodels.evaluation.minimal_pairs import unigram_scorer
+from hf_ctxmodels.evaluation.prompts.tasks import PromptExample, PromptTask
+from hf_ctxmodels.evaluation.scoring import score_pseudo_continuations
+
+_CORPUS_METRICS = ("bleu",)  # not a mean over examples
+
+Generate = Callable[[Sequence[str], int], Sequence[str]]
+"""Function from prompts and the number of tokens of the longest answer to greedy answers."""
+
+
+class LikelihoodScorer(Protocol):
+    """Scores continuations of contexts: `ContinuationScorer`, `PseudoLikelihoodScorer` or `UnigramScorer`."""
+
+    def score(self, requests: Sequence[tuple[str, str]]) -> list[ContinuationScore]:
+        """Scores of pairs of context and continuation."""
+
+
+@dataclass(frozen=True)
+class MetricValue:
+    """A metric and its standard error, None if there is none."""
+
+    value: float
+    standard_error: float | None = None
+
+
+@dataclass(frozen=True)
+class PromptResult:
+    """Results of a model on a task.
+
+    Attributes:
+        metrics: In the order of the table of results.
+        records: Prompt, answers and their log-likelihoods, or output of each example.
+    """
+
+    metrics: dict[str, MetricValue]
+    records: list[dict[str, Any]] = field(repr=False)
+
+
+def evaluate_prompts(
+    task: PromptTask,
+    examples: Sequence[PromptExample],
+    contexts: Sequence[str],
+    scorer: LikelihoodScorer | None,
+    generate: Generate | None = None,
+) -> PromptResult:
+    """Evaluate a model on the examples of a task.
+
+    Metrics of choices: `acc`, by the likelihood of the choices; `acc_norm`, `acc_bytes` and `acc_tokens`, by the
+    log-likelihood per character, byte and token; `acc_calibrated`, by the likelihood divided by that after
+    `task.calibration` (Brown et al. 2020, section 2.4); and the task's metrics, by the likelihood. Metrics of the
+    likelihood of targets: `acc`, whether greedy decoding gives the target, and `perplexity` per target. `acc`,
+    `acc_norm` and `acc_bytes` and `perplexity` are defined as in lm-evaluation-harness.
+
+    Args:
+        contexts: Text before the input of each example, see `PromptTask.contexts`.
+        scorer: The model's likelihoods; not used for generated answers.
+        generate: The model's greedy answers; not used for likelihoods.
+
+    Raises:
+        CtxError: The task needs likelihoods or answers, which the model does not have.
+    """
+    if not examples or len(examples) != len(contexts):
+        raise CtxError(f"{len(examples)} examples, {len(contexts)} contexts.", hint="use a context for each example.")
+    if (generate if task.output == "text" else scorer) is None:
+        ability = "generate text" if task.output == "text" else "score continuations"
+        raise CtxError(
+            f"The task {task.name} needs a model that can {ability}.",
+            location=f"task {task.name}",
+            hint="use a causal language model or an encoder-decoder.",
+        )
+    if task.output == "text" and generate is not None:
+        return _evaluate_texts(task, examples, contexts, generate)
+    requests = [task.requests(context, example) for context, example in zip(contexts, examples, strict=True)]
+    scores = _score(scorer, [request for group in requests for request in group])  # type: ignore[arg-type]
+    groups = [[scores[request] for request in group] for group in requests]
+    records = [
+        {
+            "location": example.text.location,
+            "context": group[0][0],
+            "continuations": [continuation for _, continuation in group],
+            "log_probabilities": [score.log_probability for score in group_scores],
+            "label": example.text.label,
+        }
+        for example, group, group_scores in zip(examples, requests, groups, strict=True)
+    ]
+    if task.output == "likelihood":
+        metrics = _likelihood_metrics([score for (score,) in groups])
+    else:
+        calibrations = None
+        if task.scoring == "full":
+            pairs = [[(task.calibration, continuation) for _, continuation in group] for group in requests]
+            calibration_scores = _score(scorer, [pair for group in pairs for pair in group])  # type: ignore[arg-type]
+            calibrations = [[calibration_scores[pair].log_probability for pair in group] for group in pairs]
+        metrics = _choice_metrics(task, examples, groups, calibrations)
+    return PromptResult(metrics, records)
+
+
+def _score(scorer: LikelihoodScorer, requests: Sequence[tuple[str, str]]) -> dict[tuple[str, str], ContinuationScore]:
+    """Scores of the distinct requests."""
+    distinct = list(dict.fromkeys(requests))
+    return dict(zip(distinct, scorer.score(distinct), strict=True))
+
+
+def _likelihood_metrics(scores: Sequence[ContinuationScore]) -> dict[str, MetricValue]:
+    log_probability = mean_value([score.log_probability for score in scores])
+    perplexity = exp(min(-log_probability.value, 700.0))
+    error = log_probability.standard_error
+    return {
+        "acc": mean_value([score.is_greedy for score in scores]),
+        # by the delta method; the harness draws bootstrap samples
+        "perplexity": MetricValue(perplexity, None if error is None else perplexity * error),
+    }
+
+
+def _choice_metrics(
+    task: PromptTask,
+    examples: Sequence[PromptExample],
+    scores: Sequence[Sequence[ContinuationScore]],
+    calibrations: Sequence[Sequence[float]] | None,
+) -> dict[str, MetricValue]:
+    """Accuracies of the choice of the highest score; the first one of equal scores."""
+    totals = [np.array([score.log_probability for score in group]) for group in scores]
+    values = {"acc": totals}
+    if calibrations is not None:
+        answers = [[choice + example.suffix for choice in example.text.choices] for example in examples]
+        values |= {
+            "acc_norm": [total / list(map(len, texts)) for total, texts in zip(totals, answers)],
+            "acc_bytes": [total / [len(t.encode()) for t in texts] for total, texts in zip(totals, answers)],
+            "acc_tokens": [total / [s.num_tokens for s in group] for total, group in zip(totals, scores)],
+            "acc_calibrated": [total - np.array(group) for total, group in zip(totals, calibrations, strict=True)],
+        }
+    predictions = {name: [int(row.argmax()) for row in rows] for name, rows in values.items()}
+    labels = [example.text.label for example in examples]
+    metrics = {
+        name: mean_value([prediction == label for prediction, label in zip(indices, labels, strict=True)])
+        for name, indices in predictions.items()
+    }
+    texts = [example.text for example in examples]
+    for name in task.text.metrics:
+        if name != "accuracy":
+            results = METRICS[name].function(texts, predictions["acc"])
+            metrics |= {key: MetricValue(value) for key, value in results.items()}
+    return metrics
+
+
+def _evaluate_texts(
+    task: PromptTask, examples: Sequence[PromptExample], contexts: Sequence[str], generate: Generate
+) -> PromptResult:
+    """Metrics of greedy answers up to the first line break."""
+    prompts = [context + example.text.input for context, example in zip(contexts, examples, strict=True)]
+    outputs = [_first_line(text) for text in generate(prompts, task.max_new_tokens)]
+    texts = [example.text for example in examples]
+    predictions = [task.text.parse(text, output) for text, output in zip(texts, outputs, strict=True)]
+    metrics: dict[str, MetricValue] = {}
+    for name in task.text.metrics:
+        function = METRICS[name].function
+        if name in _CORPUS_METRICS:
+            metrics |= {key: MetricValue(value) for key, value in function(texts, predictions).items()}
+            continue
+        values = [function([text], [prediction]) for text, prediction in zip(texts, predictions, strict=True)]
+        metrics |= {key: mean_value([scores[key] for scores in values]) for key in values[0]}
+    records = [
+        {"location": text.location, "context": prompt, "output": output, "targets": list(text.targets)}
+        for text, prompt, output in zip(texts, prompts, outputs, strict=True)
+    ]
+    return PromptResult(metrics, records)
+
+
+def _first_line(text: str) -> str:
+    return text.strip().split("\n", 1)[0].strip()
+
+
+def mean_value(values: Sequence[float]) -> MetricValue:
+    """The mean and its standard error, the sample standard deviation divided by the root of the number of values:
+    sqrt(p (1 - p) / (n - 1)) for an accuracy p of n examples."""
+    mean = float(np.mean(values))
+    return MetricValue(mean, float(np.std(values, ddof=1)) / sqrt(len(values)) if len(values) > 1 else None)
+
+
+def majority_accuracy(pool: Sequence[PromptExample], examples: Sequence[PromptExample]) -> MetricValue:
+    """Accuracy of the most frequent label of the pool."""
+    (label, _), *_ = Counter(example.text.label for example in pool).most_common(1)
+    return mean_value([example.text.label == label for example in examples])
+
+
+class UnigramScorer:
+    """Baseline that ignores the context: unigram probabilities of the tokens of texts with add-one smoothing.
+
+    Args:
+        tokenizer: The tokenizer of the compared model.
+        texts: Preferably the training text of the model.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> None:
+        self._tokenizer, self._log_probabilities = tokenizer, unigram_scorer(tokenizer, texts)
+
+    def score(self, requests: Sequence[tuple[str, str]]) -> list[ContinuationScore]:
+        """Scores of the continuations alone, which are never greedy."""
+        continuations = [continuation for _, continuation in requests]
+        return [
+            ContinuationScore(log_probability, len(self._tokenizer.tokenize(text)), len(text.encode()), False)
+            for text, log_probability in zip(continuations, self._log_probabilities(continuations), strict=True)
+        ]
+
+
+class PseudoLikelihoodScorer:
+    """Scores continuations by a masked language model or XLNet, see `score_pseudo_continuations`.
+
+    Args:
+        max_length: Maximum number of tokens; None for the model's.
+        batch_size: Sequences per batch; each token of a continuation needs one.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        max_length: int | None = None,
+        batch_size: int = 32,
+    ) -> None:
+        self._score = partial(
+            score_pseudo_continuations, model, tokenizer, max_length=max_length, batch_size=batch_size
+        )
+
+    def score(self, requests: Sequence[tuple[str, str]]) -> list[ContinuationScore]:
+        """Pseudo-log-likelihoods of the continuations; raises CtxError as `score_pseudo_continuations`."""
+        return [
+            ContinuationScore(score.log_probability, score.predictions, len(continuation.encode()), is_greedy)
+            for (score, is_greedy), (_, continuation) in zip(self._score(requests), requests, strict=True)
+        ]

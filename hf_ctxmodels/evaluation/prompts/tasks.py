@@ -1,0 +1,259 @@
+"""Prompt tasks: YAML entries in the notation of text-to-text tasks -> prompts with examples in the context.
+
+    tasks:
+      sst2:
+        file: {train: SST-2/train.tsv.gz, validation: SST-2/dev.tsv}
+        input: "{sentence}\\nQuestion: Is this sentence positive or negative?\\nAnswer:"
+        target: "{label}"
+        labels: {0: negative, 1: positive}
+
+`file.validation` is evaluated; the examples in the contexts are from `file.train`, if given, else from
+`file.validation`. A prompt is formatted as in lm-evaluation-harness: the `description`, then input, `separator`, target
+and `example_separator` of each example, then the input.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from random import Random
+from typing import Any, Literal, get_args
+
+from hf_ctxmodels.core.command_line import packaged_folder
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import did_you_mean
+from hf_ctxmodels.core.yaml_mapping import YamlMapping
+from hf_ctxmodels.data.table_files import Row
+from hf_ctxmodels.downstream.text2text.examples import Template, TextExample, value_text
+from hf_ctxmodels.downstream.text2text.readers import RowRequest, read_rows
+from hf_ctxmodels.downstream.text2text.templates import TASK_KEYS, TextTask, parse_entry
+
+Scoring = Literal["full", "partial", "likelihood"]
+_DESCRIPTION = "file of prompt tasks"
+
+
+@dataclass(frozen=True)
+class PromptExample:
+    """An example of a prompt task.
+
+    Attributes:
+        text: Input, choices and targets.
+        suffix: Text after the answer.
+    """
+
+    text: TextExample
+    suffix: str = ""
+
+    @property
+    def content(self) -> TextExample:
+        """The example without its location, to compare it with others."""
+        return replace(self.text, location=self.suffix)
+
+
+@dataclass(frozen=True)
+class PromptTask:
+    """A task whose inputs are prompts.
+
+    Attributes:
+        text: Files, templates, labels and metrics, see `TextTask`.
+        scoring: How answers are scored. "full": the likelihood of each choice after the input, or a generated text if
+            there are no choices. "partial": the likelihood of the suffix after input and choice (Trinh & Le 2018,
+            arXiv 1806.02847, section 3.1). "likelihood": the likelihood of the target.
+        suffix: Template of the text after the answer, such as the rest of a sentence with a blank.
+        replace: Field -> {value: replacement}, before templates are filled.
+        description: Text before the first example.
+        separator, example_separator: Between input and answer, and after an example.
+        calibration: Context for the calibrated likelihood (Brown et al. 2020, section 2.4).
+        max_new_tokens: Tokens of the longest generated answer.
+        version: Version of the task in tables of results.
+    """
+
+    text: TextTask
+    scoring: Scoring = "full"
+    suffix: str = ""
+    replace: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    description: str = ""
+    separator: str = " "
+    example_separator: str = "\n\n"
+    calibration: str = "Answer:"
+    max_new_tokens: int = 32
+    version: int = 1
+
+    def __post_init__(self) -> None:
+        message = None
+        if self.scoring not in get_args(Scoring):
+            message = f"unknown scoring {self.scoring!r}, expected {', '.join(get_args(Scoring))}"
+        elif self.text.kind == "number":
+            message = "a prompt has labels, choices or a text as answer, not a number"
+        elif self.scoring == "partial" and not (self.suffix and self.text.kind == "classification"):
+            message = "partial scoring needs labels, and a suffix whose likelihood is compared"
+        elif self.scoring == "likelihood" and self.text.kind != "text":
+            message = "the likelihood of the target needs a task without labels"
+        if message:
+            raise CtxError(f"The task {self.name}: {message}.", location=self.text.location, hint="correct the task.")
+
+    @property
+    def name(self) -> str:
+        """Name of the task."""
+        return self.text.name
+
+    @property
+    def output(self) -> Literal["choice", "likelihood", "text"]:
+        """What a model computes: the likelihoods of choices, the likelihood of the target, or a text."""
+        if self.scoring == "likelihood":
+            return "likelihood"
+        return "choice" if self.text.kind == "classification" else "text"
+
+    def read(self, split: str) -> list[PromptExample]:
+        """Read the examples of a split or a file; raises CtxError as `TextTask.read`."""
+        files = self.text.files.get(split, (split,))
+        if split in ("train", "validation") and split not in self.text.files:
+            raise CtxError(
+                f"The task {self.name} has no file of the split {split!r}.",
+                location=self.text.location or None,
+                hint="add it to `file`.",
+            )
+        suffix = Template(self.suffix, f"{self.text.location}, suffix")
+        names = dict.fromkeys((*self.text.fields, *suffix.fields, *self.replace))
+        examples = []
+        for row in read_rows(RowRequest(files, tuple(names), self.text.expand), self.text.format):
+            row = self._replace_values(row)
+            examples += [PromptExample(text, suffix.render(row)) for text in self.text.make_examples(row)]
+        return examples
+
+    def _replace_values(self, row: Row) -> Row:
+        values: dict[str, Any] = dict(row.values)
+        for name, replacements in self.replace.items():
+            value = value_text(values.get(name))
+            if value not in replacements:
+                raise CtxError(
+                    f"The field {name!r} is {value!r}, expected {', '.join(replacements)}.",
+                    location=row.location,
+                    hint="correct the line, or `replace` of the task.",
+                )
+            values[name] = replacements[value]
+        return Row(values, row.location)
+
+    def requests(self, context: str, example: PromptExample) -> list[tuple[str, str]]:
+        """Contexts and continuations whose likelihoods are the scores of the choices, or of the target."""
+        prompt, answers = context + example.text.input, example.text.choices or example.text.targets[:1]
+        if self.scoring == "partial":
+            return [(f"{prompt}{self.separator}{answer}", example.suffix) for answer in answers]
+        return [(prompt, f"{self.separator}{answer}{example.suffix}") for answer in answers]
+
+    def demonstration(self, example: PromptExample) -> str:
+        """An example with its answer, as in the context of another example."""
+        return f"{example.text.input}{self.separator}{example.text.target}{example.suffix}{self.example_separator}"
+
+    def contexts(
+        self,
+        examples: Sequence[PromptExample],
+        pool: Sequence[PromptExample],
+        num_shots: int,
+        seed: int,
+        *,
+        is_same_file: bool = False,
+        shared: bool = False,
+    ) -> list[str]:
+        """Context of each example: the description and `num_shots` examples with their answers.
+
+        `Random(seed)` draws a sample of the pool for each example in turn, as in lm-evaluation-harness.
+
+        Args:
+            examples: Evaluated examples.
+            pool: Examples for the contexts.
+            is_same_file: Whether both are of one file. An example is then never in its context.
+            shared: Draw one sample for all examples, from a pool without them.
+
+        Raises:
+            CtxError: The pool is too small.
+        """
+        if num_shots == 0:
+            return [self.description] * len(examples)
+        evaluated = {example.content for example in examples} if is_same_file and shared else set()
+        candidates = [example for example in pool if example.content not in evaluated]
+        num_drawn = num_shots + (is_same_file and not shared)
+        if len(candidates) < num_drawn:
+            raise CtxError(
+                f"{len(candidates)} examples are too few for contexts with {num_shots}.",
+                location=f"task {self.name}",
+                hint="use fewer --shots, add file.train to the task, or evaluate a part of the file by --max_examples.",
+            )
+        random = Random(seed)
+        if shared:
+            return [self._context(random.sample(candidates, num_shots))] * len(examples)
+        contexts = []
+        for example in examples:
+            shots = random.sample(candidates, num_drawn)
+            if is_same_file:
+                content = example.content
+                shots = [shot for shot in shots if shot.content != content][:num_shots]
+                if len(shots) < num_shots:  # the file repeats the example
+                    different = [shot for shot in candidates if shot.content != content]
+                    shots = random.sample(different, min(num_shots, len(different)))
+            contexts.append(self._context(shots))
+        return contexts
+
+    def _context(self, shots: Sequence[PromptExample]) -> str:
+        return self.description + "".join(map(self.demonstration, shots))
+
+
+_KEYS = tuple(option.name for option in fields(PromptTask) if option.name != "text")
+
+
+def read_tasks(file: str | Path, folder: str | Path | None = None) -> dict[str, PromptTask]:
+    """The tasks of a YAML file by name.
+
+    Args:
+        folder: Folder of relative paths; None for the file's `folder`, or the current directory.
+
+    Raises:
+        CtxError: The file cannot be read, or a key or value is invalid; the message names file, line and key.
+    """
+    content = YamlMapping.from_file(file, _DESCRIPTION, ("tasks", "folder"))
+    if "tasks" not in content.nodes:
+        raise CtxError("The file has no tasks.", location=str(file), hint="write tasks: and a name for each below it.")
+    base = Path(folder if folder is not None else content.value("folder", str, "."))
+    entries = YamlMapping(file, content.nodes["tasks"], "`tasks`")
+    tasks = {}
+    for name, node in entries.nodes.items():
+        entry = YamlMapping(file, node, f"the task {name}", (*TASK_KEYS, *_KEYS))
+        options = {key: _option(entry, key) for key in _KEYS if key in entry.nodes}
+        for key in options:
+            del entry.nodes[key]
+        tasks[name] = PromptTask(parse_entry(entry, name, entries.location(name), base), **options)
+    return tasks
+
+
+def _option(entry: YamlMapping, key: str) -> Any:
+    if key in ("max_new_tokens", "version"):
+        return entry.value(key, int)
+    if key != "replace":
+        return entry.value(key, str)
+    value = entry.text(key)
+    if not isinstance(value, dict) or not all(isinstance(texts, dict) for texts in value.values()):
+        raise CtxError(
+            f"replace is {str(value)[:80]!r}, expected a mapping for each field.",
+            location=entry.location(key),
+            hint="write replace: {FIELD: {VALUE: REPLACEMENT}}.",
+        )
+    return value
+
+
+def find_tasks(name: str, folder: str | Path | None = None) -> list[PromptTask]:
+    """The tasks of a YAML file, of a packaged file or one packaged task; raises CtxError if there is none, and as
+    `read_tasks`."""
+    if Path(name).is_file() or Path(name).name != name:
+        return list(read_tasks(name, folder).values())
+    packaged: dict[str, PromptTask] = {}
+    for file in sorted(packaged_folder("prompts").glob("*.yaml")):
+        tasks = read_tasks(file, folder)
+        if file.stem == name.removesuffix(".yaml"):
+            return list(tasks.values())
+        packaged |= tasks
+    if name not in packaged:
+        raise CtxError(
+            f"There is neither a file nor a packaged prompt task {name!r}.",
+            location=f"--task {name}",
+            hint=f"{did_you_mean(name, packaged)}use a YAML file, or one of: {', '.join(packaged)}.",
+        )
+    return [packaged[name]]

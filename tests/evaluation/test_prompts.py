@@ -1,0 +1,410 @@
+"""Prompt tasks: formatting, examples in the context, metrics with hand-computed values, the command, packaged tasks."""
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from commands import command_output
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from zoo import Case
+
+from hf_ctxmodels import CtxError
+from hf_ctxmodels.analysis.results import AnalysisResult
+from hf_ctxmodels.architectures.continuations import ContinuationScore
+from hf_ctxmodels.core.command_line import packaged_folder
+from hf_ctxmodels.evaluation import score_tokens
+from hf_ctxmodels.evaluation.prompts.evaluation import (
+    MetricValue,
+    PromptResult,
+    PseudoLikelihoodScorer,
+    UnigramScorer,
+    evaluate_prompts,
+    majority_accuracy,
+    mean_value,
+)
+from hf_ctxmodels.evaluation.prompts.tables import TableRow, format_table
+from hf_ctxmodels.evaluation.prompts.tasks import PromptExample, PromptTask, find_tasks, read_tasks
+from hf_ctxmodels.registry import FAMILIES
+
+TRAIN = ["the cat saw a small garden", "a dog carried seven letters", "nobody mended the bridge", "the sailor forgot"]
+VALIDATION = [("a garden", 1), ("the red boat", 0), ("a garden", 1)]
+LABELLED = """
+tasks:
+  mood:
+    file: {train: train.tsv, validation: validation.tsv}
+    description: "Moods.\\n"
+    input: "{sentence} Mood:"
+    target: "{label}"
+    labels: {0: "bad", 1: "very good"}
+    metrics: [accuracy, f1]
+  last:
+    file: {validation: last.jsonl}
+    format: lambada
+    input: "{context}"
+    target: "{word}"
+    scoring: likelihood
+  question:
+    file: {validation: questions.jsonl}
+    input: "{question}"
+    target: "{answers}"
+    metrics: [squad]
+    max_new_tokens: 3
+  schema:
+    file: {validation: schemas.jsonl}
+    format: wsc273
+    scoring: partial
+    input: "{before}"
+    separator: ""
+    target: "{label}"
+    labels: "{substitutes}"
+    suffix: "{after}"
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    rows = [f"{text}\t{number % 2}" for number, text in enumerate(TRAIN)]
+    (tmp_path / "train.tsv").write_text("\n".join(["sentence\tlabel", *rows]))
+    rows = [f"{text}\t{label}" for text, label in VALIDATION]
+    (tmp_path / "validation.tsv").write_text("\n".join(["sentence\tlabel", *rows]))
+    files: dict[str, list[dict[str, Any]]] = {
+        "last.jsonl": [{"text": text} for text in TRAIN],
+        "questions.jsonl": [{"question": "who saw the garden ?", "answers": ["the cat", "a cat"]}],
+        "schemas.jsonl": [
+            {
+                "text": "The cat saw her bridge. They saw it.",
+                "pronoun": "her",
+                "pronoun_start": 12,
+                "candidates": ["The cat", "A dog"],
+                "label": 1,
+            }
+        ],
+    }
+    for name, records in files.items():
+        (tmp_path / name).write_text("\n".join(map(json.dumps, records)))
+    (tmp_path / "tasks.yaml").write_text(LABELLED)
+    return tmp_path
+
+
+def read(folder: Path, name: str) -> tuple[PromptTask, list[PromptExample]]:
+    task = read_tasks(folder / "tasks.yaml", folder)[name]
+    return task, task.read("validation")
+
+
+class TableScorer:
+    """Log-probabilities and numbers of tokens by (context, continuation), or by continuation."""
+
+    def __init__(self, scores: dict[Any, tuple[float, int]]) -> None:
+        self.scores, self.requests = scores, list[tuple[str, str]]()
+
+    def score(self, requests: Sequence[tuple[str, str]]) -> list[ContinuationScore]:
+        self.requests += requests
+        found = [self.scores.get(request) or self.scores[request[1]] for request in requests]
+        return [ContinuationScore(value, tokens, 0, value > -1) for value, tokens in found]
+
+
+def test_prompts_as_in_the_harness(folder: Path) -> None:
+    """Description, examples drawn in turn by one generator, input; the separator begins the continuation."""
+    task, examples = read(folder, "mood")
+    pool = task.read("train")
+    contexts = task.contexts(examples, pool, 2, seed=7)
+    random, expected = Random(7), []
+    for _ in examples:
+        first, second = random.sample(range(4), 2)
+        answers = ["bad", "very good"]
+        expected.append(
+            f"Moods.\n{TRAIN[first]} Mood: {answers[first % 2]}\n\n{TRAIN[second]} Mood: {answers[second % 2]}\n\n"
+        )
+    assert contexts == expected
+    assert len(set(contexts)) > 1
+    assert task.contexts(examples, pool, 0, seed=7) == ["Moods.\n"] * 3
+    shared = task.contexts(examples, pool, 2, seed=7, shared=True)
+    assert shared == [expected[0]] * 3
+    assert task.requests(contexts[0], examples[0]) == [
+        (f"{expected[0]}a garden Mood:", " bad"),
+        (f"{expected[0]}a garden Mood:", " very good"),
+    ]
+    with pytest.raises(CtxError, match="4 examples are too few for contexts with 5"):
+        task.contexts(examples, pool, 5, seed=0)
+
+
+def test_examples_of_the_evaluated_file(folder: Path) -> None:
+    """An example is never in its own context, even if the file repeats it; a shared context has none of them."""
+    task, examples = read(folder, "mood")
+    for seed in range(8):
+        contexts = task.contexts(examples, examples, 1, seed, is_same_file=True)
+        assert [context.count("garden") for context in contexts] == [0, 1, 0]
+    contexts = task.contexts(examples[:1], examples, 1, 0, is_same_file=True, shared=True)
+    assert "boat" in contexts[0]
+    with pytest.raises(CtxError, match="0 examples are too few"):
+        task.contexts(examples, examples, 1, 0, is_same_file=True, shared=True)
+
+
+def test_five_likelihoods_of_choices(folder: Path) -> None:
+    """Each normalization selects by its own quotient: "bad" has 3 characters and "very good" 9."""
+    task, examples = read(folder, "mood")
+    examples = examples[:1] * 2 + examples[1:2]  # labels 1, 1, 0
+    conditional = {" bad": (-3.0, 1), " very good": (-4.0, 4)}
+    unconditional = {("Answer:", " bad"): (-1.0, 1), ("Answer:", " very good"): (-4.5, 4)}
+    scorer = TableScorer({**conditional, **unconditional})
+    result = evaluate_prompts(task, examples, ["", "", ""], scorer)
+    values = {name: metric.value for name, metric in result.metrics.items()}
+    third = pytest.approx(1 / 3)
+    assert values == {
+        "acc": third,  # -3 > -4: bad
+        "acc_norm": pytest.approx(2 / 3),  # -3/3 < -4/9
+        "acc_bytes": pytest.approx(2 / 3),
+        "acc_tokens": pytest.approx(2 / 3),  # -3/1 < -4/4
+        "acc_calibrated": pytest.approx(2 / 3),  # -3+1 < -4+4.5
+        "f1": 0.0,
+    }
+    assert result.metrics["acc"].standard_error == pytest.approx(math.sqrt(1 / 3 * 2 / 3 / 2))
+    assert result.metrics["f1"].standard_error is None
+    assert len(scorer.requests) == len(set(scorer.requests)) == 6  # two prompts and the calibration
+    assert result.records[0]["log_probabilities"] == [-3.0, -4.0]
+    assert majority_accuracy(examples, examples).value == pytest.approx(2 / 3)
+
+
+def test_normalizations_by_bytes_and_tokens(folder: Path) -> None:
+    """Characters, bytes and tokens of the answers differ: é has two bytes."""
+    (folder / "tasks.yaml").write_text(LABELLED.replace('"bad"', '"éé"').replace('"very good"', '"abc"'))
+    task, examples = read(folder, "mood")
+    scores: dict[Any, tuple[float, int]] = {" éé": (-2.0, 4), " abc": (-2.1, 1)}
+    metrics = evaluate_prompts(task, examples[:1], [""], TableScorer(scores)).metrics  # the label is abc
+    assert {name: metric.value for name, metric in metrics.items() if name.startswith("acc")} == {
+        "acc": 0.0,
+        "acc_norm": 1.0,  # -2/2 < -2.1/3
+        "acc_bytes": 0.0,  # -2/4 > -2.1/3
+        "acc_tokens": 0.0,  # -2/4 > -2.1/1
+        "acc_calibrated": 0.0,  # both 0: the first
+    }
+
+
+def test_last_words(folder: Path) -> None:
+    task, examples = read(folder, "last")
+    assert task.requests("", examples[0]) == [("the cat saw a small", " garden")]
+    values = [-0.5, -2.0, -3.0, -2.5]
+    words = [f" {text.split()[-1]}" for text in TRAIN]
+    scorer = TableScorer({word: (value, 1) for word, value in zip(words, values, strict=True)})
+    metrics = evaluate_prompts(task, examples, [""] * 4, scorer).metrics
+    assert metrics["acc"].value == 0.25  # TableScorer's greedy continuations have values above -1
+    assert metrics["perplexity"].value == pytest.approx(math.exp(2.0))
+    error = mean_value(values).standard_error
+    assert error == pytest.approx(math.sqrt((1.5**2 + 0 + 1 + 0.5**2) / 3 / 4))
+    assert metrics["perplexity"].standard_error == pytest.approx(math.exp(2.0) * error)
+
+
+def test_partial_scoring(folder: Path) -> None:
+    """Candidates replace the pronoun in the context, with a small article and the possessive; the rest is scored."""
+    task, examples = read(folder, "schema")
+    requests = task.requests("", examples[0])
+    assert requests == [
+        ("The cat saw the cat's", " bridge. They saw it."),
+        ("The cat saw a dog's", " bridge. They saw it."),
+    ]
+    scorer = TableScorer({requests[0]: (-2.0, 1), requests[1]: (-1.0, 1)})
+    assert evaluate_prompts(task, examples, [""], scorer).metrics == {"acc": MetricValue(1.0)}
+    assert task.demonstration(examples[0]) == "The cat saw a dog's bridge. They saw it.\n\n"
+
+
+def test_generated_answers(folder: Path) -> None:
+    """The first line is normalized as in SQuAD, and compared with all accepted answers."""
+    task, examples = read(folder, "question")
+    calls = []
+
+    def generate(prompts: Sequence[str], max_new_tokens: int) -> list[str]:
+        calls.append((list(prompts), max_new_tokens))
+        return [" The Cat.\n\nwho"]
+
+    result = evaluate_prompts(task, examples, ["x "], None, generate)
+    assert calls == [(["x who saw the garden ?"], 3)]
+    assert {name: metric.value for name, metric in result.metrics.items()} == {"f1": 100.0, "exact_match": 100.0}
+    assert result.records[0]["output"] == "The Cat."
+    with pytest.raises(CtxError, match="needs a model that can generate text"):
+        evaluate_prompts(task, examples, [""], TableScorer({}))
+
+
+def test_table() -> None:
+    metrics = {"perplexity": MetricValue(1234.5678, 12.2512), "acc": MetricValue(0.01, 0.02)}
+    assert format_table([TableRow("lambada_openai", 1, 0, metrics)]).split("\n") == [
+        "|    Tasks     |Version|Filter|n-shot|  Metric  |   |  Value  |   |Stderr |",
+        "|--------------|------:|------|-----:|----------|---|--------:|---|------:|",
+        "|lambada_openai|      1|none  |     0|acc       |↑  |   0.0100|±  | 0.0200|",
+        "|              |       |none  |     0|perplexity|↓  |1234.5678|±  |12.2512|",
+    ]
+
+
+def test_childrens_books(tmp_path: Path) -> None:
+    """The likelihood of a candidate and of the rest of the sentence."""
+    lines = [f"{number} Sentence {number} ." for number in range(1, 21)]
+    (tmp_path / "cbt.txt").write_text("\n".join([*lines, "21 Then XXXXX ran away .\tcat\t\tdog|cat|owl", ""]))
+    (task,) = find_tasks("cbt_cn", tmp_path)
+    (example,) = task.read(str(tmp_path / "cbt.txt"))
+    (context, first), (_, second), _ = task.requests("", example)
+    assert context.startswith("Sentence 1 . Sentence 2 .")
+    assert context.endswith("Sentence 20 . Then")
+    assert (first, second) == (" dog ran away .", " cat ran away .")
+    assert example.text.label == 1
+    (tmp_path / "cbt.txt").write_text("21 Then it ran away .\tcat\t\tdog|cat")
+    with pytest.raises(CtxError, match="Not a question with candidates"):
+        task.read(str(tmp_path / "cbt.txt"))
+
+
+def opened(family: str, auto_name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    tokenizer = FAMILIES[family].tokenizer.train(TRAIN * 5, vocab_size=300)
+    names = {name: getattr(tokenizer, name) for name in ("pad_token_id", "bos_token_id", "eos_token_id")}
+    model = Case(FAMILIES[family], auto_name).model(vocab_size=len(tokenizer), max_position_embeddings=32, **names)
+    tokenizer.model_max_length = 32
+    return model, tokenizer
+
+
+@pytest.mark.parametrize(
+    ("family", "auto_name"),
+    [("bert", "AutoModelForMaskedLM"), ("xlnet", "AutoModelForCausalLM")],
+    ids=["bert", "xlnet"],
+)
+def test_pseudo_likelihoods(family: str, auto_name: str) -> None:
+    """The sum over the tokens of the continuation, each given all others; long contexts lose their beginning."""
+    tokenizer = FAMILIES[family].tokenizer.train(TRAIN * 5, vocab_size=300)
+    model = Case(FAMILIES[family], auto_name).model(vocab_size=len(tokenizer))
+    requests = [("the cat saw", " a small garden"), ("nobody", " mended the bridge"), ("", "the sailor forgot")]
+    scores = PseudoLikelihoodScorer(model, tokenizer, batch_size=3).score(requests)
+    for (context, continuation), result in zip(requests, scores, strict=True):
+        num_tokens = len(tokenizer.tokenize(context + continuation)) - len(tokenizer.tokenize(context))
+        tokens = score_tokens(model, tokenizer, context + continuation)[-num_tokens:]
+        assert result.num_tokens == num_tokens
+        assert result.log_probability == pytest.approx(sum(token.log_probability for token in tokens), abs=1e-4)
+        assert result.is_greedy == all(token.rank == 1 for token in tokens)
+    num_special = tokenizer.num_special_tokens_to_add()
+    limit = num_special + len(tokenizer.tokenize("the cat saw a small garden"))
+    long = [("nobody mended the bridge the cat saw", " a small garden")]
+    (truncated,) = PseudoLikelihoodScorer(model, tokenizer, max_length=limit).score(long)
+    assert truncated.log_probability == pytest.approx(scores[0].log_probability, abs=1e-4)
+    with pytest.raises(CtxError, match="too many tokens"):
+        PseudoLikelihoodScorer(model, tokenizer, max_length=num_special + 1).score(long)
+
+
+def test_unigrams() -> None:
+    tokenizer = FAMILIES["gpt2"].tokenizer.train(TRAIN * 5, vocab_size=300)
+    scorer = UnigramScorer(tokenizer, ["the the the cat"])
+    first, second, other = scorer.score([("x", " the"), ("y", " the"), ("x", " garden")])
+    assert first == second
+    assert first.log_probability > other.log_probability
+
+
+FAILURES = [
+    ('labels: {0: "bad", 1: "very good"}', "round: 0.2", "not a number"),
+    ("scoring: likelihood", "scoring: partial", "partial scoring needs labels"),
+    ("scoring: likelihood", "scoring: all", "unknown scoring 'all'"),
+    ("max_new_tokens: 3", "max_tokens: 3", "Unknown key 'max_tokens'"),
+    ("max_new_tokens: 3", "max_new_tokens: three", "max_new_tokens is 'three'"),
+    ("metrics: [accuracy, f1]", "replace: {sentence: x}", "expected a mapping for each field"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "message"), FAILURES, ids=[new for _, new, _ in FAILURES])
+def test_invalid_tasks(old: str, new: str, message: str, folder: Path) -> None:
+    text = LABELLED.replace(old, new)
+    (folder / "tasks.yaml").write_text(text.replace("    metrics: [accuracy, f1]\n", "") if "round" in new else text)
+    with pytest.raises(CtxError, match=message):
+        read_tasks(folder / "tasks.yaml")
+
+
+def test_replaced_values(folder: Path) -> None:
+    (task,) = find_tasks("copa", folder)
+    record = {"premise": "The man fell.", "choice1": "He slipped.", "choice2": "It rained.", "question": "cause"}
+    (folder / "copa.jsonl").write_text(json.dumps({**record, "label": 0}))
+    (example,) = task.read(str(folder / "copa.jsonl"))
+    assert task.requests("", example)[0] == ("The man fell because", " he slipped.")
+    (folder / "copa.jsonl").write_text(json.dumps({**record, "question": "why", "label": 0}))
+    with pytest.raises(CtxError, match="'question' is 'why', expected cause, effect"):
+        task.read(str(folder / "copa.jsonl"))
+
+
+def test_packaged_tasks() -> None:
+    names = [task.name for file in packaged_folder("prompts").glob("*.yaml") for task in find_tasks(file.stem)]
+    assert {"lambada", "copa", "wsc273", "boolq", "cb", "rte", "sst2", "story_cloze", "cbt_cn", "wic", "multirc"} < {
+        *names
+    }
+    assert len(names) == len(set(names))
+    with pytest.raises(CtxError, match="did you mean lambada"):
+        find_tasks("lambda")
+
+
+@pytest.mark.slow
+def test_packaged_tasks_read_real_data(shared_data: Path) -> None:
+    """All packaged tasks whose files are in the folder; demonstrations end with the answer."""
+    read_names = []
+    for file in sorted(packaged_folder("prompts").glob("*.yaml")):
+        for task in find_tasks(file.stem, shared_data):
+            if all(Path(path).exists() for paths in task.text.files.values() for path in paths):
+                examples = task.read("validation")
+                assert len(examples) > 50
+                answer = f"{examples[0].text.targets[0]}{examples[0].suffix}"
+                assert task.demonstration(examples[0]).rstrip().endswith(answer.rstrip())
+                read_names.append(task.name)
+    assert len(read_names) >= 15
+
+
+def save(family: str, auto_name: str, directory: Path) -> str:
+    model, tokenizer = opened(family, auto_name)
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return str(directory)
+
+
+def run(folder: Path, **flags: Any) -> str:
+    options = {"task": folder / "tasks.yaml", "tasks_folder": folder, "output_dir": folder / "out", **flags}
+    return command_output("evaluate prompts", **options)
+
+
+def test_command(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decoder, an encoder-decoder and a masked model; an interrupted run continues; tables and figures of all."""
+    gpt2 = save("gpt2", "AutoModelForCausalLM", folder / "gpt2")
+    t5 = save("t5", "AutoModelForSeq2SeqLM", folder / "t5")
+    flags = {"model": [gpt2, t5], "shots": "0,1", "seeds": "0,1", "unigram_text": folder / "train.tsv"}
+    evaluated = []
+
+    def count(*arguments: Any) -> PromptResult:
+        evaluated.append(arguments[0].name)
+        if len(evaluated) == 7:
+            raise KeyboardInterrupt
+        return evaluate_prompts(*arguments)
+
+    monkeypatch.setattr("hf_ctxmodels.cli.evaluate_prompts.evaluate_prompts", count)
+    with pytest.raises(BaseException):  # noqa: B017, PT011
+        run(folder, **flags)
+    assert (folder / "out" / "prompts-partial.json").is_file()
+    interrupted = len(evaluated)
+    evaluated.clear()
+    printed = run(folder, **flags, save_examples=True)
+    assert len(evaluated) == 2 * (4 * 3 + 3) - 4 - interrupted + 1
+    assert "|mood" in printed
+    assert (folder / "out" / "results.md").read_text() in printed
+    assert not (folder / "out" / "prompts-partial.json").exists()
+    result = AnalysisResult.load(folder / "out" / "prompts.json")
+    cells = result.values["cells"]
+    assert {(cell["model"], cell["shots"], cell["seed"]) for cell in cells if cell["task"] == "mood"} == {
+        *((model, *run) for model in ("gpt2", "t5") for run in ((0, 0), (1, 0), (1, 1))),
+        *((f"unigrams of {model}", 0, 0) for model in ("gpt2", "t5")),
+        ("majority", 0, 0),
+    }
+    assert {figure.name for figure in result.figures} >= {"mood", "mood-size", "last"}
+    records = [json.loads(line) for line in (folder / "out/examples/t5-last-1-1.jsonl").read_text().splitlines()]
+    assert [record["continuations"] for record in records] == [[f" {text.split()[-1]}"] for text in TRAIN]
+
+
+def test_command_with_a_masked_model(folder: Path) -> None:
+    """Tasks of likelihoods are evaluated; generated answers are an error."""
+    bert = save("bert", "AutoModelForMaskedLM", folder / "bert")
+    text = LABELLED.replace(LABELLED[LABELLED.index("  question:") : LABELLED.index("  schema:")], "")
+    (folder / "likelihoods.yaml").write_text(text)
+    assert "|last" in run(folder, model=bert, task=folder / "likelihoods.yaml", shots=1)
+    flags = {"model": bert, "output_dir": folder / "other", "fails": True}
+    assert "needs a model that can generate text" in run(folder, **flags)
+    assert "for one task, not 4" in run(folder, **flags, evaluated_file=folder / "train.tsv")
+    assert "Expected numbers from 0" in run(folder, **flags, shots="0,x")
