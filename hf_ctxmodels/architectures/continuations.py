@@ -150,7 +150,7 @@ class ContinuationScorer:
     ) -> Iterator["_Batch"]:
         """Compute nodes and their descendants; the second values are the rows of the parents in the cache."""
         past_length = 0 if past_mask is None else past_mask.shape[1]
-        for indices in self._split([node for node, _ in nodes], past_length):
+        for indices in self._split([node for node, _ in nodes], past_length, self._encoder.max_length):
             batch_nodes = [nodes[index][0] for index in indices]
             parents = torch.tensor([nodes[index][1] for index in indices])
             ids, mask = _pad([node.ids for node in batch_nodes], self._padding_id)
@@ -227,8 +227,11 @@ class ContinuationScorer:
                 return start_id
         raise CtxError("The model has no decoder_start_token_id.", hint="set config.decoder_start_token_id.")
 
-    def _split(self, nodes: Sequence[PrefixNode], past_length: int) -> Iterator[list[int]]:
-        """Indices of nodes of similar length within the memory limits, the longest first."""
+    def _split(
+        self, nodes: Sequence[PrefixNode], past_length: int, max_length: int | None = None
+    ) -> Iterator[list[int]]:
+        """Indices of nodes of similar length within the memory limits, the longest first. Neither a node nor its
+        descendants exceed `max_length` tokens with the padding of the batch."""
         order = sorted(range(len(nodes)), key=lambda index: -len(nodes[index].ids))
         batch: list[int] = []
         width = first_target = 0
@@ -237,8 +240,10 @@ class ContinuationScorer:
             width = width or len(node.ids)
             first_target = min(first_target, node.first_target) if batch else node.first_target
             size = len(batch) + 1
+            is_too_long = max_length is not None and past_length + width + node.num_following > max_length
             if batch and (
-                size * width > self.batch_tokens
+                is_too_long
+                or size * width > self.batch_tokens
                 or size * (past_length + width) > CACHED_TOKENS_PER_TOKEN * self.batch_tokens
                 or size * (width - first_target) * self._vocab_size > MAX_LOGITS
             ):

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import groupby
 from typing import NamedTuple
 
@@ -55,6 +56,11 @@ class PrefixNode:
     def first_target(self) -> int:
         """Column of the first prediction; the last column without targets."""
         return min((target.column for target in self.targets), default=len(self.ids) - 1)
+
+    @cached_property
+    def num_following(self) -> int:
+        """Tokens of the longest path of descendants."""
+        return max((len(child.ids) + child.num_following for child in self.children), default=0)
 
 
 def prefix_trees(rows: Iterable[TokenRow], *, shares_prefixes: bool = True) -> list[PrefixNode]:

@@ -345,14 +345,13 @@ def _task_table(task: str, cells: Sequence[Cell]) -> Table:
 def _task_figures(task: str, cells: Sequence[Cell]) -> list[Figure]:
     metric = next(name for name in _MAIN_METRICS if any(name in cell.metrics for cell in cells if cell.parameters))
     drawn = [cell for cell in cells if metric in cell.metrics]
-    shots = sorted({cell.shots for cell in drawn})
     sizes = {cell.model: cell.parameters for cell in drawn if cell.parameters}
+    shots = sorted({cell.shots for cell in drawn if cell.model in sizes})
     means, bands = {}, {}
     for model in dict.fromkeys(cell.model for cell in drawn):
         groups = grouped(cell for cell in drawn if cell.model == model)
-        samples = [[cell.metrics[metric][0] for cell in groups.get((task, number), [])] for number in shots]
-        if model not in sizes:
-            samples = [samples[0] or samples[-1]] * len(shots)  # a baseline ignores the context
+        numbers = shots if model in sizes else [0] * len(shots)  # a baseline ignores the context
+        samples = [[cell.metrics[metric][0] for cell in groups[task, number]] for number in numbers]
         statistics = [mean_and_std(sample) for sample in samples]
         means[model] = [mean for mean, _ in statistics]
         bands[model] = [(mean - spread, mean + spread) if spread else None for mean, spread in statistics]

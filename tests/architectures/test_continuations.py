@@ -177,6 +177,20 @@ def test_truncation_keeps_the_end() -> None:
         scorer.score([("it", SHOTS * 3)])
 
 
+def test_padding_does_not_exceed_the_positions() -> None:
+    """A short context with long continuations is not padded to the length of a context that fills the model."""
+    model, tokenizer = build("gpt2", max_position_embeddings=48)
+    words = " ".join(TEXTS)
+    requests = [
+        (context, f" {continuation}")
+        for context in (f"{words} {words} {words}", f"{words} {words}", SHOTS)
+        for continuation in ("saw", TEXTS[0], "it")
+    ]
+    scores = ContinuationScorer(model, tokenizer).score(requests)
+    expected = [ContinuationScorer(model, tokenizer).score([request])[0].log_probability for request in requests]
+    assert [score.log_probability for score in scores] == pytest.approx(expected, abs=1e-4)
+
+
 def test_end_tokens_of_targets() -> None:
     """With the end token, a target that begins another one is no longer always more probable."""
     model, tokenizer = build("t5")

@@ -73,7 +73,10 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "validation.tsv").write_text("\n".join(["sentence\tlabel", *rows]))
     files: dict[str, list[dict[str, Any]]] = {
         "last.jsonl": [{"text": text} for text in TRAIN],
-        "questions.jsonl": [{"question": "who saw the garden ?", "answers": ["the cat", "a cat"]}],
+        "questions.jsonl": [
+            {"question": "who saw the garden ?", "answers": ["the cat", "a cat"]},
+            {"question": "who forgot ?", "answers": ["the sailor"]},
+        ],
         "schemas.jsonl": [
             {
                 "text": "The cat saw her bridge. They saw it.",
@@ -81,7 +84,8 @@ def folder(tmp_path: Path) -> Path:
                 "pronoun_start": 12,
                 "candidates": ["The cat", "A dog"],
                 "label": 1,
-            }
+            },
+            {"text": "It fell.", "pronoun": "It", "pronoun_start": 0, "candidates": ["The cat", "A dog"], "label": 0},
         ],
     }
     for name, records in files.items():
@@ -206,8 +210,9 @@ def test_partial_scoring(folder: Path) -> None:
         ("The cat saw the cat's", " bridge. They saw it."),
         ("The cat saw a dog's", " bridge. They saw it."),
     ]
+    assert task.requests("", examples[1]) == [("The cat", " fell."), ("A dog", " fell.")]
     scorer = TableScorer({requests[0]: (-2.0, 1), requests[1]: (-1.0, 1)})
-    assert evaluate_prompts(task, examples, [""], scorer).metrics == {"acc": MetricValue(1.0)}
+    assert evaluate_prompts(task, examples[:1], [""], scorer).metrics == {"acc": MetricValue(1.0)}
     assert task.demonstration(examples[0]) == "The cat saw a dog's bridge. They saw it.\n\n"
 
 
@@ -220,12 +225,12 @@ def test_generated_answers(folder: Path) -> None:
         calls.append((list(prompts), max_new_tokens))
         return [" The Cat.\n\nwho"]
 
-    result = evaluate_prompts(task, examples, ["x "], None, generate)
+    result = evaluate_prompts(task, examples[:1], ["x "], None, generate)
     assert calls == [(["x who saw the garden ?"], 3)]
     assert {name: metric.value for name, metric in result.metrics.items()} == {"f1": 100.0, "exact_match": 100.0}
     assert result.records[0]["output"] == "The Cat."
     with pytest.raises(CtxError, match="needs a model that can generate text"):
-        evaluate_prompts(task, examples, [""], TableScorer({}))
+        evaluate_prompts(task, examples[:1], [""], TableScorer({}))
 
 
 def test_table() -> None:
