@@ -338,6 +338,7 @@ def _recipe_page() -> Pages:
         "recipes": "Recipes of the package",
         "tasks": "Lists of tasks",
         "text2text": "Tasks as text",
+        "prompts": "Prompt tasks",
         "behaviour": "Behavioural tests",
         "accelerate": "Configurations of accelerate",
     }

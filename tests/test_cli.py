@@ -185,6 +185,7 @@ def test_list_of_recipes(capsys):
     assert "with 256 sequences per step.\n  bert_base_512 " in shown.replace("\n" + 28 * " ", " ")
     assert all(path.stem in shown for path in ROOT.glob("scripts/recipes/*.yaml"))
     assert all(f"  {path.stem} " in shown for path in ROOT.glob("scripts/text2text/*.yaml"))
+    assert all(f"  {path.stem} " in shown for path in ROOT.glob("scripts/prompts/*.yaml"))
     assert all(f"  {path}\n" in shown for path in ROOT.glob("scripts/accelerate/*.yaml"))
 
 
@@ -200,7 +201,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_files_of_the_wheel(installed: Path):
-    for folder in ("recipes", "tasks", "text2text", "behaviour", "accelerate"):
+    for folder in ("recipes", "tasks", "text2text", "prompts", "behaviour", "accelerate"):
         expected = {path.name: path.read_bytes() for path in (ROOT / "scripts" / folder).glob("*.yaml")}
         assert expected
         assert {path.name: path.read_bytes() for path in (installed / "hf_ctxmodels" / folder).iterdir()} == expected

@@ -274,7 +274,11 @@ def evaluate_model(
             if entry.task.output != "text":
                 contexts = [""] * len(entry.examples)
                 result = evaluate_prompts(entry.task, entry.examples, contexts, scorer)
-                metrics = {key: (metric.value, metric.standard_error) for key, metric in result.metrics.items()}
+                metrics = {
+                    key: (metric.value, metric.standard_error)
+                    for key, metric in result.metrics.items()
+                    if key != "acc_calibrated"  # does not depend on the context
+                }
                 cells.append(Cell(baseline, None, entry.task.name, 0, 0, len(entry.examples), 0.0, metrics))
     return cells
 
