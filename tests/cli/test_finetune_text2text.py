@@ -10,9 +10,10 @@ import pytest
 import yaml
 from commands import command_output, run_command, run_in_two_processes
 from labelled_texts import BAD, GOOD
-from test_finetune_seq2seq import WORDS
+from test_finetune_seq2seq import WORDS, build_translation_tokenizer, model_flags
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
+from hf_ctxmodels.downstream.text2text.mixture import MixtureArguments
 from hf_ctxmodels.inference import generate_texts
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.training.summary import TrainingSummary
@@ -109,6 +110,29 @@ def test_mixture(folder: Path, tmp_path: Path, model: str, steps: int) -> None:
     assert rows["mixture"] == {"film": metrics["eval_film_accuracy"]}
 
 
+def test_mixing_rates_of_options() -> None:
+    arguments = MixtureArguments(mixing_limit=300, mixing_scale=["b=0.5"])
+    assert arguments.rates({"a": 500, "b": 400, "c": 100}) == pytest.approx([3 / 6, 2 / 6, 1 / 6])
+    assert MixtureArguments(mixing="equal").rates({"a": 500, "b": 400}) == [0.5, 0.5]
+
+
+@pytest.mark.parametrize(
+    "name", [*(pytest.param(name, marks=pytest.mark.slow) for name in ("bart", "mass", "unilm")), "ernie_gen"]
+)
+@pytest.mark.parametrize("prediction", ["generate", "rank"])
+def test_families(folder: Path, tmp_path: Path, name: str, prediction: str) -> None:
+    """Encoder-decoders and prefix language models train on the targets of their papers, and predict in both ways."""
+    family = FAMILIES[name]
+    build_translation_tokenizer(family).save_pretrained(tmp_path / "tokenizer")
+    start = [*model_flags(family, tmp_path / "tokenizer"), "max_position_embeddings=128"]
+    flags = flags_of(folder, "t5", tmp_path / "out", only="film", max_length=60, max_target_length=10, max_steps=2)
+    del flags["model"]
+    assert run_command("finetune", "text2text", *start, **flags, prediction=prediction, validation_examples=4) == 0
+    metrics = TrainingSummary.load(tmp_path / "out").metrics
+    assert 0 <= metrics["eval_film_accuracy"] <= 1
+    assert metrics["eval_film_unknown_outputs"] == 0 or prediction == "generate"
+
+
 def run_pretrain(folder: Path, out: Path, *words: object, **more: Any) -> int:
     loop = flags_of(folder, "t5", out, **more)
     options = {name: loop.pop(name) for name in ("tasks", "tasks_folder", "max_target_length")}
@@ -158,6 +182,8 @@ def test_accumulation_and_processes_equal_one_batch(folder: Path, tmp_path: Path
         ({"only": "films"}, "no task films"),
         ({"tasks": ["glue", "sst2"]}, "The task sst2 is named twice"),
         ({"mixing_temperature": 0.5}, "temperature of 0.5 is too low"),
+        ({"mixing_scale": "films=2"}, "for one of film, german, length"),
+        ({"mixing_scale": "film=0"}, "Expected TASK=FACTOR"),
         ({"compare": "out"}, "Expected NAME=DIR"),
         ({"max_target_length": 1}, "targets have more than 1 tokens"),
         ({"model": "gpt2", "max_length": 30}, "limit of 32 tokens"),

@@ -14,6 +14,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import check_range, flag
 from hf_ctxmodels.data import mixing_rates
 from hf_ctxmodels.data.files import describe_content
+from hf_ctxmodels.data.table_files import parse_number
 from hf_ctxmodels.downstream.finetuning.task_evaluation import BestModel, SeveralTasksEvaluation, TaskEvaluation
 from hf_ctxmodels.downstream.tasks import Encoded, TaskArguments
 from hf_ctxmodels.downstream.tasks.base import Collator, Feature
@@ -35,6 +36,7 @@ class MixtureArguments:
     )
     mixing_limit: float | None = flag(None, "Count at most this number of examples of a task.")
     mixing_temperature: float = flag(1.0, "Temperature T: rates are raised to 1/T; 1 is proportional.")
+    mixing_scale: list[str] = flag((), "Factors of the numbers of examples, TASK=FACTOR: rte=0.5.")
     prediction: Literal["generate", "rank"] = flag(
         "generate", "Predict by generation, or, for tasks with label strings, by the likelihood of each of them."
     )
@@ -43,12 +45,30 @@ class MixtureArguments:
     def __post_init__(self) -> None:
         check_range(self, "validation_examples", at_least=1)
 
-    def rates(self, sizes: Sequence[float]) -> list[float]:
-        """The probability of each member of the mixture, from the numbers of examples; see `mixing_rates`."""
+    def rates(self, sizes: Mapping[str, float]) -> list[float]:
+        """The probability of each member of the mixture; see `mixing_rates`.
+
+        Args:
+            sizes: Name of a member -> its number of examples.
+
+        Raises:
+            CtxError: A factor is not positive or its member unknown, or the temperature or limit is out of range.
+        """
+        scaled = dict(sizes)
+        for entry in self.mixing_scale:
+            name, _, text = entry.partition("=")
+            factor = parse_number(text)
+            if name not in sizes or factor is None or factor <= 0:
+                raise CtxError(
+                    f"Expected TASK=FACTOR, got {entry!r}.",
+                    location="--mixing_scale",
+                    hint=f"write a number above 0 for one of {', '.join(sizes)}.",
+                )
+            scaled[name] = sizes[name] * factor
         if self.mixing == "equal" and self.mixing_temperature != 1:
             raise CtxError("Equal mixing has no temperature.", hint="remove it, or mixing=equal.")
         temperature = math.inf if self.mixing == "equal" else self.mixing_temperature
-        return mixing_rates(sizes, self.mixing_limit, temperature).tolist()
+        return mixing_rates(list(scaled.values()), self.mixing_limit, temperature).tolist()
 
 
 def read_text_tasks(names: Sequence[str], folder: str | None, location: str = "--tasks") -> dict[str, TextTask]:
@@ -202,5 +222,5 @@ class TaskMixture:
         arguments = self.arguments
         return {
             "tasks": [run.identity for run in self.runs.values()],
-            "mixing": [arguments.mixing, arguments.mixing_limit, arguments.mixing_temperature],
+            "mixing": [arguments.mixing, arguments.mixing_limit, arguments.mixing_temperature, *arguments.mixing_scale],
         }

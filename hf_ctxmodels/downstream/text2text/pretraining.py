@@ -25,6 +25,7 @@ from hf_ctxmodels.training.loop import Evaluate
 from hf_ctxmodels.training.pretraining import TrainingMixture
 from hf_ctxmodels.training.training_step import Collate
 
+TEXT = "text"  # name of the objective's member
 IS_TASK = "is_task"  # key of the features of tasks
 
 
@@ -83,10 +84,13 @@ class PretrainingMixtureArguments:
         tokenizer: Any = objective.tokenizer
         tasks = TaskMixture(names.split(","), options, task_arguments, model.config, tokenizer, "--mixture")
         tasks.encode(tokenizer)
-        features = [[{**feature, IS_TASK: True} for feature in run.training_features] for run in tasks.runs.values()]
-        sizes = [options.text_size or len(examples), *map(len, features)]
+        features = {
+            name: [{**feature, IS_TASK: True} for feature in run.training_features] for name, run in tasks.runs.items()
+        }
+        sizes: dict[str, float] = {TEXT: options.text_size or len(examples)}
+        sizes |= {name: len(task_features) for name, task_features in features.items()}
         return TrainingMixture(
-            SampledMixture([examples, *features], probabilities=options.rates(sizes), is_per_example=True),
+            SampledMixture([examples, *features.values()], probabilities=options.rates(sizes), is_per_example=True),
             TextAndTaskCollator(objective, tasks.tasks[0].collator(tokenizer), model.config.is_encoder_decoder),
             TextAndTaskEvaluation(evaluate, tasks.evaluation(tokenizer, options.batch_size)),
             {"mixture": {**tasks.identity, "text_size": options.text_size}},

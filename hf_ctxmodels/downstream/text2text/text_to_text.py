@@ -120,7 +120,8 @@ class TextToText(Seq2Seq):
         `choice`."""
         requests = [self.ranking_request(pair, choice) for pair in pairs for choice in pair.example.choices]
         scores = iter(ContinuationScorer(model, self._tokenizer, scores_end=True).score(requests))
-        return [{"choice": np.argmax([next(scores).log_probability for _ in pair.example.choices])} for pair in pairs]
+        ranked = [[next(scores).log_probability for _ in pair.example.choices] for pair in pairs]
+        return [{"choice": np.asarray(np.argmax(log_probabilities))} for log_probabilities in ranked]
 
     def ranking_request(self, pair: TextPair, choice: str) -> tuple[str, str]:
         """The context and the continuation whose likelihood ranks a label string."""

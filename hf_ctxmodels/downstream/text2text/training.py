@@ -102,7 +102,7 @@ def finetune_text2text(
     tasks, runs = mixture.tasks, mixture.runs
     compared_runs = read_compared_runs(arguments.compare)
     collate = mixture.training_collator(config, tokenizer, loop.seed)
-    rates = mixture.arguments.rates([len(run.training) for run in runs.values()])
+    rates = arguments.rates({name: len(run.training) for name, run in runs.items()})
     sizes = ", ".join(f"{name} {len(run.training):,} ({rate:.1%})" for (name, run), rate in zip(runs.items(), rates))
     print_status(f"tokenizing the training examples of {len(runs)} tasks, mixed at the rates: {sizes}", is_main)
     mixture.encode(tokenizer)

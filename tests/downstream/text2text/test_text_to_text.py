@@ -13,13 +13,14 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data import ExampleSet
-from hf_ctxmodels.downstream.finetuning.task_evaluation import TaskEvaluation
 from hf_ctxmodels.downstream.tasks import TaskArguments
 from hf_ctxmodels.downstream.text2text import TextTask
 from hf_ctxmodels.downstream.text2text.pretraining import IS_TASK, TextAndTaskCollator
-from hf_ctxmodels.downstream.text2text.text_to_text import SEPARATOR, text_to_text_class
+from hf_ctxmodels.downstream.text2text.scores import ScoreTable
+from hf_ctxmodels.downstream.text2text.text_to_text import SEPARATOR, TextToText, text_to_text_class
 from hf_ctxmodels.inference import generate_texts
 from hf_ctxmodels.registry import FAMILIES
+from hf_ctxmodels.training.summary import TrainingSummary
 
 ROWS = [("the film was great", 1), ("the plot was awful and dull", 0), ("great", 1), ("a dull film", 0)]
 LABELS = {"0": "negative", "1": "not_negative"}
@@ -156,7 +157,31 @@ def test_batches_of_text_and_tasks(tmp_path: Path, name: str, objective: str) ->
     assert only_tasks["labels"].tolist() == collate_tasks([features.features[1]])["labels"].tolist()
 
 
-def test_evaluation_has_one_output_per_example(tmp_path: Path) -> None:
-    model, tokenizer, task, pairs, features = encoded(tmp_path, "gpt2")
-    evaluation = TaskEvaluation(task, pairs, features, task.collator(tokenizer), 3)
-    assert evaluation.generate(model, task.collator(tokenizer)(features.features[:3]), 0)[0].keys() == {"sequences"}
+def test_the_baseline_of_free_text_is_the_input_without_the_prefix(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"a": "one cat", "b": "x"}\n{"a": "two cats", "b": "y"}')
+    task = TextToText(TextTask("copy", "copy: {a}", "{b}"), TaskArguments())
+    pairs = task.read_file(str(tmp_path / "rows.jsonl"))
+    assert task.baseline(pairs, pairs) == ["one cat", "two cats"]
+
+
+def test_score_table() -> None:
+    """Runs of several tasks have scores by the names of the tasks, runs of one task by its training file."""
+    fields = {"model_class": "M", "model_type": "m", "seed": 0, "parameters": 1, "steps": 1, "global_batch_size": 1}
+    sst2 = TrainingSummary(task="t", dataset="a.tsv", metrics={"eval_accuracy": 0.5, "eval_f1": 0.1}, **fields)
+    several = TrainingSummary(task="t", dataset="x", metrics={"eval_mrpc_f1": 0.25}, **fields)
+    table = ScoreTable({"sst2": "accuracy", "mrpc": "f1"})
+    table.add_row("model", {"eval_sst2_accuracy": 0.75, "eval_mrpc_f1": 0.5, "eval_mrpc_accuracy": 1}, "eval")
+    table.add_runs("heads", [sst2, several], {"sst2": "a.tsv", "mrpc": "b.tsv"})
+    table.add_runs("one", [sst2], {"sst2": "a.tsv", "mrpc": "b.tsv"})
+    assert table.rows == {
+        "model": {"sst2": 0.75, "mrpc": 0.5},
+        "heads": {"sst2": 0.5, "mrpc": 0.25},
+        "one": {"sst2": 0.5},
+    }
+    assert table.as_markdown().splitlines() == [
+        "|       | sst2 (accuracy) | mrpc (f1) |",
+        "| ----- | --------------: | --------: |",
+        "| model |          0.7500 |    0.5000 |",
+        "| heads |          0.5000 |    0.2500 |",
+        "| one   |          0.5000 |           |",
+    ]
