@@ -60,8 +60,10 @@ class ContinuationScorer:
     - Decoders: the context and the continuation are one sequence. Prefixes that several requests share are computed
       once, unless the model has no keys and values of all tokens (sliding windows, state-space models of transformers)
       or takes no `position_ids`.
-    - Encoder-decoders and prefix language models (UniLM, ERNIE-GEN): the context is the source, which is encoded once
-      for all of its continuations, and the continuation is the target.
+    - Decoders trained as prefix language models (`config.prefix_lm`): the context is the prefix, and is computed for
+      each request.
+    - Encoder-decoders and other prefix language models (UniLM, ERNIE-GEN): the context is the source, which is encoded
+      once for all of its continuations, and the continuation is the target.
 
     Args:
         model: A model of this package or of transformers with a causal or sequence-to-sequence head.
@@ -128,14 +130,23 @@ class ContinuationScorer:
             TokenRow(np.array([*pair.context, *pair.continuation][:-1], dtype=np.int32), pair.continuation, index)
             for index, pair in enumerate(pairs)
         ]
-        trees = prefix_trees(rows, shares_prefixes=self.reuses_prefixes)
-        yield from self._walk([(node, 0) for node in trees], None, None)
+        rows_by_context: dict[int, list[TokenRow]] = {}  # by length, which matters for a bidirectional context
+        for row in rows:
+            length = len(row.ids) - len(row.targets) if self._is_prefix_lm else 0
+            rows_by_context.setdefault(length, []).append(row)
+        for rows in rows_by_context.values():
+            trees = prefix_trees(rows, shares_prefixes=self.reuses_prefixes)
+            yield from self._walk([(node, 0) for node in trees], None, None)
+
+    @property
+    def _is_prefix_lm(self) -> bool:
+        return getattr(self.model.config, "prefix_lm", False)
 
     @property
     def reuses_prefixes(self) -> bool:
         """Whether the model computes tokens after cached tokens, with padding between them."""
         if isinstance(self.model, ForCausalLM):
-            return True
+            return not self._is_prefix_lm
         config = self.model.config.get_text_config(decoder=True)
         layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
         return (
@@ -161,7 +172,11 @@ class ContinuationScorer:
             width = ids.shape[1]
             num_logits = width - min(node.first_target for node in batch_nodes)
             has_children = any(node.children for node in batch_nodes)
-            logits, new_cache = self._run_decoder(ids, mask, past, num_logits, has_children)
+            prefix_mask = None
+            if self._is_prefix_lm:
+                context_lengths = torch.tensor([node.first_target + 1 for node in batch_nodes])
+                prefix_mask = (torch.arange(width) < context_lengths[:, None]).long()
+            logits, new_cache = self._run_decoder(ids, mask, past, num_logits, has_children, prefix_mask)
             yield _Batch(batch_nodes, logits, width - num_logits, new_cache, mask)
             children = [(child, row) for row, node in enumerate(batch_nodes) for child in node.children]
             if children:
@@ -169,7 +184,13 @@ class ContinuationScorer:
                 yield from self._walk(children, new_cache, mask)
 
     def _run_decoder(
-        self, ids: Tensor, mask: Tensor, past: Any, num_logits: int, returns_cache: bool
+        self,
+        ids: Tensor,
+        mask: Tensor,
+        past: Any,
+        num_logits: int,
+        returns_cache: bool,
+        prefix_mask: Tensor | None = None,
     ) -> tuple[Tensor, Any]:
         """(batch, length) ids and (batch, past + length) mask -> logits of the last columns, and the extended cache."""
         length = ids.shape[1]
@@ -178,6 +199,8 @@ class ContinuationScorer:
             inputs["attention_mask"] = mask[:, -length:] if isinstance(past, RecurrentCache) else mask
         elif past is not None:  # without a cache, tokens do not attend to the padding on their right
             inputs |= {"attention_mask": mask, "position_ids": (mask.cumsum(1) - 1)[:, -length:].clamp(min=0)}
+        if prefix_mask is not None:
+            inputs["prefix_mask"] = prefix_mask
         if past is not None:
             inputs["past_key_values"] = past
         if "logits_to_keep" in self._parameters:

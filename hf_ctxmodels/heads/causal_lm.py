@@ -175,10 +175,12 @@ class ForCausalLM(HeadModel, GenerationMixin):
             raise CtxError("transformers does not generate with a prefix (prefix_lm).", hint="use save_pretrained.")
         return super().reference_config()
 
-    def prepare_inputs_for_generation(self, *args: Any, prefix_mask: Tensor | None = None, **kwargs: Any) -> dict:
+    def prepare_inputs_for_generation(
+        self, input_ids: Tensor, *, prefix_mask: Tensor | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
         """The arguments of a forward pass; `prefix_mask` (batch, prompt) is used for the first one, or for all without
         a cache."""
-        inputs = super().prepare_inputs_for_generation(*args, **kwargs)
+        inputs = super().prepare_inputs_for_generation(input_ids, **kwargs)
         cache = inputs.get("past_key_values")
         if prefix_mask is not None and (cache is None or not cache.get_seq_length()):
             tokens = inputs["input_ids"] if inputs.get("inputs_embeds") is None else inputs["inputs_embeds"]

@@ -64,7 +64,10 @@ def expected_score(model: Any, tokenizer: Any, context: str, continuation: str) 
         if prefix[-1] == tokenizer.eos_token_id:
             whole, prefix = whole[:-1], prefix[:-1]
         ids = whole[len(prefix) :]
-        logits = model(input_ids=torch.tensor([whole])).logits[:, :-1]
+        inputs = {"input_ids": torch.tensor([whole])}
+        if getattr(model.config, "prefix_lm", False):
+            inputs["prefix_mask"] = (torch.arange(len(whole)) < len(prefix))[None]
+        logits = model(**inputs).logits[:, :-1]
     log_probabilities = logits[0, -len(ids) :].float().log_softmax(-1)
     total = log_probabilities[torch.arange(len(ids)), torch.tensor(ids)].sum().item()
     return total, len(ids), log_probabilities.argmax(-1).tolist() == list(ids)
@@ -88,6 +91,15 @@ def assert_scores(model: Any, tokenizer: Any, **options: Any) -> None:
 )
 def test_scores(family: str, batch_tokens: int) -> None:
     assert_scores(*build(family), batch_tokens=batch_tokens)
+
+
+def test_prefix_lm() -> None:
+    """The context is read in both directions; two contexts with the same continued text are not the same."""
+    model, tokenizer = build("gpt2", prefix_lm=True)
+    assert_scores(model, tokenizer, batch_tokens=64)
+    scores = ContinuationScorer(model, tokenizer).score([("a dog", " saw the boat"), ("a dog saw", " the boat")])
+    model.config.prefix_lm = False
+    assert ContinuationScorer(model, tokenizer).score([("a dog", " saw the boat")])[0] != scores[0]
 
 
 @pytest.mark.parametrize("model_class", [GPT2LMHeadModel, MistralForCausalLM, T5ForConditionalGeneration])

@@ -132,6 +132,8 @@ def test_command(tmp_path, suffix):
     assert "The file exists" in command_output("data clean", fails=True, **flags)
     command_output("data clean", "--overwrite", **flags)
     assert files["output"].read_bytes() == content
+    command_output("data clean", "--overwrite", "--skip_rules", "brackets", "duplicates", **flags)
+    assert len(list(load_documents(str(files["output"])))) == 3
     flags["output"] = tmp_path / "clean.csv"
     assert "use .txt or .jsonl" in command_output("data clean", fails=True, **flags)
 
