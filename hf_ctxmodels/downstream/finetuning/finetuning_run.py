@@ -13,6 +13,7 @@ from accelerate import Accelerator, PartialState
 from accelerate.utils import DistributedType
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from hf_ctxmodels.core.auto_classes import get_auto_class
 from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.constants import MULTITASK_MODEL_TYPE
 from hf_ctxmodels.core.errors import CtxError
@@ -29,6 +30,7 @@ from hf_ctxmodels.downstream.finetuning.feature_cache import cache_features
 from hf_ctxmodels.downstream.finetuning.reinitialization import replace_label_weights
 from hf_ctxmodels.downstream.finetuning.task_evaluation import TaskEvaluation, learned_baseline_scores
 from hf_ctxmodels.downstream.finetuning.task_loss import TaskLoss
+from hf_ctxmodels.downstream.networks.configuration import CtxTaskNetworkConfig
 from hf_ctxmodels.downstream.networks.creation import (
     NETWORK_LEARNING_RATE,
     TRAINED_ENCODER_OPTIONS,
@@ -112,8 +114,8 @@ def load_config_and_tokenizer(
     reference checkpoints are opened with a family of this package.
 
     Raises:
-        CtxError: Not exactly one of --model and --family is given, they cannot be opened, or a multi-task checkpoint
-            needs a task, or has no such task.
+        CtxError: Not exactly one of --model, --family and --features is given, they cannot be opened or have no head
+            for the task, or a multi-task checkpoint needs a task, or has no such task.
     """
     if [arguments.model is not None, arguments.family is not None, bool(arguments.features)].count(True) != 1:
         raise CtxError(
@@ -121,6 +123,7 @@ def load_config_and_tokenizer(
         )
     source, task_name = arguments.model, arguments.task_name
     if arguments.features:
+        check_has_head(CtxTaskNetworkConfig, task, "--features", "pass a model by --model.")
         changes = parse_config_options(arguments.config_options)
         return new_network(parse_features(arguments.features), changes)
     if source is not None:
@@ -139,6 +142,7 @@ def load_config_and_tokenizer(
     tokenizer = load_tokenizer(options.tokenizer, split_words=task.split_words)
     prepare_for_tasks(tokenizer)
     family = get_family(options.family)
+    check_has_head(family.config, task, f"--family {family.name}", "use another family.")
     config = new_config(family, tokenizer, options.config, arguments.config_options)
     for name, value in task.config_fields(tokenizer).items():
         if name not in type(config).__dataclass_fields__:  # a property cannot be set
@@ -149,6 +153,14 @@ def load_config_and_tokenizer(
             )
         setattr(config, name, value)
     return config, tokenizer
+
+
+def check_has_head(config_class: type[PreTrainedConfig], task: Task[Any], location: str, hint: str) -> None:
+    """Raise CtxError if there is no head for a task."""
+    if config_class not in get_auto_class(task.auto_class)._model_mapping:
+        raise CtxError(
+            f"{config_class.__name__.removesuffix('Config')} has no head for {task.name}.", location=location, hint=hint
+        )
 
 
 def has_several_tasks(config: PreTrainedConfig, task_name: str | None, source: str) -> bool:

@@ -271,6 +271,18 @@ def test_bfloat16(sources: dict[str, str], tmp_path: Path) -> None:
     torch.testing.assert_close(half(**batch).logits.float(), model.eval()(**batch).logits, atol=3e-2, rtol=5e-2)
 
 
+@pytest.mark.parametrize("source", ["features", "family"])
+def test_tasks_without_a_head(sources: dict[str, str], tmp_path: Path, source: str) -> None:
+    folder = sources["glove"]
+    value = {"features": f"a={folder}", "family": f"glove:tokenizer={folder}"}[source]
+    (tmp_path / "a.tsv").write_text("query\tcandidate\tlabel\nwho\ta cat\t1\nwho\ta dog\t0\n")
+    files = dict.fromkeys(("train_file", "validation_file"), tmp_path / "a.tsv")
+    error = command_output("finetune ranking", fails=True, **{source: value}, **files, output_dir=tmp_path / "run")
+    assert "CtxError" in error
+    assert "no head for" in error
+    assert f"--{source}" in error
+
+
 def test_errors(sources: dict[str, str]) -> None:
     for text in ("bert", "a=x,a=y", "=x"):
         with pytest.raises(CtxError, match="NAME=DIR"):
