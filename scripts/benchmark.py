@@ -19,6 +19,7 @@ from benchmarks import (
     encoders,
     features,
     pretraining,
+    prompts,
     recurrent,
     report,
     seq2seq,
@@ -63,6 +64,7 @@ SUITES = {
     "serving": Suite([serving.run], serving.table, lambda attention: serving.SETTING),
     "adapters": Suite([adapters.run], adapters.table, lambda attention: adapters.SETTING),
     "features": Suite([features.run], features.table, lambda attention: features.SETTING),
+    "prompts": Suite([prompts.run], prompts.table, lambda attention: prompts.SETTING),
     "recurrent": Suite([recurrent.run], recurrent.table, lambda attention: recurrent.SETTING),
     "static": Suite(
         [word_vectors.run_speed], word_vectors.speed_table, lambda attention: word_vectors.SPEED, ("dataset",)

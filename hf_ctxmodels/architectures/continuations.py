@@ -8,18 +8,19 @@ Texts are tokenized as in lm-evaluation-harness, and the numbers equal those of 
 """
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+from torch.nn import functional as F
+from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteria
 from transformers.utils import ModelOutput
 
 from hf_ctxmodels.architectures.continuation_encoding import ContinuationEncoder, TokenPair
-from hf_ctxmodels.architectures.prefix_trees import PrefixNode, TokenRow, prefix_trees
+from hf_ctxmodels.architectures.prefix_trees import PrefixNode, Target, TokenRow, prefix_trees
 from hf_ctxmodels.core.caches import RecurrentCache
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import check_range
@@ -60,8 +61,8 @@ class ContinuationScorer:
     - Decoders: the context and the continuation are one sequence. Prefixes that several requests share are computed
       once, unless the model has no keys and values of all tokens (sliding windows, state-space models of transformers)
       or takes no `position_ids`.
-    - Decoders trained as prefix language models (`config.prefix_lm`): the context is the prefix, and is computed for
-      each request.
+    - Decoders trained as prefix language models (`config.prefix_lm`): the context is the prefix, which is encoded once
+      for all of its continuations; contexts share nothing.
     - Encoder-decoders and other prefix language models (UniLM, ERNIE-GEN): the context is the source, which is encoded
       once for all of its continuations, and the continuation is the target.
 
@@ -123,30 +124,99 @@ class ContinuationScorer:
             )
         ]
 
+    def greedy_answers(
+        self, contexts: Sequence[str], *, until: Sequence[str] = (), max_new_tokens: int = 64
+    ) -> list[str]:
+        """Continue contexts by the most probable tokens, up to an end token or the first of the strings `until`.
+
+        An answer does not depend on the other contexts, and contains neither special tokens nor spaces at its ends.
+
+        Args:
+            contexts: Prompts, or sources of an encoder-decoder; truncated on the left as in `score`.
+            until: Strings that end an answer, such as a line break; they do not belong to the answer.
+            max_new_tokens: Tokens of the longest answer.
+
+        Raises:
+            CtxError: The new tokens exceed the maximum length, or a context has no token and the tokenizer none that
+                begins a text.
+        """
+        check_range({"max_new_tokens": max_new_tokens}, at_least=1)
+        if "" in until:
+            raise CtxError("An empty string cannot end an answer.", hint="remove it from until.")
+        encoded = self._encoder.encode_contexts(contexts, max_new_tokens)
+        stop = _StopStrings(self.tokenizer, until, self._encoder.end_ids)
+        answer = self._answer_sources if self.model.config.is_encoder_decoder else self._answer_prompts
+        answers: dict[int, str] = {}
+        with evaluation_mode(self.model), prepacked_weights(getattr(self.model, "prepacked_bytes", 0)):
+            answers.update(answer(encoded, stop, max_new_tokens))
+        return [answers[index] for index in range(len(contexts))]
+
     # decoders
 
     def _causal_batches(self, pairs: Sequence[TokenPair]) -> Iterator["_Batch"]:
-        rows = [
-            TokenRow(np.array([*pair.context, *pair.continuation][:-1], dtype=np.int32), pair.continuation, index)
-            for index, pair in enumerate(pairs)
-        ]
-        rows_by_context: dict[int, list[TokenRow]] = {}  # by length, which matters for a bidirectional context
-        for row in rows:
-            length = len(row.ids) - len(row.targets) if self._is_prefix_lm else 0
-            rows_by_context.setdefault(length, []).append(row)
-        for rows in rows_by_context.values():
-            trees = prefix_trees(rows, shares_prefixes=self.reuses_prefixes)
-            yield from self._walk([(node, 0) for node in trees], None, None)
+        if self._is_prefix_lm:
+            nodes = _context_trees(pairs)
+        else:
+            rows = [
+                TokenRow(_row([*pair.context, *pair.continuation][:-1]), pair.continuation, index)
+                for index, pair in enumerate(pairs)
+            ]
+            nodes = prefix_trees(rows, shares_prefixes=self.reuses_prefixes)
+        yield from self._run_nodes([(node, 0) for node in nodes], None, None)
 
     @property
     def _is_prefix_lm(self) -> bool:
-        return getattr(self.model.config, "prefix_lm", False)
+        """Whether the tokens of a context attend to one another in both directions, so that contexts share nothing."""
+        return isinstance(self.model, ForCausalLM) and getattr(self.model.config, "prefix_lm", False)
+
+    def _answer_prompts(
+        self, prompts: Sequence[tuple[int, ...]], stop: "_StopStrings", max_new_tokens: int
+    ) -> Iterator[tuple[int, str]]:
+        """Indices and answers of prompts."""
+        rows = [TokenRow(_row(ids), (), index) for index, ids in enumerate(prompts)]
+        trees = prefix_trees(rows, shares_prefixes=self.reuses_prefixes and not self._is_prefix_lm)
+        if not self.reuses_prefixes:
+            yield from self._generate(trees, stop, max_new_tokens)
+            return
+        for batch in self._run_nodes([(node, 0) for node in trees], None, None, num_new_tokens=max_new_tokens):
+            ends = [(row, node) for row, node in enumerate(batch.nodes) if node.requests]
+            if not ends:
+                continue
+            last_rows = torch.tensor([row for row, _ in ends])
+            columns = torch.tensor([len(node.ids) - 1 - batch.first_column for _, node in ends])
+            logits = batch.logits[last_rows.to(batch.logits.device), columns.to(batch.logits.device)]
+            cache = _select_cache(batch.cache, last_rows)
+            assert batch.mask is not None
+            texts = self._continue_greedily(logits, cache, batch.mask[last_rows], stop, max_new_tokens)
+            for (_, node), text in zip(ends, texts, strict=True):
+                yield from ((request, text) for request in node.requests)
+
+    def _continue_greedily(
+        self, logits: Tensor, cache: Any, mask: Tensor, stop: "_StopStrings", max_new_tokens: int
+    ) -> list[str]:
+        """Answers after (batch, vocabulary) logits of the last tokens of prompts."""
+        answers: list[list[int]] = [[] for _ in range(len(logits))]
+        active = torch.arange(len(logits))
+        for step in range(max_new_tokens):
+            token_ids = logits.argmax(-1).cpu()
+            for row, token_id in zip(active.tolist(), token_ids.tolist(), strict=True):
+                answers[row].append(token_id)
+            goes_on = torch.tensor([not stop.is_finished(answers[row]) for row in active.tolist()])
+            if step == max_new_tokens - 1 or not goes_on.any():
+                break
+            if not goes_on.all():
+                (rows,) = goes_on.nonzero(as_tuple=True)
+                active, token_ids, mask, cache = active[rows], token_ids[rows], mask[rows], _select_cache(cache, rows)
+            mask = F.pad(mask, (0, 1), value=1)
+            logits, cache = self._run_decoder(token_ids[:, None], mask, cache, 1, True)
+            logits = logits[:, -1]
+        return [stop.text(ids) for ids in answers]
 
     @property
     def reuses_prefixes(self) -> bool:
         """Whether the model computes tokens after cached tokens, with padding between them."""
         if isinstance(self.model, ForCausalLM):
-            return not self._is_prefix_lm
+            return True
         config = self.model.config.get_text_config(decoder=True)
         layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
         return (
@@ -156,12 +226,25 @@ class ContinuationScorer:
             and {"position_ids", "attention_mask", "past_key_values"} <= self._parameters.keys()
         )
 
-    def _walk(
-        self, nodes: Sequence[tuple[PrefixNode, int]], cache: Any, past_mask: Tensor | None
+    def _run_nodes(
+        self,
+        nodes: Sequence[tuple[PrefixNode, int]],
+        cache: Any,
+        past_mask: Tensor | None,
+        *,
+        num_new_tokens: int = 0,
     ) -> Iterator["_Batch"]:
-        """Compute nodes and their descendants; the second values are the rows of the parents in the cache."""
+        """Compute nodes and their descendants.
+
+        Args:
+            nodes: Nodes and the rows of their parents in the cache.
+            cache, past_mask: Cache of the tokens before the nodes, and their (rows, length) mask; None for no tokens.
+            num_new_tokens: Tokens to be generated after the nodes with requests. All batches then have a cache.
+        """
         past_length = 0 if past_mask is None else past_mask.shape[1]
-        for indices in self._split([node for node, _ in nodes], past_length, self._encoder.max_length):
+        limit = self._encoder.max_length
+        limit = None if limit is None else limit - num_new_tokens
+        for indices in self._split([node for node, _ in nodes], past_length, limit):
             batch_nodes = [nodes[index][0] for index in indices]
             parents = torch.tensor([nodes[index][1] for index in indices])
             ids, mask = _pad([node.ids for node in batch_nodes], self._padding_id)
@@ -171,36 +254,26 @@ class ContinuationScorer:
                 mask = torch.cat([past_mask[parents], mask], 1)
             width = ids.shape[1]
             num_logits = width - min(node.first_target for node in batch_nodes)
-            has_children = any(node.children for node in batch_nodes)
-            prefix_mask = None
-            if self._is_prefix_lm:
-                context_lengths = torch.tensor([node.first_target + 1 for node in batch_nodes])
-                prefix_mask = (torch.arange(width) < context_lengths[:, None]).long()
-            logits, new_cache = self._run_decoder(ids, mask, past, num_logits, has_children, prefix_mask)
+            needs_cache = num_new_tokens > 0 or any(node.children for node in batch_nodes)
+            logits, new_cache = self._run_decoder(ids, mask, past, num_logits, needs_cache)
             yield _Batch(batch_nodes, logits, width - num_logits, new_cache, mask)
             children = [(child, row) for row, node in enumerate(batch_nodes) for child in node.children]
             if children:
                 del logits
-                yield from self._walk(children, new_cache, mask)
+                yield from self._run_nodes(children, new_cache, mask, num_new_tokens=num_new_tokens)
 
     def _run_decoder(
-        self,
-        ids: Tensor,
-        mask: Tensor,
-        past: Any,
-        num_logits: int,
-        returns_cache: bool,
-        prefix_mask: Tensor | None = None,
+        self, ids: Tensor, mask: Tensor, past: Any, num_logits: int, returns_cache: bool
     ) -> tuple[Tensor, Any]:
         """(batch, length) ids and (batch, past + length) mask -> logits of the last columns, and the extended cache."""
         length = ids.shape[1]
         inputs: dict[str, Any] = {"input_ids": ids, "use_cache": returns_cache or past is not None}
         if isinstance(self.model, ForCausalLM):
             inputs["attention_mask"] = mask[:, -length:] if isinstance(past, RecurrentCache) else mask
+            if past is None and self._is_prefix_lm:
+                inputs["prefix_mask"] = mask
         elif past is not None:  # without a cache, tokens do not attend to the padding on their right
             inputs |= {"attention_mask": mask, "position_ids": (mask.cumsum(1) - 1)[:, -length:].clamp(min=0)}
-        if prefix_mask is not None:
-            inputs["prefix_mask"] = prefix_mask
         if past is not None:
             inputs["past_key_values"] = past
         if "logits_to_keep" in self._parameters:
@@ -214,9 +287,9 @@ class ContinuationScorer:
         start_id = self._start_id()
         rows_by_source: dict[tuple[int, ...], list[TokenRow]] = {}
         for index, pair in enumerate(pairs):
-            ids = np.array([start_id, *pair.prefix, *pair.continuation][:-1], dtype=np.int32)
+            ids = _row([start_id, *pair.prefix, *pair.continuation][:-1])
             rows_by_source.setdefault(pair.context, []).append(TokenRow(ids, pair.continuation, index))
-        sources = [PrefixNode(np.array(source, dtype=np.int32)) for source in rows_by_source]
+        sources = [PrefixNode(_row(source)) for source in rows_by_source]
         targets = [prefix_trees(rows, shares_prefixes=False) for rows in rows_by_source.values()]
         for indices in self._split(sources, 0):
             ids, mask = _pad([sources[index].ids for index in indices], self._padding_id)
@@ -238,10 +311,40 @@ class ContinuationScorer:
         ).logits
         return _Batch(nodes, logits, 0, None, None)
 
+    def _answer_sources(
+        self, sources: Sequence[tuple[int, ...]], stop: "_StopStrings", max_new_tokens: int
+    ) -> Iterator[tuple[int, str]]:
+        """Indices and answers of sources."""
+        indices_by_source: dict[tuple[int, ...], list[int]] = {}
+        for index, source in enumerate(sources):
+            indices_by_source.setdefault(source, []).append(index)
+        nodes = [PrefixNode(_row(source), requests=indices) for source, indices in indices_by_source.items()]
+        yield from self._generate(nodes, stop, max_new_tokens)
+
+    def _generate(
+        self, nodes: Sequence[PrefixNode], stop: "_StopStrings", max_new_tokens: int
+    ) -> Iterator[tuple[int, str]]:
+        """Indices and answers of the requests that end with nodes, by `generate`."""
+        for indices in self._split(nodes, 0):
+            batch = [nodes[index] for index in indices]
+            ids, mask = _pad([node.ids for node in batch], self._padding_id)
+            if not self.model.config.is_encoder_decoder:  # generation continues after the last column
+                order = torch.argsort(mask, dim=1, stable=True)
+                ids, mask = ids.gather(1, order), mask.gather(1, order)
+            inputs = CollatedBatch({"input_ids": ids, "attention_mask": mask}).to(self.model.device)
+            stop.prompt_length = 0 if self.model.config.is_encoder_decoder else ids.shape[1]
+            generated = self.model.generate(
+                **inputs, do_sample=False, num_beams=1, max_new_tokens=max_new_tokens, stopping_criteria=[stop],
+                pad_token_id=self._padding_id,
+            )  # fmt: skip
+            for node, row in zip(batch, generated[:, stop.prompt_length :].tolist(), strict=True):
+                text = stop.text(row)
+                yield from ((request, text) for request in node.requests)
+
     @property
     def _padding_id(self) -> int:
-        padding_id = self.tokenizer.pad_token_id
-        return 0 if padding_id is None else padding_id
+        candidates = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id)
+        return next((token_id for token_id in candidates if token_id is not None), 0)
 
     def _start_id(self) -> int:
         for config in (self.model.generation_config, self.model.config):
@@ -304,6 +407,42 @@ class _Batch(NamedTuple):
         return requests, values.double().cpu().numpy(), is_best.cpu().numpy()
 
 
+class _StopStrings(StoppingCriteria):
+    """Ends answers at strings and at end tokens.
+
+    Attributes:
+        prompt_length: Number of columns before the answers in the ids of `generate`.
+    """
+
+    def __init__(self, tokenizer: Any, strings: Sequence[str], end_ids: Set[int]) -> None:
+        self.tokenizer, self.strings, self.end_ids = tokenizer, tuple(strings), end_ids
+        self.prompt_length = 0
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:  # type: ignore[override]
+        """(batch,) bool, whether the answers in (batch, length) ids are finished."""
+        finished = [self.is_finished(row) for row in input_ids[:, self.prompt_length :].tolist()]
+        return torch.tensor(finished, device=input_ids.device)
+
+    def is_finished(self, ids: Sequence[int]) -> bool:
+        """Whether generated tokens end with an end token, or contain a string that ends the answer."""
+        if ids and ids[-1] in self.end_ids:
+            return True
+        return bool(self.strings) and self._cut(ids)[1]
+
+    def text(self, ids: Sequence[int]) -> str:
+        """The answer of generated tokens."""
+        return self._cut(ids)[0].strip()
+
+    def _cut(self, ids: Sequence[int]) -> tuple[str, bool]:
+        """The text before the first of the strings, and whether there is one."""
+        if hasattr(self.tokenizer, "decode_target"):
+            (text,) = self.tokenizer.decode_target([list(ids)])
+        else:
+            text = self.tokenizer.decode(list(ids), skip_special_tokens=True)
+        positions = [position for string in self.strings if (position := text.find(string)) >= 0]
+        return (text[: min(positions)], True) if positions else (text, False)
+
+
 def _check_model(model: Any) -> None:
     """Raise CtxError unless a model predicts texts from left to right."""
     hint = "use AutoModelForCausalLM or AutoModelForSeq2SeqLM."
@@ -315,6 +454,24 @@ def _check_model(model: Any) -> None:
         predicts_next_token = hasattr(model, "can_generate") and model.can_generate()
     if not predicts_next_token:
         raise CtxError(f"{type(model).__name__} does not predict texts from left to right.", hint=hint)
+
+
+def _context_trees(pairs: Sequence[TokenPair]) -> list[PrefixNode]:
+    """A node for each distinct context, whose children are the trees of its continuations."""
+    indices_by_context: dict[tuple[int, ...], list[int]] = {}
+    for index, pair in enumerate(pairs):
+        indices_by_context.setdefault(pair.context, []).append(index)
+    nodes = []
+    for context, indices in indices_by_context.items():
+        tokens = {index: pairs[index].continuation for index in indices}
+        rows = [TokenRow(_row(ids[:-1]), ids[1:], index) for index, ids in tokens.items() if len(ids) > 1]
+        targets = [Target(len(context) - 1, ids[0], index) for index, ids in tokens.items()]
+        nodes.append(PrefixNode(_row(context), targets, children=prefix_trees(rows)))
+    return nodes
+
+
+def _row(ids: Sequence[int]) -> np.ndarray:
+    return np.array(ids, dtype=np.int32)
 
 
 def _pad(sequences: Sequence[np.ndarray], value: int) -> tuple[Tensor, Tensor]:

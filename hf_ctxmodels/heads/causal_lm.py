@@ -164,6 +164,12 @@ class ForCausalLM(HeadModel, GenerationMixin):
                     "A prefix LM encodes a prompt in one piece.", hint="set prefill_chunk_size=None to generate."
                 )
             model_kwargs["prefix_mask"] = model_kwargs["attention_mask"]
+            if model_kwargs["prefix_mask"] is None:  # transformers drops a mask without padding
+                batch_size = args[1] * max(
+                    generation_config.num_beams or 1, generation_config.num_return_sequences or 1
+                )
+                shape = batch_size, generation_config._mask_length
+                model_kwargs["prefix_mask"] = torch.ones(shape, dtype=torch.long, device=self.device)
         super()._prepare_cache_for_generation(generation_config, model_kwargs, *args)
         cache: Any = model_kwargs.get("past_key_values")
         if type(cache) is DynamicCache and not cache.offloading and not hasattr(cache, "_is_user_defined"):

@@ -33,7 +33,7 @@ REQUESTS = [
 ]
 
 
-def build(family_name: str, **changes: Any) -> tuple[Any, Any]:
+def build(family_name: str, seed: int = 0, **changes: Any) -> tuple[Any, Any]:
     """A tiny random language model or encoder-decoder, and its tokenizer."""
     family = FAMILIES[family_name]
     tokenizer = family.tokenizer.train(TEXTS * 5, vocab_size=300)
@@ -41,8 +41,8 @@ def build(family_name: str, **changes: Any) -> tuple[Any, Any]:
     if "max_position_embeddings" in family.config.__dataclass_fields__:
         fields.setdefault("max_position_embeddings", 128)
     auto_class = "AutoModelForCausalLM" if "AutoModelForCausalLM" in family.models else "AutoModelForSeq2SeqLM"
-    torch.manual_seed(0)
-    return with_random_parameters(family.models[auto_class](tiny_config(family, **fields)), 0).eval(), tokenizer
+    torch.manual_seed(seed)
+    return with_random_parameters(family.models[auto_class](tiny_config(family, **fields)), seed).eval(), tokenizer
 
 
 @torch.no_grad()
@@ -64,10 +64,10 @@ def expected_score(model: Any, tokenizer: Any, context: str, continuation: str) 
         if prefix[-1] == tokenizer.eos_token_id:
             whole, prefix = whole[:-1], prefix[:-1]
         ids = whole[len(prefix) :]
-        inputs = {"input_ids": torch.tensor([whole])}
+        options = {}
         if getattr(model.config, "prefix_lm", False):
-            inputs["prefix_mask"] = (torch.arange(len(whole)) < len(prefix))[None]
-        logits = model(**inputs).logits[:, :-1]
+            options["prefix_mask"] = (torch.arange(len(whole)) < len(prefix)).long()[None]
+        logits = model(input_ids=torch.tensor([whole]), **options).logits[:, :-1]
     log_probabilities = logits[0, -len(ids) :].float().log_softmax(-1)
     total = log_probabilities[torch.arange(len(ids)), torch.tensor(ids)].sum().item()
     return total, len(ids), log_probabilities.argmax(-1).tolist() == list(ids)
@@ -93,13 +93,45 @@ def test_scores(family: str, batch_tokens: int) -> None:
     assert_scores(*build(family), batch_tokens=batch_tokens)
 
 
-def test_prefix_lm() -> None:
-    """The context is read in both directions; two contexts with the same continued text are not the same."""
-    model, tokenizer = build("gpt2", prefix_lm=True)
-    assert_scores(model, tokenizer, batch_tokens=64)
+@pytest.mark.parametrize("family", ["gpt2", "gpt3"])
+def test_prefix_lm(family: str) -> None:
+    """Tokens of a context attend to one another in both directions; only its own continuations share it."""
+    model, tokenizer = build(family, prefix_lm=True)
+    assert_scores(model, tokenizer, batch_tokens=100)
+    assert_answers(model, tokenizer)
     scores = ContinuationScorer(model, tokenizer).score([("a dog", " saw the boat"), ("a dog saw", " the boat")])
     model.config.prefix_lm = False
     assert ContinuationScorer(model, tokenizer).score([("a dog", " saw the boat")])[0] != scores[0]
+
+
+def assert_answers(model: Any, tokenizer: Any) -> None:
+    """Answers equal the tokens that `generate` appends to one prompt, also if a string in the middle ends them."""
+    prompts = [f"{SHOTS}the old sailor", "it", f"{SHOTS}a dog", f"{SHOTS}a dog saw the boat", "it"]
+    expected = []
+    for prompt in prompts:
+        ids = tokenizer(prompt)["input_ids"]
+        if not model.config.is_encoder_decoder and ids[-1] == tokenizer.eos_token_id:
+            ids = ids[:-1]
+        options = {"do_sample": False, "max_new_tokens": 12, "pad_token_id": tokenizer.pad_token_id}
+        output = model.generate(torch.tensor([ids]), **options)[0].tolist()
+        output = output if model.config.is_encoder_decoder else output[len(ids) :]
+        if hasattr(tokenizer, "decode_target"):
+            expected.append(tokenizer.decode_target([output])[0].strip())
+        else:
+            expected.append(tokenizer.decode(output, skip_special_tokens=True).strip())
+    scorer = ContinuationScorer(model, tokenizer, batch_tokens=60)
+    assert scorer.greedy_answers(prompts, max_new_tokens=12) == expected
+    characters = [character for character in "".join(expected) if character.isalnum() and character.isascii()]
+    assert characters, "no answer has a word: choose another seed"
+    middle = characters[len(characters) // 2]
+    ends = [text.split(middle)[0].strip() for text in expected]
+    assert scorer.greedy_answers(prompts, max_new_tokens=12, until=[middle, "no such text"]) == ends
+
+
+@pytest.mark.parametrize("family", ["gpt2", "ulmfit", "t5", "bart", "unilm", "cove"])
+def test_answers(family: str) -> None:
+    model, tokenizer = build(family, seed=3)
+    assert_answers(model, tokenizer)
 
 
 @pytest.mark.parametrize("model_class", [GPT2LMHeadModel, MistralForCausalLM, T5ForConditionalGeneration])
@@ -122,6 +154,7 @@ def test_transformers_models(model_class: Any) -> None:
         )  # fmt: skip
     model = model_class(config).eval()
     assert_scores(model, tokenizer, batch_tokens=60)
+    assert_answers(model, tokenizer)
 
 
 def test_shared_prefixes_are_computed_once() -> None:
