@@ -81,8 +81,13 @@ def test_mixture(folder: Path, tmp_path: Path, model: str, steps: int) -> None:
     """Tasks are learned together; the best model of each task opens; a task is fine-tuned again, by ranking."""
     out = tmp_path / "out"
     flags = {"max_steps": steps, "eval_steps": steps // 2, "logging_steps": 20, "keep_best": True}
+    flags["predictions_file"] = tmp_path / "predictions.jsonl"
     printed = command_output("finetune text2text", **flags_of(folder, model, out, **flags))
+    predictions = [json.loads(line) for line in (tmp_path / "predictions.jsonl").read_text().splitlines()]
+    assert [row["task"] for row in predictions] == ["film"] * 12 + ["german"] * 12 + ["length"] * 6
     metrics = TrainingSummary.load(out).metrics
+    matches = [row["prediction"] == row["target"] for row in predictions if row["task"] == "film"]
+    assert sum(matches) / len(matches) == metrics["eval_film_accuracy"]
     has_learned = steps >= 100
     assert metrics["eval_film_accuracy"] > 0.8 > metrics["baseline_film_accuracy"] or not has_learned
     assert metrics["baseline_film_unknown_outputs"] == 0
@@ -101,6 +106,8 @@ def test_mixture(folder: Path, tmp_path: Path, model: str, steps: int) -> None:
     prompt = f"film: the film was {GOOD[0]}" + ("" if model == "t5" else " =")
     network = open_model.from_pretrained(out / "best" / "film")
     assert generate_texts(network, tokenizer, [prompt], max_new_tokens=8) == ["good"] or not has_learned
+
+    assert run_command("push", model=out, repo_id="a/b", output_dir=tmp_path / "hub") == 0
 
     again = {"model": out, "only": "film", "max_steps": 1, "learning_rate": 1e-9, "prediction": "rank"}
     again |= {"validation_examples": 6, "compare": [f"mixture={out}"]}

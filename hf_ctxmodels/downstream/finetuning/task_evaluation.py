@@ -161,12 +161,16 @@ class SeveralTasksEvaluation:
             metrics = evaluation(model, accelerator)
             results |= {f"eval_{name}_{metric.removeprefix('eval_')}": value for metric, value in metrics.items()}
         losses = [results[f"eval_{name}_loss"] for name in self.evaluations]
-        scores = [results[f"eval_{name}_{metric}"] / maximum for name, (metric, maximum) in self.main_metrics.items()]
-        mean = fmean(0.0 if math.isnan(score) else score for score in scores)
-        results = {"eval_loss": fmean(losses), MEAN: mean, **results}
+        results = {"eval_loss": fmean(losses), MEAN: mean_score(results, self.main_metrics, "eval"), **results}
         for best in self.best_models:
             best.update(results, model, accelerator)
         return results
+
+
+def mean_score(metrics: Mapping[str, float], main_metrics: Mapping[str, tuple[str, float]], prefix: str) -> float:
+    """The mean of the metrics `<prefix>_<task>_<metric>`, each divided by its maximum; an undefined one (nan) is 0."""
+    scores = [metrics[f"{prefix}_{task}_{name}"] / maximum for task, (name, maximum) in main_metrics.items()]
+    return fmean(0.0 if math.isnan(score) else score for score in scores)
 
 
 def learned_baseline_scores(task: Task[Any], training: Sequence[Any], validation: Sequence[Any]) -> dict[str, float]:

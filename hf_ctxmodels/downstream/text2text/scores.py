@@ -1,6 +1,7 @@
 """The score table of tasks as text: rows of models, columns of tasks."""
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,9 +26,9 @@ class ScoreTable:
     rows: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def add_row(self, name: str, metrics: Mapping[str, float], prefix: str) -> None:
-        """Add the scores in `metrics`, named `<prefix>_<task>_<metric>`."""
-        scores = {task: metrics.get(f"{prefix}_{task}_{metric}") for task, metric in self.columns.items()}
-        self.rows.setdefault(name, {}).update({task: score for task, score in scores.items() if score is not None})
+        """Add the scores in `metrics`, named `<prefix>_<task>_<metric>`, without undefined ones (nan)."""
+        scores = {task: metrics.get(f"{prefix}_{task}_{metric}", math.nan) for task, metric in self.columns.items()}
+        self.rows.setdefault(name, {}).update({task: score for task, score in scores.items() if not math.isnan(score)})
 
     def add_runs(self, name: str, summaries: Iterable[TrainingSummary], files: Mapping[str, str]) -> None:
         """Add the scores of runs of `finetune`: of several tasks by their names, of one task by its training file.

@@ -5,7 +5,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import fmean
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -13,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hf_ctxmodels.core.console import format_next_commands, print_status
 from hf_ctxmodels.core.flags import REQUIRED, flag
 from hf_ctxmodels.core.loading import read_json
+from hf_ctxmodels.core.output_files import check_output_file, write_text_file
 from hf_ctxmodels.data import SampledMixture
 from hf_ctxmodels.downstream.finetuning.arguments import FinetuningLoopArguments, StartingModelArguments
 from hf_ctxmodels.downstream.finetuning.finetuning_run import (
@@ -21,7 +21,7 @@ from hf_ctxmodels.downstream.finetuning.finetuning_run import (
     prepare_for_tasks,
     require_full_weights,
 )
-from hf_ctxmodels.downstream.finetuning.task_evaluation import BestModel
+from hf_ctxmodels.downstream.finetuning.task_evaluation import BestModel, mean_score
 from hf_ctxmodels.downstream.finetuning.task_loss import TaskLoss
 from hf_ctxmodels.downstream.tasks import TaskArguments
 from hf_ctxmodels.downstream.tasks.seq2seq import Seq2Seq
@@ -45,6 +45,7 @@ class TextToTextArguments(MixtureArguments):
         REQUIRED, "YAML files of tasks as text, and names of packaged files (glue) and tasks (sst2)."
     )
     keep_best: bool = flag(False, "Also save the best model of each task, in OUTPUT_DIR/best/TASK.")
+    predictions_file: str | None = flag(None, "JSONL file for the final predictions on the validation examples.")
     compare: list[str] = flag(
         (),
         "Further rows of the score table, NAME=DIR: a directory of `finetune`; several directories of one name share "
@@ -93,6 +94,9 @@ def finetune_text2text(
         CtxError: Files, model, tokenizer and flags do not match each other.
     """
     check_run_directory(loop, start.tokenizer_source)
+    predictions_file = arguments.predictions_file
+    if predictions_file is not None:
+        check_output_file(predictions_file, flag="--predictions_file", overwrite=loop.overwrite or bool(loop.resume))
     accelerator = make_accelerator(loop)
     is_main = accelerator.is_main_process
     config, tokenizer = load_config_and_tokenizer(start, Seq2Seq(replace(task_arguments, metrics="exact_match")))
@@ -119,6 +123,7 @@ def finetune_text2text(
         if arguments.keep_best
     ]
     features = [run.training_features for run in runs.values()]
+    evaluate = mixture.evaluation(tokenizer, loop.per_device_batch_size, best_models)
     result = TrainingLoop(
         model,
         SampledMixture(features, probabilities=rates, is_per_example=True),
@@ -126,12 +131,27 @@ def finetune_text2text(
         loop,
         accelerator,
         tokenizer=tokenizer,
-        evaluate=mixture.evaluation(tokenizer, loop.per_device_batch_size, best_models),
+        evaluate=evaluate,
         loss_function=TaskLoss(model, tasks[0].targets, tasks[0].label_smoothing(config)),
         identity={**mixture.identity, **asdict(task_arguments)},
     ).run()
-    if accelerator.is_main_process:
+    evaluations = evaluate.evaluations.values()
+    if predictions_file is not None and not all(evaluation.predictions for evaluation in evaluations):
+        replace(evaluate, best_models=())(model.eval(), accelerator)  # a resumed run that was already finished
+    if is_main:
+        if predictions_file is not None:
+            _save_predictions(mixture, predictions_file)
         _report(mixture, result, best_models, compared_runs)
+
+
+def _save_predictions(mixture: TaskMixture, file: str) -> None:
+    """Write a JSON object for each validation example of each task."""
+    lines = [
+        json.dumps({"task": name, **run.task.record(*example)}, ensure_ascii=False)
+        for name, run in mixture.runs.items()
+        for example in zip(run.validation, run.evaluation.predictions, strict=True)
+    ]
+    write_text_file(file, "\n".join(lines) + "\n")
 
 
 def _report(
@@ -144,7 +164,7 @@ def _report(
     runs, metrics = mixture.runs, dict(result.metrics)
     metrics |= {f"baseline_{name}_{key}": value for name, run in runs.items() for key, value in run.baseline.items()}
     main = mixture.main_metrics
-    metrics["baseline_mean"] = fmean(metrics[f"baseline_{name}_{key}"] / top for name, (key, top) in main.items())
+    metrics["baseline_mean"] = mean_score(metrics, main, "baseline")
     result.metrics = metrics
     files = {name: run.train_file for name, run in runs.items()}
     summary = result.summary(
