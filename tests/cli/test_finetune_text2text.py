@@ -140,6 +140,22 @@ def test_families(folder: Path, tmp_path: Path, name: str, prediction: str) -> N
     assert metrics["eval_film_unknown_outputs"] == 0 or prediction == "generate"
 
 
+def test_preview(folder: Path, tmp_path: Path) -> None:
+    printed = command_output("finetune text2text", **flags_of(folder, "t5", tmp_path / "out", preview=True))
+    assert "film: 120 training, 12 validation examples, metrics accuracy\n  input (" in printed
+    assert printed.count("  target (") == 9
+    assert not (tmp_path / "out" / "model.safetensors").exists()
+
+
+def test_deca_score_is_printed(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "tasks.yaml"
+    file.write_text((folder / "tasks.yaml").read_text().replace("  film:", "  deca_film:"))
+    flags = {"tasks": file, "only": "deca_film", "max_steps": 1}
+    printed = command_output("finetune text2text", **flags_of(folder, "t5", tmp_path / "out", **flags))
+    accuracy = TrainingSummary.load(tmp_path / "out").metrics["eval_deca_film_accuracy"]
+    assert f"decaScore: {100 * accuracy:.1f} of 100\n" in printed
+
+
 def run_pretrain(folder: Path, out: Path, *words: object, **more: Any) -> int:
     loop = flags_of(folder, "t5", out, **more)
     options = {name: loop.pop(name) for name in ("tasks", "tasks_folder", "max_target_length")}

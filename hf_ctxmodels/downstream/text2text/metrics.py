@@ -189,19 +189,17 @@ DEFAULT_METRICS = {
 }
 
 
-def deca_score(scores: Mapping[str, Scores]) -> float:
-    """decaScore (McCann et al. 2018, section 2.2): the sum over tasks of the main metric in percent, the mean of the
-    three ROUGE scores for summaries; ten tasks have at most 1000.
+def deca_score(metrics: Mapping[str, str], scores: Mapping[str, float]) -> float:
+    """decaScore (McCann et al. 2018, section 2.2): the sum over tasks of the main score in percent, for summaries the
+    mean of the three ROUGE scores; ten tasks have at most 1000.
 
     Args:
-        scores: Results of `TextTask.score` by task.
+        metrics: Task -> its main metric, a key of `METRICS`.
+        scores: Scores of the tasks, named `<task>_<score>`.
     """
-    return sum(map(_main_percentage, scores.values()))
-
-
-def _main_percentage(scores: Scores) -> float:
-    if rouges := [value for name, value in scores.items() if name.startswith("rouge")]:
-        return 100 * sum(rouges) / len(rouges)
-    name, value = next(iter(scores.items()))
-    is_percentage = name == "bleu" or {"f1", "exact_match"} <= scores.keys()  # SQuAD's
-    return value if is_percentage else 100 * value
+    total = 0.0
+    for task, metric in metrics.items():
+        names = {"rouge": ("rouge1", "rouge2", "rougeL"), "squad": ("f1",), "entities": ("f1",)}.get(metric, (metric,))
+        maximum = 100 if metric in PERCENTAGES else 1
+        total += 100 * sum(scores[f"{task}_{name}"] for name in names) / len(names) / maximum
+    return total

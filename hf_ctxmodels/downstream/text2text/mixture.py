@@ -6,6 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, Literal
 
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
@@ -23,6 +24,7 @@ from hf_ctxmodels.downstream.text2text.templates import TextTask
 from hf_ctxmodels.downstream.text2text.text_to_text import RankingEvaluation, TextToText, text_to_text_class
 
 _VALIDATION_SEED = 0
+_PREVIEW_WIDTH = 300  # characters of a text
 
 
 @dataclass
@@ -196,6 +198,18 @@ class TaskMixture:
         for task in others:
             task.training_collator(config, tokenizer, seed, verbose=False)
         return first.training_collator(config, tokenizer, seed, verbose)
+
+    def preview(self, tokenizer: PreTrainedTokenizerBase, size: int = 3) -> str:
+        """The first training examples of each task, with their numbers of tokens."""
+        lines = []
+        for name, run in self.runs.items():
+            sizes = f"{len(run.training):,} training, {len(run.validation):,} validation examples"
+            lines.append(f"{name}: {sizes}, metrics {', '.join(run.task.text_task.metrics)}")
+            for pair in run.training[:size]:
+                lengths = len(tokenizer(pair.source).input_ids), len(tokenizer(text_target=pair.target).input_ids)
+                for role, text, length in zip(("input", "target"), (pair.source, pair.target), lengths, strict=True):
+                    lines.append(f"  {role} ({length} tokens): {shorten(text, _PREVIEW_WIDTH)}")
+        return "\n".join(lines)
 
     def encode(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """Encode the examples of all tasks."""

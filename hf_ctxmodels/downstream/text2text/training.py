@@ -25,6 +25,7 @@ from hf_ctxmodels.downstream.finetuning.task_evaluation import BestModel, mean_s
 from hf_ctxmodels.downstream.finetuning.task_loss import TaskLoss
 from hf_ctxmodels.downstream.tasks import TaskArguments
 from hf_ctxmodels.downstream.tasks.seq2seq import Seq2Seq
+from hf_ctxmodels.downstream.text2text.metrics import deca_score
 from hf_ctxmodels.downstream.text2text.mixture import MixtureArguments, TaskMixture
 from hf_ctxmodels.downstream.text2text.scores import ScoreTable, read_compared_runs
 from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model
@@ -46,6 +47,7 @@ class TextToTextArguments(MixtureArguments):
     )
     keep_best: bool = flag(False, "Also save the best model of each task, in OUTPUT_DIR/best/TASK.")
     predictions_file: str | None = flag(None, "JSONL file for the final predictions on the validation examples.")
+    preview: bool = flag(False, "Print three training examples of each task with their numbers of tokens, and stop.")
     compare: list[str] = flag(
         (),
         "Further rows of the score table, NAME=DIR: a directory of `finetune`; several directories of one name share "
@@ -104,6 +106,10 @@ def finetune_text2text(
     prepare_for_tasks(tokenizer, task_arguments.max_length)
     mixture = TaskMixture(arguments.tasks, arguments, task_arguments, config, tokenizer)
     tasks, runs = mixture.tasks, mixture.runs
+    if arguments.preview:
+        if is_main:
+            print(mixture.preview(tokenizer))
+        return
     compared_runs = read_compared_runs(arguments.compare)
     collate = mixture.training_collator(config, tokenizer, loop.seed)
     rates = arguments.rates({name: len(run.training) for name, run in runs.items()})
@@ -185,6 +191,9 @@ def _report(
     table.add_row("baseline", metrics, "baseline")
     table.save(output)
     print(table.as_markdown(), end="")
+    if all(name.startswith("deca_") for name in runs):
+        task_metrics = {f"eval_{name}": run.task.text_task.metrics[0] for name, run in runs.items()}
+        print(f"decaScore: {deca_score(task_metrics, metrics):.1f} of {100 * len(runs)}")
     for name in runs:
         if share := metrics.get(f"eval_{name}_unknown_outputs"):
             print(f"{name}: {share:.1%} of the outputs are no label")

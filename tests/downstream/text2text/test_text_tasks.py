@@ -276,14 +276,10 @@ def test_dpr_marks_the_pronoun_and_checks_its_blocks(tmp_path):
 
 
 def test_deca_score_adds_percentages():
-    scores = {
-        "a": {"accuracy": 0.5, "unknown_outputs": 0.0},
-        "b": {"rouge1": 0.3, "rouge2": 0.1, "rougeL": 0.2},
-        "c": {"f1": 40.0, "exact_match": 30.0},
-        "d": {"bleu": 7.0},
-        "e": {"exact_match": 0.25},
-    }
-    assert deca_score(scores) == pytest.approx(50 + 20 + 40 + 7 + 25)
+    metrics = {"a": "accuracy", "b": "rouge", "c": "squad", "d": "bleu", "e": "exact_match"}
+    scores = {"a_accuracy": 0.5, "b_rouge1": 0.3, "b_rouge2": 0.1, "b_rougeL": 0.2, "c_f1": 40.0, "c_exact_match": 30.0}
+    scores |= {"d_bleu": 7.0, "e_exact_match": 0.25, "a_unknown_outputs": 1.0}
+    assert deca_score(metrics, scores) == pytest.approx(50 + 20 + 40 + 7 + 25)
 
 
 def test_missing_files_and_splits():
