@@ -160,8 +160,9 @@ class LoadedModel:
         if not self.model.config.is_encoder_decoder and is_masked(self.model, self.tokenizer):
             self.scorer = PseudoLikelihoodScorer(self.model, self.tokenizer, max_length=self.max_length)
         else:
-            limits = {"batch_tokens": self.batch_tokens, "max_length": self.max_length}
-            self.scorer = ContinuationScorer(self.model, self.tokenizer, **limits)
+            self.scorer = ContinuationScorer(
+                self.model, self.tokenizer, batch_tokens=self.batch_tokens, max_length=self.max_length
+            )
 
     @property
     def generate(self) -> Generate | None:
@@ -185,8 +186,15 @@ class LoadedModel:
 
 
 def _language_model_head(config: PreTrainedConfig) -> str:
-    """Name of the Auto class of the head that scores or generates text."""
+    """Name of the Auto class of the head that scores or generates text; raises CtxError if the checkpoint has none."""
     if config.is_encoder_decoder and type(config) in AutoModelForSeq2SeqLM._model_mapping:
+        names = config.architectures or []
+        if names and all(name.endswith("Model") for name in names):
+            raise CtxError(
+                f"The checkpoint was saved from {', '.join(names)}, which is not a language model.",
+                location=config.name_or_path,
+                hint="use a language model.",
+            )
         return AutoModelForSeq2SeqLM.__name__
     return language_model_class(config)
 

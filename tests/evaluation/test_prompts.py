@@ -412,3 +412,19 @@ def test_command_with_a_masked_model(folder: Path) -> None:
     assert "needs a model that can generate text" in run(folder, **flags)
     assert "for one task, not 4" in run(folder, **flags, evaluated_file=folder / "train.tsv")
     assert "Expected numbers from 0" in run(folder, **flags, shots="0,x")
+
+
+@pytest.mark.parametrize(
+    ("family", "auto_name", "message"),
+    [
+        ("elmo", "AutoModelForPreTraining", "does not predict texts from left to right"),
+        ("mass", "AutoModel", "CtxMassModel, which is not a language model"),
+        ("bert", "AutoModel", "CtxBertModel, which is not a language model"),
+        ("glove", "AutoModelForPreTraining", "is not a language model"),
+    ],
+)
+def test_models_without_likelihoods(family: str, auto_name: str, message: str, folder: Path) -> None:
+    tokenizer = FAMILIES[family].tokenizer.train(TRAIN * 5, vocab_size=300)
+    Case(FAMILIES[family], auto_name).model(vocab_size=len(tokenizer)).save_pretrained(folder / family)
+    tokenizer.save_pretrained(folder / family)
+    assert message in run(folder, model=folder / family, fails=True)
