@@ -1,9 +1,12 @@
-"""Tokens of contexts and of their continuations, as in lm-evaluation-harness (`TemplateLM._encode_pair`)."""
+"""Tokens of contexts and of their continuations, as in lm-evaluation-harness (`TemplateLM._encode_pair`), and ends of
+generated answers."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any, NamedTuple
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteria
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.generation import max_input_length, max_pair_length
@@ -177,3 +180,39 @@ def _end_ids(model: PreTrainedModel) -> frozenset[int]:
     if end_ids is None:
         end_ids = getattr(model.config, "eos_token_id", None)
     return frozenset([] if end_ids is None else [end_ids] if isinstance(end_ids, int) else end_ids)
+
+
+class StopStrings(StoppingCriteria):
+    """Ends answers at strings and at end tokens.
+
+    Attributes:
+        prompt_length: Number of columns before the answers in the ids of `generate`.
+    """
+
+    def __init__(self, tokenizer: Any, strings: Sequence[str], end_ids: Set[int]) -> None:
+        self.tokenizer, self.strings, self.end_ids = tokenizer, tuple(strings), end_ids
+        self.prompt_length = 0
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:  # type: ignore[override]
+        """(batch,) bool, whether the answers in (batch, length) ids are finished."""
+        finished = [self.is_finished(row) for row in input_ids[:, self.prompt_length :].tolist()]
+        return torch.tensor(finished, device=input_ids.device)
+
+    def is_finished(self, ids: Sequence[int]) -> bool:
+        """Whether generated tokens end with an end token, or contain a string that ends the answer."""
+        if ids and ids[-1] in self.end_ids:
+            return True
+        return bool(self.strings) and self._cut(ids)[1]
+
+    def text(self, ids: Sequence[int]) -> str:
+        """The answer of generated tokens."""
+        return self._cut(ids)[0].strip()
+
+    def _cut(self, ids: Sequence[int]) -> tuple[str, bool]:
+        """The text before the first of the strings, and whether there is one."""
+        if hasattr(self.tokenizer, "decode_target"):
+            (text,) = self.tokenizer.decode_target([list(ids)])
+        else:
+            text = self.tokenizer.decode(list(ids), skip_special_tokens=True)
+        positions = [position for string in self.strings if (position := text.find(string)) >= 0]
+        return (text[: min(positions)], True) if positions else (text, False)

@@ -8,18 +8,18 @@ Texts are tokenized as in lm-evaluation-harness, and the numbers equal those of 
 """
 
 import inspect
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteria
-from transformers.utils import ModelOutput
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_ctxmodels.architectures.continuation_encoding import ContinuationEncoder, TokenPair
+from hf_ctxmodels.architectures.continuation_batches import NodeBatch, pad_rows, select_cache, select_rows, tree_mask
+from hf_ctxmodels.architectures.continuation_encoding import ContinuationEncoder, StopStrings, TokenPair
 from hf_ctxmodels.architectures.prefix_trees import PrefixNode, Target, TokenRow, prefix_trees
 from hf_ctxmodels.core.caches import RecurrentCache
 from hf_ctxmodels.core.errors import CtxError
@@ -29,11 +29,14 @@ from hf_ctxmodels.core.model import evaluation_mode
 from hf_ctxmodels.heads.base import HeadModel
 from hf_ctxmodels.heads.causal_lm import ForCausalLM
 from hf_ctxmodels.heads.seq2seq import Seq2SeqHead
+from hf_ctxmodels.layers.attention.masks import CAUSAL
 from hf_ctxmodels.layers.cpu.linear import prepacked_weights
 
 # Memory of a batch: keys and values of this many tokens per token of the batch, and this many logits.
 CACHED_TOKENS_PER_TOKEN = 4
 MAX_LOGITS = 2**26
+# Trees of at most this many tokens after cached tokens are one row, so that the cache is not copied for each branch.
+MAX_TREE_TOKENS = 256
 
 
 @dataclass(frozen=True)
@@ -144,7 +147,7 @@ class ContinuationScorer:
         if "" in until:
             raise CtxError("An empty string cannot end an answer.", hint="remove it from until.")
         encoded = self._encoder.encode_contexts(contexts, max_new_tokens)
-        stop = _StopStrings(self.tokenizer, until, self._encoder.end_ids)
+        stop = StopStrings(self.tokenizer, until, self._encoder.end_ids)
         answer = self._answer_sources if self.model.config.is_encoder_decoder else self._answer_prompts
         answers: dict[int, str] = {}
         with evaluation_mode(self.model), prepacked_weights(getattr(self.model, "prepacked_bytes", 0)):
@@ -153,7 +156,7 @@ class ContinuationScorer:
 
     # decoders
 
-    def _causal_batches(self, pairs: Sequence[TokenPair]) -> Iterator["_Batch"]:
+    def _causal_batches(self, pairs: Sequence[TokenPair]) -> Iterator[NodeBatch]:
         if self._is_prefix_lm:
             nodes = _context_trees(pairs)
         else:
@@ -170,7 +173,7 @@ class ContinuationScorer:
         return isinstance(self.model, ForCausalLM) and getattr(self.model.config, "prefix_lm", False)
 
     def _answer_prompts(
-        self, prompts: Sequence[tuple[int, ...]], stop: "_StopStrings", max_new_tokens: int
+        self, prompts: Sequence[tuple[int, ...]], stop: StopStrings, max_new_tokens: int
     ) -> Iterator[tuple[int, str]]:
         """Indices and answers of prompts."""
         rows = [TokenRow(_row(ids), (), index) for index, ids in enumerate(prompts)]
@@ -185,14 +188,14 @@ class ContinuationScorer:
             last_rows = torch.tensor([row for row, _ in ends])
             columns = torch.tensor([len(node.ids) - 1 - batch.first_column for _, node in ends])
             logits = batch.logits[last_rows.to(batch.logits.device), columns.to(batch.logits.device)]
-            cache = _select_cache(batch.cache, last_rows)
+            cache = select_cache(batch.cache, last_rows)
             assert batch.mask is not None
             texts = self._continue_greedily(logits, cache, batch.mask[last_rows], stop, max_new_tokens)
             for (_, node), text in zip(ends, texts, strict=True):
                 yield from ((request, text) for request in node.requests)
 
     def _continue_greedily(
-        self, logits: Tensor, cache: Any, mask: Tensor, stop: "_StopStrings", max_new_tokens: int
+        self, logits: Tensor, cache: Any, mask: Tensor, stop: StopStrings, max_new_tokens: int
     ) -> list[str]:
         """Answers after (batch, vocabulary) logits of the last tokens of prompts."""
         answers: list[list[int]] = [[] for _ in range(len(logits))]
@@ -206,7 +209,7 @@ class ContinuationScorer:
                 break
             if not goes_on.all():
                 (rows,) = goes_on.nonzero(as_tuple=True)
-                active, token_ids, mask, cache = active[rows], token_ids[rows], mask[rows], _select_cache(cache, rows)
+                active, token_ids, mask, cache = active[rows], token_ids[rows], mask[rows], select_cache(cache, rows)
             mask = F.pad(mask, (0, 1), value=1)
             logits, cache = self._run_decoder(token_ids[:, None], mask, cache, 1, True)
             logits = logits[:, -1]
@@ -233,7 +236,7 @@ class ContinuationScorer:
         past_mask: Tensor | None,
         *,
         num_new_tokens: int = 0,
-    ) -> Iterator["_Batch"]:
+    ) -> Iterator[NodeBatch]:
         """Compute nodes and their descendants.
 
         Args:
@@ -244,31 +247,67 @@ class ContinuationScorer:
         past_length = 0 if past_mask is None else past_mask.shape[1]
         limit = self._encoder.max_length
         limit = None if limit is None else limit - num_new_tokens
+        if past_length and not num_new_tokens and self._accepts_tree_masks:
+            num_free = MAX_TREE_TOKENS if limit is None else min(MAX_TREE_TOKENS, limit - past_length)
+            is_flat = [bool(node.children) and node.num_tokens <= num_free for node, _ in nodes]
+            nodes = [
+                (node.flatten() if flattens else node, row)
+                for (node, row), flattens in zip(nodes, is_flat, strict=True)
+            ]
         for indices in self._split([node for node, _ in nodes], past_length, limit):
             batch_nodes = [nodes[index][0] for index in indices]
             parents = torch.tensor([nodes[index][1] for index in indices])
-            ids, mask = _pad([node.ids for node in batch_nodes], self._padding_id)
+            ids, mask = pad_rows([node.ids for node in batch_nodes], self._padding_id)
             past = None
             if past_mask is not None:
-                past = _select_cache(cache, parents)
+                past = select_cache(cache, parents)
                 mask = torch.cat([past_mask[parents], mask], 1)
             width = ids.shape[1]
             num_logits = width - min(node.first_target for node in batch_nodes)
             needs_cache = num_new_tokens > 0 or any(node.children for node in batch_nodes)
-            logits, new_cache = self._run_decoder(ids, mask, past, num_logits, needs_cache)
-            yield _Batch(batch_nodes, logits, width - num_logits, new_cache, mask)
+            layouts = [node.layout for node in batch_nodes]
+            tree = None if not any(layouts) else tree_mask(layouts, mask, width)
+            logits, new_cache = self._run_decoder(ids, mask, past, num_logits, needs_cache, tree)
+            yield NodeBatch(batch_nodes, logits, width - num_logits, new_cache, mask)
             children = [(child, row) for row, node in enumerate(batch_nodes) for child in node.children]
             if children:
                 del logits
                 yield from self._run_nodes(children, new_cache, mask, num_new_tokens=num_new_tokens)
 
+    @property
+    def _accepts_tree_masks(self) -> bool:
+        """Whether an attention mask and positions can describe several continuations in one row."""
+        if self.model.config._attn_implementation != "sdpa" or "position_ids" not in self._parameters:
+            return False
+        if not isinstance(self.model, ForCausalLM):
+            return True
+        decoder = self.model.base_model
+        has_positions = not getattr(decoder, "has_relative_positions", True)
+        return decoder.accepts_4d_masks and has_positions and decoder.mask_specs() == CAUSAL
+
     def _run_decoder(
-        self, ids: Tensor, mask: Tensor, past: Any, num_logits: int, returns_cache: bool
+        self,
+        ids: Tensor,
+        mask: Tensor,
+        past: Any,
+        num_logits: int,
+        returns_cache: bool,
+        tree: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, Any]:
-        """(batch, length) ids and (batch, past + length) mask -> logits of the last columns, and the extended cache."""
+        """Run a decoder.
+
+        Args:
+            ids, mask: (batch, length) ids and (batch, past + length) mask.
+            past: Cache of the tokens before the ids; None for none.
+            num_logits: Number of last columns whose logits are returned.
+            returns_cache: Whether to return the extended cache; None otherwise.
+            tree: (batch, 1, length, past + length) mask and (batch, length) positions of rows that are trees.
+        """
         length = ids.shape[1]
         inputs: dict[str, Any] = {"input_ids": ids, "use_cache": returns_cache or past is not None}
-        if isinstance(self.model, ForCausalLM):
+        if tree is not None:
+            inputs["attention_mask"], inputs["position_ids"] = tree
+        elif isinstance(self.model, ForCausalLM):
             inputs["attention_mask"] = mask[:, -length:] if isinstance(past, RecurrentCache) else mask
             if past is None and self._is_prefix_lm:
                 inputs["prefix_mask"] = mask
@@ -283,7 +322,7 @@ class ContinuationScorer:
 
     # encoder-decoders
 
-    def _seq2seq_batches(self, pairs: Sequence[TokenPair]) -> Iterator["_Batch"]:
+    def _seq2seq_batches(self, pairs: Sequence[TokenPair]) -> Iterator[NodeBatch]:
         start_id = self._start_id()
         rows_by_source: dict[tuple[int, ...], list[TokenRow]] = {}
         for index, pair in enumerate(pairs):
@@ -292,7 +331,7 @@ class ContinuationScorer:
         sources = [PrefixNode(_row(source)) for source in rows_by_source]
         targets = [prefix_trees(rows, shares_prefixes=False) for rows in rows_by_source.values()]
         for indices in self._split(sources, 0):
-            ids, mask = _pad([sources[index].ids for index in indices], self._padding_id)
+            ids, mask = pad_rows([sources[index].ids for index in indices], self._padding_id)
             inputs = CollatedBatch({"input_ids": ids, "attention_mask": mask}).to(self.model.device)
             encoded = self.model.get_encoder()(**inputs)
             nodes = [(node, row) for row, index in enumerate(indices) for node in targets[index]]
@@ -300,19 +339,19 @@ class ContinuationScorer:
                 rows = torch.tensor([nodes[index][1] for index in batch])
                 yield self._run_targets([nodes[index][0] for index in batch], rows, encoded, inputs["attention_mask"])
 
-    def _run_targets(self, nodes: list[PrefixNode], rows: Tensor, encoded: Any, source_mask: Tensor) -> "_Batch":
+    def _run_targets(self, nodes: list[PrefixNode], rows: Tensor, encoded: Any, source_mask: Tensor) -> NodeBatch:
         """Predict targets of the encoded sources with these rows."""
-        decoder_ids, _ = _pad([node.ids for node in nodes], self._padding_id)
+        decoder_ids, _ = pad_rows([node.ids for node in nodes], self._padding_id)
         logits = self.model(
-            encoder_outputs=_select_rows(encoded, rows),
-            attention_mask=_select_rows(source_mask, rows),
+            encoder_outputs=select_rows(encoded, rows),
+            attention_mask=select_rows(source_mask, rows),
             decoder_input_ids=decoder_ids.to(self.model.device),
             use_cache=False,
         ).logits
-        return _Batch(nodes, logits, 0, None, None)
+        return NodeBatch(nodes, logits, 0, None, None)
 
     def _answer_sources(
-        self, sources: Sequence[tuple[int, ...]], stop: "_StopStrings", max_new_tokens: int
+        self, sources: Sequence[tuple[int, ...]], stop: StopStrings, max_new_tokens: int
     ) -> Iterator[tuple[int, str]]:
         """Indices and answers of sources."""
         indices_by_source: dict[tuple[int, ...], list[int]] = {}
@@ -322,12 +361,12 @@ class ContinuationScorer:
         yield from self._generate(nodes, stop, max_new_tokens)
 
     def _generate(
-        self, nodes: Sequence[PrefixNode], stop: "_StopStrings", max_new_tokens: int
+        self, nodes: Sequence[PrefixNode], stop: StopStrings, max_new_tokens: int
     ) -> Iterator[tuple[int, str]]:
         """Indices and answers of the requests that end with nodes, by `generate`."""
         for indices in self._split(nodes, 0):
             batch = [nodes[index] for index in indices]
-            ids, mask = _pad([node.ids for node in batch], self._padding_id)
+            ids, mask = pad_rows([node.ids for node in batch], self._padding_id)
             if not self.model.config.is_encoder_decoder:  # generation continues after the last column
                 order = torch.argsort(mask, dim=1, stable=True)
                 ids, mask = ids.gather(1, order), mask.gather(1, order)
@@ -380,69 +419,6 @@ class ContinuationScorer:
             yield batch
 
 
-class _Batch(NamedTuple):
-    """Logits (batch, columns, vocabulary) of a batch of nodes, from `first_column` on; `cache` and `mask` include the
-    tokens before the nodes."""
-
-    nodes: list[PrefixNode]
-    logits: Tensor
-    first_column: int
-    cache: Any
-    mask: Tensor | None
-
-    def predictions(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """For each target of the nodes: request, log-probability in nats, and whether it is the most probable token."""
-        targets = [
-            (row, target.column - self.first_column, target.token_id, target.request)
-            for row, node in enumerate(self.nodes)
-            for target in node.targets
-        ]
-        rows, columns, token_ids, requests = np.array(targets, dtype=np.int64).reshape(-1, 4).T
-        positions, inverse = np.unique(np.stack([rows, columns]), axis=1, return_inverse=True)
-        device = self.logits.device
-        logits = self.logits[tuple(torch.from_numpy(positions).to(device))].float()
-        indices, ids = torch.from_numpy(inverse.reshape(-1)).to(device), torch.from_numpy(token_ids).to(device)
-        values = logits[indices, ids] - logits.logsumexp(-1)[indices]
-        is_best = logits.argmax(-1)[indices] == ids
-        return requests, values.double().cpu().numpy(), is_best.cpu().numpy()
-
-
-class _StopStrings(StoppingCriteria):
-    """Ends answers at strings and at end tokens.
-
-    Attributes:
-        prompt_length: Number of columns before the answers in the ids of `generate`.
-    """
-
-    def __init__(self, tokenizer: Any, strings: Sequence[str], end_ids: Set[int]) -> None:
-        self.tokenizer, self.strings, self.end_ids = tokenizer, tuple(strings), end_ids
-        self.prompt_length = 0
-
-    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:  # type: ignore[override]
-        """(batch,) bool, whether the answers in (batch, length) ids are finished."""
-        finished = [self.is_finished(row) for row in input_ids[:, self.prompt_length :].tolist()]
-        return torch.tensor(finished, device=input_ids.device)
-
-    def is_finished(self, ids: Sequence[int]) -> bool:
-        """Whether generated tokens end with an end token, or contain a string that ends the answer."""
-        if ids and ids[-1] in self.end_ids:
-            return True
-        return bool(self.strings) and self._cut(ids)[1]
-
-    def text(self, ids: Sequence[int]) -> str:
-        """The answer of generated tokens."""
-        return self._cut(ids)[0].strip()
-
-    def _cut(self, ids: Sequence[int]) -> tuple[str, bool]:
-        """The text before the first of the strings, and whether there is one."""
-        if hasattr(self.tokenizer, "decode_target"):
-            (text,) = self.tokenizer.decode_target([list(ids)])
-        else:
-            text = self.tokenizer.decode(list(ids), skip_special_tokens=True)
-        positions = [position for string in self.strings if (position := text.find(string)) >= 0]
-        return (text[: min(positions)], True) if positions else (text, False)
-
-
 def _check_model(model: Any) -> None:
     """Raise CtxError unless a model predicts texts from left to right."""
     hint = "use AutoModelForCausalLM or AutoModelForSeq2SeqLM."
@@ -472,34 +448,3 @@ def _context_trees(pairs: Sequence[TokenPair]) -> list[PrefixNode]:
 
 def _row(ids: Sequence[int]) -> np.ndarray:
     return np.array(ids, dtype=np.int32)
-
-
-def _pad(sequences: Sequence[np.ndarray], value: int) -> tuple[Tensor, Tensor]:
-    """(batch, length) ids with padding on the right, and their mask."""
-    lengths = np.array([len(sequence) for sequence in sequences])
-    filled = np.arange(lengths.max()) < lengths[:, None]
-    ids = np.full(filled.shape, value, dtype=np.int64)
-    ids[filled] = np.concatenate(sequences)
-    return torch.from_numpy(ids), torch.from_numpy(filled.astype(np.int64))
-
-
-def _select_cache(cache: Any, rows: Tensor) -> Any:
-    """A new cache with these rows of a cache, which is unchanged."""
-    if isinstance(cache, RecurrentCache):
-        return cache.select(rows)
-    return DynamicCache([(_select_rows(layer.keys, rows), _select_rows(layer.values, rows)) for layer in cache.layers])
-
-
-def _select_rows(value: Any, rows: Tensor) -> Any:
-    """Rows of the tensors in an output of a model, which has one row per source."""
-    if isinstance(value, Tensor):
-        if len(value) == 1:
-            return value.expand(len(rows), *value.shape[1:])
-        return value if torch.equal(rows, torch.arange(len(value))) else value[rows.to(value.device)]
-    if isinstance(value, RecurrentCache):
-        return value.select(rows)
-    if isinstance(value, ModelOutput):
-        return type(value)(**{name: _select_rows(item, rows) for name, item in value.items()})
-    if isinstance(value, list | tuple):
-        return type(value)(_select_rows(item, rows) for item in value)
-    return value

@@ -45,12 +45,14 @@ class PrefixNode:
         targets: Predictions after tokens of this node.
         requests: Indices of the requests whose rows end here.
         children: Continuations of the node.
+        layout: Positions and attended columns of the tokens of a flattened tree; None for successive tokens.
     """
 
     ids: np.ndarray
     targets: list[Target] = field(default_factory=list)
     requests: list[int] = field(default_factory=list)
     children: "list[PrefixNode]" = field(default_factory=list)
+    layout: "TreeLayout | None" = None
 
     @property
     def first_target(self) -> int:
@@ -61,6 +63,46 @@ class PrefixNode:
     def num_following(self) -> int:
         """Tokens of the longest path of descendants."""
         return max((len(child.ids) + child.num_following for child in self.children), default=0)
+
+    @cached_property
+    def num_tokens(self) -> int:
+        """Tokens of the node and of all descendants."""
+        return len(self.ids) + sum(child.num_tokens for child in self.children)
+
+    def flatten(self) -> "PrefixNode":
+        """A node without children, whose tokens are the tokens of this node and of all descendants.
+
+        A token attends to the tokens of its node up to itself and to the tokens of the ancestors of its node.
+        """
+        flat = PrefixNode(np.empty(self.num_tokens, dtype=np.int32))
+        positions = np.empty(self.num_tokens, dtype=np.int64)
+        visible = np.zeros((self.num_tokens, self.num_tokens), dtype=bool)
+        stack: list[tuple[PrefixNode, int, np.ndarray]] = [(self, 0, visible[0])]
+        start = 0
+        while stack:
+            node, depth, ancestors = stack.pop()
+            stop = start + len(node.ids)
+            flat.ids[start:stop] = node.ids
+            positions[start:stop] = range(depth, depth + len(node.ids))
+            visible[start:stop] = ancestors
+            visible[start:stop, start:stop] = np.tri(len(node.ids), dtype=bool)
+            flat.targets.extend(target._replace(column=start + target.column) for target in node.targets)
+            stack.extend((child, depth + len(node.ids), visible[stop - 1]) for child in node.children)
+            start = stop
+        flat.layout = TreeLayout(positions, visible)
+        return flat
+
+
+class TreeLayout(NamedTuple):
+    """Tokens of a tree in one row.
+
+    Attributes:
+        positions: (length,) number of tokens before each token in its branch.
+        visible: (length, length) bool, the columns to which each token attends.
+    """
+
+    positions: np.ndarray
+    visible: np.ndarray
 
 
 def prefix_trees(rows: Iterable[TokenRow], *, shares_prefixes: bool = True) -> list[PrefixNode]:

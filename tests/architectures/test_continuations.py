@@ -158,23 +158,17 @@ def test_transformers_models(model_class: Any) -> None:
 
 
 def test_shared_prefixes_are_computed_once() -> None:
-    """The embeddings receive the tokens of the tree, and each choice adds the tokens that only it has."""
+    """The examples are one row, and each context with all of its choices another one."""
     model, tokenizer = build("gpt2")
-    count = 0
-
-    def add(module: Any, inputs: Any, output: Any) -> None:
-        nonlocal count
-        count += inputs[0].numel()
-
-    scorer = ContinuationScorer(model, tokenizer)
-    alone = [(context, choice) for context in (2 * SHOTS + "a dog", 2 * SHOTS + "it") for choice in CHOICES]
-    with torch.no_grad():
-        model.get_input_embeddings().register_forward_hook(add)
-        scorer.score(alone)
-        num_shared, count = count, 0
-        for request in alone:
-            scorer.score([request])
-    assert num_shared < 0.4 * count
+    shapes: list[torch.Size] = []
+    model.get_input_embeddings().register_forward_hook(lambda module, inputs, output: shapes.append(inputs[0].shape))
+    contexts = [2 * SHOTS + "a dog", 2 * SHOTS + "it"]
+    ContinuationScorer(model, tokenizer).score([(context, choice) for context in contexts for choice in CHOICES])
+    ids = {text: tokenizer(text)["input_ids"] for text in [2 * SHOTS.strip(), *contexts]}
+    examples, trees = shapes
+    assert [*examples[:-1]] in ([], [1])  # native models embed packed tokens
+    assert len(tokenizer(SHOTS)["input_ids"]) < examples[-1] <= min(map(len, ids.values()))
+    assert trees[0] == len(contexts)
 
 
 def test_prefix_trees() -> None:
@@ -188,7 +182,8 @@ def test_prefix_trees() -> None:
     found: dict[int, list[int]] = {}
     targets: dict[int, dict[int, int]] = {row.request: {} for row in rows}
     num_tokens = 0
-    stack = [(node, []) for node in prefix_trees(rows)]
+    roots = prefix_trees(rows)
+    stack = [(node, []) for node in roots]
     while stack:
         node, before = stack.pop()
         num_tokens += len(node.ids)
@@ -204,6 +199,14 @@ def test_prefix_trees() -> None:
         assert found[row.request] == row.ids.tolist()
         first = len(row.ids) - len(row.targets)
         assert targets[row.request] == {first + index: token for index, token in enumerate(row.targets)}
+    for root in roots:  # in one row, a token attends to its path
+        flat = root.flatten()
+        assert len(flat.ids) == root.num_tokens
+        for target in flat.targets:
+            columns = flat.layout.visible[target.column].nonzero()[0]
+            assert flat.layout.positions[columns].tolist() == list(range(len(columns)))
+            assert flat.ids[columns].tolist() == found[target.request][: len(columns)]
+            assert targets[target.request][len(columns) - 1] == target.token_id
 
 
 def test_truncation_keeps_the_end() -> None:
