@@ -20,7 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.architectures.continuation_batches import NodeBatch, pad_rows, select_cache, select_rows, tree_mask
 from hf_ctxmodels.architectures.continuation_encoding import ContinuationEncoder, StopStrings, TokenPair
-from hf_ctxmodels.architectures.prefix_trees import PrefixNode, Target, TokenRow, prefix_trees
+from hf_ctxmodels.architectures.prefix_trees import PrefixNode, Target, TokenRow, pack_trees, prefix_trees
 from hf_ctxmodels.core.caches import RecurrentCache
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import check_range
@@ -35,7 +35,7 @@ from hf_ctxmodels.layers.cpu.linear import prepacked_weights
 # Memory of a batch: keys and values of this many tokens per token of the batch, and this many logits.
 CACHED_TOKENS_PER_TOKEN = 4
 MAX_LOGITS = 2**26
-# Trees of at most this many tokens after cached tokens are one row, so that the cache is not copied for each branch.
+# Trees after the same cached tokens are packed to rows of at most this length: the cache is copied once for each row.
 MAX_TREE_TOKENS = 256
 
 
@@ -249,11 +249,7 @@ class ContinuationScorer:
         limit = None if limit is None else limit - num_new_tokens
         if past_length and not num_new_tokens and self._accepts_tree_masks:
             num_free = MAX_TREE_TOKENS if limit is None else min(MAX_TREE_TOKENS, limit - past_length)
-            is_flat = [bool(node.children) and node.num_tokens <= num_free for node, _ in nodes]
-            nodes = [
-                (node.flatten() if flattens else node, row)
-                for (node, row), flattens in zip(nodes, is_flat, strict=True)
-            ]
+            nodes = pack_trees(nodes, num_free)
         for indices in self._split([node for node, _ in nodes], past_length, limit):
             batch_nodes = [nodes[index][0] for index in indices]
             parents = torch.tensor([nodes[index][1] for index in indices])

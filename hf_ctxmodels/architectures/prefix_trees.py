@@ -45,7 +45,7 @@ class PrefixNode:
         targets: Predictions after tokens of this node.
         requests: Indices of the requests whose rows end here.
         children: Continuations of the node.
-        layout: Positions and attended columns of the tokens of a flattened tree; None for successive tokens.
+        layout: Positions and attended columns of the tokens of flattened trees; None for successive tokens.
     """
 
     ids: np.ndarray
@@ -69,32 +69,9 @@ class PrefixNode:
         """Tokens of the node and of all descendants."""
         return len(self.ids) + sum(child.num_tokens for child in self.children)
 
-    def flatten(self) -> "PrefixNode":
-        """A node without children, whose tokens are the tokens of this node and of all descendants.
-
-        A token attends to the tokens of its node up to itself and to the tokens of the ancestors of its node.
-        """
-        flat = PrefixNode(np.empty(self.num_tokens, dtype=np.int32))
-        positions = np.empty(self.num_tokens, dtype=np.int64)
-        visible = np.zeros((self.num_tokens, self.num_tokens), dtype=bool)
-        stack: list[tuple[PrefixNode, int, np.ndarray]] = [(self, 0, visible[0])]
-        start = 0
-        while stack:
-            node, depth, ancestors = stack.pop()
-            stop = start + len(node.ids)
-            flat.ids[start:stop] = node.ids
-            positions[start:stop] = range(depth, depth + len(node.ids))
-            visible[start:stop] = ancestors
-            visible[start:stop, start:stop] = np.tri(len(node.ids), dtype=bool)
-            flat.targets.extend(target._replace(column=start + target.column) for target in node.targets)
-            stack.extend((child, depth + len(node.ids), visible[stop - 1]) for child in node.children)
-            start = stop
-        flat.layout = TreeLayout(positions, visible)
-        return flat
-
 
 class TreeLayout(NamedTuple):
-    """Tokens of a tree in one row.
+    """Tokens of trees in one row.
 
     Attributes:
         positions: (length,) number of tokens before each token in its branch.
@@ -103,6 +80,55 @@ class TreeLayout(NamedTuple):
 
     positions: np.ndarray
     visible: np.ndarray
+
+
+def flatten(trees: Sequence[PrefixNode]) -> PrefixNode:
+    """A node without children, whose tokens are the tokens of trees that continue the same text.
+
+    A token attends to the tokens of its node up to itself and to the tokens of the ancestors of its node. Tokens with
+    targets are the last columns, so that logits are needed for few columns.
+    """
+    num_tokens = sum(tree.num_tokens for tree in trees)
+    flat = PrefixNode(np.empty(num_tokens, dtype=np.int32))
+    positions = np.empty(num_tokens, dtype=np.int64)
+    visible = np.zeros((num_tokens, num_tokens), dtype=bool)
+    stack = [(tree, 0, np.zeros(num_tokens, dtype=bool)) for tree in trees]
+    start = 0
+    while stack:
+        node, depth, ancestors = stack.pop()
+        stop = start + len(node.ids)
+        flat.ids[start:stop] = node.ids
+        positions[start:stop] = range(depth, depth + len(node.ids))
+        visible[start:stop] = ancestors
+        visible[start:stop, start:stop] = np.tri(len(node.ids), dtype=bool)
+        flat.targets.extend(target._replace(column=start + target.column) for target in node.targets)
+        stack.extend((child, depth + len(node.ids), visible[stop - 1]) for child in node.children)
+        start = stop
+    has_target = np.zeros(num_tokens, dtype=bool)
+    has_target[[target.column for target in flat.targets]] = True
+    order = np.argsort(has_target, kind="stable")
+    columns = np.argsort(order)
+    flat.ids = flat.ids[order]
+    flat.targets = [target._replace(column=int(columns[target.column])) for target in flat.targets]
+    flat.layout = TreeLayout(positions[order], visible[order][:, order])
+    return flat
+
+
+def pack_trees(trees: Sequence[tuple[PrefixNode, int]], max_tokens: int) -> list[tuple[PrefixNode, int]]:
+    """Flatten trees with the same second value, the row of the tokens before them, to rows of at most `max_tokens`;
+    larger trees are unchanged."""
+    packed = [(tree, row) for tree, row in trees if tree.num_tokens > max_tokens]
+    group: list[PrefixNode] = []
+    group_row, size = -1, 0
+    for tree, row in sorted(trees, key=lambda item: item[1]):
+        if tree.num_tokens > max_tokens:
+            continue
+        if group and (row != group_row or size + tree.num_tokens > max_tokens):
+            packed.append((flatten(group), group_row))
+            group, size = [], 0
+        group.append(tree)
+        group_row, size = row, size + tree.num_tokens
+    return [*packed, (flatten(group), group_row)] if group else packed
 
 
 def prefix_trees(rows: Iterable[TokenRow], *, shares_prefixes: bool = True) -> list[PrefixNode]:

@@ -16,7 +16,7 @@ from transformers import (
 from zoo import tiny_config, with_random_parameters
 
 from hf_ctxmodels.architectures.continuations import ContinuationScorer
-from hf_ctxmodels.architectures.prefix_trees import TokenRow, prefix_trees
+from hf_ctxmodels.architectures.prefix_trees import TokenRow, pack_trees, prefix_trees
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.generation import target_vocabulary_config
 from hf_ctxmodels.models.ulmfit import CtxUlmfitForCausalLM
@@ -158,17 +158,19 @@ def test_transformers_models(model_class: Any) -> None:
 
 
 def test_shared_prefixes_are_computed_once() -> None:
-    """The examples are one row, and each context with all of its choices another one."""
+    """The examples are one row, and all contexts with their choices another one."""
     model, tokenizer = build("gpt2")
     shapes: list[torch.Size] = []
     model.get_input_embeddings().register_forward_hook(lambda module, inputs, output: shapes.append(inputs[0].shape))
     contexts = [2 * SHOTS + "a dog", 2 * SHOTS + "it"]
-    ContinuationScorer(model, tokenizer).score([(context, choice) for context in contexts for choice in CHOICES])
-    ids = {text: tokenizer(text)["input_ids"] for text in [2 * SHOTS.strip(), *contexts]}
+    requests = [(context, choice) for context in contexts for choice in CHOICES]
+    ContinuationScorer(model, tokenizer).score(requests)
+    num_examples = len(tokenizer(2 * SHOTS.rstrip())["input_ids"])
+    num_alone = sum(len(tokenizer("".join(request))["input_ids"]) - 1 for request in requests)
     examples, trees = shapes
-    assert [*examples[:-1]] in ([], [1])  # native models embed packed tokens
-    assert len(tokenizer(SHOTS)["input_ids"]) < examples[-1] <= min(map(len, ids.values()))
-    assert trees[0] == len(contexts)
+    assert abs(examples[-1] - num_examples) <= 1
+    assert trees[0] == 1
+    assert examples[-1] + trees[-1] <= num_alone - (len(requests) - 1) * examples[-1]
 
 
 def test_prefix_trees() -> None:
@@ -199,12 +201,16 @@ def test_prefix_trees() -> None:
         assert found[row.request] == row.ids.tolist()
         first = len(row.ids) - len(row.targets)
         assert targets[row.request] == {first + index: token for index, token in enumerate(row.targets)}
-    for root in roots:  # in one row, a token attends to its path
-        flat = root.flatten()
-        assert len(flat.ids) == root.num_tokens
+    for flat, _ in pack_trees([(root, 0) for root in roots], 60):  # in one row, a token attends to its path
+        if flat.layout is None:
+            assert flat.num_tokens > 60
+            continue
+        assert len(flat.ids) <= 60
         for target in flat.targets:
-            columns = flat.layout.visible[target.column].nonzero()[0]
+            (columns,) = flat.layout.visible[target.column].nonzero()
+            columns = columns[flat.layout.positions[columns].argsort()]
             assert flat.layout.positions[columns].tolist() == list(range(len(columns)))
+            assert columns[-1] == target.column
             assert flat.ids[columns].tolist() == found[target.request][: len(columns)]
             assert targets[target.request][len(columns) - 1] == target.token_id
 
