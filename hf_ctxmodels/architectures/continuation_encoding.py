@@ -12,6 +12,9 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.generation import max_input_length, max_pair_length
 
 
+_EncodedPair = tuple[Sequence[int], Sequence[int], Sequence[int]]  # fields of `TokenPair` before truncation
+
+
 class TokenPair(NamedTuple):
     """Tokens of a request.
 
@@ -98,9 +101,9 @@ class ContinuationEncoder:
 
     def _encode_concatenated(
         self, pairs: Sequence[tuple[str, str]], contexts: dict[str, list[int]]
-    ) -> list[tuple[Sequence[int], Sequence[int], Sequence[int]]]:
+    ) -> list[_EncodedPair]:
         texts = self._encode([context + continuation for context, continuation in pairs])
-        encoded = []
+        encoded: list[_EncodedPair] = []
         for context, continuation in pairs:
             context_ids: Sequence[int] = contexts[context] if context else ()
             ids = texts[context + continuation][len(context_ids) :]
@@ -113,9 +116,7 @@ class ContinuationEncoder:
             encoded.append((context_ids, (), ids))
         return encoded
 
-    def _encode_targets(
-        self, pairs: Sequence[tuple[str, str]], contexts: dict[str, list[int]]
-    ) -> list[tuple[Sequence[int], Sequence[int], Sequence[int]]]:
+    def _encode_targets(self, pairs: Sequence[tuple[str, str]], contexts: dict[str, list[int]]) -> list[_EncodedPair]:
         distinct = list(dict.fromkeys(continuation for _, continuation in pairs))
         encoded = self.tokenizer(text_target=["", *distinct], verbose=False)["input_ids"] if distinct else [[]]
         empty, targets = encoded[0], dict(zip(distinct, encoded[1:], strict=True))
@@ -124,7 +125,7 @@ class ContinuationEncoder:
         first = empty[:num_first]
         if first and first[0] == self.start_id:
             first = first[1:]
-        encoded_pairs = []
+        encoded_pairs: list[_EncodedPair] = []
         for context, continuation in pairs:
             ids = targets[continuation][num_first:]
             _check_tokens(ids[: len(ids) - num_last], context, continuation)
@@ -132,7 +133,7 @@ class ContinuationEncoder:
             encoded_pairs.append((contexts[context] or self._first_token(context), first, ids))
         return encoded_pairs
 
-    def _truncate(self, request: tuple[str, str], ids: tuple[Sequence[int], Sequence[int], Sequence[int]]) -> TokenPair:
+    def _truncate(self, request: tuple[str, str], ids: _EncodedPair) -> TokenPair:
         context, prefix, continuation = ids
         limit = self.max_length
         if limit is not None and len(continuation) > limit:

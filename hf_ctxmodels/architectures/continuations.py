@@ -322,8 +322,8 @@ class ContinuationScorer:
         start_id = self._start_id()
         rows_by_source: dict[tuple[int, ...], list[TokenRow]] = {}
         for index, pair in enumerate(pairs):
-            ids = _row([start_id, *pair.prefix, *pair.continuation][:-1])
-            rows_by_source.setdefault(pair.context, []).append(TokenRow(ids, pair.continuation, index))
+            decoder_ids = _row([start_id, *pair.prefix, *pair.continuation][:-1])
+            rows_by_source.setdefault(pair.context, []).append(TokenRow(decoder_ids, pair.continuation, index))
         sources = [PrefixNode(_row(source)) for source in rows_by_source]
         targets = [prefix_trees(rows, shares_prefixes=False) for rows in rows_by_source.values()]
         for indices in self._split(sources, 0):
