@@ -11,7 +11,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCrite
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.generation import max_input_length, max_pair_length
 
-
 _EncodedPair = tuple[Sequence[int], Sequence[int], Sequence[int]]  # fields of `TokenPair` before truncation
 
 
