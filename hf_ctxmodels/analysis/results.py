@@ -187,8 +187,7 @@ class AnalysisResult:
         extension = "png" if can_write_png() else "svg"
         for figure in self.figures:
             lines += [f"## {_markdown_text(figure.title)}"]
-            lines += [f"![{_markdown_text(figure.title)}]({self.analysis}-{figure.name}.{extension})"]
-            lines += [_markdown_text(figure.caption)] if figure.caption else []
+            lines += [f"![{_markdown_text(figure.caption or figure.title)}]({self.analysis}-{figure.name}.{extension})"]
         settings = json.dumps(self.settings, ensure_ascii=False, indent=2)
         lines += ["## Settings", f"````json\n{settings}\n````"]
         return "\n\n".join(lines).encode("utf-8", "replace").decode() + "\n"

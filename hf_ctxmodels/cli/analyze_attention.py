@@ -155,14 +155,18 @@ def _strongest_heads(profile: HeadProfile, heads: Sequence[tuple[int, ...]]) -> 
 
 
 def _measure_figures(profile: HeadProfile, heads: Sequence[tuple[int, ...]]) -> list[Figure]:
+    titles = {
+        "self": "Attention to the token itself",
+        "previous": "Attention to the previous token",
+        "next": "Attention to the next token",
+        "first": "Attention to the first token",
+        "separator": "Attention to separators",
+        "punctuation": "Attention to punctuation marks",
+        "entropy": "Entropy of the attention (nats)",
+    }
     captions = {
-        "self": "Attention to the token itself.",
-        "previous": "Attention to the token before.",
-        "next": "Attention to the token after.",
-        "first": "Attention to the first token of the input.",
-        "separator": "Attention to separators, or to the end of the sequence.",
-        "punctuation": "Attention to punctuation marks.",
-        "entropy": "Mean entropy of a row in nats: low if a head attends to few tokens.",
+        "separator": " Without separators, attention to the end of the sequence.",
+        "entropy": " Low if a head attends to few tokens.",
     }
     figures: list[Figure] = []
     for name in MEASURES:
@@ -172,7 +176,7 @@ def _measure_figures(profile: HeadProfile, heads: Sequence[tuple[int, ...]]) -> 
         figures.append(
             Heatmap(
                 name,
-                f"Heads: {name}",
+                titles[name],
                 [str(layer) for layer in range(len(values))],
                 [str(number) for number in columns],
                 values,
@@ -180,7 +184,7 @@ def _measure_figures(profile: HeadProfile, heads: Sequence[tuple[int, ...]]) -> 
                 high=None if name == "entropy" else 1.0,
                 row_label="layer",
                 column_label="head",
-                caption=captions[name],
+                caption="Mean over the tokens, for each layer and head." + captions.get(name, ""),
             )
         )
     return figures

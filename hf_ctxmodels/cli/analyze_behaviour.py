@@ -169,5 +169,8 @@ def make_result(
     by_test = [[outcomes[name][index].failure_rate for name in names] for index in range(len(rows))]
     cells_by_test = [[o.test.kind, o.cases, *rates] for o, rates in zip(first, by_test, strict=True)]
     tables.append(Table("Failure rate by test", ["kind", "cases", *names], rows, cells_by_test))
-    figure = Heatmap("tests", "Failure rate of each test", rows, names, by_test, low=0.0, high=1.0)
+    figure = Heatmap(
+        "tests", "Failure rate of each test", rows, names, by_test, low=0.0, high=1.0,
+        row_label="test", column_label="model", caption="Share of the cases that fail; 0 is best.",
+    )  # fmt: skip
     return AnalysisResult("behaviour", sources, settings, [*tables, *failures], [figure], values)

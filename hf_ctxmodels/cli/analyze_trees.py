@@ -133,9 +133,14 @@ def _tree_figure(space: TreeSpace, index: int, figure_name: str, model_name: str
     for word, (form, head, relation) in enumerate(zip(sentence.words, sentence.heads, sentence.relations)):
         squared = "" if head < 0 else f", squared length {float((vectors[word] - vectors[head]).square().sum()):.2f}"
         texts.append(f"{form}: {relation}{squared}")
+    depths = sentence.depths()
+    order = sorted(range(len(depths)), key=lambda word: depths[word])  # of the legend
+    rank = {word: position for position, word in enumerate(order)}
     return ScatterMap(
-        figure_name, f"Dependency tree in layer {space.layer}, {model_name}", points.tolist(),
-        [f"depth {depth}" for depth in sentence.depths()], texts, sentence.words, edges=edges,
-        caption="Principal components in the space of a structural probe. Solid: arcs of the treebank; dotted: false "
-        "edges of the minimum spanning tree.",
+        figure_name, f"Dependency tree in layer {space.layer}, {model_name}", points[order].tolist(),
+        [f"depth {depths[word]}" for word in order], [texts[word] for word in order],
+        [sentence.words[word] for word in order],
+        edges=[(rank[first], rank[second], style) for first, second, style in edges],
+        caption="Principal components in the space of a structural probe, with the depth of words in the tree. Solid: "
+        "arcs of the treebank; dotted: false edges of the minimum spanning tree.",
     )  # fmt: skip

@@ -273,6 +273,9 @@ def make_result(
                 np.array(cells).tolist(),
                 low=0.0 if attack.has_binary_outcomes else None,
                 high=1.0 if attack.has_binary_outcomes else None,
+                row_label="trigger",
+                column_label="model",
+                caption="On examples that the triggers were not searched on.",
             )
         )
         values[label] = {

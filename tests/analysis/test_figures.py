@@ -71,6 +71,14 @@ def test_numbers_are_readable_without_color():
     assert len(set(lines)) == 4  # and a solid one
 
 
+def test_a_file_of_its_own_has_title_and_caption():
+    heatmap = Heatmap("h", "Scores", ["a"], ["b"], [[1]], caption="Accuracy on the test sentences, by layer and task.")
+    texts = " ".join(shown_texts(heatmap))
+    assert "Scores" in texts
+    assert all(word in texts for word in heatmap.caption.split())
+    assert "Accuracy" not in re.sub('aria-label="[^"]*"', "", heatmap.svg(embedded=True))
+
+
 def test_scales():
     scale = Scale([0.13, 0.87], 100, 0)
     assert [text for _, text in scale.ticks()] == [f"0.{i}" for i in range(1, 10)]

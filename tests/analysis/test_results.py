@@ -61,7 +61,7 @@ def test_files_of_a_result(result, tmp_path, capsys, monkeypatch, has_package):
     markdown = (tmp_path / "probe-pos.md").read_text()
     assert "| layer 0 | 0.500 ± 0.010 | 3 | a\\|b |" in markdown
     assert "| layer 1 | **0.750 ± 0.002** | – | \\<b\\> |" in markdown
-    assert f"![Scores]({image})" in markdown
+    assert f"![Accuracy.]({image})" in markdown
     assert "## POS \\*by\\* layer" in markdown
 
 

@@ -129,6 +129,11 @@ def test_command(tmp_path, monkeypatch):
     result = AnalysisResult.load(tmp_path / "out" / "trees.json")
     assert set(result.tables[0].rows) == set(RELATIONS)
     assert [figure.name for figure in result.figures] == ["lengths", "tree-0-0", "tree-1-0"]
+    depths = [int(group.removeprefix("depth ")) for group in result.figures[1].groups]
+    assert depths == sorted(depths)  # the order of the legend
+    arcs = [(first, second) for first, second, style in result.figures[1].edges if style == "solid"]
+    assert len(arcs) == len(depths) - 1
+    assert all(abs(depths[first] - depths[second]) == 1 for first, second in arcs)
     assert result.values["bert"]["layer"] == 2
     assert result.values["bert"]["uuas"]["spread"] is not None
     assert result.tables[0].spreads[0][1] > 0

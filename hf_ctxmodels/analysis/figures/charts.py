@@ -197,7 +197,7 @@ class ScatterMap(Figure):
     def svg(self, *, embedded: bool = False) -> str:
         """Markers, lines and labels; see `Figure.svg`."""
         names = list(dict.fromkeys(self.groups))
-        parts, top = legend(names if len(names) > 1 else [], 12, 4, _WIDTH, "point")
+        parts, top = legend(names if names != [""] else [], 12, 4, _WIDTH, "point")
         top += 34
         x_scale, y_scale = self._lattice_scales(62.0, top) if self.is_lattice else self._scales(62.0, top)
         right, bottom = x_scale.end, y_scale.start

@@ -175,10 +175,13 @@ def marker(number: int, x: float, y: float, radius: float = 4, hover: object = "
 
 
 def document(body: Sequence[str], width: float, height: float, title: str, caption: str, embedded: bool) -> str:
-    """An SVG document of elements in (0, 0) to (width, height). Its title, style and background are those of a file of
-    its own, unless it is embedded in a page that has them."""
+    """An SVG document of elements in (0, 0) to (width, height). Its title, caption, style and background are those of a
+    file of its own, unless it is embedded in a page that has them."""
     lines = [] if embedded else wrap(title, width - 24, 15)
+    caption_lines = [] if embedded else wrap(caption, width - 24, 11)
     top = 20 * len(lines) + 12 if lines else 0
+    body = [*body, *(label(text, 12, height + 16 * row + 6, "muted small") for row, text in enumerate(caption_lines))]
+    height += 16 * len(caption_lines) + 8 if caption_lines else 0
     attributes = {
         "class": "figure",
         "viewBox": f"0 {-top} {width:.0f} {height + top:.0f}",

@@ -199,8 +199,9 @@ def _task_heatmap(layers: Sequence[int], trained: Results) -> Heatmap:
         rows.append([score - min(scores) for score in scores])
     caption = "Score minus the lowest score of the task over the layers: where each task is easiest to read."
     return Heatmap(
-        "tasks", "Tasks by layer", list(trained), [str(layer) for layer in layers], rows, 0.0, None, caption=caption
-    )
+        "tasks", "Gain of each task by layer", list(trained), [str(layer) for layer in layers], rows, low=0.0,
+        row_label="task", column_label="layer", caption=caption,
+    )  # fmt: skip
 
 
 def _mix_numbers(mix: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
