@@ -218,12 +218,12 @@ def _line(runs: Sequence[Run], arguments: LandscapeArguments, partial: PartialRe
             partial, f"line, {run.name}", line, run.loss, [(coordinate,) for coordinate in coordinates]
         )
     names = list(metrics[_PRETRAINED][0])
-    caption = f"Weights from the start (0) to the end (1) of training; {runs[0].loss.num_examples:,} examples."
+    caption = f"Weights on the line through the start and the end of training; {runs[0].loss.num_examples:,} examples."
     return [
         LineChart(
             f"line-{name}", f"{name.replace('_', ' ').capitalize()} between start and end of training", coordinates,
             {run: [values[name] for values in points] for run, points in metrics.items()},
-            x_label="coordinate", y_label=name.replace("_", " "), caption=caption,
+            x_label="from start (0) to end (1) of training", y_label=name.replace("_", " "), caption=caption,
         )
         for name in dict.fromkeys(("loss", next((name for name in names if "loss" not in name), "loss")))
     ]  # fmt: skip

@@ -267,7 +267,7 @@ def make_result(
         figures.append(
             Heatmap(
                 f"transfer-{number}",
-                f"{label}: {attack.metric} of a model (column) with the trigger of another one (row)",
+                f"{label}: {attack.metric} of models with triggers",
                 rows,
                 list(names),
                 np.array(cells).tolist(),

@@ -248,8 +248,9 @@ class Surface(Figure):
         cells = merged_cells(list(reversed(self.values)), left, top, cell_width, cell_height, low, high)
         parts += axes(x_scale, y_scale, self.x_label, self.y_label)
         parts += cells
+        boxes: list[tuple[float, float, float]] = []
         for level in (low + (high - low) * step / 8 for step in range(1, 8)):
-            parts += self._contour(level, x_scale, y_scale)
+            parts += self._contour(level, x_scale, y_scale, boxes)
         for number, (name, pairs) in enumerate(self.paths.items()):
             points = [(x_scale(x), y_scale(y)) for x, y in pairs]
             if len(points) > 1:
@@ -262,21 +263,28 @@ class Surface(Figure):
         parts += color_bar(left, bottom + 54, 260, low, high, self.digits)
         return document(parts, 600, bottom + 90, self.title, self.caption, embedded)
 
-    def _contour(self, level: float, x_scale: Scale, y_scale: Scale) -> list[str]:
-        """Line of a value by marching squares, with the value near the vertical center line."""
+    def _contour(
+        self, level: float, x_scale: Scale, y_scale: Scale, boxes: list[tuple[float, float, float]]
+    ) -> list[str]:
+        """Line of a value by marching squares, with the value near the vertical center line where it overlaps none of
+        the `boxes` of other values (left edge, right edge, center), which receive its own."""
         segments = list(self._contour_segments(level))
         if not segments:
             return []
         data = "".join(polyline([(x_scale(x), y_scale(y)) for x, y in segment]) for segment in segments)
         text = format_value(float(level), self.digits)
         center = (self.x[0] + self.x[-1]) / 2
-        x, y = min((segment[0] for segment in segments), key=lambda point: (abs(point[0] - center), point[1]))
-        x, y, width = x_scale(x), y_scale(y), text_width(text, 11) + 4
         path = element("path", tooltip(text), d=data, fill="none", stroke="#ffffff", stroke_width=1.1)
-        box = element(
-            "rect", x=x - width / 2, y=y - 7, width=width, height=14.0, rx=3, fill="#101418", fill_opacity=0.8
-        )
-        return [path, box, label(text, x, y, "small", anchor="middle", fill="#ffffff")]
+        half = text_width(text, 11) / 2 + 2
+        for point in sorted((segment[0] for segment in segments), key=lambda point: (abs(point[0] - center), point[1])):
+            x, y = x_scale(point[0]), y_scale(point[1])
+            if all(x + half < left or x - half > right or abs(y - middle) > 15 for left, right, middle in boxes):
+                boxes.append((x - half, x + half, y))
+                box = element(
+                    "rect", x=x - half, y=y - 7, width=2 * half, height=14.0, rx=3, fill="#101418", fill_opacity=0.8
+                )
+                return [path, box, label(text, x, y, "small", anchor="middle", fill="#ffffff")]
+        return [path]
 
     def _contour_segments(self, level: float) -> Iterator[tuple[tuple[float, float], tuple[float, float]]]:
         """Straight pieces of a contour line, one or two in each square of four values that it crosses."""
