@@ -94,7 +94,7 @@ def alignment_result(alignment: LayerAlignment, models: list[str], settings: dic
     layers = [first for first, _ in alignment.layers]
     chart = LineChart(
         "retrieval", "Alignment of two languages by layer", layers, means,
-        x_label="layer", caption=note,
+        x_label="layer", y_label="accuracy, or CKA", caption=note,
     )  # fmt: skip
     values = {name: {"mean": mean, "spread": spread} for name, (mean, spread) in statistics.items()}
     return AnalysisResult("alignment", models, settings, [table], [chart], {"layers": alignment.layers, **values})
