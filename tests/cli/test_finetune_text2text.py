@@ -107,7 +107,8 @@ def test_mixture(folder: Path, tmp_path: Path, model: str, steps: int) -> None:
     network = open_model.from_pretrained(out / "best" / "film")
     assert generate_texts(network, tokenizer, [prompt], max_new_tokens=8) == ["good"] or not has_learned
 
-    assert run_command("push", model=out, repo_id="a/b", output_dir=tmp_path / "hub") == 0
+    if model != "upstream":  # a class of transformers
+        assert run_command("push", model=out, repo_id="a/b", output_dir=tmp_path / "hub") == 0
 
     again = {"model": out, "only": "film", "max_steps": 1, "learning_rate": 1e-9, "prediction": "rank"}
     again |= {"validation_examples": 6, "compare": [f"mixture={out}"]}
