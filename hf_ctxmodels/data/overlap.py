@@ -24,8 +24,8 @@ GPT2_NGRAM = 8
 _PUNCTUATION = re.compile(r"[\W_]+")
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _CACHED_WORDS = 1 << 20
-_BATCH_WORDS = 1 << 20
-_TABLE_BITS = 24
+_BATCH_WORDS = 1 << 16  # the arrays of a batch fit into the caches of a processor
+_MAX_TABLE_BITS = 24
 
 
 @dataclass(frozen=True)
@@ -176,24 +176,25 @@ class NgramCounter:
     def __init__(self, size: int, hashes: np.ndarray) -> None:
         self.size, self.hashes = size, np.unique(hashes)
         self.counts = np.zeros(len(self.hashes), dtype=np.int64)
-        self._shift = np.uint64(64 - _TABLE_BITS)
+        self._table_bits = min(_MAX_TABLE_BITS, (16 * len(self.hashes)).bit_length())
         self._table: np.ndarray | None = None
 
     def add(self, words: np.ndarray, documents: np.ndarray) -> None:
         """Count the n-grams of whole documents, from (words,) hashes and document numbers."""
         if not len(self.hashes):
             return
+        shift = np.uint64(64 - self._table_bits)
         if self._table is None:  # rules out most n-grams by the first bits of their hashes
-            self._table = np.zeros(1 << _TABLE_BITS, dtype=bool)
-            self._table[self.hashes >> self._shift] = True
+            self._table = np.zeros(1 << self._table_bits, dtype=bool)
+            self._table[self.hashes >> shift] = True
         hashes, positions = ngram_hashes(words, documents, self.size)
-        candidates = np.flatnonzero(self._table[hashes >> self._shift])
+        candidates = np.flatnonzero(self._table[hashes >> shift])
         hashes = hashes[candidates]
         indices = np.searchsorted(self.hashes, hashes).clip(max=len(self.hashes) - 1)
         is_match = self.hashes[indices] == hashes
         documents_of_matches = documents[positions[candidates[is_match]]]
         pairs = np.unique(documents_of_matches * len(self.hashes) + indices[is_match])
-        self.counts += np.bincount(pairs % len(self.hashes), minlength=len(self.hashes))
+        np.add.at(self.counts, pairs % len(self.hashes), 1)
 
     def __getitem__(self, hashes: np.ndarray) -> np.ndarray:
         """The counts of n-grams of the set."""
