@@ -133,6 +133,7 @@ class CtxDecoderConfig(CtxTransformerConfig):
             3.2, equation 5); 0 for none.
         prefix_lm: Whether the tokens of a prompt attend to one another in both directions in `generate`, as in a model
             trained by the objective `PrefixLM`. It does not change `forward`, which has the argument `prefix_mask`.
+        control_codes: Name -> token id of the control codes that texts begin with (Keskar et al. 2019); None for none.
     """
 
     attribute_map: ClassVar[dict[str, str]] = {
@@ -162,11 +163,13 @@ class CtxDecoderConfig(CtxTransformerConfig):
     tie_word_embeddings: bool = True
     lm_loss_weight: float | int = 0.5
     prefix_lm: bool = False
+    control_codes: dict[str, int] | None = None
 
     non_reference_fields: ClassVar[tuple[str, ...]] = (
         *CtxTransformerConfig.non_reference_fields,
         "lm_loss_weight",
         "prefix_lm",
+        "control_codes",
     )
 
     def validate_lm_loss_weight(self) -> None:
@@ -247,6 +250,7 @@ class CtxLSTMLanguageModelConfig(CtxConfig):
         hidden_size: Width of the last layer's output.
         stateful: Whether `past_key_values` are returned by default, so that the next batch can continue from them.
         initializer_range: Bound of the embeddings' uniform initialisation.
+        control_codes: Name -> token id of the control codes that texts begin with (Keskar et al. 2019); None for none.
     """
 
     vocab_size: int = 60_000
@@ -254,6 +258,9 @@ class CtxLSTMLanguageModelConfig(CtxConfig):
     num_hidden_layers: int = 1
     stateful: bool = False
     initializer_range: float | int = 0.1
+    control_codes: dict[str, int] | None = None
+
+    non_reference_fields: ClassVar[tuple[str, ...]] = (*CtxConfig.non_reference_fields, "control_codes")
 
     @property
     def layer_sizes(self) -> list[int]:

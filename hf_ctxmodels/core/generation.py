@@ -87,6 +87,17 @@ def target_language_id(
     return languages.index(language)
 
 
+def control_code_id(config: PreTrainedConfig, name: str | None) -> int | None:
+    """Token id of a control code, or None; raises CtxError if the model was not trained with it."""
+    if name is None:
+        return None
+    codes: dict[str, int] = getattr(config, "control_codes", None) or {}
+    if name not in codes:
+        hint = f"use one of {', '.join(codes)}." if codes else "remove it: the model was trained without control codes."
+        raise CtxError(f"The model has no control code {name!r}.", location=f"--control {name}", hint=hint)
+    return codes[name]
+
+
 @dataclass(frozen=True)
 class LanguagePair:
     """Names and ids of source and target language of a model with language embeddings (MASS, XLM)."""

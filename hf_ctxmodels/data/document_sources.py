@@ -20,6 +20,7 @@ from hf_ctxmodels.data.documents import (
     Documents,
     LabelledPair,
     Reader,
+    TextWithCode,
     TextWithUnits,
     group_chunks,
     split_sentences,
@@ -54,7 +55,7 @@ from hf_ctxmodels.data.text_files import (
 )
 
 NONE = "-"
-"""Value for a dataset without translations or language tag."""
+"""Value for a dataset without translations, language tag or control code."""
 
 SizedReader = tuple[Reader, int | None]
 """Reads consecutive documents, and their size in bytes, None if unknown."""
@@ -94,6 +95,14 @@ class DataArguments:
         "Column with a list of the phrases in a text that are masked as units; by default the phrases of the "
         "objective option `units`.",
     )
+    control_codes: list[str] = flag(
+        (), "Control code for each --dataset, the first token of each example of its documents; `-` for none."
+    )
+    control_column: str | None = flag(
+        None,
+        "Column with the control code of a document, such as its source or label, except in .txt.",
+        conflicts=("control_codes", "units_column"),
+    )
     streaming: bool = flag(False, "Stream the data instead of loading it first.")
     sampling_alpha: float | None = flag(
         None,
@@ -113,6 +122,8 @@ class DataArguments:
             split=self.dataset_split,
             text_column=self.text_column,
             units_column=self.units_column,
+            control_codes=self.control_codes,
+            control_column=self.control_column,
             config_name=self.dataset_config,
             streaming=self.streaming,
             skip_empty=self.skip_empty_documents,
@@ -130,6 +141,8 @@ def load_documents(
     split: str = "train",
     text_column: str = "text",
     units_column: str | None = None,
+    control_codes: Sequence[str] = (),
+    control_column: str | None = None,
     config_name: str | None = None,
     streaming: bool = False,
     skip_empty: bool = False,
@@ -144,26 +157,27 @@ def load_documents(
     Files are always streamed. Raises CtxError if a source does not exist, or the numbers of arguments do not
     match; errors in the data are raised while iterating.
     """
-    numbers = len(translations) or len(datasets), len(language_tags) or len(datasets)
-    if numbers != (len(datasets), len(datasets)):
+    numbers = [len(values) or len(datasets) for values in (translations, language_tags, control_codes)]
+    if numbers != [len(datasets)] * 3:
         raise CtxError(
             f"{len(translations)} files of translations for {len(datasets)} datasets, with {len(language_tags)} "
-            "language tags.",
-            hint="set one file of translations for each dataset or none, and one tag for each or none.",
+            f"language tags and {len(control_codes)} control codes.",
+            hint="set one file of translations, one tag and one code for each dataset, or none.",
         )
-    if news_articles and (language_tags or translations):
+    if news_articles and (language_tags or translations or control_codes or control_column):
         raise CtxError(
-            "News articles have neither language tags nor translations.",
+            "News articles have neither language tags nor translations nor control codes.",
             location="--news_articles",
-            hint="omit --language_tags and --translations.",
+            hint="omit --language_tags, --translations, --control_codes and --control_column.",
         )
     if max_documents is not None:
         check_range({"max_documents": max_documents}, at_least=1)
     names: list[str] = []
     chunks: list[Chunk] = []
-    columns = TextColumns(text_column, units_column)
+    columns = TextColumns(text_column, units_column, control_column)
     absent = [NONE] * len(datasets)
-    for dataset, translation, tag in zip(datasets, translations or absent, language_tags or absent, strict=True):
+    options = zip(translations or absent, language_tags or absent, control_codes or absent, strict=True)
+    for dataset, (translation, tag, code) in zip(datasets, options, strict=True):
         tag = "" if tag == NONE else f"{tag} "
         readers: list[SizedReader]
         if translation != NONE:
@@ -179,6 +193,8 @@ def load_documents(
             name, readers = _open(dataset, split, columns, config_name, streaming, document_separator)
             if tag:
                 readers = [(partial(_tagged, read, tag), size) for read, size in readers]
+            if code != NONE:
+                readers = [(partial(_coded, read, code), size) for read, size in readers]
         chunks += [Chunk(len(names), read, size) for read, size in readers]
         names.append(name)
     return Documents(
@@ -417,7 +433,16 @@ def _tagged(read: Reader, tag: str) -> Iterator[list[str]]:
             yield LabelledPair([f"{tag}{text}" for text in paragraphs], paragraphs.label)
             continue
         sentences = [f"{tag}{sentence}" for paragraph in paragraphs for sentence in split_sentences(paragraph)]
-        yield TextWithUnits(sentences, paragraphs.units) if isinstance(paragraphs, TextWithUnits) else sentences
+        if isinstance(paragraphs, TextWithUnits):
+            sentences = TextWithUnits(sentences, paragraphs.units)
+        elif isinstance(paragraphs, TextWithCode):
+            sentences = TextWithCode(sentences, paragraphs.code)
+        yield sentences
+
+
+def _coded(read: Reader, code: str) -> Iterator[list[str]]:
+    """Documents with a control code."""
+    return (TextWithCode(paragraphs, code) for paragraphs in read())
 
 
 def _hub_documents(

@@ -46,6 +46,14 @@ class TextWithUnits(list[str]):
         self.units = tuple(units)
 
 
+class TextWithCode(list[str]):
+    """The paragraphs or sentences of a text, and its control code, the name of its source or label."""
+
+    def __init__(self, sentences: Iterable[str], code: str) -> None:
+        super().__init__(sentences)
+        self.code = code
+
+
 class NewsArticle(list[str]):
     """The texts of an article's non-empty fields; `fields` maps their names to the texts."""
 
@@ -119,9 +127,9 @@ def group_chunks(chunks: Iterable[Chunk]) -> tuple[Part, ...]:
 
 @dataclass(frozen=True)
 class Documents:
-    """Documents that can be iterated repeatedly: non-empty lists of sentences (possibly `TextWithUnits`), or
-    `TranslatedText`, `LabelledPair` or `NewsArticle`, which are not split into sentences. Each iteration reads the
-    sources from their start. Can be pickled.
+    """Documents that can be iterated repeatedly: non-empty lists of sentences (possibly `TextWithUnits` or
+    `TextWithCode`), or `TranslatedText`, `LabelledPair` or `NewsArticle`, which are not split into sentences. Each
+    iteration reads the sources from their start. Can be pickled.
 
     Attributes:
         name: Name of the source, for errors and cards.
@@ -152,6 +160,8 @@ class Documents:
                 sentences = [sentence for paragraph in paragraphs for sentence in split_sentences(paragraph)]
             if isinstance(paragraphs, TextWithUnits):
                 sentences = TextWithUnits(sentences, paragraphs.units)
+            elif isinstance(paragraphs, TextWithCode):
+                sentences = TextWithCode(sentences, paragraphs.code)
             if sentences:
                 is_empty = False
                 yield sentences
@@ -201,6 +211,11 @@ class Documents:
         """The first parts of up to this size together, at least one."""
         sizes = accumulate(part.num_bytes for part in self.layout)
         return replace(self, layout=self.layout[: max(1, sum(size <= num_bytes for size in sizes))])
+
+    def control_codes(self) -> set[str]:
+        """The control codes of all documents, held-out ones included; reads the sources once."""
+        paragraphs = (paragraphs for part in self.layout for chunk in part.chunks for paragraphs in chunk.read())
+        return {text.code for text in paragraphs if isinstance(text, TextWithCode)}
 
     def texts(self) -> "DocumentTexts":
         """The documents as strings, see `text_of`."""

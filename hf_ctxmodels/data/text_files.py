@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.loading import parse_json
-from hf_ctxmodels.data.documents import TextWithUnits, TranslatedText
+from hf_ctxmodels.data.documents import TextWithCode, TextWithUnits, TranslatedText
 from hf_ctxmodels.data.files import (
     DataFile,
     compression_suffix,
@@ -69,10 +69,12 @@ class LineLocation:
 
 
 class TextColumns(NamedTuple):
-    """Columns of a record: the document's text, and the list of its phrases, or None; both may be null."""
+    """Columns of a record: the document's text, and the list of its phrases or its control code, or None; all may be
+    null."""
 
     text: str = "text"
     units: str | None = None
+    control: str | None = None
 
 
 def document_suffix(path: str | Path) -> str:
@@ -201,12 +203,13 @@ def read_file(selection: FileRange, columns: TextColumns, separator: Separator =
     """
     suffix = document_suffix(selection.path)
     if suffix == ".txt":
-        if columns.units is not None:
-            raise CtxError(
-                f"A text file has no column {columns.units!r}.",
-                location=selection.path,
-                hint="use a .jsonl or .parquet file, or omit units_column.",
-            )
+        for option, name in (("units_column", columns.units), ("control_column", columns.control)):
+            if name is not None:
+                raise CtxError(
+                    f"A text file has no column {name!r}.",
+                    location=selection.path,
+                    hint=f"use a .jsonl or .parquet file, or omit {option}.",
+                )
         return _text_documents(selection, separator)
     if suffix == ".jsonl":
         return _json_documents(selection, columns)
@@ -252,7 +255,8 @@ def _json_documents(selection: FileRange, columns: TextColumns) -> Iterator[list
 
 
 def record_to_document(row: dict[str, Any], columns: TextColumns, location: object) -> list[str]:
-    """The paragraphs of a record, with its units; raises CtxError if a column is missing, or of another type."""
+    """The paragraphs of a record, with its units or control code; raises CtxError if a column is missing, or of another
+    type."""
     text = _column(row, columns.text, "text_column", location)
     if text is not None and not isinstance(text, str):
         raise CtxError(
@@ -260,6 +264,15 @@ def record_to_document(row: dict[str, Any], columns: TextColumns, location: obje
             location=location,
             hint="set text_column to a column of strings.",
         )
+    if columns.control is not None:
+        code = _column(row, columns.control, "control_column", location)
+        if code is not None and not isinstance(code, str):
+            raise CtxError(
+                f"Column {columns.control!r} contains a {type(code).__name__}, not a control code.",
+                location=location,
+                hint="set control_column to a column of strings.",
+            )
+        return TextWithCode(split_paragraphs(text), code.strip()) if code and code.strip() else split_paragraphs(text)
     if columns.units is None:
         return split_paragraphs(text)
     units = _column(row, columns.units, "units_column", location) or []

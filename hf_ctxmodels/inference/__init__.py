@@ -4,6 +4,7 @@ from hf_ctxmodels.architectures.sentence_encoder import encode_sentences
 from hf_ctxmodels.architectures.word_encoder import WordEncoder
 from hf_ctxmodels.core.generation import decode_generated
 from hf_ctxmodels.evaluation.scoring import TextScore, score
+from hf_ctxmodels.inference.control import ClassifierGuidance, allowed_answers, bag_of_words
 from hf_ctxmodels.inference.generation import generate_texts
 from hf_ctxmodels.inference.news_fields import field_loss, generate_field
 from hf_ctxmodels.inference.prediction import Predictor

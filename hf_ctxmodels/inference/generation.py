@@ -13,6 +13,7 @@ from hf_ctxmodels.core.flags import check_range
 from hf_ctxmodels.core.generation import (
     LanguagePair,
     check_can_generate,
+    control_code_id,
     decode_generated,
     encode_prompts,
     max_input_length,
@@ -35,6 +36,7 @@ def generate_texts(
     batch_size: int = 64,
     language: str | None = None,
     source_language: str | None = None,
+    control: str | None = None,
     progress: bool = False,
     **options: Any,
 ) -> list[str]:
@@ -52,11 +54,13 @@ def generate_texts(
         language: Target language: one of `tokenizer.languages` (None for the first one), or, for models with language
             embeddings, one of `config.lang2id`.
         source_language: Language of the texts for models with language embeddings; None for `config.default_lang`.
+        control: Control code of a model that was trained with codes, the token before each prompt; prompts may then be
+            empty.
         options: Arguments of `generate`, such as `num_beams` and `length_penalty`; greedy search by default.
 
     Raises:
-        CtxError: The model cannot generate, does not support the language or requires one, a text has no token or too
-            many for the model, a number is too small, or `num_return_sequences` is not 1.
+        CtxError: The model cannot generate, does not support the language or requires one, or has no such code; a text
+            has no token or too many for the model; a number is too small, or `num_return_sequences` is not 1.
     """
     check_can_generate(model)
     numbers = {"max_new_tokens": max_new_tokens, "max_length": max_length, "batch_size": batch_size}
@@ -67,7 +71,9 @@ def generate_texts(
             hint="repeat the inputs, or call model.generate, which returns ids.",
         )
     languages = LanguagePair.resolve(model.config, source_language, language, ("--source_language", "--language"))
-    tokenizer_arguments = {} if languages is None else languages.tokenizer_arguments(tokenizer, languages.source)
+    tokenizer_arguments: dict[str, Any] = (
+        {} if languages is None else languages.tokenizer_arguments(tokenizer, languages.source)
+    )
     language_ids: dict[str, int] = {}  # argument of `generate` -> id
     if languages is not None:
         names = ("langs", "decoder_langs") if model.config.is_encoder_decoder else ("langs",)
@@ -77,8 +83,13 @@ def generate_texts(
         raise CtxError("The model has no language embeddings.", location=location, hint="remove it.")
     elif (language_id := target_language_id(tokenizer, language, model.config)) is not None:
         language_ids = {"target_languages": language_id}
+    code = control_code_id(model.config, control)
+    if code is not None:
+        tokenizer_arguments |= {"add_special_tokens": False}
     sequences = _encode(model, tokenizer, texts, max_length, tokenizer_arguments)
-    _check_lengths(model, tokenizer, texts, sequences, max_new_tokens)
+    if code is not None:
+        sequences = [[code, *ids] for ids in sequences]
+    _check_lengths(model, tokenizer, texts, sequences, max_new_tokens, may_be_empty=code is not None)
     settings = {"do_sample": False, "max_new_tokens": max_new_tokens, **options}
     if not model.config.is_encoder_decoder and model.generation_config.pad_token_id is None:
         settings.setdefault("pad_token_id", _padding_id(tokenizer))
@@ -96,7 +107,7 @@ def generate_texts(
 
 
 def _encode(
-    model: Any, tokenizer: Any, texts: Sequence[str], max_length: int | None, tokenizer_arguments: dict[str, str]
+    model: Any, tokenizer: Any, texts: Sequence[str], max_length: int | None, tokenizer_arguments: dict[str, Any]
 ) -> list[list[int]]:
     """Token ids of the texts; prompts without the special tokens at their end."""
     if model.config.is_encoder_decoder:
@@ -107,9 +118,15 @@ def _encode(
 
 
 def _check_lengths(
-    model: Any, tokenizer: Any, texts: Sequence[str], sequences: list[list[int]], max_new_tokens: int
+    model: Any,
+    tokenizer: Any,
+    texts: Sequence[str],
+    sequences: list[list[int]],
+    max_new_tokens: int,
+    may_be_empty: bool = False,
 ) -> None:
-    """Raise CtxError for a text without a token, or one that is too long for the model with its generated tokens."""
+    """Raise CtxError for a text without a token, unless it `may_be_empty`, or one that is too long for the model with
+    its generated tokens."""
     pair_length = max_pair_length(model.config)
     limit = max_input_length(model.config) if pair_length is None else pair_length
     if limit is not None and max_new_tokens > limit:
@@ -122,7 +139,7 @@ def _check_lengths(
     max_tokens = limit - max_new_tokens if limit is not None and shares_positions else limit
     num_special_tokens = len(tokenizer("")["input_ids"]) if model.config.is_encoder_decoder else 0
     for index, (text, ids) in enumerate(zip(texts, sequences, strict=True)):
-        if len(ids) <= num_special_tokens or not text.strip():
+        if len(ids) <= num_special_tokens or not (may_be_empty or text.strip()):
             raise CtxError(f"Text {index} has no words: {text!r}.", hint="remove the text.")
         if max_tokens is not None and len(ids) > max_tokens:
             generated = "" if max_tokens == limit else f", {max_new_tokens} of them for generated tokens"

@@ -11,6 +11,7 @@ import torch
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import check_range, flag
+from hf_ctxmodels.data.documents import TextWithCode
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.padding import Batch, PaddingCollator, required_token
 from hf_ctxmodels.data.seeding import Purpose, generator
@@ -18,6 +19,7 @@ from hf_ctxmodels.data.training_set import ExampleSampling
 from hf_ctxmodels.objectives.base import Objective, target_rates
 from hf_ctxmodels.objectives.features import padded_columns
 from hf_ctxmodels.objectives.tokenized_documents import document_batches, pack_sequences
+from hf_ctxmodels.tokenizers.control_codes import control_code_ids
 
 _HALF_LENGTH_SHARE = 0.05  # of the sequences
 _MIN_LENGTH = 5
@@ -84,16 +86,75 @@ class TokenStream:
 
 
 @dataclass
-class CausalLM(DataCollatorForCausalLM, Objective):
+class ControllableLM(DataCollatorForCausalLM, Objective):
+    """Base class of causal objectives with control codes.
+
+    With `control_codes`, each document is cut separately, and each of its windows begins with the code of the document
+    (`TextWithCode`), which is not a target; the separator, the tokenizer's `eos_token`, ends the document. Windows of a
+    document without a code begin with the separator. pretrain sets the codes by `--control_codes`, one code for each
+    `--dataset`, or `--control_column`.
+
+    References: Keskar et al. 2019 (arXiv 1909.05858), section 3: the code of a text's domain precedes each sequence.
+    """
+
+    auto_class = "AutoModelForCausalLM"
+    predicts_special_tokens = True
+    control_codes: str = flag(
+        "", "Control codes, separated by commas; by default of --control_codes, --control_column."
+    )
+    control_dropout: float = flag(0.0, "Probability of the separator instead of the code, for text without a code.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self, "control_dropout", at_least=0, at_most=1)
+        names = [name.strip() for name in self.control_codes.split(",") if name.strip()]
+        self.code_ids = control_code_ids(self.tokenizer, names)
+        if self.code_ids:
+            check_range(self, "max_length", at_least=2)
+            self.config_fields = {"control_codes": self.code_ids}
+
+    def coded_windows(self, documents: Iterable[list[str]], epoch: int) -> Iterator[np.ndarray]:
+        """(tokens,) ids of windows of up to `max_length` tokens; each token of a text is in one window."""
+        separator, number = required_token(self.tokenizer, "eos_token", "ends documents"), 0
+        for batch in document_batches(documents):
+            [texts] = self.joined_batches(batch)
+            for document, text in zip(batch, texts, strict=True):
+                first, text = self._first_token(document, separator), np.append(text, separator)
+                if self.backward:
+                    text = text[::-1]
+                for start in range(0, len(text) if len(text) > 1 else 0, self.max_length - 1):
+                    is_dropped = self.control_dropout > 0 and (
+                        generator(self.seed, epoch, number, Purpose.CORRUPTION).random() < self.control_dropout
+                    )
+                    window = text[start : start + self.max_length - 1]
+                    yield np.concatenate([[separator if is_dropped else first], window], dtype=np.int32)
+                    number += 1
+
+    def _first_token(self, document: list[str], separator: int) -> int:
+        """The code of a document, or the separator; raises CtxError for an unknown code."""
+        if not isinstance(document, TextWithCode):
+            return separator
+        if document.code not in self.code_ids:
+            raise CtxError(
+                f"The document {' '.join(document)[:60]!r} has the control code {document.code!r}, which is unknown.",
+                hint=f"use one of {', '.join(self.code_ids)}, or add it to the objective's control_codes.",
+            )
+        return self.code_ids[document.code]
+
+
+@dataclass
+class CausalLM(ControllableLM):
     """Predict each word from its predecessors, in sequences of random length cut from the concatenated documents.
 
     Lengths are sampled from a normal distribution around `bptt`, one in twenty around half of it. The sequences of a
     batch differ in length; the loop's `lr_reference_targets` scales the learning rate by the number of targets. With
-    `backward` the text is cut from its end, and each word is predicted from its successors.
+    `backward` the text is cut from its end, and each word is predicted from its successors. With `control_codes` the
+    sequences are windows of `max_length` words that are shuffled, and no state is carried.
 
     | document | example | targets |
     |---|---|---|
     | running text | about `bptt` words, continued by the next example | every word |
+    | text, `control_codes` | `code` and up to `max_length` - 1 words of a document | every word |
 
     References: Merity et al. 2017 (arXiv 1708.02182), sections 5 and 4.1; Howard & Ruder 2018, sections 3.1 and 3.3.
     Related: `BidirectionalLM` trains a model of each direction jointly; `SequenceAutoencoding` predicts a text from
@@ -103,8 +164,6 @@ class CausalLM(DataCollatorForCausalLM, Objective):
         >>> CausalLM(tokenizer, max_length=80, seed=0, bptt=70, backward=True)
     """
 
-    auto_class = "AutoModelForCausalLM"
-    predicts_special_tokens = True
     backward: bool = flag(False, "Read from right to left: predict each word from its successors.")
     bptt: int = flag(0, "Mean length of a sequence; 0: max_length minus two standard deviations.")
     bptt_deviation: float = flag(5.0, "Standard deviation of the lengths; 0: sequences of equal length.")
@@ -118,14 +177,19 @@ class CausalLM(DataCollatorForCausalLM, Objective):
                 f"max_length={self.max_length} and bptt={self.bptt} are incompatible.",
                 hint="use a max_length of 2 or more, and a bptt of at most that, or 0.",
             )
-        self.sampling = ExampleSampling(contiguous=self.carry)
+        is_stateful = self.carry and not self.code_ids
+        self.sampling = ExampleSampling(contiguous=is_stateful)
         default_length = max(-(-self.max_length // 2), round(self.max_length - 2 * self.bptt_deviation))
         self.mean_length = self.bptt or default_length
-        self.config_fields = {"stateful": self.carry, "backward": self.backward}
+        self.config_fields |= {"stateful": is_stateful, "backward": self.backward}
         self.immutable_config_fields = ("backward",)
 
     def examples(self, documents: Iterable[list[str]], epoch: int = 0) -> Iterator[Example]:
         """Examples with input_ids and following."""
+        if self.code_ids:
+            for window in self.coded_windows(documents, epoch):
+                yield self._example(window, IGNORE_INDEX)
+            return
         number = 0
         stream = TokenStream(self._length(epoch, number))
         for batch in document_batches(documents):
@@ -158,7 +222,7 @@ class CausalLM(DataCollatorForCausalLM, Objective):
 
 
 @dataclass
-class DocumentLM(DataCollatorForCausalLM, Objective):
+class DocumentLM(ControllableLM):
     """Predict each token from its predecessors, in full sequences of documents.
 
     The separator, the tokenizer's `eos_token`, precedes and follows every document. Documents are joined and cut into
@@ -170,6 +234,7 @@ class DocumentLM(DataCollatorForCausalLM, Objective):
     |---|---|---|
     | text | `max_length` tokens of joined documents | every token |
     | text, `packing` | `sep A sep` `sep B sep` ... as sequences | every token but the first of a sequence |
+    | text, `control_codes` | `code A`, `code A sep`: windows of a document, packed or not | every token but the code |
 
     References: Radford et al. 2018, section 3.1; Radford et al. 2019, section 2; Brown et al. 2020, appendix B: joined
     documents with a special token between them.
@@ -180,18 +245,19 @@ class DocumentLM(DataCollatorForCausalLM, Objective):
         >>> DocumentLM(tokenizer, max_length=1024, seed=0, packing=True)
     """
 
-    auto_class = "AutoModelForCausalLM"
-    predicts_special_tokens = True
     packing: bool = flag(False, "Whole documents in a sequence, without attention between them; False: joined and cut.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_range(self, "max_length", at_least=2)
         self.separator = required_token(self.tokenizer, "eos_token", "separates documents")
-        self.config_fields = {"prefix_lm": False}
+        self.config_fields |= {"prefix_lm": False}
 
     def examples(self, documents: Iterable[list[str]], epoch: int = 0) -> Iterator[Example]:
         """Examples with input_ids and following, or with sequence_ids when packed."""
+        if self.code_ids:
+            windows = ({"input_ids": window} for window in self.coded_windows(documents, epoch))
+            return pack_sequences(windows, self.max_length) if self.packing else windows
         texts = (text for batch in self.joined_batches(documents) for text in batch if len(text))
         return pack_sequences(self._windows(texts), self.max_length) if self.packing else self._joined(texts)
 

@@ -24,6 +24,7 @@ from hf_ctxmodels.core.flags import check_range, flag, split_choice, typed_optio
 from hf_ctxmodels.core.loading import describe_differences, file_digest
 from hf_ctxmodels.core.output_files import wrap_write_errors
 from hf_ctxmodels.data import DataArguments, ExampleSet, build_training_set
+from hf_ctxmodels.data.document_sources import NONE
 from hf_ctxmodels.data.documents import Documents
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.files import describe_content, local_path
@@ -40,6 +41,7 @@ from hf_ctxmodels.objectives import Objective
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.spec import FamilySpec
 from hf_ctxmodels.tokenizers.base import tokenizer_digest
+from hf_ctxmodels.tokenizers.control_codes import add_control_codes
 from hf_ctxmodels.training.evaluation import Examples
 from hf_ctxmodels.training.training_state import flags_identity
 
@@ -47,6 +49,7 @@ SMALLEST_CACHED_TEXT = 4 << 20
 """Bytes; the examples of less text, which are made in seconds, are not cached."""
 _HELD_OUT_BYTES = 256 << 20  # of a streamed corpus, from which documents are held out
 _FILE_FLAGS = ("dataset", "translations")
+_MAX_CONTROL_CODES = 1000
 _UNCOMPARED_FIELDS = ("family", "objective", "tokenizer", "num_proc", "streaming")
 
 
@@ -129,8 +132,37 @@ def make_objective(
         )
     objective_class = family.objectives[name]
     names = objective_class.option_help()
+    if codes := control_codes(arguments):
+        if "control_codes" not in names:
+            raise CtxError(
+                f"The objective {name} of the family {family.name} has no control codes.",
+                location="--control_codes" if arguments.control_codes else "--control_column",
+                hint="use causal language modelling, such as --family gpt2 --objective clm.",
+            )
+        option_texts.setdefault("control_codes", ",".join(codes))
+        if getattr(arguments, "model", None) is None:
+            add_control_codes(tokenizer, option_texts["control_codes"].split(","))
     options = typed_options(objective_class, option_texts, location=f"--objective {name}", names=names)
     return name, objective_class(tokenizer, max_length=arguments.max_length, seed=seed, **options)
+
+
+def control_codes(arguments: CorpusArguments) -> list[str]:
+    """The control codes of the documents, in the order of `control_codes`, or sorted for a `control_column`, which is
+    read; raises CtxError for too many codes, or a code with a comma."""
+    codes = [code for code in dict.fromkeys(arguments.control_codes) if code != NONE]
+    location = "--control_codes"
+    if arguments.control_column is not None:
+        documents, _ = replace(arguments, validation_fraction=0.0).load()
+        codes, location = sorted(documents.control_codes()), f"--control_column {arguments.control_column}"
+    if len(codes) > _MAX_CONTROL_CODES:
+        raise CtxError(
+            f"{len(codes):,} control codes, at most {_MAX_CONTROL_CODES:,} are supported.",
+            location=location,
+            hint="use a column of sources or labels.",
+        )
+    if invalid := [code for code in codes if "," in code]:
+        raise CtxError(f"The control code {invalid[0]!r} has a comma.", location=location, hint="rename the code.")
+    return codes
 
 
 def objective_identity(objective: Objective) -> dict[str, Any]:
@@ -237,7 +269,7 @@ def prepared_objective(
     one, the family does not have it, or the tokenizer differs."""
     identity = corpus.identity
     if arguments.objective is not None:
-        arguments = replace(arguments, max_length=identity["max_length"])
+        arguments = replace(arguments, max_length=identity["max_length"], control_codes=[], control_column=None)
         name, objective = make_objective(family, tokenizer, arguments, seed)
     else:
         names = [name for name, entry in family.objectives.items() if entry.__name__ == identity["objective"]]

@@ -7,8 +7,10 @@ from hypothesis import strategies as st
 from numbered_text import numbered_documents
 
 from hf_ctxmodels import CtxError, CtxGpt2Tokenizer, CtxUlmfitTokenizer
+from hf_ctxmodels.data.documents import TextWithCode
 from hf_ctxmodels.objectives import CausalLM
 from hf_ctxmodels.objectives.causal_lm import DocumentLM
+from hf_ctxmodels.tokenizers.control_codes import add_control_codes, control_code_ids
 
 DOCUMENTS, _ = numbered_documents([[5, 9], [30, 2, 2], [1], [40] * 12])
 
@@ -136,3 +138,66 @@ def test_a_tokenizer_without_a_separator_is_refused(tokenizer):
         DocumentLM(tokenizer, max_length=8, seed=0)
     with pytest.raises(CtxError, match="max_length=1"):
         DocumentLM(CtxGpt2Tokenizer.train(["a b c"], vocab_size=260), max_length=1, seed=0)
+
+
+def coded_texts(*codes: str | None) -> list[list[str]]:
+    """The numbered documents, with a control code or without."""
+    return [
+        document if code is None else TextWithCode(document, code)
+        for document, code in zip(DOCUMENTS, codes, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("length", [2, 7, 5000])
+@pytest.mark.parametrize("make", [DocumentLM, CausalLM])
+@pytest.mark.parametrize("packing", [False, True])
+@pytest.mark.parametrize("backward", [False, True])
+def test_windows_begin_with_the_control_code(make: type, length: int, packing: bool, backward: bool) -> None:
+    """Each window of a document begins with its code, which is no target; every other token is a target once."""
+    if (backward and make is DocumentLM) or (packing and make is CausalLM):
+        return
+    words = CtxUlmfitTokenizer.train([" ".join(document) for document in DOCUMENTS], 2000, min_count=1)
+    words.eos_token = words.eos_token or words.bos_token
+    names = ["news", "books and plays"]
+    add_control_codes(words, names)
+    options = {"packing": True} if packing else {"backward": True} if backward else {}
+    objective = make(words, max_length=length, seed=0, control_codes=",".join(names), **options)
+    codes = control_code_ids(words, names)
+    assert objective.config_fields["control_codes"] == codes
+    assert len(set(codes.values())) == 2
+    assert not objective.sampling.contiguous
+    documents = coded_texts("news", "books and plays", "news", None)
+    examples = [example | {"sequence_ids": example.get("sequence_ids", np.ones(len(example["input_ids"]), int))}
+                for example in objective.examples(documents)]  # fmt: skip
+    firsts = [codes["news"], codes["books and plays"], codes["news"], words.eos_token_id]
+    texts = [words(" ".join(document), add_special_tokens=False).input_ids for document in DOCUMENTS]
+    expected = []
+    for first, text in zip(firsts, texts, strict=True):
+        tokens = [*text, words.eos_token_id][:: -1 if backward else 1]
+        expected += [[first, *tokens[start : start + length - 1]] for start in range(0, len(tokens), length - 1)]
+    windows = []
+    for example in examples:
+        ids, numbers = example["input_ids"], example["sequence_ids"]
+        assert len(ids) <= length
+        windows += [ids[numbers == number][:: -1 if backward else 1].tolist() for number in range(1, numbers.max() + 1)]
+    assert sorted(windows) == sorted(expected)
+    labels = objective.collate(examples)["labels"]
+    targets = sorted(labels[labels != -100].tolist())
+    assert targets == sorted(token for window in expected for token in window[1:])
+
+
+def test_control_dropout_and_unknown_codes() -> None:
+    words = CtxGpt2Tokenizer.train(["one two three"] * 9, 270)
+    add_control_codes(words, ["a", "news"])
+    assert control_code_ids(words, ["a", "news"]) == {
+        "a": words.convert_tokens_to_ids("a"),  # a word of the vocabulary, as in CTRL
+        "news": words.convert_tokens_to_ids("<|news|>"),
+    }
+    objective = DocumentLM(words, max_length=4, seed=0, control_codes="a,news", control_dropout=0.3)
+    windows = list(objective.examples([TextWithCode(["one two three " * 400], "news")]))
+    dropped = np.array([window["input_ids"][0] == words.eos_token_id for window in windows])
+    assert dropped.mean() == pytest.approx(0.3, abs=0.06)
+    with pytest.raises(CtxError, match=r"control code 'law'[\s\S]*a, news"):
+        list(objective.examples([TextWithCode(["one"], "law")]))
+    with pytest.raises(CtxError, match="'other' is not one token"):
+        DocumentLM(words, max_length=4, seed=0, control_codes="a,other")
