@@ -111,6 +111,7 @@ GROUPS: dict[str, dict[str, Command | CommandGroup]] = {
                 "pairs": Command("Minimal pairs of acceptable and unacceptable sentences.", "evaluate", "pairs"),
                 "prompts": Command("Tasks as prompts, with examples in the context.", "evaluate_prompts"),
                 "perplexity": Command("Perplexity of a causal language model.", "evaluate", "perplexity"),
+                "control": Command("Control codes: perplexity, attribution, generated texts.", "evaluate_control"),
                 "transfer": Command("Zero-shot transfer of a tagger between languages.", "transfer"),
                 "forgetting": Command("Pretraining loss after fine-tuning.", "evaluate", "forgetting"),
                 "ensemble": Command("Average of the predictions of several classifiers.", "evaluate", "ensemble"),

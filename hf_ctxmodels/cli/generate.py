@@ -3,22 +3,33 @@ r"""Generate a text for each line of a file: a translation, a summary, a questio
     hf-ctxmodels generate --model runs/cove --input test.en.gz --references test.de.gz --decoding beam:num_beams=5 \
         --output_file test.hypotheses
     hf-ctxmodels generate --model runs/gpt2 --input prompts.txt --decoding sample:top_p=0.9 --output_file continued.txt
+    hf-ctxmodels generate --model runs/gpt2-codes --control Reviews --num_texts 4 --decoding sample:top_p=0.9
+    hf-ctxmodels generate --model runs/grover --fields "title=A storm" date=2019-04-06 --decoding sample:top_p=0.95
 """
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
-from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    LogitsProcessor,
+    PreTrainedConfig,
+    PreTrainedTokenizerBase,
+)
 from transformers import set_seed as seed_generators
 
 from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.console import print_status
-from hf_ctxmodels.core.constants import MAX_SEED
+from hf_ctxmodels.core.constants import MAX_SEED, NEWS_FIELDS
 from hf_ctxmodels.core.devices import DeviceArguments
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, check_range, flag, parse_choices
 from hf_ctxmodels.core.generation import LanguagePair
 from hf_ctxmodels.core.output_files import check_output_file, write_text_file
+from hf_ctxmodels.data.document_sources import load_documents
+from hf_ctxmodels.data.documents import NewsArticle
 from hf_ctxmodels.data.text_files import read_lines
 from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_model_and_tokenizer
 from hf_ctxmodels.downstream.tasks.base import repeated_prediction
@@ -31,7 +42,14 @@ from hf_ctxmodels.downstream.tasks.text_metrics import (
     metric_names,
     score_texts,
 )
-from hf_ctxmodels.inference import generate_texts
+from hf_ctxmodels.inference import (
+    ClassifierGuidance,
+    bag_of_words,
+    detection_examples,
+    generate_field,
+    generate_fields,
+    generate_texts,
+)
 
 
 @dataclass(frozen=True)
@@ -77,7 +95,9 @@ class GenerationArguments:
     model: str = flag(
         REQUIRED, "Checkpoint directory or Hub id of an encoder-decoder or a decoder, with its tokenizer."
     )
-    input: str = flag(REQUIRED, "File with one source or prompt per line, optionally .gz or .zst.")
+    input: str | None = flag(
+        None, "File with one source or prompt per line, optionally .gz or .zst; with --target a .jsonl of articles."
+    )
     output_file: str | None = flag(
         None, "File for the generated texts, one per line; by default they are printed, unless --references are given."
     )
@@ -86,7 +106,11 @@ class GenerationArguments:
         "greedy", "Decoding method.", {"greedy": GreedyOptions, "beam": BeamOptions, "sample": SamplingOptions}
     )
     max_new_tokens: int = flag(60, "Longest generated text in tokens.")
+    num_texts: int = flag(1, "Texts for each prompt, by sampling.")
     no_repeat_ngram_size: int = flag(0, "Size of n-grams that are not repeated within a text; 0 allows all.")
+    repetition_penalty: float = flag(
+        1.0, "Divide the logits of tokens of the prompt and the text by this (CTRL: 1.2); 1 for none."
+    )
     max_length: int | None = flag(
         None, "Truncate inputs to N tokens; by default an input over the model's limit is an error."
     )
@@ -103,17 +127,32 @@ class GenerationArguments:
 
     def __post_init__(self) -> None:
         parse_choices(self)
-        check_range(self, "max_new_tokens", "max_length", "batch_size", at_least=1)
+        check_range(self, "max_new_tokens", "max_length", "batch_size", "num_texts", at_least=1)
         check_range(self, "no_repeat_ngram_size", at_least=0)
+        check_range(self, "repetition_penalty", above=0)
+        if self.num_texts > 1 and (self.references is not None or not isinstance(self.decoding, SamplingOptions)):
+            raise CtxError(
+                f"num_texts={self.num_texts}, but "
+                + ("each reference has one text." if self.references else "without sampling all texts are equal."),
+                location="--num_texts",
+                hint="omit --references, and pass --decoding sample.",
+            )
 
     @property
     def options(self) -> dict[str, Any]:
         """Keyword arguments of `generate_texts`."""
         names = ("max_new_tokens", "max_length", "batch_size", "language", "source_language")
         options: dict[str, Any] = {name: getattr(self, name) for name in names}
+        return options | self.decoding_options
+
+    @property
+    def decoding_options(self) -> dict[str, Any]:
+        """Keyword arguments of `generate`."""
+        options: dict[str, Any] = {"num_beams": 1, "do_sample": False}
         if self.no_repeat_ngram_size:
             options["no_repeat_ngram_size"] = self.no_repeat_ngram_size
-        options |= {"num_beams": 1, "do_sample": False}
+        if self.repetition_penalty != 1:
+            options["repetition_penalty"] = self.repetition_penalty
         match self.decoding:
             case BeamOptions(num_beams, length_penalty):
                 options["num_beams"] = num_beams
@@ -125,14 +164,92 @@ class GenerationArguments:
         return options
 
 
+@dataclass
+class ControlArguments:
+    """Control of the text."""
+
+    control: str | None = flag(None, "Control code of a model that was trained with codes; --input is then optional.")
+    bag_of_words: str | None = flag(None, "File with one word per line, whose logits are raised.")
+    bag_bias: float = flag(2.0, "Added to the logits of --bag_of_words.")
+    control_classifier: str | None = flag(
+        None, "Text classifier, directory or Hub id, that guides the text to --control_label (FUDGE)."
+    )
+    control_label: str | None = flag(None, "Label of the text by --control_classifier.")
+    control_weight: float = flag(1.0, "Weight of the log-probability of --control_label; 0 for no guidance.")
+    control_candidates: int = flag(50, "Most probable next tokens that the classifier reads; 0 for all.")
+
+    def __post_init__(self) -> None:
+        check_range(self, "control_candidates", at_least=0)
+        if (self.control_classifier is None) != (self.control_label is None):
+            raise CtxError(
+                "A classifier guides the text to one of its labels, and a label belongs to a classifier.",
+                location="--control_classifier, --control_label",
+                hint="pass both or neither.",
+            )
+
+    def processors(self, tokenizer: PreTrainedTokenizerBase, placement: DeviceArguments) -> list[LogitsProcessor]:
+        """The processors of the logits."""
+        processors: list[LogitsProcessor] = []
+        if self.bag_of_words is not None:
+            words = _read_texts(self.bag_of_words)
+            processors.append(bag_of_words(tokenizer, words, self.bag_bias))
+        if self.control_classifier is not None:
+            guidance = ClassifierGuidance.open(
+                self.control_classifier,
+                tokenizer,
+                str(self.control_label),
+                self.control_weight,
+                num_candidates=self.control_candidates,
+            )
+            placement.place(guidance.classifier)
+            processors.append(guidance)
+        return processors
+
+
+@dataclass
+class FieldArguments:
+    """Fields of news articles."""
+
+    fields: list[str] = flag(
+        (), f"Fields of an article as NAME=TEXT, of {', '.join(NEWS_FIELDS)}: Grover generates --target for them."
+    )
+    target: str | None = flag(
+        None,
+        "Field that Grover generates, by default `article`; with --input for each article. A .jsonl --output_file has "
+        "the texts of the articles as well, with the labels `human` and `generated`.",
+        choices=NEWS_FIELDS,
+    )
+
+    def __post_init__(self) -> None:
+        if any("=" not in text for text in self.fields):
+            raise CtxError(f"{' '.join(self.fields)!r} is not NAME=TEXT.", location="--fields", hint="use NAME=TEXT.")
+        if self.fields and self.target is None:
+            self.target = "article"
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Field -> value in the format of news files; authors are separated by commas."""
+        values: dict[str, Any] = dict(text.split("=", 1) for text in self.fields)
+        if "authors" in values:
+            values["authors"] = values["authors"].split(",")
+        return values
+
+
 def main() -> None:
     """Generate, and print or write the texts and the metrics."""
-    arguments, placement = parse_arguments(GenerationArguments, DeviceArguments, description=__doc__)
+    arguments, control, fields, placement = parse_arguments(
+        GenerationArguments, ControlArguments, FieldArguments, DeviceArguments, description=__doc__
+    )
+    _check_sources(arguments, control, fields)
     if arguments.output_file is not None:
         inputs = (arguments.input, arguments.references)
         check_output_file(arguments.output_file, flag="--output_file", overwrite=arguments.overwrite, inputs=inputs)
     names = [] if arguments.references is None else metric_names(arguments.metrics)
-    texts = _read_texts(arguments.input)
+    if fields.target is not None:
+        _generate_fields(arguments, control, fields, placement)
+        return
+    texts = [""] if arguments.input is None else _read_texts(arguments.input)
+    texts = [text for text in texts for _ in range(arguments.num_texts)]
     references = [] if arguments.references is None else _read_texts(arguments.references)
     if names and len(references) != len(texts):
         raise CtxError(
@@ -143,15 +260,14 @@ def main() -> None:
     model, tokenizer = load_model_and_tokenizer(arguments.model, _generation_head)
     placement.place(model)
     print_status(f"{type(model).__name__} generates {len(texts):,} texts")
+    options = arguments.options
+    if processors := control.processors(tokenizer, placement):
+        options["logits_processor"] = processors
     if isinstance(arguments.decoding, SamplingOptions):
         seed_generators(arguments.decoding.seed)
-    generated = generate_texts(model, tokenizer, texts, progress=True, **arguments.options)
+    generated = generate_texts(model, tokenizer, texts, control=control.control, progress=True, **options)
     generated = [" ".join(text.splitlines()) for text in generated]  # one text per line
-    if arguments.output_file is None and not names:
-        print("\n".join(generated))
-    elif arguments.output_file is not None:
-        write_text_file(arguments.output_file, "".join(f"{line}\n" for line in generated))
-    print(f"{len(generated):,} texts generated" + (f", in {arguments.output_file}" if arguments.output_file else ""))
+    _write(generated, arguments.output_file, shows=not names)
     if names:
         _print_metrics(arguments, names, generated, references, tokenizer)
     output_by_text = dict(zip(texts, generated))
@@ -161,6 +277,60 @@ def main() -> None:
             f"warning: (nearly) all of {len(output_by_text):,} inputs have the output {repeated[:60]!r}; hint: train "
             "the model longer, with a higher --learning_rate or another initializer_range."
         )
+
+
+def _check_sources(arguments: GenerationArguments, control: ControlArguments, fields: FieldArguments) -> None:
+    """Raise CtxError unless there is one source of prompts."""
+    if arguments.input is None and control.control is None and not fields.fields:
+        raise CtxError("There is no prompt.", location="--input", hint="pass --input, --control or --fields.")
+    if fields.fields and arguments.input is not None:
+        raise CtxError(
+            "The fields of one article and a file were given.", location="--fields, --input", hint="pass one of them."
+        )
+    if fields.target is not None and (arguments.references is not None or control.control is not None):
+        raise CtxError(
+            "Fields of articles are generated without --references and --control.",
+            location="--target",
+            hint="remove these flags.",
+        )
+
+
+def _generate_fields(
+    arguments: GenerationArguments, control: ControlArguments, fields: FieldArguments, placement: DeviceArguments
+) -> None:
+    """Generate a field of one article, or of the articles of a file, and print or write the texts."""
+    model, tokenizer = load_model_and_tokenizer(arguments.model, AutoModelForCausalLM.__name__)
+    placement.place(model)
+    target = str(fields.target)
+    options = {"max_new_tokens": arguments.max_new_tokens, "batch_size": arguments.batch_size}
+    options |= {"top_p": 1.0} | arguments.decoding_options
+    if processors := control.processors(tokenizer, placement):
+        options["logits_processor"] = processors
+    if isinstance(arguments.decoding, SamplingOptions):
+        seed_generators(arguments.decoding.seed)
+    if arguments.input is None:
+        texts = generate_field(model, tokenizer, fields.values, target, num_texts=arguments.num_texts, **options)
+        _write([" ".join(text.splitlines()) for text in texts], arguments.output_file)
+        return
+    documents = load_documents(arguments.input, news_articles=True)
+    articles = [document.fields for document in documents if isinstance(document, NewsArticle)]
+    articles = [article for article in articles if article.get(target) for _ in range(arguments.num_texts)]
+    texts = generate_fields(model, tokenizer, articles, target, progress=True, **options)
+    if str(arguments.output_file).endswith(".jsonl"):
+        rows = detection_examples(tokenizer, articles, texts, target, arguments.max_new_tokens)
+        lines = [json.dumps(row, ensure_ascii=False) for row in rows]
+    else:
+        lines = [" ".join(text.splitlines()) for text in texts]
+    _write(lines, arguments.output_file)
+
+
+def _write(lines: list[str], output_file: str | None, shows: bool = True) -> None:
+    """Write the lines to a file, or print them."""
+    if output_file is not None:
+        write_text_file(output_file, "".join(f"{line}\n" for line in lines))
+    elif shows:
+        print("\n".join(lines))
+    print(f"{len(lines):,} texts generated" + (f", in {output_file}" if output_file else ""))
 
 
 def _generation_head(config: PreTrainedConfig) -> str:

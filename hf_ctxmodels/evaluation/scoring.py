@@ -79,9 +79,37 @@ def score(
         if not text_sequences:
             raise CtxError(f"Text {index} has no token: {text!r}.", hint="remove the text.")
         sequences.extend((index, sequence) for sequence in text_sequences)
-    sequences.sort(key=lambda item: len(item[1]["input_ids"]))
-    log_probabilities, counts = [0.0] * len(texts), [0] * len(texts)
-    with evaluation_mode(model):
+    return _sum_scores(scorer, sequences, len(texts), batch_size)
+
+
+def score_token_ids(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    sequences: Sequence[Sequence[int]],
+    *,
+    batch_size: int = 32,
+) -> list[TextScore]:
+    """Log-likelihoods of sequences of token ids, each token but the first given the tokens before it; raises CtxError
+    unless the model is a left-to-right language model."""
+    scorer = _make_scorer(model, tokenizer)
+    if not isinstance(scorer, _CausalScorer) or scorer.is_backward:
+        raise CtxError(
+            f"{type(model).__name__} does not predict tokens from their left context.",
+            hint="open a left-to-right language model with AutoModelForCausalLM.",
+        )
+    inputs = [
+        {"input_ids": ids, "attention_mask": [1] * len(ids), "targets": ids, "start": 0} for ids in map(list, sequences)
+    ]
+    return _sum_scores(scorer, list(enumerate(inputs)), len(inputs), batch_size)
+
+
+def _sum_scores(
+    scorer: "_Scorer", sequences: list[tuple[int, dict[str, Any]]], num_texts: int, batch_size: int
+) -> list[TextScore]:
+    """The scores of texts, from the number of the text and the inputs of each sequence."""
+    sequences = sorted(sequences, key=lambda item: len(item[1]["input_ids"]))
+    log_probabilities, counts = [0.0] * num_texts, [0] * num_texts
+    with evaluation_mode(scorer.model):
         for first in range(0, len(sequences), batch_size):
             indices, batch = zip(*sequences[first : first + batch_size], strict=True)
             for index, log_probability, count in zip(indices, *scorer.score_batch(list(batch)), strict=True):

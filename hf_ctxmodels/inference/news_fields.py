@@ -1,15 +1,19 @@
 """Generation and scoring of the fields of a news article with Grover (Zellers et al. 2019, section 3.1)."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from hf_ctxmodels.core.console import progress_bar
 from hf_ctxmodels.core.constants import IGNORE_INDEX, NEWS_FIELDS
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.host_copies import CollatedBatch
 from hf_ctxmodels.core.model import evaluation_mode
 from hf_ctxmodels.data.news_files import format_field
+from hf_ctxmodels.data.padding import RowPadder
 from hf_ctxmodels.evaluation.perplexity import sum_next_token_loss
 
 
@@ -19,53 +23,111 @@ def generate_field(
     fields: Mapping[str, Any],
     target: str,
     *,
-    top_p: float = 0.95,
     num_texts: int = 1,
-    max_new_tokens: int | None = None,
     **options: Any,
 ) -> list[str]:
-    """Generate a field of an article, conditioned on any other fields in the order of `NEWS_FIELDS`.
+    """Generate texts of a field of an article, conditioned on any other fields in the order of `NEWS_FIELDS`.
 
     Args:
         model, tokenizer: A Grover language model and its tokenizer.
         fields: Field -> value in the format of `data.news_files.read_articles`; the target's value is ignored.
-        top_p: Nucleus sampling probability; 1.0 samples from all tokens. The token that crosses the threshold is kept,
-            as in transformers; the released code drops it.
-        max_new_tokens: Tokens of the longest text; None for the longest one that the model's positions allow.
-        options: Other arguments of `generate`, such as `do_sample=False`.
+        options: Other arguments of `generate_fields`.
 
     Raises:
         CtxError: A field is unknown or of a wrong type, the context is too long, or the tokenizer has no field tokens.
     """
-    if not hasattr(tokenizer, "encode_fields"):
-        raise CtxError(f"{type(tokenizer).__name__} has no field tokens.", hint="use Grover and its tokenizer.")
-    _, end_id = tokenizer.field_ids(target)
+    _require_field_tokens(tokenizer)
     for field in fields:
         tokenizer.field_ids(field)
     texts = {field: format_field(field, fields.get(field)) for field in NEWS_FIELDS if field != target}
-    context = tokenizer.encode_fields(texts, target)
-    max_tokens = model.config.max_sequence_length - len(context)
-    if max_tokens <= 0:
+    return generate_fields(model, tokenizer, [texts] * num_texts, target, **options)
+
+
+def generate_fields(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    articles: Sequence[Mapping[str, str]],
+    target: str,
+    *,
+    top_p: float = 0.95,
+    max_new_tokens: int | None = None,
+    batch_size: int = 32,
+    progress: bool = False,
+    **options: Any,
+) -> list[str]:
+    """Generate a field of each article, conditioned on its other fields in the order of `NEWS_FIELDS`.
+
+    Args:
+        model, tokenizer: A Grover language model and its tokenizer.
+        articles: Field -> text of each article, as in `NewsArticle.fields`; the target's text is ignored.
+        top_p: Nucleus sampling probability; 1.0 samples from all tokens. The token that crosses the threshold is kept,
+            as in transformers; the released code drops it.
+        max_new_tokens: Tokens of the longest text; None for the longest one that the model's positions allow.
+        batch_size: Articles per batch; articles of similar length are batched.
+        options: Other arguments of `generate`, such as `do_sample=False`.
+
+    Raises:
+        CtxError: A field is unknown, a context is too long, or the tokenizer has no field tokens.
+    """
+    _require_field_tokens(tokenizer)
+    _, end_id = tokenizer.field_ids(target)
+    limit = model.config.max_sequence_length
+    contexts = [tokenizer.encode_fields(fields, target) for fields in articles]
+    if (longest := max(map(len, contexts), default=0)) >= limit:
         raise CtxError(
-            f"The context of {target!r} has {len(context)} tokens; the model's longest input has "
-            f"{model.config.max_sequence_length}.",
+            f"The context of {target!r} has {longest} tokens; the model's longest input has {limit}.",
             hint="remove or shorten a field.",
         )
-    input_ids = torch.tensor([context], device=model.device)
     settings: dict[str, Any] = {
         "do_sample": True,
         "top_p": top_p,
         "top_k": 0,
-        "num_return_sequences": num_texts,
-        "max_new_tokens": max_tokens if max_new_tokens is None else min(max_tokens, max_new_tokens),
         "eos_token_id": end_id,
         "pad_token_id": tokenizer.pad_token_id,
         "suppress_tokens": sorted({*tokenizer.all_special_ids, tokenizer.pad_token_id} - {end_id}),
     }
+    order = sorted(range(len(contexts)), key=lambda index: len(contexts[index]))
+    generated: dict[int, str] = {}
     with evaluation_mode(model):
-        generated = model.generate(input_ids, attention_mask=torch.ones_like(input_ids), **settings | options)
-    continuations = generated[:, len(context) :].tolist()
-    return [tokenizer.decode(ids, skip_special_tokens=True).strip() for ids in continuations]
+        for first in progress_bar(range(0, len(order), batch_size), "generating", unit="batches", enabled=progress):
+            indices = order[first : first + batch_size]
+            padder = RowPadder([len(contexts[index]) for index in indices], "left")
+            input_ids = padder.pad([np.asarray(contexts[index]) for index in indices], tokenizer.pad_token_id)
+            batch = CollatedBatch({"input_ids": input_ids, "attention_mask": padder.attention_mask()})
+            max_tokens = limit - input_ids.shape[1]
+            settings["max_new_tokens"] = max_tokens if max_new_tokens is None else min(max_tokens, max_new_tokens)
+            sequences = model.generate(**batch.to(model.device), **settings | options)[:, input_ids.shape[1] :]
+            texts = (tokenizer.decode(ids, skip_special_tokens=True).strip() for ids in sequences.tolist())
+            generated |= dict(zip(indices, texts, strict=True))
+    return [generated[index] for index in range(len(contexts))]
+
+
+def detection_examples(
+    tokenizer: PreTrainedTokenizerBase,
+    articles: Sequence[Mapping[str, str]],
+    generated: Sequence[str],
+    target: str,
+    max_tokens: int,
+) -> list[dict[str, str]]:
+    """Two examples of each article for a detector of generated text: its own text of a field, with the label `human`,
+    and the generated one, with the label `generated`.
+
+    The columns are the `text` of the field, of at most `max_tokens` tokens; all fields with their begin and end tokens
+    as `marked_text`, which Grover's tokenizer reads as it reads articles in pretraining; and the `label` (Zellers et
+    al. 2019, section 5).
+    """
+    rows = []
+    for fields, generated_text in zip(articles, generated, strict=True):
+        human_text = tokenizer.decode(tokenizer.encode_text(fields[target])[:max_tokens])
+        for text, label in ((human_text, "human"), (generated_text, "generated")):
+            marked_text = tokenizer.decode(tokenizer.encode_fields({**fields, target: text}))
+            rows.append({"text": text, "marked_text": marked_text, "label": label})
+    return rows
+
+
+def _require_field_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
+    if not hasattr(tokenizer, "encode_fields"):
+        raise CtxError(f"{type(tokenizer).__name__} has no field tokens.", hint="use Grover and its tokenizer.")
 
 
 def field_loss(
