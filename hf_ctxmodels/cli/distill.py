@@ -54,7 +54,11 @@ class TaskDistillationArguments(DistillationArguments, FinetuningArguments):
 def flag_sections(task: str) -> tuple[Section, ...]:
     """The sections of flags of `distill text` or `distill TASK`."""
     if task == "text":
-        names = set(TextDistillationArguments.__dataclass_fields__) - {"news_articles"}
+        names = set(TextDistillationArguments.__dataclass_fields__) - {
+            "news_articles",
+            "control_codes",
+            "control_column",
+        }
         return (TextDistillationArguments, names), LoopArguments
     names = set(TaskDistillationArguments.__dataclass_fields__) - {"unlabelled_file"}
     return (TaskDistillationArguments, names), (TaskArguments, TASKS[task].argument_names), FinetuningLoopArguments

@@ -100,7 +100,7 @@ def test_evaluation(corpus: Path, model: Path) -> None:
     files = {name: files[name] for name in names} | {"model": model, "length": 12}
     output = command_output("evaluate control", **files, generated_texts=10)
     values = {name: float(value) for name, value in re.findall(r"(right|wrong|none) ([\d.]+)", output)}
-    assert values["right"] < 0.5 * values["wrong"]
+    assert values["right"] < 0.9 * values["wrong"]
     accuracy, chance, baseline = map(
         float, re.search(r"accuracy ([\d.]+)  chance ([\d.]+)  naive Bayes ([\d.]+)", output).groups()
     )
@@ -140,7 +140,7 @@ def test_generation(model: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"control": "Sport"}, r"no control code 'Sport'[\s\S]*News, Farm"),
+        ({"control": "Sport"}, r"no control code 'Sport'[\s\S]*Farm, News"),
         ({}, "no prompt"),
         ({"control": "News", "num_texts": 2}, "without sampling"),
         ({"control": "News", "control_label": "x"}, "both or neither"),
