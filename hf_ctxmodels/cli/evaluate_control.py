@@ -85,7 +85,7 @@ def main() -> None:
     print(f"{len(texts):,} texts of {arguments.length} tokens, {len(scores.codes)} codes")
     print(f"perplexity per token, code: {perplexities}")
     attribution = scores.attribution()
-    print(f"attribution: {_summary(attribution, unigrams and unigrams.attribution(texts))}")
+    print(f"attribution: {_summary(attribution, None if unigrams is None else unigrams.attribution(texts))}")
     print("\n".join(confusion_table(attribution)))
     if arguments.generated_texts:
         print_generated(arguments, model, tokenizer, scores.codes, unigrams)

@@ -302,8 +302,12 @@ def _generate_fields(
     model, tokenizer = load_model_and_tokenizer(arguments.model, AutoModelForCausalLM.__name__)
     placement.place(model)
     target = str(fields.target)
-    options = {"max_new_tokens": arguments.max_new_tokens, "batch_size": arguments.batch_size}
-    options |= {"top_p": 1.0} | arguments.decoding_options
+    options: dict[str, Any] = {
+        "max_new_tokens": arguments.max_new_tokens,
+        "batch_size": arguments.batch_size,
+        "top_p": 1.0,
+    }
+    options |= arguments.decoding_options
     if processors := control.processors(tokenizer, placement):
         options["logits_processor"] = processors
     if isinstance(arguments.decoding, SamplingOptions):

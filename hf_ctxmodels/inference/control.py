@@ -174,7 +174,7 @@ def allowed_answers(
         CtxError: An answer has no token, or the tokenizer no `eos_token`.
     """
     end = tokenizer.eos_token_id
-    encoded = tokenizer(list(answers), add_special_tokens=False)["input_ids"]
+    encoded = tokenizer(list(answers), add_special_tokens=False)["input_ids"] if answers else []
     empty = [answer for answer, ids in zip(answers, encoded, strict=True) if not ids]
     if end is None or empty or not answers:
         raise CtxError(

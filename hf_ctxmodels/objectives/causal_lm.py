@@ -256,7 +256,7 @@ class DocumentLM(ControllableLM):
     def examples(self, documents: Iterable[list[str]], epoch: int = 0) -> Iterator[Example]:
         """Examples with input_ids and following, or with sequence_ids when packed."""
         if self.code_ids:
-            windows = ({"input_ids": window} for window in self.coded_windows(documents, epoch))
+            windows: Iterator[Example] = ({"input_ids": window} for window in self.coded_windows(documents, epoch))
             return pack_sequences(windows, self.max_length) if self.packing else windows
         texts = (text for batch in self.joined_batches(documents) for text in batch if len(text))
         return pack_sequences(self._windows(texts), self.max_length) if self.packing else self._joined(texts)
