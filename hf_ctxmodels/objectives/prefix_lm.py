@@ -73,4 +73,4 @@ class PrefixLM(DataCollatorForPrefixLM, DocumentLM):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.config_fields = {"prefix_lm": True}
+        self.config_fields |= {"prefix_lm": True}
