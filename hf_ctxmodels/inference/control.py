@@ -100,9 +100,8 @@ class ClassifierGuidance(LogitsProcessor):
             return scores
         vocabulary = min(len(self.tokenizer), scores.shape[1])  # the output layer may be padded
         count = min(self.num_candidates or vocabulary, vocabulary)
-        log_probabilities, candidates = (
-            scores.float().log_softmax(-1)[:, :vocabulary].topk(count)
-        )  # (batch, candidates)
+        # both (batch, candidates)
+        log_probabilities, candidates = scores.float().log_softmax(-1)[:, :vocabulary].topk(count)
         prefixes = input_ids.repeat_interleave(count, 0)
         sequences = torch.cat([prefixes, candidates.reshape(-1, 1)], 1)
         texts = self.tokenizer.batch_decode(sequences, skip_special_tokens=True)
@@ -112,16 +111,17 @@ class ClassifierGuidance(LogitsProcessor):
         return torch.full_like(scores, -torch.inf).scatter(1, candidates, guided)
 
     def label_log_probabilities(self, texts: Sequence[str]) -> Tensor:
-        """(texts,) log-probability of the label, float32; equal texts are classified once."""
-        unique_texts = list(dict.fromkeys(texts))
-        order = sorted(range(len(unique_texts)), key=lambda index: len(unique_texts[index]))
-        values: dict[str, Tensor] = {}
+        """(texts,) log-probability of the label, float32; equal texts are classified once. All labels of a blank text
+        are equally probable."""
+        uniform = -torch.tensor(self.classifier.config.num_labels).float().log()
+        values: dict[str, Tensor] = {text: uniform for text in texts if not text.strip()}
+        unique_texts = sorted(dict.fromkeys(text for text in texts if text.strip()), key=len)
         tokenizer, limit = self.classifier_tokenizer, max_input_length(self.classifier.config)
         side, tokenizer.truncation_side = tokenizer.truncation_side, "left"  # the candidate is the last token
         try:
             with evaluation_mode(self.classifier):
-                for first in range(0, len(order), self.batch_size):
-                    batch = [unique_texts[index] for index in order[first : first + self.batch_size]]
+                for first in range(0, len(unique_texts), self.batch_size):
+                    batch = unique_texts[first : first + self.batch_size]
                     options = {} if limit is None else {"truncation": True, "max_length": limit}
                     inputs = tokenizer(batch, padding=len(batch) > 1, return_tensors="pt", **options)
                     logits = self.classifier(**inputs.to(self.classifier.device)).logits

@@ -1,6 +1,7 @@
 """Processors of logits against enumeration: bags of words, guidance by a classifier, and answers from a list; also with
 models of transformers."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,7 @@ def test_guidance_is_bayes_rule(pair: Any, classifier: Any, weight: float, promp
         guided.gather(1, candidates), expected.gather(1, candidates).log_softmax(-1), atol=1e-4, rtol=1e-4
     )
     assert ClassifierGuidance(tokenizer, *classifier, "wild", 0.0)(ids, scores) is scores
+    assert guidance.label_log_probabilities(["", " "]).tolist() == pytest.approx([-math.log(3)] * 2)
 
 
 def test_guidance_of_generation(pair: Any, classifier: Any) -> None:
