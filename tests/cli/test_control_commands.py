@@ -187,6 +187,18 @@ def test_fields_of_articles(tmp_path: Path) -> None:
     human = {"domain": "a.org", "title": words[1], "article": rows[0]["text"]}
     assert tokenizer(rows[0]["marked_text"]).input_ids == tokenizer.encode_fields(human)
     assert rows[1]["text"] in rows[1]["marked_text"]
+    files = {"train_file": table, "validation_file": table, "text_columns": "marked_text", "max_length": 48}
+    training = {
+        "max_steps": 1,
+        "per_device_batch_size": 4,
+        "dataloader_workers": 0,
+        "output_dir": tmp_path / "detector",
+    }
+    assert run_command("finetune", "sequence-classification", model=model, **files, **training) == 0
+    detector = AutoTokenizer.from_pretrained(tmp_path / "detector")
+    marked = detector(rows[0]["marked_text"]).input_ids
+    assert marked == [*tokenizer.encode_fields(human), tokenizer.field_ids("summary")[0]]
+    assert AutoConfig.from_pretrained(tmp_path / "detector").id2label == {0: "generated", 1: "human"}
     command_output(
         "generate", **options, input=tmp_path / "news.jsonl", target="title", output_file=tmp_path / "titles.txt"
     )
