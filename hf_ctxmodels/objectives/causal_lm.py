@@ -11,6 +11,7 @@ import torch
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import check_range, flag
+from hf_ctxmodels.data.control_codes import control_code_ids
 from hf_ctxmodels.data.documents import TextWithCode
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.padding import Batch, PaddingCollator, required_token
@@ -19,7 +20,6 @@ from hf_ctxmodels.data.training_set import ExampleSampling
 from hf_ctxmodels.objectives.base import Objective, target_rates
 from hf_ctxmodels.objectives.features import padded_columns
 from hf_ctxmodels.objectives.tokenized_documents import document_batches, pack_sequences
-from hf_ctxmodels.tokenizers.control_codes import control_code_ids
 
 _HALF_LENGTH_SHARE = 0.05  # of the sequences
 _MIN_LENGTH = 5

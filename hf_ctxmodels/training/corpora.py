@@ -24,6 +24,7 @@ from hf_ctxmodels.core.flags import check_range, flag, split_choice, typed_optio
 from hf_ctxmodels.core.loading import describe_differences, file_digest
 from hf_ctxmodels.core.output_files import wrap_write_errors
 from hf_ctxmodels.data import DataArguments, ExampleSet, build_training_set
+from hf_ctxmodels.data.control_codes import add_control_codes
 from hf_ctxmodels.data.document_sources import NONE
 from hf_ctxmodels.data.documents import Documents
 from hf_ctxmodels.data.examples import Example
@@ -41,7 +42,6 @@ from hf_ctxmodels.objectives import Objective
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.spec import FamilySpec
 from hf_ctxmodels.tokenizers.base import tokenizer_digest
-from hf_ctxmodels.tokenizers.control_codes import add_control_codes
 from hf_ctxmodels.training.evaluation import Examples
 from hf_ctxmodels.training.training_state import flags_identity
 

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from numbered_text import numbered_documents
 
 from hf_ctxmodels import CtxError, CtxGpt2Tokenizer, CtxUlmfitTokenizer
+from hf_ctxmodels.data.control_codes import add_control_codes, control_code_ids
 from hf_ctxmodels.data.documents import TextWithCode
 from hf_ctxmodels.objectives import CausalLM
 from hf_ctxmodels.objectives.causal_lm import DocumentLM
-from hf_ctxmodels.tokenizers.control_codes import add_control_codes, control_code_ids
 
 DOCUMENTS, _ = numbered_documents([[5, 9], [30, 2, 2], [1], [40] * 12])
 
