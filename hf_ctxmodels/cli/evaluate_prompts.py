@@ -34,7 +34,6 @@ from hf_ctxmodels.core.output_files import check_output_directory, write_text_fi
 from hf_ctxmodels.data.text_files import read_lines
 from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_model_and_tokenizer
 from hf_ctxmodels.evaluation.prompts.evaluation import (
-    Generate,
     LikelihoodScorer,
     MetricValue,
     PseudoLikelihoodScorer,
@@ -45,7 +44,6 @@ from hf_ctxmodels.evaluation.prompts.evaluation import (
 from hf_ctxmodels.evaluation.prompts.tables import TableRow, format_table
 from hf_ctxmodels.evaluation.prompts.tasks import PromptExample, PromptTask, find_tasks
 from hf_ctxmodels.evaluation.scoring import language_model_class, likelihood_kind
-from hf_ctxmodels.inference import generate_texts
 
 _NAME = "prompts"
 _MAIN_METRICS = ("perplexity", "acc", "f1", "rougeL", "bleu", "exact_match")  # the first one a task has is drawn
@@ -153,7 +151,6 @@ class LoadedModel:
     def __init__(self, source: str, arguments: PromptArguments, placement: DeviceArguments) -> None:
         self.model, self.tokenizer = load_model_and_tokenizer(source, _language_model_head)
         placement.place(self.model)
-        self.batch_tokens = arguments.batch_tokens
         limit, maximum = max_input_length(self.model.config), arguments.max_length
         self.max_length = maximum if limit is None else limit if maximum is None else min(limit, maximum)
         self.scorer: LikelihoodScorer
@@ -161,21 +158,8 @@ class LoadedModel:
             self.scorer = PseudoLikelihoodScorer(self.model, self.tokenizer, max_length=self.max_length)
         else:
             self.scorer = ContinuationScorer(
-                self.model, self.tokenizer, batch_tokens=self.batch_tokens, max_length=self.max_length
+                self.model, self.tokenizer, batch_tokens=arguments.batch_tokens, max_length=self.max_length
             )
-
-    @property
-    def generate(self) -> Generate | None:
-        """Greedy answers; None for a model that does not generate text."""
-        return self._generate if self.model.can_generate() else None
-
-    def _generate(self, prompts: Sequence[str], max_new_tokens: int) -> list[str]:
-        limit = self.max_length
-        if limit is not None and not self.model.config.is_encoder_decoder:
-            limit = max(1, limit - max_new_tokens)
-        batch_size = max(1, self.batch_tokens // (limit or 512))
-        options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "max_length": limit, "batch_size": batch_size}
-        return generate_texts(self.model, self.tokenizer, prompts, **options)
 
     def truncated_share(self, prompts: Sequence[str]) -> float:
         """Share of the prompts that have more tokens than the model takes."""
@@ -296,7 +280,7 @@ def evaluate_cell(
 ) -> dict[str, Any]:
     """Number of examples, share of truncated prompts, and metrics; a JSON line per example in `examples_file`."""
     contexts = data.task.contexts(data.examples, data.pool, shots, seed, is_same_file=data.is_same_file, shared=shared)
-    result = evaluate_prompts(data.task, data.examples, contexts, model.scorer, model.generate)
+    result = evaluate_prompts(data.task, data.examples, contexts, model.scorer)
     if examples_file is not None:
         write_text_file(examples_file, "".join(json.dumps(record) + "\n" for record in result.records))
     prompts = [context + example.text.input for context, example in zip(contexts, data.examples, strict=True)]

@@ -221,15 +221,16 @@ def test_generated_answers(folder: Path) -> None:
     task, examples = read(folder, "question")
     calls = []
 
-    def generate(prompts: Sequence[str], max_new_tokens: int) -> list[str]:
-        calls.append((list(prompts), max_new_tokens))
-        return [" The Cat.\n\nwho"]
+    class Decoder(TableScorer):
+        def greedy_answers(self, contexts: Sequence[str], *, until: Sequence[str], max_new_tokens: int) -> list[str]:
+            calls.append((list(contexts), list(until), max_new_tokens))
+            return ["The Cat."]
 
-    result = evaluate_prompts(task, examples[:1], ["x "], None, generate)
-    assert calls == [(["x who saw the garden ?"], 3)]
+    result = evaluate_prompts(task, examples[:1], ["x "], Decoder({}))
+    assert calls == [(["x who saw the garden ?"], ["\n"], 3)]
     assert {name: metric.value for name, metric in result.metrics.items()} == {"f1": 100.0, "exact_match": 100.0}
     assert result.records[0]["output"] == "The Cat."
-    with pytest.raises(CtxError, match="needs a model that can generate text"):
+    with pytest.raises(CtxError, match="needs a model that generates text"):
         evaluate_prompts(task, examples[:1], [""], TableScorer({}))
 
 
@@ -409,7 +410,7 @@ def test_command_with_a_masked_model(folder: Path) -> None:
     (folder / "likelihoods.yaml").write_text(text)
     assert "|last" in run(folder, model=bert, task=folder / "likelihoods.yaml", shots=1)
     flags = {"model": bert, "output_dir": folder / "other", "fails": True}
-    assert "needs a model that can generate text" in run(folder, **flags)
+    assert "needs a model that generates text" in run(folder, **flags)
     assert "for one task, not 4" in run(folder, **flags, evaluated_file=folder / "train.tsv")
     assert "Expected numbers from 0" in run(folder, **flags, shots="0,x")
 

@@ -1,11 +1,11 @@
 """Evaluation of a model on a prompt task: requests, answers, metrics with standard errors, and baselines."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import exp, sqrt
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -19,15 +19,22 @@ from hf_ctxmodels.evaluation.scoring import score_pseudo_continuations
 
 _CORPUS_METRICS = ("bleu",)  # not a mean over examples
 
-Generate = Callable[[Sequence[str], int], Sequence[str]]
-"""Function from prompts and the number of tokens of the longest answer to greedy answers."""
-
 
 class LikelihoodScorer(Protocol):
     """Scores continuations of contexts: `ContinuationScorer`, `PseudoLikelihoodScorer` or `UnigramScorer`."""
 
     def score(self, requests: Sequence[tuple[str, str]]) -> list[ContinuationScore]:
         """Scores of pairs of context and continuation."""
+
+
+@runtime_checkable
+class GreedyDecoder(Protocol):
+    """Continues prompts: `ContinuationScorer`."""
+
+    def greedy_answers(
+        self, contexts: Sequence[str], *, until: Sequence[str] = (), max_new_tokens: int = 64
+    ) -> list[str]:
+        """The most probable tokens after each context, up to one of the strings `until`."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +62,7 @@ def evaluate_prompts(
     task: PromptTask,
     examples: Sequence[PromptExample],
     contexts: Sequence[str],
-    scorer: LikelihoodScorer | None,
-    generate: Generate | None = None,
+    scorer: LikelihoodScorer,
 ) -> PromptResult:
     """Evaluate a model on the examples of a task.
 
@@ -64,29 +70,27 @@ def evaluate_prompts(
     log-likelihood per character, byte and token; `acc_calibrated`, by the likelihood divided by that after
     `task.calibration` (Brown et al. 2020, section 2.4); and the task's metrics, by the likelihood. Metrics of the
     likelihood of targets: `acc`, whether greedy decoding gives the target, and `perplexity` per target. `acc`,
-    `acc_norm` and `acc_bytes` and `perplexity` are defined as in lm-evaluation-harness.
+    `acc_norm`, `acc_bytes` and `perplexity` are defined as in lm-evaluation-harness.
 
     Args:
         contexts: Text before the input of each example, see `PromptTask.contexts`.
-        scorer: The model's likelihoods; not used for generated answers.
-        generate: The model's greedy answers; not used for likelihoods.
+        scorer: The model's likelihoods, and for generated answers a `GreedyDecoder`.
 
     Raises:
-        CtxError: The task needs likelihoods or answers, which the model does not have.
+        CtxError: The task needs generated answers, and the model generates none.
     """
     if not examples or len(examples) != len(contexts):
         raise CtxError(f"{len(examples)} examples, {len(contexts)} contexts.", hint="use a context for each example.")
-    if (generate if task.output == "text" else scorer) is None:
-        ability = "generate text" if task.output == "text" else "score continuations"
-        raise CtxError(
-            f"The task {task.name} needs a model that can {ability}.",
-            location=f"task {task.name}",
-            hint="use a causal language model or an encoder-decoder.",
-        )
-    if task.output == "text" and generate is not None:
-        return _evaluate_texts(task, examples, contexts, generate)
+    if task.output == "text":
+        if not isinstance(scorer, GreedyDecoder):
+            raise CtxError(
+                f"The task {task.name} needs a model that generates text.",
+                location=f"task {task.name}",
+                hint="use a causal language model or an encoder-decoder.",
+            )
+        return _evaluate_texts(task, examples, contexts, scorer)
     requests = [task.requests(context, example) for context, example in zip(contexts, examples, strict=True)]
-    scores = _score(scorer, [request for group in requests for request in group])  # type: ignore[arg-type]
+    scores = _score(scorer, [request for group in requests for request in group])
     groups = [[scores[request] for request in group] for group in requests]
     records = [
         {
@@ -104,7 +108,7 @@ def evaluate_prompts(
         calibrations = None
         if task.scoring == "full":
             pairs = [[(task.calibration, continuation) for _, continuation in group] for group in requests]
-            calibration_scores = _score(scorer, [pair for group in pairs for pair in group])  # type: ignore[arg-type]
+            calibration_scores = _score(scorer, [pair for group in pairs for pair in group])
             calibrations = [[calibration_scores[pair].log_probability for pair in group] for group in pairs]
         metrics = _choice_metrics(task, examples, groups, calibrations)
     return PromptResult(metrics, records)
@@ -159,11 +163,11 @@ def _choice_metrics(
 
 
 def _evaluate_texts(
-    task: PromptTask, examples: Sequence[PromptExample], contexts: Sequence[str], generate: Generate
+    task: PromptTask, examples: Sequence[PromptExample], contexts: Sequence[str], decoder: GreedyDecoder
 ) -> PromptResult:
     """Metrics of greedy answers up to the first line break."""
     prompts = [context + example.text.input for context, example in zip(contexts, examples, strict=True)]
-    outputs = [_first_line(text) for text in generate(prompts, task.max_new_tokens)]
+    outputs = decoder.greedy_answers(prompts, until=["\n"], max_new_tokens=task.max_new_tokens)
     texts = [example.text for example in examples]
     predictions = [task.text.parse(text, output) for text, output in zip(texts, outputs, strict=True)]
     metrics: dict[str, MetricValue] = {}
@@ -179,10 +183,6 @@ def _evaluate_texts(
         for text, prompt, output in zip(texts, prompts, outputs, strict=True)
     ]
     return PromptResult(metrics, records)
-
-
-def _first_line(text: str) -> str:
-    return text.strip().split("\n", 1)[0].strip()
 
 
 def mean_value(values: Sequence[float]) -> MetricValue:
