@@ -37,7 +37,7 @@ FINETUNING_TASKS = {
     "sequence-classification": "Classify texts or pairs of texts.",
     "regression": "Predict a number for texts or pairs of texts.",
     "token-classification": "Tag the words of sentences.",
-    "semantic-role-labelling": "Find the arguments of predicates.",
+    "semantic-role-labeling": "Find the arguments of predicates.",
     "question-answering": "Find the answer to a question in a context.",
     "multiple-choice": "Choose among several continuations or answers.",
     "ranking": "Rank candidates for a query.",
@@ -64,7 +64,7 @@ CONVERSIONS = {  # name of the format -> summary, module and class in `hf_ctxmod
 GROUPS: dict[str, dict[str, Command | CommandGroup]] = {
     "first steps": {
         "demo": Command("Run the main features in a few minutes, with baselines.", "demo"),
-        "recipes": Command("List recipes, task lists, behavioural tests and configurations of accelerate.", "recipes"),
+        "recipes": Command("List recipes, task lists, behavioral tests and configurations of accelerate.", "recipes"),
     },
     "data": {
         "data": CommandGroup(
@@ -118,7 +118,7 @@ GROUPS: dict[str, dict[str, Command | CommandGroup]] = {
             },
         ),
         "analyze": CommandGroup(
-            "Probing, attention, geometry and behavioural tests.",
+            "Probing, attention, geometry and behavioral tests.",
             {
                 "probe": Command("Probe the layers for linguistic properties, with controls.", "analyze_probe"),
                 "attention": Command("Attention patterns and syntactic heads.", "analyze_attention"),
@@ -132,7 +132,7 @@ GROUPS: dict[str, dict[str, Command | CommandGroup]] = {
                 "triggers": Command(
                     "Universal triggers that change predictions, and their transfer.", "analyze_triggers"
                 ),
-                "behaviour": Command("Behavioural tests: typos, negation, names, order.", "analyze_behaviour"),
+                "behavior": Command("Behavioral tests: typos, negation, names, order.", "analyze_behavior"),
                 "compare": Command("Compare two language models word by word.", "analyze_compare"),
                 "report": Command("Write results of analyses as one HTML page.", "analyze_report"),
             },

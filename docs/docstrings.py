@@ -27,7 +27,7 @@ def to_rst(text: str, links: Mapping[str, str]) -> str:
 
 
 def _blocks(lines: Lines, inline: Callable[[str], str], nested: bool = False) -> Iterator[str]:
-    """Yield converted blocks separated by empty lines; section headers are recognised only at the outermost level."""
+    """Yield converted blocks separated by empty lines; section headers are recognized only at the outermost level."""
     while lines:
         if not lines[0].strip():
             lines = lines[1:]

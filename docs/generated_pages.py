@@ -174,8 +174,8 @@ def _objective_pages() -> Pages:
 
 def objective_title(objective: type[Objective]) -> str:
     """Heading of the page of an objective: the words of its class name."""
-    name = objective.__name__.removesuffix("LM") + ("Language modelling" if objective.__name__.endswith("LM") else "")
-    words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name.replace("LMWith", "LanguageModellingWith"))
+    name = objective.__name__.removesuffix("LM") + ("Language modeling" if objective.__name__.endswith("LM") else "")
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name.replace("LMWith", "LanguageModelingWith"))
     return re.sub("^(Cross|Skip) ", r"\1-", words[0] + words[1:].lower())
 
 
@@ -339,7 +339,7 @@ def _recipe_page() -> Pages:
         "tasks": "Lists of tasks",
         "text2text": "Tasks as text",
         "prompts": "Prompt tasks",
-        "behaviour": "Behavioural tests",
+        "behavior": "Behavioral tests",
         "accelerate": "Configurations of accelerate",
     }
     for folder, heading in headings.items():

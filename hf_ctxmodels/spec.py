@@ -72,9 +72,9 @@ class Traits:
         loss_weights: Name of a loss in the output of a head -> configuration field of its weight.
         uses_max_pooling: Auto classes whose head uses max-pooling, where rounding can select another value; not needed
             with `pooling="max"` in the configuration.
-        uses_batch_norm: Auto classes whose head uses batch normalisation.
-        infers_padding: Whether padding is recognised by the id if there is no `attention_mask`, as in the reference.
-        has_different_initialization: Whether weights are initialised as in the released code of the family, where the
+        uses_batch_norm: Auto classes whose head uses batch normalization.
+        infers_padding: Whether padding is recognized by the id if there is no `attention_mask`, as in the reference.
+        has_different_initialization: Whether weights are initialized as in the released code of the family, where the
             reference in transformers differs from it.
     """
 
@@ -186,7 +186,7 @@ class FamilySpec:
 def encoder_size(width: int, layers: int, heads: int) -> dict[str, Any]:
     """Return the configuration fields of a Transformer with a feed-forward layer of four times the hidden size.
 
-    The published standard deviation of the initialisation, 0.02, is for a width of 768 and more. In narrower models it
+    The published standard deviation of the initialization, 0.02, is for a width of 768 and more. In narrower models it
     is proportional to width ** -0.5, so that the variance of a linear layer's outputs does not depend on the width (as
     in Glorot & Bengio 2010, section 4.2); `model_cards/experiments/defaults.md` compares both.
     """

@@ -50,7 +50,7 @@ PARTS: tuple[Part, ...] = (
     *("attention", "compile", "determinism"),
 )
 PRETRAINED_FAMILIES = ("bert", "electra", "albert", "xlnet", "t5", "gpt2", "elmo", "ulmfit", "word2vec")
-H100_FLOPS, UTILISATION = 989e12, 0.3
+H100_FLOPS, UTILIZATION = 989e12, 0.3
 TOLERANCES = {"float32": 1e-3, "bfloat16": 0.3}
 """Largest relative difference between the gradients of the device and of the CPU."""
 READ_STEP, PROFILED_STEP, FIRST_TIMED_STEP = 4, 6, 8
@@ -129,9 +129,9 @@ def head_error(case: Any, device: torch.device | str, dtype: str, packed: bool) 
         dtype: "float32", or "bfloat16" for autocast on both.
         packed: Whether the model packs its tokens; else it pads.
     """
-    from zoo import labelled_batch
+    from zoo import labeled_batch
 
-    batch, model = labelled_batch(case), case.model(unpad=packed)
+    batch, model = labeled_batch(case), case.model(unpad=packed)
     moved_model = copy.deepcopy(model).to(device)
     gradients = []
     for place, moved in (("cpu", model), (device, moved_model)):
@@ -235,7 +235,7 @@ def training(device: torch.device, arguments: GpuArguments) -> Iterator[Result]:
             setting = describe_device(run.loop.accelerator)
         tokens = result.tokens / result.steps
         weights = sum(weight.numel() for name, weight in run.model.named_parameters() if "embeddings" not in name)
-        rate = H100_FLOPS * UTILISATION / (6 * max(weights, 1))
+        rate = H100_FLOPS * UTILIZATION / (6 * max(weights, 1))
         name = f"{family} {arguments.size}"
         shown = f"{format_number(tokens / measurement.seconds)} tokens/s, {measurement.seconds * 1e3:.1f} ms a step"
         yield Result(f"{name}, {setting}", shown, f"{format_number(rate)} tokens/s if limited by its products")

@@ -1,4 +1,4 @@
-r"""Pretrain a small model of a family, fine-tune it and a randomly initialised one, and compare both with baselines.
+r"""Pretrain a small model of a family, fine-tune it and a randomly initialized one, and compare both with baselines.
 
     python scripts/learning.py --family bert --dataset '../shared/data/corpus/[!t]*.txt.gz' \
         --train_file ../shared/data/glue_like/SST-2/train.tsv.gz --dev_file ../shared/data/glue_like/SST-2/dev.tsv \
@@ -49,18 +49,18 @@ class LearningArguments:
         None, "Recipe of finetune; by default <family>_polarity, otherwise polarity_learning."
     )
     dataset: list[str] = flag(("demo",), "Documents for pretraining, as in pretrain.")
-    train_file: str = flag("demo", "Labelled sentences for fine-tuning, as in finetune.")
-    dev_file: str = flag("demo", "Labelled sentences for the choice of the learning rate.")
-    test_file: str = flag("demo", "Labelled sentences for the test accuracy.")
-    text_column: str = flag("text", "Text column of the labelled sentences.")
+    train_file: str = flag("demo", "Labeled sentences for fine-tuning, as in finetune.")
+    dev_file: str = flag("demo", "Labeled sentences for the choice of the learning rate.")
+    test_file: str = flag("demo", "Labeled sentences for the test accuracy.")
+    text_column: str = flag("text", "Text column of the labeled sentences.")
     validation_fraction: float = flag(
         0.02, "Fraction of the documents held out from tokenizer training and pretraining."
     )
     vocab_size: int = flag(8000, "Vocabulary size of the tokenizer.")
     learning_rates: list[float] = flag((5e-4, 1e-3, 2e-3), "Learning rates of fine-tuning to choose from.")
-    few_labels: int = flag(500, "Number of labelled sentences of a few-label comparison; 0 disables it.")
+    few_labels: int = flag(500, "Number of labeled sentences of a few-label comparison; 0 disables it.")
     few_epochs: int = flag(20, "Epochs of the few-label comparison.")
-    seeds: int = flag(3, "Number of fine-tuning runs per initialisation, with seeds 0, 1, ...")
+    seeds: int = flag(3, "Number of fine-tuning runs per initialization, with seeds 0, 1, ...")
     max_steps: int | None = flag(None, "Pretraining steps of each recipe; by default as in the recipe.")
 
 

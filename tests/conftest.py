@@ -18,12 +18,12 @@ from hf_ctxmodels.registry import FAMILIES
 
 pytest_plugins = ["training_runs"]
 
-# Which tests `make test` runs: all that are not `slow`. If a test is parametrised by family and runs on one of these
+# Which tests `make test` runs: all that are not `slow`. If a test is parametrized by family and runs on one of these
 # families, it is slow for the other families, which also get the marker `matrix`. Exceptions are tests with the marker
 # `all_families`, such as comparisons with transformers. `--family` ignores this rule.
 REPRESENTATIVE_FAMILIES = {
-    "bert": "encoder, layer normalisation after the residual sum",
-    "gpt2": "decoder, layer normalisation before the sub-layer",
+    "bert": "encoder, layer normalization after the residual sum",
+    "gpt2": "decoder, layer normalization before the sub-layer",
     "t5": "encoder-decoder, relative positions",
     "xlnet": "two-stream attention with a memory",
     "electra": "generator and discriminator",
@@ -33,7 +33,7 @@ REPRESENTATIVE_FAMILIES = {
     "glove": "static embeddings",
 }
 
-SUBJECTS = ["The cat", "A dog", "Her brother", "The old sailor", "Nobody", "My neighbour", "The committee"]
+SUBJECTS = ["The cat", "A dog", "Her brother", "The old sailor", "Nobody", "My neighbor", "The committee"]
 VERBS = ["saw", "carried", "painted", "forgot", "praised", "followed", "counted", "mended"]
 OBJECTS = ["the red boat", "seven letters", "a small garden", "the bridge", "every window", "this story"]
 

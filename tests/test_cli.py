@@ -111,7 +111,7 @@ def test_help_of_commands(capsys, words):
     assert not [text for text in descriptions if text.endswith("(default: None)")]
 
 
-def test_misspelt_commands(capsys):
+def test_misspelled_commands(capsys):
     assert run_command("pretain", "--family", "bert") == 2
     assert "did you mean pretrain?" in capsys.readouterr().err
     assert run_command("finetune", "regresion") == 2
@@ -201,7 +201,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_files_of_the_wheel(installed: Path):
-    for folder in ("recipes", "tasks", "text2text", "prompts", "behaviour", "accelerate"):
+    for folder in ("recipes", "tasks", "text2text", "prompts", "behavior", "accelerate"):
         expected = {path.name: path.read_bytes() for path in (ROOT / "scripts" / folder).glob("*.yaml")}
         assert expected
         assert {path.name: path.read_bytes() for path in (installed / "hf_ctxmodels" / folder).iterdir()} == expected

@@ -122,7 +122,7 @@ def test_summaries_of_recipes_are_whole_sentences(docs):
 def test_headings_of_objectives_are_words(docs, pages):
     title = docs("generated_pages").objective_title
     titles = {objective.__name__: title(objective) for objective in docs("reference").objectives()}
-    assert titles["MaskedLMWithNextSentence"] == "Masked language modelling with next sentence"
+    assert titles["MaskedLMWithNextSentence"] == "Masked language modeling with next sentence"
     assert [text for text in titles.values() if not re.fullmatch(r"[A-Z][a-z-]+( [a-z]+)*", text)] == []
     assert all(pages[f"objectives/{name}.rst"].startswith(text) for name, text in titles.items())
 

@@ -93,7 +93,7 @@ def commands(language: str, code: str) -> list[list[str]]:
 
 
 def make_workspace(folder: Path) -> Path:
-    """Write what the pages assume to a folder: a corpus, labelled reviews and a reference checkpoint."""
+    """Write what the pages assume to a folder: a corpus, labeled reviews and a reference checkpoint."""
     documents = ["\n".join(SENTENCES[first:] + SENTENCES[:first]) for first in range(5)]
     (folder / "corpus.txt").write_text("\n\n".join(documents * 4) + "\n")
     reviews = [f'"{sentence}",{number % 2}' for number, sentence in enumerate(SENTENCES * 4)]

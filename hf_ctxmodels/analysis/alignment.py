@@ -42,8 +42,8 @@ class LayerAlignment:
 
 
 def orthogonal_map(x: Tensor, y: Tensor) -> Tensor:
-    """The (d1, d2) matrix W with orthonormal rows or columns that maximises the inner products of x W and y, which for
-    equal widths minimises |x W - y|; for (n, d1) and (n, d2) vectors of translations."""
+    """The (d1, d2) matrix W with orthonormal rows or columns that maximizes the inner products of x W and y, which for
+    equal widths minimizes |x W - y|; for (n, d1) and (n, d2) vectors of translations."""
     left, _, right = torch.linalg.svd(x.T @ y, full_matrices=False)
     return left @ right
 
@@ -60,7 +60,7 @@ def align_languages(
 ) -> LayerAlignment:
     """Align the sentence vectors of two languages layer by layer.
 
-    Vectors are centred by the means of the training pairs of their language, and scaled to length 1.
+    Vectors are centered by the means of the training pairs of their language, and scaled to length 1.
 
     Args:
         first, second: Models with their tokenizers, which can be the same.

@@ -56,7 +56,7 @@ def score_words(
         model, tokenizer, batch_size: See `hf_ctxmodels.evaluation.score_tokens`.
 
     Raises:
-        CtxError: The model has no language modelling head, the tokenizer has no offsets, or the text has no token.
+        CtxError: The model has no language modeling head, the tokenizer has no offsets, or the text has no token.
     """
     if not tokenizer.is_fast:
         raise CtxError(f"{type(tokenizer).__name__} has no offsets.", hint="use a tokenizer with a tokenizer.json.")

@@ -120,7 +120,7 @@ def _parse_semcor(text: str, file: str) -> list[SenseSentence]:
 def find_sense_occurrences(
     sentences: Sequence[SenseSentence], lemma: str, max_occurrences: int | None = None, seed: int = 0
 ) -> list[Occurrence]:
-    """The tagged occurrences of a lemma in all parts of speech, labelled by part of speech and sense key; arguments and
+    """The tagged occurrences of a lemma in all parts of speech, labeled by part of speech and sense key; arguments and
     errors as for `find_occurrences`."""
     occurrences = [
         Occurrence(number, instance.start, instance.stop, f"{instance.lemma} {instance.senses[0]}")

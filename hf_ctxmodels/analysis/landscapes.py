@@ -1,7 +1,7 @@
 """Loss landscapes: the loss at weights between and around models.
 
 A point is the weights `w + a d1 + b d2` of a model. The directions lead to other models (Goodfellow et al. 2015; Hao et
-al. 2019, arXiv 1908.05620), or are random with filter normalisation (Li et al. 2018, arXiv 1712.09913, section 4).
+al. 2019, arXiv 1908.05620), or are random with filter normalization (Li et al. 2018, arXiv 1712.09913, section 4).
 Tied weights are one parameter, and buffers keep their values.
 """
 
@@ -69,11 +69,11 @@ class HeldOutLoss:
         batch_size: int = 32,
         max_examples: int | None = None,
     ) -> Self:
-        """The loss of a fine-tuned model on labelled examples.
+        """The loss of a fine-tuned model on labeled examples.
 
         Args:
             source: Directory or Hub id of a model with the head of a fine-tuning task.
-            file: Labelled examples, as `--validation_file` of finetune.
+            file: Labeled examples, as `--validation_file` of finetune.
             arguments: Columns of the file; by default as in finetune.
             batch_size: Examples per batch.
             max_examples: Use the first N examples; None for all.
@@ -173,8 +173,8 @@ def difference(start: Mapping[str, Tensor], end: Mapping[str, Tensor]) -> Weight
 
 
 def random_direction(weights: Mapping[str, Tensor], generator: torch.Generator) -> Weights:
-    """A Gaussian direction with filter normalisation: each output row of a matrix, and each filter of a convolution,
-    has the norm of the weights; biases and the weights of normalisations are not moved (Li et al. 2018, section 4).
+    """A Gaussian direction with filter normalization: each output row of a matrix, and each filter of a convolution,
+    has the norm of the weights; biases and the weights of normalizations are not moved (Li et al. 2018, section 4).
 
     Args:
         weights: The point at which the direction starts.

@@ -97,7 +97,7 @@ def project(vectors: Tensor, method: Projection = "pca", seed: int = 0) -> Tenso
     Args:
         vectors: Vectors of n > 2 occurrences.
         method: "pca", the first two principal components; or "umap" (McInnes et al. 2018), which preserves
-            neighbourhoods and needs the extra `umap`.
+            neighborhoods and needs the extra `umap`.
         seed: Seed of UMAP.
     """
     if len(vectors) < 3:
@@ -107,11 +107,11 @@ def project(vectors: Tensor, method: Projection = "pca", seed: int = 0) -> Tenso
         if method == "umap":
             maps.append(_umap(layer, seed))
             continue
-        centred = layer - layer.mean(0)
-        components, _, _ = torch.linalg.svd(centred.T, full_matrices=False)
+        centered = layer - layer.mean(0)
+        components, _, _ = torch.linalg.svd(centered.T, full_matrices=False)
         components = F.pad(components[:, :2], (0, max(0, 2 - components.shape[1])))
         largest = components.abs().argmax(0, keepdim=True)
-        maps.append(centred @ (components * components.gather(0, largest).sign()))  # the sign of an axis is arbitrary
+        maps.append(centered @ (components * components.gather(0, largest).sign()))  # the sign of an axis is arbitrary
     return torch.stack(maps, 1)
 
 
@@ -123,7 +123,7 @@ def _umap(vectors: Tensor, seed: int) -> Tensor:
     return torch.from_numpy(reducer.fit_transform(vectors.numpy())).float()
 
 
-def neighbour_agreement(vectors: Tensor, labels: Sequence[str]) -> Tensor:
+def neighbor_agreement(vectors: Tensor, labels: Sequence[str]) -> Tensor:
     """(layers,) fraction of occurrences whose nearest other occurrence, by cosine, has the same label; for (n, layers,
     hidden) vectors and n labels."""
     names = {label: number for number, label in enumerate(dict.fromkeys(labels))}
@@ -153,10 +153,10 @@ def nearest_occurrences(
         corpus: Encoded sentences, which also contain the queries.
         queries: Occurrences of one word each.
         layer: Index of the layer in `corpus.vectors`.
-        number: Neighbours of each query, which are not of its sentence.
+        number: Neighbors of each query, which are not of its sentence.
 
     Returns:
-        For each query its neighbours with their cosines, the nearest first.
+        For each query its neighbors with their cosines, the nearest first.
     """
     rows = torch.tensor([int(corpus.starts[query.sentence]) + query.start for query in queries])
     targets = F.normalize(corpus.vectors[rows, layer].float(), dim=-1)

@@ -35,7 +35,7 @@ def linear_cka(x: Tensor, y: Tensor, *, debiased: bool = True) -> float:
         debiased: Use the unbiased estimator of HSIC.
     """
     _check_examples([x, y])
-    x, y = (_centre(representation.double()) for representation in (x, y))
+    x, y = (_center(representation.double()) for representation in (x, y))
 
     def hsic(a: Tensor, b: Tensor) -> Tensor:
         product = (b.T @ a).square().sum()
@@ -58,9 +58,9 @@ def cka_matrix(representations: Sequence[Tensor]) -> Tensor:
         representations: (n, d) representations of the same n > 3 examples, of any widths.
     """
     n = _check_examples(representations)
-    # without the diagonal, the rows of the Gram matrix of centred examples sum to the negative of the diagonal
-    centred = [_centre(representation) for representation in representations]
-    scaled = [x / x.norm().clamp(min=torch.finfo(x.dtype).tiny) for x in centred]
+    # without the diagonal, the rows of the Gram matrix of centered examples sum to the negative of the diagonal
+    centered = [_center(representation) for representation in representations]
+    scaled = [x / x.norm().clamp(min=torch.finfo(x.dtype).tiny) for x in centered]
     norms = [x.square().sum(1) for x in scaled]
     shifts = [squares / (n - 2) - squares.sum() / (2 * (n - 1) * (n - 2)) for squares in norms]
     hsic = scaled[0].new_zeros(len(scaled), len(scaled), dtype=torch.float64)
@@ -92,7 +92,7 @@ def svcca_matrix(representations: Sequence[Tensor], variance: float = 0.99) -> T
     n = _check_examples(representations)
     bases = []
     for representation in representations:
-        x = _centre(representation.double())
+        x = _center(representation.double())
         eigenvalues, directions = torch.linalg.eigh(x.T @ x)
         eigenvalues, directions = eigenvalues.flip(0), directions.flip(1)
         rank = int((eigenvalues > _EPSILON * eigenvalues[0]).sum())
@@ -123,7 +123,7 @@ def neuron_matrix(representations: Sequence[Tensor]) -> Tensor:
     _check_examples(representations)
     unit_columns = []
     for representation in representations:
-        x = _centre(representation)
+        x = _center(representation)
         lengths = x.norm(dim=0)
         is_active = lengths > 1e-6 * lengths.max()
         unit_columns.append(x[:, is_active] / lengths[is_active])
@@ -222,7 +222,7 @@ def compare_layers(
     )
 
 
-def _centre(x: Tensor) -> Tensor:
+def _center(x: Tensor) -> Tensor:
     x = x if x.dtype in (torch.float32, torch.float64) else x.float()
     return x - x.mean(0)
 

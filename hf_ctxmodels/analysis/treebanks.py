@@ -88,7 +88,7 @@ class SpanTarget:
 
 @dataclass(frozen=True)
 class SpanSentence:
-    """Words with labelled spans (Tenney et al. 2019); `document` groups the sentences of a text."""
+    """Words with labeled spans (Tenney et al. 2019); `document` groups the sentences of a text."""
 
     words: list[str]
     targets: list[SpanTarget]
@@ -97,7 +97,7 @@ class SpanSentence:
 
 
 @dataclass(frozen=True)
-class LabelledSentence:
+class LabeledSentence:
     """Words with one label; `forms` are the words that decide the label, which no other partition may have."""
 
     words: list[str]
@@ -206,7 +206,7 @@ def read_edge_probing(file: str | Path) -> list[SpanSentence]:
         document = str((record.get("info") or {}).get("document", ""))
         sentences.append(SpanSentence(words, spans, str(location), document))
     if not any(sentence.targets for sentence in sentences):
-        raise CtxError("No targets.", location=str(file), hint="use a file with at least one labelled span.")
+        raise CtxError("No targets.", location=str(file), hint="use a file with at least one labeled span.")
     return sentences
 
 
@@ -231,10 +231,10 @@ def _span_target(target: Any, num_words: int, location: str) -> SpanTarget:
     return SpanTarget(spans[0], spans[1] if len(spans) == 2 else None, labels)
 
 
-def read_senteval(file: str | Path) -> dict[str, list[LabelledSentence]]:
+def read_senteval(file: str | Path) -> dict[str, list[LabeledSentence]]:
     """The partitions `train`, `validation` and `test` of a SentEval probing file, whose lines are `tr`, `va` or `te`, a
     label and a sentence, separated by tabs (Conneau et al. 2018)."""
-    partitions: dict[str, list[LabelledSentence]] = {name: [] for name in _SENTEVAL_SPLITS.values()}
+    partitions: dict[str, list[LabeledSentence]] = {name: [] for name in _SENTEVAL_SPLITS.values()}
     for number, line in enumerate(read_text(file).split("\n"), 1):
         if not line.strip():
             continue
@@ -245,13 +245,13 @@ def read_senteval(file: str | Path) -> dict[str, list[LabelledSentence]]:
                 location=f"{file}:{number}",
                 hint="write tr, va or te, a label and a sentence, separated by tabs.",
             )
-        sentence = LabelledSentence(cells[2].split(), cells[1], f"{file}:{number}")
+        sentence = LabeledSentence(cells[2].split(), cells[1], f"{file}:{number}")
         partitions[_SENTEVAL_SPLITS[cells[0]]].append(sentence)
     return partitions
 
 
 def read_bio_spans(file: str | Path, tag_column: int = -1) -> list[SpanSentence]:
-    """Chunks or entities of a file of CoNLL columns with BIO or IOB1 tags, as labelled spans."""
+    """Chunks or entities of a file of CoNLL columns with BIO or IOB1 tags, as labeled spans."""
     sentences = []
     for sentence in read_conll(file, tag_column=tag_column):
         targets: list[SpanTarget] = []

@@ -84,7 +84,7 @@ def fit_tree_spaces(
 ) -> list[TreeSpace]:
     """Train distance probes on one layer, one for each seed, and project the test sentences.
 
-    Vectors are standardised over the words of the training sentences.
+    Vectors are standardized over the words of the training sentences.
 
     Args:
         encoder: Model with its tokenizer, and a single layer.
@@ -92,7 +92,7 @@ def fit_tree_spaces(
         test: Parsed sentences that are projected.
         rank: Rank of the probe.
         seeds: Seeds of the initial probes.
-        training: Optimisation; None for the default.
+        training: Optimization; None for the default.
         progress: Show progress bars.
 
     Raises:

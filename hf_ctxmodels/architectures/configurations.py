@@ -129,7 +129,7 @@ class CtxDecoderConfig(CtxTransformerConfig):
     Args:
         embedding_dropout_prob: Dropout on the sum of token and position embeddings.
         hidden_dropout_prob: Dropout after each sub-layer.
-        lm_loss_weight: Weight of the auxiliary language modelling loss of some task heads (Radford et al. 2018, section
+        lm_loss_weight: Weight of the auxiliary language modeling loss of some task heads (Radford et al. 2018, section
             3.2, equation 5); 0 for none.
         prefix_lm: Whether the tokens of a prompt attend to one another in both directions in `generate`, as in a model
             trained by the objective `PrefixLM`. It does not change `forward`, which has the argument `prefix_mask`.
@@ -249,7 +249,7 @@ class CtxLSTMLanguageModelConfig(CtxConfig):
     Args:
         hidden_size: Width of the last layer's output.
         stateful: Whether `past_key_values` are returned by default, so that the next batch can continue from them.
-        initializer_range: Bound of the embeddings' uniform initialisation.
+        initializer_range: Bound of the embeddings' uniform initialization.
         control_codes: Name -> token id of the control codes that texts begin with (Keskar et al. 2019); None for none.
     """
 
@@ -326,7 +326,7 @@ class CtxCharacterConfig(CtxConfig):
         num_highway_layers: Number of highway layers after the filters.
         hidden_act: Activation after max-pooling of the filters.
         cell_clip, projection_clip: Bounds of the cell state and of a direction's output; None for none.
-        initializer_range: Standard deviation of the normal initialisation of heads.
+        initializer_range: Standard deviation of the normal initialization of heads.
         pretrained_embeddings: Directory or Hub id of static word embeddings. `load_pretrained_embeddings` copies the
             vectors into a new model; they are saved with it.
         train_pretrained_embeddings: Whether these vectors are trained.

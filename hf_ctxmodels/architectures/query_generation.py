@@ -212,8 +212,8 @@ class QueryForConditionalGeneration(heads.Seq2SeqHead):
         is_selected = torch.cat([is_predicted] * num_sets, 1)
         first_query = columns.width - is_selected.shape[1]
         output_mask = None if computes_logits else F.pad(is_selected, (first_query, 0), value=False)
-        is_labelled_token = required_target_tokens(has_label, ids.shape[1], first_step_tokens)
-        needs_position = torch.cat([source.is_token, is_labelled_token, *[has_label] * num_sets], 1)
+        is_labeled_token = required_target_tokens(has_label, ids.shape[1], first_step_tokens)
+        needs_position = torch.cat([source.is_token, is_labeled_token, *[has_label] * num_sets], 1)
         outputs = encode_columns(self, columns, output_mask, needs_position=needs_position, **output_flags)
         states = outputs.last_hidden_state
         if computes_logits:

@@ -48,7 +48,7 @@ def run_in_threads(num_threads: int, update: Callable[..., Tensor], *batch: Tens
 
 
 class StaticEmbedding(nn.Embedding):
-    """`nn.Embedding` whose weights are initialised uniformly in +-0.5 / spread (in the released code of word2vec and
+    """`nn.Embedding` whose weights are initialized uniformly in +-0.5 / spread (in the released code of word2vec and
     GloVe, the width of the vectors), or without `spread` to zeros."""
 
     initializes_itself = True
@@ -61,7 +61,7 @@ class StaticEmbedding(nn.Embedding):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Initialise the vectors; the vector of padding is zero."""
+        """Initialize the vectors; the vector of padding is zero."""
         if self.spread is None:
             init.zeros_(self.weight)
         else:
@@ -83,14 +83,14 @@ class StaticPreTrainedModel(CtxPreTrainedModel):
     def _resize_token_embeddings(
         self, new_num_tokens: int | None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
     ) -> nn.Module:
-        """Resize all embeddings as in transformers; without `mean_resizing`, new vectors are initialised."""
+        """Resize all embeddings as in transformers; without `mean_resizing`, new vectors are initialized."""
         for embedding in self.static_embeddings():
             old_size = embedding.num_embeddings
             self._get_resized_embeddings(embedding, new_num_tokens, pad_to_multiple_of, mean_resizing)
             new_size = embedding.num_embeddings - old_size
             if not mean_resizing and new_size > 0:
-                initialised = StaticEmbedding(new_size, embedding.embedding_dim, embedding.spread)
-                embedding.weight.data[old_size:] = initialised.weight.data.to(embedding.weight)
+                initialized = StaticEmbedding(new_size, embedding.embedding_dim, embedding.spread)
+                embedding.weight.data[old_size:] = initialized.weight.data.to(embedding.weight)
         return self.get_input_embeddings()
 
     def set_sparse_gradients(self, sparse: bool) -> None:

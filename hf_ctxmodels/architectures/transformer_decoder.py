@@ -17,7 +17,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.host_copies import is_traced, on_host, select_true
 from hf_ctxmodels.core.inputs import check_encoder_input, check_ids, cumulative_token_counts
 from hf_ctxmodels.core.model import CtxPreTrainedModel
-from hf_ctxmodels.heads.base import HeadModel, ItemCounts, labelled_targets, mask_of_targets, mean_over_targets
+from hf_ctxmodels.heads.base import HeadModel, ItemCounts, labeled_targets, mask_of_targets, mean_over_targets
 from hf_ctxmodels.heads.causal_lm import next_token_targets
 from hf_ctxmodels.layers.attention.layouts import build_layout, build_memory_layout, prefix_lengths
 from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, CAUSAL, MaskSpec
@@ -239,7 +239,7 @@ def check_cache(cache: Cache | None, words: Tensor, past_length: int | Tensor, l
 
 
 class TransformerDecoder(LayerStack, CtxPreTrainedModel):
-    """A Transformer with one stack of layers, by default causal and post-norm with normalised embeddings.
+    """A Transformer with one stack of layers, by default causal and post-norm with normalized embeddings.
 
     XLM also uses it bidirectionally.
     """
@@ -320,7 +320,7 @@ class DecoderHeadModel(HeadModel):
 
     For these heads, trailing padding tokens are masked if there is no `attention_mask`, as in transformers.
 
-    With `has_auxiliary_lm_loss`, training adds a language modelling loss, weighted by `config.lm_loss_weight`, to the
+    With `has_auxiliary_lm_loss`, training adds a language modeling loss, weighted by `config.lm_loss_weight`, to the
     loss of the task (Radford et al. 2018, section 3.2, equation 5). It is the mean over the tokens of a row and then
     over rows, as in the released code of GPT. A target with several rows (choices) contributes their mean, and a row
     with several targets (tokens) contributes its loss once per target. The number of targets is therefore the same as
@@ -328,7 +328,7 @@ class DecoderHeadModel(HeadModel):
     omitted with `inputs_embeds`, whose tokens are unknown, and in evaluation mode.
 
     Attributes:
-        has_auxiliary_lm_loss: Whether the head adds the language modelling loss. It is computed by the output layer,
+        has_auxiliary_lm_loss: Whether the head adds the language modeling loss. It is computed by the output layer,
             or without one by the word embeddings, to which it is tied.
     """
 
@@ -364,7 +364,7 @@ class DecoderHeadModel(HeadModel):
     def add_regularization(
         self, loss: Tensor, outputs: Any, targets: Tensor, name: str, num_items: ItemCounts
     ) -> Tensor:
-        """Add the `penalty` and the weighted language modelling loss, in training."""
+        """Add the `penalty` and the weighted language modeling loss, in training."""
         loss = super().add_regularization(loss, outputs, targets, name, num_items)
         has_lm_loss = self.has_auxiliary_lm_loss and self.training and self.config.lm_loss_weight
         if not has_lm_loss or outputs.encoded_tokens[0] is None:
@@ -392,7 +392,7 @@ class DecoderHeadModel(HeadModel):
         states = self.output_layer_input(select_true(outputs.last_hidden_state, has_target))
         output_layer = self.get_output_embeddings()
         if output_layer is not None:
-            return summed_cross_entropy(output_layer, states, labelled_targets(next_tokens), weights)
+            return summed_cross_entropy(output_layer, states, labeled_targets(next_tokens), weights)
         if not self.config.tie_word_embeddings:
             raise CtxError(
                 f"{type(self).__name__} has no output layer, and tie_word_embeddings is false, but "
@@ -405,7 +405,7 @@ class DecoderHeadModel(HeadModel):
         else:  # a module that replaces them, such as an adapter
             matrix = embeddings(torch.arange(self.config.vocab_size, device=self.device))
         return chunked_cross_entropy(
-            states, matrix, None, labelled_targets(next_tokens), reduction="sum", row_weights=weights
+            states, matrix, None, labeled_targets(next_tokens), reduction="sum", row_weights=weights
         )
 
 

@@ -145,7 +145,7 @@ def _divide_words(windows: list[WordWindow]) -> None:
         scores = counts + context / (len(window.token_words) + 1)
         is_better = scores > best_scores[words]
         best[words[is_better]], best_scores[words[is_better]] = number, scores[is_better]
-    best = np.maximum.accumulate(best)  # words without tokens stay with their neighbours
+    best = np.maximum.accumulate(best)  # words without tokens stay with their neighbors
     for number, window in enumerate(windows):
         window.first, window.last = (int(np.searchsorted(best, number, side)) for side in ("left", "right"))
 

@@ -108,7 +108,7 @@ def analyze(
         "measures": {name: value.tolist() for name, value in profile.measures.items()},
         "heads": heads,
         "attention_to_special_tokens": profile.attention_to_special_tokens.tolist(),
-        "attention_to_neighbours": profile.attention_to_neighbours.tolist(),
+        "attention_to_neighbors": profile.attention_to_neighbors.tolist(),
         "within_segment_excess": profile.within_segment_excess.tolist(),
         "patterns": patterns,
     }

@@ -40,7 +40,7 @@ class HeadsArguments(OutputArguments):
     """Model, examples and output."""
 
     model: str = flag(REQUIRED, "Directory or Hub id of a fine-tuned Transformer, with its tokenizer.")
-    validation_file: str = flag(REQUIRED, "Labelled examples, as --validation_file of finetune.")
+    validation_file: str = flag(REQUIRED, "Labeled examples, as --validation_file of finetune.")
     mode: str = flag(
         "zero",
         "How heads are disabled: no output (Michel et al.), or uniform attention (Kovaleva et al.).",

@@ -6,11 +6,11 @@
         --validation_file dev.tsv --views line surface --output_dir runs/analysis
     hf-ctxmodels analyze landscape --model runs/sst2 --pretrained runs/bert --text wiki.txt --output_dir runs/analysis
 
-The loss is that of the task on labelled examples, or with --text that of the pretraining objective. Views:
+The loss is that of the task on labeled examples, or with --text that of the pretraining objective. Views:
 
     line           between the pretrained (0) and the fine-tuned weights (1), and beyond
     surface        also in a second direction, towards --other or a random one, with the checkpoints of the run
-    neighbourhood  around the fine-tuned weights, in two random directions with filter normalisation
+    neighborhood  around the fine-tuned weights, in two random directions with filter normalization
     trajectory     the plane of the two principal components of the checkpoints of the run
     rollback       the loss with each layer reset to its pretrained weights
 
@@ -52,7 +52,7 @@ from hf_ctxmodels.core.weights import weights_digest
 from hf_ctxmodels.downstream.tasks import TaskArguments
 from hf_ctxmodels.training.checkpoint_files import list_checkpoints
 
-VIEWS = ("line", "surface", "neighbourhood", "trajectory", "rollback")
+VIEWS = ("line", "surface", "neighborhood", "trajectory", "rollback")
 _SAVE_INTERVAL = 20.0  # seconds
 _PRETRAINED, _SCRATCH = "pretrained", "from scratch"
 
@@ -63,7 +63,7 @@ class LandscapeArguments(OutputArguments):
 
     model: str = flag(REQUIRED, "Directory of a fine-tuned model; its checkpoints are the trajectory.")
     pretrained: str = flag(REQUIRED, "Directory or Hub id of the model that it was fine-tuned from.")
-    validation_file: str | None = flag(None, "Labelled examples, as --validation_file of finetune.")
+    validation_file: str | None = flag(None, "Labeled examples, as --validation_file of finetune.")
     text: list[str] = flag(
         (), "Documents for the loss of the pretraining objective of --pretrained.", conflicts=("validation_file",)
     )
@@ -85,7 +85,7 @@ class LandscapeArguments(OutputArguments):
         check_range(self, "seed", at_least=0, at_most=MAX_SEED)
         if (self.validation_file is None) == (not self.text):
             raise CtxError(
-                "Expected either labelled examples or text.",
+                "Expected either labeled examples or text.",
                 location="--validation_file",
                 hint="use --validation_file or --text.",
             )
@@ -150,8 +150,8 @@ def main() -> None:
         figures += _line(runs, arguments, partial)
     if "surface" in arguments.views:
         figures += _surfaces(runs, arguments, partial)
-    if "neighbourhood" in arguments.views:
-        figures += _neighbourhoods(runs, arguments, partial)
+    if "neighborhood" in arguments.views:
+        figures += _neighborhoods(runs, arguments, partial)
     if "trajectory" in arguments.views:
         figures += _trajectories(runs, arguments, partial)
     if "rollback" in arguments.views:
@@ -268,7 +268,7 @@ def _axis(low: float, high: float, size: int) -> list[float]:
 
 def _surfaces(runs: Sequence[Run], arguments: LandscapeArguments, partial: PartialResults) -> list[Figure]:
     """Planes of the change by training and of that of another task, scaled to its length (Hao et al. 2019), or of a
-    random direction with filter normalisation."""
+    random direction with filter normalization."""
     panels = []
     for run in runs:
         first = run.direction()
@@ -294,7 +294,7 @@ def restrict_to(run: Run, checkpoint: Path) -> Weights:
     return {name: weight + change[name] for name, weight in run.start.items()}
 
 
-def _neighbourhoods(runs: Sequence[Run], arguments: LandscapeArguments, partial: PartialResults) -> list[Figure]:
+def _neighborhoods(runs: Sequence[Run], arguments: LandscapeArguments, partial: PartialResults) -> list[Figure]:
     """Random planes around the end of training (Li et al. 2018)."""
     panels = []
     for run in runs:
@@ -304,7 +304,7 @@ def _neighbourhoods(runs: Sequence[Run], arguments: LandscapeArguments, partial:
         labels = "random direction", "another random direction"
         caption = "Each filter is changed by up to its norm."
         panels.append(_Panel(run, Plane(run.end, directions), axis, axis, {"end": [(0.0, 0.0)]}, labels, caption))
-    return _draw("neighbourhood", "Loss around the end of training", panels, partial)
+    return _draw("neighborhood", "Loss around the end of training", panels, partial)
 
 
 def _trajectories(runs: Sequence[Run], arguments: LandscapeArguments, partial: PartialResults) -> list[Figure]:

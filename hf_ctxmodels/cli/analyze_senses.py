@@ -29,7 +29,7 @@ from hf_ctxmodels.analysis.senses import (
     context_text,
     encode_occurrences,
     find_occurrences,
-    neighbour_agreement,
+    neighbor_agreement,
     project,
 )
 from hf_ctxmodels.analysis.sentences import read_sentences
@@ -195,7 +195,7 @@ def map_word(
     method: Projection,
     seed: int,
 ) -> tuple[list[Table], list[ScatterMap]]:
-    """A map of each layer, and for labelled occurrences the agreement of nearest neighbours."""
+    """A map of each layer, and for labeled occurrences the agreement of nearest neighbors."""
     vectors, has_tokens = encode_occurrences(encoder, sentences, occurrences)
     occurrences = [occurrence for occurrence, encoded in zip(occurrences, has_tokens.tolist()) if encoded]
     vectors = vectors[has_tokens]
@@ -215,10 +215,10 @@ def map_word(
     if len(frequent) < 2:
         return [], figures
     labels = [occurrence.label for occurrence in occurrences]
-    agreement = neighbour_agreement(vectors, labels).tolist()
+    agreement = neighbor_agreement(vectors, labels).tolist()
     majority = Counter(labels).most_common(1)[0][1] / len(labels)
     table = Table(
-        title=f"Nearest neighbours with the same sense or tag: {title}",
+        title=f"Nearest neighbors with the same sense or tag: {title}",
         columns=["agreement"],
         rows=[*(f"layer {layer}" for layer in encoder.layers), "most frequent"],
         cells=[*([value] for value in agreement), [majority]],

@@ -72,7 +72,7 @@ class TriggerArguments(OutputArguments):
     question_word: str | None = flag(None, "Attack only questions that start with this word.")
     exclude_class_words: int = flag(0, "Exclude the N words that are most typical of each label from triggers.")
     train_file: str | None = flag(
-        None, "Labelled examples for --exclude_class_words, the more the better; by default --validation_file."
+        None, "Labeled examples for --exclude_class_words, the more the better; by default --validation_file."
     )
     random_triggers: int = flag(10, "Random triggers per attacked model, for the baseline.")
     max_examples_per_label: int | None = flag(None, "Use N random examples of each label; by default all.")

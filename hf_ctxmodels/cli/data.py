@@ -242,7 +242,7 @@ def _make_rule(arguments: AugmentationArguments, placement: DeviceArguments) -> 
     def nearest(word: str, number: int) -> list[str]:
         if space is None or word not in space:
             return []
-        return [neighbour for neighbour, _ in space.most_similar(word, number)]
+        return [neighbor for neighbor, _ in space.most_similar(word, number)]
 
     checkpoint = Teacher.open(arguments.model)
     model = placement.place(checkpoint.load("AutoModelForMaskedLM"))

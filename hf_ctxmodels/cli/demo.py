@@ -67,7 +67,7 @@ def main() -> None:
             show_real_bert(report)
             report.section("word2vec, trained on the demo text")
             show_word_vectors(report, runner, arguments.word_epochs)
-            report.section("A classifier from 60 labelled sentences")
+            report.section("A classifier from 60 labeled sentences")
             show_topic_classifier(report, runner, arguments.label_epochs)
             report.section("Publishing, and opening in new processes")
             show_publishing(report, runner)
@@ -95,7 +95,7 @@ def print_summary(report: DemoReport, folder: Path) -> None:
         [
             (str(folder / "bert"), "the tiny BERT, its tokenizer, log and summary"),
             (str(folder / "word2vec"), "the word vectors"),
-            (str(folder / "topics"), "labelled sentences, the classifier and its predictions"),
+            (str(folder / "topics"), "labeled sentences, the classifier and its predictions"),
             (str(folder / "published"), "the classifier as a Hub repository, with its card"),
             (str(folder / masked_words.PLOT_FILE), "the loss curve"),
             (str(folder / word_vectors.PLOT_FILE), "the plot of words"),

@@ -27,7 +27,7 @@ ESSENTIAL = (
     *("output_dir", "num_train_epochs", "per_device_batch_size", "learning_rate", "max_length"),
 )
 _STUDENT = """
-The student is a new model (--family), a checkpoint (--model), or initialised from the teacher's layers
+The student is a new model (--family), a checkpoint (--model), or initialized from the teacher's layers
 (--student_layers). Only the student is saved. It also runs under `accelerate launch -m`; --resume continues from the
 last checkpoint."""
 _TEXT = r"""Distill a masked language model on raw text.
@@ -60,7 +60,7 @@ def flag_sections(task: str) -> tuple[Section, ...]:
             "control_column",
         }
         return (TextDistillationArguments, names), LoopArguments
-    names = set(TaskDistillationArguments.__dataclass_fields__) - {"unlabelled_file"}
+    names = set(TaskDistillationArguments.__dataclass_fields__) - {"unlabeled_file"}
     return (TaskDistillationArguments, names), (TaskArguments, TASKS[task].argument_names), FinetuningLoopArguments
 
 

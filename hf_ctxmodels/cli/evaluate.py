@@ -60,19 +60,19 @@ class WordArguments:
     most_frequent: int | None = flag(
         None, "Restrict the candidate answers to the N most frequent words; by default all words."
     )
-    near: list[str] = flag((), "Words whose nearest neighbours are printed.")
+    near: list[str] = flag((), "Words whose nearest neighbors are printed.")
     contexts: list[str] = flag(
         (),
-        "Sentences, as --text of `analyze similarity`: the neighbours of --near are words in context, of any model.",
+        "Sentences, as --text of `analyze similarity`: the neighbors of --near are words in context, of any model.",
         conflicts=("similarity", "analogies", "analogy", "most_frequent"),
     )
     layer: int = flag(-1, "Layer of --contexts; 0 is the output of the embeddings, -1 the last layer.")
-    occurrences: int = flag(3, "Occurrences of each word of --near in --contexts whose neighbours are printed.")
+    occurrences: int = flag(3, "Occurrences of each word of --near in --contexts whose neighbors are printed.")
     analogy: list[str] = flag((), "Three words a b c: print the words that are to c as b is to a.")
 
 
 def words() -> None:
-    r"""Evaluate the word vectors of a model, or print nearest neighbours and analogies.
+    r"""Evaluate the word vectors of a model, or print nearest neighbors and analogies.
 
         hf-ctxmodels evaluate words --model runs/word2vec --similarity EN-WS-353-ALL.txt EN-SIMLEX-999.txt \
             --analogies questions-words.txt.gz --most_frequent 30000
@@ -103,7 +103,7 @@ def words() -> None:
             accuracy = f"{correct / covered:.1%}" if covered else "-"
             print(f"{name:<28} accuracy {accuracy:>6}  {covered} of {total} questions")
     for word in arguments.near:
-        print(f"{word}: " + ", ".join(f"{neighbour} {cosine:.3f}" for neighbour, cosine in space.most_similar(word)))
+        print(f"{word}: " + ", ".join(f"{neighbor} {cosine:.3f}" for neighbor, cosine in space.most_similar(word)))
     if arguments.analogy:
         a, b, c = arguments.analogy
         print(f"{a} : {b} = {c} : " + ", ".join(f"{d} {cosine:.3f}" for d, cosine in space.analogy(a, b, c)))
@@ -119,10 +119,10 @@ def print_nearest_in_context(arguments: WordArguments, placement: DeviceArgument
     model, tokenizer = load_model_and_tokenizer(arguments.model, AutoModel.__name__)
     placement.place(model)
     corpus = WordEncoder(model, tokenizer, layers=[arguments.layer]).encode_corpus(sentences)
-    for query, neighbours in zip(queries, nearest_occurrences(corpus, queries), strict=True):
+    for query, neighbors in zip(queries, nearest_occurrences(corpus, queries), strict=True):
         print(context_text(corpus.sentences[query.sentence], query))
-        for neighbour, cosine in neighbours:
-            print(f"  {cosine:.3f}  {context_text(corpus.sentences[neighbour.sentence], neighbour)}")
+        for neighbor, cosine in neighbors:
+            print(f"  {cosine:.3f}  {context_text(corpus.sentences[neighbor.sentence], neighbor)}")
 
 
 @dataclass
@@ -283,7 +283,7 @@ def perplexity() -> None:
     documents = load_documents(*arguments.dataset, split=arguments.split, skip_empty=True, document_separator=separator)
     if arguments.validation_fraction is not None:
         documents = documents.split(arguments.validation_fraction)[1]
-    # sentences are joined by spaces, as in causal language modelling
+    # sentences are joined by spaces, as in causal language modeling
     windows = {name: getattr(arguments, name) for name in ("max_length", "stride", "batch_size")}
     result = measure_perplexity(model, tokenizer, map(" ".join, documents), **windows)
     print(
@@ -340,7 +340,7 @@ class EnsembleArguments:
     """Models and data."""
 
     models: list[str] = flag(REQUIRED, "Directories or Hub ids of text classifiers, of any families.")
-    validation_file: str = flag(REQUIRED, "Labelled examples, as --validation_file of finetune.")
+    validation_file: str = flag(REQUIRED, "Labeled examples, as --validation_file of finetune.")
     batch_size: int = flag(32, "Examples per batch.")
 
 

@@ -6,7 +6,7 @@ r"""Evaluate the control codes of a causal language model on held-out documents.
 Texts are windows of --length tokens of the held-out documents. Printed are the perplexity with the right code, a wrong
 code (geometric mean over the other codes) and no code; the accuracy of the attribution of each text to the code under
 which it is most probable, with a baseline, naive Bayes over the tokens of the training documents; and, with
---generated_texts, how often a classifier recognises the code of generated texts.
+--generated_texts, how often a classifier recognizes the code of generated texts.
 """
 
 from dataclasses import dataclass
@@ -99,7 +99,7 @@ def print_generated(
     codes: tuple[str, ...],
     unigrams: UnigramClassifier | None,
 ) -> None:
-    """Print how often the baseline and the classifier recognise the code of generated texts."""
+    """Print how often the baseline and the classifier recognize the code of generated texts."""
     seed_generators(arguments.seed)
     texts = [
         (code, text)

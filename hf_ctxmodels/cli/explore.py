@@ -1,4 +1,4 @@
-"""Explore one or two models in a browser: predictions, probabilities, attention, neighbours in context and senses.
+"""Explore one or two models in a browser: predictions, probabilities, attention, neighbors in context and senses.
 
     hf-ctxmodels explore --model runs/bert runs/gpt2 --corpus corpus.txt
 
@@ -26,7 +26,7 @@ class ExploreArguments:
     """Models and text."""
 
     model: list[str] = flag(REQUIRED, "Directories or Hub ids of one or two models.")
-    corpus: list[str] = flag((), "Sentences for neighbours and senses: .txt, .jsonl, .parquet or .conllu files.")
+    corpus: list[str] = flag((), "Sentences for neighbors and senses: .txt, .jsonl, .parquet or .conllu files.")
     max_sentences: int = flag(2000, "Use the first N sentences of the corpus.")
     cache_dir: str | None = flag(None, "Directory for the vectors of the corpus, which are then read again.")
     port: int = flag(8765, "Port; 0 for any free one.")

@@ -138,7 +138,7 @@ def int8() -> None:
     print(f"{len(config.modules or ())} modules have weights of 8 bits")
     print(f"weights: {before / 1e6:,.1f} MB before, {after / 1e6:,.1f} MB now ({before / after:.2f} times smaller)")
     print(f"saved in {arguments.output_dir}")
-    print(format_next_commands(("push", "--model", arguments.output_dir, "--repo_id", "ORGANISATION/NAME")))
+    print(format_next_commands(("push", "--model", arguments.output_dir, "--repo_id", "ORGANIZATION/NAME")))
 
 
 def _calibrate(model: PreTrainedModel, arguments: QuantizationArguments) -> InputRanges | None:

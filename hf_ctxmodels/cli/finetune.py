@@ -50,8 +50,8 @@ def flag_sections(task: str) -> tuple[Section, ...]:
         return TextToTextArguments, model, (TaskArguments, TextToText.argument_names), FinetuningLoopArguments
     task_class = TASKS[task]
     names = set(FinetuningArguments.__dataclass_fields__)
-    if not task_class.has_unlabelled_loss:
-        names -= {"unlabelled_file"}
+    if not task_class.has_unlabeled_loss:
+        names -= {"unlabeled_file"}
     return (
         (FinetuningArguments, names),
         (TaskArguments, task_class.argument_names),
@@ -98,7 +98,7 @@ def run(
             file,
             flag="--predictions_file",
             overwrite=loop_arguments.overwrite or bool(loop_arguments.resume),
-            inputs=(arguments.train_file, arguments.validation_file, arguments.unlabelled_file),
+            inputs=(arguments.train_file, arguments.validation_file, arguments.unlabeled_file),
         )
     tuned = finetune(arguments, task_arguments, loop_arguments, methods, make_setup)
     if file is not None and not tuned.evaluation.predictions:  # a resumed run that was already finished
@@ -134,4 +134,4 @@ def run(
     use = ["generate" if tuned.task.is_generative else "predict", "--model", output, "--input", "FILE"]
     if not tuned.task.is_generative and tuned.task.arguments.text_columns is not None:
         use += ["--text_columns", tuned.task.arguments.text_columns]
-    print(format_next_commands(use, ("push", "--model", output, "--repo_id", "ORGANISATION/NAME")))
+    print(format_next_commands(use, ("push", "--model", output, "--repo_id", "ORGANIZATION/NAME")))

@@ -61,7 +61,7 @@ def main() -> None:
     if isinstance(task, QuestionAnswering):
         task.has_unanswerable = arguments.may_be_unanswerable
     placement.place(predictor.model)
-    examples = task.read_unlabelled(arguments.input)
+    examples = task.read_unlabeled(arguments.input)
     print_status(f"{type(predictor.model).__name__} predicts {len(examples):,} examples")
     results = predictor.predict(examples, arguments.per_device_batch_size, progress=True)
     digits = _SCREEN_DIGITS if arguments.output is None else _FILE_DIGITS

@@ -68,7 +68,7 @@ def main() -> None:
     print(
         format_next_commands(
             finetuning_command(output, summary.model_type),
-            ("push", "--model", output, "--repo_id", "ORGANISATION/NAME"),
+            ("push", "--model", output, "--repo_id", "ORGANIZATION/NAME"),
         )
     )
 

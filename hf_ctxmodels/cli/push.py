@@ -24,7 +24,7 @@ class PushArguments:
     """Model and repository."""
 
     model: str = flag(REQUIRED, "Directory with the saved model and its tokenizer.")
-    repo_id: str = flag(REQUIRED, "Repository on the Hub, organisation/name; created if missing.")
+    repo_id: str = flag(REQUIRED, "Repository on the Hub, organization/name; created if missing.")
     private: bool = flag(False, "Create the repository private.")
     revision: str | None = flag(None, "Branch, created if missing; by default main.")
     commit_message: str | None = flag(None, "First line of the commit.")

@@ -1,4 +1,4 @@
-"""List the packaged recipes, tasks, prompts, behavioural tests and configurations for `accelerate launch`.
+"""List the packaged recipes, tasks, prompts, behavioral tests and configurations for `accelerate launch`.
 
 hf-ctxmodels pretrain --recipe NAME ...
 accelerate launch --config_file FILE -m hf_ctxmodels pretrain --recipe NAME ...
@@ -15,7 +15,7 @@ def main() -> None:
     """Print a line for each file."""
     parse_arguments(description=__doc__)
     recipes, tasks, texts, suites, prompts = map(
-        packaged_folder, ("recipes", "tasks", "text2text", "behaviour", "prompts")
+        packaged_folder, ("recipes", "tasks", "text2text", "behavior", "prompts")
     )
     lines = [f"Recipes, by name (--recipe NAME), in {recipes}:"]
     lines += [_summary_line(path) for path in sorted(recipes.glob("*.yaml"))]
@@ -23,7 +23,7 @@ def main() -> None:
     lines += [_summary_line(path) for path in sorted(tasks.glob("*.yaml"))]
     lines += ["", f"Tasks as text, by name of the file or of one of its tasks, in {texts}:"]
     lines += [_summary_line(path) for path in sorted(texts.glob("*.yaml"))]
-    lines += ["", f"Behavioural tests, by name (analyze behaviour --suite NAME), in {suites}:"]
+    lines += ["", f"Behavioral tests, by name (analyze behavior --suite NAME), in {suites}:"]
     lines += [_summary_line(path) for path in sorted(suites.glob("*.yaml"))]
     lines += ["", f"Prompt tasks, by name (evaluate prompts --task NAME --tasks_folder DATA), in {prompts}:"]
     lines += [_summary_line(path) for path in sorted(prompts.glob("*.yaml"))]

@@ -79,7 +79,7 @@ def register_peft_targets(model_type: str, target_modules: Collection[str]) -> N
 class PeftConfigAttribute:
     """The attribute `peft_config` of a model, which PEFT assigns once it has adapted the model.
 
-    The assignment adds newly initialised modules to the adapters' `modules_to_save`, and unties adapted weights, by the
+    The assignment adds newly initialized modules to the adapters' `modules_to_save`, and unties adapted weights, by the
     model's method `untie_adapted_weights` if it has one. A model without adapters has no such attribute.
     """
 
@@ -102,7 +102,7 @@ class PeftConfigAttribute:
                 for name in unsaved:
                     if any(hasattr(module, "base_layer") for module in model.get_submodule(name).modules()):
                         raise CtxError(
-                            f"The adapter targets a layer in {name!r}, which is newly initialised: its random weights "
+                            f"The adapter targets a layer in {name!r}, which is newly initialized: its random weights "
                             "are not in the checkpoint, and would not be saved.",
                             hint=f"set modules_to_save={unsaved!r} in the adapter's configuration.",
                         )

@@ -86,7 +86,7 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
             `transformers` does.
         return_logits_with_labels: Whether language models with labels return the logits of all positions in addition to
             the loss. This takes the last layer and the output projection at every position, and (batch, length,
-            vocabulary) numbers; with False, only labelled positions are computed. None returns them in evaluation
+            vocabulary) numbers; with False, only labeled positions are computed. None returns them in evaluation
             without gradients, where Trainer's metrics need them.
         tokenizer_digest: Identifies the vocabulary that the model was trained with; set by training and conversion, see
             `hf_ctxmodels.tokenizers.base.tokenizer_digest`. None is not checked.
@@ -294,16 +294,16 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
                 )
 
     def _check_file_keys(self, unknown: set[str], file_keys: frozenset[str]) -> None:
-        """Raise for keys that cannot be attributes, and for misspelt fields; a saved file has all fields."""
+        """Raise for keys that cannot be attributes, and for misspelled fields; a saved file has all fields."""
         methods = {key for key in unknown if not _can_be_set(type(self), key)}
         if methods:
             raise ValueError(
                 f"{type(self).__name__} has a method named {min(methods)!r}; remove this key from the file."
             )
         package_fields = {field.name for field in fields(self)} - {field.name for field in fields(PreTrainedConfig)}
-        misspelt = {key for key in unknown if _similar_name(key, package_fields - file_keys)}
-        if misspelt:
-            raise ValueError(self._unknown_message(misspelt))
+        misspelled = {key for key in unknown if _similar_name(key, package_fields - file_keys)}
+        if misspelled:
+            raise ValueError(self._unknown_message(misspelled))
         for key in sorted(unknown):
             if field_name := _similar_name(key, package_fields):
                 logger.warning(
@@ -331,8 +331,8 @@ class CtxTransformerConfig(CtxConfig):
         hidden_dropout_prob: Dropout after the embeddings and after each sub-layer.
         attention_probs_dropout_prob: Dropout on attention probabilities.
         max_position_embeddings: Longest sequence, in tokens; in an encoder-decoder, longest source and longest target.
-        initializer_range: Standard deviation of the normal initialisation.
-        layer_norm_eps: Epsilon of the normalisation layers.
+        initializer_range: Standard deviation of the normal initialization.
+        layer_norm_eps: Epsilon of the normalization layers.
         classifier_pooling: Input of sequence classification heads: None for the paper's choice (in most families the
             first token), "mean" for the mean of all states, which is better after short pretraining.
     """

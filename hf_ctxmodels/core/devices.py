@@ -55,7 +55,7 @@ def without_autocast(device_type: str) -> AbstractContextManager[None]:
 def select_device(name: str | torch.device | None = None) -> torch.device:
     """Return the device `name`; by default CUDA, else another accelerator such as mps, else the CPU.
 
-    The device is not initialised.
+    The device is not initialized.
 
     Raises:
         CtxError: There is no such device.

@@ -218,7 +218,7 @@ def did_you_mean(name: str, names: Collection[str]) -> str:
     """Return `"did you mean x? "` for the most similar name, or an empty string.
 
     Abbreviations (`lr` of `learning_rate`) come first, then names with all words of `name` (`epochs` of
-    `num_train_epochs`), then misspelt names.
+    `num_train_epochs`), then misspelled names.
     """
     abbreviated = [full for full in names if name == "".join(word[:1] for word in full.split("_"))]
     containing = [full for full in names if set(name.split("_")) <= set(full.split("_"))]

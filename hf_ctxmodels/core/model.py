@@ -33,12 +33,12 @@ files; returns the weights to save."""
 
 
 class CtxPreTrainedModel(PreTrainedModel):
-    """The base class of all models: input checks, initialisation, saving, export to the reference layout.
+    """The base class of all models: input checks, initialization, saving, export to the reference layout.
 
     Attributes:
-        newly_initialized_modules: Names of the modules that were missing in the checkpoint or have been re-initialised.
+        newly_initialized_modules: Names of the modules that were missing in the checkpoint or have been re-initialized.
         num_new_tokens: Number of trailing word embeddings that were missing in the checkpoint.
-        reinitialized_weights: Names of the re-initialised weights, see `downstream.finetuning.reinitialization`.
+        reinitialized_weights: Names of the re-initialized weights, see `downstream.finetuning.reinitialization`.
         save_hooks: Hooks of a base model that `save_pretrained` and `export_reference` of the base model and its heads
             call.
         regularizers: Functions of a base model that return a loss term of its heads in training, a scalar or None.
@@ -110,7 +110,7 @@ class CtxPreTrainedModel(PreTrainedModel):
             return super().__call__(*args, **kwargs)
 
     def post_init(self) -> None:
-        """Register pending weight conversions, remove pruned heads, then initialise as in transformers."""
+        """Register pending weight conversions, remove pruned heads, then initialize as in transformers."""
         register_pending_conversions()
         if getattr(self.config, PRUNED_HEADS, None):
             apply_pruned_heads(self)
@@ -118,13 +118,13 @@ class CtxPreTrainedModel(PreTrainedModel):
         self._keys_to_ignore_on_load_unexpected.add(ADAPTER_KEYS)
 
     def _initialize_weights(self, module: torch.nn.Module, is_custom_code: bool = False) -> None:
-        # `is_custom_code` would skip modules without parameters, although `_init_weights` may initialise their
+        # `is_custom_code` would skip modules without parameters, although `_init_weights` may initialize their
         # children. It is not needed, because `transformers.initialization` preserves loaded weights.
         super()._initialize_weights(module)
 
     @torch.no_grad()
     def _init_weights(self, module: torch.nn.Module) -> None:
-        """Initialise a module as in transformers, or by its `reset_parameters` if `initializes_itself` is set."""
+        """Initialize a module as in transformers, or by its `reset_parameters` if `initializes_itself` is set."""
         if getattr(module, "initializes_itself", False):
             module.reset_parameters()  # type: ignore[operator]
         else:
@@ -146,7 +146,7 @@ class CtxPreTrainedModel(PreTrainedModel):
         """Load components that the configuration takes from other models, for example word vectors; by default none.
 
         A separate step after a new model was created (`missing` is None) or a checkpoint without these parameters was
-        loaded: neither a configuration nor the initialisation of weights loads another model.
+        loaded: neither a configuration nor the initialization of weights loads another model.
 
         Raises:
             CtxError: A component cannot be loaded, or its shape differs.
@@ -163,7 +163,7 @@ class CtxPreTrainedModel(PreTrainedModel):
         for module in model.modules():
             for name in getattr(module, "fixed_parameters", ()):
                 getattr(module, name).requires_grad_(False)
-        # weights with other shapes, for example for another number of labels, are initialised
+        # weights with other shapes, for example for another number of labels, are initialized
         mismatched_names = {name for name, *_ in report["mismatched_keys"]}
         model.newly_initialized_modules = newly_initialized_modules(
             model, mismatched_names | set(report["missing_keys"])

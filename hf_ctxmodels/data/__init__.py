@@ -12,7 +12,7 @@ from hf_ctxmodels.data.mixtures import (
     ScheduledMixture,
     ShuffledMixture,
 )
-from hf_ctxmodels.data.padding import UnlabelledCollator, mark_unlabelled
+from hf_ctxmodels.data.padding import UnlabeledCollator, mark_unlabeled
 from hf_ctxmodels.data.streams import ContiguousStream, ShardedStream, ShuffledStream
 from hf_ctxmodels.data.training_set import (
     ContiguousBatchSampler,

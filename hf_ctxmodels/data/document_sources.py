@@ -18,7 +18,7 @@ from hf_ctxmodels.data.documents import (
     PART_BYTES,
     Chunk,
     Documents,
-    LabelledPair,
+    LabeledPair,
     Reader,
     TextWithCode,
     TextWithUnits,
@@ -72,7 +72,7 @@ class DataArguments:
         metadata={
             "help": "One or more of: `demo`, a .txt, .jsonl or .parquet file (plain, .gz or .zst), other text as .gz "
             "or .zst, a quoted pattern of such files, a directory, the URL of any of these (s3://, gs://, hf://, "
-            "https://, ...), a Hub id, or FILE=FIRST,SECOND,LABEL (a table of labelled pairs and its columns)."
+            "https://, ...), a Hub id, or FILE=FIRST,SECOND,LABEL (a table of labeled pairs and its columns)."
         }
     )
     dataset_config: str | None = flag(None, "Configuration of a Hub dataset.")
@@ -234,7 +234,7 @@ def _open(
                 hint="name the columns of two texts and a label: FILE=FIRST,SECOND,LABEL.",
             )
         file = _existing_file(table)
-        return file_name(table), [(partial(_labelled_pairs, table, names), file.size)]
+        return file_name(table), [(partial(_labeled_pairs, table, names), file.size)]
     has_files = is_pattern(path) or document_suffix(path) in FILE_SUFFIXES or os.path.isfile(path)
     if has_files and (is_pattern(path) or not is_directory(path)):
         name, files = _match_documents(dataset, FILE_SUFFIXES, "use such a file, a directory, a Hub id, or `demo`")
@@ -348,7 +348,7 @@ def _ranges(file: DataFile) -> Iterator[tuple[FileRange, int]]:
 
 
 def _directory_files(directory: str, split: str, config_name: str | None) -> list[DataFile]:
-    """The files of a directory that belong to a split, by the names that `datasets` recognises ("train.txt",
+    """The files of a directory that belong to a split, by the names that `datasets` recognizes ("train.txt",
     "test/a.jsonl"; without such names, all files are the split "train"). Empty if `datasets` is to read the directory:
     other formats than `FILE_SUFFIXES`, or configurations.
 
@@ -413,11 +413,11 @@ def _suffix_error(path: str, suffixes: Sequence[str], hint: str) -> CtxError:
     )
 
 
-def _labelled_pairs(path: str, columns: Sequence[str]) -> Iterator[list[str]]:
+def _labeled_pairs(path: str, columns: Sequence[str]) -> Iterator[list[str]]:
     for row in read_table(path, columns):
         first, second, label = (str(row.values[column]).strip() for column in columns)
         if first and second:
-            yield LabelledPair([first, second], label)
+            yield LabeledPair([first, second], label)
 
 
 def _read_ranges(
@@ -429,8 +429,8 @@ def _read_ranges(
 def _tagged(read: Reader, tag: str) -> Iterator[list[str]]:
     """Documents whose sentences begin with a tag."""
     for paragraphs in read():
-        if isinstance(paragraphs, LabelledPair):
-            yield LabelledPair([f"{tag}{text}" for text in paragraphs], paragraphs.label)
+        if isinstance(paragraphs, LabeledPair):
+            yield LabeledPair([f"{tag}{text}" for text in paragraphs], paragraphs.label)
             continue
         sentences = [f"{tag}{sentence}" for paragraph in paragraphs for sentence in split_sentences(paragraph)]
         if isinstance(paragraphs, TextWithUnits):

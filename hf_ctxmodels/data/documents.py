@@ -1,4 +1,4 @@
-"""Documents: running text, a text with its translation, a labelled pair, or a news article; their parts; the held-out
+"""Documents: running text, a text with its translation, a labeled pair, or a news article; their parts; the held-out
 split; and rule-based sentence splitting."""
 
 import re
@@ -30,7 +30,7 @@ class TranslatedText(list[str]):
     separator: ClassVar[str] = "\t"
 
 
-class LabelledPair(list[str]):
+class LabeledPair(list[str]):
     """Two texts of the same language, and the label of the pair."""
 
     def __init__(self, texts: Iterable[str], label: str) -> None:
@@ -128,7 +128,7 @@ def group_chunks(chunks: Iterable[Chunk]) -> tuple[Part, ...]:
 @dataclass(frozen=True)
 class Documents:
     """Documents that can be iterated repeatedly: non-empty lists of sentences (possibly `TextWithUnits` or
-    `TextWithCode`), or `TranslatedText`, `LabelledPair` or `NewsArticle`, which are not split into sentences. Each
+    `TextWithCode`), or `TranslatedText`, `LabeledPair` or `NewsArticle`, which are not split into sentences. Each
     iteration reads the sources from their start. Can be pickled.
 
     Attributes:
@@ -156,7 +156,7 @@ class Documents:
         is_empty = True
         for number, paragraphs in self._selected_paragraphs():
             sentences = paragraphs
-            if not isinstance(paragraphs, TranslatedText | LabelledPair | NewsArticle):
+            if not isinstance(paragraphs, TranslatedText | LabeledPair | NewsArticle):
                 sentences = [sentence for paragraph in paragraphs for sentence in split_sentences(paragraph)]
             if isinstance(paragraphs, TextWithUnits):
                 sentences = TextWithUnits(sentences, paragraphs.units)

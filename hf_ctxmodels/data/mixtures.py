@@ -61,7 +61,7 @@ class Mixture(Dataset, ABC):
 
 
 class RoundRobinMixture(Mixture):
-    """Batches of one dataset each, in a fixed cycle (Clark et al. 2018, section 3.1: labelled, unlabelled, ...).
+    """Batches of one dataset each, in a fixed cycle (Clark et al. 2018, section 3.1: labeled, unlabeled, ...).
 
     An epoch is a pass over the first dataset. `order` is the cycle, as indices of datasets; by default each once.
     """
@@ -89,7 +89,7 @@ class SampledMixture(Mixture):
     Args:
         periods: Index of a dataset -> period in steps, starting at the first step, instead of random choices; 10 for
             natural language inference in Subramanian et al. Ignored if all datasets have one.
-        probabilities: (datasets,) unnormalised probabilities; by default equal.
+        probabilities: (datasets,) unnormalized probabilities; by default equal.
         is_per_example: Sample for every example, not for every step.
 
     Example:

@@ -14,7 +14,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.host_copies import CollatedBatch
 
 Batch = dict[str, torch.Tensor]
-UNLABELLED = "unlabelled"
+UNLABELED = "unlabeled"
 
 
 def required_token(tokenizer: PreTrainedTokenizerBase, name: str, use: str) -> int:
@@ -168,24 +168,24 @@ def language_columns(features: Sequence[Mapping[str, Any]], batch: Batch) -> Bat
     }
 
 
-def mark_unlabelled(features: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Mark features as unlabelled; their labels only indicate the positions of targets."""
-    return [{**feature, UNLABELLED: True} for feature in features]
+def mark_unlabeled(features: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Mark features as unlabeled; their labels only indicate the positions of targets."""
+    return [{**feature, UNLABELED: True} for feature in features]
 
 
-class UnlabelledCollator:
-    """Collates labelled and unlabelled examples (Clark et al. 2018, section 3); the latter have `views`, not labels."""
+class UnlabeledCollator:
+    """Collates labeled and unlabeled examples (Clark et al. 2018, section 3); the latter have `views`, not labels."""
 
     def __init__(self, collate: Callable[[list[dict[str, Any]]], Mapping[str, torch.Tensor]]) -> None:
         self._collate = collate
 
     def __call__(self, features: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
         """A batch with `labels` and `views`, -100 for none."""
-        task_features = [{name: value for name, value in feature.items() if name != UNLABELLED} for feature in features]
+        task_features = [{name: value for name, value in feature.items() if name != UNLABELED} for feature in features]
         batch = dict(self._collate(task_features))
         labels = batch["labels"]
-        is_unlabelled = torch.tensor([UNLABELLED in feature for feature in features])
-        is_unlabelled = is_unlabelled.view(-1, *[1] * (labels.dim() - 1)).expand_as(labels)
-        batch["views"] = torch.where(is_unlabelled & (labels != IGNORE_INDEX), 1, IGNORE_INDEX)
-        batch["labels"] = labels.masked_fill(is_unlabelled, IGNORE_INDEX)
+        is_unlabeled = torch.tensor([UNLABELED in feature for feature in features])
+        is_unlabeled = is_unlabeled.view(-1, *[1] * (labels.dim() - 1)).expand_as(labels)
+        batch["views"] = torch.where(is_unlabeled & (labels != IGNORE_INDEX), 1, IGNORE_INDEX)
+        batch["labels"] = labels.masked_fill(is_unlabeled, IGNORE_INDEX)
         return batch

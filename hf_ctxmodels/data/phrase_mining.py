@@ -20,7 +20,7 @@ def find_phrases(
 ) -> Counter[str]:
     """Runs of words that occur together more often than by chance, with their counts.
 
-    Two neighbours are joined if they occur together at least `min_count` times and their pointwise mutual information
+    Two neighbors are joined if they occur together at least `min_count` times and their pointwise mutual information
     ln p(a b) / (p(a) p(b)) is at least `min_information` (Mikolov et al. 2013b, section 4, with another score), until
     no phrase grows.
     """
@@ -37,7 +37,7 @@ def find_phrases(
 def _pairs(
     sentences: Sequence[Sequence[str]], min_count: int, min_information: float, max_words: int
 ) -> dict[tuple[str, str], float]:
-    """The neighbours to join, with their mutual information."""
+    """The neighbors to join, with their mutual information."""
     words = Counter(word for sentence in sentences for word in sentence)
     pairs = Counter(pair for sentence in sentences for pair in pairwise(sentence))
     total, number = words.total(), max(1, pairs.total())
@@ -54,7 +54,7 @@ def _pairs(
 
 
 def _join(sentence: Sequence[str], accepted: dict[tuple[str, str], float]) -> Iterator[str]:
-    """The words, with accepted neighbours joined from left to right."""
+    """The words, with accepted neighbors joined from left to right."""
     position = 0
     while position < len(sentence):
         pair = tuple(sentence[position : position + 2])

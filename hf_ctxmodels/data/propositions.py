@@ -36,20 +36,20 @@ class Proposition(TaggedSentence):
     roleset: str = ""
 
 
-def read_propositions(file: str | Path, word_column: str, column: str, *, labelled: bool = True) -> list[Proposition]:
+def read_propositions(file: str | Path, word_column: str, column: str, *, labeled: bool = True) -> list[Proposition]:
     """The propositions of a file; sentences without predicates have none.
 
     Args:
         word_column: Number of the column of the words (1 is the first), or key of the list of words.
         column: Number of the column of the rolesets, or key of the list of tags; the key of the predicate is
             `predicate`.
-        labelled: Whether the arguments are read; else all tags are `O`.
+        labeled: Whether the arguments are read; else all tags are `O`.
 
     Raises:
         CtxError: The file has no propositions, or an invalid line.
     """
     if file_suffix(Path(file)) == ".jsonl":
-        propositions = _read_json(file, word_column, column, labelled)
+        propositions = _read_json(file, word_column, column, labeled)
     else:
         if not (word_column.isdecimal() and column.isdecimal() and int(word_column) and int(column)):
             raise CtxError(
@@ -60,7 +60,7 @@ def read_propositions(file: str | Path, word_column: str, column: str, *, labell
         propositions = [
             proposition
             for block in line_blocks(file)
-            for proposition in _read_columns(block, int(word_column), int(column), labelled, str(file))
+            for proposition in _read_columns(block, int(word_column), int(column), labeled, str(file))
         ]
     if not propositions:
         raise CtxError("No predicates.", location=str(file), hint="set --label_column to the column of the rolesets.")
@@ -68,7 +68,7 @@ def read_propositions(file: str | Path, word_column: str, column: str, *, labell
 
 
 def _read_columns(
-    block: Sequence[tuple[int, str]], word_column: int, roleset_column: int, labelled: bool, file: str
+    block: Sequence[tuple[int, str]], word_column: int, roleset_column: int, labeled: bool, file: str
 ) -> list[Proposition]:
     lines = list(dropwhile(lambda numbered: numbered[1].startswith("#") and "\t" not in numbered[1], block))
     delimiter = "\t" if lines and "\t" in lines[0][1] else None
@@ -79,7 +79,7 @@ def _read_columns(
     width = roleset_column + len(predicates)
     propositions = []
     for (number, _), row in zip(lines, rows, strict=True):
-        if len(row) < max(word_column, roleset_column) or (labelled and len(row) != width):
+        if len(row) < max(word_column, roleset_column) or (labeled and len(row) != width):
             raise CtxError(
                 f"{len(row)} column(s), expected {width}: {roleset_column} and one for each of the sentence's "
                 f"{len(predicates)} predicates.",
@@ -90,7 +90,7 @@ def _read_columns(
     for index, predicate in enumerate(predicates):
         location = f"{file}:{lines[predicate][0]}"
         tags = ["O"] * len(words)
-        if labelled:
+        if labeled:
             tags = _bracket_tags([row[roleset_column + index] for row in rows], location)
         propositions.append(Proposition(words, tags, location, predicate, rows[predicate][roleset_column - 1]))
     return propositions
@@ -119,19 +119,19 @@ def _bracket_tags(cells: Sequence[str], location: str) -> list[str]:
     return tags
 
 
-def _read_json(file: str | Path, word_column: str, tag_column: str, labelled: bool) -> list[Proposition]:
+def _read_json(file: str | Path, word_column: str, tag_column: str, labeled: bool) -> list[Proposition]:
     propositions = []
     for record, location in read_json_lines(file):
         words: Any = record.get(word_column)
         tags: Any = record.get(tag_column)
         predicate: Any = record.get("predicate")
-        if not labelled and isinstance(words, list):
+        if not labeled and isinstance(words, list):
             tags = ["O"] * len(words)
         has_lists = isinstance(words, list) and isinstance(tags, list) and len(words) == len(tags) > 0
         if not has_lists or type(predicate) is not int or not 0 <= predicate < len(words):
             raise CtxError(
                 f"Expected words as {word_column!r}, the index of a word as 'predicate'"
-                + (f", and a tag for each word as {tag_column!r}." if labelled else "."),
+                + (f", and a tag for each word as {tag_column!r}." if labeled else "."),
                 location=str(location),
                 hint="correct the line, or set --text_columns and --label_column to other keys.",
             )

@@ -74,13 +74,13 @@ def show_masked_words(report: DemoReport, runner: DemoRunner, stage: Stage | Non
         "unigrams: token frequencies in the training text; bigrams: Kneser-Ney, from the previous or the next token, "
         "whichever is better",
     )
-    title = f"Masked language modelling: BERT, {summary.parameters / 1e6:.1f} million parameters, 440,000 words of text"
+    title = f"Masked language modeling: BERT, {summary.parameters / 1e6:.1f} million parameters, 440,000 words of text"
     plot_learning_curve(summary.curve, loss, baselines, title, runner.folder / PLOT_FILE)
     report.rows([(f"  {text}", ", ".join(fill_mask(model, tokenizer, text))) for text in SENTENCES])
 
 
 class BigramModel:
-    """P(token | neighbour) with interpolated Kneser-Ney smoothing (Kneser & Ney 1995; Chen & Goodman 1999, sec. 2.7).
+    """P(token | neighbor) with interpolated Kneser-Ney smoothing (Kneser & Ney 1995; Chen & Goodman 1999, sec. 2.7).
 
     The discount is n1 / (n1 + 2 n2) for n1 and n2 pairs that occur once and twice; every possible target has a non-zero
     probability.
@@ -88,14 +88,14 @@ class BigramModel:
     Args:
         sequences: (tokens,) ids of the training sequences.
         excluded_ids: Tokens that are never targets.
-        left: Whether the neighbour is the previous token; else the next token.
+        left: Whether the neighbor is the previous token; else the next token.
     """
 
     def __init__(
         self, sequences: Iterable[np.ndarray], vocab_size: int, excluded_ids: Iterable[int], *, left: bool = True
     ) -> None:
         self._size = vocab_size
-        sides = (slice(None, -1), slice(1, None)) if left else (slice(1, None), slice(None, -1))  # neighbour, target
+        sides = (slice(None, -1), slice(1, None)) if left else (slice(1, None), slice(None, -1))  # neighbor, target
         keys = np.concatenate(
             [ids.astype(np.int64)[sides[0]] * vocab_size + ids.astype(np.int64)[sides[1]] for ids in sequences]
         )
@@ -111,7 +111,7 @@ class BigramModel:
         self._continuation = continuations / continuations.sum()
 
     def probabilities(self, contexts: np.ndarray, targets: np.ndarray) -> np.ndarray:
-        """(targets,) probabilities of the targets given their neighbours, both (targets,) ids."""
+        """(targets,) probabilities of the targets given their neighbors, both (targets,) ids."""
         keys = contexts.astype(np.int64) * self._size + targets
         indices = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
         counts = np.where(self._keys[indices] == keys, self._counts[indices], 0)

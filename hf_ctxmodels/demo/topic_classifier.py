@@ -49,7 +49,7 @@ print(json.dumps(labels))
 
 
 def write_sentences(folder: Path) -> dict[str, list[dict[str, str]]]:
-    """Write train.jsonl and test.jsonl: first sentences of paragraphs of the longest articles, labelled with the title.
+    """Write train.jsonl and test.jsonl: first sentences of paragraphs of the longest articles, labeled with the title.
     Every fifth paragraph is held out; five of the others are sampled per article, with a fixed seed."""
     longest_articles = sorted(demo_articles(), key=lambda article: -len(article[1]))[:NUM_ARTICLES]
     rng = random.Random(0)
@@ -76,7 +76,7 @@ def show_topic_classifier(report: DemoReport, runner: DemoRunner, epochs: int) -
     readable = (row for row in splits["test"] if len(row["text"]) < _MAX_EXAMPLE_LENGTH and " ." not in row["text"])
     example = next(row for row in readable if row["label"] not in row["text"])
     report.text(
-        f"Which article is a sentence from? {NUM_ARTICLES} Wikipedia articles, {LABELS_PER_ARTICLE} labelled sentences "
+        f"Which article is a sentence from? {NUM_ARTICLES} Wikipedia articles, {LABELS_PER_ARTICLE} labeled sentences "
         f'per article, {len(splits["test"])} held-out sentences, such as "{example["text"]}" ({example["label"]}).'
     )
     runner.run(

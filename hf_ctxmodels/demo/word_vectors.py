@@ -1,4 +1,4 @@
-"""word2vec on the demo text: nearest neighbours, correlation with human ratings, and a plot."""
+"""word2vec on the demo text: nearest neighbors, correlation with human ratings, and a plot."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ from hf_ctxmodels.evaluation import WordSpace, evaluate_similarity
 PLOT_FILE = "word_map.png"
 RECIPE = "word2vec_demo"
 QUERY_WORDS = ("war", "chemistry", "president", "island")
-NUM_NEIGHBOURS = 6
+NUM_NEIGHBORS = 6
 WORD_GROUPS = {
     "countries": ("france", "germany", "italy", "russia", "china", "japan"),
     "offices": ("king", "emperor", "president", "minister", "governor", "general"),
@@ -27,7 +27,7 @@ _MAX_CONTEXTS = 2000
 
 
 def show_word_vectors(report: DemoReport, runner: DemoRunner, epochs: int) -> None:
-    """Train word vectors, show nearest neighbours, compare them with human ratings, and plot them."""
+    """Train word vectors, show nearest neighbors, compare them with human ratings, and plot them."""
     tokenizer, model = runner.folder / "words-tokenizer", runner.folder / "word2vec"
     runner.run(
         report,
@@ -42,10 +42,10 @@ def show_word_vectors(report: DemoReport, runner: DemoRunner, epochs: int) -> No
     )
     vectors = WordVectors.from_model(AutoModel.from_pretrained(model), AutoTokenizer.from_pretrained(model))
     space = WordSpace(vectors)
-    report.line(f"{len(vectors.words):,} words; nearest neighbours by cosine:")
+    report.line(f"{len(vectors.words):,} words; nearest neighbors by cosine:")
     report.rows(
         [
-            (f"  {word}", ", ".join(neighbour for neighbour, _ in space.most_similar(word, NUM_NEIGHBOURS)))
+            (f"  {word}", ", ".join(neighbor for neighbor, _ in space.most_similar(word, NUM_NEIGHBORS)))
             for word in QUERY_WORDS
             if word in space
         ]

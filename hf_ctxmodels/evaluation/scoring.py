@@ -66,11 +66,11 @@ def score(
     text). Scores of different kinds of models or different vocabularies are not comparable.
 
     Args:
-        model, tokenizer: A model with a language modelling head, and its tokenizer.
+        model, tokenizer: A model with a language modeling head, and its tokenizer.
         batch_size: Sequences per batch; a pseudo-log-likelihood needs a sequence for every token.
 
     Raises:
-        CtxError: The model has no language modelling head, or a text has no token.
+        CtxError: The model has no language modeling head, or a text has no token.
     """
     scorer = _make_scorer(model, tokenizer)
     sequences: list[tuple[int, dict[str, Any]]] = []
@@ -203,7 +203,7 @@ def score_tokens(
         num_predictions: Most probable tokens to return for each token.
 
     Raises:
-        CtxError: The model has no language modelling head, or the text has no token.
+        CtxError: The model has no language modeling head, or the text has no token.
     """
     scorer = _make_scorer(model, tokenizer)
     sequences = list(scorer.encode(text))
@@ -243,7 +243,7 @@ def predict_tokens(
         (vocabulary) log-probabilities in nats for each position, on the CPU.
 
     Raises:
-        CtxError: The model has no language modelling head.
+        CtxError: The model has no language modeling head.
     """
     scorer = _make_scorer(model, tokenizer)
     log_probabilities: dict[int, list[Tensor]] = {position: [] for position in positions}
@@ -262,7 +262,7 @@ def load_language_model(source: str) -> tuple[PreTrainedModel, PreTrainedTokeniz
     """Open the language model of a directory or Hub id, and its tokenizer.
 
     Raises:
-        CtxError: As `language_model_class`, or the weights of the language modelling head are missing.
+        CtxError: As `language_model_class`, or the weights of the language modeling head are missing.
     """
     return load_model_and_tokenizer(source, language_model_class, require_head=True)
 
@@ -315,7 +315,7 @@ LikelihoodKind = Literal["log-likelihood", "pseudo-log-likelihood"]
 
 
 def likelihood_kind(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> LikelihoodKind:
-    """The kind of the scores of a model, see `score`; raises CtxError without a language modelling head."""
+    """The kind of the scores of a model, see `score`; raises CtxError without a language modeling head."""
     return _make_scorer(model, tokenizer).kind
 
 

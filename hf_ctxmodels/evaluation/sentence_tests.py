@@ -189,13 +189,13 @@ def _held_out_mask(num_examples: int, seed: int) -> np.ndarray:
     return np.isin(np.arange(num_examples), permutation[: max(1, num_examples // _HELD_OUT_DIVISOR)])
 
 
-def retrieval(source: Tensor, target: Tensor, criterion: Criterion = "cosine", neighbours: int = 4) -> float:
+def retrieval(source: Tensor, target: Tensor, criterion: Criterion = "cosine", neighbors: int = 4) -> float:
     """Fraction of source sentences whose nearest target sentence is their translation.
 
     Args:
         source, target: (sentences, width) vectors of sentences and of their translations, in the same order.
         criterion: "cosine"; or "margin", the cosine divided by the mean cosine of both sentences with their nearest
-            neighbours (Artetxe & Schwenk 2019b, arXiv 1811.01136, equation 2, ratio).
+            neighbors (Artetxe & Schwenk 2019b, arXiv 1811.01136, equation 2, ratio).
     """
     if len(source) != len(target) or not len(source):
         raise CtxError(
@@ -203,9 +203,9 @@ def retrieval(source: Tensor, target: Tensor, criterion: Criterion = "cosine", n
         )
     source, target = F.normalize(source.float(), dim=1), F.normalize(target.float(), dim=1)
     chunk_size = max(1, _MAX_SCORES // len(target))
-    neighbours = min(neighbours, len(target))
-    source_density = _mean_neighbour_cosine(source, target, neighbours, chunk_size)
-    target_density = _mean_neighbour_cosine(target, source, neighbours, chunk_size)
+    neighbors = min(neighbors, len(target))
+    source_density = _mean_neighbor_cosine(source, target, neighbors, chunk_size)
+    target_density = _mean_neighbor_cosine(target, source, neighbors, chunk_size)
     correct = 0
     for first in range(0, len(source), chunk_size):
         scores = source[first : first + chunk_size] @ target.T
@@ -216,6 +216,6 @@ def retrieval(source: Tensor, target: Tensor, criterion: Criterion = "cosine", n
     return correct / len(source)
 
 
-def _mean_neighbour_cosine(source: Tensor, target: Tensor, neighbours: int, chunk_size: int) -> Tensor:
-    """(sources,) mean cosine with the nearest neighbours."""
-    return torch.cat([(chunk @ target.T).topk(neighbours, dim=1).values.mean(1) for chunk in source.split(chunk_size)])
+def _mean_neighbor_cosine(source: Tensor, target: Tensor, neighbors: int, chunk_size: int) -> Tensor:
+    """(sources,) mean cosine with the nearest neighbors."""
+    return torch.cat([(chunk @ target.T).topk(neighbors, dim=1).values.mean(1) for chunk in source.split(chunk_size)])

@@ -1,4 +1,4 @@
-"""Nearest neighbours, analogies and word similarity tests of word vectors by cosine (Mikolov et al. 2013a, section 4;
+"""Nearest neighbors, analogies and word similarity tests of word vectors by cosine (Mikolov et al. 2013a, section 4;
 Levy & Goldberg 2014)."""
 
 from collections.abc import Mapping, Sequence
@@ -85,8 +85,8 @@ class WordSpace:
     def _nearest(self, target: Tensor, excluded: Tensor, number: int) -> list[tuple[str, float]]:
         number = max(0, min(number, len(self.candidates) - 1))
         cosines, indices = self._cosines(target, excluded)[0].topk(number)
-        neighbours = zip(indices.tolist(), cosines.tolist(), strict=True)
-        return [(self.vectors.words[index], cosine) for index, cosine in neighbours if cosine > -torch.inf]
+        neighbors = zip(indices.tolist(), cosines.tolist(), strict=True)
+        return [(self.vectors.words[index], cosine) for index, cosine in neighbors if cosine > -torch.inf]
 
     def _normalize(self, word: str) -> str:
         return word.lower() if self.vectors.lower_case else word

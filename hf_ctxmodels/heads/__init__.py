@@ -10,7 +10,7 @@ from hf_ctxmodels.heads.base import (
     cross_entropy_over_targets,
     detached_loss,
     has_targets,
-    labelled_targets,
+    labeled_targets,
     language_modeling_loss,
     loss_from_logits,
     mask_of_targets,

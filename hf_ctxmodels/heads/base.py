@@ -68,7 +68,7 @@ def mask_of_targets(targets: Tensor) -> Tensor:
     return on_host(lambda labels: labels != IGNORE_INDEX, targets)
 
 
-def labelled_targets(targets: Tensor) -> Tensor:
+def labeled_targets(targets: Tensor) -> Tensor:
     """(number,) the targets that are not -100, in row-major order."""
     return on_host(lambda labels: select_true(labels, labels != IGNORE_INDEX), targets)
 
@@ -122,7 +122,7 @@ def language_modeling_loss(
     *,
     summed_loss: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """Mean cross-entropy in nats of a softmax over the vocabulary, computed at the labelled positions only.
+    """Mean cross-entropy in nats of a softmax over the vocabulary, computed at the labeled positions only.
 
     Args:
         states: (targets, hidden) the states where `labels` is not -100.
@@ -132,7 +132,7 @@ def language_modeling_loss(
     """
     labels = validate_targets(labels, name)
     check_classes(labels, output_layer.out_features, name, "vocab_size")
-    targets = labelled_targets(labels)
+    targets = labeled_targets(labels)
     total = summed_cross_entropy(output_layer, states, targets) if summed_loss is None else summed_loss(states, targets)
     return mean_over_targets(total, labels, name, num_items)
 
@@ -142,7 +142,7 @@ def loss_from_logits(logits: Tensor, labels: Tensor, num_items: ItemCounts, name
     labels = validate_targets(labels, name, logits.shape[:-1])
     check_classes(labels, logits.shape[-1], name, "vocab_size")
     mask = mask_of_targets(labels)
-    total = F.cross_entropy(select_true(logits, mask).float(), labelled_targets(labels), reduction="sum")
+    total = F.cross_entropy(select_true(logits, mask).float(), labeled_targets(labels), reduction="sum")
     return mean_over_targets(total, labels, name, num_items)
 
 

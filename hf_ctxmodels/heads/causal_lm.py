@@ -1,4 +1,4 @@
-"""The head for causal language modelling."""
+"""The head for causal language modeling."""
 
 from typing import Any, ClassVar, cast
 

@@ -1,4 +1,4 @@
-"""The head for masked language modelling."""
+"""The head for masked language modeling."""
 
 from typing import Any, ClassVar
 
@@ -38,7 +38,7 @@ def masked_lm_loss(
         labels: (batch, length) token ids.
         num_items, name: As in `number_of_targets`.
         logits: (batch, length, vocabulary), if all of them have been computed.
-        output_mask: (batch, length) bool, the positions of the states if they are not exactly the labelled positions.
+        output_mask: (batch, length) bool, the positions of the states if they are not exactly the labeled positions.
     """
     if labels is None:
         return None
@@ -57,7 +57,7 @@ def is_masked_lm(model: Any) -> bool:
 class ForMaskedLM(HeadModel):
     """Predicts masked tokens (Devlin et al. 2019, section 3.1).
 
-    With `labels`, the last layer and the vocabulary's logits are computed at the labelled positions only, and `logits`
+    With `labels`, the last layer and the vocabulary's logits are computed at the labeled positions only, and `logits`
     is None, unless `needs_all_logits`.
 
     Attributes:
@@ -78,7 +78,7 @@ class ForMaskedLM(HeadModel):
         return self.mlm_head(states)
 
     def token_loss(self, states: Tensor, labels: Tensor, num_items: ItemCounts) -> Tensor:
-        """Mean cross-entropy in nats; (targets, hidden) states at the labelled positions."""
+        """Mean cross-entropy in nats; (targets, hidden) states at the labeled positions."""
         head = self.mlm_head
         return language_modeling_loss(head.decoder, states, labels, num_items, summed_loss=head.summed_loss)
 

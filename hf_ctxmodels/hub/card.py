@@ -145,7 +145,7 @@ def loss_curve_png(summary: TrainingSummary) -> bytes | None:
 
 def _card_data(name: str, family: FamilySpec, auto_class: str, summary: TrainingSummary | None) -> ModelCardData:
     pipeline = _PIPELINES.get(auto_class)
-    if auto_class == "AutoModelForPreTraining":  # the pipeline loads the language modelling head from it
+    if auto_class == "AutoModelForPreTraining":  # the pipeline loads the language modeling head from it
         heads = [name for name in ("AutoModelForMaskedLM", "AutoModelForCausalLM") if name in family.models]
         pipeline = _PIPELINES[heads[0]] if heads else None
     data = ModelCardData(

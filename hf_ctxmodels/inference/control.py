@@ -46,7 +46,7 @@ class ClassifierGuidance(LogitsProcessor):
     """Reweights the most probable next tokens by a classifier of the text that they complete (FUDGE).
 
     The classifier reads each text with each of `num_candidates` next tokens. With the language model's P(x), the scores
-    of the candidates are log P(x | label) = log P(x) + `weight` * log P(label | text, x), normalised over them; other
+    of the candidates are log P(x | label) = log P(x) + `weight` * log P(label | text, x), normalized over them; other
     tokens have the score -inf. A `weight` of 0 returns the scores unchanged.
 
     References: Yang & Klein 2021 (arXiv 2104.05218), section 3, equation 2. There the classifier is trained on prefixes

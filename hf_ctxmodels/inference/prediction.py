@@ -1,4 +1,4 @@
-"""Predictions of fine-tuned models for unlabelled examples."""
+"""Predictions of fine-tuned models for unlabeled examples."""
 
 import re
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ class Predictor:
 
     Example:
         >>> predictor = Predictor.open("runs/reviews-classifier")
-        >>> predictor.predict(predictor.task.read_unlabelled("new_reviews.txt"))
+        >>> predictor.predict(predictor.task.read_unlabeled("new_reviews.txt"))
     """
 
     task: Task[Any]
@@ -89,7 +89,7 @@ class Predictor:
         return cls(model_task, add_saved_adapters(model, source).eval(), tokenizer)
 
     def predict(self, examples: Sequence[Any], batch_size: int = 32, progress: bool = False) -> list[dict[str, Any]]:
-        """The results (`Task.results`) of examples from `Task.read_unlabelled`, in their order."""
+        """The results (`Task.results`) of examples from `Task.read_unlabeled`, in their order."""
         encoded = self.task.encode(examples, self.tokenizer)
         outputs = run_head(self.model, self.tokenizer, self.task, encoded, batch_size, progress)
         return self.task.results(examples, encoded, outputs)

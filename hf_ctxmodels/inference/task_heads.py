@@ -121,7 +121,7 @@ def score_ensemble(
 
     Args:
         classifiers: Sequence classifiers of any families, with their tokenizers.
-        examples, task: Labelled examples, and their task with the maximum length.
+        examples, task: Labeled examples, and their task with the maximum length.
 
     Raises:
         CtxError: There are no classifiers or no examples, or the classifiers have different labels.

@@ -77,7 +77,7 @@ class Maxout(nn.Module):
 
 
 def maxout_classifier(width: int, num_labels: int, pieces: int, dropout: float) -> nn.Sequential:
-    """Three maxout layers on the (batch, 16 * width) output of `Biattention`, each after batch normalisation and
+    """Three maxout layers on the (batch, 16 * width) output of `Biattention`, each after batch normalization and
     dropout; the output is (batch, num_labels)."""
     layers: list[nn.Module] = []
     for input_size, output_size in pairwise([16 * width, 4 * width, 2 * width, num_labels]):

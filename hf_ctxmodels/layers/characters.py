@@ -31,7 +31,7 @@ class Highway(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Initialise as in the released code; a gate bias of 2 carries most of the input."""
+        """Initialize as in the released code; a gate bias of 2 carries most of the input."""
         for layer in self.layers:
             init.normal_(layer.weight, std=layer.in_features**-0.5)
             if not getattr(layer.bias, "_is_hf_initialized", False):
@@ -83,7 +83,7 @@ class CharacterEncoder(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Initialise as in the released code; the embedding of padding is zero."""
+        """Initialize as in the released code; the embedding of padding is zero."""
         if not getattr(self.embeddings.weight, "_is_hf_initialized", False):
             init.uniform_(self.embeddings.weight, -1.0, 1.0)
             init.zeros_(self.embeddings.weight[0])

@@ -18,7 +18,7 @@ def get_activation(name: str) -> nn.Module:
 
 
 class SafeBatchNorm1d(nn.BatchNorm1d):
-    """Batch normalisation that uses the running statistics for a single row, which has no variance."""
+    """Batch normalization that uses the running statistics for a single row, which has no variance."""
 
     def forward(self, input: Tensor) -> Tensor:
         """(rows, width) -> (rows, width)."""
@@ -50,7 +50,7 @@ class ScalarMix(nn.Module):
     """Weighted sum of layers, `gamma * sum_l softmax(weights)_l * layer_l`; initially their average (Peters et al.
     2018, section 3.2, equation 1).
 
-    With `layer_norm`, every layer is first normalised to mean 0 and variance 1, over all values of its tokens. Layers
+    With `layer_norm`, every layer is first normalized to mean 0 and variance 1, over all values of its tokens. Layers
     whose width differs from the width of the last layer, such as the inner layers of AWD-LSTM, are excluded.
     """
 
@@ -63,7 +63,7 @@ class ScalarMix(nn.Module):
         self.gamma = nn.Parameter(torch.ones(1))
 
     def reset_parameters(self) -> None:
-        """Initialise the mix to the average of the layers."""
+        """Initialize the mix to the average of the layers."""
         init.zeros_(self.weights)
         init.ones_(self.gamma)
 
@@ -83,7 +83,7 @@ class ScalarMix(nn.Module):
         weights = torch.stack([self.weights[layer] for layer in included]).float().softmax(0) * self.gamma
         states = [states[layer] for layer in included]
         if self.layer_norm:
-            states = [_normalise(layer, tokens) for layer in states]
+            states = [_normalize(layer, tokens) for layer in states]
         mixed = states[0] * weights[0].to(states[0].dtype)
         for layer, weight in zip(states[1:], weights[1:], strict=True):
             mixed = mixed + layer * weight.to(layer.dtype)
@@ -95,14 +95,14 @@ def layer_shares(model: nn.Module) -> dict[str, list[float]]:
     return {name: module.shares() for name, module in model.named_modules() if isinstance(module, ScalarMix)}
 
 
-def _normalise(states: Tensor, tokens: Tensor | None) -> Tensor:
+def _normalize(states: Tensor, tokens: Tensor | None) -> Tensor:
     """States of a layer with mean 0 and variance 1 over all tokens and dimensions of the batch; 0 at padding."""
     values = states.float()
     mask = torch.ones_like(values[..., :1]) if tokens is None else tokens[..., None].to(values.dtype)
     count = mask.sum() * values.shape[-1]
     mean = (values * mask).sum() / count
-    centred = (values - mean) * mask
-    return (centred / (centred.square().sum() / count + 1e-12).sqrt()).to(states.dtype)
+    centered = (values - mean) * mask
+    return (centered / (centered.square().sum() / count + 1e-12).sqrt()).to(states.dtype)
 
 
 class RecurrentDecoderOutput(NamedTuple):

@@ -25,7 +25,7 @@ HiddenStatesSelection = bool | int | Sequence[int] | None  # all, none, or indic
 
 
 class TokenPositionTypeEmbeddings(nn.Module):
-    """Sum of word, learned position and segment embeddings, normalised (Devlin et al. 2019, figure 2).
+    """Sum of word, learned position and segment embeddings, normalized (Devlin et al. 2019, figure 2).
 
     Args:
         num_types: Number of segments; 0 for no segment embeddings (DistilBERT).
@@ -170,11 +170,11 @@ class BlockOutput(NamedTuple):
 
 
 class ResidualSum(nn.Module):
-    """Sum of a sub-layer's (..., hidden) input and output, normalised with post-norm; forward pre-hooks may change its
+    """Sum of a sub-layer's (..., hidden) input and output, normalized with post-norm; forward pre-hooks may change its
     arguments, which are always positional."""
 
     def forward(self, hidden_states: Tensor, output: Tensor, norm: nn.Module | None, layer_index: int) -> Tensor:
-        """Add and normalise; `norm` is None with pre-norm, and the block's `layer_index` is for hooks."""
+        """Add and normalize; `norm` is None with pre-norm, and the block's `layer_index` is for hooks."""
         total = hidden_states + output
         return total if norm is None else norm(total)
 
@@ -182,7 +182,7 @@ class ResidualSum(nn.Module):
 class TransformerBlock(GradientCheckpointingLayer):
     """Self-attention, optional cross-attention, and a feed-forward network, with dropout and residual connections.
 
-    `norm="post"` normalises each sum (Vaswani et al. 2017), `norm="pre"` the input of each sub-layer; the last block's
+    `norm="post"` normalizes each sum (Vaswani et al. 2017), `norm="pre"` the input of each sub-layer; the last block's
     output then needs another norm (Radford et al. 2019, section 2.3).
     """
 

@@ -170,7 +170,7 @@ class Objective(PaddingCollator):
         return batch_statistics(batch, self.tokenizer.unk_token_id)
 
     def rates(self, counts: Mapping[str, int]) -> dict[str, float]:
-        """Realised rates from the summed counts, for example the share of selected tokens."""
+        """Realized rates from the summed counts, for example the share of selected tokens."""
         return target_rates(counts)
 
 

@@ -1,4 +1,4 @@
-"""Bidirectional language modelling: a forward and a backward model (Peters et al. 2018, section 3.1)."""
+"""Bidirectional language modeling: a forward and a backward model (Peters et al. 2018, section 3.1)."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -34,7 +34,7 @@ class DataCollatorForBidirectionalLM(PaddingCollator):
         input_ids: (batch, words, characters).
         attention_mask: (batch, words).
         labels: (batch, words, 2) the next and the previous word; -100 at padding, at the ends of a sequence, and for
-            the boundary token of the neighbouring sentence, which the word itself implies.
+            the boundary token of the neighboring sentence, which the word itself implies.
         negatives: (batch, negatives) ids for a sampled softmax, see `layers.lm_loss.sampling`; absent with 0.
     """
 

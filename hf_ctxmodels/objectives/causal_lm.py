@@ -1,4 +1,4 @@
-"""Causal language modelling: running text for recurrent models, in either direction (Merity et al. 2017, section 5),
+"""Causal language modeling: running text for recurrent models, in either direction (Merity et al. 2017, section 5),
 and documents for transformers (Radford et al. 2018, section 3.1)."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

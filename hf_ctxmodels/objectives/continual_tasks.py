@@ -12,7 +12,7 @@ import torch
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import check_range, flag
-from hf_ctxmodels.data.documents import LabelledPair
+from hf_ctxmodels.data.documents import LabeledPair
 from hf_ctxmodels.data.examples import Example, ExampleSet
 from hf_ctxmodels.data.padding import Batch
 from hf_ctxmodels.data.seeding import Purpose, generator
@@ -36,7 +36,7 @@ from hf_ctxmodels.objectives.unit_masking import Phrases
 WORD, STRUCTURE, SEMANTIC = 0, 1, 2
 """Values of `task_type`: the three types of tasks in the paper, and the three rows of the released task embeddings."""
 
-NEIGHBOURS, SAME_DOCUMENT, OTHER_DOCUMENT = 0, 1, 2
+NEIGHBORS, SAME_DOCUMENT, OTHER_DOCUMENT = 0, 1, 2
 """Classes of the task sentence_distance."""
 
 
@@ -46,7 +46,7 @@ class Task(NamedTuple):
     Attributes:
         task_type: The row of the task embeddings.
         classifies_tokens: Whether the target is a class of each token, not of the example.
-        has_pairs: Whether examples are labelled pairs instead of running text.
+        has_pairs: Whether examples are labeled pairs instead of running text.
     """
 
     task_type: int
@@ -178,7 +178,7 @@ class ContinualTasks(DataCollatorForContinualTasks, Objective):
     """ERNIE 2.0's objective: tasks that are added one after the other; each step has examples of one task.
 
     A task is trained together with all earlier ones, for the numbers of steps in the schedule (`ScheduledMixture`). The
-    type of a document determines its tasks; a labelled pair belongs to the task that has its label. The tokenizer must
+    type of a document determines its tasks; a labeled pair belongs to the task that has its label. The tokenizer must
     lower-case for capitalization, otherwise the input contains the answer.
 
     | task | document | example | target |
@@ -187,9 +187,9 @@ class ContinualTasks(DataCollatorForContinualTasks, Objective):
     | capitalization | sentences | the same, unmasked | each token: its word begins with a capital |
     | token_document | sentences | the same, at most half a document | each token: it also occurs in another segment |
     | sentence_reordering | sentences | the same, 1 to m segments in a random order | one of 1! + ... + m! orders |
-    | sentence_distance | sentences | `[CLS] A [SEP] B [SEP]` | neighbours, same document, two documents |
-    | discourse_relation | a labelled pair | `[CLS] A [SEP] B [SEP]` | the label |
-    | query_title | a labelled pair | `[CLS] query [SEP] title [SEP]` | the label |
+    | sentence_distance | sentences | `[CLS] A [SEP] B [SEP]` | neighbors, same document, two documents |
+    | discourse_relation | a labeled pair | `[CLS] A [SEP] B [SEP]` | the label |
+    | query_title | a labeled pair | `[CLS] query [SEP] title [SEP]` | the label |
 
     Examples longer than `max_length` are skipped and counted. The English pretraining code was not released; m, the
     number of targets, the use of one task in a step and equal loss weights are choices of this implementation.
@@ -232,7 +232,7 @@ class ContinualTasks(DataCollatorForContinualTasks, Objective):
             for name, text in label_lists.items()
             if name in self.tasks
         }
-        """Task on labelled pairs -> labels of its classes."""
+        """Task on labeled pairs -> labels of its classes."""
         labels = [label for task_labels in self.labels.values() for label in task_labels]
         if len(set(labels)) < len(labels) or any(len(task_labels) < 2 for task_labels in self.labels.values()):
             raise CtxError(
@@ -265,8 +265,8 @@ class ContinualTasks(DataCollatorForContinualTasks, Objective):
         """Examples with the columns of the collator; raises CtxError if a label is unknown."""
         first = 0
         for batch in document_batches(documents):
-            pairs = [document for document in batch if isinstance(document, LabelledPair)]
-            texts = [document for document in batch if not isinstance(document, LabelledPair)]
+            pairs = [document for document in batch if isinstance(document, LabeledPair)]
+            texts = [document for document in batch if not isinstance(document, LabeledPair)]
             for name, example in (*self._text_examples(texts, epoch, first), *self._pair_examples(pairs)):
                 template = self.templates[len(example.segments)]
                 if sum(map(len, example.segments)) > template.num_text_tokens(self.max_length):
@@ -345,7 +345,7 @@ class ContinualTasks(DataCollatorForContinualTasks, Objective):
         document = documents[position]
         count = len(document)
         for number in range(count):
-            before, after = max(0, number - 1), max(0, count - number - 2)  # sentences that are not neighbours
+            before, after = max(0, number - 1), max(0, count - number - 2)  # sentences that are not neighbors
             possible = [number + 1 < count, before + after > 0, len(documents) > 1]
             if not any(possible):
                 continue
@@ -364,8 +364,8 @@ class ContinualTasks(DataCollatorForContinualTasks, Objective):
             truncated_second = second[: max(self.max_pair_tokens - half, self.max_pair_tokens - len(first))]
             yield TaskExample((truncated_first, truncated_second), target=target)
 
-    def _pair_examples(self, pairs: list[LabelledPair]) -> Iterator[tuple[str, TaskExample]]:
-        """Names of tasks and examples of labelled pairs."""
+    def _pair_examples(self, pairs: list[LabeledPair]) -> Iterator[tuple[str, TaskExample]]:
+        """Names of tasks and examples of labeled pairs."""
         targets = {label: (name, labels.index(label)) for name, labels in self.labels.items() for label in labels}
         if not pairs or not targets:
             return

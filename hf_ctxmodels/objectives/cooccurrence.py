@@ -19,7 +19,7 @@ from hf_ctxmodels.objectives.base import Objective
 _COLUMNS = ("input_ids", "context_ids", "cooccurrences")
 _PAIRS_PER_SORT = 4_000_000
 _FILES_BITS = 4  # 16 files for every spill
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # Fibonacci hashing distributes neighbouring cells over the files
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # Fibonacci hashing distributes neighboring cells over the files
 
 
 @dataclass

@@ -1,5 +1,5 @@
-"""XLM's objectives (Lample & Conneau 2019, section 3): causal and masked language modelling on a stream of text for
-each language, and translation language modelling."""
+"""XLM's objectives (Lample & Conneau 2019, section 3): causal and masked language modeling on a stream of text for
+each language, and translation language modeling."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -138,7 +138,7 @@ class StreamObjective(Objective):
 
 @dataclass
 class StreamCausalLM(DataCollatorForCausalLM, StreamObjective):
-    """XLM's causal language modelling: predict each token of a stream from its predecessors.
+    """XLM's causal language modeling: predict each token of a stream from its predecessors.
 
     | document | example | targets |
     |---|---|---|
@@ -190,7 +190,7 @@ class DataCollatorForStreamMaskedLM(PaddingCollator):
         super().__post_init__()
         self.rule = MaskingRule(self.mlm_probability, self.mask_share, self.random_share)
         check_range(self, "sample_alpha", at_least=0)
-        self.mask_id = required_token(self.tokenizer, "mask_token", "masked language modelling requires")
+        self.mask_id = required_token(self.tokenizer, "mask_token", "masked language modeling requires")
         self.vocabulary = np.arange(len(self.tokenizer))
         self.weights: np.ndarray | None = None  # (vocabulary,), 0 for padding and tokens that do not occur
         if self.sample_alpha:
@@ -253,7 +253,7 @@ class DataCollatorForStreamMaskedLM(PaddingCollator):
 
 @dataclass
 class StreamMaskedLM(DataCollatorForStreamMaskedLM, StreamObjective):
-    """XLM's masked language modelling: sequences cut from streams of one language each.
+    """XLM's masked language modeling: sequences cut from streams of one language each.
 
     | document | example | targets |
     |---|---|---|
@@ -293,7 +293,7 @@ class StreamMaskedLM(DataCollatorForStreamMaskedLM, StreamObjective):
 
 @dataclass
 class TranslationLM(StreamMaskedLM):
-    """Translation language modelling: mask a text and its translation in one sequence.
+    """Translation language modeling: mask a text and its translation in one sequence.
 
     | document | example | targets |
     |---|---|---|
@@ -322,7 +322,7 @@ class TranslationLM(StreamMaskedLM):
 
 @dataclass
 class CrossLingualLM(StreamMaskedLM):
-    """MLM + TLM: masked language modelling on streams in some steps, translation language modelling in others.
+    """MLM + TLM: masked language modeling on streams in some steps, translation language modeling in others.
 
     Documents with a translation (`--translations FILE`) are examples of `TranslationLM`, others (`--translations -`)
     are streams. With `alternate=False` examples are shuffled, or sampled by `--sampling_alpha`.

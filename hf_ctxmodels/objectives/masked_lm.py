@@ -1,4 +1,4 @@
-"""Masked language modelling (Devlin et al. 2019, section 3.1, task 1; dynamic masks and full sentences: Liu et al.
+"""Masked language modeling (Devlin et al. 2019, section 3.1, task 1; dynamic masks and full sentences: Liu et al.
 2019, sections 4.1 and 4.2)."""
 
 from collections.abc import Iterable, Iterator, Mapping

@@ -41,7 +41,7 @@ class DataCollatorForMaskedSegment(PaddingCollator):
     tokens: 20% of the sequences have it after the first token, 20% at the end, and 60% at a uniform position.
     `lambda_span` cuts it into pieces among the other tokens in random order; 20% of the sequences then have the first
     piece after the first token, 20% the last one at the end. With `block` each block after the first token has one
-    segment of int(share * tokens) at a uniform position, as in the released summarisation model.
+    segment of int(share * tokens) at a uniform position, as in the released summarization model.
 
     Each feature holds:
         input_ids: (tokens,) with special tokens.

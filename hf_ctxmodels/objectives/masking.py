@@ -1,4 +1,4 @@
-"""Selection and corruption of tokens for masked language modelling (Devlin et al. 2019, section 3.1; n-grams: Lan et
+"""Selection and corruption of tokens for masked language modeling (Devlin et al. 2019, section 3.1; n-grams: Lan et
 al. 2019, section 4.1; spans: Joshi et al. 2020, section 3.1; skip-grams: Dong et al. 2019, section 2.4)."""
 
 from collections.abc import Mapping
@@ -78,7 +78,7 @@ class MaskingRule:
     def select(self, candidates: np.ndarray, word_ids: np.ndarray | None, rng: np.random.Generator) -> np.ndarray:
         """Positions to predict, sampled without replacement; raises CtxError if words are needed without word ids.
 
-        `candidates` is (tokens,) bool, True where a token may be selected; neighbours with one word id form a word.
+        `candidates` is (tokens,) bool, True where a token may be selected; neighbors with one word id form a word.
         """
         if not self.needs_words:
             positions = np.flatnonzero(candidates)
@@ -201,7 +201,7 @@ class UnitMaskingRule(MaskingRule):
         return self.unit_rows > 0
 
     def select(self, candidates: np.ndarray, word_ids: np.ndarray | None, rng: np.random.Generator) -> np.ndarray:
-        """Positions to predict; neighbours with the same word id form a unit. See `MaskingRule.select`."""
+        """Positions to predict; neighbors with the same word id form a unit. See `MaskingRule.select`."""
         uses_units = rng.random() < self.unit_rows
         units = Units.of(candidates, word_ids if uses_units else None)
         count = max(1, round(len(units) * self.probability)) if len(units) else 0
@@ -227,7 +227,7 @@ class TokenMasker:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, rule: MaskingRule) -> None:
         self.rule = rule
-        self.mask_token_id = required_token(tokenizer, "mask_token", "masked language modelling requires")
+        self.mask_token_id = required_token(tokenizer, "mask_token", "masked language modeling requires")
         self.non_special = NonSpecialTokens(tokenizer)
         self.weights: np.ndarray | None = None
 

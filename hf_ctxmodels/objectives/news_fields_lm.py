@@ -1,4 +1,4 @@
-"""Language modelling of news articles and their metadata (Zellers et al. 2019, section 3.1)."""
+"""Language modeling of news articles and their metadata (Zellers et al. 2019, section 3.1)."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Permutation language modelling (Yang et al. 2019, "XLNet", sections 2.2 to 2.5)."""
+"""Permutation language modeling (Yang et al. 2019, "XLNet", sections 2.2 to 2.5)."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -32,7 +32,7 @@ UNPREDICTED_RANK = -1  # of a token of the first block that is not predicted
 
 @dataclass
 class DataCollatorForPermutationLM(PaddingCollator):
-    """Pads a batch, selects the tokens to predict, and samples the factorisation order of each example.
+    """Pads a batch, selects the tokens to predict, and samples the factorization order of each example.
 
     `input_ids` are the real tokens: the content stream sees them, and only the query stream, which knows a target's
     position but not its token, predicts. (`transformers.DataCollatorForPermutationLanguageModeling` puts mask tokens

@@ -1,4 +1,4 @@
-"""Prefix language modelling with a decoder (Raffel et al. 2020, "T5", sections 3.2.1 and 3.2.3)."""
+"""Prefix language modeling with a decoder (Raffel et al. 2020, "T5", sections 3.2.1 and 3.2.3)."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -1,4 +1,4 @@
-"""Masked language modelling with sentence-order prediction (Lan et al. 2019, section 3.1)."""
+"""Masked language modeling with sentence-order prediction (Lan et al. 2019, section 3.1)."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ import numpy as np
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.flags import check_choice, flag
 from hf_ctxmodels.objectives.sentence_pairs import (
-    LabelledSegments,
+    LabeledSegments,
     RandomSegment,
     Segment,
     SentencePairCollator,
@@ -21,7 +21,7 @@ from hf_ctxmodels.objectives.tokenized_documents import TokenizedDocument, sente
 SWAPPED = 1
 """The `sentence_order_label` of swapped segments; 0 in order."""
 
-OneSegment = Literal["unlabelled", "random", "drop"]
+OneSegment = Literal["unlabeled", "random", "drop"]
 
 
 @dataclass
@@ -38,7 +38,7 @@ class DataCollatorForMaskedLMWithSentenceOrder(SentencePairCollator):
 
 @dataclass
 class MaskedLMWithSentenceOrder(DataCollatorForMaskedLMWithSentenceOrder, SentencePairs):
-    """ALBERT's objective: predict masked tokens, and whether two neighbouring segments are in order or swapped.
+    """ALBERT's objective: predict masked tokens, and whether two neighboring segments are in order or swapped.
 
     An example takes the sentences that fit, at least two, and splits them at random; in half of the pairs the segments
     are swapped. ALBERT masks runs of up to three words: `ngram=3`.
@@ -66,8 +66,8 @@ class MaskedLMWithSentenceOrder(DataCollatorForMaskedLMWithSentenceOrder, Senten
     """
 
     one_segment: OneSegment = flag(
-        "unlabelled",
-        "Treatment of text with only one segment: `unlabelled` masks it without an order label, `random` adds a "
+        "unlabeled",
+        "Treatment of text with only one segment: `unlabeled` masks it without an order label, `random` adds a "
         "segment of another document with the label swapped, `drop` skips it.",
     )
 
@@ -78,19 +78,19 @@ class MaskedLMWithSentenceOrder(DataCollatorForMaskedLMWithSentenceOrder, Senten
 
     def segment_pairs(
         self, document: TokenizedDocument, target: int, random_segment: RandomSegment, rng: np.random.Generator
-    ) -> Iterator[LabelledSegments]:
+    ) -> Iterator[LabeledSegments]:
         """The examples of a document, see `SentencePairs.segment_pairs`."""
         for start, stop in sentence_chunks(document.bounds, target, from_end=rng.random() < 0.5):
             split = random_split(start, stop, rng)
             first, second = Segment.of(document, start, split), Segment.of(document, split, stop)
             if len(second):
                 is_swapped = rng.random() < 0.5
-                yield LabelledSegments((second, first) if is_swapped else (first, second), int(is_swapped))
+                yield LabeledSegments((second, first) if is_swapped else (first, second), int(is_swapped))
                 continue
             self.statistics["one_segment_chunks"] += 1
             if self.one_segment == "random":
-                yield LabelledSegments((first, random_segment(target - len(first))), SWAPPED)
-            elif self.one_segment == "unlabelled":
-                yield LabelledSegments((first,), IGNORE_INDEX)
+                yield LabeledSegments((first, random_segment(target - len(first))), SWAPPED)
+            elif self.one_segment == "unlabeled":
+                yield LabeledSegments((first,), IGNORE_INDEX)
             else:
                 self.statistics["dropped_tokens"] += len(first)

@@ -1,4 +1,4 @@
-"""Masked language modelling on labelled pairs of segments, and next-sentence prediction (Devlin et al. 2019, section
+"""Masked language modeling on labeled pairs of segments, and next-sentence prediction (Devlin et al. 2019, section
 3.1 and appendix A.2)."""
 
 from abc import abstractmethod
@@ -51,16 +51,16 @@ class SentencePairCollator(MaskingCollator):
         return batch
 
     def count_batch(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
-        """Counts of the masking, labelled pairs, and pairs of each class."""
+        """Counts of the masking, labeled pairs, and pairs of each class."""
         labels = batch[self.label]
         counts = {f"{name}_pairs": int((labels == value).sum()) for name, value in self.label_classes.items()}
-        return {**super().count_batch(batch), "labelled_pairs": int((labels != IGNORE_INDEX).sum()), **counts}
+        return {**super().count_batch(batch), "labeled_pairs": int((labels != IGNORE_INDEX).sum()), **counts}
 
     def rates(self, counts: Mapping[str, int]) -> dict[str, float]:
-        """Shares of the masking, of labelled pairs, and of each class among these."""
-        labelled = counts["labelled_pairs"]
-        shares = {f"{name}_share": counts[f"{name}_pairs"] / max(1, labelled) for name in self.label_classes}
-        return {**super().rates(counts), "labelled_share": labelled / max(1, counts["examples"]), **shares}
+        """Shares of the masking, of labeled pairs, and of each class among these."""
+        labeled = counts["labeled_pairs"]
+        shares = {f"{name}_share": counts[f"{name}_pairs"] / max(1, labeled) for name in self.label_classes}
+        return {**super().rates(counts), "labeled_share": labeled / max(1, counts["examples"]), **shares}
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ RandomSegment = Callable[[int], Segment]
 """Samples about this number of tokens from another document."""
 
 
-class LabelledSegments(NamedTuple):
+class LabeledSegments(NamedTuple):
     """One or two segments of an example, and their label."""
 
     segments: tuple[Segment, ...]
@@ -135,7 +135,7 @@ class SentencePairs(SentencePairCollator, Objective):
     @abstractmethod
     def segment_pairs(
         self, document: TokenizedDocument, target: int, random_segment: RandomSegment, rng: np.random.Generator
-    ) -> Iterator[LabelledSegments]:
+    ) -> Iterator[LabeledSegments]:
         """The examples, of about `target` tokens, of a document with at least one sentence."""
 
     def examples(self, documents: Iterable[list[str]], epoch: int = 0) -> Iterator[Example]:
@@ -170,7 +170,7 @@ class SentencePairs(SentencePairCollator, Objective):
                 "documents of several sentences by blank lines, or use --objective mlm"
             )
 
-    def example(self, pair: LabelledSegments, rng: np.random.Generator) -> Example:
+    def example(self, pair: LabeledSegments, rng: np.random.Generator) -> Example:
         """The example of a pair, truncated to `max_length`."""
         segments = pair.segments
         template = self.templates[len(segments)]
@@ -251,7 +251,7 @@ class MaskedLMWithNextSentence(DataCollatorForMaskedLMWithNextSentence, Sentence
     | sentences | `[CLS] A [SEP] B [SEP]` | 15% of the tokens; one class: B follows A (0) or is random (1) |
 
     References: Devlin et al. 2019, section 3.1 and appendix A.2; `create_pretraining_data.py` of its release.
-    Related: `MaskedLM` is the first task alone; `MaskedLMWithSentenceOrder` predicts the order of two neighbours.
+    Related: `MaskedLM` is the first task alone; `MaskedLMWithSentenceOrder` predicts the order of two neighbors.
 
     Example:
         >>> MaskedLMWithNextSentence(tokenizer, max_length=128, seed=0, max_predictions=20)
@@ -259,14 +259,14 @@ class MaskedLMWithNextSentence(DataCollatorForMaskedLMWithNextSentence, Sentence
 
     def segment_pairs(
         self, document: TokenizedDocument, target: int, random_segment: RandomSegment, rng: np.random.Generator
-    ) -> Iterator[LabelledSegments]:
+    ) -> Iterator[LabeledSegments]:
         """See `next_sentence_pairs`."""
         return next_sentence_pairs(document, target, random_segment, rng)
 
 
 def next_sentence_pairs(
     document: TokenizedDocument, target: int, random_segment: RandomSegment, rng: np.random.Generator
-) -> Iterator[LabelledSegments]:
+) -> Iterator[LabeledSegments]:
     """Pairs of segments of which the second continues the first or is random; see `MaskedLMWithNextSentence`."""
     start = 0
     while start < len(document):
@@ -274,8 +274,8 @@ def next_sentence_pairs(
         split = random_split(start, stop, rng)
         first = Segment.of(document, start, split)
         if split == stop or rng.random() < 0.5:
-            yield LabelledSegments((first, random_segment(target - len(first))), RANDOM)
+            yield LabeledSegments((first, random_segment(target - len(first))), RANDOM)
             start = split
         else:
-            yield LabelledSegments((first, Segment.of(document, split, stop)), CONTINUATION)
+            yield LabeledSegments((first, Segment.of(document, split, stop)), CONTINUATION)
             start = stop

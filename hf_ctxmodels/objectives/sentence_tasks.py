@@ -11,7 +11,7 @@ import torch
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import check_range, flag
-from hf_ctxmodels.data.documents import LabelledPair, TranslatedText
+from hf_ctxmodels.data.documents import LabeledPair, TranslatedText
 from hf_ctxmodels.data.examples import Example, ExampleSet
 from hf_ctxmodels.data.padding import Batch, PaddingCollator, pad_targets
 from hf_ctxmodels.data.training_set import ExampleSampling
@@ -67,9 +67,9 @@ class SentenceTasks(DataCollatorForSentenceTasks, Objective):
     |---|---|---|
     | running text | a sentence | the next or the previous sentence, each by a separate decoder (skip-thought) |
     | a text and its tagged translation | the text | the translation, or parse, by the tag's decoder |
-    | a labelled pair | two sentences | their relation |
+    | a labeled pair | two sentences | their relation |
 
-    References: Subramanian et al. 2018 (arXiv 1804.00079); the released code, where both neighbours of a sentence are
+    References: Subramanian et al. 2018 (arXiv 1804.00079); the released code, where both neighbors of a sentence are
         one example; Kiros et al. 2015 (skip-thought, arXiv 1506.06726); Vinyals et al. 2015 (parses, arXiv 1412.7449).
     Related: `TranslationToLanguages` has one decoder for all languages.
 
@@ -101,8 +101,8 @@ class SentenceTasks(DataCollatorForSentenceTasks, Objective):
             )
         has_relations = RELATIONS in self.task_names
         self.relation_labels = _parse_names(self.relations) if has_relations else []
-        neighbours = [NEXT, PREVIOUS] if SKIP_THOUGHT in self.task_names else []
-        self.decoder_tasks = [*neighbours, *(task for task in self.task_names if task in tags)]
+        neighbors = [NEXT, PREVIOUS] if SKIP_THOUGHT in self.task_names else []
+        self.decoder_tasks = [*neighbors, *(task for task in self.task_names if task in tags)]
         check_range(self, "relations_every", at_least=0)
         periods = {}
         if self.relations_every and has_relations:
@@ -124,8 +124,8 @@ class SentenceTasks(DataCollatorForSentenceTasks, Objective):
         for batch in document_batches(documents):
             self.statistics["documents"] += len(batch)
             translated = [document for document in batch if isinstance(document, TranslatedText)]
-            pairs = [document for document in batch if isinstance(document, LabelledPair)]
-            texts = [document for document in batch if not isinstance(document, TranslatedText | LabelledPair)]
+            pairs = [document for document in batch if isinstance(document, LabeledPair)]
+            texts = [document for document in batch if not isinstance(document, TranslatedText | LabeledPair)]
             for examples in (self._skip_thoughts(texts), self._translations(translated), self._relations(pairs)):
                 for example in examples:
                     columns = (np.asarray(example[name]) for name in ("input_ids", "second_ids", "labels"))
@@ -146,12 +146,10 @@ class SentenceTasks(DataCollatorForSentenceTasks, Objective):
         for document in documents:
             sentences = list(islice(encoded, len(document)))
             for number, sentence in enumerate(sentences):
-                for name, neighbour in ((NEXT, number + 1), (PREVIOUS, number - 1)):
-                    if 0 <= neighbour < len(sentences):
+                for name, neighbor in ((NEXT, number + 1), (PREVIOUS, number - 1)):
+                    if 0 <= neighbor < len(sentences):
                         decoder = self.decoder_tasks.index(name)
-                        yield self._example(
-                            SKIP_THOUGHT, sentence, labels=sentences[neighbour], target_language=decoder
-                        )
+                        yield self._example(SKIP_THOUGHT, sentence, labels=sentences[neighbor], target_language=decoder)
 
     def _translations(self, documents: Sequence[TranslatedText]) -> Iterator[Example]:
         tags = self.tokenizer.languages
@@ -171,7 +169,7 @@ class SentenceTasks(DataCollatorForSentenceTasks, Objective):
         for (tag, _, _), source, labels in zip(translations, sources, targets, strict=True):
             yield self._example(tag, source, labels=labels, target_language=self.decoder_tasks.index(tag))
 
-    def _relations(self, documents: Sequence[LabelledPair]) -> Iterator[Example]:
+    def _relations(self, documents: Sequence[LabeledPair]) -> Iterator[Example]:
         if RELATIONS not in self.task_names:
             return
         firsts, seconds = (self._encode([document[side] for document in documents]) for side in range(2))
@@ -199,7 +197,7 @@ class SentenceTasks(DataCollatorForSentenceTasks, Objective):
         return {"task": self.task_names.index(task), "input_ids": ids, **absent, **columns}
 
     def count_batch(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
-        """Counts of `batch_statistics`, examples of each decoder, and labelled pairs."""
+        """Counts of `batch_statistics`, examples of each decoder, and labeled pairs."""
         has_target = (batch["labels"] != IGNORE_INDEX).any(1)
         examples_by_task = {
             f"{name}_examples": int((has_target & (batch["target_languages"] == number)).sum())
@@ -222,7 +220,7 @@ def require_examples(examples: ExampleSet, tasks: Mapping[int, str], location: s
             f"The documents have no example of the task {missing[0]!r}.",
             location=location,
             hint="use running text of several sentences, --translations with --language_tags for a tag, "
-            "FILE=FIRST,SECOND,LABEL for labelled pairs; or remove the task.",
+            "FILE=FIRST,SECOND,LABEL for labeled pairs; or remove the task.",
         )
 
 

@@ -94,7 +94,7 @@ class SpanBoundary(DataCollatorForSpanBoundary, SingleSegmentObjective):
     """SpanBERT's objective: predict masked spans, each token from its context, and again from the span's boundaries.
 
     Examples are the same as in `MaskedLM`. Spans are sampled until 15% of the tokens are selected: a length in words
-    from the geometric distribution, truncated at ten and renormalised (mean 3.8), and a token whose word is the first.
+    from the geometric distribution, truncated at ten and renormalized (mean 3.8), and a token whose word is the first.
     The budget may end the last span within a word.
 
     The boundary objective predicts each token of a span from the states of the tokens before and after the span, and an

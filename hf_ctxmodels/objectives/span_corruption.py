@@ -244,7 +244,7 @@ def alternating_spans(length: int, density: float, mean_span: float, rng: np.ran
 def max_single_token_spans(length: int, density: float) -> int:
     """Maximum number of spans of all but about one in 30,000 texts of "iid": four standard deviations above the
     mean."""
-    changes = density * (1 - density)  # per token: half the probability that its neighbour is on the other side
+    changes = density * (1 - density)  # per token: half the probability that its neighbor is on the other side
     return math.ceil(length * changes + 1 + 4 * math.sqrt(length * changes * (1 - 3 * changes)))
 
 

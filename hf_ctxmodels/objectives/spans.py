@@ -25,7 +25,7 @@ class Units:
 
     @classmethod
     def of(cls, candidates: np.ndarray, word_ids: np.ndarray | None = None) -> Self:
-        """Units of the (tokens,) bool candidates; neighbours with the same word id form a word, and without word ids
+        """Units of the (tokens,) bool candidates; neighbors with the same word id form a word, and without word ids
         every token is a unit."""
         positions = np.flatnonzero(candidates)
         if word_ids is None:

@@ -1,4 +1,4 @@
-"""Masked language modelling with the word and sentence structural objectives (Wang et al. 2019, "StructBERT")."""
+"""Masked language modeling with the word and sentence structural objectives (Wang et al. 2019, "StructBERT")."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from hf_ctxmodels.data.padding import Batch
 from hf_ctxmodels.data.seeding import Purpose
 from hf_ctxmodels.objectives.features import feature_generator
 from hf_ctxmodels.objectives.sentence_pairs import (
-    LabelledSegments,
+    LabeledSegments,
     RandomSegment,
     Segment,
     SentencePairCollator,
@@ -34,7 +34,7 @@ SENTENCE_TASKS = {"three-way": (1 / 3, 1 / 3, 1 / 3), "next": (1 / 2, 0.0, 1 / 2
 class DataCollatorForMaskedLMWithStructure(SentencePairCollator):
     """Masks pairs as `DataCollatorForMaskedLM` does, shuffles n-grams of the other tokens, and adds `sentence_label`.
 
-    An n-gram is a window of `shuffled_length` neighbouring tokens, none of them special or selected for masking. The
+    An n-gram is a window of `shuffled_length` neighboring tokens, none of them special or selected for masking. The
     share `shuffle_probability` of the n-grams is sampled without overlaps, and the tokens of each are permuted; the
     identity is as likely as any permutation. All tokens of a sampled n-gram are targets.
 
@@ -123,7 +123,7 @@ class MaskedLMWithStructure(DataCollatorForMaskedLMWithStructure, SentencePairs)
       original token at each of their positions. The share is of all trigrams, which overlap, while the sampled ones do
       not, so about a tenth of the tokens are shuffled.
     - Sentence structure: of two segments, with probability 1/3 each, the second follows the first (0), precedes it (1)
-      or is of another document (2). A text of one sentence has no neighbour, and gets a segment of another document.
+      or is of another document (2). A text of one sentence has no neighbor, and gets a segment of another document.
 
     Examples are made as for next-sentence prediction, see `SentencePairs`. Requires at least two documents, except with
     `sentence_task="none"`. The loss is the sum of the three terms, each a mean over its targets.
@@ -153,7 +153,7 @@ class MaskedLMWithStructure(DataCollatorForMaskedLMWithStructure, SentencePairs)
 
     def segment_pairs(
         self, document: TokenizedDocument, target: int, random_segment: RandomSegment, rng: np.random.Generator
-    ) -> Iterator[LabelledSegments]:
+    ) -> Iterator[LabeledSegments]:
         """The examples of a document, see `SentencePairs.segment_pairs`."""
         start = 0
         while start < len(document):
@@ -162,10 +162,10 @@ class MaskedLMWithStructure(DataCollatorForMaskedLMWithStructure, SentencePairs)
             first, second = Segment.of(document, start, split), Segment.of(document, split, stop)
             label = int(rng.choice(3, p=SENTENCE_TASKS[self.sentence_task]))
             if not self.samples_other_documents:
-                yield LabelledSegments((first, second) if len(second) else (first,), IGNORE_INDEX)
+                yield LabeledSegments((first, second) if len(second) else (first,), IGNORE_INDEX)
             elif label == RANDOM or not len(second):
-                yield LabelledSegments((first, random_segment(target - len(first))), RANDOM)
+                yield LabeledSegments((first, random_segment(target - len(first))), RANDOM)
                 stop = split
             else:
-                yield LabelledSegments((first, second) if label == NEXT else (second, first), label)
+                yield LabeledSegments((first, second) if label == NEXT else (second, first), label)
             start = stop

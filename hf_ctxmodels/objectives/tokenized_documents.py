@@ -26,7 +26,7 @@ class TokenizedDocument:
 
     Attributes:
         ids: (tokens,) int32, without special tokens.
-        word_ids: (tokens,) int32, equal within a word and different for neighbouring words; or None.
+        word_ids: (tokens,) int32, equal within a word and different for neighboring words; or None.
         bounds: (sentences + 1,) sentence i is `ids[bounds[i]:bounds[i + 1]]`, never empty.
         capitals: (tokens,) int8, see `capitalization_labels`; or None.
         units: Phrases of the document that are masked as units, from the data.

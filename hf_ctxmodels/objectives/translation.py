@@ -158,7 +158,7 @@ class DataCollatorForTranslationWithLanguageModels(DataCollatorForTranslation):
 
 @dataclass
 class TranslationWithLanguageModels(DataCollatorForTranslationWithLanguageModels, Translation):
-    """Translation and language modelling of both sides of each pair, three losses with equal weight, so that pretrained
+    """Translation and language modeling of both sides of each pair, three losses with equal weight, so that pretrained
     language models are not forgotten.
 
     | document | input | targets |

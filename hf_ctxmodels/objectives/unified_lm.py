@@ -17,7 +17,7 @@ from hf_ctxmodels.objectives.masking import SkipgramRule
 from hf_ctxmodels.objectives.sentence_pairs import (
     CONTINUATION,
     RANDOM,
-    LabelledSegments,
+    LabeledSegments,
     RandomSegment,
     Segment,
     SentencePairCollator,
@@ -29,7 +29,7 @@ from hf_ctxmodels.objectives.tokenized_documents import TokenizedDocument
 
 ATTENTION_PATTERNS = ("bidirectional", "sequence_to_sequence", "left_to_right", "right_to_left")
 
-# Labels of `LabelledSegments` for the other attention patterns, and their token types.
+# Labels of `LabeledSegments` for the other attention patterns, and their token types.
 SEQUENCE_TO_SEQUENCE, LEFT_TO_RIGHT, RIGHT_TO_LEFT = -1, -2, -3
 _TOKEN_TYPES = {SEQUENCE_TO_SEQUENCE: (4, 5), LEFT_TO_RIGHT: (2, 2), RIGHT_TO_LEFT: (3, 3)}
 
@@ -57,7 +57,7 @@ class UnifiedLM(DataCollatorForUnifiedLM, SentencePairs):
     """UniLM's objective: predict masked tokens of sequences with four attention patterns.
 
     The pattern is sampled by the shares, and the token types represent it. A bidirectional sequence is a pair as for
-    next-sentence prediction, with its label. A source and its target are two neighbouring segments of a document, both
+    next-sentence prediction, with its label. A source and its target are two neighboring segments of a document, both
     with masked tokens; a single sentence is split at a random token. Examples are filled as in `SentencePairs`.
 
     | example | token types | a token attends to |
@@ -95,7 +95,7 @@ class UnifiedLM(DataCollatorForUnifiedLM, SentencePairs):
 
     def segment_pairs(
         self, document: TokenizedDocument, target: int, random_segment: RandomSegment, rng: np.random.Generator
-    ) -> Iterator[LabelledSegments]:
+    ) -> Iterator[LabeledSegments]:
         """The examples of a document; the label is the attention pattern, or the label of a bidirectional pair."""
         start = 0
         while start < len(document):
@@ -105,20 +105,20 @@ class UnifiedLM(DataCollatorForUnifiedLM, SentencePairs):
             text = Segment.of(document, start, stop)
             pattern = ATTENTION_PATTERNS[int(rng.choice(len(ATTENTION_PATTERNS), p=self.shares / self.shares.sum()))]
             if pattern == "bidirectional" and (not len(second) or rng.random() < 0.5):
-                yield LabelledSegments((first, random_segment(target - len(first))), RANDOM)
+                yield LabeledSegments((first, random_segment(target - len(first))), RANDOM)
                 stop = split
             elif pattern == "bidirectional":
-                yield LabelledSegments((first, second), CONTINUATION)
+                yield LabeledSegments((first, second), CONTINUATION)
             elif pattern == "sequence_to_sequence" and len(text) > 1:
                 if not len(second):
                     middle = text.start + int(rng.integers(1, len(text)))
                     first, second = Segment(document, text.start, middle), Segment(document, middle, text.stop)
-                yield LabelledSegments((first, second), SEQUENCE_TO_SEQUENCE)
+                yield LabeledSegments((first, second), SEQUENCE_TO_SEQUENCE)
             else:
-                yield LabelledSegments((text,), RIGHT_TO_LEFT if pattern == "right_to_left" else LEFT_TO_RIGHT)
+                yield LabeledSegments((text,), RIGHT_TO_LEFT if pattern == "right_to_left" else LEFT_TO_RIGHT)
             start = stop
 
-    def example(self, pair: LabelledSegments, rng: np.random.Generator) -> Example:
+    def example(self, pair: LabeledSegments, rng: np.random.Generator) -> Example:
         """The example of a pair, with the token types of its attention pattern."""
         token_types = _TOKEN_TYPES.get(pair.label)
         if token_types is None:

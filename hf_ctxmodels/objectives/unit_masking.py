@@ -16,7 +16,7 @@ from hf_ctxmodels.objectives.masking import UnitMaskingRule
 from hf_ctxmodels.objectives.sentence_pairs import (
     CONTINUATION,
     RANDOM,
-    LabelledSegments,
+    LabeledSegments,
     RandomSegment,
     Segment,
     SentencePairCollator,
@@ -166,7 +166,7 @@ class UnitMaskingWithPairs(DataCollatorForUnitMaskingWithPairs, SentencePairs):
 
     def segment_pairs(
         self, document: TokenizedDocument, target: int, random_segment: RandomSegment, rng: np.random.Generator
-    ) -> Iterator[LabelledSegments]:
+    ) -> Iterator[LabeledSegments]:
         """The examples of a document, see `SentencePairs.segment_pairs`."""
         if self.pairs == "random":
             yield from next_sentence_pairs(document, target, random_segment, rng)
@@ -174,7 +174,7 @@ class UnitMaskingWithPairs(DataCollatorForUnitMaskingWithPairs, SentencePairs):
         for first, last in sentence_chunks(document.bounds, target, from_end=rng.random() < 0.5):
             text = Segment.of(document, first, last)
             if len(text) < 2:
-                yield LabelledSegments((text,), IGNORE_INDEX)
+                yield LabeledSegments((text,), IGNORE_INDEX)
                 continue
             bounds = document.bounds[first : last + 1]
             middle = (text.start + text.stop) // 2
@@ -182,4 +182,4 @@ class UnitMaskingWithPairs(DataCollatorForUnitMaskingWithPairs, SentencePairs):
                 middle = int(min(bounds[1:-1], key=lambda bound: abs(2 * bound - text.start - text.stop)))
             halves = (Segment(document, text.start, middle), Segment(document, middle, text.stop))
             is_swapped = rng.random() < 0.5
-            yield LabelledSegments(halves[::-1], RANDOM) if is_swapped else LabelledSegments(halves, CONTINUATION)
+            yield LabeledSegments(halves[::-1], RANDOM) if is_swapped else LabeledSegments(halves, CONTINUATION)

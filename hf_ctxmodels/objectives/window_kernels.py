@@ -6,7 +6,7 @@ from numba import njit
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.data.seeding import FIRST, SECOND, STEP
 
-_CHUNK = 2048  # numbers sampled at a time, vectorised, before the table look-ups
+_CHUNK = 2048  # numbers sampled at a time, vectorized, before the table look-ups
 
 
 @njit(nogil=True, cache=True, inline="always")

@@ -177,7 +177,7 @@ class WindowPrediction(DataCollatorForWindowPrediction, Objective):
 
 @dataclass
 class SkipGram(WindowPrediction):
-    """Skip-gram: each context word alone predicts the centre word of its window.
+    """Skip-gram: each context word alone predicts the center word of its window.
 
     References: Mikolov et al. 2013a, section 3.2; 2013b, section 2, for negatives, hierarchical softmax and
     subsampling.
@@ -193,7 +193,7 @@ class SkipGram(WindowPrediction):
 
 @dataclass
 class ContinuousBagOfWords(WindowPrediction):
-    """Continuous bag of words: the mean of the context words predicts the centre word of the window.
+    """Continuous bag of words: the mean of the context words predicts the center word of the window.
 
     References: Mikolov et al. 2013a, section 3.1.
     Related: `SkipGram` predicts from each context word alone.

@@ -203,7 +203,7 @@ class CtxByteBPETokenizer(BPETokenizer):
 
 
 class WordBPETokenizer(BPETokenizer):
-    """BPE within words: BERT's normalisation, splitting at white space and punctuation, and merges.
+    """BPE within words: BERT's normalization, splitting at white space and punctuation, and merges.
 
     Characters outside the vocabulary become `unk_token`; a token that ends a word ends with "</w>".
 

@@ -29,7 +29,7 @@ TRAINING_THREADS = 4  # fixed, since the rounding of sums depends on it
 
 
 class CtxUnigramTokenizer(CtxTokenizer):
-    """Normalises text, splits it at white space, and chooses the most probable segmentation into pieces.
+    """Normalizes text, splits it at white space, and chooses the most probable segmentation into pieces.
 
     Base class of the SentencePiece families; a family sets `defaults`, `templates` and `first_tokens`. It loads
     `tokenizer.json` or, with the package `sentencepiece`, a SentencePiece model file.
@@ -37,7 +37,7 @@ class CtxUnigramTokenizer(CtxTokenizer):
     Args:
         vocab: (piece, log probability) by id.
         add_prefix_space: Mark the beginning of the first word too.
-        _spm_precompiled_charsmap: SentencePiece's table of character normalisation; transformers sets this name.
+        _spm_precompiled_charsmap: SentencePiece's table of character normalization; transformers sets this name.
         **kwargs: `do_lower_case`, `keep_accents` (keep combining accents), special tokens, and arguments of
             `TokenizersBackend`: `model_max_length`, `padding_side`, ...
 
@@ -119,7 +119,7 @@ class CtxUnigramTokenizer(CtxTokenizer):
         """Learn a vocabulary with SentencePiece. It does not depend on the order of texts of up to two million
         different words.
 
-        SentencePiece is trained on words and their counts, after this tokenizer's normalisation and with its "nmt_nfkc"
+        SentencePiece is trained on words and their counts, after this tokenizer's normalization and with its "nmt_nfkc"
         table, which is saved in the tokenizer. Words of more than 4192 bytes are ignored, and in larger texts the
         rarest words, so that the memory is bounded.
 

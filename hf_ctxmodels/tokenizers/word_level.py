@@ -136,7 +136,7 @@ class CtxWordTokenizer(CtxTokenizer):
 
     @classmethod
     def normalizers(cls, do_lower_case: bool) -> list[normalizers.Normalizer]:
-        """Normalisation steps before text is split into words."""
+        """Normalization steps before text is split into words."""
         return [normalizers.NFC(), *([normalizers.Lowercase()] if do_lower_case else [])]
 
     @classmethod

@@ -1,4 +1,4 @@
-"""WordPiece (Wu et al. 2016, section 4.1) with BERT's pre-tokenisation (Devlin et al. 2019, section 3)."""
+"""WordPiece (Wu et al. 2016, section 4.1) with BERT's pre-tokenization (Devlin et al. 2019, section 3)."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator

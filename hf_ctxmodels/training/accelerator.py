@@ -173,7 +173,7 @@ def use_deterministic_algorithms() -> None:
     """Make torch use deterministic algorithms in this process; an operation that has none raises RuntimeError.
 
     Raises:
-        CtxError: cuBLAS has another workspace, or was initialised without one.
+        CtxError: cuBLAS has another workspace, or was initialized without one.
     """
     value = os.environ.get(_CUBLAS_VARIABLE)
     is_too_late = value is None and torch.cuda.is_available() and torch.cuda.is_initialized()

@@ -17,7 +17,7 @@ _record_flag = partial(flag, group="logging, evaluation and checkpoints")
 class OptimizerOptions:
     """Options of all optimizers."""
 
-    weight_decay: float = flag(0.01, "Weight decay, except for biases and normalisation weights.")
+    weight_decay: float = flag(0.01, "Weight decay, except for biases and normalization weights.")
 
     def __post_init__(self) -> None:
         check_range(self, "weight_decay", at_least=0, location="--optimizer")
@@ -184,7 +184,7 @@ class LoopArguments(DeviceArguments):
         0.0, "Scale the learning rate of a step by its number of targets divided by this; 0 disables scaling."
     )
     max_grad_norm: float = _optimization_flag(1.0, "Gradient norm to clip to; 0 disables clipping.")
-    seed: int = flag(42, "Seed of initialisation, data order, masking and dropout.")
+    seed: int = flag(42, "Seed of initialization, data order, masking and dropout.")
     logging_steps: int = _record_flag(50, "Steps between log records.")
     eval_steps: int = _record_flag(0, "Steps between evaluations; 0 evaluates at the end only.")
     save_steps: int = _record_flag(500, "Steps between checkpoints; 0 saves at the end only.")

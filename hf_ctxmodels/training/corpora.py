@@ -137,7 +137,7 @@ def make_objective(
             raise CtxError(
                 f"The objective {name} of the family {family.name} has no control codes.",
                 location="--control_codes" if arguments.control_codes else "--control_column",
-                hint="use causal language modelling, such as --family gpt2 --objective clm.",
+                hint="use causal language modeling, such as --family gpt2 --objective clm.",
             )
         option_texts.setdefault("control_codes", ",".join(codes))
         if getattr(arguments, "model", None) is None:

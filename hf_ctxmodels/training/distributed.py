@@ -143,7 +143,7 @@ class SignalWatch:
     """Context that turns the first SIGTERM or SIGINT into a flag; a second one acts as usual.
 
     With several processes, a signal to one of them reaches all through a process group on the CPU, without
-    synchronising an accelerator; `timeout` is its limit in minutes.
+    synchronizing an accelerator; `timeout` is its limit in minutes.
     """
 
     def __init__(self, num_processes: int, timeout: float = 30.0) -> None:

@@ -290,7 +290,7 @@ def load_model(
 ) -> PreTrainedModel:
     """A model with the head of an Auto class, and the encoder of a directory or Hub id.
 
-    A head that is missing in the checkpoint, or has another shape there, is newly initialised, or with `require_head`
+    A head that is missing in the checkpoint, or has another shape there, is newly initialized, or with `require_head`
     an error; unknown weights are ignored. Both are reported on stderr. `weights`, by name, are loaded instead of the
     source's files.
 
@@ -332,7 +332,7 @@ def load_model(
             hint="use a checkpoint that was saved with its head.",
         )
     for names, meaning in (
-        (new_weights, "newly initialised"),
+        (new_weights, "newly initialized"),
         (sorted(report["unexpected_keys"]), "ignored"),
     ):
         if names:

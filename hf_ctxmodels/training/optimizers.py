@@ -103,7 +103,7 @@ def _parameters_by_depth(model: PreTrainedModel) -> dict[float, list[nn.Paramete
 
 def _groups_by_decay(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
     """Trainable parameters in two groups: with weight decay, and without it parameters of fewer than two dimensions,
-    which are biases and normalisation weights (BERT, appendix A.2)."""
+    which are biases and normalization weights (BERT, appendix A.2)."""
     trainable = [parameter for parameter in parameters if parameter.requires_grad]
     decayed = [parameter for parameter in trainable if parameter.ndim >= 2]
     not_decayed = [parameter for parameter in trainable if parameter.ndim < 2]
@@ -182,7 +182,7 @@ def make_optimizer(model: PreTrainedModel, arguments: LoopArguments) -> torch.op
 
 def _lamb(groups: list[dict[str, Any]], settings: dict[str, Any]) -> torch.optim.Optimizer:
     """LAMB (You et al. 2020, algorithm 2) as in ALBERT's released code: the norm of the update includes weight decay,
-    moments have no bias correction, and biases and normalisation weights have a trust ratio of 1. The update does not
+    moments have no bias correction, and biases and normalization weights have a trust ratio of 1. The update does not
     depend on the step number, so restored moments make a resume exact."""
     require_packages("pytorch_optimizer", extra="lamb", location="--optimizer lamb")
     from pytorch_optimizer import Lamb

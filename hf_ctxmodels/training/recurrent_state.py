@@ -40,7 +40,7 @@ class RecurrentStateCarrier:
         previous_indices = self._indices[number]
         if previous_indices is None:
             return {}
-        is_continued = example_indices == previous_indices + 1  # without synchronisation
+        is_continued = example_indices == previous_indices + 1  # without synchronization
         caches = {name: cache.mask_rows(is_continued) for name, cache in self._caches[number].items()}
         return {
             name: cache if name == "past_key_values" else tuple(tensor for state in cache.states for tensor in state)

@@ -25,7 +25,7 @@ class EmbeddingTrainingArguments:
     """Part of the model to train."""
 
     train_only: Literal["embeddings"] | None = flag(
-        None, "Train only the token embeddings of --model; the embeddings of another --tokenizer are re-initialised."
+        None, "Train only the token embeddings of --model; the embeddings of another --tokenizer are re-initialized."
     )
 
     def apply(
@@ -35,7 +35,7 @@ class EmbeddingTrainingArguments:
         tokenizer: PreTrainedTokenizerBase,
         seed: int,
     ) -> PreTrainedModel:
-        """The model with only the token embeddings trainable, re-initialised by `replace_vocabulary` if the tokenizers
+        """The model with only the token embeddings trainable, re-initialized by `replace_vocabulary` if the tokenizers
         differ."""
         if tokenizer_digest(model_tokenizer) != tokenizer_digest(tokenizer):
             model = replace_vocabulary(model, model_tokenizer, tokenizer, seed)
@@ -70,7 +70,7 @@ def replace_vocabulary(
 ) -> PreTrainedModel:
     """A copy of a model for another tokenizer (section 2.2, step 2).
 
-    Parameters with a row for each token are re-initialised, except the rows of special tokens of both tokenizers. The
+    Parameters with a row for each token are re-initialized, except the rows of special tokens of both tokenizers. The
     global generators are not changed.
 
     Raises:

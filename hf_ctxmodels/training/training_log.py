@@ -51,7 +51,7 @@ def require_finite_weights(model: nn.Module, step: int) -> None:
 class StepMetrics:
     """Scalars of the steps since the last log record.
 
-    Reading a scalar synchronises with the device, so scalars are collected as tensors (`add`) and read together
+    Reading a scalar synchronizes with the device, so scalars are collected as tensors (`add`) and read together
     (`settle`) at logging and saving, and at least every `capacity` steps. Settled values are means over processes.
     """
 
@@ -267,15 +267,15 @@ def plot_losses(
     figure = Figure(figsize=(8, 4), layout="constrained")
     axes = figure.add_subplot(xlabel="step", ylabel="loss (nats)")
     names = dict.fromkeys(name for record in curve for name in record if name == "loss" or name.endswith("_loss"))
-    # a training loss and its held-out loss have one colour
+    # a training loss and its held-out loss have one color
     terms = dict.fromkeys(name.removeprefix("eval_") for name in names)
-    colours = {term: f"C{number}" for number, term in enumerate(terms)}
+    colors = {term: f"C{number}" for number, term in enumerate(terms)}
     for name in names:
         points = [(record["step"], record[name]) for record in curve if name in record]
         style: dict[str, Any] = {"marker": "o", "linestyle": "--"} if name.startswith("eval_") else {}
-        axes.plot(*zip(*points, strict=True), label=name, color=colours[name.removeprefix("eval_")], **style)
-    for term in [term for term in colours if term in baselines]:
-        axes.axhline(baselines[term], label=f"{term}, by frequency", color=colours[term], linestyle=":")
+        axes.plot(*zip(*points, strict=True), label=name, color=colors[name.removeprefix("eval_")], **style)
+    for term in [term for term in colors if term in baselines]:
+        axes.axhline(baselines[term], label=f"{term}, by frequency", color=colors[term], linestyle=":")
     if names:
         figure.legend(loc="outside right upper")
     axes.grid(alpha=0.3)

@@ -187,7 +187,7 @@ def count_items(batches: Iterable[Batch], targets: Sequence[str]) -> torch.Tenso
     """(len(targets) + 1,) int64: the number of targets per name, then of non-padding input tokens, over all batches.
 
     Counted are all elements of floating-point targets, elements of integer targets that are not -100, and answer
-    positions (`..._positions`) inside the sequence; absent targets count 0. Nothing synchronises with the device.
+    positions (`..._positions`) inside the sequence; absent targets count 0. Nothing synchronizes with the device.
     """
     batches = list(batches)
     tokens = torch.stack([_count_tokens(batch) for batch in batches]).sum()
@@ -227,7 +227,7 @@ class LossFunction(Protocol):
     """Computes the training loss of a micro-batch.
 
     Attributes:
-        targets: Names of the batch entries that the terms of the loss are normalised by.
+        targets: Names of the batch entries that the terms of the loss are normalized by.
     """
 
     targets: tuple[str, ...]
@@ -242,7 +242,7 @@ def loss_targets(model: nn.Module) -> tuple[str, ...]:
     targets = getattr(model, "loss_targets", None)
     if targets is None:
         raise CtxError(
-            f"{type(model).__name__} has no `loss_targets`, so its loss cannot be normalised over an optimizer step.",
+            f"{type(model).__name__} has no `loss_targets`, so its loss cannot be normalized over an optimizer step.",
             hint="train a head of this package, or use transformers.Trainer for other models.",
         )
     return targets
@@ -291,7 +291,7 @@ class TrainingStep:
             `callbacks.FinetuningCallback`.
 
     Raises:
-        CtxError: The loss cannot be normalised, or an in-place optimizer is used on several processes.
+        CtxError: The loss cannot be normalized, or an in-place optimizer is used on several processes.
     """
 
     accelerator: Accelerator

@@ -49,7 +49,7 @@ class Result:
         difference: Maximum absolute difference of outputs (inference) or losses (training).
         model, reference: Measurements of the model and of the reference.
         tokens: Tokens per step, without padding.
-        utilisation: Rate of useful operations divided by the rate of a large matrix product on the same machine.
+        utilization: Rate of useful operations divided by the rate of a large matrix product on the same machine.
     """
 
     case: Case
@@ -57,7 +57,7 @@ class Result:
     model: Measurement
     reference: Measurement
     tokens: int
-    utilisation: float
+    utilization: float
 
 
 def build_comparison(case: Case, attention: str) -> Comparison:
@@ -124,7 +124,7 @@ def _run_case(
         model=measurements["model"],
         reference=measurements["reference"],
         tokens=comparison.tokens,
-        utilisation=comparison.flops / measurements["model"].seconds / matmul_rate,
+        utilization=comparison.flops / measurements["model"].seconds / matmul_rate,
     )
 
 

@@ -158,7 +158,7 @@ def evaluate_pretraining(pretrained: Path, flags: Sequence[str]) -> list[Criteri
 
 @dataclass(frozen=True)
 class TransferResult:
-    """Fine-tuning results from one initialisation.
+    """Fine-tuning results from one initialization.
 
     Attributes:
         learning_rate: Learning rate with the best dev accuracy.

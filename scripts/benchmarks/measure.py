@@ -30,8 +30,8 @@ class Measurement:
     peak_bytes: int
 
     @classmethod
-    def summarise(cls, times: Sequence[tuple[float, float]], peak: int = 0) -> Self:
-        """Summarise (wall-clock seconds, CPU seconds) of several runs."""
+    def summarize(cls, times: Sequence[tuple[float, float]], peak: int = 0) -> Self:
+        """Summarize (wall-clock seconds, CPU seconds) of several runs."""
         seconds, cpu_seconds = zip(*times, strict=True)
         median = statistics.median(seconds)
         low, _, high = statistics.quantiles(seconds, n=4) if len(times) > 1 else [median] * 3
@@ -55,7 +55,7 @@ def measure(steps: Mapping[str, Step], repeats: int, device: torch.device) -> di
             step()
             _synchronize(device)
             times[name].append((time.perf_counter() - start, time.process_time() - cpu_start))
-    return {name: Measurement.summarise(times[name], peaks[name]) for name in steps}
+    return {name: Measurement.summarize(times[name], peaks[name]) for name in steps}
 
 
 def peak_bytes(step: Step, device: torch.device) -> int:

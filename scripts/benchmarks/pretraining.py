@@ -83,10 +83,10 @@ def _run_case(case: Case, device: torch.device, dtype: torch.dtype, repeats: int
     return Result(
         case=case,
         difference=float("nan"),
-        model=Measurement.summarise(loop_times),
-        reference=Measurement.summarise(reference_times),
+        model=Measurement.summarize(loop_times),
+        reference=Measurement.summarize(reference_times),
         tokens=1,
-        utilisation=float("nan"),
+        utilization=float("nan"),
     )
 
 

@@ -76,7 +76,7 @@ def _row(result: Result) -> str:
         "-" if case.max_memory_ratio is None else f"≤ {case.max_memory_ratio}x",
         _format_optional(result.difference, ".0e"),
         f"{result.tokens / model.seconds:,.0f}",
-        _format_optional(result.utilisation, ".0%"),
+        _format_optional(result.utilization, ".0%"),
     ]
     return f"| {' | '.join(cells)} |"
 

@@ -128,7 +128,7 @@ def _measure(
             time.sleep(_PAUSE)
             seconds, cpu_seconds, _ = process.run(batches)
             times[runtime].append((seconds / num_sequences, cpu_seconds / num_sequences))
-    return Result(case, name, {runtime: Measurement.summarise(times[runtime]) for runtime in processes}, differences)
+    return Result(case, name, {runtime: Measurement.summarize(times[runtime]) for runtime in processes}, differences)
 
 
 def table(results: Sequence[Result]) -> str:

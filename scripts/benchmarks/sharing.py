@@ -18,7 +18,7 @@ from hf_ctxmodels.models.albert.shared_layers import Scope
 CASE = Case("albert", "pretraining", 12, 768, 128, 4, 1.0, None, None)
 EMBEDDING_SIZES = (64, 128, 256, 768)
 SETTING = (
-    "one pretraining step (masked language modelling and sentence order, backward, fused AdamW); the four sharing "
+    "one pretraining step (masked language modeling and sentence order, backward, fused AdamW); the four sharing "
     "scopes are interleaved for each embedding size, and 'time ratio' is relative to no sharing; peak memory excludes "
     "weights and optimizer state."
 )

@@ -1,4 +1,4 @@
-"""Masked and causal language modelling with transformers' `Trainer` and `DataCollatorForLanguageModeling`."""
+"""Masked and causal language modeling with transformers' `Trainer` and `DataCollatorForLanguageModeling`."""
 
 import tempfile
 from typing import Any

@@ -12,7 +12,7 @@ from commands import run_command
 from scipy.spatial.distance import jensenshannon
 from torch import Tensor
 from torch.testing import assert_close
-from zoo import BASES, HEADS, Case, as_subtests, labelled_batch, make_batch
+from zoo import BASES, HEADS, Case, as_subtests, labeled_batch, make_batch
 
 from hf_ctxmodels import CtxBertConfig, CtxBertForSequenceClassification, CtxError
 from hf_ctxmodels.analysis.attention import dependencies
@@ -106,7 +106,7 @@ def test_patterns() -> None:
     """Constructed maps have their measures and their patterns."""
     item, maps = constructed_maps()
     measures = measure(torch.stack([*maps.values()])[:, None], item)  # five layers of one head
-    names = ("attention_to_special_tokens", "attention_to_neighbours", "within_segment_excess")
+    names = ("attention_to_special_tokens", "attention_to_neighbors", "within_segment_excess")
     profile = HeadProfile({}, *(measures[name] for name in names))
     assert [row[0] for row in profile.classify()] == [*maps]
     values = {name: dict(zip(maps, column[:, 0].tolist(), strict=True)) for name, column in measures.items()}
@@ -121,7 +121,7 @@ def test_patterns() -> None:
 
 @pytest.fixture(scope="module")
 def folder(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny classifier with its tokenizer, a treebank, and labelled texts."""
+    """A tiny classifier with its tokenizer, a treebank, and labeled texts."""
     folder = tmp_path_factory.mktemp("heads")
     torch.manual_seed(0)
     labels = {"id2label": {0: "no", 1: "yes"}, "label2id": {"no": 0, "yes": 1}}
@@ -195,7 +195,7 @@ def test_dependencies(folder: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPa
 def test_importance_by_finite_differences(family: str) -> None:
     """The gradient of the loss with respect to each gate, packed and with all kinds of attention."""
     case = next(case for case in HEADS if case.family.name == family and len(case.targets) == 1)
-    model, batch = case.model(), labelled_batch(case)
+    model, batch = case.model(), labeled_batch(case)
     before = [parameter.requires_grad for parameter in model.parameters()]
     importance = head_importance(model, [batch], normalize=False)
     assert [parameter.requires_grad for parameter in model.parameters()] == before
@@ -214,7 +214,7 @@ def test_importance_by_finite_differences(family: str) -> None:
 @as_subtests([case for case in HEADS if issubclass(case.family.config, CtxTransformerConfig) and case.targets])
 def test_importance_of_all_heads(case: Case) -> None:
     """Every head class with a loss has an importance of its attention heads."""
-    importance = head_importance(case.model(), [labelled_batch(case)])
+    importance = head_importance(case.model(), [labeled_batch(case)])
     values = torch.cat([*importance.values()])
     assert values.isfinite().all(), case
     assert values.any(), case
@@ -222,7 +222,7 @@ def test_importance_of_all_heads(case: Case) -> None:
 
 def test_normalized_importance_is_a_mean_over_batches() -> None:
     case = next(case for case in HEADS if case.family.name == "bert" and len(case.targets) == 1)
-    model, batch = case.model(), labelled_batch(case)
+    model, batch = case.model(), labeled_batch(case)
     opposite = [{name: value[:1] for name, value in batch.items()}, {name: value[1:2] for name, value in batch.items()}]
     raw = [head_importance(model, [item], normalize=False) for item in opposite]
     expected = {name: (raw[0][name] + raw[1][name]) / 2 for name in raw[0]}

@@ -72,11 +72,11 @@ def test_predictions_are_those_of_the_models(models: dict[str, ExploredModel]) -
     assert gpt2.predict("the old") == gpt2.predict(f"the old {BLANK}")
 
 
-def test_neighbours_and_senses(models: dict[str, ExploredModel]) -> None:
-    """A sentence of the corpus is its own nearest neighbour."""
+def test_neighbors_and_senses(models: dict[str, ExploredModel]) -> None:
+    """A sentence of the corpus is its own nearest neighbor."""
     bert = models["bert"]
     for layer in (0, 3):
-        (word, context, cosine), *others = bert.neighbours(SENTENCES[0], 2, layer, count=4)
+        (word, context, cosine), *others = bert.neighbors(SENTENCES[0], 2, layer, count=4)
         assert (word, context) == ("bank", "the old [bank] lends money") or layer == 0
         assert cosine == pytest.approx(1, abs=2e-3)
         assert cosine >= others[0][2] >= others[-1][2]
@@ -123,7 +123,7 @@ def test_answers(client: TestClient) -> None:
     )
     for action, values in {
         "attention": {"model": "bert", "text": HOSTILE},
-        "neighbours": {"model": "ulmfit", "text": "the bank", "word": 1, "layer": 1},
+        "neighbors": {"model": "ulmfit", "text": "the bank", "word": 1, "layer": 1},
         "senses": {"model": "gpt2", "text": "the bank", "word": 1, "layer": 1},
     }.items():
         assert post(client, action, **values)[0] == 200
@@ -141,9 +141,9 @@ def test_answers(client: TestClient) -> None:
         ("predictions", {"text": "a"}, "Expected model"),
         ("comparison", {"text": 3}, "Expected text"),
         ("attention", {"model": "ulmfit", "text": "the bank"}, "attention"),
-        ("neighbours", {"model": "bert", "text": "bank", "word": 3, "layer": 0}, "no word 3"),
-        ("neighbours", {"model": "bert", "text": "bank", "word": 0, "layer": 9}, "no layer 9"),
-        ("neighbours", {"model": "bert", "text": "bank", "word": True, "layer": 0}, "Expected word"),
+        ("neighbors", {"model": "bert", "text": "bank", "word": 3, "layer": 0}, "no word 3"),
+        ("neighbors", {"model": "bert", "text": "bank", "word": 0, "layer": 9}, "no layer 9"),
+        ("neighbors", {"model": "bert", "text": "bank", "word": True, "layer": 0}, "Expected word"),
         ("senses", {"model": "bert", "text": "unseen", "word": 0, "layer": 0}, "does not occur"),
     ],
 )
@@ -166,7 +166,7 @@ def test_refused_requests(client: TestClient) -> None:
     assert client.post("/api/eval", json={}).status_code == 404
     assert client.get("/assets/..%2fserver.py").status_code == 404
     assert client.get("/api/models").status_code == 405
-    assert set(ACTIONS) == {"models", "words", "predictions", "comparison", "attention", "neighbours", "senses"}
+    assert set(ACTIONS) == {"models", "words", "predictions", "comparison", "attention", "neighbors", "senses"}
 
 
 def test_models_of_transformers(tmp_path: Path, folder: Path) -> None:
@@ -211,7 +211,7 @@ def test_all_families(family: str) -> None:
     with nullcontext() if has_attention else pytest.raises(CtxError, match="attention"):
         assert len(model.attention_view("the bank").words) >= 2
     for layer in model.encoder.layers:
-        assert len(model.neighbours(["the", "bank"], 1, layer)) == 10
+        assert len(model.neighbors(["the", "bank"], 1, layer)) == 10
         assert len(model.sense_map(["the", "bank"], 1, layer).points) == 4
 
 
@@ -309,7 +309,7 @@ def drive_page(connection: Any) -> None:
     words = split_words(HOSTILE)
     read(f"document.querySelectorAll('#contexts input')[{words.index('bank') - 1}].focus()")
     press("ArrowRight", "", 39)
-    wait_for("document.querySelectorAll('#contexts .neighbours').length === 2")
+    wait_for("document.querySelectorAll('#contexts .neighbors').length === 2")
     assert read("document.querySelector('#contexts input:checked').parentNode.textContent") == "bank"
     wait_for("document.querySelectorAll('#contexts .point').length > 4")
     read("document.getElementById('text').focus(); document.getElementById('text').select()")

@@ -144,7 +144,7 @@ def test_points_of_an_interrupted_landscape(folder, tmp_path, monkeypatch):
     tuned.config.id2label = dict(enumerate(LABELS))
     (tmp_path / "dev.tsv").write_text("text\tlabel\n" + "\n".join(f"{text}\tgood" for text in TEXTS) + "\n")
     flags = {
-        "model": save(tmp_path / "tuned", tuned, tokenizer), "pretrained": folder / "bert", "views": "neighbourhood",
+        "model": save(tmp_path / "tuned", tuned, tokenizer), "pretrained": folder / "bert", "views": "neighborhood",
         "validation_file": tmp_path / "dev.tsv", "output_dir": tmp_path / "out", "plane_points": 3,
     }  # fmt: skip
     module = "hf_ctxmodels.cli.analyze_landscape"

@@ -188,7 +188,7 @@ def test_trajectory_is_the_pca_of_the_weights():
         Trajectory.of_checkpoints(checkpoints[:2])
 
 
-def test_language_modelling_loss(tmp_path):
+def test_language_modeling_loss(tmp_path):
     """From a pretrained masked language model to an encoder that was fine-tuned."""
     masked, tokenizer = tiny_pair("bert", "AutoModelForMaskedLM", TEXTS, seed=1)
     encoder, _ = tiny_pair("bert", "AutoModel", TEXTS, seed=2)

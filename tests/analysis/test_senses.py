@@ -24,7 +24,7 @@ from hf_ctxmodels.analysis.senses import (
     encode_occurrences,
     find_occurrences,
     nearest_occurrences,
-    neighbour_agreement,
+    neighbor_agreement,
     project,
 )
 from hf_ctxmodels.architectures.word_encoder import EncodedSentence, WordEncoder
@@ -139,7 +139,7 @@ def test_sense_probe(monkeypatch):
 
 
 def test_occurrences_in_context():
-    """Maps and neighbours of a word that a tiny model reads in two contexts."""
+    """Maps and neighbors of a word that a tiny model reads in two contexts."""
     texts = ["the river bank is wet", "a bank lends money", "the river bank is wet", "banks lend money to a bank"]
     sentences = [text.split() for text in texts]
     encoder = WordEncoder(*tiny_pair("bert", "AutoModel", texts))
@@ -160,11 +160,11 @@ def test_occurrences_in_context():
     assert torch.cdist(maps[:, -1], maps[:, -1]).square().sum() == pytest.approx(
         float(distances.square().sum() * spectrum[:2].square().sum() / spectrum.square().sum()), rel=1e-4
     )
-    [neighbours] = nearest_occurrences(corpus, occurrences[:1], layer=-1, number=3)
-    assert neighbours[0][0] == Occurrence(2, 2, 3)
-    assert neighbours[0][1] == pytest.approx(1, abs=1e-5)
-    assert all(occurrence.sentence != 0 for occurrence, _ in neighbours)
-    assert neighbour_agreement(vectors[:3], ["a", "b", "a"])[-1] == pytest.approx(2 / 3)
+    [neighbors] = nearest_occurrences(corpus, occurrences[:1], layer=-1, number=3)
+    assert neighbors[0][0] == Occurrence(2, 2, 3)
+    assert neighbors[0][1] == pytest.approx(1, abs=1e-5)
+    assert all(occurrence.sentence != 0 for occurrence, _ in neighbors)
+    assert neighbor_agreement(vectors[:3], ["a", "b", "a"])[-1] == pytest.approx(2 / 3)
     with pytest.raises(CtxError, match="does not occur"):
         find_occurrences(sentences, "shore")
 
@@ -176,10 +176,10 @@ def test_nearest_occurrences_in_chunks(monkeypatch):
     queries = [Occurrence(1, 1, 2), Occurrence(4, 0, 1)]
     cosines = torch.nn.functional.cosine_similarity(vectors[[5, 16]], vectors.transpose(0, 1), dim=-1)
     cosines[:, 7] = cosines[0, 4:8] = cosines[1, 16:20] = -1
-    for neighbours, expected in zip(nearest_occurrences(corpus, queries, number=6), cosines):
+    for neighbors, expected in zip(nearest_occurrences(corpus, queries, number=6), cosines):
         values, indices = expected.topk(6)
-        assert [4 * occurrence.sentence + occurrence.start for occurrence, _ in neighbours] == indices.tolist()
-        assert [score for _, score in neighbours] == pytest.approx(values.tolist())
+        assert [4 * occurrence.sentence + occurrence.start for occurrence, _ in neighbors] == indices.tolist()
+        assert [score for _, score in neighbors] == pytest.approx(values.tolist())
 
 
 @pytest.mark.slow

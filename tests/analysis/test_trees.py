@@ -75,7 +75,7 @@ def test_pythagorean_embedding_is_recovered(sentences):
 
 
 def test_scales_of_dimensions_do_not_matter(sentences):
-    """Vectors are standardised, so that a dimension in other units gives the same space."""
+    """Vectors are standardized, so that a dimension in other units gives the same space."""
 
     class ScaledEncoder(PythagoreanEncoder):
         def encode_corpus(self, word_lists, progress=True):

@@ -75,5 +75,5 @@ def test_clock_measures_the_time_between_two_steps(monkeypatch):
 
 def test_measurement_has_medians_of_wall_and_cpu_time():
     times = [(3.0, 1.0), (1.0, 5.0), (2.0, 2.0)]
-    assert Measurement.summarise(times, peak=4) == Measurement(2.0, 2.0, 1.0, 4)
-    assert Measurement.summarise(times[:1]) == Measurement(3.0, 1.0, 0.0, 0)
+    assert Measurement.summarize(times, peak=4) == Measurement(2.0, 2.0, 1.0, 4)
+    assert Measurement.summarize(times[:1]) == Measurement(3.0, 1.0, 0.0, 0)

@@ -88,7 +88,7 @@ def test_token_detector_flags_frequent_replacements():
     assert uninformative.f1(input_ids, np.arange(15) < 3) == pytest.approx(2 * 3 / (15 + 3))
 
 
-def test_best_threshold_maximises_f1():
+def test_best_threshold_maximizes_f1():
     generator = np.random.default_rng(0)
     replaced = generator.random(300) < 0.2
     scores = np.round(generator.normal(size=300) + replaced, 1)  # many ties, which are flagged together

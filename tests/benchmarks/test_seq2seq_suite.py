@@ -24,7 +24,7 @@ def test_model_and_reference_have_equal_outputs(case: cases.Case, monkeypatch: p
     monkeypatch.setattr(encoders, "NEW_TOKENS", 6)
     (result,) = encoders.run(CPU, torch.float32, 1, "sdpa", cases=[case], build=seq2seq.build_comparison)
     assert result.difference < 1e-5
-    assert min(result.model.seconds, result.reference.seconds, result.utilisation) > 0
+    assert min(result.model.seconds, result.reference.seconds, result.utilization) > 0
     assert min(result.model.peak_bytes, result.reference.peak_bytes) > 0
     header, _, row = report.table([result]).splitlines()
     assert row.count("|") == header.count("|")

@@ -163,7 +163,7 @@ def test_pairs(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     flags["unigram_text"] = tmp_path / "text.txt"
     assert run_command("evaluate", "pairs", **flags) == 0
     printed = capsys.readouterr()
-    assert "newly initialised" not in printed.err
+    assert "newly initialized" not in printed.err
     scores = [[text.log_probability for text in score(model, tokenizer, pair[:2])] for pair in PAIRS]
     correct = [good > bad for good, bad in scores]
     lines = {line.split()[0]: line.split() for line in printed.out.splitlines()}

@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 from commands import run_command, run_in_two_processes
-from labelled_texts import (
+from labeled_texts import (
     GOOD,
     choice_files,
     classification_files,
@@ -134,7 +134,7 @@ def test_task_tokens_and_both_orders(checkpoint, tmp_path, capsys):
     before = AutoTokenizer.from_pretrained(checkpoint)
     flags = QUICK | {"max_steps": 1, "learning_rate": 1e-9}
     assert finetune("regression", model=checkpoint, output_dir=tmp_path / "out", **pair_files(tmp_path), **flags) == 0
-    assert "the embeddings of 3 new tokens are initialised" in capsys.readouterr().err
+    assert "the embeddings of 3 new tokens are initialized" in capsys.readouterr().err
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out").eval()
     assert len(tokenizer) == len(before) + 3 == model.config.vocab_size

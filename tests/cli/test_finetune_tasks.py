@@ -11,7 +11,7 @@ import pytest
 import torch
 import yaml
 from commands import run_command, run_in_two_processes
-from labelled_texts import (
+from labeled_texts import (
     BAD,
     GOOD,
     choice_files,
@@ -231,7 +231,7 @@ def test_errors(checkpoint, tmp_path, capsys, subtests):
 
     location = f"{list_file}:2, task sentences"
     for options, message in (
-        ({"label_column": "judgement"}, "No column 'judgement'"),
+        ({"label_column": "judgment"}, "No column 'judgment'"),
         ({"metric": "bleu"}, "has no metric 'bleu'"),
     ):
         fails(message, location, change=lambda tasks, options=options: tasks["sentences"].update(options))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from commands import command_output, run_command, run_in_two_processes
-from labelled_texts import BAD, GOOD
+from labeled_texts import BAD, GOOD
 from test_finetune_seq2seq import WORDS, build_translation_tokenizer, model_flags
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 

@@ -30,7 +30,7 @@ GOOD, BAD, OTHERS = ["lovely", "great"], ["awful", "boring"], ["the", "film", "w
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: Any) -> Path:
-    """A masked language model and a causal one with their heads, a text, and labelled sentences."""
+    """A masked language model and a causal one with their heads, a text, and labeled sentences."""
     folder = tmp_path_factory.mktemp("methods")
     sentences = [f"the {a} was {b} in a {c}." for a in ("film", "story") for b in GOOD + BAD for c in ("film", "story")]
     (folder / "text.txt").write_text("\n\n".join("\n".join(sentences[start:]) for start in range(8)) + "\n")
@@ -58,7 +58,7 @@ METHODS = {
     "l2": "--anchor l2:weight=1,head_weight=0.1 --gradient_accumulation_steps 2",
     "ewc": "--anchor ewc:weight=100,file=fisher.safetensors,text=TEXT,examples=6",
     "mixout": "--anchor mixout:probability=0.5",
-    "reinitialised": "--reinit 1 pooler",
+    "reinitialized": "--reinit 1 pooler",
     "disabled": "--disabled_heads 0:1",
 }
 
@@ -87,7 +87,7 @@ def test_methods(folder: Path, tmp_path: Path, monkeypatch: Any, capsys: Any, su
             )
             log = (output / "training_log.jsonl").read_text()
             assert ("anchor_loss" in log) == (name in ("l2", "ewc"))
-            assert name != "reinitialised" or "re-initialised" in shown
+            assert name != "reinitialized" or "re-initialized" in shown
             assert name != "ewc" or "computing the Fisher information" in shown
             columns = weights["bert.layers.0.attention.out_proj.weight"].unflatten(
                 1, (model.config.num_attention_heads, -1)
@@ -95,17 +95,17 @@ def test_methods(folder: Path, tmp_path: Path, monkeypatch: Any, capsys: Any, su
             assert [not bool(columns[:, head].any()) for head in (0, 1)] == [False, name == "disabled"]
     assert distances_from_start["l2"] < 0.9 * distances_from_start["plain"]
     assert distances_from_start["ewc"] < 0.99 * distances_from_start["plain"]
-    # GPT has three more tokens in tasks; re-initialised layers are not anchored
+    # GPT has three more tokens in tasks; re-initialized layers are not anchored
     words = METHODS["ewc"].replace("fisher.", "gpt.").replace("TEXT", str(folder / "text.txt")).split()
     new = [*flags_of(folder, tmp_path / "gpt", "gpt"), *words, "--max_steps", 1, "--reinit", 1]
     assert run_command("finetune", *new) == 0, capsys.readouterr().err
-    assert "the embeddings of 3 new tokens are initialised" in capsys.readouterr().err
+    assert "the embeddings of 3 new tokens are initialized" in capsys.readouterr().err
 
     words = f"{METHODS['ewc'].replace('TEXT', 'another.txt')} --max_steps 1".split()
     assert run_command("finetune", *flags_of(folder, tmp_path / "same"), *words) == 0
     assert "examples 6, labels sampled" in capsys.readouterr().err
 
-    # an earlier task's head of the same shape is loaded with a notice, unless it is re-initialised
+    # an earlier task's head of the same shape is loaded with a notice, unless it is re-initialized
     for more, text in (([], "the head is loaded from"), (["--reinit", "head"], "weights of the head")):
         again = [*flags_of(folder, tmp_path / f"again{len(more)}"), "--max_steps", 1, "--model", tmp_path / "plain"]
         assert run_command("finetune", *again, *more) == 0

@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 from commands import command_output, save, tiny_pair
-from labelled_texts import BAD, GOOD, NAMES, OTHERS, PLACES
+from labeled_texts import BAD, GOOD, NAMES, OTHERS, PLACES
 
 from hf_ctxmodels import CtxMultiTaskConfig, CtxMultiTaskModel
 from hf_ctxmodels.downstream.multitask.configuration import task_entry

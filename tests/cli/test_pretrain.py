@@ -281,7 +281,7 @@ def test_reference_checkpoint(folder, capsys) -> None:
     assert pretrain(**flags) == 2
     assert FAMILY.name in capsys.readouterr().err
     assert pretrain(**flags, family=FAMILY.name) == 0
-    assert "newly initialised" not in capsys.readouterr().err
+    assert "newly initialized" not in capsys.readouterr().err
     continued = AutoModelForPreTraining.from_pretrained(folder / "out")
     assert type(continued) is type(model)
     for name, weight in model.state_dict().items():

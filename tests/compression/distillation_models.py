@@ -37,7 +37,7 @@ def tagger(layers: int, seed: int = 0, labels: int = 3, **more: Any) -> Any:
 
 
 def tags(row: dict[str, Any]) -> Tensor:
-    """Classes of the labelled tokens."""
+    """Classes of the labeled tokens."""
     return torch.where(row["labels"] == IGNORE_INDEX, IGNORE_INDEX, row["labels"] % 3)
 
 

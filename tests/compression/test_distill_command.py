@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from commands import run_command
-from labelled_texts import BAD, GOOD, OTHERS, classification_files
+from labeled_texts import BAD, GOOD, OTHERS, classification_files
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, DistilBertForMaskedLM
 
 from hf_ctxmodels.cli.distill import flag_sections

@@ -33,7 +33,7 @@ from hf_ctxmodels.layers.lm_loss.cross_entropy import DeferredLogits
 from hf_ctxmodels.layers.lm_loss.kl_divergence import chunked_kl_divergence
 from hf_ctxmodels.training.training_step import count_targets
 
-TOKENS, LABELLED = sum(LENGTHS), 1 + 2 + 3 + 1
+TOKENS, LABELED = sum(LENGTHS), 1 + 2 + 3 + 1
 
 
 MASKED: list[int] = []
@@ -140,8 +140,8 @@ class Loops:
 def oracle(model: CtxDistillationModel, term: DistillationLoss, rows: list[dict[str, Any]], kind: str) -> Any:
     """The sum over rows divided by the number of targets."""
     of_predictions = term.inputs == "predictions"
-    labelled = isinstance(term, HardTargetLoss) or getattr(term, "masked_only", False)
-    labelled = labelled or (kind == "tags" and of_predictions)
+    labeled = isinstance(term, HardTargetLoss) or getattr(term, "masked_only", False)
+    labeled = labeled or (kind == "tags" and of_predictions)
     once_a_row = isinstance(term, (PatientLoss, SentenceVectorLoss)) or (kind == "rows" and of_predictions)
     total: Any = 0.0
     for row in rows:
@@ -149,7 +149,7 @@ def oracle(model: CtxDistillationModel, term: DistillationLoss, rows: list[dict[
             other = each_row(model.teacher, row)
         loop = getattr(Loops(model, term), term.name.replace("-", "_"))
         total = total + loop(each_row(model.student, row), other, row)
-    return total / (len(rows) if once_a_row else LABELLED if labelled else TOKENS)
+    return total / (len(rows) if once_a_row else LABELED if labeled else TOKENS)
 
 
 MASKED_LM_LOSSES = [

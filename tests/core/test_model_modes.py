@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
-from zoo import BASES, HEADS, Case, as_subtests, assert_close, labelled_batch, make_batch, scalar_loss
+from zoo import BASES, HEADS, Case, as_subtests, assert_close, labeled_batch, make_batch, scalar_loss
 
 from hf_ctxmodels import CtxError, inspection_mode
 from hf_ctxmodels.architectures.query_generation import QueryForConditionalGeneration
@@ -40,7 +40,7 @@ def test_evaluation_mode() -> None:
 @as_subtests(TRANSFORMERS)
 def test_inspection_mode_of_transformers(case: Case) -> None:
     """Hooks receive padded states, hidden states get gradients, and the outputs are equal."""
-    model, batch = case.model(), labelled_batch(case)
+    model, batch = case.model(), labeled_batch(case)
     padded_shape = case.first_token_ids(batch).flatten(0, -2).shape
     expected, shapes = scalar_loss(case, model, batch), []
     layer = next(module for module in model.base_model.modules() if isinstance(module, GradientCheckpointingLayer))

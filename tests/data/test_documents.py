@@ -281,7 +281,7 @@ def test_several_kinds_of_source_at_once(tmp_path):
     documents = load_documents(*names, translations=translations, language_tags=["-", "<de>", "-"])
     found = list(documents)
     assert found == [["One.", "Two."], ["A cat.", "<de> Eine Katze."], ["A dog.", "It ran."]]
-    assert [type(document).__name__ for document in found] == ["list", "TranslatedText", "LabelledPair"]
+    assert [type(document).__name__ for document in found] == ["list", "TranslatedText", "LabeledPair"]
     assert found[2].label == "no"
     assert list(documents.texts()) == ["One.\nTwo.", "A cat.\t<de> Eine Katze.", "A dog.\nIt ran."]
     marked = list(load_documents(names[0], names[2], language_tags=["<a>", "<d>"]))

@@ -1,4 +1,4 @@
-"""Mixtures: which part each batch, step or example is drawn from, realised rates, resume."""
+"""Mixtures: which part each batch, step or example is drawn from, realized rates, resume."""
 
 from itertools import islice
 
@@ -13,12 +13,12 @@ from hf_ctxmodels.data import (
     RoundRobinMixture,
     SampledMixture,
     ShuffledMixture,
-    UnlabelledCollator,
-    mark_unlabelled,
+    UnlabeledCollator,
+    mark_unlabeled,
     mixing_rates,
 )
 
-LABELLED = [{"labels": number} for number in range(5)]
+LABELED = [{"labels": number} for number in range(5)]
 OTHERS = [{"labels": 100 + number} for number in range(12)]
 MORE = [{"labels": 200 + number} for number in range(3)]
 
@@ -28,7 +28,7 @@ def labels(mixture: RoundRobinMixture, batches: list[list[tuple[int, int]]]) -> 
 
 
 def test_each_batch_is_of_one_kind_and_kinds_alternate() -> None:
-    mixture = RoundRobinMixture([LABELLED, OTHERS])
+    mixture = RoundRobinMixture([LABELED, OTHERS])
     batch_labels = labels(mixture, list(islice(MixtureBatchSampler(mixture, 2, seed=0), 30)))
     assert all(label < 100 for batch in batch_labels[::2] for label in batch)
     assert all(label >= 100 for batch in batch_labels[1::2] for label in batch)
@@ -38,28 +38,28 @@ def test_each_batch_is_of_one_kind_and_kinds_alternate() -> None:
 
 
 def test_an_epoch_is_a_pass_over_the_first() -> None:
-    assert len(RoundRobinMixture([LABELLED, OTHERS])) == 10
-    assert len(RoundRobinMixture([LABELLED, OTHERS, MORE], [0, 1, 2, 1])) == 20
+    assert len(RoundRobinMixture([LABELED, OTHERS])) == 10
+    assert len(RoundRobinMixture([LABELED, OTHERS, MORE], [0, 1, 2, 1])) == 20
 
 
 @pytest.mark.parametrize("start", [1, 2, 7, 20])
 def test_is_entered_at_any_batch(start: int) -> None:
-    mixture = RoundRobinMixture([LABELLED, OTHERS, MORE], [0, 1, 2, 1])
+    mixture = RoundRobinMixture([LABELED, OTHERS, MORE], [0, 1, 2, 1])
     whole = list(islice(MixtureBatchSampler(mixture, 2, seed=3), 40))
     assert list(islice(MixtureBatchSampler(mixture, 2, seed=3, start_batch=start), 40 - start)) == whole[start:]
 
 
 def test_parts_and_order() -> None:
     with pytest.raises(CtxError, match="empty"):
-        RoundRobinMixture([LABELLED, []])
+        RoundRobinMixture([LABELED, []])
     with pytest.raises(CtxError, match="order"):
-        RoundRobinMixture([LABELLED, OTHERS], [0, 0])
+        RoundRobinMixture([LABELED, OTHERS], [0, 0])
 
 
 @pytest.mark.parametrize("start", [1, 2, 7, 33])
 @pytest.mark.parametrize("per_step", [1, 3])
 def test_drawn_turns_are_entered_at_any_batch(start: int, per_step: int) -> None:
-    mixture = SampledMixture([LABELLED, OTHERS, MORE], {1: 4})
+    mixture = SampledMixture([LABELED, OTHERS, MORE], {1: 4})
     whole = list(islice(MixtureBatchSampler(mixture, 2, seed=3, batches_per_step=per_step), 60))
     later = MixtureBatchSampler(mixture, 2, seed=3, start_batch=start, batches_per_step=per_step)
     assert list(islice(later, 60 - start)) == whole[start:]
@@ -70,7 +70,7 @@ def test_drawn_turns_are_entered_at_any_batch(start: int, per_step: int) -> None
 
 
 def test_draws_are_uniform_and_by_the_seed() -> None:
-    mixture, batches = SampledMixture([LABELLED, OTHERS, MORE]), np.arange(6000)
+    mixture, batches = SampledMixture([LABELED, OTHERS, MORE]), np.arange(6000)
     choices = mixture.choose(batches, seed=5)
     assert abs(np.bincount(choices) - 2000).max() < 150  # four standard deviations
     again = choices[1:] == choices[:-1]
@@ -83,7 +83,7 @@ def test_draws_are_uniform_and_by_the_seed() -> None:
 @pytest.mark.parametrize("per_step", [1, 3])
 def test_all_steps_of_all_parts_are_shuffled(per_step: int) -> None:
     size = 2 * per_step  # of a step
-    mixture = ShuffledMixture([LABELLED, OTHERS, MORE], size)
+    mixture = ShuffledMixture([LABELED, OTHERS, MORE], size)
     expected = [-(-len(dataset) // size) for dataset in mixture.datasets]
     steps = sum(expected)
     assert len(mixture) == steps * size
@@ -136,8 +136,8 @@ def test_steps_are_drawn_by_powers_of_the_sizes() -> None:
 
 def test_periods() -> None:
     with pytest.raises(CtxError, match="period of 0 steps"):
-        SampledMixture([LABELLED, OTHERS], {1: 0})
-    alone = SampledMixture([LABELLED], {0: 10})
+        SampledMixture([LABELED, OTHERS], {1: 0})
+    alone = SampledMixture([LABELED], {0: 10})
     assert not alone.choose(np.arange(30), seed=0).any()
 
 
@@ -149,7 +149,7 @@ def test_labels_become_places_to_agree_at(words: bool) -> None:
 
     labels_of_features = [[3, -100, 4], [5, 6, -100]] if words else [3, 5]
     features = [{"labels": each} for each in labels_of_features]
-    mixed = UnlabelledCollator(collate)([features[0], *mark_unlabelled(features[1:])])
+    mixed = UnlabeledCollator(collate)([features[0], *mark_unlabeled(features[1:])])
     if words:
         assert mixed["labels"].tolist() == [[3, -100, 4], [-100, -100, -100]]
         assert mixed["views"].tolist() == [[-100, -100, -100], [1, 1, -100]]
@@ -181,7 +181,7 @@ def test_mixing_rates_that_are_none(arguments: dict[str, float]) -> None:
 
 def test_each_example_of_a_sampled_mixture_is_seen_once_in_a_pass() -> None:
     """Whatever the batch size, the sequence of examples is the same."""
-    mixture = SampledMixture([LABELLED, OTHERS], probabilities=mixing_rates([5, 12]), is_per_example=True)
+    mixture = SampledMixture([LABELED, OTHERS], probabilities=mixing_rates([5, 12]), is_per_example=True)
     keys = [key for batch in islice(MixtureBatchSampler(mixture, 4, seed=0), 30) for key in batch]
     assert [key for batch in islice(MixtureBatchSampler(mixture, 12, seed=0), 10) for key in batch] == keys
     for start, size in zip(mixture.starts, (5, 12), strict=True):

@@ -1,4 +1,4 @@
-"""Sampling of languages by an exponent: probabilities, realised rates, determinism, resume, in memory and streaming."""
+"""Sampling of languages by an exponent: probabilities, realized rates, determinism, resume, in memory and streaming."""
 
 from collections import Counter
 from functools import partial
@@ -45,7 +45,7 @@ def test_probabilities_follow_the_formula(sizes, alpha):
     seed=st.integers(0, 99),
     start=st.integers(0, 50),
 )
-def test_rates_are_realised_and_batches_known_from_any_start(sizes, alpha, batch_size, seed, start):
+def test_rates_are_realized_and_batches_known_from_any_start(sizes, alpha, batch_size, seed, start):
     probabilities = sampling_probabilities(sizes, alpha)
     parts = [[{"language": number}] * size for number, size in enumerate(sizes)]
     mixture = SampledMixture(parts, probabilities=probabilities, is_per_example=True)

@@ -20,7 +20,7 @@ from zoo import (
     as_subtests,
     assert_close,
     assert_same_outputs,
-    labelled_batch,
+    labeled_batch,
     make_batch,
     scalar_loss,
 )
@@ -166,7 +166,7 @@ def test_the_inverse_stands_before_every_output_layer(case: Case) -> None:
     """The logits and the loss of every language model are those of hooks after the embeddings and before the map to
     the vocabulary; the inverse is one."""
     config = BottleneckConfig(reduction_factor=4, inv_adapter="nice")
-    model, plain, batch = adapted(case, config), case.model(), labelled_batch(case)
+    model, plain, batch = adapted(case, config), case.model(), labeled_batch(case)
     slot = get_invertible_adapters(model.base_model)
     states = torch.randn(3, 7, model.get_input_embeddings().embedding_dim)
     assert_close(slot.inverse(slot(states)), states)
@@ -197,7 +197,7 @@ def test_the_inverse_stands_before_every_output_layer(case: Case) -> None:
 @as_subtests(ONE_HEAD)
 def test_only_the_adapter_and_the_head_learn(case: Case) -> None:
     """A gradient for each of their parameters, the same on padded and packed rows and with recomputed activations."""
-    batch, runs = labelled_batch(case), []
+    batch, runs = labeled_batch(case), []
     for options in ({}, {"unpad": False, "attention": "eager"}, {"recompute": True}):
         recompute = options.pop("recompute", False)
         model = case.model(**options)
@@ -394,7 +394,7 @@ def test_a_linear_adapter_is_merged(case: Case) -> None:
 def test_a_fusion_learns_with_its_penalty() -> None:
     """Only the fusion and the head have gradients; the loss has the distance of the values' map from the identity."""
     case = Case(FAMILIES["bert"], "AutoModelForTokenClassification")
-    model, batch = case.model(), labelled_batch(case)
+    model, batch = case.model(), labeled_batch(case)
     for name in ("a", "b"):
         add_adapter(model, name)
     add_fusion(model, ["a", "b"], FusionConfig(value_initialized=False))
@@ -427,7 +427,7 @@ def test_compiled_it_computes_the_same() -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_trainer_accumulates_and_resumes(tmp_path: Path) -> None:
     """transformers' own Trainer: two micro-batches are one batch of their sum, and a resumed run is the whole one."""
-    batch = labelled_batch(MASKED_LM)
+    batch = labeled_batch(MASKED_LM)
     rows = [{name: value[index % len(value)] for name, value in batch.items()} for index in range(16)]
 
     def run(folder: str, *, micro: int, accumulate: int, resume: bool = False) -> dict[str, Tensor]:

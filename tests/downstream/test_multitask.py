@@ -12,7 +12,7 @@ from zoo import (
     Case,
     assert_same_gradients,
     gradients,
-    labelled_batch,
+    labeled_batch,
     make_batch,
     make_targets,
     tiny_config,
@@ -67,7 +67,7 @@ def test_task_equals_its_plain_model(family: str, tmp_path: Path, subtests) -> N
     assert type(opened) is CtxMultiTaskModel
     for task, case in cases_of(family).items():
         with subtests.test(task):
-            batch = labelled_batch(case)
+            batch = labeled_batch(case)
             opened.task(task).save_pretrained(tmp_path / task)
             plain, report = getattr(transformers, HEADS[task]).from_pretrained(
                 tmp_path / task, output_loading_info=True

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from transformers import PreTrainedModel
-from zoo import HEADS, Case, assert_close, labelled_batch, scalar_loss
+from zoo import HEADS, Case, assert_close, labeled_batch, scalar_loss
 
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.core.config import CtxTransformerConfig
@@ -47,7 +47,7 @@ def open_again(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
 def test_adapters_act_learn_and_merge(family: str, tmp_path: Path) -> None:
     """The loss by labels, which skips positions, is that of all logits and of the merged weights, also reopened."""
     for case in (case for case in TRANSFORMERS if case.family.name == family):
-        base, batch = case.model(), labelled_batch(case)
+        base, batch = case.model(), labeled_batch(case)
         if base.config.is_encoder_decoder:  # rows begin with their end, which sees itself alone: read the last token
             base.config.eos_token_id = None
         folder = tmp_path / str(case)
@@ -83,7 +83,7 @@ def test_adapters_act_learn_and_merge(family: str, tmp_path: Path) -> None:
 )
 def test_an_adapted_table_of_words_acts_in_the_auxiliary_loss(case: Case) -> None:
     """Heads without an output layer predict words by the table itself, in training alone."""
-    model, batch = case.model(lm_loss_weight=0.5), labelled_batch(case)
+    model, batch = case.model(lm_loss_weight=0.5), labeled_batch(case)
     torch.manual_seed(1)
     targets = ["word_embeddings"]
     adapted = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=targets, init_lora_weights=False)).train()
@@ -96,7 +96,7 @@ def test_an_adapted_table_of_words_acts_in_the_auxiliary_loss(case: Case) -> Non
 def test_a_task_is_enough(family: str, tmp_path: Path) -> None:
     """The default targets are the attention's projections; what a checkpoint lacks is trained and saved."""
     for case in (case for case in WITH_TASK if case.family.name == family):
-        folder, batch = tmp_path / str(case), labelled_batch(case)
+        folder, batch = tmp_path / str(case), labeled_batch(case)
         encoder = case.model().base_model
         if getattr(encoder, "pooler", None) is not None:
             encoder.pooler = None  # as that of a masked language model
@@ -138,7 +138,7 @@ def test_only_what_is_new_is_saved(tmp_path: Path) -> None:
     assert model.newly_initialized_modules == ("summary", "classifier")
     with pytest.raises(CtxError, match=r"modules_to_save=\['summary'\]"):
         peft.get_peft_model(model, peft.LoraConfig(task_type="SEQ_CLS", target_modules="all-linear"))
-    # a re-initialised layer counts as new
+    # a re-initialized layer counts as new
     model = BERT.model_class.from_pretrained(tmp_path / "bert")
     reinitialize_layers(model, 1, seed=1, pooler=True)
     last = f"bert.layers.{model.config.num_hidden_layers - 1}"
@@ -147,7 +147,7 @@ def test_only_what_is_new_is_saved(tmp_path: Path) -> None:
     adapted = peft.get_peft_model(model, peft.LoraConfig(task_type="SEQ_CLS", modules_to_save=[last])).eval()
     adapted.save_pretrained(tmp_path / "drawn")
     again = peft.PeftModel.from_pretrained(BERT.model_class.from_pretrained(tmp_path / "bert"), tmp_path / "drawn")
-    batch = labelled_batch(BERT)
+    batch = labeled_batch(BERT)
     assert_close(scalar_loss(BERT, again.eval(), batch), scalar_loss(BERT, adapted, batch), "reopened")
 
 

@@ -17,7 +17,7 @@ from zoo import (
     assert_close,
     assert_same_gradients,
     gradients,
-    labelled_batch,
+    labeled_batch,
     scalar_loss,
 )
 
@@ -49,7 +49,7 @@ def shard(model: PreTrainedModel, mesh: DeviceMesh, *, finely: bool) -> int:
 
 
 def check_sharded(case: Case, mesh: DeviceMesh, *, finely: bool) -> None:
-    model, batch = case.model(), labelled_batch(case)
+    model, batch = case.model(), labeled_batch(case)
     expected = gradients(model, expected_loss := scalar_loss(case, model, batch))
     sharded = case.model()
     count = shard(sharded, mesh, finely=finely)
@@ -80,7 +80,7 @@ def test_optimizers_of_sharded_weights(optimizer: str, mesh: DeviceMesh) -> None
             shard(model, mesh, finely=False)
         updates = make_optimizer(model, options)
         for _ in range(3):
-            scalar_loss(case, model, labelled_batch(case)).backward()
+            scalar_loss(case, model, labeled_batch(case)).backward()
             updates.step()
             updates.zero_grad()
         weights = model.named_parameters()

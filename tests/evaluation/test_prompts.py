@@ -32,7 +32,7 @@ from hf_ctxmodels.registry import FAMILIES
 
 TRAIN = ["the cat saw a small garden", "a dog carried seven letters", "nobody mended the bridge", "the sailor forgot"]
 VALIDATION = [("a garden", 1), ("the red boat", 0), ("a garden", 1)]
-LABELLED = """
+LABELED = """
 tasks:
   mood:
     file: {train: train.tsv, validation: validation.tsv}
@@ -90,7 +90,7 @@ def folder(tmp_path: Path) -> Path:
     }
     for name, records in files.items():
         (tmp_path / name).write_text("\n".join(map(json.dumps, records)))
-    (tmp_path / "tasks.yaml").write_text(LABELLED)
+    (tmp_path / "tasks.yaml").write_text(LABELED)
     return tmp_path
 
 
@@ -175,7 +175,7 @@ def test_five_likelihoods_of_choices(folder: Path) -> None:
 
 def test_normalizations_by_bytes_and_tokens(folder: Path) -> None:
     """Characters, bytes and tokens of the answers differ: é has two bytes."""
-    (folder / "tasks.yaml").write_text(LABELLED.replace('"bad"', '"éé"').replace('"very good"', '"abc"'))
+    (folder / "tasks.yaml").write_text(LABELED.replace('"bad"', '"éé"').replace('"very good"', '"abc"'))
     task, examples = read(folder, "mood")
     scores: dict[Any, tuple[float, int]] = {" éé": (-2.0, 4), " abc": (-2.1, 1)}
     metrics = evaluate_prompts(task, examples[:1], [""], TableScorer(scores)).metrics  # the label is abc
@@ -314,7 +314,7 @@ FAILURES = [
 
 @pytest.mark.parametrize(("old", "new", "message"), FAILURES, ids=[new for _, new, _ in FAILURES])
 def test_invalid_tasks(old: str, new: str, message: str, folder: Path) -> None:
-    text = LABELLED.replace(old, new)
+    text = LABELED.replace(old, new)
     (folder / "tasks.yaml").write_text(text.replace("    metrics: [accuracy, f1]\n", "") if "round" in new else text)
     with pytest.raises(CtxError, match=message):
         read_tasks(folder / "tasks.yaml")
@@ -406,7 +406,7 @@ def test_command(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_command_with_a_masked_model(folder: Path) -> None:
     """Tasks of likelihoods are evaluated; generated answers are an error."""
     bert = save("bert", "AutoModelForMaskedLM", folder / "bert")
-    text = LABELLED.replace(LABELLED[LABELLED.index("  question:") : LABELLED.index("  schema:")], "")
+    text = LABELED.replace(LABELED[LABELED.index("  question:") : LABELED.index("  schema:")], "")
     (folder / "likelihoods.yaml").write_text(text)
     assert "|last" in run(folder, model=bert, task=folder / "likelihoods.yaml", shots=1)
     flags = {"model": bert, "output_dir": folder / "other", "fails": True}

@@ -34,12 +34,12 @@ def write_splits(folder: Path, header: str, rows: list[str]) -> list[str]:
 def blobs(rows: int, classes: int = 3, seed: int = 0) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     targets = torch.randint(classes, (rows,), generator=generator)
-    centres = torch.tensor([[1.0, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 1]])[:classes]
-    return centres[targets] + 0.6 * torch.randn(rows, 4, generator=generator), targets
+    centers = torch.tensor([[1.0, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 1]])[:classes]
+    return centers[targets] + 0.6 * torch.randn(rows, 4, generator=generator), targets
 
 
 def test_relatedness_is_learned(tmp_path: Path) -> None:
-    """A judgement that cosines do not tell: by how much one word has more of a letter."""
+    """A judgment that cosines do not tell: by how much one word has more of a letter."""
     generator = np.random.default_rng(0)
     words = [["".join(generator.choice(list(LETTERS), 6)) for _ in range(2)] for _ in range(300)]
     lines = [f"{a}\t{b}\t{abs(a.count('a') - b.count('a'))}" for a, b in words]
@@ -115,13 +115,13 @@ def test_classification_of_texts_and_pairs(tmp_path: Path) -> None:
         classification(letters, *files, ["has"])
 
 
-def naive_retrieval(source: np.ndarray, target: np.ndarray, neighbours: int | None) -> float:
+def naive_retrieval(source: np.ndarray, target: np.ndarray, neighbors: int | None) -> float:
     """One pair at a time."""
     cosines = np.array([[u @ v / np.linalg.norm(u) / np.linalg.norm(v) for v in target] for u in source])
     scores = cosines.copy()
-    if neighbours is not None:
+    if neighbors is not None:
         for i, j in np.ndindex(*cosines.shape):
-            near = np.sort(cosines[i])[-neighbours:].mean(), np.sort(cosines[:, j])[-neighbours:].mean()
+            near = np.sort(cosines[i])[-neighbors:].mean(), np.sort(cosines[:, j])[-neighbors:].mean()
             scores[i, j] = cosines[i, j] / (sum(near) / 2)
     return float((scores.argmax(1) == np.arange(len(source))).mean())
 
@@ -133,7 +133,7 @@ def test_retrieval() -> None:
     target[7] = target.mean(0)  # near everything
     sides = [torch.from_numpy(vectors) for vectors in (source, target)]
     accuracies = [retrieval(*sides, criterion) for criterion in ("cosine", "margin")]
-    assert accuracies == [pytest.approx(naive_retrieval(source, target, neighbours)) for neighbours in (None, 4)]
+    assert accuracies == [pytest.approx(naive_retrieval(source, target, neighbors)) for neighbors in (None, 4)]
     assert 1 / 60 < accuracies[0] < accuracies[1] < 1, "a test that tells the criteria apart"
     assert retrieval(sides[0], sides[0]) == 1
     with pytest.raises(CtxError, match="60 sentences and 59"):

@@ -8,7 +8,7 @@ from transformers.utils import logging
 
 @pytest.fixture(autouse=True)
 def silence_transformers() -> Iterator[None]:
-    """Disable warnings, which contain the mutated values: pytest-xdist cannot serialise lone surrogates."""
+    """Disable warnings, which contain the mutated values: pytest-xdist cannot serialize lone surrogates."""
     verbosity = logging.get_verbosity()
     logging.set_verbosity(logging.CRITICAL)
     yield

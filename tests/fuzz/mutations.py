@@ -113,7 +113,7 @@ def _unusual_value(rng: random.Random) -> Any:
 
 
 def dump_json(value: Any) -> str:
-    """Serialise a value with very large numbers and, for `DEEP`, 3000 nested lists."""
+    """Serialize a value with very large numbers and, for `DEEP`, 3000 nested lists."""
     return json.dumps(value).replace(f'"{DEEP}"', "[" * 3000 + "]" * 3000)
 
 

@@ -23,7 +23,7 @@ from hf_ctxmodels.objectives import MaskedLM
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.training.training_step import TrainingStep
 
-MEASURED_STEP = 3  # earlier steps initialise the optimizer
+MEASURED_STEP = 3  # earlier steps initialize the optimizer
 VOCABULARY_SIZES = {"t5": 170, "gpt2": 300, "bart": 300}  # which include 100 sentinels or 256 bytes
 
 

@@ -111,7 +111,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.query = parse_qs(url.query)
         method = "GET" if self.command == "HEAD" else self.command
         try:
-            user_may_write = self._authorise()
+            user_may_write = self._authorize()
             for verb, pattern, function in _ROUTES:
                 match = pattern.fullmatch(url.path)
                 if verb == method and match:
@@ -130,7 +130,7 @@ class _Handler(BaseHTTPRequestHandler):
         except ConnectionError:
             self.close_connection = True
 
-    def _authorise(self) -> bool:
+    def _authorize(self) -> bool:
         authorization = self.headers.get("Authorization")
         if authorization not in (None, f"Bearer {TOKEN}"):
             raise HubError(401, "Invalid credentials in Authorization header")

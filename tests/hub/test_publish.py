@@ -23,7 +23,7 @@ from transformers import AutoModel, AutoTokenizer
 for repo, local, head in json.loads(sys.argv[1]):
     class_names = []
     for auto in (AutoModel, getattr(transformers, head)):
-        torch.manual_seed(0)  # a pooler that was not trained is initialised
+        torch.manual_seed(0)  # a pooler that was not trained is initialized
         pulled = auto.from_pretrained(repo)
         torch.manual_seed(0)
         expected, weights = auto.from_pretrained(local).state_dict(), pulled.state_dict()

@@ -31,7 +31,7 @@ def classifier(request: pytest.FixtureRequest) -> tuple[Any, Any]:
 
 
 def enumerated(tokenizer: Any, classifier: tuple[Any, Any], ids: Tensor, scores: Tensor, weight: float) -> Tensor:
-    """log P(x) + weight * log P(label | text, x) of each token, normalised, one text at a time."""
+    """log P(x) + weight * log P(label | text, x) of each token, normalized, one text at a time."""
     model, words = classifier
     words.truncation_side = "left"
     values = []
@@ -46,7 +46,7 @@ def enumerated(tokenizer: Any, classifier: tuple[Any, Any], ids: Tensor, scores:
 @pytest.mark.parametrize("weight", [1.0, 3.0])
 @pytest.mark.parametrize("prompt", ["red", "red cats and blue dogs and red cats and blue dogs no blue"])
 def test_guidance_is_bayes_rule(pair: Any, classifier: Any, weight: float, prompt: str) -> None:
-    """All candidates: the exact product of both probabilities; k candidates: its k most probable tokens, renormalised;
+    """All candidates: the exact product of both probabilities; k candidates: its k most probable tokens, renormalized;
     the texts of a batch do not depend on each other."""
     model, tokenizer = pair
     ids = torch.tensor([tokenizer(prompt).input_ids, [5] * len(tokenizer(prompt).input_ids)])

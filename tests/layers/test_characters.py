@@ -57,7 +57,7 @@ def test_scalar_mix() -> None:
     torch.testing.assert_close(mix(states), 2 * (0.25 * states[0] + 0.5 * states[1] + 0.25 * states[2]))
 
 
-def test_scalar_mix_normalises_over_tokens_only() -> None:
+def test_scalar_mix_normalizes_over_tokens_only() -> None:
     tokens, states = torch.tensor([[True, True, False]]), torch.randn(1, 3, 50) * 7 + 3
     mixed = ScalarMix(1, layer_norm=True)([states], tokens)
     torch.testing.assert_close(mixed[0, :2].mean(), torch.tensor(0.0), atol=1e-5, rtol=0)

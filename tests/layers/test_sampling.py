@@ -18,7 +18,7 @@ COUNT = 1 << 16
 
 @pytest.mark.parametrize("varied", ["seeds", "indices"])
 def test_uniform_numbers_are_uniform(varied: str) -> None:
-    """Mean, variance, sixteen bins, and no correlation between neighbours."""
+    """Mean, variance, sixteen bins, and no correlation between neighbors."""
     running, fixed = torch.arange(COUNT), torch.full((COUNT,), 7)
     numbers = uniforms(running, fixed) if varied == "seeds" else uniforms(fixed, running)
     assert numbers.dtype is torch.float32

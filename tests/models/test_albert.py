@@ -20,7 +20,7 @@ from zoo import (
     assert_close,
     assert_same_outputs,
     gradients,
-    labelled_batch,
+    labeled_batch,
     load_strict,
     make_batch,
 )
@@ -80,7 +80,7 @@ class TestSharing:
 
     @all_sharing
     def test_gradient_checkpointing_keeps_the_gradients(self, sharing: dict) -> None:
-        batch = labelled_batch(PRETRAINING)
+        batch = labeled_batch(PRETRAINING)
         results = []
         for checkpointing in (False, True):
             model = PRETRAINING.model(hidden_dropout_prob=0.2, **sharing).train()
@@ -122,7 +122,7 @@ def process_group() -> Iterator[None]:
 @pytest.mark.parametrize("sharing", [SHARING[0], SHARING[3], SHARING[4]], ids=sharing_id)
 def test_distributed_data_parallel(sharing: dict, checkpointing: bool) -> None:
     """The gradient of a shared parameter is reduced once per step, with all its terms."""
-    batch = labelled_batch(PRETRAINING)
+    batch = labeled_batch(PRETRAINING)
     model = PRETRAINING.model(classifier_dropout_prob=0.0, **sharing).train()
     expected = gradients(model, model(**batch).loss)
     if checkpointing:

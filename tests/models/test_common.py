@@ -56,7 +56,7 @@ class TestConfig:
         assert family.config.from_pretrained(tmp_path, note="y").note == "y"
 
     def test_wrong_field_raises(self, family: FamilySpec, tmp_path: Path) -> None:
-        """A field of the wrong type, or misspelt, for which the error suggests the field; also in a file without the
+        """A field of the wrong type, or misspelled, for which the error suggests the field; also in a file without the
         field itself."""
         with pytest.raises(Exception, match="hidden_size"):
             family.config(hidden_size="wide")
@@ -189,7 +189,7 @@ class TestSaving:
 
     @each_forward
     def test_heads_and_encoders_open_each_other(self, head_case: Case, tmp_path: Path) -> None:
-        """The base model keeps its weights; missing parameters of a head are all initialised as in a new model."""
+        """The base model keeps its weights; missing parameters of a head are all initialized as in a new model."""
         model = head_case.model()
         model.save_pretrained(tmp_path / "head")
         encoder_class = head_case.family.models["AutoModel"]

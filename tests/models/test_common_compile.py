@@ -17,7 +17,7 @@ from zoo import (
     assert_same_gradients,
     assert_same_outputs,
     gradients,
-    labelled_batch,
+    labeled_batch,
     make_batch,
     scalar_loss,
 )
@@ -85,7 +85,7 @@ class TestCompile:
         model = case.model(num_hidden_layers=1)
         compiled = torch.compile(model, backend=counter)
         for lengths in ((12, 7, 3, 9), (15, 4, 6, 2), (8, 20, 5, 6), (9, 9, 11, 9)):
-            batch = labelled_batch(case, lengths)
+            batch = labeled_batch(case, lengths)
             expected = gradients(model, scalar_loss(case, model, batch))
             assert_same_gradients(gradients(model, scalar_loss(case, compiled, batch)), expected)
         assert not counters["graph_break"]
@@ -108,7 +108,7 @@ class TestCompile:
 
     def _train_one_step(self, case: Case) -> None:
         torch._dynamo.reset()
-        batch = labelled_batch(case)
+        batch = labeled_batch(case)
         model = case.model(num_hidden_layers=1)
         compiled = torch.compile(model, dynamic=True, backend="aot_eager")
         expected = gradients(model, scalar_loss(case, model, batch))

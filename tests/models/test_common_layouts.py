@@ -28,7 +28,7 @@ from zoo import (
     at_tokens,
     each_forward,
     gradients,
-    labelled_batch,
+    labeled_batch,
     make_batch,
     make_targets,
     models_by_fast_path,
@@ -61,7 +61,7 @@ def _assert_same_training(case: Case, sides: Sequence[str], paths: Sequence[str]
     models = models_by_path(case)
     eager_model = models["eager"]
     for side in sides:
-        batch = labelled_batch(case, side=side)
+        batch = labeled_batch(case, side=side)
         expected = eager_model(**batch)
         expected_gradients = gradients(eager_model, scalar_loss_of(case, expected, batch))
         assert_every_parameter_learns(eager_model, expected_gradients)

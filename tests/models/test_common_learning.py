@@ -36,7 +36,7 @@ SMALL = {
     "attention_probs_dropout_prob": 0.0,
 }
 MARGIN = 0.3  # nats below the frequency baseline, which a model cannot reach without the context
-# Four lines of a topic each; a word is predictable from its neighbours.
+# Four lines of a topic each; a word is predictable from its neighbors.
 PROVERBS = """
 a stitch in time saves nine. the early bird catches the worm. better late than never. a watched pot never boils.
 a rolling stone gathers no moss. still waters run deep. make hay while the sun shines. rome was not built in one day.

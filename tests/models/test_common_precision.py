@@ -11,7 +11,7 @@ from zoo import (
     assert_close,
     at_tokens,
     gradients,
-    labelled_batch,
+    labeled_batch,
     make_batch,
     models_by_path,
     scalar_loss,
@@ -40,7 +40,7 @@ class TestPrecision:
                 )
 
     def test_bfloat16_autocast_is_close(self, trained_case: Case) -> None:
-        batch = labelled_batch(trained_case)
+        batch = labeled_batch(trained_case)
         model = trained_case.model(initializer_range=0.02)
         expected = scalar_loss(trained_case, model, batch)
         with torch.autocast("cpu", torch.bfloat16):

@@ -24,7 +24,7 @@ from zoo import (
     assert_same_gradients,
     each_forward,
     gradients,
-    labelled_batch,
+    labeled_batch,
     learnable_batch,
     make_batch,
     make_targets,
@@ -141,7 +141,7 @@ class TestLoss:
 
     @pytest.mark.parametrize("head_case", [case for case in REPRESENTATIVES if _returns_metrics(case)], ids=str)
     def test_metrics_are_counts_that_add_up_over_batches(self, head_case: Case) -> None:
-        batch = labelled_batch(head_case, ignore_some=True)
+        batch = labeled_batch(head_case, ignore_some=True)
         model, rows = head_case.model(), len(batch["input_ids"])
         whole = model(**batch).metrics
         parts = [{name: value[part] for name, value in batch.items()} for part in (slice(0, 1), slice(1, rows))]
@@ -229,7 +229,7 @@ class TestGradients:
     @pytest.mark.parametrize("network_case", CHECKPOINTING_NETWORKS, ids=str)
     def test_gradient_checkpointing_changes_nothing(self, network_case: Case) -> None:
         """Bitwise equal with dropout and `output_hidden_states`."""
-        batch = labelled_batch(network_case)
+        batch = labeled_batch(network_case)
         results = []
         for checkpointing in (False, True):
             model = network_case.model(hidden_dropout_prob=0.2, attention_probs_dropout_prob=0.2).train()
@@ -250,7 +250,7 @@ class TestGradients:
                 model.activation_checkpointing_enable({"use_reentrant": True})
             assert not model.is_activation_checkpointing
             return
-        batch = labelled_batch(case)
+        batch = labeled_batch(case)
         results = []
         for reentrant in (False, True):
             if reentrant:

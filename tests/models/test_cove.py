@@ -141,7 +141,7 @@ class TestBiattention:
         expected = torch.stack([states @ weights[:, number].T + biases[:, number] for number in range(3)]).amax(0)
         torch.testing.assert_close(layer(states), expected)
 
-    def test_batch_normalisation_of_a_single_row(self) -> None:
+    def test_batch_normalization_of_a_single_row(self) -> None:
         """One row has no variance, and does not change the statistics."""
         norm, states = SafeBatchNorm1d(6).train(), 5 + torch.randn(8, 6)
         assert norm(states).mean(0).abs().max() < 1e-5

@@ -69,10 +69,10 @@ def test_view_dropout_replaces_other_rates(case) -> None:
     targets = make_targets(case, batch)
     no_labels = torch.full_like(targets["labels"], -100)
     model = case.model(hidden_dropout_prob=0.5, word_dropout=0.5, view_dropout=0.0).train()
-    unlabelled = [float(model(**batch, labels=no_labels, views=targets["views"]).loss) for _ in range(3)]
-    assert len(set(unlabelled)) == 1, "dropout with view_dropout=0"
-    labelled = {float(model(**batch, labels=targets["labels"]).loss) for _ in range(3)}
-    assert len(labelled) == 3, "no dropout with labels"
+    unlabeled = [float(model(**batch, labels=no_labels, views=targets["views"]).loss) for _ in range(3)]
+    assert len(set(unlabeled)) == 1, "dropout with view_dropout=0"
+    labeled = {float(model(**batch, labels=targets["labels"]).loss) for _ in range(3)}
+    assert len(labeled) == 3, "no dropout with labels"
 
 
 def test_view_weight_and_selected_views() -> None:
@@ -126,15 +126,15 @@ def make_predictors(views: list[str] | None = None, pooling: str | None = None) 
 
 
 @pytest.mark.parametrize(("name", "half", "step"), [("future", 0, -1), ("past", 1, 1)])
-def test_views_of_the_neighbour_in_the_same_sequence(name: str, half: int, step: int) -> None:
+def test_views_of_the_neighbor_in_the_same_sequence(name: str, half: int, step: int) -> None:
     predictors, states = make_predictors([name]), random_states()
     logits = predictors.get_views(states, SEQUENCES)[name]
     rows, length = SEQUENCES.shape
     for row in range(rows):
         for column in range(length):
-            neighbour, number = column + step, SEQUENCES[row, column]
-            has_neighbour = 0 <= neighbour < length and number != 0 and SEQUENCES[row, neighbour] == number
-            state = states[row, neighbour] if has_neighbour else torch.zeros(2 * WIDTH)
+            neighbor, number = column + step, SEQUENCES[row, column]
+            has_neighbor = 0 <= neighbor < length and number != 0 and SEQUENCES[row, neighbor] == number
+            state = states[row, neighbor] if has_neighbor else torch.zeros(2 * WIDTH)
             expected = predictors.auxiliary[f"{name}_view"](state.split(WIDTH)[half])
             torch.testing.assert_close(logits[row, column], expected)
 

@@ -348,7 +348,7 @@ def test_classifier_reads_the_last_end_token(tmp_path: Path) -> None:
 
 def test_peak_memory_of_an_encoder_without_gradients() -> None:
     """Six states: the input of a layer and of the first layer, and in attention queries, keys, values and context, or
-    after the feed-forward network its input, output, sum and the normalised sum."""
+    after the feed-forward network its input, output, sum and the normalized sum."""
     shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
     encoder = CtxBartModel(CtxBartConfig(vocab_size=50, decoder_layers=1, **shape)).eval().get_encoder()
     ids = torch.randint(5, 50, (64, 128))  # more rows than the feed-forward network computes at a time

@@ -49,7 +49,7 @@ TIES = {
 TASKS = ("detection", "detection_masked", "replace_mlm", "all_tokens_mlm")
 
 
-def labelled_batch(**options: Any) -> Batch:
+def labeled_batch(**options: Any) -> Batch:
     batch = make_batch(CASE, **options)
     return batch | make_targets(CASE, batch)
 
@@ -77,7 +77,7 @@ class TestLosses:
     def test_losses_and_gradients_match_transformers(self, tie: str, unpad: bool, tmp_path: Path) -> None:
         """The gradient of a shared weight is the sum of the gradients in both models."""
         model = CASE.model(unpad=unpad, discriminator_weight=50.0, **TIES[tie])
-        batch = labelled_batch()
+        batch = labeled_batch()
         outputs = model(**batch)
         generator, discriminator = export_pair(model, tmp_path)
         mlm_loss, rtd_loss = reference_losses(generator, discriminator, batch, outputs.corrupted_ids)
@@ -102,7 +102,7 @@ class TestLosses:
     def test_samples_equal_to_the_original_are_not_replaced(self) -> None:
         """With a generator that always samples the original token."""
         model = CASE.model()
-        batch = labelled_batch()
+        batch = labeled_batch()
         token = int(batch["labels"][batch["labels"] != -100][0])
         batch["labels"] = batch["labels"].masked_fill(batch["labels"] != -100, token)
         batch["token_labels"] = batch["token_labels"].where(batch["labels"] == -100, batch["labels"])
@@ -123,7 +123,7 @@ class TestLosses:
         model = CASE.model(tie_word_embeddings=False)
         torch.nn.init.zeros_(model.generator.mlm_head.decoder.weight)
         torch.nn.init.zeros_(model.generator.mlm_head.decoder.bias)  # a uniform distribution
-        batch = labelled_batch(lengths=(12, 12, 12, 12))
+        batch = labeled_batch(lengths=(12, 12, 12, 12))
         seeds = {"sampling_seed": torch.tensor([3, 1, 4, 1 << 60])} if seeded else {}
         corrupted_ids = model(**batch, **seeds).corrupted_ids
         order = torch.tensor([2, 0])
@@ -139,7 +139,7 @@ class TestLosses:
         assert torch.equal(reseeded[~masked], corrupted_ids[~masked])
 
     def test_packed_sequences(self) -> None:
-        batch = labelled_batch(lengths=(12, 12))
+        batch = labeled_batch(lengths=(12, 12))
         separate = {name: value.unflatten(1, (2, 6)).flatten(0, 1) for name, value in batch.items()}
         packed = {name: value for name, value in batch.items() if name != "attention_mask"}
         packed["sequence_ids"] = torch.tensor([[1] * 6 + [2] * 6] * 2)
@@ -175,7 +175,7 @@ class TestTiedWeights:
         model = CASE.model(**TIES[tie])
         size = TINY["vocab_size"] + change
         model.resize_token_embeddings(size)
-        batch = {name: value.clamp(max=size - 1) for name, value in labelled_batch().items()}
+        batch = {name: value.clamp(max=size - 1) for name, value in labeled_batch().items()}
         model(**batch).loss.backward()
         for submodel in (model, model.generator):
             assert submodel.get_input_embeddings().weight.shape[0] == submodel.config.vocab_size == size
@@ -199,8 +199,8 @@ class TestCheckpoints:
 
     @pytest.mark.parametrize("tie", TIES)
     def test_export_and_from_pretrained_pair(self, tie: str, tmp_path: Path) -> None:
-        """Bit-exact, also for native checkpoints; the tied weights are recognised."""
-        model, batch = CASE.model(**TIES[tie]), labelled_batch()
+        """Bit-exact, also for native checkpoints; the tied weights are recognized."""
+        model, batch = CASE.model(**TIES[tie]), labeled_batch()
         export_pair(model, tmp_path)
         model.save_pretrained(tmp_path / "joint")
         model.generator.save_pretrained(tmp_path / "native_generator")
@@ -214,7 +214,7 @@ class TestCheckpoints:
 
 
 class TestTwoStages:
-    def test_discriminator_initialised_from_a_frozen_generator(self, tmp_path: Path) -> None:
+    def test_discriminator_initialized_from_a_frozen_generator(self, tmp_path: Path) -> None:
         generator = Case(CASE.family, "AutoModelForMaskedLM").model()
         generator.save_pretrained(tmp_path / "generator")
         model = CtxElectraForPreTraining.from_pretrained_pair(
@@ -228,7 +228,7 @@ class TestTwoStages:
             assert torch.equal(model.generator.electra.state_dict()[name], weight)
         trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
         assert trained == {name for name, _ in model.named_parameters() if not name.startswith("generator.")}
-        outputs = model(**labelled_batch())
+        outputs = model(**labeled_batch())
         assert_close(outputs.loss, CASE.config().discriminator_weight * outputs.rtd_loss)
         outputs.loss.backward()
         for name, parameter in model.named_parameters():
@@ -240,7 +240,7 @@ class TestTasks:
     @pytest.mark.parametrize("task", TASKS)
     def test_losses_accumulation_and_saving(self, task: str, tie: str, tmp_path: Path) -> None:
         """Losses by the formulas of section 3.5 of the paper, with the model's logits on the corrupted input."""
-        batch = labelled_batch()
+        batch = labeled_batch()
         model = CASE.model(discriminator_task=task, **TIES[tie])
         outputs = model(**batch)
         corrupted, original = outputs.corrupted_ids, batch["token_labels"]
@@ -296,7 +296,7 @@ class TestErrors:
             CtxElectraForPreTraining(CASE.config(**fields))
 
     def test_wider_generator_without_tied_weights(self) -> None:
-        assert CASE.model(generator_size=1.5, tie_generator="none")(**labelled_batch()).loss.isfinite()
+        assert CASE.model(generator_size=1.5, tie_generator="none")(**labeled_batch()).loss.isfinite()
 
     def _save(self, folder: Path, class_name: str, **fields: Any) -> Path:
         getattr(hf_ctxmodels, class_name)(CASE.config(**fields)).save_pretrained(folder / class_name)
@@ -333,7 +333,7 @@ class TestErrors:
             CtxElectraForPreTraining.from_pretrained_pair(discriminator, discriminator)
 
     def test_invalid_inputs(self) -> None:
-        model, batch = CASE.model(), labelled_batch()
+        model, batch = CASE.model(), labeled_batch()
         with pytest.raises(CtxError, match=r"sampling_seed is \(3,\), expected \(4,\)"):
             model(**batch, sampling_seed=torch.zeros(3, dtype=torch.long))
         del batch["input_ids"]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForTokenClassification
-from zoo import CASES, TINY, Case, labelled_batch
+from zoo import CASES, TINY, Case, labeled_batch
 
 from hf_ctxmodels import (
     CtxElmoConfig,
@@ -95,7 +95,7 @@ def test_errors_of_pretrained_embeddings(vectors: str) -> None:
 @pytest.mark.parametrize("head", HEADS, ids=str)
 def test_mix_decay_is_added_to_the_training_loss(head: Case) -> None:
     """The penalty does not depend on the division of a batch."""
-    batch = labelled_batch(head)
+    batch = labeled_batch(head)
     models = [head.model(mix_decay=decay, classifier_dropout=0.0) for decay in (0.0, 0.5)]
     plain, decayed = (model.train()(**batch).loss for model in models)
     distance = sum(mix.weights.square().sum().item() for mix in models[0].mixes)

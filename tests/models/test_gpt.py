@@ -1,4 +1,4 @@
-"""GPT: activations, the auxiliary language modelling loss, pairs in both orders."""
+"""GPT: activations, the auxiliary language modeling loss, pairs in both orders."""
 
 from typing import Any
 

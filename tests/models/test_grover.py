@@ -1,4 +1,4 @@
-"""Grover: token ids, initialisation, the classifier's input, generation and scoring of fields."""
+"""Grover: token ids, initialization, the classifier's input, generation and scoring of fields."""
 
 import json
 from pathlib import Path
@@ -55,7 +55,7 @@ def test_default_ids_are_at_the_end_of_the_vocabulary(tokenizer: CtxGroverTokeni
     assert CtxGroverConfig(eos_token_id=7).eos_token_id == 7
 
 
-def test_initialisation_is_truncated_and_narrower_in_feed_forward_layers() -> None:
+def test_initialization_is_truncated_and_narrower_in_feed_forward_layers() -> None:
     torch.manual_seed(0)
     model = CtxGroverForCausalLM(CtxGroverConfig(vocab_size=300, **{**SIZES, "initializer_range": 0.5}))
     for name, weight in model.named_parameters():

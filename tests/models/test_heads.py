@@ -82,7 +82,7 @@ def test_problem_type_is_inferred_from_each_batch() -> None:
 
 
 def test_cross_view_training_requires_the_problem_type() -> None:
-    """Unlabelled texts have no labels from which it could be inferred."""
+    """Unlabeled texts have no labels from which it could be inferred."""
     case = Case(FAMILIES["cvt"], "AutoModelForSequenceClassification")
     batch = make_batch(case)
     labels = torch.ones(len(batch["input_ids"]), case.num_labels)

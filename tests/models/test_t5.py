@@ -1,4 +1,4 @@
-"""T5: both versions and their released files, the encoder alone, initialisation, and half precision."""
+"""T5: both versions and their released files, the encoder alone, initialization, and half precision."""
 
 import json
 from pathlib import Path

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from zoo import Case, gradients, labelled_batch, make_batch, make_targets
+from zoo import Case, gradients, labeled_batch, make_batch, make_targets
 
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.registry import FAMILIES
@@ -61,7 +61,7 @@ class TestClassifier:
             torch.testing.assert_close(outputs.pooler_output[row], expected)
 
     def test_bptt_truncates_gradients_only(self) -> None:
-        batch = labelled_batch(CLASSIFIER, (11, 2))
+        batch = labeled_batch(CLASSIFIER, (11, 2))
         models = [CLASSIFIER.model(bptt=steps) for steps in (3, 11, 100)]
         losses = [model(**batch).loss for model in models]
         assert losses[0] == losses[1] == losses[2]
@@ -73,7 +73,7 @@ class TestClassifier:
             "all words must get a gradient"
         )
 
-    def test_normalisation(self) -> None:
+    def test_normalization(self) -> None:
         model = CLASSIFIER.model().train()
         batch = make_batch(CLASSIFIER)
         model(**batch, labels=torch.tensor([0, 1, 2, 0])).loss.backward()

@@ -1,4 +1,4 @@
-"""XLM: languages, causal and bidirectional attention, initialisation, sinusoidal positions, released configurations."""
+"""XLM: languages, causal and bidirectional attention, initialization, sinusoidal positions, released configurations."""
 
 import inspect
 from pathlib import Path

@@ -126,7 +126,7 @@ class TestAdapters:
 
 
 class TestNoLeak:
-    """A prediction depends only on the tokens before it in the factorisation order."""
+    """A prediction depends only on the tokens before it in the factorization order."""
 
     def _changed_logits(self, model: Any, batch: Batch, row: int, position: int, **inputs: Any) -> Tensor:
         """(targets,) bool: the logits of an example that change with the token at a position."""

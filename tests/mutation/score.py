@@ -100,7 +100,7 @@ class Mutant:
 
 
 def mutants_of_file(path: Path) -> Iterator[Mutant]:
-    """All mutants of a file whose behaviour can differ: not of annotations, `__all__` and error messages."""
+    """All mutants of a file whose behavior can differ: not of annotations, `__all__` and error messages."""
     source = path.read_text(encoding="utf-8")
     nodes = [*ast_nodes(parso.parse(source))]
     inert_lines = _inert_lines(source)

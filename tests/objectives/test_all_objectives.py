@@ -237,7 +237,7 @@ OUT_OF_RANGE: dict[str, dict[str, float]] = {
         ("MaskedLM", {"max_length": 513}, "max_length=513.*limit of 512"),
         ("MaskedLMWithNextSentence", {"packing": True}, "'packing'"),
         ("MaskedLMWithNextSentence", {"max_length": 4}, "leaves no room"),
-        ("MaskedLMWithSentenceOrder", {"one_segment": "skip"}, "one_segment='skip'(.|\n)*unlabelled, random, drop"),
+        ("MaskedLMWithSentenceOrder", {"one_segment": "skip"}, "one_segment='skip'(.|\n)*unlabeled, random, drop"),
         ("MaskedLMWithStructure", {"sentence_task": "two"}, "is unknown"),
         ("UnifiedLM", {"bidirectional": 0.5}, "not shares of a whole"),
         ("UnitMaskingWithPairs", {"pairs": "other"}, "pairs='other'(.|\n)*random, swapped"),

@@ -1,4 +1,4 @@
-"""What ELMo's language model is asked: neighbours on both sides, spelled words, rows that follow each other."""
+"""What ELMo's language model is asked: neighbors on both sides, spelled words, rows that follow each other."""
 
 import numpy as np
 import pytest
@@ -39,7 +39,7 @@ def test_rows_hold_the_whole_text_in_order(tokenizer: CtxElmoTokenizer, length: 
     assert read == expected
 
 
-def test_labels_are_the_neighbours(tokenizer: CtxElmoTokenizer) -> None:
+def test_labels_are_the_neighbors(tokenizer: CtxElmoTokenizer) -> None:
     objective, rows = examples(tokenizer, 14)
     batch = objective.collate(rows)
     begins, ends = tokenizer.bos_token_id, tokenizer.eos_token_id

@@ -1,4 +1,4 @@
-"""Causal language modelling: the running text in rows of random lengths, and rows of joined or packed documents."""
+"""Causal language modeling: the running text in rows of random lengths, and rows of joined or packed documents."""
 
 import numpy as np
 import pytest

@@ -135,7 +135,7 @@ def documents(tmp_path):
     return load_documents(str(tmp_path / "text.txt"), f"{tmp_path / 'pairs.jsonl'}=first,second,label")
 
 
-def test_a_labelled_pair_belongs_to_the_task_of_its_label(tokenizer, documents):
+def test_a_labeled_pair_belongs_to_the_task_of_its_label(tokenizer, documents):
     objective, rows = rows_of(tokenizer, documents, SCHEDULE, discourse_relations="so, but")
     names = list(TASKS)
     targets = [

@@ -195,7 +195,7 @@ def test_rows_and_targets(tokenizer: CtxBertTokenizer, options: dict[str, Any], 
     tokenizer.padding_side = "right"
 
 
-def test_realised_rates(tokenizer: CtxBertTokenizer) -> None:
+def test_realized_rates(tokenizer: CtxBertTokenizer) -> None:
     """Of the paper's infilling: 30% of the words, in spans of which each leaves one token."""
     objective = Denoising(tokenizer, max_length=400, seed=0, poisson_lambda=3.0, mask_random=0.0)
     documents, _ = numbered_documents([[20] * 19] * 7)

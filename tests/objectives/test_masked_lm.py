@@ -1,4 +1,4 @@
-"""Rows of masked language modelling: whole sentences of one document or across documents, and short rows packed."""
+"""Rows of masked language modeling: whole sentences of one document or across documents, and short rows packed."""
 
 from collections import Counter
 from itertools import pairwise

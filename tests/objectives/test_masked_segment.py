@@ -103,7 +103,7 @@ def test_segments_and_what_the_decoder_is_given(
 
 
 @pytest.mark.parametrize("lambda_span", [None, 2])
-def test_realised_rates(tokenizer: CtxBertTokenizer, lambda_span: int | None) -> None:
+def test_realized_rates(tokenizer: CtxBertTokenizer, lambda_span: int | None) -> None:
     """Half of the tokens, 80% of them masked."""
     objective = MaskedSegment(tokenizer, max_length=64, seed=0, lambda_span=lambda_span)
     rows = ExampleSet.build(objective.examples(numbered_documents([[38] * 60])[0]))

@@ -1,4 +1,4 @@
-"""Permutation language modelling: targets, orders, what may be seen, and the rows."""
+"""Permutation language modeling: targets, orders, what may be seen, and the rows."""
 
 from itertools import pairwise
 

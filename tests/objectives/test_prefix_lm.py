@@ -1,4 +1,4 @@
-"""Prefix language modelling with a decoder: the split of each sequence, and its targets."""
+"""Prefix language modeling with a decoder: the split of each sequence, and its targets."""
 
 from collections import Counter
 

@@ -28,7 +28,7 @@ shapes = st.lists(st.lists(st.integers(1, 12), min_size=1, max_size=12), min_siz
     one_segment=st.sampled_from(get_args(OneSegment)),
     short=st.sampled_from([0.0, 0.1, 1.0]),
 )
-def test_segments_are_neighbours_of_one_document(tokenizer, shape, max_length, seed, one_segment, short):
+def test_segments_are_neighbors_of_one_document(tokenizer, shape, max_length, seed, one_segment, short):
     assume(sum(map(sum, shape)) < WORDS)
     options = {"one_segment": one_segment, "short_seq_probability": short}
     objective, home, examples = examples_of(MaskedLMWithSentenceOrder, tokenizer, shape, 1, max_length, seed, **options)
@@ -40,7 +40,7 @@ def test_segments_are_neighbours_of_one_document(tokenizer, shape, max_length, s
         used.update(parts[0].tolist())
         homes = [home[int(part[0])] for part in parts]
         if len(parts) == 1:
-            assert (label, one_segment) == (IGNORE_INDEX, "unlabelled")
+            assert (label, one_segment) == (IGNORE_INDEX, "unlabeled")
             alone += 1
         elif homes[0] != homes[1]:
             assert (label, one_segment) == (SWAPPED, "random")
@@ -50,7 +50,7 @@ def test_segments_are_neighbours_of_one_document(tokenizer, shape, max_length, s
             assert label in (0, SWAPPED)
             assert first[-1] < second[0]
             if len(example["input_ids"]) < max_length:
-                assert second[0] == first[-1] + 1, "nothing was cut, so the segments are neighbours"
+                assert second[0] == first[-1] + 1, "nothing was cut, so the segments are neighbors"
             used.update(parts[1].tolist())
     statistics = objective.statistics
     assert used.total() <= len(home)
@@ -99,7 +99,7 @@ def test_chunks_are_as_many_sentences_as_fit_but_two(lengths, target, from_end):
 
 @pytest.mark.parametrize(
     ("one_segment", "labels", "rates"),
-    [("unlabelled", [IGNORE_INDEX] * 3, (0.0, 0.0)), ("random", [1] * 3, (1.0, 1.0)), ("drop", [], None)],
+    [("unlabeled", [IGNORE_INDEX] * 3, (0.0, 0.0)), ("random", [1] * 3, (1.0, 1.0)), ("drop", [], None)],
 )
 def test_documents_of_one_segment_are_treated_as_asked_and_counted(tokenizer, one_segment, labels, rates):
     objective, _, examples = examples_of(MaskedLMWithSentenceOrder, tokenizer, [[5], [6], [7]], one_segment=one_segment)
@@ -108,8 +108,8 @@ def test_documents_of_one_segment_are_treated_as_asked_and_counted(tokenizer, on
     assert objective.statistics["dropped_tokens"] == (18 if one_segment == "drop" else 0)
     if rates is not None:
         batch = objective.collate(indexed(examples))
-        realised = objective.rates(objective.count_batch(batch))
-        assert (realised["swapped_share"], realised["labelled_share"]) == rates
+        realized = objective.rates(objective.count_batch(batch))
+        assert (realized["swapped_share"], realized["labeled_share"]) == rates
 
 
 def test_only_random_segments_need_a_second_document(tokenizer):
@@ -125,8 +125,8 @@ def test_batches_name_what_the_head_takes(tokenizer, ngram):
     batch = objective.collate(indexed(examples))
     assert batch["sentence_order_label"].tolist() == [row["sentence_order_label"] for row in examples]
     counts = objective.count_batch(batch)
-    labelled = batch["sentence_order_label"] != IGNORE_INDEX
-    assert counts["labelled_pairs"] == labelled.sum() < counts["examples"] == len(examples)
+    labeled = batch["sentence_order_label"] != IGNORE_INDEX
+    assert counts["labeled_pairs"] == labeled.sum() < counts["examples"] == len(examples)
     shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     upstream = AlbertForPreTraining(AlbertConfig(vocab_size=len(tokenizer), embedding_size=8, **shape))
     assert torch.isfinite(upstream(**batch).loss)

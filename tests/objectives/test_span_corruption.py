@@ -153,7 +153,7 @@ def test_rows_are_joined_documents(words: CtxT5Tokenizer) -> None:
     ("variant", "share", "length"),
     [("spans", 0.15, 3.04), ("iid", 0.15, 1.18), ("denoise", 0.15, 1.0), ("prefix-lm", 0.5, 64.0)],
 )
-def test_realised_rates(words: CtxT5Tokenizer, variant: str, share: float, length: float) -> None:
+def test_realized_rates(words: CtxT5Tokenizer, variant: str, share: float, length: float) -> None:
     objective = SpanCorruption(words, max_length=128, seed=0, variant=variant)
     features = [feature(objective.text_length, index) for index in range(200)]
     counts = Counter()

@@ -120,7 +120,7 @@ def test_classes_are_what_the_segments_say_and_have_their_shares(tokenizer, task
         rows = list(objective.examples(documents))
         labels += [row["sentence_label"] for row in rows]
         assert kinds_by_reading(rows, home) == [row["sentence_label"] for row in rows]
-    # a document's last row may be of a single sentence, which has no neighbour
+    # a document's last row may be of a single sentence, which has no neighbor
     assert np.bincount(labels, minlength=3) / len(labels) == pytest.approx(shares, abs=0.06)
     _, _, batch = collated(tokenizer, documents, sentence_task=task)
     rates = objective.rates(objective.count_batch(batch))

@@ -113,19 +113,19 @@ def test_halves_change_places_in_half_of_the_pairs(tokenizer):
     shape = np.random.default_rng(0).integers(2, 9, (12, 30)).tolist()
     options = {"passes": 12, "pairs": "swapped", "short_seq_probability": 0.0}
     objective, home, rows = examples_of(UnitMaskingWithPairs, tokenizer, [*shape, [7], [1]], **options)
-    labelled = [row for row in rows if row["next_sentence_labels"] != IGNORE_INDEX]
-    assert len(rows) - len(labelled) == 12, "a text of one token has no order"
+    labeled = [row for row in rows if row["next_sentence_labels"] != IGNORE_INDEX]
+    assert len(rows) - len(labeled) == 12, "a text of one token has no order"
     used = Counter()
-    for row in labelled:
+    for row in labeled:
         first, second = segments(row)[:: 1 if row["next_sentence_labels"] == 0 else -1]
         assert home[int(first[0])] == home[int(second[-1])]
         if len(row["input_ids"]) < 24:
-            assert second[0] == first[-1] + 1, "nothing was cut, so the halves are neighbours"
+            assert second[0] == first[-1] + 1, "nothing was cut, so the halves are neighbors"
         assert abs(len(first) - len(second)) <= 9
         used.update([*first.tolist(), *second.tolist()])
     assert max(used.values()) == 12
-    share = np.mean([row["next_sentence_labels"] for row in labelled])
-    assert share == pytest.approx(0.5, abs=5 * 0.5 / len(labelled) ** 0.5)
+    share = np.mean([row["next_sentence_labels"] for row in labeled])
+    assert share == pytest.approx(0.5, abs=5 * 0.5 / len(labeled) ** 0.5)
     assert not objective.samples_other_documents
 
 

@@ -1,4 +1,4 @@
-"""Multiple choice with language modelling against the double-heads classes of GPT and GPT-2 in transformers."""
+"""Multiple choice with language modeling against the double-heads classes of GPT and GPT-2 in transformers."""
 
 from typing import Any
 

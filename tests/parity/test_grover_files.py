@@ -203,7 +203,7 @@ def compare_gradients(model: torch.nn.Module, reference: dict[str, Tensor]) -> N
 
 
 def test_classifier_matches_the_reference_loop(tmp_path: Path) -> None:
-    """The state of <|beginsummary|> is classified; the training loss adds half of the mean language modelling loss."""
+    """The state of <|beginsummary|> is classified; the training loss adds half of the mean language modeling loss."""
     variables = random_variables(words=273, classes=2, seed=1)
     write_checkpoint(variables, tmp_path / "model.ckpt", shards=1, per_block=1000)
     out = tmp_path / "out"

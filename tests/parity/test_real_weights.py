@@ -13,7 +13,7 @@ SENTENCES = [
     "The cat sat on the mat.",
     "A man is playing a guitar on the stage, and the crowd is cheering loudly at the end of a long evening.",
     "Zürich's café opened at 7:30; naïve visitors paid $4.50 (or €4)!",
-    "Unaffable hyperparameterisation of bidirectional transformers",
+    "Unaffable hyperparameterization of bidirectional transformers",
     "機械学習 と deep learning",
     "Yes.",
     "  tabs\tand\nnew lines,\u00a0odd\u200bspaces, e\u0301 combining, İstanbul, [MASK] and [SEP] in the text ",

@@ -63,7 +63,7 @@ def test_train(tmp_path):
     trained = CtxXLMRobertaTokenizer.train(TEXTS, 100)
     assert trained.convert_ids_to_tokens([0, 1, 2, 3, len(trained) - 1]) == [*FIRST, "<mask>"]
     assert trained.tokenize("bridge letter") == ["▁bridge", "▁letter"]
-    assert trained.tokenize("``") != trained.tokenize('"'), "quotes are not normalised"
+    assert trained.tokenize("``") != trained.tokenize('"'), "quotes are not normalized"
     trained.save_pretrained(tmp_path)
     assert load_reference(tmp_path)(TRICKY).input_ids == trained(TRICKY).input_ids
 

@@ -47,7 +47,7 @@ def tokenizer(news) -> Path:
 
 @pytest.fixture(scope="module")
 def pretrained(news, tokenizer) -> Path:
-    """A tiny BERT after 800 steps of masked language modelling."""
+    """A tiny BERT after 800 steps of masked language modeling."""
     folder = news.parent / "bert"
     flags = {"family": "bert", "objective": "mlm", "tokenizer": tokenizer, "dataset": news, "max_steps": 800}
     assert run_command("pretrain", **flags, validation_fraction=0.05, save_steps=0, output_dir=folder) == 0

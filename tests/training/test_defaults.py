@@ -50,7 +50,7 @@ def test_small_datasets_are_read_more_often(examples, epochs) -> None:
     assert finetuning_epochs(examples, batch_size=32) == epochs
 
 
-def test_narrow_sizes_have_wider_initialisation() -> None:
+def test_narrow_sizes_have_wider_initialization() -> None:
     for name in ("bert", "gpt2", "bart", "electra", "xlnet"):
         ranges = [get_family(name).sizes[size]["initializer_range"] for size in ("tiny", "mini", "base")]
         assert ranges == [0.049, 0.035, 0.02], name

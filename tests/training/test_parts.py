@@ -267,20 +267,20 @@ def test_invalid_configurations(tmp_path):
 
 
 def test_loaded_weights(workspace, tmp_path, capsys):
-    """A missing head, or one of another shape, is newly initialised; the encoder must be complete and undamaged."""
+    """A missing head, or one of another shape, is newly initialized; the encoder must be complete and undamaged."""
     config = load_config_file(CtxBertConfig, workspace.folder / "exact.json")
     CtxBertForMaskedLM(config).save_pretrained(tmp_path / "mlm")
     CtxBertForSequenceClassification(config).save_pretrained(tmp_path / "classifier")
     config = load_config(tmp_path / "mlm")
     load_model(tmp_path / "mlm", "AutoModelForMaskedLM", config)
-    assert "newly initialised" not in capsys.readouterr().err
+    assert "newly initialized" not in capsys.readouterr().err
     config.num_labels = 5
     classifier = load_model(tmp_path / "mlm", "AutoModelForSequenceClassification", config)
     assert classifier.config.num_labels == 5
-    assert "newly initialised: " in capsys.readouterr().err
+    assert "newly initialized: " in capsys.readouterr().err
     classifier = load_model(tmp_path / "classifier", "AutoModelForSequenceClassification", config)
     assert classifier.classifier.out_features == 5
-    assert "2 weights newly initialised: classifier.bias, classifier.weight" in capsys.readouterr().err
+    assert "2 weights newly initialized: classifier.bias, classifier.weight" in capsys.readouterr().err
 
     weights = tmp_path / "mlm" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-10])

@@ -96,7 +96,7 @@ def check_accumulation(head: Case, make_trainer: Any, batch: dict[str, torch.Ten
 
 def test_accumulation(head, make_trainer):
     if head.uses_batch_norm:
-        pytest.skip("batch normalisation sees another batch")
+        pytest.skip("batch normalization sees another batch")
     batch, _ = learnable_batch(head, 16, seed=2)
     if head.model_class.accepts_loss_kwargs:
         ignore_rows(head, batch)
@@ -109,7 +109,7 @@ def test_accumulation(head, make_trainer):
 @pytest.mark.parametrize("head", SEVERAL_TERMS, ids=str, indirect=True)
 def test_accumulation_of_unequal_counts(head, make_trainer):
     if head.uses_batch_norm:
-        pytest.skip("batch normalisation sees another batch")
+        pytest.skip("batch normalization sees another batch")
     batch, _ = learnable_batch(head, 16, seed=2)
     ignore_rows(head, batch)
     check_accumulation(head, make_trainer, batch, CtxTrainer)

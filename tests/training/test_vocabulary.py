@@ -1,4 +1,4 @@
-"""Token embeddings of another vocabulary: re-initialised, trained, and replaced."""
+"""Token embeddings of another vocabulary: re-initialized, trained, and replaced."""
 
 import copy
 from pathlib import Path

@@ -4,7 +4,7 @@ A new family needs no change here: the traits of its SPEC state what its classes
 (`hf_ctxmodels.spec.Target`) is added to `batches`.
 """
 
-from zoo.batches import LENGTHS, STEPS, labelled_batch, learnable_batch, make_batch, make_targets
+from zoo.batches import LENGTHS, STEPS, labeled_batch, learnable_batch, make_batch, make_targets
 from zoo.cases import (
     CHOICES,
     CLS,

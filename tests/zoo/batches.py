@@ -91,7 +91,7 @@ def make_targets(case: Case, batch: Batch, *, seed: int = 0, ignore_some: bool =
     return targets
 
 
-def labelled_batch(case: Case, *args: Any, seed: int = 0, ignore_some: bool = False, **options: Any) -> Batch:
+def labeled_batch(case: Case, *args: Any, seed: int = 0, ignore_some: bool = False, **options: Any) -> Batch:
     """`make_batch` with the targets of `make_targets`; without targets for a base model."""
     batch = make_batch(case, *args, seed=seed, **options)
     return batch | make_targets(case, batch, seed=seed, ignore_some=ignore_some)
@@ -115,7 +115,7 @@ def _random_target(target_type: Target, case: Case, batch: Batch, generator: tor
         case Target.ORIGINAL:
             originals = batch["input_ids"].where(batch["labels"] == -100, batch["labels"])
             return originals.masked_fill(~tokens, -100)
-        case Target.CONSISTENCY:  # at labelled and unlabelled positions
+        case Target.CONSISTENCY:  # at labeled and unlabeled positions
             shape = batch["labels"].shape
             positions = torch.where(torch.rand(shape, generator=generator) < 0.5, 1, -100)
             return positions.masked_fill(~tokens, -100) if len(shape) > 1 else positions
@@ -181,7 +181,7 @@ def learnable_batch(case: Case, rows: int, seed: int) -> tuple[Batch, float]:
         words[torch.arange(rows), correct_choices, _LENGTH // 2] = _MARKER
         batch, baseline = {"input_ids": words, "labels": correct_choices}, math.log(CHOICES)
     elif case.trains_static_embeddings:
-        batch, baseline = _neighbours(case, words, generator)
+        batch, baseline = _neighbors(case, words, generator)
     else:
         batch = {"input_ids": words}
         for name in case.compared_targets:
@@ -198,8 +198,8 @@ def follow_labels(case: Case, batch: Batch) -> None:
             batch[name] = _span_targets(tokens, labels, case.config().max_pair_targets)
 
 
-def _neighbours(case: Case, words: Tensor, generator: torch.Generator) -> tuple[Batch, float]:
-    """Pairs of neighbouring words for static embeddings, and the loss of embeddings of zero."""
+def _neighbors(case: Case, words: Tensor, generator: torch.Generator) -> tuple[Batch, float]:
+    """Pairs of neighboring words for static embeddings, and the loss of embeddings of zero."""
     batch = {"input_ids": words, "labels": words}
     if "cooccurrences" in inspect.signature(case.model_class.forward).parameters:
         context_words = FIRST_WORD + torch.randint(_NUM_WORDS, words.shape, generator=generator)

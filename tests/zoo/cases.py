@@ -95,7 +95,7 @@ class Case:
 
     @property
     def computes_logits_of_labels_only(self) -> bool:
-        """Whether the head computes vocabulary logits only at labelled positions."""
+        """Whether the head computes vocabulary logits only at labeled positions."""
         return self.accepts_return_logits or self.trains_static_embeddings
 
     @property
@@ -192,7 +192,7 @@ class Case:
 
     @property
     def uses_batch_norm(self) -> bool:
-        """Whether the head has batch normalisation: in training an example depends on the others of its batch."""
+        """Whether the head has batch normalization: in training an example depends on the others of its batch."""
         return self.auto_name in self.family.traits.uses_batch_norm
 
     @property

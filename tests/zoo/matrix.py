@@ -66,7 +66,7 @@ def _architectures(base_models: list[Case]) -> list[Case]:
 
 
 def grouped_by_family(cases: list[Case]) -> pytest.MarkDecorator:
-    """Parametrise a test by family: its argument `cases` are the cases of a family."""
+    """Parametrize a test by family: its argument `cases` are the cases of a family."""
     families: dict[str, list[Case]] = {}
     for case in cases:
         families.setdefault(case.family.name, []).append(case)
@@ -74,7 +74,7 @@ def grouped_by_family(cases: list[Case]) -> pytest.MarkDecorator:
 
 
 def as_subtests(cases: list[Case], name: str = "case") -> Callable[[Callable], Callable]:
-    """Parametrise a quick test by family, with a subtest for each case, which is its argument `name`."""
+    """Parametrize a quick test by family, with a subtest for each case, which is its argument `name`."""
 
     def decorate(test: Callable) -> Callable:
         @functools.wraps(test)
@@ -114,5 +114,5 @@ ARCHETYPE_FAMILIES = list({case.family.name: case.family for case in ARCHETYPES}
 TIED_HEADS = [case for case in CASES if case.model_class._tied_weights_keys]
 NETWORKS = _architectures(BASES)
 REPRESENTATIVES = _representatives(HEADS)
-# Parametrises a test of the heads by one case for each forward.
+# Parametrizes a test of the heads by one case for each forward.
 each_forward = pytest.mark.parametrize("head_case", REPRESENTATIVES, ids=str)

@@ -103,7 +103,7 @@ class HeadProfile:
     Attributes:
         measures: Name in `MEASURES` -> (layers, heads).
         attention_to_special_tokens: (layers, heads).
-        attention_to_neighbours: (layers, heads) attention to the previous, the same and the next token, unless these
+        attention_to_neighbors: (layers, heads) attention to the previous, the same and the next token, unless these
             are special.
         within_segment_excess: (layers, heads) attention within the same text of a pair, minus the share that uniform
             attention to the tokens of both texts would have.
@@ -111,7 +111,7 @@ class HeadProfile:
 
     measures: dict[str, Tensor]
     attention_to_special_tokens: Tensor
-    attention_to_neighbours: Tensor
+    attention_to_neighbors: Tensor
     within_segment_excess: Tensor
 
     def classify(self) -> list[list[Pattern]]:
@@ -123,22 +123,22 @@ class HeadProfile:
         4. block: 0.2 more than expected within the same text of a pair;
         5. heterogeneous.
 
-        The paper labelled 400 maps by hand and trained a network on them; neither was released.
+        The paper labeled 400 maps by hand and trained a network on them; neither was released.
         """
         rows: list[list[Pattern]] = []
-        for special_row, neighbours_row, excess_row in zip(
+        for special_row, neighbors_row, excess_row in zip(
             self.attention_to_special_tokens.tolist(),
-            self.attention_to_neighbours.tolist(),
+            self.attention_to_neighbors.tolist(),
             self.within_segment_excess.tolist(),
             strict=True,
         ):
             row: list[Pattern] = []
-            for special, neighbours, excess in zip(special_row, neighbours_row, excess_row, strict=True):
+            for special, neighbors, excess in zip(special_row, neighbors_row, excess_row, strict=True):
                 if special > _SPECIAL:
                     row.append("vertical")
-                elif neighbours > _POSITION:
+                elif neighbors > _POSITION:
                     row.append("diagonal")
-                elif special + neighbours > _SPECIAL and min(special, neighbours) > _BOTH:
+                elif special + neighbors > _SPECIAL and min(special, neighbors) > _BOTH:
                     row.append("vertical + diagonal")
                 else:
                     row.append("block" if excess > _BLOCK else "heterogeneous")
@@ -161,7 +161,7 @@ def profile_heads(
     return HeadProfile(
         {name: means[name] for name in MEASURES},
         means["attention_to_special_tokens"],
-        means["attention_to_neighbours"],
+        means["attention_to_neighbors"],
         means["within_segment_excess"],
     )
 
@@ -191,7 +191,7 @@ def measure(attention: Tensor, item: AttentionInput) -> dict[str, Tensor]:
         "punctuation": attention_to(item.punctuation),
         "entropy": -(smoothed * smoothed.log()).sum(-1).mean(-1),
         "attention_to_special_tokens": attention_to(item.special),
-        "attention_to_neighbours": (attention * is_adjacent).sum(-1).mean(-1),
+        "attention_to_neighbors": (attention * is_adjacent).sum(-1).mean(-1),
         "within_segment_excess": excess[..., item.segments >= 0].mean(-1) * has_pair,
     }
 

@@ -1,4 +1,4 @@
-"""What the explorer shows of a model: predictions, probabilities of words, attention, neighbours and senses."""
+"""What the explorer shows of a model: predictions, probabilities of words, attention, neighbors and senses."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -96,7 +96,7 @@ class ExploredModel:
         the first blank.
 
         Raises:
-            CtxError: The model has no language modelling head, the sentence is too long, or has no blank.
+            CtxError: The model has no language modeling head, the sentence is too long, or has no blank.
         """
         if self.task == "causal":
             ids = self._ids_to_continue(sentence.partition(BLANK)[0].strip())
@@ -210,7 +210,7 @@ class ExploredModel:
             raise CtxError(f"The tokenizer has no token for {words[position]!r}.", hint="select another word.")
         return sentence.vectors[position, index]
 
-    def neighbours(
+    def neighbors(
         self, words: Sequence[str], position: int, layer: int, count: int = 10
     ) -> list[tuple[str, str, float]]:
         """The occurrences in the corpus that are nearest to a word of a sentence, by cosine: word, context, cosine.

@@ -122,11 +122,11 @@ def attend(models: Models, values: Values) -> dict[str, Any]:
     return {"figure": render_figure(model_of(models, values).attention_view(text_of(values)))}
 
 
-def find_neighbours(models: Models, values: Values) -> dict[str, Any]:
+def find_neighbors(models: Models, values: Values) -> dict[str, Any]:
     """The nearest words in the contexts of the corpus."""
     words = words_of(values)
-    rows = model_of(models, values).neighbours(words, value_of(values, "word", int), value_of(values, "layer", int))
-    return {"neighbours": [{"word": word, "context": text, "cosine": cosine} for word, text, cosine in rows]}
+    rows = model_of(models, values).neighbors(words, value_of(values, "word", int), value_of(values, "layer", int))
+    return {"neighbors": [{"word": word, "context": text, "cosine": cosine} for word, text, cosine in rows]}
 
 
 def map_senses(models: Models, values: Values) -> dict[str, Any]:
@@ -142,7 +142,7 @@ ACTIONS: dict[str, Callable[[Models, Values], dict[str, Any]]] = {
     "predictions": predict,
     "comparison": compare,
     "attention": attend,
-    "neighbours": find_neighbours,
+    "neighbors": find_neighbors,
     "senses": map_senses,
 }
 """Name in the address -> function of the models and the values of the request."""

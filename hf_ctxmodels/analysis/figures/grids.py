@@ -33,7 +33,7 @@ class Heatmap(Figure):
     """A matrix of numbers.
 
     Cells hold their numbers up to 40 rows and columns. Larger matrices are drawn in small cells without numbers; their
-    rows and columns are labelled by groups, the labels up to the last space ("bert 0", "bert 1": "bert").
+    rows and columns are labeled by groups, the labels up to the last space ("bert 0", "bert 1": "bert").
 
     Args:
         rows, columns: Labels.

@@ -55,7 +55,7 @@ class ProbingOptions:
 
     Attributes:
         probe: Probe and its options.
-        training: Optimisation.
+        training: Optimization.
         rank: Rank of structural probes.
         control_task, code_length: Whether to train probes of the control task, and on the portions of the online code.
     """
@@ -68,12 +68,12 @@ class ProbingOptions:
 
 
 @dataclass
-class LabelledVectors:
+class LabeledVectors:
     """The vectors of a task's examples.
 
     Attributes:
         task: The task.
-        vectors: (rows, layers, hidden) standardised vectors.
+        vectors: (rows, layers, hidden) standardized vectors.
         spans: Split -> (examples, slots, 2) rows of the spans of its examples.
         columns: Columns of `vectors` to probe, and `layers`, their numbers.
     """
@@ -84,12 +84,12 @@ class LabelledVectors:
     columns: list[int]
     layers: list[int]
 
-    def pooled(self) -> "LabelledVectors":
+    def pooled(self) -> "LabeledVectors":
         """The same with one row for each span, the mean of its words."""
         sizes = [len(self.spans[split]) for split in SPLITS]
         vectors, spans = pool_spans(self.vectors, torch.cat([self.spans[split] for split in SPLITS]))
         spans_by_split = dict(zip(SPLITS, spans.split(sizes), strict=True))
-        return LabelledVectors(self.task, vectors, spans_by_split, self.columns, self.layers)
+        return LabeledVectors(self.task, vectors, spans_by_split, self.columns, self.layers)
 
     def data(self, split: str, targets: Tensor) -> ProbeData:
         """Examples of a split with (V, examples, ...) targets."""
@@ -97,7 +97,7 @@ class LabelledVectors:
 
 
 def probe_layers(
-    inputs: LabelledVectors, seeds: Sequence[int], options: ProbingOptions, description: str
+    inputs: LabeledVectors, seeds: Sequence[int], options: ProbingOptions, description: str
 ) -> dict[int, Scores]:
     """Train and evaluate the probes of all layers, of the task and its control task, for all seeds together.
 
@@ -141,7 +141,7 @@ def _check_labels(task: ProbingTask, is_edge: bool) -> None:
         raise CtxError(f"Examples of {task.name} have several labels.", location="--probe", hint="use --probe edge.")
 
 
-def _grid(inputs: LabelledVectors, variants: list[str]) -> ProbeGrid:
+def _grid(inputs: LabeledVectors, variants: list[str]) -> ProbeGrid:
     names = [f"{inputs.task.name} layer {layer}" for layer in inputs.layers]
     return ProbeGrid(names, variants, inputs.vectors.shape[-1], inputs.task.num_slots, len(inputs.task.labels))
 
@@ -167,7 +167,7 @@ def _targets(task: ProbingTask, variants: Sequence[tuple[str, int]], is_multilab
     return targets
 
 
-def _test_scores(probes: Any, inputs: LabelledVectors, variants: Sequence[tuple[str, int]], targets: Tensor) -> Tensor:
+def _test_scores(probes: Any, inputs: LabeledVectors, variants: Sequence[tuple[str, int]], targets: Tensor) -> Tensor:
     """(L, V) scores of the test examples. Labels that training lacks, which have no target, count as not predicted."""
     task, data = inputs.task, inputs.data("test", targets)
     if not data.is_multilabel:
@@ -180,7 +180,7 @@ def _test_scores(probes: Any, inputs: LabelledVectors, variants: Sequence[tuple[
 
 
 def _code_lengths(
-    inputs: LabelledVectors,
+    inputs: LabeledVectors,
     grid: ProbeGrid,
     train_targets: Tensor,
     dev: ProbeData,
@@ -234,7 +234,7 @@ class MixScores:
         return np.where(total != 0, weighted / np.where(total != 0, total, 1), math.nan)
 
 
-def probe_mixes(inputs: LabelledVectors, seeds: Sequence[int], options: ProbingOptions, description: str) -> MixScores:
+def probe_mixes(inputs: LabeledVectors, seeds: Sequence[int], options: ProbingOptions, description: str) -> MixScores:
     """Train probes of the mixes of the first layers, for all layers and seeds together."""
     is_edge = isinstance(options.probe, EdgeOptions)
     if not is_edge:

@@ -18,7 +18,7 @@ _METRICS = {"distance": "UUAS", "depth": "root accuracy"}
 _BASELINE_NAMES = {
     "majority": "most frequent label",
     "word_majority": "most frequent label of the word",
-    "chain": "neighbours, or first word",
+    "chain": "neighbors, or first word",
 }
 
 

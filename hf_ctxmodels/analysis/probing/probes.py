@@ -210,7 +210,7 @@ class EdgeProbes(nn.Module):
     """The classifier of edge probing (Tenney et al. 2019, section 3 and appendix C; jiant).
 
     A projection for each span, attention over its words, the pooled spans concatenated, and an MLP: linear, tanh, layer
-    normalisation, dropout, linear. The losses are of one sigmoid per label.
+    normalization, dropout, linear. The losses are of one sigmoid per label.
     """
 
     uses_spans = True
@@ -274,7 +274,7 @@ class MixedProbes(nn.Module):
         self.uses_spans = self.probes.uses_spans
 
     def mix_weights(self) -> Tensor:
-        """(L, V, layers) softmax-normalised weights; 0 above the input's layer."""
+        """(L, V, layers) softmax-normalized weights; 0 above the input's layer."""
         excluded: Any = self.is_excluded
         return self.mix.masked_fill(excluded[:, None], -math.inf).softmax(-1)
 

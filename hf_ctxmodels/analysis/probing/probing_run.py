@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.analysis.probing.controls import label_score, majority_predictions
 from hf_ctxmodels.analysis.probing.layer_scores import (
-    LabelledVectors,
+    LabeledVectors,
     ProbingOptions,
     Scores,
     probe_layers,
@@ -133,7 +133,7 @@ def build_data(
 
 
 class Representations:
-    """Standardised vectors of the sentences of all tasks, from one model.
+    """Standardized vectors of the sentences of all tasks, from one model.
 
     Words of sentences are encoded once for all word and pair tasks; sentence tasks have the means of their words.
     """
@@ -178,21 +178,21 @@ class Representations:
             total = sentence.vectors[has_tokens].sum(0)
             self._mean_vectors[row] = (total / max(int(has_tokens.sum()), 1)).to(dtype)
 
-    def labelled(self, task: ProbingTask, columns: list[int], layers: list[int]) -> LabelledVectors:
+    def labeled(self, task: ProbingTask, columns: list[int], layers: list[int]) -> LabeledVectors:
         """The vectors of a task's examples, for some columns of the table, which hold these layers."""
         if task.is_sentence_level:
             rows = [self._means[tuple(words)] for split in SPLITS for words in task.splits[split].sentences]
             sizes = [len(task.splits[split].sentences) for split in SPLITS]
             vectors = standardize(self._mean_vectors[rows], sizes[0], torch.ones(len(rows), dtype=torch.bool))
             spans = torch.stack([torch.arange(len(rows)), torch.arange(1, len(rows) + 1)], -1)[:, None]
-            return LabelledVectors(task, vectors, dict(zip(SPLITS, spans.split(sizes), strict=True)), columns, layers)
+            return LabeledVectors(task, vectors, dict(zip(SPLITS, spans.split(sizes), strict=True)), columns, layers)
         spans_by_split = {}
         for split, examples in task.splits.items():
             first_rows = [self._first_rows[tuple(words)] for words in examples.sentences]
             starts = torch.tensor([first_rows[example.sentence] for example in examples.examples])
             spans = torch.tensor([example.spans for example in examples.examples])
             spans_by_split[split] = starts[:, None, None] + spans
-        return LabelledVectors(task, self.vectors, spans_by_split, columns, layers)
+        return LabeledVectors(task, self.vectors, spans_by_split, columns, layers)
 
     def trees(self, data: ProbingData, columns: list[int]) -> dict[str, TreeData]:
         """The sentences of the structural tasks with their vectors."""
@@ -331,13 +331,13 @@ class ProbingRun:
             else [(task, [seed]) for task, seed in zip(partitions, seeds, strict=True)]
         )
         for task, group in groups if missing else ():
-            inputs = representations.labelled(task, columns, missing)
+            inputs = representations.labeled(task, columns, missing)
             for layer, numbers in probe_layers(inputs, group, self.options, description).items():
                 layer_scores = result.layers.setdefault(layer, {})
                 for number, values in numbers.items():
                     layer_scores.setdefault(number, []).extend(values)
         if with_mix and result.mix is None:
-            inputs = representations.labelled(partitions[0], list(range(len(layers))), list(layers))
+            inputs = representations.labeled(partitions[0], list(range(len(layers))), list(layers))
             mixes = probe_mixes(inputs, seeds, self.options, description)
             result.mix = {
                 "scores": mixes.scores.tolist(),

@@ -20,7 +20,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from hf_ctxmodels.analysis.probing.tasks import Example, ExampleSet, ProbingTask
-from hf_ctxmodels.analysis.treebanks import LabelledSentence, TreebankSentence
+from hf_ctxmodels.analysis.treebanks import LabeledSentence, TreebankSentence
 
 LENGTH_BINS = ((5, 8), (9, 12), (13, 16), (17, 20), (21, 25), (26, 28))
 MIN_WORDS, MAX_WORDS = LENGTH_BINS[0][0], LENGTH_BINS[-1][1]
@@ -29,20 +29,20 @@ _SHARES = {"test": 0.2, "dev": 0.1}
 _QUOTES = frozenset(("``", "''", '"', "'", "“", "”", "‘", "’", "«", "»"))
 
 
-def _labelled(
+def _labeled(
     sentence: TreebankSentence, label: str, words: list[str] | None = None, forms: tuple[str, ...] = ()
-) -> LabelledSentence:
-    return LabelledSentence(words or sentence.words, label, sentence.location, forms)
+) -> LabeledSentence:
+    return LabeledSentence(words or sentence.words, label, sentence.location, forms)
 
 
-def _sentence_lengths(sentences: Sequence[TreebankSentence]) -> Iterator[LabelledSentence]:
+def _sentence_lengths(sentences: Sequence[TreebankSentence]) -> Iterator[LabeledSentence]:
     for sentence in sentences:
         for first, last in LENGTH_BINS:
             if first <= len(sentence.words) <= last:
-                yield _labelled(sentence, f"{first}-{last}")
+                yield _labeled(sentence, f"{first}-{last}")
 
 
-def _word_contents(sentences: Sequence[TreebankSentence]) -> Iterator[LabelledSentence]:
+def _word_contents(sentences: Sequence[TreebankSentence]) -> Iterator[LabeledSentence]:
     lowered = [[word.lower() for word in sentence.words] for sentence in sentences]
     ranked = [word for word, _ in Counter(word for words in lowered for word in words).most_common()]
     eligible = [word for word in ranked[200:] if len(word) >= 4 and word.isalpha()]
@@ -50,10 +50,10 @@ def _word_contents(sentences: Sequence[TreebankSentence]) -> Iterator[LabelledSe
     for sentence, words in zip(sentences, lowered, strict=True):
         contained = [word for word in words if word in targets]
         if len(contained) == 1:
-            yield _labelled(sentence, contained[0])
+            yield _labeled(sentence, contained[0])
 
 
-def _bigram_shifts(sentences: Sequence[TreebankSentence]) -> Iterator[LabelledSentence]:
+def _bigram_shifts(sentences: Sequence[TreebankSentence]) -> Iterator[LabeledSentence]:
     generator = random.Random(0)
     for sentence in sentences:
         words, is_punctuation = list(sentence.words), sentence.is_punctuation()
@@ -66,39 +66,39 @@ def _bigram_shifts(sentences: Sequence[TreebankSentence]) -> Iterator[LabelledSe
         if not positions or _QUOTES.intersection(words):
             continue
         if generator.random() < 0.5:
-            yield _labelled(sentence, "original")
+            yield _labeled(sentence, "original")
         else:
             position = generator.choice(positions)
             words[position], words[position + 1] = words[position + 1], words[position]
-            yield _labelled(sentence, "shifted", words)
+            yield _labeled(sentence, "shifted", words)
 
 
-def _tenses(sentences: Sequence[TreebankSentence]) -> Iterator[LabelledSentence]:
+def _tenses(sentences: Sequence[TreebankSentence]) -> Iterator[LabeledSentence]:
     for sentence in sentences:
         root = _root(sentence)
         features = sentence.features[root]
         is_finite = sentence.upos[root] == "VERB" and features.get("VerbForm") == "Fin"
         if is_finite and features.get("Tense") in ("Pres", "Past"):
-            yield _labelled(sentence, features["Tense"], forms=(sentence.words[root].lower(),))
+            yield _labeled(sentence, features["Tense"], forms=(sentence.words[root].lower(),))
 
 
-def _noun_numbers(sentences: Sequence[TreebankSentence], relation: str) -> Iterator[LabelledSentence]:
+def _noun_numbers(sentences: Sequence[TreebankSentence], relation: str) -> Iterator[LabeledSentence]:
     for sentence in sentences:
         nouns = _dependents(sentence, _root(sentence), relation)
         if len(nouns) == 1 and sentence.upos[nouns[0]] == "NOUN":
             number = sentence.features[nouns[0]].get("Number")
             if number in ("Sing", "Plur"):
-                yield _labelled(sentence, number, forms=(sentence.words[nouns[0]].lower(),))
+                yield _labeled(sentence, number, forms=(sentence.words[nouns[0]].lower(),))
 
 
-def _coordination_inversions(sentences: Sequence[TreebankSentence]) -> Iterator[LabelledSentence]:
+def _coordination_inversions(sentences: Sequence[TreebankSentence]) -> Iterator[LabeledSentence]:
     generator = random.Random(0)
     for sentence in sentences:
         inverted = _invert_coordination(sentence)
         if inverted is not None:
             is_inverted = generator.random() < 0.5
             words = inverted if is_inverted else None
-            yield _labelled(sentence, "inverted" if is_inverted else "original", words)
+            yield _labeled(sentence, "inverted" if is_inverted else "original", words)
 
 
 def _invert_coordination(sentence: TreebankSentence) -> list[str] | None:
@@ -121,11 +121,11 @@ def _invert_coordination(sentence: TreebankSentence) -> list[str] | None:
     return [*second, *words[start : conjunction + 1], *first, *words[end:]]
 
 
-def _dependency_depths(sentences: Sequence[TreebankSentence]) -> Iterator[LabelledSentence]:
+def _dependency_depths(sentences: Sequence[TreebankSentence]) -> Iterator[LabeledSentence]:
     for sentence in sentences:
         depth = max(sentence.depths())
         if 2 <= depth <= 6:
-            yield _labelled(sentence, str(depth))
+            yield _labeled(sentence, str(depth))
 
 
 def _root(sentence: TreebankSentence) -> int:
@@ -141,7 +141,7 @@ def _dependents(sentence: TreebankSentence, head: int, relation: str) -> list[in
     ]
 
 
-SENTENCE_TASKS: dict[str, Callable[[Sequence[TreebankSentence]], Iterator[LabelledSentence]]] = {
+SENTENCE_TASKS: dict[str, Callable[[Sequence[TreebankSentence]], Iterator[LabeledSentence]]] = {
     "sentlen": _sentence_lengths,
     "wc": _word_contents,
     "depdepth": _dependency_depths,
@@ -153,24 +153,24 @@ SENTENCE_TASKS: dict[str, Callable[[Sequence[TreebankSentence]], Iterator[Labell
 }
 
 
-def label_sentences(name: str, sentences: Sequence[TreebankSentence]) -> list[LabelledSentence]:
-    """The labelled sentences of a task, of 5 to 28 words each."""
+def label_sentences(name: str, sentences: Sequence[TreebankSentence]) -> list[LabeledSentence]:
+    """The labeled sentences of a task, of 5 to 28 words each."""
     eligible = [sentence for sentence in sentences if MIN_WORDS <= len(sentence.words) <= MAX_WORDS]
     return list(SENTENCE_TASKS[name](eligible))
 
 
-def divide_sentences(name: str, sentences: Sequence[LabelledSentence], seed: int) -> ProbingTask:
+def divide_sentences(name: str, sentences: Sequence[LabeledSentence], seed: int) -> ProbingTask:
     """Divide sentences into train (0.7), dev (0.1) and test (0.2), with equally many of each label in each of them.
 
     The sentences with the same `forms` are in one partition; a form that exceeds the shares of dev and test is in
     train.
     """
     generator = random.Random(seed)
-    partitions: dict[str, list[LabelledSentence]] = {"train": [], "dev": [], "test": []}
+    partitions: dict[str, list[LabeledSentence]] = {"train": [], "dev": [], "test": []}
     labels = sorted({sentence.label for sentence in sentences})
     partition_of: dict[object, str] = {}
     for label in labels:
-        groups: dict[object, list[LabelledSentence]] = defaultdict(list)
+        groups: dict[object, list[LabeledSentence]] = defaultdict(list)
         for number, sentence in enumerate(sentences):
             if sentence.label == label:
                 groups[sentence.forms or number].append(sentence)
@@ -191,8 +191,8 @@ def divide_sentences(name: str, sentences: Sequence[LabelledSentence], seed: int
 
 
 def _balance(
-    sentences: list[LabelledSentence], labels: Sequence[str], generator: random.Random
-) -> list[LabelledSentence]:
+    sentences: list[LabeledSentence], labels: Sequence[str], generator: random.Random
+) -> list[LabeledSentence]:
     """Equally many sentences of each label, in random order."""
     by_label = {label: [sentence for sentence in sentences if sentence.label == label] for label in labels}
     size = min(map(len, by_label.values()), default=0)
@@ -201,7 +201,7 @@ def _balance(
     return balanced
 
 
-def sentence_task(name: str, partitions: Mapping[str, Sequence[LabelledSentence]]) -> ProbingTask:
+def sentence_task(name: str, partitions: Mapping[str, Sequence[LabeledSentence]]) -> ProbingTask:
     """A task whose examples are whole sentences."""
     splits = {
         split: ExampleSet(

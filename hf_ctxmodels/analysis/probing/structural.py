@@ -289,7 +289,7 @@ def _scores(name: str, correct: Any, total: int, spearman: SpearmanByLength) -> 
 
 
 def chain_baseline(sentences: Sequence[ParsedSentence], task: StructuralTask) -> float:
-    """UUAS of arcs between neighbours without punctuation; root accuracy of the first word without punctuation."""
+    """UUAS of arcs between neighbors without punctuation; root accuracy of the first word without punctuation."""
     correct, total = 0, 0
     for sentence in sentences:
         words = np.flatnonzero(sentence.is_scored)

@@ -1,4 +1,4 @@
-"""Probing tasks: labelled words, spans and pairs of annotated corpora.
+"""Probing tasks: labeled words, spans and pairs of annotated corpora.
 
 | task | file | examples | source |
 |---|---|---|---|
@@ -157,7 +157,7 @@ def arc_examples(sentences: Sequence[TreebankSentence], seed: int = 0) -> Exampl
 
 
 def span_examples(sentences: Sequence[SpanSentence]) -> ExampleSet:
-    """Examples of labelled spans.
+    """Examples of labeled spans.
 
     Raises:
         CtxError: Some targets have one span and others two.

@@ -21,7 +21,7 @@ _MAX_SELECTION_EXAMPLES = 5000
 
 @dataclass(frozen=True)
 class ProbeTraining:
-    """Optimisation of probes: Adam, whose rate falls linearly to 0, and the weights of the best dev loss.
+    """Optimization of probes: Adam, whose rate falls linearly to 0, and the weights of the best dev loss.
 
     The schedule does not depend on results, so that the probes of a batch stay independent.
 

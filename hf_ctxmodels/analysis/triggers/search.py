@@ -111,13 +111,13 @@ class TriggerBatch:
 
 
 class TriggerSearch:
-    """Search for the trigger that maximises (or minimises) the loss of a model on some texts.
+    """Search for the trigger that maximizes (or minimizes) the loss of a model on some texts.
 
     Args:
         model, tokenizer: A model with a loss whose inputs are ids of tokens.
         encode: Features of the texts with a trigger, which is given as tokens.
         collate: The collator of features.
-        increases_loss: Whether the loss is maximised (of the right labels), or minimised (of targets of the attack).
+        increases_loss: Whether the loss is maximized (of the right labels), or minimized (of targets of the attack).
         excluded_words: Lower-cased words that a trigger must not contain.
 
     Raises:

@@ -32,7 +32,7 @@ PreparedText = tuple[list[str], dict[int, list[str]]]
 
 
 def split_words(tokenizer: PreTrainedTokenizerBase, text: str) -> list[str]:
-    """Words and punctuation marks of a text, normalised and pre-tokenised by a tokenizer."""
+    """Words and punctuation marks of a text, normalized and pre-tokenized by a tokenizer."""
     backend: Any = tokenizer.backend_tokenizer  # type: ignore[attr-defined]
     normalized = text if backend.normalizer is None else backend.normalizer.normalize_str(text)
     if backend.pre_tokenizer is None:
@@ -42,11 +42,11 @@ def split_words(tokenizer: PreTrainedTokenizerBase, text: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Substitution:
-    """Replaces words by predictions of a masked language model, or by their nearest neighbours (TinyBERT).
+    """Replaces words by predictions of a masked language model, or by their nearest neighbors (TinyBERT).
 
     The candidates of a word of one token are the `number` best predictions for its masked position, in a pair with the
     whole text, without continuation tokens and special tokens; of a word of several tokens, its `number` nearest
-    neighbours by word vectors. Function words, and words with other characters than a-z, are not replaced.
+    neighbors by word vectors. Function words, and words with other characters than a-z, are not replaced.
 
     Attributes:
         model, tokenizer: A masked language model and its WordPiece tokenizer.
@@ -71,7 +71,7 @@ class Substitution:
         prefix, new_modules = self.model.base_model_prefix, getattr(self.model, "newly_initialized_modules", ())
         if new_modules := [name for name in new_modules if not name.startswith(prefix)]:
             raise CtxError(
-                f"The checkpoint has no trained masked-LM head: {', '.join(new_modules)} is newly initialised.",
+                f"The checkpoint has no trained masked-LM head: {', '.join(new_modules)} is newly initialized.",
                 location=self.model.config.name_or_path or None,
                 hint="use the pretrained model, not a fine-tuned one.",
             )

@@ -67,7 +67,7 @@ class Teacher:
         return load_model_with_adapters(self.source, auto_class, self.config).eval()
 
     def has_same_tokens(self, tokenizer: PreTrainedTokenizerBase) -> bool:
-        """Whether a tokenizer has the teacher's tokens, ids, normalisation and pre-tokenisation."""
+        """Whether a tokenizer has the teacher's tokens, ids, normalization and pre-tokenization."""
         descriptions = []
         for candidate in (tokenizer, self.tokenizer):
             backend = getattr(candidate, "backend_tokenizer", None)

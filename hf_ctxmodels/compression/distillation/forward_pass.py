@@ -19,7 +19,7 @@ from hf_ctxmodels.layers.lm_loss.cross_entropy import DeferredLogits
 from hf_ctxmodels.layers.pooling import Pooling, pool_tokens, token_mask
 from hf_ctxmodels.layers.transformer import TransformerBlock
 
-PredictionLevel = Literal["tokens", "labelled_tokens", "sequences"]
+PredictionLevel = Literal["tokens", "labeled_tokens", "sequences"]
 """Where a head predicts: at every token, at tokens with a label, or once for a sequence."""
 
 
@@ -27,7 +27,7 @@ def get_prediction_level(model: PreTrainedModel) -> PredictionLevel | None:
     """Where a model predicts; None for a model without such a head."""
     levels: dict[type, PredictionLevel] = {
         ForMaskedLM: "tokens",
-        ForTokenClassification: "labelled_tokens",
+        ForTokenClassification: "labeled_tokens",
         ForSequenceClassification: "sequences",
     }
     return next((level for head_class, level in levels.items() if isinstance(model, head_class)), None)

@@ -1,6 +1,6 @@
 """Distillation losses of predictions, hidden states, attention scores and sentence vectors.
 
-Each loss is a sum over its targets (real tokens, labelled tokens or examples) divided by their number in the whole
+Each loss is a sum over its targets (real tokens, labeled tokens or examples) divided by their number in the whole
 optimizer step, so that it depends neither on micro-batches and processes nor on padding.
 """
 
@@ -108,7 +108,7 @@ class PredictionLoss(DistillationLoss):
 
     def target_name(self, student: PreTrainedModel) -> str:
         """Tokens, labels or examples, by the student's head."""
-        names = {"tokens": TOKENS, "labelled_tokens": LABELS, "sequences": EXAMPLES}
+        names = {"tokens": TOKENS, "labeled_tokens": LABELS, "sequences": EXAMPLES}
         return names[get_prediction_level(student) or "sequences"]
 
 
@@ -116,13 +116,13 @@ class PredictionLoss(DistillationLoss):
 class SoftTargetLoss(PredictionLoss):
     """KL(teacher || student) of predictions at temperature T, times T^2 (Hinton et al. 2015, section 2): at every real
     token of a masked language model (DistilBERT, Sanh et al. 2019, section 3, the released code); for each example or
-    labelled token of a classifier (BERT-PKD, Sun et al. 2019, equation 4)."""
+    labeled token of a classifier (BERT-PKD, Sun et al. 2019, equation 4)."""
 
     name: ClassVar[str] = "soft-targets"
     supports_masked_lm: ClassVar[bool] = True
 
     temperature: float = flag(2.0, "Divisor of both models' logits.")
-    masked_only: bool = flag(False, "With a masked language model, use the labelled tokens only.")
+    masked_only: bool = flag(False, "With a masked language model, use the labeled tokens only.")
 
     def __post_init__(self) -> None:
         if not self.temperature > 0:
@@ -203,7 +203,7 @@ def _require_equal_width(loss: DistillationLoss, student: PreTrainedModel, teach
 
 
 def _new_projection(student: PreTrainedModel, teacher: PreTrainedModel) -> nn.Linear:
-    """A linear projection to the teacher's width, initialised like the student's linear layers."""
+    """A linear projection to the teacher's width, initialized like the student's linear layers."""
     projection = nn.Linear(student.config.hidden_size, teacher.config.hidden_size)
     nn.init.normal_(projection.weight, std=getattr(student.config, "initializer_range", 0.02))
     nn.init.zeros_(projection.bias)
@@ -305,7 +305,7 @@ class LayerMapLoss(DistillationLoss):
 
 @dataclass(frozen=True)
 class PatientLoss(LayerMapLoss):
-    """Squared error of both models' L2-normalised states of the first token, averaged over mapped layers and width
+    """Squared error of both models' L2-normalized states of the first token, averaged over mapped layers and width
     (BERT-PKD, Sun et al. 2019, arXiv 1908.09355, equation 7, the released code; hence its weights of 10 to 1000)."""
 
     name: ClassVar[str] = "patient"

@@ -210,7 +210,7 @@ class CtxDistillationModel(CtxPreTrainedModel):
 
         Args:
             input_ids, attention_mask, token_type_ids: (batch, length) inputs of the student.
-            labels: The student's targets, for hard targets and for losses of labelled tokens.
+            labels: The student's targets, for hard targets and for losses of labeled tokens.
             distilled_tokens, distilled_examples: From `DistillationCollator`.
             teacher_input_ids, teacher_attention_mask, teacher_token_type_ids: (batch, teacher's length) the same texts
                 by the teacher's tokenizer; without them the teacher reads the student's inputs.

@@ -258,7 +258,7 @@ def replace_modules(
         names: Names from `find_replaceable_modules`.
         activations: As in `Int8Linear`.
         ranges: Input ranges of the linear layers, for static scales.
-        empty: Leave the weights uninitialised, to load them from a file.
+        empty: Leave the weights uninitialized, to load them from a file.
     """
     replacements: dict[int, nn.Module] = {}
     for name in names:
@@ -288,7 +288,7 @@ def replace_modules(
 
 
 def mark_initialized(model: nn.Module, name: str) -> None:
-    """Mark a module and its parents as initialised, so that transformers does not initialise its weights."""
+    """Mark a module and its parents as initialized, so that transformers does not initialize its weights."""
     components = name.split(".")
     for depth in range(1, len(components) + 1):
         module = model.get_submodule(".".join(components[:depth]))

@@ -143,19 +143,19 @@ def top_eigenvalue(
     differentiable; `seed` determines the first vector."""
     gradients = torch.autograd.grad(loss, parameters, create_graph=True)
     generator = torch.Generator().manual_seed(seed)
-    vector = _normalised([torch.randn(p.shape, generator=generator).to(p) for p in parameters])
+    vector = _normalized([torch.randn(p.shape, generator=generator).to(p) for p in parameters])
     eigenvalue = 0.0
     for _ in range(iterations):
         product = torch.autograd.grad(gradients, parameters, grad_outputs=vector, retain_graph=True)
         estimate = float(sum((left * right).sum() for left, right in zip(vector, product, strict=True)))
         has_converged = abs(estimate - eigenvalue) <= tolerance * abs(estimate)
-        eigenvalue, vector = estimate, _normalised(product)
+        eigenvalue, vector = estimate, _normalized(product)
         if has_converged:
             break
     return eigenvalue
 
 
-def _normalised(vector: Iterable[Tensor]) -> list[Tensor]:
+def _normalized(vector: Iterable[Tensor]) -> list[Tensor]:
     vector = [*vector]
     norm = torch.stack([values.square().sum() for values in vector]).sum().sqrt().clamp_min(1e-30)
     return [values / norm for values in vector]

@@ -84,8 +84,8 @@ class FinetuningArguments(StartingModelArguments):
         "`demo`.",
     )
     validation_file: str = flag(REQUIRED, "Validation examples in the same format, or `demo`.")
-    unlabelled_file: str | None = flag(
-        None, "Unlabelled examples for every second batch, for heads that learn from them (cross-view training)."
+    unlabeled_file: str | None = flag(
+        None, "Unlabeled examples for every second batch, for heads that learn from them (cross-view training)."
     )
     train_examples: int | None = flag(None, "Train on a fixed subset of N examples.")
     language: str | None = flag(None, "Language of the text, for models with language embeddings or language tokens.")
@@ -147,7 +147,7 @@ class ThreeStageOptions:
     layers_epoch: float = flag(1.0, "Epoch after which the layers are trained.")
     embeddings_epoch: float = flag(4.0, "Epoch after which the embeddings are trained.")
     lm_weights: tuple[float, float] | None = flag(
-        None, "First and last weight of the auxiliary language modelling loss; released: 0.2,0.1."
+        None, "First and last weight of the auxiliary language modeling loss; released: 0.2,0.1."
     )
 
 
@@ -204,7 +204,7 @@ class FinetuningMethodArguments:
     )
     reinit: list[int | Literal["pooler", "head"]] = flag(
         (),
-        "Re-initialise the top N layers (of an encoder-decoder, of the decoder), the `pooler` of the encoder, or the "
+        "Re-initialize the top N layers (of an encoder-decoder, of the decoder), the `pooler` of the encoder, or the "
         "`head` of a checkpoint that was fine-tuned before; one or more of these.",
         conflicts=("family", "features"),
     )
@@ -236,7 +236,7 @@ class FinetuningMethodArguments:
     def prepare(
         self, model: PreTrainedModel, source: str | None, loop: LoopArguments, accelerator: Accelerator
     ) -> list[FinetuningCallback]:
-        """Re-initialise and freeze weights, and make the callbacks of the training loop, in their order.
+        """Re-initialize and freeze weights, and make the callbacks of the training loop, in their order.
 
         Args:
             model: The model with its pretrained weights.
@@ -261,12 +261,12 @@ class FinetuningMethodArguments:
         verbose, has_new_pooler = accelerator.is_main_process, "pooler" in self.reinit
         if self.reinit_layers or has_new_pooler:
             names = reinitialize_layers(model, self.reinit_layers, loop.seed, pooler=has_new_pooler)
-            print_status(f"re-initialised {len(names)} weights of the encoder", verbose)
+            print_status(f"re-initialized {len(names)} weights of the encoder", verbose)
         if "head" in self.reinit:
-            print_status(f"re-initialised {len(reinitialize_head(model, loop.seed))} weights of the head", verbose)
+            print_status(f"re-initialized {len(reinitialize_head(model, loop.seed))} weights of the head", verbose)
         elif source is not None and hasattr(model, "newly_initialized_modules"):
             modules = ", ".join(pretrained_head_modules(model))
-            message = f"the head is loaded from {source} ({modules}); --reinit head re-initialises it"
+            message = f"the head is loaded from {source} ({modules}); --reinit head re-initializes it"
             print_status(message, verbose and bool(modules))
         if self.disabled_heads is not None:
             disable_heads(model, parse_heads(self.disabled_heads))
@@ -310,7 +310,7 @@ class FinetuningMethods:
     """All options that differ from plain fine-tuning.
 
     Attributes:
-        weights: Frozen, re-initialised and regularised weights.
+        weights: Frozen, re-initialized and regularized weights.
         adapters: Bottleneck adapters.
         low_bits: Training with low-bit weights (`compression.low_bits.training.LowBitsArguments`), or None.
 

@@ -19,7 +19,7 @@ from hf_ctxmodels.core.constants import MULTITASK_MODEL_TYPE
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.generation import check_can_generate
 from hf_ctxmodels.core.loading import load_pretrained
-from hf_ctxmodels.data import RoundRobinMixture, UnlabelledCollator, mark_unlabelled
+from hf_ctxmodels.data import RoundRobinMixture, UnlabeledCollator, mark_unlabeled
 from hf_ctxmodels.downstream.finetuning.arguments import (
     FinetuningArguments,
     FinetuningLoopArguments,
@@ -219,7 +219,7 @@ def open_model(
         model = load_model(source, task.auto_class, config, weights=weights)
         num_new_tokens = len(tokenizer) - getattr(config, "vocab_size", len(tokenizer))
         if num_new_tokens > 0:
-            print_status(f"the embeddings of {num_new_tokens} new tokens are initialised as in a new model")
+            print_status(f"the embeddings of {num_new_tokens} new tokens are initialized as in a new model")
             model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
             model.num_new_tokens = num_new_tokens
     if task.is_generative:
@@ -253,20 +253,20 @@ def require_full_weights(task: Task[Any], accelerator: Accelerator) -> None:
 
 
 def make_training_set(
-    unlabelled_file: str | None, task: Task[Any], encoded: Encoded, collate: Collator, model: Any, tokenizer: Any
+    unlabeled_file: str | None, task: Task[Any], encoded: Encoded, collate: Collator, model: Any, tokenizer: Any
 ) -> tuple[Any, Collator]:
-    """Training examples and their collator; batches of unlabelled examples alternate with labelled ones. Raises
-    CtxError if the head has no loss for unlabelled examples."""
-    if unlabelled_file is None:
+    """Training examples and their collator; batches of unlabeled examples alternate with labeled ones. Raises
+    CtxError if the head has no loss for unlabeled examples."""
+    if unlabeled_file is None:
         return EpochIndexed(encoded.features), collate
     if "views" not in getattr(model, "loss_targets", ()):
         raise CtxError(
-            f"{type(model).__name__} has no loss for unlabelled examples.",
-            location=f"--unlabelled_file {unlabelled_file}",
+            f"{type(model).__name__} has no loss for unlabeled examples.",
+            location=f"--unlabeled_file {unlabeled_file}",
             hint="remove it, or use a family with such a loss, such as cvt.",
         )
-    unlabelled = task.encode(task.read_unlabelled(unlabelled_file), tokenizer).features
-    return RoundRobinMixture([encoded.features, mark_unlabelled(unlabelled)]), UnlabelledCollator(collate)
+    unlabeled = task.encode(task.read_unlabeled(unlabeled_file), tokenizer).features
+    return RoundRobinMixture([encoded.features, mark_unlabeled(unlabeled)]), UnlabeledCollator(collate)
 
 
 @dataclass(frozen=True)
@@ -384,7 +384,7 @@ def finetune(
     loss_function = TaskLoss(model, task.targets, task.label_smoothing(config))
     collate = task.collator(tokenizer)
     examples, train_collate = make_training_set(
-        arguments.unlabelled_file, task, encoded, train_collate, model, tokenizer
+        arguments.unlabeled_file, task, encoded, train_collate, model, tokenizer
     )
     if methods.cache_directory is not None:
         batches = [collate([feature]) for feature in (*encoded.features, *validation_encoded.features)]
@@ -412,7 +412,7 @@ def finetune(
         callbacks=callbacks,
         identity={
             **methods.identity(model),
-            **flags_identity(arguments, UNCOMPARED_FIELDS, files=("train_file", "validation_file", "unlabelled_file")),
+            **flags_identity(arguments, UNCOMPARED_FIELDS, files=("train_file", "validation_file", "unlabeled_file")),
             **asdict(task_arguments),
             **setup.identity,
         },

@@ -30,7 +30,7 @@ def pretrained_parameters(model: PreTrainedModel) -> dict[str, nn.Parameter]:
     if not parameters:
         raise CtxError(
             f"{type(model).__name__} has no trainable weights of a pretrained encoder.",
-            hint="remove --anchor if the encoder is frozen or completely re-initialised.",
+            hint="remove --anchor if the encoder is frozen or completely re-initialized.",
         )
     return parameters
 

@@ -1,4 +1,4 @@
-"""Re-initialisation of pretrained weights: the top layers, the pooler, and the heads."""
+"""Re-initialization of pretrained weights: the top layers, the pooler, and the heads."""
 
 import copy
 from collections.abc import Collection
@@ -13,7 +13,7 @@ from hf_ctxmodels.training.optimizers import LAYERS
 
 
 def reinitialize_layers(model: PreTrainedModel, number: int, seed: int, *, pooler: bool = False) -> list[str]:
-    """Re-initialise the top layers of the encoder (Zhang et al. 2021, arXiv 2006.05987, section 5); returns the names
+    """Re-initialize the top layers of the encoder (Zhang et al. 2021, arXiv 2006.05987, section 5); returns the names
     of the parameters. Layers that share all their weights count as one; the layers of an encoder-decoder are the
     decoder's.
 
@@ -58,7 +58,7 @@ def pretrained_head_modules(model: PreTrainedModel) -> list[str]:
 
 
 def reinitialize_head(model: PreTrainedModel, seed: int) -> list[str]:
-    """Re-initialise all weights outside the encoder, and return their names; raises CtxError without a head."""
+    """Re-initialize all weights outside the encoder, and return their names; raises CtxError without a head."""
     names = [name for name in _weights(model) if not name.startswith(f"{model.base_model_prefix}.")]
     if model.base_model is model or not names:
         raise CtxError(f"{type(model).__name__} has no head.", location="--reinit head", hint="remove it.")
@@ -67,7 +67,7 @@ def reinitialize_head(model: PreTrainedModel, seed: int) -> list[str]:
 
 
 def replace_label_weights(model: PreTrainedModel, seed: int) -> None:
-    """Re-initialise the weights whose shape depends on the number of labels."""
+    """Re-initialize the weights whose shape depends on the number of labels."""
     config = copy.deepcopy(model.config)
     config.num_labels += 1
     with torch.device("meta"):
@@ -78,7 +78,7 @@ def replace_label_weights(model: PreTrainedModel, seed: int) -> None:
 
 @torch.no_grad()
 def reinitialize_parameters(model: PreTrainedModel, names: Collection[str], seed: int) -> None:
-    """Set parameters and buffers to their values in a new model that is initialised with `seed`; the global generators
+    """Set parameters and buffers to their values in a new model that is initialized with `seed`; the global generators
     are not changed. The names are added to `model.reinitialized_weights`, and their modules to
     `model.newly_initialized_modules`."""
     with torch.random.fork_rng(devices=[]):

@@ -143,11 +143,11 @@ class ChainThaw(LayerUnfreezing):
 
 
 class ThreeStageUnfreezing(LayerUnfreezing):
-    """Unfreezing in three stages with a fading language modelling loss (Chronopoulou et al. 2019, arXiv 1902.10547):
+    """Unfreezing in three stages with a fading language modeling loss (Chronopoulou et al. 2019, arXiv 1902.10547):
     the new layers are trained from the start, the encoder's layers later, and its embeddings last.
 
     Args:
-        model: The model, not wrapped; with `lm_weights` a head with an auxiliary language modelling loss
+        model: The model, not wrapped; with `lm_weights` a head with an auxiliary language modeling loss
             (`has_auxiliary_lm_loss`).
         epochs: Passes over the data before the encoder's layers, and before its embeddings are trained; as released.
         lm_weights: Weight of the auxiliary loss at the first and the last step, decaying exponentially; released: 0.2
@@ -179,7 +179,7 @@ class ThreeStageUnfreezing(LayerUnfreezing):
             location = f"--freeze three-stage:lm_weights={lm_weights[0]:g},{lm_weights[1]:g}"
             if not getattr(model, "has_auxiliary_lm_loss", False):
                 raise CtxError(
-                    f"{type(model).__name__} has no auxiliary language modelling loss.",
+                    f"{type(model).__name__} has no auxiliary language modeling loss.",
                     location=location,
                     hint="remove it, or use a family whose heads have one: gpt, grover.",
                 )

@@ -326,4 +326,4 @@ def _report(
     name, run = next(iter(runs.items()))
     files = ("--train_file", "FILE", "--validation_file", "FILE", "--output_dir", "DIRECTORY")
     again = ("finetune", run.listed.kind, "--model", output, "--task_name", name, *files)
-    print(format_next_commands(again, ("push", "--model", output, "--repo_id", "ORGANISATION/NAME")))
+    print(format_next_commands(again, ("push", "--model", output, "--repo_id", "ORGANIZATION/NAME")))

@@ -25,7 +25,7 @@ class CtxTaskNetworkConfig(CtxConfig):
             number of a layer; or a dictionary with one of these for each model.
         trainable_encoders: Names of the models that are trained; the others are frozen.
         word_pooling: Tokens of a word whose states are averaged: "mean" for all, "first" or "last".
-        mix_layer_norm: Normalise the layers before they are mixed.
+        mix_layer_norm: Normalize the layers before they are mixed.
         mix_decay: Weight of the L2 penalty of the layer mixes, towards the average of the layers.
         feature_dropout: Dropout probability of the vectors.
         output_features: Concatenate the vectors to the states of the network before its output, too (Peters et al.

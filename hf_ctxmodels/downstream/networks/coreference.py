@@ -91,7 +91,7 @@ class CoreferenceNetwork(nn.Module):
     sentence. The spans with the highest s_m are kept, `spans_per_word` per word, without a span that crosses a
     better one. Of the spans before span i, those with the highest s_m(i) + s_m(j) + g_i W g_j are scored. The
     distance is the number of spans between i and j in the classes 1, 2, 3, 4, 5-7, 8-15, 16-31, 32-63, 64+. The loss
-    maximises the probability of all correct antecedents together; a span without one has the antecedent none.
+    maximizes the probability of all correct antecedents together; a span without one has the antecedent none.
 
     Args:
         input_size: Width of the vectors of words.
@@ -130,7 +130,7 @@ class CoreferenceNetwork(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Initialise weights by the uniform distribution that preserves the variance (Glorot & Bengio 2010), biases by
+        """Initialize weights by the uniform distribution that preserves the variance (Glorot & Bengio 2010), biases by
         0."""
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):

@@ -63,7 +63,7 @@ class FeatureStack(nn.Module):
     Args:
         models: The models. Frozen ones compute without dropout and gradients, also in training mode.
         pooling: As in `WordEncoder`.
-        layer_norm: Normalise the layers before they are mixed.
+        layer_norm: Normalize the layers before they are mixed.
         dropout: Dropout probability of the concatenated vectors.
         cache_bytes: Memory for the vectors of frozen models, which are computed once for each sentence.
 

@@ -168,7 +168,7 @@ class ContextualFeatures(FeatureStack):
         layers: "mix", "last" or the number of a layer, or one of these for each model.
         pooling, max_length: As in `WordEncoder`.
         trainable: Train the models, or one value for each model.
-        layer_norm: Normalise the layers before they are mixed.
+        layer_norm: Normalize the layers before they are mixed.
         dropout: Dropout probability of the concatenated vectors.
 
     Attributes:

@@ -138,7 +138,7 @@ class DecomposableAttention(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Initialise the biases of distances to 0."""
+        """Initialize the biases of distances to 0."""
         if self.intra is not None:
             init.zeros_(self.distance_bias)
 

@@ -126,7 +126,7 @@ class AnswerSpanNetwork(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Initialise the bias that attends to nothing, to -1 as in the released code."""
+        """Initialize the bias that attends to nothing, to -1 as in the released code."""
         init.constant_(self.no_alignment, -1.0)
 
     def forward(

@@ -7,7 +7,7 @@ from hf_ctxmodels.downstream.tasks.coreference import Coreference
 from hf_ctxmodels.downstream.tasks.multiple_choice import MultipleChoice
 from hf_ctxmodels.downstream.tasks.question_answering import QuestionAnswering
 from hf_ctxmodels.downstream.tasks.ranking import Ranking
-from hf_ctxmodels.downstream.tasks.semantic_roles import SemanticRoleLabelling
+from hf_ctxmodels.downstream.tasks.semantic_roles import SemanticRoleLabeling
 from hf_ctxmodels.downstream.tasks.seq2seq import Seq2Seq
 from hf_ctxmodels.downstream.tasks.sequence_classification import Regression, SequenceClassification
 from hf_ctxmodels.downstream.tasks.token_classification import TokenClassification
@@ -18,7 +18,7 @@ TASKS: dict[str, type[Task[Any]]] = {
         SequenceClassification,
         Regression,
         TokenClassification,
-        SemanticRoleLabelling,
+        SemanticRoleLabeling,
         QuestionAnswering,
         MultipleChoice,
         Ranking,

@@ -116,8 +116,8 @@ class Task(ABC, Generic[Example]):
     """Whether the main metric is in percent."""
     is_generative: ClassVar[bool] = False
     """Whether `decode` reads the output of `generate`, instead of fields of the head's output."""
-    has_unlabelled_loss: ClassVar[bool] = False
-    """Whether a head of the task may learn from unlabelled examples."""
+    has_unlabeled_loss: ClassVar[bool] = False
+    """Whether a head of the task may learn from unlabeled examples."""
     required_inputs: ClassVar[tuple[str, ...]] = ()
     """Arguments that the head's forward must have; not all heads of the Auto class have them."""
     collator_class: ClassVar[Callable[..., Any]] = DataCollatorWithPadding
@@ -160,10 +160,10 @@ class Task(ABC, Generic[Example]):
             )
         return splits
 
-    def read_unlabelled(self, file: str) -> list[Example]:
+    def read_unlabeled(self, file: str) -> list[Example]:
         """Examples of a file without labels, each with a placeholder label; called after `configure` or `load_labels`.
-        Raises CtxError if the file cannot be read, or the task has no unlabelled examples."""
-        raise CtxError(f"The task {self.name} has no unlabelled examples.", location=file, hint="use another task.")
+        Raises CtxError if the file cannot be read, or the task has no unlabeled examples."""
+        raise CtxError(f"The task {self.name} has no unlabeled examples.", location=file, hint="use another task.")
 
     def load_labels(self, config: PreTrainedConfig) -> None:
         """Set the task's labels to the labels of a fine-tuned model's configuration, instead of `configure`."""
@@ -230,7 +230,7 @@ class Task(ABC, Generic[Example]):
         return {"location": example.location, "label": example.label, "prediction": prediction}
 
     def results(self, examples: Sequence[Example], encoded: Encoded, outputs: Sequence[Logits]) -> list[dict[str, Any]]:
-        """JSON objects with the inputs and the predictions for unlabelled examples."""
+        """JSON objects with the inputs and the predictions for unlabeled examples."""
         raise NotImplementedError
 
     def _columns(self, flag: str, default: str, *numbers: int) -> list[str]:
@@ -246,7 +246,7 @@ class Task(ABC, Generic[Example]):
         return columns
 
 
-class LabelledTask(Task[Example]):
+class LabeledTask(Task[Example]):
     """A task with a closed set of labels, which are saved in the model's config."""
 
     labels: list[str]

@@ -79,7 +79,7 @@ class Coreference(Task[CoreferenceDocument]):
             raise CtxError("No cluster has two mentions.", location=file, hint="use a file with coreference clusters.")
         return examples
 
-    def read_unlabelled(self, file: str) -> list[CoreferenceDocument]:
+    def read_unlabeled(self, file: str) -> list[CoreferenceDocument]:
         """As `read_file`, without clusters; or a `.txt` file with a sentence per line, which is split into words and
         punctuation marks, and a blank line after each document."""
         if file_suffix(file) == ".txt":
@@ -168,7 +168,7 @@ class Coreference(Task[CoreferenceDocument]):
         """Head match: mentions whose last words are equal are coreferent.
 
         Mentions are the longest phrases that are mentions in at least half of their occurrences in the training file,
-        and otherwise the longest sequences of capitalised words after the first word of a sentence.
+        and otherwise the longest sequences of capitalized words after the first word of a sentence.
         """
         counts = _phrase_counts(train, self.max_span_width)
         phrases = {phrase for phrase, (mentions, occurrences) in counts.items() if 2 * mentions >= occurrences}
@@ -237,7 +237,7 @@ def head_match(document: CoreferenceDocument, mentions: Iterable[Span]) -> Clust
 
 def find_mentions(document: CoreferenceDocument, phrases: set[str], max_width: int) -> list[Span]:
     """The longest phrases of a document that are among `phrases`, in lower case, from left to right, and the longest
-    sequences of capitalised words between them, without the first word of a sentence."""
+    sequences of capitalized words between them, without the first word of a sentence."""
     mentions = []
     offset = 0
     for sentence in document.sentences:

@@ -162,17 +162,17 @@ _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 
 
 def normalize_answer(text: str) -> str:
-    """SQuAD's normalised answer: lower case, no ASCII punctuation, no English articles, single spaces."""
+    """SQuAD's normalized answer: lower case, no ASCII punctuation, no English articles, single spaces."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
 def answer_exact_match(prediction: str, answer: str) -> float:
-    """1.0 if the normalised texts are equal, else 0.0."""
+    """1.0 if the normalized texts are equal, else 0.0."""
     return float(normalize_answer(prediction) == normalize_answer(answer))
 
 
 def answer_f1(prediction: str, answer: str) -> float:
-    """F1 of the two bags of normalised words, 0 to 1."""
+    """F1 of the two bags of normalized words, 0 to 1."""
     predicted_words, answer_words = normalize_answer(prediction).split(), normalize_answer(answer).split()
     shared = sum((Counter(predicted_words) & Counter(answer_words)).values())
     return 2 * shared / (len(predicted_words) + len(answer_words)) if shared else 0.0

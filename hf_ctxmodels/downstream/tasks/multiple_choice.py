@@ -47,7 +47,7 @@ class MultipleChoice(Task[MultipleChoiceExample]):
         """Read the examples of a file."""
         return self._read(file, [self.arguments.label_column or "label"])
 
-    def read_unlabelled(self, file: str) -> list[MultipleChoiceExample]:
+    def read_unlabeled(self, file: str) -> list[MultipleChoiceExample]:
         """A table with the text and choice columns."""
         return self._read(file, [])
 

@@ -164,7 +164,7 @@ class QuestionAnswering(Task[Question]):
             raise CtxError("Expected a .json file.", location=file, hint="use a .json file in SQuAD's format.")
         return read_squad(file)
 
-    def read_unlabelled(self, file: str) -> list[Question]:
+    def read_unlabeled(self, file: str) -> list[Question]:
         """SQuAD JSON, whose answers are ignored, or a table with the columns question and context."""
         if file_suffix(Path(file)) == ".json":
             return read_squad(file, has_answers=False)

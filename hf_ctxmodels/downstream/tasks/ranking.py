@@ -83,7 +83,7 @@ class Ranking(Task[RankingExample]):
             examples.append(RankingExample(query, candidates, relevant, rows[0].location))
         return examples
 
-    def read_unlabelled(self, file: str) -> list[RankingExample]:
+    def read_unlabeled(self, file: str) -> list[RankingExample]:
         """A table with queries and candidates; the first candidate of a query is marked as the relevant one."""
         columns = self._columns("text_columns", "query,candidate", 2)
         examples = []

@@ -1,4 +1,4 @@
-"""Semantic role labelling: the arguments of a given predicate as spans of words (Carreras & Marquez 2005)."""
+"""Semantic role labeling: the arguments of a given predicate as spans of words (Carreras & Marquez 2005)."""
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ _DECODING_BATCH = 256  # sentences per batch of the Viterbi algorithm
 _WINDOW = 8  # words on each side of the predicate that the baseline labels
 
 
-class SemanticRoleLabelling(TokenClassification):
+class SemanticRoleLabeling(TokenClassification):
     """The arguments of each predicate as BIO tags, with the predicate marked in the input.
 
     A model with two or more segments (`config.type_vocab_size`) reads the predicate as segment 1, as in AllenNLP's BERT
@@ -39,24 +39,24 @@ class SemanticRoleLabelling(TokenClassification):
     2017, section 2.3). In a sentence that is longer than `max_length`, only the window with the predicate has the mark.
     """
 
-    name: ClassVar[str] = "semantic-role-labelling"
-    has_unlabelled_loss: ClassVar[bool] = False
+    name: ClassVar[str] = "semantic-role-labeling"
+    has_unlabeled_loss: ClassVar[bool] = False
     has_segments = False
     """Whether segment 1 marks the predicate; after `configure` or `load_labels`."""
 
-    def _read(self, file: str, labelled: bool) -> list[Proposition]:
+    def _read(self, file: str, labeled: bool) -> list[Proposition]:
         defaults = ("tokens", "tags") if file_suffix(Path(file)) == ".jsonl" else ("2", "6")
         columns = (self.arguments.text_columns, self.arguments.label_column)
         words, labels = (column or default for column, default in zip(columns, defaults, strict=True))
-        return read_propositions(file, words, labels, labelled=labelled)
+        return read_propositions(file, words, labels, labeled=labeled)
 
     def read_file(self, file: str) -> list[TaggedSentence]:
         """The propositions of a file."""
-        return [*self._read(file, labelled=True)]
+        return [*self._read(file, labeled=True)]
 
-    def read_unlabelled(self, file: str) -> list[TaggedSentence]:
+    def read_unlabeled(self, file: str) -> list[TaggedSentence]:
         """Propositions without arguments, of a file as for `read_file`, whose columns of arguments may be missing."""
-        return [*self._read(file, labelled=False)]
+        return [*self._read(file, labeled=False)]
 
     def configure(
         self, config: PreTrainedConfig, train: Sequence[TaggedSentence], validation: Sequence[TaggedSentence]
@@ -135,7 +135,7 @@ class SemanticRoleLabelling(TokenClassification):
 
     def baseline(self, train: Sequence[Any], validation: Sequence[Any]) -> list[list[str]]:
         """For each word within 8 words of the predicate, the most frequent role of the word at this side of the
-        predicate, or of all words at this distance; neighbouring words of one role are one argument."""
+        predicate, or of all words at this distance; neighboring words of one role are one argument."""
         counts: dict[Any, Counter[str]] = defaultdict(Counter)
         for example in train:
             for index, (word, tag) in enumerate(zip(example.words, example.tags, strict=True)):

@@ -18,7 +18,7 @@ from hf_ctxmodels.downstream.tasks.base import (
     Collator,
     Encoded,
     FeatureCollator,
-    LabelledTask,
+    LabeledTask,
     Logits,
     Task,
     get_texts,
@@ -63,7 +63,7 @@ class _SequenceTask(Task[SequenceExample]):
         """Read the examples of a file."""
         return self._examples(read_table(file, [*self._text_columns(), self.arguments.label_column or "label"]))
 
-    def read_unlabelled(self, file: str) -> list[SequenceExample]:
+    def read_unlabeled(self, file: str) -> list[SequenceExample]:
         """A table with the text columns, or a `.txt` file with one text per line."""
         columns = self._text_columns()
         rows = read_table(file, columns) if self.arguments.text_columns else read_texts(file, *columns)
@@ -71,7 +71,7 @@ class _SequenceTask(Task[SequenceExample]):
 
     @abstractmethod
     def _placeholder_label(self) -> Any:
-        """A valid label, for unlabelled examples."""
+        """A valid label, for unlabeled examples."""
 
     def read_demo(self, split: str) -> list[SequenceExample]:
         """160 training or 40 validation sentences of Pang & Lee's film reviews, half "pos", half "neg", from gensim's
@@ -129,11 +129,11 @@ class _SequenceTask(Task[SequenceExample]):
         return tfidf_predictions(train, validation, regression=isinstance(self, Regression))
 
 
-class SequenceClassification(_SequenceTask, LabelledTask[SequenceExample]):
+class SequenceClassification(_SequenceTask, LabeledTask[SequenceExample]):
     """A text or a pair -> one of several labels (CoLA, SST-2, RTE, SNLI, ...)."""
 
     name: ClassVar[str] = "sequence-classification"
-    has_unlabelled_loss: ClassVar[bool] = True
+    has_unlabeled_loss: ClassVar[bool] = True
 
     def _parse_label(self, value: Any, location: str) -> str:
         if value is None or isinstance(value, (list, dict)) or str(value).strip() == "":

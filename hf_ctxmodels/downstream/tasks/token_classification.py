@@ -23,7 +23,7 @@ from hf_ctxmodels.data.table_files import (
 )
 from hf_ctxmodels.data.text_files import read_text
 from hf_ctxmodels.downstream.tasks import metrics
-from hf_ctxmodels.downstream.tasks.base import Encoded, LabelledTask, Logits, most_frequent, repeated_prediction
+from hf_ctxmodels.downstream.tasks.base import Encoded, LabeledTask, Logits, most_frequent, repeated_prediction
 
 
 def _is_conll(file: str) -> bool:
@@ -33,7 +33,7 @@ def _is_conll(file: str) -> bool:
     return len(lines) > 1 and [] in lines and len({len(fields) for fields in lines if fields}) == 1
 
 
-class TokenClassification(LabelledTask[TaggedSentence]):
+class TokenClassification(LabeledTask[TaggedSentence]):
     """One tag per word, from CoNLL columns, CoNLL-U, or JSONL with a list of words and a list of tags.
 
     The tag of a word is the target of its first sub-word. A sentence longer than `max_length` continues in further
@@ -43,7 +43,7 @@ class TokenClassification(LabelledTask[TaggedSentence]):
     name: ClassVar[str] = "token-classification"
     auto_class: ClassVar[str] = "AutoModelForTokenClassification"
     collator_class = DataCollatorForTokenClassification
-    has_unlabelled_loss: ClassVar[bool] = True
+    has_unlabeled_loss: ClassVar[bool] = True
     split_words: ClassVar[bool] = True
     has_token_outputs = True
 
@@ -76,13 +76,13 @@ class TokenClassification(LabelledTask[TaggedSentence]):
                 hint="pass --text_columns and --label_column as numbers (1 = first, -1 = last).",
             ) from error
 
-    def read_unlabelled(self, file: str) -> list[TaggedSentence]:
+    def read_unlabeled(self, file: str) -> list[TaggedSentence]:
         """A file as for `read_file`, whose tags are ignored; JSONL without tags, with lists of words or texts; or a
         `.txt` file with one sentence per line. Texts are split into words and punctuation marks."""
         suffix, column = file_suffix(Path(file)), self.arguments.text_columns or "tokens"
         is_text = suffix == ".txt" and not self.arguments.text_columns and not _is_conll(file)
         if is_text or suffix == ".jsonl":
-            unlabelled = []
+            unlabeled = []
             for row in read_texts(file, column):
                 words = row.values[column]
                 words = split_words(words) if isinstance(words, str) else words
@@ -92,10 +92,10 @@ class TokenClassification(LabelledTask[TaggedSentence]):
                         location=row.location,
                         hint="correct the line, or pass another --text_columns.",
                     )
-                unlabelled.append(([*map(str, words)], row.location))
+                unlabeled.append(([*map(str, words)], row.location))
         else:
-            unlabelled = [(sentence.words, sentence.location) for sentence in self.read_file(file)]
-        return [TaggedSentence(words, [self.labels[0]] * len(words), location) for words, location in unlabelled]
+            unlabeled = [(sentence.words, sentence.location) for sentence in self.read_file(file)]
+        return [TaggedSentence(words, [self.labels[0]] * len(words), location) for words, location in unlabeled]
 
     def configure(
         self, config: PreTrainedConfig, train: Sequence[TaggedSentence], validation: Sequence[TaggedSentence]

@@ -219,7 +219,7 @@ def _mark(row: Row) -> str:
         else:
             words = [match.start() for match in re.finditer(r"\S+", text)]
             start = words[int(values["target.span2_index"])]
-    # A few indices of WSC select a neighbouring word.
+    # A few indices of WSC select a neighboring word.
     matches = re.finditer(rf"\b{re.escape(pronoun)}\b", text, re.IGNORECASE)
     position = min((match.start() for match in matches), key=lambda position: abs(position - start), default=None)
     if position is None:

@@ -346,7 +346,7 @@ class TextTask:
         value = field_value(row, name)
         text = value_text(value)
         if isinstance(self.labels, Mapping):
-            # YAML's booleans may be capitalised
+            # YAML's booleans may be capitalized
             values = [key.lower() if isinstance(value, bool) else key for key in self.labels]
             expected = ", ".join(self.labels)
         else:

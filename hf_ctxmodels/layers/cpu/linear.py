@@ -25,7 +25,7 @@ HAS_BFLOAT16_PRODUCT = HAS_ONEDNN and bool(torch.ops.mkldnn._is_mkldnn_bf16_supp
 MAX_PREPACKED_BYTES = 1 << 30
 
 _MIN_MULTIPLICATIONS = 1 << 21  # with fewer, the overhead of oneDNN exceeds the gain
-_PREPACKED_ROWS = 32  # the number of rows that oneDNN optimises for; for one row it would keep the ordinary layout
+_PREPACKED_ROWS = 32  # the number of rows that oneDNN optimizes for; for one row it would keep the ordinary layout
 _MAX_PREPACKED_ROWS = 64  # with more rows, a prepacked weight gains less than a tenth
 _PREPACK_AFTER = 6  # products before a weight is prepacked, which takes as long as so many products with 8 rows
 _CHUNK_ROWS = 1024
@@ -106,7 +106,7 @@ def apply_in_chunks(function: Callable[[Tensor], Tensor], input: Tensor, module:
 def is_plain_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
     """Whether a call only multiplies by an ordinary weight.
 
-    False for an adapter, a quantized or parametrised layer, a subclass, and a layer with hooks, a replaced `forward` or
+    False for an adapter, a quantized or parametrized layer, a subclass, and a layer with hooks, a replaced `forward` or
     a tensor subclass as its weight: code that reads `.weight` would skip what these do.
     """
     if type(module) is not nn.Linear or "forward" in module.__dict__ or _has_any_global_hook():

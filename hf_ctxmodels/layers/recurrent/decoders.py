@@ -257,7 +257,7 @@ def global_attention(queries: Tensor, keys: Tensor, values: Tensor, padding: Ten
 
 @torch.no_grad()
 def reset_lstm_cell(cell: nn.LSTMCell) -> None:
-    """Initialise an LSTM cell as in torch, with a forget bias of one; loaded weights are not changed."""
+    """Initialize an LSTM cell as in torch, with a forget bias of one; loaded weights are not changed."""
     bound = cell.hidden_size**-0.5
     for weight in (cell.weight_ih, cell.weight_hh):
         init.uniform_(weight, -bound, bound)

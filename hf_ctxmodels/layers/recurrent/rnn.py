@@ -175,7 +175,7 @@ class GRU(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Uniform within 1 / sqrt(hidden), the initialisation of `torch.nn.GRU`."""
+        """Uniform within 1 / sqrt(hidden), the initialization of `torch.nn.GRU`."""
         for parameter in self.parameters():
             init.uniform_(parameter, -(self.hidden_size**-0.5), self.hidden_size**-0.5)
 

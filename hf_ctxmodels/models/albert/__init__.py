@@ -1,4 +1,4 @@
-"""ALBERT (Lan et al. 2019): BERT with factorised embeddings and layers that share their weights."""
+"""ALBERT (Lan et al. 2019): BERT with factorized embeddings and layers that share their weights."""
 
 from typing import Any
 

@@ -1,5 +1,5 @@
-"""ALBERT (Lan et al. 2019, arXiv 1909.11942): BERT's encoder with factorised embeddings and cross-layer parameter
-sharing, pretrained by masked language modelling and sentence-order prediction."""
+"""ALBERT (Lan et al. 2019, arXiv 1909.11942): BERT's encoder with factorized embeddings and cross-layer parameter
+sharing, pretrained by masked language modeling and sentence-order prediction."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -71,7 +71,7 @@ class CtxAlbertModel(TransformerEncoder, CtxAlbertPreTrainedModel):
     """The ALBERT encoder without a head."""
 
     def build_embeddings(self, config: CtxAlbertConfig) -> TokenPositionTypeEmbeddings:
-        """Create the factorised embeddings."""
+        """Create the factorized embeddings."""
         return build_embeddings(config, width=config.embedding_size, projected_size=config.hidden_size)
 
     def build_layers(self, config: CtxAlbertConfig) -> SharedLayers:
@@ -125,9 +125,9 @@ class CtxAlbertForPreTrainingOutput(ModelOutput):
 
 
 class CtxAlbertForPreTraining(CtxAlbertHeadModel):
-    """Model for both pretraining objectives: masked language modelling and sentence-order prediction (section 3.1).
+    """Model for both pretraining objectives: masked language modeling and sentence-order prediction (section 3.1).
 
-    With `labels`, the last layer and the vocabulary's logits are computed at the labelled positions only, unless
+    With `labels`, the last layer and the vocabulary's logits are computed at the labeled positions only, unless
     `needs_all_logits`.
     """
 

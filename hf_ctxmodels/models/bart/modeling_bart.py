@@ -76,7 +76,7 @@ class CtxBartHeadModel(EncoderDecoderHeadModel, CtxBartPreTrainedModel):
 
 
 class CtxBartForConditionalGeneration(TransformerForConditionalGeneration, CtxBartPreTrainedModel, GenerationMixin):
-    """BART with a language modelling head, for pretraining and for summaries, answers and translations.
+    """BART with a language modeling head, for pretraining and for summaries, answers and translations.
 
     The output layer is tied to the word embeddings. Its bias is `final_logits_bias` of transformers: a buffer of zeros
     in new and released models that is not trained.

@@ -1,4 +1,4 @@
-"""BERT (Devlin et al. 2019): a bidirectional Transformer encoder, pretrained by masked language modelling and next
+"""BERT (Devlin et al. 2019): a bidirectional Transformer encoder, pretrained by masked language modeling and next
 sentence prediction."""
 
 from hf_ctxmodels.models.bert.configuration_bert import CtxBertConfig

@@ -1,5 +1,5 @@
 """BERT (Devlin et al. 2019, arXiv 1810.04805): a bidirectional Transformer encoder, pretrained by masked language
-modelling and next-sentence prediction."""
+modeling and next-sentence prediction."""
 
 import re
 from collections.abc import Mapping
@@ -112,9 +112,9 @@ class CtxBertForPreTrainingOutput(ModelOutput):
 
 
 class CtxBertForPreTraining(CtxBertHeadModel):
-    """Model for both pretraining objectives: masked language modelling and next-sentence prediction (section 3.1).
+    """Model for both pretraining objectives: masked language modeling and next-sentence prediction (section 3.1).
 
-    With `labels`, the last layer and the vocabulary's logits are computed at the labelled positions only, unless
+    With `labels`, the last layer and the vocabulary's logits are computed at the labeled positions only, unless
     `needs_all_logits`.
     """
 

@@ -7,7 +7,7 @@ from hf_ctxmodels.core.config import CtxConfig
 
 @strict
 class CtxCoveConfig(CtxConfig):
-    """Shape and regularisation of the translation model and the task heads. See `CtxConfig` for the other arguments.
+    """Shape and regularization of the translation model and the task heads. See `CtxConfig` for the other arguments.
 
     Args:
         vocab_size, target_vocab_size: Sizes of the source and the target vocabulary, special tokens included.
@@ -21,7 +21,7 @@ class CtxCoveConfig(CtxConfig):
             starts from the encoder's final states.
         hidden_dropout_prob: Dropout on the inputs of LSTM layers except the encoder's first, and before the
             decoder's output layer.
-        initializer_range: Standard deviation of the initialisation of embeddings and linear layers.
+        initializer_range: Standard deviation of the initialization of embeddings and linear layers.
         task_context: Whether task heads take the encoder's states in addition to the embeddings.
         freeze_context: Whether the encoder is frozen in task heads.
         biattention_size: Width per direction of the classification network's LSTM states.

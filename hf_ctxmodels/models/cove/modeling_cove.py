@@ -145,7 +145,7 @@ class CtxCoveForSequenceClassification(heads.ForSequenceClassification, CtxCoveH
         return CtxCoveModel(config)
 
     def build_head(self, config: CtxCoveConfig) -> None:
-        """Create three maxout layers, each after batch normalisation and dropout, which would change its statistics."""
+        """Create three maxout layers, each after batch normalization and dropout, which would change its statistics."""
         self.dropout = nn.Identity()
         self.classifier = maxout_classifier(
             config.biattention_size, config.num_labels, config.maxout_pieces, config.head_dropout

@@ -12,7 +12,7 @@ TEXT_VIEWS = ("forward", "backward", "beginning", "end")
 
 @strict
 class CtxCvtConfig(CtxCharacterConfig):
-    """Shape and regularisation of a model for cross-view training; the defaults follow the paper.
+    """Shape and regularization of a model for cross-view training; the defaults follow the paper.
 
     See `CtxCharacterConfig` for the other arguments.
 

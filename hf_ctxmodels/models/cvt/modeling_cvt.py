@@ -215,7 +215,7 @@ class CtxCvtOutput(ModelOutput):
 class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
     """Base class of the semi-supervised heads (section 3).
 
-    On unlabelled text, auxiliary predictions from partial views are trained to match the primary prediction, which is
+    On unlabeled text, auxiliary predictions from partial views are trained to match the primary prediction, which is
     computed without dropout. With `has_word_views` predictions are made for words, otherwise for texts.
     """
 
@@ -274,13 +274,13 @@ class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
         if views is not None and shape is not None:
             views = heads.validate_targets(views, "views", shape if self.has_word_views else shape[:1])
             trains_views = self._has_view_targets(views, attention_mask)
-        is_unlabelled = trains_views and (labels is None or not bool((host_copy(labels) != IGNORE_INDEX).any()))
-        options: dict[str, Any] = {"layers": 1, "dropout_rate": self.config.view_dropout} if is_unlabelled else {}
+        is_unlabeled = trains_views and (labels is None or not bool((host_copy(labels) != IGNORE_INDEX).any()))
+        options: dict[str, Any] = {"layers": 1, "dropout_rate": self.config.view_dropout} if is_unlabeled else {}
         states = self.encode(output_hidden_states=True, **options, **inputs).hidden_states
         tokens = token_mask(states[0], attention_mask, sequence_ids)
         sequences = tokens.long() if sequence_ids is None else sequence_ids * tokens
         logits = supervised_loss = cross_view_loss = metrics = None
-        if not is_unlabelled:
+        if not is_unlabeled:
             logits = self.predictors[task](torch.cat(states[1:], -1), sequences)
             if labels is not None:
                 supervised_loss = self.supervised_loss(logits, labels, num_items_in_batch)

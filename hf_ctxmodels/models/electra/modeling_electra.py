@@ -17,7 +17,7 @@ from hf_ctxmodels.core.host_copies import on_host, select_true
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.core.weights import POST_NORM_RENAMINGS, fused_projections
 from hf_ctxmodels.heads import IGNORE_INDEX, ItemCounts, mean_over_targets
-from hf_ctxmodels.heads.base import labelled_targets, mask_of_targets
+from hf_ctxmodels.heads.base import labeled_targets, mask_of_targets
 from hf_ctxmodels.layers.common import get_activation
 from hf_ctxmodels.layers.cpu.dropout import Dropout
 from hf_ctxmodels.layers.transformer import TokenPositionTypeEmbeddings
@@ -145,7 +145,7 @@ class CtxElectraForReplacedTokenDetection(CtxElectraHeadModel):
                 labels = on_host(
                     lambda targets, mask: targets.masked_fill(mask == 0, IGNORE_INDEX), labels, attention_mask
                 )
-            target_logits, replaced = select_true(logits, mask_of_targets(labels)), labelled_targets(labels) == 1
+            target_logits, replaced = select_true(logits, mask_of_targets(labels)), labeled_targets(labels) == 1
             loss = mean_over_targets(detection_loss(target_logits, replaced), labels, "labels", num_items_in_batch)
             metrics = detection_counts(target_logits.detach(), replaced)
         return CtxElectraDetectionOutput(

@@ -285,7 +285,7 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
 
         Args:
             generator, discriminator: Directories or Hub ids; the generator has a masked-LM head, the discriminator has
-                any head (the generator's in two-stage training, section 3.2); a missing detection head is initialised.
+                any head (the generator's in two-stage training, section 3.2); a missing detection head is initialized.
             tie_generator: See `CtxElectraConfig`. None ties the embeddings if they are equal in both checkpoints, else
                 no weights (with a warning).
             changes: Other fields of the configuration.

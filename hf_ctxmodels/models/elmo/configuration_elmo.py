@@ -9,7 +9,7 @@ from hf_ctxmodels.architectures.configurations import CtxCharacterConfig
 
 @strict
 class CtxElmoConfig(CtxCharacterConfig):
-    """Shape and regularisation of ELMo; the defaults are the original model.
+    """Shape and regularization of ELMo; the defaults are the original model.
 
     See `CtxCharacterConfig` for the other arguments.
 
@@ -20,7 +20,7 @@ class CtxElmoConfig(CtxCharacterConfig):
         hidden_dropout_prob: Dropout on the inputs of LSTM layers, and before the language model's output layer.
         num_languages: Above 0 for a polyglot model (Mulcaire et al. 2019, arXiv 1902.09697).
         num_mixes: Number of scalar mixes of the layers; task heads take their concatenation (section 3.3).
-        mix_layer_norm: Whether layers are normalised before mixing.
+        mix_layer_norm: Whether layers are normalized before mixing.
         mix_decay: Weight of the mixes' squared distance from the average in a task head's loss (section 3.4).
         pretrained_embeddings: Word vectors that task heads concatenate with the mixes (section 3.3).
         pooling: Pooling of a sequence: "mean" of its states, or "mean+max", twice as wide.

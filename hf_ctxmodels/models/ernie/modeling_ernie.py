@@ -204,7 +204,7 @@ class CtxErnieForPreTraining(CtxErnieHeadModel):
             sentence_distance_labels: (batch,) 0 for adjacent sentences, 1 for other sentences of one document, 2 for
                 sentences of two documents.
             discourse_relation_labels, query_title_labels: (batch,) the class of a pair.
-            capitalization_labels: (batch, length) 1 where the word is capitalised, else 0.
+            capitalization_labels: (batch, length) 1 where the word is capitalized, else 0.
             token_document_labels: (batch, length) 1 where the token occurs elsewhere in the document, else 0.
 
         Raises:
@@ -266,7 +266,7 @@ class CtxErnieForPreTraining(CtxErnieHeadModel):
                 logits[task] = target_logits = classifier(states)
             elif targets is not None:
                 target_logits = classifier(heads.select_states(states, targets, output_mask))
-                targets = heads.labelled_targets(targets)
+                targets = heads.labeled_targets(targets)
             if targets is not None:
                 losses[task] = heads.cross_entropy_over_targets(
                     target_logits, targets, f"{task}_labels", num_items_in_batch

@@ -24,7 +24,7 @@ class CtxGenSenConfig(CtxConfig):
         text_pairs: Whether text pairs are classified; False for a linear classifier of single texts.
         classifier_size: Width of the hidden layer of the pair classifier.
         classifier_dropout: Dropout before the pair classifier or a task head.
-        initializer_range: Standard deviation of the initialisation of embeddings and heads.
+        initializer_range: Standard deviation of the initialization of embeddings and heads.
     """
 
     model_type = "ctx-gensen"

@@ -1,4 +1,4 @@
-"""GPT (Radford et al. 2018): a causal post-norm Transformer, pretrained and fine-tuned with language modelling."""
+"""GPT (Radford et al. 2018): a causal post-norm Transformer, pretrained and fine-tuned with language modeling."""
 
 from hf_ctxmodels.models.gpt.configuration_gpt import CtxGptConfig
 from hf_ctxmodels.models.gpt.modeling_gpt import (

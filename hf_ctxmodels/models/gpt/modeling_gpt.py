@@ -1,5 +1,5 @@
 """GPT (Radford et al. 2018, Improving Language Understanding by Generative Pre-Training): a causal post-norm
-Transformer, pretrained and fine-tuned with language modelling."""
+Transformer, pretrained and fine-tuned with language modeling."""
 
 from typing import Any, ClassVar
 

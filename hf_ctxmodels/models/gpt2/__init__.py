@@ -1,4 +1,4 @@
-"""GPT-2 (Radford et al. 2019): a causal pre-norm Transformer, pretrained by language modelling."""
+"""GPT-2 (Radford et al. 2019): a causal pre-norm Transformer, pretrained by language modeling."""
 
 from hf_ctxmodels.models.gpt2.configuration_gpt2 import CtxGpt2Config
 from hf_ctxmodels.models.gpt2.modeling_gpt2 import (

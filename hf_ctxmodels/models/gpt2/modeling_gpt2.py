@@ -1,5 +1,5 @@
 """GPT-2 (Radford et al. 2019, Language Models are Unsupervised Multitask Learners): a causal pre-norm Transformer,
-pretrained by language modelling."""
+pretrained by language modeling."""
 
 from torch import nn
 from transformers import GenerationMixin
@@ -25,7 +25,7 @@ GPT2_EXPORT, GPT2_SEQUENCE_EXPORT, GPT2_CHOICE_EXPORT, GPT2_CONVERSION = gpt_con
 
 
 def init_residual_projections(module: nn.Module, config: CtxGpt2Config) -> None:
-    """Initialise the linear layers before the residual stream with a standard deviation scaled by
+    """Initialize the linear layers before the residual stream with a standard deviation scaled by
     1 / sqrt(residual sub-layers) (Radford et al. 2019, section 2.3)."""
     std = config.initializer_range / (2 * config.num_hidden_layers) ** 0.5
     if isinstance(module, SelfAttention):
@@ -45,7 +45,7 @@ class CtxGpt2PreTrainedModel(CtxPreTrainedModel):
     _keys_to_ignore_on_load_unexpected = [r"^lm_head\.", r"attn\.(masked_)?bias$"]
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Initialise a module, see `init_residual_projections`."""
+        """Initialize a module, see `init_residual_projections`."""
         super()._init_weights(module)
         init_residual_projections(module, self.config)
 
@@ -80,7 +80,7 @@ class CtxGpt2ForSequenceClassification(heads.ForSequenceClassification, CtxGpt2H
 
 
 class CtxGpt2ForMultipleChoice(heads.ForMultipleChoice, CtxGpt2HeadModel):
-    """GPT-2 with a multiple-choice classifier on the last token's state and an auxiliary language modelling loss, as in
+    """GPT-2 with a multiple-choice classifier on the last token's state and an auxiliary language modeling loss, as in
     GPT (Radford et al. 2018, section 3)."""
 
     _tied_weights_keys = {"lm_head.weight": "gpt2.word_embeddings.weight"}

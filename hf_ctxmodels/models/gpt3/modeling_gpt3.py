@@ -19,7 +19,7 @@ class CtxGpt3PreTrainedModel(CtxPreTrainedModel):
     _keys_to_ignore_on_load_unexpected = [r"^lm_head\."]
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Initialise a module as in GPT-2."""
+        """Initialize a module as in GPT-2."""
         super()._init_weights(module)
         init_residual_projections(module, self.config)
 
@@ -59,7 +59,7 @@ class CtxGpt3ForSequenceClassification(heads.ForSequenceClassification, CtxGpt3H
 
 
 class CtxGpt3ForMultipleChoice(heads.ForMultipleChoice, CtxGpt3HeadModel):
-    """GPT-3 with a multiple-choice classifier on the last token's state and an auxiliary language modelling loss."""
+    """GPT-3 with a multiple-choice classifier on the last token's state and an auxiliary language modeling loss."""
 
     _tied_weights_keys = {"lm_head.weight": "gpt3.word_embeddings.weight"}
     has_auxiliary_lm_loss = True

@@ -19,7 +19,7 @@ class CtxGroverConfig(CtxDecoderConfig):
     Args:
         hidden_act: Activation of the feed-forward layer; "gelu" is the exact GELU.
         embedding_dropout_prob, attention_probs_dropout_prob: 0, as in the released code.
-        initializer_range: Standard deviation of the truncated normal initialisation, except for feed-forward layers.
+        initializer_range: Standard deviation of the truncated normal initialization, except for feed-forward layers.
         feed_forward_initializer_range: Standard deviation for the feed-forward layers, the same in all released sizes.
         pad_token_id: Id of <|padding|>, which is never a target.
         classifier_token_id: Id of <|beginsummary|>, whose state is the classifier's input.

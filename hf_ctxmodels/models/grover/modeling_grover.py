@@ -66,7 +66,7 @@ class CtxGroverPreTrainedModel(CtxPreTrainedModel):
     _keys_to_ignore_on_load_unexpected = [r"^lm_head\."]
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Initialise by a normal distribution, truncated at two standard deviations as in TensorFlow."""
+        """Initialize by a normal distribution, truncated at two standard deviations as in TensorFlow."""
         super()._init_weights(module)
         if isinstance(module, nn.Linear | nn.Embedding):
             self._init_truncated(module.weight, self.config.initializer_range)
@@ -108,7 +108,7 @@ class CtxGroverForSequenceClassification(heads.ForSequenceClassification, CtxGro
     """Grover with a sequence classifier, for example of human and machine-generated articles (section 5).
 
     The classifier's input is the state of the first `config.classifier_token_id`, <|beginsummary|>, or of the last
-    token without it. The training loss has an auxiliary language modelling term (`DecoderHeadModel`),
+    token without it. The training loss has an auxiliary language modeling term (`DecoderHeadModel`),
     averaged over the targets of an example and then over examples. The released code averages over all tokens of a
     batch, which is not invariant to gradient accumulation.
     """

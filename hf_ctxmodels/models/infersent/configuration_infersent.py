@@ -26,7 +26,7 @@ class CtxInferSentConfig(CtxConfig):
         classifier_size: Width of the two hidden layers of the pair classifier.
         classifier_nonlinear: Tanh after these layers and dropout before every layer; in the paper, the three layers are
             linear.
-        initializer_range: Standard deviation of the initialisation of the classifier.
+        initializer_range: Standard deviation of the initialization of the classifier.
         unk_token_id: Id of unknown words, whose vector is zero.
     """
 

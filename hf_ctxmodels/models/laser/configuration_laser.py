@@ -20,7 +20,7 @@ class CtxLaserConfig(CtxConfig):
         pooling: Pooling of a sentence's hidden states.
         language_size, decoder_size: Widths of a language embedding and of the decoder's states.
         hidden_dropout_prob: Dropout on the input of LSTM layers, and before the output layer.
-        initializer_range: Standard deviation of the initialisation of embeddings and heads.
+        initializer_range: Standard deviation of the initialization of embeddings and heads.
     """
 
     model_type = "ctx-laser"

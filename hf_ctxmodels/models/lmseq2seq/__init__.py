@@ -1,4 +1,4 @@
-"""Encoder-decoder initialised with two language models (Ramachandran et al. 2016)."""
+"""Encoder-decoder initialized with two language models (Ramachandran et al. 2016)."""
 
 from hf_ctxmodels.models.lmseq2seq.configuration_lmseq2seq import CtxLmSeq2SeqConfig
 from hf_ctxmodels.models.lmseq2seq.modeling_lmseq2seq import (

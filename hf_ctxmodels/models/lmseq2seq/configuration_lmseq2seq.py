@@ -21,7 +21,7 @@ class CtxLmSeq2SeqConfig(CtxLSTMLanguageModelConfig):
         vocab_size, target_vocab_size: Sizes of the source and the target vocabulary.
         embedding_size, hidden_size: Widths of the embeddings and of the layers.
         num_hidden_layers: Number of LSTM layers of the encoder, and of the decoder.
-        pretrained_layers: Number of lower layers that are initialised with the language models (one in the paper).
+        pretrained_layers: Number of lower layers that are initialized with the language models (one in the paper).
         residual: Residual connection around the decoder's upper layers (section 2.3).
         multi_layer_attention: Whether the decoder attends to the encoder's last pretrained layer in addition to the top
             layer (section 2.3).

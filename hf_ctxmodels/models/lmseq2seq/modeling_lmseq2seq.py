@@ -1,4 +1,4 @@
-"""Encoder-decoder initialised with two language models (Ramachandran et al. 2016, arXiv 1611.02683).
+"""Encoder-decoder initialized with two language models (Ramachandran et al. 2016, arXiv 1611.02683).
 
 The decoder attends to two layers of the encoder and has a residual connection around its upper layers.
 """

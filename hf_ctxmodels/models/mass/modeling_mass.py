@@ -49,7 +49,7 @@ class CtxMassModel(EncoderDecoder, CtxMassPreTrainedModel):
 
 
 class CtxMassForConditionalGeneration(TransformerForConditionalGeneration, CtxMassPreTrainedModel, GenerationMixin):
-    """MASS with a language modelling head, for pretraining, translation and summarization; the output layer is tied to
+    """MASS with a language modeling head, for pretraining, translation and summarization; the output layer is tied to
     the word embeddings.
 
     In pretraining the decoder's input is the segment, shifted by one token: `decoder_input_ids` with their positions in

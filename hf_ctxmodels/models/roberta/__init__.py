@@ -1,4 +1,4 @@
-"""RoBERTa (Liu et al. 2019): BERT's encoder, pretrained by masked language modelling on full sentences."""
+"""RoBERTa (Liu et al. 2019): BERT's encoder, pretrained by masked language modeling on full sentences."""
 
 from hf_ctxmodels.models.bert import SIZES
 from hf_ctxmodels.models.roberta.configuration_roberta import CtxRobertaConfig

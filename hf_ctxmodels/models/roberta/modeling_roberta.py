@@ -1,5 +1,5 @@
 """RoBERTa (Liu et al. 2019, arXiv 1907.11692): BERT's encoder with positions from `pad_token_id + 1`, pretrained longer
-by masked language modelling only."""
+by masked language modeling only."""
 
 from typing import Any
 

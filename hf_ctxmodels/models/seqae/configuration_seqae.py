@@ -9,7 +9,7 @@ from hf_ctxmodels.architectures.configurations import CtxLSTMLanguageModelConfig
 
 @strict
 class CtxSeqaeConfig(CtxLSTMLanguageModelConfig):
-    """Shape and regularisation of the LSTM; the defaults follow section 4 of the paper.
+    """Shape and regularization of the LSTM; the defaults follow section 4 of the paper.
 
     See `CtxLSTMLanguageModelConfig` for the other arguments.
 

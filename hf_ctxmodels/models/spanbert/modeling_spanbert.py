@@ -191,7 +191,7 @@ class CtxSpanBertForPreTraining(CtxSpanBertHeadModel):
         sbo_loss = metrics = None
         if labels is not None and boundary_labels is not None and boundaries is not None:
             before, after = boundaries.states(states, output_mask)
-            targets = heads.labelled_targets(boundary_labels)
+            targets = heads.labeled_targets(boundary_labels)
             total = self.sbo_head.summed_loss(before, after, boundaries.offsets, targets)
             sbo_loss = total / (heads.number_of_targets(boundary_labels, "boundary_labels", num_items_in_batch) + 1)
             is_target = torch.stack([boundary_labels != IGNORE_INDEX, labels != IGNORE_INDEX])
@@ -208,7 +208,7 @@ class CtxSpanBertForPreTraining(CtxSpanBertHeadModel):
 
 
 class _Boundaries:
-    """Positions of the span boundaries of (batch, length) `boundary_labels`; a span is a run of labelled positions.
+    """Positions of the span boundaries of (batch, length) `boundary_labels`; a span is a run of labeled positions.
 
     Attributes:
         positions: (batch, length) bool, True at the boundaries.

@@ -1,4 +1,4 @@
-"""StructBERT (Wang et al. 2019, arXiv 1908.04577): BERT's network, pretrained by masked language modelling and by the
+"""StructBERT (Wang et al. 2019, arXiv 1908.04577): BERT's network, pretrained by masked language modeling and by the
 prediction of the order of words and sentences."""
 
 from collections.abc import Mapping

@@ -30,7 +30,7 @@ class CtxT5Config(CtxTransformerConfig):
         attention_probs_dropout_prob: Dropout on attention probabilities; None for `hidden_dropout_prob`, as released.
         classifier_dropout: Dropout before and in the task heads.
         relative_attention_num_buckets, relative_attention_max_distance: See `BucketedPositionBias`.
-        initializer_factor: Factor applied to the standard deviations of the initialisation.
+        initializer_factor: Factor applied to the standard deviations of the initialization.
         decoder_start_token_id: Id of the decoder's first input; None for `pad_token_id`.
         scale_decoder_outputs: Multiply the decoder's output by `hidden_size ** -0.5` before the output layer; None for
             `tie_word_embeddings`.

@@ -49,7 +49,7 @@ class ClampedResidualSum(ResidualSum):
 
 
 class DroppedRMSNorm(RMSNorm):
-    """Final norm followed by dropout. transformers initialises it because its name contains "RMSNorm"."""
+    """Final norm followed by dropout. transformers initializes it because its name contains "RMSNorm"."""
 
     def __init__(self, width: int, *, eps: float, dropout: float) -> None:
         super().__init__(width, eps=eps)
@@ -155,7 +155,7 @@ class CtxT5PreTrainedModel(CtxPreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Initialise as in the release (mesh-tensorflow), with the standard deviations 1 / sqrt(in_features) for linear
+        """Initialize as in the release (mesh-tensorflow), with the standard deviations 1 / sqrt(in_features) for linear
         layers, 1 / sqrt(in_features * head_dim) for query projections (the scores are unscaled), and 1 for
         embeddings."""
         super()._init_weights(module)
@@ -236,7 +236,7 @@ class CtxT5HeadModel(EncoderDecoderHeadModel, CtxT5PreTrainedModel):
 
 
 class CtxT5ForConditionalGeneration(TransformerForConditionalGeneration, CtxT5PreTrainedModel, GenerationMixin):
-    """T5 with a language modelling head. Version 1.0 ties the output layer to the word embeddings and scales its input;
+    """T5 with a language modeling head. Version 1.0 ties the output layer to the word embeddings and scales its input;
     version 1.1 does neither."""
 
     encoder_class = CtxT5Model

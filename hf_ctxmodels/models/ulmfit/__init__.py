@@ -1,4 +1,4 @@
-"""ULMFiT (Howard & Ruder 2018): a regularised LSTM language model, fine-tuned on a task's text and then on the task."""
+"""ULMFiT (Howard & Ruder 2018): a regularized LSTM language model, fine-tuned on a task's text and then on the task."""
 
 from typing import Any
 

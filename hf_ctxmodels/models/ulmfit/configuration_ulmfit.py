@@ -9,7 +9,7 @@ from hf_ctxmodels.architectures.configurations import CtxLSTMLanguageModelConfig
 
 @strict
 class CtxUlmfitConfig(CtxLSTMLanguageModelConfig):
-    """Shape and regularisation of an AWD-LSTM; the defaults follow section 4.1 of the paper.
+    """Shape and regularization of an AWD-LSTM; the defaults follow section 4.1 of the paper.
 
     See `CtxLSTMLanguageModelConfig` for the other arguments.
 
@@ -28,7 +28,7 @@ class CtxUlmfitConfig(CtxLSTMLanguageModelConfig):
             averaged with a forward model's). Outputs remain in the order of the text.
         bptt: Number of steps of back-propagation in a classifier (section 3.3); longer texts are encoded completely.
         classifier_size: Width of the classifier's hidden layer.
-        classifier_norm: Normalisation in the classifier's two blocks: "batch" as in the paper; with "layer", the loss
+        classifier_norm: Normalization in the classifier's two blocks: "batch" as in the paper; with "layer", the loss
             does not depend on the composition of batches.
         classifier_dropout: Dropout before the hidden layer; the rate after it is 0.1.
         bos_token_id, eos_token_id: Ids of a text's first token, and of the end of a generated text, if any.

@@ -94,9 +94,9 @@ class CtxUlmfitForSequenceClassification(heads.ForSequenceClassification, CtxUlm
         return CtxUlmfitModel(config)
 
     def build_head(self, config: CtxUlmfitConfig) -> None:
-        """Create two blocks of normalisation, dropout and a linear layer."""
+        """Create two blocks of normalization, dropout and a linear layer."""
         norm = SafeBatchNorm1d if config.classifier_norm == "batch" else nn.LayerNorm
-        self.dropout = nn.Identity()  # dropout follows the normalisation
+        self.dropout = nn.Identity()  # dropout follows the normalization
         self.classifier = nn.Sequential(
             norm(config.pooler_size),
             Dropout(config.head_dropout),

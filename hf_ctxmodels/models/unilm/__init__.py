@@ -1,4 +1,4 @@
-"""UniLM (Dong et al. 2019): BERT's network, pretrained with four language modelling objectives."""
+"""UniLM (Dong et al. 2019): BERT's network, pretrained with four language modeling objectives."""
 
 from hf_ctxmodels.models import bert
 from hf_ctxmodels.models.bert.conversion_bert import BERT_CONVERSION, segment_conversion

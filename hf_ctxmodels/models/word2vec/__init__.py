@@ -1,4 +1,4 @@
-"""word2vec (Mikolov et al. 2013): words predicted from their neighbours."""
+"""word2vec (Mikolov et al. 2013): words predicted from their neighbors."""
 
 from hf_ctxmodels.architectures.configurations import WORD_VECTOR_SIZES
 from hf_ctxmodels.models.word2vec.configuration_word2vec import CtxWord2VecConfig

@@ -58,7 +58,7 @@ class CtxXLMConfig(CtxMultilingualConfig):
         sinusoidal_embeddings: Fixed sinusoidal instead of learned positions.
         causal: Causal attention; set by `CtxXLMForCausalLM`.
         initializer_range: Standard deviation of the embeddings; None for hidden_size ** -0.5. Linear layers keep the
-            initialisation of torch, as in the released code.
+            initialization of torch, as in the released code.
     """
 
     model_type = "ctx-xlm"

@@ -1,5 +1,5 @@
 """XLM (Lample & Conneau 2019, arXiv 1901.07291): a Transformer for several languages, pretrained by masked, translation
-or causal language modelling."""
+or causal language modeling."""
 
 import copy
 from typing import Any, ClassVar
@@ -51,7 +51,7 @@ class SinusoidalPositions(nn.Embedding):
         self.weight.requires_grad_(False)
 
     def fill(self) -> None:
-        """Initialise the weights, unless they were loaded."""
+        """Initialize the weights, unless they were loaded."""
         positions, width = self.weight.shape
         pairs = torch.arange(width, dtype=torch.float64) // 2
         angles = torch.arange(positions, dtype=torch.float64)[:, None] / 10000 ** (2 * pairs / width)
@@ -80,7 +80,7 @@ class CtxXLMPreTrainedModel(CtxPreTrainedModel):
                 init.zeros_(module.weight[module.padding_idx])
         elif isinstance(module, nn.Linear):
             bound = module.in_features**-0.5
-            init.uniform_(module.bias, -bound, bound)  # before the weight, which may be tied and initialised
+            init.uniform_(module.bias, -bound, bound)  # before the weight, which may be tied and initialized
             init.uniform_(module.weight, -bound, bound)
         else:
             super()._init_weights(module)
@@ -215,7 +215,7 @@ class CtxXLMHeadModel(DecoderHeadModel, CtxXLMPreTrainedModel):
 
 
 class CtxXLMForMaskedLM(heads.ForMaskedLM, CtxXLMHeadModel):
-    """XLM with an output layer for masked and translation language modelling, tied to the word embeddings.
+    """XLM with an output layer for masked and translation language modeling, tied to the word embeddings.
 
     With `config.causal` the logits are causal, and labels are not shifted.
     """
@@ -233,7 +233,7 @@ class CtxXLMForMaskedLM(heads.ForMaskedLM, CtxXLMHeadModel):
         return linear(self.lm_head, self.output_layer_input(states))
 
     def token_loss(self, states: Tensor, labels: Tensor, num_items: ItemCounts) -> Tensor:
-        """Mean cross-entropy in nats; (targets, hidden) states at the labelled positions."""
+        """Mean cross-entropy in nats; (targets, hidden) states at the labeled positions."""
         return heads.language_modeling_loss(self.lm_head, self.output_layer_input(states), labels, num_items)
 
 

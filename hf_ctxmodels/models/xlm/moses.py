@@ -29,7 +29,7 @@ _ROMANIAN = str.maketrans(
 
 
 def split_words(text: str, language: str, do_lower_case: bool) -> list[str]:
-    """Split a text into words: normalise punctuation, split by the Moses rules with the abbreviations of the language
+    """Split a text into words: normalize punctuation, split by the Moses rules with the abbreviations of the language
     (English for unknown languages), and, with `do_lower_case`, lower-case and remove accents.
 
     Raises:
@@ -52,7 +52,7 @@ def without_accents(text: str) -> str:
 
 @lru_cache
 def _moses(language: str) -> tuple[Any, Any]:
-    """The punctuation normaliser and the tokenizer of a language."""
+    """The punctuation normalizer and the tokenizer of a language."""
     if language in UNSEGMENTED_LANGUAGES:
         raise CtxError(
             f"Moses does not support {language!r}, which is written without spaces between words.",

@@ -1,4 +1,4 @@
-"""XLNet (Yang et al. 2019): permutation language modelling with two streams of attention."""
+"""XLNet (Yang et al. 2019): permutation language modeling with two streams of attention."""
 
 from hf_ctxmodels.models.xlnet.configuration_xlnet import CtxXLNetConfig
 from hf_ctxmodels.models.xlnet.conversion_xlnet import XLNET_CONVERSION

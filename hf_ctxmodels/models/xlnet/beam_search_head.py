@@ -129,7 +129,7 @@ class ForBeamSearchQuestionAnswering(HeadModel):
 
         Raises:
             CtxError: A tensor has another shape, `cls_index` or `is_impossible` is out of range, or no answer can start
-                or end at a labelled position.
+                or end at a labeled position.
         """
         outputs = self.encode(
             input_ids=input_ids,

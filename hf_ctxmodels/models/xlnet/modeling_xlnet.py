@@ -1,4 +1,4 @@
-"""XLNet (Yang et al. 2019, arXiv 1906.08237): a Transformer-XL pretrained by permutation language modelling.
+"""XLNet (Yang et al. 2019, arXiv 1906.08237): a Transformer-XL pretrained by permutation language modeling.
 
 The encoder has two-stream relative attention with segment recurrence (sections 2.3 to 2.5). The content stream holds
 the tokens, the query stream one state per token to predict, which has the token's position but not its content. Both
@@ -238,7 +238,7 @@ class CtxXLNetModel(CtxXLNetPreTrainedModel):
             attention_mask: (batch, length), 1 at tokens and 0 at padding, on either side.
             token_type_ids: (batch, length) segment ids of any numbering; None omits the segment term.
             mems: (batch, memory, hidden) of earlier segments per layer, as returned; zeros are masked.
-            permutation_order: (batch, length) ranks in the factorisation order; -1 is visible to all positions.
+            permutation_order: (batch, length) ranks in the factorization order; -1 is visible to all positions.
             target_positions: (batch, targets) columns to predict, -1 for none; enables the query stream.
             perm_mask: (batch, length, length), 1 where key j is hidden from position i; an alternative to
                 `permutation_order`.
@@ -433,7 +433,7 @@ class CtxXLNetForMultipleChoiceOutput(MultipleChoiceModelOutput):
 
 
 class CtxXLNetForPreTraining(CtxXLNetHeadModel, GenerationMixin):
-    """XLNet with a language modelling head: predicts tokens in a random factorisation order (section 2.2).
+    """XLNet with a language modeling head: predicts tokens in a random factorization order (section 2.2).
 
     The output layer is tied to the word embeddings. In generation an unknown token is appended to the text, whose query
     state predicts the next token; the memory holds earlier tokens.

@@ -49,7 +49,7 @@ class EncoderInputs:
         words: (batch, length) token ids, or (batch, length, hidden) embeddings.
         tokens: (batch, length) bool, False at padding; None without padding.
         memory: (batch, memory, hidden) states of earlier segments per layer, zeros where empty; or None.
-        order: (batch, length) rank of each position in the factorisation order (section 2.2), -1 for positions that are
+        order: (batch, length) rank of each position in the factorization order (section 2.2), -1 for positions that are
             visible to all; or None. Key j is visible to the content state at i if order[j] <= order[i], and to the
             query state of target i if order[j] < order[i].
         hidden_pairs: (batch, length, length) bool, the form of the order in transformers: True where key j is hidden

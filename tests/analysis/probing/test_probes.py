@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_ctxmodels.analysis.probing.layer_scores import (
-    LabelledVectors,
+    LabeledVectors,
     MixScores,
     ProbingOptions,
     probe_layers,
@@ -187,7 +187,7 @@ def word_task(train: int, types: int, seed: int = 0) -> tuple[ProbingTask, dict[
 def test_random_vectors_are_not_selective() -> None:
     """Tags that are random by type are as easy as the control task: selectivity about 0, and equal code lengths."""
     task, spans, vectors = word_task(2000, 150)
-    inputs = LabelledVectors(task, vectors, spans, [0, 1], [0, 1])
+    inputs = LabeledVectors(task, vectors, spans, [0, 1], [0, 1])
     options = ProbingOptions(training=ProbeTraining(learning_rate=5e-3, min_steps=100, epochs=3))
     scores = probe_layers(inputs, [0, 1], options, "pos")
     for layer in (0, 1):
@@ -219,7 +219,7 @@ def test_labels_that_training_lacks_in_edge_probes() -> None:
         task, spans, vectors = word_task(400, 20)
         examples = task.splits["test"].examples
         examples[:] = [example._replace(labels=(*example.labels, *labels)) for example in examples]
-        inputs = LabelledVectors(task, vectors, spans, [0, 1], [0, 1])
+        inputs = LabeledVectors(task, vectors, spans, [0, 1], [0, 1])
         options = ProbingOptions(
             EdgeOptions(hidden_size=8, dropout=0.0), ProbeTraining(learning_rate=0.02, min_steps=40, epochs=1)
         )
@@ -237,4 +237,4 @@ def test_unusable_probes() -> None:
     task, spans, vectors = word_task(10, 3)
     task.splits["train"].examples[0] = Example(0, ((0, 1),), ("0", "1"))
     with pytest.raises(CtxError, match="several labels"):
-        probe_layers(LabelledVectors(task, vectors, spans, [0], [0]), [0], ProbingOptions(), "")
+        probe_layers(LabeledVectors(task, vectors, spans, [0], [0]), [0], ProbingOptions(), "")

@@ -24,7 +24,7 @@ from hf_ctxmodels.analysis.probing.tasks import (
     build_treebank_task,
     relation_examples,
 )
-from hf_ctxmodels.analysis.treebanks import LabelledSentence, TreebankSentence, read_treebank
+from hf_ctxmodels.analysis.treebanks import LabeledSentence, TreebankSentence, read_treebank
 from hf_ctxmodels.core.errors import CtxError
 
 
@@ -61,8 +61,8 @@ def test_pairs() -> None:
 
 
 def test_sentence_tasks() -> None:
-    labelled = label_sentences("coordinv", [CLAUSES] * 40)
-    inverted = next(sentence for sentence in labelled if sentence.label == "inverted")
+    labeled = label_sentences("coordinv", [CLAUSES] * 40)
+    inverted = next(sentence for sentence in labeled if sentence.label == "inverted")
     assert " ".join(inverted.words) == "They left early , and we slept ."
     shifted = [sentence for sentence in label_sentences("bshift", [CLAUSES] * 40) if sentence.label == "shifted"]
     assert 5 < len(shifted) < 35
@@ -82,7 +82,7 @@ def test_sentence_tasks() -> None:
 def test_forms_are_in_one_partition(seed: int) -> None:
     """Labels are balanced in each partition, and no form or sentence is in two."""
     sentences = [
-        LabelledSentence([form, str(number)], "Sing" if form in "abcdef" else "Plur", "", (form,))
+        LabeledSentence([form, str(number)], "Sing" if form in "abcdef" else "Plur", "", (form,))
         for form, count in zip("abcdefghijklm", (30, 9, 5, 4, 3, 3, 40, 8, 7, 3, 3, 2, 2), strict=True)
         for number in range(count)
     ]

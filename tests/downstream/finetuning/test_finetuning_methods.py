@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch.nn import functional as F
 from training_runs import CallbackRun, arguments, new_model, rows_of, run, trainer_arguments
 from transformers import Trainer
-from zoo import HEADS, Case, as_subtests, assert_close, labelled_batch
+from zoo import HEADS, Case, as_subtests, assert_close, labeled_batch
 
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.downstream.finetuning import (
@@ -48,7 +48,7 @@ def moved(model: torch.nn.Module, seed: int = 1) -> torch.nn.Module:
 
 @pytest.mark.parametrize("has_new_weights", [False, True])
 def test_penalties(tmp_path: Path, has_new_weights: bool) -> None:
-    """Values and gradients of the encoder and the new head; the head, re-initialised layers and new tokens are not
+    """Values and gradients of the encoder and the new head; the head, re-initialized layers and new tokens are not
     anchored."""
     model, generator, file = BERT.model(), torch.Generator().manual_seed(3), tmp_path / "fisher.safetensors"
     start, mixed, new = weights_of(model.base_model), set(Mixout(model, 0.5).mixed), set[str]()
@@ -156,7 +156,7 @@ def test_a_resumed_run_has_the_weights_of_a_whole_one(workspace: Any, problem: A
 def test_fisher_information_is_the_mean_of_squared_gradients(tmp_path: Path) -> None:
     """Of each example's own loss, compared with gradients of the examples of a batch; not the square of the batch's."""
     model = MASKED.model().eval()
-    batch = labelled_batch(MASKED)
+    batch = labeled_batch(MASKED)
     rows = [{name: value[[row]] for name, value in batch.items()} for row in range(4)]
     fisher = fisher_information(model, rows, "data")
     model.config.unpad = False
@@ -193,7 +193,7 @@ def test_targets_are_drawn_from_the_model(subtests: Any) -> None:
     for family, auto_class in (("bert", "AutoModelForMaskedLM"), ("gpt2", "AutoModelForCausalLM")):
         with subtests.test(family):
             case = Case(FAMILIES[family], auto_class)
-            model, batch = case.model().eval(), labelled_batch(case)
+            model, batch = case.model().eval(), labeled_batch(case)
             name = "labels" if family == "bert" else "shift_labels"
             targets = batch["labels"] if family == "bert" else model.resolve_targets(**batch)
             generator = torch.Generator().manual_seed(0)
@@ -207,7 +207,7 @@ def test_targets_are_drawn_from_the_model(subtests: Any) -> None:
     for family in ("electra", "glove"):  # whose losses are no likelihoods of tokens
         other = Case(FAMILIES[family], "AutoModelForPreTraining")
         with pytest.raises(CtxError, match="labels=data"):
-            sampled_targets(other.model().eval(), labelled_batch(other), torch.Generator())
+            sampled_targets(other.model().eval(), labeled_batch(other), torch.Generator())
 
 
 def test_mixout_mixes_columns_without_bias() -> None:
@@ -218,7 +218,7 @@ def test_mixout_mixes_columns_without_bias() -> None:
     assert all(name.endswith("weight") and "embeddings" not in name and "norm" not in name for name in mixout.mixed)
     assert len(mixout.mixed) == 4 * len(model.base_model.layers) + 1  # with the pooler's
     moved(model)
-    plain, batch = weights_of(model), labelled_batch(BERT)
+    plain, batch = weights_of(model), labeled_batch(BERT)
     sums = {name: torch.zeros_like(weight) for name, weight in mixout.mixed.items()}
     for step in range(400):
         training.step_begin(mixout, step)
@@ -316,7 +316,7 @@ def test_what_does_not_fit_is_said(tmp_path: Path) -> None:
     for message, call in (
         (f"has {layers} layers", lambda: reinitialize_layers(model, layers + 1, 0)),
         ("no head", lambda: reinitialize_head(model.base_model, 0)),
-        ("no auxiliary language modelling loss", lambda: ThreeStageUnfreezing(model, lm_weights=(0.2, 0.1))),
+        ("no auxiliary language modeling loss", lambda: ThreeStageUnfreezing(model, lm_weights=(0.2, 0.1))),
         ("before the embeddings", lambda: ThreeStageUnfreezing(model, (2.0, 1.0))),
         ("before the embeddings are trained", lambda: short.begin(ThreeStageUnfreezing(model))),
         ("a stream", lambda: stream.begin(ThreeStageUnfreezing(model))),
@@ -337,7 +337,7 @@ def test_what_does_not_fit_is_said(tmp_path: Path) -> None:
 
 def test_trainer_calls_them(tmp_path: Path) -> None:
     """One step of plain SGD from moved weights equals the step by hand; chain-thaw's order."""
-    batch = labelled_batch(BERT)
+    batch = labeled_batch(BERT)
     rows = rows_of(batch)
     exact = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     options = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "max_grad_norm": 0.0}

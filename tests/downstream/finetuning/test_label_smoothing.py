@@ -7,7 +7,7 @@ import torch
 from accelerate import Accelerator
 from training_runs import rows_of, trainer_arguments
 from transformers import BertConfig, BertForTokenClassification, T5Config, T5ForConditionalGeneration
-from zoo import Case, labelled_batch
+from zoo import Case, labeled_batch
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.downstream.finetuning.task_loss import TaskLoss, smoothed_cross_entropy
@@ -32,7 +32,7 @@ def t5_model():
 def rows(lengths):
     """A batch with `lengths` targets in its rows."""
     case = Case(FAMILIES["cove"], "AutoModelForSeq2SeqLM")
-    batch = labelled_batch(case, tuple(3 + number % 4 for number in range(len(lengths))))
+    batch = labeled_batch(case, tuple(3 + number % 4 for number in range(len(lengths))))
     for row, length in enumerate(lengths):
         batch["labels"][row, length:] = -100
     return {name: batch[name] for name in ("input_ids", "attention_mask", "labels")}

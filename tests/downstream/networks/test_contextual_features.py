@@ -84,7 +84,7 @@ def test_features_equal_embedded_words(folders: dict[str, str], layers: Any) -> 
 
 
 def test_training(folders: dict[str, str]) -> None:
-    """Gradients reach the mixes and the trainable model alone, whose frozen neighbour computes without dropout."""
+    """Gradients reach the mixes and the trainable model alone, whose frozen neighbor computes without dropout."""
     features = ContextualFeatures([folders["bert"], folders["ulmfit"]], trainable=[True, False], layer_norm=True)
     assert [encoder.training for encoder in features.encoders] == [True, False]
     optimizer = torch.optim.SGD([parameter for parameter in features.parameters() if parameter.requires_grad], 0.1)

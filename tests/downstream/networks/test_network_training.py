@@ -113,7 +113,7 @@ def problem(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def finetune_flags(problem: Path, task: str, dropout: float) -> dict[str, Any]:
     """Flags of `finetune` with a trained and a frozen model, and a penalty of the layer mix.
 
-    Pairs are read by ESIM, since the biattentive network has batch normalisation.
+    Pairs are read by ESIM, since the biattentive network has batch normalization.
     """
     file, _, columns = TASK_FILES[task]
     options = {"hidden_size": 8, "dropout": dropout, **NETWORK_OPTIONS.get(task, {})}

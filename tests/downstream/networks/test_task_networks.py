@@ -248,7 +248,7 @@ def test_answers_with_trained_models(sources: dict[str, str]) -> None:
     torch.testing.assert_close(model(**batch, **targets).loss - plain, 0.5 * mix.distance())
 
 
-def test_newly_initialised_weights(sources: dict[str, str], tmp_path: Path) -> None:
+def test_newly_initialized_weights(sources: dict[str, str], tmp_path: Path) -> None:
     """Another head than the saved one has initial weights."""
     model, tokenizer = network(sources, "AutoModelForTokenClassification", ("glove",))
     for component in (model, tokenizer):

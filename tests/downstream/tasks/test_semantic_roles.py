@@ -1,4 +1,4 @@
-"""Semantic role labelling: files, the mark of the predicate, constrained decoding, and the score of CoNLL-2005."""
+"""Semantic role labeling: files, the mark of the predicate, constrained decoding, and the score of CoNLL-2005."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ from hf_ctxmodels.downstream.tasks.metrics import argument_scores, proposition_a
 from hf_ctxmodels.models.bert.configuration_bert import CtxBertConfig
 from hf_ctxmodels.models.bert.tokenization_bert import CtxBertTokenizer
 
-TASK = "semantic-role-labelling"
+TASK = "semantic-role-labeling"
 COLUMNS = """# sent_id = 1
 1\tShe\tPRP\t2\tnsubj\t_\t(ARG0*)\t*
 2\tgave\tVBD\t0\troot\tgive.01\t(V*)\t*
@@ -41,8 +41,8 @@ def test_columns_are_read_as_one_example_for_each_predicate(tmp_path: Path) -> N
     columns = {"text_columns": "1", "label_column": "2"}
     ran, fell = make_task(TASK, **columns).read_file(written(tmp_path / "b.conll", spaces))
     assert (ran.tags, fell.tags) == (["B-A0", "B-V", "O", "O"], ["B-A0", "O", "O", "B-V"])
-    unlabelled = make_task(TASK, **columns).read_unlabelled(written(tmp_path / "c.conll", "Ann -\nran run\n"))
-    assert [(example.predicate, example.tags) for example in unlabelled] == [(1, ["O", "O"])]
+    unlabeled = make_task(TASK, **columns).read_unlabeled(written(tmp_path / "c.conll", "Ann -\nran run\n"))
+    assert [(example.predicate, example.tags) for example in unlabeled] == [(1, ["O", "O"])]
 
 
 @pytest.mark.parametrize(
@@ -104,14 +104,14 @@ def test_continued_arguments_are_right_as_a_whole_only() -> None:
 
 @pytest.mark.parametrize("segments", [2, 0])
 def test_the_predicate_is_marked_and_predictions_are_valid(tmp_path: Path, segments: int) -> None:
-    words = ["sailor", "mended", "unrelatedness", "\u200b", "boat", *["neighbour", "garden"] * 4]
+    words = ["sailor", "mended", "unrelatedness", "\u200b", "boat", *["neighbor", "garden"] * 4]
     tags = ["B-A0", "B-V", "B-A1", "I-A1", "I-A1", *["B-C-A1", "O"] * 4]
     line = json.dumps({"tokens": words, "predicate": 1, "tags": tags})
     task = make_task(TASK, max_length=16)
     examples = task.read_file(written(tmp_path / "a.jsonl", line))
     config = CtxBertConfig(type_vocab_size=segments)
     task.configure(config, examples, [])
-    tokenizer = CtxBertTokenizer.train([" ".join(words[:5]) + " * neighbour garden"], vocab_size=80)
+    tokenizer = CtxBertTokenizer.train([" ".join(words[:5]) + " * neighbor garden"], vocab_size=80)
     encoded = task.encode(examples, tokenizer)
     assert len(encoded.features) > 1
     tokens = [tokenizer.convert_ids_to_tokens(feature["input_ids"]) for feature in encoded.features]

@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 from commands import command_output, run_command
-from labelled_texts import save_tiny, squad_files
+from labeled_texts import save_tiny, squad_files
 from task_files import make_task
 from zoo import assert_close, tiny_config, with_random_parameters
 
@@ -26,7 +26,7 @@ CONTEXT = " ".join(f"The old sailor painted the red bridge {number} times." for 
 QUESTIONS = [
     Question("1", "How often?", CONTEXT, ((CONTEXT.index("5 times"), "5 times"),), ""),
     Question("2", "Who?", "Nobody saw the garden.", (), ""),
-    Question("3", "What did my neighbour paint?", "My neighbour painted a story.", ((21, "a story"),), ""),
+    Question("3", "What did my neighbor paint?", "My neighbor painted a story.", ((21, "a story"),), ""),
 ]
 TARGETS = ("start_positions", "end_positions", "is_impossible")
 

@@ -58,7 +58,7 @@ def test_singletons_are_no_clusters(tmp_path: Path) -> None:
         task.read_file(written(tmp_path / "a.jsonl", json.dumps(texts[0])))
     file = written(tmp_path / "b.jsonl", "\n".join(map(json.dumps, texts)))
     assert [example.clusters for example in task.read_file(file)] == [[], [[(0, 1), (1, 2)]]]
-    assert [example.clusters for example in task.read_unlabelled(file)] == [[], []]
+    assert [example.clusters for example in task.read_unlabeled(file)] == [[], []]
 
 
 def test_tokens_must_be_words(tokenizer: PreTrainedTokenizerBase) -> None:

@@ -74,7 +74,7 @@ def test_bad_tagging_files_say_what_and_where(tmp_path, name, text, arguments, m
 
 
 def test_the_first_sub_word_carries_the_tag_and_every_word_is_predicted_once(tmp_path, tokenizer):
-    words = ["sailor", "mended", "unrelatedness", "\u200b", *["neighbour", "garden"] * 8]
+    words = ["sailor", "mended", "unrelatedness", "\u200b", *["neighbor", "garden"] * 8]
     tags = ["B-PER", "O", "B-LOC", "O", *["I-LOC", "O"] * 8]
     file = written(tmp_path / "a.jsonl", json.dumps({"tokens": words, "tags": tags}))
     task = make_task("token-classification", max_length=9)

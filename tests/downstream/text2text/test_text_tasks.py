@@ -16,7 +16,7 @@ from hf_ctxmodels.downstream.text2text.metrics import deca_score
 from hf_ctxmodels.downstream.text2text.templates import packaged_tasks, round_to_step
 
 PACKAGED = {name: task for stem in packaged_tasks() for name, task in TextTask.from_yaml(stem).items()}
-LABELLED = {name: task for name, task in PACKAGED.items() if isinstance(task.labels, dict)}
+LABELED = {name: task for name, task in PACKAGED.items() if isinstance(task.labels, dict)}
 
 
 def make_task(tmp_path, text, lines):
@@ -44,10 +44,10 @@ def test_names_of_packaged_tasks_are_unique():
     assert set(TextTask.from_yaml("sst2")) == {"sst2"}
 
 
-@pytest.mark.parametrize("name", LABELLED)
+@pytest.mark.parametrize("name", LABELED)
 def test_labels_come_back_from_their_strings(name):
     """Also in lower case and with spaces around punctuation, as uncased tokenizers decode them."""
-    task = LABELLED[name]
+    task = LABELED[name]
     values = [value == "true" if value in ("true", "false") else value for value in task.labels]
     examples = [task.make_examples(label_row(task, value))[0] for value in values]
     assert [example.label for example in examples] == list(range(len(task.labels)))

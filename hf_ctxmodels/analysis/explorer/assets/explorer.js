@@ -66,10 +66,10 @@
     });
   }
 
-  function neighbourNodes(answer) {
-    const items = answer.neighbours.map(({ context, cosine }) =>
+  function neighborNodes(answer) {
+    const items = answer.neighbors.map(({ context, cosine }) =>
       create("li", {}, create("span", { class: "value" }, cosine.toFixed(3)), create("bdi", {}, context)));
-    return [create("p", { class: "muted" }, "Nearest words of the corpus, by cosine"), create("ol", { class: "neighbours" }, ...items)];
+    return [create("p", { class: "muted" }, "Nearest words of the corpus, by cosine"), create("ol", { class: "neighbors" }, ...items)];
   }
 
   function showContexts(words) {
@@ -77,7 +77,7 @@
     const fieldset = section.querySelector("fieldset");
     const sides = section.querySelector(".sides");
     const panels = models.map((model) => {
-      const neighbours = create("div"), senses = create("div");
+      const neighbors = create("div"), senses = create("div");
       const layer = create("select", {}, ...model.layers.map((number) => create("option", { value: number }, number)));
       layer.value = layers.get(model.name) ?? model.layers[model.layers.length - 1];
       const update = () => {
@@ -85,12 +85,12 @@
         const word = fieldset.querySelector("input:checked");
         if (!word) return;
         const values = { model: model.name, text, word: Number(word.value), layer: Number(layer.value) };
-        fill(neighbours, "neighbours", values, neighbourNodes);
+        fill(neighbors, "neighbors", values, neighborNodes);
         fill(senses, "senses", values, figureNodes);
       };
       layer.addEventListener("change", update);
       const controls = create("div", { class: "controls" }, create("label", {}, "Layer", layer));
-      return { node: side(model, controls, neighbours, senses), update };
+      return { node: side(model, controls, neighbors, senses), update };
     });
     const choices = words.map((word, index) => {
       const radio = create("input", { type: "radio", name: "word", value: index });
@@ -141,7 +141,7 @@
   ask("models").then((answer) => {
     models = answer.models;
     byId("models").replaceChildren(...models.map((model) =>
-      create("span", { class: "model" }, create("bdi", {}, model.name), `: ${model.class}, ${model.is_language_model ? `${model.task ?? ""} language model`.trim() : "no language modelling head"}`)));
+      create("span", { class: "model" }, create("bdi", {}, model.name), `: ${model.class}, ${model.is_language_model ? `${model.task ?? ""} language model`.trim() : "no language modeling head"}`)));
     const typed = new URLSearchParams(location.search).get("text");
     if (typed !== null) {
       byId("text").value = typed;

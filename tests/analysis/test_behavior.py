@@ -1,4 +1,4 @@
-"""Behavioural tests: perturbations, suites and their errors, failures by hand, and the command."""
+"""Behavioral tests: perturbations, suites and their errors, failures by hand, and the command."""
 
 import json
 from collections.abc import Sequence
@@ -12,9 +12,9 @@ import yaml
 from commands import command_output, save, tiny_pair
 
 from hf_ctxmodels import CtxError
-from hf_ctxmodels.analysis.behaviour.outcomes import evaluate_test, make_cases, rates_by_capability
-from hf_ctxmodels.analysis.behaviour.perturbations import perturb
-from hf_ctxmodels.analysis.behaviour.suite import fill_templates, read_suite
+from hf_ctxmodels.analysis.behavior.outcomes import evaluate_test, make_cases, rates_by_capability
+from hf_ctxmodels.analysis.behavior.perturbations import perturb
+from hf_ctxmodels.analysis.behavior.suite import fill_templates, read_suite
 from hf_ctxmodels.core.command_line import packaged_folder
 
 
@@ -164,26 +164,26 @@ def test_errors_of_suites(path: tuple, value: Any, message: str, location: str, 
 
 def test_command(tmp_path: Path) -> None:
     """The packaged suite on two models, and a test on the texts of a file."""
-    suite = read_suite(packaged_folder("behaviour") / "sentiment.yaml")
+    suite = read_suite(packaged_folder("behavior") / "sentiment.yaml")
     words = [template for test in suite.tests for texts in test.templates for template in texts]
     words += [" ".join(entries) for entries in suite.lexicons.values()]
     for family in ("word2vec", "glove"):
         fields = {"id2label": {0: "0", 1: "1", 2: "2"}, "max_position_embeddings": 64}
         save(tmp_path / family, *tiny_pair(family, "AutoModelForSequenceClassification", words, **fields))
     flags = {"model": [tmp_path / "word2vec", tmp_path / "glove"], "suite": "sentiment", "max_length": 32}
-    fails = command_output("analyze behaviour", **flags, output_dir=tmp_path / "a", fails=True)
+    fails = command_output("analyze behavior", **flags, output_dir=tmp_path / "a", fails=True)
     assert "has no label 'positive'" in fails
     flags["label_names"] = ["positive=1", "negative=0"]
-    output = command_output("analyze behaviour", **flags, output_dir=tmp_path / "a")
+    output = command_output("analyze behavior", **flags, output_dir=tmp_path / "a")
     assert "glove: failure rate by capability and kind of test" in output
-    first = json.loads((tmp_path / "a" / "behaviour.json").read_text())["values"]
+    first = json.loads((tmp_path / "a" / "behavior.json").read_text())["values"]
     flags["model"] = tmp_path / "glove"
-    command_output("analyze behaviour", **flags, output_dir=tmp_path / "b")
-    assert json.loads((tmp_path / "b" / "behaviour.json").read_text())["values"]["glove"] == first["glove"]
+    command_output("analyze behavior", **flags, output_dir=tmp_path / "b")
+    assert json.loads((tmp_path / "b" / "behavior.json").read_text())["values"]["glove"] == first["glove"]
     assert {test["cases"] for test in first["glove"].values()} <= set(range(40, 101))
     (tmp_path / "own.yaml").write_text("tests: [{name: t, capability: c, kind: INV, perturbation: typos}]")
     flags |= {"suite": tmp_path / "own.yaml", "output_dir": tmp_path / "c"}
-    assert "The test 't' has no templates" in command_output("analyze behaviour", **flags, fails=True)
+    assert "The test 't' has no templates" in command_output("analyze behavior", **flags, fails=True)
     (tmp_path / "texts.txt").write_text("one text\nanother text\n")
-    command_output("analyze behaviour", **flags, text=tmp_path / "texts.txt")
-    assert json.loads((tmp_path / "c" / "behaviour.json").read_text())["values"]["glove"]["t"]["cases"] == 2
+    command_output("analyze behavior", **flags, text=tmp_path / "texts.txt")
+    assert json.loads((tmp_path / "c" / "behavior.json").read_text())["values"]["glove"]["t"]["cases"] == 2

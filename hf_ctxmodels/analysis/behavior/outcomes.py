@@ -1,4 +1,4 @@
-"""Cases of behavioural tests, and failures of models.
+"""Cases of behavioral tests, and failures of models.
 
 A case fails if one of its texts fails (CheckList's aggregation `all`); the failure rate is the share of the cases that
 fail.
@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from hf_ctxmodels.analysis.behaviour.perturbations import Texts, perturb
-from hf_ctxmodels.analysis.behaviour.suite import BehaviouralTest, Suite, fill_templates
+from hf_ctxmodels.analysis.behavior.perturbations import Texts, perturb
+from hf_ctxmodels.analysis.behavior.suite import BehavioralTest, Suite, fill_templates
 from hf_ctxmodels.core.errors import CtxError
 
 Probabilities = Mapping[str, float]
@@ -37,10 +37,10 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class BehaviourOutcome:
+class BehaviorOutcome:
     """The number of cases of a test, and the failures of a model."""
 
-    test: BehaviouralTest
+    test: BehavioralTest
     cases: int
     failures: list[Failure]
 
@@ -50,7 +50,7 @@ class BehaviourOutcome:
         return len(self.failures) / self.cases
 
 
-def make_cases(test: BehaviouralTest, suite: Suite, texts: Sequence[Texts], seed: int) -> list[Case]:
+def make_cases(test: BehavioralTest, suite: Suite, texts: Sequence[Texts], seed: int) -> list[Case]:
     """The cases of a test, which depend on the seed and the name of the test only.
 
     Args:
@@ -88,7 +88,7 @@ def make_cases(test: BehaviouralTest, suite: Suite, texts: Sequence[Texts], seed
     return cases
 
 
-def evaluate_test(test: BehaviouralTest, cases: Sequence[Case], predict: Predict) -> BehaviourOutcome:
+def evaluate_test(test: BehavioralTest, cases: Sequence[Case], predict: Predict) -> BehaviorOutcome:
     """Run a test on a model."""
     distinct = list(dict.fromkeys(texts for case in cases for texts in (case.texts, *case.variants)))
     predictions = dict(zip(distinct, predict(distinct), strict=True))
@@ -106,10 +106,10 @@ def evaluate_test(test: BehaviouralTest, cases: Sequence[Case], predict: Predict
                 label = test.labels[0] if test.kind == "DIR" else _best(predictions[variant])
                 failures.append(Failure(case.texts, variant, expected, _describe(label, predictions[variant])))
                 break
-    return BehaviourOutcome(test, len(cases), failures)
+    return BehaviorOutcome(test, len(cases), failures)
 
 
-def _violated(test: BehaviouralTest, original: Probabilities, changed: Probabilities) -> str | None:
+def _violated(test: BehavioralTest, original: Probabilities, changed: Probabilities) -> str | None:
     """The expectation that the prediction for a variant does not meet; None if it meets it."""
     if test.kind == "INV":
         label = _best(original)
@@ -128,7 +128,7 @@ def _describe(label: str, probabilities: Probabilities) -> str:
     return f"{label} ({probabilities[label]:.2f})"
 
 
-def rates_by_capability(outcomes: Sequence[BehaviourOutcome]) -> dict[str, dict[str, float]]:
+def rates_by_capability(outcomes: Sequence[BehaviorOutcome]) -> dict[str, dict[str, float]]:
     """Capability -> kind -> failure rate over the cases of all its tests."""
     counts: dict[tuple[str, str], tuple[int, int]] = {}
     for outcome in outcomes:

@@ -1,6 +1,6 @@
-r"""Test the behaviour of text classifiers: typing errors, negation, names, order, and what a YAML file adds.
+r"""Test the behavior of text classifiers: typing errors, negation, names, order, and what a YAML file adds.
 
-    hf-ctxmodels analyze behaviour --model runs/sst2-bert runs/sst2-gpt2 --suite sentiment \
+    hf-ctxmodels analyze behavior --model runs/sst2-bert runs/sst2-gpt2 --suite sentiment \
         --label_names positive=1 negative=0 --text SST-2/dev.tsv --text_columns sentence --output_dir analyses
 
 A suite has tests of three kinds (CheckList, Ribeiro et al. 2020): a right label (MFT), a prediction that a perturbation
@@ -11,16 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from hf_ctxmodels.analysis.behaviour.outcomes import (
-    BehaviourOutcome,
+from hf_ctxmodels.analysis.behavior.outcomes import (
+    BehaviorOutcome,
     Predict,
     Probabilities,
     evaluate_test,
     make_cases,
     rates_by_capability,
 )
-from hf_ctxmodels.analysis.behaviour.perturbations import Texts
-from hf_ctxmodels.analysis.behaviour.suite import KINDS, Suite, read_suite
+from hf_ctxmodels.analysis.behavior.perturbations import Texts
+from hf_ctxmodels.analysis.behavior.suite import KINDS, Suite, read_suite
 from hf_ctxmodels.analysis.figures import Heatmap
 from hf_ctxmodels.analysis.output_arguments import OutputArguments
 from hf_ctxmodels.analysis.results import AnalysisResult, Table
@@ -39,7 +39,7 @@ SHOWN_FAILURES = 3
 
 
 @dataclass
-class BehaviourArguments(OutputArguments):
+class BehaviorArguments(OutputArguments):
     """Models and tests."""
 
     model: list[str] = flag(REQUIRED, "Directories or Hub ids of text classifiers with the same labels.")
@@ -60,19 +60,19 @@ class BehaviourArguments(OutputArguments):
 def main() -> None:
     """Run the suite on all models, and save the tables."""
     arguments, task_arguments, placement = parse_arguments(
-        BehaviourArguments,
+        BehaviorArguments,
         (TaskArguments, ("text_columns", "max_length")),
         DeviceArguments,
         description=__doc__,
         essential=("model", "suite", "output_dir"),
     )
-    arguments.check_output("behaviour")
+    arguments.check_output("behavior")
     aliases = dict(text.split("=", 1) for text in arguments.label_names)
-    suite = read_suite(find_packaged(arguments.suite, "behaviour", "suite", "--suite")).with_labels(aliases)
+    suite = read_suite(find_packaged(arguments.suite, "behavior", "suite", "--suite")).with_labels(aliases)
     texts = _read_texts(arguments, task_arguments, suite)
     cases = [make_cases(test, suite, texts, arguments.seed) for test in suite.tests]
     names = short_names(arguments.model)
-    outcomes: dict[str, list[BehaviourOutcome]] = {}
+    outcomes: dict[str, list[BehaviorOutcome]] = {}
     for name, source in zip(names, arguments.model, strict=True):
         predictor = Predictor.open(source, task_arguments, max_length=task_arguments.max_length)
         placement.place(predictor.model)
@@ -85,7 +85,7 @@ def main() -> None:
     print("\n\n".join(f"{table.title}\n{table.markdown()}" for table in result.tables))
 
 
-def _read_texts(arguments: BehaviourArguments, task_arguments: TaskArguments, suite: Suite) -> list[Texts]:
+def _read_texts(arguments: BehaviorArguments, task_arguments: TaskArguments, suite: Suite) -> list[Texts]:
     if arguments.text is None:
         if suite.needs_texts:
             test = next(test for test in suite.tests if not test.templates)
@@ -96,8 +96,8 @@ def _read_texts(arguments: BehaviourArguments, task_arguments: TaskArguments, su
             )
         return []
     task = SequenceClassification(task_arguments)
-    task.labels = ["any"]  # of the placeholder of unlabelled examples
-    return [example.texts for example in task.read_unlabelled(arguments.text)]
+    task.labels = ["any"]  # of the placeholder of unlabeled examples
+    return [example.texts for example in task.read_unlabeled(arguments.text)]
 
 
 def check_labels(suite: Suite, predictor: Predictor, location: str) -> None:
@@ -129,7 +129,7 @@ def _predict_function(predictor: Predictor, batch_size: int) -> Predict:
 
 
 def make_result(
-    outcomes: Mapping[str, Sequence[BehaviourOutcome]], sources: Sequence[str], settings: dict[str, Any]
+    outcomes: Mapping[str, Sequence[BehaviorOutcome]], sources: Sequence[str], settings: dict[str, Any]
 ) -> AnalysisResult:
     """Failure rates by capability and kind and by test, and three failures of each test."""
     tables, failures, values = [], [], {}
@@ -173,4 +173,4 @@ def make_result(
         "tests", "Failure rate of each test", rows, names, by_test, low=0.0, high=1.0,
         row_label="test", column_label="model", caption="Share of the cases that fail; 0 is best.",
     )  # fmt: skip
-    return AnalysisResult("behaviour", sources, settings, [*tables, *failures], [figure], values)
+    return AnalysisResult("behavior", sources, settings, [*tables, *failures], [figure], values)

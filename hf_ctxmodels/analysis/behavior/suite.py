@@ -1,4 +1,4 @@
-"""Suites of behavioural tests in YAML: templates filled from lexicons, and three kinds of tests.
+"""Suites of behavioral tests in YAML: templates filled from lexicons, and three kinds of tests.
 
 Ribeiro et al. 2020 (arXiv 2005.04118), section 2: a minimum functionality test (MFT) has a right label, an invariance
 test (INV) expects the prediction not to change under a perturbation, and a directional expectation test (DIR) expects
@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import yaml
 
-from hf_ctxmodels.analysis.behaviour.perturbations import ORDER, PERTURBATIONS, Texts
+from hf_ctxmodels.analysis.behavior.perturbations import ORDER, PERTURBATIONS, Texts
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import did_you_mean
 from hf_ctxmodels.core.loading import matches_type, read_utf8
@@ -24,11 +24,11 @@ Kind = Literal["MFT", "INV", "DIR"]
 KINDS: tuple[Kind, ...] = ("MFT", "INV", "DIR")
 DEFAULT_CASES = 100
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
-_HINT = "see the file that `hf-ctxmodels recipes` lists under behavioural tests."
+_HINT = "see the file that `hf-ctxmodels recipes` lists under behavioral tests."
 
 
 @dataclass(frozen=True)
-class BehaviouralTest:
+class BehavioralTest:
     """One test of a suite.
 
     Attributes:
@@ -57,7 +57,7 @@ class BehaviouralTest:
 class Suite:
     """Tests of a file, and its lexicons: name -> entries."""
 
-    tests: list[BehaviouralTest]
+    tests: list[BehavioralTest]
     lexicons: dict[str, list[str]] = field(default_factory=dict)
 
     def with_labels(self, model_labels: Mapping[str, str]) -> "Suite":
@@ -150,7 +150,7 @@ _KEYS = {
 }
 
 
-def _read_test(reader: _Reader, entry: Any, path: str, lexicons: Mapping[str, Sequence[str]]) -> BehaviouralTest:
+def _read_test(reader: _Reader, entry: Any, path: str, lexicons: Mapping[str, Sequence[str]]) -> BehavioralTest:
     common = ("name", "capability", "kind", "templates", "cases")
     mapping = reader.mapping(entry, path, (*common, *dict.fromkeys(key for keys in _KEYS.values() for key in keys)))
     kind: Kind = reader.value(mapping, "kind", path, str)
@@ -176,7 +176,7 @@ def _read_test(reader: _Reader, entry: Any, path: str, lexicons: Mapping[str, Se
     cases = reader.value(mapping, "cases", path, int, DEFAULT_CASES)
     if cases < 1:
         reader.fail(f"cases={cases} is out of range.", f"{path}.cases", "use a value that is at least 1.")
-    return BehaviouralTest(
+    return BehavioralTest(
         name=reader.value(mapping, "name", path, str),
         capability=reader.value(mapping, "capability", path, str),
         kind=kind,
