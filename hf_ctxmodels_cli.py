@@ -55,6 +55,11 @@ CONVERSIONS = {  # name of the format -> summary, module and class in `hf_ctxmod
     "laser": ("LASER: encoder and BPE codes.", "laser", "LaserConversion"),
     "ulmfit": ("ULMFiT: weights and vocabulary of fastai.", "ulmfit", "UlmfitConversion"),
     "gpt": ("GPT: the folder of OpenAI's release.", "gpt", "GptConversion"),
+    "transformer-xl": (
+        "Transformer-XL: weights, configuration and vocabulary.",
+        "transformer_xl",
+        "TransformerXLConversion",
+    ),
     "grover": ("Grover: TensorFlow checkpoint and vocabulary.", "grover", "GroverConversion"),
     "mass": ("MASS: checkpoints for translation or summaries.", "mass", "MassConversion"),
     "checkpoint": ("Sharded checkpoints of training.", "sharded_checkpoints", "CheckpointConversion"),

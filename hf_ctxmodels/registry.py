@@ -28,6 +28,7 @@ _DIRECTORIES = (
     "unilm",
     "ernie_gen",
     "xlnet",
+    "transformer_xl",
     "xlm",
     "gpt",
     "gpt2",

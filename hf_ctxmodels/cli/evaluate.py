@@ -43,7 +43,7 @@ from hf_ctxmodels.evaluation import (
     total_result,
     unigram_scorer,
 )
-from hf_ctxmodels.evaluation.perplexity import measure_perplexity
+from hf_ctxmodels.evaluation.perplexity import measure_perplexity, measure_perplexity_with_memory
 from hf_ctxmodels.evaluation.scoring import load_language_model
 from hf_ctxmodels.inference import score, score_ensemble
 from hf_ctxmodels.layers.pooling import Pooling
@@ -266,6 +266,11 @@ class PerplexityArguments:
     )
     max_length: int | None = flag(None, "Window length in tokens; by default the maximum length of the model.")
     stride: int | None = flag(None, "Stride of the windows in tokens; by default half a window.")
+    memory_length: int | None = flag(
+        None,
+        "Read the text in segments of --max_length tokens (by default 64) with a memory of N states (Transformer-XL).",
+        conflicts=("stride",),
+    )
     batch_size: int = flag(8, "Windows per batch.")
 
 
@@ -273,6 +278,7 @@ def perplexity() -> None:
     """Compute the perplexity of a causal language model on a text, per token and per word, with a sliding window.
 
     hf-ctxmodels evaluate perplexity --model runs/gpt2 --dataset 'corpus/test*.txt' --stride 256
+    hf-ctxmodels evaluate perplexity --model runs/transformer_xl --dataset test.txt --memory_length 640
     """
     arguments, placement = parse_arguments(PerplexityArguments, DeviceArguments, description=getdoc(perplexity))
     model, tokenizer = load_model_and_tokenizer(arguments.model, "AutoModelForCausalLM")
@@ -284,8 +290,19 @@ def perplexity() -> None:
     if arguments.validation_fraction is not None:
         documents = documents.split(arguments.validation_fraction)[1]
     # sentences are joined by spaces, as in causal language modeling
-    windows = {name: getattr(arguments, name) for name in ("max_length", "stride", "batch_size")}
-    result = measure_perplexity(model, tokenizer, map(" ".join, documents), **windows)
+    texts = map(" ".join, documents)
+    if arguments.memory_length is not None:
+        result = measure_perplexity_with_memory(
+            model,
+            tokenizer,
+            texts,
+            memory_length=arguments.memory_length,
+            segment_length=arguments.max_length or 64,
+            batch_size=arguments.batch_size,
+        )
+    else:
+        windows = {name: getattr(arguments, name) for name in ("max_length", "stride", "batch_size")}
+        result = measure_perplexity(model, tokenizer, texts, **windows)
     print(
         f"perplexity {result.per_token:.3f} per token, {result.per_word:.3f} per word; {result.tokens:,} tokens, "
         f"{result.words:,} words, {result.unknown:,} unknown tokens, {result.nats / result.tokens:.4f} nats per token"

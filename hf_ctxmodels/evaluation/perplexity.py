@@ -135,6 +135,69 @@ def measure_perplexity(
     return Perplexity(nats, tokens, **counts)
 
 
+def measure_perplexity_with_memory(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    documents: Iterable[str],
+    *,
+    memory_length: int,
+    segment_length: int = 64,
+    batch_size: int = 8,
+) -> Perplexity:
+    """Predict the tokens of running text in segments, with a memory of the preceding ones (Dai et al. 2019, section 4).
+
+    The documents are one text, whose first token is not predicted. It is divided into `batch_size` stretches that are
+    read at the same time; the first segments of a stretch have less memory.
+
+    Args:
+        model, tokenizer: A causal language model with a memory (Transformer-XL), and its tokenizer.
+        memory_length: States of the memory, which may exceed the length in training; 0 for none.
+        segment_length: Tokens that are read at the same time.
+
+    Raises:
+        CtxError: The model has no memory, a length is too small, or there is no text.
+    """
+    if not isinstance(model, ForCausalLM) or "mems" not in getattr(model, "state_outputs", ()):
+        raise CtxError(
+            f"{type(model).__name__} has no memory.", location="memory_length", hint="use windows: omit memory_length."
+        )
+    if segment_length < 1 or memory_length < 0:
+        raise CtxError(
+            f"Segments of {segment_length} tokens and a memory of {memory_length} states.",
+            hint="use segments of 1 or more, and a memory of 0 or more.",
+        )
+    counts = {"words": 0, "unknown": 0}
+    encoded = list(_encoded_documents(tokenizer, documents, counts, True))
+    text = torch.cat(encoded) if encoded else torch.zeros(0, dtype=torch.long)
+    size = -(-(len(text) - 1) // batch_size)
+    if size < 1:
+        raise CtxError("The documents have no text to predict.", hint="check the documents.")
+    stretches = [text[start : start + size + 1] for start in range(0, len(text) - 1, size)]
+    rows = pad_sequence(stretches, batch_first=True, padding_value=IGNORE_INDEX)
+    nats, saved_length = 0.0, model.config.mem_len
+    model.config.mem_len = memory_length
+    try:
+        with evaluation_mode(model):
+            mems = None
+            for start in range(0, rows.shape[1] - 1, segment_length):
+                segment = rows[:, start : min(start + segment_length, rows.shape[1] - 1) + 1]
+                inputs = {"input_ids": segment[:, :-1].clamp(min=0), "shift_labels": segment[:, 1:]}
+                inputs["attention_mask"] = (segment[:, :-1] != IGNORE_INDEX).long()
+                if not inputs["attention_mask"].any(1).all():  # the shortest stretches end before the last segment
+                    remaining = inputs["attention_mask"].any(1)
+                    inputs = {name: tensor[remaining] for name, tensor in inputs.items()}
+                    mems = None if mems is None else tuple(memory[remaining.to(memory.device)] for memory in mems)
+                    rows = rows[remaining]
+                num_targets = int((inputs["shift_labels"] != IGNORE_INDEX).sum())
+                batch = CollatedBatch(inputs).to(model.device)
+                if num_targets:
+                    outputs = model(**batch, mems=mems, use_mems=memory_length > 0, return_logits=False)
+                    nats, mems = nats + float(outputs.loss) * num_targets, outputs.mems
+    finally:
+        model.config.mem_len = saved_length
+    return Perplexity(nats, len(text) - 1, **counts)
+
+
 def _encoded_documents(
     tokenizer: PreTrainedTokenizerBase, documents: Iterable[str], counts: dict[str, int], adds_special_tokens: bool
 ) -> Iterator[Tensor]:

@@ -2,7 +2,7 @@
 
 from hf_ctxmodels.objectives.base import BaselineOptions, Objective
 from hf_ctxmodels.objectives.bidirectional_lm import BidirectionalLM, DataCollatorForBidirectionalLM
-from hf_ctxmodels.objectives.causal_lm import CausalLM, DataCollatorForCausalLM, DocumentLM
+from hf_ctxmodels.objectives.causal_lm import CausalLM, DataCollatorForCausalLM, DocumentLM, SegmentLM
 from hf_ctxmodels.objectives.continual_tasks import ContinualTasks, DataCollatorForContinualTasks
 from hf_ctxmodels.objectives.cooccurrence import Cooccurrence, DataCollatorForCooccurrence
 from hf_ctxmodels.objectives.cross_lingual import (

@@ -222,6 +222,35 @@ class CausalLM(ControllableLM):
 
 
 @dataclass
+class SegmentLM(CausalLM):
+    """Predict each token of running text from its predecessors, in segments of equal length.
+
+    With `carry` the model remembers the states of the preceding segments (`mems`).
+
+    | text | example | targets |
+    |---|---|---|
+    | running text | `max_length` tokens, continued by the next example | every token |
+
+    References: Dai et al. 2019 (arXiv 1901.02860), section 3.2.
+    Related: `CausalLM` cuts sequences of random lengths.
+
+    Example:
+        >>> SegmentLM(tokenizer, max_length=150, seed=0)
+    """
+
+    bptt_deviation: float = flag(0.0, "Standard deviation of the lengths; 0: segments of equal length.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.mean_length = self.bptt or self.max_length
+        if self.backward:
+            raise CtxError("Segments are read from left to right.", location="backward", hint="remove this option.")
+        self.config_fields["use_mems_train"] = self.config_fields.pop("stateful")
+        del self.config_fields["backward"]
+        self.immutable_config_fields = ()
+
+
+@dataclass
 class DocumentLM(ControllableLM):
     """Predict each token from its predecessors, in full sequences of documents.
 

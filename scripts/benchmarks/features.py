@@ -13,7 +13,7 @@ from hf_ctxmodels.architectures.word_encoder import WordEncoder
 from hf_ctxmodels.data.demo_corpus import demo_documents
 from hf_ctxmodels.models.bert import CtxBertConfig, CtxBertModel, CtxBertTokenizer
 
-NUM_SENTENCES, BATCH_SIZE, _MAX_WORDS = 2000, 32, 60
+NUM_SENTENCES, BATCH_SIZE, _MAX_WORDS = 500, 32, 60
 SHAPE = {"num_hidden_layers": 6, "hidden_size": 384, "num_attention_heads": 12, "intermediate_size": 1536}
 SETTING = (
     f"vectors of the words of {NUM_SENTENCES:,} sentences of at most {_MAX_WORDS} words of the demo text, by a BERT of "

@@ -73,7 +73,7 @@ class BeamSearchSpanOutput(ModelOutput):
             of the name in transformers), and their columns.
         end_top_log_probs, end_top_index: (batch, ends * starts) of the top ends of each start, which varies fastest.
         cls_logits: (batch,) logits of being unanswerable.
-        hidden_states, attentions, mems: See `CtxXLNetModelOutput`.
+        hidden_states, attentions, mems: See `SegmentRecurrenceOutput`.
     """
 
     loss: Tensor | None = None

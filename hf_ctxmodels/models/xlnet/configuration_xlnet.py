@@ -80,6 +80,7 @@ class CtxXLNetConfig(CtxTransformerConfig):
         "attention_probs_dropout_prob",
     )
     supported_reference_values: ClassVar[dict[str, tuple[Any, ...]]] = {"untie_r": (True,)}
+    attention_window: ClassVar[int | None] = None
 
     def validate_architecture(self) -> None:
         """Check the values of the fields (called at construction)."""

@@ -18,7 +18,6 @@ from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import (
-    BaseModelOutputWithPooling,
     MultipleChoiceModelOutput,
     QuestionAnsweringModelOutput,
     SequenceClassifierOutput,
@@ -39,11 +38,11 @@ from hf_ctxmodels.layers.cpu.dropout import Dropout
 from hf_ctxmodels.layers.cpu.linear import linear, prepack_linear_layers, prepacked_weights
 from hf_ctxmodels.layers.cpu.relative_attention import RelativeBiases
 from hf_ctxmodels.layers.pooling import pool_tokens, token_mask
-from hf_ctxmodels.layers.transformer import FeedForward, ResidualSum, recorded_layer_numbers
+from hf_ctxmodels.layers.transformer import FeedForward, ResidualSum
 from hf_ctxmodels.models.xlnet.beam_search_head import ForBeamSearchQuestionAnswering
 from hf_ctxmodels.models.xlnet.configuration_xlnet import CtxXLNetConfig
 from hf_ctxmodels.models.xlnet.conversion_xlnet import XLNET_CONVERSION, XLNET_EXPORT
-from hf_ctxmodels.models.xlnet.relative_attention import distance_encodings
+from hf_ctxmodels.models.xlnet.segment_recurrence import SegmentRecurrence, SegmentRecurrenceOutput
 from hf_ctxmodels.models.xlnet.streams import (
     EncoderInputs,
     Probabilities,
@@ -57,14 +56,14 @@ _RECOMPUTED_TOKENS = 2  # recomputed at each generation step, as in transformers
 
 
 class RelativeAttention(nn.Module):
-    """Multi-head attention by content, distance and segment, for one or two streams.
+    """Multi-head attention by content, distance and, with `has_segments`, segment, for one or two streams.
 
     Attributes:
         heads: Numbers of the heads, without pruned ones.
         bias_gates: (heads,) factors of `biases`; None for 1.
     """
 
-    def __init__(self, hidden_size: int, num_heads: int, *, dropout: float) -> None:
+    def __init__(self, hidden_size: int, num_heads: int, *, dropout: float, has_segments: bool = True) -> None:
         super().__init__()
         self.num_heads = self.initial_num_heads = num_heads
         self.heads = tuple(range(num_heads))
@@ -77,20 +76,24 @@ class RelativeAttention(nn.Module):
         self.out_proj = nn.Linear(hidden_size, hidden_size, bias=False)
         self.content_bias = nn.Parameter(torch.zeros(num_heads, hidden_size // num_heads))
         self.position_bias = nn.Parameter(torch.zeros(num_heads, hidden_size // num_heads))
-        self.segment_bias = nn.Parameter(torch.zeros(num_heads, hidden_size // num_heads))
-        self.segment_embeddings = nn.Parameter(torch.zeros(2, num_heads, hidden_size // num_heads))
+        self.segment_bias = nn.Parameter(torch.zeros(num_heads, self.head_dim)) if has_segments else None
+        self.segment_embeddings = nn.Parameter(torch.zeros(2, num_heads, self.head_dim)) if has_segments else None
 
     @property
     def biases(self) -> RelativeBiases:
-        """The parameters of the score other than the projections."""
-        return RelativeBiases(self.content_bias, self.position_bias, self.segment_bias, self.segment_embeddings)
+        """The parameters of the score other than the projections, zeros for segments that it does not have."""
+        segment_bias, segment_embeddings = self.segment_bias, self.segment_embeddings
+        if segment_bias is None or segment_embeddings is None:
+            segment_bias = torch.zeros_like(self.content_bias)
+            segment_embeddings = torch.zeros_like(self.content_bias).expand(2, -1, -1)
+        return RelativeBiases(self.content_bias, self.position_bias, segment_bias, segment_embeddings)
 
     def prune_heads(self, heads: Iterable[int]) -> None:
         """Remove heads, see `core.attention_heads.prune_heads`."""
         indices = torch.tensor(prune_projections(self, heads, {self.qkv_proj: 3, self.position_proj: 1}), device="cpu")
-        for name in ("content_bias", "position_bias", "segment_bias"):
-            setattr(self, name, select_slices(getattr(self, name), indices, 0))
-        self.segment_embeddings = select_slices(self.segment_embeddings, indices, 1)
+        for name, axis in (("content_bias", 0), ("position_bias", 0), ("segment_bias", 0), ("segment_embeddings", 1)):
+            if (parameter := getattr(self, name)) is not None:
+                setattr(self, name, select_slices(parameter, indices, axis))
 
     def forward(
         self, hidden_states: Tensor, streams: StreamLayout, memory: Tensor | None = None
@@ -124,10 +127,12 @@ class RelativeAttention(nn.Module):
 class CtxXLNetLayer(GradientCheckpointingLayer):
     """Relative attention and feed-forward network, each followed by dropout, residual and LayerNorm (post-norm)."""
 
-    def __init__(self, config: CtxXLNetConfig) -> None:
+    def __init__(self, config: Any, has_segments: bool = True) -> None:
         super().__init__()
-        width = config.hidden_size
-        self.attention = RelativeAttention(width, config.num_attention_heads, dropout=config.attention_dropout)
+        width, dropout = config.hidden_size, config.attention_dropout
+        self.attention = RelativeAttention(
+            width, config.num_attention_heads, dropout=dropout, has_segments=has_segments
+        )
         self.attention_norm = nn.LayerNorm(width, eps=config.layer_norm_eps)
         self.feed_forward = FeedForward(
             width, config.intermediate_size, config.hidden_act, dropout=config.hidden_dropout_prob
@@ -150,24 +155,6 @@ class CtxXLNetLayer(GradientCheckpointingLayer):
         output = self.dropout(self.feed_forward(hidden_states))
         output = self.feed_forward_residual(hidden_states, output, self.feed_forward_norm, 0)
         return output, probabilities
-
-
-@dataclass
-class CtxXLNetModelOutput(BaseModelOutputWithPooling):
-    """Output of `CtxXLNetModel`.
-
-    Attributes:
-        last_hidden_state: (batch, length, hidden), or (outputs, hidden) with an output mask. With targets, the query
-            stream (batch, targets, hidden).
-        pooler_output: (batch, hidden), set by the heads with a summary.
-        mems: The memory for the next segment: (batch, memory, hidden) per layer, detached, zeros at padding.
-        hidden_states: The input of each layer and the output of the last layer, None for layers that are not recorded.
-            With targets, both streams alternate: content 0, query 0, content 1, ...
-        attentions: (batch, heads, queries, keys) per layer. With targets, a pair (content stream, query stream); the
-            last layer computes only the query stream unless hidden states are recorded.
-    """
-
-    mems: tuple[Tensor, ...] | None = None
 
 
 class CtxXLNetPreTrainedModel(CtxPreTrainedModel):
@@ -196,7 +183,7 @@ class CtxXLNetPreTrainedModel(CtxPreTrainedModel):
             init.normal_(module.mask_embedding, mean=0.0, std=self.config.initializer_range)
 
 
-class CtxXLNetModel(CtxXLNetPreTrainedModel):
+class CtxXLNetModel(SegmentRecurrence, CtxXLNetPreTrainedModel):
     """The XLNet encoder: a single stream, or two streams with targets."""
 
     _input_embed_layer = "word_embeddings"
@@ -230,7 +217,7 @@ class CtxXLNetModel(CtxXLNetPreTrainedModel):
         input_mask: None = None,
         use_mems: bool | None = None,
         **kwargs: Any,
-    ) -> CtxXLNetModelOutput:
+    ) -> SegmentRecurrenceOutput:
         """Encode a batch. `EncoderInputs` explains `permutation_order` and `perm_mask`.
 
         Args:
@@ -285,59 +272,9 @@ class CtxXLNetModel(CtxXLNetPreTrainedModel):
             output_mask=output_mask,
             **check_permutation(words, tokens, permutation_order, target_positions, perm_mask, target_mapping),
         )
-        return self._run_layers(inputs, use_mems, **kwargs)
+        return self.run_layers(inputs, use_mems, **kwargs)
 
-    def _run_layers(self, inputs: EncoderInputs, use_mems: bool | None, **kwargs: Any) -> CtxXLNetModelOutput:
-        """Run the layers; `use_mems` and `kwargs` as in `forward`."""
-        config, num_layers = self.config, len(self.layers)
-        if use_mems is None:
-            use_mems = config.use_mems_train if self.training else config.use_mems_eval
-        output_hidden_states, output_attentions = config.resolve_output_flags(kwargs).values()
-        recorded_layers = recorded_layer_numbers(output_hidden_states, num_layers + 1)
-        streams = StreamLayout.build(inputs, self._encode_distances(inputs), output_attentions=output_attentions)
-        last_streams = streams.for_last_layer(returns_content=bool(recorded_layers))
-        hidden_states = self.embedding_output(self._embed(inputs, streams))
-        mems, attentions = [], []
-        recorded: list[Tensor | None] = []
-        not_recorded = (None,) * (1 if inputs.target_positions is None else 2)
-        for number, layer in enumerate(self.layers):
-            memory = None if inputs.memory is None else inputs.memory[number]
-            if number in recorded_layers:
-                unpacked = streams.unpack(hidden_states)
-                recorded.extend(unpacked)
-                # gradients with respect to the recorded states flow through them
-                hidden_states = streams.repack([state for state in unpacked if state is not None])
-            else:
-                recorded.extend(not_recorded)
-            if use_mems:
-                new_memory = streams.content_states(hidden_states)[:, : config.reuse_len or None]
-                if memory is not None:
-                    new_memory = torch.cat([memory, new_memory], 1)
-                mems.append(new_memory[:, -(config.mem_len or 0) :].detach())
-            is_last = number + 1 == num_layers
-            hidden_states, probabilities = layer(hidden_states, last_streams if is_last else streams, memory)
-            if output_attentions:
-                attentions.append(probabilities)
-        outputs = last_streams.unpack(self.dropout(hidden_states))
-        recorded.extend(outputs if num_layers in recorded_layers else not_recorded)
-        return CtxXLNetModelOutput(
-            last_hidden_state=outputs[-1],
-            mems=tuple(mems) or None,
-            hidden_states=None if output_hidden_states is None or output_hidden_states is False else tuple(recorded),
-            attentions=tuple(attentions) if output_attentions else None,
-        )
-
-    def _encode_distances(self, inputs: EncoderInputs) -> Tensor:
-        """(groups, memory + 2 * length, hidden) encodings of the distances memory + length, ..., 1 - length, with one
-        dropout mask for the batch, unlike in transformers."""
-        distances = torch.arange(inputs.memory_length + inputs.length, -inputs.length, -1, device=self.device)
-        if self.config.clamp_len > 0:
-            distances = distances.clamp(-self.config.clamp_len, self.config.clamp_len)
-        groups = [distances, -distances] if self.config.bi_data else [distances]
-        encodings = [distance_encodings(group, self.config.hidden_size, self.dtype) for group in groups]
-        return self.dropout(torch.stack(encodings))
-
-    def _embed(self, inputs: EncoderInputs, streams: StreamLayout) -> Tensor:
+    def embed(self, inputs: EncoderInputs, streams: StreamLayout) -> Tensor:
         """(..., hidden) word embeddings, followed by the mask embeddings of the query stream, if any."""
         words = streams.layout.pack(inputs.words)
         content = words if words.is_floating_point() else self.word_embeddings(words)
@@ -406,28 +343,28 @@ class CtxXLNetHeadModel(heads.HeadModel, CtxXLNetPreTrainedModel):
 
 @dataclass
 class CtxXLNetForSequenceClassificationOutput(SequenceClassifierOutput):
-    """`SequenceClassifierOutput` with `mems`, see `CtxXLNetModelOutput`."""
+    """`SequenceClassifierOutput` with `mems`, see `SegmentRecurrenceOutput`."""
 
     mems: tuple[Tensor, ...] | None = None
 
 
 @dataclass
 class CtxXLNetForTokenClassificationOutput(TokenClassifierOutput):
-    """`TokenClassifierOutput` with `mems`, see `CtxXLNetModelOutput`."""
+    """`TokenClassifierOutput` with `mems`, see `SegmentRecurrenceOutput`."""
 
     mems: tuple[Tensor, ...] | None = None
 
 
 @dataclass
 class CtxXLNetForQuestionAnsweringSimpleOutput(QuestionAnsweringModelOutput):
-    """`QuestionAnsweringModelOutput` with `mems`, see `CtxXLNetModelOutput`."""
+    """`QuestionAnsweringModelOutput` with `mems`, see `SegmentRecurrenceOutput`."""
 
     mems: tuple[Tensor, ...] | None = None
 
 
 @dataclass
 class CtxXLNetForMultipleChoiceOutput(MultipleChoiceModelOutput):
-    """`MultipleChoiceModelOutput` with `mems`, see `CtxXLNetModelOutput`."""
+    """`MultipleChoiceModelOutput` with `mems`, see `SegmentRecurrenceOutput`."""
 
     mems: tuple[Tensor, ...] | None = None
 

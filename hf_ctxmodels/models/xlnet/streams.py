@@ -129,8 +129,8 @@ class EncoderInputs:
         """(batch, length + targets, memory + length) bool, the keys that each state attends to; None for all keys.
 
         Memory is visible to all states, except where it is zero, that is, empty. No key is visible to the query state
-        of no target. With `attn_type="uni"` later positions are hidden, and with `same_length` the number of visible
-        keys is the same for all states (Dai et al. 2019).
+        of no target. With `attn_type="uni"` later positions are hidden. With `same_length` the number of visible keys
+        is the same for all states: of Transformer-XL at most `attention_window`, of XLNet also in the first segment.
         """
         memory_tokens = None if self.memory is None else (self.memory[-1] != 0).any(-1)
         if memory_tokens is not None and memory_tokens.device.type == "cpu" and not is_traced(memory_tokens):
@@ -158,7 +158,9 @@ class EncoderInputs:
         if is_causal:
             keys = torch.arange(memory_length + self.length, device=device)
             visible = visible & (keys <= positions + memory_length)
-            if self.config.same_length:
+            if self.config.attention_window is not None:
+                visible = visible & (keys > positions + memory_length - self.config.attention_window)
+            elif self.config.same_length:
                 visible = visible & ((keys >= positions) | (keys >= self.length))
         if targets is not None:
             visible = visible & F.pad(targets >= 0, (self.length, 0), value=True)[..., None]
@@ -256,7 +258,10 @@ class StreamLayout:
         """Computed states -> (batch, length, hidden) or, with an output mask, (outputs, hidden) for a single stream;
         for two streams (batch, length, hidden), None if not computed, and (batch, targets, hidden)."""
         if not self.has_queries:
-            return (self.layout.select_outputs(states),)
+            outputs, inputs = self.layout.select_outputs(states), self.inputs
+            if inputs.tokens is not None and inputs.config.unpad and outputs.dim() == 3:  # as if padding were skipped
+                outputs = outputs * inputs.tokens[..., None]
+            return (outputs,)
         if self.is_query_only:
             return None, states
         return states[:, : self.inputs.length], states[:, self.inputs.length :]

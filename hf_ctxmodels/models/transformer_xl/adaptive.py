@@ -1,0 +1,116 @@
+"""Adaptive embeddings and softmax: frequent tokens are wider and cheaper to predict than rare ones.
+
+The vocabulary is ordered by frequency and divided into clusters (Grave et al. 2017, arXiv 1609.04309; Baevski & Auli
+2019, arXiv 1809.10853). The first cluster and one symbol for each other cluster have a common softmax, and a token of
+another cluster has the probability of its cluster times its probability within the cluster.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hf_ctxmodels.layers.cpu.linear import linear
+
+
+class AdaptiveEmbedding(nn.Module):
+    """Token embeddings whose width depends on the cluster, projected to the width of the layers and multiplied by the
+    square root of that width.
+
+    Args:
+        cluster_sizes: Number of tokens and width of each cluster.
+        hidden_size: Width of the output.
+    """
+
+    def __init__(self, cluster_sizes: Sequence[tuple[int, int]], hidden_size: int) -> None:
+        super().__init__()
+        self.ends = list(accumulate(size for size, _ in cluster_sizes))
+        self.scale = hidden_size**0.5
+        self.clusters = nn.ModuleList(nn.Embedding(*size) for size in cluster_sizes)
+        is_projected = any(width != hidden_size for _, width in cluster_sizes)
+        self.projections = nn.ModuleList(
+            nn.Linear(width, hidden_size, bias=False) for _, width in cluster_sizes if is_projected
+        )
+
+    def project(self, cluster: int, vectors: Tensor) -> Tensor:
+        """(..., width of the cluster) -> (..., hidden)."""
+        return linear(self.projections[cluster], vectors) if len(self.projections) else vectors
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        """(...) token ids -> (..., hidden)."""
+        if len(self.clusters) == 1:
+            return self.project(0, self.clusters[0](input_ids)) * self.scale
+        ids = input_ids.flatten()
+        output = None
+        for number, (cluster, start, end) in enumerate(zip(self.clusters, [0, *self.ends], self.ends, strict=False)):
+            is_inside = (ids >= start) & (ids < end)
+            vectors = self.project(number, cluster((ids - start).clamp(0, end - start - 1)))
+            output = vectors if output is None else torch.where(is_inside[:, None], vectors, output)
+        assert output is not None
+        return output.unflatten(0, input_ids.shape) * self.scale
+
+
+class AdaptiveSoftmax(nn.Module):
+    """Log-probabilities of tokens, with the weights of an `AdaptiveEmbedding`.
+
+    As in the released code, cluster i has the symbol -i of the common softmax, counted from its end.
+
+    Args:
+        cluster_sizes, hidden_size: As in `AdaptiveEmbedding`.
+        is_tied: For each cluster, whether it shares the projection of the embedding.
+    """
+
+    def __init__(self, cluster_sizes: Sequence[tuple[int, int]], hidden_size: int, is_tied: Sequence[bool]) -> None:
+        super().__init__()
+        (_, first_width), num_tails = cluster_sizes[0], len(cluster_sizes) - 1
+        self.biases = nn.ParameterList(torch.zeros(size) for size, _ in cluster_sizes)
+        self.cluster_weight = nn.Parameter(torch.zeros(num_tails, first_width)) if num_tails else None
+        self.cluster_bias = nn.Parameter(torch.zeros(num_tails)) if num_tails else None
+        is_projected = any(width != hidden_size for _, width in cluster_sizes)
+        self.projections = nn.ModuleDict(
+            {
+                str(number): nn.Linear(width, hidden_size, bias=False)
+                for number, ((_, width), tied) in enumerate(zip(cluster_sizes, is_tied, strict=True))
+                if is_projected and not tied
+            }
+        )
+
+    def _log_softmax(self, states: Tensor, cluster: int, embedding: AdaptiveEmbedding) -> Tensor:
+        """(rows, hidden) -> (rows, tokens of the cluster) log-probabilities, for cluster 0 with the other clusters."""
+        if str(cluster) in self.projections:
+            states = states @ self.projections[str(cluster)].weight
+        elif len(embedding.projections):
+            states = states @ embedding.projections[cluster].weight
+        weight, bias = embedding.clusters[cluster].weight, self.biases[cluster]
+        if cluster == 0 and self.cluster_weight is not None and self.cluster_bias is not None:
+            weight, bias = torch.cat([weight, self.cluster_weight]), torch.cat([bias, self.cluster_bias])
+        return F.linear(states, weight, bias).float().log_softmax(-1)
+
+    def log_probabilities(self, states: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
+        """(..., hidden) states -> (..., vocabulary) log-probabilities."""
+        first = self._log_softmax(states, 0, embedding)
+        num_tails = len(embedding.clusters) - 1
+        tails = [
+            self._log_softmax(states, cluster, embedding) + first[..., -cluster, None]
+            for cluster in range(1, num_tails + 1)
+        ]
+        return torch.cat([first[..., : first.shape[-1] - num_tails], *tails], -1)
+
+    def loss(self, states: Tensor, targets: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
+        """(rows,) negative log-likelihood in nats of (rows,) target ids, given (rows, hidden) states.
+
+        The softmax of a cluster is computed only for the targets in it.
+        """
+        first = self._log_softmax(states, 0, embedding)
+        columns = targets
+        for cluster, start in enumerate(embedding.ends[:-1], 1):  # the last cluster that contains larger ids remains
+            columns = torch.where(targets >= start, first.shape[-1] - cluster, columns)
+        losses = -first.gather(1, columns[:, None])[:, 0]
+        for cluster, (start, end) in enumerate(zip(embedding.ends, embedding.ends[1:]), 1):
+            rows = ((targets >= start) & (targets < end)).nonzero()[:, 0]
+            if len(rows):
+                tail = self._log_softmax(states[rows], cluster, embedding)
+                losses = losses.index_add(0, rows, -tail.gather(1, (targets[rows] - start)[:, None])[:, 0])
+        return losses

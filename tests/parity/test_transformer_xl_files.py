@@ -1,0 +1,110 @@
+"""Conversion of released Transformer-XL files, made here with the released names."""
+
+import json
+import re
+from collections import Counter, OrderedDict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from commands import run_command
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from hf_ctxmodels.models.transformer_xl import CtxTransformerXLConfig, CtxTransformerXLForCausalLM
+
+WORDS = ["<eos>", "the", "<unk>", "cat", ",", *(f"w{number}" for number in range(25))]
+RELEASED = {  # native name -> released name
+    r"word_embeddings\.clusters\.(\d)\.weight": r"word_emb.emb_layers.\1.weight",
+    r"word_embeddings\.projections\.(\d)\.weight": r"word_emb.emb_projs.\1",
+    r"attention\.qkv_proj": "dec_attn.qkv_net",
+    r"attention\.position_proj": "dec_attn.r_net",
+    r"attention\.out_proj": "dec_attn.o_net",
+    r"attention_norm": "dec_attn.layer_norm",
+    r"attention\.content_bias": "dec_attn.r_w_bias",
+    r"attention\.position_bias": "dec_attn.r_r_bias",
+    r"feed_forward\.up_proj": "pos_ff.CoreNet.0",
+    r"feed_forward\.down_proj": "pos_ff.CoreNet.3",
+    r"feed_forward_norm": "pos_ff.layer_norm",
+    r"softmax\.biases\.(\d)": r"crit.out_layers.\1.bias",
+    r"softmax\.projections\.(\d)\.weight": r"crit.out_projs.\1",
+    r"softmax\.cluster_": "crit.cluster_",
+}
+
+
+def release(folder: Path, **fields: Any) -> tuple[CtxTransformerXLForCausalLM, dict[str, Any]]:
+    """Write a random model as released files; returns it with the flags of the conversion."""
+    torch.manual_seed(0)
+    values = {
+        "vocab_size": 30, "d_model": 16, "d_embed": 16, "n_layer": 2, "n_head": 4, "d_inner": 24, "cutoffs": [8, 15],
+        "div_val": 2, "mem_len": 6, "clamp_len": 5, "same_length": True, "untie_r": True, **fields,
+    }  # fmt: skip
+    model = CtxTransformerXLForCausalLM(CtxTransformerXLConfig(**values, initializer_range=0.3)).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    weights = {}
+    for name, value in model.state_dict().items():
+        for pattern, replacement in RELEASED.items():
+            name = re.sub(pattern, replacement, name)
+        weights[name] = value
+    if not values["untie_r"]:
+        for released in ("r_w_bias", "r_r_bias"):
+            weights[f"transformer.{released}"] = weights[f"transformer.layers.0.dec_attn.{released}"]
+            for layer in range(2):
+                del weights[f"transformer.layers.{layer}.dec_attn.{released}"]
+    for cluster in range(3):
+        weights[f"crit.out_layers.{cluster}.weight"] = weights[f"transformer.word_emb.emb_layers.{cluster}.weight"]
+        if cluster:
+            weights[f"crit.out_projs.{cluster}"] = weights[f"transformer.word_emb.emb_projs.{cluster}"]
+    weights["transformer.pos_emb.inv_freq"] = torch.zeros(8)
+    torch.save(weights, folder / "pytorch_model.bin")
+    config = {**values, "d_head": 4, "pre_lnorm": False, "attn_type": 0, "proj_share_all_but_first": True}
+    (folder / "config.json").write_text(json.dumps({**config, "adaptive": True, "tie_weight": True}))
+    vocabulary = {
+        "counter": Counter(WORDS), "special": ["<eos>"], "lower_case": False, "idx2sym": WORDS,
+        "sym2idx": OrderedDict((word, number) for number, word in enumerate(WORDS)),
+    }  # fmt: skip
+    torch.save(vocabulary, folder / "vocab.bin")
+    files = {"weights": "pytorch_model.bin", "config": "config.json", "vocabulary": "vocab.bin"}
+    return model, {name: folder / file for name, file in files.items()} | {"output": folder / "out"}
+
+
+@pytest.mark.parametrize("untie_r", [True, False])
+@torch.no_grad()
+def test_outputs_equal(untie_r: bool, tmp_path: Path) -> None:
+    model, flags = release(tmp_path, untie_r=untie_r)
+    assert run_command("convert", "transformer-xl", **flags) == 0
+    converted = AutoModelForCausalLM.from_pretrained(flags["output"]).eval()
+    tokenizer = AutoTokenizer.from_pretrained(flags["output"])
+    batch = tokenizer("the cat , the dog", return_tensors="pt")
+    assert batch["input_ids"].tolist() == [[1, 3, 4, 1, 2, 0]]
+    outputs, expected = (network(batch["input_ids"], use_mems=True) for network in (converted, model))
+    torch.testing.assert_close(outputs.logits, expected.logits)
+    following = [network(batch["input_ids"], mems=outputs.mems).logits for network in (converted, model)]
+    torch.testing.assert_close(*following)
+
+
+class Forbidden:
+    """An object that must not be unpickled."""
+
+    def __reduce__(self) -> tuple[Any, tuple[str, ...]]:
+        return print, ("executed",)
+
+
+def test_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Pickled code, other variants, and weights that are not tied."""
+    _, flags = release(tmp_path)
+    torch.save({"idx2sym": WORDS, "other": Forbidden()}, tmp_path / "code.bin")
+    assert run_command("convert", "transformer-xl", **flags | {"vocabulary": tmp_path / "code.bin"}) == 2
+    captured = capsys.readouterr()
+    assert "code.bin" in captured.err
+    assert "executed" not in captured.out
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "other.json").write_text(json.dumps(config | {"pre_lnorm": True}))
+    assert run_command("convert", "transformer-xl", **flags | {"config": tmp_path / "other.json"}) == 2
+    assert "pre_lnorm=True" in capsys.readouterr().err
+    weights = torch.load(tmp_path / "pytorch_model.bin")
+    weights["crit.out_layers.1.weight"] = weights["crit.out_layers.1.weight"] + 1
+    torch.save(weights, tmp_path / "untied.bin")
+    assert run_command("convert", "transformer-xl", **flags | {"weights": tmp_path / "untied.bin"}) == 2
+    assert "differs from the embeddings" in capsys.readouterr().err
