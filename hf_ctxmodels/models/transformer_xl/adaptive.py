@@ -7,6 +7,7 @@ another cluster has the probability of its cluster times its probability within 
 
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -79,11 +80,15 @@ class AdaptiveSoftmax(nn.Module):
 
     def _log_softmax(self, states: Tensor, cluster: int, embedding: AdaptiveEmbedding) -> Tensor:
         """(rows, hidden) -> (rows, tokens of the cluster) log-probabilities, for cluster 0 with the other clusters."""
+        projection: Any = None
         if str(cluster) in self.projections:
-            states = states @ self.projections[str(cluster)].weight
+            projection = self.projections[str(cluster)]
         elif len(embedding.projections):
-            states = states @ embedding.projections[cluster].weight
-        weight, bias = embedding.clusters[cluster].weight, self.biases[cluster]
+            projection = embedding.projections[cluster]
+        if projection is not None:
+            states = states @ projection.weight
+        table: Any = embedding.clusters[cluster]
+        weight, bias = table.weight, self.biases[cluster]
         if cluster == 0 and self.cluster_weight is not None and self.cluster_bias is not None:
             weight, bias = torch.cat([weight, self.cluster_weight]), torch.cat([bias, self.cluster_bias])
         return F.linear(states, weight, bias).float().log_softmax(-1)

@@ -74,8 +74,9 @@ class CtxTransformerXLModel(SegmentRecurrence, CtxTransformerXLPreTrainedModel):
         self.word_embeddings = AdaptiveEmbedding(config.cluster_sizes, config.hidden_size)
         self.layers = nn.ModuleList(CtxXLNetLayer(config, has_segments=False) for _ in range(config.num_hidden_layers))
         if not config.untie_r:
-            first = self.layers[0].attention
-            for layer in self.layers[1:]:
+            layers: Any = self.layers
+            first = layers[0].attention
+            for layer in layers[1:]:
                 layer.attention.content_bias, layer.attention.position_bias = first.content_bias, first.position_bias
             self._tied_weights_keys = {
                 rf"layers.(?!0\.)\d+.attention.{name}": f"layers.0.attention.{name}"

@@ -82,11 +82,10 @@ class RelativeAttention(nn.Module):
     @property
     def biases(self) -> RelativeBiases:
         """The parameters of the score other than the projections, zeros for segments that it does not have."""
-        segment_bias, segment_embeddings = self.segment_bias, self.segment_embeddings
-        if segment_bias is None or segment_embeddings is None:
-            segment_bias = torch.zeros_like(self.content_bias)
-            segment_embeddings = torch.zeros_like(self.content_bias).expand(2, -1, -1)
-        return RelativeBiases(self.content_bias, self.position_bias, segment_bias, segment_embeddings)
+        if self.segment_bias is None or self.segment_embeddings is None:
+            zeros = torch.zeros_like(self.content_bias)
+            return RelativeBiases(self.content_bias, self.position_bias, zeros, zeros.expand(2, -1, -1))
+        return RelativeBiases(self.content_bias, self.position_bias, self.segment_bias, self.segment_embeddings)
 
     def prune_heads(self, heads: Iterable[int]) -> None:
         """Remove heads, see `core.attention_heads.prune_heads`."""
