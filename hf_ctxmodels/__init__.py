@@ -54,6 +54,7 @@ from hf_ctxmodels.models.seqae import *
 from hf_ctxmodels.models.spanbert import *
 from hf_ctxmodels.models.structbert import *
 from hf_ctxmodels.models.t5 import *
+from hf_ctxmodels.models.transformer_xl import *
 from hf_ctxmodels.models.ulmfit import *
 from hf_ctxmodels.models.unilm import *
 from hf_ctxmodels.models.word2vec import *
@@ -135,6 +136,7 @@ __all__ += models.seqae.__all__
 __all__ += models.spanbert.__all__
 __all__ += models.structbert.__all__
 __all__ += models.t5.__all__
+__all__ += models.transformer_xl.__all__
 __all__ += models.ulmfit.__all__
 __all__ += models.unilm.__all__
 __all__ += models.word2vec.__all__

@@ -1,4 +1,4 @@
-"""Transformer-XL (Dai et al. 2019): language modelling with a memory of earlier segments and an adaptive softmax."""
+"""Transformer-XL (Dai et al. 2019): language modeling with a memory of earlier segments and an adaptive softmax."""
 
 from typing import Any
 
