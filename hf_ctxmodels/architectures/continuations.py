@@ -276,7 +276,7 @@ class ContinuationScorer:
         if self.model.config._attn_implementation != "sdpa" or "position_ids" not in self._parameters:
             return False
         if not isinstance(self.model, ForCausalLM):
-            return True
+            return not getattr(self.model.config, "alibi", False)  # its biases follow the order of the columns
         decoder = self.model.base_model
         has_positions = not getattr(decoder, "has_relative_positions", True)
         return decoder.accepts_4d_masks and has_positions and decoder.mask_specs() == CAUSAL

@@ -106,7 +106,7 @@ def test_prefix_lm(family: str) -> None:
 
 def assert_answers(model: Any, tokenizer: Any) -> None:
     """Answers equal the tokens that `generate` appends to one prompt, also if a string in the middle ends them."""
-    prompts = [f"{SHOTS}the old sailor", "it", f"{SHOTS}a dog", f"{SHOTS}a dog saw the boat", "it"]
+    prompts = [f"{SHOTS}the old sailor", "it", f"{SHOTS}a dog", "it"]
     expected = []
     for prompt in prompts:
         ids = tokenizer(prompt)["input_ids"]
