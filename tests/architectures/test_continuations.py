@@ -106,7 +106,7 @@ def test_prefix_lm(family: str) -> None:
 
 def assert_answers(model: Any, tokenizer: Any) -> None:
     """Answers equal the tokens that `generate` appends to one prompt, also if a string in the middle ends them."""
-    prompts = [f"{SHOTS}the old sailor", "it", f"{SHOTS}a dog", "it"]
+    prompts = [f"{SHOTS}the old sailor", "it", f"{SHOTS}a dog", f"{SHOTS}a dog saw the boat", "it"]
     expected = []
     for prompt in prompts:
         ids = tokenizer(prompt)["input_ids"]
@@ -121,8 +121,8 @@ def assert_answers(model: Any, tokenizer: Any) -> None:
             expected.append(tokenizer.decode(output, skip_special_tokens=True).strip())
     scorer = ContinuationScorer(model, tokenizer, batch_tokens=60)
     assert scorer.greedy_answers(prompts, max_new_tokens=12) == expected
-    characters = [character for character in "".join(expected) if character.isalnum() and character.isascii()]
-    assert characters, "no answer has a word: choose another seed"
+    characters = [character for character in "".join(expected) if "!" <= character <= "~"]
+    assert characters, "the answers are empty: choose another seed"
     middle = characters[len(characters) // 2]
     ends = [text.split(middle)[0].strip() for text in expected]
     assert scorer.greedy_answers(prompts, max_new_tokens=12, until=[middle, "no such text"]) == ends
@@ -130,7 +130,7 @@ def assert_answers(model: Any, tokenizer: Any) -> None:
 
 @pytest.mark.parametrize("family", ["gpt2", "ulmfit", "t5", "bart", "unilm", "cove"])
 def test_answers(family: str) -> None:
-    model, tokenizer = build(family, seed=3)
+    model, tokenizer = build(family, seed=4)
     assert_answers(model, tokenizer)
 
 
