@@ -50,8 +50,10 @@ class WordAnalysisArguments(OutputArguments):
 
 
 def short_names(sources: Sequence[str]) -> list[str]:
-    """The last component of each path, or as many as make the names unique; numbered if paths are equal."""
+    """The last component of each path, or as many as make the names unique; numbered if paths are equal. A directory
+    that is called `model` has the name of its parent."""
     components = [Path(source).parts or (source,) for source in sources]
+    components = [path[:-1] if path[-1] == "model" and len(path) > 1 else path for path in components]
     for depth in range(1, max(map(len, components)) + 1):
         names = ["/".join(path[-depth:]).strip("/") for path in components]
         if len(set(names)) == len(names):

@@ -32,6 +32,7 @@ def folder(tmp_path_factory) -> Path:
 def test_short_names():
     assert short_names(["runs/a/bert", "runs/b/gpt/"]) == ["bert", "gpt"]
     assert short_names(["runs/a/bert", "runs/b/bert"]) == ["a/bert", "b/bert"]
+    assert short_names(["package/model", "model"]) == ["package", "model"]
     assert short_names(["runs/bert", "runs/bert"]) == ["runs/bert (1)", "runs/bert (2)"]
 
 
