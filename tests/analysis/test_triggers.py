@@ -1,6 +1,5 @@
 """Universal triggers: the search against brute force and autograd, outcomes, transfer and the command."""
 
-import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ import pytest
 import torch
 import transformers
 from commands import command_output, save, tiny_pair
-from torch.utils.data import DataLoader
 from zoo import HEADS
 
 from hf_ctxmodels import CtxError
@@ -242,35 +240,3 @@ def test_command(classifiers: tuple[Path, Path], tmp_path: Path, monkeypatch: py
     )
     flags |= {"model": folder / "elmo", "output_dir": tmp_path / "c"}
     assert "reads characters" in command_output("analyze triggers", **flags, fails=True)
-
-
-@pytest.mark.slow
-def test_transfer_on_reviews(shared_data: Path, tmp_path: Path) -> None:
-    """SST-2, a mean of word vectors and a recurrent network: the triggers of half of the examples break both the
-    attacked and the other model on the other half, more than random triggers do."""
-    folder = shared_data / "glue_like" / "SST-2"
-    lines = gzip.decompress((folder / "train.tsv.gz").read_bytes()).decode().splitlines()
-    rows = [line.rsplit("\t", 1) for line in lines[1:]]
-    for family, rate in {"glove": 0.03, "infersent": 0.003}.items():
-        texts = [text for text, _ in rows]
-        fields = {"id2label": {0: "0", 1: "1"}, "hidden_size": 32, "embedding_size": 32}
-        model, tokenizer = tiny_pair(family, "AutoModelForSequenceClassification", texts, vocab_size=6000, **fields)
-        optimizer = torch.optim.Adam(model.train().parameters(), lr=rate)
-        for batch in DataLoader(rows * 3, batch_size=64, shuffle=True, collate_fn=list):
-            inputs = tokenizer([text for text, _ in batch], padding=True, return_tensors="pt")
-            optimizer.zero_grad()
-            model(**inputs, labels=torch.tensor([int(label) for _, label in batch])).loss.backward()
-            optimizer.step()
-        save(tmp_path / family, model.eval(), tokenizer)
-    flags = {"model": [tmp_path / "glove", tmp_path / "infersent"], "validation_file": folder / "dev.tsv"}
-    flags |= {"text_columns": "sentence", "max_examples_per_label": 160, "candidates": 10, "epochs": 1, "seeds": [0, 1]}
-    command_output("analyze triggers", **flags, random_triggers=5, output_dir=tmp_path / "analyses")
-    values = json.loads((tmp_path / "analyses" / "triggers.json").read_text())["values"]
-    for label in ("0", "1"):
-        plain, random = (np.array(values[label][name]) for name in ("plain", "random"))
-        transferred = np.array(values[label]["transferred"]).mean(0)
-        assert plain.mean(0).min() > 0.6
-        assert (transferred.diagonal() < random.reshape(-1, 2).mean(0) - 0.2).all()
-    average = np.mean([np.mean(values[label]["transferred"], 0) for label in ("0", "1")], 0)
-    chance = np.mean([np.reshape(values[label]["random"], (-1, 2)).mean(0) for label in ("0", "1")], 0)
-    assert (average < chance).all()  # also of the other model
