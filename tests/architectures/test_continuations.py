@@ -38,6 +38,8 @@ def build(family_name: str, seed: int = 0, **changes: Any) -> tuple[Any, Any]:
     family = FAMILIES[family_name]
     tokenizer = family.tokenizer.train(TEXTS * 5, vocab_size=300)
     fields = {"vocab_size": len(tokenizer), **target_vocabulary_config(tokenizer), **changes}
+    if family_name in ("unilm", "ernie_gen"):
+        fields |= {"decoder_start_token_id": tokenizer.cls_token_id, "eos_token_id": tokenizer.sep_token_id}
     if "max_position_embeddings" in family.config.__dataclass_fields__:
         fields.setdefault("max_position_embeddings", 128)
     auto_class = "AutoModelForCausalLM" if "AutoModelForCausalLM" in family.models else "AutoModelForSeq2SeqLM"
