@@ -58,7 +58,8 @@ class ContinuationEncoder:
         self.max_length = limit if max_length is None else max_length if limit is None else min(limit, max_length)
         self.max_pair_length = max_pair_length(model.config)
         self.scores_end = scores_end
-        self.end_ids = _end_ids(model) | {self.tokenizer.eos_token_id, self.tokenizer.sep_token_id} - {None}
+        self.end_ids = _end_ids(model)
+        self._target_end_ids = self.end_ids | {self.tokenizer.eos_token_id, self.tokenizer.sep_token_id} - {None}
         self.start_id = getattr(model.config, "decoder_start_token_id", None)
         probe = self.tokenizer("a", return_special_tokens_mask=True, verbose=False)["special_tokens_mask"]
         self._num_trailing = 0 if self.is_encoder_decoder or 0 not in probe else probe[::-1].index(0)
@@ -119,7 +120,7 @@ class ContinuationEncoder:
         distinct = list(dict.fromkeys(continuation for _, continuation in pairs))
         encoded = self.tokenizer(text_target=["", *distinct], verbose=False)["input_ids"] if distinct else [[]]
         empty, targets = encoded[0], dict(zip(distinct, encoded[1:], strict=True))
-        num_last = int(bool(empty) and empty[-1] in self.end_ids)
+        num_last = int(bool(empty) and empty[-1] in self._target_end_ids)
         num_first = len(empty) - num_last
         first = empty[:num_first]
         if first and first[0] == self.start_id:
