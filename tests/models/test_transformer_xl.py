@@ -95,7 +95,7 @@ def oracle_states(
 
 @torch.no_grad()
 def oracle_log_probability(model: CtxTransformerXLForCausalLM, state: Tensor, token: int) -> Tensor:
-    """Log-probability of a token: of its cluster, and within it. Cluster i has the symbol -i."""
+    """Log-probability of a token: of its cluster, and within it. The first symbol is of cluster 1."""
     softmax: AdaptiveSoftmax = model.softmax
     embedding, starts = model.transformer.word_embeddings, [0, *model.config.cutoffs]
 
@@ -113,7 +113,7 @@ def oracle_log_probability(model: CtxTransformerXLForCausalLM, state: Tensor, to
     cluster = max(number for number, start in enumerate(starts) if token >= start)
     if cluster == 0:
         return logits(0)[token]
-    return logits(0)[-cluster] + logits(cluster)[token - starts[cluster]]
+    return logits(0)[starts[1] + cluster - 1] + logits(cluster)[token - starts[cluster]]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -56,7 +56,8 @@ class AdaptiveEmbedding(nn.Module):
 class AdaptiveSoftmax(nn.Module):
     """Log-probabilities of tokens, with the weights of an `AdaptiveEmbedding`.
 
-    As in the released code, cluster i has the symbol -i of the common softmax, counted from its end.
+    The symbols follow the tokens of the first cluster in the order of the clusters, as in the released TensorFlow code and
+    in transformers 4; in the released PyTorch code, whose checkpoints are not public, they are in reverse order.
 
     Args:
         cluster_sizes, hidden_size: As in `AdaptiveEmbedding`.
@@ -96,12 +97,12 @@ class AdaptiveSoftmax(nn.Module):
     def log_probabilities(self, states: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
         """(..., hidden) states -> (..., vocabulary) log-probabilities."""
         first = self._log_softmax(states, 0, embedding)
-        num_tails = len(embedding.clusters) - 1
+        num_first = embedding.ends[0]
         tails = [
-            self._log_softmax(states, cluster, embedding) + first[..., -cluster, None]
-            for cluster in range(1, num_tails + 1)
+            self._log_softmax(states, cluster, embedding) + first[..., num_first + cluster - 1, None]
+            for cluster in range(1, len(embedding.clusters))
         ]
-        return torch.cat([first[..., : first.shape[-1] - num_tails], *tails], -1)
+        return torch.cat([first[..., :num_first], *tails], -1)
 
     def loss(self, states: Tensor, targets: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
         """(rows,) negative log-likelihood in nats of (rows,) target ids, given (rows, hidden) states.
@@ -111,7 +112,7 @@ class AdaptiveSoftmax(nn.Module):
         first = self._log_softmax(states, 0, embedding)
         columns = targets
         for cluster, start in enumerate(embedding.ends[:-1], 1):  # the last cluster that contains larger ids remains
-            columns = torch.where(targets >= start, first.shape[-1] - cluster, columns)
+            columns = torch.where(targets >= start, embedding.ends[0] + cluster - 1, columns)
         losses = -first.gather(1, columns[:, None])[:, 0]
         for cluster, (start, end) in enumerate(zip(embedding.ends, embedding.ends[1:]), 1):
             rows = ((targets >= start) & (targets < end)).nonzero()[:, 0]
