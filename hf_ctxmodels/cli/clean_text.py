@@ -34,6 +34,8 @@ class CleaningArguments:
     output: str = flag(REQUIRED, "File to write: .txt or .jsonl, plain or with .gz or .zst.")
     report: str | None = flag(None, "JSON file for the numbers that the command prints.")
     text_column: str = flag("text", "Column with the text of a document, except in .txt.")
+    dataset_config: str | None = flag(None, "Configuration of a Hub dataset.")
+    dataset_split: str = flag("train", "Split of a Hub dataset or directory.")
     document_separator: Separator | None = flag(None, "End of a document in text files, as in pretrain.")
     min_words: int = flag(CleaningRules.min_words, "Fewest words of a line.")
     min_sentences: int = flag(CleaningRules.min_sentences, "Fewest sentences of a document.")
@@ -67,7 +69,11 @@ def clean() -> None:
         is_in_language=arguments.language and LanguageFilter(arguments.language, arguments.min_language_probability),
     )
     documents = load_documents(
-        *arguments.dataset, text_column=arguments.text_column, document_separator=arguments.document_separator
+        *arguments.dataset,
+        split=arguments.dataset_split,
+        text_column=arguments.text_column,
+        config_name=arguments.dataset_config,
+        document_separator=arguments.document_separator,
     )
     cleaner = TextCleaner(rules)
     write_documents(arguments.output, cleaner.clean(progress_bar(documents.paragraphs(), "cleaning", unit="documents")))

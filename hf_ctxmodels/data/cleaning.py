@@ -2,7 +2,9 @@
 
 Where the paper gives no detail, the rules and their order follow the released code (tensorflow_datasets,
 `c4_utils`). Differences: duplicates are spans of three sentences, as in the paper, where the code removes duplicate
-lines; sentences are split by `split_sentences`; a line may also end in a curly quotation mark.
+lines, and the language is checked before duplicates are removed; sentences are split by `split_sentences`; a line may
+also end in a curly quotation mark; space before or after a citation mark at the end of a line is removed with it, where
+the code removes the line.
 """
 
 import json
@@ -24,7 +26,7 @@ from hf_ctxmodels.data.files import compression_suffix, file_suffix, write_compr
 from hf_ctxmodels.data.overlap import ngram_hashes
 
 END_MARKS = (".", "?", "!", '"', "”")
-_ELLIPSES = ("...", "…")
+_ELLIPSIS = "..."
 _CITATION = re.compile(r"\[\d*\]|\[edit\]|\[citation needed\]")
 _POLICIES = ("terms of use", "privacy policy", "cookie policy", "uses cookies", "use of cookies", "use cookies")
 SPAN_SENTENCES = 3
@@ -74,10 +76,9 @@ class CleaningRules:
             raise CtxError(f"Unknown rule {unknown[0]!r}.", hint=f"use one of: {', '.join(RULES)}.")
         check_range(self, "min_words", "min_sentences", "max_word_length", at_least=1)
         self.active = frozenset(RULES) - set(self.skip)
-        longest, fewest = self.max_word_length, self.min_words
+        fewest = self.min_words
         checks: dict[str, Callable[[str, str], object]] = {
-            "long_words": lambda line, lower: len(line) > longest and max(map(len, line.split())) > longest,
-            "end_marks": lambda line, lower: not line.endswith(END_MARKS) or line.endswith(_ELLIPSES),
+            "end_marks": lambda line, lower: not line.endswith(END_MARKS) or line.endswith(_ELLIPSIS),
             "short_lines": lambda line, lower: len(line.split()) < fewest,
             "lorem_ipsum": lambda line, lower: "lorem ipsum" in lower,
             "javascript": lambda line, lower: "javascript" in lower,
@@ -95,6 +96,9 @@ class CleaningRules:
         remove."""
         remaining = []
         for line in lines:
+            if "long_words" in self.active and self._has_long_word(line):
+                removed["long_words"] += 1
+                continue
             if "citations" in self.active:
                 line, number = _CITATION.subn("", line)
                 removed["citations"] += number
@@ -110,6 +114,9 @@ class CleaningRules:
             if rule in _DOCUMENT_RULES:
                 return None
         return remaining
+
+    def _has_long_word(self, line: str) -> bool:
+        return len(line) > self.max_word_length and any(len(word) > self.max_word_length for word in line.split())
 
     def removing_rule(self, lines: Sequence[str], num_sentences: int) -> str | None:
         """The rule that removes a document with these lines, or None."""

@@ -146,7 +146,7 @@ class WordHashes(dict[str, int]):
 
 
 def normalize_word(token: str) -> str:
-    """A token in lower case without punctuation (Brown et al. 2020, appendix A: "lowercase, whitespace delimited word
+    """A token in lower case without punctuation (Brown et al. 2020, appendix C: "lowercase, whitespace delimited word
     with no punctuation")."""
     return _PUNCTUATION.sub("", token.lower())
 

@@ -47,6 +47,13 @@ def test_rules_for_lines(rule, line, result):
         assert not removed
 
 
+def test_long_words_are_counted_with_citation_marks():
+    """As in the released code, also for lines of white space only."""
+    line = f"A fact that is known{'[1]' * 340} well."
+    assert clean([*GOOD, line, " " * 1001]) == ([GOOD], {"long_words": 1})
+    assert clean([*GOOD, line], max_word_length=1025)[0] == [[*GOOD, "A fact that is known well."]]
+
+
 def test_rules_for_documents():
     assert clean(GOOD[:1]) == ([], {"sentences": 1})
     assert clean(GOOD[:1], min_sentences=2) == ([GOOD[:1]], {})
