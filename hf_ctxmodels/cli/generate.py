@@ -109,7 +109,9 @@ class GenerationArguments:
     num_texts: int = flag(1, "Texts for each prompt, by sampling.")
     no_repeat_ngram_size: int = flag(0, "Size of n-grams that are not repeated within a text; 0 allows all.")
     repetition_penalty: float = flag(
-        1.0, "Divide the logits of tokens of the prompt and the text by this (CTRL: 1.2); 1 for none."
+        1.0,
+        "Divide the positive logits of tokens of the prompt and the text by this, and multiply the negative ones (CTRL: "
+        "1.2); 1 for none.",
     )
     max_length: int | None = flag(
         None, "Truncate inputs to N tokens; by default an input over the model's limit is an error."
@@ -216,7 +218,7 @@ class FieldArguments:
     target: str | None = flag(
         None,
         "Field that Grover generates, by default `article`; with --input for each article. A .jsonl --output_file has "
-        "the texts of the articles as well, with the labels `human` and `generated`.",
+        "the texts of the articles that have this field as well, with the labels `human` and `generated`.",
         choices=NEWS_FIELDS,
     )
 
@@ -318,9 +320,12 @@ def _generate_fields(
         return
     documents = load_documents(arguments.input, news_articles=True)
     articles = [document.fields for document in documents if isinstance(document, NewsArticle)]
-    articles = [article for article in articles if article.get(target) for _ in range(arguments.num_texts)]
+    is_for_detection = str(arguments.output_file).endswith(".jsonl")
+    if is_for_detection and not (articles := [article for article in articles if article.get(target)]):
+        raise CtxError(f"No article has the field {target!r}.", location=arguments.input, hint="use another --target.")
+    articles = [article for article in articles for _ in range(arguments.num_texts)]
     texts = generate_fields(model, tokenizer, articles, target, progress=True, **options)
-    if str(arguments.output_file).endswith(".jsonl"):
+    if is_for_detection:
         rows = detection_examples(tokenizer, articles, texts, target, arguments.max_new_tokens)
         lines = [json.dumps(row, ensure_ascii=False) for row in rows]
     else:

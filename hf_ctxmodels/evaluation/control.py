@@ -86,11 +86,13 @@ class ControlScores:
         return Attribution.from_scores(self.codes, self.labels, -self.nats[:, :-1])
 
     def perplexities(self) -> dict[str, float]:
-        """Perplexity per token with the `right` code, a `wrong` one (geometric mean of the others), and with `none`."""
-        by_code = self.nats[:, :-1].sum(1)
+        """Perplexity per token with the `right` code, a `wrong` one (geometric mean of the others) if there are several
+        codes, and with `none`."""
         right = self.nats[np.arange(len(self.labels)), self.labels]
-        wrong = (by_code - right) / max(1, len(self.codes) - 1)
-        nats = {"right": right, "wrong": wrong, "none": self.nats[:, -1]}
+        nats = {"right": right}
+        if len(self.codes) > 1:
+            nats["wrong"] = (self.nats[:, :-1].sum(1) - right) / (len(self.codes) - 1)
+        nats["none"] = self.nats[:, -1]
         return {name: math.exp(values.sum() / self.tokens.sum()) for name, values in nats.items()}
 
 

@@ -24,8 +24,8 @@ from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_model_and_
 def bag_of_words(tokenizer: PreTrainedTokenizerBase, words: Iterable[str], bias: float) -> SequenceBiasLogitsProcessor:
     """A processor that adds `bias` to the logits of words, with and without a space before them.
 
-    As in the released code of PPLM, words of several tokens are left out. This is weighted decoding, the baseline of
-    Dathathri et al. 2020 (arXiv 1912.02164, section 4.2), with a constant weight.
+    As in the released code of PPLM, words of several tokens are left out. This is weighted decoding, a baseline of
+    Dathathri et al. 2020 (arXiv 1912.02164), with a constant weight.
 
     Raises:
         CtxError: No word is a single token.
@@ -49,8 +49,8 @@ class ClassifierGuidance(LogitsProcessor):
     of the candidates are log P(x | label) = log P(x) + `weight` * log P(label | text, x), normalized over them; other
     tokens have the score -inf. A `weight` of 0 returns the scores unchanged.
 
-    References: Yang & Klein 2021 (arXiv 2104.05218), section 3, equation 2. There the classifier is trained on prefixes
-    of texts, 200 candidates are used, and the weight is 1.
+    References: Yang & Klein 2021 (arXiv 2104.05218). There the classifier is trained on prefixes of texts, 200
+    candidates are used, and the weight is 1.
 
     Args:
         tokenizer: Tokenizer of the language model.

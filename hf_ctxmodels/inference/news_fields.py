@@ -118,7 +118,7 @@ def detection_examples(
     """
     rows = []
     for fields, generated_text in zip(articles, generated, strict=True):
-        human_text = tokenizer.decode(tokenizer.encode_text(fields[target])[:max_tokens])
+        human_text = tokenizer.decode(tokenizer.encode_text(fields[target])[:max_tokens]).strip()
         for text, label in ((human_text, "human"), (generated_text, "generated")):
             marked_text = tokenizer.decode(tokenizer.encode_fields({**fields, target: text}))
             rows.append({"text": text, "marked_text": marked_text, "label": label})

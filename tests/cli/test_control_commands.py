@@ -203,3 +203,8 @@ def test_fields_of_articles(tmp_path: Path) -> None:
         "generate", **options, input=tmp_path / "news.jsonl", target="title", output_file=tmp_path / "titles.txt"
     )
     assert len((tmp_path / "titles.txt").read_text().splitlines()) == 2
+    (tmp_path / "untitled.jsonl").write_text((json.dumps(row | {"title": None}) + "\n") * 2)
+    untitled = {"input": tmp_path / "untitled.jsonl", "target": "title"}
+    assert "2 texts generated" in command_output("generate", **options, **untitled)
+    message = command_output("generate", **options, **untitled, output_file=tmp_path / "titles.jsonl", fails=True)
+    assert "No article has the field 'title'" in message

@@ -56,6 +56,8 @@ def test_attribution_and_perplexities() -> None:
         "wrong": pytest.approx(math.exp((2.5 + 3 + 5) / 4)),
         "none": pytest.approx(math.exp(8 / 4)),
     }
+    single = ControlScores(("a",), np.array([0, 0]), nats[:2, [0, 3]], np.array([2, 1]))
+    assert single.perplexities() == {"right": pytest.approx(math.exp(6 / 3)), "none": pytest.approx(math.exp(6 / 3))}
 
 
 def test_naive_bayes() -> None:
