@@ -64,8 +64,11 @@ class ContinuationEncoder:
         probe = self.tokenizer("a", return_special_tokens_mask=True, verbose=False)["special_tokens_mask"]
         self._num_trailing = 0 if self.is_encoder_decoder or 0 not in probe else probe[::-1].index(0)
 
-    def encode_pairs(self, requests: Sequence[tuple[str, str]]) -> list[TokenPair]:
-        """Encode requests.
+    def encode_pairs(
+        self, requests: Sequence[tuple[str, str]], context_ids: Sequence[Sequence[int]] | None = None
+    ) -> list[TokenPair]:
+        """Encode requests. With `context_ids`, these are the contexts' tokens, and the texts only decide on those of
+        the continuations.
 
         Raises:
             CtxError: A continuation has no token or more than the model has positions, or a context has no token and
@@ -75,6 +78,8 @@ class ContinuationEncoder:
         contexts = self._encode([context for context, _ in pairs])
         encode = self._encode_targets if self.is_encoder_decoder else self._encode_concatenated
         encoded = encode(pairs, contexts)
+        if context_ids is not None:
+            encoded = [(ids, *others) for ids, (_, *others) in zip(context_ids, encoded, strict=True)]
         return [self._truncate(*item) for item in zip(requests, encoded, strict=True)]
 
     def encode_contexts(self, contexts: Sequence[str], num_new_tokens: int) -> list[tuple[int, ...]]:

@@ -104,14 +104,20 @@ class ContinuationScorer:
         self._parameters = inspect.signature(model.forward).parameters
         self._vocab_size = model.config.get_text_config(decoder=True).vocab_size
 
-    def score(self, requests: Sequence[tuple[str, str]]) -> list[ContinuationScore]:
+    def score(
+        self, requests: Sequence[tuple[str, str]], context_ids: Sequence[Sequence[int]] | None = None
+    ) -> list[ContinuationScore]:
         """Score (context, continuation) pairs, in their order.
+
+        Args:
+            requests: The pairs.
+            context_ids: Tokens of each context, if the caller has truncated them; None for those of the texts.
 
         Raises:
             CtxError: A continuation has no token or more than the model has positions, or a context has no token and
                 the tokenizer none that begins a text.
         """
-        pairs = self._encoder.encode_pairs(requests)
+        pairs = self._encoder.encode_pairs(requests, context_ids)
         batches = self._seq2seq_batches(pairs) if self.model.config.is_encoder_decoder else self._causal_batches(pairs)
         log_probabilities = np.zeros(len(pairs))
         is_greedy = np.ones(len(pairs), dtype=bool)

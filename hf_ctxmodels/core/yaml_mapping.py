@@ -69,6 +69,10 @@ class YamlMapping:
         """`file:line, key` of a key."""
         return f"{self._file}:{self._lines[key]}, {prefix}{key}"
 
+    def mapping(self, key: str, description: str, keys: Collection[str] = ()) -> "YamlMapping":
+        """The value of a key, which must be a mapping; for the arguments see the class."""
+        return YamlMapping(self._file, self.nodes[key], description, keys)
+
     def value(self, key: str, hint: Any, default: Any = None) -> Any:
         """The value of a key, converted to a type; raises CtxError if it has another type."""
         if key not in self.nodes:

@@ -13,7 +13,10 @@ from labeled_texts import BAD, GOOD
 from test_finetune_seq2seq import WORDS, build_translation_tokenizer, model_flags
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
-from hf_ctxmodels.downstream.text2text.mixture import MixtureArguments
+from hf_ctxmodels.downstream.tasks import TaskArguments
+from hf_ctxmodels.downstream.text2text import TextTask
+from hf_ctxmodels.downstream.text2text.mixture import MixtureArguments, TextTaskRun
+from hf_ctxmodels.downstream.text2text.text_to_text import TextToText
 from hf_ctxmodels.inference import generate_texts
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.training.summary import TrainingSummary
@@ -121,7 +124,41 @@ def test_mixture(folder: Path, tmp_path: Path, model: str, steps: int) -> None:
 def test_mixing_rates_of_options() -> None:
     arguments = MixtureArguments(mixing_limit=300, mixing_scale=["b=0.5"])
     assert arguments.rates({"a": 500, "b": 400, "c": 100}) == pytest.approx([3 / 6, 2 / 6, 1 / 6])
+    sizes = {"text": 900, "a": 500, "b": 200}
+    assert MixtureArguments(mixing_limit=300).rates(sizes, unlimited=["text"]) == pytest.approx(
+        [9 / 14, 3 / 14, 2 / 14]
+    )
     assert MixtureArguments(mixing="equal").rates({"a": 500, "b": 400}) == [0.5, 0.5]
+
+
+def test_tasks_that_are_only_trained_or_only_evaluated(folder: Path, tmp_path: Path, capsys) -> None:
+    file, content = tmp_path / "tasks.yaml", yaml.safe_load((folder / "tasks.yaml").read_text())
+    del content["tasks"]["german"]["file"]["train"], content["tasks"]["length"]["file"]["validation"]
+    file.write_text(yaml.safe_dump(content, sort_keys=False))
+    flags = flags_of(folder, "t5", tmp_path / "out", tasks=file, keep_best=True, max_steps=1)
+    assert run_command("finetune", "text2text", **flags) == 0
+    printed = capsys.readouterr().err
+    assert "film 120 (66.7%), length 60 (33.3%)" in printed
+    assert "evaluated, not trained (no train file): german" in printed
+    assert "trained, not evaluated (no validation file): length" in printed
+    rows = json.loads((tmp_path / "out" / "scores.json").read_text())["rows"]
+    assert all(set(row) == {"film", "german"} for row in rows.values())
+    for only, split in (("german", "train"), ("length", "validation")):
+        flags |= {"only": only, "output_dir": tmp_path / only}
+        assert f"No task has a {split} file" in command_output("finetune text2text", fails=True, **flags)
+
+
+def test_subsets_of_validation_examples_keep_groups(tmp_path: Path) -> None:
+    rows = [{"text": "a", "label": i % 2, "question": i // 3} for i in range(30)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    labels, files = {"0": "no", "1": "yes"}, {"validation": (str(tmp_path / "rows.jsonl"),)}
+    task = TextTask("t", "t: {text}", "{label}", files, labels=labels, group="{question}")
+    for size, expected in ((10, 9), (2, 3), (99, 30)):
+        run = TextTaskRun(TextToText(task, TaskArguments()))
+        run.select_validation(size)
+        groups = [pair.example.group for pair in run.validation]
+        assert len(groups) == expected
+        assert all(groups.count(group) == 3 for group in groups)
 
 
 @pytest.mark.parametrize(
@@ -208,7 +245,10 @@ def test_accumulation_and_processes_equal_one_batch(folder: Path, tmp_path: Path
         ({"mixing_temperature": 0.5}, "temperature of 0.5 is too low"),
         ({"mixing_scale": "films=2"}, "for one of film, german, length"),
         ({"mixing_scale": "film=0"}, "Expected TASK=FACTOR"),
+        ({"mixing": "equal", "mixing_limit": 9}, "Equal mixing has no temperature, limit or factors"),
+        ({"mixing_limit": 0}, "mixing_limit"),
         ({"compare": "out"}, "Expected NAME=DIR"),
+        ({"compare": "heads:films=out"}, "with one of the tasks film, german, length"),
         ({"max_target_length": 1}, "targets have more than 1 tokens"),
         ({"model": "gpt2", "max_length": 30}, "limit of 32 tokens"),
     ],

@@ -3,7 +3,8 @@
 import json
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from textwrap import shorten
@@ -46,12 +47,14 @@ class MixtureArguments:
 
     def __post_init__(self) -> None:
         check_range(self, "validation_examples", at_least=1)
+        check_range(self, "mixing_limit", above=0)
 
-    def rates(self, sizes: Mapping[str, float]) -> list[float]:
+    def rates(self, sizes: Mapping[str, float], unlimited: Collection[str] = ()) -> list[float]:
         """The probability of each member of the mixture; see `mixing_rates`.
 
         Args:
             sizes: Name of a member -> its number of examples.
+            unlimited: Members whose size may exceed `mixing_limit`.
 
         Raises:
             CtxError: A factor is not positive or its member unknown, or the temperature or limit is out of range.
@@ -67,10 +70,18 @@ class MixtureArguments:
                     hint=f"write a number above 0 for one of {', '.join(sizes)}.",
                 )
             scaled[name] = sizes[name] * factor
-        if self.mixing == "equal" and self.mixing_temperature != 1:
-            raise CtxError("Equal mixing has no temperature.", hint="remove it, or mixing=equal.")
-        temperature = math.inf if self.mixing == "equal" else self.mixing_temperature
-        return mixing_rates(list(scaled.values()), self.mixing_limit, temperature).tolist()
+        if self.mixing == "equal":
+            if self.mixing_temperature != 1 or self.mixing_limit is not None or self.mixing_scale:
+                raise CtxError(
+                    "Equal mixing has no temperature, limit or factors.",
+                    location="--mixing equal",
+                    hint="remove them, or equal mixing.",
+                )
+            return mixing_rates(list(scaled.values()), temperature=math.inf).tolist()
+        if self.mixing_limit is not None:
+            limit = self.mixing_limit
+            scaled = {name: size if name in unlimited else min(size, limit) for name, size in scaled.items()}
+        return mixing_rates(list(scaled.values()), temperature=self.mixing_temperature).tolist()
 
 
 def read_text_tasks(names: Sequence[str], folder: str | None, location: str = "--tasks") -> dict[str, TextTask]:
@@ -85,12 +96,13 @@ def read_text_tasks(names: Sequence[str], folder: str | None, location: str = "-
 
 
 class TextTaskRun:
-    """One task of a mixture.
+    """One task of a mixture, which is trained, evaluated, or both.
 
     Attributes:
         task: The task, after `configure`.
-        training, validation: The examples of its files.
-        baseline: Metrics of `TextToText.baseline`, the main metric first; after `encode`.
+        training, validation: The examples of its files; empty without a file.
+        baseline: Metrics of `TextToText.baseline`, the main metric first; after `encode`, if there are validation
+            examples.
         evaluation: The latest of `make_evaluation`.
     """
 
@@ -101,28 +113,47 @@ class TextTaskRun:
 
     def __init__(self, task: TextToText) -> None:
         self.task = task
-        if missing := [split for split in ("train", "validation") if split not in task.text_task.files]:
+        files = task.text_task.files
+        if not files.keys() & {"train", "validation"}:
             raise CtxError(
-                f"The task {task.text_task.name} has no {missing[0]} file.",
+                f"The task {task.text_task.name} has neither a train nor a validation file.",
                 location=task.text_task.location,
                 hint="write `file: {train: FILE, validation: FILE}`.",
             )
-        self.training, self.validation = task.read_file("train"), task.read_file("validation")
+        self.training, self.validation = (
+            task.read_file(split) if split in files else [] for split in ("train", "validation")
+        )
 
     def select_validation(self, size: int | None) -> None:
-        """Keep a fixed subset of the validation examples, of at most `size`."""
-        if size is not None and size < len(self.validation):
-            self.validation = random.Random(_VALIDATION_SEED).sample(self.validation, size)
+        """Keep a fixed subset of the validation examples: whole groups of at most `size` examples, but one at least."""
+        if size is None or size >= len(self.validation):
+            return
+        rng = random.Random(_VALIDATION_SEED)
+        if self.task.text_task.group is None:
+            self.validation = rng.sample(self.validation, size)
+            return
+        groups = defaultdict(list)
+        for pair in self.validation:
+            groups[pair.example.group].append(pair)
+        selected: list[Any] = []
+        for group in rng.sample(list(groups.values()), len(groups)):
+            if selected and len(selected) + len(group) > size:
+                break
+            selected += group
+        self.validation = selected
 
     def encode(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """Encode training and validation examples, and compute the baseline."""
-        self.training_features = self.task.encode(self.training, tokenizer).features
-        self.encoded = self.task.encode(self.validation, tokenizer)
-        self.baseline = self.task.score(self.validation, self.task.baseline(self.training, self.validation))
+        if self.training:
+            self.training_features = self.task.encode(self.training, tokenizer).features
+        if self.validation:
+            self.encoded = self.task.encode(self.validation, tokenizer)
+            predictions = self.task.baseline(self.training or self.validation, self.validation)
+            self.baseline = self.task.score(self.validation, predictions)
 
     @property
     def main_metric(self) -> tuple[str, float]:
-        """The main metric and its maximum; after `encode`."""
+        """The main metric and its maximum; after `encode`, if there are validation examples."""
         is_percentage = self.task.text_task.metrics[0] in PERCENTAGES
         return next(iter(self.baseline)), 100.0 if is_percentage else 1.0
 
@@ -180,10 +211,27 @@ class TaskMixture:
             for name, text_task in text_tasks.items()
             if not arguments.only or name in arguments.only
         }
+        for split, runs in (("train", self.trained), ("validation", self.evaluated)):
+            if not runs:
+                raise CtxError(
+                    f"No task has a {split} file: {', '.join(self.runs)}.",
+                    location=f"{location} {' '.join(names)}",
+                    hint="add a task with one.",
+                )
         for run in self.runs.values():
             run.task.set_token_fields(config, tokenizer)
             run.task.configure(config, run.training, run.validation)
             run.select_validation(arguments.validation_examples)
+
+    @property
+    def trained(self) -> dict[str, TextTaskRun]:
+        """The tasks with training examples."""
+        return {name: run for name, run in self.runs.items() if run.training}
+
+    @property
+    def evaluated(self) -> dict[str, TextTaskRun]:
+        """The tasks with validation examples."""
+        return {name: run for name, run in self.runs.items() if run.validation}
 
     @property
     def tasks(self) -> list[TextToText]:
@@ -200,12 +248,12 @@ class TaskMixture:
         return first.training_collator(config, tokenizer, seed, verbose)
 
     def preview(self, tokenizer: PreTrainedTokenizerBase, size: int = 3) -> str:
-        """The first training examples of each task, with their numbers of tokens."""
+        """The first examples of each task, of the training file if there is one, with their numbers of tokens."""
         lines = []
         for name, run in self.runs.items():
             sizes = f"{len(run.training):,} training, {len(run.validation):,} validation examples"
             lines.append(f"{name}: {sizes}, metrics {', '.join(run.task.text_task.metrics)}")
-            for pair in run.training[:size]:
+            for pair in (run.training or run.validation)[:size]:
                 lengths = len(tokenizer(pair.source).input_ids), len(tokenizer(text_target=pair.target).input_ids)
                 for role, text, length in zip(("input", "target"), (pair.source, pair.target), lengths, strict=True):
                     lines.append(f"  {role} ({length} tokens): {shorten(text, _PREVIEW_WIDTH)}")
@@ -222,13 +270,15 @@ class TaskMixture:
         """The evaluation of all tasks."""
         collate = self.tasks[0].collator(tokenizer)
         prediction = self.arguments.prediction
-        evaluations = {name: run.make_evaluation(collate, batch_size, prediction) for name, run in self.runs.items()}
+        evaluations = {
+            name: run.make_evaluation(collate, batch_size, prediction) for name, run in self.evaluated.items()
+        }
         return SeveralTasksEvaluation(evaluations, self.main_metrics, best_models)
 
     @property
     def main_metrics(self) -> Mapping[str, tuple[str, float]]:
-        """Task -> the name of its main metric and its maximum."""
-        return {name: run.main_metric for name, run in self.runs.items()}
+        """Task with validation examples -> the name of its main metric and its maximum."""
+        return {name: run.main_metric for name, run in self.evaluated.items()}
 
     @property
     def identity(self) -> dict[str, Any]:

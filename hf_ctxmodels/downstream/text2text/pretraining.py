@@ -34,7 +34,9 @@ class PretrainingMixtureOptions(MixtureArguments):
     """Options of `--mixture`."""
 
     text_size: float | None = flag(
-        None, "Artificial number of examples of the text, for its rate; by default the real number."
+        None,
+        "Artificial number of examples of the text, for its rate, which may exceed mixing_limit; by default the real "
+        "number, up to mixing_limit.",
     )
     batch_size: int = flag(32, "Examples per batch in the evaluation of the tasks.")
     max_target_length: int = flag(64, "Longest target in tokens; longer targets are an error.")
@@ -85,12 +87,14 @@ class PretrainingMixtureArguments:
         tasks = TaskMixture(names.split(","), options, task_arguments, model.config, tokenizer, "--mixture")
         tasks.encode(tokenizer)
         features = {
-            name: [{**feature, IS_TASK: True} for feature in run.training_features] for name, run in tasks.runs.items()
+            name: [{**feature, IS_TASK: True} for feature in run.training_features]
+            for name, run in tasks.trained.items()
         }
         sizes: dict[str, float] = {TEXT: options.text_size or len(examples)}
         sizes |= {name: len(task_features) for name, task_features in features.items()}
+        rates = options.rates(sizes, unlimited=() if options.text_size is None else (TEXT,))
         return TrainingMixture(
-            SampledMixture([examples, *features.values()], probabilities=options.rates(sizes), is_per_example=True),
+            SampledMixture([examples, *features.values()], probabilities=rates, is_per_example=True),
             TextAndTaskCollator(objective, tasks.tasks[0].collator(tokenizer), model.config.is_encoder_decoder),
             TextAndTaskEvaluation(evaluate, tasks.evaluation(tokenizer, options.batch_size)),
             {"mixture": {**tasks.identity, "text_size": options.text_size}},

@@ -13,6 +13,21 @@ from hf_ctxmodels.training.summary import TrainingSummary
 SCORES_FILE = "scores"
 
 
+@dataclass(frozen=True)
+class ComparedRun:
+    """A run of `finetune` in a score table.
+
+    Attributes:
+        name: Name of its row.
+        task: The task of the table that it was fine-tuned on; None for a run on several tasks with the same names.
+        summary: Its summary, with metrics `eval_<metric>`, or `eval_<task>_<metric>` for several tasks.
+    """
+
+    name: str
+    task: str | None
+    summary: TrainingSummary
+
+
 @dataclass
 class ScoreTable:
     """Scores of models on tasks.
@@ -30,17 +45,14 @@ class ScoreTable:
         scores = {task: metrics.get(f"{prefix}_{task}_{metric}", math.nan) for task, metric in self.columns.items()}
         self.rows.setdefault(name, {}).update({task: score for task, score in scores.items() if not math.isnan(score)})
 
-    def add_runs(self, name: str, summaries: Iterable[TrainingSummary], files: Mapping[str, str]) -> None:
-        """Add the scores of runs of `finetune`: of several tasks by their names, of one task by its training file.
-
-        Args:
-            files: Task -> name of its training file.
-        """
-        for summary in summaries:
-            self.add_row(name, summary.metrics, "eval")
-            for task, metric in self.columns.items():
-                if summary.dataset == files[task] and f"eval_{metric}" in summary.metrics:
-                    self.rows[name][task] = summary.metrics[f"eval_{metric}"]
+    def add_run(self, run: ComparedRun) -> None:
+        """Add the scores of a run of `finetune`: of one task, or of several tasks by their names."""
+        if run.task is None:
+            self.add_row(run.name, run.summary.metrics, "eval")
+        else:
+            metric = self.columns[run.task]
+            metrics = {f"eval_{run.task}_{metric}": run.summary.metrics[f"eval_{metric}"]}
+            self.add_row(run.name, metrics, "eval")
 
     def as_markdown(self) -> str:
         """The table in Markdown, with an empty cell for a missing score."""
@@ -65,12 +77,32 @@ class ScoreTable:
         write_text_file(file.with_suffix(".md"), self.as_markdown())
 
 
-def read_compared_runs(entries: Iterable[str]) -> dict[str, list[TrainingSummary]]:
-    """Row name -> summaries of its runs, from entries NAME=DIR; raises CtxError if a directory has no summary."""
-    summaries: dict[str, list[TrainingSummary]] = {}
+def read_compared_runs(entries: Iterable[str], metrics: Mapping[str, str]) -> list[ComparedRun]:
+    """The runs of entries NAME=DIR and NAME:TASK=DIR.
+
+    Args:
+        metrics: Task of the score table -> its metric.
+
+    Raises:
+        CtxError: A directory has no summary or none of the scores of the table, or a task is unknown.
+    """
+    runs = []
     for entry in entries:
-        name, equals, directory = entry.partition("=")
-        if not (name and equals and directory):
-            raise CtxError(f"Expected NAME=DIR, got {entry!r}.", location="--compare", hint="write heads=runs/sst2.")
-        summaries.setdefault(name, []).append(TrainingSummary.load(directory))
-    return summaries
+        key, _, directory = entry.partition("=")
+        name, colon, task = key.partition(":")
+        if not (name and directory) or (colon and task not in metrics):
+            raise CtxError(
+                f"Expected NAME=DIR or NAME:TASK=DIR, got {entry!r}.",
+                location="--compare",
+                hint=f"write heads:TASK=DIR with one of the tasks {', '.join(metrics)}.",
+            )
+        summary = TrainingSummary.load(directory)
+        names = [f"eval_{metrics[task]}"] if colon else [f"eval_{task}_{metric}" for task, metric in metrics.items()]
+        if not summary.metrics.keys() & set(names):
+            raise CtxError(
+                f"The run has none of the metrics {', '.join(names)}.",
+                location=f"--compare {entry}",
+                hint="use another run." if colon else "for a run on one task, write NAME:TASK=DIR.",
+            )
+        runs.append(ComparedRun(name, task or None, summary))
+    return runs

@@ -44,7 +44,7 @@ class TextTask:
         input: Template of the input, with a prefix that names the task.
         target: Template of the target. With `labels` or `round` it is one field, the label or number. A field with a
             list has several accepted references, and the first is the target.
-        files: Files by split, "train" and "validation" at least for training.
+        files: Files by split, one of `SPLITS`.
         format: A key of `FORMATS`; None for the suffix of the file.
         labels: Label strings by the values of the target field, which may have fields of their own; or a field with the
             list of an example's choices, whose index (from 0) or text is the value of the target field.
@@ -131,7 +131,7 @@ class TextTask:
         files = (str(file),) if isinstance(file, str | Path) else tuple(map(str, file))
         is_training = files == ("train",) if is_training is None else is_training
         files = self.files.get(files[0], files) if len(files) == 1 else files
-        if files[0] in ("train", "validation", "test"):
+        if files[0] in SPLITS:
             raise CtxError(
                 f"The task {self.name} has no file of the split {files[0]!r}.",
                 location=self.location or None,
@@ -262,6 +262,8 @@ class TextTask:
                 error = f"unknown metric {name!r}"
             elif kind not in METRICS[name].kinds:
                 error = f"the metric {name} is for the kind {' or '.join(METRICS[name].kinds)}, not {kind}"
+            elif name == "mse" and name == self.metrics[0]:
+                error = "a lower mse is better, so it cannot be the main metric"
             elif METRICS[name].is_binary and not (isinstance(self.labels, Mapping) and len(self.labels) == 2):
                 error = f"the metric {name} needs two labels"
             elif METRICS[name].needs_group and self.group is None:
@@ -376,6 +378,8 @@ class TextTask:
         return tuple(texts)
 
 
+SPLITS = ("train", "validation", "test")
+
 TASK_KEYS = (
     *("file", "format", "input", "target", "labels", "choices", "round", "no_answer", "label", "group"),
     *("train_filter", "expand", "one_per_reference", "strip_tags", "postprocess", "metrics"),
@@ -464,13 +468,18 @@ def parse_entry(entry: YamlMapping, name: str, location: str, folder: Path) -> T
         if (step := parse_number(values["round"])) is None:
             raise fail("round", "a number")
         values["round"] = step
+    for key in ("file", "labels", "train_filter"):
+        if isinstance(values.get(key), dict):
+            entry.mapping(key, f"`{key}` of the task {name}", SPLITS if key == "file" else ())  # no key twice
     for key in ("file", "train_filter"):
         if key in values and not isinstance(values[key], dict):
             raise fail(key, "a mapping such as {train: FILE, validation: FILE}" if key == "file" else "a mapping")
     metrics = values.get("metrics", [])
     values["metrics"] = tuple([metrics] if isinstance(metrics, str) else metrics)
     files = {
-        split: tuple(str(folder / path) for path in ([paths] if isinstance(paths, str) else paths))
+        split: tuple(
+            path if is_url(path) else str(folder / path) for path in ([paths] if isinstance(paths, str) else paths)
+        )
         for split, paths in values.pop("file", {}).items()
     }
     return TextTask(name=name, files=files, location=location, **values)

@@ -115,11 +115,16 @@ class TextToText(Seq2Seq):
         fields = {"location": example.location, "input": example.source, "target": example.target}
         return {**fields, "prediction": prediction}
 
-    def rank(self, model: PreTrainedModel, pairs: TextPairs) -> list[Logits]:
+    def rank(self, model: PreTrainedModel, pairs: TextPairs, features: Sequence[Feature]) -> list[Logits]:
         """The position of the label string with the highest probability, summed over its tokens and the end token, as
-        `choice`."""
+        `choice`. The input is the features' `input_ids`, which `cut_sources` may have truncated."""
         requests = [self.ranking_request(pair, choice) for pair in pairs for choice in pair.example.choices]
-        scores = iter(ContinuationScorer(model, self._tokenizer, scores_end=True).score(requests))
+        context_ids = None
+        if self.arguments.cut_sources:
+            examples = zip(pairs, features, strict=True)
+            context_ids = [feature["input_ids"] for pair, feature in examples for _ in pair.example.choices]
+        scorer = ContinuationScorer(model, self._tokenizer, scores_end=True)
+        scores = iter(scorer.score(requests, context_ids))
         ranked = [[next(scores).log_probability for _ in pair.example.choices] for pair in pairs]
         return [{"choice": np.asarray(np.argmax(log_probabilities))} for log_probabilities in ranked]
 
@@ -219,4 +224,5 @@ class RankingEvaluation(TaskEvaluation):
 
     def generate(self, model: Any, inputs: dict[str, Any], start: int) -> list[Logits]:
         """See `TextToText.rank`."""
-        return self.task.rank(model, self.examples[start : start + len(inputs["input_ids"])])
+        batch = slice(start, start + len(inputs["input_ids"]))
+        return self.task.rank(model, self.examples[batch], self.encoded.features[batch])

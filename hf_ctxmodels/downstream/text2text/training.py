@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -27,13 +26,12 @@ from hf_ctxmodels.downstream.tasks import TaskArguments
 from hf_ctxmodels.downstream.tasks.seq2seq import Seq2Seq
 from hf_ctxmodels.downstream.text2text.metrics import deca_score
 from hf_ctxmodels.downstream.text2text.mixture import MixtureArguments, TaskMixture
-from hf_ctxmodels.downstream.text2text.scores import ScoreTable, read_compared_runs
+from hf_ctxmodels.downstream.text2text.scores import ComparedRun, ScoreTable, read_compared_runs
 from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model
 from hf_ctxmodels.training.accelerator import make_accelerator
 from hf_ctxmodels.training.checkpoint_files import check_run_directory, move_files, temporary_path
 from hf_ctxmodels.training.loop import TrainingLoop, TrainingResult
 from hf_ctxmodels.training.model_loading import require_trainable
-from hf_ctxmodels.training.summary import TrainingSummary
 
 BEST_FOLDER = "best"
 
@@ -50,8 +48,8 @@ class TextToTextArguments(MixtureArguments):
     preview: bool = flag(False, "Print three training examples of each task with their numbers of tokens, and stop.")
     compare: list[str] = flag(
         (),
-        "Further rows of the score table, NAME=DIR: a directory of `finetune`; several directories of one name share "
-        "the row.",
+        "Further rows of the score table: NAME=DIR for a run on several tasks, NAME:TASK=DIR for a run on one task, "
+        "such as a classification head; several directories of one NAME share the row.",
     )
 
 
@@ -105,17 +103,23 @@ def finetune_text2text(
     check_tokenizer_matches_model(tokenizer, config, task_arguments.max_length, location=start.model or "--family")
     prepare_for_tasks(tokenizer, task_arguments.max_length)
     mixture = TaskMixture(arguments.tasks, arguments, task_arguments, config, tokenizer)
-    tasks, runs = mixture.tasks, mixture.runs
+    tasks, trained, evaluated = mixture.tasks, mixture.trained, mixture.evaluated
     if arguments.preview:
         if is_main:
             print(mixture.preview(tokenizer))
         return
-    compared_runs = read_compared_runs(arguments.compare)
     collate = mixture.training_collator(config, tokenizer, loop.seed)
-    rates = arguments.rates({name: len(run.training) for name, run in runs.items()})
-    sizes = ", ".join(f"{name} {len(run.training):,} ({rate:.1%})" for (name, run), rate in zip(runs.items(), rates))
-    print_status(f"tokenizing the training examples of {len(runs)} tasks, mixed at the rates: {sizes}", is_main)
+    rates = arguments.rates({name: len(run.training) for name, run in trained.items()})
+    sizes = ", ".join(f"{name} {len(run.training):,} ({rate:.1%})" for (name, run), rate in zip(trained.items(), rates))
+    print_status(f"tokenizing the training examples of {len(trained)} tasks, mixed at the rates: {sizes}", is_main)
+    for names, text in (
+        (evaluated.keys() - trained.keys(), "evaluated, not trained (no train file)"),
+        (trained.keys() - evaluated.keys(), "trained, not evaluated (no validation file)"),
+    ):
+        print_status(f"{text}: {', '.join(sorted(names))}", is_main and bool(names))
     mixture.encode(tokenizer)
+    main_metrics = {name: metric for name, (metric, _) in mixture.main_metrics.items()}
+    compared_runs = read_compared_runs(arguments.compare, main_metrics)
     require_full_weights(tasks[0], accelerator)
 
     loop = replace(loop, is_new_model=start.model is None)
@@ -125,10 +129,10 @@ def finetune_text2text(
         model.generation_config.eos_token_id = config.eos_token_id
     best_models = [
         BestTaskModel(loop.output_dir, bool(loop.resume), name, run.main_metric[0], tokenizer)
-        for name, run in runs.items()
+        for name, run in evaluated.items()
         if arguments.keep_best
     ]
-    features = [run.training_features for run in runs.values()]
+    features = [run.training_features for run in trained.values()]
     evaluate = mixture.evaluation(tokenizer, loop.per_device_batch_size, best_models)
     result = TrainingLoop(
         model,
@@ -154,7 +158,7 @@ def _save_predictions(mixture: TaskMixture, file: str) -> None:
     """Write a JSON object for each validation example of each task."""
     lines = [
         json.dumps({"task": name, **run.task.record(*example)}, ensure_ascii=False)
-        for name, run in mixture.runs.items()
+        for name, run in mixture.evaluated.items()
         for example in zip(run.validation, run.evaluation.predictions, strict=True)
     ]
     write_text_file(file, "\n".join(lines) + "\n")
@@ -164,19 +168,18 @@ def _report(
     mixture: TaskMixture,
     result: TrainingResult,
     best_models: list[BestTaskModel],
-    compared_runs: Mapping[str, list[TrainingSummary]],
+    compared_runs: list[ComparedRun],
 ) -> None:
     """Save the `TrainingSummary` and the score table; print the table and the next commands."""
-    runs, metrics = mixture.runs, dict(result.metrics)
+    trained, runs, metrics = mixture.trained, mixture.evaluated, dict(result.metrics)
     metrics |= {f"baseline_{name}_{key}": value for name, run in runs.items() for key, value in run.baseline.items()}
     main = mixture.main_metrics
     metrics["baseline_mean"] = mean_score(metrics, main, "baseline")
     result.metrics = metrics
-    files = {name: run.train_file for name, run in runs.items()}
     summary = result.summary(
-        task=", ".join(f"{name} (text2text)" for name in runs),
-        dataset=", ".join(files.values()),
-        max_length=next(iter(runs.values())).task.arguments.max_length,
+        task=", ".join(f"{name} (text2text)" for name in trained),
+        dataset=", ".join(run.train_file for run in trained.values()),
+        max_length=next(iter(trained.values())).task.arguments.max_length,
         warnings=[f"{name}: {text}" for name, run in runs.items() for text in run.evaluation.warnings({}, {})],
     )
     output = Path(result.arguments.output_dir)
@@ -186,8 +189,8 @@ def _report(
     table.add_row("model", metrics, "eval")
     for best in best_models:
         table.add_row("best model of each task", {best.metric: best.metrics.get(best.metric, math.nan)}, "eval")
-    for name, summaries in compared_runs.items():
-        table.add_runs(name, summaries, files)
+    for compared in compared_runs:
+        table.add_run(compared)
     table.add_row("baseline", metrics, "baseline")
     table.save(output)
     print(table.as_markdown(), end="")
@@ -196,8 +199,8 @@ def _report(
         print(f"decaScore: {deca_score(task_metrics, metrics):.1f} of {100 * len(runs)}")
     for name in runs:
         if share := metrics.get(f"eval_{name}_unknown_outputs"):
-            print(f"{name}: {share:.1%} of the outputs are no label")
+            print(f"{name}: {share:.1%} of the outputs are no label, number or text")
     print(f"model, tokenizer, log, summary and scores saved in {output}")
     summary.print_warnings()
-    again = ("finetune", "text2text", "--model", output, "--tasks", "FILE", "--only", next(iter(runs)))
+    again = ("finetune", "text2text", "--model", output, "--tasks", "FILE", "--only", next(iter(trained)))
     print(format_next_commands((*again, "--output_dir", "DIR"), ("generate", "--model", output, "--input", "FILE")))

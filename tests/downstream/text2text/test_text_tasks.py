@@ -185,6 +185,9 @@ ENTRY = 'input: "t: {text}"\ntarget: "{label}"\nlabels: {0: no, 1: yes}'
         (ENTRY.replace("{text}", "{text!r}"), LINES, "or a conversion", "t, input"),
         ('input: "{text}"\ntarget: "{label}"\nmetrics: [squad, exact_match]', LINES, "of the same name", "t, metrics"),
         (ENTRY + "\nmetrics: [acuracy]", LINES, "unknown metric 'acuracy'", "t, metrics"),
+        ('input: "{text}"\ntarget: "{label}"\nround: 1\nmetrics: [mse]', LINES, "a lower mse is better", "t, metrics"),
+        (ENTRY.replace("1: yes", "0: yes"), LINES, "'0' occurs twice in `labels` of the task t", "tasks.yaml"),
+        (ENTRY + "\nfile: {dev: a.jsonl}", LINES, "Unknown key 'dev' in `file` of the task t", "dev"),
         (ENTRY + "\nmetrics: [group_exact_match]", LINES, "needs a group", "t, metrics"),
         (ENTRY + "\ntrain_filter: {label: 7}", LINES, "No example has", "train.jsonl"),
         ('input: "{text}"\ntarget: "{label}"\nround: none', LINES, "round is 'none', expected a number", "5, round"),
@@ -280,6 +283,11 @@ def test_deca_score_adds_percentages():
     scores = {"a_accuracy": 0.5, "b_rouge1": 0.3, "b_rouge2": 0.1, "b_rougeL": 0.2, "c_f1": 40.0, "c_exact_match": 30.0}
     scores |= {"d_bleu": 7.0, "e_exact_match": 0.25, "a_unknown_outputs": 1.0}
     assert deca_score(metrics, scores) == pytest.approx(50 + 20 + 40 + 7 + 25)
+
+
+def test_urls_of_files_are_kept(tmp_path):
+    task, _ = make_task(tmp_path, ENTRY + '\nfile: {train: "https://a.org/b.tsv", validation: dev.tsv}', LINES)
+    assert task.files == {"train": ("https://a.org/b.tsv",), "validation": (str(tmp_path / "dev.tsv"),)}
 
 
 def test_missing_files_and_splits():

@@ -16,7 +16,7 @@ from hf_ctxmodels.data import ExampleSet
 from hf_ctxmodels.downstream.tasks import TaskArguments
 from hf_ctxmodels.downstream.text2text import TextTask
 from hf_ctxmodels.downstream.text2text.pretraining import IS_TASK, TextAndTaskCollator
-from hf_ctxmodels.downstream.text2text.scores import ScoreTable
+from hf_ctxmodels.downstream.text2text.scores import ComparedRun, ScoreTable
 from hf_ctxmodels.downstream.text2text.text_to_text import SEPARATOR, TextToText, text_to_text_class
 from hf_ctxmodels.inference import generate_texts
 from hf_ctxmodels.registry import FAMILIES
@@ -88,8 +88,11 @@ def test_sequences_of_decoders(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["t5", "bart", "gpt2", "transformers' GPT-2"])
-def test_ranking_equals_the_likelihood_of_each_label_string(tmp_path: Path, name: str) -> None:
-    model, tokenizer, task, pairs, features = encoded(tmp_path, name)
+@pytest.mark.parametrize("max_length", [24, 6])
+def test_ranking_equals_the_likelihood_of_each_label_string(tmp_path: Path, name: str, max_length: int) -> None:
+    """Also of inputs that are truncated as in training."""
+    model, tokenizer, task, pairs, features = encoded(tmp_path, name, max_length=max_length, cut_sources=True)
+    assert max(len(feature["input_ids"]) for feature in features.features) <= max_length
     collate, expected = task.collator(tokenizer), []
     for index in range(len(pairs)):
         log_probabilities = []
@@ -104,7 +107,7 @@ def test_ranking_equals_the_likelihood_of_each_label_string(tmp_path: Path, name
                 mean = model(**batch).loss.item()
             log_probabilities.append(-mean * int((batch["labels"] != -100).sum()))
         expected.append(list(LABELS.values())[int(np.argmax(log_probabilities))])
-    ranked = task.rank(model, pairs)
+    ranked = task.rank(model, pairs, features.features)
     assert task.decode(pairs, features, ranked) == expected
     scores = task.score(pairs, expected)
     assert scores["unknown_outputs"] == 0
@@ -165,14 +168,14 @@ def test_the_baseline_of_free_text_is_the_input_without_the_prefix(tmp_path: Pat
 
 
 def test_score_table() -> None:
-    """Runs of several tasks have scores by the names of the tasks, runs of one task by its training file."""
+    """Runs of several tasks have scores by the names of the tasks; a run of one task has the score of this task."""
     fields = {"model_class": "M", "model_type": "m", "seed": 0, "parameters": 1, "steps": 1, "global_batch_size": 1}
     sst2 = TrainingSummary(task="t", dataset="a.tsv", metrics={"eval_accuracy": 0.5, "eval_f1": 0.1}, **fields)
     several = TrainingSummary(task="t", dataset="x", metrics={"eval_mrpc_f1": 0.25}, **fields)
     table = ScoreTable({"sst2": "accuracy", "mrpc": "f1"})
     table.add_row("model", {"eval_sst2_accuracy": 0.75, "eval_mrpc_f1": 0.5, "eval_mrpc_accuracy": 1}, "eval")
-    table.add_runs("heads", [sst2, several], {"sst2": "a.tsv", "mrpc": "b.tsv"})
-    table.add_runs("one", [sst2], {"sst2": "a.tsv", "mrpc": "b.tsv"})
+    for run in (("heads", "sst2", sst2), ("heads", None, several), ("one", "sst2", sst2)):
+        table.add_run(ComparedRun(*run))
     assert table.rows == {
         "model": {"sst2": 0.75, "mrpc": 0.5},
         "heads": {"sst2": 0.5, "mrpc": 0.25},
