@@ -110,8 +110,8 @@ class GenerationArguments:
     no_repeat_ngram_size: int = flag(0, "Size of n-grams that are not repeated within a text; 0 allows all.")
     repetition_penalty: float = flag(
         1.0,
-        "Divide the positive logits of tokens of the prompt and the text by this, and multiply the negative ones (CTRL: "
-        "1.2); 1 for none.",
+        "Divide the positive logits of tokens of the prompt and the text by this, and multiply the negative ones "
+        "(CTRL: 1.2); 1 for none.",
     )
     max_length: int | None = flag(
         None, "Truncate inputs to N tokens; by default an input over the model's limit is an error."

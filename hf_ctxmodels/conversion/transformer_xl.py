@@ -48,8 +48,16 @@ _SUPPORTED = {"pre_lnorm": (False,), "attn_type": (0,), "adaptive": (True,), "ti
 
 
 def read_config(file: str | Path) -> CtxTransformerXLConfig:
-    """The configuration of a config.json; raises CtxError for an unsupported variant of the architecture."""
+    """The configuration of a config.json; raises CtxError for another file or an unsupported variant."""
     values = read_json(file)
+    if missing := [name for name in ("d_model", "n_head", "cutoffs") if name not in values]:
+        raise CtxError(
+            f"No configuration of Transformer-XL: {', '.join(missing)} missing.",
+            location=str(file),
+            hint="use the config.json of the release.",
+        )
+    if "n_token" in values:  # the name in early releases
+        values.setdefault("vocab_size", values["n_token"])
     for name, supported in _SUPPORTED.items():
         if values.get(name, supported[0]) not in supported:
             raise CtxError(
@@ -118,5 +126,11 @@ class TransformerXLConversion(Conversion):
         config = read_config(self.config)
         words = read_vocabulary(self.vocabulary)
         tokenizer: Any = CtxTransformerXLTokenizer(vocab={word: number for number, word in enumerate(words)})
+        if len(tokenizer) != config.vocab_size:
+            raise CtxError(
+                f"The vocabulary has {len(tokenizer):,} words, the configuration {config.vocab_size:,}.",
+                location=self.vocabulary,
+                hint="use the vocabulary of the checkpoint.",
+            )
         config.eos_token_id = tokenizer.eos_token_id
         return read_transformer_xl(self.weights, config), tokenizer, self.weights

@@ -103,6 +103,12 @@ def test_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "other.json").write_text(json.dumps(config | {"pre_lnorm": True}))
     assert run_command("convert", "transformer-xl", **flags | {"config": tmp_path / "other.json"}) == 2
     assert "pre_lnorm=True" in capsys.readouterr().err
+    (tmp_path / "none.json").write_text("{}")
+    assert run_command("convert", "transformer-xl", **flags | {"config": tmp_path / "none.json"}) == 2
+    assert "d_model, n_head, cutoffs missing" in capsys.readouterr().err
+    (tmp_path / "words.txt").write_text("\n".join(WORDS[:20]) + "\n")
+    assert run_command("convert", "transformer-xl", **flags | {"vocabulary": tmp_path / "words.txt"}) == 2
+    assert "has 20 words, the configuration 30" in capsys.readouterr().err
     weights = torch.load(tmp_path / "pytorch_model.bin")
     weights["crit.out_layers.1.weight"] = weights["crit.out_layers.1.weight"] + 1
     torch.save(weights, tmp_path / "untied.bin")

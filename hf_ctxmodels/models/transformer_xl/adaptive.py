@@ -56,8 +56,8 @@ class AdaptiveEmbedding(nn.Module):
 class AdaptiveSoftmax(nn.Module):
     """Log-probabilities of tokens, with the weights of an `AdaptiveEmbedding`.
 
-    The symbols follow the tokens of the first cluster in the order of the clusters, as in the released TensorFlow code and
-    in transformers 4; in the released PyTorch code, whose checkpoints are not public, they are in reverse order.
+    The symbols follow the tokens of the first cluster, in the order of the clusters, as in transformers 4 and in the
+    TensorFlow code that trained the released checkpoint. In the released PyTorch code they are in reverse order.
 
     Args:
         cluster_sizes, hidden_size: As in `AdaptiveEmbedding`.
