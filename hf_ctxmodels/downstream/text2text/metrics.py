@@ -5,6 +5,7 @@ the other label for the F1 of two labels, -1 for a number and an empty text othe
 and its released code).
 """
 
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -134,7 +135,9 @@ def _squad(examples: Examples, predictions: Sequence[Any]) -> Scores:
 def _entities(examples: Examples, predictions: Sequence[Any]) -> Scores:
     """Entity F1 of BIO tags separated by spaces."""
     references, tags = _tags(examples, predictions)
-    return metrics.entity_scores(tags, references)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # seqeval, for each word of an output that is no tag
+        return metrics.entity_scores(tags, references)
 
 
 def _tag_accuracy(examples: Examples, predictions: Sequence[Any]) -> Scores:
@@ -186,6 +189,7 @@ DEFAULT_METRICS = {
     "classification": ("accuracy",),
     "number": ("pearsonr", "spearmanr"),
     "text": ("exact_match",),
+    "referent": ("accuracy",),
 }
 
 

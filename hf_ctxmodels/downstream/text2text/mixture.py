@@ -151,6 +151,16 @@ class TextTaskRun:
             predictions = self.task.baseline(self.training or self.validation, self.validation)
             self.baseline = self.task.score(self.validation, predictions)
 
+    def target_warning(self) -> str | None:
+        """A sentence if targets of free text lose in the main metric by encoding and decoding; after `encode`."""
+        if self.task.text_task.metric_kind != "text" or not self.validation:
+            return None
+        name, maximum = self.main_metric
+        score = self.task.decoded_target_scores(self.validation)[name]
+        if score > 0.999 * maximum:
+            return None
+        return f"{name} of the targets is {score:.4f} of {maximum:g} after the tokenizer encodes and decodes them"
+
     @property
     def main_metric(self) -> tuple[str, float]:
         """The main metric and its maximum; after `encode`, if there are validation examples."""

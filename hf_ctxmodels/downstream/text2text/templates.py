@@ -83,13 +83,18 @@ class TextTask:
 
     def __post_init__(self) -> None:
         if not self.metrics:
-            object.__setattr__(self, "metrics", DEFAULT_METRICS[self.kind])
+            object.__setattr__(self, "metrics", DEFAULT_METRICS[self.metric_kind])
         self._validate()
 
     @property
     def kind(self) -> Kind:
         """The kind of the targets."""
         return "classification" if self.labels is not None else "number" if self.round is not None else "text"
+
+    @property
+    def metric_kind(self) -> str:
+        """The kind of the targets, or "referent", as in `Metric.kinds`."""
+        return "referent" if self.postprocess == "referent" else self.kind
 
     @classmethod
     def from_yaml(cls, file: str | Path, folder: str | Path | None = None) -> dict[str, "TextTask"]:
@@ -253,7 +258,7 @@ class TextTask:
         self._validate_metrics()
 
     def _validate_metrics(self) -> None:
-        kind = "referent" if self.postprocess == "referent" else self.kind
+        kind = self.metric_kind
         error = None
         if len({"squad", "exact_match", "entities"} & set(self.metrics)) > 1:
             error = "two of its metrics have a score of the same name"

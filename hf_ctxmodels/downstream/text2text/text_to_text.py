@@ -71,7 +71,7 @@ class TextToText(Seq2Seq):
         assert self._references is not None
         for example in {pair.example.choices: pair.example for pair in examples if pair.example.choices}.values():
             decoded = self._references.texts(example.choices)
-            if len(set(decoded)) < len(set(example.choices)):
+            if self.text_task.kind == "classification" and len(set(decoded)) < len(set(example.choices)):
                 raise CtxError(
                     f"The tokenizer does not distinguish the label strings {', '.join(map(repr, example.choices))}: it "
                     f"decodes them as {', '.join(map(repr, decoded))}.",
@@ -99,9 +99,19 @@ class TextToText(Seq2Seq):
         """The metrics of the task, and the share of unknown outputs."""
         return self.text_task.score([pair.example for pair in examples], list(predictions))
 
+    def decoded_target_scores(self, examples: TextPairs) -> dict[str, float]:
+        """The metrics of the targets after encoding and decoding, which some tokenizers change; after `encode`."""
+        assert self._references is not None
+        texts = self._references.texts([pair.target for pair in examples])
+        return self.score(examples, [self._label_strings.get(text, text) for text in texts])
+
     def baseline(self, train: TextPairs, validation: TextPairs) -> list[str]:
-        """The most frequent target of the training examples for labels and numbers; else the inputs without the text
+        """The most frequent target of the training examples for labels and numbers; for referents the most frequent
+        label of the validation examples, since those of training may all be correct; else the inputs without the text
         with which all of them begin, such as "summarize: "."""
+        if self.text_task.label is not None:
+            is_correct = Counter(pair.label for pair in validation).most_common(1)[0][0]
+            return [pair.target if is_correct else "?" for pair in validation]
         if self.text_task.kind != "text":
             most_frequent = Counter(pair.target for pair in train).most_common(1)[0][0]
             return [most_frequent] * len(validation)

@@ -118,6 +118,9 @@ def finetune_text2text(
     ):
         print_status(f"{text}: {', '.join(sorted(names))}", is_main and bool(names))
     mixture.encode(tokenizer)
+    for name, run in evaluated.items():
+        if text := run.target_warning():
+            print_status(f"warning: {name}: {text}", is_main)
     main_metrics = {name: metric for name, (metric, _) in mixture.main_metrics.items()}
     compared_runs = read_compared_runs(arguments.compare, main_metrics)
     require_full_weights(tasks[0], accelerator)

@@ -15,6 +15,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data import ExampleSet
 from hf_ctxmodels.downstream.tasks import TaskArguments
 from hf_ctxmodels.downstream.text2text import TextTask
+from hf_ctxmodels.downstream.text2text.mixture import TextTaskRun
 from hf_ctxmodels.downstream.text2text.pretraining import IS_TASK, TextAndTaskCollator
 from hf_ctxmodels.downstream.text2text.scores import ComparedRun, ScoreTable
 from hf_ctxmodels.downstream.text2text.text_to_text import SEPARATOR, TextToText, text_to_text_class
@@ -158,6 +159,34 @@ def test_batches_of_text_and_tasks(tmp_path: Path, name: str, objective: str) ->
         assert model(**batch).loss.item() == pytest.approx(np.average(losses, weights=counts), abs=1e-4)
     only_tasks = collate([mixed[1]])
     assert only_tasks["labels"].tolist() == collate_tasks([features.features[1]])["labels"].tolist()
+
+
+def test_free_text_that_the_tokenizer_changes(tmp_path: Path) -> None:
+    """Tags without a token are reported; choices that become equal are an error for label strings alone."""
+    model, tokenizer = model_of("t5")
+    for targets, metric, expected in ((["B-Ω O", "O"], "entities", 0), (["great", "awful"], "exact_match", 1)):
+        lines = [json.dumps({"a": "a film", "b": target, "c": ["Ω", "Ψ"]}) for target in targets]
+        (tmp_path / "rows.jsonl").write_text("\n".join(lines))
+        files = {"validation": (str(tmp_path / "rows.jsonl"),)}
+        text_task = TextTask("tags", "tags: {a}", "{b}", files, choices="{c}", metrics=(metric,))
+        run = TextTaskRun(TextToText(text_task, TaskArguments(**ARGUMENTS)))
+        run.task.configure(model.config, run.training, run.validation)
+        run.encode(tokenizer)
+        assert run.target_warning() == (
+            None if expected else "f1 of the targets is 0.0000 of 1 after the tokenizer encodes and decodes them"
+        )
+
+
+def test_the_baseline_of_referents_is_the_most_frequent_label(tmp_path: Path) -> None:
+    rows = [{"a": "x", "b": "Bob", "c": label} for label in (False, False, True)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    text_task = TextTask("wsc", "wsc: {a}", "{b}", label="{c}", postprocess="referent")
+    task = TextToText(text_task, TaskArguments())
+    pairs = task.read_file(str(tmp_path / "rows.jsonl"))
+    for examples in (pairs, pairs[1:], pairs[2:]):
+        baseline = task.score(examples, task.baseline(pairs[2:], examples))
+        assert baseline["unknown_outputs"] == 0
+        assert baseline["accuracy"] == max(np.mean([pair.label == label for pair in examples]) for label in (0, 1))
 
 
 def test_the_baseline_of_free_text_is_the_input_without_the_prefix(tmp_path: Path) -> None:
