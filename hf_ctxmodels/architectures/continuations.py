@@ -428,8 +428,9 @@ def _check_model(model: Any) -> None:
         predicts_next_token, hint = not model.is_backward, "use the forward model."
     elif isinstance(model, HeadModel):
         predicts_next_token = isinstance(model, Seq2SeqHead)
-    else:
+    else:  # transformers' XLNet predicts the next token at an additional position only
         predicts_next_token = hasattr(model, "can_generate") and model.can_generate()
+        predicts_next_token &= model.config.model_type != "xlnet"
     if not predicts_next_token:
         raise CtxError(f"{type(model).__name__} does not predict texts from left to right.", hint=hint)
 

@@ -117,12 +117,15 @@ class TaskData:
     @classmethod
     def read(cls, task: PromptTask, arguments: PromptArguments) -> "TaskData":
         """Read the examples for evaluation and those for contexts."""
-        examples = task.read(arguments.evaluated_file or "validation")
-        has_pool = arguments.shots_file is not None or "train" in task.text.files
-        pool = task.read(arguments.shots_file or "train") if has_pool else examples
-        content = [[example.content for example in examples], [example.content for example in pool] if has_pool else 0]
-        digest = hashlib.sha256(repr((replace(task, text=replace(task.text, files={}, location="")), content)).encode())
-        return cls(task, examples[: arguments.max_examples], pool, not has_pool, digest.hexdigest()[:16])
+        evaluated_file = arguments.evaluated_file or "validation"
+        examples = task.read(evaluated_file)
+        pool_file = arguments.shots_file or ("train" if "train" in task.text.files else evaluated_file)
+        is_same_file = task.paths(pool_file) == task.paths(evaluated_file)
+        pool = task.read(pool_file, is_pool=True) if pool_file != evaluated_file else examples
+        content = [[example.content for example in group] for group in (examples, pool)]
+        settings = replace(task, text=replace(task.text, files={}, location=""))
+        digest = hashlib.sha256(repr((settings, content, is_same_file)).encode())
+        return cls(task, examples[: arguments.max_examples], pool, is_same_file, digest.hexdigest()[:16])
 
 
 @dataclass(frozen=True)
@@ -149,7 +152,7 @@ class LoadedModel:
     """A model under evaluation; prompts are truncated at their beginning."""
 
     def __init__(self, source: str, arguments: PromptArguments, placement: DeviceArguments) -> None:
-        self.model, self.tokenizer = load_model_and_tokenizer(source, _language_model_head)
+        self.model, self.tokenizer = load_model_and_tokenizer(source, _language_model_head, require_head=True)
         placement.place(self.model)
         limit, maximum = max_input_length(self.model.config), arguments.max_length
         self.max_length = maximum if limit is None else limit if maximum is None else min(limit, maximum)
@@ -205,7 +208,7 @@ def main() -> None:
     if len({task.name for task in tasks}) < len(tasks):
         raise CtxError("Two tasks have the same name.", location="--task", hint="rename one of them.")
     data = [TaskData.read(task, arguments) for task in tasks]
-    identity = [arguments.max_examples, arguments.max_length, arguments.shared_shots]
+    identity = [arguments.max_examples, arguments.max_length, arguments.shared_shots, placement.dtype]
     partial = PartialResults(directory / f"{_NAME}-partial.json", identity)
     cells: list[Cell] = [baseline for entry in data if (baseline := majority_cell(entry))]
     for name, source in zip(short_names(arguments.model), arguments.model):
@@ -239,8 +242,8 @@ def evaluate_model(
     partial: PartialResults,
 ) -> list[Cell]:
     """Evaluate a model, and the unigram baseline with its tokenizer, on all tasks; available results are reused."""
-    weights = Path(source) / "model.safetensors"
-    digest = file_digest(weights) if weights.is_file() else ""
+    digests = "".join(file_digest(file) for file in sorted(Path(source).glob("*.safetensors")))
+    digest = hashlib.sha256(digests.encode()).hexdigest()[:16]
     model = LoadedModel(source, arguments, placement)
     parameters = sum(parameter.numel() for parameter in model.model.parameters())
     kind = "pseudo-log-likelihoods" if isinstance(model.scorer, PseudoLikelihoodScorer) else "log-likelihoods"
@@ -248,9 +251,9 @@ def evaluate_model(
     cells = []
     for entry in data:
         for shots, seed in arguments.runs:
-            key = f"{source} {digest[:16]} {entry.task.name} {entry.digest} {shots} {seed}"
+            key = f"{source} {digest} {entry.task.name} {entry.digest} {shots} {seed} {arguments.save_examples}"
             if key not in partial.results:
-                file = f"{name.replace('/', '-')}-{entry.task.name}-{shots}-{seed}.jsonl"
+                file = f"{_file_name(f'{name}-{entry.task.name}')}-{shots}-{seed}.jsonl"
                 path = Path(arguments.output_dir) / "examples" / file if arguments.save_examples else None
                 cell = evaluate_cell(model, entry, shots, seed, arguments.shared_shots, path)
                 partial.results[key] = cell
@@ -263,7 +266,7 @@ def evaluate_model(
         scorer = UnigramScorer(model.tokenizer, texts)
         baseline = f"{_UNIGRAMS} of {name}"
         for entry in data:
-            if entry.task.output != "text":
+            if entry.task.output != "text" and entry.task.scoring != "partial":  # the same text for all choices
                 contexts = [""] * len(entry.examples)
                 result = evaluate_prompts(entry.task, entry.examples, contexts, scorer)
                 metrics = {
@@ -301,6 +304,10 @@ def lm_eval_table(cells: Sequence[Cell], model: str, versions: Mapping[str, int]
     return format_table(rows)
 
 
+def _file_name(text: str) -> str:
+    return re.sub(r"[^\w.-]", "-", text)
+
+
 def grouped(cells: Iterable[Cell]) -> dict[tuple[str, int], list[Cell]]:
     """Cells of all seeds by task and number of examples in the context."""
     groups: dict[tuple[str, int], list[Cell]] = {}
@@ -334,12 +341,13 @@ def _task_table(task: str, cells: Sequence[Cell]) -> Table:
             spreads.append([spread for _, spread in statistics])
     truncated = max(cell.truncated for cell in cells)
     note = f"{cells[0].examples:,} examples; ± is the standard deviation over seeds."
-    note += f" Up to {truncated:.0%} of the prompts are longer than the model and truncated." if truncated else ""
-    return Table(f"Task {task}", [f"{number} examples" for number in shots], rows, values, spreads, note=note)
+    note += f" Up to {truncated:.0%} of the prompts exceed the maximum length and are truncated." if truncated else ""
+    return Table(f"Task {task}", [f"{number}-shot" for number in shots], rows, values, spreads, note=note)
 
 
 def _task_figures(task: str, cells: Sequence[Cell]) -> list[Figure]:
-    metric = next(name for name in _MAIN_METRICS if any(name in cell.metrics for cell in cells if cell.parameters))
+    names = [name for cell in cells if cell.parameters for name in cell.metrics]
+    metric = next((name for name in _MAIN_METRICS if name in names), names[0])
     drawn = [cell for cell in cells if metric in cell.metrics]
     sizes = {cell.model: cell.parameters for cell in drawn if cell.parameters}
     shots = sorted({cell.shots for cell in drawn if cell.model in sizes})
@@ -354,7 +362,7 @@ def _task_figures(task: str, cells: Sequence[Cell]) -> list[Figure]:
     figures: list[Figure] = []
     label = f"{metric} of {task}"
     caption = "Bands are standard deviations over the seeds of the examples."
-    safe_name = re.sub(r"[^\w.-]", "-", task)
+    safe_name = _file_name(task)
     if len(shots) > 1:
         figures.append(
             LineChart(
@@ -364,7 +372,7 @@ def _task_figures(task: str, cells: Sequence[Cell]) -> list[Figure]:
         )  # fmt: skip
     if len(set(sizes.values())) > 1:
         models = sorted(sizes, key=lambda model: sizes[model])
-        series = {f"{n} examples": [means[model][i] for model in models] for i, n in enumerate(shots)}
+        series = {f"{n}-shot": [means[model][i] for model in models] for i, n in enumerate(shots)}
         figures.append(
             LineChart(
                 f"{safe_name}-size", f"{label} by size", [sizes[model] for model in models], series,

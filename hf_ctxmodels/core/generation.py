@@ -9,6 +9,12 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from hf_ctxmodels.core.errors import CtxError
 
+# Encoders of transformers whose first position is the one after the id of the padding token
+_POSITIONS_AFTER_PADDING = {
+    *("roberta", "xlm-roberta", "xlm-roberta-xl", "roberta-prelayernorm", "camembert", "data2vec-text", "xmod"),
+    *("ibert", "longformer", "mpnet"),
+}
+
 
 def target_vocabulary_config(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     """Configuration fields of a model that generates in the tokenizer's target vocabulary, if it has one."""
@@ -37,7 +43,10 @@ def max_input_length(config: PreTrainedConfig) -> int | None:
     """Largest number of tokens that a model has positions for; None for no limit."""
     if hasattr(config, "max_sequence_length"):  # a configuration of this package
         return config.max_sequence_length
-    return getattr(config, "max_position_embeddings", None)
+    limit = getattr(config, "max_position_embeddings", None)
+    if limit is None or limit < 1:  # XLNet has -1
+        return None
+    return limit - config.pad_token_id - 1 if config.model_type in _POSITIONS_AFTER_PADDING else limit
 
 
 def max_pair_length(config: PreTrainedConfig) -> int | None:

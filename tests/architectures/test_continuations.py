@@ -12,6 +12,8 @@ from transformers import (
     MistralForCausalLM,
     T5Config,
     T5ForConditionalGeneration,
+    XLNetConfig,
+    XLNetLMHeadModel,
 )
 from zoo import tiny_config, with_random_parameters
 
@@ -268,6 +270,9 @@ def test_errors() -> None:
     bert = FAMILIES["bert"].models["AutoModelForMaskedLM"](tiny_config(FAMILIES["bert"]))
     with pytest.raises(CtxError, match="does not predict texts from left to right"):
         ContinuationScorer(bert, tokenizer)
+    xlnet = XLNetLMHeadModel(XLNetConfig(vocab_size=20, d_model=8, n_layer=1, n_head=2, d_inner=8))
+    with pytest.raises(CtxError, match="does not predict texts from left to right"):
+        ContinuationScorer(xlnet, tokenizer)
     backward = CtxUlmfitForCausalLM(tiny_config(FAMILIES["ulmfit"], backward=True))
     with pytest.raises(CtxError, match="use the forward model"):
         ContinuationScorer(backward, tokenizer)

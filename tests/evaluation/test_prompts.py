@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 from commands import command_output
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, RobertaConfig, RobertaForMaskedLM, XLNetConfig
 from zoo import Case
 
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.analysis.results import AnalysisResult
 from hf_ctxmodels.architectures.continuations import ContinuationScore
+from hf_ctxmodels.cli.evaluate_prompts import PromptArguments, TaskData
 from hf_ctxmodels.core.command_line import packaged_folder
+from hf_ctxmodels.core.generation import max_input_length
 from hf_ctxmodels.evaluation import score_tokens
 from hf_ctxmodels.evaluation.prompts.evaluation import (
     MetricValue,
@@ -148,6 +150,28 @@ def test_examples_of_the_evaluated_file(folder: Path) -> None:
         task.contexts(examples, examples, 1, 0, is_same_file=True, shared=True)
 
 
+def test_examples_of_a_file_that_is_named_twice(folder: Path) -> None:
+    """`--evaluated_file` and `--shots_file` may be the same file, and `--evaluated_file` may be file.train."""
+    task, _ = read(folder, "mood")
+    for flags in ({"evaluated_file": str(folder / "train.tsv")}, {"shots_file": str(folder / "." / "validation.tsv")}):
+        arguments = PromptArguments(model=["x"], task=["x"], output_dir="x", **flags)
+        data = TaskData.read(task, arguments)
+        assert data.is_same_file
+        assert data.task.contexts(data.examples, data.pool, 1, 0, is_same_file=True)
+    assert not TaskData.read(task, PromptArguments(model=["x"], task=["x"], output_dir="x")).is_same_file
+
+
+def test_train_filter(folder: Path) -> None:
+    """The filter of the task selects the examples of contexts only; a missing file is an error."""
+    (folder / "tasks.yaml").write_text(LABELED.replace("metrics: [accuracy, f1]", 'train_filter: {label: "1"}'))
+    task, examples = read(folder, "mood")
+    assert [example.text.label for example in task.read("train", is_pool=True)] == [1, 1]
+    assert [example.text.label for example in examples] == [1, 0, 1]
+    (folder / "train.tsv").unlink()
+    with pytest.raises(CtxError, match="has no such file"):
+        task.read("train", is_pool=True)
+
+
 def test_five_likelihoods_of_choices(folder: Path) -> None:
     """Each normalization selects by its own quotient: "bad" has 3 characters and "very good" 9."""
     task, examples = read(folder, "mood")
@@ -234,6 +258,21 @@ def test_generated_answers(folder: Path) -> None:
         evaluate_prompts(task, examples[:1], [""], TableScorer({}))
 
 
+def test_metrics_of_all_outputs(folder: Path) -> None:
+    """F1 of entities is a property of all outputs, not a mean over examples."""
+    rows = [{"question": "a", "answers": "B-x O"}, {"question": "b", "answers": "O O O"}]
+    (folder / "questions.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (folder / "tasks.yaml").write_text(LABELED.replace("[squad]", "[entities]"))
+    task, examples = read(folder, "question")
+
+    class Decoder(TableScorer):
+        def greedy_answers(self, contexts: Sequence[str], *, until: Sequence[str], max_new_tokens: int) -> list[str]:
+            return ["B-x O", "O O O"]
+
+    metrics = evaluate_prompts(task, examples, ["", ""], Decoder({})).metrics
+    assert metrics["f1"] == MetricValue(1.0)
+
+
 def test_table() -> None:
     metrics = {"perplexity": MetricValue(1234.5678, 12.2512), "acc": MetricValue(0.01, 0.02)}
     assert format_table([TableRow("lambada_openai", 1, 0, metrics)]).split("\n") == [
@@ -294,6 +333,21 @@ def test_pseudo_likelihoods(family: str, auto_name: str) -> None:
         PseudoLikelihoodScorer(model, tokenizer, max_length=num_special + 1).score(long)
 
 
+def test_positions_of_transformers_models() -> None:
+    """RoBERTa's first position is the one after the id of its padding token; a long context is truncated to the rest.
+    XLNet has no limit."""
+    tokenizer = FAMILIES["roberta"].tokenizer.train(TRAIN * 5, vocab_size=300)
+    config = RobertaConfig(
+        vocab_size=len(tokenizer), hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8,
+        max_position_embeddings=30, pad_token_id=tokenizer.pad_token_id,
+    )  # fmt: skip
+    assert max_input_length(config) == 29 - config.pad_token_id
+    model = RobertaForMaskedLM(config)
+    (score,) = PseudoLikelihoodScorer(model, tokenizer).score([(" ".join(TRAIN * 3), " the cat")])
+    assert math.isfinite(score.log_probability)
+    assert max_input_length(XLNetConfig()) is None
+
+
 def test_unigrams() -> None:
     tokenizer = FAMILIES["gpt2"].tokenizer.train(TRAIN * 5, vocab_size=300)
     scorer = UnigramScorer(tokenizer, ["the the the cat"])
@@ -306,6 +360,10 @@ FAILURES = [
     ('labels: {0: "bad", 1: "very good"}', "round: 0.2", "not a number"),
     ("scoring: likelihood", "scoring: partial", "partial scoring needs labels"),
     ("scoring: likelihood", "scoring: all", "unknown scoring 'all'"),
+    ("scoring: likelihood", 'scoring: likelihood\n    choices: "{words}"', "are `labels`, not `choices`"),
+    ("max_new_tokens: 3", "max_new_tokens: 0", "max_new_tokens is 0, expected at least 1"),
+    ("max_new_tokens: 3", 'separator: "\\n"', "ends at a line break, which belongs to `input`"),
+    ('1: "very good"', '1: "bad luck"', "the choice 'bad' begins 'bad luck'"),
     ("max_new_tokens: 3", "max_tokens: 3", "Unknown key 'max_tokens'"),
     ("max_new_tokens: 3", "max_new_tokens: three", "max_new_tokens is 'three'"),
     ("metrics: [accuracy, f1]", "replace: {sentence: x}", "expected a mapping for each field"),
@@ -373,6 +431,7 @@ def test_command(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gpt2 = save("gpt2", "AutoModelForCausalLM", folder / "gpt2")
     t5 = save("t5", "AutoModelForSeq2SeqLM", folder / "t5")
     flags = {"model": [gpt2, t5], "shots": "0,1", "seeds": "0,1", "unigram_text": folder / "train.tsv"}
+    flags["save_examples"] = True
     evaluated: list[str] = []
     limit = 6
 
@@ -386,8 +445,8 @@ def test_command(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(AssertionError, match="Interrupted"):
         run(folder, **flags)
     limit = 1000
-    printed = run(folder, **flags, save_examples=True)
-    assert len(evaluated) == 2 * (4 * 3 + 3)  # each model: four tasks with three contexts, three unigram baselines
+    printed = run(folder, **flags)
+    assert len(evaluated) == 2 * (4 * 3 + 2)  # each model: four tasks with three contexts, two unigram baselines
     assert "|mood" in printed
     assert (folder / "out" / "results.md").read_text() in printed
     assert not (folder / "out" / "prompts-partial.json").exists()

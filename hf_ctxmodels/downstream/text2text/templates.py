@@ -133,8 +133,21 @@ class TextTask:
             CtxError: There is no such file, a field is missing, a label is unknown, two choices of an example are
                 equal, or a target is empty; the message names the line.
         """
+        if is_training is None:
+            is_training = list([file] if isinstance(file, str | Path) else file) == ["train"]
+        rows = self.read_rows(file, is_training=is_training)
+        return [example for row in rows for example in self.make_examples(row, is_training)]
+
+    def read_rows(
+        self, file: str | Path | Sequence[str], extra_fields: Sequence[str] = (), *, is_training: bool = False
+    ) -> list[Row]:
+        """The rows of a split or file in file order; arguments and errors as for `read`.
+
+        Args:
+            extra_fields: Fields to read in addition to the ones of the templates.
+            is_training: Whether `train_filter` applies.
+        """
         files = (str(file),) if isinstance(file, str | Path) else tuple(map(str, file))
-        is_training = files == ("train",) if is_training is None else is_training
         files = self.files.get(files[0], files) if len(files) == 1 else files
         if files[0] in SPLITS:
             raise CtxError(
@@ -148,7 +161,8 @@ class TextTask:
                 location=self.location or None,
                 hint="correct the path, or pass its base directory as --tasks_folder.",
             )
-        rows = read_rows(RowRequest(files, self._fields(is_training), self.expand), self.format)
+        fields = tuple(dict.fromkeys((*self._fields(is_training), *extra_fields)))
+        rows = read_rows(RowRequest(files, fields, self.expand), self.format)
         selected = list(select_rows(rows, self.train_filter if is_training else {}))
         if not selected:
             raise CtxError(
@@ -156,7 +170,7 @@ class TextTask:
                 location=files[0],
                 hint="correct train_filter in the task.",
             )
-        return [example for row in selected for example in self.make_examples(row, is_training)]
+        return selected
 
     def parse(self, example: TextExample, output: str) -> Any:
         """The label of a generated text: the index of a choice, a number, 1 or 0 for a referent (not) meant, or a text;
@@ -207,11 +221,6 @@ class TextTask:
                         location=self.location or example.location,
                         hint="change one of the label strings, or generate the outputs.",
                     )
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """All fields that the templates of an evaluated example use."""
-        return self._fields(is_training=False)
 
     @cached_property
     def _templates(self) -> dict[str, Template]:

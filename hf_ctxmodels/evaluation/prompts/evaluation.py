@@ -17,7 +17,7 @@ from hf_ctxmodels.evaluation.minimal_pairs import unigram_scorer
 from hf_ctxmodels.evaluation.prompts.tasks import PromptExample, PromptTask
 from hf_ctxmodels.evaluation.scoring import score_pseudo_continuations
 
-_CORPUS_METRICS = ("bleu",)  # not a mean over examples
+_CORPUS_METRICS = ("bleu", "entities", "tag_accuracy")  # not means over examples
 
 
 class LikelihoodScorer(Protocol):

@@ -14,6 +14,7 @@ and `example_separator` of each example, then the input.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import permutations
 from pathlib import Path
 from random import Random
 from typing import Any, Literal, get_args
@@ -22,9 +23,9 @@ from hf_ctxmodels.core.command_line import packaged_folder
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import did_you_mean
 from hf_ctxmodels.core.yaml_mapping import YamlMapping
+from hf_ctxmodels.data.files import is_url, local_path
 from hf_ctxmodels.data.table_files import Row
 from hf_ctxmodels.downstream.text2text.examples import Template, TextExample, value_text
-from hf_ctxmodels.downstream.text2text.readers import RowRequest, read_rows
 from hf_ctxmodels.downstream.text2text.templates import TASK_KEYS, TextTask, parse_entry
 
 Scoring = Literal["full", "partial", "likelihood"]
@@ -44,9 +45,9 @@ class PromptExample:
     suffix: str = ""
 
     @property
-    def content(self) -> TextExample:
+    def content(self) -> "PromptExample":
         """The example without its location, to compare it with others."""
-        return replace(self.text, location=self.suffix)
+        return replace(self, text=replace(self.text, location=""))
 
 
 @dataclass(frozen=True)
@@ -88,8 +89,23 @@ class PromptTask:
             message = "partial scoring needs labels, and a suffix whose likelihood is compared"
         elif self.scoring == "likelihood" and self.text.kind != "text":
             message = "the likelihood of the target needs a task without labels"
+        elif self.text.choices is not None:
+            message = "the choices of a prompt are `labels`, not `choices`"
+        elif self.output == "text" and "\n" in self.separator:
+            message = "a generated answer ends at a line break, which belongs to `input`, not to `separator`"
+        elif self.max_new_tokens < 1:
+            message = f"max_new_tokens is {self.max_new_tokens}, expected at least 1"
+        elif pair := self._prefix_pair():
+            message = f"the choice {pair[0]!r} begins {pair[1]!r}, and is never less likely; change it or add a suffix"
         if message:
             raise CtxError(f"The task {self.name}: {message}.", location=self.text.location, hint="correct the task.")
+
+    def _prefix_pair(self) -> tuple[str, str] | None:
+        """Two label strings, of which the first has the first words of the second, if only they are scored."""
+        if not isinstance(self.text.labels, Mapping) or self.scoring != "full" or self.suffix:
+            return None
+        pairs = permutations(self.text.labels.values(), 2)
+        return next((pair for pair in pairs if pair[1].startswith(f"{pair[0]} ")), None)
 
     @property
     def name(self) -> str:
@@ -103,19 +119,23 @@ class PromptTask:
             return "likelihood"
         return "choice" if self.text.kind == "classification" else "text"
 
-    def read(self, split: str) -> list[PromptExample]:
-        """Read the examples of a split or a file; raises CtxError as `TextTask.read`."""
-        files = self.text.files.get(split, (split,))
-        if split in ("train", "validation") and split not in self.text.files:
-            raise CtxError(
-                f"The task {self.name} has no file of the split {split!r}.",
-                location=self.text.location or None,
-                hint="add it to `file`.",
-            )
+    def paths(self, file: str) -> tuple[str, ...]:
+        """Absolute paths of a split, or of a file."""
+        names = self.text.files.get(file, (file,))
+        return tuple(name if is_url(name) else str(Path(local_path(name)).resolve()) for name in names)
+
+    def read(self, file: str, *, is_pool: bool = False) -> list[PromptExample]:
+        """Read the examples of a split or a file.
+
+        Args:
+            is_pool: Whether the examples are for contexts; `train_filter` of the task then applies.
+
+        Raises:
+            CtxError: As `TextTask.read`, or a value of a field in `replace` has no replacement.
+        """
         suffix = Template(self.suffix, f"{self.text.location}, suffix")
-        names = dict.fromkeys((*self.text.fields, *suffix.fields, *self.replace))
         examples = []
-        for row in read_rows(RowRequest(files, tuple(names), self.text.expand), self.text.format):
+        for row in self.text.read_rows(file, (*suffix.fields, *self.replace), is_training=is_pool):
             row = self._replace_values(row)
             examples += [PromptExample(text, suffix.render(row)) for text in self.text.make_examples(row)]
         return examples

@@ -34,7 +34,7 @@ def read_task(tmp_path, text, lines):
 
 def label_row(task, value):
     """A row with a text in each field and a value as label."""
-    fields = dict.fromkeys(task.fields, "a text")
+    fields = dict.fromkeys(task._fields(is_training=False), "a text")
     return Row(fields | {task._templates["target"].fields[0]: value}, "row")
 
 
