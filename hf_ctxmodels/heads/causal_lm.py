@@ -182,11 +182,16 @@ class ForCausalLM(HeadModel, GenerationMixin):
         return super().reference_config()
 
     def prepare_inputs_for_generation(
-        self, input_ids: Tensor, *, prefix_mask: Tensor | None = None, **kwargs: Any
+        self,
+        input_ids: Tensor,
+        *,
+        inputs_embeds: Tensor | None = None,
+        prefix_mask: Tensor | None = None,
+        **kwargs: Any,
     ) -> dict[str, Any]:
         """The arguments of a forward pass; `prefix_mask` (batch, prompt) is used for the first one, or for all without
-        a cache."""
-        inputs = super().prepare_inputs_for_generation(input_ids, **kwargs)
+        a cache. transformers requires `inputs_embeds` among the named arguments."""
+        inputs = super().prepare_inputs_for_generation(input_ids, inputs_embeds=inputs_embeds, **kwargs)
         cache = inputs.get("past_key_values")
         if prefix_mask is not None and (cache is None or not cache.get_seq_length()):
             tokens = inputs["input_ids"] if inputs.get("inputs_embeds") is None else inputs["inputs_embeds"]

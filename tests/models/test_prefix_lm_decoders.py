@@ -82,7 +82,15 @@ def test_generation(case, side):
         model.generate(**batch, **options, num_beams=3, use_cache=use_cache).tolist() for use_cache in (True, False)
     ]
     assert beams[0] == beams[1]
+    embeddings = model.get_input_embeddings()(batch["input_ids"])
+    mask = batch["attention_mask"]
+    if side == "left":
+        from_embeddings = model.generate(inputs_embeds=embeddings, attention_mask=mask, **options)
+        assert from_embeddings[:, -5:].tolist() == generated.tolist()
     model.config.prefix_lm = False
+    if side == "left":
+        from_embeddings = model.generate(inputs_embeds=embeddings, attention_mask=mask, **options)
+        assert from_embeddings[:, -5:].tolist() == model.generate(**batch, **options)[:, -5:].tolist()
     assert model.generate(**batch, **options)[:, -5:].tolist() != generated.tolist()
 
 
