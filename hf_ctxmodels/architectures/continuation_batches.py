@@ -95,6 +95,6 @@ def tree_mask(layouts: Sequence[TreeLayout | None], mask: Tensor, width: int) ->
             visible[row, :length, :length] = torch.from_numpy(layout.visible)
             positions[row, :length] = torch.from_numpy(layout.positions)
             positions[row, length:] = 0
-    own = visible & mask[:, None, -width:].bool()
-    attended = torch.cat([past.bool()[:, None].expand(-1, width, -1), own], 2)
+    row_mask = visible & mask[:, None, -width:].bool()
+    attended = torch.cat([past.bool()[:, None].expand(-1, width, -1), row_mask], 2)
     return attended[:, None], positions + past.sum(1, keepdim=True)

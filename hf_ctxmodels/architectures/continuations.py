@@ -210,11 +210,11 @@ class ContinuationScorer:
             token_ids = logits.argmax(-1).cpu()
             for row, token_id in zip(active.tolist(), token_ids.tolist(), strict=True):
                 answers[row].append(token_id)
-            goes_on = torch.tensor([not stop.is_finished(answers[row]) for row in active.tolist()])
-            if step == max_new_tokens - 1 or not goes_on.any():
+            is_unfinished = torch.tensor([not stop.is_finished(answers[row]) for row in active.tolist()])
+            if step == max_new_tokens - 1 or not is_unfinished.any():
                 break
-            if not goes_on.all():
-                (rows,) = goes_on.nonzero(as_tuple=True)
+            if not is_unfinished.all():
+                (rows,) = is_unfinished.nonzero(as_tuple=True)
                 active, token_ids, mask, cache = active[rows], token_ids[rows], mask[rows], select_cache(cache, rows)
             mask = F.pad(mask, (0, 1), value=1)
             logits, cache = self._run_decoder(token_ids[:, None], mask, cache, 1, True)

@@ -46,7 +46,7 @@ from hf_ctxmodels.evaluation.prompts.tasks import PromptExample, PromptTask, fin
 from hf_ctxmodels.evaluation.scoring import language_model_class, likelihood_kind
 
 _NAME = "prompts"
-_MAIN_METRICS = ("perplexity", "acc", "f1", "rougeL", "bleu", "exact_match")  # the first one a task has is drawn
+_MAIN_METRICS = ("perplexity", "acc", "f1", "rougeL", "bleu", "exact_match")  # the first one of a task is plotted
 _UNIGRAMS, _MAJORITY = "unigrams", "majority"
 
 
@@ -130,7 +130,7 @@ class TaskData:
 
 @dataclass(frozen=True)
 class Cell:
-    """Metrics of a model, or a baseline, on a task with contexts of some examples.
+    """Metrics of a model, or a baseline, on a task with a number of examples in the context.
 
     Attributes:
         parameters: Number of parameters; None for baselines.
@@ -348,12 +348,12 @@ def _task_table(task: str, cells: Sequence[Cell]) -> Table:
 def _task_figures(task: str, cells: Sequence[Cell]) -> list[Figure]:
     names = [name for cell in cells if cell.parameters for name in cell.metrics]
     metric = next((name for name in _MAIN_METRICS if name in names), names[0])
-    drawn = [cell for cell in cells if metric in cell.metrics]
-    sizes = {cell.model: cell.parameters for cell in drawn if cell.parameters}
-    shots = sorted({cell.shots for cell in drawn if cell.model in sizes})
+    metric_cells = [cell for cell in cells if metric in cell.metrics]
+    sizes = {cell.model: cell.parameters for cell in metric_cells if cell.parameters}
+    shots = sorted({cell.shots for cell in metric_cells if cell.model in sizes})
     means, bands = {}, {}
-    for model in dict.fromkeys(cell.model for cell in drawn):
-        groups = grouped(cell for cell in drawn if cell.model == model)
+    for model in dict.fromkeys(cell.model for cell in metric_cells):
+        groups = grouped(cell for cell in metric_cells if cell.model == model)
         numbers = shots if model in sizes else [0] * len(shots)  # a baseline ignores the context
         samples = [[cell.metrics[metric][0] for cell in groups[task, number]] for number in numbers]
         statistics = [mean_and_std(sample) for sample in samples]

@@ -294,6 +294,9 @@ def test_childrens_books(tmp_path: Path) -> None:
     assert context.endswith("Sentence 20 . Then")
     assert (first, second) == (" dog ran away .", " cat ran away .")
     assert example.text.label == 1
+    (tmp_path / "cbt.txt").write_text("\n".join([*lines, "21 XXXXX ran away .\tcat\t\tdog|cat|owl", ""]))
+    (example,) = task.read(str(tmp_path / "cbt.txt"))  # a blank at the beginning: one space before the candidate
+    assert task.requests("", example)[0][0].endswith("Sentence 20 .")
     (tmp_path / "cbt.txt").write_text("21 Then it ran away .\tcat\t\tdog|cat")
     with pytest.raises(CtxError, match="Not a question with candidates"):
         task.read(str(tmp_path / "cbt.txt"))

@@ -53,7 +53,7 @@ def read_children_books(file: str) -> list[Row]:
     """Children's Book Test (Hill et al. 2016, arXiv 1511.02301): blocks of 20 numbered sentences and a 21st with a
     blank, the answer and the candidates, separated by tabs.
 
-    The fields are `context` (20 sentences), the question `before` and `after` the blank, `candidates` and `answer`.
+    The fields are `before` (20 sentences and the question up to the blank), `after`, `candidates` and `answer`.
     """
     rows, sentences = [], list[str]()
     for number, line in enumerate(read_lines(file), 1):
@@ -68,7 +68,7 @@ def read_children_books(file: str) -> list[Row]:
             before, after = question.split(_BLANK, 1)
             candidates = [candidate for candidate in candidate_text.split("|") if candidate]
             candidates.index(answer)
-        values = {"context": " ".join(sentences), "before": before.rstrip(), "after": after.rstrip()}
+        values = {"before": " ".join([*sentences, before]).rstrip(), "after": after.rstrip()}
         rows.append(Row({**values, "candidates": candidates, "answer": answer}, location))
         sentences = []
     return rows

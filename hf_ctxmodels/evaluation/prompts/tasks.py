@@ -191,8 +191,8 @@ class PromptTask:
             return [self.description] * len(examples)
         evaluated = {example.content for example in examples} if is_same_file and shared else set()
         candidates = [example for example in pool if example.content not in evaluated]
-        num_drawn = num_shots + (is_same_file and not shared)
-        if len(candidates) < num_drawn:
+        num_sampled = num_shots + (is_same_file and not shared)
+        if len(candidates) < num_sampled:
             raise CtxError(
                 f"{len(candidates)} examples are too few for contexts with {num_shots}.",
                 location=f"task {self.name}",
@@ -203,7 +203,7 @@ class PromptTask:
             return [self._context(random.sample(candidates, num_shots))] * len(examples)
         contexts = []
         for example in examples:
-            shots = random.sample(candidates, num_drawn)
+            shots = random.sample(candidates, num_sampled)
             if is_same_file:
                 content = example.content
                 shots = [shot for shot in shots if shot.content != content][:num_shots]
