@@ -67,8 +67,11 @@ class ContinuationEncoder:
     def encode_pairs(
         self, requests: Sequence[tuple[str, str]], context_ids: Sequence[Sequence[int]] | None = None
     ) -> list[TokenPair]:
-        """Encode requests. With `context_ids`, these are the contexts' tokens, and the texts only decide on those of
-        the continuations.
+        """Encode requests.
+
+        Args:
+            context_ids: Tokens of the contexts; None for the tokens of their texts. The tokens of the continuations
+                depend on the texts.
 
         Raises:
             CtxError: A continuation has no token or more than the model has positions, or a context has no token and
@@ -79,7 +82,7 @@ class ContinuationEncoder:
         encode = self._encode_targets if self.is_encoder_decoder else self._encode_concatenated
         encoded = encode(pairs, contexts)
         if context_ids is not None:
-            encoded = [(ids, *others) for ids, (_, *others) in zip(context_ids, encoded, strict=True)]
+            encoded = [(ids, prefix, target) for ids, (_, prefix, target) in zip(context_ids, encoded, strict=True)]
         return [self._truncate(*item) for item in zip(requests, encoded, strict=True)]
 
     def encode_contexts(self, contexts: Sequence[str], num_new_tokens: int) -> list[tuple[int, ...]]:
