@@ -112,15 +112,15 @@ def finetune_text2text(
     rates = arguments.rates({name: len(run.training) for name, run in trained.items()})
     sizes = ", ".join(f"{name} {len(run.training):,} ({rate:.1%})" for (name, run), rate in zip(trained.items(), rates))
     print_status(f"tokenizing the training examples of {len(trained)} tasks, mixed at the rates: {sizes}", is_main)
-    for names, text in (
+    for names, status in (
         (evaluated.keys() - trained.keys(), "evaluated, not trained (no train file)"),
         (trained.keys() - evaluated.keys(), "trained, not evaluated (no validation file)"),
     ):
-        print_status(f"{text}: {', '.join(sorted(names))}", is_main and bool(names))
+        print_status(f"{status}: {', '.join(sorted(names))}", is_main and bool(names))
     mixture.encode(tokenizer)
     for name, run in evaluated.items():
-        if text := run.target_warning():
-            print_status(f"warning: {name}: {text}", is_main)
+        if target_warning := run.target_warning():
+            print_status(f"warning: {name}: {target_warning}", is_main)
     main_metrics = {name: metric for name, (metric, _) in mixture.main_metrics.items()}
     compared_runs = read_compared_runs(arguments.compare, main_metrics)
     require_full_weights(tasks[0], accelerator)
