@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from fractions import Fraction
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -202,25 +201,6 @@ class TextTask:
         for name in self.metrics:
             scores |= METRICS[name].function(examples, predictions)
         return scores | {"unknown_outputs": predictions.count(None) / len(predictions)}
-
-    def check_ranking(self, examples: Sequence[TextExample]) -> None:
-        """Raise CtxError if the choices of an example cannot be ranked by likelihood without an end token: there are
-        none, or one is the beginning of another and so never less likely."""
-        for example in examples:
-            if not example.choices:
-                raise CtxError(
-                    f"The task {self.name} has no choices to rank.",
-                    location=example.location,
-                    hint="generate the outputs, or add `labels` or `choices` to the task.",
-                )
-            ordered = sorted(example.choices)
-            for first, second in pairwise(ordered):
-                if second.startswith(first):
-                    raise CtxError(
-                        f"The choice {first!r} is the beginning of {second!r}, and would always rank higher.",
-                        location=self.location or example.location,
-                        hint="change one of the label strings, or generate the outputs.",
-                    )
 
     @cached_property
     def _templates(self) -> dict[str, Template]:
