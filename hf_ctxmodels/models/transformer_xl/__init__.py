@@ -77,7 +77,7 @@ SPEC = FamilySpec(
     },
     parent="xlnet",
     traits=Traits(
-        tiny={"cutoffs": [3, 6], "div_val": 2, "embedding_size": 32, "mem_len": 50, "hidden_act": "gelu"},
+        tiny={"cutoffs": [6], "div_val": 2, "embedding_size": 32, "mem_len": 50, "hidden_act": "gelu"},
     ),
 )
 

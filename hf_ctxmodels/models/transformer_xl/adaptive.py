@@ -116,7 +116,6 @@ class AdaptiveSoftmax(nn.Module):
         losses = -first.gather(1, columns[:, None])[:, 0]
         for cluster, (start, end) in enumerate(zip(embedding.ends, embedding.ends[1:]), 1):
             rows = ((targets >= start) & (targets < end)).nonzero()[:, 0]
-            if len(rows):
-                tail = self._log_softmax(states[rows], cluster, embedding)
-                losses = losses.index_add(0, rows, -tail.gather(1, (targets[rows] - start)[:, None])[:, 0])
+            tail = self._log_softmax(states[rows], cluster, embedding)  # also without rows: DDP expects gradients
+            losses = losses.index_add(0, rows, -tail.gather(1, (targets[rows] - start)[:, None])[:, 0])
         return losses
