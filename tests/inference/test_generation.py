@@ -140,7 +140,9 @@ def test_generation_with_prepacked_weights(case: Case, monkeypatch: pytest.Monke
     options = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None}
     options |= {"output_logits": True, "return_dict_in_generate": True}
     copied = model.generate(**batch, **options)
-    assert copied.logits[0].shape[-1] in {len(weight) for weight in made}
+    assert made
+    if model.get_output_embeddings() is not None:
+        assert copied.logits[0].shape[-1] in {len(weight) for weight in made}
     assert active_prepacked_weights() is None
     made.clear()
     model.prepacked_bytes = 0

@@ -55,7 +55,7 @@ def test_layer_groups(case: Case) -> None:
     groups = layer_groups(model)
     assert sum(map(len, groups)) == len(trainable(model))
     assert len({id(parameter) for group in groups for parameter in group}) == sum(map(len, groups))
-    embeddings = model.get_input_embeddings().weight
+    embeddings = next(model.get_input_embeddings().parameters())
     assert any(embeddings is parameter for parameter in groups[0]) == embeddings.requires_grad
     head = {name for name, _ in model.named_parameters() if not name.startswith(f"{model.base_model_prefix}.")}
     assert head

@@ -146,7 +146,7 @@ class TriggerSearch:
         self.vocabulary = trigger_vocabulary(tokenizer, options.length, excluded_words)
         self.embeddings: Any = model.get_input_embeddings()
         with evaluation_mode(model):
-            every_id = torch.tensor(self.vocabulary, device=self.embeddings.weight.device)
+            every_id = torch.tensor(self.vocabulary, device=next(self.embeddings.parameters()).device)
             self.table: Tensor = self.embeddings(every_id[None])[0].float()
         self.batches = self._make_batches(encode, collate)
 

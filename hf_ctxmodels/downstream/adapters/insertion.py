@@ -19,6 +19,7 @@ from hf_ctxmodels.downstream.adapters.modules import (
     InvertibleAdapters,
     SublayerAdapters,
 )
+from hf_ctxmodels.heads import ForCausalLM
 from hf_ctxmodels.layers.common import HookPoint
 from hf_ctxmodels.layers.transformer import ResidualSum
 from hf_ctxmodels.registry import FAMILIES
@@ -95,6 +96,11 @@ def _embeddings(base: Any) -> nn.Module:
 
 def insert_adapter(model: nn.Module, base: CtxPreTrainedModel, name: str, config: BottleneckConfig) -> None:
     """Insert a new adapter into the sub-layers of its configuration; `model` is the base model, or has a head."""
+    if config.inv_adapter is not None and isinstance(model, ForCausalLM) and model.get_output_embeddings() is None:
+        raise CtxError(
+            f"{type(model).__name__} has no output layer for the inverse of the adapter.",
+            hint="use an adapter without inv_adapter.",
+        )
     blocks = list_blocks(base)
     num_layers = sum(len(block.depths) if config.one_per_depth else 1 for block in blocks)
     if any(not 0 <= index < num_layers for index in config.leave_out):

@@ -28,7 +28,7 @@ class AdaptiveEmbedding(nn.Module):
     def __init__(self, cluster_sizes: Sequence[tuple[int, int]], hidden_size: int) -> None:
         super().__init__()
         self.ends = list(accumulate(size for size, _ in cluster_sizes))
-        self.scale = hidden_size**0.5
+        self.embedding_dim, self.scale = hidden_size, hidden_size**0.5
         self.clusters = nn.ModuleList(nn.Embedding(*size) for size in cluster_sizes)
         is_projected = any(width != hidden_size for _, width in cluster_sizes)
         self.projections = nn.ModuleList(
