@@ -26,7 +26,7 @@ from hf_ctxmodels.models.transformer_xl.tokenization_transformer_xl import CtxTr
 
 _NAMES = (  # patterns of released names, replacements
     (r"^transformer\.word_emb\.emb_layers\.(\d+)\.weight$", r"transformer.word_embeddings.clusters.\1.weight"),
-    (r"^transformer\.word_emb\.emb_projs\.(\d+)$", r"transformer.word_embeddings.projections.\1.weight"),
+    (r"^transformer\.word_emb\.emb_projs\.(\d+)$", r"transformer.word_embeddings.projections.\1"),
     (r"dec_attn\.qkv_net\.", "attention.qkv_proj."),
     (r"dec_attn\.r_net\.", "attention.position_proj."),
     (r"dec_attn\.o_net\.", "attention.out_proj."),
@@ -37,7 +37,7 @@ _NAMES = (  # patterns of released names, replacements
     (r"pos_ff\.CoreNet\.3\.", "feed_forward.down_proj."),
     (r"pos_ff\.layer_norm\.", "feed_forward_norm."),
     (r"^crit\.out_layers\.(\d+)\.bias$", r"softmax.biases.\1"),
-    (r"^crit\.out_projs\.(\d+)$", r"softmax.projections.\1.weight"),
+    (r"^crit\.out_projs\.(\d+)$", r"softmax.projections.\1"),
     (r"^crit\.cluster_(weight|bias)$", r"softmax.cluster_\1"),
 )
 _FIELDS = (

@@ -58,7 +58,7 @@ def oracle_states(
         cluster = max(number for number, start in enumerate(starts) if token >= start)
         vector = embedding.clusters[cluster].weight[token - starts[cluster]]
         if len(embedding.projections):
-            vector = embedding.projections[cluster].weight @ vector
+            vector = embedding.projections[cluster] @ vector
         rows.append(vector * width**0.5)
     states = torch.stack(rows)
     new_mems = []
@@ -104,7 +104,7 @@ def oracle_log_probability(model: CtxTransformerXLForCausalLM, state: Tensor, to
         if len(embedding.projections):
             own = str(cluster) in softmax.projections
             projection = softmax.projections[str(cluster)] if own else embedding.projections[cluster]
-            projected = projection.weight.T @ state
+            projected = projection.T @ state
         scores = embedding.clusters[cluster].weight @ projected + softmax.biases[cluster]
         if cluster == 0 and softmax.cluster_weight is not None:
             scores = torch.cat([scores, softmax.cluster_weight @ projected + softmax.cluster_bias])

@@ -16,7 +16,7 @@ from hf_ctxmodels.models.transformer_xl import CtxTransformerXLConfig, CtxTransf
 WORDS = ["<eos>", "the", "<unk>", "cat", ",", *(f"w{number}" for number in range(25))]
 RELEASED = {  # native name -> released name
     r"word_embeddings\.clusters\.(\d)\.weight": r"word_emb.emb_layers.\1.weight",
-    r"word_embeddings\.projections\.(\d)\.weight": r"word_emb.emb_projs.\1",
+    r"word_embeddings\.projections\.(\d)": r"word_emb.emb_projs.\1",
     r"attention\.qkv_proj": "dec_attn.qkv_net",
     r"attention\.position_proj": "dec_attn.r_net",
     r"attention\.out_proj": "dec_attn.o_net",
@@ -27,7 +27,7 @@ RELEASED = {  # native name -> released name
     r"feed_forward\.down_proj": "pos_ff.CoreNet.3",
     r"feed_forward_norm": "pos_ff.layer_norm",
     r"softmax\.biases\.(\d)": r"crit.out_layers.\1.bias",
-    r"softmax\.projections\.(\d)\.weight": r"crit.out_projs.\1",
+    r"softmax\.projections\.(\d)": r"crit.out_projs.\1",
     r"softmax\.cluster_": "crit.cluster_",
 }
 

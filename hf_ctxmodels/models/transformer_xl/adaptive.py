@@ -13,8 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hf_ctxmodels.layers.cpu.linear import linear
-
 
 class AdaptiveEmbedding(nn.Module):
     """Token embeddings whose width depends on the cluster, projected to the width of the layers and multiplied by the
@@ -31,13 +29,14 @@ class AdaptiveEmbedding(nn.Module):
         self.embedding_dim, self.scale = hidden_size, hidden_size**0.5
         self.clusters = nn.ModuleList(nn.Embedding(*size) for size in cluster_sizes)
         is_projected = any(width != hidden_size for _, width in cluster_sizes)
-        self.projections = nn.ModuleList(
-            nn.Linear(width, hidden_size, bias=False) for _, width in cluster_sizes if is_projected
+        # parameters, not linear layers: the softmax multiplies with their transposes
+        self.projections = nn.ParameterList(
+            torch.zeros(hidden_size, width) for _, width in cluster_sizes if is_projected
         )
 
     def project(self, cluster: int, vectors: Tensor) -> Tensor:
         """(..., width of the cluster) -> (..., hidden)."""
-        return linear(self.projections[cluster], vectors) if len(self.projections) else vectors
+        return F.linear(vectors, self.projections[cluster]) if len(self.projections) else vectors
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """(...) token ids -> (..., hidden)."""
@@ -71,9 +70,9 @@ class AdaptiveSoftmax(nn.Module):
         self.cluster_weight = nn.Parameter(torch.zeros(num_tails, first_width)) if num_tails else None
         self.cluster_bias = nn.Parameter(torch.zeros(num_tails)) if num_tails else None
         is_projected = any(width != hidden_size for _, width in cluster_sizes)
-        self.projections = nn.ModuleDict(
+        self.projections = nn.ParameterDict(
             {
-                str(number): nn.Linear(width, hidden_size, bias=False)
+                str(number): torch.zeros(hidden_size, width)
                 for number, ((_, width), tied) in enumerate(zip(cluster_sizes, is_tied, strict=True))
                 if is_projected and not tied
             }
@@ -81,13 +80,13 @@ class AdaptiveSoftmax(nn.Module):
 
     def _log_softmax(self, states: Tensor, cluster: int, embedding: AdaptiveEmbedding) -> Tensor:
         """(rows, hidden) -> (rows, tokens of the cluster) log-probabilities, for cluster 0 with the other clusters."""
-        projection: Any = None
+        projection: Tensor | None = None
         if str(cluster) in self.projections:
             projection = self.projections[str(cluster)]
         elif len(embedding.projections):
             projection = embedding.projections[cluster]
         if projection is not None:
-            states = states @ projection.weight
+            states = states @ projection
         table: Any = embedding.clusters[cluster]
         weight, bias = table.weight, self.biases[cluster]
         if cluster == 0 and self.cluster_weight is not None and self.cluster_bias is not None:

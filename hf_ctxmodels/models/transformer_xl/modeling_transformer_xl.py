@@ -53,9 +53,8 @@ class CtxTransformerXLPreTrainedModel(CtxPreTrainedModel):
         elif isinstance(module, nn.LayerNorm):
             init.normal_(module.weight, mean=1.0, std=std)
         if isinstance(module, AdaptiveEmbedding | AdaptiveSoftmax):
-            for projection in module.modules():
-                if isinstance(projection, nn.Linear):
-                    init.normal_(projection.weight, mean=0.0, std=self.config.projection_initializer_range)
+            for projection in module.projections.parameters():
+                init.normal_(projection, mean=0.0, std=self.config.projection_initializer_range)
 
     def _get_resized_embeddings(self, old_embeddings: Any, *args: Any, **kwargs: Any) -> nn.Embedding:
         raise CtxError(
