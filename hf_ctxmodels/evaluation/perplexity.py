@@ -180,19 +180,17 @@ def measure_perplexity_with_memory(
         with evaluation_mode(model):
             mems = None
             for start in range(0, rows.shape[1] - 1, segment_length):
-                segment = rows[:, start : min(start + segment_length, rows.shape[1] - 1) + 1]
-                inputs = {"input_ids": segment[:, :-1].clamp(min=0), "shift_labels": segment[:, 1:]}
-                inputs["attention_mask"] = (segment[:, :-1] != IGNORE_INDEX).long()
-                if not inputs["attention_mask"].any(1).all():  # the shortest stretches end before the last segment
-                    remaining = inputs["attention_mask"].any(1)
-                    inputs = {name: tensor[remaining] for name, tensor in inputs.items()}
-                    mems = None if mems is None else tuple(memory[remaining.to(memory.device)] for memory in mems)
+                remaining = rows[:, start + 1] != IGNORE_INDEX  # a stretch may be shorter than the others
+                if not remaining.all():
                     rows = rows[remaining]
-                num_targets = int((inputs["shift_labels"] != IGNORE_INDEX).sum())
+                    mems = None if mems is None else tuple(memory[remaining.to(memory.device)] for memory in mems)
+                segment = rows[:, start : start + segment_length + 1]
+                input_ids, targets = segment[:, :-1].clamp(min=0), segment[:, 1:]
+                is_target = targets != IGNORE_INDEX
+                inputs = {"input_ids": input_ids, "shift_labels": targets, "attention_mask": is_target.long()}
                 batch = CollatedBatch(inputs).to(model.device)
-                if num_targets:
-                    outputs = model(**batch, mems=mems, use_mems=memory_length > 0, return_logits=False)
-                    nats, mems = nats + float(outputs.loss) * num_targets, outputs.mems
+                outputs = model(**batch, mems=mems, use_mems=memory_length > 0, return_logits=False)
+                nats, mems = nats + float(outputs.loss) * int(is_target.sum()), outputs.mems
     finally:
         model.config.mem_len = saved_length
     return Perplexity(nats, len(text) - 1, **counts)

@@ -3,7 +3,7 @@ attend to the states of earlier segments, and with an adaptive softmax."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +15,8 @@ from transformers.utils.generic import can_return_tuple, merge_with_config_defau
 
 from hf_ctxmodels import heads
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.host_copies import host_copy, is_traced, select_true
-from hf_ctxmodels.core.inputs import check_rows, check_tensors, reject_unused_tensors
+from hf_ctxmodels.core.host_copies import select_true
+from hf_ctxmodels.core.inputs import check_tensors, reject_unused_tensors
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.common import HookPoint
 from hf_ctxmodels.layers.cpu.dropout import Dropout
@@ -24,7 +24,12 @@ from hf_ctxmodels.layers.pooling import pool_tokens, token_mask
 from hf_ctxmodels.models.transformer_xl.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from hf_ctxmodels.models.transformer_xl.configuration_transformer_xl import CtxTransformerXLConfig
 from hf_ctxmodels.models.xlnet.modeling_xlnet import CtxXLNetLayer, RelativeAttention
-from hf_ctxmodels.models.xlnet.segment_recurrence import SegmentRecurrence, SegmentRecurrenceOutput
+from hf_ctxmodels.models.xlnet.segment_recurrence import (
+    GenerationWithMemory,
+    SegmentRecurrence,
+    SegmentRecurrenceOutput,
+    padded_tokens,
+)
 from hf_ctxmodels.models.xlnet.streams import EncoderInputs, StreamLayout, check_memory
 
 
@@ -124,12 +129,7 @@ class CtxTransformerXLModel(SegmentRecurrence, CtxTransformerXLPreTrainedModel):
             sequence_ids=sequence_ids,
             output_mask=output_mask,
         )
-        tokens = None
-        if attention_mask is not None or sequence_ids is not None:
-            tokens = token_mask(words, attention_mask, sequence_ids)
-            if not is_traced(tokens):
-                check_rows(tokens)
-                tokens = None if bool(host_copy(tokens).all()) else tokens
+        tokens = padded_tokens(words, attention_mask, sequence_ids)
         inputs = EncoderInputs(
             self.config,
             words,
@@ -179,11 +179,10 @@ class CtxTransformerXLForCausalLMOutput(ModelOutput):
     attentions: tuple[Any, ...] | None = None
 
 
-class CtxTransformerXLForCausalLM(heads.ForCausalLM, CtxTransformerXLHeadModel, GenerationMixin):
+class CtxTransformerXLForCausalLM(GenerationWithMemory, heads.ForCausalLM, CtxTransformerXLHeadModel, GenerationMixin):
     """Transformer-XL with the adaptive softmax, which shares the weights of the embeddings."""
 
     output_layer_name = None
-    state_outputs: ClassVar[tuple[str, ...]] = ("mems",)
     _is_stateful = True  # tokens cannot be removed from a memory, as assisted generation would need
 
     def build_head(self, config: CtxTransformerXLConfig) -> None:
@@ -264,15 +263,6 @@ class CtxTransformerXLForCausalLM(heads.ForCausalLM, CtxTransformerXLHeadModel, 
         if past_key_values:
             inputs["mems"] = past_key_values
         return inputs
-
-    @classmethod
-    def _supports_default_dynamic_cache(cls) -> bool:
-        return False  # the memory is states, not keys and values
-
-    @staticmethod
-    def _reorder_cache(past_key_values: Sequence[Tensor], beam_idx: Tensor) -> tuple[Tensor, ...]:
-        """The memory of the selected beams."""
-        return tuple(memory.index_select(0, beam_idx.to(memory.device)) for memory in past_key_values)
 
 
 class CtxTransformerXLForSequenceClassification(heads.ForSequenceClassification, CtxTransformerXLHeadModel):

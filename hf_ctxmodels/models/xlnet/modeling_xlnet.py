@@ -30,8 +30,8 @@ from transformers.utils.generic import can_return_tuple, merge_with_config_defau
 from hf_ctxmodels import heads
 from hf_ctxmodels.core.attention_heads import prune_projections, select_slices
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.host_copies import host_copy, is_traced, select_true
-from hf_ctxmodels.core.inputs import check_rows, reject_unused_tensors
+from hf_ctxmodels.core.host_copies import select_true
+from hf_ctxmodels.core.inputs import reject_unused_tensors
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.common import HookPoint
 from hf_ctxmodels.layers.cpu.dropout import Dropout
@@ -42,7 +42,12 @@ from hf_ctxmodels.layers.transformer import FeedForward, ResidualSum
 from hf_ctxmodels.models.xlnet.beam_search_head import ForBeamSearchQuestionAnswering
 from hf_ctxmodels.models.xlnet.configuration_xlnet import CtxXLNetConfig
 from hf_ctxmodels.models.xlnet.conversion_xlnet import XLNET_CONVERSION, XLNET_EXPORT
-from hf_ctxmodels.models.xlnet.segment_recurrence import SegmentRecurrence, SegmentRecurrenceOutput
+from hf_ctxmodels.models.xlnet.segment_recurrence import (
+    GenerationWithMemory,
+    SegmentRecurrence,
+    SegmentRecurrenceOutput,
+    padded_tokens,
+)
 from hf_ctxmodels.models.xlnet.streams import (
     EncoderInputs,
     Probabilities,
@@ -255,12 +260,7 @@ class CtxXLNetModel(SegmentRecurrence, CtxXLNetPreTrainedModel):
         )
         if token_type_ids is None and self.training:  # DDP expects gradients of the segment parameters
             token_type_ids = torch.zeros(words.shape[:2], dtype=torch.long, device=words.device)
-        tokens = None
-        if attention_mask is not None or sequence_ids is not None:
-            tokens = token_mask(words, attention_mask, sequence_ids)
-            if not is_traced(tokens):
-                check_rows(tokens)
-                tokens = None if bool(host_copy(tokens).all()) else tokens
+        tokens = padded_tokens(words, attention_mask, sequence_ids)
         inputs = EncoderInputs(
             self.config,
             words,
@@ -368,7 +368,7 @@ class CtxXLNetForMultipleChoiceOutput(MultipleChoiceModelOutput):
     mems: tuple[Tensor, ...] | None = None
 
 
-class CtxXLNetForPreTraining(CtxXLNetHeadModel, GenerationMixin):
+class CtxXLNetForPreTraining(GenerationWithMemory, CtxXLNetHeadModel, GenerationMixin):
     """XLNet with a language modeling head: predicts tokens in a random factorization order (section 2.2).
 
     The output layer is tied to the word embeddings. In generation an unknown token is appended to the text, whose query
@@ -380,7 +380,6 @@ class CtxXLNetForPreTraining(CtxXLNetHeadModel, GenerationMixin):
 
     reference_architecture = "XLNetLMHeadModel"
     loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
-    state_outputs: ClassVar[tuple[str, ...]] = ("mems",)
     output_layer_name = "lm_head"
     _tied_weights_keys = {"lm_head.weight": "xlnet.word_embeddings.weight"}
 
@@ -490,15 +489,6 @@ class CtxXLNetForPreTraining(CtxXLNetHeadModel, GenerationMixin):
         if past_key_values:
             inputs["mems"] = tuple(memory[:, :-_RECOMPUTED_TOKENS] for memory in past_key_values)
         return inputs
-
-    @classmethod
-    def _supports_default_dynamic_cache(cls) -> bool:
-        return False  # the memory is states, not keys and values
-
-    @staticmethod
-    def _reorder_cache(past_key_values: Sequence[Tensor], beam_idx: Tensor) -> tuple[Tensor, ...]:
-        """The memory of the selected beams."""
-        return tuple(memory.index_select(0, beam_idx.to(memory.device)) for memory in past_key_values)
 
 
 class CtxXLNetForSequenceClassification(heads.ForSequenceClassification, CtxXLNetHeadModel):

@@ -1,15 +1,19 @@
 """Segment recurrence (Dai et al. 2019, arXiv 1901.02860, section 3.2): the layers of XLNet and Transformer-XL attend to
 the states of earlier segments."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
+from hf_ctxmodels.core.host_copies import host_copy, is_traced
+from hf_ctxmodels.core.inputs import check_rows
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.common import HookPoint
+from hf_ctxmodels.layers.pooling import token_mask
 from hf_ctxmodels.layers.transformer import recorded_layer_numbers
 from hf_ctxmodels.models.xlnet.relative_attention import distance_encodings
 from hf_ctxmodels.models.xlnet.streams import EncoderInputs, StreamLayout
@@ -31,6 +35,32 @@ class SegmentRecurrenceOutput(BaseModelOutputWithPooling):
     """
 
     mems: tuple[Tensor, ...] | None = None
+
+
+def padded_tokens(words: Tensor, attention_mask: Tensor | None, sequence_ids: Tensor | None) -> Tensor | None:
+    """(batch, length) bool, False at padding; None without padding. Raises CtxError for a row without tokens."""
+    if attention_mask is None and sequence_ids is None:
+        return None
+    tokens = token_mask(words, attention_mask, sequence_ids)
+    if is_traced(tokens):
+        return tokens
+    check_rows(tokens)
+    return None if bool(host_copy(tokens).all()) else tokens
+
+
+class GenerationWithMemory:
+    """The cache of `generate` is the memory of earlier segments."""
+
+    state_outputs: ClassVar[tuple[str, ...]] = ("mems",)
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        return False  # the memory is states, not keys and values
+
+    @staticmethod
+    def _reorder_cache(past_key_values: Sequence[Tensor], beam_idx: Tensor) -> tuple[Tensor, ...]:
+        """The memory of the selected beams."""
+        return tuple(memory.index_select(0, beam_idx.to(memory.device)) for memory in past_key_values)
 
 
 class SegmentRecurrence(CtxPreTrainedModel):
