@@ -4,6 +4,7 @@ from collections import OrderedDict
 from typing import Any
 
 import transformers
+from transformers import PreTrainedConfig
 from transformers.models.auto.auto_factory import _BaseAutoModelClass, _LazyAutoMapping
 
 
@@ -15,6 +16,11 @@ class AutoModelForCoreference(_BaseAutoModelClass):
     """
 
     _model_mapping = _LazyAutoMapping(OrderedDict(), OrderedDict())
+
+
+def has_class(name: str, config_class: type[PreTrainedConfig]) -> bool:
+    """Whether the Auto class of a name has a model class for a configuration class."""
+    return config_class in get_auto_class(name)._model_mapping
 
 
 def get_auto_class(name: str) -> Any:

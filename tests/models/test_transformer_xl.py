@@ -71,8 +71,8 @@ def oracle_states(
         for position, state in enumerate(states):
             context = []
             for head in range(heads):
-                part = slice(head * size, (head + 1) * size)
-                query = query_weight[part] @ state
+                columns = slice(head * size, (head + 1) * size)
+                query = query_weight[columns] @ state
                 scores, values = [], []
                 for index in range(len(keys)):
                     distance = position + len(memory) - index
@@ -81,10 +81,10 @@ def oracle_states(
                     clamped = min(distance, config.clamp_len) if config.clamp_len > 0 else distance
                     angles = [clamped / 10000 ** (2 * i / width) for i in range(width // 2)]
                     encoding = torch.tensor([*map(math.sin, angles), *map(math.cos, angles)])
-                    relative = attention.position_proj.weight[part] @ encoding
-                    content = (query + attention.content_bias[head]) @ (key_weight[part] @ keys[index])
+                    relative = attention.position_proj.weight[columns] @ encoding
+                    content = (query + attention.content_bias[head]) @ (key_weight[columns] @ keys[index])
                     scores.append((content + (query + attention.position_bias[head]) @ relative) / size**0.5)
-                    values.append(value_weight[part] @ keys[index])
+                    values.append(value_weight[columns] @ keys[index])
                 context.append(torch.stack(scores).softmax(0) @ torch.stack(values))
             outputs.append(attention.out_proj.weight @ torch.cat(context))
         states = layer.attention_norm(states + torch.stack(outputs))
@@ -102,8 +102,8 @@ def oracle_log_probability(model: CtxTransformerXLForCausalLM, state: Tensor, to
     def logits(cluster: int) -> Tensor:
         projected = state
         if len(embedding.projections):
-            own = str(cluster) in softmax.projections
-            projection = softmax.projections[str(cluster)] if own else embedding.projections[cluster]
+            is_untied = str(cluster) in softmax.projections
+            projection = softmax.projections[str(cluster)] if is_untied else embedding.projections[cluster]
             projected = projection.T @ state
         scores = embedding.clusters[cluster].weight @ projected + softmax.biases[cluster]
         if cluster == 0 and softmax.cluster_weight is not None:

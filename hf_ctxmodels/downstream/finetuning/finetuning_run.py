@@ -13,7 +13,7 @@ from accelerate import Accelerator, PartialState
 from accelerate.utils import DistributedType
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_ctxmodels.core.auto_classes import get_auto_class
+from hf_ctxmodels.core.auto_classes import has_class
 from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.constants import MULTITASK_MODEL_TYPE
 from hf_ctxmodels.core.errors import CtxError
@@ -78,18 +78,18 @@ UNCOMPARED_FIELDS = ("family", "config_options", "model", "task_name", "predicti
 
 def network_arguments(
     arguments: FinetuningArguments, loop_arguments: LoopArguments, task: Task[Any]
-) -> tuple[FinetuningArguments, LoopArguments] | None:
-    """The arguments of a task network on the last layer of `--model`, which is trained with it; None if the model has a
-    head for the task.
+) -> tuple[FinetuningArguments, LoopArguments]:
+    """The arguments; for a model without a head for the task, the arguments of a task network on its last layer,
+    which is trained with it.
 
     The model has the learning rate of its fine-tuning, and the network by default at least `NETWORK_LEARNING_RATE`.
     """
     source = arguments.model
     if source is None or arguments.task_name is not None:
-        return None
+        return arguments, loop_arguments
     config = load_config(source)
     if not needs_network(config, task.auto_class):
-        return None
+        return arguments, loop_arguments
     rate = with_default_rates(loop_arguments, config).learning_rate
     if loop_arguments.head_learning_rate is None and isinstance(rate, float):
         head_rate = max(rate, NETWORK_LEARNING_RATE)
@@ -157,7 +157,7 @@ def load_config_and_tokenizer(
 
 def check_has_head(config_class: type[PreTrainedConfig], task: Task[Any], location: str, hint: str) -> None:
     """Raise CtxError if there is no head for a task."""
-    if config_class not in get_auto_class(task.auto_class)._model_mapping:
+    if not has_class(task.auto_class, config_class):
         raise CtxError(
             f"{config_class.__name__.removesuffix('Config')} has no head for {task.name}.", location=location, hint=hint
         )
@@ -350,7 +350,7 @@ def finetune(
     task = TASKS[arguments.task](task_arguments)
     task.check_unused_arguments()
     is_new_model = arguments.model is None
-    arguments, loop_arguments = network_arguments(arguments, loop_arguments, task) or (arguments, loop_arguments)
+    arguments, loop_arguments = network_arguments(arguments, loop_arguments, task)
     config, tokenizer = load_config_and_tokenizer(arguments, task, require_family=make_setup is not None)
     training, validation = read_examples(task, arguments)
     if arguments.language is not None:

@@ -7,7 +7,7 @@ from transformers import PreTrainedConfig
 
 from hf_ctxmodels.architectures.word_encoder import WordEncoder
 from hf_ctxmodels.core.adapter_support import is_adapter_parameter
-from hf_ctxmodels.core.auto_classes import get_auto_class
+from hf_ctxmodels.core.auto_classes import has_class
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_model_and_tokenizer
 from hf_ctxmodels.downstream.networks.configuration import CtxTaskNetworkConfig, encoder_entry
@@ -23,8 +23,7 @@ NETWORK_LEARNING_RATE = 1e-3
 
 def needs_network(config: PreTrainedConfig, auto_class: str) -> bool:
     """Whether a model has no class for a task, and task networks have one."""
-    classes = get_auto_class(auto_class)._model_mapping
-    return type(config) not in classes and CtxTaskNetworkConfig in classes
+    return not has_class(auto_class, type(config)) and has_class(auto_class, CtxTaskNetworkConfig)
 
 
 def parse_features(assignments: Sequence[str]) -> dict[str, str]:

@@ -11,7 +11,7 @@ tasks:
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from fractions import Fraction
@@ -106,19 +106,9 @@ class TextTask:
             CtxError: The file cannot be read, or a key or value is invalid; the message names file, line and key.
         """
         path, name = _find_tasks(str(file))
-        entries = YamlMapping.from_file(path, "file of tasks as text", ("tasks", "folder"))
-        if "tasks" not in entries.nodes:
-            raise CtxError(
-                "The file has no tasks.", location=str(path), hint="write tasks: and a name for each below it."
-            )
-        base = Path(folder if folder is not None else entries.value("folder", str, "."))
-        tasks = YamlMapping(path, entries.nodes["tasks"], "`tasks`")
         return {
-            key: parse_entry(
-                YamlMapping(path, tasks.nodes[key], f"the task {key}", TASK_KEYS), key, tasks.location(key), base
-            )
-            for key in tasks.nodes
-            if name in (None, key)
+            entry.name: parse_entry(entry)
+            for entry in read_entries(path, folder, "file of tasks as text", TASK_KEYS, name)
         }
 
     def read(self, file: str | Path | Sequence[str], *, is_training: bool | None = None) -> list[TextExample]:
@@ -432,8 +422,48 @@ def _find_tasks(name: str) -> tuple[Path, str | None]:
     )
 
 
-def parse_entry(entry: YamlMapping, name: str, location: str, folder: Path) -> TextTask:
+@dataclass(frozen=True)
+class TaskEntry:
+    """The entry of a task in a YAML file.
+
+    Attributes:
+        keys: Its keys and values.
+        location: `file:line` of the entry.
+        folder: Base directory of relative paths.
+    """
+
+    name: str
+    keys: YamlMapping
+    location: str
+    folder: Path
+
+
+def read_entries(
+    file: str | Path, folder: str | Path | None, description: str, keys: Sequence[str], name: str | None = None
+) -> Iterator[TaskEntry]:
+    """Yield the entries of a YAML file of tasks, or the entry `name`.
+
+    Args:
+        folder: Base directory of relative paths; None for the file's `folder`, or the current directory.
+        description: Description of the file in errors.
+        keys: Valid keys of an entry.
+
+    Raises:
+        CtxError: The file cannot be read, or a key is unknown; the message names file, line and key.
+    """
+    content = YamlMapping.from_file(file, description, ("tasks", "folder"))
+    if "tasks" not in content.nodes:
+        raise CtxError("The file has no tasks.", location=str(file), hint="write tasks: and a name for each below it.")
+    base = Path(folder if folder is not None else content.value("folder", str, "."))
+    tasks = YamlMapping(file, content.nodes["tasks"], "`tasks`")
+    for key, node in tasks.nodes.items():
+        if name in (None, key):
+            yield TaskEntry(key, YamlMapping(file, node, f"the task {key}", keys), tasks.location(key), base)
+
+
+def parse_entry(task_entry: TaskEntry) -> TextTask:
     """The task of an entry with `TASK_KEYS`; raises CtxError if a key is missing or a value is invalid."""
+    entry, name, location, folder = task_entry.keys, task_entry.name, task_entry.location, task_entry.folder
 
     def fail(key: str, expected: str) -> CtxError:
         return CtxError(

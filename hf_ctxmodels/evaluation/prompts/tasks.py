@@ -26,10 +26,9 @@ from hf_ctxmodels.core.yaml_mapping import YamlMapping
 from hf_ctxmodels.data.files import is_url, local_path
 from hf_ctxmodels.data.table_files import Row
 from hf_ctxmodels.downstream.text2text.examples import Template, TextExample, value_text
-from hf_ctxmodels.downstream.text2text.templates import TASK_KEYS, TextTask, parse_entry
+from hf_ctxmodels.downstream.text2text.templates import TASK_KEYS, TextTask, parse_entry, read_entries
 
 Scoring = Literal["full", "partial", "likelihood"]
-_DESCRIPTION = "file of prompt tasks"
 
 
 @dataclass(frozen=True)
@@ -229,18 +228,12 @@ def read_tasks(file: str | Path, folder: str | Path | None = None) -> dict[str, 
     Raises:
         CtxError: The file cannot be read, or a key or value is invalid; the message names file, line and key.
     """
-    content = YamlMapping.from_file(file, _DESCRIPTION, ("tasks", "folder"))
-    if "tasks" not in content.nodes:
-        raise CtxError("The file has no tasks.", location=str(file), hint="write tasks: and a name for each below it.")
-    base = Path(folder if folder is not None else content.value("folder", str, "."))
-    entries = YamlMapping(file, content.nodes["tasks"], "`tasks`")
     tasks = {}
-    for name, node in entries.nodes.items():
-        entry = YamlMapping(file, node, f"the task {name}", (*TASK_KEYS, *_KEYS))
-        options = {key: _option(entry, key) for key in _KEYS if key in entry.nodes}
+    for entry in read_entries(file, folder, "file of prompt tasks", (*TASK_KEYS, *_KEYS)):
+        options = {key: _option(entry.keys, key) for key in _KEYS if key in entry.keys.nodes}
         for key in options:
-            del entry.nodes[key]
-        tasks[name] = PromptTask(parse_entry(entry, name, entries.location(name), base), **options)
+            del entry.keys.nodes[key]
+        tasks[entry.name] = PromptTask(parse_entry(entry), **options)
     return tasks
 
 
