@@ -4,7 +4,7 @@ Brown et al. 2020, section 2.4: a task is a prompt, and its choices are compared
 continuation of the prompt. The requests of a task share long prefixes: the examples in the prompt, and the context of
 all choices. The scorer computes a shared prefix once; its keys and values, or recurrent states, serve all requests.
 
-Texts are tokenized as in lm-evaluation-harness, and the numbers equal those of its `hf` model.
+Texts are tokenized as in lm-evaluation-harness, and the numbers equal the ones of its `hf` model.
 """
 
 import inspect
@@ -111,7 +111,7 @@ class ContinuationScorer:
 
         Args:
             requests: The pairs.
-            context_ids: Tokens of each context, if the caller has truncated them; None for those of the texts.
+            context_ids: Tokens of each context, if the caller has truncated them; None to tokenize the texts.
 
         Raises:
             CtxError: A continuation has no token or more than the model has positions, or a context has no token and

@@ -3,7 +3,7 @@
     hf-ctxmodels evaluate prompts --model runs/gpt2 runs/gpt2-small --task sst2 lambada --shots 0,4,16 --seeds 0,1,2 \\
         --tasks_folder data --output_dir runs/prompts
 
-`hf-ctxmodels recipes` lists the packaged tasks. Results are those of lm-evaluation-harness for equal prompts. The same
+`hf-ctxmodels recipes` lists the packaged tasks. Results equal lm-evaluation-harness for equal prompts. The same
 command continues an interrupted evaluation.
 """
 
