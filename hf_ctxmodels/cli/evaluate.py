@@ -43,6 +43,7 @@ from hf_ctxmodels.evaluation import (
     total_result,
     unigram_scorer,
 )
+from hf_ctxmodels.evaluation.cooccurrence_ratios import cooccurrence_probabilities, learned_ratios
 from hf_ctxmodels.evaluation.perplexity import measure_perplexity, measure_perplexity_with_memory
 from hf_ctxmodels.evaluation.scoring import load_language_model
 from hf_ctxmodels.inference import score, score_ensemble
@@ -64,20 +65,27 @@ class WordArguments:
     contexts: list[str] = flag(
         (),
         "Sentences, as --text of `analyze similarity`: the neighbors of --near are words in context, of any model.",
-        conflicts=("similarity", "analogies", "analogy", "most_frequent"),
+        conflicts=("similarity", "analogies", "analogy", "most_frequent", "ratios"),
     )
     layer: int = flag(-1, "Layer of --contexts; 0 is the output of the embeddings, -1 the last layer.")
     occurrences: int = flag(3, "Occurrences of each word of --near in --contexts whose neighbors are printed.")
     analogy: list[str] = flag((), "Three words a b c: print the words that are to c as b is to a.")
+    ratios: list[str] = flag(
+        (), "WORD,WORD PROBE...: print P(probe | first) / P(probe | second) as learned by GloVe (its paper, table 1)."
+    )
+    ratio_text: list[str] = flag(
+        (), "Text, as --dataset of pretrain, in which the probabilities of --ratios are counted."
+    )
 
 
 def words() -> None:
-    r"""Evaluate the word vectors of a model, or print nearest neighbors and analogies.
+    r"""Evaluate the word vectors of a model, or print nearest neighbors, analogies and co-occurrence ratios.
 
         hf-ctxmodels evaluate words --model runs/word2vec --similarity EN-WS-353-ALL.txt EN-SIMLEX-999.txt \
             --analogies questions-words.txt.gz --most_frequent 30000
         hf-ctxmodels evaluate words --model runs/word2vec --near king --analogy man king woman
         hf-ctxmodels evaluate words --model runs/bert --contexts corpus.txt --near bank
+        hf-ctxmodels evaluate words --model runs/glove --ratios ice,steam solid gas water --ratio_text corpus.txt
     """
     arguments, placement = parse_arguments(WordArguments, (DeviceArguments, ["device"]), description=getdoc(words))
     if arguments.contexts:
@@ -90,7 +98,8 @@ def words() -> None:
             hint="use, for example, man king woman.",
         )
     model = load_model(arguments.model, AutoModel.__name__, load_config(arguments.model))
-    vectors = WordVectors.from_model(model, load_tokenizer(arguments.model))
+    tokenizer = load_tokenizer(arguments.model)
+    vectors = WordVectors.from_model(model, tokenizer)
     space = WordSpace(vectors, arguments.most_frequent, select_device(placement.device))
     for path in arguments.similarity:
         result = evaluate_similarity(space, read_similarities(path))
@@ -107,6 +116,31 @@ def words() -> None:
     if arguments.analogy:
         a, b, c = arguments.analogy
         print(f"{a} : {b} = {c} : " + ", ".join(f"{d} {cosine:.3f}" for d, cosine in space.analogy(a, b, c)))
+    if arguments.ratios or arguments.ratio_text:
+        print_cooccurrence_ratios(arguments, model, tokenizer)
+
+
+def print_cooccurrence_ratios(arguments: WordArguments, model: Any, tokenizer: Any) -> None:
+    """Print for each probe word the ratio of its co-occurrence probabilities: learned, and counted in a text."""
+    pair, probes = arguments.ratios[:1], arguments.ratios[1:]
+    words = [word for value in pair for word in value.split(",")]
+    if len(words) != 2 or not probes:
+        raise CtxError(
+            f"Expected two words and probe words, got {' '.join(arguments.ratios)!r}.",
+            location="--ratios",
+            hint="use, for example, ice,steam solid gas water fashion.",
+        )
+    columns: list[tuple[str, str, list[float]]] = []
+    if arguments.ratio_text:
+        documents = load_documents(*arguments.ratio_text, skip_empty=True)
+        first, second = cooccurrence_probabilities(tokenizer, documents, words, probes)
+        columns += [(f"P(k|{word})", ".3e", row.tolist()) for word, row in zip(words, (first, second), strict=True)]
+        columns.append(("ratio", ".4g", (first / second).tolist()))
+    if getattr(model, "context_embeddings", None) is not None or not columns:
+        columns.append(("learned ratio", ".4g", learned_ratios(model, tokenizer, words, probes).tolist()))
+    print(f"{'k':<16}" + "".join(f"{name:>16}" for name, _, _ in columns))
+    for row, probe in enumerate(probes):
+        print(f"{probe:<16}" + "".join(f"{values[row]:>16{form}}" for _, form, values in columns))
 
 
 def print_nearest_in_context(arguments: WordArguments, placement: DeviceArguments) -> None:
