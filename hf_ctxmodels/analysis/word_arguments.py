@@ -15,6 +15,7 @@ from hf_ctxmodels.core.devices import DeviceArguments
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, flag
 from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_model_and_tokenizer
+from hf_ctxmodels.downstream.tasks.languages import set_language
 
 
 @dataclass
@@ -34,12 +35,16 @@ class WordAnalysisArguments(OutputArguments):
                 f"Seeds are numbers from 0 to {MAX_SEED}.", location="--seeds", hint="use, for example, 0 1."
             )
 
-    def encoders(self, placement: DeviceArguments, *, untrained: bool = False) -> Iterator[tuple[str, WordEncoder]]:
+    def encoders(
+        self, placement: DeviceArguments, *, untrained: bool = False, languages: Sequence[str] = ()
+    ) -> Iterator[tuple[str, WordEncoder]]:
         """Load the models one by one; returns their short names and encoders. With `untrained`, each is followed by a
-        model of the same configuration with initial weights."""
-        for name, source in zip(short_names(self.model), self.model):
+        model of the same configuration with initial weights. `languages` are the languages of the models' inputs."""
+        for index, (name, source) in enumerate(zip(short_names(self.model), self.model)):
             model, tokenizer = load_model_and_tokenizer(source, "AutoModel")
             placement.place(model)
+            if languages:
+                set_language(model.config, tokenizer, languages[index], "--languages")
             if hasattr(model, "prepare_for_inference"):
                 model.prepare_for_inference()
             print_status(f"{name}: {type(model).__name__}")

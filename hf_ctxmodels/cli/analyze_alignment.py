@@ -3,12 +3,14 @@
     hf-ctxmodels analyze alignment --model runs/bert-en runs/bert-de --text train.en.gz train.de.gz \
         --output_dir runs/analysis
     hf-ctxmodels analyze alignment --model runs/xlm-r --text verses.en.txt verses.de.txt --output_dir runs/analysis
+    hf-ctxmodels analyze alignment --model runs/xlm --languages en de --text tatoeba.en-de.tsv --output_dir analysis
 
-The files have one sentence per line, and the same line is its translation. The map is fitted on some pairs; the table
-has the accuracy of the retrieval of translations among the test pairs, and the similarity (CKA) of the two languages.
+The files have one sentence per line, and the same line is its translation; or one file has a sentence and its
+translation per line, separated by a tab. The map is fitted on some pairs; the table has the accuracy of the retrieval
+of translations among the test pairs, and the similarity (CKA) of the two languages.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import zip_longest
 
 from hf_ctxmodels.analysis.alignment import LayerAlignment, align_languages
@@ -19,6 +21,7 @@ from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.devices import DeviceArguments
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import check_range, flag
+from hf_ctxmodels.data.table_files import read_table
 from hf_ctxmodels.data.text_files import read_lines
 
 
@@ -28,6 +31,7 @@ class AlignmentArguments(WordAnalysisArguments):
 
     train_pairs: int = flag(2000, "Pairs of translations that fit the map.")
     test_pairs: int = flag(1000, "Pairs that test it.")
+    languages: list[str] = flag((), "Languages of the two texts, for a model with language embeddings or vocabularies.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -35,8 +39,16 @@ class AlignmentArguments(WordAnalysisArguments):
         check_range(self, "test_pairs", at_least=4)
         if len(self.model) > 2:
             raise CtxError("Expected two models, or a multilingual one.", location="--model", hint="remove some.")
-        if len(self.text) != 2:
-            raise CtxError("Expected two files of translations.", location="--text", hint="use FILE FILE.")
+        if len(self.text) not in (1, 2):
+            raise CtxError(
+                "Expected two files of translations, or a file of pairs.", location="--text", hint="use FILE FILE."
+            )
+        if self.languages and (len(self.languages) != 2 or len(self.model) != 1):
+            raise CtxError(
+                "Expected one multilingual model and two languages.",
+                location="--languages",
+                hint="use, for example, en de.",
+            )
 
 
 def main() -> None:
@@ -46,7 +58,9 @@ def main() -> None:
     )
     arguments.check_output("alignment")
     pairs = read_pairs(*arguments.text)
-    _, encoders = zip(*arguments.encoders(placement))
+    # a model that reads two languages is loaded twice: its configuration and its tokenizer have one language
+    loaded = replace(arguments, model=arguments.model * 2, languages=[]) if arguments.languages else arguments
+    _, encoders = zip(*loaded.encoders(placement, languages=arguments.languages))
     alignment = align_languages(
         encoders[0],
         encoders[-1],
@@ -60,8 +74,14 @@ def main() -> None:
     print(f"{result.tables[0].markdown()}\n\nresults and figures in {arguments.output_dir}")
 
 
-def read_pairs(first: str, second: str) -> list[tuple[str, str]]:
-    """The lines of two files, without pairs that have an empty line; raises CtxError if one file has more lines."""
+def read_pairs(first: str, second: str | None = None) -> list[tuple[str, str]]:
+    """The lines of two files, or the two columns of one, without pairs that have an empty side; raises CtxError if one
+    file has more lines, or a line has no tab."""
+    if second is None:
+        rows = read_table(first, ["1", "2"], suffix=".tsv")
+        return [
+            (row.values["1"], row.values["2"]) for row in rows if row.values["1"].strip() and row.values["2"].strip()
+        ]
     pairs = list(zip_longest(*(map(str.strip, read_lines(file)) for file in (first, second))))
     if pairs and None in pairs[-1]:
         raise CtxError("The files differ in the number of lines.", location=f"{first}, {second}", hint="align them.")

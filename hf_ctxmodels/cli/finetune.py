@@ -98,7 +98,10 @@ def run(
             file,
             flag="--predictions_file",
             overwrite=loop_arguments.overwrite or bool(loop_arguments.resume),
-            inputs=(arguments.train_file, arguments.validation_file, arguments.unlabeled_file),
+            inputs=(
+                *(arguments.train_file, *arguments.additional_train_files),
+                *(arguments.validation_file, arguments.unlabeled_file),
+            ),
         )
     tuned = finetune(arguments, task_arguments, loop_arguments, methods, make_setup)
     if file is not None and not tuned.evaluation.predictions:  # a resumed run that was already finished

@@ -86,23 +86,31 @@ def parse_training_options(tokenizer_class: type, assignments: list[str]) -> dic
     return options
 
 
-def evaluate(tokenizer: PreTrainedTokenizerBase, documents: Documents) -> dict[str, float]:
-    """Compute the fertility (tokens per word) and the share of unknown tokens on the first documents."""
+def evaluate(tokenizer: PreTrainedTokenizerBase, documents: Documents, language: str | None = None) -> dict[str, float]:
+    """Compute the fertility (tokens per word) and the share of unknown tokens on the first documents; `language` is
+    that of lines without a tag, for a tokenizer whose tokens depend on the language."""
     held_out = list(islice(documents, MAX_EVALUATION_DOCUMENTS))
-
-    def without_tag(line: str) -> str:
-        """The line without its language tag, if the tokenizer has this language and does not tokenize the tag."""
-        language, text = split_language_tag(line)
-        return text if language in getattr(tokenizer, "languages", ()) else line
-
-    # translations are skipped: their vocabulary is separate
-    texts = [document[0] if isinstance(document, TranslatedText) else text_of(document) for document in held_out]
-    texts = ["\n".join(map(without_tag, text.split("\n"))) for text in texts]
-    encodings = tokenizer(texts, add_special_tokens=False, verbose=False).encodings or []
+    languages, by_language = getattr(tokenizer, "languages", ()), getattr(tokenizer, "splits_by_language", False)
+    texts: dict[str | None, list[str]] = {}
+    for document in held_out:
+        # translations are skipped: their vocabulary is separate
+        lines = (document[0] if isinstance(document, TranslatedText) else text_of(document)).split("\n")
+        # tags are removed if the tokenizer has their language and does not tokenize them
+        tagged_lines = [(tag, text) if tag in languages else (None, line)
+                        for line in lines for tag, text in [split_language_tag(line)]]  # fmt: skip
+        if by_language:
+            for tag, text in tagged_lines:
+                texts.setdefault(tag or language, []).append(text)
+        else:
+            texts.setdefault(None, []).append("\n".join(text for _, text in tagged_lines))
+    encodings = []
+    for name, language_texts in texts.items():
+        arguments = {} if name is None else {"language": name}
+        encodings += tokenizer(language_texts, add_special_tokens=False, verbose=False, **arguments).encodings or []
     tokens = sum(len(encoding.ids) for encoding in encodings)
     unknown = sum(encoding.ids.count(tokenizer.unk_token_id) for encoding in encodings)
-    words = sum(len(text.split()) for text in texts)
-    return {"documents": len(texts), "fertility": tokens / max(1, words), "unknown": unknown / max(1, tokens)}
+    words = sum(len(text.split()) for language_texts in texts.values() for text in language_texts)
+    return {"documents": len(held_out), "fertility": tokens / max(1, words), "unknown": unknown / max(1, tokens)}
 
 
 def main() -> None:
@@ -138,7 +146,7 @@ def main() -> None:
         if held_out is None:
             print("  held out         no document: --validation_fraction is 0")
         else:
-            result = evaluate(tokenizer, held_out)
+            result = evaluate(tokenizer, held_out, options.get("language") or None)
             print(f"  held out         {result['documents']} documents")
             print(f"  tokens per word  {result['fertility']:.2f} (held out)")
             print(f"  unknown tokens   {result['unknown']:.2%} (held out)")

@@ -1,29 +1,40 @@
-r"""Measure zero-shot transfer between languages: train a tagger in one language and test it in others.
+r"""Measure zero-shot transfer between languages: fine-tune on a task in one language and test in others.
 
     hf-ctxmodels evaluate transfer --model runs/xlm --task pos --train en --test de,fr,es --data_dir ud \
         --output_dir runs/xlm-pos
+    hf-ctxmodels evaluate transfer --model runs/xlm --task sequence-classification --train en=mnli.tsv \
+        --validation_file xnli.dev.en.tsv --test en,de,fr --data_dir xnli --text_columns 1,2 --label_column 3 \
+        --output_dir runs/xlm-xnli
+    hf-ctxmodels evaluate transfer --model runs/xlm --task retrieval --pooling mean --train en --test de,fr \
+        --data_dir tatoeba --text_columns 1,2 --output_dir runs/xlm-tatoeba
 
-A language is CODE=FILE, or a code whose files are found in --data_dir by the names of Universal Dependencies (pos) or
-WikiANN (ner). The baseline is the most frequent tag of each word in the training file. With `--adapter madx-task
---language_adapters en=DIR,de=DIR` the adapter of the language is replaced in each test (MAD-X), with `--freeze
-embeddings --language_embeddings de=DIR` the token embeddings (Artetxe et al. 2020). The output directory contains the
-model and transfer.json.
+A language is CODE=FILE, or a code whose files are found in --data_dir: by the names of Universal Dependencies (pos) and
+WikiANN (ner), or by the codes in their names, such as xnli.test.de.tsv, xquad.de.json and tatoeba.en-de.tsv. The table
+has the score, the gap to the training language, a baseline, the overlap of subwords with the training data, and the
+script. With `--adapter madx-task --language_adapters en=DIR,de=DIR` the adapter of the language is replaced in each
+test (MAD-X), with `--freeze embeddings --language_embeddings de=DIR` the token embeddings (Artetxe et al. 2020). The
+output directory contains the model and transfer.json. Retrieval of translations, from tables with two columns, needs
+no training.
 """
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from transformers import PreTrainedTokenizerBase
+from transformers import AutoModel, PreTrainedTokenizerBase
 
+from hf_ctxmodels.architectures.sentence_encoder import encode_sentences
 from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, flag
 from hf_ctxmodels.core.output_files import write_text_file
 from hf_ctxmodels.data.files import check_file
+from hf_ctxmodels.data.table_files import read_table
+from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_model_and_tokenizer
 from hf_ctxmodels.downstream.adapters.arguments import AdapterArguments, check_adapters, replace_lowest_adapter
 from hf_ctxmodels.downstream.finetuning.arguments import (
     FinetuningArguments,
@@ -34,20 +45,41 @@ from hf_ctxmodels.downstream.finetuning.arguments import (
 from hf_ctxmodels.downstream.finetuning.finetuning_run import FinetuningResult, finetune
 from hf_ctxmodels.downstream.finetuning.task_evaluation import TaskEvaluation
 from hf_ctxmodels.downstream.tasks import TASKS, TaskArguments
+from hf_ctxmodels.downstream.tasks.base import get_texts
 from hf_ctxmodels.downstream.tasks.languages import (
     LanguageFile,
     directories_of_languages,
     set_language,
     supported_languages,
 )
-from hf_ctxmodels.downstream.tasks.metrics import range_note
+from hf_ctxmodels.downstream.tasks.metrics import metric_range
+from hf_ctxmodels.evaluation import retrieval
+from hf_ctxmodels.evaluation.languages import SubwordOverlap, count_subwords, example_texts, main_script
+from hf_ctxmodels.evaluation.mining import lexical_vectors
+from hf_ctxmodels.layers.pooling import Pooling
 from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model
 from hf_ctxmodels.training.checkpoint_files import check_run_directory
 from hf_ctxmodels.training.model_loading import load_config, load_tokenizer
 from hf_ctxmodels.training.token_embeddings import check_embedding_compatibility, replace_token_embeddings
 
-TASK = "token-classification"
-ESSENTIAL = ("model", "task", "train", "test", "data_dir", "output_dir", "num_train_epochs", "learning_rate")
+TransferTask = Literal[
+    "pos",
+    "ner",
+    "sequence-classification",
+    "regression",
+    "question-answering",
+    "semantic-role-labeling",
+    "retrieval",
+]
+TAGGING = "token-classification"
+OVERLAPS = ("types", "tokens")
+ESSENTIAL = (
+    *("model", "task", "train", "test", "data_dir", "text_columns", "label_column", "output_dir"),
+    *("num_train_epochs", "learning_rate"),
+)
+TASK_FLAGS = {
+    name for task in (TAGGING, *get_args(TransferTask)) if task in TASKS for name in TASKS[task].argument_names
+}
 
 
 @dataclass
@@ -55,12 +87,19 @@ class TransferArguments:
     """Model and languages."""
 
     model: str = flag(REQUIRED, "Checkpoint directory or Hub id of a multilingual encoder.")
-    task: Literal["pos", "ner"] = flag(REQUIRED, "Parts of speech (CoNLL-U) or named entities (CoNLL columns).")
+    task: TransferTask = flag(
+        REQUIRED,
+        "Parts of speech (CoNLL-U), named entities (CoNLL columns), another task of `finetune`, or retrieval of "
+        "translations.",
+    )
     test: str = flag(REQUIRED, "Test languages, separated by commas: de,fr or de=FILE,fr=FILE.")
     train: str = flag("en", "Training language: en or en=FILE.")
     data_dir: str | None = flag(None, "Directory with the files of the languages.")
     validation_file: str | None = flag(None, "Validation file of the training language; by default its dev file.")
-    train_examples: int | None = flag(None, "Train on a fixed subset of N sentences.")
+    train_examples: int | None = flag(None, "Train on a fixed subset of N examples.")
+    translated_train: str | None = flag(
+        None, "Train also on translations of the training file (translate-train): LANGUAGE=FILE, separated by commas."
+    )
     freeze: Literal["encoder", "embeddings"] | None = flag(None, "Weights to freeze.")
     language_adapters: str | None = flag(
         None, "Adapter of each language for --adapter: LANGUAGE=DIR, separated by commas."
@@ -68,29 +107,53 @@ class TransferArguments:
     language_embeddings: str | None = flag(
         None, "Checkpoint with the token embeddings of each test language: LANGUAGE=DIR, separated by commas."
     )
+    pooling: str | None = flag(
+        None, "Pooling of the hidden states for retrieval; by default the model's.", choices=get_args(Pooling)
+    )
+
+    def __post_init__(self) -> None:
+        unused = ("pooling",) if self.task != "retrieval" else (
+            *("validation_file", "train_examples", "translated_train", "freeze"),
+            *("language_adapters", "language_embeddings"),
+        )  # fmt: skip
+        for name in unused:
+            if getattr(self, name) is not None:
+                raise CtxError(f"The task {self.task} does not use it.", location=f"--{name}", hint="remove it.")
+        if self.translated_train and (self.language_adapters or self.language_embeddings):
+            raise CtxError(
+                "Adapters and embeddings of languages are for training in one language.",
+                location="--translated_train with --language_adapters or --language_embeddings",
+                hint="use only one of them.",
+            )
+
+    def find(self, entry: str, split: str) -> LanguageFile:
+        """The file of an entry CODE or CODE=FILE of the task; see `LanguageFile.find`."""
+        source = LanguageFile.find(entry.strip(), self.task, split, self.data_dir)
+        check_file(source.file)
+        return source
 
 
 def main() -> None:
     """Fine-tune in one language and test in all; print and save the table."""
     arguments, task_arguments, loop_arguments, adapters = parse_arguments(
         TransferArguments,
-        (TaskArguments, TASKS[TASK].argument_names),
+        (TaskArguments, TASK_FLAGS),
         FinetuningLoopArguments,
         AdapterArguments,
         description=__doc__,
         essential=ESSENTIAL,
     )
     check_run_directory(loop_arguments, arguments.model)
+    if arguments.task == "retrieval":
+        save_table(arguments, evaluate_retrieval(arguments, task_arguments, loop_arguments), loop_arguments.output_dir)
+        return
     if arguments.language_adapters and adapters.adapter is None:
         hint = "add --adapter madx-task."
         raise CtxError("Language adapters require a task adapter.", location="--language_adapters", hint=hint)
-    train = LanguageFile.find(arguments.train, arguments.task, "train", arguments.data_dir)
-    tests = [
-        LanguageFile.find(language.strip(), arguments.task, "test", arguments.data_dir)
-        for language in arguments.test.split(",")
-    ]
-    for source in (train, *tests):
-        check_file(source.file)
+    task_name = arguments.task if arguments.task in TASKS else TAGGING
+    train = arguments.find(arguments.train, "train")
+    tests = [arguments.find(entry, "test") for entry in arguments.test.split(",")]
+    translations = [arguments.find(entry, "train") for entry in (arguments.translated_train or "").split(",") if entry]
     validation_file = arguments.validation_file or str(train.split("dev").file)
 
     # the model's languages, and the modules of each language, are checked before training
@@ -99,6 +162,12 @@ def main() -> None:
     has_languages = bool(supported_languages(config, tokenizer))
     for language in languages if has_languages else ():
         set_language(config, tokenizer, language, "--train, --test")
+    if has_languages and translations:
+        raise CtxError(
+            "The model has language embeddings or tags, and is trained in one language.",
+            location="--translated_train",
+            hint="remove it, or use a model without them.",
+        )
     language_adapters = directories_of_languages(
         arguments.language_adapters, languages, "adapter", "--language_adapters"
     )
@@ -120,8 +189,9 @@ def main() -> None:
 
     tuned = finetune(
         FinetuningArguments(
-            task=TASK,
+            task=task_name,
             train_file=str(train.file),
+            additional_train_files=[str(source.file) for source in translations],
             validation_file=validation_file,
             model=arguments.model,
             language=train.language if has_languages else None,
@@ -131,17 +201,34 @@ def main() -> None:
         loop_arguments,
         FinetuningMethods(FinetuningMethodArguments(freeze=arguments.freeze), adapters),
     )
+    validation = {
+        "language": f"{train.language} (dev)",
+        "file": Path(validation_file).name,
+        "examples": len(tuned.validation),
+        "metrics": {name: tuned.result.metrics[f"eval_{name}"] for name in tuned.baseline},
+        "baseline": tuned.baseline,
+        **language_similarity(tuned, tuned.tokenizer, tuned.validation),
+    }
     results = []
     for source in tests:
         tokenizer = insert_language_modules(tuned, source.language, language_adapters, embeddings)
         results.append(evaluate(tuned, tokenizer, source, loop_arguments.per_device_batch_size))
     if not tuned.accelerator.is_main_process:
         return
-    summary = Path(loop_arguments.output_dir) / "transfer.json"
-    record = {"task": arguments.task, "train": train.language, "train_file": train.file.name, "languages": results}
-    write_text_file(summary, json.dumps(record, indent=2) + "\n")
-    print(table(results, train.language))
-    print(f"trained on {len(tuned.training)} sentences in {train.language}; model and table saved in {summary.parent}")
+    source_result = next((result for result in results if result["language"] == train.language), validation)
+    for result in results:
+        result["gap"] = {name: source_result["metrics"][name] - value for name, value in result["metrics"].items()}
+    record = {
+        "task": arguments.task,
+        "train": train.language,
+        "train_file": train.file.name,
+        "translated_train_files": {source.language: source.file.name for source in translations},
+        "source": source_result,
+        "languages": results,
+    }
+    save_table(arguments, record, loop_arguments.output_dir, tuned.task.is_percentage)
+    trained_languages = ", ".join([train.language, *(source.language for source in translations)])
+    print(f"trained on {len(tuned.training):,} examples in {trained_languages}")
 
 
 def insert_language_modules(
@@ -175,20 +262,112 @@ def evaluate(
         "examples": len(examples),
         "metrics": {name: metrics[f"eval_{name}"] for name in baseline},
         "baseline": baseline,
+        **language_similarity(tuned, tokenizer, examples),
     }
 
 
-def table(results: list[dict[str, Any]], training_language: str) -> str:
-    """The main metric in each language, and its mean over the other languages."""
-    name = next(iter(results[0]["metrics"]))
-    lines = [f"{'language':<12}{name:>10}{'baseline':>10}{'sentences':>11}"]
-    for result in results:
-        metric, baseline = result["metrics"][name], result["baseline"][name]
-        lines.append(f"{result['language']:<12}{metric:>10.4f}{baseline:>10.4f}{result['examples']:>11,}")
-    target_results = [result for result in results if result["language"] != training_language]
-    if len(target_results) > 1:
-        mean_metric, mean_baseline = (
-            fmean(result[side][name] for result in target_results) for side in ("metrics", "baseline")
+def language_similarity(
+    tuned: FinetuningResult, tokenizer: PreTrainedTokenizerBase, examples: list[Any]
+) -> dict[str, Any]:
+    """The script of examples, and the overlap of their subwords with the training examples: None for a character-based
+    model, and for another tokenizer than in training, whose tokens have other embeddings."""
+    texts = example_texts(examples)
+    overlap = None
+    if tokenizer is tuned.tokenizer:
+        overlap = subword_overlap(tokenizer, example_texts(tuned.training), texts)
+    return {"script": main_script(texts), "overlap": overlap}
+
+
+def subword_overlap(tokenizer: PreTrainedTokenizerBase, training: Any, test: Any) -> dict[str, float] | None:
+    """`SubwordOverlap` of texts as a dictionary; None for a character-based model."""
+    counts = [count_subwords(tokenizer, texts) for texts in (training, test)]
+    if counts[0] is None or counts[1] is None:
+        return None
+    return asdict(SubwordOverlap.between(counts[0], counts[1], tokenizer.unk_token_id))
+
+
+def evaluate_retrieval(
+    arguments: TransferArguments, task_arguments: TaskArguments, loop_arguments: FinetuningLoopArguments
+) -> dict[str, Any]:
+    """The accuracy of the retrieval of translations between the source language and each test language (as for Tatoeba,
+    Artetxe & Schwenk 2019b, section 4.4): the nearest neighbor by cosine of each sentence."""
+    columns = (task_arguments.text_columns or "1,2").split(",")
+    if len(columns) != 2:
+        raise CtxError(
+            f"Expected the columns of two languages, got {len(columns)}.",
+            location=f"--text_columns {task_arguments.text_columns}",
+            hint=f"name the column of the language {arguments.train} first, for example 1,2.",
         )
-        lines.append(f"{'mean of others':<14}{mean_metric:>8.4f}{mean_baseline:>10.4f}")
-    return "\n".join([*lines, range_note(name)])
+    source_language = arguments.train
+    tests = [arguments.find(entry, source_language) for entry in arguments.test.split(",")]
+    model, tokenizer = load_model_and_tokenizer(arguments.model, AutoModel.__name__)
+    loop_arguments.place(model)
+    has_languages = bool(supported_languages(model.config, tokenizer))
+    encode = partial(
+        encode_sentences,
+        model,
+        tokenizer,
+        pooling=arguments.pooling,
+        batch_size=loop_arguments.per_device_batch_size,
+    )
+    results = []
+    for source in tests:
+        rows = [get_texts(row, columns) for row in read_table(source.file, columns)]
+        sides = [list(column) for column in zip(*rows, strict=True)]
+        vectors = []
+        for language, sentences in zip((source_language, source.language), sides, strict=True):
+            if has_languages:
+                set_language(model.config, tokenizer, language, "--train, --test")
+            vectors.append(encode(sentences))
+        scores, baseline = (
+            {
+                f"to_{source_language}": retrieval(foreign, english),
+                f"from_{source_language}": retrieval(english, foreign),
+                f"margin_to_{source_language}": retrieval(foreign, english, "margin"),
+                f"margin_from_{source_language}": retrieval(english, foreign, "margin"),
+            }
+            for english, foreign in (vectors, lexical_vectors(*sides))
+        )
+        results.append(
+            {
+                "language": source.language,
+                "file": source.file.name,
+                "examples": len(rows),
+                "metrics": scores,
+                "baseline": baseline,
+                "script": main_script(sides[1]),
+                "overlap": subword_overlap(tokenizer, *sides),
+            }
+        )
+    return {"task": arguments.task, "train": source_language, "languages": results}
+
+
+def save_table(
+    arguments: TransferArguments, record: dict[str, Any], output_dir: str, is_percentage: bool = False
+) -> None:
+    """Write transfer.json, and print the table."""
+    file = Path(output_dir) / "transfer.json"
+    write_text_file(file, json.dumps(record, indent=2) + "\n")
+    print(table(record, is_percentage))
+    print(f"{'table' if arguments.task == 'retrieval' else 'model and table'} saved in {file.parent}")
+
+
+def table(record: dict[str, Any], is_percentage: bool = False) -> str:
+    """The main metric in the source language and in each language, and its mean over the other languages."""
+    results, source = record["languages"], record.get("source")
+    name = next(iter(results[0]["metrics"]))
+    titles = (name, "gap", "baseline", "subwords", "tokens", "examples")
+    lines = [f"{'language':<12}{'script':<12}" + "".join(f"{title:>11}" for title in titles)]
+    rows = results if source is None or source in results else [source, *results]
+    for result in rows:
+        overlap, gap = result["overlap"] or {}, result.get("gap", {})
+        values = (result["metrics"][name], gap.get(name), result["baseline"][name], *map(overlap.get, OVERLAPS))
+        cells = "".join(f"{'-' if value is None else format(value, '.4f'):>11}" for value in values)
+        lines.append(f"{result['language']:<12}{result['script']:<12}{cells}{result['examples']:>11,}")
+    target_results = [result for result in results if result["language"] != record["train"]]
+    if len(target_results) > 1:
+        means = [fmean(result[side][name] for result in target_results) for side in ("metrics", "baseline")]
+        gap = "-" if source is None else format(source["metrics"][name] - means[0], ".4f")
+        lines.append(f"{'mean of others':<24}{means[0]:>11.4f}{gap:>11}{means[1]:>11.4f}")
+    notes = f"range: {name} {metric_range(name, is_percentage)}; subwords, tokens: overlap with the "
+    return "\n".join([*lines, notes + ("source language" if source is None else "training data") + ", 0 to 1"])

@@ -4,6 +4,8 @@ Files may be compressed (`.gz` or `.zst`), or URLs:
 
 - columns as in CoNLL-2005: one word per line, the roleset of the word, or `-` or `_`, and then one column per predicate
   of the sentence, in the order of the predicates, with brackets such as `(ARG0*`, `*)` and `(V*)`;
+- `.conllu`: such columns after those of CoNLL-U, with a role at the head word of each argument, and `_` at other words
+  (Universal Propositions 1.0, Akbik et al. 2015); `A0` and `AM-TMP` are read as `ARG0` and `ARGM-TMP`;
 - `.jsonl`: a list of words, the index of the predicate (from 0), and a list of BIO tags.
 """
 
@@ -20,6 +22,7 @@ from hf_ctxmodels.data.files import file_suffix
 from hf_ctxmodels.data.table_files import TaggedSentence, iob1_to_bio, line_blocks
 from hf_ctxmodels.data.text_files import read_json_lines
 
+_OLD_ROLE = re.compile(r"(?<![^-])A(?=[\dAM](?:-|$))")  # as in CoNLL-2005: A0, AM-TMP, R-A1
 _BRACKET = re.compile(r"(?:\(([^()*\s]+))?\*(?:[^()*\s]*(\)))?")
 
 
@@ -36,19 +39,27 @@ class Proposition(TaggedSentence):
     roleset: str = ""
 
 
-def read_propositions(file: str | Path, word_column: str, column: str, *, labeled: bool = True) -> list[Proposition]:
+def read_propositions(
+    file: str | Path, word_column: str, column: str, *, head_column: int | None = None, labeled: bool = True
+) -> list[Proposition]:
     """The propositions of a file; sentences without predicates have none.
 
     Args:
         word_column: Number of the column of the words (1 is the first), or key of the list of words.
         column: Number of the column of the rolesets, or key of the list of tags; the key of the predicate is
             `predicate`.
+        head_column: Number of the column of the syntactic heads (0 for the root); each argument is reduced to its head
+            word, the first word whose head is outside (as in CoNLL-2009), and continuations are left out.
         labeled: Whether the arguments are read; else all tags are `O`.
 
     Raises:
         CtxError: The file has no propositions, or an invalid line.
     """
     if file_suffix(Path(file)) == ".jsonl":
+        if head_column is not None:
+            raise CtxError(
+                "JSON lines have no columns of heads.", location="--head_column", hint="remove it, or use columns."
+            )
         propositions = _read_json(file, word_column, column, labeled)
     else:
         if not (word_column.isdecimal() and column.isdecimal() and int(word_column) and int(column)):
@@ -60,7 +71,7 @@ def read_propositions(file: str | Path, word_column: str, column: str, *, labele
         propositions = [
             proposition
             for block in line_blocks(file)
-            for proposition in _read_columns(block, int(word_column), int(column), labeled, str(file))
+            for proposition in _read_columns(block, int(word_column), int(column), head_column, labeled, str(file))
         ]
     if not propositions:
         raise CtxError("No predicates.", location=str(file), hint="set --label_column to the column of the rolesets.")
@@ -68,9 +79,17 @@ def read_propositions(file: str | Path, word_column: str, column: str, *, labele
 
 
 def _read_columns(
-    block: Sequence[tuple[int, str]], word_column: int, roleset_column: int, labeled: bool, file: str
+    block: Sequence[tuple[int, str]],
+    word_column: int,
+    roleset_column: int,
+    head_column: int | None,
+    labeled: bool,
+    file: str,
 ) -> list[Proposition]:
     lines = list(dropwhile(lambda numbered: numbered[1].startswith("#") and "\t" not in numbered[1], block))
+    has_head_words = file_suffix(Path(file)) == ".conllu"
+    if has_head_words:
+        lines = [(number, line) for number, line in lines if line.partition("\t")[0].isdecimal()]
     delimiter = "\t" if lines and "\t" in lines[0][1] else None
     rows = [line.split(delimiter) for _, line in lines]
     predicates = [
@@ -91,9 +110,41 @@ def _read_columns(
         location = f"{file}:{lines[predicate][0]}"
         tags = ["O"] * len(words)
         if labeled:
-            tags = _bracket_tags([row[roleset_column + index] for row in rows], location)
+            cells = [row[roleset_column + index] for row in rows]
+            tags = _head_word_tags(cells) if has_head_words else _bracket_tags(cells, location)
+            if head_column is not None:
+                tags = _reduce_to_heads(tags, [row[head_column - 1 : head_column] for row in rows], location)
+            if has_head_words or head_column is not None:
+                tags[predicate] = "B-V"
         propositions.append(Proposition(words, tags, location, predicate, rows[predicate][roleset_column - 1]))
     return propositions
+
+
+def _head_word_tags(cells: Sequence[str]) -> list[str]:
+    """BIO tags of a column with a role at the head word of each argument."""
+    return ["O" if cell in ("_", "-") else "B-" + _OLD_ROLE.sub("ARG", cell) for cell in cells]
+
+
+def _reduce_to_heads(tags: Sequence[str], head_cells: Sequence[list[str]], location: str) -> list[str]:
+    """Tags of the head words of arguments alone; see `read_propositions`."""
+    if not all(cells and cells[0].isdecimal() for cells in head_cells):
+        raise CtxError(
+            "Expected the number of a word, or 0, as the head of each word.",
+            location=location,
+            hint="set --head_column to the column of the syntactic heads.",
+        )
+    heads = [int(number) - 1 for (number,) in head_cells]
+    reduced = ["O"] * len(tags)
+    starts = [index for index, tag in enumerate(tags) if tag[0] == "B"]
+    for start in starts:
+        label = tags[start][2:]
+        stop = start + 1
+        while stop < len(tags) and tags[stop] == f"I-{label}":
+            stop += 1
+        if label != "V" and not label.startswith("C-"):
+            outside = (index for index in range(start, stop) if not start <= heads[index] < stop)
+            reduced[next(outside, start)] = f"B-{label}"
+    return reduced
 
 
 def _bracket_tags(cells: Sequence[str], location: str) -> list[str]:

@@ -14,6 +14,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.table_files import parse_number, read_table
 from hf_ctxmodels.downstream.tasks.base import get_texts
 from hf_ctxmodels.downstream.tasks.metrics import pearson_correlation, spearman_correlation
+from hf_ctxmodels.evaluation.mining import ExactSearch, margin_scores
 
 Encode = Callable[[Sequence[str]], Tensor]
 """Function from sentences to their vectors (sentences, width)."""
@@ -203,19 +204,15 @@ def retrieval(source: Tensor, target: Tensor, criterion: Criterion = "cosine", n
         )
     source, target = F.normalize(source.float(), dim=1), F.normalize(target.float(), dim=1)
     chunk_size = max(1, _MAX_SCORES // len(target))
-    neighbors = min(neighbors, len(target))
-    source_density = _mean_neighbor_cosine(source, target, neighbors, chunk_size)
-    target_density = _mean_neighbor_cosine(target, source, neighbors, chunk_size)
+    search = ExactSearch()
+    source_means, target_means = (
+        search(*sides, neighbors)[0].mean(1) for sides in ((source, target), (target, source))
+    )
     correct = 0
     for first in range(0, len(source), chunk_size):
         scores = source[first : first + chunk_size] @ target.T
         if criterion == "margin":
-            scores = scores / ((source_density[first : first + chunk_size, None] + target_density) / 2)
+            scores = margin_scores(scores, source_means[first : first + chunk_size, None], target_means, "ratio")
         translations = torch.arange(first, first + len(scores), device=scores.device)
         correct += int((scores.argmax(1) == translations).sum())
     return correct / len(source)
-
-
-def _mean_neighbor_cosine(source: Tensor, target: Tensor, neighbors: int, chunk_size: int) -> Tensor:
-    """(sources,) mean cosine with the nearest neighbors."""
-    return torch.cat([(chunk @ target.T).topk(neighbors, dim=1).values.mean(1) for chunk in source.split(chunk_size)])

@@ -5,11 +5,13 @@ import torch
 from commands import command_output, save, tiny_pair
 from scipy.linalg import orthogonal_procrustes
 from torch.nn import functional as F
+from zoo import tiny_config
 
 from hf_ctxmodels.analysis.alignment import align_languages, orthogonal_map
 from hf_ctxmodels.analysis.results import AnalysisResult
 from hf_ctxmodels.architectures.word_encoder import EncodedSentence
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.registry import FAMILIES
 
 
 def test_procrustes():
@@ -57,6 +59,29 @@ def test_a_rotation_is_found():
         align_languages(RotatingEncoder(1), RotatingEncoder(2), pairs[:5], progress=False)
 
 
+def test_languages_of_one_model(tmp_path):
+    """A model with separate vocabularies reads each text in its language."""
+    english = [f"{subject} {verb} {noun}" for subject in ("cats", "dogs") for verb in ("see", "like")
+               for noun in ("rivers", "houses", "songs", "boats")]  # fmt: skip
+    lines = [f"<{language}> {text}" for text in english for language in ("en", "de")]
+    family = FAMILIES["xlm"]
+    tokenizer = family.tokenizer.train(lines, vocab_size=200, separate_vocabularies=True)
+    torch.manual_seed(0)
+    model = family.models["AutoModel"](tiny_config(family, vocab_size=len(tokenizer)))
+    save(tmp_path / "xlm", model, tokenizer)
+    (tmp_path / "pairs.tsv").write_text("".join(f"{text}\t{text}\n" for text in english))
+    flags = {"model": tmp_path / "xlm", "text": tmp_path / "pairs.tsv", "output_dir": tmp_path / "out"}
+    command_output("analyze alignment", languages=["en", "de"], **flags)
+    result = AnalysisResult.load(tmp_path / "out" / "alignment.json")
+    layer_0 = dict(zip(result.tables[0].columns, result.tables[0].cells[0], strict=True))
+    assert layer_0["CKA"] < 0.9, "the same words have other embeddings in each language"
+    flags = {**flags, "output_dir": tmp_path / "same"}
+    command_output("analyze alignment", languages=["en", "en"], **flags)
+    assert AnalysisResult.load(tmp_path / "same" / "alignment.json").tables[0].cells[0][1] == pytest.approx(1)
+    for wrong, message in ((["en", "fr"], "'fr'"), (["en"], "Expected one multilingual model and two languages")):
+        assert message in command_output("analyze alignment", languages=wrong, fails=True, overwrite=True, **flags)
+
+
 def test_command(tmp_path):
     """Models of different depths and widths."""
     english = [f"{subject} {verb} {noun}" for subject in ("cats", "dogs") for verb in ("see", "like", "hear")
@@ -73,6 +98,11 @@ def test_command(tmp_path):
     assert "16 pairs fit the map, 8 test it" in result.tables[0].note
     assert result.tables[0].cells[0][1] is None
     assert 0 < result.tables[0].cells[0][0] <= 1
+    rows = [f"{source}\t{target}" for source, target in zip(english, german, strict=True)]
+    (tmp_path / "pairs.tsv").write_text("\n".join(rows) + "\n")
+    table = tmp_path / "table"
+    command_output("analyze alignment", text=tmp_path / "pairs.tsv", **{**flags, "output_dir": table})
+    assert AnalysisResult.load(table / "alignment.json").values == result.values
     (tmp_path / "de.txt").write_text("a\n")
     assert "differ in the number of lines" in command_output(
         "analyze alignment", text=[tmp_path / "en.txt", tmp_path / "de.txt"], overwrite=True, fails=True, **flags

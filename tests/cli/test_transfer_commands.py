@@ -1,4 +1,4 @@
-"""Transfer between languages by the commands: taggers, token embeddings of another vocabulary, and ELMo's tags."""
+"""Transfer between languages by the commands: tasks, token embeddings of another vocabulary, and ELMo's tags."""
 
 import json
 import shutil
@@ -15,6 +15,8 @@ from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForTokenClass
 from zoo import Case, tiny_config
 
 from hf_ctxmodels import CtxElmoTokenizer, CtxError
+from hf_ctxmodels.architectures.sentence_encoder import encode_sentences
+from hf_ctxmodels.data.text_files import read_text
 from hf_ctxmodels.downstream.adapters import add_adapter, save_adapter
 from hf_ctxmodels.downstream.tasks import TASKS, TaskArguments
 from hf_ctxmodels.downstream.tasks.languages import LanguageFile
@@ -220,8 +222,18 @@ def test_table_of_languages(data: Path, tmp_path: Path, frozen: bool) -> None:
         assert rows[language]["metrics"] == pytest.approx(expected)
         baseline = task.score(examples, task.baseline(training, examples))
         assert rows[language]["baseline"] == pytest.approx(baseline)
+        assert rows[language]["gap"]["f1"] == pytest.approx(rows["en"]["metrics"]["f1"] - expected["f1"])
+        subwords, training_subwords = (
+            {subword for sentence in side for word in sentence.words for subword in tokenizer.tokenize(word)}
+            for side in (examples, training)
+        )
+        union = subwords | training_subwords
+        assert rows[language]["overlap"]["types"] == pytest.approx(len(subwords & training_subwords) / len(union))
+        assert rows[language]["overlap"]["tokens"] == pytest.approx(2 / 3), "the verb is another word"
+        assert rows[language]["script"] == "Latin"
     mean = (rows["de"]["metrics"]["f1"] + rows["fr"]["metrics"]["f1"]) / 2
     assert f"{mean:.4f}" in next(line for line in printed.splitlines() if line.startswith("mean of others"))
+    assert result["source"] == rows["en"]
 
     before, after = AutoModel.from_pretrained(encoder).state_dict(), model.base_model.state_dict()
     same = [torch.equal(before[name], value) for name, value in after.items() if "pooler" not in name]
@@ -240,6 +252,109 @@ def test_language_embeddings(data: Path, tmp_path: Path) -> None:
     assert "no embedding of the language 'fi'" in command_output("evaluate transfer", *flags, *other, fails=True)
 
 
+COLORS = {"en": ("red", "blue", "is"), "de": ("rot", "blau", "ist"), "fr": ("rouge", "bleu", "est")}
+
+
+def write_pairs(file: Path, language: str, size: int = 32) -> Path:
+    """Pairs of texts without a header: whether both have the same color."""
+    *colors, verb = COLORS[language]
+    rows = [(colors[number % 2], colors[number // 2 % 2]) for number in range(size)]
+    file.write_text("".join(f"{verb} {a}\t{verb} {b}\t{'same' if a == b else 'other'}\n" for a, b in rows))
+    return file
+
+
+def test_pairs_and_translated_training_files(tmp_path: Path) -> None:
+    """The gap refers to the validation file if the training language is not tested."""
+    texts = [" ".join([*words, "Anna", "Boris"]) for words in COLORS.values()]
+    fields = {"vocab_size": 120, "initializer_range": 0.2, "hidden_dropout_prob": 0.0}
+    model = save(tmp_path / "encoder", *tiny_pair("bert", "AutoModel", texts, **fields))
+    for language in COLORS:
+        write_pairs(tmp_path / f"colors.test.{language}.tsv", language)
+    train = write_pairs(tmp_path / "train.tsv", "en")
+    flags = {"model": model, "task": "sequence-classification", "train": f"en={train}", "data_dir": tmp_path}
+    flags |= {"text_columns": "1,2", "label_column": 3, "max_length": 16, "max_steps": 1, "learning_rate": "1e-2"}
+    flags |= {"validation_file": tmp_path / "colors.test.en.tsv"}
+    printed = command_output("evaluate transfer", **flags, test="de,fr", output_dir=tmp_path / "one")
+    result = json.loads((tmp_path / "one" / "transfer.json").read_text())
+    assert result["source"]["language"] == "en (dev)"
+    assert [row["file"] for row in result["languages"]] == ["colors.test.de.tsv", "colors.test.fr.tsv"]
+    assert "en (dev)" in printed
+    assert "trained on 32 examples in en" in printed
+    translated = ",".join(f"{name}={tmp_path / f'colors.test.{name}.tsv'}" for name in ("de", "fr"))
+    printed = command_output(
+        "evaluate transfer", **flags, translated_train=translated, test="de", output_dir=tmp_path / "three"
+    )
+    assert "trained on 96 examples in en, de, fr" in printed
+    (row,) = json.loads((tmp_path / "three" / "transfer.json").read_text())["languages"]
+    assert row["overlap"] == {"types": pytest.approx(3 / 9), "tokens": 1.0}
+    for wrong, message in (
+        ({"pooling": "mean"}, "The task sequence-classification does not use it"),
+        ({"translated_train": "de=missing.tsv"}, "missing.tsv"),
+        ({"label_column": 2}, "does not occur in the training file"),
+    ):
+        wrong_flags = flags | {"test": "de", "output_dir": tmp_path / "none"} | wrong
+        assert message in command_output("evaluate transfer", **wrong_flags, fails=True)
+
+
+def test_questions(tmp_path: Path) -> None:
+    """XQuAD's form: one file per language, without a split in its name."""
+    for language, (first, second, verb) in COLORS.items():
+        context = f"Anna {verb} {first} . Boris {verb} {second} ."
+        questions = [
+            {
+                "id": name,
+                "question": f"{name} {verb}",
+                "answers": [{"text": color, "answer_start": context.index(color)}],
+            }
+            for name, color in (("Anna", first), ("Boris", second))
+        ]
+        data = {"data": [{"title": "", "paragraphs": [{"context": context, "qas": questions}]}]}
+        (tmp_path / f"xquad.{language}.json").write_text(json.dumps(data))
+    texts = [" ".join([*words, "Anna", "Boris", "."]) for words in COLORS.values()]
+    model = save(tmp_path / "encoder", *tiny_pair("bert", "AutoModel", texts, vocab_size=120))
+    flags = {"model": model, "task": "question-answering", "data_dir": tmp_path, "max_length": 32, "max_steps": 1}
+    flags |= {"validation_file": tmp_path / "xquad.en.json", "test": "en,de,fr", "output_dir": tmp_path / "run"}
+    printed = command_output("evaluate transfer", **flags)
+    rows = json.loads((tmp_path / "run" / "transfer.json").read_text())["languages"]
+    assert [(row["language"], row["examples"]) for row in rows] == [("en", 2), ("de", 2), ("fr", 2)]
+    assert "range: f1 0 to 100" in printed
+
+
+def test_retrieval(tmp_path: Path, shared_data: Path) -> None:
+    """The accuracies of the first sentences of Tatoeba, as by vectors and argmax."""
+    rows = {}
+    for language in ("de", "fr"):
+        lines = read_text(shared_data / "multilingual" / "tatoeba" / f"tatoeba.en-{language}.tsv.gz").splitlines()[:60]
+        (tmp_path / f"tatoeba.en-{language}.tsv").write_text("\n".join(lines) + "\n")
+        rows[language] = [line.split("\t") for line in lines]
+    texts = [text for pairs in rows.values() for pair in pairs for text in pair]
+    model = save(tmp_path / "encoder", *tiny_pair("bert", "AutoModel", texts, vocab_size=400))
+    flags = {"model": model, "task": "retrieval", "data_dir": tmp_path, "pooling": "mean", "test": "de,fr"}
+    printed = command_output("evaluate transfer", **flags, output_dir=tmp_path / "run")
+    result = json.loads((tmp_path / "run" / "transfer.json").read_text())
+    encoder, tokenizer = AutoModel.from_pretrained(model), AutoTokenizer.from_pretrained(model)
+    for row in result["languages"]:
+        sides = zip(*rows[row["language"]], strict=True)
+        english, foreign = (encode_sentences(encoder, tokenizer, side, pooling="mean") for side in sides)
+        cosines = torch.nn.functional.cosine_similarity(foreign[:, None], english[None], dim=2)
+        for direction, scores in (("to_en", cosines), ("from_en", cosines.T)):
+            expected = (scores.argmax(1) == torch.arange(60)).float().mean()
+            assert row["metrics"][direction] == pytest.approx(float(expected))
+        assert row["baseline"]["to_en"] > 0.1, "names are the same in both languages"
+        assert row["script"] == "Latin"
+        assert 0 < row["overlap"]["types"] < row["overlap"]["tokens"] < 1
+    assert "table saved" in printed
+    assert not (tmp_path / "run" / "config.json").exists(), "nothing is trained"
+    for wrong, message in (
+        ({"train_examples": 3}, "The task retrieval does not use it"),
+        ({"text_columns": "1"}, "Expected the columns of two languages, got 1"),
+        ({"test": "fi"}, "No file"),
+    ):
+        assert message in command_output(
+            "evaluate transfer", **(flags | wrong), output_dir=tmp_path / "none", fails=True
+        )
+
+
 def test_files_of_languages(data: Path, tmp_path: Path) -> None:
     named = LanguageFile.find("es=some.txt", "ner", "test", None)
     assert (named.language, named.file) == ("es", Path("some.txt"))
@@ -251,6 +366,21 @@ def test_files_of_languages(data: Path, tmp_path: Path) -> None:
         (tmp_path / f"en_{treebank}-ud-test.conllu.gz").touch()
     with pytest.raises(CtxError, match=r"2 files(.|\n)*en_gum-ud-test(.|\n)*en=FILE"):
         LanguageFile.find("en", "pos", "test", str(tmp_path))
+    names = ["xnli.test.de.tsv", "xnli.dev.de.tsv", "stsb-fr-test.csv", "xquad.es.json", "tatoeba.en-it.tsv"]
+    folder = tmp_path / "tasks"
+    folder.mkdir()
+    for name in names:
+        (folder / name).touch()
+    for language, task, split, name in (
+        ("de", "sequence-classification", "test", names[0]),
+        ("de", "sequence-classification", "dev", names[1]),
+        ("fr", "regression", "test", names[2]),
+        ("es", "question-answering", "test", names[3]),
+        ("it", "retrieval", "en", names[4]),
+    ):
+        assert LanguageFile.find(language, task, split, str(folder)).file == folder / name
+    with pytest.raises(CtxError, match=r"No file \*de\*en\*"):
+        LanguageFile.find("de", "retrieval", "en", str(folder))
 
 
 def test_frozen_encoder() -> None:

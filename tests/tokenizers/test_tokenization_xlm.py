@@ -97,6 +97,50 @@ def test_token_counts(tagged: CtxXLMTokenizer) -> None:
     assert tagged.token_counts == [counts[token] for token in range(len(tagged))]
 
 
+@pytest.mark.parametrize("do_lower_case", [True, False])
+def test_separate_vocabularies(tmp_path: Path, do_lower_case: bool) -> None:
+    """Each language is split as by a tokenizer of that language alone, with ids of its own."""
+    texts = {"de": ["Der Hund, das Haus – im Café!", *LINES], "fr": ["Le chien, la maison au Café", *TEXTS[:20]]}
+    lines = [f"<{language}> {text}" for language, side in texts.items() for text in side]
+    options = {"min_frequency": 1, "do_lower_case": do_lower_case}
+    tokenizer = CtxXLMTokenizer.train(lines, 600, separate_vocabularies=True, **options)
+    assert tokenizer.lang2id == {"de": 0, "fr": 1}
+    special = set(tokenizer.all_special_ids)
+    ids = {}
+    for language, side in texts.items():
+        alone = CtxXLMTokenizer.train(side, (600 - 14) // 2 + 14, **options)
+        rows, references = tokenizer(side, language=language), alone(side)
+        ids[language] = {token for row in rows.input_ids for token in row} - special
+        assert rows.langs[0][0] == tokenizer.language_id(language)
+        for row, reference in zip(rows.input_ids, references.input_ids, strict=True):
+            tokens = [tokenizer.decode([token]) for token in row]
+            assert tokens == [alone.decode([token]) for token in reference]
+        assert tokenizer.unk_token_id not in ids[language]
+        assert tokenizer.decode(rows.input_ids[0], skip_special_tokens=True) == alone.decode(
+            references.input_ids[0], skip_special_tokens=True
+        )
+        assert sum(tokenizer.token_counts[token] for token in ids[language]) == sum(
+            token not in special for row in rows.input_ids for token in row
+        )
+    assert not ids["de"] & ids["fr"], "the vocabularies have no token in common"
+    joint = CtxXLMTokenizer.train(lines, 600, **options)
+    assert (
+        joint("Café", add_special_tokens=False).input_ids
+        == joint("Café", language="fr", add_special_tokens=False).input_ids
+    )
+    assert tokenizer("Привет 😀", language="de").input_ids[1:-1] == [tokenizer.unk_token_id] * 2
+    assert tokenizer("Haus <special1>", language="de").input_ids[-2] == tokenizer.mask_token_id
+
+    with pytest.raises(CtxError, match=r"the language of the text is not set(.|\n)*de, fr"):
+        tokenizer("Haus")
+    tokenizer.save_pretrained(tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path, language="de")
+    assert loaded(LINES).input_ids == tokenizer(LINES, language="de").input_ids
+    assert loaded.splits_by_language
+    with pytest.raises(CtxError, match="A line has no language"):
+        CtxXLMTokenizer.train(["<de> Haus", "maison"], 600, separate_vocabularies=True, **options)
+
+
 def test_missing_sacremoses(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "sacremoses", None)
     from hf_ctxmodels.models.xlm import moses

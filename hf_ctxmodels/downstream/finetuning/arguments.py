@@ -84,6 +84,9 @@ class FinetuningArguments(StartingModelArguments):
         "`demo`.",
     )
     validation_file: str = flag(REQUIRED, "Validation examples in the same format, or `demo`.")
+    additional_train_files: list[str] = flag(
+        (), "Further training files in the format of --train_file, such as its translations into other languages."
+    )
     unlabeled_file: str | None = flag(
         None, "Unlabeled examples for every second batch, for heads that learn from them (cross-view training)."
     )

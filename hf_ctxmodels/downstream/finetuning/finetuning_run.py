@@ -74,6 +74,7 @@ from hf_ctxmodels.training.training_step import EpochIndexed
 
 # Fields that a resumed run may change, because the model's class, configuration and tokenizer are compared.
 UNCOMPARED_FIELDS = ("family", "config_options", "model", "task_name", "predictions_file")
+DATA_FILES = ("train_file", "additional_train_files", "validation_file", "unlabeled_file")
 
 
 def network_arguments(
@@ -184,6 +185,7 @@ def has_several_tasks(config: PreTrainedConfig, task_name: str | None, source: s
 def read_examples(task: Task[Any], arguments: FinetuningArguments) -> tuple[list[Any], list[Any]]:
     """Training and validation examples; raises CtxError if there are fewer than `train_examples`."""
     training, validation = task.read_splits(arguments.train_file, arguments.validation_file)
+    training += [example for file in arguments.additional_train_files for example in task.read(file, "train")]
     if (size := arguments.train_examples) is not None:
         if not 0 < size <= len(training):
             raise CtxError(
@@ -412,7 +414,7 @@ def finetune(
         callbacks=callbacks,
         identity={
             **methods.identity(model),
-            **flags_identity(arguments, UNCOMPARED_FIELDS, files=("train_file", "validation_file", "unlabeled_file")),
+            **flags_identity(arguments, UNCOMPARED_FIELDS, DATA_FILES),
             **asdict(task_arguments),
             **setup.identity,
         },

@@ -38,6 +38,9 @@ class TaskArguments:
         None, "Tokens shared by consecutive windows of a long context; by default a third of --max_length."
     )
     max_answer_length: int = flag(30, "Longest predicted answer in tokens.")
+    head_column: int | None = flag(
+        None, "Column of the syntactic heads: reduce the arguments of predicates to their head words."
+    )
     both_orders: bool = flag(False, "Encode each pair in both orders and sum the states (GPT).")
     max_target_length: int = flag(64, "Longest target in tokens; longer targets are an error.")
     cut_sources: bool = flag(False, "Truncate sources to --max_length; by default longer sources are an error.")

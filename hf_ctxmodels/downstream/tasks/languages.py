@@ -1,5 +1,6 @@
 """Languages of models and files: the language of input, and the files of a task in several languages."""
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from hf_ctxmodels.core.errors import CtxError
 
 # Task -> pattern of the file name of a language and split, as in Universal Dependencies and WikiANN.
 NAMES = {"pos": "{language}_*-ud-{split}.conllu*", "ner": "{language}.{split}.txt*"}
+_SPLITS = {"train", "dev", "validation", "test"}
 
 
 def supported_languages(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> list[str]:
@@ -63,6 +65,11 @@ def directories_of_languages(
     return directories
 
 
+def _has_parts(name: str, language: str, split: str) -> bool:
+    parts = set(re.split(r"[._-]", name))
+    return language in parts and (split in parts or (split in _SPLITS and not parts & _SPLITS))
+
+
 @dataclass(frozen=True)
 class LanguageFile:
     """A file and its language."""
@@ -72,13 +79,22 @@ class LanguageFile:
 
     @classmethod
     def find(cls, entry: str, task: str, split: str, folder: str | None) -> Self:
-        """The file in an entry `de=FILE`, or the only file of language `de` below a directory; `task` is a key of
-        `NAMES`, `split` is "train", "dev" or "test"."""
+        """The file in an entry `de=FILE`, or the only file of language `de` below a directory.
+
+        The names of files of a task in `NAMES` match its pattern. Of other tasks, the language and the split are parts
+        of the name between `.`, `-` and `_` (`xnli.test.de.tsv`), or the language alone if the name has no split
+        (`xquad.de.json`). `split` is "train", "dev" or "test", or another language for files of translations
+        (`tatoeba.en-de.tsv`).
+        """
         language, separator, file = entry.partition("=")
         if separator:
             return cls(language, Path(file))
-        pattern = NAMES[task].format(language=language, split=split)
-        paths = sorted(Path(folder).rglob(pattern)) if folder and language.isalpha() else []
+        pattern = NAMES.get(task, "*{language}*{split}*").format(language=language, split=split)
+        paths: list[Path] = []
+        if folder and language.isalpha():
+            paths = sorted(Path(folder).rglob(pattern if task in NAMES else "*"))
+        if task not in NAMES:
+            paths = [path for path in paths if path.is_file() and _has_parts(path.name, language, split)]
         if len(paths) != 1:
             raise CtxError(
                 f"{len(paths) or 'No'} file{'s' if len(paths) != 1 else ''} {pattern} in {folder or '--data_dir'}"

@@ -40,15 +40,17 @@ class SemanticRoleLabeling(TokenClassification):
     """
 
     name: ClassVar[str] = "semantic-role-labeling"
+    argument_names: ClassVar[tuple[str, ...]] = (*TokenClassification.argument_names, "head_column")
     has_unlabeled_loss: ClassVar[bool] = False
     has_segments = False
     """Whether segment 1 marks the predicate; after `configure` or `load_labels`."""
 
     def _read(self, file: str, labeled: bool) -> list[Proposition]:
-        defaults = ("tokens", "tags") if file_suffix(Path(file)) == ".jsonl" else ("2", "6")
+        defaults = {".jsonl": ("tokens", "tags"), ".conllu": ("2", "10")}.get(file_suffix(Path(file)), ("2", "6"))
         columns = (self.arguments.text_columns, self.arguments.label_column)
         words, labels = (column or default for column, default in zip(columns, defaults, strict=True))
-        return read_propositions(file, words, labels, labeled=labeled)
+        head_column = None if file_suffix(Path(file)) == ".conllu" else self.arguments.head_column
+        return read_propositions(file, words, labels, head_column=head_column, labeled=labeled)
 
     def read_file(self, file: str) -> list[TaggedSentence]:
         """The propositions of a file."""
@@ -77,6 +79,11 @@ class SemanticRoleLabeling(TokenClassification):
             self.has_segments = bool((config.network_options or {}).get("predicate_size"))
         else:
             self.has_segments = (getattr(config, "type_vocab_size", None) or 0) >= 2
+
+    def _label_id(self, label: str, location: str) -> int:
+        """The id of a label; a role of an evaluation file that the model lacks is ignored in the loss, and missed in
+        the score."""
+        return self.labels.index(label) if label in self.labels else IGNORE_INDEX
 
     def encode(self, examples: Sequence[Any], tokenizer: PreTrainedTokenizerBase) -> Encoded:
         """As `TokenClassification.encode`, with the mark of the predicate; raises CtxError if the tokenizer lacks the

@@ -1,21 +1,24 @@
 """BPE tokenizer of XLM, trained jointly on all languages (Lample & Conneau 2019, section 3.1)."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
-from tokenizers import pre_tokenizers
+from tokenizers import Tokenizer, normalizers, pre_tokenizers
+from tokenizers.models import BPE
 from transformers import BatchEncoding
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.generation import split_language_tag
 from hf_ctxmodels.models.xlm.moses import split_words, without_accents
-from hf_ctxmodels.tokenizers.bpe import WordBPETokenizer
+from hf_ctxmodels.tokenizers.base import empty_text_error
+from hf_ctxmodels.tokenizers.bpe import END_OF_WORD, WordBPETokenizer, require_text, train_bpe
 from hf_ctxmodels.tokenizers.word_level import TRANSLATION_SEPARATOR
 
+_MAX_VOCABULARIES = 16  # planes of Unicode beyond the first
 _WORD_SPLITTINGS = ("moses", "punctuation", "whitespace")
 
 
@@ -35,11 +38,16 @@ class CtxXLMTokenizer(WordBPETokenizer):
             and punctuation; "whitespace" is for text that is already split into words.
         lang2id: Language name -> id; None for a single language.
         language: Language of all texts; None returns no `langs`.
+        separate_vocabularies: Whether the languages share no tokens, except special tokens (Wu et al. 2020, arXiv
+            1911.01464, section 4: a model without anchor points); a call then needs a language. The characters of
+            language i are shifted by i + 1 Unicode planes, so that one list of merges has disjoint parts; characters
+            beyond U+FFFF are unknown.
         token_counts: Frequency of each token in the training text, for objectives that sample by frequency.
         **kwargs: See `WordBPETokenizer`.
 
     Raises:
-        CtxError: `word_splitting` or `language` is unknown, or as in `WordBPETokenizer`.
+        CtxError: `word_splitting` or `language` is unknown, there are more than 16 separate vocabularies, or as in
+            `WordBPETokenizer`.
 
     Example:
         >>> texts = ["<de> Eine Katze.", "<en> A cat."]
@@ -72,6 +80,7 @@ class CtxXLMTokenizer(WordBPETokenizer):
         language: str | None = None,
         token_counts: Sequence[int] | None = None,
         listed_tokens: int | None = None,
+        separate_vocabularies: bool = False,
         **kwargs: Any,
     ) -> None:
         if word_splitting not in _WORD_SPLITTINGS:
@@ -81,7 +90,7 @@ class CtxXLMTokenizer(WordBPETokenizer):
         do_lower_case = kwargs.pop("do_lowercase_and_remove_accent", do_lower_case)  # the name in released files
         kwargs.pop("id2lang", None)
         self._num_listed: int | None = None
-        self.word_splitting = word_splitting
+        self.word_splitting, self.separate_vocabularies = word_splitting, separate_vocabularies
         self.lang2id = dict(lang2id or {})
         self._language: str | None = None
         self.token_counts = None if token_counts is None else list(token_counts)
@@ -93,11 +102,12 @@ class CtxXLMTokenizer(WordBPETokenizer):
             token_counts=self.token_counts,
             word_splitting=word_splitting,
             listed_tokens=listed_tokens,
+            separate_vocabularies=separate_vocabularies,
             **kwargs,
         )
         self._num_listed = self.init_kwargs.get("listed_tokens")
         self.lower_cases = do_lower_case
-        if word_splitting != "punctuation":
+        if word_splitting != "punctuation" or separate_vocabularies:
             self._tokenizer.normalizer = None
             self._tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         self.language = language
@@ -146,8 +156,9 @@ class CtxXLMTokenizer(WordBPETokenizer):
 
     @property
     def splits_by_language(self) -> bool:
-        """Whether words are split by the rules of their language (English without a language)."""
-        return self.word_splitting == "moses"
+        """Whether tokens depend on the language: words are split by its rules (of English without a language), or its
+        vocabulary is separate."""
+        return self.word_splitting == "moses" or self.separate_vocabularies
 
     def language_id(self, name: str) -> int:
         """The id of a language; raises CtxError for an unknown language."""
@@ -163,6 +174,12 @@ class CtxXLMTokenizer(WordBPETokenizer):
         self, text: Any, text_pair: Any = None, *args: Any, language: str | None = None, **kwargs: Any
     ) -> BatchEncoding:
         language = self._language if language is None else language
+        if self.separate_vocabularies and language is None:
+            raise CtxError(
+                "Each language has a vocabulary, and the language of the text is not set.",
+                hint=f"set tokenizer.language or language= to one of {', '.join(self.languages)}; in commands, use "
+                "--language or --language_tags.",
+            )
         if self.splits_by_language or (self.word_splitting == "whitespace" and self.lower_cases):
             text, text_pair = (self._split_into_words(texts, language or "en") for texts in (text, text_pair))
         encoded = super()._encode_plus(text, text_pair, *args, **kwargs)
@@ -179,11 +196,22 @@ class CtxXLMTokenizer(WordBPETokenizer):
         special = "|".join(map(re.escape, sorted(self.all_special_tokens, key=len, reverse=True)))
         segments = re.split(f"({special})", texts)
         for index in range(0, len(segments), 2):
-            if self.splits_by_language:
+            if self.word_splitting == "moses":
                 segments[index] = " ".join(split_words(segments[index], language, self.lower_cases))
-            else:
+            elif self.word_splitting == "punctuation":
+                segments[index] = " ".join(split_at_punctuation(segments[index], self.lower_cases))
+            elif self.lower_cases:
                 segments[index] = without_accents(segments[index])
+            if self.separate_vocabularies:
+                segments[index] = _shift_characters(segments[index], self.language_id(language))
         return " ".join(segments)
+
+    def decode(self, *args: Any, **kwargs: Any) -> str | list[str]:
+        """As in transformers, with the characters of separate vocabularies."""
+        decoded = super().decode(*args, **kwargs)
+        if not self.separate_vocabularies:
+            return decoded
+        return _unshift_characters(decoded) if isinstance(decoded, str) else [*map(_unshift_characters, decoded)]
 
     def _pad(self, encoded_inputs: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
         padded = super()._pad(encoded_inputs, *args, **kwargs)
@@ -202,7 +230,15 @@ class CtxXLMTokenizer(WordBPETokenizer):
         return vocab | {token: len(vocab) + index for index, token in enumerate(unlisted)}
 
     @classmethod
-    def train(cls, texts: Iterable[str], vocab_size: int, *, language: str = "", **options: Any) -> Self:
+    def train(
+        cls,
+        texts: Iterable[str],
+        vocab_size: int,
+        *,
+        language: str = "",
+        separate_vocabularies: bool = False,
+        **options: Any,
+    ) -> Self:
         """Learn joint merges, the names of the languages, and the frequency of each token.
 
         Args:
@@ -210,34 +246,117 @@ class CtxXLMTokenizer(WordBPETokenizer):
                 translation may follow after a tab.
             vocab_size: Number of tokens, including characters and special tokens.
             language: Language of lines without a tag; "" for none.
+            separate_vocabularies: Learn the merges of each language on its text alone, with equal shares of the
+                vocabulary.
             options: See `WordBPETokenizer.train`.
+
+        Raises:
+            CtxError: As in `WordBPETokenizer.train`, or a line has no language, which separate vocabularies need.
         """
-        sentences = _Sentences(list(texts) if isinstance(texts, Iterator) else texts)
+        sentences = _Sentences(list(texts) if isinstance(texts, Iterator) else texts, language)
+        if separate_vocabularies:
+            return cls._train_separately(sentences, vocab_size, **options)
         tokenizer = super().train(sentences, vocab_size, **options)
         names = sorted(name for name in {*sentences.languages, language} if name)
-        counts, iterator = np.zeros(len(tokenizer), dtype=np.int64), iter(sentences)
-        while batch := list(islice(iterator, 1000)):
-            sequences = tokenizer(batch, add_special_tokens=False, verbose=False).input_ids
-            counts += np.bincount([token for sequence in sequences for token in sequence], minlength=len(tokenizer))
-        tokenizer.lang2id = {name: number for number, name in enumerate(names)}
-        tokenizer.token_counts = counts.tolist()
-        tokenizer.init_kwargs |= {"lang2id": tokenizer.lang2id, "token_counts": tokenizer.token_counts}
+        tokenizer._set_training_statistics(names, {None: sentences})
         return tokenizer
+
+    @classmethod
+    def _train_separately(
+        cls,
+        sentences: "_Sentences",
+        vocab_size: int,
+        *,
+        do_lower_case: bool = True,
+        min_frequency: int = 2,
+        model_max_length: int = 512,
+    ) -> Self:
+        """Learn the merges of each language from its characters, shifted to a plane of their own."""
+        names = sentences.read_languages()
+        size = (vocab_size - len(cls.first_tokens)) // len(names)
+        vocab, merges = {token: index for index, token in enumerate(cls.first_tokens)}, []
+        for number, name in enumerate(names):
+            lines = (split_at_punctuation(line, do_lower_case) for line in sentences.of_language(name))
+            texts = [_shift_characters(" ".join(words), number) for words in lines]
+            alphabet = sorted({character for text in texts for character in text} - {" "})
+            backend = Tokenizer(BPE(end_of_word_suffix=END_OF_WORD))
+            backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+            initial_tokens = [*alphabet, *(character + END_OF_WORD for character in alphabet)]
+            state = train_bpe(
+                backend, require_text(texts), initial_tokens, size, min_frequency, end_of_word_suffix=END_OF_WORD
+            )
+            vocab |= {token: len(vocab) + index for token, index in state["vocab"].items()}
+            merges += state["merges"]
+        options = {"do_lower_case": do_lower_case, "model_max_length": model_max_length, **cls.trained_defaults}
+        lang2id = {name: number for number, name in enumerate(names)}
+        tokenizer = cls(vocab=vocab, merges=merges, lang2id=lang2id, separate_vocabularies=True, **options)
+        tokenizer._set_training_statistics(names, {name: sentences.of_language(name) for name in names})
+        return tokenizer
+
+    def _set_training_statistics(self, names: list[str], texts: Mapping[str | None, Iterable[str]]) -> None:
+        """Set the languages, and the frequency of each token in the training texts by language."""
+        counts = np.zeros(len(self), dtype=np.int64)
+        for language, sentences in texts.items():
+            iterator = iter(sentences)
+            while batch := list(islice(iterator, 1000)):
+                encoded = self(batch, add_special_tokens=False, verbose=False, language=language)
+                tokens = [token for sequence in encoded.input_ids for token in sequence]
+                counts += np.bincount(tokens, minlength=len(self))
+        self.lang2id = {name: number for number, name in enumerate(names)}
+        self.token_counts = counts.tolist()
+        self.init_kwargs |= {"lang2id": self.lang2id, "token_counts": self.token_counts}
 
 
 class _Sentences:
     """The sentences of texts without language tags; `languages` are the tags of the last iteration."""
 
-    def __init__(self, texts: Iterable[str]) -> None:
-        self.texts, self.languages = texts, set[str]()
+    def __init__(self, texts: Iterable[str], language: str = "") -> None:
+        self.texts, self.language, self.languages = texts, language, set[str]()
 
     def __iter__(self) -> Iterator[str]:
+        return (sentence for _, sentence in self._with_languages())
+
+    def _with_languages(self) -> Iterator[tuple[str, str]]:
         self.languages = set()
         for text in self.texts:
             for line in text.replace(TRANSLATION_SEPARATOR, "\n").split("\n"):
                 language, sentence = split_language_tag(line)
                 self.languages |= {language} if language else set()
-                yield sentence
+                yield language or self.language, sentence
+
+    def read_languages(self) -> list[str]:
+        """The sorted languages of all lines; raises CtxError if a line has none, or there are more than 16."""
+        names = {language for language, sentence in self._with_languages() if sentence.strip()}
+        if not names:
+            raise empty_text_error()
+        if "" in names or len(names) > _MAX_VOCABULARIES:
+            raise CtxError(
+                "A line has no language." if "" in names else f"There are {len(names)} languages.",
+                location="separate_vocabularies=true",
+                hint=f"set the language of each file by --language_tags, at most {_MAX_VOCABULARIES}.",
+            )
+        return sorted(names)
+
+    def of_language(self, name: str) -> Iterator[str]:
+        """The sentences of a language."""
+        return (sentence for language, sentence in self._with_languages() if language == name)
+
+
+def split_at_punctuation(text: str, lower_cases: bool) -> list[str]:
+    """Split a text as `WordBPETokenizer` does: at white space and punctuation, after BERT's normalization."""
+    normalized = normalizers.BertNormalizer(lowercase=lower_cases).normalize_str(text)
+    return [word for word, _ in pre_tokenizers.BertPreTokenizer().pre_tokenize_str(normalized)]
+
+
+def _shift_characters(text: str, language: int) -> str:
+    """Shift each character, except white space, by `language + 1` planes of 65,536 code points; a character beyond the
+    first plane becomes the replacement character of that language."""
+    shift = (language + 1) << 16
+    return "".join(c if c.isspace() else chr(shift + (ord(c) if ord(c) < 1 << 16 else 0xFFFD)) for c in text)
+
+
+def _unshift_characters(text: str) -> str:
+    return "".join(chr(ord(character) & 0xFFFF) for character in text)
 
 
 def _mask_unlisted(ids: Any, vocab_size: int, unk_token_id: int) -> Any:

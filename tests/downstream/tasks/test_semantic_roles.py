@@ -1,6 +1,7 @@
 """Semantic role labeling: files, the mark of the predicate, constrained decoding, and the score of CoNLL-2005."""
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +44,52 @@ def test_columns_are_read_as_one_example_for_each_predicate(tmp_path: Path) -> N
     assert (ran.tags, fell.tags) == (["B-A0", "B-V", "O", "O"], ["B-A0", "O", "O", "B-V"])
     unlabeled = make_task(TASK, **columns).read_unlabeled(written(tmp_path / "c.conll", "Ann -\nran run\n"))
     assert [(example.predicate, example.tags) for example in unlabeled] == [(1, ["O", "O"])]
+
+
+def test_head_words(tmp_path: Path) -> None:
+    """Spans are reduced to the words whose heads are outside; files of Universal Propositions have head words."""
+    text = COLUMNS.replace("plan\tNN\t2\tobj\t_", "plan\tNN\t2\tobj\tplan.01")
+    first, second = make_task(TASK, head_column=4).read_file(written(tmp_path / "a.conll", text))
+    assert first.tags == ["B-ARG0", "B-V", "O", "O", "B-ARG1", "O", "O"]
+    assert second.tags == ["O", "O", "O", "O", "B-V", "O", "B-ARG1"]
+    with pytest.raises(CtxError, match=r"(?s)as the head of each word.*a\.conll:3.*--head_column"):
+        make_task(TASK, head_column=3).read_file(written(tmp_path / "a.conll", text))
+    rows = [
+        "# sent_id = 1",
+        "1\tElle\til\tPRON\t_\t_\t2\tnsubj\t_\t_\tA0",
+        "2\tparle\tparler\tVERB\t_\t_\t0\troot\tY\tspeak.01\t_",
+        "3-4\tdu\t_\t_\t_\t_\t_\t_\t_\t_",
+        "3\tde\tde\tADP\t_\t_\t5\tcase\t_\t_\tAM-TMP",
+        "4\tle\tle\tDET\t_\t_\t5\tdet\t_\t_\tR-A1",
+        "5\tplan\tplan\tNOUN\t_\t_\t2\tobl\t_\t_\tA1",
+    ]
+    (example,) = make_task(TASK, head_column=4).read_file(written(tmp_path / "fr.conllu", "\n".join(rows) + "\n"))
+    assert example.words == ["Elle", "parle", "de", "le", "plan"]
+    assert example.tags == ["B-ARG0", "B-V", "B-ARGM-TMP", "B-R-ARG1", "B-ARG1"]
+    assert (example.predicate, example.roleset) == (1, "speak.01")
+
+
+def test_roles_that_a_model_lacks_are_missed(tmp_path: Path) -> None:
+    task = make_task(TASK)
+    lines = [f'{{"tokens": ["a", "b"], "predicate": 0, "tags": ["B-V", "{role}"]}}' for role in ("B-A0", "B-A9")]
+    train, test = ([*task.read_file(written(tmp_path / f"{n}.jsonl", line))] for n, line in enumerate(lines))
+    task.configure(CtxBertConfig(type_vocab_size=2), train, [])
+    tokenizer = CtxBertTokenizer.train(["a b"], vocab_size=20)
+    labels = task.encode(test, tokenizer).features[0]["labels"]
+    assert [label for label in labels if label >= 0] == [task.labels.index("B-V")]
+    assert task.score(test, [["B-V", "O"]])["f1"] == 0
+
+
+@pytest.mark.parametrize("language", ["de", "fr", "es"])
+def test_universal_propositions(shared_data: Path, language: str) -> None:
+    """All roles of the files but the rarest occur in English PropBank, reduced to head words."""
+    folder = shared_data / "srl"
+    english = make_task(TASK, head_column=4).read_file(str(folder / "ewt_propbank" / "en_ewt-propbank-dev.conll.gz"))
+    foreign = make_task(TASK).read_file(str(folder / "up" / f"{language}-up-dev.conllu.gz"))
+    roles = [Counter(tag for example in side for tag in example.tags if tag != "O") for side in (english, foreign)]
+    assert not any(tag.startswith("I-") for counts in roles for tag in counts)
+    assert sum(roles[1][tag] for tag in roles[0]) > 0.99 * roles[1].total()
+    assert roles[1]["B-ARG1"] > roles[1]["B-ARG2"] > 0
 
 
 @pytest.mark.parametrize(
