@@ -66,8 +66,9 @@ def test_languages_of_one_model(tmp_path):
     lines = [f"<{language}> {text}" for text in english for language in ("en", "de")]
     family = FAMILIES["xlm"]
     tokenizer = family.tokenizer.train(lines, vocab_size=200, separate_vocabularies=True)
+    languages = {"n_langs": 2, "lang2id": tokenizer.lang2id, "use_lang_emb": False}
     torch.manual_seed(0)
-    model = family.models["AutoModel"](tiny_config(family, vocab_size=len(tokenizer)))
+    model = family.models["AutoModel"](tiny_config(family, vocab_size=len(tokenizer), **languages))
     save(tmp_path / "xlm", model, tokenizer)
     (tmp_path / "pairs.tsv").write_text("".join(f"{text}\t{text}\n" for text in english))
     flags = {"model": tmp_path / "xlm", "text": tmp_path / "pairs.tsv", "output_dir": tmp_path / "out"}

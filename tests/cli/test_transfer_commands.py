@@ -379,7 +379,7 @@ def test_files_of_languages(data: Path, tmp_path: Path) -> None:
         ("it", "retrieval", "en", names[4]),
     ):
         assert LanguageFile.find(language, task, split, str(folder)).file == folder / name
-    with pytest.raises(CtxError, match=r"No file \*de\*en\*"):
+    with pytest.raises(CtxError, match=r"No files \*de\*en\*"):
         LanguageFile.find("de", "retrieval", "en", str(folder))
 
 

@@ -128,7 +128,7 @@ def test_separate_vocabularies(tmp_path: Path, do_lower_case: bool) -> None:
         joint("Café", add_special_tokens=False).input_ids
         == joint("Café", language="fr", add_special_tokens=False).input_ids
     )
-    assert tokenizer("Привет 😀", language="de").input_ids[1:-1] == [tokenizer.unk_token_id] * 2
+    assert set(tokenizer("Привет 😀", language="de").input_ids[1:-1]) == {tokenizer.unk_token_id}
     assert tokenizer("Haus <special1>", language="de").input_ids[-2] == tokenizer.mask_token_id
 
     with pytest.raises(CtxError, match=r"the language of the text is not set(.|\n)*de, fr"):
