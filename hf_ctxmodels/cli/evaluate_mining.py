@@ -11,7 +11,6 @@ the source sentences tunes the threshold, and the F1 of the others is printed, t
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import get_args
 
 import torch
 from torch import Tensor
@@ -49,9 +48,7 @@ class MiningArguments:
     source: str = flag(REQUIRED, "File of sentences: FILE, or LANGUAGE=FILE for a model with language embeddings.")
     target: str = flag(REQUIRED, "File of sentences of the other language.")
     gold: str | None = flag(None, "File with the ids, or line numbers, of a source and a target sentence per line.")
-    pooling: str | None = flag(
-        None, "Pooling of the hidden states; by default the pooling of the model.", choices=get_args(Pooling)
-    )
+    pooling: Pooling | None = flag(None, "Pooling of the hidden states; by default the pooling of the model.")
     neighbors: int = flag(4, "Nearest neighbors k of the margin.")
     margin: Margin = flag("ratio", "Margin of a cosine and the mean cosines with the neighbors.")
     candidates: Candidates = flag("max", "Direction of the search, or combination of both directions.")

@@ -11,6 +11,7 @@ from itertools import islice
 from typing import Any
 
 import yaml
+from tokenizers import Encoding
 from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.command_line import parse_arguments
@@ -103,7 +104,7 @@ def evaluate(tokenizer: PreTrainedTokenizerBase, documents: Documents, language:
                 texts.setdefault(tag or language, []).append(text)
         else:
             texts.setdefault(None, []).append("\n".join(text for _, text in tagged_lines))
-    encodings = []
+    encodings: list[Encoding] = []
     for name, language_texts in texts.items():
         arguments = {} if name is None else {"language": name}
         encodings += tokenizer(language_texts, add_special_tokens=False, verbose=False, **arguments).encodings or []

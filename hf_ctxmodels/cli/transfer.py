@@ -107,9 +107,7 @@ class TransferArguments:
     language_embeddings: str | None = flag(
         None, "Checkpoint with the token embeddings of each test language: LANGUAGE=DIR, separated by commas."
     )
-    pooling: str | None = flag(
-        None, "Pooling of the hidden states for retrieval; by default the model's.", choices=get_args(Pooling)
-    )
+    pooling: Pooling | None = flag(None, "Pooling of the hidden states for retrieval; by default the model's.")
 
     def __post_init__(self) -> None:
         unused = ("pooling",) if self.task != "retrieval" else (

@@ -3,7 +3,7 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -63,7 +63,8 @@ class FaissSearch:
         try:
             index = faiss.index_factory(database.shape[1], self.factory, faiss.METRIC_INNER_PRODUCT)
             if self.parameters:
-                faiss.ParameterSpace().set_index_parameters(index, self.parameters)
+                parameter_space: Any = faiss.ParameterSpace()  # annotated without the overload for a string
+                parameter_space.set_index_parameters(index, self.parameters)
             index.train(database)
         except RuntimeError as error:
             raise CtxError(
@@ -125,9 +126,10 @@ def mine_pairs(
     search = search or ExactSearch()
     source, target = F.normalize(source.float(), dim=1), F.normalize(target.float(), dim=1)
     forward, backward = search(source, target, neighbors), search(target, source, neighbors)
-    means = [_mean_cosines(*result) for result in (forward, backward)]
+    source_means, target_means = _mean_cosines(*forward), _mean_cosines(*backward)
     pairs: list[dict[tuple[int, int], float]] = []
-    for (cosines, indices), side_means, other_means in ((forward, *means), (backward, *means[::-1])):
+    directions = ((*forward, source_means, target_means), (*backward, target_means, source_means))
+    for cosines, indices, side_means, other_means in directions:
         scores = margin_scores(cosines, side_means[:, None], other_means[indices], margin)
         scores = scores.masked_fill(indices < 0, -torch.inf)  # an approximate search may return fewer neighbors
         best = scores.max(1, keepdim=True)
