@@ -152,12 +152,13 @@ GROUPS: dict[str, dict[str, Command | CommandGroup]] = {
             "FORMAT",
         ),
         "export": CommandGroup(
-            "Export a model for inference.",
+            "Export or compress a model for inference.",
             {
                 "onnx": Command("Export to ONNX.", "export", "graph", ("onnx",)),
                 "openvino": Command("Export to OpenVINO.", "export", "graph", ("openvino",)),
                 "torch": Command("Export to a program of torch.export.", "export", "graph", ("torch",)),
                 "int8": Command("Quantize the weights to 8 bits.", "export", "int8"),
+                "low-rank": Command("Factorize the weights into smaller matrices.", "export", "low_rank"),
             },
             "FORMAT",
         ),

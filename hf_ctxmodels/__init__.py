@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from hf_ctxmodels import models
 from hf_ctxmodels.compression.int8.quantizer import register_int8
 from hf_ctxmodels.compression.low_bits.quantizer import register_low_bits
+from hf_ctxmodels.compression.low_rank.compression import register_low_rank
 from hf_ctxmodels.core.attention_heads import prune_heads
 from hf_ctxmodels.core.auto_classes import AutoModelForCoreference
 from hf_ctxmodels.core.errors import CtxError
@@ -149,6 +150,7 @@ multitask.register()
 networks.register()
 register_int8()
 register_low_bits()
+register_low_rank()
 
 
 _LAZY_MODULES = {"ContextualFeatures": "downstream.networks.features", "embed_words": "downstream.networks.features"}

@@ -1,6 +1,7 @@
 """Subcommands of `hf-ctxmodels export`."""
 
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from inspect import getdoc
 from pathlib import Path
@@ -16,11 +17,18 @@ from hf_ctxmodels.compression.int8.quantizer import (
     quantize_model,
     record_ranges,
 )
+from hf_ctxmodels.compression.low_rank.compression import (
+    LayerResult,
+    check_factorizable,
+    factorize_model,
+    find_factorizable_modules,
+    record_second_moments,
+)
 from hf_ctxmodels.core.adapter_support import ADAPTERS_FOLDER
 from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.console import format_next_commands, print_status, progress_bar
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import REQUIRED, ParsedChoices, flag
+from hf_ctxmodels.core.flags import REQUIRED, ParsedChoices, check_range, flag
 from hf_ctxmodels.core.output_files import (
     MODEL_FILES,
     TOKENIZER_FILES,
@@ -127,13 +135,7 @@ def int8() -> None:
     activations: Any = next(name for name, scales in SCALES.items() if isinstance(arguments.activations, scales))
     config = CtxInt8Config(activations=activations, embeddings=arguments.embeddings, skip=arguments.skip)
     quantize_model(model, config, _calibrate(model, arguments))
-    with wrap_write_errors(arguments.output_dir):
-        shutil.rmtree(Path(arguments.output_dir) / ADAPTERS_FOLDER, ignore_errors=True)  # of a previous model
-        model.save_pretrained(arguments.output_dir)
-        try:
-            AutoTokenizer.from_pretrained(arguments.model).save_pretrained(arguments.output_dir)
-        except (OSError, ValueError) as error:
-            print_status(f"{arguments.model} has no tokenizer: {error}")
+    _save_with_tokenizer(model, arguments.model, arguments.output_dir)
     after = stored_bytes(model)
     print(f"{len(config.modules or ())} modules have weights of 8 bits")
     print(f"weights: {before / 1e6:,.1f} MB before, {after / 1e6:,.1f} MB now ({before / after:.2f} times smaller)")
@@ -146,22 +148,142 @@ def _calibrate(model: PreTrainedModel, arguments: QuantizationArguments) -> Inpu
     scales = arguments.activations
     if not isinstance(scales, StaticScales):
         return None
-    location = f"--activations static:file={scales.file}"
-    texts = [line.strip() for line in read_lines(scales.file) if line.strip()]
+    names = find_replaceable_modules(model, embeddings=False, skipped=arguments.skip)
+    with record_ranges(model, names) as ranges:
+        _run_texts(model, arguments.model, scales.file, scales.max_length, f"--activations static:file={scales.file}")
+    return ranges
+
+
+@torch.inference_mode()
+def _run_texts(model: PreTrainedModel, source: str, file: str, max_length: int, location: str) -> None:
+    """Run a model on the lines of a file, with the tokenizer of `source`; raises CtxError for too few lines."""
+    texts = [line.strip() for line in read_lines(file) if line.strip()]
     if len(texts) < MIN_TEXTS:
         raise CtxError(
             f"Expected at least {MIN_TEXTS} calibration texts, got {len(texts)}.",
             location=location,
             hint="use a few hundred texts from the domain of the model.",
         )
-    tokenizer = load_tokenizer(arguments.model)
-    names = find_replaceable_modules(model, embeddings=False, skipped=arguments.skip)
-    with torch.inference_mode(), record_ranges(model, names) as ranges:
-        for start in progress_bar(range(0, len(texts), 8), "calibration", unit="batches"):
-            options = {"padding": True, "truncation": True, "max_length": scales.max_length}
-            batch = tokenizer(texts[start : start + 8], return_tensors="pt", **options)
-            model(**inputs_for_texts(model, dict(batch)))
-    return ranges
+    tokenizer = load_tokenizer(source)
+    for start in progress_bar(range(0, len(texts), 8), "calibration", unit="batches"):
+        options = {"padding": True, "truncation": True, "max_length": max_length}
+        batch = tokenizer(texts[start : start + 8], return_tensors="pt", **options)
+        model(**inputs_for_texts(model, dict(batch)))
+
+
+@dataclass(frozen=True)
+class PlainWeighting:
+    """The error of the weights."""
+
+
+@dataclass(frozen=True)
+class ActivationWeighting:
+    """The error of the outputs on texts."""
+
+    file: str = flag(REQUIRED, "Texts from the domain of the model, one per line; a few thousand or more.")
+    max_length: int = flag(128, "Tokens of a text to read.")
+
+
+WEIGHTINGS: dict[str, type] = {"none": PlainWeighting, "activations": ActivationWeighting}
+
+
+@dataclass
+class LowRankArguments(ParsedChoices):
+    """Model and factorization."""
+
+    model: str = flag(REQUIRED, "Directory or Hub id of a float32 or half-precision model.")
+    output_dir: str = flag(REQUIRED, "Directory for the compressed model and its tokenizer.")
+    rank: int | None = flag(None, "Rank of the factors of each layer.", conflicts=("energy",))
+    energy: float | None = flag(
+        None, "Share of the squared singular values of a layer that its factors keep, such as 0.9.", conflicts=("rank",)
+    )
+    layers: list[str] = flag(
+        (),
+        "Modules to factorize, with the linear layers and embeddings in them: paths or last components of paths, such "
+        "as feed_forward; by default all linear layers and the word embeddings.",
+    )
+    skip: list[str] = flag((), "Modules to leave as they are: paths or last components of paths, such as layers.0.")
+    weighting: PlainWeighting | ActivationWeighting = flag(
+        "none", "Whether the factors minimize the error of the weights or of the outputs on texts.", WEIGHTINGS
+    )
+    overwrite: bool = flag(False, "Replace files of the same names in --output_dir.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.rank is None) == (self.energy is None):
+            raise CtxError(
+                "Expected a rank or an energy.", location="--rank, --energy", hint="give exactly one of the flags."
+            )
+        check_range(self, "rank", at_least=1)
+        check_range(self, "energy", above=0, at_most=1)
+
+
+def low_rank() -> None:
+    r"""Replace the weights of linear layers and of word embeddings by products of two smaller matrices.
+
+        hf-ctxmodels export low-rank --model runs/sst2 --output_dir runs/sst2-low-rank --energy 0.9
+        hf-ctxmodels export low-rank --model runs/sst2 --output_dir runs/sst2-low-rank --rank 96 \
+            --weighting activations:file=texts.txt
+
+    The Auto classes load the result, which can be trained, for example by `distill` from the original model, and
+    quantized by `export int8`. A layer whose factors would not be smaller is left as it is.
+    """
+    (arguments,) = parse_arguments(LowRankArguments, description=getdoc(low_rank))
+    names = (*MODEL_FILES, *TOKENIZER_FILES)
+    check_output_directory(arguments.output_dir, names, flag="--output_dir", overwrite=arguments.overwrite)
+    model = load_saved_model(arguments.model)
+    check_factorizable(model)
+    before, moments = count_parameters(model), None
+    if isinstance(weighting := arguments.weighting, ActivationWeighting):
+        layers = find_factorizable_modules(model, arguments.layers, arguments.skip)
+        with record_second_moments(model, layers) as moments:
+            location = f"--weighting activations:file={weighting.file}"
+            _run_texts(model.eval(), arguments.model, weighting.file, weighting.max_length, location)
+    results = factorize_model(
+        model,
+        rank=arguments.rank,
+        energy=arguments.energy,
+        layers=arguments.layers,
+        skip=arguments.skip,
+        moments=moments,
+    )
+    _save_with_tokenizer(model, arguments.model, arguments.output_dir)
+    print("\n".join(_result_lines(results)))
+    after = count_parameters(model)
+    print(f"parameters: {before:,} before, {after:,} now ({before / after:.2f} times fewer)")
+    print(f"saved in {arguments.output_dir}")
+    print(format_next_commands(("export", "int8", "--model", arguments.output_dir, "--output_dir", "DIRECTORY")))
+
+
+def _result_lines(results: list[LayerResult]) -> Iterator[str]:
+    """One line for all layers with the same last component of the name and the same shape."""
+    groups: dict[tuple[str, tuple[int, ...], str | None], list[LayerResult]] = {}
+    for result in results:
+        groups.setdefault((result.name.rpartition(".")[2], result.shape, result.reason), []).append(result)
+    for (name, shape, reason), group in groups.items():
+        layer = f"{name} {shape[0]} x {shape[1]}" + (f" ({len(group)} layers)" if len(group) > 1 else "")
+        if reason is not None:
+            yield f"{layer:<40} unchanged: {reason}"
+            continue
+        ranks = sorted({result.rank for result in group if result.rank is not None})
+        rank = f"rank {ranks[0]}" + (f" to {ranks[-1]}" if len(ranks) > 1 else "")
+        yield f"{layer:<40} {rank:<18} {min(result.energy for result in group):.1%} of the energy or more"
+
+
+def _save_with_tokenizer(model: PreTrainedModel, source: str, output_dir: str) -> None:
+    """Save a compressed model and the tokenizer of `source`, if it has one."""
+    with wrap_write_errors(output_dir):
+        shutil.rmtree(Path(output_dir) / ADAPTERS_FOLDER, ignore_errors=True)  # of a previous model
+        model.save_pretrained(output_dir)
+        try:
+            AutoTokenizer.from_pretrained(source).save_pretrained(output_dir)
+        except (OSError, ValueError) as error:
+            print_status(f"{source} has no tokenizer: {error}")
+
+
+def count_parameters(model: PreTrainedModel) -> int:
+    """Number of saved parameters; tied weights count once."""
+    return sum(parameter.numel() for parameter in {*model.parameters()})
 
 
 def stored_bytes(model: PreTrainedModel) -> int:

@@ -27,6 +27,7 @@ _UNDECLARED_KEYWORDS = {
     "_name_or_path",
     "attn_implementation",
     "experts_implementation",
+    "low_rank_modules",
     "name_or_path",
     "num_labels",
     "output_attentions",

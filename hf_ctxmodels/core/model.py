@@ -18,13 +18,13 @@ from hf_ctxmodels.core.adapter_support import (
     newly_initialized_modules,
     report_unloaded_adapters,
 )
-from hf_ctxmodels.core.attention_heads import PRUNED_HEADS, apply_pruned_heads
 from hf_ctxmodels.core.config import CtxConfig
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.host_copies import host_copies_of_inputs
 from hf_ctxmodels.core.inputs import check_encoder_input
 from hf_ctxmodels.core.output_files import apply_umask
 from hf_ctxmodels.core.remote_code import InstalledCode, without_remote_code
+from hf_ctxmodels.core.structure import STRUCTURE_CHANGES, structure_changes
 from hf_ctxmodels.core.weights import check_exportable, check_savable, register_pending_conversions, require_resizable
 
 SaveHook = Callable[[PreTrainedModel, Path, dict[str, Tensor] | None, bool], dict[str, Tensor] | None]
@@ -110,10 +110,11 @@ class CtxPreTrainedModel(PreTrainedModel):
             return super().__call__(*args, **kwargs)
 
     def post_init(self) -> None:
-        """Register pending weight conversions, remove pruned heads, then initialize as in transformers."""
+        """Register pending weight conversions, make the changes of `STRUCTURE_CHANGES`, then initialize as in
+        transformers."""
         register_pending_conversions()
-        if getattr(self.config, PRUNED_HEADS, None):
-            apply_pruned_heads(self)
+        for field in structure_changes(self):
+            STRUCTURE_CHANGES[field](self)
         super().post_init()
         self._keys_to_ignore_on_load_unexpected.add(ADAPTER_KEYS)
 
@@ -234,12 +235,12 @@ class CtxPreTrainedModel(PreTrainedModel):
         """Write config.json and model.safetensors in the layout of the reference class, with exact weights.
 
         Raises:
-            CtxError: transformers has no such model, or the weights are quantized, sharded, adapted or pruned.
+            CtxError: transformers has no such model, or the weights are quantized, sharded, adapted, pruned or factorized.
         """
         if self.reference_model_type is None:
             raise CtxError(f"transformers has no class for {type(self).__name__}.", hint="use save_pretrained.")
-        if getattr(self.config, PRUNED_HEADS, None):
-            raise CtxError("transformers has no layout for pruned heads.", hint="use save_pretrained.")
+        for field in structure_changes(self):
+            raise CtxError(f"transformers has no layout for {field.replace('_', ' ')}.", hint="use save_pretrained.")
         check_exportable(self)
         config = self.reference_config()  # first, since it may raise an error
         original_conversions = getattr(self, "_weight_conversions", None)

@@ -94,13 +94,15 @@ def is_quantized(model: nn.Module) -> bool:
 
 
 def require_resizable(embeddings: nn.Module) -> None:
-    """Raise CtxError if embeddings or an output layer are quantized, so that their vocabulary cannot be resized."""
-    if getattr(embeddings, "has_quantized_weights", False):
-        raise CtxError(
-            "Quantized embeddings cannot be resized.",
-            location="resize_token_embeddings",
-            hint="resize the float32 model, and quantize it afterwards.",
-        )
+    """Raise CtxError if embeddings or an output layer are quantized or low-rank, so that their vocabulary cannot be
+    resized."""
+    for attribute, kind in (("has_quantized_weights", "Quantized"), ("has_low_rank_weights", "Low-rank")):
+        if getattr(embeddings, attribute, False):
+            raise CtxError(
+                f"{kind} embeddings cannot be resized.",
+                location="resize_token_embeddings",
+                hint="resize the original model, and compress it afterwards.",
+            )
 
 
 def weights_digest(weights: Mapping[str, Tensor]) -> str:

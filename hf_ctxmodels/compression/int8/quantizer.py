@@ -1,9 +1,8 @@
 """The quantization method `ctx-int8` of transformers: configuration, replacement of modules, and `from_pretrained`."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
-from functools import partial
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
@@ -15,6 +14,14 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from hf_ctxmodels.compression.int8.modules import ActivationScale, Int8Embedding, Int8Linear, Int8Rows, range_of
+from hf_ctxmodels.compression.replacement import (
+    MIN_FEATURES,
+    mark_initialized,
+    match_modules,
+    names_in_class,
+    replace_children,
+    watch_inputs,
+)
 from hf_ctxmodels.core.adapter_support import is_adapter_parameter
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import check_choice
@@ -25,7 +32,6 @@ from hf_ctxmodels.layers.transformer import ScaledEmbedding
 
 METHOD = "ctx-int8"
 TableType = Literal["int8", "float32"]
-_MIN_FEATURES = 8  # of inputs and outputs; a classifier with few labels stays in float32
 _RECURRENT_PARAMETERS = ("state_weight", "projection")  # stored as int8
 
 InputRanges = Mapping[str, tuple[float, float]]
@@ -219,19 +225,12 @@ def find_replaceable_modules(model: nn.Module, *, embeddings: bool, skipped: Col
     """Names of the modules that can be quantized to int8, with embeddings or not; adapters stay in float32. `skipped`
     modules, by names or last components of names, are excluded with their submodules; raises CtxError if there is none
     of a name."""
-    modules = dict(model.named_modules())
-    selected = [name for name, module in modules.items() if _is_replaceable(module, embeddings)]
-    selected = [name for name in selected if not is_adapter_parameter(name)]
-    for skipped_name in skipped:
-        skipped_modules = {name for name in modules if f".{skipped_name}." in f".{name}."}
-        if not skipped_modules:
-            raise CtxError(
-                f"There is no module {skipped_name!r} in {type(model).__name__}.",
-                location="skip",
-                hint=f"use a name or its last component, for example of {', '.join([*modules][-4:])}.",
-            )
-        selected = [name for name in selected if name not in skipped_modules]
-    return selected
+    excluded = match_modules(model, skipped, "skip")
+    return [
+        name
+        for name, module in model.named_modules()
+        if _is_replaceable(module, embeddings) and name not in excluded and not is_adapter_parameter(name)
+    ]
 
 
 def _is_replaceable(module: nn.Module, embeddings: bool) -> bool:
@@ -239,8 +238,8 @@ def _is_replaceable(module: nn.Module, embeddings: bool) -> bool:
         return not parametrize.is_parametrized(module) and "input_maps" not in module._modules
     if isinstance(module, nn.Embedding):
         is_plain = type(module).forward in (nn.Embedding.forward, ScaledEmbedding.forward)
-        return embeddings and is_plain and module.embedding_dim >= _MIN_FEATURES
-    return is_plain_linear(module) and min(module.weight.shape) >= _MIN_FEATURES
+        return embeddings and is_plain and module.embedding_dim >= MIN_FEATURES
+    return is_plain_linear(module) and min(module.weight.shape) >= MIN_FEATURES
 
 
 @torch.no_grad()
@@ -279,21 +278,9 @@ def replace_modules(
                 )
             input_range = (ranges or {}).get(name) if activations == "static" else None
             replacements[id(module)] = _new_linear(module.weight, module.bias, activations, input_range, empty)
-    for parent in [*model.modules()]:
-        for child_name, child in parent._modules.items():
-            if id(child) in replacements:
-                parent._modules[child_name] = replacements[id(child)]
+    replace_children(model, replacements)
     if isinstance(model, PreTrainedModel):
         _tie_weights(model)
-
-
-def mark_initialized(model: nn.Module, name: str) -> None:
-    """Mark a module and its parents as initialized, so that transformers does not initialize its weights."""
-    components = name.split(".")
-    for depth in range(1, len(components) + 1):
-        module = model.get_submodule(".".join(components[:depth]))
-        if not isinstance(module, PreTrainedModel):
-            module._is_hf_initialized = True  # type: ignore[assignment]
 
 
 def _new_linear(
@@ -335,35 +322,16 @@ def _tie_weights(model: PreTrainedModel) -> None:
         setattr(model.get_submodule(parent), name, model.get_parameter_or_buffer(source))
 
 
-def names_in_class(model: PreTrainedModel, names: Iterable[str]) -> Iterator[str]:
-    """Module names of a checkpoint as names in a model that may be its encoder alone, or have a head."""
-    prefix = f"{model.base_model_prefix}."
-    has_head = hasattr(model, model.base_model_prefix)
-    for name in names:
-        yield name
-        if has_head:
-            yield prefix + name
-        elif name.startswith(prefix):
-            yield name.removeprefix(prefix)
-
-
 @contextmanager
 def record_ranges(model: nn.Module, names: Collection[str]) -> Iterator[dict[str, tuple[float, float]]]:
     """Record name -> minimum and maximum of the inputs of linear layers, including 0, while the `with` body runs."""
     ranges: dict[str, tuple[float, float]] = {}
 
-    def record(name: str, module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
-        minimum, maximum = range_of(arguments[0].detach().float())
+    def record(name: str, module: nn.Module, input: Tensor) -> None:
+        minimum, maximum = range_of(input.float())
         recorded = ranges.get(name, (0.0, 0.0))
         ranges[name] = (min(recorded[0], minimum), max(recorded[1], maximum))
 
-    handles = [
-        module.register_forward_pre_hook(partial(record, name))
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and name in names
-    ]
-    try:
+    layers = {name for name, module in model.named_modules() if isinstance(module, nn.Linear) and name in names}
+    with watch_inputs(model, layers, record):
         yield ranges
-    finally:
-        for handle in handles:
-            handle.remove()

@@ -10,7 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING, register_quantization_config, register_quantizer
 
-from hf_ctxmodels.compression.int8.quantizer import CodesConfig, CodesQuantizer, mark_initialized, names_in_class
+from hf_ctxmodels.compression.int8.quantizer import CodesConfig, CodesQuantizer
 from hf_ctxmodels.compression.low_bits.modules import (
     MAX_BITS,
     MIN_BITS,
@@ -19,6 +19,7 @@ from hf_ctxmodels.compression.low_bits.modules import (
     PackedEmbedding,
     PackedLinear,
 )
+from hf_ctxmodels.compression.replacement import mark_initialized, names_in_class, replace_children
 from hf_ctxmodels.core.adapter_support import is_adapter_parameter
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.layers.cpu.linear import is_plain_linear
@@ -55,7 +56,7 @@ class CtxLowBitsQuantizer(CodesQuantizer):
                 module = modules.get(name)
                 if isinstance(module, nn.Linear | nn.Embedding):
                     mark_initialized(model, name)
-                    _replace_module(model, module, _new_packed(module, config.bits[saved_name], config.groups))
+                    replace_children(model, {id(module): _new_packed(module, config.bits[saved_name], config.groups)})
 
 
 def check_bits(bits: Mapping[str, int], groups: int) -> None:
@@ -117,7 +118,7 @@ def pack_model(model: PreTrainedModel) -> PreTrainedModel:
         if isinstance(module, FakeQuantizedLinear | FakeQuantizedEmbedding):
             config.bits[name], config.groups = module.bits, module.groups
             packed_module = _new_packed(module, module.bits, module.groups).store(module.weight)
-            _replace_module(packed, module, packed_module)
+            replace_children(packed, {id(module): packed_module})
             if isinstance(module, FakeQuantizedLinear) and module.bias is not None:
                 packed.get_submodule(name).bias = nn.Parameter(module.bias.detach(), requires_grad=False)
     CtxLowBitsQuantizer(config, pre_quantized=True).attach(packed)
@@ -128,11 +129,3 @@ def _new_packed(module: Any, bits: int, groups: int) -> PackedLinear | PackedEmb
     if isinstance(module, nn.Embedding):
         return PackedEmbedding(module.num_embeddings, module.embedding_dim, bits, groups)
     return PackedLinear(module.in_features, module.out_features, module.bias is not None, bits, groups)
-
-
-def _replace_module(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
-    """Replace a module in all its parents."""
-    for parent in [*model.modules()]:
-        for name, child in parent._modules.items():
-            if child is old:
-                parent._modules[name] = new

@@ -1,0 +1,84 @@
+"""Optimal low-rank factors of a weight, plain and weighted by the second moment of its inputs.
+
+The best approximation of a weight W (out, in) of rank R for inputs X (in, samples) minimizes ||(W - W_R) X||. With the
+second moment C = X X^T / samples it is W_R = U_R U_R^T W, where U_R are the first R left singular vectors of W C^(1/2):
+||(W - W_R) X||^2 is proportional to ||(W - W_R) C^(1/2)||^2, whose minimum U_R U_R^T W C^(1/2) is attained (Eckart and
+Young 1936). C need not be invertible. C = I is the truncated singular value decomposition of W. The weighted form is in
+DRONE (Chen et al. 2021, "DRONE: Data-aware low-rank compression for large NLP models", section 3) and in SVD-LLM (Wang
+et al. 2024, arXiv 2403.07378, section 3.1), which uses a Cholesky root.
+
+Embeddings E (tokens, width) are the case W = E^T with one-hot inputs: C is diagonal with the frequencies of the tokens,
+as in the weighted approximation of GroupReduce (Chen et al. 2018, arXiv 1806.06950, section 3.2).
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Factors(NamedTuple):
+    """Factors of a weight: `output @ input` approximates it.
+
+    Attributes:
+        output: (out, rank) with orthonormal columns.
+        input: (rank, in).
+        energy: Share of the squared singular values, of the weight or the weighted weight, that the factors keep.
+    """
+
+    output: Tensor
+    input: Tensor
+    energy: float
+
+
+def factorize(weight: Tensor, moment: Tensor | None = None, *, rank: int | None = None, energy: float = 1.0) -> Factors:
+    """Optimal factors of an (out, in) weight, see the module's docstring, computed in float64.
+
+    Args:
+        weight: (out, in).
+        moment: (in, in) second moment of the inputs, or the (in,) diagonal of a diagonal one; None for the identity.
+        rank: Number of singular values, at most min(out, in).
+        energy: Without `rank`: the smallest rank whose singular values have this share of the sum of all squares.
+
+    Returns:
+        The factors in the dtype of `weight`.
+    """
+    values = weight.detach().double()
+    vectors, singular_values = _left_singular_vectors(values, moment)
+    squares = singular_values.square()
+    shares = squares.cumsum(0) / squares.sum().clamp(min=torch.finfo(torch.float64).tiny)
+    if rank is None:
+        rank = min(int((shares < energy * (1 - 1e-12)).sum()) + 1, len(shares))
+    basis = vectors[:, :rank]
+    kept = float(shares[rank - 1]) if float(squares.sum()) else 1.0
+    return Factors(basis.to(weight.dtype), (basis.T @ values).to(weight.dtype), kept)
+
+
+def _left_singular_vectors(weight: Tensor, moment: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Left singular vectors and values of W C^(1/2), (out, k) and (k,) with k = min(out, in).
+
+    Vectors with singular values of zero are arbitrary. They are replaced by the left singular vectors of what the other
+    vectors leave of W, so that also inputs that the samples lack are approximated.
+    """
+    if moment is None:
+        weighted = weight
+    elif moment.dim() == 1:
+        weighted = weight * moment.double().sqrt()
+    else:
+        eigenvalues, eigenvectors = torch.linalg.eigh(moment.double())
+        weighted = weight @ (eigenvectors * eigenvalues.clamp(min=0).sqrt())
+    vectors, values, _ = torch.linalg.svd(weighted, full_matrices=False)
+    tolerance = max(weighted.shape) * torch.finfo(torch.float64).eps * values[0]
+    num_nonzero = int((values > tolerance).sum())
+    if moment is not None and num_nonzero < len(values):
+        vectors = vectors[:, :num_nonzero]
+        remainder = weight - vectors @ (vectors.T @ weight)
+        others = torch.linalg.svd(remainder, full_matrices=False)[0]
+        vectors = torch.cat([vectors, others[:, : len(values) - num_nonzero]], 1)
+    return vectors, values
+
+
+def max_rank(shape: tuple[int, ...]) -> int:
+    """The largest rank at which factors of an (out, in) weight have fewer parameters than the weight."""
+    rows, columns = shape
+    return (rows * columns - 1) // (rows + columns)
