@@ -199,7 +199,7 @@ def _factorize_module(
     else:
         replacement.input_factor.weight.copy_(factors.input)
         replacement.output_factor.weight.copy_(factors.output)
-        replacement.output_factor.bias = module.bias
+        _set_bias(replacement.output_factor, module.bias)
     for parameter in replacement.parameters():
         parameter.requires_grad_(weight.requires_grad)
     return LayerResult(name, shape, rank, factors.energy), replacement.train(module.training)
@@ -236,13 +236,22 @@ def _replace_tied_modules(model: PreTrainedModel) -> None:
         else:
             sizes = module.in_features, module.out_features, embeddings.rank
             replacement = TiedLowRankLinear(*sizes, module.bias is not None, **options)
-            replacement.output_factor.bias = module.bias
+            _set_bias(replacement.output_factor, module.bias)
             factor_name, table_name = "projection_weight", "output_factor.weight"
         replace_children(model, {id(module): replacement.train(module.training)})
         tied_keys[f"{name}.{factor_name}"] = f"{source_name}.projection.weight"
         tied_keys[f"{name}.{table_name}"] = f"{source_name}.table.weight"
     if is_changed:
         model._tied_weights_keys = tied_keys
+
+
+def _set_bias(layer: nn.Linear, bias: Tensor | None) -> None:
+    """Replace the bias of a layer; BART's output layer has a buffer."""
+    if bias is None or isinstance(bias, nn.Parameter):
+        layer.bias = bias  # type: ignore[assignment]
+    else:
+        del layer.bias
+        layer.register_buffer("bias", bias)
 
 
 def _submodule(model: nn.Module, name: str) -> Any:

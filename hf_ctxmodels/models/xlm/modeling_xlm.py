@@ -80,7 +80,8 @@ class CtxXLMPreTrainedModel(CtxPreTrainedModel):
                 init.zeros_(module.weight[module.padding_idx])
         elif isinstance(module, nn.Linear):
             bound = module.in_features**-0.5
-            init.uniform_(module.bias, -bound, bound)  # before the weight, which may be tied and initialized
+            if module.bias is not None:
+                init.uniform_(module.bias, -bound, bound)  # before the weight, which may be tied and initialized
             init.uniform_(module.weight, -bound, bound)
         else:
             super()._init_weights(module)
