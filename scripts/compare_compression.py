@@ -32,8 +32,8 @@ from hf_ctxmodels.core.console import run_script
 from hf_ctxmodels.core.flags import REQUIRED, flag
 from hf_ctxmodels.core.output_files import wrap_write_errors
 from hf_ctxmodels.data.text_files import read_lines
-from hf_ctxmodels.evaluation.sentence_tests import similarity
 from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_model_and_tokenizer
+from hf_ctxmodels.evaluation.sentence_tests import similarity
 
 
 @dataclass
@@ -52,7 +52,9 @@ class ComparisonArguments:
     repeats: int = flag(5, "Timed runs of each row.")
 
 
-def variants(model: PreTrainedModel, arguments: ComparisonArguments, encode: Callable) -> Iterator[tuple[str, Callable]]:
+def variants(
+    model: PreTrainedModel, arguments: ComparisonArguments, encode: Callable
+) -> Iterator[tuple[str, Callable]]:
     """Name -> function that compresses a copy of the model in place."""
     with record_second_moments(model, find_factorizable_modules(model, (), ())) as moments:
         encode(model, [line.strip() for line in read_lines(arguments.texts) if line.strip()])

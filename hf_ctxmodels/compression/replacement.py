@@ -69,9 +69,7 @@ def watch_inputs(
         record(name, module, arguments[0].detach())
 
     handles = [
-        module.register_forward_pre_hook(partial(call, name))
-        for name, module in model.named_modules()
-        if name in names
+        module.register_forward_pre_hook(partial(call, name)) for name, module in model.named_modules() if name in names
     ]
     try:
         yield

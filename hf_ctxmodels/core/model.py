@@ -235,7 +235,7 @@ class CtxPreTrainedModel(PreTrainedModel):
         """Write config.json and model.safetensors in the layout of the reference class, with exact weights.
 
         Raises:
-            CtxError: transformers has no such model, or the weights are quantized, sharded, adapted, pruned or factorized.
+            CtxError: transformers has no such model, or weights are quantized, sharded, adapted, pruned or low-rank.
         """
         if self.reference_model_type is None:
             raise CtxError(f"transformers has no class for {type(self).__name__}.", hint="use save_pretrained.")

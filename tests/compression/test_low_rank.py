@@ -205,9 +205,9 @@ def test_selection_and_errors(tmp_path: Path) -> None:
             factorize_model(model if "energy" not in options else BERT.model(), **options)  # type: ignore[arg-type]
     with pytest.raises(CtxError, match="no layout for low rank modules"):
         model.export_reference(tmp_path)
+    model = BERT.model()
+    factorize_model(model, rank=2)
     with pytest.raises(CtxError, match="not a plain linear layer"):
-        model = BERT.model()
-        factorize_model(model, rank=2)
         prune_heads(model, {0: [1]})
     with pytest.raises(CtxError, match=r"No layer .* above rank"):
         factorize_model(BERT.model(), rank=1000)

@@ -105,7 +105,8 @@ def replace_with_fake_quantized(model: nn.Module, bits: Mapping[str, int], group
     for name, num_bits in bits.items():
         module = model.get_submodule(name)
         module_class = FakeQuantizedLinear if isinstance(module, nn.Linear) else FakeQuantizedEmbedding
-        _replace_module(model, module, module_class.from_module(module, num_bits, groups))  # type: ignore[arg-type]
+        replacement = module_class.from_module(module, num_bits, groups)  # type: ignore[arg-type]
+        replace_children(model, {id(module): replacement})
 
 
 @torch.no_grad()

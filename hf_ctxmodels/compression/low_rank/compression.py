@@ -138,9 +138,9 @@ def factorize_model(
         if replacement is not None:
             replacements[id(modules[name])] = replacement
     if not replacements:
-        reasons = {result.reason for result in results} - {None}
+        reasons = ", ".join(sorted({result.reason or "" for result in results})) or "none matches"
         raise CtxError(
-            f"No layer of {type(model).__name__} was replaced: {', '.join(sorted(map(str, reasons))) or 'none matches'}.",
+            f"No layer of {type(model).__name__} was replaced: {reasons}.",
             location="low-rank factorization",
             hint="lower the rank or the energy, or select other layers.",
         )

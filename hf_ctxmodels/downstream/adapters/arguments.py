@@ -7,15 +7,17 @@ from typing import Any
 import torch
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
 
-from hf_ctxmodels.core.flags import ParsedChoices, flag
+from hf_ctxmodels.core.flags import REQUIRED, ParsedChoices, flag
 from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_adapter
-from hf_ctxmodels.downstream.adapters.configuration import ADAPTER_CONFIGS, BottleneckConfig
+from hf_ctxmodels.downstream.adapters.configuration import ADAPTER_CONFIGS, BottleneckConfig, FusionConfig
 from hf_ctxmodels.downstream.adapters.management import (
     add_adapter,
+    add_fusion,
     get_adapter_set,
     has_adapters,
     set_active_adapters,
     train_adapter,
+    train_fusion,
 )
 
 
@@ -34,14 +36,33 @@ class AdapterOptions(BottleneckConfig):
         return BottleneckConfig(**{entry.name: getattr(self, entry.name) for entry in fields(BottleneckConfig)})
 
 
+@dataclass(frozen=True)
+class FusionOptions(FusionConfig):
+    """An AdapterFusion to train; all fields of `FusionConfig` are options."""
+
+    adapters: tuple[str, ...] = flag(REQUIRED, "Frozen adapters to fuse, two or more: directories or Hub ids.")
+    frozen_adapters: tuple[str, ...] = field(
+        default=(), metadata={"help": "Frozen adapters below the fusion, from the lowest up: directories or Hub ids."}
+    )
+
+    @property
+    def config(self) -> FusionConfig:
+        """The configuration of the fusion itself."""
+        return FusionConfig(**{entry.name: getattr(self, entry.name) for entry in fields(FusionConfig)})
+
+
 @dataclass
 class AdapterArguments(ParsedChoices):
     """Adapters."""
 
-    adapter: AdapterOptions | None = flag(
+    adapter: AdapterOptions | FusionOptions | None = flag(
         None,
-        "Train a bottleneck adapter in the frozen model, in fine-tuning with the head.",
-        {name: AdapterOptions(**vars(config)) for name, config in ADAPTER_CONFIGS.items()},
+        "Train a bottleneck adapter, or a fusion of trained adapters, in the frozen model, in fine-tuning with the "
+        "head.",
+        {
+            **{name: AdapterOptions(**vars(config)) for name, config in ADAPTER_CONFIGS.items()},
+            "fusion": FusionOptions,
+        },
         conflicts=("freeze", "anchor", "train_only"),
     )
 
@@ -51,6 +72,11 @@ class AdapterArguments(ParsedChoices):
         if self.adapter is None:
             return
         frozen = [load_adapter(model, source.strip()) for source in self.adapter.frozen_adapters]
+        if isinstance(self.adapter, FusionOptions):
+            names = [load_adapter(model, source.strip(), with_head=False) for source in self.adapter.adapters]
+            add_fusion(model, names, self.adapter.config)
+            train_fusion(model, names, frozen, freeze_head=freeze_head)
+            return
         add_adapter(model, self.adapter.name, self.adapter.config)
         train_adapter(model, self.adapter.name, frozen, freeze_head=freeze_head)
 
@@ -64,9 +90,10 @@ class AdapterArguments(ParsedChoices):
         if not has_adapters(model):
             return {}
         adapters = get_adapter_set(model)
+        configs: dict[str, BottleneckConfig | FusionConfig] = {**adapters.configs, **adapters.fusions}
         return {
-            "adapters": {name: asdict(config) for name, config in adapters.configs.items()},
-            "adapters_active": adapters.active,
+            "adapters": {name: asdict(config) for name, config in configs.items()},
+            "adapters_active": [item if isinstance(item, str) else list(item) for item in adapters.active],
         }
 
 

@@ -248,13 +248,15 @@ def train_adapter(
         CtxError: As `set_active_adapters`, or the model is quantized.
     """
     set_active_adapters(model, [*below, name])
-    _freeze_all_but(model, name, freeze_head)
+    freeze_all_but(model, [name], freeze_head)
 
 
-def train_fusion(model: PreTrainedModel, names: Sequence[str], below: Sequence[str] = ()) -> None:
+def train_fusion(
+    model: PreTrainedModel, names: Sequence[str], below: Sequence[str] = (), *, freeze_head: bool = False
+) -> None:
     """Activate a fusion for training, like `train_adapter`; the fused adapters are frozen."""
     set_active_adapters(model, [*below, tuple(names)])
-    _freeze_all_but(model, ",".join(names), freeze_head=False)
+    freeze_all_but(model, [",".join(names)], freeze_head)
 
 
 def delete_adapter(model: PreTrainedModel, name: str) -> None:
@@ -349,15 +351,21 @@ def _remove_modules(adapter_set: AdapterSet, *names: str) -> None:
         remove_all_adapters(adapter_set.base)
 
 
-def _freeze_all_but(model: nn.Module, name: str, freeze_head: bool) -> None:
-    """Freeze everything but an adapter or fusion, the pooler and, unless `freeze_head`, the head."""
+def freeze_all_but(model: nn.Module, names: Iterable[str], freeze_head: bool = False) -> None:
+    """Freeze everything but adapters or fusions, the pooler and, unless `freeze_head`, the head; raises CtxError if the
+    model is quantized."""
     if is_quantized(model):
         raise CtxError(
             "A quantized model has no gradients, so an adapter in it cannot be trained.",
             hint="train the adapter in the float32 model, and load it into the quantized model.",
         )
     base = get_adapter_set(model).base
-    trained = {id(parameter) for modules in _containers(base, name) for parameter in modules[name].parameters()}
+    trained = {
+        id(parameter)
+        for name in names
+        for modules in _containers(base, name)
+        for parameter in modules[name].parameters()
+    }
     encoder = {
         id(parameter)
         for name, parameter in base.named_parameters()

@@ -53,6 +53,10 @@ class CtxMultiTaskConfig(CtxConfig):
         encoder: Configuration of the encoder's family, or its dictionary; a small BERT by default.
         tasks: Name of a task -> "auto_class" of its head, "fields" of the encoder's configuration that differ for it,
             and "loss_weight", the factor of its loss in training; see `task_entry`.
+        task_adapters: Name of a task -> names of the bottleneck adapters that are active for it, from the lowest up;
+            None without. The adapters are saved in `adapters/`, see `downstream.adapters`.
+        projected_attention: "size" and "heads" of projected attention layers for each task, see
+            `downstream.multitask.projected_attention`; None without.
 
     Raises:
         CtxError: A task's name, head or field is invalid, or the encoder belongs to no family.
@@ -63,6 +67,8 @@ class CtxMultiTaskConfig(CtxConfig):
 
     encoder: Any = None
     tasks: dict[str, Any] | None = None
+    task_adapters: dict[str, Any] | None = None
+    projected_attention: dict[str, Any] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
         if self.encoder is None:
@@ -90,6 +96,12 @@ class CtxMultiTaskConfig(CtxConfig):
                     location=location,
                     hint="remove it.",
                 )
+        if unknown := set(self.task_adapters or {}) - set(self.tasks):
+            raise CtxError(
+                f"task_adapters has no task {', '.join(sorted(unknown))}.",
+                location="task_adapters",
+                hint=f"use names of tasks: {', '.join(self.tasks) or 'none'}.",
+            )
         for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
             if getattr(self, name) is None:
                 setattr(self, name, getattr(self.encoder, name))

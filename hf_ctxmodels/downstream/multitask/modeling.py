@@ -5,11 +5,12 @@ from typing import Any
 from torch import Tensor, nn
 from transformers.utils.generic import can_return_tuple
 
-from hf_ctxmodels.core.adapter_support import is_adapter_parameter
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.core.weights import is_quantized
+from hf_ctxmodels.downstream.adapters.management import add_adapter, get_adapter_set, has_adapters, set_active_adapters
 from hf_ctxmodels.downstream.multitask.configuration import CtxMultiTaskConfig
+from hf_ctxmodels.downstream.multitask.projected_attention import TaskAttention
 from hf_ctxmodels.registry import get_family
 
 
@@ -21,6 +22,7 @@ class CtxMultiTaskModel(CtxPreTrainedModel):
     Attributes:
         encoder: The shared encoder, with a pooler if a head reads one.
         heads: Task -> the family's model with the task's head. Its encoder is `encoder`, but not its submodule.
+        task_attention: Projected attention layers of each task; None without `config.projected_attention`.
 
     Example:
         >>> model = AutoModel.from_pretrained("runs/mtdnn")  # doctest: +SKIP
@@ -47,6 +49,9 @@ class CtxMultiTaskModel(CtxPreTrainedModel):
             del head._modules[head.base_model_prefix]
             head.__dict__[head.base_model_prefix] = self.encoder
             head.all_tied_weights_keys = {}
+        self.task_attention = (
+            TaskAttention(self.encoder, heads, **config.projected_attention) if config.projected_attention else None
+        )
         targets = dict.fromkeys(name for head in heads.values() for name in head.loss_targets)
         self.loss_targets = tuple(targets)  # type: ignore[misc]  # a class attribute elsewhere
         self.post_init()
@@ -76,8 +81,10 @@ class CtxMultiTaskModel(CtxPreTrainedModel):
     ) -> Any:
         """The output of the head of a task, to which all examples belong, or of the encoder alone without a task.
 
-        Other arguments are the head's. In training mode the loss is multiplied by the task's weight.
+        Other arguments are the head's. In training mode the loss is multiplied by the task's weight. The task's
+        adapters and projected attention layers are activated.
         """
+        self.activate_task(task)
         arguments = {**kwargs, "input_ids": input_ids, "attention_mask": attention_mask, "return_dict": True}
         if task is None:
             return self.encoder(**arguments)
@@ -86,6 +93,21 @@ class CtxMultiTaskModel(CtxPreTrainedModel):
             output.loss = output.loss * (self.config.tasks or {})[task]["loss_weight"]
         return output
 
+    def activate_task(self, task: str | None) -> None:
+        """Activate the adapters (`config.task_adapters`), if they are loaded, and the projected attention layers of a
+        task; for None, the adapters that all tasks share. Adapters of models without `task_adapters` are left."""
+        if self.task_attention is not None:
+            self.task_attention.active = task
+        stacks = self.config.task_adapters
+        if not stacks or not has_adapters(self):
+            return
+        shared = [name for name in next(iter(stacks.values())) if all(name in stack for stack in stacks.values())]
+        adapters, stack = get_adapter_set(self), tuple(shared if task is None else stacks.get(task, ()))
+        if adapters.active != stack:
+            adapters.check_names(stack)
+            adapters.active = stack
+            adapters.activate()
+
     def task_weights(self, task: str) -> dict[str, Tensor]:
         """The weights of a task's plain model by their names there, also of a pooler that the head does not read."""
         head = self.head(task)
@@ -93,18 +115,28 @@ class CtxMultiTaskModel(CtxPreTrainedModel):
         return {**encoder, **head.state_dict()}
 
     def task(self, name: str) -> CtxPreTrainedModel:
-        """The plain model of a task, of the family's class, with a copy of the weights and equal outputs; raises
-        CtxError if the model is quantized or has adapters."""
+        """The plain model of a task, of the family's class, with a copy of the weights and of the task's adapters, and
+        equal outputs; raises CtxError if the model is quantized, has adapters of no task, or projected attention."""
         if is_quantized(self):
             raise CtxError("A quantized model has no plain weights for a task.", hint="use the float32 model.")
-        if any(is_adapter_parameter(parameter) for parameter, _ in self.encoder.named_parameters()):
+        if self.task_attention is not None:
+            raise CtxError(
+                f"{self.config.head_class(name).__name__} has no projected attention layers.",
+                hint="use the multi-task model.",
+            )
+        stack = (self.config.task_adapters or {}).get(name, ())
+        if has_adapters(self) and not stack:
             raise CtxError(
                 "The encoder has adapters, which the plain model of a task would lack.",
                 hint="save and delete the adapters, call `task`, and load the adapters by load_adapter.",
             )
         weights = self.task_weights(name)
         plain = self.config.head_class(name)(self.config.task_config(name)).to(device=self.device, dtype=self.dtype)
+        for adapter in stack if has_adapters(self) else ():
+            add_adapter(plain, adapter, get_adapter_set(self).configs[adapter])
         plain.load_state_dict({key: weights[key] for key in plain.state_dict()})
+        if has_adapters(self):
+            set_active_adapters(plain, stack)
         return plain.train(self.training)
 
 

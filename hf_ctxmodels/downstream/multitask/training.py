@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
@@ -17,9 +17,11 @@ from hf_ctxmodels.core.command_line import find_packaged
 from hf_ctxmodels.core.config import CtxConfig
 from hf_ctxmodels.core.console import format_next_commands, print_status
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import REQUIRED, flag
+from hf_ctxmodels.core.flags import REQUIRED, ParsedChoices, flag
 from hf_ctxmodels.data import ReweightedMixture, ShuffledMixture
 from hf_ctxmodels.data.files import describe_content
+from hf_ctxmodels.downstream.adapters.configuration import ADAPTER_CONFIGS, BottleneckConfig
+from hf_ctxmodels.downstream.adapters.management import add_adapter, freeze_all_but
 from hf_ctxmodels.downstream.finetuning.arguments import StartingModelArguments
 from hf_ctxmodels.downstream.finetuning.finetuning_run import load_config_and_tokenizer, open_model, prepare_for_tasks
 from hf_ctxmodels.downstream.finetuning.task_evaluation import (
@@ -45,10 +47,41 @@ from hf_ctxmodels.training.loop import TrainingLoop, TrainingResult, global_batc
 from hf_ctxmodels.training.model_loading import require_trainable
 
 TASK = "task"  # key of the task's name in features and batches
+SHARED_ADAPTER = "shared"
+
+
+@dataclass(frozen=True)
+class TaskAdapterOptions(BottleneckConfig):
+    """Bottleneck adapters in the frozen encoder; all fields of `BottleneckConfig` are options."""
+
+    sharing: Literal["both", "task", "shared"] = flag(
+        "both", "An adapter for each task, one that all tasks share, or both, the shared one below."
+    )
+
+    @property
+    def config(self) -> BottleneckConfig:
+        """The configuration of each adapter."""
+        return BottleneckConfig(**{entry.name: getattr(self, entry.name) for entry in fields(BottleneckConfig)})
+
+    def stack(self, task: str) -> list[str]:
+        """Names of the adapters of a task, from the lowest up."""
+        return {"both": [SHARED_ADAPTER, task], "task": [task], "shared": [SHARED_ADAPTER]}[self.sharing]
+
+
+@dataclass(frozen=True)
+class ProjectedAttentionOptions:
+    """Projected attention layers for each task (Stickland and Murray 2019)."""
+
+    size: int = flag(204, "Width of the projected attention.")
+    heads: int = flag(12, "Heads of the projected attention.")
+    train_encoder: bool = flag(True, "Train the shared encoder, too, as in the paper.")
+
+
+_SEQUENTIAL_ADAPTERS = ("pfeiffer", "houlsby", "parallel")
 
 
 @dataclass
-class MultitaskArguments:
+class MultitaskArguments(ParsedChoices):
     """Tasks."""
 
     tasks: str = flag(REQUIRED, "YAML file that lists tasks and their files, or the name of a list of the package.")
@@ -58,6 +91,16 @@ class MultitaskArguments:
         "last", "Model to save: the last, or the one with the best mean of the main metrics in an evaluation."
     )
     freeze: Literal["encoder"] | None = flag(None, "Train only the heads.")
+    adapter: TaskAdapterOptions | ProjectedAttentionOptions | None = flag(
+        None,
+        "Train task-specific weights in the encoder: bottleneck adapters, with the encoder frozen, or projected "
+        "attention.",
+        {
+            **{name: TaskAdapterOptions(**vars(ADAPTER_CONFIGS[name])) for name in _SEQUENTIAL_ADAPTERS},
+            "projected-attention": ProjectedAttentionOptions,
+        },
+        conflicts=("freeze",),
+    )
 
 
 @dataclass(frozen=True)
@@ -197,8 +240,15 @@ def finetune_tasks(
     print_status(f"tokenizing the training examples of {len(runs)} tasks: {sizes}", accelerator.is_main_process)
     encoded = {name: run.encode(tokenizer) for name, run in runs.items()}
 
-    model = _new_model(config, tokenizer, runs, start)
+    model = _new_model(config, tokenizer, runs, start, arguments.adapter)
     if arguments.freeze is not None:
+        freeze_encoder(model)
+    if isinstance(arguments.adapter, TaskAdapterOptions):
+        names = list(dict.fromkeys(name for task in runs for name in arguments.adapter.stack(task)))
+        for name in names:
+            add_adapter(model, name, arguments.adapter.config)
+        freeze_all_but(model, names)
+    elif arguments.adapter is not None and not arguments.adapter.train_encoder:
         freeze_encoder(model)
     collate = TaskCollator({name: run.task.collator(tokenizer) for name, run in runs.items()})
     size = loop.per_device_batch_size
@@ -239,6 +289,7 @@ def finetune_tasks(
             "sampling": listed.sampling,
             "temperature": listed.temperature,
             "freeze": arguments.freeze is not None,
+            **({} if arguments.adapter is None else {"adapter": asdict(arguments.adapter)}),
         },
     ).run()
     if best is not None and best.metrics:  # replace the last model by the best one
@@ -258,6 +309,7 @@ def _new_model(
     tokenizer: PreTrainedTokenizerBase,
     runs: dict[str, TaskRun],
     start: StartingModelArguments,
+    adapter: TaskAdapterOptions | ProjectedAttentionOptions | None,
 ) -> CtxMultiTaskModel:
     """A multi-task model with new heads and the encoder of the starting model."""
     config.name_or_path = ""  # the location is not part of the model
@@ -278,7 +330,12 @@ def _new_model(
     require_trainable(initial_model)
     if getattr(initial_model.config, "vocab_size", None) != getattr(config, "vocab_size", None):  # new tokens
         config.vocab_size = initial_model.config.vocab_size
-    model = CtxMultiTaskModel(CtxMultiTaskConfig(encoder=config, tasks=entries))
+    multitask_config = CtxMultiTaskConfig(encoder=config, tasks=entries)
+    if isinstance(adapter, TaskAdapterOptions):
+        multitask_config.task_adapters = {name: adapter.stack(name) for name in runs}
+    elif adapter is not None:
+        multitask_config.projected_attention = {"size": adapter.size, "heads": adapter.heads}
+    model = CtxMultiTaskModel(multitask_config)
     for head in model.heads.values():
         head.load_pretrained_components()
     model.encoder.load_state_dict(initial_model.base_model.state_dict())

@@ -1,0 +1,148 @@
+"""Adapters and projected attention of a multi-task model, against naive computations, and saved and opened."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import AutoModel
+from zoo import TINY, assert_close, labeled_batch, with_random_parameters
+from zoo.cases import Case
+
+from hf_ctxmodels import FAMILIES, CtxError, CtxMultiTaskConfig, CtxMultiTaskModel
+from hf_ctxmodels.core.adapter_support import is_adapter_parameter
+from hf_ctxmodels.downstream.adapters import add_adapter, get_active_adapters, load_saved_adapters
+from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_saved_model
+from hf_ctxmodels.downstream.adapters.management import freeze_all_but
+from hf_ctxmodels.downstream.multitask.configuration import task_entry
+
+CASES = {
+    "pairs": Case(FAMILIES["bert"], "AutoModelForSequenceClassification"),
+    "words": Case(FAMILIES["bert"], "AutoModelForTokenClassification"),
+}
+STACKS = {"pairs": ["shared", "pairs"], "words": ["shared", "words"]}
+
+
+def multitask(family: str = "bert", **options: Any) -> CtxMultiTaskModel:
+    cases = {task: Case(FAMILIES[family], case.auto_name) for task, case in CASES.items()}
+    entries = {task: task_entry(case.auto_name, case.config()) for task, case in cases.items()}
+    torch.manual_seed(0)
+    config = CtxMultiTaskConfig(encoder=cases["pairs"].config(), tasks=entries, **options)
+    return with_random_parameters(CtxMultiTaskModel(config), seed=1).eval()
+
+
+def adapted() -> CtxMultiTaskModel:
+    model = multitask(task_adapters=STACKS)
+    for name in ("shared", "pairs", "words"):
+        add_adapter(model, name)
+    for name, parameter in model.named_parameters():
+        if is_adapter_parameter(name):
+            parameter.data.normal_(std=0.3)
+    return model
+
+
+def naive_attention(states: Tensor, module: Any, heads: int, mask: Tensor) -> Tensor:
+    """(batch, length, width) -> the context of all heads, without an output projection."""
+    query, key, value = F.linear(states, module.qkv_proj.weight, module.qkv_proj.bias).chunk(3, -1)
+    query, key, value = (part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in (query, key, value))
+    scores = query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5
+    weights = scores.masked_fill(~mask[:, None, None], -torch.inf).softmax(-1)
+    return (weights @ value).transpose(1, 2).flatten(2)
+
+
+def naive_states(model: CtxMultiTaskModel, task: str, states: Tensor, mask: Tensor) -> Tensor:
+    """BERT's layers with the projected attention of a task, equation by equation."""
+    pals: Any = model.task_attention.members[task]
+    heads = model.config.projected_attention["heads"]
+    for number, layer in enumerate(model.encoder.layers):
+        context = naive_attention(states, layer.attention, TINY["num_attention_heads"], mask)
+        attended = layer.attention_norm(states + layer.attention.out_proj(context))
+        transformed = layer.feed_forward.down_proj(F.gelu(layer.feed_forward.up_proj(attended)))
+        projected = naive_attention(pals.down_proj(states), pals.attentions[number], heads, mask)
+        task_output = F.gelu(pals.up_proj(projected))
+        states = layer.feed_forward_norm(attended + transformed + task_output)
+    return states
+
+
+@pytest.mark.parametrize("family", ["bert", "albert"])
+def test_projected_attention_computes_the_formula(family: str, tmp_path: Path) -> None:
+    """Values, gradients, copies and files; the layers of another task have no gradient."""
+    model = multitask(family, projected_attention={"size": 6, "heads": 3})
+    batch = labeled_batch(CASES["words"])
+    mask = batch["attention_mask"].bool()
+    loss = model(**batch, task="words").loss
+    model.task_attention.active = "words"
+    states = model.encoder(batch["input_ids"], mask.long(), output_hidden_states=True)
+    if family == "bert":  # layers of ALBERT are shared and named differently
+        expected = naive_states(model, "words", states.hidden_states[0], mask)
+        assert_close(states.last_hidden_state[mask], expected[mask], tolerance=1e-5)
+        weights = list(model.task_attention.members["words"].parameters())
+        factors = torch.randn(expected[mask].shape)
+        gradients = (
+            torch.autograd.grad((values * factors).sum(), weights, retain_graph=True)
+            for values in (states.last_hidden_state[mask], expected[mask])
+        )
+        for actual, naive in zip(*gradients, strict=True):
+            assert_close(actual, naive, tolerance=1e-3)
+    loss.backward()
+    for task, layers in model.task_attention.members.items():
+        assert all((parameter.grad is not None) == (task == "words") for parameter in layers.parameters())
+    model.save_pretrained(tmp_path)
+    opened, report = AutoModel.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(report.values())
+    for other in (opened, copy.deepcopy(model)):
+        assert torch.equal(other(**batch, task="words").loss, loss)
+    with torch.no_grad():
+        states = model(batch["input_ids"], mask.long()).last_hidden_state  # without a task, and so without its layers
+        for parameter in model.task_attention.parameters():
+            parameter.zero_()
+        model.task_attention.active = "words"
+        assert_close(model.encoder(batch["input_ids"], mask.long()).last_hidden_state[mask], states[mask])
+
+
+def test_each_task_has_its_adapters(tmp_path: Path) -> None:
+    """Only the adapters of the batch's task and the shared one have gradients; the plain model of a task has them, and
+    files restore them."""
+    model = adapted()
+    freeze_all_but(model, ["shared", "pairs", "words"])
+    losses = {}
+    for task, case in CASES.items():
+        model.zero_grad(set_to_none=True)
+        losses[task] = model(**labeled_batch(case), task=task).loss
+        losses[task].backward()
+        trained = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
+        adapters = {name.split(".members.")[1].split(".")[0] for name in trained if is_adapter_parameter(name)}
+        assert adapters == {"shared", task}
+        assert all(name.startswith((f"heads.{task}.", "encoder.pooler.")) for name in trained if "adapters" not in name)
+    assert get_active_adapters(model) == ("shared", "words")
+    model(torch.tensor([[5, 6]]))
+    assert get_active_adapters(model) == ("shared",)
+
+    model.save_pretrained(tmp_path / "multitask")
+    opened = AutoModel.from_pretrained(tmp_path / "multitask")
+    load_saved_adapters(opened, tmp_path / "multitask")
+    for task, case in CASES.items():
+        assert torch.equal(opened(**labeled_batch(case), task=task).loss, losses[task])
+        opened.task(task).save_pretrained(tmp_path / task)
+        plain = load_saved_model(str(tmp_path / task))
+        assert get_active_adapters(plain) == ("shared", task)
+        assert_close(plain(**labeled_batch(case)).loss, losses[task])
+
+
+def test_errors() -> None:
+    for options, message in (
+        ({"projected_attention": {"size": 7, "heads": 2}}, "not a multiple"),
+        ({"task_adapters": {"ner": ["shared"]}}, "no task ner"),
+        ({"family": "gpt2", "projected_attention": {"size": 6, "heads": 2}}, "does not support projected attention"),
+    ):
+        with pytest.raises(CtxError, match=message):
+            multitask(**options)  # type: ignore[arg-type]
+    with pytest.raises(CtxError, match="no projected attention layers"):
+        multitask(projected_attention={"size": 6, "heads": 2}).task("words")
+    model = multitask(task_adapters={"pairs": ["missing"]})
+    add_adapter(model, "shared")
+    with pytest.raises(CtxError, match="no adapter 'missing'"):
+        model(torch.tensor([[5, 6]]), task="pairs")
