@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 from benchmarks.measure import measure
@@ -61,10 +61,12 @@ def variants(
     yield "float32", lambda copied: None
     yield "bfloat16", lambda copied: copied.bfloat16()
     yield "int8", lambda copied: quantize_model(copied, CtxInt8Config())
-    sizes = [("rank", rank) for rank in arguments.ranks] + [("energy", energy) for energy in arguments.energies]
-    for option, value in sizes:
+    sizes: list[dict[str, Any]] = [{"rank": rank} for rank in arguments.ranks]
+    sizes += [{"energy": energy} for energy in arguments.energies]
+    for size in sizes:
         for name, statistics in (("plain", None), ("activations", moments)):
-            yield f"{option} {value}, {name}", partial(factorize_model, moments=statistics, **{option: value})
+            (option, value), *_ = size.items()
+            yield f"{option} {value}, {name}", partial(factorize_model, moments=statistics, **size)
     if (rank := arguments.int8_rank) is not None:
 
         def factorize_and_quantize(copied: PreTrainedModel) -> None:

@@ -34,6 +34,7 @@ from transformers import (
 from hf_ctxmodels import FAMILIES, CtxError, CtxMultiTaskConfig, CtxMultiTaskModel
 from hf_ctxmodels.compression.distillation import Teacher
 from hf_ctxmodels.compression.int8.quantizer import CtxInt8Config
+from hf_ctxmodels.downstream.adapters import get_active_adapters, load_saved_adapters
 from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_model_with_adapters
 from hf_ctxmodels.downstream.multitask.configuration import task_entry
 from hf_ctxmodels.downstream.multitask.task_list import read_task_list
@@ -153,6 +154,47 @@ def test_multitask(checkpoint, tmp_path, capsys):
     assert finetune("token-classification", model=out, **again) == 0
     assert TrainingSummary.load(tmp_path / "again").metrics["eval_f1"] == metrics["eval_words_f1"]
     assert AutoModelForTokenClassification.from_pretrained(tmp_path / "again").config.model_type == "ctx-bert"
+
+
+def test_adapters_and_projected_attention(checkpoint, tmp_path, capsys):
+    """Adapters of tasks are trained in the frozen encoder, the best is saved, and they can be fused; projected
+    attention is part of the model."""
+    tasks = make_tasks(tmp_path, sentences={}, words={})
+    flags = {"learning_rate": "1e-2", "max_steps": 6, "eval_steps": 3, "keep": "best", "output_dir": tmp_path / "out"}
+    run = multitask(checkpoint, tmp_path, tasks, **flags, adapter="pfeiffer:reduction_factor=4")
+    assert finetune("multitask", **run) == 0
+    assert {path.name for path in (tmp_path / "out" / "adapters").iterdir()} == {
+        *("shared", "sentences", "words"),
+        "stack.json",
+    }
+    model, original = AutoModel.from_pretrained(tmp_path / "out"), AutoModel.from_pretrained(checkpoint)
+    for name, value in original.state_dict().items():
+        assert "pooler" in name or torch.equal(model.encoder.state_dict()[name], value), name
+    load_saved_adapters(model, tmp_path / "out")
+    ups = [model.encoder.layers[0].adapters["feed_forward"].members[name].adapter_up for name in ("shared", "words")]
+    assert all(up.bias.any() for up in ups)
+    assert model.config.task_adapters == {"sentences": ["shared", "sentences"], "words": ["shared", "words"]}
+
+    fused = ",".join(str(tmp_path / "out" / "adapters" / name) for name in ("sentences", "words"))
+    files = classification_files(tmp_path) | {"max_length": 24, "max_steps": 2}
+    fusion = {"model": checkpoint, "output_dir": tmp_path / "fused", "adapter": f"fusion:adapters={fused}"}
+    assert finetune("sequence-classification", **files, **fusion) == 0
+    classifier = AutoModelForSequenceClassification.from_pretrained(tmp_path / "fused")
+    assert sorted(load_saved_adapters(classifier, tmp_path / "fused")) == ["sentences", "words"]
+    assert get_active_adapters(classifier) == (("sentences", "words"),)
+    capsys.readouterr()
+    wrong = fusion | {"adapter": f"fusion:adapters={fused.split(',')[0]}", "output_dir": tmp_path / "one"}
+    assert finetune("sequence-classification", **files, **wrong) == 2
+    assert "two or more adapters" in capsys.readouterr().err
+
+    flags = {"max_steps": 2, "output_dir": tmp_path / "pals"}
+    attention = "projected-attention:size=8,heads=2,train_encoder=false"
+    assert finetune("multitask", **multitask(checkpoint, tmp_path, tasks, **flags, adapter=attention)) == 0
+    model, report = AutoModel.from_pretrained(tmp_path / "pals", output_loading_info=True)
+    assert not any(report.values())
+    assert set(model.task_attention.members) == {"sentences", "words"}
+    embeddings = model.encoder.get_input_embeddings().weight
+    assert torch.equal(embeddings, original.get_input_embeddings().weight)
 
 
 def test_resumed_weights_equal_an_uninterrupted_run(checkpoint, tmp_path, capsys):

@@ -30,7 +30,7 @@ from hf_ctxmodels.registry import FAMILIES
 
 RANK = 3
 BERT = Case(FAMILIES["bert"], "AutoModelForMaskedLM")
-LABELED = [("good film", 1), ("bad film", 0), ("good plot and a good end", 1), ("bad plot", 0)] * 8
+LABELED = [("good film", 1), ("bad film", 0), ("good plot and a good end", 1), ("bad plot", 0), ("a film", 2)] * 8
 
 
 def truncated(weight: Tensor, rank: int) -> Tensor:
@@ -282,7 +282,7 @@ def test_statistics_of_texts() -> None:
 def test_the_command_and_distillation(tmp_path: Path) -> None:
     """Options and errors of the command; `distill` trains the compressed model, which stays compressed."""
     texts = [text for text, _ in LABELED]
-    model, tokenizer = tiny_pair("bert", "AutoModelForSequenceClassification", texts, num_labels=2)
+    model, tokenizer = tiny_pair("bert", "AutoModelForSequenceClassification", texts)  # three labels
     original, output = save(tmp_path / "original", model, tokenizer), tmp_path / "low-rank"
     lines = tmp_path / "texts.txt"
     lines.write_text("\n".join(texts), encoding="utf-8")

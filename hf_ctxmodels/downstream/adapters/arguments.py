@@ -36,7 +36,7 @@ class AdapterOptions(BottleneckConfig):
         return BottleneckConfig(**{entry.name: getattr(self, entry.name) for entry in fields(BottleneckConfig)})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FusionOptions(FusionConfig):
     """An AdapterFusion to train; all fields of `FusionConfig` are options."""
 
