@@ -17,6 +17,9 @@ import torch
 from torch import Tensor
 
 
+_ZERO = 1e-7  # singular values of float32 weights, relative to the largest, that are rounding errors
+
+
 class Factors(NamedTuple):
     """Factors of a weight: `output @ input` approximates it.
 
@@ -67,15 +70,22 @@ def _left_singular_vectors(weight: Tensor, moment: Tensor | None) -> tuple[Tenso
     else:
         eigenvalues, eigenvectors = torch.linalg.eigh(moment.double())
         weighted = weight @ (eigenvectors * eigenvalues.clamp(min=0).sqrt())
-    vectors, values, _ = torch.linalg.svd(weighted, full_matrices=False)
-    tolerance = max(weighted.shape) * torch.finfo(torch.float64).eps * values[0]
-    num_nonzero = int((values > tolerance).sum())
+    vectors, values = _decompose(weighted)
+    num_nonzero = int((values > _ZERO * values[0]).sum())
     if moment is not None and num_nonzero < len(values):
         vectors = vectors[:, :num_nonzero]
-        remainder = weight - vectors @ (vectors.T @ weight)
-        others = torch.linalg.svd(remainder, full_matrices=False)[0]
+        others, _ = _decompose(weight - vectors @ (vectors.T @ weight))
         vectors = torch.cat([vectors, others[:, : len(values) - num_nonzero]], 1)
     return vectors, values
+
+
+def _decompose(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Left singular vectors and values of a (rows, columns) float64 matrix."""
+    if len(matrix) >= matrix.shape[1]:
+        vectors, values, _ = torch.linalg.svd(matrix, full_matrices=False)
+        return vectors, values
+    squares, vectors = torch.linalg.eigh(matrix @ matrix.T)  # several times faster for embeddings
+    return vectors.flip(1), squares.flip(0).clamp(min=0).sqrt()
 
 
 def max_rank(shape: tuple[int, ...]) -> int:
