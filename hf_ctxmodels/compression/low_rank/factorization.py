@@ -16,7 +16,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-
 _ZERO = 1e-7  # singular values of float32 weights, relative to the largest, that are rounding errors
 
 
