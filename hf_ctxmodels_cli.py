@@ -143,6 +143,7 @@ GROUPS: dict[str, dict[str, Command | CommandGroup]] = {
                 "report": Command("Write results of analyses as one HTML page.", "analyze_report"),
             },
         ),
+        "compare": Command("Compare families: equal text, budget and measures.", "compare"),
         "explore": Command("Explore one or two models in a browser.", "explore"),
     },
     "file formats and publication": {

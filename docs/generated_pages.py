@@ -328,8 +328,8 @@ def _nested_options(choices: Mapping[str, Any]) -> list[str]:
 
 
 def _label(path: Path) -> str:
-    """Anchor of a file: its name, with a suffix for lists of tasks, which may share the name of a recipe."""
-    return f"{path.stem}-tasks" if path.parent.name == "tasks" else path.stem
+    """Anchor of a file: its name, with a suffix for lists of tasks and plans, which may share the name of a recipe."""
+    return f"{path.stem}-{path.parent.name}" if path.parent.name in ("tasks", "comparisons") else path.stem
 
 
 def _recipe_page() -> Pages:
@@ -340,6 +340,7 @@ def _recipe_page() -> Pages:
         "text2text": "Tasks as text",
         "prompts": "Prompt tasks",
         "behavior": "Behavioral tests",
+        "comparisons": "Plans of comparisons",
         "accelerate": "Configurations of accelerate",
     }
     for folder, heading in headings.items():

@@ -201,7 +201,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_files_of_the_wheel(installed: Path):
-    for folder in ("recipes", "tasks", "text2text", "prompts", "behavior", "accelerate"):
+    for folder in ("recipes", "tasks", "text2text", "prompts", "behavior", "comparisons", "accelerate"):
         expected = {path.name: path.read_bytes() for path in (ROOT / "scripts" / folder).glob("*.yaml")}
         assert expected
         assert {path.name: path.read_bytes() for path in (installed / "hf_ctxmodels" / folder).iterdir()} == expected

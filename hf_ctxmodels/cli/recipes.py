@@ -1,4 +1,4 @@
-"""List the packaged recipes, tasks, prompts, behavioral tests and configurations for `accelerate launch`.
+"""List the packaged recipes, tasks, prompts, behavioral tests, comparisons and configurations for `accelerate launch`.
 
 hf-ctxmodels pretrain --recipe NAME ...
 accelerate launch --config_file FILE -m hf_ctxmodels pretrain --recipe NAME ...
@@ -14,8 +14,8 @@ from hf_ctxmodels.core.command_line import packaged_folder, parse_arguments
 def main() -> None:
     """Print a line for each file."""
     parse_arguments(description=__doc__)
-    recipes, tasks, texts, suites, prompts = map(
-        packaged_folder, ("recipes", "tasks", "text2text", "behavior", "prompts")
+    recipes, tasks, texts, suites, prompts, plans = map(
+        packaged_folder, ("recipes", "tasks", "text2text", "behavior", "prompts", "comparisons")
     )
     lines = [f"Recipes, by name (--recipe NAME), in {recipes}:"]
     lines += [_summary_line(path) for path in sorted(recipes.glob("*.yaml"))]
@@ -27,6 +27,8 @@ def main() -> None:
     lines += [_summary_line(path) for path in sorted(suites.glob("*.yaml"))]
     lines += ["", f"Prompt tasks, by name (evaluate prompts --task NAME --tasks_folder DATA), in {prompts}:"]
     lines += [_summary_line(path) for path in sorted(prompts.glob("*.yaml"))]
+    lines += ["", f"Plans of comparisons, by name (compare NAME --data_dir DATA), in {plans}:"]
+    lines += [_summary_line(path) for path in sorted(plans.glob("*.yaml"))]
     lines += ["", "Configurations for several processes (accelerate launch --config_file FILE -m hf_ctxmodels ...):"]
     lines += [
         f"  {path}\n      {first_sentence(path)}" for path in sorted(packaged_folder("accelerate").glob("*.yaml"))

@@ -99,7 +99,8 @@ def parse_arguments(
     finder.add_argument("--recipe")
     recipe = finder.parse_known_args(argv)[0].recipe
     if recipe is not None and not {"-h", "--help"} & set(argv):
-        argv = recipe_flags(find_packaged(recipe, "recipes", "recipe", "--recipe"), names) + argv
+        path = find_packaged(recipe, "recipes", "recipe", "--recipe")
+        argv = recipe_flags(read_recipe(path), names, path) + argv
     _check_flags(argv, names, parser.prog)
     namespace, unknown = parser.parse_known_args(argv)
     if unknown:
@@ -251,7 +252,7 @@ def _converter(annotation: Any) -> Callable[[str], Any]:
 
 
 def packaged_folder(name: str) -> Path:
-    """A folder of files that come with the package: "recipes", "tasks", "text2text", "behavior" or "accelerate". It is
+    """A folder of files that come with the package: "recipes", "tasks", "text2text", "behavior", "comparisons" or "accelerate". It is
     in the installed package, or else in the source tree."""
     installed = Path(__file__).parents[1] / name
     return installed if installed.is_dir() else Path(__file__).parents[2] / "scripts" / name
@@ -282,13 +283,9 @@ def find_packaged(name: str, folder: str, description: str, flag: str) -> Path:
     )
 
 
-def recipe_flags(path: Path, names: set[str]) -> list[str]:
-    """The flags of a recipe: `{"max_steps": 10}` is `["--max_steps", "10"]`.
-
-    A list gives several values. A mapping of mappings names values and their nested options: `{"optimizer": {"adamw":
-    {"beta2": 0.98}}}` is `["--optimizer", "adamw:beta2=0.98"]`. Any other mapping gives `key=value` pairs. `null` or an
-    empty value gives no flag. Raises CtxError if the YAML file is no mapping of names of flags to values.
-    """
+def read_recipe(path: Path) -> dict[str, Any]:
+    """The flags of a recipe and their values, which are texts, lists and mappings of texts; raises CtxError if the YAML
+    file is no mapping."""
     try:
         # BaseLoader keeps scalars as text, so that `no`, `1e-4` and `on` are parsed as flags
         content = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
@@ -304,12 +301,22 @@ def recipe_flags(path: Path, names: set[str]) -> list[str]:
             location=str(path),
             hint=_LINE_FORMAT,
         )
+    return content
+
+
+def recipe_flags(recipe: Mapping[str, Any], names: Collection[str], location: object) -> list[str]:
+    """The flags of a recipe: `{"max_steps": "10"}` is `["--max_steps", "10"]`.
+
+    A list gives several values. A mapping of mappings names values and their nested options: `{"optimizer": {"adamw":
+    {"beta2": "0.98"}}}` is `["--optimizer", "adamw:beta2=0.98"]`. Any other mapping gives `key=value` pairs. `null` or
+    an empty value gives no flag. Raises CtxError, with the location of the recipe, for a key that is not in `names`.
+    """
     flags: list[str] = []
-    for key, value in content.items():
+    for key, value in recipe.items():
         if key not in names:
             raise CtxError(
                 f"Unknown key {key!r} in the recipe.",
-                location=str(path),
+                location=location,
                 hint=f"{did_you_mean(key, names)}use one of: {', '.join(sorted(names))}.",
             )
         if value in ("", "null"):

@@ -1,7 +1,7 @@
 """Minimal pairs: whether a language model prefers the acceptable sentence of a pair."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import log
 from pathlib import Path
 from typing import NamedTuple
@@ -9,7 +9,7 @@ from typing import NamedTuple
 from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.data.text_files import read_json_lines
+from hf_ctxmodels.data.text_files import read_json_lines, read_lines
 
 Scorer = Callable[[Sequence[str]], Sequence[float]]
 """Function from sentences to scores; a higher score means a more probable sentence."""
@@ -36,19 +36,40 @@ class PairResult(NamedTuple):
 
 
 def read_pairs(path: str | Path) -> list[MinimalPair]:
-    """Read pairs in the format of BLiMP (Warstadt et al. 2020, arXiv 1912.00582): JSON lines with `sentence_good`,
-    `sentence_bad` and `linguistics_term`, by default the file's name."""
-    default_phenomenon = Path(path).name.partition(".")[0]
-    pairs = []
+    """Read the pairs of a file.
+
+    A `.txt` file, also compressed, has the format of Zorro (Huebner et al. 2021): lines alternate between an
+    unacceptable sentence and the acceptable one. Others have the format of BLiMP (Warstadt et al. 2020, arXiv
+    1912.00582): JSON lines with `sentence_good`, `sentence_bad` and `linguistics_term`. The phenomenon of pairs without
+    a term is the file's name.
+
+    Raises:
+        CtxError: The file cannot be read, has another format, or has no pairs.
+    """
+    name = Path(path).name
+    if ".txt" in Path(path).suffixes:
+        lines = [line.strip() for line in read_lines(path)]
+        if len(lines) % 2 or not all(lines):
+            raise CtxError(
+                "Expected an even number of lines without empty ones.",
+                location=str(path),
+                hint="alternate between an unacceptable and an acceptable sentence.",
+            )
+        pairs = [MinimalPair(good, bad, name.partition(".txt")[0]) for bad, good in zip(lines[::2], lines[1::2])]
+    else:
+        pairs = list(_read_json_pairs(path, name.partition(".")[0]))
+    if not pairs:
+        raise CtxError("The file has no pairs.", location=str(path), hint="use files in the format of BLiMP or Zorro.")
+    return pairs
+
+
+def _read_json_pairs(path: str | Path, default_phenomenon: str) -> Iterator[MinimalPair]:
     for record, location in read_json_lines(path):
         good, bad = record.get("sentence_good"), record.get("sentence_bad")
         if not all(isinstance(sentence, str) and sentence.strip() for sentence in (good, bad)):
             message = "Expected an object with the strings sentence_good and sentence_bad."
             raise CtxError(message, location=location, hint="use files in the format of BLiMP.")
-        pairs.append(MinimalPair(str(good), str(bad), str(record.get("linguistics_term") or default_phenomenon)))
-    if not pairs:
-        raise CtxError("The file has no pairs.", location=str(path), hint="use files in the format of BLiMP.")
-    return pairs
+        yield MinimalPair(str(good), str(bad), str(record.get("linguistics_term") or default_phenomenon))
 
 
 def evaluate_pairs(pairs: Sequence[MinimalPair], scorer: Scorer) -> dict[str, PairResult]:

@@ -189,6 +189,11 @@ class LoopArguments(DeviceArguments):
     eval_steps: int = _record_flag(0, "Steps between evaluations; 0 evaluates at the end only.")
     save_steps: int = _record_flag(500, "Steps between checkpoints; 0 saves at the end only.")
     save_total_limit: int = _record_flag(2, "Number of newest checkpoints to keep.")
+    save_at: list[int] = flag(
+        (),
+        "Further steps to save a checkpoint at, which is kept; 0 saves the initial weights.",
+        group="logging, evaluation and checkpoints",
+    )
     resume: bool | Literal["finish"] = _record_flag(
         False,
         "Continue from the newest checkpoint in --output_dir, if there is one; `--resume finish` ends the run "
@@ -253,6 +258,12 @@ class LoopArguments(DeviceArguments):
         check_range(self, "warmup_steps", "max_grad_norm", "eval_steps", "save_steps", at_least=0)
         check_range(self, "dataloader_workers", "lr_reference_targets", at_least=0)
         check_range(self, "seed", at_least=0, at_most=MAX_SEED)
+        if any(step < 0 for step in self.save_at):
+            raise CtxError(
+                "A step is 0 or more.",
+                location=f"--save_at {' '.join(map(str, self.save_at))}",
+                hint="give steps of the run, such as 0 100 1000.",
+            )
         check_range(self, "layerwise_lr_decay", at_least=1)
         if self.resume and self.overwrite:
             raise CtxError(

@@ -10,7 +10,7 @@ import os
 import platform
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -273,9 +273,10 @@ def move_files(temporary: Path, directory: Path) -> None:
     _fsync(directory)
 
 
-def delete_old_checkpoints(output_dir: str | Path, keep: int) -> None:
-    """Delete all checkpoints except the `keep` newest ones."""
-    for path in list_checkpoints(output_dir)[: -keep or None]:
+def delete_old_checkpoints(output_dir: str | Path, keep: int, retained_steps: Collection[int] = ()) -> None:
+    """Delete all checkpoints except the `keep` newest ones and the checkpoints of `retained_steps`."""
+    retained = {checkpoint_path(output_dir, step) for step in retained_steps}
+    for path in [path for path in list_checkpoints(output_dir) if path not in retained][: -keep or None]:
         # renamed first: a partly deleted directory must not look like a checkpoint
         renamed = path.with_name(path.name + ".deleting")
         path.rename(renamed)

@@ -12,6 +12,7 @@ from transformers import TrainerCallback
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.training.loop import TrainingLoop, TrainingResult
 from hf_ctxmodels.training.pretraining import PretrainingRun
 
 MAX_SECONDS, MIN_STEPS = 60.0, 3
@@ -31,11 +32,11 @@ class DryRunArguments:
 
 
 class StepTimer(TrainerCallback):
-    """Stops training once both `MIN_STEPS` timed steps and `MAX_SECONDS` have passed. The first step, which allocates
+    """Stops training once both `MIN_STEPS` timed steps and `max_seconds` have passed. The first step, which allocates
     memory, is not timed."""
 
-    def __init__(self) -> None:
-        self._times: list[float] = []
+    def __init__(self, max_seconds: float = MAX_SECONDS) -> None:
+        self._max_seconds, self._times = max_seconds, list[float]()
 
     @property
     def seconds_per_step(self) -> float:
@@ -45,8 +46,23 @@ class StepTimer(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Record the time."""
         self._times.append(time.perf_counter())
-        if len(self._times) > MIN_STEPS and self._times[-1] - self._times[0] > MAX_SECONDS:
+        if len(self._times) > MIN_STEPS and self._times[-1] - self._times[0] > self._max_seconds:
             control.should_training_stop = True
+
+
+def trial_run(
+    loop: TrainingLoop, *callbacks: TrainerCallback, max_steps: int | None = None
+) -> tuple[TrainingResult, int]:
+    """Train in a temporary directory without evaluation; returns the result and the bytes of a checkpoint."""
+    with tempfile.TemporaryDirectory() as folder:
+        rate = 1e-4 if loop.arguments.learning_rate == "auto" else loop.arguments.learning_rate
+        settings: dict[str, Any] = {"save_steps": 0, "save_at": [], "eval_steps": 0, "resume": False}
+        if max_steps is not None:
+            settings |= {"max_steps": max_steps, "num_train_epochs": None}
+        loop.evaluate, loop.callbacks = None, [*loop.callbacks, *callbacks]
+        loop.arguments = replace(loop.arguments, output_dir=folder, learning_rate=rate, report_to="none", **settings)
+        result = loop.run()
+        return result, sum(file.stat().st_size for file in Path(folder).glob("checkpoint-*/*"))
 
 
 def estimate_pretraining(run: PretrainingRun) -> Iterator[str]:
@@ -59,13 +75,7 @@ def estimate_pretraining(run: PretrainingRun) -> Iterator[str]:
             hint="start it without `accelerate launch`.",
         )
     loop, timer = run.loop, StepTimer()
-    loop.evaluate, loop.callbacks = None, [*loop.callbacks, timer]
-    with tempfile.TemporaryDirectory() as folder:
-        rate = 1e-4 if loop.arguments.learning_rate == "auto" else loop.arguments.learning_rate
-        settings: dict[str, Any] = {"save_steps": 0, "eval_steps": 0, "resume": False, "report_to": "none"}
-        loop.arguments = replace(loop.arguments, output_dir=folder, learning_rate=rate, **settings)
-        result = loop.run()
-        size = sum(file.stat().st_size for file in Path(folder).glob("checkpoint-*/*"))
+    result, size = trial_run(loop, timer)
     tokens = result.tokens / result.steps * loop.total_steps
     seconds = max(timer.seconds_per_step * loop.total_steps, 1e-3)
     yield f"parameters      {result.parameters:,}"

@@ -307,6 +307,8 @@ class TrainingLoop:
         if arguments.resume == "finish" and state.step < self.total_steps:
             self._finish()
         self.stopwatch.start()
+        if state.step == 0 and 0 in arguments.save_at:
+            self._save()
         while state.step < self.total_steps and not control.should_training_stop:
             control.should_log = control.should_evaluate = control.should_save = False
             state.check_saving()
@@ -333,7 +335,8 @@ class TrainingLoop:
             if is_last or control.should_evaluate or _is_due(state.step, arguments.eval_steps):
                 self._evaluate(is_last)
             signal = signals.received()
-            if is_last or signal or control.should_save or _is_due(state.step, arguments.save_steps):
+            is_save_due = _is_due(state.step, arguments.save_steps) or state.step in arguments.save_at
+            if is_last or signal or control.should_save or is_save_due:
                 self._save()
             if signal and not is_last:
                 state.finish_saving()

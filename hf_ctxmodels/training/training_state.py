@@ -51,7 +51,7 @@ from hf_ctxmodels.training.training_log import StepMetrics
 
 FLAGS_THAT_MAY_CHANGE = (
     *("output_dir", "resume", "overwrite", "logging_steps", "report_to"),
-    *("save_steps", "save_total_limit", "eval_steps", "dataloader_workers", "device", "deterministic"),
+    *("save_steps", "save_total_limit", "save_at", "eval_steps", "dataloader_workers", "device", "deterministic"),
     *("compile", "gradient_checkpointing", "timeout"),
 )
 """Flags of the loop that do not change the weights."""
@@ -291,7 +291,10 @@ class TrainingState:
             if not self._accelerator.is_main_process:
                 return
             checkpoint_files.commit_checkpoint(temporary, checkpoint, digests)
-            checkpoint_files.delete_old_checkpoints(self._arguments.output_dir, self._arguments.save_total_limit)
+            arguments = self._arguments
+            checkpoint_files.delete_old_checkpoints(
+                arguments.output_dir, arguments.save_total_limit, retained_steps=arguments.save_at
+            )
 
     def check_saving(self) -> None:
         """Raise CtxError if the last checkpoint could not be written; does not wait for it."""

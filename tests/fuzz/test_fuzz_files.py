@@ -16,7 +16,7 @@ from hf_ctxmodels.conversion.elmo import config_from_options
 from hf_ctxmodels.conversion.released_files import read_codes
 from hf_ctxmodels.conversion.ulmfit import read_words
 from hf_ctxmodels.conversion.word_vector_files import READERS
-from hf_ctxmodels.core.command_line import recipe_flags
+from hf_ctxmodels.core.command_line import read_recipe, recipe_flags
 from hf_ctxmodels.core.loading import read_json
 from hf_ctxmodels.data import load_documents
 from hf_ctxmodels.data.table_files import read_conll, read_conllu, read_table
@@ -78,7 +78,7 @@ FILES: dict[str, tuple[str, bytes, Callable[[Path], Any]]] = {
     "recipe": (
         "a.yaml",
         b"family: bert\nmax_steps: 10\nobjective: {mlm: {a: 1}}\n",
-        lambda path: recipe_flags(path, {"family", "max_steps", "objective"}),
+        lambda path: recipe_flags(read_recipe(path), {"family", "max_steps", "objective"}, path),
     ),
     "log": (LOG_FILE, b'{"step": 1, "loss": 2.5}\n{"step": 2, "loss": 2.0}\n', lambda path: read_log(path.parent, 5)),
     "manifest": (MANIFEST_FILE, b'{"sha256": {"a": "00", "b": "11"}}', lambda path: damaged_files(path.parent)),

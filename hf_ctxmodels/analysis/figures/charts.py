@@ -38,6 +38,7 @@ class LineChart(Figure):
         x_label, y_label: What the axes show.
         log_x: A logarithmic x axis.
         digits: Digits of values in tooltips.
+        join_gaps: Draw lines and bands across missing values, for series with different x.
     """
 
     x: Sequence[float]
@@ -47,6 +48,7 @@ class LineChart(Figure):
     y_label: str = ""
     log_x: bool = False
     digits: int = 3
+    join_gaps: bool = False
 
     def validate(self) -> None:
         """Every series and band has a value for each x, and every band is of a series."""
@@ -73,14 +75,14 @@ class LineChart(Figure):
             x_scale.step = max(1.0, x_scale.step)
         parts += axes(x_scale, y_scale, self.x_label, self.y_label)
         for number, (name, series) in enumerate(self.series.items()):
-            for low, high in self._segments(bands.get(name, [])):
-                columns = list(map(x_scale, self.x[low:high]))
-                lower, upper = ([y_scale(y) for y in ends] for ends in zip(*bands[name][low:high]))
+            for indices in self._segments(bands.get(name, [])):
+                columns = [x_scale(self.x[index]) for index in indices]
+                lower, upper = ([y_scale(y) for y in ends] for ends in zip(*(bands[name][index] for index in indices)))
                 outline = [*zip(columns, upper), *reversed(list(zip(columns, lower)))]
                 path = f"{polyline(outline)}Z"
                 parts.append(element("path", d=path, class_=f"fill-{number % NUM_COLORS}", opacity=0.15))
-            for low, high in self._segments(series):
-                points = [(x_scale(x), y_scale(y)) for x, y in zip(self.x[low:high], series[low:high]) if y is not None]
+            for indices in self._segments(series):
+                points = [(x_scale(self.x[index]), y_scale(series[index])) for index in indices]
                 parts.append(series_line(number, polyline(points)))
         for number, (name, series) in enumerate(self.series.items()):
             if len(self.x) <= 60:
@@ -91,13 +93,18 @@ class LineChart(Figure):
                 ]
         return document(parts, _WIDTH, y_scale.start + 48, self.title, self.caption, embedded)
 
-    @staticmethod
-    def _segments(values: Sequence[Any]) -> list[tuple[int, int]]:
-        """First and last index + 1 of the runs without None."""
-        missing = [value is None or value == (None, None) for value in values]
-        starts = [i for i, gap in enumerate(missing) if not gap and (i == 0 or missing[i - 1])]
-        ends = [i + 1 for i, gap in enumerate(missing) if not gap and (i + 1 == len(values) or missing[i + 1])]
-        return list(zip(starts, ends))
+    def _segments(self, values: Sequence[Any]) -> list[list[int]]:
+        """Indices of the values that are drawn as one line: runs without None, or all values to `join_gaps`."""
+        indices = [index for index, value in enumerate(values) if value is not None and value != (None, None)]
+        if self.join_gaps:
+            return [indices] if indices else []
+        segments: list[list[int]] = []
+        for index in indices:
+            if segments and segments[-1][-1] == index - 1:
+                segments[-1].append(index)
+            else:
+                segments.append([index])
+        return segments
 
 
 @dataclass

@@ -1,0 +1,91 @@
+r"""Compare families under equal conditions: pretrain each of them on one text with one budget, evaluate checkpoints
+with the same measures, and write tables and figures.
+
+    hf-ctxmodels compare tiny --data_dir data --output_dir runs/comparison
+    hf-ctxmodels compare my_plan.yaml --output_dir runs/comparison --dry_run
+
+The plan is a YAML file, or the name of a packaged one. The same command continues after an interruption: a finished
+part is never run again. Several processes, also on different machines, may share the output directory.
+"""
+
+import sys
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+from hf_ctxmodels.comparison.plan import read_plan
+from hf_ctxmodels.comparison.processes import TimeIsUpError
+from hf_ctxmodels.comparison.results import REPORT_FILE, RESULTS_FILE, TABLE_FILE, write_results
+from hf_ctxmodels.comparison.runner import Comparison
+from hf_ctxmodels.core.command_line import parse_arguments
+from hf_ctxmodels.core.console import print_status
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import REQUIRED, check_range, flag
+from hf_ctxmodels.core.output_files import require_writable
+
+
+@dataclass
+class CompareArguments:
+    """Plan and output."""
+
+    plan: str = flag(REQUIRED, "YAML file or name of a packaged plan; the flag can be left out if it comes first.")
+    output_dir: str = flag(REQUIRED, "Directory for models, results and tables.")
+    data_dir: str = flag(".", "Directory that relative paths of the plan refer to.")
+    only: list[str] = flag((), "Run only these variants of the plan.")
+    max_minutes: float | None = flag(None, "Stop after some minutes; the same command continues.")
+    dry_run: bool = flag(
+        False, "Print what would run and how long pretraining would take, measured in a minute of each variant."
+    )
+
+    def __post_init__(self) -> None:
+        check_range(self, "max_minutes", above=0)
+
+
+def main() -> None:
+    """Run the plan, and print the tables."""
+    argv = sys.argv[1:]
+    if argv and not argv[0].startswith("-"):
+        argv = ["--plan", *argv]
+    (arguments,) = parse_arguments(CompareArguments, description=__doc__, argv=argv, essential=("plan", "output_dir"))
+    require_writable(arguments.output_dir, "--output_dir")
+    plan = read_plan(arguments.plan, arguments.data_dir)
+    deadline = None if arguments.max_minutes is None else time.monotonic() + 60 * arguments.max_minutes
+    comparison = Comparison(plan, Path(arguments.output_dir), arguments.only or None, deadline)
+    for family, reason in plan.excluded.items():
+        print(f"excluded: {family}, since {reason}")
+    if arguments.dry_run:
+        print_dry_run(comparison)
+        return
+    errors: list[CtxError] = []
+    try:
+        errors = comparison.run(lambda: write_results(comparison))
+    except TimeIsUpError:
+        print_status(f"stopped after {arguments.max_minutes:g} minutes; the same command continues")
+    results = write_results(comparison)
+    for result in results:
+        for table in result.tables:
+            print(f"{table.title}\n\n{table.markdown()}\n")
+    print(f"{RESULTS_FILE}, {TABLE_FILE}, {REPORT_FILE} and figures in {arguments.output_dir}")
+    if errors:
+        first = errors[0]
+        raise CtxError(f"{len(errors)} runs failed. {first.message}", location=first.location, hint=first.hint)
+
+
+def print_dry_run(comparison: Comparison) -> None:
+    """Measure each variant, and print the size and duration of its runs."""
+    total = 0.0
+    names = ("run", "parameters", "steps", "words", "duration")
+    print("{:<28}{:>14}{:>12}{:>16}{:>12}".format(*names))
+    for run in comparison.selected_runs():
+        size = comparison.size(run.variant)
+        steps = comparison.total_steps(run, size)
+        seconds = steps * size.seconds_per_step
+        total += seconds
+        print(
+            f"{f'{run.variant.name}, {run.budget}, seed {run.seed}':<28}{size.parameters:>14,}{steps:>12,}"
+            f"{round(steps * size.words_per_step):>16,}{timedelta(seconds=round(seconds))!s:>12}"
+        )
+    number = comparison.plan.checkpoints + 1
+    measures = ", ".join(measure.name for measure in comparison.plan.measures)
+    print(f"pretraining: {timedelta(seconds=round(total))}; then {measures} of up to {number} checkpoints a run")

@@ -1,0 +1,1 @@
+"""Controlled comparison of families: equal text, equal budget, equal measures (`hf-ctxmodels compare`)."""

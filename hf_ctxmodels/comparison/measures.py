@@ -1,0 +1,332 @@
+"""Measures of a comparison: functions of a checkpoint, each the function behind a command of the package."""
+
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NewType
+
+import yaml
+
+from hf_ctxmodels.analysis.disambiguation import disambiguate, read_semcor
+from hf_ctxmodels.analysis.probing.layer_scores import ProbingOptions
+from hf_ctxmodels.analysis.probing.probing_run import ProbingData, ProbingRun, build_data
+from hf_ctxmodels.analysis.probing.training import ProbeTraining
+from hf_ctxmodels.architectures.sentence_encoder import encode_sentences
+from hf_ctxmodels.architectures.word_encoder import WordEncoder
+from hf_ctxmodels.comparison.processes import package_command, run_command
+from hf_ctxmodels.core.devices import place_model
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import REQUIRED, check_range, flag
+from hf_ctxmodels.core.output_files import write_text_file
+from hf_ctxmodels.data.documents import Documents
+from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_model_and_tokenizer
+from hf_ctxmodels.downstream.tasks import TASKS
+from hf_ctxmodels.evaluation import (
+    MinimalPair,
+    evaluate_pairs,
+    likelihood_kind,
+    measure_perplexity,
+    read_pairs,
+    score,
+    similarity,
+    total_result,
+    unigram_scorer,
+)
+from hf_ctxmodels.evaluation.scoring import load_language_model, saved_language_model_class
+from hf_ctxmodels.registry import get_family
+from hf_ctxmodels.training.model_loading import load_config, load_tokenizer
+from hf_ctxmodels.training.summary import TrainingSummary
+
+Values = dict[str, float]
+"""Name of a metric -> its value; the first one is shown in tables."""
+
+
+DataFile = NewType("DataFile", str)
+"""Type of options with a file, relative to the data folder; lists may have patterns."""
+
+
+@dataclass(frozen=True)
+class MeasuredCheckpoint:
+    """A checkpoint to evaluate.
+
+    Attributes:
+        path: Directory with weights, configuration and tokenizer.
+        folder: Directory for temporary files.
+        seed: Seed of the run, which measures with random choices use too.
+        held_out: Held-out documents of the training text.
+    """
+
+    path: Path
+    folder: Path
+    seed: int
+    held_out: Documents
+
+    @cached_property
+    def config(self) -> Any:
+        """The configuration."""
+        return load_config(self.path)
+
+
+@dataclass(kw_only=True)
+class Measure(ABC):
+    """A measure with its options.
+
+    Attributes:
+        name: Name in the results.
+        checkpoints: Which checkpoints of a run are evaluated.
+    """
+
+    kind: ClassVar[str]
+    lower_is_better: ClassVar[bool] = False
+    chance: ClassVar[float | None] = None
+
+    name: str
+    checkpoints: Literal["all", "last"] = "all"
+
+    @abstractmethod
+    def evaluate(self, checkpoint: MeasuredCheckpoint) -> Values | None:
+        """The metrics of a checkpoint; None if the measure is not defined for its family."""
+
+    def baselines(self, tokenizer: Path, documents: Documents, held_out: Documents) -> dict[str, Values]:
+        """Name of a baseline without a model -> its metrics.
+
+        Args:
+            tokenizer: Directory of a tokenizer, for token frequencies.
+            documents, held_out: The training and the held-out text of the plan.
+        """
+        return {}
+
+    @property
+    def depends_on_tokenizer(self) -> bool:
+        """Whether `baselines` differ between tokenizers."""
+        return False
+
+
+@dataclass(kw_only=True)
+class MinimalPairs(Measure):
+    """Accuracy on minimal pairs, as `evaluate pairs`: by the scores of `evaluation.score`."""
+
+    kind = "pairs"
+    chance = 0.5
+
+    files: list[DataFile] = flag(REQUIRED, "Files of pairs in the format of BLiMP or Zorro.")
+    max_pairs: int | None = flag(None, "Use the first N pairs of each file.")
+    batch_size: int = flag(64, "Sequences per batch.")
+    unigram_words: int = flag(500_000, "Words of the training text for the frequencies of the baseline.")
+
+    def __post_init__(self) -> None:
+        check_range(self, "max_pairs", "batch_size", "unigram_words", at_least=1)
+
+    @cached_property
+    def pairs(self) -> list[MinimalPair]:
+        """The pairs of all files."""
+        return [pair for file in self.files for pair in read_pairs(file)[: self.max_pairs]]
+
+    def evaluate(self, checkpoint: MeasuredCheckpoint) -> Values | None:
+        """Accuracy over all pairs, and of each phenomenon."""
+        if saved_language_model_class(checkpoint.config) is None:
+            return None
+        model, tokenizer = load_language_model(str(checkpoint.path))
+        try:
+            likelihood_kind(model, tokenizer)
+        except CtxError:
+            return None
+        place_model(model)
+        score_texts = partial(score, model, tokenizer, batch_size=self.batch_size)
+        return _pair_values(self.pairs, lambda texts: [text.log_probability for text in score_texts(texts)])
+
+    def baselines(self, tokenizer: Path, documents: Documents, held_out: Documents) -> dict[str, Values]:
+        """Log-probability under token frequencies."""
+        texts = _first_words(documents, self.unigram_words)
+        return {"frequency": _pair_values(self.pairs, unigram_scorer(load_tokenizer(tokenizer), texts))}
+
+    @property
+    def depends_on_tokenizer(self) -> bool:
+        """Frequencies are of tokens."""
+        return True
+
+
+def _pair_values(pairs: list[MinimalPair], scorer: Any) -> Values:
+    results = evaluate_pairs(pairs, scorer)
+    return {"accuracy": total_result(results.values()).accuracy} | {
+        name: result.accuracy for name, result in results.items()
+    }
+
+
+def _first_words(documents: Documents, number: int) -> list[str]:
+    """The first documents with about `number` words."""
+    texts, words = [], 0
+    for document in documents:
+        texts.append(" ".join(document))
+        words += len(texts[-1].split())
+        if words >= number:
+            break
+    return texts
+
+
+@dataclass(kw_only=True)
+class HeldOutPerplexity(Measure):
+    """Perplexity per word of left-to-right language models on held-out documents, as `evaluate perplexity`."""
+
+    kind = "perplexity"
+    lower_is_better = True
+
+    documents: int = flag(50, "Number of held-out documents.")
+    max_length: int | None = flag(None, "Window in tokens; by default the maximum length of the model.")
+
+    def __post_init__(self) -> None:
+        check_range(self, "documents", "max_length", at_least=1)
+
+    def evaluate(self, checkpoint: MeasuredCheckpoint) -> Values | None:
+        """Perplexity per word, and the fraction of unknown tokens, which make it too low."""
+        if saved_language_model_class(checkpoint.config) != "AutoModelForCausalLM":
+            return None
+        model, tokenizer = load_model_and_tokenizer(str(checkpoint.path), "AutoModelForCausalLM")
+        place_model(model)
+        texts = map(" ".join, islice(checkpoint.held_out, self.documents))
+        result = measure_perplexity(model, tokenizer, texts, max_length=self.max_length)
+        return {"per_word": result.per_word, "unknown": result.unknown / result.tokens}
+
+
+@dataclass(kw_only=True)
+class Similarity(Measure):
+    """Rank correlation of cosines of mean states with ratings of sentence pairs, as `evaluate sentences`."""
+
+    kind = "similarity"
+
+    file: DataFile = flag(REQUIRED, "Table of two sentences and a rating.")
+    columns: list[str] = field(default_factory=lambda: ["1", "2", "3"])
+    batch_size: int = flag(64, "Sentences per batch.")
+
+    def __post_init__(self) -> None:
+        check_range(self, "batch_size", at_least=1)
+
+    def evaluate(self, checkpoint: MeasuredCheckpoint) -> Values | None:
+        """Spearman's and Pearson's correlation."""
+        model, tokenizer = load_model_and_tokenizer(str(checkpoint.path), "AutoModel")
+        encode = partial(encode_sentences, place_model(model), tokenizer, pooling="mean", batch_size=self.batch_size)
+        result = similarity(encode, self.file, self.columns)
+        return {"spearman": result.spearman, "pearson": result.pearson}
+
+
+@dataclass(kw_only=True)
+class Probing(Measure):
+    """Linear or structural probes of the best layer, as `analyze probe`."""
+
+    kind = "probe"
+
+    task: str = flag("pos", "Task of a treebank or of CoNLL columns, as --tasks of analyze probe.")
+    train_file: DataFile = flag(REQUIRED, "Training examples.")
+    dev_file: DataFile = flag(REQUIRED, "Examples that select the weights of a probe.")
+    test_file: DataFile = flag(REQUIRED, "Examples for the scores.")
+    train_sample: int | None = flag(None, "Number of training sentences.")
+    epochs: int = flag(5, "Passes over the training examples.")
+    min_steps: int = flag(500, "Repeat small sets of examples until this number of steps.")
+    rank: int = flag(64, "Rank of a structural probe.")
+
+    def __post_init__(self) -> None:
+        check_range(self, "train_sample", "epochs", "min_steps", "rank", at_least=1)
+
+    @cached_property
+    def data(self) -> ProbingData:
+        """The examples."""
+        files = {"train": self.train_file, "dev": self.dev_file, "test": self.test_file}
+        return build_data([self.task], files, [0], self.train_sample)
+
+    def _run(self, checkpoint: MeasuredCheckpoint) -> ProbingRun:
+        model, tokenizer = load_model_and_tokenizer(str(checkpoint.path), "AutoModel")
+        training = ProbeTraining(epochs=self.epochs, min_steps=self.min_steps)
+        options = ProbingOptions(training=training, rank=self.rank, code_length=False)
+        return ProbingRun(place_model(model).eval(), tokenizer, self.data, options, seeds=[checkpoint.seed])
+
+    def evaluate(self, checkpoint: MeasuredCheckpoint) -> Values | None:
+        """Score of the best layer on the test file, and its selectivity (score minus score of the control task)."""
+        scores = self._run(checkpoint).results("trained")[self.task].layers
+        best = max(scores, key=lambda layer: scores[layer]["score"][0])
+        values = {name: numbers[0] for name, numbers in scores[best].items()}
+        return values | {"layer": float(best)}
+
+    def baselines(self, tokenizer: Path, documents: Documents, held_out: Documents) -> dict[str, Values]:
+        """The majority label, also of each word type; the chain for trees."""
+        run = ProbingRun(None, None, self.data, ProbingOptions())  # type: ignore[arg-type]
+        return {name: {"score": value} for name, value in run.baselines()[self.task].items()}
+
+
+@dataclass(kw_only=True)
+class Senses(Measure):
+    """Word sense disambiguation by the nearest mean of a sense in the best layer, as `analyze senses`."""
+
+    kind = "senses"
+
+    semcor: DataFile = flag(REQUIRED, "Archive of SemCor.")
+    max_lemmas: int | None = flag(None, "Number of ambiguous lemmas.")
+
+    def __post_init__(self) -> None:
+        check_range(self, "max_lemmas", at_least=1)
+
+    @cached_property
+    def sentences(self) -> Any:
+        """The tagged sentences."""
+        return read_semcor(self.semcor)
+
+    def evaluate(self, checkpoint: MeasuredCheckpoint) -> Values | None:
+        """Accuracy of the best layer."""
+        model, tokenizer = load_model_and_tokenizer(str(checkpoint.path), "AutoModel")
+        encoder = WordEncoder(place_model(model), tokenizer)
+        result = disambiguate(encoder, self.sentences, max_lemmas=self.max_lemmas)
+        best = int(result.accuracy[0].argmax())
+        most_frequent = float(result.most_frequent[0])
+        values = {"accuracy": float(result.accuracy[0, best]), "layer": float(result.layers[best])}
+        return values | {"most_frequent": most_frequent, "upper_bound": float(result.upper_bound[0])}
+
+
+@dataclass(kw_only=True)
+class Finetuning(Measure):
+    """A metric of `finetune TASK` with one fixed setting, such as frozen features with a network, or a classifier."""
+
+    kind = "finetune"
+
+    task: str = flag("sequence-classification", "Task of finetune.")
+    metric: str = flag("accuracy", "Metric of the task.")
+    train_file: DataFile = flag(REQUIRED, "Training examples.")
+    validation_file: DataFile = flag(REQUIRED, "Examples for the metric.")
+    flags: Mapping[str, Any] = field(default_factory=dict, metadata={"flags": True})
+    checkpoints: Literal["all", "last"] = "last"
+
+    def __post_init__(self) -> None:
+        if self.task not in TASKS:
+            raise CtxError(f"Unknown task {self.task!r}.", location=self.name, hint=f"use one of: {', '.join(TASKS)}.")
+
+    def evaluate(self, checkpoint: MeasuredCheckpoint) -> Values | None:
+        """The metric of a fine-tuned model, which is deleted."""
+        if TASKS[self.task].auto_class not in get_family(checkpoint.config).models:
+            return None
+        output = checkpoint.folder / f"{self.name}.finetuned"
+        recipe = {
+            **self.flags,
+            "model": str(checkpoint.path),
+            "train_file": self.train_file,
+            "validation_file": self.validation_file,
+            "seed": str(checkpoint.seed),
+            "output_dir": str(output),
+        }
+        recipe_file = checkpoint.folder / f"{self.name}.yaml"
+        write_text_file(recipe_file, yaml.safe_dump(recipe, sort_keys=False))
+        command = ["finetune", self.task, "--recipe", str(recipe_file), "--overwrite"]
+        run_command(package_command(*command), output.with_suffix(".log"))
+        metrics = TrainingSummary.load(output).metrics
+        shutil.rmtree(output)
+        if f"eval_{self.metric}" not in metrics:
+            names = ", ".join(name.removeprefix("eval_") for name in metrics if name.startswith("eval_"))
+            raise CtxError(f"The task has no metric {self.metric!r}.", location=self.name, hint=f"use one of {names}.")
+        return {self.metric: metrics[f"eval_{self.metric}"]}
+
+
+MEASURES: dict[str, type[Measure]] = {
+    measure.kind: measure for measure in (MinimalPairs, HeldOutPerplexity, Similarity, Probing, Senses, Finetuning)
+}
+"""Kind in a plan -> measure."""

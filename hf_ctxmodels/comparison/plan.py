@@ -1,0 +1,373 @@
+"""The plan of a comparison: families and variants, text, budgets, seeds and measures, read from a YAML file."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from hf_ctxmodels.comparison.measures import MEASURES, DataFile, Measure
+from hf_ctxmodels.core.command_line import find_packaged, parse_arguments, read_recipe, recipe_flags, shown_fields
+from hf_ctxmodels.core.constants import MAX_SEED
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import REQUIRED, convert, did_you_mean, field_default, is_settable, split_choice
+from hf_ctxmodels.core.yaml_mapping import YamlMapping
+from hf_ctxmodels.data.files import describe_content
+from hf_ctxmodels.registry import FAMILIES
+from hf_ctxmodels.spec import FamilySpec
+from hf_ctxmodels.tokenizers.word_level import CtxWordTokenizer
+from hf_ctxmodels.training.arguments import LoopArguments
+from hf_ctxmodels.training.pretraining import PretrainingArguments
+
+BUDGETS = ("words", "flops", "minutes")
+PLAN_KEYS = (
+    *("dataset", "validation_fraction", "vocab_size", "word_vocab_size", "tokenizer_bytes", "budget", "checkpoints"),
+    *("seeds", "pretraining", "families", "variants", "measures", "accelerate"),
+)
+_VARIANT_KEYS = ("family", "recipe")
+# flags of pretrain that follow from the plan
+_PLANNED_FLAGS = (
+    *("dataset", "tokenizer", "validation_fraction", "model", "family", "seed", "max_steps", "num_train_epochs"),
+    *("output_dir", "resume", "overwrite", "save_steps", "save_total_limit", "save_at", "eval_steps", "logging_steps"),
+    *("streaming", "report_to"),
+)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A row of the comparison: a family with its recipe of pretraining.
+
+    Attributes:
+        recipe: Flags of pretrain and their values as texts, without the flags that follow from the plan.
+    """
+
+    name: str
+    family: str
+    recipe: Mapping[str, Any]
+
+    @property
+    def spec(self) -> FamilySpec:
+        """The family."""
+        return FAMILIES[self.family]
+
+    @property
+    def objective(self) -> str:
+        """Name of the objective."""
+        value = self.recipe.get("objective") or next(iter(self.spec.objectives))
+        return next(iter(value)) if isinstance(value, dict) else split_choice(value)[0]
+
+    @property
+    def tokenizer_kind(self) -> str:
+        """The first family with the same kind of tokenizer, whose tokenizer all of them share."""
+        kind = tokenizer_class(self.spec)
+        return next(name for name, spec in FAMILIES.items() if tokenizer_class(spec) is kind)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A pretraining run: a variant with a budget and a seed."""
+
+    variant: Variant
+    budget: str
+    seed: int
+    digest: str
+
+    @property
+    def name(self) -> str:
+        """Relative directory of the run."""
+        return f"{self.budget}/{self.variant.name}-{self.seed}-{self.digest}"
+
+
+@dataclass(kw_only=True)
+class Plan:
+    """A plan, see `read_plan`.
+
+    Attributes:
+        dataset: Sources of the text, as in pretrain.
+        vocab_size, word_vocab_size: Vocabulary sizes of tokenizers of subwords and of words.
+        tokenizer_bytes: Bytes of the sample of text that tokenizers are trained on; None for all.
+        budget: Kind of budget (words, flops, minutes) -> its size; every kind is a separate set of runs.
+        checkpoints: Number of evaluated checkpoints of a run, each at twice the steps of the previous one, in addition
+            to the initial weights.
+        excluded: Family -> why it is not compared.
+        accelerate: Flags of `accelerate launch`; None to start pretrain directly.
+    """
+
+    dataset: list[str]
+    validation_fraction: float = 0.02
+    vocab_size: int
+    word_vocab_size: int
+    tokenizer_bytes: int | None = None
+    budget: dict[str, float]
+    checkpoints: int = 4
+    seeds: list[int] = field(default_factory=lambda: [0])
+    variants: list[Variant]
+    excluded: dict[str, str] = field(default_factory=dict)
+    measures: list[Measure]
+    accelerate: dict[str, str] | None = None
+
+    def runs(self) -> Iterator[Run]:
+        """All runs, in the order in which they start: by seed, so that an interrupted comparison is complete for the
+        first seeds."""
+        content = [describe_content(source) for source in self.dataset]
+        for seed in self.seeds:
+            for budget, size in self.budget.items():
+                for variant in self.variants:
+                    identity = {
+                        "recipe": variant.recipe,
+                        "family": variant.family,
+                        "seed": seed,
+                        "budget": [budget, size],
+                        "checkpoints": self.checkpoints,
+                        "accelerate": self.accelerate,
+                        "tokenizer": self.tokenizer_identity(variant),
+                        "dataset": content,
+                    }
+                    yield Run(variant, budget, seed, digest(identity))
+
+    def tokenizer_identity(self, variant: Variant) -> dict[str, Any]:
+        """What the tokenizer of a variant is made from."""
+        return {
+            "kind": variant.tokenizer_kind,
+            "vocab_size": self.tokenizer_size(variant),
+            "dataset": [describe_content(source) for source in self.dataset],
+            "validation_fraction": self.validation_fraction,
+            "sample_bytes": self.tokenizer_bytes,
+        }
+
+    def tokenizer_size(self, variant: Variant) -> int:
+        """Vocabulary size of the tokenizer of a variant."""
+        has_words = issubclass(variant.spec.tokenizer, CtxWordTokenizer)
+        return self.word_vocab_size if has_words else self.vocab_size
+
+
+def digest(value: Any) -> str:
+    """A short digest of a JSON value."""
+    text = json.dumps(value, sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=5).hexdigest()
+
+
+def tokenizer_class(spec: FamilySpec) -> type:
+    """The class that trains the tokenizer of a family, without subclasses that change nothing."""
+    kind: type = spec.tokenizer
+    while all(name.startswith("__") or name == "slow_tokenizer_class" for name in vars(kind)):
+        kind = kind.__mro__[1]
+    return kind
+
+
+def exclusion_reason(spec: FamilySpec) -> str | None:
+    """Why a family cannot be pretrained on raw text; None if it can."""
+    if not spec.objectives:
+        return "it is trained on labeled examples only"
+    objective = next(iter(spec.objectives))
+    return f"its objective {objective} needs translations" if spec.objectives[objective].requires_translations else None
+
+
+def read_plan(file: str | Path, folder: str | Path = ".") -> Plan:
+    """Read a plan.
+
+    Args:
+        file: YAML file, or the name of a packaged plan.
+        folder: Directory that relative paths of the plan refer to.
+
+    Raises:
+        CtxError: The file is invalid: an unknown key, family, flag, measure or budget, or a missing file.
+    """
+    path = find_packaged(str(file), "comparisons", "plan", "--plan")
+    root = YamlMapping.from_file(path, "plan", PLAN_KEYS)
+    for key in ("dataset", "vocab_size", "budget", "measures"):
+        if key not in root.nodes:
+            raise CtxError(f"The plan lacks {key}.", location=path, hint=f"add {key}, as in the packaged plans.")
+    sources = root.text("dataset")
+    dataset = [_located(source, Path(folder)) for source in ([sources] if isinstance(sources, str) else sources)]
+    vocab_size = root.value("vocab_size", int)
+    plan = Plan(
+        dataset=dataset,
+        validation_fraction=root.value("validation_fraction", float, 0.02),
+        vocab_size=vocab_size,
+        word_vocab_size=root.value("word_vocab_size", int, vocab_size),
+        tokenizer_bytes=root.value("tokenizer_bytes", int | None),
+        budget=_read_budget(root),
+        checkpoints=root.value("checkpoints", int, 4),
+        seeds=_read_seeds(root),
+        variants=[],
+        measures=_read_measures(root, Path(folder)),
+        accelerate=root.text("accelerate") if "accelerate" in root.nodes else None,
+    )
+    if not 1 <= plan.checkpoints <= 20:
+        raise CtxError(
+            f"{plan.checkpoints} checkpoints.", location=root.location("checkpoints"), hint="use a number from 1 to 20."
+        )
+    if not 0 < plan.validation_fraction < 1:
+        location = root.location("validation_fraction")
+        raise CtxError("The held-out fraction is between 0 and 1.", location=location, hint="use, for example, 0.02.")
+    plan.variants, plan.excluded = _read_variants(root, path)
+    for source in dataset:
+        if source != "demo":
+            describe_content(source)
+    return plan
+
+
+def _located(source: str, folder: Path) -> str:
+    """A source relative to the folder, unless it is absolute, a URL or `demo`."""
+    if source == "demo" or "://" in source or Path(source).is_absolute():
+        return source
+    return str(folder / source)
+
+
+def _read_budget(root: YamlMapping) -> dict[str, float]:
+    mapping = root.mapping("budget", "the budget", BUDGETS)
+    budget = {name: mapping.value(name, float) for name in mapping.nodes}
+    if not budget:
+        raise CtxError("The budget is empty.", location=root.location("budget"), hint=f"use {', '.join(BUDGETS)}.")
+    for name, size in budget.items():
+        if not 0 < size < float("inf"):
+            location = mapping.location(name, "budget.")
+            raise CtxError(f"The budget of {name} is {size}.", location=location, hint="use a number above 0.")
+    return budget
+
+
+def _read_seeds(root: YamlMapping) -> list[int]:
+    texts = root.text("seeds") if "seeds" in root.nodes else ["0"]
+    seeds = [int(text) for text in texts if str(text).isdecimal()] if isinstance(texts, list) else []
+    if not seeds or len(set(seeds)) < len(texts) or max(seeds) > MAX_SEED:
+        raise CtxError("Invalid seeds.", location=root.location("seeds"), hint="give a list such as [0, 1, 2].")
+    return seeds
+
+
+def _read_variants(root: YamlMapping, path: Path) -> tuple[list[Variant], dict[str, str]]:
+    """The variants of the plan, and the families that are excluded, with reasons."""
+    shared = root.text("pretraining") if "pretraining" in root.nodes else {}
+    entries: dict[str, Any] = root.text("variants") if "variants" in root.nodes else {}
+    names = root.text("families") if "families" in root.nodes else []
+    for key, value, kind in (("pretraining", shared, dict), ("variants", entries, dict)):
+        if not isinstance(value, kind):
+            raise CtxError(f"{key} is not a mapping.", location=root.location(key), hint="write `name: value` lines.")
+    if names == "all":
+        names = [name for name in FAMILIES if name not in entries]
+        reasons = {name: exclusion_reason(FAMILIES[name]) for name in names}
+    else:
+        names = [names] if isinstance(names, str) else names
+        reasons = dict.fromkeys(names)
+    excluded = {name: reason for name, reason in reasons.items() if reason is not None}
+    options = {name: entries.get(name) or {} for name in [*names, *entries] if name not in excluded}
+    # the order of the registry, then variants with other names
+    order = [name for name in FAMILIES if name in options]
+    order += [name for name in options if name not in order]
+    if not order:
+        raise CtxError("The plan has no family.", location=path, hint="add `families: all`, or a list of families.")
+    return [_make_variant(name, options[name], shared, root, path) for name in order], excluded
+
+
+def _make_variant(name: str, options: Any, shared: Mapping[str, Any], root: YamlMapping, path: Path) -> Variant:
+    location = f"{path}, {name}"
+    if not isinstance(options, dict):
+        raise CtxError("A variant has flags of pretrain.", location=location, hint="write `flag: value` lines.")
+    if not name.replace("-", "").replace("_", "").replace(".", "").isalnum():
+        raise CtxError(f"{name!r} is not a name.", location=location, hint="use letters, digits, `-`, `_` and `.`.")
+    family = options.get("family", name)
+    if family not in FAMILIES:
+        raise CtxError(
+            f"Unknown family {family!r}.",
+            location=location,
+            hint=f"{did_you_mean(family, FAMILIES)}use one of: {', '.join(FAMILIES)}; a variant with another name has "
+            "the key `family`.",
+        )
+    base: dict[str, Any] = {}
+    if options.get("recipe"):
+        base = read_recipe(find_packaged(options["recipe"], "recipes", "recipe", f"{location}, recipe:"))
+    recipe = {key: value for key, value in base.items() if key not in _PLANNED_FLAGS}
+    for source in (shared, {key: value for key, value in options.items() if key not in _VARIANT_KEYS}):
+        for key, value in source.items():
+            if key in _PLANNED_FLAGS:
+                raise CtxError(
+                    f"{key} is determined by the plan.",
+                    location=f"{location}, {key}",
+                    hint="remove it.",
+                )
+            is_merged = key == "config_options" and isinstance(value, dict) and isinstance(recipe.get(key), dict)
+            recipe[key] = {**recipe[key], **value} if is_merged else value
+    variant = Variant(name, family, recipe)
+    argv = ["--family", family, "--dataset", "demo", "--output_dir", "unused", *recipe_argv(recipe, location)]
+    parse_arguments(PretrainingArguments, LoopArguments, argv=argv)
+    if variant.objective not in variant.spec.objectives:
+        raise CtxError(
+            f"The family {family} has no objective {variant.objective!r}.",
+            location=location,
+            hint=f"use one of: {', '.join(variant.spec.objectives)}."
+            if variant.spec.objectives
+            else "remove the family: it is not pretrained on raw text.",
+        )
+    if variant.spec.objectives[variant.objective].requires_translations:
+        raise CtxError(
+            f"The objective {variant.objective} needs translations.", location=location, hint="remove this variant."
+        )
+    return variant
+
+
+def recipe_argv(recipe: Mapping[str, Any], location: object) -> list[str]:
+    """Flags of pretrain of a recipe; raises CtxError if one is unknown."""
+    names = {entry.name for section in (PretrainingArguments, LoopArguments) for entry in shown_fields(section)}
+    return recipe_flags(recipe, names, location)
+
+
+def _read_measures(root: YamlMapping, folder: Path) -> list[Measure]:
+    mapping = root.mapping("measures", "the measures")
+    measures = []
+    for name in mapping.nodes:
+        entry, location = mapping.text(name), mapping.location(name, "measures.")
+        if not isinstance(entry, dict) or entry.get("kind") not in MEASURES:
+            kind = entry.get("kind", "") if isinstance(entry, dict) else ""
+            raise CtxError(
+                f"The measure {name} has no known kind: {kind!r}.",
+                location=location,
+                hint=f"{did_you_mean(kind, MEASURES)}use `kind:` with one of: {', '.join(MEASURES)}.",
+            )
+        measures.append(_make_measure(name, entry, location, folder))
+    if not measures:
+        raise CtxError("The plan has no measure.", location=root.location("measures"), hint="add one.")
+    return measures
+
+
+def _make_measure(name: str, entry: Mapping[str, Any], location: str, folder: Path) -> Measure:
+    measure_class = MEASURES[entry["kind"]]
+    entries = {option.name: option for option in fields(measure_class) if is_settable(option) and option.name != "name"}
+    values: dict[str, Any] = {}
+    required = [option for option, details in entries.items() if field_default(details) is REQUIRED]
+    if missing := [option for option in required if option not in entry]:
+        raise CtxError(f"The measure {name} lacks {', '.join(missing)}.", location=location, hint="add the option.")
+    for key, value in entry.items():
+        if key == "kind":
+            continue
+        if key not in entries:
+            raise CtxError(
+                f"The measure {name} has no option {key!r}.",
+                location=location,
+                hint=f"{did_you_mean(key, entries)}use one of: {', '.join(entries)}.",
+            )
+        values[key] = _convert_option(value, entries[key], location, folder)
+    return measure_class(name=name, **values)
+
+
+def _convert_option(value: Any, option: Any, location: str, folder: Path) -> Any:
+    if option.metadata.get("flags"):
+        return value
+    if option.type in (DataFile, list[DataFile]):
+        values: Sequence[str] = value if isinstance(value, list) else [value]
+        paths = [path for text in values for path in _existing_files(text, folder, location)]
+        return paths if option.type == list[DataFile] else paths[0]
+    if isinstance(value, list):
+        return list(map(str, value))
+    try:
+        return convert(value, option.type)
+    except ValueError as error:
+        raise CtxError(f"{option.name}: {error}.", location=location, hint="correct the value.") from error
+
+
+def _existing_files(text: str, folder: Path, location: str) -> list[str]:
+    path = Path(_located(text, folder))
+    paths = sorted(path.parent.glob(path.name)) if any(mark in path.name for mark in "*?[") else [path]
+    if not paths or not paths[0].exists():
+        raise CtxError(f"There is no file {path}.", location=location, hint="correct the path, or pass --data_dir.")
+    return list(map(str, paths))

@@ -1,0 +1,102 @@
+"""Subprocesses and locks of a comparison."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from filelock import FileLock, Timeout
+
+from hf_ctxmodels.core.errors import CtxError
+
+_POLL_INTERVAL = 0.2  # seconds
+_NUM_LOG_LINES = 12
+
+
+class TimeIsUpError(Exception):
+    """The comparison has used its time; it continues with the same command."""
+
+
+class ProcessCost(NamedTuple):
+    """Duration in seconds, and highest resident memory in bytes, of a process."""
+
+    seconds: float
+    peak_bytes: int
+
+
+def package_command(*arguments: object, accelerate: Mapping[str, str] | None = None) -> list[str]:
+    """The command line of a command of the package, started by `accelerate launch` with some flags."""
+    launcher: list[str] = []
+    if accelerate is not None:
+        launcher = ["-m", "accelerate.commands.launch"]
+        launcher += [word for name, value in accelerate.items() for word in (f"--{name}", value)]
+    return [sys.executable, *launcher, "-m", "hf_ctxmodels", *map(str, arguments)]
+
+
+def run_command(command: list[str], log: Path, deadline: float | None = None) -> ProcessCost:
+    """Run a command with its output in a log file.
+
+    Args:
+        deadline: Time of `time.monotonic` at which the command is terminated; training saves a checkpoint first.
+
+    Raises:
+        CtxError: The command failed.
+        TimeIsUpError: It was terminated at the deadline.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    start = time.monotonic()
+    with log.open("w") as output:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
+        is_stopped = False
+        try:
+            while not (result := os.wait4(process.pid, os.WNOHANG))[0]:
+                if deadline is not None and time.monotonic() > deadline and not is_stopped:
+                    process.send_signal(signal.SIGTERM)
+                    is_stopped = True
+                time.sleep(_POLL_INTERVAL)
+        except BaseException:  # Ctrl-C reaches the command too, which saves a checkpoint
+            process.wait()
+            raise
+    _, status, usage = result
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if is_stopped:
+        raise TimeIsUpError
+    if process.returncode:
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_NUM_LOG_LINES:]
+        raise CtxError(
+            f"The command failed with exit code {process.returncode}:\n" + "\n".join(lines),
+            location=str(log),
+            hint="fix the error above and start the comparison again; it continues from here.",
+        )
+    unit = 1 if sys.platform == "darwin" else 1024
+    return ProcessCost(time.monotonic() - start, usage.ru_maxrss * unit)
+
+
+@contextmanager
+def try_lock(file: Path) -> Iterator[bool]:
+    """Lock a file for this process unless another one, on this or another machine, has locked it; yields whether it is
+    locked. The operating system releases the lock when the process ends."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(file, blocking=False, fallback_to_soft=False)
+    try:
+        lock.acquire()
+    except Timeout:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        lock.release()
+
+
+@contextmanager
+def wait_for_lock(file: Path) -> Iterator[None]:
+    """Lock a file for this process, after others have released it."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(file, fallback_to_soft=False):
+        yield

@@ -1,0 +1,230 @@
+"""Files of a comparison: `results.jsonl`, `costs.jsonl`, `table.md`, figures, and `report.html`."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from statistics import mean
+from typing import Any
+
+from hf_ctxmodels.analysis.figures import Figure, LineChart
+from hf_ctxmodels.analysis.report.page import render_report
+from hf_ctxmodels.analysis.results import AnalysisResult, Table, mean_and_std
+from hf_ctxmodels.comparison.measures import Measure
+from hf_ctxmodels.comparison.plan import Plan
+from hf_ctxmodels.comparison.runner import Comparison, Record
+from hf_ctxmodels.core.output_files import write_text_file
+
+RESULTS_FILE, COSTS_FILE = "results.jsonl", "costs.jsonl"
+TABLE_FILE, REPORT_FILE = "table.md", "report.html"
+_BUDGET_TITLES = {"words": "Equal words", "flops": "Equal FLOPs", "minutes": "Equal time"}
+_AXES = {"words": "words", "flops": "FLOPs", "seconds": "seconds of training"}
+
+
+def write_results(comparison: Comparison) -> list[AnalysisResult]:
+    """Write all files from the finished parts; returns the results, one for each budget with a finished run."""
+    folder, plan = comparison.folder, comparison.plan
+    records, costs = list(comparison.records()), list(comparison.cost_records())
+    write_text_file(folder / RESULTS_FILE, "".join(record.line() for record in records))
+    write_text_file(folder / COSTS_FILE, "".join(record.line() for record in costs))
+    results = []
+    for budget in plan.budget:
+        if any(record.budget == budget for record in records):
+            result = budget_result(plan, budget, records, costs)
+            result.save(folder)
+            results.append(result)
+    tables = [f"## {table.title}\n\n{table.markdown()}" for result in results for table in result.tables]
+    write_text_file(folder / TABLE_FILE, "\n\n".join(tables) + "\n")
+    if results:
+        write_text_file(folder / REPORT_FILE, render_report(results, title="Controlled comparison"))
+    return results
+
+
+class Scores:
+    """Values by variant, step, measure and metric, one for each seed."""
+
+    def __init__(self, records: Iterable[Record]) -> None:
+        self._values: dict[tuple, list[float]] = defaultdict(list)
+        self.steps: dict[str, set[int]] = defaultdict(set)
+        for record in records:
+            self._values[record.variant, record.step, record.measure, record.metric].append(record.value)
+            if record.step is not None:
+                self.steps[record.variant].add(record.step)
+
+    def values(self, variant: str, step: int | None, measure: str, metric: str) -> list[float]:
+        """The values of all seeds."""
+        return self._values.get((variant, step, measure, metric), [])
+
+    def statistics(self, variant: str, step: int | None, measure: str, metric: str) -> tuple[Any, Any]:
+        """Mean and standard deviation; None for none."""
+        values = self.values(variant, step, measure, metric)
+        return mean_and_std(values) if values else (None, None)
+
+
+def budget_result(plan: Plan, budget: str, records: Sequence[Record], costs: Sequence[Record]) -> AnalysisResult:
+    """Tables and figures of the runs of a budget."""
+    scores = Scores(record for record in (*records, *costs) if record.budget == budget)
+    baselines = Scores(record for record in records if record.budget is None)
+    metrics = main_metrics(plan, records)
+    variants = [variant.name for variant in plan.variants if scores.steps[variant.name]]
+    figures: list[Figure] = []
+    for measure in plan.measures:
+        if measure.name in metrics:
+            figures += measure_figures(measure, metrics[measure.name][0], variants, scores, baselines)
+    title = f"{_BUDGET_TITLES[budget]}: {plan.budget[budget]:,.10g} {budget}"
+    tables = [
+        result_table(plan, title, metrics, variants, scores, baselines),
+        initial_table(plan, f"{title}, random weights", metrics, variants, scores),
+        cost_table(f"{title}, costs", variants, scores),
+    ]
+    settings = {
+        "dataset": plan.dataset,
+        "budget": {budget: plan.budget[budget]},
+        "seeds": plan.seeds,
+        "variants": {variant.name: {"family": variant.family, **variant.recipe} for variant in plan.variants},
+        "excluded": plan.excluded,
+    }
+    return AnalysisResult(f"comparison-{budget}", variants, settings, tables, figures)
+
+
+def main_metrics(plan: Plan, records: Iterable[Record]) -> dict[str, list[str]]:
+    """Measure -> its metrics in the table: the first one, and selectivity if there is one."""
+    names: dict[str, list[str]] = defaultdict(list)
+    for record in records:
+        if record.budget is not None and record.metric not in names[record.measure]:
+            names[record.measure].append(record.metric)
+    measures = [measure.name for measure in plan.measures if names[measure.name]]
+    return {
+        measure: names[measure][:1] + [metric for metric in names[measure][1:] if metric == "selectivity"]
+        for measure in measures
+    }
+
+
+def baseline_names(records: Scores, measures: Iterable[Measure], metric_names: dict[str, list[str]]) -> list[str]:
+    """Names of the baselines of some measures."""
+    return list(
+        dict.fromkeys(
+            name
+            for name, step, measure, _ in records._values
+            if step is None and any(measure == other.name and other.name in metric_names for other in measures)
+        )
+    )
+
+
+def result_table(
+    plan: Plan,
+    title: str,
+    metrics: dict[str, list[str]],
+    variants: Sequence[str],
+    scores: Scores,
+    baselines: Scores,
+) -> Table:
+    """The scores after the budget, and rows of chance, baselines and random weights."""
+    columns = [(measure, metric) for measure, names in metrics.items() for metric in names]
+    cells: list[list[Any]] = []
+    spreads: list[list[Any]] = []
+    for variant in variants:
+        last = max(scores.steps[variant])
+        statistics = [scores.statistics(variant, last, *column) for column in columns]
+        cells.append([value for value, _ in statistics])
+        spreads.append([deviation for _, deviation in statistics])
+    rows = list(variants)
+    initial = []
+    for column in columns:
+        values = [value for variant in variants for value in scores.values(variant, 0, *column)]
+        initial.append(mean(values) if values else None)
+    rows.append("random weights, mean")
+    cells.append(initial)
+    for name in baseline_names(baselines, plan.measures, metrics):
+        rows.append(name)
+        cells.append([baselines.statistics(name, None, *column)[0] for column in columns])
+    chances = {measure.name: measure.chance for measure in plan.measures}
+    if any(chances[measure] is not None for measure, _ in columns):
+        rows.append("chance")
+        cells.append([chances[measure] if metric == metrics[measure][0] else None for measure, metric in columns])
+    spreads += [[None] * len(columns) for _ in rows[len(variants) :]]
+    seeds = f"Mean and standard deviation of {len(plan.seeds)} seeds. " if len(plan.seeds) > 1 else ""
+    return Table(
+        title,
+        [measure if metric == metrics[measure][0] else f"{measure}, {metric}" for measure, metric in columns],
+        rows,
+        cells,
+        spreads if len(plan.seeds) > 1 else None,
+        note=f"{seeds}Empty cells: the measure is not defined for the family, or not finished. Probes and senses: the "
+        "best layer.",
+    )
+
+
+def initial_table(
+    plan: Plan, title: str, metrics: dict[str, list[str]], variants: Sequence[str], scores: Scores
+) -> Table:
+    """The scores of the initial weights."""
+    measures = [measure.name for measure in plan.measures if measure.name in metrics and measure.checkpoints == "all"]
+    cells = [
+        [scores.statistics(variant, 0, measure, metrics[measure][0])[0] for measure in measures] for variant in variants
+    ]
+    return Table(title, measures, variants, cells)
+
+
+def cost_table(title: str, variants: Sequence[str], scores: Scores) -> Table:
+    """Parameters, words, FLOPs, time and memory of the runs."""
+    columns = {
+        "million parameters": ("parameters", 1e-6),
+        "million words": ("words", 1e-6),
+        "TFLOPs": ("flops", 1e-12),
+        "minutes": ("seconds", 1 / 60),
+        "peak MB": ("peak_bytes", 1e-6),
+    }
+    cells = []
+    for variant in variants:
+        last = max(scores.steps[variant])
+        values = [scores.statistics(variant, last, "cost", metric)[0] for metric, _ in columns.values()]
+        scales = [scale for _, scale in columns.values()]
+        cells.append([None if value is None else value * scale for value, scale in zip(values, scales)])
+    note = (
+        "Words of the text by steps and the words of an epoch; FLOPs of a step, counted by torch, times steps; minutes "
+    )
+    note += "of training without evaluation; highest resident memory of the training process."
+    return Table(title, list(columns), variants, cells, digits=2, note=note)
+
+
+def measure_figures(
+    measure: Measure, metric: str, variants: Sequence[str], scores: Scores, baselines: Scores
+) -> list[Figure]:
+    """The score against words, FLOPs and time, with bands from the lowest to the highest seed."""
+    figures: list[Figure] = []
+    for axis, axis_label in _AXES.items():
+        points: dict[str, list[tuple[float, list[float]]]] = {}
+        for variant in variants:
+            values = []
+            for step in sorted(scores.steps[variant] - {0}):
+                positions = scores.values(variant, step, "cost", axis)
+                if positions and (numbers := scores.values(variant, step, measure.name, metric)):
+                    values.append((mean(positions), numbers))
+            if values and values[0][0] > 0:
+                points[variant] = values
+        x = sorted({position for values in points.values() for position, _ in values})
+        if not x:
+            continue
+        index = {position: number for number, position in enumerate(x)}
+        series: dict[str, list[float | None]] = {}
+        bands: dict[str, list[Any]] = {}
+        for variant, values in points.items():
+            series[variant], bands[variant] = [None] * len(x), [None] * len(x)
+            for position, numbers in values:
+                series[variant][index[position]] = mean(numbers)
+                bands[variant][index[position]] = (min(numbers), max(numbers))
+        for name in baseline_names(baselines, [measure], {measure.name: [metric]}):
+            values_of_baseline = baselines.values(name, None, measure.name, metric)
+            if values_of_baseline:
+                series[name] = [mean(values_of_baseline)] * len(x)
+        if measure.chance is not None:
+            series["chance"] = [measure.chance] * len(x)
+        has_bands = any(len(numbers) > 1 for values in points.values() for _, numbers in values)
+        figures.append(
+            LineChart(
+                f"{measure.name}-{axis}", f"{measure.name} ({metric}) by {axis_label}", x, series,
+                bands if has_bands else None, x_label=axis_label, y_label=metric, log_x=True, join_gaps=True,
+                caption="Checkpoints of a run, each after twice the steps of the previous one."
+                + (" Bands: lowest and highest seed." if has_bands else ""),
+            )
+        )  # fmt: skip
+    return figures

@@ -1,0 +1,366 @@
+"""Runs the parts of a plan that are not finished: tokenizers, sizes, pretraining, measures and baselines.
+
+Every part has an output file, written atomically, whose name has a digest of all that determines the part. A part
+whose file exists is never run again. Several processes share a directory: each run is locked by one of them.
+"""
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import yaml
+
+import hf_ctxmodels
+from hf_ctxmodels.comparison.measures import DataFile, Measure, MeasuredCheckpoint, Values
+from hf_ctxmodels.comparison.plan import Plan, Run, Variant, digest
+from hf_ctxmodels.comparison.processes import (
+    TimeIsUpError,
+    package_command,
+    run_command,
+    try_lock,
+    wait_for_lock,
+)
+from hf_ctxmodels.comparison.sizing import RunSize, checkpoint_steps, measure_size
+from hf_ctxmodels.core.console import print_status
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.loading import read_json
+from hf_ctxmodels.core.output_files import write_text_file
+from hf_ctxmodels.data.document_sources import DataArguments
+from hf_ctxmodels.data.documents import Documents
+from hf_ctxmodels.data.files import describe_content
+from hf_ctxmodels.training.checkpoint_files import LOCK_FILE, checkpoint_path, list_checkpoints
+from hf_ctxmodels.training.summary import SUMMARY_FILE, TrainingSummary
+
+WORDS_TIMING, MINUTES_TIMING = 3.0, 60.0  # seconds
+_WAIT_SECONDS = 2.0
+_COST_FILE = "cost.json"
+
+
+class Record(NamedTuple):
+    """A line of `results.jsonl` or `costs.jsonl`.
+
+    Attributes:
+        variant: Name of a variant, or of a baseline.
+        family: Its family; None for a baseline.
+        budget, seed: Those of the run; None for a baseline.
+        step, words, flops: Position of the checkpoint; None for a baseline.
+        digest: Digest of the recipe, the text and the tokenizer.
+    """
+
+    variant: str
+    family: str | None
+    budget: str | None
+    seed: int | None
+    step: int | None
+    words: int | None
+    flops: float | None
+    measure: str
+    metric: str
+    value: float
+    digest: str
+
+    def line(self) -> str:
+        """The record as a line of JSON."""
+        return json.dumps(self._asdict()) + "\n"
+
+
+@dataclass
+class Comparison:
+    """A plan in an output directory.
+
+    Args:
+        only: Names of the variants to run; None for all.
+        deadline: Time of `time.monotonic` at which no further part starts and training is interrupted; None for none.
+    """
+
+    plan: Plan
+    folder: Path
+    only: list[str] | None = None
+    deadline: float | None = None
+
+    def __post_init__(self) -> None:
+        names = [variant.name for variant in self.plan.variants]
+        if unknown := [name for name in self.only or () if name not in names]:
+            raise CtxError(
+                f"The plan has no variant {', '.join(unknown)}.",
+                location="--only",
+                hint=f"use some of: {', '.join(names)}.",
+            )
+
+    @cached_property
+    def documents(self) -> tuple[Documents, Documents]:
+        """The training documents and the held-out documents."""
+        training, held_out = DataArguments(
+            dataset=self.plan.dataset, validation_fraction=self.plan.validation_fraction
+        ).load()
+        assert held_out is not None
+        return training, held_out
+
+    def selected_runs(self) -> list[Run]:
+        """The runs of the selected variants."""
+        return [run for run in self.plan.runs() if self.only is None or run.variant.name in self.only]
+
+    def run(self, on_finished_run: Any) -> list[CtxError]:
+        """Finish all runs; those of other processes are waited for.
+
+        Args:
+            on_finished_run: Called after each finished run, to write tables.
+
+        Returns:
+            The errors of runs that failed.
+
+        Raises:
+            TimeIsUpError: The deadline has passed.
+        """
+        pending, errors = self.selected_runs(), list[CtxError]()
+        number, total = 0, len(pending)
+        while pending:
+            waiting = []
+            for run in pending:
+                with try_lock(self.folder / "locks" / f"{run.name.replace('/', '-')}.lock") as is_locked:
+                    if not is_locked or _is_locked(self.run_folder(run) / LOCK_FILE):
+                        waiting.append(run)
+                        continue
+                    number += 1
+                    try:
+                        if self._finish(run, f"[{number}/{total}] {run.name}"):
+                            on_finished_run()
+                    except CtxError as error:
+                        print_status(f"{run.name} failed: {error.message.splitlines()[0]}")
+                        errors.append(error)
+            pending = waiting
+            if pending:
+                self._check_time()
+                time.sleep(_WAIT_SECONDS)
+        return errors
+
+    def _check_time(self) -> None:
+        if self.deadline is not None and time.monotonic() > self.deadline:
+            raise TimeIsUpError
+
+    # folders and files
+
+    def run_folder(self, run: Run) -> Path:
+        """Output directory of pretraining."""
+        return self.folder / "runs" / run.name
+
+    def tokenizer_folder(self, variant: Variant) -> Path:
+        """Directory of the tokenizer that all variants of a kind share."""
+        name = f"{variant.tokenizer_kind}-{digest(self.plan.tokenizer_identity(variant))}"
+        return self.folder / "tokenizers" / name
+
+    def size_file(self, variant: Variant) -> Path:
+        """File of the size of the runs of a variant."""
+        identity = [variant.recipe, self.plan.tokenizer_identity(variant), self.plan.accelerate, self._timing_seconds]
+        return self.folder / "sizes" / f"{variant.name}-{digest(identity)}.json"
+
+    def measure_file(self, run: Run, measure: Measure, step: int) -> Path:
+        """File of the metrics of a checkpoint."""
+        return self.run_folder(run) / "measures" / f"{measure.name}-{measure_digest(measure)}-{step}.json"
+
+    def baseline_file(self, measure: Measure, variant: Variant) -> Path:
+        """File of the baselines of a measure."""
+        suffix = f"-{self.tokenizer_folder(variant).name}" if measure.depends_on_tokenizer else ""
+        return self.folder / "baselines" / f"{measure.name}-{measure_digest(measure)}{suffix}.json"
+
+    @property
+    def _timing_seconds(self) -> float:
+        return MINUTES_TIMING if "minutes" in self.plan.budget else WORDS_TIMING
+
+    # parts
+
+    def tokenizer(self, variant: Variant) -> Path:
+        """Train the tokenizer of a variant, unless there is one."""
+        folder = self.tokenizer_folder(variant)
+        with wait_for_lock(self.folder / "locks" / f"tokenizer-{folder.name}.lock"):
+            if not (folder / "tokenizer.json").exists():
+                self._check_time()
+                print_status(f"training the tokenizer of {variant.tokenizer_kind}")
+                flags: list[object] = ["--family", variant.tokenizer_kind, "--dataset", *self.plan.dataset]
+                flags += ["--vocab_size", self.plan.tokenizer_size(variant)]
+                flags += ["--validation_fraction", self.plan.validation_fraction]
+                if self.plan.tokenizer_bytes is not None:
+                    flags += ["--sample_bytes", self.plan.tokenizer_bytes]
+                temporary = folder.with_name(f"{folder.name}.writing")
+                command = package_command("data", "tokenizer", *flags, "--overwrite", "--output_dir", temporary)
+                run_command(command, self.folder / "logs" / f"tokenizer-{folder.name}.log")
+                temporary.rename(folder)
+        return folder
+
+    def size(self, variant: Variant) -> RunSize:
+        """Measure the size of the runs of a variant, unless it is known."""
+        file, tokenizer = self.size_file(variant), self.tokenizer(variant)
+        with wait_for_lock(self.folder / "locks" / f"size-{file.stem}.lock"):
+            if not file.exists():
+                self._check_time()
+                print_status(f"measuring a step of {variant.name}")
+                measure_size(self.plan, variant, tokenizer, self._timing_seconds).save(file)
+        return RunSize.load(file)
+
+    def _finish(self, run: Run, description: str) -> bool:
+        """Do what a run lacks; returns whether there was anything to do."""
+        size = self.size(run.variant)
+        steps = checkpoint_steps(self.total_steps(run, size), self.plan.checkpoints)
+        is_new = False
+        if not (self.run_folder(run) / SUMMARY_FILE).exists():
+            self._check_time()
+            print_status(f"{description}: {steps[-1]:,} steps of pretraining")
+            self._pretrain(run, size, steps)
+            is_new = True
+        for measure in self.plan.measures:
+            for step in steps if measure.checkpoints == "all" else steps[-1:]:
+                file = self.measure_file(run, measure, step)
+                if not file.exists():
+                    self._check_time()
+                    print_status(f"{description}: {measure.name} at step {step:,}")
+                    self._measure(run, measure, step, file)
+                    is_new = True
+            baselines = self.baseline_file(measure, run.variant)
+            if not baselines.exists():
+                self._check_time()
+                values = measure.baselines(self.tokenizer_folder(run.variant), *self.documents)
+                write_text_file(baselines, json.dumps(values, indent=2) + "\n")
+                is_new = True
+        return is_new
+
+    def total_steps(self, run: Run, size: RunSize) -> int:
+        """Steps of a run."""
+        return size.steps(run.budget, self.plan.budget[run.budget])
+
+    def _pretrain(self, run: Run, size: RunSize, steps: list[int]) -> None:
+        folder, plan = self.run_folder(run), self.plan
+        recipe = {
+            "family": run.variant.family,
+            **run.variant.recipe,
+            "dataset": plan.dataset,
+            "validation_fraction": str(plan.validation_fraction),
+            "tokenizer": str(self.tokenizer_folder(run.variant)),
+            "seed": str(run.seed),
+            "max_steps": str(steps[-1]),
+            "save_at": list(map(str, steps)),
+            "save_steps": str(size.save_steps),
+            "save_total_limit": "1",
+            "logging_steps": str(max(1, steps[-1] // 32)),
+        }
+        recipe_file = folder / "recipe.yaml"
+        header = f"# hf_ctxmodels {hf_ctxmodels.__version__}, digest {run.digest}\n"
+        write_text_file(recipe_file, header + yaml.safe_dump(recipe, sort_keys=False))
+        command = ["pretrain", "--recipe", recipe_file, "--output_dir", folder, "--resume"]
+        cost_file = folder / _COST_FILE
+        log = self.folder / "logs" / f"{run.name.replace('/', '-')}.log"
+        cost = run_command(package_command(*command, accelerate=plan.accelerate), log, self.deadline)
+        write_text_file(cost_file, json.dumps(cost._asdict()) + "\n")
+        # the run is complete: only weights are needed
+        for checkpoint in list_checkpoints(folder):
+            (checkpoint / "optimizer.safetensors").unlink(missing_ok=True)
+
+    def _measure(self, run: Run, measure: Measure, step: int, file: Path) -> None:
+        folder = self.run_folder(run)
+        total = TrainingSummary.load(folder).steps
+        # the final model has averaged weights if the optimizer averages
+        path = folder if step == total else checkpoint_path(folder, step)
+        start = time.monotonic()
+        values = measure.evaluate(MeasuredCheckpoint(path, file.parent, run.seed, self.documents[1]))
+        content = {"values": values, "seconds": time.monotonic() - start}
+        write_text_file(file, json.dumps(content, indent=2) + "\n")
+
+    # results
+
+    def records(self) -> Iterator[Record]:
+        """The metrics of all finished parts of the plan, which are equal for equal plans."""
+        seen_baselines = set()
+        for run in self.plan.runs():
+            size_file = self.size_file(run.variant)
+            if not size_file.exists() or not (self.run_folder(run) / SUMMARY_FILE).exists():
+                continue
+            size = RunSize.load(size_file)
+            steps = checkpoint_steps(self.total_steps(run, size), self.plan.checkpoints)
+            for step in steps:
+                record = self._record(run, size, step)
+                costs: Values = {"parameters": size.parameters, "words": record.words or 0}
+                costs |= {} if record.flops is None else {"flops": record.flops}
+                for metric, value in costs.items():
+                    yield record._replace(measure="cost", metric=metric, value=value)
+                for measure in self.plan.measures:
+                    for metric, value in self._values(self.measure_file(run, measure, step)).items():
+                        yield record._replace(measure=measure.name, metric=metric, value=value)
+            for measure in self.plan.measures:
+                file = self.baseline_file(measure, run.variant)
+                if file in seen_baselines or not file.exists():
+                    continue
+                seen_baselines.add(file)
+                kind = f" ({run.variant.tokenizer_kind})" if measure.depends_on_tokenizer else ""
+                for name, values in read_json(file).items():
+                    for metric, value in values.items():
+                        empty = dict.fromkeys(("family", "budget", "seed", "step", "words", "flops"))
+                        names = {"variant": f"{name}{kind}", "measure": measure.name, "metric": metric}
+                        yield Record(**names, **empty, value=value, digest=file.stem)  # type: ignore[arg-type]
+
+    def cost_records(self) -> Iterator[Record]:
+        """Durations and memory, which differ between equal runs."""
+        for run in self.plan.runs():
+            folder, size_file = self.run_folder(run), self.size_file(run.variant)
+            if not size_file.exists() or not (folder / _COST_FILE).exists():
+                continue
+            size = RunSize.load(size_file)
+            curve, cost = TrainingSummary.load(folder).curve, read_json(folder / _COST_FILE)
+            for step in checkpoint_steps(self.total_steps(run, size), self.plan.checkpoints):
+                record = self._record(run, size, step)
+                values = {"seconds": training_seconds(curve, step), "peak_bytes": cost["peak_bytes"]}
+                for metric, value in values.items():
+                    yield record._replace(measure="cost", metric=metric, value=value)
+
+    def _record(self, run: Run, size: RunSize, step: int) -> Record:
+        """A record of a checkpoint without a metric."""
+        return Record(
+            run.variant.name,
+            run.variant.family,
+            run.budget,
+            run.seed,
+            step,
+            words=round(step * size.words_per_step),
+            flops=None if size.flops_per_step is None else step * size.flops_per_step,
+            measure="",
+            metric="",
+            value=0.0,
+            digest=run.digest,
+        )
+
+    @staticmethod
+    def _values(file: Path) -> Values:
+        values = read_json(file)["values"] if file.exists() else None
+        return {name: value for name, value in (values or {}).items() if np.isfinite(value)}
+
+
+def _is_locked(file: Path) -> bool:
+    """Whether a process that outlived its comparison still trains."""
+    if not file.exists():
+        return False
+    with try_lock(file) as is_free:
+        return not is_free
+
+
+def measure_digest(measure: Measure) -> str:
+    """Digest of the options of a measure and the content of its files."""
+    values = asdict(measure)
+    for option in fields(measure):
+        if option.type in (DataFile, list[DataFile]):
+            files = getattr(measure, option.name)
+            values[option.name] = [describe_content(file) for file in ([files] if isinstance(files, str) else files)]
+    return digest([measure.kind, values])
+
+
+def training_seconds(curve: list[dict[str, float]], step: int) -> float:
+    """Seconds of training until a step, without evaluation and saving, from the log of a run."""
+    steps, seconds, tokens = [0.0], [0.0], 0.0
+    for record in curve:
+        if "tokens_per_second" in record:
+            steps.append(record["step"])
+            seconds.append(seconds[-1] + (record["tokens"] - tokens) / record["tokens_per_second"])
+            tokens = record["tokens"]
+    return float(np.interp(step, steps, seconds))
