@@ -252,8 +252,8 @@ def _converter(annotation: Any) -> Callable[[str], Any]:
 
 
 def packaged_folder(name: str) -> Path:
-    """A folder of files that come with the package: "recipes", "tasks", "text2text", "behavior", "comparisons" or "accelerate". It is
-    in the installed package, or else in the source tree."""
+    """A folder of files that come with the package: "recipes", "tasks", "text2text", "prompts", "behavior",
+    "comparisons" or "accelerate". It is in the installed package, or else in the source tree."""
     installed = Path(__file__).parents[1] / name
     return installed if installed.is_dir() else Path(__file__).parents[2] / "scripts" / name
 

@@ -1,0 +1,145 @@
+"""The command: results after kills and by several processes, tables, agreement with the commands of the measures."""
+
+import json
+import os
+import random
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from commands import command_output
+from forked import ForkedProcess, run_forked
+
+from hf_ctxmodels.comparison.plan import read_plan
+from hf_ctxmodels.comparison.runner import Comparison
+
+SCRIPT = Path(__file__).with_name("forked_compare.py")
+PLAN = """
+dataset: demo
+validation_fraction: 0.1
+vocab_size: 600
+budget: {words: 3000}
+checkpoints: 2
+seeds: [0, 1]
+pretraining: {config: tiny, max_length: 32, per_device_batch_size: 8}
+families: [gpt2]
+variants:
+  cbow: {family: word2vec, objective: cbow}
+measures:
+  agreement: {kind: pairs, files: pairs.txt, unigram_words: 3000}
+  rated: {kind: similarity, file: rated.tsv, columns: [first, second, score], checkpoints: last}
+  perplexity: {kind: perplexity, documents: 2}
+"""
+NUM_RUNS = 4
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("comparison")
+    (folder / "plan.yaml").write_text(PLAN)
+    pairs = [f"the {noun} {bad} .\nthe {noun} {good} .\n" for noun in ("man", "day") for bad, good in [("are", "is")]]
+    (folder / "pairs.txt").write_text("".join(pairs))
+    rows = ["first\tsecond\tscore", "a man ran\ta man ran home\t4", "a man ran\tthe sea is cold\t1", "so\tit is\t2"]
+    (folder / "rated.tsv").write_text("\n".join(rows) + "\n")
+    return folder
+
+
+def flags(folder: Path, output: str, *more: object) -> tuple[object, ...]:
+    return SCRIPT, "--plan", folder / "plan.yaml", "--data_dir", folder, "--output_dir", folder / output, *more
+
+
+@pytest.fixture(scope="module")
+def finished(folder: Path) -> Path:
+    """The output of an uninterrupted comparison."""
+    result = run_forked(*flags(folder, "finished"))
+    assert result.returncode == 0, result.stderr
+    (folder / "output.txt").write_text(result.stdout)
+    return folder / "finished"
+
+
+def test_results(finished):
+    records = [json.loads(line) for line in (finished / "results.jsonl").read_text().splitlines()]
+    runs = [record for record in records if record["budget"] is not None]
+    assert {(record["variant"], record["seed"]) for record in runs} == {
+        (variant, seed) for variant in ("gpt2", "cbow") for seed in (0, 1)
+    }
+    steps = {record["step"] for record in runs if record["variant"] == "gpt2"}
+    assert min(steps) == 0
+    assert len(steps) == 3
+    for variant in ("gpt2", "cbow"):
+        words = max(record["words"] for record in runs if record["variant"] == variant)
+        assert words == pytest.approx(3000, rel=0.1)
+    measured = {(record["variant"], record["measure"]) for record in runs} - {("gpt2", "cost"), ("cbow", "cost")}
+    assert measured == {("gpt2", "agreement"), ("gpt2", "perplexity"), ("gpt2", "rated"), ("cbow", "rated")}
+    baselines = {(record["variant"], record["measure"]) for record in records if record["budget"] is None}
+    assert baselines == {("frequency (gpt2)", "agreement"), ("frequency (word2vec)", "agreement")}
+    costs = [json.loads(line) for line in (finished / "costs.jsonl").read_text().splitlines()]
+    seconds = [record["value"] for record in costs if record["metric"] == "seconds" and record["variant"] == "gpt2"]
+    assert seconds[0] == 0 < seconds[1] < seconds[2]
+
+
+def test_tables_and_report(finished):
+    table = (finished / "table.md").read_text()
+    for row in ("gpt2", "cbow", "random weights, mean", "frequency", "chance"):
+        assert re.search(rf"^\| {row}", table, re.M), row
+    page = (finished / "report.html").read_text()
+    assert "agreement (accuracy) by words" in page
+    assert "agreement (accuracy) by FLOPs" in page
+    for axis in ("words", "flops", "seconds"):
+        assert (finished / f"comparison-words-agreement-{axis}.svg").exists()
+
+
+def test_finished_parts_are_not_run_again(folder, finished):
+    before = {
+        path: path.stat().st_mtime_ns for path in finished.rglob("*") if path.parent.name in ("measures", "sizes")
+    }
+    result = run_forked(*flags(folder, "finished"))
+    assert result.returncode == 0
+    assert result.stdout == (folder / "output.txt").read_text()
+    assert not re.search("pretraining|measuring|training the", result.stderr)
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+def test_measures_agree_with_their_commands(folder, finished):
+    plan = read_plan(folder / "plan.yaml", folder)
+    comparison = Comparison(plan, finished)
+    (run,) = (run for run in plan.runs() if run.variant.name == "gpt2" and run.seed == 0)
+    model = comparison.run_folder(run)
+    records = [record for record in comparison.records() if record.digest == run.digest]
+    last = max(record.step for record in records)
+    values = {(record.measure, record.metric): record.value for record in records if record.step == last}
+    pairs = command_output("evaluate pairs", model=model, pairs=folder / "pairs.txt", unigram_text=folder / "pairs.txt")
+    assert f"all                                  accuracy {values['agreement', 'accuracy']:.4f}" in pairs
+    rated = f"{folder / 'rated.tsv'}=first,second,score"
+    sentences = command_output("evaluate sentences", model=model, similarity=rated, pooling="mean")
+    assert f"spearman {values['rated', 'spearman']:.4f}" in sentences
+
+
+def test_killed_comparison(folder, finished):
+    """The results after kills at random times are those of an uninterrupted comparison."""
+    delays = random.Random(0)
+    for _ in range(30):
+        process = ForkedProcess(*flags(folder, "killed"))
+        deadline = time.monotonic() + delays.uniform(0.5, 4)
+        while process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        if process.returncode == 0:
+            break
+    if process.returncode != 0:
+        assert run_forked(*flags(folder, "killed")).returncode == 0
+    assert (folder / "killed" / "results.jsonl").read_bytes() == (finished / "results.jsonl").read_bytes()
+
+
+def test_two_processes(folder, finished):
+    processes = [ForkedProcess(*flags(folder, "shared")) for _ in range(2)]
+    errors = [process.communicate()[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], errors
+    assert (folder / "shared" / "results.jsonl").read_bytes() == (finished / "results.jsonl").read_bytes()
+    # every run was trained by one of them
+    started = [line for text in errors for line in text.splitlines() if line.endswith("steps of pretraining")]
+    assert len(started) == NUM_RUNS

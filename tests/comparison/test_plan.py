@@ -1,0 +1,152 @@
+"""Plans: reading, errors, excluded families, digests."""
+
+from pathlib import Path
+
+import pytest
+
+from hf_ctxmodels import CtxError
+from hf_ctxmodels.comparison.plan import exclusion_reason, read_plan
+from hf_ctxmodels.comparison.runner import measure_digest
+from hf_ctxmodels.comparison.sizing import RunSize, checkpoint_steps
+from hf_ctxmodels.core.command_line import packaged_folder
+from hf_ctxmodels.registry import FAMILIES
+
+PLAN = """
+dataset: text.txt
+vocab_size: 300
+budget: {words: 1000}
+seeds: [0, 1]
+pretraining: {config: tiny, max_length: 32}
+families: [bert, glove]
+variants:
+  bert-mlm: {family: bert, objective: mlm}
+measures:
+  zorro: {kind: pairs, files: pairs*.txt}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "text.txt").write_text("a cat sat on a mat\na dog ran\n" * 20)
+    (tmp_path / "pairs.txt").write_text("a cat sit .\na cat sits .\n")
+    return tmp_path
+
+
+def read(folder: Path, text: str = PLAN):
+    (folder / "plan.yaml").write_text(text)
+    return read_plan(folder / "plan.yaml", folder)
+
+
+def test_runs_are_ordered_by_seed(folder):
+    plan = read(folder)
+    runs = [(run.seed, run.budget, run.variant.name, run.variant.objective) for run in plan.runs()]
+    variants = [("bert", "mlm+nsp"), ("glove", "cooccurrence"), ("bert-mlm", "mlm")]
+    assert runs == [(seed, "words", *variant) for seed in (0, 1) for variant in variants]
+    assert plan.dataset == [str(folder / "text.txt")]
+    assert plan.measures[0].files == [str(folder / "pairs.txt")]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("families: [bert, glove]", "families: [bart, berta]", "Unknown family 'berta'.*did you mean bert"),
+        ("objective: mlm", "objective: clm", "no objective 'clm'"),
+        ("family: bert, objective: mlm", "family: mass, objective: masked-translation", "needs translations"),
+        ("family: bert, objective: mlm", "family: cvt", "no objective"),
+        ("family: bert, objective: mlm", "family: bert, max_steps: 3", "max_steps is determined by the plan"),
+        ("family: bert, objective: mlm", "family: bert, recipe: bert_lerning", "did you mean bert_learning"),
+        ("max_length: 32", "max_lenth: 32", "Unknown key 'max_lenth'.*did you mean max_length"),
+        ("max_length: 32", "learning_rate: -1", "learning_rate"),
+        ("kind: pairs", "kind: pair", "no known kind: 'pair'.*did you mean pairs"),
+        ("files: pairs*.txt", "files: missing*.txt", "There is no file"),
+        ("files: pairs*.txt", "max_pairs: 3", "lacks files"),
+        ("files: pairs*.txt", "files: pairs.txt, max_pairs: many", "max_pairs: invalid"),
+        ("files: pairs*.txt", "files: pairs.txt, pairs: 3", "no option 'pairs'"),
+        ("{words: 1000}", "{steps: 1000}", "Unknown key 'steps' in the budget.*flops, minutes, words"),
+        ("{words: 1000}", "{words: -3}", "The budget of words is -3"),
+        ("{words: 1000}", "{}", "The budget is empty"),
+        ("budget: {words: 1000}", "checkpoints: 0", "lacks budget"),
+        ("vocab_size: 300", "vocab_size: 300\ncheckpoints: 0", "0 checkpoints"),
+        ("[0, 1]", "[0, 0]", "Invalid seeds"),
+        ("[0, 1]", "[0, a]", "Invalid seeds"),
+        ("text.txt", "texts/*.txt", "texts"),
+    ],
+)
+def test_errors(folder, old, new, message):
+    assert old in PLAN
+    with pytest.raises(CtxError, match=f"(?s){message}") as raised:
+        read(folder, PLAN.replace(old, new))
+    assert raised.value.location is not None
+
+
+def test_all_families(folder):
+    """A family is a row if its first objective needs raw text alone; new ones need no change here."""
+    plan = read(folder, PLAN.replace("[bert, glove]", "all"))
+    names = {variant.name for variant in plan.variants}
+    assert names == {"bert-mlm", *FAMILIES} - {*plan.excluded}
+    assert {*plan.excluded} == {name for name, spec in FAMILIES.items() if exclusion_reason(spec) is not None}
+    assert {"cove", "infersent", "laser"} <= {*plan.excluded}
+
+
+def test_tokenizer_kinds(folder):
+    plan = read(folder, PLAN.replace("[bert, glove]", "all"))
+    kinds = {variant.name: variant.tokenizer_kind for variant in plan.variants}
+    assert kinds["electra"] == kinds["bert-mlm"] == kinds["bert"] == "bert"
+    assert kinds["glove"] == kinds["word2vec"] != kinds["elmo"]
+    for variant in plan.variants:  # the ids of special tokens do not depend on the family
+        shared = FAMILIES[variant.tokenizer_kind].tokenizer
+        assert getattr(shared, "defaults", None) == getattr(variant.spec.tokenizer, "defaults", None)
+
+
+def test_digests(folder):
+    """The digest of a run changes with what determines it, and with nothing else."""
+
+    def digests(text: str = PLAN):
+        return {(run.variant.name, run.seed): run.digest for run in read(folder, text).runs()}
+
+    before = digests()
+    assert len({*before.values()}) == len(before)
+    for old, new in (
+        ("[0, 1]", "[0, 1, 2]"),
+        ("families: [bert, glove]", "families: [bert, gpt2, glove]"),
+        ("files: pairs*.txt", "files: pairs*.txt, max_pairs: 1"),
+        ("objective: mlm}", "objective: mlm, learning_rate: 1e-3}"),
+    ):
+        after = digests(PLAN.replace(old, new))
+        changed = {name for name, digest in before.items() if after[name] != digest}
+        assert changed == ({("bert-mlm", 0), ("bert-mlm", 1)} if "learning_rate" in new else set())
+    for old, new in (
+        ("max_length: 32", "max_length: 16"),
+        ("words: 1000", "words: 2000"),
+        ("vocab_size: 300", "vocab_size: 400"),
+        ("vocab_size: 300", "vocab_size: 300\nvalidation_fraction: 0.1"),
+        ("vocab_size: 300", "vocab_size: 300\ncheckpoints: 2"),
+    ):
+        assert not {*before.values()} & {*digests(PLAN.replace(old, new)).values()}
+    (folder / "text.txt").write_text("another text\n" * 20)
+    assert not {*before.values()} & {*digests().values()}
+
+
+def test_digest_of_a_measure(folder):
+    (measure,) = read(folder).measures
+    before = measure_digest(measure)
+    assert measure_digest(read(folder).measures[0]) == before
+    (folder / "pairs.txt").write_text("a cat sit .\na cat sat .\n")
+    assert measure_digest(measure) != before
+
+
+def test_steps():
+    size = RunSize(
+        100, words=1000, examples=50, batch_size=5, flops_per_step=2e6, seconds_per_step=0.5, timed_seconds=1
+    )
+    assert size.words_per_step == 100
+    assert [size.steps(*budget) for budget in (("words", 1000), ("flops", 8e6), ("minutes", 2))] == [10, 4, 240]
+    assert size.save_steps * size.seconds_per_step < 60
+    assert checkpoint_steps(100, 3) == [0, 25, 50, 100]
+    assert checkpoint_steps(3, 5) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("path", sorted(packaged_folder("comparisons").glob("*.yaml")), ids=lambda path: path.stem)
+def test_packaged_plans(path, shared_data):
+    plan = read_plan(path.stem, shared_data)
+    assert len(plan.variants) > 10
