@@ -82,7 +82,7 @@ class LineChart(Figure):
                 path = f"{polyline(outline)}Z"
                 parts.append(element("path", d=path, class_=f"fill-{number % NUM_COLORS}", opacity=0.15))
             for indices in self._segments(series):
-                points = [(x_scale(self.x[index]), y_scale(series[index])) for index in indices]
+                points = [(x_scale(self.x[index]), y_scale(y)) for index in indices if (y := series[index]) is not None]
                 parts.append(series_line(number, polyline(points)))
         for number, (name, series) in enumerate(self.series.items()):
             if len(self.x) <= 60:
