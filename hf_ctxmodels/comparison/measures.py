@@ -294,6 +294,7 @@ class Finetuning(Measure):
     metric: str = flag("accuracy", "Metric of the task.")
     train_file: DataFile = flag(REQUIRED, "Training examples.")
     validation_file: DataFile = flag(REQUIRED, "Examples for the metric.")
+    features: bool = flag(False, "Train a network on the frozen vectors of the model, instead of the model.")
     flags: Mapping[str, Any] = field(default_factory=dict, metadata={"flags": True})
     checkpoints: Literal["all", "last"] = "last"
 
@@ -303,12 +304,13 @@ class Finetuning(Measure):
 
     def evaluate(self, checkpoint: MeasuredCheckpoint) -> Values | None:
         """The metric of a fine-tuned model, which is deleted."""
-        if TASKS[self.task].auto_class not in get_family(checkpoint.config).models:
+        has_head = TASKS[self.task].auto_class in get_family(checkpoint.config).models
+        if not has_head and not self.features:
             return None
         output = checkpoint.folder / f"{self.name}.finetuned"
         recipe = {
             **self.flags,
-            "model": str(checkpoint.path),
+            **({"features": f"model={checkpoint.path}"} if self.features else {"model": str(checkpoint.path)}),
             "train_file": self.train_file,
             "validation_file": self.validation_file,
             "seed": str(checkpoint.seed),

@@ -289,6 +289,13 @@ def _make_variant(name: str, options: Any, shared: Mapping[str, Any], root: Yaml
             is_merged = key == "config_options" and isinstance(value, dict) and isinstance(recipe.get(key), dict)
             recipe[key] = {**recipe[key], **value} if is_merged else value
     variant = Variant(name, family, recipe)
+    size = str(recipe.get("config", "tiny"))
+    if not size.endswith(".json") and size not in variant.spec.sizes:
+        raise CtxError(
+            f"The family {family} has no size {size!r}.",
+            location=f"{location}, config",
+            hint=f"add `{name}: {{config: SIZE}}` to the variants, with one of: {', '.join(variant.spec.sizes)}.",
+        )
     argv = ["--family", family, "--dataset", "demo", "--output_dir", "unused", *recipe_argv(recipe, location)]
     parse_arguments(PretrainingArguments, LoopArguments, argv=argv)
     if variant.objective not in variant.spec.objectives:
