@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NewType
+from typing import Any, ClassVar, Literal, NamedTuple, NewType
 
 import yaml
 
@@ -27,11 +27,13 @@ from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_model_and_
 from hf_ctxmodels.downstream.tasks import TASKS
 from hf_ctxmodels.evaluation import (
     MinimalPair,
+    detects_replaced_tokens,
     evaluate_pairs,
     likelihood_kind,
     measure_perplexity,
     read_pairs,
     score,
+    score_originality,
     similarity,
     total_result,
     unigram_scorer,
@@ -43,6 +45,13 @@ from hf_ctxmodels.training.summary import TrainingSummary
 
 Values = dict[str, float]
 """Name of a metric -> its value; the first one is shown in tables."""
+
+
+class Evaluation(NamedTuple):
+    """The metrics of a checkpoint, and how they were measured, if this differs between families."""
+
+    values: Values
+    method: str = ""
 
 
 DataFile = NewType("DataFile", str)
@@ -88,7 +97,7 @@ class Measure(ABC):
     checkpoints: Literal["all", "last"] = "all"
 
     @abstractmethod
-    def evaluate(self, checkpoint: MeasuredCheckpoint) -> Values | None:
+    def evaluate(self, checkpoint: MeasuredCheckpoint) -> Evaluation | None:
         """The metrics of a checkpoint; None if the measure is not defined for its family."""
 
     def baselines(self, tokenizer: Path, documents: Documents, held_out: Documents) -> dict[str, Values]:
@@ -126,18 +135,24 @@ class MinimalPairs(Measure):
         """The pairs of all files."""
         return [pair for file in self.files for pair in read_pairs(file)[: self.max_pairs]]
 
-    def evaluate(self, checkpoint: MeasuredCheckpoint) -> Values | None:
-        """Accuracy over all pairs, and of each phenomenon."""
+    def evaluate(self, checkpoint: MeasuredCheckpoint) -> Evaluation | None:
+        """Accuracy over all pairs, and of each phenomenon; of a pair of discriminator and generator the accuracy of the
+        discriminator, whose encoder is what other measures evaluate, and in addition that of the generator."""
         if saved_language_model_class(checkpoint.config) is None:
             return None
         model, tokenizer = load_language_model(str(checkpoint.path))
         try:
-            likelihood_kind(model, tokenizer)
+            score_kind: str = likelihood_kind(model, tokenizer)
         except CtxError:
             return None
         place_model(model)
         score_texts = partial(score, model, tokenizer, batch_size=self.batch_size)
-        return _pair_values(self.pairs, lambda texts: [text.log_probability for text in score_texts(texts)])
+        values = _pair_values(self.pairs, lambda texts: [text.log_probability for text in score_texts(texts)])
+        if detects_replaced_tokens(model):
+            score_kind = "log-probability of original tokens"
+            score_originals = partial(score_originality, model, tokenizer, batch_size=self.batch_size)
+            values = _pair_values(self.pairs, score_originals) | {"generator": values["accuracy"]}
+        return Evaluation(values, f"by {score_kind}")
 
     def baselines(self, tokenizer: Path, documents: Documents, held_out: Documents) -> dict[str, Values]:
         """Log-probability under token frequencies."""
@@ -181,7 +196,7 @@ class HeldOutPerplexity(Measure):
     def __post_init__(self) -> None:
         check_range(self, "documents", "max_length", at_least=1)
 
-    def evaluate(self, checkpoint: MeasuredCheckpoint) -> Values | None:
+    def evaluate(self, checkpoint: MeasuredCheckpoint) -> Evaluation | None:
         """Perplexity per word, and the fraction of unknown tokens, which make it too low."""
         if saved_language_model_class(checkpoint.config) != "AutoModelForCausalLM":
             return None
@@ -189,7 +204,7 @@ class HeldOutPerplexity(Measure):
         place_model(model)
         texts = map(" ".join, islice(checkpoint.held_out, self.documents))
         result = measure_perplexity(model, tokenizer, texts, max_length=self.max_length)
-        return {"per_word": result.per_word, "unknown": result.unknown / result.tokens}
+        return Evaluation({"per_word": result.per_word, "unknown": result.unknown / result.tokens})
 
 
 @dataclass(kw_only=True)
@@ -205,12 +220,12 @@ class Similarity(Measure):
     def __post_init__(self) -> None:
         check_range(self, "batch_size", at_least=1)
 
-    def evaluate(self, checkpoint: MeasuredCheckpoint) -> Values | None:
+    def evaluate(self, checkpoint: MeasuredCheckpoint) -> Evaluation | None:
         """Spearman's and Pearson's correlation."""
         model, tokenizer = load_model_and_tokenizer(str(checkpoint.path), "AutoModel")
         encode = partial(encode_sentences, place_model(model), tokenizer, pooling="mean", batch_size=self.batch_size)
         result = similarity(encode, self.file, self.columns)
-        return {"spearman": result.spearman, "pearson": result.pearson}
+        return Evaluation({"spearman": result.spearman, "pearson": result.pearson})
 
 
 @dataclass(kw_only=True)
@@ -243,12 +258,12 @@ class Probing(Measure):
         options = ProbingOptions(training=training, rank=self.rank, code_length=False)
         return ProbingRun(place_model(model).eval(), tokenizer, self.data, options, seeds=[checkpoint.seed])
 
-    def evaluate(self, checkpoint: MeasuredCheckpoint) -> Values | None:
+    def evaluate(self, checkpoint: MeasuredCheckpoint) -> Evaluation | None:
         """Score of the best layer on the test file, and its selectivity (score minus score of the control task)."""
         scores = self._run(checkpoint).results("trained")[self.task].layers
         best = max(scores, key=lambda layer: scores[layer]["score"][0])
         values = {name: numbers[0] for name, numbers in scores[best].items()}
-        return values | {"layer": float(best)}
+        return Evaluation(values | {"layer": float(best)})
 
     def baselines(self, tokenizer: Path, documents: Documents, held_out: Documents) -> dict[str, Values]:
         """The majority label, also of each word type; the chain for trees."""
@@ -273,7 +288,7 @@ class Senses(Measure):
         """The tagged sentences."""
         return read_semcor(self.semcor)
 
-    def evaluate(self, checkpoint: MeasuredCheckpoint) -> Values | None:
+    def evaluate(self, checkpoint: MeasuredCheckpoint) -> Evaluation | None:
         """Accuracy of the best layer."""
         model, tokenizer = load_model_and_tokenizer(str(checkpoint.path), "AutoModel")
         encoder = WordEncoder(place_model(model), tokenizer)
@@ -281,7 +296,7 @@ class Senses(Measure):
         best = int(result.accuracy[0].argmax())
         most_frequent = float(result.most_frequent[0])
         values = {"accuracy": float(result.accuracy[0, best]), "layer": float(result.layers[best])}
-        return values | {"most_frequent": most_frequent, "upper_bound": float(result.upper_bound[0])}
+        return Evaluation(values | {"most_frequent": most_frequent, "upper_bound": float(result.upper_bound[0])})
 
 
 @dataclass(kw_only=True)
@@ -302,7 +317,7 @@ class Finetuning(Measure):
         if self.task not in TASKS:
             raise CtxError(f"Unknown task {self.task!r}.", location=self.name, hint=f"use one of: {', '.join(TASKS)}.")
 
-    def evaluate(self, checkpoint: MeasuredCheckpoint) -> Values | None:
+    def evaluate(self, checkpoint: MeasuredCheckpoint) -> Evaluation | None:
         """The metric of a fine-tuned model, which is deleted."""
         has_head = TASKS[self.task].auto_class in get_family(checkpoint.config).models
         if not has_head and not self.features:
@@ -325,7 +340,7 @@ class Finetuning(Measure):
         if f"eval_{self.metric}" not in metrics:
             names = ", ".join(name.removeprefix("eval_") for name in metrics if name.startswith("eval_"))
             raise CtxError(f"The task has no metric {self.metric!r}.", location=self.name, hint=f"use one of {names}.")
-        return {self.metric: metrics[f"eval_{self.metric}"]}
+        return Evaluation({self.metric: metrics[f"eval_{self.metric}"]})
 
 
 MEASURES: dict[str, type[Measure]] = {

@@ -28,7 +28,7 @@ def write_results(comparison: Comparison) -> list[AnalysisResult]:
     results = []
     for budget in plan.budget:
         if any(record.budget == budget for record in records):
-            result = budget_result(plan, budget, records, costs)
+            result = budget_result(comparison, budget, records, costs)
             result.save(folder)
             results.append(result)
     tables = [f"## {table.title}\n\n{table.markdown()}" for result in results for table in result.tables]
@@ -59,8 +59,11 @@ class Scores:
         return mean_and_std(values) if values else (None, None)
 
 
-def budget_result(plan: Plan, budget: str, records: Sequence[Record], costs: Sequence[Record]) -> AnalysisResult:
+def budget_result(
+    comparison: Comparison, budget: str, records: Sequence[Record], costs: Sequence[Record]
+) -> AnalysisResult:
     """Tables and figures of the runs of a budget."""
+    plan = comparison.plan
     scores = Scores(record for record in (*records, *costs) if record.budget == budget)
     baselines = Scores(record for record in records if record.budget is None)
     metrics = main_metrics(plan, records)
@@ -70,8 +73,13 @@ def budget_result(plan: Plan, budget: str, records: Sequence[Record], costs: Seq
         if measure.name in metrics:
             figures += measure_figures(measure, metrics[measure.name][0], variants, scores, baselines)
     title = f"{_BUDGET_TITLES[budget]}: {plan.budget[budget]:,.10g} {budget}"
+    methods = [
+        f"{measure.name} {method}: {', '.join(names)}."
+        for measure in plan.measures
+        for method, names in comparison.methods(measure).items()
+    ]
     tables = [
-        result_table(plan, title, metrics, variants, scores, baselines),
+        result_table(plan, title, metrics, variants, scores, baselines, " ".join(methods)),
         initial_table(plan, f"{title}, random weights", metrics, variants, scores),
         cost_table(f"{title}, costs", variants, scores),
     ]
@@ -86,14 +94,15 @@ def budget_result(plan: Plan, budget: str, records: Sequence[Record], costs: Seq
 
 
 def main_metrics(plan: Plan, records: Iterable[Record]) -> dict[str, list[str]]:
-    """Measure -> its metrics in the table: the first one, and selectivity if there is one."""
+    """Measure -> its metrics in the table: the first one, selectivity, and the accuracy of a generator."""
     names: dict[str, list[str]] = defaultdict(list)
     for record in records:
         if record.budget is not None and record.metric not in names[record.measure]:
             names[record.measure].append(record.metric)
     measures = [measure.name for measure in plan.measures if names[measure.name]]
     return {
-        measure: names[measure][:1] + [metric for metric in names[measure][1:] if metric == "selectivity"]
+        measure: names[measure][:1]
+        + [metric for metric in ("selectivity", "generator", "most_frequent") if metric in names[measure][1:]]
         for measure in measures
     }
 
@@ -116,6 +125,7 @@ def result_table(
     variants: Sequence[str],
     scores: Scores,
     baselines: Scores,
+    methods: str,
 ) -> Table:
     """The scores after the budget, and rows of chance, baselines and random weights."""
     columns = [(measure, metric) for measure, names in metrics.items() for metric in names]
@@ -149,7 +159,7 @@ def result_table(
         cells,
         spreads if len(plan.seeds) > 1 else None,
         note=f"{seeds}Empty cells: the measure is not defined for the family, or not finished. Probes and senses: the "
-        "best layer.",
+        f"best layer. {methods}",
     )
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import yaml
 
 import hf_ctxmodels
-from hf_ctxmodels.comparison.measures import DataFile, Measure, MeasuredCheckpoint, Values
+from hf_ctxmodels.comparison.measures import DataFile, Evaluation, Measure, MeasuredCheckpoint, Values
 from hf_ctxmodels.comparison.plan import Plan, Run, Variant, digest
 from hf_ctxmodels.comparison.processes import (
     TimeIsUpError,
@@ -265,8 +265,8 @@ class Comparison:
         # the final model has averaged weights if the optimizer averages
         path = folder if step == total else checkpoint_path(folder, step)
         start = time.monotonic()
-        values = measure.evaluate(MeasuredCheckpoint(path, file.parent, run.seed, self.documents[1]))
-        content = {"values": values, "seconds": time.monotonic() - start}
+        result = measure.evaluate(MeasuredCheckpoint(path, file.parent, run.seed, self.documents[1]))
+        content = (result or Evaluation({}))._asdict() | {"seconds": time.monotonic() - start}
         write_text_file(file, json.dumps(content, indent=2) + "\n")
 
     # results
@@ -331,10 +331,20 @@ class Comparison:
             digest=run.digest,
         )
 
+    def methods(self, measure: Measure) -> dict[str, list[str]]:
+        """How a measure was computed, where this differs between families -> the variants."""
+        methods: dict[str, list[str]] = {}
+        for run in self.plan.runs():
+            for file in (self.run_folder(run) / "measures").glob(f"{measure.name}-{measure_digest(measure)}-*.json"):
+                method, name = read_json(file)["method"], run.variant.name
+                if method and name not in methods.setdefault(method, []):
+                    methods[method].append(name)
+        return methods
+
     @staticmethod
     def _values(file: Path) -> Values:
-        values = read_json(file)["values"] if file.exists() else None
-        return {name: value for name, value in (values or {}).items() if np.isfinite(value)}
+        values = read_json(file)["values"] if file.exists() else {}
+        return {name: value for name, value in values.items() if np.isfinite(value)}
 
 
 def _is_locked(file: Path) -> bool:

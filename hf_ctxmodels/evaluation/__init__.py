@@ -8,6 +8,7 @@ from hf_ctxmodels.evaluation.minimal_pairs import (
     total_result,
     unigram_scorer,
 )
+from hf_ctxmodels.evaluation.originality import detects_replaced_tokens, score_originality
 from hf_ctxmodels.evaluation.perplexity import Perplexity, measure_perplexity
 from hf_ctxmodels.evaluation.scoring import (
     TextScore,
