@@ -54,7 +54,7 @@ class Variant:
     @property
     def objective(self) -> str:
         """Name of the objective."""
-        value = self.recipe.get("objective") or next(iter(self.spec.objectives))
+        value = self.recipe.get("objective") or next(iter(self.spec.objectives), "")
         return next(iter(value)) if isinstance(value, dict) else split_choice(value)[0]
 
     @property
