@@ -78,6 +78,7 @@ GROUPS: dict[str, dict[str, Command | CommandGroup]] = {
                 "tokenizer": Command("Train the tokenizer of a family.", "train_tokenizer"),
                 "pairs": Command("Make source-target pairs for seq2seq: summaries or questions.", "data", "pairs"),
                 "units": Command("Collect phrases and entities for objectives that mask units.", "data", "units"),
+                "phrases": Command("Join the words of phrases, for vectors of phrases.", "data", "phrases"),
                 "clean": Command("Remove poor lines and duplicates from raw text.", "clean_text", "clean"),
                 "overlap": Command("Find test examples in a training text.", "clean_text", "overlap"),
                 "augment": Command("Augment the training examples of a task for distillation.", "data", "augment"),

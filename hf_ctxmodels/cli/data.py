@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from inspect import getdoc
 from pathlib import Path
@@ -20,8 +20,9 @@ from hf_ctxmodels.core.devices import DeviceArguments
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, check_range, flag, parse_choices
 from hf_ctxmodels.core.output_files import check_output_directory, check_output_file, write_text_file
+from hf_ctxmodels.data.cleaning import check_text_suffix, write_documents
 from hf_ctxmodels.data.document_sources import load_documents
-from hf_ctxmodels.data.phrase_mining import extract_entities, find_phrases
+from hf_ctxmodels.data.phrase_mining import extract_entities, find_phrases, join_phrases, score_phrases
 from hf_ctxmodels.data.table_files import read_conll, read_table
 from hf_ctxmodels.data.text_files import read_lines
 from hf_ctxmodels.downstream.tasks.base import get_texts
@@ -151,6 +152,62 @@ def units() -> None:
     most_frequent = [unit for unit, _ in counts.most_common()]
     write_text_file(arguments.output, "".join(f"{unit}\n" for unit in most_frequent))
     print(f"{len(counts)} units in {arguments.output}, such as: {', '.join(most_frequent[:8])}")
+
+
+@dataclass
+class PhraseArguments:
+    """Input and output."""
+
+    dataset: list[str] = flag(REQUIRED, "Text, as --dataset of pretrain.")
+    output: str = flag(REQUIRED, "File to write: .txt or .jsonl, plain or with .gz or .zst.")
+    thresholds: list[float] = flag(
+        (20.0, 10.0), "Lowest score of a phrase in each pass; a pass also joins phrases of the passes before it."
+    )
+    min_count: int = flag(5, "Discount of rare pairs: a pair that occurs as often or less is no phrase.")
+    overwrite: bool = flag(False, "Replace --output if it exists.")
+
+    def __post_init__(self) -> None:
+        check_range(self, "min_count", at_least=1)
+        if not self.thresholds or min(self.thresholds) < 0 or self.thresholds != sorted(self.thresholds, reverse=True):
+            raise CtxError(
+                f"Expected thresholds of at least 0 that decrease, got {' '.join(map(str, self.thresholds))}.",
+                location="--thresholds",
+                hint="use, for example, 20 10.",
+            )
+
+
+def phrases() -> None:
+    """Join the words of phrases by underscores, for the vectors of phrases of word2vec (Mikolov et al. 2013b).
+
+    hf-ctxmodels data phrases --dataset news.txt.gz --output news.phrases.txt.gz --thresholds 20 10
+
+    Two words are a phrase if (count(a b) - min_count) / (count(a) count(b)), times the number of distinct words and
+    pairs, is above the threshold (section 4 of the paper, scaled as in gensim). Several passes find longer phrases.
+    """
+    (arguments,) = parse_arguments(PhraseArguments, description=getdoc(phrases))
+    check_text_suffix(arguments.output)
+    check_output_file(arguments.output, flag="--output", overwrite=arguments.overwrite, inputs=arguments.dataset)
+    documents = load_documents(*arguments.dataset, skip_empty=True)
+    passes: list[dict[tuple[str, str], float]] = []
+
+    def joined() -> Iterator[list[str]]:
+        """The lines of each document, with the phrases of all passes joined."""
+        for document in progress_bar(documents.paragraphs(), f"pass {len(passes) + 1}", unit="documents"):
+            for accepted in passes:
+                document = [join_phrases(text, accepted) for text in document]
+            yield document
+
+    for number, threshold in enumerate(arguments.thresholds, start=1):
+        lines = (line for document in joined() for line in document)
+        accepted = score_phrases(lines, min_count=arguments.min_count, threshold=threshold)
+        passes.append(accepted)
+        best = sorted(accepted, key=lambda pair: -accepted[pair])[:8]
+        examples = f", such as: {', '.join(map('_'.join, best))}" if best else ""
+        print(f"pass {number}: {len(accepted)} phrases with a score above {threshold:g}{examples}")
+    if not any(passes):
+        raise CtxError("There is no phrase.", location="--thresholds", hint="lower --thresholds or --min_count.")
+    write_documents(arguments.output, joined())
+    print(f"text with joined phrases in {arguments.output}")
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
-"""Phrases of several words: mined from text by mutual information, or extracted from tagged sentences."""
+"""Phrases of several words: mined from text by mutual information, joined in text by underscores, or extracted from
+tagged sentences."""
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from itertools import pairwise
 from math import log
 
@@ -12,6 +13,7 @@ from hf_ctxmodels.core.flags import check_range
 from hf_ctxmodels.data.table_files import TaggedSentence
 
 _WORD = re.compile(r"\w+|[^\w\s]")
+_BETWEEN_WORDS = re.compile(r"(\W+)")
 _SPACE = " "
 
 
@@ -64,6 +66,49 @@ def _join(sentence: Sequence[str], accepted: dict[tuple[str, str], float]) -> It
         else:
             yield sentence[position]
             position += 1
+
+
+def score_phrases(texts: Iterable[str], *, min_count: int = 5, threshold: float = 10.0) -> dict[tuple[str, str], float]:
+    """Neighboring words that occur together more often than by chance, lower-cased, with their scores.
+
+    The score of two words is (count(a b) - min_count) / (count(a) count(b)) (Mikolov et al. 2013b, section 4, equation
+    6), times the number of distinct words and pairs, as in gensim, so that thresholds do not depend on the size of the
+    text. Words with anything but white space between them are no pair.
+
+    Args:
+        min_count: The discount of rare pairs; a pair that occurs as often or less has no positive score.
+        threshold: Only pairs with a higher score are returned.
+    """
+    check_range({"min_count": min_count}, at_least=1)
+    check_range({"threshold": threshold}, at_least=0)
+    words, pairs = Counter[str](), Counter[tuple[str, str]]()
+    for text in texts:
+        pieces = _BETWEEN_WORDS.split(text.lower())  # words and what is between them, in turn
+        words.update(filter(None, pieces[::2]))
+        pairs.update(
+            (first, second)
+            for first, between, second in zip(pieces[::2], pieces[1::2], pieces[2::2], strict=False)
+            if first and second and between.isspace()
+        )
+    size = len(words) + len(pairs)
+    scores = {pair: (count - min_count) / (words[pair[0]] * words[pair[1]]) * size for pair, count in pairs.items()}
+    return {pair: score for pair, score in scores.items() if score > threshold}
+
+
+def join_phrases(text: str, phrases: Container[tuple[str, str]]) -> str:
+    """Replace the space between the words of each phrase by an underscore, from left to right.
+
+    Args:
+        phrases: Pairs of lower-cased words; the case of the text does not matter, and is preserved.
+    """
+    pieces = _BETWEEN_WORDS.split(text)
+    position = 1
+    while position < len(pieces):
+        if pieces[position].isspace() and (pieces[position - 1].lower(), pieces[position + 1].lower()) in phrases:
+            pieces[position] = "_"
+            position += 2  # the second word is not the first one of another phrase
+        position += 2
+    return "".join(pieces)
 
 
 def extract_entities(sentences: Iterable[TaggedSentence]) -> Counter[str]:

@@ -27,7 +27,7 @@ from hf_ctxmodels.objectives.window_sampling import (
 )
 
 _COMPILED = "hf_ctxmodels.objectives.window_kernels"
-Output = Literal["negative-sampling", "hierarchical-softmax"]
+Output = Literal["negative-sampling", "hierarchical-softmax", "softmax"]
 
 
 @dataclass
@@ -45,12 +45,14 @@ class DataCollatorForWindowPrediction(PaddingCollator):
         labels: (rows, width) the same words, -100 at padding.
         windows: (rows, width) context words on either side, 1 to `window`.
         negatives: (rows, width / block, shared_negatives), 0 at padding; or for hierarchical softmax
-        paths, codes: (rows, width / block, block, depth), see `HuffmanTree`.
+        paths, codes: (rows, width / block, block, depth), see `HuffmanTree`; the full softmax needs neither.
 
     The tokenizer has `counts` (see `CtxWordTokenizer`); see `subsampling_probabilities` and `NoiseDistribution`.
     """
 
-    output: Output = flag("negative-sampling", "Loss: negative-sampling or hierarchical-softmax.")
+    output: Output = flag(
+        "negative-sampling", "Loss: negative-sampling, hierarchical-softmax, or softmax over the whole vocabulary."
+    )
     window: int = flag(5, "Maximum window on either side; each word's is uniform from 1 to this.")
     subsampling: float = flag(1e-3, "Subsampling threshold: relative frequency above which words are dropped; 0: none.")
     noise_power: float = flag(0.75, "Negatives are sampled in proportion to this power of the counts.")
@@ -99,7 +101,7 @@ class DataCollatorForWindowPrediction(PaddingCollator):
             depth = int((paths >= 0).any((0, 1)).sum())
             for name, table in (("paths", paths), ("codes", self.tree.codes[batch["input_ids"]])):
                 batch[name] = table[..., :depth].reshape(rows, blocks, self.block, depth)
-        else:
+        elif self.output == "negative-sampling":
             block_lengths, first_blocks = -(-lengths // self.block), first // self.block
             negatives = self.sampler.sample_negatives(
                 block_lengths, first_blocks, negative_keys, self.noise.table, self.shared_negatives, rows * blocks
@@ -171,6 +173,8 @@ class WindowPrediction(DataCollatorForWindowPrediction, Objective):
         subsampled_counts = counts * self.subsampling_probabilities
         if self.tree is not None:
             return self.tree.scores(subsampled_counts)
+        if self.output == "softmax":
+            return np.log(subsampled_counts + 1e-3)
         noise = np.maximum(self.negative * self.noise.probabilities, 1e-12)
         return np.log((subsampled_counts + 1e-3) / subsampled_counts.sum()) - np.log(noise)
 
@@ -179,8 +183,8 @@ class WindowPrediction(DataCollatorForWindowPrediction, Objective):
 class SkipGram(WindowPrediction):
     """Skip-gram: each context word alone predicts the center word of its window.
 
-    References: Mikolov et al. 2013a, section 3.2; 2013b, section 2, for negatives, hierarchical softmax and
-    subsampling.
+    References: Mikolov et al. 2013a, section 3.2; 2013b, section 2, for the full softmax (equation 2), negatives,
+    hierarchical softmax and subsampling.
     Related: `ContinuousBagOfWords` averages the context, which is faster and worse for rare words; `Cooccurrence` fits
     counts.
 

@@ -1,5 +1,6 @@
-"""`hf-ctxmodels data units`: phrases by mutual information, entities, and lists."""
+"""`hf-ctxmodels data units` and `data phrases`: phrases by mutual information and by score, entities, and lists."""
 
+import random
 from collections import Counter
 from math import log
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 from commands import command_output
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.data.phrase_mining import extract_entities, find_phrases
+from hf_ctxmodels.data.phrase_mining import extract_entities, find_phrases, join_phrases, score_phrases
 from hf_ctxmodels.data.table_files import TaggedSentence
 
 SENTENCES = [
@@ -70,3 +71,67 @@ def test_command(tmp_path: Path) -> None:
     assert "word" not in units
     assert f"{len(units)} units" in printed
     assert "no unit of two or more words" in command_output("data units", "--overwrite", output=output, fails=True)
+
+
+def repeated_words(num_sentences: int = 1000) -> list[str]:
+    """Sentences of random words of which some follow others more often than by chance."""
+    rng, words = random.Random(0), [f"w{chr(97 + number)}" for number in range(20)]
+    following = {"wa": "wb", "wb": "wc", "wd": "we", "wab": "wc"}
+    sentences = []
+    for _ in range(num_sentences):
+        sentence = [rng.choice(words)]
+        for _ in range(rng.randrange(12)):
+            likely = following.get(sentence[-1])
+            sentence.append(likely if likely and rng.random() < 0.5 else rng.choice(words))
+        sentences.append(" ".join(sentence))
+    return sentences
+
+
+@pytest.mark.parametrize(("min_count", "thresholds"), [(5, (0.3,)), (40, (0.3, 0.1)), (1, (0.3, 0.2, 0.1))])
+def test_scores_of_gensim(min_count: int, thresholds: tuple[float, ...]) -> None:
+    phrases = pytest.importorskip("gensim.models.phrases")
+    texts = repeated_words()
+    expected = [text.split() for text in texts]
+    for threshold in thresholds:
+        scores = score_phrases(texts, min_count=min_count, threshold=threshold)
+        reference = phrases.Phrases(expected, min_count=min_count, threshold=threshold)
+        found = reference.find_phrases(expected)
+        assert found
+        assert found == {phrase: pytest.approx(scores[pair]) for pair in scores if (phrase := "_".join(pair)) in found}
+        texts = [join_phrases(text, scores) for text in texts]
+        expected = [reference[sentence] for sentence in expected]
+        assert [text.split() for text in texts] == expected
+
+
+def test_score_by_hand() -> None:
+    texts = ["New York, new york!", "a new York"]  # the comma separates "York" and "new"
+    size = len({"new", "york", "a"}) + len({("new", "york"), ("a", "new")})
+    assert score_phrases(texts, min_count=1, threshold=0) == {("new", "york"): pytest.approx((3 - 1) / (3 * 3) * size)}
+    assert not score_phrases(texts, min_count=3, threshold=0)
+
+
+@pytest.mark.parametrize(
+    ("text", "joined"),
+    [
+        ("In New  York, new york.", "In New_York, new_york."),
+        ("new, york new-york", "new, york new-york"),
+        ("new york city hall", "new_york city_hall"),
+        ("york city city hall new", "york_city city_hall new"),
+        ("", ""),
+    ],
+)
+def test_join_phrases(text: str, joined: str) -> None:
+    assert join_phrases(text, {("new", "york"), ("york", "city"), ("city", "hall")}) == joined
+
+
+def test_phrases_command(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("\n".join(SENTENCES[:14]) + "\n\n" + "\n".join(SENTENCES[14:]))
+    flags = {"dataset": tmp_path / "text.txt", "output": tmp_path / "joined.txt", "min_count": 2}
+    shown = command_output("data phrases", **flags, thresholds=[0.9, 0.5])
+    assert "pass 1: 3 phrases with a score above 0.9, such as: we_saw, new_york, and_we" in shown
+    assert "we_saw_new_york" in shown
+    lines = (tmp_path / "joined.txt").read_text().split("\n")
+    assert lines[:7] == [*["We_saw_New_York City in May ."] * 6, "New_York is big , and_we_saw a City ."]
+    assert lines[14] == "", "documents stay separate"
+    assert "There is no phrase" in command_output("data phrases", "--overwrite", **flags, thresholds=99, fails=True)
+    assert "decrease" in command_output("data phrases", "--overwrite", **flags, thresholds=[1, 2], fails=True)

@@ -34,6 +34,7 @@ def run(script: str, flags: str) -> int:
         ("generate", "--model m --input i --output_file {out}/t.txt", "t.txt"),
         ("data pairs", "--kind summaries --dataset d --output_dir {out}", "train.jsonl"),
         ("data units", "--gazetteers g --output {out}/u.txt", "u.txt"),
+        ("data phrases", "--dataset d --output {out}/p.txt", "p.txt"),
         ("scripts/learning.py", "--family bert --output_dir {out}", "tokenizer"),
         ("demo", "--output_dir {out}", "bert"),
         ("scripts/benchmark.py", "--output {out}/b.md --only nothing", "b.md"),

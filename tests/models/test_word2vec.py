@@ -52,8 +52,8 @@ def tables() -> tuple[Tensor, Tensor]:
 
 def text_batch(batch: dict[str, Tensor], output: str) -> TextBatch:
     ids, mask, labels, windows = (batch[name] for name in ("input_ids", "attention_mask", "labels", "windows"))
-    arguments = [batch["negatives"]] if output == "negatives" else [batch["paths"], batch["codes"]]
-    return TextBatch(ids, mask == 1, labels, windows, arguments)
+    arguments = {"negatives": [batch["negatives"]], "tree": [batch["paths"], batch["codes"]], "softmax": []}
+    return TextBatch(ids, mask == 1, labels, windows, arguments[output])
 
 
 def grid(batch: dict[str, Tensor], output: str, average: bool) -> Blocks:
@@ -82,7 +82,9 @@ def reference_loss(batch: dict[str, Tensor], words: Tensor, outputs: Tensor, out
                 predictors = [torch.stack(predictors).mean(0)]
             block, column = divmod(position, 4)
             for predictor in predictors:
-                if output == "negatives":
+                if output == "softmax":
+                    loss -= float((outputs @ predictor).log_softmax(0)[label])
+                elif output == "negatives":
                     loss -= log_sigmoid(predictor @ outputs[label])
                     for negative in batch["negatives"][row, block].tolist():
                         if negative != label:
@@ -96,14 +98,14 @@ def reference_loss(batch: dict[str, Tensor], words: Tensor, outputs: Tensor, out
 
 
 @AVERAGE
-@pytest.mark.parametrize("output", ["negatives", "tree"])
+@pytest.mark.parametrize("output", ["negatives", "tree", "softmax"])
 def test_loss_equals_the_sum_over_pairs(batch, tables, output: str, average: bool) -> None:
     loss = summed_loss(grid(batch, output, average), *tables)
     assert float(loss) == pytest.approx(reference_loss(batch, *tables, output, average), rel=1e-6)
 
 
 @AVERAGE
-@pytest.mark.parametrize("output", ["negatives", "tree"])
+@pytest.mark.parametrize("output", ["negatives", "tree", "softmax"])
 def test_sgd_step_equals_autograd(batch, tables, output: str, average: bool) -> None:
     blocks = grid(batch, output, average)
     words, outputs = (table.clone().requires_grad_() for table in tables)
@@ -116,6 +118,29 @@ def test_sgd_step_equals_autograd(batch, tables, output: str, average: bool) -> 
     assert outputs.grad.any()
     expected = [table - 0.1 * table.grad for table in (words, outputs)]
     torch.testing.assert_close(updated, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("length", [5, 16, 37])
+def test_softmax_gradients_equal_pairs(tables, length: int) -> None:
+    """Skip-gram with the full softmax, against the cross-entropy of each pair, in rows of any length."""
+    ids = random_ids(VOCABULARY, (2, length), low=1)
+    windows = random_ids(WINDOW + 1, (2, length), low=1, seed=1)
+    words, outputs = (table.clone().requires_grad_() for table in tables)
+    text = TextBatch(ids, ids > 0, ids, windows, [])
+    loss = summed_loss(build_blocks(text, WINDOW, NEGATIVE, False, torch.float64), words, outputs)
+    gradients = torch.autograd.grad(loss, (words, outputs))
+    pairs = [
+        (ids[row, neighbor], ids[row, position])
+        for row in range(2)
+        for position in range(length)
+        for neighbor in range(length)
+        if 0 < abs(position - neighbor) <= windows[row, position]
+    ]
+    predictors, labels = torch.tensor(pairs).T
+    expected = torch.nn.functional.cross_entropy(words[predictors] @ outputs.T, labels, reduction="sum")
+    torch.testing.assert_close(loss.double(), expected, rtol=1e-5, atol=0)
+    expected_gradients = torch.autograd.grad(expected, (words, outputs))
+    torch.testing.assert_close(gradients, expected_gradients, rtol=1e-4, atol=1e-5)
 
 
 def test_words_of_a_mean_get_the_whole_gradient(tables) -> None:

@@ -63,7 +63,7 @@ class TestCollator:
         assert (batch["negatives"][2, :1] >= 2).all()
         assert not batch["negatives"][2, 1:].any(), "something was drawn for padding"
 
-    @pytest.mark.parametrize("output", ["negative-sampling", "hierarchical-softmax"])
+    @pytest.mark.parametrize("output", ["negative-sampling", "hierarchical-softmax", "softmax"])
     @pytest.mark.parametrize("architecture", ["skip-gram", "cbow"])
     @pytest.mark.parametrize("block", [1, 4, 16])
     def test_short_rows_share_a_line_and_nothing_else(

@@ -43,8 +43,14 @@ def run(family: FamilySpec, folder: Path, output: str, steps: int, *more: str) -
 
 @pytest.mark.parametrize(
     "options",
-    [(), ("--objective", "cbow"), ("--objective", "skip-gram:output=hierarchical-softmax"), ("--streaming", "true")],
-    ids=["skip-gram", "cbow", "tree", "stream"],
+    [
+        (),
+        ("--objective", "cbow"),
+        ("--objective", "skip-gram:output=hierarchical-softmax"),
+        ("--objective", "skip-gram:output=softmax"),
+        ("--streaming", "true"),
+    ],
+    ids=["skip-gram", "cbow", "tree", "softmax", "stream"],
 )
 def test_resuming_is_exact(family: FamilySpec, options: tuple[str, ...], tmp_path: Path) -> None:
     whole = run(family, tmp_path, "whole", 7, *options)

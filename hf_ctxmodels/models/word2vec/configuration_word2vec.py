@@ -13,7 +13,8 @@ class CtxWord2VecConfig(CtxStaticConfig):
 
     Args:
         architecture: "skip-gram" predicts the target from each context word, "cbow" from the mean of all context words.
-        output: Training loss: "negative-sampling", or "hierarchical-softmax" over a Huffman tree of the words.
+        output: Training loss: "negative-sampling", "hierarchical-softmax" over a Huffman tree of the words, or
+            "softmax" over the whole vocabulary, which both approximate.
         window: Maximum number of context words on either side.
         negative: Number of negative samples per prediction.
         update_blocks: Number of blocks of text per in-place update without numba. Fewer blocks are closer to the
@@ -23,7 +24,7 @@ class CtxWord2VecConfig(CtxStaticConfig):
     model_type = "ctx-word2vec"
 
     architecture: Literal["skip-gram", "cbow"] = "skip-gram"
-    output: Literal["negative-sampling", "hierarchical-softmax"] = "negative-sampling"
+    output: Literal["negative-sampling", "hierarchical-softmax", "softmax"] = "negative-sampling"
     window: int = 5
     negative: int = 5
     update_blocks: int = 32

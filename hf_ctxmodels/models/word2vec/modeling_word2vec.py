@@ -23,6 +23,7 @@ from hf_ctxmodels.heads.base import mask_of_targets
 from hf_ctxmodels.layers.pooling import token_mask
 from hf_ctxmodels.models.word2vec.configuration_word2vec import CtxWord2VecConfig
 from hf_ctxmodels.models.word2vec.window_prediction import (
+    SOFTMAX_BLOCK,
     Blocks,
     TextBatch,
     build_blocks,
@@ -51,7 +52,7 @@ class CtxWord2VecHeadModel(heads.HeadModel, CtxWord2VecPreTrainedModel):
 
 
 class CtxWord2VecForPreTraining(CtxWord2VecHeadModel):
-    """Skip-gram or continuous bag of words, with negative sampling or hierarchical softmax.
+    """Skip-gram or continuous bag of words, with negative sampling, hierarchical softmax or the full softmax.
 
     The loss is differentiable, for any optimizer. With a `learning_rate`, `forward` instead updates the vectors in
     place: plain SGD in many small steps over the batch.
@@ -149,6 +150,8 @@ class CtxWord2VecForPreTraining(CtxWord2VecHeadModel):
             nodes = on_host(lambda tensor: tensor.clamp(min=0).flatten(1), paths)
             check_ids("paths", nodes, config.vocab_size, "vocab_size")
             output_arguments = [paths, codes]
+        elif config.output == "softmax":
+            output_arguments = []
         else:
             if negatives is None:
                 negatives = to_device(torch.arange(config.vocab_size).expand(len(words), 1, -1), words.device)
@@ -175,10 +178,12 @@ class CtxWord2VecForPreTraining(CtxWord2VecHeadModel):
     def _sgd_step(self, rate: float, text: TextBatch) -> Tensor:
         """SGD in small steps on a batch; returns the summed loss.
 
-        Each thread processes some of the rows, word by word with numba, otherwise a few blocks at a time.
+        Each thread processes some of the rows, word by word with numba, otherwise a few blocks at a time. With the full
+        softmax, every step updates the output vectors of all words.
         """
         words, outputs, config = self.get_input_embeddings().weight, self.outputs.weight, self.config
-        is_compiled = supports_compiled_updates(words)
+        is_softmax = config.output == "softmax"
+        is_compiled = supports_compiled_updates(words) and not is_softmax
 
         def update(ids: Tensor, is_token: Tensor, labels: Tensor, windows: Tensor, *output_arguments: Tensor) -> Tensor:
             chunk = TextBatch(ids, is_token, labels, windows, [*output_arguments])
@@ -187,6 +192,8 @@ class CtxWord2VecForPreTraining(CtxWord2VecHeadModel):
                 loss = sgd_step_by_words(chunk, words.data, outputs.data, rate, config.negative, average)
                 return torch.tensor(loss, dtype=torch.float32)
             blocks, size = self._blocks(chunk), config.update_blocks
+            if is_softmax:  # whose blocks are longer
+                size = max(1, size // SOFTMAX_BLOCK)
             losses = [
                 sgd_step(blocks.select(start, start + size), words.data, outputs.data, rate)
                 for start in range(0, len(blocks), size)

@@ -5,7 +5,8 @@ block's windows; continuous bag of words: the mean of each word's context) and *
 words and the block's shared negatives; hierarchical softmax: the inner nodes on the targets' paths). Each cell is one
 logistic regression with a target and a weight, 0 for unrelated pairs. A block thus takes three matrix products, and
 each vector is read and written once instead of once per pair. This extends the sharing of negatives of Ji et al. 2016
-(arXiv 1604.04661) to several adjacent center words. On a CPU, updates word by word (`sgd_kernel`) are faster.
+(arXiv 1604.04661) to several adjacent center words. On a CPU, updates word by word (`sgd_kernel`) are faster. With the
+full softmax, the normalization over the vocabulary is computed once per predictor instead of once per pair.
 """
 
 import importlib
@@ -19,7 +20,9 @@ from torch.nn import functional as F
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.host_copies import host_copy, on_host, select_true
+from hf_ctxmodels.layers.lm_loss.cross_entropy import chunked_cross_entropy
 
+SOFTMAX_BLOCK = 16  # center words per block of the full softmax
 _MAX_BELOW_ONE = 1 - 2.0**-24  # largest float32 below 1
 
 
@@ -32,7 +35,7 @@ class TextBatch:
         labels: Target ids; -100 is ignored.
         windows: Number of context words on either side.
         output_arguments: [negatives], (batch, blocks, k); or [paths, codes], (batch, blocks, size, depth): rows of the
-            output table, -1 after a path's end, and branches, 0 or 1.
+            output table, -1 after a path's end, and branches, 0 or 1; or [] for the full softmax.
     """
 
     ids: Tensor
@@ -44,28 +47,39 @@ class TextBatch:
     @property
     def block_size(self) -> int:
         """Number of center words per block; raises CtxError if blocks do not divide the length."""
+        if not self.output_arguments:
+            return SOFTMAX_BLOCK
         length, blocks_per_row = self.ids.shape[1], self.output_arguments[0].shape[1]
         if length % blocks_per_row:
             raise CtxError(f"A row of {length} columns cannot be split into {blocks_per_row} equal blocks.")
         return length // blocks_per_row
 
+    def padded(self) -> "TextBatch":
+        """The batch with rows of a multiple of `SOFTMAX_BLOCK` words."""
+        margin = -self.ids.shape[1] % SOFTMAX_BLOCK
+        ids, is_token, labels, windows = (
+            F.pad(tensor, (0, margin), value=value)
+            for tensor, value in ((self.ids, 0), (self.is_token, False), (self.labels, IGNORE_INDEX), (self.windows, 1))
+        )
+        return TextBatch(ids, is_token, labels, windows, self.output_arguments)
+
 
 @dataclass
 class Blocks:
-    """Grids of logistic regressions.
+    """Grids of logistic regressions, or of classifications by the full softmax.
 
     Attributes:
         words: (blocks, reach) ids of the words in the block's windows; any id where `averages` or `weights` is 0.
         averages: (blocks, predictors, reach) weights of each predictor's mean; None if the predictors are words.
-        columns: (blocks, columns) rows of the output table.
-        targets: (blocks, 1, columns) 0.0 or 1.0.
+        columns: (blocks, columns) rows of the output table; for the full softmax, of the labels.
+        targets: (blocks, 1, columns) 0.0 or 1.0; None for the full softmax.
         weights: (blocks, predictors, columns).
     """
 
     words: Tensor
     averages: Tensor | None
     columns: Tensor
-    targets: Tensor
+    targets: Tensor | None
     weights: Tensor
 
     def __len__(self) -> int:
@@ -86,7 +100,8 @@ def build_blocks(text: TextBatch, window: int, number: float, average: bool, dty
     The first blocks of all rows precede the second blocks, and so on: blocks that are updated together are from
     different rows and share few words. With negative sampling (Mikolov et al. 2013b, section 2.2), each of a block's k
     negatives has the weight `number` / k, or 0 if it equals the target. With hierarchical softmax (section 2.1),
-    branch 0 has the target 1, as in the released code.
+    branch 0 has the target 1, as in the released code. The full softmax (section 2, equation 2) has only the labels as
+    columns.
 
     Args:
         window: Maximum of `text.windows`.
@@ -94,6 +109,7 @@ def build_blocks(text: TextBatch, window: int, number: float, average: bool, dty
         average: Continuous bag of words instead of skip-gram.
         dtype: Data type of targets and weights.
     """
+    text = text if text.output_arguments else text.padded()
     size = text.block_size
     reach = size + 2 * window
 
@@ -118,6 +134,8 @@ def build_blocks(text: TextBatch, window: int, number: float, average: bool, dty
     has_context = (context.sum(-1) > 0).to(dtype)
     averages = context / context.sum(-1, keepdim=True).clamp(min=1) if average else None
     weights = torch.diag_embed(has_context) if average else context.transpose(1, 2)  # of each predictor's targets
+    if not output_arguments:
+        return Blocks(words, averages, labels.clamp(min=0), None, weights)
     if len(output_arguments) == 2:
         paths, codes = output_arguments
         columns, targets = paths.clamp(min=0).flatten(1), (codes == 0).to(dtype).flatten(1)
@@ -143,14 +161,41 @@ def summed_loss(blocks: Blocks, words: Tensor, outputs: Tensor) -> Tensor:
     if blocks.averages is not None:
         sums = torch.bmm((blocks.averages != 0).to(vectors.dtype), vectors)
         predictors = sums + (predictors - sums).detach()
+    if blocks.targets is None:
+        return _summed_softmax_loss(blocks, predictors, outputs)
     scores = torch.bmm(predictors, F.embedding(blocks.columns, outputs).transpose(1, 2)).float()
     losses = F.binary_cross_entropy_with_logits(scores, blocks.targets.expand_as(scores).float(), reduction="none")
     return (losses * blocks.weights).sum()
 
 
+def _summed_softmax_loss(blocks: Blocks, predictors: Tensor, outputs: Tensor) -> Tensor:
+    """Cross-entropy of the full softmax in nats, summed over the pairs of (blocks, predictors, dim) and labels.
+
+    The logarithm of a predictor's normalizer, needed once for all of its labels, is its cross-entropy with output 0
+    plus the score of that output.
+    """
+    predictions = blocks.weights.sum(-1)
+    selected = predictions > 0
+    states, predictions = predictors[selected], predictions[selected]
+    targets = torch.zeros(len(states), dtype=torch.long, device=states.device)
+    normalizers = chunked_cross_entropy(
+        states, outputs, None, targets, reduction="sum", row_weights=predictions.float()
+    ) + torch.dot(states @ outputs[0], predictions.to(states.dtype))
+    scores = torch.bmm(predictors, F.embedding(blocks.columns, outputs).transpose(1, 2))
+    return normalizers - (scores * blocks.weights).sum().float()
+
+
 @torch.no_grad()
 def sgd_step(blocks: Blocks, words: Tensor, outputs: Tensor, rate: float) -> Tensor:
     """One SGD step on `summed_loss`, in place on both tables; returns the loss before it."""
+    if blocks.targets is None:  # the gradient of the softmax is dense
+        with torch.enable_grad():
+            tables = [table.detach().requires_grad_() for table in (words, outputs)]
+            loss = summed_loss(blocks, *tables)
+            gradients = torch.autograd.grad(loss, tables)
+        for table, gradient in zip((words, outputs), gradients, strict=True):
+            table.sub_(gradient, alpha=rate)
+        return loss.detach()
     vectors = F.embedding(blocks.words, words)
     predictors = blocks.predictors(vectors)
     columns = F.embedding(blocks.columns, outputs)
