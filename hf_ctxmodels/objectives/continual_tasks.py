@@ -147,7 +147,7 @@ class DataCollatorForContinualTasks(MaskingCollator):
             ids = np.asarray(feature["input_ids"])
             targets = np.full(len(ids), IGNORE_INDEX)
             if int(feature["task"]) == _NUMBERS[MASKING]:
-                rng = feature_generator(feature, self.seed, self.static)
+                rng = feature_generator(feature, self.seed, self.mask_period)
                 ids, targets = self.masker.mask(ids, np.asarray(feature["word_ids"]), rng)
             sequences.append(ids)
             labels.append(targets)

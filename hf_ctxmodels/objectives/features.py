@@ -47,11 +47,12 @@ def check_token_ids(ids: np.ndarray, vocab_size: int) -> None:
 
 
 def feature_generator(
-    feature: Mapping[str, Any], seed: int, static: bool, purpose: Purpose = Purpose.CORRUPTION
+    feature: Mapping[str, Any], seed: int, period: int, purpose: Purpose = Purpose.CORRUPTION
 ) -> np.random.Generator:
-    """The random generator of a feature, seeded by its `example_index` and, unless `static`, its `epoch`."""
-    epoch = 0 if static else _integer(feature, "epoch")
-    return generator(seed, epoch, _integer(feature, "example_index"), purpose)
+    """The random generator of a feature, seeded by its `example_index` and its `epoch`. The epoch is counted modulo
+    `period`, so that corruptions repeat, unless it is 0."""
+    epoch = 0 if period == 1 else _integer(feature, "epoch")
+    return generator(seed, epoch % period if period else epoch, _integer(feature, "example_index"), purpose)
 
 
 def feature_keys(features: Sequence[Mapping[str, Any]], seed: int, uses: int) -> list[np.ndarray]:

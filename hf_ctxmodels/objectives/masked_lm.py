@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from hf_ctxmodels.core.constants import IGNORE_INDEX
-from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import check_range, flag
 from hf_ctxmodels.data.examples import Example, ExampleSet
 from hf_ctxmodels.data.padding import Batch, PaddingCollator, required_token
 from hf_ctxmodels.objectives.base import Objective
@@ -36,12 +37,27 @@ class MaskingCollator(PaddingCollator):
     random_share: float = flag(0.1, "Share of the predicted tokens replaced by a random one; the rest is unchanged.")
     max_predictions: int | None = flag(None, "Maximum number of predictions in a sequence.")
     static: bool = flag(False, "The same mask in every epoch instead of a new one.")
+    static_masks: int = flag(
+        0,
+        "Masks of an example that take turns in the epochs, as in the data of BERT (10); 0: a new mask in each epoch.",
+    )
     pad_to_multiple_of: int | None = flag(None, "Round the width of a batch up to a multiple of this.")
     seed: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_range(self, "static_masks", at_least=0)
+        if self.static and self.static_masks:
+            raise CtxError(
+                f"static and static_masks={self.static_masks} exclude each other.",
+                hint="use static_masks alone; static is static_masks=1.",
+            )
         self.masker = TokenMasker(self.tokenizer, self.rule_class.of(self))
+
+    @property
+    def mask_period(self) -> int:
+        """Number of epochs after which masks repeat; 0 if they do not (Liu et al. 2019, section 4.1)."""
+        return 1 if self.static else self.static_masks
 
     def replacements(self, feature: Mapping[str, Any]) -> np.ndarray | None:
         """The ids from which a sequence's random tokens are sampled; None for the non-special vocabulary."""
@@ -52,7 +68,7 @@ class MaskingCollator(PaddingCollator):
         original = [np.asarray(feature["input_ids"]) for feature in features]
         corrupted, labels = [], []
         for feature, ids in zip(features, original):
-            rng = feature_generator(feature, self.seed, self.static)
+            rng = feature_generator(feature, self.seed, self.mask_period)
             words = feature_word_ids(feature) if self.masker.rule.needs_words else None
             corrupted_ids, targets = self.masker.mask(ids, words, rng, self.replacements(feature))
             corrupted.append(corrupted_ids)

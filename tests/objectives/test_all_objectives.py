@@ -1,6 +1,6 @@
 """What holds for every objective: its options, its collator, the size of its class hierarchy, seeds, and errors."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cache
 from inspect import getdoc
 from typing import Any
@@ -107,6 +107,22 @@ def test_a_batch_depends_on_seed_epoch_and_example_alone(
         features = [rows[epoch, index] for index in range(len(rows))]
         batches.append(static.collate([{**feature, "epoch": epoch} for feature in features]))
     assert not differ(*batches)
+    if hasattr(objective, "static_masks"):
+        check_masks_take_turns(build(request, name, **options, static_masks=3), rows)
+
+
+def check_masks_take_turns(objective: Any, rows: ExampleSet) -> None:
+    """Three masks of each example, which repeat after three epochs and are those of a dynamic run's first epochs."""
+    features = [rows[0, index] for index in range(len(rows))]
+    batches = [objective.collate([{**feature, "epoch": epoch} for feature in features]) for epoch in range(7)]
+    for epoch in range(3, 7):
+        assert not differ(batches[epoch], batches[epoch - 3])
+    assert differ(batches[0], batches[1])
+    assert differ(batches[1], batches[2])
+    assert differ(batches[0], batches[2])
+    dynamic = replace(objective, static_masks=0)
+    for epoch in range(3):
+        assert not differ(batches[epoch], dynamic.collate([{**feature, "epoch": epoch} for feature in features]))
 
 
 @pytest.mark.parametrize("name", sorted(WORD_LEVEL.keys() - {"SkipGram"}))

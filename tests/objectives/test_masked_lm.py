@@ -141,3 +141,21 @@ def test_a_tokenizer_without_a_separator_is_refused(trailing_tokenizer):
     trailing_tokenizer.backend_tokenizer.post_processor = None
     with pytest.raises(CtxError, match="no sep_token"):
         list(FullSentences(trailing_tokenizer, max_length=8, seed=0).examples([["a"]]))
+
+
+@pytest.mark.parametrize(("options", "message"), [({"static": True}, "exclude each other"), ({}, "static_masks=-1")])
+def test_invalid_static_masks(tokenizer, options, message):
+    with pytest.raises(CtxError, match=message):
+        MaskedLM(tokenizer, max_length=24, seed=0, static_masks=-1 if not options else 10, **options)
+
+
+def test_ten_static_masks_over_forty_epochs(tokenizer):
+    """The data of BERT: each mask is seen in four of forty epochs (Liu et al. 2019, section 4.1)."""
+    documents, _ = numbered_documents([[50]])
+    objective = MaskedLM(tokenizer, max_length=60, seed=0, static_masks=10)
+    (example,) = objective.examples(documents)
+    masks = Counter(
+        tuple(objective.collate([{**example, "example_index": 0, "epoch": epoch}])["input_ids"][0].tolist())
+        for epoch in range(40)
+    )
+    assert list(masks.values()) == [4] * 10
