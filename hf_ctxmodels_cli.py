@@ -120,6 +120,7 @@ GROUPS: dict[str, dict[str, Command | CommandGroup]] = {
                 "control": Command("Control codes: perplexity, attribution, generated texts.", "evaluate_control"),
                 "mining": Command("Mining of translations in unaligned sentences.", "evaluate_mining"),
                 "transfer": Command("Zero-shot transfer of a task between languages.", "transfer"),
+                "pretraining": Command("Loss of the pretraining objective on a text.", "evaluate", "pretraining"),
                 "forgetting": Command("Pretraining loss after fine-tuning.", "evaluate", "forgetting"),
                 "ensemble": Command("Average of the predictions of several classifiers.", "evaluate", "ensemble"),
             },

@@ -345,6 +345,49 @@ def perplexity() -> None:
 
 
 @dataclass
+class PretrainingLossArguments:
+    """Checkpoint and text."""
+
+    model: str = flag(REQUIRED, "Pretrained checkpoint with its head: directory or Hub id.")
+    text: list[str] = flag(REQUIRED, "Documents, as --dataset of pretrain, preferably unseen.")
+    objective_options: list[str] = flag(
+        (), "Options of the objective as name=value that differ from pretraining; an unknown name lists them."
+    )
+    validation_fraction: float | None = flag(
+        None, "Use only the validation documents of pretrain with this fraction and the same files."
+    )
+    max_length: int | None = flag(None, "Maximum length in tokens; by default the length of pretraining.")
+    batch_size: int = flag(32, "Examples per batch.")
+
+
+def pretraining() -> None:
+    """Evaluate a pretrained model by its pretraining objective, also with other options than in pretraining.
+
+        hf-ctxmodels evaluate pretraining --model runs/bert --text held_out.txt
+        hf-ctxmodels evaluate pretraining --model runs/albert --text held_out.txt --objective_options sentence_task=next
+
+    The second line tests a model of sentence-order prediction on next-sentence prediction (ALBERT, table 5): class 0 is
+    a coherent pair in both tasks.
+    """
+    arguments, placement = parse_arguments(PretrainingLossArguments, DeviceArguments, description=getdoc(pretraining))
+    check_range(arguments, "batch_size", at_least=1)
+    options = dict(text.partition("=")[::2] for text in arguments.objective_options)
+    evaluation = PretrainingEvaluation.open(
+        arguments.model,
+        *arguments.text,
+        max_length=arguments.max_length,
+        held_out=arguments.validation_fraction,
+        options=options,
+    )
+    placement.place(evaluation.model)
+    results = evaluation.loss(arguments.batch_size)
+    print(f"{evaluation.name}, {len(evaluation.examples)} examples")
+    for name, value in results.items():
+        metric = name.removeprefix("eval_")
+        print(f"{metric:<28}{value:>12.4f}  {metric_range(metric)}")
+
+
+@dataclass
 class ForgettingArguments:
     """Checkpoints and text."""
 

@@ -1,27 +1,9 @@
 """Masked language modeling with sentence-order prediction (Lan et al. 2019, section 3.1)."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, get_args
 
-import numpy as np
-
-from hf_ctxmodels.core.constants import IGNORE_INDEX
-from hf_ctxmodels.core.flags import check_choice, flag
-from hf_ctxmodels.objectives.sentence_pairs import (
-    LabeledSegments,
-    RandomSegment,
-    Segment,
-    SentencePairCollator,
-    SentencePairs,
-    random_split,
-)
-from hf_ctxmodels.objectives.tokenized_documents import TokenizedDocument, sentence_chunks
-
-SWAPPED = 1
-"""The `sentence_order_label` of swapped segments; 0 in order."""
-
-OneSegment = Literal["unlabeled", "random", "drop"]
+from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.objectives.sentence_pairs import SWAPPED, BinarySentencePairs, SentencePairCollator, SentenceTask
 
 
 @dataclass
@@ -37,7 +19,7 @@ class DataCollatorForMaskedLMWithSentenceOrder(SentencePairCollator):
 
 
 @dataclass
-class MaskedLMWithSentenceOrder(DataCollatorForMaskedLMWithSentenceOrder, SentencePairs):
+class MaskedLMWithSentenceOrder(DataCollatorForMaskedLMWithSentenceOrder, BinarySentencePairs):
     """ALBERT's objective: predict masked tokens, and whether two neighboring segments are in order or swapped.
 
     An example takes the sentences that fit, at least two, and splits them at random; in half of the pairs the segments
@@ -58,6 +40,9 @@ class MaskedLMWithSentenceOrder(DataCollatorForMaskedLMWithSentenceOrder, Senten
       default such text has masked tokens and the label -100; `"drop"` skips it. `statistics` counts it
       (`one_segment_chunks`, `dropped_tokens`).
 
+    Section 4.6 compares the label with the one of BERT, `sentence_task="next"`, and with none; see
+    `BinarySentencePairs`.
+
     References: Lan et al. 2019, section 3.1.
     Related: `MaskedLMWithNextSentence`, whose second segment is often of another document; `MaskedLM`, without pairs.
 
@@ -65,32 +50,8 @@ class MaskedLMWithSentenceOrder(DataCollatorForMaskedLMWithSentenceOrder, Senten
         >>> MaskedLMWithSentenceOrder(tokenizer, max_length=512, seed=0, ngram=3)
     """
 
-    one_segment: OneSegment = flag(
-        "unlabeled",
-        "Treatment of text with only one segment: `unlabeled` masks it without an order label, `random` adds a "
-        "segment of another document with the label swapped, `drop` skips it.",
+    sentence_task: SentenceTask = flag(
+        "order",
+        "Classes of pairs: `order`: the segments are in order or swapped; `next`: the second one follows or is of "
+        "another document, as in BERT; `none`: they are in order, and nothing is predicted.",
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice(get_args(OneSegment), one_segment=self.one_segment)
-        self.samples_other_documents = self.one_segment == "random"
-
-    def segment_pairs(
-        self, document: TokenizedDocument, target: int, random_segment: RandomSegment, rng: np.random.Generator
-    ) -> Iterator[LabeledSegments]:
-        """The examples of a document, see `SentencePairs.segment_pairs`."""
-        for start, stop in sentence_chunks(document.bounds, target, from_end=rng.random() < 0.5):
-            split = random_split(start, stop, rng)
-            first, second = Segment.of(document, start, split), Segment.of(document, split, stop)
-            if len(second):
-                is_swapped = rng.random() < 0.5
-                yield LabeledSegments((second, first) if is_swapped else (first, second), int(is_swapped))
-                continue
-            self.statistics["one_segment_chunks"] += 1
-            if self.one_segment == "random":
-                yield LabeledSegments((first, random_segment(target - len(first))), SWAPPED)
-            elif self.one_segment == "unlabeled":
-                yield LabeledSegments((first,), IGNORE_INDEX)
-            else:
-                self.statistics["dropped_tokens"] += len(first)

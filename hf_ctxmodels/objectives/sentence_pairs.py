@@ -1,11 +1,11 @@
-"""Masked language modeling on labeled pairs of segments, and next-sentence prediction (Devlin et al. 2019, section
-3.1 and appendix A.2)."""
+"""Masked language modeling on labeled pairs of segments: next-sentence prediction (Devlin et al. 2019, section 3.1 and
+appendix A.2) and sentence-order prediction (Lan et al. 2019, section 3.1)."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -13,13 +13,18 @@ import torch
 from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import check_range, flag
+from hf_ctxmodels.core.flags import check_choice, check_range, flag
 from hf_ctxmodels.data.examples import Example, ExampleSet
 from hf_ctxmodels.data.padding import Batch
 from hf_ctxmodels.data.seeding import Purpose, generator
 from hf_ctxmodels.objectives.base import Objective
 from hf_ctxmodels.objectives.masked_lm import MaskingCollator
-from hf_ctxmodels.objectives.tokenized_documents import SpecialTokensTemplate, TokenizedDocument, tokenized_batches
+from hf_ctxmodels.objectives.tokenized_documents import (
+    SpecialTokensTemplate,
+    TokenizedDocument,
+    sentence_chunks,
+    tokenized_batches,
+)
 
 
 @dataclass
@@ -50,16 +55,20 @@ class SentencePairCollator(MaskingCollator):
         batch[self.label] = torch.tensor([int(feature[self.label]) for feature in features], dtype=torch.int64)
         return batch
 
+    def classes_to_count(self) -> dict[str, int]:
+        """`label_classes`, unless an option changes the classes."""
+        return self.label_classes
+
     def count_batch(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
         """Counts of the masking, labeled pairs, and pairs of each class."""
         labels = batch[self.label]
-        counts = {f"{name}_pairs": int((labels == value).sum()) for name, value in self.label_classes.items()}
+        counts = {f"{name}_pairs": int((labels == value).sum()) for name, value in self.classes_to_count().items()}
         return {**super().count_batch(batch), "labeled_pairs": int((labels != IGNORE_INDEX).sum()), **counts}
 
     def rates(self, counts: Mapping[str, int]) -> dict[str, float]:
         """Shares of the masking, of labeled pairs, and of each class among these."""
         labeled = counts["labeled_pairs"]
-        shares = {f"{name}_share": counts[f"{name}_pairs"] / max(1, labeled) for name in self.label_classes}
+        shares = {f"{name}_share": counts[f"{name}_pairs"] / max(1, labeled) for name in self.classes_to_count()}
         return {**super().rates(counts), "labeled_share": labeled / max(1, counts["examples"]), **shares}
 
 
@@ -226,6 +235,77 @@ def _truncate(segments: tuple[Segment, ...], excess: int, rng: np.random.Generat
 CONTINUATION, RANDOM = 0, 1
 """Values of `next_sentence_label`, as in `transformers.BertForPreTraining`."""
 
+SWAPPED = 1
+"""The `sentence_order_label` of swapped segments; 0 in order."""
+
+SentenceTask = Literal["next", "order", "none"]
+OneSegment = Literal["unlabeled", "random", "drop"]
+
+
+@dataclass
+class BinarySentencePairs(SentencePairs):
+    """Base class of objectives with two classes of pairs: next-sentence or sentence-order prediction, whatever the name
+    of the label, so that one network can be trained on both (Lan et al. 2019, section 4.6 and table 5).
+
+    - `sentence_task="next"`: the second segment continues the first (0) or is of another document (1), see
+      `next_sentence_pairs`.
+    - `sentence_task="order"`: the segments are in order (0) or swapped (1), see `MaskedLMWithSentenceOrder`.
+    - `sentence_task="none"`: the pairs of "order", not swapped and without a label.
+    """
+
+    sentence_task: SentenceTask = flag(
+        "next",
+        "Classes of pairs: `next`: the second segment follows or is of another document; `order`: the segments are in "
+        "order or swapped; `none`: they are in order, and nothing is predicted.",
+    )
+    one_segment: OneSegment = flag(
+        "unlabeled",
+        "Treatment of text with only one segment by sentence_task=order: `unlabeled` masks it without an order label, "
+        "`random` adds a segment of another document with the label swapped, `drop` skips it.",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice(get_args(SentenceTask), sentence_task=self.sentence_task)
+        check_choice(get_args(OneSegment), one_segment=self.one_segment)
+        self.samples_other_documents = self.sentence_task == "next" or (
+            self.sentence_task == "order" and self.one_segment == "random"
+        )
+
+    def classes_to_count(self) -> dict[str, int]:
+        """Name -> value of the label of the task."""
+        return {"next": {"random_next": RANDOM}, "order": {"swapped": SWAPPED}, "none": {}}[self.sentence_task]
+
+    def segment_pairs(
+        self, document: TokenizedDocument, target: int, random_segment: RandomSegment, rng: np.random.Generator
+    ) -> Iterator[LabeledSegments]:
+        """The examples of a document, see `SentencePairs.segment_pairs`."""
+        if self.sentence_task == "next":
+            return next_sentence_pairs(document, target, random_segment, rng)
+        return self._ordered_pairs(document, target, random_segment, rng)
+
+    def _ordered_pairs(
+        self, document: TokenizedDocument, target: int, random_segment: RandomSegment, rng: np.random.Generator
+    ) -> Iterator[LabeledSegments]:
+        """Pairs of neighboring segments, half of them swapped."""
+        for start, stop in sentence_chunks(document.bounds, target, from_end=rng.random() < 0.5):
+            split = random_split(start, stop, rng)
+            first, second = Segment.of(document, start, split), Segment.of(document, split, stop)
+            if len(second):
+                is_swapped = rng.random() < 0.5
+                if self.sentence_task == "none":
+                    yield LabeledSegments((first, second), IGNORE_INDEX)
+                else:
+                    yield LabeledSegments((second, first) if is_swapped else (first, second), int(is_swapped))
+                continue
+            self.statistics["one_segment_chunks"] += 1
+            if self.one_segment == "drop":
+                self.statistics["dropped_tokens"] += len(first)
+            elif self.samples_other_documents:
+                yield LabeledSegments((first, random_segment(target - len(first))), SWAPPED)
+            else:
+                yield LabeledSegments((first,), IGNORE_INDEX)
+
 
 @dataclass
 class DataCollatorForMaskedLMWithNextSentence(SentencePairCollator):
@@ -239,12 +319,13 @@ class DataCollatorForMaskedLMWithNextSentence(SentencePairCollator):
 
 
 @dataclass
-class MaskedLMWithNextSentence(DataCollatorForMaskedLMWithNextSentence, SentencePairs):
+class MaskedLMWithNextSentence(DataCollatorForMaskedLMWithNextSentence, BinarySentencePairs):
     """BERT's objective: predict masked tokens, and whether segment B follows segment A.
 
     Pairs are made as in the paper's released data preparation, see `SentencePairs`. Sentences are collected until they
     fill an example. With probability 1/2, or if there is only one sentence, B comes from a random position of another
-    document and the unused sentences are returned; otherwise B is the rest. Requires at least two documents.
+    document and the unused sentences are returned; otherwise B is the rest. Requires at least two documents. With
+    `sentence_task="order"` the label is the one of ALBERT, see `BinarySentencePairs`.
 
     | document | example | targets |
     |---|---|---|
@@ -256,12 +337,6 @@ class MaskedLMWithNextSentence(DataCollatorForMaskedLMWithNextSentence, Sentence
     Example:
         >>> MaskedLMWithNextSentence(tokenizer, max_length=128, seed=0, max_predictions=20)
     """
-
-    def segment_pairs(
-        self, document: TokenizedDocument, target: int, random_segment: RandomSegment, rng: np.random.Generator
-    ) -> Iterator[LabeledSegments]:
-        """See `next_sentence_pairs`."""
-        return next_sentence_pairs(document, target, random_segment, rng)
 
 
 def next_sentence_pairs(

@@ -26,7 +26,12 @@ from hf_ctxmodels.objectives.tokenized_documents import TokenizedDocument
 NEXT, PREVIOUS, RANDOM = 0, 1, 2
 """Values of `sentence_label`."""
 
-SENTENCE_TASKS = {"three-way": (1 / 3, 1 / 3, 1 / 3), "next": (1 / 2, 0.0, 1 / 2), "none": (1.0, 0.0, 0.0)}
+SENTENCE_TASKS = {
+    "three-way": (1 / 3, 1 / 3, 1 / 3),
+    "next": (1 / 2, 0.0, 1 / 2),
+    "order": (1 / 2, 1 / 2, 0.0),
+    "none": (1.0, 0.0, 0.0),
+}
 """Shares of NEXT, PREVIOUS and RANDOM."""
 
 
@@ -126,7 +131,7 @@ class MaskedLMWithStructure(DataCollatorForMaskedLMWithStructure, SentencePairs)
       or is of another document (2). A text of one sentence has no neighbor, and gets a segment of another document.
 
     Examples are made as for next-sentence prediction, see `SentencePairs`. Requires at least two documents, except with
-    `sentence_task="none"`. The loss is the sum of the three terms, each a mean over its targets.
+    `sentence_task="order"`, which has the first two classes and no label for a text of one sentence, and "none". The loss is the sum of the three terms, each a mean over its targets.
 
     | document | example | targets |
     |---|---|---|
@@ -140,16 +145,16 @@ class MaskedLMWithStructure(DataCollatorForMaskedLMWithStructure, SentencePairs)
         >>> MaskedLMWithStructure(tokenizer, max_length=512, seed=0, shuffle_probability=0.0)  # without word structure
     """
 
-    sentence_task: Literal["three-way", "next", "none"] = flag(
+    sentence_task: Literal["three-way", "next", "order", "none"] = flag(
         "three-way",
         "`three-way`: the second segment follows, precedes, or is of another document; `next`: it follows or is of "
-        "another document; `none`: it follows, and nothing is predicted.",
+        "another document; `order`: it follows or precedes; `none`: it follows, and nothing is predicted.",
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice(SENTENCE_TASKS, sentence_task=self.sentence_task)
-        self.samples_other_documents = self.sentence_task != "none"
+        self.samples_other_documents = self.sentence_task in ("three-way", "next")
 
     def segment_pairs(
         self, document: TokenizedDocument, target: int, random_segment: RandomSegment, rng: np.random.Generator
@@ -161,7 +166,7 @@ class MaskedLMWithStructure(DataCollatorForMaskedLMWithStructure, SentencePairs)
             split = random_split(start, stop, rng)
             first, second = Segment.of(document, start, split), Segment.of(document, split, stop)
             label = int(rng.choice(3, p=SENTENCE_TASKS[self.sentence_task]))
-            if not self.samples_other_documents:
+            if self.sentence_task == "none" or not (len(second) or self.samples_other_documents):
                 yield LabeledSegments((first, second) if len(second) else (first,), IGNORE_INDEX)
             elif label == RANDOM or not len(second):
                 yield LabeledSegments((first, random_segment(target - len(first))), RANDOM)

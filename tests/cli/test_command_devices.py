@@ -25,6 +25,7 @@ MODEL_COMMANDS = (
     "evaluate pairs --model decoder --pairs pairs.jsonl --unigram_text text.txt",
     "evaluate perplexity --model decoder --dataset text.txt --max_length 8",
     "evaluate forgetting --pretrained masked --finetuned classifier --text text.txt --max_length 16",
+    "evaluate pretraining --model masked --text text.txt --max_length 16",
     "evaluate ensemble --models classifier classifier --validation_file rows.jsonl --max_length 16",
     "data augment --model masked --input rows.jsonl --output augmented.jsonl --copies 1",
 )

@@ -1,4 +1,4 @@
-"""Fine-tuning methods, `evaluate forgetting`, and scripts/compare_finetuning.py."""
+"""Fine-tuning methods, `evaluate pretraining` and `forgetting`, and scripts/compare_finetuning.py."""
 
 import json
 import sys
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import compare_finetuning
+import numpy as np
 import pytest
 import torch
 from commands import command_output, flag_list, run_command, save, tiny_pair
@@ -205,6 +206,36 @@ def test_forgetting(folder: Path, tmp_path: Path) -> None:
     ):
         flags = {"pretrained": pretrained, "finetuned": finetuned, "text": text}
         assert message in command_output("evaluate forgetting", **flags, fails=True)
+
+
+@pytest.mark.parametrize("family", ["bert", "albert"])
+def test_pair_tasks_of_a_pretrained_model(family: str, tmp_path: Path) -> None:
+    """A model that always predicts class 0 is right for coherent pairs, whatever the task it was trained on."""
+    (tmp_path / "text.txt").write_text(
+        "\n\n".join("\n".join(f"w{n} cat w{n + k}" for k in range(20)) for n in range(8))
+    )
+    texts = (tmp_path / "text.txt").read_text().split("\n")
+    model, tokenizer = tiny_pair(family, "AutoModelForPreTraining", texts)
+    head = model.nsp_head if family == "bert" else model.sop_head
+    with torch.no_grad():
+        head.weight.zero_()
+        head.bias.copy_(torch.tensor([1.0, 0.0]))
+    source = save(tmp_path / "model", model, tokenizer)
+    flags = {"model": source, "text": tmp_path / "text.txt", "max_length": 24}
+    default = command_output("evaluate pretraining", **flags)
+    own, other = ("next", "order") if family == "bert" else ("order", "next")
+    assert default == command_output("evaluate pretraining", **flags, objective_options=f"sentence_task={own}")
+    for task in (own, other):
+        shown = command_output("evaluate pretraining", **flags, objective_options=f"sentence_task={task}")
+        (line,) = (line.split() for line in shown.splitlines() if "accuracy" in line and "sentence" in line)
+        options = {"sentence_task": task}
+        evaluation = PretrainingEvaluation.open(str(source), flags["text"], max_length=24, options=options)
+        labels = [row[evaluation.objective.label] for row in evaluation.examples]
+        expected = np.mean([label == 0 for label in labels if label != -100])
+        assert 0.3 < expected < 0.7
+        assert float(line[1]) == pytest.approx(expected, abs=1e-4)
+    wrong = {"objective_options": "sentence_task=both"}
+    assert "sentence_task" in command_output("evaluate pretraining", **flags, **wrong, fails=True)
 
 
 def test_comparison(folder: Path, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:

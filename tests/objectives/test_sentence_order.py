@@ -12,9 +12,9 @@ from numbered_text import WORDS, check_runs, examples_of, indexed, segments
 from transformers import AlbertConfig, AlbertForPreTraining
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.objectives import MaskedLMWithSentenceOrder
+from hf_ctxmodels.objectives import MaskedLMWithNextSentence, MaskedLMWithSentenceOrder
 from hf_ctxmodels.objectives.masking import IGNORE_INDEX
-from hf_ctxmodels.objectives.sentence_order import SWAPPED, OneSegment
+from hf_ctxmodels.objectives.sentence_pairs import SWAPPED, OneSegment, SentenceTask
 from hf_ctxmodels.objectives.tokenized_documents import sentence_chunks
 
 shapes = st.lists(st.lists(st.integers(1, 12), min_size=1, max_size=12), min_size=2, max_size=6)
@@ -130,3 +130,48 @@ def test_batches_name_what_the_head_takes(tokenizer, ngram):
     shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     upstream = AlbertForPreTraining(AlbertConfig(vocab_size=len(tokenizer), embedding_size=8, **shape))
     assert torch.isfinite(upstream(**batch).loss)
+
+
+def without_label(objective, example):
+    return {name: np.asarray(value).tolist() for name, value in example.items() if name != objective.label}
+
+
+@pytest.mark.parametrize("task", get_args(SentenceTask))
+def test_both_objectives_make_the_pairs_of_either_task(tokenizer, task):
+    """The network of BERT can be trained on the pairs of ALBERT, and the reverse; only the name of the label differs."""
+    shape = [[4] * 30, [5], [3] * 17]
+    both = [
+        examples_of(objective_class, tokenizer, shape, passes=3, sentence_task=task)
+        for objective_class in (MaskedLMWithNextSentence, MaskedLMWithSentenceOrder)
+    ]
+    (first, home, first_examples), (second, _, second_examples) = both
+    assert len(first_examples) > 30
+    assert [without_label(first, row) for row in first_examples] == [
+        without_label(second, row) for row in second_examples
+    ]
+    labels = [row[first.label] for row in first_examples]
+    assert labels == [row[second.label] for row in second_examples]
+    for row, label in zip(first_examples, labels, strict=True):
+        parts = segments(row)
+        is_one_document = len({home[int(part[0])] for part in parts}) == 1
+        if task == "none" or len(parts) == 1:
+            assert (label, is_one_document) == (IGNORE_INDEX, True)
+        elif task == "next":
+            assert label == int(not is_one_document)
+        else:
+            assert is_one_document
+            assert label == int(parts[0][0] > parts[1][0])
+    features = indexed(second_examples)
+    rates = second.rates(second.count_batch(second.collate(features)))
+    names = {"next": "random_next_share", "order": "swapped_share", "none": None}
+    assert {name for name in rates if name in ("random_next_share", "swapped_share")} == {names[task]} - {None}
+    assert rates["labeled_share"] == pytest.approx(np.mean([label != IGNORE_INDEX for label in labels]))
+
+
+def test_the_task_without_a_label_takes_the_text_of_the_order_task(tokenizer):
+    shape = [[4] * 30, [5], [3] * 17]
+    texts = []
+    for task in ("order", "none"):
+        _, _, examples = examples_of(MaskedLMWithSentenceOrder, tokenizer, shape, sentence_task=task)
+        texts.append([sorted(np.concatenate(segments(row)).tolist()) for row in examples])
+    assert texts[0] == texts[1]

@@ -109,7 +109,9 @@ def kinds_by_reading(rows, home):
 
 
 @pytest.mark.parametrize(
-    ("task", "shares"), [("three-way", [1 / 3, 1 / 3, 1 / 3]), ("next", [0.5, 0, 0.5])], ids=["three-way", "next"]
+    ("task", "shares"),
+    [("three-way", [1 / 3, 1 / 3, 1 / 3]), ("next", [0.5, 0, 0.5]), ("order", [0.5, 0.5, 0])],
+    ids=["three-way", "next", "order"],
 )
 def test_classes_are_what_the_segments_say_and_have_their_shares(tokenizer, task, shares):
     documents, home = texts(sentences=24, words=3)
@@ -118,21 +120,25 @@ def test_classes_are_what_the_segments_say_and_have_their_shares(tokenizer, task
         options = {"sentence_task": task, "short_seq_probability": 0.0}
         objective = MaskedLMWithStructure(tokenizer, max_length=39, seed=seed, **options)
         rows = list(objective.examples(documents))
-        labels += [row["sentence_label"] for row in rows]
+        rows = [row for row in rows if row["sentence_label"] != IGNORE_INDEX]
         assert kinds_by_reading(rows, home) == [row["sentence_label"] for row in rows]
+        labels += [row["sentence_label"] for row in rows]
     # a document's last row may be of a single sentence, which has no neighbor
     assert np.bincount(labels, minlength=3) / len(labels) == pytest.approx(shares, abs=0.06)
     _, _, batch = collated(tokenizer, documents, sentence_task=task)
     rates = objective.rates(objective.count_batch(batch))
     kinds = batch["sentence_label"].tolist()
     for kind, name in ((NEXT, "next"), (PREVIOUS, "previous"), (RANDOM, "random")):
-        assert rates[f"{name}_share"] == pytest.approx(kinds.count(kind) / len(kinds))
+        labeled = len(kinds) - kinds.count(IGNORE_INDEX)
+        assert rates[f"{name}_share"] == pytest.approx(kinds.count(kind) / labeled)
 
 
 def test_each_objective_can_be_left_out(tokenizer):
     documents, _ = texts(4)
     _, _, batch = collated(tokenizer, documents, shuffle_probability=0.0)
     assert set(batch["shuffle_labels"].flatten().tolist()) == {IGNORE_INDEX}
+    _, rows, _ = collated(tokenizer, [["wa"]], sentence_task="order")
+    assert [row["sentence_label"] for row in rows] == [IGNORE_INDEX], "one sentence has no order"
     _, rows, batch = collated(tokenizer, [*documents[:1], ["wa"]], sentence_task="none")
     assert set(batch["sentence_label"].tolist()) == {IGNORE_INDEX}
     assert sum((row["input_ids"] == SEP).sum() == 1 for row in rows) == 1, "one sentence is one segment"

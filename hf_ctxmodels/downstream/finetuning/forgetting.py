@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from hf_ctxmodels.core.adapter_support import suppress_adapter_notice
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import typed_options
 from hf_ctxmodels.core.weights import is_quantized
 from hf_ctxmodels.data import ExampleSet
 from hf_ctxmodels.downstream.adapters.adapter_checkpoints import add_saved_adapters
@@ -37,7 +38,14 @@ class PretrainingEvaluation:
     name: str
 
     @classmethod
-    def open(cls, source: str, *text: str, max_length: int | None = None, held_out: float | None = None) -> Self:
+    def open(
+        cls,
+        source: str,
+        *text: str,
+        max_length: int | None = None,
+        held_out: float | None = None,
+        options: Mapping[str, str] | None = None,
+    ) -> Self:
         """Load a checkpoint; the objective and its options are read from its training summary, or follow from its head.
 
         Args:
@@ -45,9 +53,10 @@ class PretrainingEvaluation:
             text: Documents, as for --dataset of pretrain.
             max_length: Maximum length in tokens; None for the length of pretraining, else 128 or the model's maximum.
             held_out: Read only the documents that pretrain holds out with this fraction; None for all.
+            options: Options of the objective, as on a command line, that differ from pretraining.
 
         Raises:
-            CtxError: The checkpoint has no pretraining head, or cannot be loaded.
+            CtxError: The checkpoint has no pretraining head, or cannot be loaded; or an option is wrong.
         """
         summary = TrainingSummary.load(source) if (Path(source) / SUMMARY_FILE).exists() else None
         if summary is not None and summary.task != "pretraining":
@@ -71,8 +80,11 @@ class PretrainingEvaluation:
             arguments.objective = matches[0] if matches else None
         name, objective = make_objective(family, tokenizer, arguments, seed=0)
         if summary is not None:
-            options = summary.objective_options
-            objective = type(objective)(tokenizer, max_length=arguments.max_length, seed=0, **options)
+            pretraining_options = summary.objective_options
+            objective = type(objective)(tokenizer, max_length=arguments.max_length, seed=0, **pretraining_options)
+        if options:
+            names, location = objective.option_help(), f"--objective_options {name}"
+            objective = replace(objective, **typed_options(type(objective), options, location=location, names=names))
         model = make_model(family, objective, tokenizer, arguments).eval()
         new_modules = [
             module
