@@ -131,7 +131,8 @@ class MaskedLMWithStructure(DataCollatorForMaskedLMWithStructure, SentencePairs)
       or is of another document (2). A text of one sentence has no neighbor, and gets a segment of another document.
 
     Examples are made as for next-sentence prediction, see `SentencePairs`. Requires at least two documents, except with
-    `sentence_task="order"`, which has the first two classes and no label for a text of one sentence, and "none". The loss is the sum of the three terms, each a mean over its targets.
+    `sentence_task="order"`, which has the first two classes and no label for a text of one sentence, and "none". The
+    loss is the sum of the three terms, each a mean over its targets.
 
     | document | example | targets |
     |---|---|---|

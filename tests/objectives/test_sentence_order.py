@@ -138,7 +138,7 @@ def without_label(objective, example):
 
 @pytest.mark.parametrize("task", get_args(SentenceTask))
 def test_both_objectives_make_the_pairs_of_either_task(tokenizer, task):
-    """The network of BERT can be trained on the pairs of ALBERT, and the reverse; only the name of the label differs."""
+    """The network of BERT can be trained on the pairs of ALBERT, and the reverse; only the label's name differs."""
     shape = [[4] * 30, [5], [3] * 17]
     both = [
         examples_of(objective_class, tokenizer, shape, passes=3, sentence_task=task)
