@@ -28,7 +28,6 @@ class FinetuningCallback(TrainerCallback):
 
     Attributes:
         requires_full_weights: Whether every process must hold all weights (no sharding).
-        requires_single_process: Whether the callback changes which parameters have gradients.
 
     Example:
         >>> penalty = L2SPPenalty(model, 0.01)  # doctest: +SKIP
@@ -36,7 +35,6 @@ class FinetuningCallback(TrainerCallback):
     """
 
     requires_full_weights = False
-    requires_single_process = False
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -46,12 +44,6 @@ class FinetuningCallback(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Raise CtxError if the callback does not support the run's processes; subclasses call it first."""
         launch = AcceleratorState()
-        if self.requires_single_process and launch.num_processes > 1:
-            raise CtxError(
-                "Unfreezing layers during training is not supported on several processes.",
-                location=f"{launch.num_processes} processes",
-                hint="use one process, or remove --freeze.",
-            )
         if self.requires_full_weights and launch.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED):
             raise CtxError(
                 f"{type(self).__name__} needs all weights in every process, but they are sharded.",

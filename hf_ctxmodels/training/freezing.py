@@ -50,9 +50,14 @@ def check_layerwise_flags(loop: LoopArguments) -> None:
 
 class LayerUnfreezing(FinetuningCallback):
     """Base class of callbacks that train some `layer_groups` of an unwrapped model at a time, by `requires_grad`;
-    raises CtxError if the encoder's stack of layers is unknown."""
+    raises CtxError if the encoder's stack of layers is unknown.
 
-    requires_single_process = True
+    With several processes, `DistributedDataParallel` must wrap the model while all groups are trainable, and with
+    `find_unused_parameters`, which skips the frozen groups in the reduction of gradients. `finetune` does so, and
+    Trainer by default, except with activation checkpointing (`ddp_find_unused_parameters=True`).
+    """
+
+    requires_full_weights = True
 
     def __init__(self, model: PreTrainedModel) -> None:
         require_layers(model)
@@ -100,7 +105,7 @@ class GradualUnfreezing(LayerUnfreezing):
         return min(num_groups, 1 + int(step // self._interval)) if self._interval else num_groups
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Determine the interval; raises CtxError for several processes."""
+        """Determine the interval; raises CtxError for sharded weights."""
         super().on_train_begin(args, state, control, **kwargs)
         if self._interval is None:
             self._interval = max(1, state.max_steps // len(self._layer_groups))

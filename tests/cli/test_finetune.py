@@ -20,6 +20,7 @@ from labeled_texts import (
     squad_files,
     tagging_files,
 )
+from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, pipeline
 from zoo import Case
 
@@ -248,3 +249,23 @@ def test_two_processes_have_the_losses_of_one(own_checkpoint, tmp_path):
     task = "token-classification"
     check_two_processes(task, tmp_path, *names, model=own_checkpoint, **tagging_files(tmp_path), **flags)
     assert TrainingSummary.load(tmp_path / "out2").global_batch_size == 16
+
+
+@pytest.mark.parametrize(
+    "freeze",
+    [
+        "gradual:steps=2",
+        pytest.param("chain:head_rate=0.01,rate=0.003", marks=pytest.mark.slow),
+        pytest.param("three-stage:layers_epoch=0.5,embeddings_epoch=1", marks=pytest.mark.slow),
+    ],
+)
+def test_two_processes_unfreeze_as_one(own_checkpoint, tmp_path, freeze):
+    """Layers that are frozen and unfrozen during training have the gradients of both processes."""
+    flags = {"max_length": 24, "num_train_epochs": 2, "logging_steps": 1, "learning_rate": 1e-3, "batch_size": 16}
+    names = ("loss", "grad_norm", "eval_loss", "eval_f1")
+    files = tagging_files(tmp_path)
+    check_two_processes("token-classification", tmp_path, *names, model=own_checkpoint, freeze=freeze, **files, **flags)
+    one, two = (load_file(tmp_path / f"out{processes}" / "model.safetensors") for processes in (1, 2))
+    start = load_file(Path(own_checkpoint) / "model.safetensors")
+    assert any(not torch.equal(start[name], one[name]) for name in start if name in one)
+    torch.testing.assert_close(two, one, rtol=0, atol=1e-4)

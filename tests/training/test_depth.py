@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate.utils import DistributedType
 from training_runs import CallbackRun, rows_of, trainer_arguments
 from transformers import Trainer
 from zoo import ARCHETYPE_FAMILIES, HEADS, Case, learnable_batch
@@ -178,10 +179,11 @@ def test_gradual_unfreezing_with_trainer(tmp_path: Path) -> None:
     assert list(map(id, trainable(model))) == list(map(id, learning))
 
 
-def test_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sharded_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     unfreezing = GradualUnfreezing(CLASSIFIERS[0].model(), 1)
-    monkeypatch.setattr("hf_ctxmodels.training.callbacks.AcceleratorState", lambda: SimpleNamespace(num_processes=2))
-    with pytest.raises(CtxError, match="one process"):
+    launch = SimpleNamespace(num_processes=2, distributed_type=DistributedType.FSDP)
+    monkeypatch.setattr("hf_ctxmodels.training.callbacks.AcceleratorState", lambda: launch)
+    with pytest.raises(CtxError, match="sharded"):
         CallbackRun().begin(unfreezing)
 
 

@@ -236,6 +236,11 @@ class FinetuningMethodArguments:
                 hint="use only one of them.",
             )
 
+    @property
+    def unfreezes_layers(self) -> bool:
+        """Whether layers are unfrozen during training, so that a step may leave weights without gradients."""
+        return isinstance(self.freeze, GradualUnfreezingOptions | ChainThawOptions | ThreeStageOptions)
+
     def prepare(
         self, model: PreTrainedModel, source: str | None, loop: LoopArguments, accelerator: Accelerator
     ) -> list[FinetuningCallback]:

@@ -348,7 +348,7 @@ def finetune(
     check_run_directory(loop_arguments, arguments.tokenizer_source)
     if methods.cache_directory is not None and loop_arguments.dtype is None:
         loop_arguments = replace(loop_arguments, dtype="float32")  # the features are cached in the type of the weights
-    accelerator = make_accelerator(loop_arguments)
+    accelerator = make_accelerator(loop_arguments, unused_parameters=methods.weights.unfreezes_layers)
     task = TASKS[arguments.task](task_arguments)
     task.check_unused_arguments()
     is_new_model = arguments.model is None
