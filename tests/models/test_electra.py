@@ -274,6 +274,81 @@ class TestTasks:
         assert_same_outputs(model(**batch), reference(**batch), batch["attention_mask"])
 
 
+class TestAdversarialGenerator:
+    """Appendix F of the paper."""
+
+    @pytest.mark.parametrize("task", ["detection", "detection_masked"])
+    @pytest.mark.parametrize("tie", TIES)
+    def test_gradients_of_the_formulas(self, tie: str, task: str) -> None:
+        batch = labeled_batch()
+        fields = {"discriminator_task": task, "discriminator_weight": 3.0, **TIES[tie]}
+        model = CASE.model(generator_task="adversarial", **fields)
+        outputs = model(**batch)
+        inputs = {name: batch[name] for name in ("attention_mask", "token_type_ids")}
+        masked = batch["labels"] != -100
+        samples, original = outputs.corrupted_ids[masked], batch["labels"][masked]
+        states = model.generator.electra(input_ids=batch["input_ids"], **inputs).last_hidden_state[masked]
+        log_probabilities = model.generator.mlm_head(states).log_softmax(-1).gather(1, samples[:, None])[:, 0]
+        logits = model(input_ids=outputs.corrupted_ids, **inputs).logits
+        with torch.no_grad():
+            is_original = torch.sigmoid(-logits[masked])  # the paper's D
+            rewards = -torch.where(samples == original, is_original, 1 - is_original).log()
+            baseline = -torch.sigmoid(model.reward_baseline(states)).log().squeeze(-1)
+        policy_loss = -(log_probabilities * (rewards - baseline)).mean()
+        predicted = torch.sigmoid(model.reward_baseline(states.detach())).squeeze(-1)
+        target = (-rewards).exp()
+        baseline_loss = -(target * predicted.log() + (1 - target) * (1 - predicted).log()).mean()
+        is_target = masked if task == "detection_masked" else batch["token_labels"] != -100
+        replaced = (outputs.corrupted_ids != batch["token_labels"])[is_target].float()
+        rtd_loss = F.binary_cross_entropy_with_logits(logits[is_target], replaced)
+        expected = policy_loss + baseline_loss + 3 * rtd_loss
+        assert_close(outputs.loss, expected)
+        assert_close(gradients(model, outputs.loss), gradients(model, expected), tolerance=1e-4)
+        assert_close(outputs.metrics["generator_reward"], torch.stack([rewards.sum(), masked.sum()]))
+        plain = CASE.model(**fields)
+        plain.load_state_dict(model.state_dict(), strict=False)
+        assert_close(outputs.mlm_loss, plain(**batch).mlm_loss)
+
+    def test_accumulation_and_saving(self, tmp_path: Path) -> None:
+        batch = labeled_batch()
+        model = CASE.model(generator_task="adversarial")
+        outputs = model(**batch)
+        counts = {name: (batch[name] != -100).sum() for name in model.loss_targets}
+        microbatches = [{name: value[rows] for name, value in batch.items()} for rows in (slice(0, 1), slice(1, 4))]
+        loss = sum(model(**microbatch, num_items_in_batch=counts).loss for microbatch in microbatches)
+        assert_close(loss, outputs.loss)
+        assert_every_parameter_learns(model, gradients(model, outputs.loss))
+        model.save_pretrained(tmp_path)
+        assert_close(load_strict(CASE.auto_class, tmp_path)(**batch).loss, outputs.loss)
+        load_strict(Case(CASE.family, "AutoModel").auto_class, tmp_path)
+
+    def test_samples_of_undetected_tokens_become_likely(self) -> None:
+        """With a fixed discriminator, the generator prefers the tokens that are rewarded."""
+        torch.manual_seed(0)
+        model = CASE.model(generator_task="adversarial", tie_generator="none", discriminator_weight=0.0)
+        batch = labeled_batch()
+        masked = batch["labels"] != -100
+        generator = [*model.generator.parameters(), *model.reward_baseline.parameters()]
+        optimizer = torch.optim.Adam(generator, lr=3e-3)
+        rewards = []
+        for step in range(60):
+            outputs = model(**batch, sampling_seed=torch.arange(4) + 4 * step)
+            optimizer.zero_grad()
+            outputs.loss.backward()
+            optimizer.step()
+            total, number = outputs.metrics["generator_reward"].tolist()
+            assert number == int(masked.sum())
+            rewards.append(total / number)
+        assert sum(rewards[-10:]) > sum(rewards[:10]) + 0.05 * 10, rewards
+
+    @pytest.mark.parametrize(
+        "fields", [{"discriminator_task": "replace_mlm"}, {"freeze_generator": True, "tie_generator": "none"}]
+    )
+    def test_invalid_combinations(self, fields: dict[str, Any]) -> None:
+        with pytest.raises(StrictDataclassError, match="rewards a trained generator"):
+            CASE.config(generator_task="adversarial", **fields)
+
+
 class TestErrors:
     @pytest.mark.parametrize(
         ("fields", "message"),

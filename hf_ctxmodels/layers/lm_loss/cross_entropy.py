@@ -61,9 +61,10 @@ class MaskedLMHead(nn.Module):
         """(..., hidden) -> (..., vocabulary) logits."""
         return linear(self.decoder, self._transform(hidden_states))
 
-    def summed_loss(self, hidden_states: Tensor, targets: Tensor) -> Tensor:
-        """Summed cross-entropy in nats of (targets,) ids, from (targets, hidden) states."""
-        return summed_cross_entropy(self.decoder, self._transform(hidden_states), targets)
+    def summed_loss(self, hidden_states: Tensor, targets: Tensor, row_weights: Tensor | None = None) -> Tensor:
+        """Summed cross-entropy in nats of (targets,) ids, from (targets, hidden) states; `row_weights` as in
+        `chunked_cross_entropy`."""
+        return summed_cross_entropy(self.decoder, self._transform(hidden_states), targets, row_weights)
 
     def deferred_logits(self, hidden_states: Tensor) -> DeferredLogits:
         """The arguments of the decoder for (rows, hidden) states, without computing the logits."""

@@ -31,6 +31,8 @@ class CtxElectraConfig(CtxEncoderConfig):
             at the masked positions only ("ELECTRA 15%"); "replace_mlm", prediction of the original tokens at the masked
             positions; "all_tokens_mlm", prediction of all original tokens with a copy mechanism.
         discriminator_weight: Weight of the discriminator's loss (section 2, lambda).
+        generator_task: The generator's training: "mlm", maximum likelihood, or "adversarial": REINFORCE with the
+            discriminator's loss at the masked positions as the reward (appendix F), which requires a detection task.
     """
 
     model_type = "ctx-electra"
@@ -51,11 +53,12 @@ class CtxElectraConfig(CtxEncoderConfig):
     freeze_generator: bool = False
     discriminator_task: Literal["detection", "detection_masked", "replace_mlm", "all_tokens_mlm"] = "detection"
     discriminator_weight: float | int = 50.0
+    generator_task: Literal["mlm", "adversarial"] = "mlm"
 
     # fields of joint pretraining, which transformers does not have
     pair_fields: ClassVar[tuple[str, ...]] = (
         *("generator_size", "generator_overrides", "tie_generator", "freeze_generator"),
-        *("discriminator_task", "discriminator_weight"),
+        *("discriminator_task", "discriminator_weight", "generator_task"),
     )
     supported_reference_values: ClassVar[dict[str, tuple[Any, ...]]] = {
         **CtxEncoderConfig.supported_reference_values,
@@ -78,6 +81,15 @@ class CtxElectraConfig(CtxEncoderConfig):
             raise ValueError(
                 f"freeze_generator=True would freeze shared weights (tie_generator={self.tie_generator!r}); set "
                 f'tie_generator="none".'
+            )
+
+        if self.generator_task == "adversarial" and (
+            self.freeze_generator or self.discriminator_task not in ("detection", "detection_masked")
+        ):
+            raise ValueError(
+                f'generator_task="adversarial" rewards a trained generator for undetected samples, but '
+                f"freeze_generator={self.freeze_generator} and discriminator_task={self.discriminator_task!r}; set "
+                f'generator_task="mlm", or discriminator_task="detection" and freeze_generator=False.'
             )
 
     def generator_config(self) -> Self:

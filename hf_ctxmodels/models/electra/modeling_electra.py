@@ -45,7 +45,10 @@ class CtxElectraPreTrainedModel(CtxPreTrainedModel):
     reference_model_type = "electra"
     export_conversion = ELECTRA_CONVERSION
     # other heads of the family, the generator, and a buffer of old checkpoints
-    _keys_to_ignore_on_load_unexpected = [r"^(mlm_head|rtd_head|copy_gate|generator)\.", r"position_ids$"]
+    _keys_to_ignore_on_load_unexpected = [
+        r"^(mlm_head|rtd_head|copy_gate|reward_baseline|generator)\.",
+        r"position_ids$",
+    ]
 
     def reference_config(self) -> dict[str, Any]:
         """The configuration of the class of transformers, without the fields of joint pretraining."""

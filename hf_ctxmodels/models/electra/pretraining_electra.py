@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Self
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers import AutoTokenizer
 from transformers.utils import ModelOutput, logging
 from transformers.utils.generic import can_return_tuple
@@ -53,7 +54,7 @@ class CtxElectraForPreTrainingOutput(ModelOutput):
     """Output of `CtxElectraForPreTraining`.
 
     Attributes:
-        loss: mlm_loss + discriminator_weight x rtd_loss (section 2).
+        loss: mlm_loss + discriminator_weight x rtd_loss (section 2). An adversarial generator has the REINFORCE loss and the loss of its baseline instead of mlm_loss.
         logits: Logits of the discriminator for `corrupted_ids` (or `input_ids` without `labels`): (batch, length),
             positive for replaced tokens; (batch, length, vocabulary) for a task over the vocabulary. With `labels`,
             only if `needs_all_logits`.
@@ -61,7 +62,8 @@ class CtxElectraForPreTrainingOutput(ModelOutput):
         rtd_loss: Loss of the discriminator, detached and unweighted.
         corrupted_ids: (batch, length) input of the discriminator, with samples of the generator at masked positions.
         metrics: "generator_accuracy" (argmax) and "sampled_accuracy" (samples) of the generator, and "rtd_precision",
-            "rtd_recall", "rtd_f1" and "rtd_share" of replaced tokens, see `heads.accuracy_counts`.
+            "rtd_recall", "rtd_f1" and "rtd_share" of replaced tokens, see `heads.accuracy_counts`; with an adversarial
+            generator also "generator_reward", the discriminator's mean loss at the masked positions.
     """
 
     loss: Tensor | None = None
@@ -99,6 +101,8 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
         if config.discriminator_task == "all_tokens_mlm":
             self.copy_gate = nn.Linear(config.hidden_size, 1)
         self.generator = CtxElectraForMaskedLM(config.generator_config())
+        if config.generator_task == "adversarial":
+            self.reward_baseline = nn.Linear(self.generator.config.hidden_size, 1)
         shared_weights = _shared_weights(config.tie_generator, [name for name, _ in self.electra.named_parameters()])
         self._tied_weights_keys = {f"generator.electra.{name}": f"electra.{name}" for name in shared_weights}
         if self.output_layer_name is not None and config.tie_word_embeddings:
@@ -189,8 +193,10 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
         if sampling_seed is not None:
             sampling_seed = validate_targets(sampling_seed, "sampling_seed", input_ids.shape[:1])
         masked = mask_of_targets(labels)
+        is_adversarial = self.config.generator_task == "adversarial"
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.config.freeze_generator):
             generated = self.generator.encode(input_ids=input_ids, output_mask=masked, **inputs)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not (self.config.freeze_generator or is_adversarial)):
             corrupted = fill_masked(
                 generated.last_hidden_state, self.generator.mlm_head, input_ids, labels, sampling_seed
             )
@@ -219,9 +225,19 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
         metrics["sampled_accuracy"] = torch.stack([num_correct_samples, masked.sum()]).float()
         mlm_loss = mean_over_targets(corrupted.loss, labels, "labels", num_items_in_batch)
         rtd_loss = mean_over_targets(total, targets, name, num_items_in_batch)
-        weighted_rtd_loss = self.config.discriminator_weight * rtd_loss
+        loss = self.config.discriminator_weight * rtd_loss
+        if is_adversarial:
+            policy_loss, baseline_loss, metrics["generator_reward"] = self._adversarial_losses(
+                generated.last_hidden_state,
+                select_true(states, select_true(masked, is_target)),
+                select_true(corrupted.input_ids, masked),
+                select_true(labels, masked),
+            )
+            loss = loss + mean_over_targets(policy_loss + baseline_loss, labels, "labels", num_items_in_batch)
+        elif not self.config.freeze_generator:
+            loss = mlm_loss + loss
         return CtxElectraForPreTrainingOutput(
-            loss=weighted_rtd_loss if self.config.freeze_generator else mlm_loss + weighted_rtd_loss,
+            loss=loss,
             logits=self._logits(outputs) if output_mask is None else None,
             mlm_loss=mlm_loss.detach(),
             rtd_loss=rtd_loss.detach(),
@@ -250,6 +266,32 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
         logits, replaced = self.rtd_head(states), corrupted_ids != original_ids
         counts = detection_counts(logits.detach(), replaced)
         return detection_loss(logits, replaced), {f"rtd_{name}": count for name, count in counts.items()}
+
+    def _adversarial_losses(
+        self, generator_states: Tensor, states: Tensor, samples: Tensor, original_ids: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """REINFORCE for the generator (appendix F): its reward for a sample is the loss of the discriminator at that
+        position, as if it depended on no other sample, and the expectation is over a single sample.
+
+        The paper leaves open whether the baseline also trains the generator's encoder; here it does not.
+
+        Args:
+            generator_states, states: (masked tokens, hidden) states of the generator and of the discriminator.
+            samples, original_ids: (masked tokens,).
+
+        Returns:
+            The summed losses of the generator and of the learned baseline, and the sum and number of the rewards.
+        """
+        with torch.no_grad():
+            is_replaced = (samples != original_ids).float()
+            logits = self.rtd_head(states).float()
+            rewards = F.binary_cross_entropy_with_logits(logits, is_replaced, reduction="none")
+        # the baseline is -log sigmoid(w h), and the target of its cross-entropy the probability behind the reward
+        baseline_logits = self.reward_baseline(generator_states.detach()).squeeze(-1).float()
+        baseline_loss = F.binary_cross_entropy_with_logits(baseline_logits, (-rewards).exp(), reduction="sum")
+        advantages = rewards + F.logsigmoid(baseline_logits.detach())
+        policy_loss = self.generator.mlm_head.summed_loss(generator_states, samples, advantages)
+        return policy_loss, baseline_loss, torch.stack([rewards.sum(), rewards.new_tensor(float(len(rewards)))])
 
     def export_reference(self, save_directory: str | Path) -> None:
         """Export the discriminator."""
