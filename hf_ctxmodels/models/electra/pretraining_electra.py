@@ -54,7 +54,8 @@ class CtxElectraForPreTrainingOutput(ModelOutput):
     """Output of `CtxElectraForPreTraining`.
 
     Attributes:
-        loss: mlm_loss + discriminator_weight x rtd_loss (section 2). An adversarial generator has the REINFORCE loss and the loss of its baseline instead of mlm_loss.
+        loss: mlm_loss + discriminator_weight x rtd_loss (section 2). An adversarial generator has the losses of
+            REINFORCE and of its baseline instead of mlm_loss (appendix F).
         logits: Logits of the discriminator for `corrupted_ids` (or `input_ids` without `labels`): (batch, length),
             positive for replaced tokens; (batch, length, vocabulary) for a task over the vocabulary. With `labels`,
             only if `needs_all_logits`.
