@@ -305,14 +305,32 @@ class PerplexityArguments:
         "Read the text in segments of --max_length tokens (by default 64) with a memory of N states (Transformer-XL).",
         conflicts=("stride",),
     )
+    clamp_len: int | None = flag(
+        None, "With --memory_length: clamp distances to N, -1 for no limit; by default as in training."
+    )
+    same_length: bool | None = flag(
+        None, "With --memory_length: whether a token attends to at most N tokens; by default as in training."
+    )
     batch_size: int = flag(8, "Windows per batch.")
+
+    def __post_init__(self) -> None:
+        check_range(self, "clamp_len", at_least=-1)
+        check_range(self, "batch_size", at_least=1)
+        if self.memory_length is None and (self.clamp_len is not None or self.same_length is not None):
+            raise CtxError(
+                "Without --memory_length the text is read in windows without a memory.",
+                location="--clamp_len, --same_length",
+                hint="add --memory_length N, or remove them.",
+            )
 
 
 def perplexity() -> None:
-    """Compute the perplexity of a causal language model on a text, per token and per word, with a sliding window.
+    """Compute the perplexity of a causal language model on a text, per token and per word, and bits per character and
+    byte, with a sliding window.
 
-    hf-ctxmodels evaluate perplexity --model runs/gpt2 --dataset 'corpus/test*.txt' --stride 256
-    hf-ctxmodels evaluate perplexity --model runs/transformer_xl --dataset test.txt --memory_length 640
+        hf-ctxmodels evaluate perplexity --model runs/gpt2 --dataset 'corpus/test*.txt' --stride 256
+        hf-ctxmodels evaluate perplexity --model runs/transformer_xl --dataset test.txt --memory_length 640 \\
+            --clamp_len 400 --same_length true
     """
     arguments, placement = parse_arguments(PerplexityArguments, DeviceArguments, description=getdoc(perplexity))
     model, tokenizer = load_model_and_tokenizer(arguments.model, "AutoModelForCausalLM")
@@ -333,6 +351,8 @@ def perplexity() -> None:
             memory_length=arguments.memory_length,
             segment_length=arguments.max_length or 64,
             batch_size=arguments.batch_size,
+            clamp_len=arguments.clamp_len,
+            same_length=arguments.same_length,
         )
     else:
         windows = {name: getattr(arguments, name) for name in ("max_length", "stride", "batch_size")}
@@ -340,6 +360,10 @@ def perplexity() -> None:
     print(
         f"perplexity {result.per_token:.3f} per token, {result.per_word:.3f} per word; {result.tokens:,} tokens, "
         f"{result.words:,} words, {result.unknown:,} unknown tokens, {result.nats / result.tokens:.4f} nats per token"
+    )
+    print(
+        f"bits {result.bits_per_character:.4f} per character, {result.bits_per_byte:.4f} per byte; "
+        f"{result.characters:,} characters, {result.bytes:,} bytes"
     )
     print(range_note("perplexity"))
 

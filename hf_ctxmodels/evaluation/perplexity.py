@@ -18,6 +18,8 @@ from hf_ctxmodels.core.host_copies import CollatedBatch
 from hf_ctxmodels.core.model import evaluation_mode
 from hf_ctxmodels.heads import ForCausalLM
 
+_COUNTS = ("words", "unknown", "characters", "bytes")
+
 
 def is_permutation_lm(model: PreTrainedModel) -> bool:
     """Whether the model is a permutation language model (XLNet), whose inputs name the factorization order."""
@@ -65,13 +67,15 @@ def sum_next_token_loss(
 @dataclass(frozen=True)
 class Perplexity:
     """Summed cross-entropy (nats) of a text, and the numbers of predicted tokens, of words separated by white space,
-    and of predicted unknown tokens. An unknown token stands for many words at the cost of one, so many of them make it
-    too low."""
+    of predicted unknown tokens, of characters and of bytes in UTF-8. An unknown token stands for many words at the cost
+    of one, so many of them make it too low."""
 
     nats: float
     tokens: int
     words: int
     unknown: int = 0
+    characters: int = 0
+    bytes: int = 0
 
     @property
     def per_token(self) -> float:
@@ -82,6 +86,16 @@ class Perplexity:
     def per_word(self) -> float:
         """Perplexity per word, comparable between tokenizers without unknown tokens."""
         return math.exp(self.nats / self.words)
+
+    @property
+    def bits_per_character(self) -> float:
+        """Cross-entropy in bits per character of the text, comparable as `per_word`; of text8, for example."""
+        return self.nats / math.log(2) / self.characters
+
+    @property
+    def bits_per_byte(self) -> float:
+        """Cross-entropy in bits per byte of the text in UTF-8; of enwik8 called bits per character."""
+        return self.nats / math.log(2) / self.bytes
 
 
 def measure_perplexity(
@@ -126,7 +140,7 @@ def measure_perplexity(
         raise CtxError(
             f"A stride of {stride} tokens does not fit windows of {length}.", hint="use a stride from 1 to max_length."
         )
-    counts = {"words": 0, "unknown": 0}
+    counts = dict.fromkeys(_COUNTS, 0)
     adds_special_tokens = not is_permutation_lm(model)
     windows = _windows(_encoded_documents(tokenizer, documents, counts, adds_special_tokens), length, stride)
     nats, tokens = sum_next_token_loss(model, windows, batch_size=batch_size, padding=tokenizer.pad_token_id or 0)
@@ -143,6 +157,8 @@ def measure_perplexity_with_memory(
     memory_length: int,
     segment_length: int = 64,
     batch_size: int = 8,
+    clamp_len: int | None = None,
+    same_length: bool | None = None,
 ) -> Perplexity:
     """Predict the tokens of running text in segments, with a memory of the preceding ones (Dai et al. 2019, section 4).
 
@@ -153,6 +169,9 @@ def measure_perplexity_with_memory(
         model, tokenizer: A causal language model with a memory (Transformer-XL), and its tokenizer.
         memory_length: States of the memory, which may exceed the length in training; 0 for none.
         segment_length: Tokens that are read at the same time.
+        clamp_len: Distances are clamped to this value, -1 for no limit; None for the value of the configuration. The
+            paper evaluates with memories that are longer than in training, and clamps to the distances seen there.
+        same_length: Whether a token attends to at most `memory_length` keys; None for the value of the configuration.
 
     Raises:
         CtxError: The model has no memory, a length is too small, or there is no text.
@@ -166,7 +185,7 @@ def measure_perplexity_with_memory(
             f"Segments of {segment_length} tokens and a memory of {memory_length} states.",
             hint="use segments of 1 or more, and a memory of 0 or more.",
         )
-    counts = {"words": 0, "unknown": 0}
+    counts = dict.fromkeys(_COUNTS, 0)
     encoded = list(_encoded_documents(tokenizer, documents, counts, True))
     text = torch.cat(encoded) if encoded else torch.zeros(0, dtype=torch.long)
     size = -(-(len(text) - 1) // batch_size)
@@ -174,9 +193,12 @@ def measure_perplexity_with_memory(
         raise CtxError("The documents have no text to predict.", hint="check the documents.")
     stretches = [text[start : start + size + 1] for start in range(0, len(text) - 1, size)]
     rows = pad_sequence(stretches, batch_first=True, padding_value=IGNORE_INDEX)
-    nats, saved_length = 0.0, model.config.mem_len
-    model.config.mem_len = memory_length
+    nats, fields = 0.0, {"mem_len": memory_length, "clamp_len": clamp_len, "same_length": same_length}
+    changes = {name: value for name, value in fields.items() if value is not None}
+    saved_fields = {name: getattr(model.config, name) for name in changes}
     try:
+        for name, value in changes.items():
+            setattr(model.config, name, value)
         with evaluation_mode(model):
             mems = None
             for start in range(0, rows.shape[1] - 1, segment_length):
@@ -192,14 +214,15 @@ def measure_perplexity_with_memory(
                 outputs = model(**batch, mems=mems, use_mems=memory_length > 0, return_logits=False)
                 nats, mems = nats + float(outputs.loss) * int(is_target.sum()), outputs.mems
     finally:
-        model.config.mem_len = saved_length
+        for name, value in saved_fields.items():
+            setattr(model.config, name, value)
     return Perplexity(nats, len(text) - 1, **counts)
 
 
 def _encoded_documents(
     tokenizer: PreTrainedTokenizerBase, documents: Iterable[str], counts: dict[str, int], adds_special_tokens: bool
 ) -> Iterator[Tensor]:
-    """Yield the (tokens,) ids of documents with at least two tokens; add their words and unknown tokens to `counts`."""
+    """Yield the (tokens,) ids of documents with at least two tokens; add to `counts`, see `Perplexity`."""
     tokenizer_adds_tokens = bool(tokenizer.num_special_tokens_to_add())
     eos_id, unknown_id = tokenizer.eos_token_id, tokenizer.unk_token_id
     for document in documents:
@@ -208,6 +231,8 @@ def _encoded_documents(
             ids = [eos_id, *ids, eos_id] if ids else []
         if len(ids) > 1:
             counts["words"] += len(document.split())
+            counts["characters"] += len(document)
+            counts["bytes"] += len(document.encode("utf-8", "replace"))
             counts["unknown"] += 0 if unknown_id is None or unknown_id == eos_id else ids[1:].count(unknown_id)
             yield torch.tensor(ids)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from commands import command_output, save
 from huggingface_hub.errors import StrictDataclassClassValidationError
 from torch import Tensor
 from transformers import AutoModelForCausalLM
@@ -212,6 +213,50 @@ def test_perplexity_with_memory(memory_length: int, segment_length: int, batch_s
             nats -= float(outputs.logits[0].gather(1, targets[:, None]).sum())
     assert result.nats == pytest.approx(nats, rel=1e-5)
     assert (result.tokens, result.words) == (len(text) - 1, len(words))
+    assert (result.characters, result.bytes) == (sum(map(len, texts)), sum(map(len, texts)))
+    assert result.bits_per_byte == pytest.approx(nats / math.log(2) / sum(map(len, texts)))
+
+
+@pytest.mark.parametrize("fields", [{"clamp_len": 3}, {"same_length": False}, {"clamp_len": -1, "same_length": True}])
+def test_other_distances_than_in_training(fields: dict[str, Any]) -> None:
+    """The values hold for one measurement, as if the model had them in its configuration."""
+    tokenizer = CtxTransformerXLTokenizer.from_words([f"w{number}" for number in range(59)])
+    texts = [" ".join(f"w{number % 59}" for number in range(3, 300, 7))]
+    trained = {"clamp_len": 6, "same_length": "same_length" in fields and not fields["same_length"]}
+    model, changed = make_model(**trained), make_model(**trained | fields)
+    measure = {"memory_length": 8, "segment_length": 6, "batch_size": 2}
+    before = measure_perplexity_with_memory(model, tokenizer, texts, **measure)
+    result = measure_perplexity_with_memory(model, tokenizer, texts, **measure, **fields)
+    assert result.nats == pytest.approx(measure_perplexity_with_memory(changed, tokenizer, texts, **measure).nats)
+    assert abs(result.nats - before.nats) > 1e-3
+    assert measure_perplexity_with_memory(model, tokenizer, texts, **measure) == before
+
+
+def test_commands(tmp_path: Path) -> None:
+    """Perplexity with other distances, and generation, by command."""
+    texts = ["the cat sat on the mat", "the dog sät on the cat"]
+    tokenizer = CtxTransformerXLTokenizer.train(texts * 3, vocab_size=30)
+    model = save(tmp_path / "model", make_model(vocab_size=len(tokenizer), cutoffs=[], div_val=1), tokenizer)
+    (tmp_path / "text.txt").write_text("\n\n".join(texts))
+    flags = {"model": model, "dataset": tmp_path / "text.txt", "memory_length": 4, "max_length": 3}
+    shown = command_output("evaluate perplexity", **flags, clamp_len=2, same_length="false")
+    options = {"memory_length": 4, "segment_length": 3, "clamp_len": 2, "same_length": False}
+    expected = measure_perplexity_with_memory(model_of(model), tokenizer, texts, **options)
+    assert f"bits {expected.bits_per_character:.4f} per character, {expected.bits_per_byte:.4f} per byte" in shown
+    assert f"{sum(map(len, texts))} characters, {sum(map(len, texts)) + 1} bytes" in shown
+    del flags["memory_length"]
+    assert "without a memory" in command_output("evaluate perplexity", **flags, clamp_len=2, fails=True)
+    (tmp_path / "prompts.txt").write_text("the cat\nthe dog sät\n")
+    generate = {"model": model, "input": tmp_path / "prompts.txt", "max_new_tokens": 4}
+    lines = command_output("generate", **generate).splitlines()
+    for prompt, line in zip(("the cat", "the dog sät"), lines, strict=True):
+        ids = tokenizer(prompt, add_special_tokens=False, return_tensors="pt").input_ids
+        output = model_of(model).generate(ids, max_new_tokens=4, do_sample=False)[0]
+        assert tokenizer.decode(output, skip_special_tokens=True).endswith(line.strip())
+
+
+def model_of(source: Path) -> CtxTransformerXLForCausalLM:
+    return AutoModelForCausalLM.from_pretrained(source).eval()
 
 
 def test_a_model_without_memory_has_no_perplexity_with_memory() -> None:

@@ -145,7 +145,7 @@ def test_both_objectives_make_the_pairs_of_either_task(tokenizer, task):
         for objective_class in (MaskedLMWithNextSentence, MaskedLMWithSentenceOrder)
     ]
     (first, home, first_examples), (second, _, second_examples) = both
-    assert len(first_examples) > 30
+    assert len(first_examples) >= 30
     assert [without_label(first, row) for row in first_examples] == [
         without_label(second, row) for row in second_examples
     ]
