@@ -2,6 +2,7 @@
 
     hf-ctxmodels predict --model runs/reviews-classifier --input new_reviews.txt
     hf-ctxmodels predict --model runs/squad --input questions.jsonl --output answers.jsonl
+    hf-ctxmodels predict --model runs/multitask --all_tasks --input sentences.jsonl --output labels.jsonl
 
 The input has the format of `hf-ctxmodels finetune` without labels. A .txt file has one text per line, for models of
 single texts. The output is one JSON object per example, in the order of the input; its numbers have 4 significant
@@ -9,17 +10,20 @@ digits on the screen and 6 in a file.
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.console import print_status
+from hf_ctxmodels.core.constants import MULTITASK_MODEL_TYPE
 from hf_ctxmodels.core.devices import DeviceArguments
+from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, check_range, flag
 from hf_ctxmodels.core.output_files import check_output_file, write_text_file
 from hf_ctxmodels.downstream.multitask.task_list import KINDS
 from hf_ctxmodels.downstream.tasks import QuestionAnswering, TaskArguments
 from hf_ctxmodels.inference.prediction import Predictor
+from hf_ctxmodels.training.model_loading import load_config
 
 _SCREEN_DIGITS, _FILE_DIGITS = 4, 6  # significant digits
 _TASK_FLAGS = ("text_columns", "choice_columns", "doc_stride", "max_answer_length", "both_orders")
@@ -35,6 +39,11 @@ class PredictionArguments:
     overwrite: bool = flag(False, "Replace --output if it exists.")
     task: str | None = flag(None, "Task of the model; by default the task of its head.", choices=KINDS)
     task_name: str | None = flag(None, "Task of a multi-task model.")
+    all_tasks: bool = flag(
+        False,
+        "Predict all tasks of a multi-task model, which read the same input; each result is under its task's name.",
+        conflicts=("task", "task_name"),
+    )
     max_length: int | None = flag(None, "Longest input in tokens; by default as in fine-tuning.")
     may_be_unanswerable: bool = flag(False, 'Question answering: answer "" if no answer is more probable.')
     per_device_batch_size: int = flag(32, "Examples per batch.")
@@ -54,16 +63,15 @@ def main() -> None:
     )
     if arguments.output is not None:
         check_output_file(arguments.output, flag="--output", overwrite=arguments.overwrite, inputs=(arguments.input,))
-    names = ("task", "task_name", "max_length")
-    predictor = Predictor.open(arguments.model, task_arguments, **{name: getattr(arguments, name) for name in names})
-    task = predictor.task
-    task.check_unused_arguments()
-    if isinstance(task, QuestionAnswering):
-        task.has_unanswerable = arguments.may_be_unanswerable
-    placement.place(predictor.model)
-    examples = task.read_unlabeled(arguments.input)
-    print_status(f"{type(predictor.model).__name__} predicts {len(examples):,} examples")
-    results = predictor.predict(examples, arguments.per_device_batch_size, progress=True)
+    if arguments.all_tasks:
+        results_by_task = {
+            name: _predict(replace(arguments, task_name=name), task_arguments, placement)
+            for name in _names_of_tasks(arguments.model)
+        }
+        rows = zip(*results_by_task.values(), strict=True)
+        results = [dict(zip(results_by_task, row, strict=True)) for row in rows]
+    else:
+        results = _predict(arguments, task_arguments, placement)
     digits = _SCREEN_DIGITS if arguments.output is None else _FILE_DIGITS
     text = "".join(json.dumps(_rounded(result, digits), ensure_ascii=False) + "\n" for result in results)
     if arguments.output is None:
@@ -71,6 +79,35 @@ def main() -> None:
     else:
         write_text_file(arguments.output, text)
         print(f"{len(results):,} predictions in {arguments.output}")
+
+
+def _names_of_tasks(source: str) -> list[str]:
+    """The tasks of a multi-task model; raises CtxError for another model."""
+    config = load_config(source)
+    if config.model_type != MULTITASK_MODEL_TYPE:
+        raise CtxError(
+            "The model was not trained on several tasks.",
+            location=f"--model {source} --all_tasks",
+            hint="remove --all_tasks, or use a directory written by `finetune multitask`.",
+        )
+    return list(config.tasks)
+
+
+def _predict(
+    arguments: PredictionArguments, task_arguments: TaskArguments, placement: DeviceArguments
+) -> list[dict[str, Any]]:
+    """The results of all examples of the input for one task."""
+    names = ("task", "task_name", "max_length")
+    predictor = Predictor.open(arguments.model, task_arguments, **{name: getattr(arguments, name) for name in names})
+    task = predictor.task
+    if not arguments.all_tasks:
+        task.check_unused_arguments()
+    if isinstance(task, QuestionAnswering):
+        task.has_unanswerable = arguments.may_be_unanswerable
+    placement.place(predictor.model)
+    examples = task.read_unlabeled(arguments.input)
+    print_status(f"{type(predictor.model).__name__} predicts {len(examples):,} examples")
+    return predictor.predict(examples, arguments.per_device_batch_size, progress=True)
 
 
 def _rounded(value: Any, digits: int) -> Any:

@@ -11,6 +11,7 @@ from hf_ctxmodels.data.mixtures import (
     SampledStream,
     ScheduledMixture,
     ShuffledMixture,
+    UnlabeledMixture,
 )
 from hf_ctxmodels.data.padding import UnlabeledCollator, mark_unlabeled
 from hf_ctxmodels.data.streams import ContiguousStream, ShardedStream, ShuffledStream

@@ -237,6 +237,29 @@ class ReweightedMixture(EpochMixture):
         return sample_choices(np.arange(epoch * steps, (epoch + 1) * steps), self.probabilities(epoch), seed)
 
 
+class UnlabeledMixture(Mixture):
+    """Optimizer steps of a mixture of labeled datasets in turn with steps of unlabeled examples (Clark et al. 2018,
+    section 3.4). An epoch is an epoch of the labeled mixture.
+
+    Args:
+        labeled: A mixture whose choices are for batches.
+        unlabeled: Examples, marked by `padding.mark_unlabeled`.
+    """
+
+    def __init__(self, labeled: Mixture, unlabeled: Sequence[Any]) -> None:
+        super().__init__([*labeled.datasets, unlabeled])
+        self.labeled = labeled
+
+    def __len__(self) -> int:
+        return 2 * len(self.labeled)
+
+    def choose(self, numbers: np.ndarray, seed: int, batches_per_step: int = 1) -> np.ndarray:
+        """See `Mixture.choose`."""
+        steps, batches = np.divmod(numbers, batches_per_step)
+        labeled = self.labeled.choose(steps // 2 * batches_per_step + batches, seed, batches_per_step)
+        return np.where(steps % 2 == 0, labeled, len(self.datasets) - 1)
+
+
 class SampledStream(ExampleStream):
     """Examples of several endlessly repeated streams, sampled with (streams,) probabilities for every example; the
     epoch of an example is the number of passes over its stream."""

@@ -1,6 +1,7 @@
 """`hf-ctxmodels finetune multitask` and `ranking`: learning, saving, resuming, several processes, errors."""
 
 import json
+import math
 import random
 import shutil
 from pathlib import Path
@@ -328,3 +329,91 @@ def test_packaged_task_list(shared_data):
     expected = {"sst2": 6920, "cola": 8551, "mrpc": 4076, "rte": 2490, "sick": 4500, "stsb": 5749, "ner": 14041}
     assert sizes == {**expected, "sick-relatedness": 4500}
     assert all(len(read[task.name](task.validation_file, "validation")) > 200 for task in tasks)
+
+
+@pytest.fixture(scope="module")
+def cross_view_model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return save_tiny(tmp_path_factory.mktemp("cvt"), FAMILIES["cvt"], upstream=False)
+
+
+def test_several_tasks_learn_from_unlabeled_text(cross_view_model, tmp_path, capsys):
+    """Cross-view training: labeled steps in turn with unlabeled ones; the labels of all tasks for a text."""
+    tasks = make_tasks(tmp_path, words={}, sentences={})
+    (tmp_path / "more").mkdir()
+    unlabeled = tagging_files(tmp_path / "more")["train_file"]
+    flags = multitask(cross_view_model, tmp_path, tasks, learning_rate=1e-2, logging_steps=1, seed=0)
+    flags |= {"unlabeled_file": unlabeled, "per_device_batch_size": 16, "max_steps": 80}
+    assert finetune("multitask", **flags, output_dir=tmp_path / "out") == 0
+    assert "96 unlabeled examples" in capsys.readouterr().err
+    log = [row for row in read_log(tmp_path / "out") if "loss" in row]
+    is_unlabeled = ["cross_view_loss" in row for row in log]
+    assert is_unlabeled == [False, True] * 40
+    assert {"words_loss", "sentences_loss"} <= {name for row in log for name in row}
+    assert all(math.isfinite(row["loss"]) for row in log)
+    model = AutoModel.from_pretrained(tmp_path / "out")
+    assert {type(head).__name__ for head in model.heads.values()} == {
+        "CtxCvtForTokenClassification",
+        "CtxCvtForSequenceClassification",
+    }
+    metrics = TrainingSummary.load(tmp_path / "out").metrics
+    assert metrics["eval_words_f1"] > metrics["baseline_words_f1"]
+
+    text, output = tmp_path / "text.jsonl", tmp_path / "labels.jsonl"
+    text.write_text(
+        "".join(json.dumps({"words": words, "text": " ".join(words)}) + "\n" for words in (["the", "film"], ["a"]))
+    )
+    flags = {"model": tmp_path / "out", "input": text}
+    assert run_command("predict", "--all_tasks", **flags, output=output) == 0
+    rows = [json.loads(line) for line in output.read_text().splitlines()]
+    for name in ("words", "sentences"):
+        assert run_command("predict", "--overwrite", **flags, task_name=name, output=tmp_path / "one.jsonl") == 0
+        alone = [json.loads(line) for line in (tmp_path / "one.jsonl").read_text().splitlines()]
+        assert [row[name] for row in rows] == alone
+    assert run_command("predict", "--all_tasks", model=cross_view_model, input=text) == 2
+    assert "not trained on several tasks" in capsys.readouterr().err
+
+
+def test_views_train_all_heads(cross_view_model):
+    """The loss of a batch without labels is the weighted sum of the losses of the heads, alone."""
+    config = AutoConfig.from_pretrained(cross_view_model)
+    config.num_labels = 3
+    entries = {
+        "tags": task_entry("AutoModelForTokenClassification", config, 0.5),
+        "topics": task_entry("AutoModelForSequenceClassification", config),
+    }
+    torch.manual_seed(0)
+    model = CtxMultiTaskModel(CtxMultiTaskConfig(encoder=config, tasks=entries)).eval()
+    batch = AutoTokenizer.from_pretrained(cross_view_model)(
+        ["the film", "a lovely great film"], padding=True, return_tensors="pt"
+    )
+    views = torch.where(batch.attention_mask == 1, 1, -100)
+    views[0] = -100
+    text_views = torch.tensor([-100, 1])
+    losses = [
+        model.task(name)(**batch, views=targets).loss for name, targets in (("tags", views), ("topics", text_views))
+    ]
+    assert min(losses) > 0
+    assert float(model(**batch, views=views).loss) == pytest.approx(float(sum(losses)), rel=1e-5)
+    output = model(**batch, views=text_views)
+    assert float(output.loss) == pytest.approx(float(losses[1]), rel=1e-5)
+    model.train()
+    for module in model.modules():
+        if isinstance(getattr(module, "config", None), type(config)):
+            module.config.view_dropout = 0.0
+    expected = 0.5 * losses[0] + losses[1]
+    output = model(**batch, views=views)
+    assert float(output.loss) == pytest.approx(float(expected), rel=1e-5)
+    assert float(output.cross_view_loss) == pytest.approx(float(sum(losses)), rel=1e-5)
+    output.loss.backward()
+    for name in ("tags", "topics"):
+        assert any(weight.grad is not None and weight.grad.any() for weight in model.heads[name].parameters())
+    bert = CtxMultiTaskModel(CtxMultiTaskConfig())
+    with pytest.raises(CtxError, match="No task learns"):
+        bert(input_ids=torch.tensor([[5]]), views=torch.tensor([[1]]))
+
+
+def test_unlabeled_file_of_other_families(checkpoint, tmp_path, capsys):
+    tasks = make_tasks(tmp_path, sentences={})
+    flags = multitask(checkpoint, tmp_path, tasks, unlabeled_file=tmp_path / "more.tsv", max_steps=1)
+    assert finetune("multitask", **flags, output_dir=tmp_path / "out") == 2
+    assert "No task of the list has a loss for unlabeled examples" in capsys.readouterr().err

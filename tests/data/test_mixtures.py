@@ -14,6 +14,7 @@ from hf_ctxmodels.data import (
     SampledMixture,
     ShuffledMixture,
     UnlabeledCollator,
+    UnlabeledMixture,
     mark_unlabeled,
     mixing_rates,
 )
@@ -187,3 +188,17 @@ def test_each_example_of_a_sampled_mixture_is_seen_once_in_a_pass() -> None:
     for start, size in zip(mixture.starts, (5, 12), strict=True):
         first_pass = [index for epoch, index in keys if epoch == 0 and start <= index < start + size]
         assert sorted(first_pass) == list(range(start, start + size))
+
+
+@pytest.mark.parametrize("batches_per_step", [1, 3])
+def test_unlabeled_steps_alternate_with_the_labeled_mixture(batches_per_step: int) -> None:
+    labeled = ShuffledMixture([[{"a": 1}] * 7, [{"a": 2}] * 5], step_size=2 * batches_per_step)
+    mixture = UnlabeledMixture(labeled, [{"b": 1}] * 3)
+    assert len(mixture) == 2 * len(labeled)
+    numbers = np.arange(12 * batches_per_step)
+    steps = mixture.choose(numbers, 5, batches_per_step).reshape(-1, batches_per_step)
+    assert (steps == steps[:, :1]).all(), "all micro-batches of a step have one dataset"
+    assert (steps[1::2] == 2).all()
+    expected = labeled.choose(np.arange(6 * batches_per_step), 5, batches_per_step)
+    assert steps[::2].flatten().tolist() == expected.tolist()
+    assert mixture[4, 13] == {"b": 1, "epoch": 4, "example_index": 13}

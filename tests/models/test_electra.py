@@ -326,12 +326,14 @@ class TestAdversarialGenerator:
         """With a fixed discriminator, the generator prefers the tokens that are rewarded."""
         torch.manual_seed(0)
         model = CASE.model(generator_task="adversarial", tie_generator="none", discriminator_weight=0.0)
+        with torch.no_grad():
+            model.rtd_head.out_proj.weight.mul_(30)  # a discriminator with different opinions of different tokens
         batch = labeled_batch()
         masked = batch["labels"] != -100
         generator = [*model.generator.parameters(), *model.reward_baseline.parameters()]
-        optimizer = torch.optim.Adam(generator, lr=3e-3)
+        optimizer = torch.optim.Adam(generator, lr=1e-2)
         rewards = []
-        for step in range(60):
+        for step in range(80):
             outputs = model(**batch, sampling_seed=torch.arange(4) + 4 * step)
             optimizer.zero_grad()
             outputs.loss.backward()
@@ -339,7 +341,7 @@ class TestAdversarialGenerator:
             total, number = outputs.metrics["generator_reward"].tolist()
             assert number == int(masked.sum())
             rewards.append(total / number)
-        assert sum(rewards[-10:]) > sum(rewards[:10]) + 0.05 * 10, rewards
+        assert sum(rewards[-10:]) > 1.1 * sum(rewards[:10]), rewards
 
     @pytest.mark.parametrize(
         "fields", [{"discriminator_task": "replace_mlm"}, {"freeze_generator": True, "tie_generator": "none"}]

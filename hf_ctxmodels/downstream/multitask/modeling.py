@@ -1,10 +1,13 @@
 """A shared encoder with a head for each of several tasks (Liu et al. 2019, arXiv 1901.11504, section 3)."""
 
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
+from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
 
+from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.core.weights import is_quantized
@@ -12,6 +15,19 @@ from hf_ctxmodels.downstream.adapters.management import add_adapter, get_adapter
 from hf_ctxmodels.downstream.multitask.configuration import CtxMultiTaskConfig
 from hf_ctxmodels.downstream.multitask.projected_attention import TaskAttention
 from hf_ctxmodels.registry import get_family
+
+
+@dataclass
+class CtxCrossViewOutput(ModelOutput):
+    """Output of `CtxMultiTaskModel` for a batch without labels.
+
+    Attributes:
+        loss: Sum of the losses of the tasks, in training mode with their weights.
+        cross_view_loss: Sum of the losses, detached.
+    """
+
+    loss: Tensor | None = None
+    cross_view_loss: Tensor | None = None
 
 
 class CtxMultiTaskModel(CtxPreTrainedModel):
@@ -77,18 +93,23 @@ class CtxMultiTaskModel(CtxPreTrainedModel):
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         task: str | None = None,
+        views: Tensor | None = None,
         **kwargs: Any,
     ) -> Any:
         """The output of the head of a task, to which all examples belong, or of the encoder alone without a task.
 
         Other arguments are the head's. In training mode the loss is multiplied by the task's weight. The task's
         adapters and projected attention layers are activated.
+
+        Args:
+            views: (batch, words) or (batch,) targets of cross-view training, see `CtxCvtHeadModel`. Without a task, all
+                heads with such a loss learn from the batch.
         """
         self.activate_task(task)
         arguments = {**kwargs, "input_ids": input_ids, "attention_mask": attention_mask, "return_dict": True}
         if task is None:
-            return self.encoder(**arguments)
-        output = self.head(task)(**arguments)
+            return self.encoder(**arguments) if views is None else self._learn_views(views, arguments)
+        output = self.head(task)(**arguments, **({} if views is None else {"views": views}))
         if self.training and output.get("loss") is not None:
             output.loss = output.loss * (self.config.tasks or {})[task]["loss_weight"]
         return output
@@ -107,6 +128,28 @@ class CtxMultiTaskModel(CtxPreTrainedModel):
             adapters.check_names(stack)
             adapters.active = stack
             adapters.activate()
+
+    def _learn_views(self, views: Tensor, arguments: dict[str, Any]) -> CtxCrossViewOutput:
+        """The cross-view losses of all heads (Clark et al. 2018, section 3.4); a head of texts learns from a text with
+        a target, a head of words only from `views` of words."""
+        losses, weighted = [], []
+        for name, head in self.heads.items():
+            predicts_words = getattr(head, "has_word_views", False)
+            if "views" not in head.loss_targets or (predicts_words and views.dim() == 1):
+                continue
+            targets = views
+            if not predicts_words and views.dim() == 2:
+                targets = (views != IGNORE_INDEX).any(1).long()
+                targets = targets.masked_fill(targets == 0, IGNORE_INDEX)
+            self.activate_task(name)
+            loss = head(**arguments, views=targets).loss
+            losses.append(loss.detach())
+            weighted.append(loss * ((self.config.tasks or {})[name]["loss_weight"] if self.training else 1.0))
+        if not losses:
+            raise CtxError(
+                "No task learns from these views.", hint="use heads with a cross-view loss, such as those of cvt."
+            )
+        return CtxCrossViewOutput(loss=sum(weighted), cross_view_loss=sum(losses))
 
     def task_weights(self, task: str) -> dict[str, Tensor]:
         """The weights of a task's plain model by their names there, also of a pooler that the head does not read."""

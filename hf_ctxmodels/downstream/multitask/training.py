@@ -18,7 +18,13 @@ from hf_ctxmodels.core.config import CtxConfig
 from hf_ctxmodels.core.console import format_next_commands, print_status
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, ParsedChoices, flag
-from hf_ctxmodels.data import ReweightedMixture, ShuffledMixture
+from hf_ctxmodels.data import (
+    ReweightedMixture,
+    ShuffledMixture,
+    UnlabeledCollator,
+    UnlabeledMixture,
+    mark_unlabeled,
+)
 from hf_ctxmodels.data.files import describe_content
 from hf_ctxmodels.downstream.adapters.configuration import ADAPTER_CONFIGS, BottleneckConfig
 from hf_ctxmodels.downstream.adapters.management import add_adapter, freeze_all_but
@@ -47,6 +53,7 @@ from hf_ctxmodels.training.loop import TrainingLoop, TrainingResult, global_batc
 from hf_ctxmodels.training.model_loading import require_trainable
 
 TASK = "task"  # key of the task's name in features and batches
+_UNLABELED = ""  # no valid name of a task
 SHARED_ADAPTER = "shared"
 
 
@@ -101,6 +108,9 @@ class MultitaskArguments(ParsedChoices):
         },
         conflicts=("freeze",),
     )
+    unlabeled_file: str | None = flag(
+        None, "Unlabeled examples for every second step, from which all tasks learn (cross-view training)."
+    )
 
 
 @dataclass(frozen=True)
@@ -115,7 +125,10 @@ class TaskCollator:
         if len(tasks) > 1:
             raise CtxError(f"Expected a batch of one task, but it has features of {', '.join(tasks)}.")
         inputs = [{name: value for name, value in feature.items() if name != TASK} for feature in features]
-        return {**self.collators[tasks[0]](inputs), TASK: tasks[0]}
+        batch = self.collators[tasks[0]](inputs)
+        if tasks[0] == _UNLABELED:  # all tasks learn from its views
+            return {name: value for name, value in batch.items() if name != "labels"}
+        return {**batch, TASK: tasks[0]}
 
 
 class TaskRun:
@@ -191,6 +204,11 @@ class TaskRun:
         self.baseline = {metric: self.baseline[metric], **self.baseline}
         return training.features, validation
 
+    def encode_unlabeled(self, file: str, tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
+        """Encode the unlabeled examples of a file in the task's format."""
+        features = mark_unlabeled(self.task.encode(self.task.read_unlabeled(file), tokenizer).features)
+        return [{**feature, TASK: _UNLABELED} for feature in features]
+
     @property
     def main_metric(self) -> tuple[str, float]:
         """The main metric and its maximum; after `encode`."""
@@ -250,7 +268,14 @@ def finetune_tasks(
         freeze_all_but(model, names)
     elif arguments.adapter is not None and not arguments.adapter.train_encoder:
         freeze_encoder(model)
-    collate = TaskCollator({name: run.task.collator(tokenizer) for name, run in runs.items()})
+    collators: dict[str, Collator] = {name: run.task.collator(tokenizer) for name, run in runs.items()}
+    unlabeled: list[Feature] = []
+    if arguments.unlabeled_file is not None:
+        reader = _unlabeled_reader(runs, model, arguments.unlabeled_file)
+        unlabeled = reader.encode_unlabeled(arguments.unlabeled_file, tokenizer)
+        collators[_UNLABELED] = UnlabeledCollator(reader.task.collator(tokenizer))
+        print_status(f"{len(unlabeled):,} unlabeled examples", accelerator.is_main_process)
+    collate = TaskCollator(collators)
     size = loop.per_device_batch_size
     evaluations = {
         name: TaskEvaluation(run.task, run.validation, encoded[name][1], collate, size) for name, run in runs.items()
@@ -272,6 +297,8 @@ def finetune_tasks(
             location="--max_steps",
             hint="pass --num_train_epochs instead, or another sampling.",
         )
+    if unlabeled:
+        examples = UnlabeledMixture(examples, unlabeled)
     result = TrainingLoop(
         model,
         examples,
@@ -290,6 +317,7 @@ def finetune_tasks(
             "temperature": listed.temperature,
             "freeze": arguments.freeze is not None,
             **({} if arguments.adapter is None else {"adapter": asdict(arguments.adapter)}),
+            **({"unlabeled_file": describe_content(arguments.unlabeled_file)} if arguments.unlabeled_file else {}),
         },
     ).run()
     if best is not None and best.metrics:  # replace the last model by the best one
@@ -340,6 +368,19 @@ def _new_model(
         head.load_pretrained_components()
     model.encoder.load_state_dict(initial_model.base_model.state_dict())
     return model
+
+
+def _unlabeled_reader(runs: dict[str, TaskRun], model: CtxMultiTaskModel, file: str) -> TaskRun:
+    """The task whose format the unlabeled file has: the first task of words with a loss for unlabeled examples, or
+    otherwise of texts; raises CtxError if there is none."""
+    learners = [name for name, head in model.heads.items() if "views" in head.loss_targets]
+    if not learners:
+        raise CtxError(
+            "No task of the list has a loss for unlabeled examples.",
+            location=f"--unlabeled_file {file}",
+            hint="remove it, or use a family with such a loss, such as cvt, and tagging or classification.",
+        )
+    return runs[min(learners, key=lambda name: not runs[name].task.split_words)]
 
 
 def _report(
