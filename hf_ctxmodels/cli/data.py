@@ -190,15 +190,15 @@ def phrases() -> None:
     documents = load_documents(*arguments.dataset, skip_empty=True)
     passes: list[dict[tuple[str, str], float]] = []
 
-    def joined() -> Iterator[list[str]]:
+    def joined(description: str) -> Iterator[list[str]]:
         """The lines of each document, with the phrases of all passes joined."""
-        for document in progress_bar(documents.paragraphs(), f"pass {len(passes) + 1}", unit="documents"):
+        for document in progress_bar(documents.paragraphs(), description, unit="documents"):
             for accepted in passes:
                 document = [join_phrases(text, accepted) for text in document]
             yield document
 
     for number, threshold in enumerate(arguments.thresholds, start=1):
-        lines = (line for document in joined() for line in document)
+        lines = (line for document in joined(f"pass {number}") for line in document)
         accepted = score_phrases(lines, min_count=arguments.min_count, threshold=threshold)
         passes.append(accepted)
         best = sorted(accepted, key=lambda pair: -accepted[pair])[:8]
@@ -206,7 +206,7 @@ def phrases() -> None:
         print(f"pass {number}: {len(accepted)} phrases with a score above {threshold:g}{examples}")
     if not any(passes):
         raise CtxError("There is no phrase.", location="--thresholds", hint="lower --thresholds or --min_count.")
-    write_documents(arguments.output, joined())
+    write_documents(arguments.output, joined("writing"))
     print(f"text with joined phrases in {arguments.output}")
 
 

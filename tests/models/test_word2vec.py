@@ -143,6 +143,17 @@ def test_softmax_gradients_equal_pairs(tables, length: int) -> None:
     torch.testing.assert_close(gradients, expected_gradients, rtol=1e-4, atol=1e-5)
 
 
+@AVERAGE
+def test_softmax_learns(batch, tables, average: bool) -> None:
+    """From the loss of a uniform distribution over the vocabulary."""
+    blocks = grid(batch, "softmax", average)
+    words, outputs = tables[0], torch.zeros_like(tables[1])
+    losses = [float(sgd_step(blocks, words, outputs, rate=0.05)) for _ in range(40)]
+    predictions = float(blocks.weights.sum())
+    assert losses[0] == pytest.approx(predictions * math.log(VOCABULARY), rel=1e-5)
+    assert losses[-1] < 0.8 * losses[0]
+
+
 def test_words_of_a_mean_get_the_whole_gradient(tables) -> None:
     """As in the released code."""
     ids = torch.tensor([[3, 7, 4]])
