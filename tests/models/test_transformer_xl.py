@@ -222,7 +222,8 @@ def test_other_distances_than_in_training(fields: dict[str, Any]) -> None:
     """The values hold for one measurement, as if the model had them in its configuration."""
     tokenizer = CtxTransformerXLTokenizer.from_words([f"w{number}" for number in range(59)])
     texts = [" ".join(f"w{number % 59}" for number in range(3, 300, 7))]
-    trained = {"clamp_len": 6, "same_length": "same_length" in fields and not fields["same_length"]}
+    trained: dict[str, Any] = {"clamp_len": 6, "same_length": "same_length" in fields and not fields["same_length"]}
+    trained |= VARIANTS["clusters"]
     model, changed = make_model(**trained), make_model(**trained | fields)
     measure = {"memory_length": 8, "segment_length": 6, "batch_size": 2}
     before = measure_perplexity_with_memory(model, tokenizer, texts, **measure)
@@ -248,7 +249,8 @@ def test_commands(tmp_path: Path) -> None:
     assert "without a memory" in command_output("evaluate perplexity", **flags, clamp_len=2, fails=True)
     (tmp_path / "prompts.txt").write_text("the cat\nthe dog sät\n")
     generate = {"model": model, "input": tmp_path / "prompts.txt", "max_new_tokens": 4}
-    lines = command_output("generate", **generate).splitlines()
+    *lines, summary = command_output("generate", **generate).splitlines()
+    assert summary == "2 texts generated"
     for prompt, line in zip(("the cat", "the dog sät"), lines, strict=True):
         ids = tokenizer(prompt, add_special_tokens=False, return_tensors="pt").input_ids
         output = model_of(model).generate(ids, max_new_tokens=4, do_sample=False)[0]
