@@ -26,6 +26,8 @@ from hf_ctxmodels.compression.low_rank.modules import LowRankEmbedding, LowRankL
 from hf_ctxmodels.downstream.adapters import add_adapter
 from hf_ctxmodels.inference.exporting import write_program
 from hf_ctxmodels.layers.cpu.linear import linear
+from hf_ctxmodels.layers.lm_loss.cross_entropy import DeferredLogits, summed_cross_entropy
+from hf_ctxmodels.layers.lm_loss.kl_divergence import chunked_kl_divergence
 from hf_ctxmodels.registry import FAMILIES
 
 RANK = 3
@@ -124,6 +126,29 @@ def test_modules_multiply_by_the_product() -> None:
     expected = F.linear(states, embeddings.weight, tied.bias)
     torch.testing.assert_close(linear(tied, states), expected)
     torch.testing.assert_close(linear(tied, states, 3, 9), expected[..., 3:9])
+
+
+def test_losses_are_computed_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cross-entropy and the KL divergence of a low-rank output layer equal those of whole logits; only chunks of
+    logits are in memory."""
+    torch.manual_seed(0)
+    states, targets = torch.randn(40, 10, requires_grad=True), torch.randint(0, 14, (40,))
+    layers = LowRankLinear(10, 14, 4), TiedLowRankLinear(10, 14, 4)
+    nn.init.normal_(layers[1].projection_weight)
+    for layer in layers:
+        monkeypatch.setattr(layer, "forward", None)  # would compute all logits
+        weights = [states, *layer.parameters()]
+        logits = F.linear(states, layer.weight, layer.bias)
+        teacher = nn.Linear(10, 14)
+        losses = {
+            summed_cross_entropy(layer, states, targets): F.cross_entropy(logits, targets, reduction="sum"),
+            chunked_kl_divergence(DeferredLogits(states, layer), DeferredLogits(states.detach(), teacher), 2.0): 4
+            * F.kl_div((logits / 2).log_softmax(-1), (teacher(states) / 2).softmax(-1).detach(), reduction="sum"),
+        }
+        for loss, expected in losses.items():
+            assert_close(loss, expected, tolerance=1e-4)
+            gradients = (torch.autograd.grad(value, weights, retain_graph=True) for value in (loss, expected))
+            assert_close(*gradients, tolerance=1e-4)
 
 
 @as_subtests(REPRESENTATIVES)

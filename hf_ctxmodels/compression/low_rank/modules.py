@@ -42,9 +42,13 @@ class LowRankLinear(nn.Module):
         """Whether an output row depends on its own input row only."""
         return is_rowwise(self.input_factor) and is_rowwise(self.output_factor)
 
+    def project_input(self, input: Tensor) -> Tensor:
+        """(..., in) -> (..., rank)."""
+        return linear(self.input_factor, input)
+
     def forward(self, input: Tensor, start: int | None = None, stop: int | None = None) -> Tensor:
         """(..., in) -> (..., out), or the output features from `start` to `stop`."""
-        return linear(self.output_factor, linear(self.input_factor, input), start, stop)
+        return linear(self.output_factor, self.project_input(input), start, stop)
 
     def extra_repr(self) -> str:
         """Text for `print(model)`."""
@@ -126,9 +130,13 @@ class TiedLowRankLinear(nn.Module):
         """Whether an output row depends on its own input row only."""
         return is_rowwise(self.output_factor)
 
+    def project_input(self, input: Tensor) -> Tensor:
+        """(..., in) -> (..., rank)."""
+        return fast_linear(input, self.projection_weight.T)
+
     def forward(self, input: Tensor, start: int | None = None, stop: int | None = None) -> Tensor:
         """(..., in) -> (..., out), or the output features from `start` to `stop`."""
-        return linear(self.output_factor, fast_linear(input, self.projection_weight.T), start, stop)
+        return linear(self.output_factor, self.project_input(input), start, stop)
 
     def extra_repr(self) -> str:
         """Text for `print(model)`."""

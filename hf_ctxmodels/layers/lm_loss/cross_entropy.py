@@ -29,6 +29,14 @@ class DeferredLogits(NamedTuple):
     decoder: nn.Module
 
 
+def split_low_rank(hidden_states: Tensor, decoder: nn.Module) -> DeferredLogits:
+    """Apply the input factor of a low-rank output layer: the logits are then an ordinary linear layer of narrower
+    states. Other layers, and layers with hooks, are returned unchanged."""
+    if hasattr(decoder, "project_input") and not (decoder._forward_hooks or decoder._forward_pre_hooks):
+        return DeferredLogits(decoder.project_input(hidden_states), decoder.output_factor)  # type: ignore[operator, arg-type]
+    return DeferredLogits(hidden_states, decoder)
+
+
 class SampledPrediction(NamedTuple):
     """Result of one pass over the vocabulary.
 
@@ -74,7 +82,7 @@ class MaskedLMHead(nn.Module):
         self, hidden_states: Tensor, targets: Tensor, uniform_numbers: Tensor
     ) -> SampledPrediction:
         """`summed_loss`, and a sample of each prediction by (targets,) `uniform_numbers`, in one pass."""
-        hidden_states, decoder = self._transform(hidden_states), self.decoder
+        hidden_states, decoder = split_low_rank(self._transform(hidden_states), self.decoder)
         if is_compiled() and is_plain_linear(decoder):
             inputs = hidden_states, decoder.weight, decoder.bias, targets, uniform_numbers, None
             return SampledPrediction(*_CompiledCrossEntropy.apply(*inputs, *_compiled_options(*inputs[:3])))
@@ -152,6 +160,7 @@ def summed_cross_entropy(
     decoder: nn.Module, hidden_states: Tensor, targets: Tensor, row_weights: Tensor | None = None
 ) -> Tensor:
     """`chunked_cross_entropy` of a linear layer with reduction "sum"; a replacement, such as an adapter, is called."""
+    hidden_states, decoder = split_low_rank(hidden_states, decoder)
     if not is_plain_linear(decoder):
         return _weighted_cross_entropy(decoder(hidden_states), targets, row_weights)
     return chunked_cross_entropy(

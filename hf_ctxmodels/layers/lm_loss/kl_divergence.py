@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from hf_ctxmodels.core.devices import autocast_dtype, without_autocast
 from hf_ctxmodels.layers.cpu.linear import fast_linear, is_plain_linear, matmul_transposed
 from hf_ctxmodels.layers.lm_loss import cross_entropy
-from hf_ctxmodels.layers.lm_loss.cross_entropy import DeferredLogits
+from hf_ctxmodels.layers.lm_loss.cross_entropy import DeferredLogits, split_low_rank
 
 
 def chunked_kl_divergence(student: DeferredLogits, teacher: DeferredLogits, temperature: float) -> Tensor:
@@ -18,6 +18,7 @@ def chunked_kl_divergence(student: DeferredLogits, teacher: DeferredLogits, temp
     Equal to `F.kl_div` of whole logits with reduction "sum", but both logits and their gradient are in memory for one
     chunk of rows only. The teacher gets no gradient.
     """
+    student, teacher = split_low_rank(*student), split_low_rank(*teacher)
     if torch.compiler.is_compiling() or not (is_plain_linear(student.decoder) and is_plain_linear(teacher.decoder)):
         with torch.no_grad():
             teacher_logits = teacher.decoder(teacher.hidden_states)
