@@ -251,7 +251,8 @@ def main() -> None:
         _generate_fields(arguments, control, fields, placement)
         return
     texts = [""] if arguments.input is None else _read_texts(arguments.input)
-    texts = [text for text in texts for _ in range(arguments.num_texts)]
+    locations = [f"{arguments.input}:{number}" for number in range(1, len(texts) + 1)] if arguments.input else []
+    texts, locations = ([item for item in items for _ in range(arguments.num_texts)] for items in (texts, locations))
     references = [] if arguments.references is None else _read_texts(arguments.references)
     if names and len(references) != len(texts):
         raise CtxError(
@@ -267,7 +268,9 @@ def main() -> None:
         options["logits_processor"] = processors
     if isinstance(arguments.decoding, SamplingOptions):
         seed_generators(arguments.decoding.seed)
-    generated = generate_texts(model, tokenizer, texts, control=control.control, progress=True, **options)
+    generated = generate_texts(
+        model, tokenizer, texts, locations=locations, control=control.control, progress=True, **options
+    )
     generated = [" ".join(text.splitlines()) for text in generated]  # one text per line
     _write(generated, arguments.output_file, shows=not names)
     if names:
@@ -306,6 +309,7 @@ def _generate_fields(
     target = str(fields.target)
     options: dict[str, Any] = {
         "max_new_tokens": arguments.max_new_tokens,
+        "max_length": arguments.max_length,
         "batch_size": arguments.batch_size,
         "top_p": 1.0,
     }
@@ -319,14 +323,16 @@ def _generate_fields(
         _write([" ".join(text.splitlines()) for text in texts], arguments.output_file)
         return
     documents = load_documents(arguments.input, news_articles=True)
-    articles = [document.fields for document in documents if isinstance(document, NewsArticle)]
+    articles = [document for document in documents if isinstance(document, NewsArticle)]
     is_for_detection = str(arguments.output_file).endswith(".jsonl")
-    if is_for_detection and not (articles := [article for article in articles if article.get(target)]):
+    if is_for_detection and not (articles := [article for article in articles if article.fields.get(target)]):
         raise CtxError(f"No article has the field {target!r}.", location=arguments.input, hint="use another --target.")
     articles = [article for article in articles for _ in range(arguments.num_texts)]
-    texts = generate_fields(model, tokenizer, articles, target, progress=True, **options)
+    article_fields = [article.fields for article in articles]
+    locations = [article.location for article in articles]
+    texts = generate_fields(model, tokenizer, article_fields, target, locations=locations, progress=True, **options)
     if is_for_detection:
-        rows = detection_examples(tokenizer, articles, texts, target, arguments.max_new_tokens)
+        rows = detection_examples(tokenizer, article_fields, texts, target, arguments.max_new_tokens)
         lines = [json.dumps(row, ensure_ascii=False) for row in rows]
     else:
         lines = [" ".join(text.splitlines()) for text in texts]

@@ -55,11 +55,12 @@ class TextWithCode(list[str]):
 
 
 class NewsArticle(list[str]):
-    """The texts of an article's non-empty fields; `fields` maps their names to the texts."""
+    """The texts of an article's non-empty fields; `fields` maps their names to the texts, and `location` is the
+    `file:line` of an article that was read from a file."""
 
-    def __init__(self, fields: Mapping[str, str]) -> None:
+    def __init__(self, fields: Mapping[str, str], location: object = None) -> None:
         super().__init__(fields.values())
-        self.fields = dict(fields)
+        self.fields, self.location = dict(fields), location
 
 
 class NoDocumentError(CtxError):

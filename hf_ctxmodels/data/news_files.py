@@ -46,7 +46,7 @@ def read_articles(selection: FileRange) -> Iterator[NewsArticle]:
         texts = {field: format_field(field, row[field], location) for field in NEWS_FIELDS}
         if not texts["article"]:
             raise CtxError("The article has no text.", location=location, hint="remove the line.")
-        yield NewsArticle({field: text for field, text in texts.items() if text})
+        yield NewsArticle({field: text for field, text in texts.items() if text}, location)
 
 
 def format_field(field: str, value: Any, location: object = None) -> str:

@@ -31,6 +31,7 @@ def generate_texts(
     tokenizer: PreTrainedTokenizerBase,
     texts: Sequence[str],
     *,
+    locations: Sequence[object] = (),
     max_new_tokens: int = 60,
     max_length: int | None = None,
     batch_size: int = 64,
@@ -47,6 +48,7 @@ def generate_texts(
     Args:
         model, tokenizer: An encoder-decoder (`AutoModelForSeq2SeqLM`), or a decoder (`AutoModelForCausalLM`), whose
             continuation is returned without the prompt, and its tokenizer.
+        locations: `file:line` of each text, for errors.
         max_new_tokens: Tokens of the longest generated text.
         max_length: Truncate sources at the end and prompts at the beginning to this number of tokens; None raises an
             error for texts over the model's limit.
@@ -89,7 +91,7 @@ def generate_texts(
     sequences = _encode(model, tokenizer, texts, max_length, tokenizer_arguments)
     if code is not None:
         sequences = [[code, *ids] for ids in sequences]
-    _check_lengths(model, tokenizer, texts, sequences, max_new_tokens, may_be_empty=code is not None)
+    _check_lengths(model, tokenizer, texts, sequences, max_new_tokens, locations, may_be_empty=code is not None)
     settings = {"do_sample": False, "max_new_tokens": max_new_tokens, **options}
     if not model.config.is_encoder_decoder and model.generation_config.pad_token_id is None:
         settings.setdefault("pad_token_id", _padding_id(tokenizer))
@@ -123,6 +125,7 @@ def _check_lengths(
     texts: Sequence[str],
     sequences: list[list[int]],
     max_new_tokens: int,
+    locations: Sequence[object] = (),
     may_be_empty: bool = False,
 ) -> None:
     """Raise CtxError for a text without a token, unless it `may_be_empty`, or one that is too long for the model with
@@ -140,13 +143,14 @@ def _check_lengths(
     num_special_tokens = len(tokenizer("")["input_ids"]) if model.config.is_encoder_decoder else 0
     for index, (text, ids) in enumerate(zip(texts, sequences, strict=True)):
         if len(ids) <= num_special_tokens or not (may_be_empty or text.strip()):
-            raise CtxError(f"Text {index} has no words: {text!r}.", hint="remove the text.")
+            location = locations[index] if locations else None
+            raise CtxError(f"Text {index} has no words: {text!r}.", location=location, hint="remove the text.")
         if max_tokens is not None and len(ids) > max_tokens:
             generated = "" if max_tokens == limit else f", {max_new_tokens} of them for generated tokens"
             shorter = "" if max_tokens == limit else f" of at most {max_tokens}, or a smaller --max_new_tokens"
             raise CtxError(
                 f"Text {index} has {len(ids)} tokens; the model has {limit} positions{generated}.",
-                location=f"{text[:60]!r}",
+                location=locations[index] if locations else f"{text[:60]!r}",
                 hint=f"shorten the text, or truncate all texts with a --max_length{shorter}.",
             )
 

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hf_ctxmodels.core.console import progress_bar
 from hf_ctxmodels.core.constants import IGNORE_INDEX, NEWS_FIELDS
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import check_range
 from hf_ctxmodels.core.host_copies import CollatedBatch
 from hf_ctxmodels.core.model import evaluation_mode
 from hf_ctxmodels.data.news_files import format_field
@@ -49,8 +50,10 @@ def generate_fields(
     articles: Sequence[Mapping[str, str]],
     target: str,
     *,
+    locations: Sequence[object] = (),
     top_p: float = 0.95,
     max_new_tokens: int | None = None,
+    max_length: int | None = None,
     batch_size: int = 32,
     progress: bool = False,
     **options: Any,
@@ -60,9 +63,12 @@ def generate_fields(
     Args:
         model, tokenizer: A Grover language model and its tokenizer.
         articles: Field -> text of each article, as in `NewsArticle.fields`; the target's text is ignored.
+        locations: `NewsArticle.location` of each article, for errors.
         top_p: Nucleus sampling probability; 1.0 samples from all tokens. The token that crosses the threshold is kept,
             as in transformers; the released code drops it.
         max_new_tokens: Tokens of the longest text; None for the longest one that the model's positions allow.
+        max_length: Truncate contexts at their beginning to this number of tokens; None raises an error for contexts
+            over the model's limit.
         batch_size: Articles per batch; articles of similar length are batched.
         options: Other arguments of `generate`, such as `do_sample=False`.
 
@@ -72,20 +78,27 @@ def generate_fields(
     _require_field_tokens(tokenizer)
     _, end_id = tokenizer.field_ids(target)
     limit = model.config.max_sequence_length
+    check_range({"max_length": max_length}, at_least=1)
     contexts = [tokenizer.encode_fields(fields, target) for fields in articles]
-    if (longest := max(map(len, contexts), default=0)) >= limit:
-        raise CtxError(
-            f"The context of {target!r} has {longest} tokens; the model's longest input has {limit}.",
-            hint="remove or shorten a field.",
-        )
+    if max_length is not None:
+        contexts = [ids[-max_length:] for ids in contexts]
+    for index, ids in enumerate(contexts):
+        if len(ids) >= limit:
+            raise CtxError(
+                f"The context of {target!r} has {len(ids)} tokens; the model has {limit} positions for the context and "
+                "the generated tokens.",
+                location=locations[index] if locations else None,
+                hint="remove or shorten a field, or truncate all contexts with a --max_length of at most "
+                f"{limit - 1}.",
+            )
     settings: dict[str, Any] = {
         "do_sample": True,
-        "top_p": top_p,
-        "top_k": 0,
         "eos_token_id": end_id,
         "pad_token_id": tokenizer.pad_token_id,
         "suppress_tokens": sorted({*tokenizer.all_special_ids, tokenizer.pad_token_id} - {end_id}),
     }
+    if options.get("do_sample", True):
+        settings |= {"top_p": top_p, "top_k": 0}
     order = sorted(range(len(contexts)), key=lambda index: len(contexts[index]))
     generated: dict[int, str] = {}
     with evaluation_mode(model):

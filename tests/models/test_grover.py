@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import run_command, save
 from tokenizer_texts import write_bpe_files
 from transformers import AutoTokenizer, GPT2Tokenizer, LogitsProcessor, LogitsProcessorList
 
@@ -123,6 +124,27 @@ def test_invalid_fields(model: CtxGroverForCausalLM, tokenizer: CtxGroverTokeniz
     ):
         with pytest.raises(CtxError, match=message):
             generate_field(model, tokenizer, fields, target)
+
+
+def test_long_contexts_of_a_file(
+    model: CtxGroverForCausalLM, tokenizer: CtxGroverTokenizer, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """The error names the line of the article; with `max_length` the end of the context is kept."""
+    save(tmp_path / "model", model, tokenizer)
+    empty = dict.fromkeys(NEWS_FIELDS)
+    rows = [{**empty, "title": "A cat", "article": text} for text in ("short", "word " * 60)]
+    (tmp_path / "news.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    files = {"model": tmp_path / "model", "input": tmp_path / "news.jsonl", "max_new_tokens": 3}
+    assert run_command("generate", **files, target="title") == 2
+    error = capsys.readouterr().err
+    assert f"{tmp_path / 'news.jsonl'}:2" in error
+    assert "--max_length of at most 47" in error
+    assert run_command("generate", **files, target="title", max_length=20) == 0
+    assert "2 texts generated" in capsys.readouterr().out
+    processor = RecordingProcessor([40])
+    options = {"logits_processor": LogitsProcessorList([processor]), "max_new_tokens": 3, "max_length": 20}
+    generate_field(model, tokenizer, {"article": rows[1]["article"]}, "title", **options)
+    assert processor.prompt == tokenizer.encode_fields({"article": rows[1]["article"].strip()}, "title")[-20:]
 
 
 def test_ids_are_those_of_gpt2_plus_one(tmp_path: Path) -> None:
