@@ -55,6 +55,9 @@ def score(
     """Score texts independently of each other; a higher score means a more probable text.
 
     - Causal language models: log-likelihood, each token given its left context (right context for a backward model).
+      A prefix language model (`config.prefix_lm`) reads the token that begins the text as its prefix, the shortest one
+      in training, so that each token has its left context; a text has no prompt whose tokens could attend to each
+      other. `ContinuationScorer` scores a text after a prompt.
     - Masked language models and ELECTRA's generator: pseudo-log-likelihood (Salazar et al. 2020, arXiv 1910.14659),
       each token given all other tokens, one mask at a time.
     - XLNet: pseudo-log-likelihood without a mask token; each token is the only target of a factorization order in which

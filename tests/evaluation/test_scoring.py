@@ -16,6 +16,7 @@ from transformers import (
 from zoo import Case
 
 from hf_ctxmodels import CtxError
+from hf_ctxmodels.architectures.continuations import ContinuationScorer
 from hf_ctxmodels.evaluation import language_model_class, likelihood_kind, score_tokens
 from hf_ctxmodels.inference import score
 from hf_ctxmodels.registry import FAMILIES
@@ -70,6 +71,23 @@ def test_causal(family: str, backward: bool) -> None:
         return list(map(log_probability, logits, ids[1:]))
 
     assert_scores(model, tokenizer, terms, 3)
+
+
+def test_prefix_lm() -> None:
+    """The prefix is the token before the text, as for the continuation of an empty prompt."""
+    model, tokenizer = opened("gpt2", "AutoModelForCausalLM", prefix_lm=True)
+
+    def terms(text: str, prefix_length: int = 1) -> list[float]:
+        ids = [tokenizer.eos_token_id, *tokenizer(text)["input_ids"]]
+        prefix_mask = (torch.arange(len(ids)) < prefix_length).long()[None]
+        logits = model(torch.tensor([ids]), prefix_mask=prefix_mask).logits[0]
+        return list(map(log_probability, logits, ids[1:]))
+
+    assert_scores(model, tokenizer, terms, 3)
+    assert sum(terms(TEXTS[0], 4)) != pytest.approx(sum(terms(TEXTS[0])), abs=1e-3)
+    continued = ContinuationScorer(model, tokenizer).score([("", text) for text in TEXTS])
+    scores = [text.log_probability for text in score(model, tokenizer, TEXTS)]
+    assert [text.log_probability for text in continued] == pytest.approx(scores, abs=1e-4)
 
 
 @pytest.mark.parametrize("family", MASKED)
