@@ -16,6 +16,7 @@ from hf_ctxmodels.architectures.recurrent_encoders import prepare_inputs, run_st
 from hf_ctxmodels.core.caches import RecurrentCache
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.host_copies import on_host, select_true
+from hf_ctxmodels.core.inputs import reject_unused_tensors
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.heads.base import ItemCounts, mean_over_targets
 from hf_ctxmodels.heads.causal_lm import ForCausalLM
@@ -180,7 +181,8 @@ class LSTMForCausalLM(ForCausalLM):
 
     def encode_for_targets(self, target_mask: Tensor | None, computes_logits: bool, **inputs: Any) -> Any:
         """Run the encoder on all words, which the regularization terms need; `last_hidden_state` is after
-        `output_dropout`."""
+        `output_dropout`. Raises CtxError for the `prefix_mask` of a Transformer decoder, which would be ignored."""
+        reject_unused_tensors(prefix_mask=inputs.pop("prefix_mask", None))
         attention_mask, sequence_ids = inputs.get("attention_mask"), inputs.get("sequence_ids")
         if target_mask is not None:
             ids, embeddings = inputs.get("input_ids"), inputs.get("inputs_embeds")

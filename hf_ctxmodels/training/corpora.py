@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.console import print_status, progress_bar
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import check_range, flag, split_choice, typed_options
+from hf_ctxmodels.core.flags import check_range, did_you_mean, flag, split_choice, typed_options
 from hf_ctxmodels.core.loading import describe_differences, file_digest
 from hf_ctxmodels.core.output_files import wrap_write_errors
 from hf_ctxmodels.data import DataArguments, ExampleSet, build_training_set
@@ -125,10 +125,13 @@ def make_objective(
         )
     name, option_texts = split_choice(arguments.objective or next(iter(family.objectives)))
     if name not in family.objectives:
+        families = [other.name for other in FAMILIES.values() if name in other.objective_classes]
         raise CtxError(
-            f"The family {family.name} has no objective {name!r}.",
-            location="--objective",
-            hint=f"use one of: {', '.join(family.objectives)}.",
+            f"The family {family.name} has no objective {name!r}"
+            + (f"; families with it: {', '.join(families)}." if families else ", nor has another family."),
+            location=f"--objective {name}",
+            hint=f"{did_you_mean(name, family.objectives)}use one of: {', '.join(family.objectives)}"
+            + (", or another family." if families else "."),
         )
     objective_class = family.objectives[name]
     names = objective_class.option_help()

@@ -3,9 +3,10 @@
 import pytest
 import torch
 from torch.nn import functional as F
-from zoo import CASES, assert_close, make_batch
+from zoo import CASES, Case, assert_close, make_batch
 
 from hf_ctxmodels import CtxError
+from hf_ctxmodels.registry import FAMILIES
 
 DECODERS = [
     case for case in CASES if case.auto_name == "AutoModelForCausalLM" and case.family.name in ("gpt", "gpt2", "gpt3")
@@ -92,6 +93,14 @@ def test_generation(case, side):
         from_embeddings = model.generate(inputs_embeds=embeddings, attention_mask=mask, **options)
         assert from_embeddings[:, -5:].tolist() == model.generate(**batch, **options)[:, -5:].tolist()
     assert model.generate(**batch, **options)[:, -5:].tolist() != generated.tolist()
+
+
+@pytest.mark.parametrize("family", ["ulmfit", "seqae"])
+def test_recurrent_decoders_have_no_prefix(family):
+    case = Case(FAMILIES[family], "AutoModelForCausalLM")
+    ids = torch.tensor([[3, 4, 5]])
+    with pytest.raises(CtxError, match="does not accept the argument prefix_mask"):
+        case.model()(ids, prefix_mask=torch.ones_like(ids))
 
 
 def test_errors(tmp_path):

@@ -7,6 +7,17 @@ from commands import run_command
 from safetensors.torch import load_file
 from training_runs import make_workspace
 
+from hf_ctxmodels import CtxError
+from hf_ctxmodels.registry import FAMILIES
+from hf_ctxmodels.training.corpora import CorpusArguments, make_objective
+
+
+@pytest.mark.parametrize("family", ["ulmfit", "xlm", "seqae"])
+def test_families_without_the_objective(family):
+    arguments = CorpusArguments(dataset=["demo"], objective="prefix-lm")
+    with pytest.raises(CtxError, match=rf"{family} has no objective 'prefix-lm'; families with it: gpt, gpt2, gpt3\."):
+        make_objective(FAMILIES[family], None, arguments, seed=0)
+
 
 @pytest.mark.slow
 def test_pretraining(tmp_path):
