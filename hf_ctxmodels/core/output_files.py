@@ -1,7 +1,9 @@
 """Output files: existing ones are replaced only on request, a failed write is a `CtxError`, and the umask decides on
 permissions."""
 
+import errno
 import os
+import re
 import shutil
 import tempfile
 import threading
@@ -92,9 +94,23 @@ def remove_folders(parent: Path, names: Iterable[str]) -> None:
         shutil.rmtree(parent)
 
 
+_FIXES = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free disk space there"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "allow writing there"),
+    errno.ENOENT: "create the directory again, if it was removed",
+}
+
+
 @contextmanager
-def wrap_write_errors(path: str | Path, hint: str = "free disk space, or choose another directory.") -> Iterator[None]:
-    """Convert a failed write of a file or directory to a `CtxError`: no space, no permission, or a defective disk."""
+def wrap_write_errors(
+    path: str | Path, hint: str | None = None, *, next_step: str = ", or choose another directory"
+) -> Iterator[None]:
+    """Convert a failed write of a file or directory to a `CtxError`.
+
+    Args:
+        hint: The fix; by default one for the error (no space, no permission, no directory, or a defective disk), and
+            `next_step`.
+    """
     try:
         yield
     except CtxError:
@@ -103,6 +119,9 @@ def wrap_write_errors(path: str | Path, hint: str = "free disk space, or choose 
         # Libraries in Rust (safetensors, tokenizers) raise other classes, which quote the system's message.
         if not isinstance(error, OSError) and "os error" not in str(error):
             raise
+        quoted = re.search(r"os error (\d+)", str(error))
+        number = int(quoted[1]) if quoted else getattr(error, "errno", None) or 0
+        hint = hint or f"{_FIXES.get(number, 'check the path and the disk')}{next_step}."
         raise CtxError(f"Writing failed: {error}.", location=str(path), hint=hint) from error
 
 

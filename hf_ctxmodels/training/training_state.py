@@ -340,8 +340,8 @@ class TrainingState:
         checkpoints = checkpoint_files.list_checkpoints(self._arguments.output_dir)
         last_good = f"the last good checkpoint is {checkpoints[-1]}" if checkpoints else "there is no checkpoint yet"
         try:
-            hint = f"free disk space there and run the same command again with --resume; {last_good}."
-            with wrap_write_errors(temporary, hint):
+            next_step = f", and run the same command again with --resume; {last_good}"
+            with wrap_write_errors(temporary, next_step=next_step):
                 yield
         except CtxError:
             shutil.rmtree(temporary, ignore_errors=True)

@@ -241,13 +241,22 @@ def test_full_disk(workspace, problem, tmp_path, size):
     assert run(new_model(workspace), problem, arguments(tmp_path, resume=True)).steps == 3
 
 
-def test_failed_write_in_the_background(workspace, problem, tmp_path, monkeypatch):
-    """The error is raised at a later step; the last good checkpoint remains."""
+@pytest.mark.parametrize(
+    ("number", "fix"),
+    [
+        (errno.ENOSPC, "free disk space there, and run the same command again with --resume"),
+        (errno.ENOENT, "create the directory again, if it was removed, and run"),
+        (errno.EACCES, "allow writing there, and run"),
+        (errno.EIO, "check the path and the disk, and run"),
+    ],
+)
+def test_failed_write_in_the_background(workspace, problem, tmp_path, monkeypatch, number, fix):
+    """The error is raised at a later step, with a fix for its cause; the last good checkpoint remains."""
     commit, steps = checkpoint_files.commit_checkpoint, []
 
     def failing_commit(temporary, final, *arguments):
         if final.name == "checkpoint-2":
-            raise OSError(errno.ENOSPC, "No space left on device")
+            raise OSError(number, os.strerror(number))
         commit(temporary, final, *arguments)
 
     def collate(examples):
@@ -256,8 +265,9 @@ def test_failed_write_in_the_background(workspace, problem, tmp_path, monkeypatc
         return problem[1].collate(examples)
 
     monkeypatch.setattr(checkpoint_files, "commit_checkpoint", failing_commit)
-    with pytest.raises(CtxError, match=r"Writing failed: .*No space left") as error:
+    with pytest.raises(CtxError, match=f"Writing failed: .*{os.strerror(number)}") as error:
         run(new_model(workspace), problem, arguments(tmp_path, max_steps=50, save_steps=1), collate=collate)
+    assert error.value.hint.startswith(fix)
     assert "the last good checkpoint is" in error.value.hint
     assert len(steps) < 5
     assert [path.name for path in list_checkpoints(tmp_path)] == ["checkpoint-1"]
