@@ -100,9 +100,18 @@ def parse_choice(text: str, choices: Mapping[str, Any], location: str) -> Any:
         )
     options = choices[name]
     location = f"{location} {name}"
-    values = typed_options(options if isinstance(options, type) else type(options), option_strings, location=location)
-    if not isinstance(options, type):
-        return replace(options, **values)
+    if isinstance(options, type):
+        return make_options(options, name, option_strings, location)
+    return replace(options, **typed_options(type(options), option_strings, location=location))
+
+
+def make_options(options: type[Any], name: str, option_strings: Mapping[str, str], location: str) -> Any:
+    """An instance of the dataclass of the options of a value `name`, from strings as on a command line.
+
+    Raises:
+        CtxError: An option is unknown or missing, or a value is of another type.
+    """
+    values = typed_options(options, option_strings, location=location)
     required = [entry.name for entry in fields(options) if entry.init and field_default(entry) is REQUIRED]
     if missing := [name for name in required if name not in values]:
         raise CtxError(
@@ -112,14 +121,18 @@ def parse_choice(text: str, choices: Mapping[str, Any], location: str) -> Any:
 
 
 def split_choice(text: str) -> tuple[str, dict[str, str]]:
-    """Split `"q-bert:bits=2,4,groups=128"` into `("q-bert", {"bits": "2,4", "groups": "128"})`."""
+    """Split `"q-bert:bits=2,4,groups=128"` into `("q-bert", {"bits": "2,4", "groups": "128"})`.
+
+    An option that is given again has another value: `scale=a=2,scale=b=3` is `{"scale": "a=2,b=3"}`.
+    """
     name, _, option_text = text.partition(":")
     options: dict[str, str] = {}
     key = ""
     for item in option_text.split(",") if option_text else ():
         if match := re.match(r"([A-Za-z_][\w-]*)=", item):
             key = match[1].replace("-", "_")
-            options[key] = item[match.end() :]
+            value = item[match.end() :]
+            options[key] = f"{options[key]},{value}" if key in options else value
         elif key:  # another value of the same option
             options[key] += f",{item}"
         else:
@@ -129,7 +142,12 @@ def split_choice(text: str) -> tuple[str, dict[str, str]]:
 
 def join_choice(name: str, options: Mapping[str, object]) -> str:
     """Join a name and its options; the inverse of `split_choice`."""
-    return name + (":" if options else "") + ",".join(f"{key}={value}" for key, value in options.items())
+    items = [
+        item if index and "=" not in item else f"{key}={item}"
+        for key, value in options.items()
+        for index, item in enumerate(str(value).split(","))
+    ]
+    return name + (":" if options else "") + ",".join(items)
 
 
 def typed_options(

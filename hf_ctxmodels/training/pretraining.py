@@ -107,12 +107,14 @@ class TrainingMixture:
         collate: Examples of the mixture -> a training batch.
         evaluate: The evaluation of all members.
         identity: JSON values that must be equal when the run is resumed, in addition to the flags.
+        rates: The rates of the members, for `TrainingSummary.rates`.
     """
 
     examples: Mixture
     collate: Collate
     evaluate: Evaluate
     identity: Mapping[str, Any]
+    rates: Mapping[str, float]
 
 
 MakeMixture = Callable[[Objective, Examples, PreTrainedModel, Evaluate | None], TrainingMixture]
@@ -121,8 +123,8 @@ MakeMixture = Callable[[Objective, Examples, PreTrainedModel, Evaluate | None], 
 
 @dataclass(frozen=True)
 class PretrainingRun:
-    """A training loop with its objective, training documents (None for prepared examples), examples, and held-out
-    examples or None."""
+    """A training loop with its objective, training documents (None for prepared examples), examples, held-out examples
+    or None, and the rates of a mixture for `TrainingSummary.rates`."""
 
     loop: TrainingLoop
     objective_name: str
@@ -131,6 +133,7 @@ class PretrainingRun:
     documents: Documents | None
     examples: Examples
     held_out: ExampleSet | None
+    mixing_rates: dict[str, float]
 
 
 def prepare_pretraining(
@@ -210,11 +213,12 @@ def prepare_pretraining(
         evaluate = LossEvaluation(held_out, objective.collate, batch_size)
 
     setup = TrainingSetup(model, objective.collate) if make_setup is None else make_setup(model, objective)
-    training_examples, collate = examples, setup.collate
+    training_examples, collate, mixing_rates = examples, setup.collate, dict[str, float]()
     if make_mixture is not None:
         mixture = make_mixture(objective, examples, model, evaluate)
         training_examples, collate, evaluate = mixture.examples, mixture.collate, mixture.evaluate
         identity |= mixture.identity
+        mixing_rates |= mixture.rates
     loop = TrainingLoop(
         setup.model,
         training_examples,
@@ -226,7 +230,7 @@ def prepare_pretraining(
         identity={**identity, **setup.identity},
         contiguous=objective.sampling.contiguous,
     )
-    return PretrainingRun(loop, objective_name, objective, model, documents, examples, held_out)
+    return PretrainingRun(loop, objective_name, objective, model, documents, examples, held_out, mixing_rates)
 
 
 def pretrain(
@@ -260,7 +264,7 @@ def pretrain(
         max_length=objective.max_length,
         objective=run.objective_name,
         objective_options=objective.options,
-        rates=objective.rates(counts),
+        rates=objective.rates(counts) | run.mixing_rates,
         warnings=unlearned_losses(baselines or result.metrics),
     )
     if accelerator.is_main_process:

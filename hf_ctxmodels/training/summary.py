@@ -45,7 +45,8 @@ class TrainingSummary:
         max_length: Longest input in tokens.
         tokens: Non-padding input tokens in training.
         tokens_per_second: Training speed without evaluation and saving; None if no step was trained.
-        rates: Realized rates of the objective (masked share, ...).
+        rates: Realized rates of the objective (masked share, ...), and the rates at which the members of a mixture are
+            sampled ("mixing_<name>").
         metrics: The last evaluation ("eval_<name>"), baselines by frequencies ("baseline_<name>"), the TF-IDF
             baseline of tasks on texts ("baseline_<name>_tfidf"), and upper bounds ("upper_bound_<name>") if the
             tokenizer cannot reproduce the targets.

@@ -198,6 +198,7 @@ def run_pretrain(folder: Path, out: Path, *words: object, **more: Any) -> int:
     loop = flags_of(folder, "t5", out, **more)
     options = {name: loop.pop(name) for name in ("tasks", "tasks_folder", "max_target_length")}
     mixture = f"{options['tasks']}:tasks_folder={folder},text_size=60,mixing_temperature=2,max_target_length=10"
+    mixture += ",mixing_scale=film=0.5,mixing_scale=german=0.25"
     text = {"dataset": folder / "text.txt", "validation_fraction": 0.1, "mixture": mixture}
     return run_command("pretrain", *words, **loop, **text)
 
@@ -210,7 +211,14 @@ def run_finetune(folder: Path, out: Path, *words: object, **more: Any) -> int:
 def test_resumed_weights_equal_an_uninterrupted_run(run, folder: Path, tmp_path: Path, capsys) -> None:
     flags = {"save_steps": 1, "eval_steps": 2, "save_total_limit": 9, "max_steps": 3}
     assert run(folder, tmp_path / "whole", **flags) == 0
-    metrics = TrainingSummary.load(tmp_path / "whole").metrics
+    summary = TrainingSummary.load(tmp_path / "whole")
+    metrics = summary.metrics
+    rates = {name: rate for name, rate in summary.rates.items() if name.startswith("mixing_")}
+    members = ["text", "film", "german", "length"][run is run_finetune :]
+    assert list(rates) == [f"mixing_{name}" for name in members]
+    assert sum(rates.values()) == pytest.approx(1)
+    printed = capsys.readouterr().err
+    assert all(f"({rate:.1%})" in printed for rate in rates.values())
     assert metrics.keys() >= {"eval_loss", "eval_film_accuracy", "eval_german_exact_match", "eval_mean"}
     shutil.copytree(tmp_path / "whole", tmp_path / "stopped")
     for step in (2, 3):

@@ -12,7 +12,8 @@ import torch
 from hf_ctxmodels import CtxBertConfig, CtxBertForMaskedLM, CtxBertForSequenceClassification, CtxError
 from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.console import run_script
-from hf_ctxmodels.core.flags import REQUIRED, flag, split_choice, typed_options
+from hf_ctxmodels.core.flags import REQUIRED, flag, join_choice, split_choice, typed_options
+from hf_ctxmodels.downstream.text2text.pretraining import PretrainingMixtureOptions
 from hf_ctxmodels.objectives import MaskedLM
 from hf_ctxmodels.registry import get_family
 from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model, record_tokenizer_digest
@@ -117,6 +118,19 @@ def test_objective_options():
     for wrong, message in (("rate=1", "option 'rate'"), ("packing", "no value"), ("mlm_probability=x", "invalid")):
         with pytest.raises(CtxError, match=message):
             options(wrong)
+
+
+def test_options_with_several_values():
+    """Values with an equals sign repeat the option, on the command line and in recipes."""
+    for text, options in (
+        ("q-bert:bits=2,4,groups=128", {"bits": "2,4", "groups": "128"}),
+        ("glue:mixing_scale=rte=0.5,mixing_scale=cb=2,text_size=9", {"mixing_scale": "rte=0.5,cb=2", "text_size": "9"}),
+    ):
+        name, option_strings = split_choice(text)
+        assert option_strings == options
+        assert join_choice(name, option_strings) == text
+    values = typed_options(PretrainingMixtureOptions, options, location="--mixture")
+    assert values == {"mixing_scale": ["rte=0.5", "cb=2"], "text_size": 9.0}
 
 
 def test_run_script(capsys):

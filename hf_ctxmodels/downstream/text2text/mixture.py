@@ -84,6 +84,17 @@ class MixtureArguments:
         return mixing_rates(list(scaled.values()), temperature=self.mixing_temperature).tolist()
 
 
+def describe_rates(sizes: Mapping[str, float], rates: Sequence[float]) -> str:
+    """The members of a mixture, with their numbers of examples and rates: `text 1,000 (80.0%), rte 250 (20.0%)`."""
+    members = zip(sizes.items(), rates, strict=True)
+    return ", ".join(f"{name} {size:,.0f} ({rate:.1%})" for (name, size), rate in members)
+
+
+def summarize_rates(sizes: Mapping[str, float], rates: Sequence[float]) -> dict[str, float]:
+    """The rates of the members as `TrainingSummary.rates`, named `mixing_<member>`."""
+    return {f"mixing_{name}": rate for name, rate in zip(sizes, rates, strict=True)}
+
+
 def read_text_tasks(names: Sequence[str], folder: str | None, location: str = "--tasks") -> dict[str, TextTask]:
     """The tasks of several files and names, see `TextTask.from_yaml`; raises CtxError if two have the same name."""
     text_tasks: dict[str, TextTask] = {}

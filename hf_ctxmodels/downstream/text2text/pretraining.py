@@ -6,19 +6,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, PartialState
 from torch import nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
+from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import check_range, flag, split_choice, typed_options
+from hf_ctxmodels.core.flags import check_range, flag, make_options, split_choice
 from hf_ctxmodels.core.generation import check_can_generate
 from hf_ctxmodels.data import ExampleSet, SampledMixture
 from hf_ctxmodels.downstream.finetuning.task_evaluation import SeveralTasksEvaluation
 from hf_ctxmodels.downstream.tasks import TaskArguments
-from hf_ctxmodels.downstream.text2text.mixture import MixtureArguments, TaskMixture
+from hf_ctxmodels.downstream.text2text.mixture import MixtureArguments, TaskMixture, describe_rates, summarize_rates
 from hf_ctxmodels.objectives import Objective
 from hf_ctxmodels.training.evaluation import Examples
 from hf_ctxmodels.training.loop import Evaluate
@@ -69,7 +70,7 @@ class PretrainingMixtureArguments:
         """
         location = f"--mixture {self.mixture}"
         names, option_texts = split_choice(str(self.mixture))
-        options = PretrainingMixtureOptions(**typed_options(PretrainingMixtureOptions, option_texts, location=location))
+        options: PretrainingMixtureOptions = make_options(PretrainingMixtureOptions, names, option_texts, location)
         check_range(options, "text_size", above=0, location=location)
         if not isinstance(examples, ExampleSet) or objective.sampling.contiguous:
             raise CtxError(
@@ -93,11 +94,14 @@ class PretrainingMixtureArguments:
         sizes: dict[str, float] = {TEXT: options.text_size or len(examples)}
         sizes |= {name: len(task_features) for name, task_features in features.items()}
         rates = options.rates(sizes, unlimited=() if options.text_size is None else (TEXT,))
+        members = describe_rates(sizes, rates)
+        print_status(f"mixing the text and the tasks at the rates: {members}", PartialState().is_main_process)
         return TrainingMixture(
             SampledMixture([examples, *features.values()], probabilities=rates, is_per_example=True),
             TextAndTaskCollator(objective, tasks.tasks[0].collator(tokenizer), model.config.is_encoder_decoder),
             TextAndTaskEvaluation(evaluate, tasks.evaluation(tokenizer, options.batch_size)),
             {"mixture": {**tasks.identity, "text_size": options.text_size}},
+            summarize_rates(sizes, rates),
         )
 
 

@@ -25,7 +25,7 @@ from hf_ctxmodels.downstream.finetuning.task_loss import TaskLoss
 from hf_ctxmodels.downstream.tasks import TaskArguments
 from hf_ctxmodels.downstream.tasks.seq2seq import Seq2Seq
 from hf_ctxmodels.downstream.text2text.metrics import deca_score
-from hf_ctxmodels.downstream.text2text.mixture import MixtureArguments, TaskMixture
+from hf_ctxmodels.downstream.text2text.mixture import MixtureArguments, TaskMixture, describe_rates, summarize_rates
 from hf_ctxmodels.downstream.text2text.scores import ComparedRun, ScoreTable, read_compared_runs
 from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model
 from hf_ctxmodels.training.accelerator import make_accelerator
@@ -109,9 +109,10 @@ def finetune_text2text(
             print(mixture.preview(tokenizer))
         return
     collate = mixture.training_collator(config, tokenizer, loop.seed)
-    rates = arguments.rates({name: len(run.training) for name, run in trained.items()})
-    sizes = ", ".join(f"{name} {len(run.training):,} ({rate:.1%})" for (name, run), rate in zip(trained.items(), rates))
-    print_status(f"tokenizing the training examples of {len(trained)} tasks, mixed at the rates: {sizes}", is_main)
+    sizes = {name: len(run.training) for name, run in trained.items()}
+    rates = arguments.rates(sizes)
+    members = describe_rates(sizes, rates)
+    print_status(f"tokenizing the training examples of {len(trained)} tasks, mixed at the rates: {members}", is_main)
     for names, status in (
         (evaluated.keys() - trained.keys(), "evaluated, not trained (no train file)"),
         (trained.keys() - evaluated.keys(), "trained, not evaluated (no validation file)"),
@@ -154,7 +155,7 @@ def finetune_text2text(
     if is_main:
         if predictions_file is not None:
             _save_predictions(mixture, predictions_file)
-        _report(mixture, result, best_models, compared_runs)
+        _report(mixture, result, best_models, compared_runs, summarize_rates(sizes, rates))
 
 
 def _save_predictions(mixture: TaskMixture, file: str) -> None:
@@ -172,6 +173,7 @@ def _report(
     result: TrainingResult,
     best_models: list[BestTaskModel],
     compared_runs: list[ComparedRun],
+    mixing_rates: dict[str, float],
 ) -> None:
     """Save the `TrainingSummary` and the score table; print the table and the next commands."""
     trained, runs, metrics = mixture.trained, mixture.evaluated, dict(result.metrics)
@@ -183,6 +185,7 @@ def _report(
         task=", ".join(f"{name} (text2text)" for name in trained),
         dataset=", ".join(run.train_file for run in trained.values()),
         max_length=next(iter(trained.values())).task.arguments.max_length,
+        rates=mixing_rates,
         warnings=[f"{name}: {text}" for name, run in runs.items() for text in run.evaluation.warnings({}, {})],
     )
     output = Path(result.arguments.output_dir)
