@@ -16,6 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers import set_seed as seed_generators
 
 from hf_ctxmodels.core.command_line import parse_arguments
+from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.constants import MAX_SEED
 from hf_ctxmodels.core.devices import DeviceArguments
 from hf_ctxmodels.core.errors import CtxError
@@ -60,6 +61,12 @@ class ControlEvaluationArguments:
         check_range(self, "generated_texts", at_least=0)
         check_range(self, "top_p", above=0, at_most=1)
         check_range(self, "seed", at_least=0, at_most=MAX_SEED)
+        if self.classifier is not None and not self.generated_texts:
+            raise CtxError(
+                "The classifier reads generated texts, and there are none.",
+                location=f"--classifier {self.classifier}",
+                hint="pass --generated_texts 100, for example, or omit --classifier.",
+            )
 
 
 def main() -> None:
@@ -76,6 +83,11 @@ def main() -> None:
     model, tokenizer = load_model_and_tokenizer(arguments.model, "AutoModelForCausalLM")
     placement.place(model)
     training, held_out = data.load()
+    if held_out is None:
+        print_status(
+            "warning: --validation_fraction 0: all documents are scored, without a naive Bayes baseline; with the "
+            "files of pretraining, these are training texts."
+        )
     texts = cut_windows(coded_texts(tokenizer, held_out or training), arguments.length, arguments.texts_per_code)
     scores = score_codes(model, tokenizer, texts, batch_size=arguments.batch_size)
     unigrams = None

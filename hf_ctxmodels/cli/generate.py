@@ -25,7 +25,7 @@ from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.constants import MAX_SEED, NEWS_FIELDS
 from hf_ctxmodels.core.devices import DeviceArguments
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import REQUIRED, check_range, flag, parse_choices
+from hf_ctxmodels.core.flags import REQUIRED, check_range, flag, make_options, parse_choices, split_choice
 from hf_ctxmodels.core.generation import LanguagePair
 from hf_ctxmodels.core.output_files import check_output_file, write_text_file
 from hf_ctxmodels.data.document_sources import load_documents
@@ -132,6 +132,12 @@ class GenerationArguments:
         check_range(self, "max_new_tokens", "max_length", "batch_size", "num_texts", at_least=1)
         check_range(self, "no_repeat_ngram_size", at_least=0)
         check_range(self, "repetition_penalty", above=0)
+        if self.lower_case and self.references is None:
+            raise CtxError(
+                "lower_case belongs to the metrics, which need references.",
+                location="--lower_case",
+                hint="pass --references, or omit --lower_case.",
+            )
         if self.num_texts > 1 and (self.references is not None or not isinstance(self.decoding, SamplingOptions)):
             raise CtxError(
                 f"num_texts={self.num_texts}, but "
@@ -166,42 +172,52 @@ class GenerationArguments:
         return options
 
 
+@dataclass(frozen=True)
+class BagOfWordsOptions:
+    """Options of `--bag_of_words`."""
+
+    bias: float = flag(2.0, "Added to the logit of a word.")
+
+
+@dataclass(frozen=True)
+class FudgeOptions:
+    """Options of `--fudge`."""
+
+    label: str = flag(REQUIRED, "Label of the generated text by the classifier.")
+    weight: float = flag(1.0, "Weight of the log-probability of the label; 0 for no guidance.")
+    num_candidates: int = flag(50, "Most probable next tokens that the classifier reads; 0 for all.")
+
+    def __post_init__(self) -> None:
+        check_range(self, "num_candidates", at_least=0, location="--fudge")
+
+
 @dataclass
 class ControlArguments:
     """Control of the text."""
 
     control: str | None = flag(None, "Control code of a model that was trained with codes; --input is then optional.")
-    bag_of_words: str | None = flag(None, "File with one word per line, whose logits are raised.")
-    bag_bias: float = flag(2.0, "Added to the logits of --bag_of_words.")
-    control_classifier: str | None = flag(
-        None, "Text classifier, directory or Hub id, that guides the text to --control_label (FUDGE)."
+    bag_of_words: str | None = flag(
+        None, "File with one word per line, whose logits are raised: FILE or FILE:bias=X (default: 2).", nested=True
     )
-    control_label: str | None = flag(None, "Label of the text by --control_classifier.")
-    control_weight: float = flag(1.0, "Weight of the log-probability of --control_label; 0 for no guidance.")
-    control_candidates: int = flag(50, "Most probable next tokens that the classifier reads; 0 for all.")
-
-    def __post_init__(self) -> None:
-        check_range(self, "control_candidates", at_least=0)
-        if (self.control_classifier is None) != (self.control_label is None):
-            raise CtxError(
-                "A classifier guides the text to one of its labels, and a label belongs to a classifier.",
-                location="--control_classifier, --control_label",
-                hint="pass both or neither.",
-            )
+    fudge: str | None = flag(
+        None,
+        "Text classifier, directory or Hub id, that guides the text to a label (FUDGE): "
+        "CLASSIFIER:label=LABEL,weight=X,num_candidates=N; an unknown option lists the options.",
+        nested=True,
+    )
 
     def processors(self, tokenizer: PreTrainedTokenizerBase, placement: DeviceArguments) -> list[LogitsProcessor]:
         """The processors of the logits."""
         processors: list[LogitsProcessor] = []
         if self.bag_of_words is not None:
-            words = _read_texts(self.bag_of_words)
-            processors.append(bag_of_words(tokenizer, words, self.bag_bias))
-        if self.control_classifier is not None:
+            file, option_strings = split_choice(self.bag_of_words)
+            options: BagOfWordsOptions = make_options(BagOfWordsOptions, file, option_strings, f"--bag_of_words {file}")
+            processors.append(bag_of_words(tokenizer, _read_texts(file), options.bias))
+        if self.fudge is not None:
+            classifier, option_strings = split_choice(self.fudge)
+            fudge: FudgeOptions = make_options(FudgeOptions, classifier, option_strings, f"--fudge {classifier}")
             guidance = ClassifierGuidance.open(
-                self.control_classifier,
-                tokenizer,
-                str(self.control_label),
-                self.control_weight,
-                num_candidates=self.control_candidates,
+                classifier, tokenizer, fudge.label, fudge.weight, num_candidates=fudge.num_candidates
             )
             placement.place(guidance.classifier)
             processors.append(guidance)

@@ -14,6 +14,7 @@ from transformers import (
     SequenceBiasLogitsProcessor,
 )
 
+from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import check_range
 from hf_ctxmodels.core.generation import max_input_length
@@ -22,24 +23,33 @@ from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_model_and_
 
 
 def bag_of_words(tokenizer: PreTrainedTokenizerBase, words: Iterable[str], bias: float) -> SequenceBiasLogitsProcessor:
-    """A processor that adds `bias` to the logits of words, with and without a space before them.
+    """A processor that raises the logits of words, with and without a space before them, by `bias` in total.
 
-    As in the released code of PPLM, words of several tokens are left out. This is weighted decoding, a baseline of
-    Dathathri et al. 2020 (arXiv 1912.02164), with a constant weight.
+    A word of k tokens gets `bias` / k at each of them, given its tokens before; a token that continues several words in
+    the same way gets the largest of their biases. This is weighted decoding, a baseline of Dathathri et al. 2020 (arXiv
+    1912.02164), with a constant weight; the released code of PPLM leaves out words of several tokens. A warning names
+    words with unknown tokens, which are left out.
 
     Raises:
-        CtxError: No word is a single token.
+        CtxError: No word has known tokens only.
     """
-    words = [word.strip() for word in words if word.strip()]
+    words = list(dict.fromkeys(word.strip() for word in words if word.strip()))
     texts = [text for word in words for text in (word, f" {word}")]
     encoded = tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []
-    token_ids = sorted({ids[0] for ids in encoded if len(ids) == 1 and ids[0] != tokenizer.unk_token_id})
-    if not token_ids:
+    ids_by_text = {
+        text: tuple(ids) for text, ids in zip(texts, encoded, strict=True) if ids and tokenizer.unk_token_id not in ids
+    }
+    if not ids_by_text:
         raise CtxError(
-            f"None of the {len(words)} words is a single token of the vocabulary.",
-            hint="use frequent words, in the spelling of the text.",
+            f"None of the {len(words)} words is in the vocabulary.", hint="use words in the spelling of the text."
         )
-    return SequenceBiasLogitsProcessor([[[token_id], float(bias)] for token_id in token_ids])
+    if unknown := [word for word in words if not ids_by_text.keys() & {word, f" {word}"}]:
+        print_status(f"warning: words that are not in the vocabulary are left out: {', '.join(unknown)}")
+    biases: dict[tuple[int, ...], float] = {}
+    for ids in ids_by_text.values():
+        for length in range(1, len(ids) + 1):
+            biases[ids[:length]] = max(biases.get(ids[:length], 0.0), bias / len(ids), key=abs)
+    return SequenceBiasLogitsProcessor([[list(ids), value] for ids, value in biases.items()])
 
 
 class ClassifierGuidance(LogitsProcessor):

@@ -88,8 +88,7 @@ def generate_fields(
                 f"The context of {target!r} has {len(ids)} tokens; the model has {limit} positions for the context and "
                 "the generated tokens.",
                 location=locations[index] if locations else None,
-                hint="remove or shorten a field, or truncate all contexts with a --max_length of at most "
-                f"{limit - 1}.",
+                hint=f"remove or shorten a field, or truncate all contexts with a --max_length of at most {limit - 1}.",
             )
     settings: dict[str, Any] = {
         "do_sample": True,

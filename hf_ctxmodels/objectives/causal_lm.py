@@ -108,6 +108,12 @@ class ControllableLM(DataCollatorForCausalLM, Objective):
         super().__post_init__()
         check_range(self, "control_dropout", at_least=0, at_most=1)
         names = [name.strip() for name in self.control_codes.split(",") if name.strip()]
+        if self.control_dropout and not names:
+            raise CtxError(
+                f"control_dropout={self.control_dropout}, but there are no control codes to replace.",
+                location="--objective",
+                hint="pass --control_codes or --control_column, or omit control_dropout.",
+            )
         self.code_ids = control_code_ids(self.tokenizer, names)
         if self.code_ids:
             check_range(self, "max_length", at_least=2)

@@ -93,7 +93,7 @@ def test_pretrained_codes(corpus: Path, model: Path, tmp_path: Path) -> None:
     assert all(weights[0][name].equal(weights[1][name]) for name in weights[0])
 
 
-def test_evaluation(corpus: Path, model: Path) -> None:
+def test_evaluation(corpus: Path, model: Path, capsys: pytest.CaptureFixture) -> None:
     """Short windows of held-out text are attributed to their code; generated texts have the words of the code."""
     files = flags(corpus, model)
     names = ("dataset", "control_codes", "validation_fraction", "document_separator")
@@ -109,6 +109,10 @@ def test_evaluation(corpus: Path, model: Path) -> None:
     assert chance < 0.6
     assert float(re.search(r"generated texts, naive Bayes: accuracy ([\d.]+)", output)[1]) > 0.8
     assert "trained" not in output
+    everything = files | {"validation_fraction": 0, "texts_per_code": 2}
+    assert command_output("evaluate control", **everything)
+    assert "these are training texts" in capsys.readouterr().err
+    assert "--generated_texts 100" in command_output("evaluate control", **everything, classifier="x", fails=True)
     del files["control_codes"]
     assert "no control codes" in command_output("evaluate control", **files, fails=True)
 
@@ -130,9 +134,7 @@ def test_generation(model: Path, tmp_path: Path) -> None:
     assert command_output("generate", **files, control="Farm", repetition_penalty=5.0) != plain
     (tmp_path / "words.txt").write_text("vote\n")
     assert (
-        command_output("generate", **files, control="Farm", bag_of_words=tmp_path / "words.txt", bag_bias=50).count(
-            "vote"
-        )
+        command_output("generate", **files, control="Farm", bag_of_words=f"{tmp_path}/words.txt:bias=50").count("vote")
         > 10
     )
 
@@ -143,15 +145,21 @@ def test_generation(model: Path, tmp_path: Path) -> None:
         ({"control": "Sport"}, r"no control code 'Sport'[\s\S]*Farm, News"),
         ({}, "no prompt"),
         ({"control": "News", "num_texts": 2}, "without sampling"),
-        ({"control": "News", "control_label": "x"}, "both or neither"),
-        ({"control": "News", "control_classifier": "MODEL", "control_label": "x"}, "no labels"),
+        ({"control": "News", "fudge": "MODEL"}, "needs label"),
+        ({"control": "News", "fudge": "MODEL:weight=2"}, "needs label"),
+        ({"control": "News", "fudge": "MODEL:label=x,candidates=2"}, "Unknown option 'candidates'"),
+        ({"control": "News", "fudge": "MODEL:label=x"}, "no labels"),
+        ({"control": "News", "bag_of_words": "words.txt:weight=2"}, "Unknown option 'weight'"),
+        ({"control": "News", "lower_case": True}, "pass --references"),
         ({"fields": ["title"]}, "NAME=TEXT"),
         ({"fields": ["title=A cat"], "control": "News"}, "without --references and --control"),
         ({"fields": ["title=A cat"]}, "no field tokens"),
     ],
 )
 def test_errors(options: dict[str, Any], message: str, model: Path) -> None:
-    options = {name: model if value == "MODEL" else value for name, value in options.items()}
+    options = {
+        name: value.replace("MODEL", str(model)) if isinstance(value, str) else value for name, value in options.items()
+    }
     assert re.search(message, command_output("generate", model=model, **options, fails=True))
 
 

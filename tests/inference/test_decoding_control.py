@@ -88,20 +88,37 @@ def test_guidance_of_generation(pair: Any, classifier: Any) -> None:
     assert texts != generate_texts(model, tokenizer, prompts, max_new_tokens=3)
 
 
-def test_bag_of_words(pair: Any) -> None:
-    """The bias is added to the single tokens of the words, with and without a space, and to nothing else."""
+def test_bag_of_words(pair: Any, capsys: pytest.CaptureFixture) -> None:
+    """Each token of a word gets an equal share of the bias where the tokens before it precede; tokens that begin
+    several words get the largest share."""
     _, tokenizer = pair
-    vocabulary = tokenizer.get_vocab()
-    scores = torch.randn(2, len(tokenizer))
-    processor = bag_of_words(tokenizer, [" cats", "e", "", "unthinkable"], 1.5)
-    changed = processor(torch.tensor([[3, 4], [5, 6]]), scores) - scores
-    expected = {vocabulary[token] for token in ("cats", "Ġcats", "e", "Ġe") if token in vocabulary}
-    assert len(expected) >= 2
-    assert set(changed.nonzero()[:, 1].tolist()) == expected
-    torch.testing.assert_close(changed[:, sorted(expected)], torch.full((2, len(expected)), 1.5))
-    for words in (["unthinkable"], []):
-        with pytest.raises(CtxError, match="single token"):
-            bag_of_words(tokenizer, words, 1.0)
+    words, bias = [" cats", "e", "", "unthinkable", "ed", "cats"], 1.5
+    texts = {text for word in words if word.strip() for text in (word.strip(), f" {word.strip()}")}
+    encoded = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+    assert {len(ids) for ids in encoded} >= {1, 2}
+    longest = max(encoded, key=len)
+    processor = bag_of_words(tokenizer, words, bias)
+    scores = torch.randn(3, len(tokenizer))
+    starts = [[5] * (len(longest) + 1), [5, 5, *longest[:-1]], [*longest, 5]]
+    changed = processor(torch.tensor(starts), scores) - scores
+    for row, text in enumerate(starts):
+        for token in range(len(tokenizer)):
+            shares = {}  # the tokens before the token -> bias
+            for ids in encoded:
+                for index, token_id in enumerate(ids):
+                    if token_id == token and (not index or text[-index:] == ids[:index]):
+                        prefix = tuple(ids[:index])
+                        shares[prefix] = max(shares.get(prefix, 0), bias / len(ids))
+            assert changed[row, token].item() == pytest.approx(sum(shares.values()), abs=1e-5)
+    assert changed[1, longest[-1]] > 0
+    assert changed[0, longest[-1]] != changed[1, longest[-1]]
+    with pytest.raises(CtxError, match="None of the 0 words"):
+        bag_of_words(tokenizer, [""], 1.0)
+    _, known_words = tiny_pair("transformer_xl", "AutoModelForCausalLM", TEXTS)
+    bag_of_words(known_words, ["cats", "unthinkable"], 1.0)
+    assert "left out: unthinkable" in capsys.readouterr().err
+    with pytest.raises(CtxError, match="None of the 1 words is in the vocabulary"):
+        bag_of_words(known_words, ["unthinkable"], 1.0)
 
 
 def test_models_of_transformers(pair: Any, classifier: Any) -> None:

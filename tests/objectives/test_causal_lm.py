@@ -197,6 +197,8 @@ def test_control_dropout_and_unknown_codes() -> None:
     windows = list(objective.examples([TextWithCode(["one two three " * 400], "news")]))
     dropped = np.array([window["input_ids"][0] == words.eos_token_id for window in windows])
     assert dropped.mean() == pytest.approx(0.3, abs=0.06)
+    with pytest.raises(CtxError, match="there are no control codes to replace"):
+        DocumentLM(words, max_length=4, seed=0, control_dropout=0.3)
     with pytest.raises(CtxError, match=r"control code 'law'[\s\S]*a, news"):
         list(objective.examples([TextWithCode(["one"], "law")]))
     with pytest.raises(CtxError, match="'other' is not one token"):
