@@ -89,6 +89,16 @@ def parse_number(value: Any) -> float | None:
     return float(value) if is_number and abs(value) <= sys.float_info.max else None
 
 
+def require_labels(rows: Sequence[Row], column: str) -> None:
+    """Raise CtxError if all labels in a column are -1, as in the test sets of GLUE, whose labels are not public."""
+    if rows and all(parse_number(row.values.get(column)) == -1 for row in rows):
+        raise CtxError(
+            f"All {len(rows):,} labels in {column!r} are -1: the examples have no labels, as in the test sets of GLUE.",
+            location=rows[0].location,
+            hint="use a file with labels; `hf-ctxmodels predict` predicts labels without scores.",
+        )
+
+
 def _read_delimited(file: str | Path, columns: Sequence[str], delimiter: str) -> Iterator[Row]:
     quoting: dict[str, Any] = {} if delimiter == "," else {"quoting": csv.QUOTE_NONE}
     csv.field_size_limit(2**31 - 1)  # the default is 131,072 characters

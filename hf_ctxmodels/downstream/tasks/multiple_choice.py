@@ -9,7 +9,7 @@ from scipy.special import softmax
 from transformers import DataCollatorForMultipleChoice, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.data.table_files import parse_number, read_table
+from hf_ctxmodels.data.table_files import parse_number, read_table, require_labels
 from hf_ctxmodels.downstream.tasks import metrics
 from hf_ctxmodels.downstream.tasks.base import (
     Encoded,
@@ -56,7 +56,10 @@ class MultipleChoice(Task[MultipleChoiceExample]):
         text_columns = self._columns("text_columns", "text", 1, 2)
         choice_columns = self._columns("choice_columns", "choices")
         examples: list[MultipleChoiceExample] = []
-        for row in read_table(file, [*text_columns, *choice_columns, *label_columns]):
+        rows = read_table(file, [*text_columns, *choice_columns, *label_columns])
+        for column in label_columns:
+            require_labels(rows, column)
+        for row in rows:
             texts = get_texts(row, text_columns)
             values = [row.values[column] for column in choice_columns]
             choices = tuple(values[0]) if len(values) == 1 and isinstance(values[0], list) else tuple(values)

@@ -12,7 +12,7 @@ from transformers import DataCollatorForMultipleChoice, PreTrainedConfig, PreTra
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.demo_corpus import demo_file
-from hf_ctxmodels.data.table_files import Row, parse_number, read_table, read_texts
+from hf_ctxmodels.data.table_files import Row, parse_number, read_table, read_texts, require_labels
 from hf_ctxmodels.downstream.tasks import metrics
 from hf_ctxmodels.downstream.tasks.base import (
     Collator,
@@ -88,6 +88,7 @@ class _SequenceTask(Task[SequenceExample]):
 
     def _examples(self, rows: Sequence[Row]) -> list[SequenceExample]:
         columns, label = self._text_columns(), self.arguments.label_column or "label"
+        require_labels(rows, label)
         return [
             SequenceExample(get_texts(row, columns), self._parse_label(row.values[label], row.location), row.location)
             for row in rows

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.generation import decode_generated
 
-_ROUGES = ("rouge1", "rouge2", "rougeL")
+_ROUGES = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 _MODULES = {"rouge": "rouge_score.rouge_scorer", "bleu": "sacrebleu.metrics"}
 
 
@@ -39,14 +39,17 @@ def bleu(predictions: Sequence[str], references: Sequence[str], *, lower_case: b
 
 
 def rouge(predictions: Sequence[str], references: Sequence[str], *, lower_case: bool = False) -> dict[str, float]:
-    """Mean F1 of unigrams, bigrams and the longest common subsequence (`rouge1`, `rouge2`, `rougeL`; Lin 2004), 0 to 1.
+    """Mean F1 of unigrams (`rouge1`), bigrams (`rouge2`), the longest common subsequence of both texts (`rougeL`), and
+    the union of the longest common subsequences of sentences (`rougeLsum`; Lin 2004, section 3.2), 0 to 1.
 
-    Without stemming. Case is ignored, and a word consists of the letters a to z and digits: use BLEU for other
-    alphabets.
+    Sentences end at line breaks and at " . ", as in the released evaluation of T5, which reports `rouge1`, `rouge2` and
+    `rougeLsum`; `rougeLsum` equals `rougeL` for texts of one sentence. Without stemming. Case is ignored, and a word
+    consists of the letters a to z and digits: use BLEU for other alphabets.
     """
     _check_lengths(predictions, references)
     scorer = _import_package("rouge").RougeScorer(list(_ROUGES), use_stemmer=False)
-    scores = [scorer.score(target, prediction) for target, prediction in zip(references, predictions, strict=True)]
+    sides = ([text.replace(" . ", " .\n") for text in side] for side in (references, predictions))
+    scores = [scorer.score(target, prediction) for target, prediction in zip(*sides, strict=True)]
     return {name: sum(score[name].fmeasure for score in scores) / len(scores) for name in _ROUGES}
 
 

@@ -24,7 +24,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import did_you_mean
 from hf_ctxmodels.core.yaml_mapping import YamlMapping
 from hf_ctxmodels.data.files import is_url, local_path
-from hf_ctxmodels.data.table_files import Row, parse_number
+from hf_ctxmodels.data.table_files import Row, parse_number, require_labels
 from hf_ctxmodels.downstream.text2text.examples import Template, TextExample, field_value, select_rows, value_text
 from hf_ctxmodels.downstream.text2text.metrics import DEFAULT_METRICS, METRICS, refers_to
 from hf_ctxmodels.downstream.text2text.readers import FORMATS, RowRequest, read_rows
@@ -105,7 +105,7 @@ class TextTask:
         Raises:
             CtxError: The file cannot be read, or a key or value is invalid; the message names file, line and key.
         """
-        path, name = _find_tasks(str(file))
+        path, name = find_task_file(str(file), "text2text")
         return {
             entry.name: parse_entry(entry)
             for entry in read_entries(path, folder, "file of tasks as text", TASK_KEYS, name)
@@ -152,6 +152,8 @@ class TextTask:
             )
         fields = tuple(dict.fromkeys((*self._fields(is_training), *extra_fields)))
         rows = read_rows(RowRequest(files, fields, self.expand), self.format)
+        if self.kind != "text" and not (isinstance(self.labels, Mapping) and "-1" in self.labels):
+            require_labels(rows, self._templates["target"].fields[0])
         selected = list(select_rows(rows, self.train_filter if is_training else {}))
         if not selected:
             raise CtxError(
@@ -395,26 +397,34 @@ def _normalize(text: str) -> str:
     return "".join(text.casefold().split())
 
 
-def packaged_tasks() -> dict[str, list[str]]:
-    """Names of the packaged files of tasks, with the names of their tasks."""
+def packaged_tasks(packaged: str = "text2text") -> dict[str, list[str]]:
+    """Names of the files in a packaged folder, with the names of their tasks."""
     return {
-        path.stem: list(YamlMapping.from_file(path, "file of tasks as text").text("tasks"))
-        for path in sorted(packaged_folder("text2text").glob("*.yaml"))
+        path.stem: list(YamlMapping.from_file(path, "file of tasks").text("tasks"))
+        for path in sorted(packaged_folder(packaged).glob("*.yaml"))
     }
 
 
-def _find_tasks(name: str) -> tuple[Path, str | None]:
-    """The path of a YAML file; for the name of a packaged task also this name."""
+def find_task_file(name: str, packaged: str) -> tuple[Path, str | None]:
+    """The path of a YAML file of tasks, and the name of its only selected task or None for all.
+
+    Args:
+        name: A path, or the name of a packaged file or task.
+        packaged: Packaged folder: "text2text" or "prompts".
+
+    Raises:
+        CtxError: There is neither a file nor a packaged task.
+    """
     if Path(name).is_file():
         return Path(name), None
-    folder = packaged_folder("text2text")
+    folder = packaged_folder(packaged)
     if (path := folder / f"{name.removesuffix('.yaml')}.yaml").is_file() and Path(name).name == name:
         return path, None
-    packaged = packaged_tasks()
-    for stem, tasks in packaged.items():
+    tasks_by_file = packaged_tasks(packaged)
+    for stem, tasks in tasks_by_file.items():
         if name in tasks:
             return folder / f"{stem}.yaml", name
-    names = [*packaged, *(task for tasks in packaged.values() for task in tasks)]
+    names = [*tasks_by_file, *(task for tasks in tasks_by_file.values() for task in tasks)]
     raise CtxError(
         f"There is neither a file nor a packaged task {name!r}.",
         location=name,

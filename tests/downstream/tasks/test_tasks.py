@@ -149,6 +149,17 @@ def test_bad_examples_are_named_by_their_line(tmp_path, task, line, message):
         make_task(task).read(file, "train")
 
 
+@pytest.mark.parametrize("task", ["sequence-classification", "regression", "multiple-choice"])
+def test_test_sets_without_labels(tmp_path, task):
+    """GLUE's test sets have the label -1 in all lines; -1 among other labels is a label or a number."""
+    line = '{"text": "x", "choices": ["a", "b"], "label": %s}\n'
+    file = written(tmp_path / "a.jsonl", (line % -1) * 2)
+    with pytest.raises(CtxError, match=r"(?s)All 2 labels in 'label' are -1.*a\.jsonl:1.*hf-ctxmodels predict"):
+        make_task(task).read(file, "validation")
+    if task != "multiple-choice":
+        assert len(make_task(task).read(written(tmp_path / "b.jsonl", line % -1 + line % 1), "train")) == 2
+
+
 def test_labels_that_training_does_not_know_are_errors(tmp_path, tokenizer):
     task = make_task("sequence-classification")
     train = task.read(written(tmp_path / "a.tsv", "text\tlabel\nx\tpos\ny\tneg\n"), "train")

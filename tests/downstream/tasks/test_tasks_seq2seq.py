@@ -198,7 +198,23 @@ def test_rouge_by_hand():
     pytest.importorskip("rouge_score", reason="needs the extra `generation`")
     scores = text_metrics.rouge(["the cat sat on it", "a"], ["on the cat it sat", "a"])
     # words: 5 of 5; pairs: 1 (the cat) of 4; longest subsequence: the cat sat, or the cat it: 3 of 5
-    assert scores == {"rouge1": 1.0, "rouge2": pytest.approx(0.125), "rougeL": pytest.approx(0.8)}
+    assert scores == {
+        "rouge1": 1.0,
+        "rouge2": pytest.approx(0.125),
+        "rougeL": pytest.approx(0.8),
+        "rougeLsum": pytest.approx(0.8),
+    }
+
+
+def test_rouge_of_sentences_as_in_t5():
+    """Sentences in another order: `rougeLsum` compares each with all, `rougeL` the whole texts."""
+    pytest.importorskip("rouge_score", reason="needs the extra `generation`")
+    sentences = ["the cat sat down . ", "a dog ran away . "]
+    scores = text_metrics.rouge(["".join(sentences[::-1])], ["".join(sentences)])
+    assert scores["rougeL"] == pytest.approx(4 / 8)
+    assert scores["rougeLsum"] == pytest.approx(1)
+    lines = [text.replace(" . ", "\n") for text in sentences]
+    assert text_metrics.rouge(["".join(lines[::-1])], ["".join(lines)]) == pytest.approx(scores)
 
 
 def test_summaries_are_first_sentences():

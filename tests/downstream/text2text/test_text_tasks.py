@@ -167,6 +167,13 @@ ENTRY = 'input: "t: {text}"\ntarget: "{label}"\nlabels: {0: no, 1: yes}'
         (ENTRY, ['{"text": "one"}'], "No field 'label'", "train.jsonl:1"),
         (ENTRY, ["text\tclass", "one\t0"], "No column 'label'", "train.tsv"),
         (ENTRY, [*LINES, '{"text": "x", "label": 2}'], "Unknown label '2'", "train.jsonl:3"),
+        (ENTRY, ['{"text": "x", "label": -1}'] * 2, "All 2 labels in 'label' are -1", "train.jsonl:1"),
+        (
+            'input: "{text}"\ntarget: "{label}"\nround: 1',
+            ['{"text": "x", "label": -1}'] * 2,
+            "All 2 labels in 'label' are -1",
+            "train.jsonl:1",
+        ),
         (ENTRY, ['{"text": null, "label": 0}'], "The field 'text' is None", "train.jsonl:1"),
         (ENTRY.replace("yes", "no"), LINES, "The labels 0 and 1 have the same string 'no'", "t, labels, 1"),
         (ENTRY.replace("yes", '""'), LINES, "The label string '' is empty", "t, labels, 1"),
