@@ -21,11 +21,13 @@ class TokenPair(NamedTuple):
         context: Tokens of the context, at least one.
         prefix: Tokens between the start token of a decoder and the continuation; empty for decoder-only models.
         continuation: Tokens to predict, at least one.
+        is_truncated: Whether the context was truncated at its beginning.
     """
 
     context: tuple[int, ...]
     prefix: tuple[int, ...]
     continuation: tuple[int, ...]
+    is_truncated: bool = False
 
 
 class ContinuationEncoder:
@@ -85,8 +87,9 @@ class ContinuationEncoder:
             encoded = [(ids, prefix, target) for ids, (_, prefix, target) in zip(context_ids, encoded, strict=True)]
         return [self._truncate(*item) for item in zip(requests, encoded, strict=True)]
 
-    def encode_contexts(self, contexts: Sequence[str], num_new_tokens: int) -> list[tuple[int, ...]]:
-        """Encode contexts; they are truncated on the left so that new tokens do not exceed the maximum length."""
+    def encode_contexts(self, contexts: Sequence[str], num_new_tokens: int) -> tuple[list[tuple[int, ...]], list[bool]]:
+        """Encode contexts; they are truncated on the left so that new tokens do not exceed the maximum length. Returns
+        their tokens, and whether each was truncated."""
         limit = self.max_length
         if limit is not None and (not self.is_encoder_decoder or self.max_pair_length is not None):
             limit -= num_new_tokens
@@ -97,7 +100,9 @@ class ContinuationEncoder:
                 )
         encoded = self._encode(contexts)
         sequences = [tuple(encoded[context]) or self._first_token(context) for context in contexts]
-        return [ids if limit is None else ids[-limit:] for ids in sequences]
+        if limit is None:
+            return sequences, [False] * len(sequences)
+        return [ids[-limit:] for ids in sequences], [len(ids) > limit for ids in sequences]
 
     def _encode(self, texts: Sequence[str]) -> dict[str, list[int]]:
         """Text -> ids without special tokens at the end."""
@@ -155,9 +160,10 @@ class ContinuationEncoder:
         else:
             pair_limit = self.max_pair_length
             num_context = limit if pair_limit is None else pair_limit - len(prefix) - len(continuation)
+        num_tokens = len(context)
         if num_context is not None:
             context = context[-max(num_context, 1) :]
-        return TokenPair(tuple(context), tuple(prefix), tuple(continuation))
+        return TokenPair(tuple(context), tuple(prefix), tuple(continuation), len(context) < num_tokens)
 
     def _first_token(self, context: str) -> tuple[int, ...]:
         """The token that replaces a context without tokens."""

@@ -10,7 +10,7 @@ Texts are tokenized as in lm-evaluation-harness, and the numbers equal the ones 
 import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -48,12 +48,26 @@ class ContinuationScore:
         num_tokens: Tokens of the continuation.
         num_bytes: UTF-8 bytes of the continuation, as it was passed.
         is_greedy: Whether each token is the most probable one.
+        is_truncated: Whether the context was truncated at its beginning.
     """
 
     log_probability: float
     num_tokens: int
     num_bytes: int
     is_greedy: bool
+    is_truncated: bool = False
+
+
+class GreedyAnswer(NamedTuple):
+    """Continuation of a context by the most probable tokens.
+
+    Attributes:
+        text: The answer, without special tokens and spaces at its ends.
+        is_truncated: Whether the context was truncated at its beginning.
+    """
+
+    text: str
+    is_truncated: bool = False
 
 
 class ContinuationScorer:
@@ -127,7 +141,9 @@ class ContinuationScorer:
                 np.add.at(log_probabilities, indices, values)
                 np.logical_and.at(is_greedy, indices, is_best)
         return [
-            ContinuationScore(float(value), len(pair.continuation), len(continuation.encode()), bool(greedy))
+            ContinuationScore(
+                float(value), len(pair.continuation), len(continuation.encode()), bool(greedy), pair.is_truncated
+            )
             for value, greedy, pair, (_, continuation) in zip(
                 log_probabilities, is_greedy, pairs, requests, strict=True
             )
@@ -135,10 +151,10 @@ class ContinuationScorer:
 
     def greedy_answers(
         self, contexts: Sequence[str], *, until: Sequence[str] = (), max_new_tokens: int = 64
-    ) -> list[str]:
+    ) -> list[GreedyAnswer]:
         """Continue contexts by the most probable tokens, up to an end token or the first of the strings `until`.
 
-        An answer does not depend on the other contexts, and contains neither special tokens nor spaces at its ends.
+        An answer does not depend on the other contexts.
 
         Args:
             contexts: Prompts, or sources of an encoder-decoder; truncated on the left as in `score`.
@@ -152,13 +168,13 @@ class ContinuationScorer:
         check_range({"max_new_tokens": max_new_tokens}, at_least=1)
         if "" in until:
             raise CtxError("An empty string cannot end an answer.", hint="remove it from until.")
-        encoded = self._encoder.encode_contexts(contexts, max_new_tokens)
+        encoded, is_truncated = self._encoder.encode_contexts(contexts, max_new_tokens)
         stop = StopStrings(self.tokenizer, until, self._encoder.end_ids)
         answer = self._answer_sources if self.model.config.is_encoder_decoder else self._answer_prompts
         answers: dict[int, str] = {}
         with evaluation_mode(self.model), prepacked_weights(getattr(self.model, "prepacked_bytes", 0)):
             answers.update(answer(encoded, stop, max_new_tokens))
-        return [answers[index] for index in range(len(contexts))]
+        return [GreedyAnswer(answers[index], is_truncated[index]) for index in range(len(contexts))]
 
     # decoders
 

@@ -44,6 +44,7 @@ from hf_ctxmodels.evaluation.prompts.evaluation import (
 from hf_ctxmodels.evaluation.prompts.tables import TableRow, format_table
 from hf_ctxmodels.evaluation.prompts.tasks import PromptExample, PromptTask, find_tasks
 from hf_ctxmodels.evaluation.scoring import language_model_class, likelihood_kind
+from hf_ctxmodels.training.model_loading import load_config, load_tokenizer, new_model_without_memory
 
 _NAME = "prompts"
 _MAIN_METRICS = ("perplexity", "acc", "f1", "rougeL", "bleu", "exact_match")  # the first one of a task is plotted
@@ -155,21 +156,15 @@ class LoadedModel:
         self.model, self.tokenizer = load_model_and_tokenizer(source, _language_model_head, require_head=True)
         placement.place(self.model)
         limit, maximum = max_input_length(self.model.config), arguments.max_length
-        self.max_length = maximum if limit is None else limit if maximum is None else min(limit, maximum)
-        self.scorer: LikelihoodScorer
+        max_length = maximum if limit is None else limit if maximum is None else min(limit, maximum)
+        scorer_class: type[PseudoLikelihoodScorer] | type[ContinuationScorer]
         if not self.model.config.is_encoder_decoder and is_masked(self.model, self.tokenizer):
-            self.scorer = PseudoLikelihoodScorer(self.model, self.tokenizer, max_length=self.max_length)
+            scorer_class = PseudoLikelihoodScorer
         else:
-            self.scorer = ContinuationScorer(
-                self.model, self.tokenizer, batch_tokens=arguments.batch_tokens, max_length=self.max_length
-            )
-
-    def truncated_share(self, prompts: Sequence[str]) -> float:
-        """Share of the prompts that have more tokens than the model takes."""
-        if self.max_length is None:
-            return 0.0
-        lengths = map(len, self.tokenizer(list(prompts), verbose=False)["input_ids"])
-        return sum(length > self.max_length for length in lengths) / len(prompts)
+            scorer_class = ContinuationScorer
+        self.scorer: LikelihoodScorer = scorer_class(
+            self.model, self.tokenizer, batch_tokens=arguments.batch_tokens, max_length=max_length
+        )
 
 
 def _language_model_head(config: PreTrainedConfig) -> str:
@@ -207,6 +202,7 @@ def main() -> None:
         raise CtxError(message, location="--task", hint="name one task, or set `file` in the tasks.")
     if len({task.name for task in tasks}) < len(tasks):
         raise CtxError("Two tasks have the same name.", location="--task", hint="rename one of them.")
+    check_models(arguments.model, tasks)
     data = [TaskData.read(task, arguments) for task in tasks]
     identity = [arguments.max_examples, arguments.max_length, arguments.shared_shots, placement.dtype]
     partial = PartialResults(directory / f"{_NAME}-partial.json", identity)
@@ -222,6 +218,32 @@ def main() -> None:
     results_of(cells, arguments.model, settings).save(directory)
     partial.file.unlink(missing_ok=True)
     print(f"Results and figures are in {directory}")
+
+
+def check_models(sources: Sequence[str], tasks: Sequence[PromptTask]) -> None:
+    """Raise CtxError, before weights are loaded, if a checkpoint is no language model, or a model generates no text for
+    a task with generated answers, or predicts no masked tokens for a cloze."""
+    generation_tasks = [task.name for task in tasks if task.output == "text"]
+    clozes = [task.name for task in tasks if task.scoring == "cloze"]
+    for source in sources:
+        config, tokenizer = load_config(source), load_tokenizer(source)
+        model = new_model_without_memory(_language_model_head(config), config)
+        if config.is_encoder_decoder or not is_masked(model, tokenizer):
+            ContinuationScorer(model, tokenizer)
+            if clozes:
+                raise CtxError(
+                    f"The task {clozes[0]} needs a model that predicts masked tokens; {type(model).__name__} predicts "
+                    "the next token.",
+                    location=f"--model {source}",
+                    hint=f"use a masked language model, or omit {', '.join(clozes)}.",
+                )
+        elif generation_tasks:
+            raise CtxError(
+                f"The task {generation_tasks[0]} needs a model that generates text; {type(model).__name__} predicts "
+                "single tokens from both sides.",
+                location=f"--model {source}",
+                hint=f"use a causal language model or an encoder-decoder, or omit {', '.join(generation_tasks)}.",
+            )
 
 
 def majority_cell(data: TaskData) -> Cell | None:
@@ -266,7 +288,8 @@ def evaluate_model(
         scorer = UnigramScorer(model.tokenizer, texts)
         baseline = f"{_UNIGRAMS} of {name}"
         for entry in data:
-            if entry.task.output != "text" and entry.task.scoring != "partial":  # the same text for all choices
+            # partial scoring has the same text for all choices, a cloze is no continuation
+            if entry.task.output != "text" and entry.task.scoring not in ("partial", "cloze"):
                 contexts = [""] * len(entry.examples)
                 result = evaluate_prompts(entry.task, entry.examples, contexts, scorer)
                 metrics = {
@@ -286,9 +309,8 @@ def evaluate_cell(
     result = evaluate_prompts(data.task, data.examples, contexts, model.scorer)
     if examples_file is not None:
         write_text_file(examples_file, "".join(json.dumps(record) + "\n" for record in result.records))
-    prompts = [context + example.text.input for context, example in zip(contexts, data.examples, strict=True)]
     metrics = {name: [metric.value, metric.standard_error] for name, metric in result.metrics.items()}
-    return {"examples": len(prompts), "truncated": model.truncated_share(prompts), "metrics": metrics}
+    return {"examples": len(data.examples), "truncated": result.truncated, "metrics": metrics}
 
 
 def lm_eval_table(cells: Sequence[Cell], model: str, versions: Mapping[str, int]) -> str:

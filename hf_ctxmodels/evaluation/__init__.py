@@ -1,5 +1,6 @@
-"""Evaluation: perplexity, minimal pairs, word vectors and sentence vectors."""
+"""Evaluation: perplexity, minimal pairs, clozes, word vectors and sentence vectors."""
 
+from hf_ctxmodels.evaluation.clozes import Cloze, score_clozes
 from hf_ctxmodels.evaluation.minimal_pairs import (
     MinimalPair,
     PairResult,

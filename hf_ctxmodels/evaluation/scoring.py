@@ -1,7 +1,7 @@
 """Log-probabilities of texts under causal, masked, permutation and bidirectional language models."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -11,8 +11,10 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from hf_ctxmodels import heads
+from hf_ctxmodels.architectures.continuations import ContinuationScore
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import check_range
 from hf_ctxmodels.core.generation import max_input_length
 from hf_ctxmodels.core.host_copies import CollatedBatch
 from hf_ctxmodels.core.model import evaluation_mode
@@ -75,7 +77,7 @@ def score(
     Raises:
         CtxError: The model has no language modeling head, or a text has no token.
     """
-    scorer = _make_scorer(model, tokenizer)
+    scorer = make_scorer(model, tokenizer)
     sequences: list[tuple[int, dict[str, Any]]] = []
     for index, text in enumerate(texts):
         text_sequences = list(scorer.encode(text))
@@ -94,7 +96,7 @@ def score_token_ids(
 ) -> list[TextScore]:
     """Log-likelihoods of sequences of token ids, each token but the first given the tokens before it; raises CtxError
     unless the model is a left-to-right language model."""
-    scorer = _make_scorer(model, tokenizer)
+    scorer = make_scorer(model, tokenizer)
     if not isinstance(scorer, _CausalScorer) or scorer.is_backward:
         raise CtxError(
             f"{type(model).__name__} does not predict tokens from their left context.",
@@ -127,51 +129,68 @@ def score_pseudo_continuations(
     requests: Sequence[tuple[str, str]],
     *,
     max_length: int | None = None,
-    batch_size: int = 32,
-) -> list[tuple[TextScore, bool]]:
+    batch_tokens: int = 2048,
+) -> list[ContinuationScore]:
     """Pseudo-log-likelihoods of continuations of contexts: each token of the continuation given all other tokens of
-    both, see `score`. Scores are in the order of the requests; with each of them, whether the most probable token is
-    the right one at all positions.
+    both, see `score`. Scores are in the order of the requests.
 
     Args:
         requests: Pairs of context and continuation.
         max_length: Maximum number of tokens; contexts are truncated at their beginning. None for the model's.
+        batch_tokens: Maximum number of tokens of a batch, padding included; each token of a continuation needs a
+            sequence. A longer sequence is a batch of its own.
 
     Raises:
         CtxError: The model predicts from one side only, or a continuation has no token or too many.
     """
-    scorer = _make_scorer(model, tokenizer)
-    if not isinstance(scorer, _MaskedScorer):
+    check_range({"batch_tokens": batch_tokens, "max_length": max_length}, at_least=1)
+    scorer = make_scorer(model, tokenizer)
+    if not isinstance(scorer, MaskedScorer):
         raise CtxError(
             f"{type(model).__name__} has no pseudo-log-likelihood.",
             hint="use a masked language model or XLNet; ContinuationScorer scores causal models.",
         )
     limit = max_input_length(model.config) if max_length is None else max_length
+    context_lengths = {context: len(list(scorer.encode(context))) for context in dict(requests)}
     sequences: list[tuple[int, dict[str, Any]]] = []
+    are_truncated = []
     for index, (context, continuation) in enumerate(requests):
-        encoded = list(scorer.encode(context + continuation))
-        num_tokens = len(encoded) - len(list(scorer.encode(context)))
-        encoded = _truncate_left(encoded, limit)
+        text_sequences = list(scorer.encode(context + continuation))
+        num_tokens = len(text_sequences) - context_lengths[context]
+        encoded = _truncate_left(text_sequences, limit)
         if not 0 < num_tokens <= len(encoded):
             message = "has no token" if num_tokens <= 0 else "has too many tokens for the model"
             raise CtxError(f"The continuation {message}: {continuation!r}.", hint="use another continuation.")
-        targets = encoded[-num_tokens:]
-        sequences += [(index, sequence) for sequence in targets]
-    sequences.sort(key=lambda item: len(item[1]["input_ids"]))
+        sequences += [(index, sequence) for sequence in encoded[-num_tokens:]]
+        are_truncated.append(len(encoded) < len(text_sequences))
     log_probabilities, counts = [0.0] * len(requests), [0] * len(requests)
     are_greedy = [True] * len(requests)
     with evaluation_mode(scorer.model):
-        for first in range(0, len(sequences), batch_size):
-            indices, batch = zip(*sequences[first : first + batch_size], strict=True)
-            predictions = scorer.predict(list(batch))
+        for indices, batch in token_batches(sequences, batch_tokens):
+            predictions = scorer.predict(batch)
             best = predictions.logits.argmax(-1).eq(predictions.targets).flatten().tolist()
             sums, _ = _sum_log_probabilities(predictions.logits, predictions.targets)
             for index, log_probability, is_best in zip(indices, sums, best, strict=True):
                 log_probabilities[index] += log_probability
                 counts[index] += 1
                 are_greedy[index] &= is_best
-    scores = [TextScore(*values) for values in zip(log_probabilities, counts, strict=True)]
-    return list(zip(scores, are_greedy, strict=True))
+    sizes = [len(continuation.encode()) for _, continuation in requests]
+    values = zip(log_probabilities, counts, sizes, are_greedy, are_truncated, strict=True)
+    return [ContinuationScore(*score_values) for score_values in values]
+
+
+def token_batches(
+    sequences: Sequence[tuple[int, dict[str, Any]]], batch_tokens: int
+) -> Iterator[tuple[list[int], Sequences]]:
+    """Batches of sequences of similar length, the longest first, with their numbers: one sequence, or at most
+    `batch_tokens` tokens with padding."""
+    ordered = sorted(sequences, key=lambda item: -len(item[1]["input_ids"]))
+    start = 0
+    while start < len(ordered):
+        size = max(1, batch_tokens // len(ordered[start][1]["input_ids"]))
+        batch = ordered[start : start + size]
+        yield [index for index, _ in batch], [sequence for _, sequence in batch]
+        start += size
 
 
 def _truncate_left(sequences: Sequences, limit: int | None) -> Sequences:
@@ -208,7 +227,7 @@ def score_tokens(
     Raises:
         CtxError: The model has no language modeling head, or the text has no token.
     """
-    scorer = _make_scorer(model, tokenizer)
+    scorer = make_scorer(model, tokenizer)
     sequences = list(scorer.encode(text))
     if not sequences:
         raise CtxError(f"The text has no token: {text!r}.", hint="use another text.")
@@ -248,7 +267,7 @@ def predict_tokens(
     Raises:
         CtxError: The model has no language modeling head.
     """
-    scorer = _make_scorer(model, tokenizer)
+    scorer = make_scorer(model, tokenizer)
     log_probabilities: dict[int, list[Tensor]] = {position: [] for position in positions}
     with evaluation_mode(model):
         for sequence in scorer.encode(text):
@@ -319,7 +338,7 @@ LikelihoodKind = Literal["log-likelihood", "pseudo-log-likelihood"]
 
 def likelihood_kind(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> LikelihoodKind:
     """The kind of the scores of a model, see `score`; raises CtxError without a language modeling head."""
-    return _make_scorer(model, tokenizer).kind
+    return make_scorer(model, tokenizer).kind
 
 
 class _Predictions(NamedTuple):
@@ -404,18 +423,20 @@ class _CausalScorer(_Scorer):
         return _Predictions(self.model(**inputs).logits, targets, positions)
 
 
-class _MaskedScorer(_Scorer):
+class MaskedScorer(_Scorer):
     """Predicts every token from all other tokens, with a mask token at its position."""
 
     kind = "pseudo-log-likelihood"
 
     def encode(self, text: str) -> Iterable[dict[str, Any]]:
+        """A sequence for each token that is not special, with its `position`."""
         encoded = self.tokenizer(text, return_special_tokens_mask=True, verbose=False)
         inputs = {name: encoded[name] for name in self.tokenizer.model_input_names if name in encoded}
         special_tokens = encoded["special_tokens_mask"]
         return [{**inputs, "position": index} for index, is_special in enumerate(special_tokens) if not is_special]
 
     def predict(self, sequences: Sequences) -> _Predictions:
+        """The prediction of the token at the `position` of each sequence."""
         inputs = self.pad_inputs(sequences)
         first_tokens = inputs["attention_mask"].int().argmax(1)
         positions = torch.tensor([sequence["position"] for sequence in sequences], device=first_tokens.device)[:, None]
@@ -433,7 +454,7 @@ class _MaskedScorer(_Scorer):
         return self.model.mlm_head(states)[:, None]
 
 
-class _PermutationScorer(_MaskedScorer):
+class _PermutationScorer(MaskedScorer):
     """Predicts every token from all other tokens, as the last one in the factorization order."""
 
     def target_logits(self, inputs: dict[str, Tensor], columns: Tensor) -> Tensor:
@@ -470,10 +491,11 @@ def _columns(attention_mask: Tensor) -> Tensor:
     return torch.arange(attention_mask.shape[1], device=attention_mask.device) - first_tokens
 
 
-def _make_scorer(model: Any, tokenizer: PreTrainedTokenizerBase) -> _Scorer:
+def make_scorer(model: Any, tokenizer: PreTrainedTokenizerBase) -> _Scorer:
+    """The scorer for a kind of language model; raises CtxError without a language modeling head."""
     model = getattr(model, "generator", model)  # ELECTRA's pair
     if heads.is_masked_lm(model):
-        return _MaskedScorer(model, tokenizer)
+        return MaskedScorer(model, tokenizer)
     if isinstance(model, heads.ForCausalLM):
         return _CausalScorer(model, tokenizer)
     if getattr(model, "label_axes", ()) and hasattr(tokenizer, "vocabulary_ids"):
@@ -482,7 +504,7 @@ def _make_scorer(model: Any, tokenizer: PreTrainedTokenizerBase) -> _Scorer:
         return _PermutationScorer(model, tokenizer)
     if not model.config.is_encoder_decoder and not isinstance(model, heads.HeadModel):
         if type(model).__name__ in MODEL_FOR_MASKED_LM_MAPPING_NAMES.values() and tokenizer.mask_token_id is not None:
-            return _MaskedScorer(model, tokenizer)
+            return MaskedScorer(model, tokenizer)
         if type(model).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
             return _CausalScorer(model, tokenizer)
     raise CtxError(

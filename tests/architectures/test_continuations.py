@@ -124,12 +124,13 @@ def assert_answers(model: Any, tokenizer: Any) -> None:
         else:
             expected.append(tokenizer.decode(output, skip_special_tokens=True).strip())
     scorer = ContinuationScorer(model, tokenizer, batch_tokens=60)
-    assert scorer.greedy_answers(prompts, max_new_tokens=12) == expected
+    assert [answer.text for answer in scorer.greedy_answers(prompts, max_new_tokens=12)] == expected
     characters = [character for character in "".join(expected) if "!" <= character <= "~"]
     assert characters, "the answers are empty: choose another seed"
     middle = characters[len(characters) // 2]
     ends = [text.split(middle)[0].strip() for text in expected]
-    assert scorer.greedy_answers(prompts, max_new_tokens=12, until=[middle, "no such text"]) == ends
+    answers = scorer.greedy_answers(prompts, max_new_tokens=12, until=[middle, "no such text"])
+    assert [answer.text for answer in answers] == ends
 
 
 @pytest.mark.parametrize("family", ["gpt2", "ulmfit", "t5", "bart", "unilm", "cove"])

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -14,7 +15,7 @@ from zoo import Case
 
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.analysis.results import AnalysisResult
-from hf_ctxmodels.architectures.continuations import ContinuationScore
+from hf_ctxmodels.architectures.continuations import ContinuationScore, ContinuationScorer, GreedyAnswer
 from hf_ctxmodels.cli.evaluate_prompts import PromptArguments, TaskData
 from hf_ctxmodels.core.command_line import packaged_folder
 from hf_ctxmodels.core.generation import max_input_length
@@ -246,9 +247,9 @@ def test_generated_answers(folder: Path) -> None:
     calls = []
 
     class Decoder(TableScorer):
-        def greedy_answers(self, contexts: Sequence[str], *, until: Sequence[str], max_new_tokens: int) -> list[str]:
+        def greedy_answers(self, contexts: Sequence[str], *, until: Sequence[str], max_new_tokens: int):
             calls.append((list(contexts), list(until), max_new_tokens))
-            return ["The Cat."]
+            return [GreedyAnswer("The Cat.")]
 
     result = evaluate_prompts(task, examples[:1], ["x "], Decoder({}))
     assert calls == [(["x who saw the garden ?"], ["\n"], 3)]
@@ -266,8 +267,8 @@ def test_metrics_of_all_outputs(folder: Path) -> None:
     task, examples = read(folder, "question")
 
     class Decoder(TableScorer):
-        def greedy_answers(self, contexts: Sequence[str], *, until: Sequence[str], max_new_tokens: int) -> list[str]:
-            return ["B-x O", "O O O"]
+        def greedy_answers(self, contexts: Sequence[str], *, until: Sequence[str], max_new_tokens: int):
+            return [GreedyAnswer("B-x O"), GreedyAnswer("O O O")]
 
     metrics = evaluate_prompts(task, examples, ["", ""], Decoder({})).metrics
     assert metrics["f1"] == MetricValue(1.0)
@@ -320,7 +321,7 @@ def test_pseudo_likelihoods(family: str, auto_name: str) -> None:
     tokenizer = FAMILIES[family].tokenizer.train(TRAIN * 5, vocab_size=300)
     model = Case(FAMILIES[family], auto_name).model(vocab_size=len(tokenizer))
     requests = [("the cat saw", " a small garden"), ("nobody", " mended the bridge"), ("", "the sailor forgot")]
-    scores = PseudoLikelihoodScorer(model, tokenizer, batch_size=3).score(requests)
+    scores = PseudoLikelihoodScorer(model, tokenizer, batch_tokens=30).score(requests)
     for (context, continuation), result in zip(requests, scores, strict=True):
         num_tokens = len(tokenizer.tokenize(context + continuation)) - len(tokenizer.tokenize(context))
         tokens = score_tokens(model, tokenizer, context + continuation)[-num_tokens:]
@@ -332,8 +333,52 @@ def test_pseudo_likelihoods(family: str, auto_name: str) -> None:
     long = [("nobody mended the bridge the cat saw", " a small garden")]
     (truncated,) = PseudoLikelihoodScorer(model, tokenizer, max_length=limit).score(long)
     assert truncated.log_probability == pytest.approx(scores[0].log_probability, abs=1e-4)
+    assert [score.is_truncated for score in (*scores, truncated)] == [False, False, False, True]
     with pytest.raises(CtxError, match="too many tokens"):
         PseudoLikelihoodScorer(model, tokenizer, max_length=num_special + 1).score(long)
+
+
+def test_batches_and_contexts_of_pseudo_likelihoods(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No batch has more than `batch_tokens` tokens, unless it is one sequence; a context is tokenized once for all of
+    its continuations."""
+    model, tokenizer = opened("bert", "AutoModelForMaskedLM")
+    shapes, texts = list[tuple[int, ...]](), list[str]()
+    encode, tokenize = model.encode, type(tokenizer).__call__
+
+    def record_shape(**inputs: Any) -> Any:
+        shapes.append(tuple(inputs["input_ids"].shape))
+        return encode(**inputs)
+
+    def record_text(self: Any, text: str, **options: Any) -> Any:
+        texts.append(text)
+        return tokenize(self, text, **options)
+
+    monkeypatch.setattr(model, "encode", record_shape)
+    monkeypatch.setattr(type(tokenizer), "__call__", record_text)
+    context, continuations = "the cat saw", [" a small garden", " a dog", " nobody"]
+    requests = [(context, continuation) for continuation in continuations]
+    scores = {}
+    for batch_tokens in (5, 24, 2048):
+        shapes.clear()
+        texts.clear()
+        result = PseudoLikelihoodScorer(model, tokenizer, batch_tokens=batch_tokens).score(requests)
+        scores[batch_tokens] = [score.log_probability for score in result]
+        assert all(rows == 1 or rows * length <= batch_tokens for rows, length in shapes)
+        assert len(shapes) > 1 or batch_tokens == 2048
+        assert texts.count(context) == 1
+    assert scores[5] == pytest.approx(scores[2048], abs=1e-4)
+    assert scores[24] == pytest.approx(scores[2048], abs=1e-4)
+
+
+def test_truncated_prompts_are_counted(folder: Path) -> None:
+    """The share of examples that lose the beginning of their context, also by the length of their answers."""
+    model, tokenizer = opened("gpt2", "AutoModelForCausalLM")
+    for name, limit, expected in (("mood", None, 0.0), ("mood", 8, 1.0), ("question", None, 0.0), ("question", 6, 0.5)):
+        task, examples = read(folder, name)
+        if name == "question":
+            examples = [examples[0], replace(examples[0], text=replace(examples[0].text, input="who"))]
+        scorer = ContinuationScorer(model, tokenizer, max_length=limit)
+        assert evaluate_prompts(task, examples, [""] * len(examples), scorer).truncated == expected
 
 
 def test_positions_of_transformers_models() -> None:
@@ -370,6 +415,8 @@ FAILURES = [
     ("max_new_tokens: 3", "max_tokens: 3", "Unknown key 'max_tokens'"),
     ("max_new_tokens: 3", "max_new_tokens: three", "max_new_tokens is 'three'"),
     ("metrics: [accuracy, f1]", "replace: {sentence: x}", "expected a mapping for each field"),
+    ("metrics: [accuracy, f1]", "scoring: cloze", r"one \[MASK\] and at most one \[SEP\]"),
+    ("scoring: likelihood", "scoring: cloze", "a cloze has labels"),
 ]
 
 
@@ -394,9 +441,8 @@ def test_replaced_values(folder: Path) -> None:
 
 def test_packaged_tasks() -> None:
     names = [task.name for file in packaged_folder("prompts").glob("*.yaml") for task in find_tasks(file.stem)]
-    assert {"lambada", "copa", "wsc273", "boolq", "cb", "rte", "sst2", "story_cloze", "cbt_cn", "wic", "multirc"} < {
-        *names
-    }
+    expected = {"lambada", "copa", "wsc273", "boolq", "cb", "rte", "sst2", "story_cloze", "cbt_cn", "wic", "multirc"}
+    assert expected | {"sst2_cloze_1", "rte_cloze_5", "boolq_cloze_6", "wic_cloze_3"} < {*names}
     assert len(names) == len(set(names))
     with pytest.raises(CtxError, match="did you mean lambada"):
         find_tasks("lambda")
@@ -412,7 +458,9 @@ def test_packaged_tasks_read_real_data(shared_data: Path) -> None:
                 examples = task.read("validation")
                 assert len(examples) > 50
                 answer = f"{examples[0].text.targets[0]}{examples[0].suffix}"
-                assert task.demonstration(examples[0]).rstrip().endswith(answer.rstrip())
+                demonstration = task.demonstration(examples[0]).rstrip()
+                assert demonstration.endswith(answer.rstrip()) or (task.scoring == "cloze" and answer in demonstration)
+                assert "[MASK]" not in demonstration
                 read_names.append(task.name)
     assert len(read_names) >= 15
 
@@ -472,7 +520,11 @@ def test_command_with_a_masked_model(folder: Path) -> None:
     (folder / "likelihoods.yaml").write_text(text)
     assert "|last" in run(folder, model=bert, task=folder / "likelihoods.yaml", shots=1)
     flags = {"model": bert, "output_dir": folder / "other", "fails": True}
-    assert "needs a model that generates text" in run(folder, **flags)
+    gpt2 = save("gpt2", "AutoModelForCausalLM", folder / "gpt2")
+    error = run(folder, **flags | {"model": [gpt2, bert]})
+    assert "task question needs a model that generates text" in error
+    assert f"--model {bert}" in error
+    assert not (folder / "other").exists(), "nothing is computed"
     assert "for one task, not 4" in run(folder, **flags, evaluated_file=folder / "train.tsv")
     assert "Expected numbers from 0" in run(folder, **flags, shots="0,x")
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from string import Formatter
+from string import Formatter, punctuation
 from typing import Any
 
 from hf_ctxmodels.core.errors import CtxError
@@ -35,7 +35,7 @@ class TextExample:
 
 class Template:
     """A text with fields in braces, `{{` and `}}` for braces. `{entities:, }` joins a list by a comma and a space;
-    without a separator, by a space."""
+    without a separator, by a space. `{sentence!p}` is a text without the punctuation at its end."""
 
     def __init__(self, text: str, location: str) -> None:
         try:
@@ -44,28 +44,31 @@ class Template:
             raise CtxError(
                 f"Not a template: {text!r}: {error}.", location=location, hint="write {{ and }} for braces."
             ) from error
-        if any(name == "" or conversion for _, name, _, conversion in parts):
+        if any(name == "" or conversion not in (None, "p") for _, name, _, conversion in parts):
             raise CtxError(
-                f"A field of {text!r} has no name, or a conversion.", location=location, hint="write {name}."
+                f"A field of {text!r} has no name, or a conversion other than !p.",
+                location=location,
+                hint="write {name}.",
             )
-        self._parts = [(literal, name, separator) for literal, name, separator, _ in parts]
+        self._parts = parts
         self.text = text
-        self.fields = tuple(dict.fromkeys(name for _, name, _ in self._parts if name is not None))
+        self.fields = tuple(dict.fromkeys(name for _, name, _, _ in self._parts if name is not None))
 
     @property
     def only_field(self) -> str | None:
         """The field, if the template consists of one field without a separator."""
-        return self.fields[0] if len(self._parts) == 1 and self._parts[0] == ("", self.fields[0], "") else None
+        return self.fields[0] if len(self._parts) == 1 and self._parts[0] == ("", self.fields[0], "", None) else None
 
     def render(self, row: Row) -> str:
         """The text with the values of a row; raises CtxError if a field is missing or null."""
         texts = []
-        for literal, name, separator in self._parts:
+        for literal, name, separator, conversion in self._parts:
             texts.append(literal)
             if name is not None:
                 value = field_value(row, name)
                 values = value if isinstance(value, list) else [value]
-                texts.append((separator or " ").join(map(value_text, values)))
+                value_string = (separator or " ").join(map(value_text, values))
+                texts.append(value_string.rstrip(punctuation) if conversion else value_string)
         return "".join(texts)
 
 

@@ -10,9 +10,10 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_ctxmodels.architectures.continuations import ContinuationScore
+from hf_ctxmodels.architectures.continuations import ContinuationScore, GreedyAnswer
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.downstream.text2text.metrics import METRICS
+from hf_ctxmodels.evaluation.clozes import Cloze, score_clozes
 from hf_ctxmodels.evaluation.minimal_pairs import unigram_scorer
 from hf_ctxmodels.evaluation.prompts.tasks import PromptExample, PromptTask
 from hf_ctxmodels.evaluation.scoring import score_pseudo_continuations
@@ -28,12 +29,20 @@ class LikelihoodScorer(Protocol):
 
 
 @runtime_checkable
+class ClozeScorer(Protocol):
+    """Fills blanks by choices: `PseudoLikelihoodScorer`."""
+
+    def score_clozes(self, clozes: Sequence[Cloze]) -> list[list[ContinuationScore]]:
+        """Scores of the choices of each cloze."""
+
+
+@runtime_checkable
 class GreedyDecoder(Protocol):
     """Continues prompts: `ContinuationScorer`."""
 
     def greedy_answers(
         self, contexts: Sequence[str], *, until: Sequence[str] = (), max_new_tokens: int = 64
-    ) -> list[str]:
+    ) -> list[GreedyAnswer]:
         """The most probable tokens after each context, up to one of the strings `until`."""
 
 
@@ -52,10 +61,12 @@ class PromptResult:
     Attributes:
         metrics: In the order of the table of results.
         records: Prompt, answers and their log-likelihoods, or output of each example.
+        truncated: Share of the examples whose context was truncated for one of the answers.
     """
 
     metrics: dict[str, MetricValue]
     records: list[dict[str, Any]] = field(repr=False)
+    truncated: float = 0.0
 
 
 def evaluate_prompts(
@@ -77,7 +88,8 @@ def evaluate_prompts(
         scorer: The model's likelihoods, and for generated answers a `GreedyDecoder`.
 
     Raises:
-        CtxError: The task needs generated answers, and the model generates none.
+        CtxError: The task needs generated answers, and the model generates none; or it is a cloze, and the model
+            predicts no masked tokens.
     """
     if not examples or len(examples) != len(contexts):
         raise CtxError(f"{len(examples)} examples, {len(contexts)} contexts.", hint="use a context for each example.")
@@ -89,6 +101,8 @@ def evaluate_prompts(
                 hint="use a causal language model or an encoder-decoder.",
             )
         return _evaluate_texts(task, examples, contexts, scorer)
+    if task.scoring == "cloze":
+        return _evaluate_clozes(task, examples, contexts, scorer)
     requests = [task.requests(context, example) for context, example in zip(contexts, examples, strict=True)]
     scores = _score(scorer, [request for group in requests for request in group])
     groups = [[scores[request] for request in group] for group in requests]
@@ -111,7 +125,33 @@ def evaluate_prompts(
             calibration_scores = _score(scorer, [pair for group in pairs for pair in group])
             calibrations = [[calibration_scores[pair].log_probability for pair in group] for group in pairs]
         metrics = _choice_metrics(task, examples, groups, calibrations)
-    return PromptResult(metrics, records)
+    truncated = mean_value([any(score.is_truncated for score in group) for group in groups])
+    return PromptResult(metrics, records, truncated.value)
+
+
+def _evaluate_clozes(
+    task: PromptTask, examples: Sequence[PromptExample], contexts: Sequence[str], scorer: LikelihoodScorer
+) -> PromptResult:
+    """`acc` by the probabilities of the choices at the mask, and the task's metrics."""
+    if not isinstance(scorer, ClozeScorer):
+        raise CtxError(
+            f"The task {task.name} needs a model that predicts masked tokens.",
+            location=f"task {task.name}",
+            hint="use a masked language model.",
+        )
+    scores = scorer.score_clozes([task.cloze(*pair) for pair in zip(contexts, examples, strict=True)])
+    records = [
+        {
+            "location": example.text.location,
+            "context": context + example.text.input,
+            "continuations": list(example.text.choices),
+            "log_probabilities": [score.log_probability for score in group],
+            "label": example.text.label,
+        }
+        for context, example, group in zip(contexts, examples, scores, strict=True)
+    ]
+    truncated = mean_value([any(score.is_truncated for score in group) for group in scores])
+    return PromptResult(_choice_metrics(task, examples, scores, None), records, truncated.value)
 
 
 def _score(scorer: LikelihoodScorer, requests: Sequence[tuple[str, str]]) -> dict[tuple[str, str], ContinuationScore]:
@@ -167,7 +207,8 @@ def _evaluate_texts(
 ) -> PromptResult:
     """Metrics of greedy answers up to the first line break."""
     prompts = [context + example.text.input for context, example in zip(contexts, examples, strict=True)]
-    outputs = decoder.greedy_answers(prompts, until=["\n"], max_new_tokens=task.max_new_tokens)
+    answers = decoder.greedy_answers(prompts, until=["\n"], max_new_tokens=task.max_new_tokens)
+    outputs = [answer.text for answer in answers]
     texts = [example.text for example in examples]
     predictions = [task.text.parse(text, output) for text, output in zip(texts, outputs, strict=True)]
     metrics: dict[str, MetricValue] = {}
@@ -182,7 +223,7 @@ def _evaluate_texts(
         {"location": text.location, "context": prompt, "output": output, "targets": list(text.targets)}
         for text, prompt, output in zip(texts, prompts, outputs, strict=True)
     ]
-    return PromptResult(metrics, records)
+    return PromptResult(metrics, records, mean_value([answer.is_truncated for answer in answers]).value)
 
 
 def mean_value(values: Sequence[float]) -> MetricValue:
@@ -219,12 +260,8 @@ class UnigramScorer:
 
 
 class PseudoLikelihoodScorer:
-    """Scores continuations by a masked language model or XLNet, see `score_pseudo_continuations`.
-
-    Args:
-        max_length: Maximum number of tokens; None for the model's.
-        batch_size: Sequences per batch; each token of a continuation needs one.
-    """
+    """Scores continuations and clozes by a masked language model or XLNet; arguments as of
+    `score_pseudo_continuations`."""
 
     def __init__(
         self,
@@ -232,15 +269,16 @@ class PseudoLikelihoodScorer:
         tokenizer: PreTrainedTokenizerBase,
         *,
         max_length: int | None = None,
-        batch_size: int = 32,
+        batch_tokens: int = 2048,
     ) -> None:
-        self._score = partial(
-            score_pseudo_continuations, model, tokenizer, max_length=max_length, batch_size=batch_size
-        )
+        options: dict[str, Any] = {"max_length": max_length, "batch_tokens": batch_tokens}
+        self._score = partial(score_pseudo_continuations, model, tokenizer, **options)
+        self._score_clozes = partial(score_clozes, model, tokenizer, **options)
 
     def score(self, requests: Sequence[tuple[str, str]]) -> list[ContinuationScore]:
         """Pseudo-log-likelihoods of the continuations; raises CtxError as `score_pseudo_continuations`."""
-        return [
-            ContinuationScore(score.log_probability, score.predictions, len(continuation.encode()), is_greedy)
-            for (score, is_greedy), (_, continuation) in zip(self._score(requests), requests, strict=True)
-        ]
+        return self._score(requests)
+
+    def score_clozes(self, clozes: Sequence[Cloze]) -> list[list[ContinuationScore]]:
+        """See `score_clozes`."""
+        return self._score_clozes(clozes)

@@ -19,16 +19,16 @@ from pathlib import Path
 from random import Random
 from typing import Any, Literal, get_args
 
-from hf_ctxmodels.core.command_line import packaged_folder
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import did_you_mean
 from hf_ctxmodels.core.yaml_mapping import YamlMapping
 from hf_ctxmodels.data.files import is_url, local_path
 from hf_ctxmodels.data.table_files import Row
 from hf_ctxmodels.downstream.text2text.examples import Template, TextExample, value_text
-from hf_ctxmodels.downstream.text2text.templates import TASK_KEYS, TextTask, parse_entry, read_entries
+from hf_ctxmodels.downstream.text2text.templates import TASK_KEYS, TextTask, find_task_file, parse_entry, read_entries
+from hf_ctxmodels.evaluation.clozes import Cloze
 
-Scoring = Literal["full", "partial", "likelihood"]
+Scoring = Literal["full", "partial", "likelihood", "cloze"]
+_MASK, _SEGMENT_END = "[MASK]", "[SEP]"  # in the input of a cloze
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,12 @@ class PromptExample:
     Attributes:
         text: Input, choices and targets.
         suffix: Text after the answer.
+        segments: Segments of a cloze, see `Cloze`.
     """
 
     text: TextExample
     suffix: str = ""
+    segments: tuple[tuple[str, ...], ...] = ()
 
     @property
     def content(self) -> "PromptExample":
@@ -57,7 +59,9 @@ class PromptTask:
         text: Files, templates, labels and metrics, see `TextTask`.
         scoring: How answers are scored. "full": the likelihood of each choice after the input, or a generated text if
             there are no choices. "partial": the likelihood of the suffix after input and choice (Trinh & Le 2018,
-            arXiv 1806.02847, section 3.1). "likelihood": the likelihood of the target.
+            arXiv 1806.02847, section 3.1). "likelihood": the likelihood of the target. "cloze": the probability of each
+            label string at the `[MASK]` of the input, which may have two segments separated by `[SEP]` (PET; see
+            `score_clozes`).
         suffix: Template of the text after the answer, such as the rest of a sentence with a blank.
         replace: Field -> {value: replacement}, before templates are filled.
         description: Text before the first example.
@@ -84,6 +88,10 @@ class PromptTask:
             message = f"unknown scoring {self.scoring!r}, expected {', '.join(get_args(Scoring))}"
         elif self.text.kind == "number":
             message = "a prompt has labels, choices or a text as answer, not a number"
+        elif self.scoring == "cloze" and (self.text.kind != "classification" or self.suffix):
+            message = "a cloze has labels, and no suffix"
+        elif self.scoring == "cloze" and (self.text.input.count(_MASK) != 1 or self.text.input.count(_SEGMENT_END) > 1):
+            message = f"the input of a cloze has one {_MASK} and at most one {_SEGMENT_END}"
         elif self.scoring == "partial" and not (self.suffix and self.text.kind == "classification"):
             message = "partial scoring needs labels, and a suffix whose likelihood is compared"
         elif self.scoring == "likelihood" and self.text.kind != "text":
@@ -136,8 +144,22 @@ class PromptTask:
         examples = []
         for row in self.text.read_rows(file, (*suffix.fields, *self.replace), is_training=is_pool):
             row = self._replace_values(row)
-            examples += [PromptExample(text, suffix.render(row)) for text in self.text.make_examples(row)]
+            segments = self._segments(row) if self.scoring == "cloze" else ()
+            examples += [PromptExample(text, suffix.render(row), segments) for text in self.text.make_examples(row)]
         return examples
+
+    def _segments(self, row: Row) -> tuple[tuple[str, ...], ...]:
+        """The segments of the input of a cloze."""
+        location = f"{self.text.location}, input"
+        return tuple(
+            tuple(Template(text, location).render(row) for text in segment.split(_MASK))
+            for segment in self.text.input.split(_SEGMENT_END)
+        )
+
+    def cloze(self, context: str, example: PromptExample) -> Cloze:
+        """The cloze of an example after a context."""
+        (first, *texts), *segments = example.segments
+        return Cloze(((context + first, *texts), *segments), example.text.choices)
 
     def _replace_values(self, row: Row) -> Row:
         values: dict[str, Any] = dict(row.values)
@@ -161,6 +183,9 @@ class PromptTask:
 
     def demonstration(self, example: PromptExample) -> str:
         """An example with its answer, as in the context of another example."""
+        if self.scoring == "cloze":
+            texts = (example.text.target.join(segment).strip() for segment in example.segments)
+            return f"{' '.join(texts)}{self.example_separator}"
         return f"{example.text.input}{self.separator}{example.text.target}{example.suffix}{self.example_separator}"
 
     def contexts(
@@ -219,8 +244,8 @@ class PromptTask:
 _KEYS = tuple(option.name for option in fields(PromptTask) if option.name != "text")
 
 
-def read_tasks(file: str | Path, folder: str | Path | None = None) -> dict[str, PromptTask]:
-    """The tasks of a YAML file by name.
+def read_tasks(file: str | Path, folder: str | Path | None = None, name: str | None = None) -> dict[str, PromptTask]:
+    """The tasks of a YAML file by name, or only the task `name`.
 
     Args:
         folder: Folder of relative paths; None for the file's `folder`, or the current directory.
@@ -229,7 +254,7 @@ def read_tasks(file: str | Path, folder: str | Path | None = None) -> dict[str, 
         CtxError: The file cannot be read, or a key or value is invalid; the message names file, line and key.
     """
     tasks = {}
-    for entry in read_entries(file, folder, "file of prompt tasks", (*TASK_KEYS, *_KEYS)):
+    for entry in read_entries(file, folder, "file of prompt tasks", (*TASK_KEYS, *_KEYS), name):
         options = {key: _option(entry.keys, key) for key in _KEYS if key in entry.keys.nodes}
         for key in options:
             del entry.keys.nodes[key]
@@ -255,18 +280,5 @@ def _option(entry: YamlMapping, key: str) -> Any:
 def find_tasks(name: str, folder: str | Path | None = None) -> list[PromptTask]:
     """The tasks of a YAML file, of a packaged file or one packaged task; raises CtxError if there is none, and as
     `read_tasks`."""
-    if Path(name).is_file() or Path(name).name != name:
-        return list(read_tasks(name, folder).values())
-    packaged: dict[str, PromptTask] = {}
-    for file in sorted(packaged_folder("prompts").glob("*.yaml")):
-        tasks = read_tasks(file, folder)
-        if file.stem == name.removesuffix(".yaml"):
-            return list(tasks.values())
-        packaged |= tasks
-    if name not in packaged:
-        raise CtxError(
-            f"There is neither a file nor a packaged prompt task {name!r}.",
-            location=f"--task {name}",
-            hint=f"{did_you_mean(name, packaged)}use a YAML file, or one of: {', '.join(packaged)}.",
-        )
-    return [packaged[name]]
+    path, task = find_task_file(name, "prompts")
+    return list(read_tasks(path, folder, task).values())
