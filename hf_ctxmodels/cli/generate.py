@@ -206,16 +206,26 @@ class ControlArguments:
         nested=True,
     )
 
+    def __post_init__(self) -> None:
+        if self.bag_of_words is not None:
+            self._parse(self.bag_of_words, BagOfWordsOptions, "--bag_of_words")
+        if self.fudge is not None:
+            self._parse(self.fudge, FudgeOptions, "--fudge")
+
+    @staticmethod
+    def _parse(text: str, options: type[Any], flag_name: str) -> tuple[str, Any]:
+        """The file or model of a flag, and its options."""
+        name, option_strings = split_choice(text)
+        return name, make_options(options, name, option_strings, f"{flag_name} {name}")
+
     def processors(self, tokenizer: PreTrainedTokenizerBase, placement: DeviceArguments) -> list[LogitsProcessor]:
         """The processors of the logits."""
         processors: list[LogitsProcessor] = []
         if self.bag_of_words is not None:
-            file, option_strings = split_choice(self.bag_of_words)
-            options: BagOfWordsOptions = make_options(BagOfWordsOptions, file, option_strings, f"--bag_of_words {file}")
-            processors.append(bag_of_words(tokenizer, _read_texts(file), options.bias))
+            file, bag = self._parse(self.bag_of_words, BagOfWordsOptions, "--bag_of_words")
+            processors.append(bag_of_words(tokenizer, _read_texts(file), bag.bias))
         if self.fudge is not None:
-            classifier, option_strings = split_choice(self.fudge)
-            fudge: FudgeOptions = make_options(FudgeOptions, classifier, option_strings, f"--fudge {classifier}")
+            classifier, fudge = self._parse(self.fudge, FudgeOptions, "--fudge")
             guidance = ClassifierGuidance.open(
                 classifier, tokenizer, fudge.label, fudge.weight, num_candidates=fudge.num_candidates
             )
