@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from math import exp, sqrt
 from typing import Any, Protocol, runtime_checkable
 
@@ -271,14 +270,13 @@ class PseudoLikelihoodScorer:
         max_length: int | None = None,
         batch_tokens: int = 2048,
     ) -> None:
-        options: dict[str, Any] = {"max_length": max_length, "batch_tokens": batch_tokens}
-        self._score = partial(score_pseudo_continuations, model, tokenizer, **options)
-        self._score_clozes = partial(score_clozes, model, tokenizer, **options)
+        self._model, self._tokenizer = model, tokenizer
+        self._options: dict[str, Any] = {"max_length": max_length, "batch_tokens": batch_tokens}
 
     def score(self, requests: Sequence[tuple[str, str]]) -> list[ContinuationScore]:
         """Pseudo-log-likelihoods of the continuations; raises CtxError as `score_pseudo_continuations`."""
-        return self._score(requests)
+        return score_pseudo_continuations(self._model, self._tokenizer, requests, **self._options)
 
     def score_clozes(self, clozes: Sequence[Cloze]) -> list[list[ContinuationScore]]:
-        """See `score_clozes`."""
-        return self._score_clozes(clozes)
+        """The scores of `score_clozes`; raises CtxError as it."""
+        return score_clozes(self._model, self._tokenizer, clozes, **self._options)
