@@ -106,7 +106,7 @@ def main() -> None:
         scores = [similarity(partial(encode, compressed), file, columns.split(",")) for file, _, columns in files]
         cells = [
             name,
-            f"{count_parameters(compressed) / 1e6:.1f} M",
+            f"{count_parameters(compressed):,}",
             f"{file_size(compressed) / 1e6:.1f} MB",
             f"{1000 * times[name].cpu_seconds / len(timed):.2f}",
             *(f"{score.spearman:.4f}" for score in scores),

@@ -1,12 +1,16 @@
-"""Suites `adapters`, `bands`, `compression`, `features`, `serving` and `sharing` at tiny sizes, and their tables."""
+"""Suites `adapters`, `bands`, `compression`, `features`, `serving` and `sharing` at tiny sizes, and their tables; the
+table of scripts/compare_compression.py."""
 
 from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
 from benchmarks import adapters, bands, compression, encoders, features, serving, sharing
 from benchmarks.cases import Case
 from benchmarks.serving_processes import RUNTIMES
+from commands import command_output, save, tiny_pair
 
 CPU = torch.device("cpu")
 # Lan et al. 2019, table 3, in millions: all parameters shared, none shared.
@@ -40,6 +44,30 @@ def test_bands(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [row.split("|")[1].strip() for row in rows] == ["150", "200"]
     (result,) = bands.run(CPU, torch.float32, repeats=1, attention="sdpa", only="T=150")
     assert result.length == 150
+
+
+def test_compressed_encoders(tmp_path: Path) -> None:
+    """A row for each form of the model; low-rank factors have fewer parameters, int8 a smaller file."""
+    texts = [f"the {color} {animal} sleeps" for color in ("red", "old", "small") for animal in ("cat", "dog", "bird")]
+    folder = save(tmp_path / "model", *tiny_pair("bert", "AutoModel", texts))
+    (tmp_path / "texts.txt").write_text("\n".join(texts), encoding="utf-8")
+    pairs = [f"{first}\t{second}\t{len(first) - len(second)}" for first, second in pairwise(texts)]
+    (tmp_path / "pairs.tsv").write_text("\n".join(["a\tb\tscore", *pairs]), encoding="utf-8")
+    flags = {"model": folder, "texts": tmp_path / "texts.txt", "output_file": tmp_path / "table.md", "repeats": 1}
+    command_output(
+        Path(__file__).parents[2] / "scripts" / "compare_compression.py",
+        *("--pooling", "mean", "--ranks", 4, "--energies", 0.5, "--int8_rank", 4),
+        *(word for name, value in flags.items() for word in (f"--{name}", value)),
+        *("--similarity", f"{tmp_path / 'pairs.tsv'}=a,b,score"),
+    )
+    rows = {row.split("|")[1].strip(): row.split("|")[2:-1] for row in rows_of((tmp_path / "table.md").read_text())}
+    assert list(rows) == [
+        *("float32", "bfloat16", "int8", "rank 4, plain", "rank 4, activations"),
+        *("energy 0.5, plain", "energy 0.5, activations", "rank 4, activations, int8"),
+    ]
+    parameters = {name: int(cells[0].replace(",", "")) for name, cells in rows.items()}
+    assert parameters["rank 4, plain"] == parameters["rank 4, activations"] < parameters["float32"]
+    assert all(-1 <= float(cells[-1]) <= 1 for cells in rows.values())
 
 
 def test_features(monkeypatch: pytest.MonkeyPatch) -> None:
