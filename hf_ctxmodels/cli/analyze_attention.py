@@ -228,7 +228,7 @@ def _dependency_results(
             for row in best
         ],
         note="Head and offset are chosen on every other sentence and measured on the others. "
-        f"{scores.num_skipped} sentences are too long or have a single word.",
+        f"Sentences that are too long or have a single word: {scores.num_skipped}.",
     )
     by_layer = [scores.accuracies(row.relation).amax(-1).tolist() for row in best]
     figure = Heatmap(

@@ -143,6 +143,8 @@ def main() -> None:
     )
     check_run_directory(loop_arguments, arguments.model)
     if arguments.task == "retrieval":
+        if adapters.adapter is not None:
+            raise CtxError("Retrieval trains no adapter.", location="--adapter", hint="remove it.")
         save_table(arguments, evaluate_retrieval(arguments, task_arguments, loop_arguments), loop_arguments.output_dir)
         return
     if arguments.language_adapters and adapters.adapter is None:
@@ -319,12 +321,12 @@ def evaluate_retrieval(
             vectors.append(encode(sentences))
         scores, baseline = (
             {
-                f"to_{source_language}": retrieval(foreign, english),
-                f"from_{source_language}": retrieval(english, foreign),
-                f"margin_to_{source_language}": retrieval(foreign, english, "margin"),
-                f"margin_from_{source_language}": retrieval(english, foreign, "margin"),
+                f"to_{source_language}": retrieval(target_vectors, source_vectors),
+                f"from_{source_language}": retrieval(source_vectors, target_vectors),
+                f"margin_to_{source_language}": retrieval(target_vectors, source_vectors, "margin"),
+                f"margin_from_{source_language}": retrieval(source_vectors, target_vectors, "margin"),
             }
-            for english, foreign in (vectors, lexical_vectors(*sides))
+            for source_vectors, target_vectors in (vectors, lexical_vectors(*sides))
         )
         results.append(
             {
@@ -367,5 +369,7 @@ def table(record: dict[str, Any], is_percentage: bool = False) -> str:
         means = [fmean(result[side][name] for result in target_results) for side in ("metrics", "baseline")]
         gap = "-" if source is None else format(source["metrics"][name] - means[0], ".4f")
         lines.append(f"{'mean of others':<24}{means[0]:>11.4f}{gap:>11}{means[1]:>11.4f}")
+    if source is None:
+        lines.append(f"{name}: share of sentences whose nearest neighbor in {record['train']} is the translation")
     notes = f"range: {name} {metric_range(name, is_percentage)}; subwords, tokens: overlap with the "
-    return "\n".join([*lines, notes + ("source language" if source is None else "training data") + ", 0 to 1"])
+    return "\n".join([*lines, notes + (record["train"] if source is None else "training data") + ", 0 to 1"])

@@ -20,7 +20,7 @@ from hf_ctxmodels.analysis.figures import (
     TokenComparison,
     can_write_png,
 )
-from hf_ctxmodels.analysis.figures.drawing import Scale, sequential_color
+from hf_ctxmodels.analysis.figures.drawing import Scale, sequential_color, shorten
 from hf_ctxmodels.analysis.figures.sentences import arc_levels
 
 HOSTILE = ["</svg><script>alert(1)</script>", "\"'&", "שלום\u202e", "👩‍🚀", "a\x00\ud800b", "]]>"]
@@ -77,6 +77,17 @@ def test_a_file_of_its_own_has_title_and_caption():
     assert "Scores" in texts
     assert all(word in texts for word in heatmap.caption.split())
     assert "Accuracy" not in re.sub('aria-label="[^"]*"', "", heatmap.svg(embedded=True))
+
+
+def test_shortened_labels_of_layers_differ():
+    rows = [f"a-model-with-a-long-name, untrained {layer}" for layer in (0, 1, 12)]
+    assert [shorten(row, 20) for row in rows] == [
+        "a-model-with-a-lo… 0", "a-model-with-a-lo… 1", "a-model-with-a-l… 12"
+    ]  # fmt: skip
+    assert shorten("a  short\nname 3", 20) == "a short name 3"
+    assert shorten("an ordinary sentence", 8) == "an ordi…"
+    svg = Heatmap("a", "Layers", rows, rows, [[0.0] * 3] * 3).svg()
+    assert len(set(re.findall(r">(a-model[^<]*)</text>", svg))) == 3
 
 
 def test_scales():

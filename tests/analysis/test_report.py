@@ -60,6 +60,17 @@ def results() -> list[AnalysisResult]:
     ]
 
 
+def test_models_have_short_names():
+    sources = ["/home/someone/runs/bert/model", "organization/gpt2"]
+    page = Page(render_report([AnalysisResult("similarity", sources, {}, [], [])]))
+    names = [attributes for _, attributes in page.elements if attributes.get("class") == "model"]
+    assert [attributes["title"] for attributes in names] == sources * 2
+    text = "".join(page.texts)
+    assert "bert" in text
+    assert "gpt2" in text
+    assert "someone" not in text
+
+
 def test_report_of_a_directory(results, tmp_path, capsys):
     for result in results:
         result.save(tmp_path / "analyses")

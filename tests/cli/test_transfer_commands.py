@@ -20,6 +20,7 @@ from hf_ctxmodels.data.text_files import read_text
 from hf_ctxmodels.downstream.adapters import add_adapter, save_adapter
 from hf_ctxmodels.downstream.tasks import TASKS, TaskArguments
 from hf_ctxmodels.downstream.tasks.languages import LanguageFile
+from hf_ctxmodels.evaluation.languages import example_texts, main_script
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.training.freezing import freeze_encoder
 
@@ -353,6 +354,29 @@ def test_retrieval(tmp_path: Path, shared_data: Path) -> None:
         assert message in command_output(
             "evaluate transfer", **(flags | wrong), output_dir=tmp_path / "none", fails=True
         )
+
+
+@pytest.mark.parametrize(
+    ("name", "folder", "language", "size", "columns"),
+    [
+        ("sequence-classification", "multilingual/xnli", "de", 5010, ("1,2", "3")),
+        ("sequence-classification", "multilingual/pawsx", "fr", 1982, ("2,3", "4")),
+        ("regression", "multilingual/stsb", "es", 1379, ("1,2", "3")),
+        ("question-answering", "qa", "es", 1190, (None, None)),
+        ("semantic-role-labeling", "srl/up", "de", 977, (None, None)),
+        ("pos", "multilingual/ud", "fi", 1555, (None, None)),
+        ("ner", "multilingual/wikiann", "fr", 10_000, (None, None)),
+    ],
+)
+def test_real_files(shared_data: Path, name: str, folder: str, language: str, size: int, columns: Any) -> None:
+    """Test files of the benchmarks are found by their names, and have a text in the script of their language."""
+    source = LanguageFile.find(language, name, "test", str(shared_data / folder))
+    arguments = TaskArguments(text_columns=columns[0], label_column=columns[1])
+    examples = TASKS[name if name in TASKS else "token-classification"](arguments).read_file(str(source.file))
+    assert len(examples) == size if name != "semantic-role-labeling" else len(examples) > size
+    texts = example_texts(examples)
+    assert main_script(texts) == "Latin"
+    assert len(texts) > size / 20
 
 
 def test_files_of_languages(data: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ differ in dashes and markers.
 """
 
 import math
+import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from html import escape
@@ -88,9 +89,13 @@ def _character_width(character: str) -> float:
 
 
 def shorten(text: str, length: int = 32) -> str:
-    """The text on one line, at most `length` characters."""
+    """The text on one line, at most `length` characters; a number at its end remains, as in "model-name… 3"."""
     text = " ".join(text.split())
-    return text if len(text) <= length else f"{text[: length - 1]}…"
+    if len(text) <= length:
+        return text
+    number = re.search(r" \d{1,4}$", text)
+    tail = f"…{number[0] if number else ''}"
+    return text[: length - len(tail)] + tail
 
 
 def wrap(text: str, width: float, size: float) -> list[str]:

@@ -22,6 +22,7 @@ from markupsafe import Markup
 import hf_ctxmodels
 from hf_ctxmodels.analysis.figures import AttentionView, Figure, Heatmap, TokenComparison, escape_text, figure_style
 from hf_ctxmodels.analysis.results import AnalysisResult, NotAnAnalysisError
+from hf_ctxmodels.analysis.word_arguments import short_names
 from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError
 
@@ -102,11 +103,13 @@ def render_report(results: Sequence[AnalysisResult], *, title: str = "Analysis r
     """The HTML page of results."""
     template = _environment().get_template("report.html")
     script = asset("report.js")
+    models = list(dict.fromkeys(model for result in results for model in result.models))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return template.render(
         title=title,
         results=results,
-        models=list(dict.fromkeys(model for result in results for model in result.models)),
+        models=models,
+        names=dict(zip(models, short_names(models))) if models else {},
         style=Markup(asset("report.css") + figure_style("function")),
         script=Markup(script),
         policy=f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'; "
