@@ -2,7 +2,7 @@
 
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import islice
@@ -86,7 +86,7 @@ class Measure(ABC):
 
     Attributes:
         name: Name in the results.
-        checkpoints: Which checkpoints of a run are evaluated.
+        checkpoints: Which checkpoints of a run are evaluated: all, the initial weights and the last one, or the last.
     """
 
     kind: ClassVar[str]
@@ -94,7 +94,7 @@ class Measure(ABC):
     chance: ClassVar[float | None] = None
 
     name: str
-    checkpoints: Literal["all", "last"] = "all"
+    checkpoints: Literal["all", "ends", "last"] = "all"
 
     @abstractmethod
     def evaluate(self, checkpoint: MeasuredCheckpoint) -> Evaluation | None:
@@ -108,6 +108,10 @@ class Measure(ABC):
             documents, held_out: The training and the held-out text of the plan.
         """
         return {}
+
+    def select_steps(self, steps: Sequence[int]) -> list[int]:
+        """The steps to evaluate, of all checkpoints of a run in ascending order."""
+        return {"all": [*steps], "ends": [steps[0], steps[-1]], "last": [steps[-1]]}[self.checkpoints]
 
     @property
     def depends_on_tokenizer(self) -> bool:
@@ -311,7 +315,7 @@ class Finetuning(Measure):
     validation_file: DataFile = flag(REQUIRED, "Examples for the metric.")
     features: bool = flag(False, "Train a network on the frozen vectors of the model, instead of the model.")
     flags: Mapping[str, Any] = field(default_factory=dict, metadata={"flags": True})
-    checkpoints: Literal["all", "last"] = "last"
+    checkpoints: Literal["all", "ends", "last"] = "last"
 
     def __post_init__(self) -> None:
         if self.task not in TASKS:

@@ -1,5 +1,6 @@
 """Files of a comparison: `results.jsonl`, `costs.jsonl`, `table.md`, figures, and `report.html`."""
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from statistics import mean
@@ -16,6 +17,7 @@ from hf_ctxmodels.core.output_files import write_text_file
 RESULTS_FILE, COSTS_FILE = "results.jsonl", "costs.jsonl"
 TABLE_FILE, REPORT_FILE = "table.md", "report.html"
 _BUDGET_TITLES = {"words": "Equal words", "flops": "Equal FLOPs", "minutes": "Equal time"}
+_MAX_LINES = 8  # of a figure, in addition to baselines
 _AXES = {"words": "words", "flops": "FLOPs", "seconds": "seconds of training"}
 
 
@@ -45,7 +47,9 @@ class Scores:
         self._values: dict[tuple, list[float]] = defaultdict(list)
         self.steps: dict[str, set[int]] = defaultdict(set)
         for record in records:
-            self._values[record.variant, record.step, record.measure, record.metric].append(record.value)
+            # baselines with one name, which differ between tokenizers, are averaged
+            variant = record.variant if record.budget is not None else record.variant.partition(" (")[0]
+            self._values[variant, record.step, record.measure, record.metric].append(record.value)
             if record.step is not None:
                 self.steps[record.variant].add(record.step)
 
@@ -167,7 +171,7 @@ def initial_table(
     plan: Plan, title: str, metrics: dict[str, list[str]], variants: Sequence[str], scores: Scores
 ) -> Table:
     """The scores of the initial weights."""
-    measures = [measure.name for measure in plan.measures if measure.name in metrics and measure.checkpoints == "all"]
+    measures = [measure.name for measure in plan.measures if measure.name in metrics and measure.checkpoints != "last"]
     cells = [
         [scores.statistics(variant, 0, measure, metrics[measure][0])[0] for measure in measures] for variant in variants
     ]
@@ -199,42 +203,57 @@ def cost_table(title: str, variants: Sequence[str], scores: Scores) -> Table:
 def measure_figures(
     measure: Measure, metric: str, variants: Sequence[str], scores: Scores, baselines: Scores
 ) -> list[Figure]:
-    """The score against words, FLOPs and time, with bands from the lowest to the highest seed."""
+    """The score against words, FLOPs and time, with bands from the lowest to the highest seed; several figures for many
+    variants."""
+    baseline_values = {
+        name: mean(values)
+        for name in baseline_names(baselines, [measure], {measure.name: [metric]})
+        if (values := baselines.values(name, None, measure.name, metric))
+    }
+    if measure.chance is not None:
+        baseline_values["chance"] = measure.chance
     figures: list[Figure] = []
     for axis, axis_label in _AXES.items():
-        points: dict[str, list[tuple[float, list[float]]]] = {}
-        for variant in variants:
-            values = []
-            for step in sorted(scores.steps[variant] - {0}):
-                positions = scores.values(variant, step, "cost", axis)
-                if positions and (numbers := scores.values(variant, step, measure.name, metric)):
-                    values.append((mean(positions), numbers))
-            if values and values[0][0] > 0:
-                points[variant] = values
-        x = sorted({position for values in points.values() for position, _ in values})
-        if not x:
-            continue
-        index = {position: number for number, position in enumerate(x)}
-        series: dict[str, list[float | None]] = {}
-        bands: dict[str, list[Any]] = {}
-        for variant, values in points.items():
-            series[variant], bands[variant] = [None] * len(x), [None] * len(x)
-            for position, numbers in values:
-                series[variant][index[position]] = mean(numbers)
-                bands[variant][index[position]] = (min(numbers), max(numbers))
-        for name in baseline_names(baselines, [measure], {measure.name: [metric]}):
-            values_of_baseline = baselines.values(name, None, measure.name, metric)
-            if values_of_baseline:
-                series[name] = [mean(values_of_baseline)] * len(x)
-        if measure.chance is not None:
-            series["chance"] = [measure.chance] * len(x)
-        has_bands = any(len(numbers) > 1 for values in points.values() for _, numbers in values)
-        figures.append(
-            LineChart(
-                f"{measure.name}-{axis}", f"{measure.name} ({metric}) by {axis_label}", x, series,
-                bands if has_bands else None, x_label=axis_label, y_label=metric, log_x=True, join_gaps=True,
-                caption="Checkpoints of a run, each after twice the steps of the previous one."
-                + (" Bands: lowest and highest seed." if has_bands else ""),
+        curves = {variant: learning_curve(scores, variant, measure.name, metric, axis) for variant in variants}
+        names = [variant for variant, curve in curves.items() if curve]
+        num_figures = math.ceil(len(names) / _MAX_LINES)
+        for number in range(num_figures):
+            group = names[number * len(names) // num_figures : (number + 1) * len(names) // num_figures]
+            x = sorted({position for variant in group for position in curves[variant]})
+            series: dict[str, Sequence[float | None]] = {}
+            bands: dict[str, Sequence[Any]] = {}
+            for variant in group:
+                values = [curves[variant].get(position) for position in x]
+                series[variant] = [None if numbers is None else mean(numbers) for numbers in values]
+                bands[variant] = [None if numbers is None else (min(numbers), max(numbers)) for numbers in values]
+            series |= {name: [value] * len(x) for name, value in baseline_values.items()}
+            suffix = f"-{number + 1}" if num_figures > 1 else ""
+            caption = "Checkpoints of a run, each after twice the steps of the previous one."
+            has_bands = any(len(numbers) > 1 for variant in group for numbers in curves[variant].values())
+            figures.append(
+                LineChart(
+                    f"{measure.name}-{axis}{suffix}",
+                    f"{measure.name} ({metric}) by {axis_label}" + (f" ({number + 1})" if suffix else ""),
+                    x,
+                    series,
+                    bands if has_bands else None,
+                    x_label=axis_label,
+                    y_label=metric,
+                    log_x=True,
+                    join_gaps=True,
+                    caption=f"{caption} Bands: lowest and highest seed." if has_bands else caption,
+                )
             )
-        )  # fmt: skip
     return figures
+
+
+def learning_curve(scores: Scores, variant: str, measure: str, metric: str, axis: str) -> dict[float, list[float]]:
+    """Position of a checkpoint on an axis, the mean over seeds -> its values; empty if nothing is known. The initial
+    weights are at 0, which a logarithmic axis lacks."""
+    curve: dict[float, list[float]] = {}
+    for step in sorted(scores.steps[variant] - {0}):
+        positions = scores.values(variant, step, "cost", axis)
+        values = scores.values(variant, step, measure, metric)
+        if positions and values and mean(positions) > 0:
+            curve[mean(positions)] = values
+    return curve

@@ -213,7 +213,7 @@ class Comparison:
             self._pretrain(run, size, steps)
             is_new = True
         for measure in self.plan.measures:
-            for step in steps if measure.checkpoints == "all" else steps[-1:]:
+            for step in measure.select_steps(steps):
                 file = self.measure_file(run, measure, step)
                 if not file.exists():
                     self._check_time()

@@ -190,6 +190,17 @@ def test_pairs(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
         assert message in capsys.readouterr().err
 
 
+def test_zorro(shared_data: Path, tmp_path: Path) -> None:
+    name = "agreement_determiner_noun-between_neighbors"
+    pairs = read_pairs(shared_data / "zorro" / f"{name}.txt.gz")
+    assert len(pairs) == 2000
+    assert pairs[0] == MinimalPair("this color must be white .", "this colors must be white .", name)
+    for text, message in (("one sentence .\n", "an even number of lines"), ("a .\n\n", "without empty ones")):
+        (tmp_path / "pairs.txt").write_text(text)
+        with pytest.raises(CtxError, match=message):
+            read_pairs(tmp_path / "pairs.txt")
+
+
 def test_blimp(shared_data: Path) -> None:
     pairs = read_pairs(shared_data / "blimp" / "causative.jsonl.gz")
     assert len(pairs) == 1000

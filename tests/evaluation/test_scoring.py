@@ -17,7 +17,13 @@ from zoo import Case
 
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.architectures.continuations import ContinuationScorer
-from hf_ctxmodels.evaluation import language_model_class, likelihood_kind, score_tokens
+from hf_ctxmodels.evaluation import (
+    detects_replaced_tokens,
+    language_model_class,
+    likelihood_kind,
+    score_originality,
+    score_tokens,
+)
 from hf_ctxmodels.inference import score
 from hf_ctxmodels.registry import FAMILIES
 
@@ -108,6 +114,23 @@ def test_masked(family: str) -> None:
             return values
 
         assert_scores(model, tokenizer, terms, 7)
+
+
+def test_originality() -> None:
+    """The discriminator of ELECTRA's pair, each text without padding."""
+    model, tokenizer = opened("electra", "AutoModelForPreTraining")
+    expected = []
+    for text in TEXTS:
+        encoded, positions = encode(tokenizer, text)
+        logits = model(**encoded).logits[0, positions].detach().double()
+        expected.append(torch.log(1 - torch.sigmoid(logits)).sum().item())
+    scores = score_originality(model, tokenizer, TEXTS, batch_size=2)
+    assert scores == pytest.approx(expected, abs=1e-4)
+    assert detects_replaced_tokens(model)
+    other, tokenizer = opened("bert", "AutoModelForMaskedLM")
+    assert not detects_replaced_tokens(other)
+    with pytest.raises(CtxError, match="does not detect replaced tokens"):
+        score_originality(other, tokenizer, TEXTS)
 
 
 def test_permuted() -> None:

@@ -13,6 +13,7 @@ import shutil
 import time
 
 import pytest
+import torch
 from training_runs import arguments, new_model, run, stop_after
 
 from hf_ctxmodels import CtxError
@@ -42,6 +43,21 @@ def test_old_and_unfinished_checkpoints_are_removed(workspace, problem, tmp_path
     assert [path.name for path in list_checkpoints(tmp_path)] == ["checkpoint-4", "checkpoint-5"]
     assert not (tmp_path / "checkpoint-9.writing").exists()
     assert all(directory.exists() for directory in other)
+
+
+def test_checkpoints_of_given_steps(workspace, problem, tmp_path):
+    """They are kept in addition to the newest ones, also after a resume; step 0 has the initial weights."""
+    initial = {name: weight.clone() for name, weight in new_model(workspace).state_dict().items()}
+    flags = {"max_steps": 7, "save_steps": 2, "save_total_limit": 1, "save_at": [0, 1, 5]}
+    with pytest.raises(InterruptedError):
+        collate = stop_after(problem[1].collate, 4)
+        run(new_model(workspace), problem, arguments(tmp_path, **flags), collate=collate)
+    run(new_model(workspace), problem, arguments(tmp_path, **flags, resume=True))
+    assert [path.name for path in list_checkpoints(tmp_path)] == [f"checkpoint-{step}" for step in (0, 1, 5, 7)]
+    saved = type(new_model(workspace)).from_pretrained(tmp_path / "checkpoint-0").state_dict()
+    assert all(torch.equal(weight, initial[name]) for name, weight in saved.items())
+    with pytest.raises(CtxError, match="A step is 0 or more"):
+        arguments(tmp_path, save_at=[-1])
 
 
 def test_locked_directory(workspace, problem, tmp_path):
@@ -202,7 +218,7 @@ def test_resume_requires_the_same_model(workspace, problem, stopped_run):
 def test_resume_with_other_logging_saving_workers_and_directory(workspace, problem, stopped_run, tmp_path):
     directory, flags = stopped_run
     shutil.copytree(directory, tmp_path / "moved")
-    changes = {"logging_steps": 7, "save_steps": 7, "save_total_limit": 7, "eval_steps": 7}
+    changes = {"logging_steps": 7, "save_steps": 7, "save_total_limit": 7, "save_at": [7], "eval_steps": 7}
     assert {*FLAGS_THAT_MAY_CHANGE} < {field.name for field in dataclasses.fields(LoopArguments)}
     assert {*changes} < {*FLAGS_THAT_MAY_CHANGE}
     resumed = run(new_model(workspace), problem, arguments(tmp_path / "moved", resume=True, **flags, **changes))
