@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -180,7 +181,10 @@ def read_plan(file: str | Path, folder: str | Path = ".") -> Plan:
         if key not in root.nodes:
             raise CtxError(f"The plan lacks {key}.", location=path, hint=f"add {key}, as in the packaged plans.")
     sources = root.text("dataset")
-    dataset = [_located(source, Path(folder)) for source in ([sources] if isinstance(sources, str) else sources)]
+    dataset = [
+        _located_source(source, Path(folder), root.location("dataset"))
+        for source in ([sources] if isinstance(sources, str) else sources)
+    ]
     vocab_size = root.value("vocab_size", int)
     plan = Plan(
         dataset=dataset,
@@ -203,16 +207,15 @@ def read_plan(file: str | Path, folder: str | Path = ".") -> Plan:
         location = root.location("validation_fraction")
         raise CtxError("The held-out fraction is between 0 and 1.", location=location, hint="use, for example, 0.02.")
     plan.variants, plan.excluded = _read_variants(root, path)
-    for source in dataset:
-        if source != "demo":
-            describe_content(source)
     return plan
 
 
-def _located(source: str, folder: Path) -> str:
-    """A source relative to the folder, unless it is absolute, a URL or `demo`."""
-    if source == "demo" or "://" in source or Path(source).is_absolute():
-        return source
+def _located_source(source: str, folder: Path, location: str) -> str:
+    """A source of text, relative to the folder if it is a file or a pattern; raises CtxError if there is none."""
+    is_pattern = any(mark in source for mark in "*?[")
+    if source == "demo" or "://" in source or not (is_pattern or Path(source).suffix or (folder / source).exists()):
+        return source  # also a Hub id
+    _existing_files(source, folder, location)
     return str(folder / source)
 
 
@@ -260,6 +263,16 @@ def _read_variants(root: YamlMapping, path: Path) -> tuple[list[Variant], dict[s
     return [_make_variant(name, options[name], shared, root, path) for name in order], excluded
 
 
+@contextmanager
+def _located_errors(location: str) -> Iterator[None]:
+    """Add the place in the plan to an error in the value of a flag or an option."""
+    try:
+        yield
+    except CtxError as error:
+        inner = f", {error.location}" if error.location else ""
+        raise CtxError(error.message, location=f"{location}{inner}", hint=error.hint) from error
+
+
 def _make_variant(name: str, options: Any, shared: Mapping[str, Any], root: YamlMapping, path: Path) -> Variant:
     location = f"{path}, {name}"
     if not isinstance(options, dict):
@@ -297,7 +310,8 @@ def _make_variant(name: str, options: Any, shared: Mapping[str, Any], root: Yaml
             hint=f"add `{name}: {{config: SIZE}}` to the variants, with one of: {', '.join(variant.spec.sizes)}.",
         )
     argv = ["--family", family, "--dataset", "demo", "--output_dir", "unused", *recipe_argv(recipe, location)]
-    parse_arguments(PretrainingArguments, LoopArguments, argv=argv)
+    with _located_errors(location):
+        parse_arguments(PretrainingArguments, LoopArguments, argv=argv)
     if variant.objective not in variant.spec.objectives:
         raise CtxError(
             f"The family {family} has no objective {variant.objective!r}.",
@@ -354,7 +368,8 @@ def _make_measure(name: str, entry: Mapping[str, Any], location: str, folder: Pa
                 hint=f"{did_you_mean(key, entries)}use one of: {', '.join(entries)}.",
             )
         values[key] = _convert_option(value, entries[key], location, folder)
-    return measure_class(name=name, **values)
+    with _located_errors(location):
+        return measure_class(name=name, **values)
 
 
 def _convert_option(value: Any, option: Any, location: str, folder: Path) -> Any:
@@ -373,7 +388,7 @@ def _convert_option(value: Any, option: Any, location: str, folder: Path) -> Any
 
 
 def _existing_files(text: str, folder: Path, location: str) -> list[str]:
-    path = Path(_located(text, folder))
+    path = folder / text  # absolute paths remain
     paths = sorted(path.parent.glob(path.name)) if any(mark in path.name for mark in "*?[") else [path]
     if not paths or not paths[0].exists():
         raise CtxError(f"There is no file {path}.", location=location, hint="correct the path, or pass --data_dir.")

@@ -49,8 +49,8 @@ def test_checkpoints_of_given_steps(workspace, problem, tmp_path):
     """They are kept in addition to the newest ones, also after a resume; step 0 has the initial weights."""
     initial = {name: weight.clone() for name, weight in new_model(workspace).state_dict().items()}
     flags = {"max_steps": 7, "save_steps": 2, "save_total_limit": 1, "save_at": [0, 1, 5]}
+    collate = stop_after(problem[1].collate, 4)
     with pytest.raises(InterruptedError):
-        collate = stop_after(problem[1].collate, 4)
         run(new_model(workspace), problem, arguments(tmp_path, **flags), collate=collate)
     run(new_model(workspace), problem, arguments(tmp_path, **flags, resume=True))
     assert [path.name for path in list_checkpoints(tmp_path)] == [f"checkpoint-{step}" for step in (0, 1, 5, 7)]
