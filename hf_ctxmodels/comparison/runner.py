@@ -356,8 +356,9 @@ def _is_locked(file: Path) -> bool:
 
 
 def measure_digest(measure: Measure) -> str:
-    """Digest of the options of a measure and the content of its files."""
+    """Digest of the options of a measure that determine its values, and of the content of its files."""
     values = asdict(measure)
+    del values["name"], values["checkpoints"]
     for option in fields(measure):
         if option.type in (DataFile, list[DataFile]):
             files = getattr(measure, option.name)
