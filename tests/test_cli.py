@@ -47,7 +47,7 @@ def test_commands_and_modules():
 
 
 def test_help(capsys):
-    assert len(cli.COMMANDS) <= 17
+    assert len(cli.COMMANDS) <= 18
     assert run_command() == 0
     shown = capsys.readouterr().out
     assert [line.split()[0] for line in shown.splitlines() if line.startswith("  ")] == list(cli.FIRST_COMMANDS)

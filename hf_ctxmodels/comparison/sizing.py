@@ -3,14 +3,10 @@
 import json
 import math
 import tempfile
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
-import torch
-from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
-
+from hf_ctxmodels.comparison.flops import flop_counter
 from hf_ctxmodels.comparison.plan import Plan, Variant, recipe_argv
 from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.errors import CtxError
@@ -98,8 +94,7 @@ def measure_size(plan: Plan, variant: Variant, tokenizer: Path, seconds: float) 
         if documents is None or not hasattr(run.examples, "__len__"):
             raise CtxError("The text has no known length.", location=variant.name, hint="use text in local files.")
         words = sum(len(sentence.split()) for document in documents for sentence in document)
-        counter = FlopCounterMode(display=False, custom_mapping=_cpu_formulas())
-        with counter:
+        with flop_counter() as counter:
             result, _ = trial_run(run.loop, max_steps=1)
         timer = StepTimer(seconds)
         trial_run(run.loop, timer, max_steps=_MANY_STEPS)
@@ -114,26 +109,3 @@ def measure_size(plan: Plan, variant: Variant, tokenizer: Path, seconds: float) 
         seconds_per_step=timer.seconds_per_step,
         timed_seconds=seconds,
     )
-
-
-def _cpu_formulas() -> dict[Any, Callable[..., int]]:
-    """Formulas of operators for CPUs that torch's counter lacks."""
-
-    def linear(input_shape: Any, weight_shape: Any, *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
-        return 2 * math.prod(input_shape) * weight_shape[0]
-
-    def attention(query: Any, key: Any, value: Any, *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
-        return sdpa_flop_count(query, key, value)
-
-    def attention_backward(
-        gradient: Any, query: Any, key: Any, value: Any, *args: Any, out_shape: Any = None, **kwargs: Any
-    ) -> int:
-        return sdpa_backward_flop_count(gradient, query, key, value)
-
-    formulas: dict[Any, Callable[..., int]] = {
-        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: attention,
-        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: attention_backward,
-    }
-    if hasattr(torch.ops.mkldnn, "_linear_pointwise"):
-        formulas[torch.ops.mkldnn._linear_pointwise] = linear
-    return formulas

@@ -14,6 +14,7 @@ from forked import ForkedProcess, run_forked
 
 from hf_ctxmodels.comparison.plan import read_plan
 from hf_ctxmodels.comparison.runner import Comparison
+from hf_ctxmodels.training.summary import TrainingSummary
 
 SCRIPT = Path(__file__).with_name("forked_compare.py")
 PLAN = """
@@ -71,6 +72,12 @@ def test_results(finished):
     for variant in ("gpt2", "cbow"):
         words = max(record["words"] for record in runs if record["variant"] == variant)
         assert words == pytest.approx(3000, rel=0.1)
+    # six operations for each weight and token; the input embeddings are also the output layer
+    (last,) = (record for record in runs if record["variant"] == "gpt2" and record["seed"] == 0
+               and record["words"] > 2000 and record["metric"] == "flops")  # fmt: skip
+    sizes = {record["metric"]: record["value"] for record in runs if record["variant"] == "gpt2"}
+    tokens = TrainingSummary.load(next((finished / "runs" / "words").glob("gpt2-0-*"))).tokens
+    assert last["value"] == pytest.approx(6 * (sizes["parameters"] - 512 * 128) * tokens, rel=0.15)
     measured = {(record["variant"], record["measure"]) for record in runs} - {("gpt2", "cost"), ("cbow", "cost")}
     assert measured == {("gpt2", "agreement"), ("gpt2", "perplexity"), ("gpt2", "rated"), ("cbow", "rated")}
     baselines = {(record["variant"], record["measure"]) for record in records if record["budget"] is None}
