@@ -10,14 +10,14 @@ part is never run again. Several processes, also on different machines, may shar
 
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 
 from hf_ctxmodels.comparison.plan import read_plan
 from hf_ctxmodels.comparison.processes import TimeIsUpError
 from hf_ctxmodels.comparison.results import REPORT_FILE, RESULTS_FILE, TABLE_FILE, write_results
-from hf_ctxmodels.comparison.runner import Comparison
+from hf_ctxmodels.comparison.runner import MINUTE, Comparison
 from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError
@@ -52,6 +52,8 @@ def main() -> None:
     plan = read_plan(arguments.plan, arguments.data_dir)
     deadline = None if arguments.max_minutes is None else time.monotonic() + 60 * arguments.max_minutes
     comparison = Comparison(plan, Path(arguments.output_dir), arguments.only or None, deadline)
+    if arguments.dry_run:
+        comparison = replace(comparison, timing_seconds=MINUTE)
     for family, reason in plan.excluded.items():
         print(f"excluded: {family}, since {reason}")
     if arguments.dry_run:

@@ -20,7 +20,7 @@ from hf_ctxmodels.downstream.tasks.seq2seq import Seq2Seq
 from hf_ctxmodels.downstream.tasks.sequence_classification import SequenceClassification
 from hf_ctxmodels.downstream.text2text.pretraining import PretrainingMixtureArguments
 from hf_ctxmodels.registry import get_family
-from hf_ctxmodels.training.arguments import LoopArguments
+from hf_ctxmodels.training.arguments import PretrainingLoopArguments
 from hf_ctxmodels.training.dry_run import DryRunArguments, estimate_pretraining
 from hf_ctxmodels.training.memory_estimate import estimate_memory
 from hf_ctxmodels.training.pretraining import PretrainingArguments, prepare_pretraining, pretrain
@@ -37,7 +37,7 @@ def main() -> None:
     """Pretrain, and print the output files and the losses."""
     arguments, loop_arguments, adapters, embeddings, mixture, estimate = parse_arguments(
         PretrainingArguments,
-        LoopArguments,
+        PretrainingLoopArguments,
         AdapterArguments,
         EmbeddingTrainingArguments,
         PretrainingMixtureArguments,

@@ -36,7 +36,7 @@ from hf_ctxmodels.data.files import describe_content
 from hf_ctxmodels.training.checkpoint_files import LOCK_FILE, checkpoint_path, list_checkpoints
 from hf_ctxmodels.training.summary import SUMMARY_FILE, TrainingSummary
 
-WORDS_TIMING, MINUTES_TIMING = 3.0, 60.0  # seconds
+MINUTE, _SHORT_TIMING = 60.0, 3.0  # seconds
 _WAIT_SECONDS = 2.0
 _COST_FILE = "cost.json"
 
@@ -75,6 +75,8 @@ class Comparison:
 
     Args:
         only: Names of the variants to run; None for all.
+        timing_seconds: How long the steps of each variant are timed; 0 for a minute if the budget has minutes, and else
+            a few seconds.
         deadline: Time of `time.monotonic` at which no further part starts and training is interrupted; None for none.
     """
 
@@ -82,8 +84,11 @@ class Comparison:
     folder: Path
     only: list[str] | None = None
     deadline: float | None = None
+    timing_seconds: float = 0.0
 
     def __post_init__(self) -> None:
+        if not self.timing_seconds:
+            self.timing_seconds = MINUTE if "minutes" in self.plan.budget else _SHORT_TIMING
         names = [variant.name for variant in self.plan.variants]
         if unknown := [name for name in self.only or () if name not in names]:
             raise CtxError(
@@ -156,7 +161,7 @@ class Comparison:
 
     def size_file(self, variant: Variant) -> Path:
         """File of the size of the runs of a variant."""
-        identity = [variant.recipe, self.plan.tokenizer_identity(variant), self.plan.accelerate, self._timing_seconds]
+        identity = [variant.recipe, self.plan.tokenizer_identity(variant), self.plan.accelerate, self.timing_seconds]
         return self.folder / "sizes" / f"{variant.name}-{digest(identity)}.json"
 
     def measure_file(self, run: Run, measure: Measure, step: int) -> Path:
@@ -167,10 +172,6 @@ class Comparison:
         """File of the baselines of a measure."""
         suffix = f"-{self.tokenizer_folder(variant).name}" if measure.depends_on_tokenizer else ""
         return self.folder / "baselines" / f"{measure.name}-{measure_digest(measure)}{suffix}.json"
-
-    @property
-    def _timing_seconds(self) -> float:
-        return MINUTES_TIMING if "minutes" in self.plan.budget else WORDS_TIMING
 
     # parts
 
@@ -199,7 +200,7 @@ class Comparison:
             if not file.exists():
                 self._check_time()
                 print_status(f"measuring a step of {variant.name}")
-                measure_size(self.plan, variant, tokenizer, self._timing_seconds).save(file)
+                measure_size(self.plan, variant, tokenizer, self.timing_seconds).save(file)
         return RunSize.load(file)
 
     def _finish(self, run: Run, description: str) -> bool:

@@ -189,11 +189,7 @@ class LoopArguments(DeviceArguments):
     eval_steps: int = _record_flag(0, "Steps between evaluations; 0 evaluates at the end only.")
     save_steps: int = _record_flag(500, "Steps between checkpoints; 0 saves at the end only.")
     save_total_limit: int = _record_flag(2, "Number of newest checkpoints to keep.")
-    save_at: list[int] = flag(
-        (),
-        "Further steps to save a checkpoint at, which is kept; 0 saves the initial weights.",
-        group="logging, evaluation and checkpoints",
-    )
+    save_at: list[int] = flag((), "See `PretrainingLoopArguments`.", fixed=True)
     resume: bool | Literal["finish"] = _record_flag(
         False,
         "Continue from the newest checkpoint in --output_dir, if there is one; `--resume finish` ends the run "
@@ -294,6 +290,17 @@ class LoopArguments(DeviceArguments):
         if self.warmup_steps is None:
             return min(steps_of(0.1, total_steps), MAX_WARMUP_STEPS)
         return steps_of(self.warmup_steps, total_steps)
+
+
+@dataclass
+class PretrainingLoopArguments(LoopArguments):
+    """Training."""
+
+    save_at: list[int] = flag(
+        (),
+        "Further steps to save a checkpoint at, which is kept; 0 saves the initial weights.",
+        group="logging, evaluation and checkpoints",
+    )
 
 
 def steps_of(value: float, total_steps: int) -> int:
