@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from statistics import mean
 from typing import Any
 
@@ -56,6 +56,10 @@ class Scores:
     def values(self, variant: str, step: int | None, measure: str, metric: str) -> list[float]:
         """The values of all seeds."""
         return self._values.get((variant, step, measure, metric), [])
+
+    def names(self, measures: Collection[str]) -> list[str]:
+        """The variants or baselines with values of some measures."""
+        return list(dict.fromkeys(name for name, _, measure, _ in self._values if measure in measures))
 
     def statistics(self, variant: str, step: int | None, measure: str, metric: str) -> tuple[Any, Any]:
         """Mean and standard deviation; None for none."""
@@ -111,17 +115,6 @@ def main_metrics(plan: Plan, records: Iterable[Record]) -> dict[str, list[str]]:
     }
 
 
-def baseline_names(records: Scores, measures: Iterable[Measure], metric_names: dict[str, list[str]]) -> list[str]:
-    """Names of the baselines of some measures."""
-    return list(
-        dict.fromkeys(
-            name
-            for name, step, measure, _ in records._values
-            if step is None and any(measure == other.name and other.name in metric_names for other in measures)
-        )
-    )
-
-
 def result_table(
     plan: Plan,
     title: str,
@@ -147,7 +140,7 @@ def result_table(
         initial.append(mean(values) if values else None)
     rows.append("random weights, mean")
     cells.append(initial)
-    for name in baseline_names(baselines, plan.measures, metrics):
+    for name in baselines.names(metrics):
         rows.append(name)
         cells.append([baselines.statistics(name, None, *column)[0] for column in columns])
     chances = {measure.name: measure.chance for measure in plan.measures}
@@ -155,7 +148,7 @@ def result_table(
         rows.append("chance")
         cells.append([chances[measure] if metric == metrics[measure][0] else None for measure, metric in columns])
     spreads += [[None] * len(columns) for _ in rows[len(variants) :]]
-    seeds = f"Mean and standard deviation of {len(plan.seeds)} seeds. " if len(plan.seeds) > 1 else ""
+    seeds = f"Mean and standard deviation of up to {len(plan.seeds)} seeds. " if len(plan.seeds) > 1 else ""
     return Table(
         title,
         [measure if metric == metrics[measure][0] else f"{measure}, {metric}" for measure, metric in columns],
@@ -207,7 +200,7 @@ def measure_figures(
     variants."""
     baseline_values = {
         name: mean(values)
-        for name in baseline_names(baselines, [measure], {measure.name: [metric]})
+        for name in baselines.names([measure.name])
         if (values := baselines.values(name, None, measure.name, metric))
     }
     if measure.chance is not None:
