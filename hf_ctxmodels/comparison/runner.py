@@ -166,12 +166,16 @@ class Comparison:
 
     def measure_file(self, run: Run, measure: Measure, step: int) -> Path:
         """File of the metrics of a checkpoint."""
-        return self.run_folder(run) / "measures" / f"{measure.name}-{measure_digest(measure)}-{step}.json"
+        return self.run_folder(run) / "measures" / f"{measure.name}-{self._measure_digests[measure.name]}-{step}.json"
 
     def baseline_file(self, measure: Measure, variant: Variant) -> Path:
         """File of the baselines of a measure."""
         suffix = f"-{self.tokenizer_folder(variant).name}" if measure.depends_on_tokenizer else ""
-        return self.folder / "baselines" / f"{measure.name}-{measure_digest(measure)}{suffix}.json"
+        return self.folder / "baselines" / f"{measure.name}-{self._measure_digests[measure.name]}{suffix}.json"
+
+    @cached_property
+    def _measure_digests(self) -> dict[str, str]:
+        return {measure.name: measure_digest(measure) for measure in self.plan.measures}
 
     # parts
 
@@ -206,7 +210,7 @@ class Comparison:
     def _finish(self, run: Run, description: str) -> bool:
         """Do what a run lacks; returns whether there was anything to do."""
         size = self.size(run.variant)
-        steps = checkpoint_steps(self.total_steps(run, size), self.plan.checkpoints)
+        steps = self.checkpoint_steps(run, size)
         is_new = False
         if not (self.run_folder(run) / SUMMARY_FILE).exists():
             self._check_time()
@@ -230,8 +234,14 @@ class Comparison:
         return is_new
 
     def total_steps(self, run: Run, size: RunSize) -> int:
-        """Steps of a run."""
+        """Steps of a run: those of a finished one, else those of its budget."""
+        if (self.run_folder(run) / SUMMARY_FILE).exists():
+            return TrainingSummary.load(self.run_folder(run)).steps
         return size.steps(run.budget, self.plan.budget[run.budget])
+
+    def checkpoint_steps(self, run: Run, size: RunSize) -> list[int]:
+        """Steps of the evaluated checkpoints of a run."""
+        return checkpoint_steps(self.total_steps(run, size), self.plan.checkpoints)
 
     def _pretrain(self, run: Run, size: RunSize, steps: list[int]) -> None:
         folder, plan = self.run_folder(run), self.plan
@@ -280,8 +290,7 @@ class Comparison:
             if not size_file.exists() or not (self.run_folder(run) / SUMMARY_FILE).exists():
                 continue
             size = RunSize.load(size_file)
-            steps = checkpoint_steps(self.total_steps(run, size), self.plan.checkpoints)
-            for step in steps:
+            for step in self.checkpoint_steps(run, size):
                 record = self._record(run, size, step)
                 costs: Values = {"parameters": size.parameters, "words": record.words or 0}
                 costs |= {} if record.flops is None else {"flops": record.flops}
@@ -310,7 +319,7 @@ class Comparison:
                 continue
             size = RunSize.load(size_file)
             curve, cost = TrainingSummary.load(folder).curve, read_json(folder / _COST_FILE)
-            for step in checkpoint_steps(self.total_steps(run, size), self.plan.checkpoints):
+            for step in self.checkpoint_steps(run, size):
                 record = self._record(run, size, step)
                 values = {"seconds": training_seconds(curve, step), "peak_bytes": cost["peak_bytes"]}
                 for metric, value in values.items():
@@ -336,7 +345,8 @@ class Comparison:
         """How a measure was computed, where this differs between families -> the variants."""
         methods: dict[str, list[str]] = {}
         for run in self.plan.runs():
-            for file in (self.run_folder(run) / "measures").glob(f"{measure.name}-{measure_digest(measure)}-*.json"):
+            pattern = f"{measure.name}-{self._measure_digests[measure.name]}-*.json"
+            for file in (self.run_folder(run) / "measures").glob(pattern):
                 method, name = read_json(file)["method"], run.variant.name
                 if method and name not in methods.setdefault(method, []):
                     methods[method].append(name)
