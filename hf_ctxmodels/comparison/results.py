@@ -216,9 +216,9 @@ def measure_figures(
             series: dict[str, Sequence[float | None]] = {}
             bands: dict[str, Sequence[Any]] = {}
             for variant in group:
-                values = [curves[variant].get(position) for position in x]
-                series[variant] = [None if numbers is None else mean(numbers) for numbers in values]
-                bands[variant] = [None if numbers is None else (min(numbers), max(numbers)) for numbers in values]
+                points = [curves[variant].get(position) for position in x]
+                series[variant] = [None if point is None else mean(point) for point in points]
+                bands[variant] = [None if point is None else (min(point), max(point)) for point in points]
             series |= {name: [value] * len(x) for name, value in baseline_values.items()}
             suffix = f"-{number + 1}" if num_figures > 1 else ""
             caption = "Checkpoints of a run, each after twice the steps of the previous one."
