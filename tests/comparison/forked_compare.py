@@ -8,6 +8,7 @@ import traceback
 import hf_ctxmodels_cli
 from hf_ctxmodels.comparison import measures, runner
 from hf_ctxmodels.comparison.processes import ProcessCost
+from hf_ctxmodels.core.errors import CtxError
 
 
 def run_in_fork(command, log, deadline=None):
@@ -31,7 +32,8 @@ def run_in_fork(command, log, deadline=None):
         sys.stderr.flush()
         os._exit(code)
     _, status, usage = os.wait4(pid, 0)
-    assert os.waitstatus_to_exitcode(status) == 0, log.read_text()
+    if os.waitstatus_to_exitcode(status):
+        raise CtxError(log.read_text(), location=log)
     return ProcessCost(time.monotonic() - start, usage.ru_maxrss * 1024)
 
 
