@@ -25,7 +25,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, get_args
 
-from transformers import AutoModel, PreTrainedTokenizerBase
+from transformers import AutoModel, PreTrainedConfig, PreTrainedTokenizerBase
 
 from hf_ctxmodels.architectures.sentence_encoder import encode_sentences
 from hf_ctxmodels.core.command_line import parse_arguments
@@ -156,7 +156,9 @@ def main() -> None:
     translations = [arguments.find(entry, "train") for entry in (arguments.translated_train or "").split(",") if entry]
     validation_file = arguments.validation_file or str(train.split("dev").file)
 
-    # the model's languages, and the modules of each language, are checked before training
+    # test files, the model's languages, and the modules of each language are checked before training
+    reader = TASKS[task_name](task_arguments)
+    test_examples = [reader.read(str(source.file), "test") for source in tests]
     config, tokenizer = load_config(arguments.model), load_tokenizer(arguments.model)
     languages = [train.language, *(source.language for source in tests)]
     has_languages = bool(supported_languages(config, tokenizer))
@@ -168,19 +170,7 @@ def main() -> None:
             location="--translated_train",
             hint="remove it, or use a model without them.",
         )
-    language_adapters = directories_of_languages(
-        arguments.language_adapters, languages, "adapter", "--language_adapters"
-    )
-    check_adapters(config, language_adapters)
-    embeddings = directories_of_languages(
-        arguments.language_embeddings,
-        [language for language in languages if language != train.language],
-        "checkpoint with embeddings",
-        "--language_embeddings",
-    )
-    for checkpoint in embeddings.values():
-        check_embedding_compatibility(config, checkpoint)
-        check_tokenizer_matches_model(load_tokenizer(checkpoint), load_config(checkpoint), location=checkpoint)
+    language_adapters, embeddings = language_directories(arguments, config, languages)
     if embeddings:
         embeddings[train.language] = loop_arguments.output_dir
     if train.language in language_adapters:
@@ -210,9 +200,9 @@ def main() -> None:
         **language_similarity(tuned, tuned.tokenizer, tuned.validation),
     }
     results = []
-    for source in tests:
+    for source, examples in zip(tests, test_examples, strict=True):
         tokenizer = insert_language_modules(tuned, source.language, language_adapters, embeddings)
-        results.append(evaluate(tuned, tokenizer, source, loop_arguments.per_device_batch_size))
+        results.append(evaluate(tuned, tokenizer, source, examples, loop_arguments.per_device_batch_size))
     if not tuned.accelerator.is_main_process:
         return
     source_result = next((result for result in results if result["language"] == train.language), validation)
@@ -231,6 +221,25 @@ def main() -> None:
     print(f"trained on {len(tuned.training):,} examples in {trained_languages}")
 
 
+def language_directories(
+    arguments: TransferArguments, config: PreTrainedConfig, languages: list[str]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """The directories of the adapters, and of the checkpoints with embeddings, by language; raises CtxError if they do
+    not match the model. `languages` are the training language and the test languages."""
+    adapters = directories_of_languages(arguments.language_adapters, languages, "adapter", "--language_adapters")
+    check_adapters(config, adapters)
+    embeddings = directories_of_languages(
+        arguments.language_embeddings,
+        [language for language in languages if language != languages[0]],
+        "checkpoint with embeddings",
+        "--language_embeddings",
+    )
+    for checkpoint in embeddings.values():
+        check_embedding_compatibility(config, checkpoint)
+        check_tokenizer_matches_model(load_tokenizer(checkpoint), load_config(checkpoint), location=checkpoint)
+    return adapters, embeddings
+
+
 def insert_language_modules(
     tuned: FinetuningResult, language: str, adapters: Mapping[str, str], embeddings: Mapping[str, str]
 ) -> PreTrainedTokenizerBase:
@@ -247,11 +256,14 @@ def insert_language_modules(
 
 
 def evaluate(
-    tuned: FinetuningResult, tokenizer: PreTrainedTokenizerBase, source: LanguageFile, batch_size: int
+    tuned: FinetuningResult,
+    tokenizer: PreTrainedTokenizerBase,
+    source: LanguageFile,
+    examples: list[Any],
+    batch_size: int,
 ) -> dict[str, Any]:
     """Evaluate the model and the baseline in a language."""
     task = tuned.task
-    examples = task.read(str(source.file), "test")
     encoded = task.encode(examples, tokenizer)
     evaluation = TaskEvaluation(task, examples, encoded, task.collator(tokenizer), batch_size)
     metrics = evaluation(tuned.model.eval(), tuned.accelerator)

@@ -321,6 +321,35 @@ def test_questions(tmp_path: Path) -> None:
     assert "range: f1 0 to 100" in printed
 
 
+def test_semantic_roles(tmp_path: Path) -> None:
+    """Spans of PropBank are reduced to head words, as in Universal Propositions, whose other roles count as missed."""
+    spans = ["1 the 2 _ (ARG0*", "2 cat 3 _ *)", "3 saw 0 see.01 (V*)", "4 dogs 3 _ (ARG1*)"]
+    (tmp_path / "en.conll").write_text("\n\n".join(["\n".join(spans)] * 8) + "\n")
+    columns = "{}\t{}\t_\t_\t_\t_\t2\tdep\t{}\t{}"
+    words = [("Katzen", "_", "_", "A0"), ("sahen", "Y", "see.01", "_"), ("gestern", "_", "_", "AM-TMP")]
+    rows = [f"{columns.format(number, *word[:-1])}\t{word[-1]}" for number, word in enumerate(words, 1)]
+    (tmp_path / "de-up-test.conllu").write_text("\n".join(rows) + "\n")
+    model = save(
+        tmp_path / "encoder", *tiny_pair("bert", "AutoModel", ["the cat saw dogs Katzen sahen"], vocab_size=90)
+    )
+    flags = {"model": model, "task": "semantic-role-labeling", "train": f"en={tmp_path}/en.conll", "head_column": 3}
+    flags |= {"validation_file": tmp_path / "en.conll", "text_columns": 2, "label_column": 4, "test": "de"}
+    flags |= {"data_dir": tmp_path, "max_steps": 30, "learning_rate": "2e-2", "output_dir": tmp_path / "run"}
+    flags |= {"max_length": 32}
+    error = command_output("evaluate transfer", **flags, fails=True)
+    assert "de-up-test.conllu" in error, "the columns of both formats differ"
+    assert not (tmp_path / "run").exists(), "test files are read before training"
+    lines = [line.split() for line in spans]
+    propbank = ["\t".join([*line[:2], "_", line[2], "_", *line[3:]]) for line in lines]
+    (tmp_path / "en.conll").write_text("\n\n".join(["\n".join(propbank)] * 8) + "\n")
+    del flags["text_columns"], flags["label_column"]
+    command_output("evaluate transfer", **(flags | {"head_column": 4}))
+    result = json.loads((tmp_path / "run" / "transfer.json").read_text())
+    assert result["source"]["metrics"]["f1"] == 1
+    assert result["languages"][0]["metrics"]["recall"] <= 0.5, "the training file has no ARGM-TMP"
+    assert result["languages"][0]["examples"] == 1
+
+
 def test_retrieval(tmp_path: Path, shared_data: Path) -> None:
     """The accuracies of the first sentences of Tatoeba, as by vectors and argmax."""
     rows = {}
