@@ -11,7 +11,7 @@ from commands import command_output, save, tiny_pair
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification, PreTrainedModel
-from zoo import REPRESENTATIVES, Case, as_subtests, assert_close, make_batch, make_targets, tensors_of
+from zoo import REPRESENTATIVES, Case, as_subtests, assert_close, labeled_batch, make_batch, make_targets, tensors_of
 
 from hf_ctxmodels import CtxError, prune_heads
 from hf_ctxmodels.compression.int8.quantizer import CtxInt8Config, quantize_model
@@ -23,7 +23,7 @@ from hf_ctxmodels.compression.low_rank.compression import (
 )
 from hf_ctxmodels.compression.low_rank.factorization import factorize, max_rank
 from hf_ctxmodels.compression.low_rank.modules import LowRankEmbedding, LowRankLinear, TiedLowRankLinear
-from hf_ctxmodels.downstream.adapters import add_adapter
+from hf_ctxmodels.downstream.adapters import add_adapter, train_adapter
 from hf_ctxmodels.inference.exporting import write_program
 from hf_ctxmodels.layers.cpu.linear import linear
 from hf_ctxmodels.layers.lm_loss.cross_entropy import DeferredLogits, summed_cross_entropy
@@ -211,6 +211,28 @@ def test_tied_output_layers_follow(tmp_path: Path) -> None:
     assert decoder.projection_weight is embeddings.projection.weight
     with pytest.raises(CtxError, match="Low-rank embeddings cannot be resized"):
         model.resize_token_embeddings(70)
+
+
+def test_adapters_of_compressed_models() -> None:
+    """Bottleneck adapters are trained above frozen factors; PEFT adapts and merges a factor."""
+    case = Case(FAMILIES["bert"], "AutoModelForSequenceClassification")
+    model, batch = case.model(), labeled_batch(case)
+    factorize_model(model, rank=RANK)
+    plain = copy.deepcopy(model)
+    add_adapter(model, "a")
+    train_adapter(model, "a")
+    model(**batch).loss.backward()
+    trained = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
+    assert any(".adapters." in name for name in trained)
+    assert not any("factor" in name and "bert.layers" in name for name in trained)
+
+    peft = pytest.importorskip("peft", reason="needs the extra `ecosystem`")
+    adapted = peft.get_peft_model(plain, peft.LoraConfig(task_type="SEQ_CLS", target_modules=["output_factor"])).eval()
+    for name, parameter in adapted.named_parameters():
+        if "lora_B" in name:
+            nn.init.normal_(parameter, std=0.1)
+    expected = adapted(**batch).logits
+    assert_close(adapted.merge_and_unload()(**batch).logits, expected, tolerance=1e-4)
 
 
 def test_selection_and_errors(tmp_path: Path) -> None:
