@@ -124,12 +124,13 @@ def test_measures_agree_with_their_commands(folder, finished):
     assert f"spearman {values['rated', 'spearman']:.4f}" in sentences
 
 
+@pytest.mark.slow
 def test_killed_comparison(folder, finished):
     """The results after kills at random times are those of an uninterrupted comparison."""
     delays = random.Random(0)
-    for _ in range(30):
+    for number in range(20):
         process = ForkedProcess(*flags(folder, "killed"))
-        deadline = time.monotonic() + delays.uniform(0.5, 4)
+        deadline = time.monotonic() + delays.uniform(0.5, 4) * (1 + number / 4)
         while process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.02)
         if process.poll() is None:
@@ -142,6 +143,7 @@ def test_killed_comparison(folder, finished):
     assert (folder / "killed" / "results.jsonl").read_bytes() == (finished / "results.jsonl").read_bytes()
 
 
+@pytest.mark.slow
 def test_two_processes(folder, finished):
     processes = [ForkedProcess(*flags(folder, "shared")) for _ in range(2)]
     errors = [process.communicate()[1] for process in processes]
