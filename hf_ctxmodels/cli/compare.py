@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 
+from transformers.utils import logging
+
 from hf_ctxmodels.comparison.plan import read_plan
 from hf_ctxmodels.comparison.processes import TimeIsUpError
 from hf_ctxmodels.comparison.results import REPORT_FILE, RESULTS_FILE, TABLE_FILE, write_results
@@ -49,6 +51,7 @@ def main() -> None:
         argv = ["--plan", *argv]
     (arguments,) = parse_arguments(CompareArguments, description=__doc__, argv=argv, essential=("plan", "output_dir"))
     require_writable(arguments.output_dir, "--output_dir")
+    logging.disable_progress_bar()  # of loading each checkpoint
     plan = read_plan(arguments.plan, arguments.data_dir)
     deadline = None if arguments.max_minutes is None else time.monotonic() + 60 * arguments.max_minutes
     comparison = Comparison(plan, Path(arguments.output_dir), arguments.only or None, deadline)
