@@ -8,6 +8,7 @@ The plan is a YAML file, or the name of a packaged one. The same command continu
 part is never run again. Several processes, also on different machines, may share the output directory.
 """
 
+import signal
 import sys
 import time
 from dataclasses import dataclass, replace
@@ -52,6 +53,7 @@ def main() -> None:
     (arguments,) = parse_arguments(CompareArguments, description=__doc__, argv=argv, essential=("plan", "output_dir"))
     require_writable(arguments.output_dir, "--output_dir")
     logging.disable_progress_bar()  # of loading each checkpoint
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # and stop training, see `run_command`
     plan = read_plan(arguments.plan, arguments.data_dir)
     deadline = None if arguments.max_minutes is None else time.monotonic() + 60 * arguments.max_minutes
     comparison = Comparison(plan, Path(arguments.output_dir), arguments.only or None, deadline)

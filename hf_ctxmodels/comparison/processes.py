@@ -59,7 +59,11 @@ def run_command(command: list[str], log: Path, deadline: float | None = None) ->
                     process.send_signal(signal.SIGTERM)
                     is_stopped = True
                 time.sleep(_POLL_INTERVAL)
-        except BaseException:  # Ctrl-C reaches the command too, which saves a checkpoint
+        except KeyboardInterrupt:  # Ctrl-C reaches the command too, which saves a checkpoint
+            process.wait()
+            raise
+        except BaseException:
+            process.terminate()
             process.wait()
             raise
     _, status, usage = result

@@ -315,13 +315,14 @@ class Comparison:
         """Durations and memory, which differ between equal runs."""
         for run in self.plan.runs():
             folder, size_file = self.run_folder(run), self.size_file(run.variant)
-            if not size_file.exists() or not (folder / _COST_FILE).exists():
+            if not size_file.exists() or not (folder / SUMMARY_FILE).exists():
                 continue
-            size = RunSize.load(size_file)
-            curve, cost = TrainingSummary.load(folder).curve, read_json(folder / _COST_FILE)
+            size, curve = RunSize.load(size_file), TrainingSummary.load(folder).curve
+            # missing if training outlived its comparison
+            peak = read_json(folder / _COST_FILE)["peak_bytes"] if (folder / _COST_FILE).exists() else None
             for step in self.checkpoint_steps(run, size):
                 record = self._record(run, size, step)
-                values = {"seconds": training_seconds(curve, step), "peak_bytes": cost["peak_bytes"]}
+                values = {"seconds": training_seconds(curve, step)} | ({} if peak is None else {"peak_bytes": peak})
                 for metric, value in values.items():
                     yield record._replace(measure="cost", metric=metric, value=value)
 
