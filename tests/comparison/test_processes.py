@@ -1,0 +1,56 @@
+"""Subprocesses: cost, failures, deadline; locks."""
+
+import sys
+import time
+
+import pytest
+
+from hf_ctxmodels import CtxError
+from hf_ctxmodels.comparison.processes import (
+    TimeIsUpError,
+    package_command,
+    run_command,
+    try_lock,
+    wait_for_lock,
+)
+
+
+def test_cost_of_a_command(tmp_path):
+    program = "import time; block = bytearray(60_000_000); time.sleep(0.3); print(len(block))"
+    cost = run_command([sys.executable, "-c", program], tmp_path / "logs" / "log")
+    assert (tmp_path / "logs" / "log").read_text() == "60000000\n"
+    assert cost.seconds >= 0.3
+    assert 60e6 < cost.peak_bytes < 1e9
+
+
+def test_failed_command(tmp_path):
+    with pytest.raises(CtxError, match=r"exit code 3:\nlast words") as raised:
+        run_command([sys.executable, "-c", "print('last words'); exit(3)"], tmp_path / "log")
+    assert raised.value.location == str(tmp_path / "log")
+
+
+def test_deadline(tmp_path):
+    """The command is asked to stop, and may finish its work."""
+    program = "import signal, time; signal.signal(15, lambda *_: (print('saved', flush=True), exit(1)))\ntime.sleep(60)"
+    start = time.monotonic()
+    with pytest.raises(TimeIsUpError):
+        run_command([sys.executable, "-c", program], tmp_path / "log", deadline=time.monotonic() + 1)
+    assert (tmp_path / "log").read_text() == "saved\n"
+    assert time.monotonic() - start < 60
+
+
+def test_locks(tmp_path):
+    with try_lock(tmp_path / "locks" / "a") as first:
+        with try_lock(tmp_path / "locks" / "a") as second:
+            assert (first, second) == (True, False)
+        with try_lock(tmp_path / "locks" / "b") as other:
+            assert other
+    with wait_for_lock(tmp_path / "locks" / "a"), try_lock(tmp_path / "locks" / "a") as locked:
+        assert not locked
+
+
+def test_accelerate_launch():
+    command = package_command("pretrain", "--resume", accelerate={"num_processes": "2"})
+    assert command[1:] == [
+        *("-m", "accelerate.commands.launch", "--num_processes", "2", "-m", "hf_ctxmodels", "pretrain", "--resume")
+    ]
