@@ -360,7 +360,7 @@ def test_several_tasks_learn_from_unlabeled_text(cross_view_model, tmp_path, cap
 
     text, output = tmp_path / "text.jsonl", tmp_path / "labels.jsonl"
     text.write_text(
-        "".join(json.dumps({"words": words, "text": " ".join(words)}) + "\n" for words in (["the", "film"], ["a"]))
+        "".join(json.dumps({"tokens": words, "text": " ".join(words)}) + "\n" for words in (["the", "film"], ["a"]))
     )
     flags = {"model": tmp_path / "out", "input": text}
     assert run_command("predict", "--all_tasks", **flags, output=output) == 0
