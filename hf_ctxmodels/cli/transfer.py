@@ -197,12 +197,14 @@ def main() -> None:
         "examples": len(tuned.validation),
         "metrics": {name: tuned.result.metrics[f"eval_{name}"] for name in tuned.baseline},
         "baseline": tuned.baseline,
-        **language_similarity(tuned, tuned.tokenizer, tuned.validation),
+        **language_similarity(tuned, tuned.tokenizer, tuned.validation, (train.language, train.language)),
     }
     results = []
     for source, examples in zip(tests, test_examples, strict=True):
         tokenizer = insert_language_modules(tuned, source.language, language_adapters, embeddings)
-        results.append(evaluate(tuned, tokenizer, source, examples, loop_arguments.per_device_batch_size))
+        result = evaluate(tuned, tokenizer, source, examples, loop_arguments.per_device_batch_size)
+        similarity = language_similarity(tuned, tokenizer, examples, (train.language, source.language))
+        results.append(result | similarity)
     if not tuned.accelerator.is_main_process:
         return
     source_result = next((result for result in results if result["language"] == train.language), validation)
@@ -274,28 +276,30 @@ def evaluate(
         "examples": len(examples),
         "metrics": {name: metrics[f"eval_{name}"] for name in baseline},
         "baseline": baseline,
-        **language_similarity(tuned, tokenizer, examples),
     }
 
 
 def language_similarity(
-    tuned: FinetuningResult, tokenizer: PreTrainedTokenizerBase, examples: list[Any]
+    tuned: FinetuningResult, tokenizer: PreTrainedTokenizerBase, examples: list[Any], languages: tuple[str, str]
 ) -> dict[str, Any]:
-    """The script of examples, and the overlap of their subwords with the training examples: None for a character-based
-    model, and for another tokenizer than in training, whose tokens have other embeddings."""
+    """The script of examples in the second of the languages, and the overlap of their subwords with the training
+    examples, in the first: None for a character-based model, and for another tokenizer than in training, whose tokens
+    have other embeddings."""
     texts = example_texts(examples)
     overlap = None
     if tokenizer is tuned.tokenizer:
-        overlap = subword_overlap(tokenizer, example_texts(tuned.training), texts)
+        overlap = subword_overlap(tokenizer, (example_texts(tuned.training), texts), languages)
     return {"script": main_script(texts), "overlap": overlap}
 
 
-def subword_overlap(tokenizer: PreTrainedTokenizerBase, training: Any, test: Any) -> dict[str, float] | None:
-    """`SubwordOverlap` of texts as a dictionary; None for a character-based model."""
-    counts = [count_subwords(tokenizer, texts) for texts in (training, test)]
-    if counts[0] is None or counts[1] is None:
+def subword_overlap(
+    tokenizer: PreTrainedTokenizerBase, sides: tuple[Any, Any], languages: tuple[str, str]
+) -> dict[str, float] | None:
+    """`SubwordOverlap` of the texts in two languages as a dictionary; None for a character-based model."""
+    training, test = (count_subwords(tokenizer, *side) for side in zip(sides, languages, strict=True))
+    if training is None or test is None:
         return None
-    return asdict(SubwordOverlap.between(counts[0], counts[1], tokenizer.unk_token_id))
+    return asdict(SubwordOverlap.between(training, test, tokenizer.unk_token_id))
 
 
 def evaluate_retrieval(
@@ -348,7 +352,7 @@ def evaluate_retrieval(
                 "metrics": scores,
                 "baseline": baseline,
                 "script": main_script(sides[1]),
-                "overlap": subword_overlap(tokenizer, *sides),
+                "overlap": subword_overlap(tokenizer, (sides[0], sides[1]), (source_language, source.language)),
             }
         )
     return {"task": arguments.task, "train": source_language, "languages": results}
@@ -383,5 +387,5 @@ def table(record: dict[str, Any], is_percentage: bool = False) -> str:
         lines.append(f"{'mean of others':<24}{means[0]:>11.4f}{gap:>11}{means[1]:>11.4f}")
     if source is None:
         lines.append(f"{name}: share of sentences whose nearest neighbor in {record['train']} is the translation")
-    notes = f"range: {name} {metric_range(name, is_percentage)}; subwords, tokens: overlap with the "
-    return "\n".join([*lines, notes + (record["train"] if source is None else "training data") + ", 0 to 1"])
+    notes = f"range: {name} {metric_range(name, is_percentage)}; subwords, tokens: overlap with "
+    return "\n".join([*lines, notes + (record["train"] if source is None else "the training data") + ", 0 to 1"])

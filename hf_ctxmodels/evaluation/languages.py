@@ -57,12 +57,14 @@ def example_texts(examples: Iterable[Any]) -> list[str] | list[list[str]]:
 
 
 def count_subwords(
-    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str] | Sequence[list[str]]
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str] | Sequence[list[str]], language: str | None = None
 ) -> Counter[int] | None:
     """Counts of the tokens of texts, or lists of words, without special tokens; None for tokens of several ids, as of
-    character-based models."""
+    character-based models. `language` is that of the texts, for a tokenizer whose tokens depend on it."""
     are_words = not isinstance(texts[0], str)
-    options = {"is_split_into_words": are_words, "add_special_tokens": False, "verbose": False}
+    options: dict[str, Any] = {"is_split_into_words": are_words, "add_special_tokens": False, "verbose": False}
+    if language is not None and getattr(tokenizer, "splits_by_language", False):
+        options["language"] = language
     rows = tokenizer(list(texts), **options)["input_ids"]  # type: ignore[arg-type]
     if any(not isinstance(token, int) for row in rows for token in row[:1]):
         return None

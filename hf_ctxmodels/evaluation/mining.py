@@ -180,11 +180,7 @@ def score_pairs(
 
 def best_threshold(mined: Sequence[MinedPair], gold: Collection[tuple[int, int]]) -> float:
     """The threshold with the highest F1 for pairs sorted by descending margin: halfway between the margin of the last
-    accepted pair and that of the next one.
-
-    Raises:
-        CtxError: No mined pair is a gold pair.
-    """
+    accepted pair and that of the next one; infinity if no mined pair is a gold pair."""
     gold = set(gold)
     correct, best, threshold = 0, 0.0, np.inf
     for count, pair in enumerate(mined, 1):
@@ -194,11 +190,6 @@ def best_threshold(mined: Sequence[MinedPair], gold: Collection[tuple[int, int]]
         if is_last_of_score and f1 > best:
             best = f1
             threshold = pair.score if count == len(mined) else (pair.score + mined[count].score) / 2
-    if not best:
-        raise CtxError(
-            f"None of the {len(mined)} mined pairs is among the {len(gold)} gold pairs that tune the threshold.",
-            hint="check that --gold belongs to the sentences, or pass --threshold.",
-        )
     return threshold
 
 

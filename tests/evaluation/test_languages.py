@@ -9,6 +9,7 @@ from hf_ctxmodels.data.table_files import TaggedSentence
 from hf_ctxmodels.downstream.tasks.question_answering import Question
 from hf_ctxmodels.downstream.tasks.sequence_classification import SequenceExample
 from hf_ctxmodels.evaluation.languages import SubwordOverlap, count_subwords, example_texts, main_script
+from hf_ctxmodels.registry import FAMILIES
 
 
 def test_overlap() -> None:
@@ -36,6 +37,12 @@ def test_subwords_of_examples() -> None:
     unknown = count_subwords(tokenizer, ["кот"])
     assert unknown is not None
     assert set(unknown) == {tokenizer.unk_token_id}, "unknown tokens count, as tokens that are not shared"
+    xlm = FAMILIES["xlm"].tokenizer
+    separate = xlm.train(["<de> Hund", "<en> Hund"] * 9, vocab_size=60, separate_vocabularies=True)
+    german, english = (count_subwords(separate, ["Hund"], language) for language in ("de", "en"))
+    assert german is not None
+    assert english is not None
+    assert SubwordOverlap.between(german, english).tokens == 0, "each language has a vocabulary"
     _, characters = tiny_pair("elmo", "AutoModel", ["the cat"], vocab_size=9)
     assert count_subwords(characters, ["the cat"]) is None
     with pytest.raises(TypeError, match="no texts in dict"):
