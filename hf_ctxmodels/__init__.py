@@ -38,6 +38,7 @@ from hf_ctxmodels.models.cove import *
 from hf_ctxmodels.models.cvt import *
 from hf_ctxmodels.models.electra import *
 from hf_ctxmodels.models.elmo import *
+from hf_ctxmodels.models.encoder_decoder import *
 from hf_ctxmodels.models.ernie import *
 from hf_ctxmodels.models.ernie_gen import *
 from hf_ctxmodels.models.gensen import *
@@ -120,6 +121,7 @@ __all__ += models.cove.__all__
 __all__ += models.cvt.__all__
 __all__ += models.electra.__all__
 __all__ += models.elmo.__all__
+__all__ += models.encoder_decoder.__all__
 __all__ += models.ernie.__all__
 __all__ += models.ernie_gen.__all__
 __all__ += models.gensen.__all__

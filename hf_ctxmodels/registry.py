@@ -1,6 +1,7 @@
 """The families: validation of their specifications, look-up, and registration with transformers."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
@@ -11,8 +12,10 @@ from transformers.conversion_mapping import USER_REGISTERED_MAPPINGS
 from hf_ctxmodels.core.auto_classes import get_auto_class
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
-from hf_ctxmodels.core.remote_code import register_remote_code
+from hf_ctxmodels.core.remote_code import RemoteCodeStub, register_remote_code
 from hf_ctxmodels.core.weights import register_conversion
+from hf_ctxmodels.models import encoder_decoder
+from hf_ctxmodels.models.encoder_decoder import CtxEncoderDecoderConfig
 from hf_ctxmodels.spec import FamilySpec
 
 # directories of hf_ctxmodels/models; parents precede their children
@@ -107,10 +110,13 @@ FAMILIES = check_specs(import_module(f"hf_ctxmodels.models.{directory}").SPEC fo
 def get_family(key: str | PreTrainedConfig | PreTrainedModel) -> FamilySpec:
     """Look up a family by its name, its `model_type`, a configuration or a model.
 
-    A configuration must be an instance of exactly the family's class; raises CtxError if there is no such family.
+    A configuration must be an instance of exactly the family's class; raises CtxError if there is no such family. For
+    an encoder-decoder from two models, see `encoder_decoder_spec`.
     """
     if isinstance(key, PreTrainedModel):
         key = key.config
+    if isinstance(key, CtxEncoderDecoderConfig):
+        return encoder_decoder_spec(key)
     for family in FAMILIES.values():
         if type(key) is family.config or key in (family.name, family.config.model_type):
             return family
@@ -121,6 +127,29 @@ def get_family(key: str | PreTrainedConfig | PreTrainedModel) -> FamilySpec:
             hint=f"load the model with a class of one of the families: {', '.join(FAMILIES)}.",
         )
     raise CtxError(f"There is no family {key!r}.", hint=f"use one of: {', '.join(FAMILIES)}.")
+
+
+def encoder_decoder_spec(config: CtxEncoderDecoderConfig) -> FamilySpec:
+    """The specification of an encoder-decoder from two models, with the tokenizer of its encoder. It is not one of the
+    `FAMILIES`: a new model is created from two checkpoints."""
+    encoder, decoder = get_family(config.encoder), get_family(config.decoder)
+    names = encoder.name if encoder is decoder else f"{encoder.name} and {decoder.name}"
+    return replace(
+        encoder,
+        name="encoder_decoder",
+        paper="Rothe et al. 2020, Leveraging Pre-trained Checkpoints for Sequence Generation Tasks "
+        f"(arXiv 1907.12461); from {names}",
+        config=CtxEncoderDecoderConfig,
+        models=dict(encoder_decoder.MODELS),
+        sizes={},
+        published={},
+        objective_classes={},
+        seq2seq_finetuning=None,
+        conversion=[],
+        reference_heads={},
+        alternative_heads={},
+        parent=None,
+    )
 
 
 def checkpoint_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
@@ -168,3 +197,7 @@ def register() -> None:
         AutoTokenizer.register(family.config, tokenizer_class=family.tokenizer)
         for auto_name, model_class in family.models.items():
             getattr(transformers, auto_name).register(family.config, model_class)
+    AutoConfig.register(CtxEncoderDecoderConfig.model_type, CtxEncoderDecoderConfig, exist_ok=True)
+    for auto_name, encoder_decoder_class in encoder_decoder.MODELS.items():
+        getattr(transformers, auto_name).register(CtxEncoderDecoderConfig, encoder_decoder_class, exist_ok=True)
+    register_remote_code(RemoteCodeStub(CtxEncoderDecoderConfig, None, encoder_decoder.MODELS))

@@ -137,8 +137,10 @@ class EncoderDecoder(CtxPreTrainedModel):
 
     Attributes:
         encoder, decoder: The stacks, of class `stack_class`.
+        has_segments: Whether the encoder may have segments (`token_type_ids`).
     """
 
+    has_segments: ClassVar[bool] = False
     stack_class: ClassVar[type[TransformerStack]] = TransformerStack
     supports_reentrant_checkpointing = False
     _resize_token_embeddings = resize_token_embeddings
@@ -201,7 +203,8 @@ class EncoderDecoder(CtxPreTrainedModel):
         Raises:
             CtxError: Inputs do not match each other, the cache or the model.
         """
-        reject_segments(kwargs)
+        if not self.has_segments:
+            reject_segments(kwargs)
         if encoder_outputs is None:
             encoder_outputs = self.encoder(
                 input_ids=input_ids,
@@ -228,7 +231,7 @@ class EncoderDecoder(CtxPreTrainedModel):
             check_aligned({"cross_attention_mask": cross_attention_mask}, *states.shape[:2])
             check_padding_mask(cross_attention_mask, "cross_attention_mask")
             source_mask = nonzero_in_all(cross_attention_mask, attention_mask)
-        check_ids("decoder_input_ids", decoder_input_ids, self.config.vocab_size, "vocab_size")
+        check_ids("decoder_input_ids", decoder_input_ids, self.config.target_vocab_size, "vocab_size")
         if (sequence_ids is None) != (decoder_sequence_ids is None):
             raise CtxError(
                 "Only one of sequence_ids and decoder_sequence_ids was passed.",
@@ -237,7 +240,7 @@ class EncoderDecoder(CtxPreTrainedModel):
         if past_key_values is None and use_cache:
             config = self.config.get_text_config(decoder=True)
             past_key_values = EncoderDecoderCache(DynamicCache(config=config), DynamicCache(config=config))
-        decoder_outputs = self.decoder(
+        decoder_outputs = self.decode(
             input_ids=decoder_input_ids,
             attention_mask=decoder_attention_mask,
             position_ids=decoder_position_ids,
@@ -246,8 +249,6 @@ class EncoderDecoder(CtxPreTrainedModel):
             past_key_values=past_key_values,
             output_mask=output_mask,
             source=EncodedSource(states, source_mask, sequence_ids),
-            word_embeddings=self.decoder_word_embeddings,
-            return_dict=True,
             **({} if decoder_langs is None else {"langs": decoder_langs}),
             **kwargs,
         )
@@ -261,6 +262,10 @@ class EncoderDecoder(CtxPreTrainedModel):
             encoder_hidden_states=encoder_outputs.hidden_states,
             encoder_attentions=encoder_outputs.attentions,
         )
+
+    def decode(self, **inputs: Any) -> BaseModelOutputWithPastAndCrossAttentions:
+        """Run the decoder; arguments as in `TransformerStack.forward`."""
+        return self.decoder(word_embeddings=self.decoder_word_embeddings, return_dict=True, **inputs)
 
     @property
     def decoder_word_embeddings(self) -> nn.Module:

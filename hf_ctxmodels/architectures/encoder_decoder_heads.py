@@ -14,6 +14,7 @@ from hf_ctxmodels.architectures.encoder_decoder import (
     reject_segments,
     resize_token_embeddings,
 )
+from hf_ctxmodels.architectures.transformer_decoder import extend_languages
 from hf_ctxmodels.core.caches import PreallocatedCache, SharedSourceCache
 from hf_ctxmodels.core.host_copies import needs_static_sizes, on_host, select_true
 from hf_ctxmodels.core.inputs import check_aligned, check_source_mask, sequence_starts
@@ -110,6 +111,19 @@ class TransformerForConditionalGeneration(Seq2SeqHead, EncoderDecoderHeadModel):
         """The encoder, run once by `generate`."""
         return self.base_model.get_encoder()
 
+    def token_logits(self, states: Tensor) -> Tensor:
+        """(..., hidden) states of the decoder -> (..., vocabulary) logits."""
+        return linear(self.lm_head, self._output_layer_states(states))
+
+    def token_loss(self, states: Tensor, labels: Tensor, num_items: ItemCounts) -> Tensor:
+        """Mean cross-entropy in nats; (targets, hidden) states at the labeled positions."""
+        return language_modeling_loss(self.lm_head, self._output_layer_states(states), labels, num_items)
+
+    def _output_layer_states(self, states: Tensor) -> Tensor:
+        if getattr(self.config, "scale_decoder_outputs", False):  # T5
+            states = states * self.config.hidden_size**-0.5
+        return self.output_layer_input(states)
+
     @can_return_tuple
     def forward(
         self,
@@ -140,7 +154,8 @@ class TransformerForConditionalGeneration(Seq2SeqHead, EncoderDecoderHeadModel):
         `decoder_input_ids` (batch, steps) or `decoder_inputs_embeds` (batch, steps, hidden), the decoder's input is
         `labels` shifted to the right, after `config.decoder_start_token_id`.
         """
-        reject_segments(kwargs)
+        if not self.encoder_class.has_segments:
+            reject_segments(kwargs)
         labels = None if labels is None else validate_targets(labels, "labels")
         output_flags = self.config.resolve_output_flags(kwargs)
         if encoder_outputs is None:
@@ -193,14 +208,12 @@ class TransformerForConditionalGeneration(Seq2SeqHead, EncoderDecoderHeadModel):
             **output_flags,
         )
         states, loss, logits = outputs.last_hidden_state, None, None
-        if getattr(self.config, "scale_decoder_outputs", False):  # T5
-            states = states * self.config.hidden_size**-0.5
         if labels is None or needs_all_states:
-            logits = linear(self.lm_head, self.output_layer_input(states))
+            logits = self.token_logits(states)
             loss = None if labels is None else loss_from_logits(logits, labels, num_items_in_batch)
         else:
             states = select_true(states, mask_of_targets(labels)) if output_mask is None else states
-            loss = language_modeling_loss(self.lm_head, self.output_layer_input(states), labels, num_items_in_batch)
+            loss = self.token_loss(states, labels, num_items_in_batch)
         return ConditionalGenerationOutput(
             loss=loss,
             logits=logits if computes_logits else None,
@@ -212,6 +225,16 @@ class TransformerForConditionalGeneration(Seq2SeqHead, EncoderDecoderHeadModel):
             encoder_hidden_states=outputs.encoder_hidden_states,
             encoder_attentions=outputs.encoder_attentions,
         )
+
+    def prepare_inputs_for_generation(
+        self, input_ids: Tensor, *args: Any, decoder_langs: Tensor | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        """Prepare inputs as in transformers; new tokens have the last language of `decoder_langs`."""
+        inputs = super().prepare_inputs_for_generation(input_ids, *args, **kwargs)
+        if decoder_langs is not None:
+            end, steps = input_ids.shape[1], inputs["decoder_input_ids"].shape[1]
+            inputs["decoder_langs"] = extend_languages(decoder_langs, end)[:, end - steps :]
+        return inputs
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache
-from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels.core.constants import IGNORE_INDEX
@@ -19,7 +19,7 @@ from hf_ctxmodels.core.inputs import check_encoder_input, check_ids, cumulative_
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.heads.base import HeadModel, ItemCounts, labeled_targets, mask_of_targets, mean_over_targets
 from hf_ctxmodels.heads.causal_lm import next_token_targets
-from hf_ctxmodels.layers.attention.layouts import build_layout, build_memory_layout, prefix_lengths
+from hf_ctxmodels.layers.attention.layouts import Layout, build_layout, build_memory_layout, prefix_lengths
 from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, CAUSAL, MaskSpec
 from hf_ctxmodels.layers.attention.modules import SelfAttention
 from hf_ctxmodels.layers.common import HookPoint
@@ -122,15 +122,11 @@ class LayerStack(nn.Module):
         **kwargs: Any,
     ) -> StackOutput:
         """Validate and embed a batch, and run the layers; arguments as in `forward`."""
-        inputs, mask_of_inputs = inputs_embeds if input_ids is None else input_ids, attention_mask
-        if cache is not None and _is_padding_mask(attention_mask) and isinstance(inputs, Tensor) and inputs.dim() > 1:
-            length = inputs.shape[1]
-            mask_of_inputs = on_host(lambda mask: mask[:, -length:], attention_mask)
         words = check_encoder_input(
             self,
             input_ids,
             inputs_embeds,
-            mask_of_inputs,
+            mask_of_inputs(input_ids, inputs_embeds, attention_mask, cache),
             None,
             width=self.config.hidden_size,
             sequence_ids=sequence_ids,
@@ -167,22 +163,13 @@ class LayerStack(nn.Module):
             else:
                 specs = {mask: replace(mask, prefix_lengths=prefixes) for mask in masks}  # layers share prepared masks
                 masks = [specs[mask] for mask in masks]
-        memory = None
-        if source is not None:
-            # consecutive rows share a row of the source: the first of each group of equal rows
-            targets_per_source = getattr(getattr(cache, "cross_attention_cache", None), "targets_per_source", 1)
-            states, mask = source.states[::targets_per_source], source.attention_mask
-            if mask is not None and targets_per_source > 1:
-                mask = on_host(lambda rows: rows[::targets_per_source], mask)
-            memory_layout = build_memory_layout(layout, states, mask, source.sequence_ids)
-            memory = Memory(memory_layout.pack(states), memory_layout, BIDIRECTIONAL, targets_per_source)
         packed_ids = {name: layout.pack(tensor) for name, tensor in embedding_ids.items()}
         return run_stack(
             self.layers,
             self._embed_packed(layout.pack(words), word_embeddings, packed_ids),  # no reference: it can be freed
             layout,
             masks,
-            memory=memory,
+            memory=None if source is None else build_memory(source, layout, cache),
             past_key_values=cache,
             final_norm=self.final_norm,
             output_mask=output_mask,
@@ -194,6 +181,31 @@ class LayerStack(nn.Module):
         """(...) ids or (..., hidden) word embeddings -> (..., hidden) input of the first layer."""
         vectors = words if words.is_floating_point() else word_embeddings(words)
         return self.embedding_output(self.embed(vectors, **extra_ids))
+
+
+def mask_of_inputs(
+    input_ids: Tensor | None, inputs_embeds: Tensor | None, attention_mask: Any, cache: Cache | None
+) -> Any:
+    """The columns of an attention mask, (batch, past + length) with a cache, that belong to the inputs."""
+    inputs = inputs_embeds if input_ids is None else input_ids
+    if cache is None or not _is_padding_mask(attention_mask) or not isinstance(inputs, Tensor) or inputs.dim() < 2:
+        return attention_mask
+    length = inputs.shape[1]
+    return on_host(lambda mask: mask[:, -length:], attention_mask)
+
+
+def build_memory(source: EncodedSource, layout: Layout, cache: Cache | None) -> Memory:
+    """The memory of cross-attention for a decoder's `layout`.
+
+    Consecutive rows of the batch may share a row of the source, see `SharedSourceCache`.
+    """
+    targets_per_source = getattr(getattr(cache, "cross_attention_cache", None), "targets_per_source", 1)
+    # the first of each group of equal rows
+    states, mask = source.states[::targets_per_source], source.attention_mask
+    if mask is not None and targets_per_source > 1:
+        mask = on_host(lambda rows: rows[::targets_per_source], mask)
+    memory_layout = build_memory_layout(layout, states, mask, source.sequence_ids)
+    return Memory(memory_layout.pack(states), memory_layout, BIDIRECTIONAL, targets_per_source)
 
 
 def default_positions(
@@ -214,6 +226,11 @@ def default_positions(
 
 def _is_padding_mask(attention_mask: Any) -> bool:
     return isinstance(attention_mask, Tensor) and attention_mask.dim() == 2
+
+
+def extend_languages(langs: Tensor, length: int) -> Tensor:
+    """Truncate or extend (batch, steps) language ids to (batch, length); new tokens have the last language."""
+    return nn.functional.pad(langs, (0, max(0, length - langs.shape[1])), mode="replicate")[:, :length]
 
 
 def check_cache(cache: Cache | None, words: Tensor, past_length: int | Tensor, limit: int | None) -> None:
@@ -280,8 +297,9 @@ class TransformerDecoder(LayerStack, CtxPreTrainedModel):
         use_cache: bool | None = None,
         output_mask: Tensor | None = None,
         prefix_mask: Tensor | None = None,
+        source: EncodedSource | None = None,
         **kwargs: Any,
-    ) -> BaseModelOutputWithPast:
+    ) -> BaseModelOutputWithPastAndCrossAttentions:
         """Encode a batch. Other arguments and errors as in `TransformerEncoder.forward`.
 
         Args:
@@ -293,6 +311,7 @@ class TransformerDecoder(LayerStack, CtxPreTrainedModel):
                 computed unpadded.
             prefix_mask: (batch, length), 1 at the first tokens of each sequence, to which all of its tokens attend
                 (Raffel et al. 2020, section 3.2.1); None for none. Not with a cache that holds tokens.
+            source: The encoder's output, for layers with cross-attention.
         """
         cache = DynamicCache(config=self.config) if use_cache and past_key_values is None else past_key_values
         outputs = self.run_layers(
@@ -305,13 +324,15 @@ class TransformerDecoder(LayerStack, CtxPreTrainedModel):
             cache=cache,
             output_mask=output_mask,
             prefix_mask=prefix_mask,
+            source=source,
             **kwargs,
         )
-        return BaseModelOutputWithPast(
+        return BaseModelOutputWithPastAndCrossAttentions(
             last_hidden_state=outputs.last_hidden_state,
             past_key_values=cache,
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
+            cross_attentions=None if source is None else outputs.cross_attentions,
         )
 
 

@@ -6,18 +6,27 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from transformers.modeling_outputs import BaseModelOutputWithPooling
+from transformers import Cache
+from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 
+from hf_ctxmodels.architectures.transformer_decoder import (
+    EncodedSource,
+    build_memory,
+    check_cache,
+    default_positions,
+    mask_of_inputs,
+)
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_ids, cumulative_token_counts
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.attention.layouts import Layout, build_layout
-from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, MaskSpec
+from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, CAUSAL, MaskSpec
 from hf_ctxmodels.layers.attention.modules import SelfAttention
 from hf_ctxmodels.layers.transformer import (
     FeedForward,
     FirstTokenPooler,
+    Memory,
     StackOutput,
     TokenPositionTypeEmbeddings,
     TransformerBlock,
@@ -66,9 +75,11 @@ class TransformerEncoder(CtxPreTrainedModel):
         pooler: Computes `pooler_output` from the states of the first tokens, or None.
         extra_input_ids: Name of a further (batch, length) input of the embeddings -> configuration field with the
             number of ids. Such a family declares the input in the forward of its encoder, see also `HeadModel`.
+        is_decoder: Whether attention is causal, with a cache, as in the decoder of `CtxEncoderDecoderModel`.
     """
 
     accepts_4d_masks = True
+    is_decoder: bool = False
     extra_input_ids: ClassVar[Mapping[str, str]] = {}
     _input_embed_layer = "word_embeddings"
     _no_split_modules = ["TransformerBlock"]
@@ -103,8 +114,10 @@ class TransformerEncoder(CtxPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         sequence_ids: Tensor | None = None,
         output_mask: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        source: EncodedSource | None = None,
         **kwargs: Any,
-    ) -> BaseModelOutputWithPooling:
+    ) -> BaseModelOutputWithPoolingAndCrossAttentions:
         """Encode a batch.
 
         Args:
@@ -117,6 +130,9 @@ class TransformerEncoder(CtxPreTrainedModel):
                 sequence, whose tokens attend to each other only.
             output_mask: (batch, length) bool; `last_hidden_state` then has only these positions, (targets, hidden) in
                 row-major order, and the last layer is computed only there and at the pooler's first tokens.
+            past_key_values: Cache of the preceding tokens, only if `is_decoder`; `attention_mask` is then (batch, past
+                + length).
+            source: Output of the encoder, for layers with cross-attention.
             kwargs: `output_hidden_states`, `output_attentions` (by eager attention instead of sdpa), the ids of
                 `extra_input_ids`, and arguments of the attention function.
 
@@ -126,12 +142,12 @@ class TransformerEncoder(CtxPreTrainedModel):
         """
         output_flags = self.config.resolve_output_flags(kwargs)
         extra_ids = {name: kwargs.pop(name, None) for name in self.extra_input_ids}
-        if kwargs.get("past_key_values") is not None:
+        if past_key_values is not None and not self.is_decoder:
             raise CtxError("An encoder does not support past_key_values.", hint="remove past_key_values.")
         words = self.check_encoder_input(
             input_ids,
             inputs_embeds,
-            attention_mask,
+            mask_of_inputs(input_ids, inputs_embeds, attention_mask, past_key_values),
             self.config.max_sequence_length,
             width=getattr(self.config, "embedding_size", self.config.hidden_size),
             sequence_ids=sequence_ids,
@@ -145,23 +161,49 @@ class TransformerEncoder(CtxPreTrainedModel):
             check_ids("token_type_ids", token_type_ids, self.config.type_vocab_size, "type_vocab_size")
         for name, size_field in self.extra_input_ids.items():
             check_ids(name, extra_ids[name], getattr(self.config, size_field), size_field)
-        if position_ids is None:
+        past_length = 0 if past_key_values is None else past_key_values.get_seq_length()
+        check_cache(
+            getattr(past_key_values, "self_attention_cache", past_key_values),
+            words,
+            past_length,
+            self.config.max_sequence_length,
+        )
+        if position_ids is None and self.is_decoder:
+            counts = default_positions(words, attention_mask, sequence_ids, past_length)
+            position_ids = counts + self.config.first_position
+        elif position_ids is None:
             position_ids = self.default_positions(words, attention_mask, sequence_ids)
-        layout = build_layout(words, attention_mask, sequence_ids, self.config, **kwargs | output_flags)
+        layout = build_layout(
+            words,
+            attention_mask,
+            sequence_ids,
+            self.config,
+            past_key_values=past_key_values,
+            **kwargs | output_flags,
+        )
         hidden_states = self.embeddings(
             layout.pack(words),
             layout.pack(position_ids.expand(words.shape[:2])),
             None if token_type_ids is None else layout.pack(token_type_ids),
             **{name: layout.pack(ids) for name, ids in extra_ids.items() if ids is not None},
         )
-        mask = self.mask_spec(layout, token_type_ids)
-        outputs = self.run_layers(hidden_states, layout, output_mask, mask, **output_flags)
+        outputs = self.run_layers(
+            hidden_states,
+            layout,
+            output_mask,
+            CAUSAL if self.is_decoder else self.mask_spec(layout, token_type_ids),
+            None if source is None else build_memory(source, layout, past_key_values),
+            past_key_values,
+            **output_flags,
+        )
         first_tokens = None if self.pooler is None else outputs.layout.first_tokens(outputs.computed_states)
-        return BaseModelOutputWithPooling(
+        return BaseModelOutputWithPoolingAndCrossAttentions(
             last_hidden_state=outputs.last_hidden_state,
             pooler_output=None if self.pooler is None else self.pooler(first_tokens),
+            past_key_values=past_key_values,
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
+            cross_attentions=None if source is None else outputs.cross_attentions,
         )
 
     def default_positions(self, words: Tensor, attention_mask: Tensor | None, sequence_ids: Tensor | None) -> Tensor:
@@ -181,6 +223,8 @@ class TransformerEncoder(CtxPreTrainedModel):
         layout: Layout,
         output_mask: Tensor | None,
         mask: MaskSpec = BIDIRECTIONAL,
+        memory: Memory | None = None,
+        past_key_values: Cache | None = None,
         **output_flags: Any,
     ) -> StackOutput:
         """Run the layers on (..., hidden) states packed by `layout`; other arguments as in `run_stack`."""
@@ -189,6 +233,8 @@ class TransformerEncoder(CtxPreTrainedModel):
             hidden_states,
             layout,
             mask,
+            memory=memory,
+            past_key_values=past_key_values,
             output_mask=output_mask,
             include_first_tokens=self.pooler is not None,
             **output_flags,

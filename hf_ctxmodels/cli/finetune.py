@@ -52,6 +52,8 @@ def flag_sections(task: str) -> tuple[Section, ...]:
     names = set(FinetuningArguments.__dataclass_fields__)
     if not task_class.has_unlabeled_loss:
         names -= {"unlabeled_file"}
+    if task_class.auto_class != "AutoModelForSeq2SeqLM":
+        names -= {"decoder"}
     return (
         (FinetuningArguments, names),
         (TaskArguments, task_class.argument_names),

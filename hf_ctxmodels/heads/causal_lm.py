@@ -97,7 +97,7 @@ class ForCausalLM(HeadModel, GenerationMixin):
         )
         states, loss, logits = outputs.last_hidden_state, None, None
         if computes_logits:
-            logits = linear(self._output_layer, self.output_layer_input(slice_logits_to_keep(states, logits_to_keep)))
+            logits = self.token_logits(slice_logits_to_keep(states, logits_to_keep))
         if targets is not None:
             all_logits = logits if isinstance(logits_to_keep, int) and not logits_to_keep else None
             if computes_logits and all_logits is None:
@@ -150,8 +150,15 @@ class ForCausalLM(HeadModel, GenerationMixin):
         """
         if logits is not None:
             return loss_from_logits(logits, targets, num_items)
-        states = self.output_layer_input(outputs.last_hidden_state)
-        return language_modeling_loss(self._output_layer, states, targets, num_items)
+        return self.token_loss(outputs.last_hidden_state, targets, num_items)
+
+    def token_logits(self, states: Tensor) -> Tensor:
+        """(..., hidden) output of the encoder -> (..., vocabulary) logits."""
+        return linear(self._output_layer, self.output_layer_input(states))
+
+    def token_loss(self, states: Tensor, labels: Tensor, num_items: ItemCounts) -> Tensor:
+        """Mean cross-entropy in nats; (targets, hidden) states at the labeled positions."""
+        return language_modeling_loss(self._output_layer, self.output_layer_input(states), labels, num_items)
 
     @property
     def _output_layer(self) -> nn.Linear:

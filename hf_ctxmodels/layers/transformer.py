@@ -1,6 +1,7 @@
 """The layers of Transformers: embeddings, feed-forward networks, the block, the stack of blocks, and the pooler."""
 
 from collections.abc import Callable, Iterable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -202,15 +203,20 @@ class TransformerBlock(GradientCheckpointingLayer):
         self.attention = self_attention
         self.attention_norm = norm_cls(hidden_size)
         self.attention_residual = ResidualSum()
-        self.cross_attention = cross_attention
+        self.cross_attention: CrossAttention | None = None
         if cross_attention is not None:
-            self.cross_attention_norm = norm_cls(hidden_size)
-            self.cross_attention_residual = ResidualSum()
+            self.add_cross_attention(cross_attention)
         self.feed_forward = feed_forward
         self.feed_forward_norm = norm_cls(hidden_size)
         self.feed_forward_residual = ResidualSum()
         self.dropout = Dropout(dropout)
         self.prepacked: PrepackedBlock | None = None
+
+    def add_cross_attention(self, cross_attention: CrossAttention) -> None:
+        """Add cross-attention between self-attention and the feed-forward network, with a norm like the others."""
+        self.cross_attention = cross_attention
+        self.cross_attention_norm = deepcopy(self.attention_norm)
+        self.cross_attention_residual = ResidualSum()
 
     def prepack(self) -> None:
         """Prepack the linear layers for inference, see `CtxPreTrainedModel.prepare_for_inference`."""

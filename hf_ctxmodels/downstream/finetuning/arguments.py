@@ -47,6 +47,20 @@ class NewModelOptions:
     config: str | None = flag(None, "Size, or JSON file of configuration fields; by default tiny.")
 
 
+@dataclass(frozen=True)
+class SharedDecoderOptions:
+    """The decoder shares the weights of --model, except for the cross-attention (Rothe et al. 2020)."""
+
+
+@dataclass(frozen=True)
+class SeparateDecoderOptions:
+    """The decoder has separate weights."""
+
+    model: str | None = flag(
+        None, "Checkpoint of the decoder, with the tokenizer of --model; by default --model, as in BERT2BERT."
+    )
+
+
 @dataclass
 class StartingModelArguments(ParsedChoices):
     """Model."""
@@ -67,6 +81,21 @@ class StartingModelArguments(ParsedChoices):
     task_name: str | None = flag(
         None, "Task of a multi-task --model whose encoder and head are the start.", conflicts=("family", "features")
     )
+
+    decoder: SharedDecoderOptions | SeparateDecoderOptions | None = flag(
+        None,
+        "Make an encoder-decoder: --model is the encoder, and this language model, with new cross-attention, the "
+        "decoder.",
+        {"shared": SharedDecoderOptions, "separate": SeparateDecoderOptions},
+        conflicts=("family", "features", "task_name"),
+    )
+
+    @property
+    def decoder_model(self) -> str | None:
+        """Directory or Hub id of the decoder, by default of `model`; None without a `decoder`."""
+        if self.decoder is None:
+            return None
+        return getattr(self.decoder, "model", None) or self.model
 
     @property
     def tokenizer_source(self) -> str | None:

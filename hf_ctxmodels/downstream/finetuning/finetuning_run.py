@@ -24,9 +24,11 @@ from hf_ctxmodels.downstream.finetuning.arguments import (
     FinetuningArguments,
     FinetuningLoopArguments,
     FinetuningMethods,
+    SharedDecoderOptions,
     StartingModelArguments,
 )
 from hf_ctxmodels.downstream.finetuning.feature_cache import cache_features
+from hf_ctxmodels.downstream.finetuning.model_pairs import load_pair, open_pair
 from hf_ctxmodels.downstream.finetuning.reinitialization import replace_label_weights
 from hf_ctxmodels.downstream.finetuning.task_evaluation import TaskEvaluation, learned_baseline_scores
 from hf_ctxmodels.downstream.finetuning.task_loss import TaskLoss
@@ -73,7 +75,7 @@ from hf_ctxmodels.training.training_state import flags_identity
 from hf_ctxmodels.training.training_step import EpochIndexed
 
 # Fields that a resumed run may change, because the model's class, configuration and tokenizer are compared.
-UNCOMPARED_FIELDS = ("family", "config_options", "model", "task_name", "predictions_file")
+UNCOMPARED_FIELDS = ("family", "config_options", "model", "decoder", "task_name", "predictions_file")
 DATA_FILES = ("train_file", "additional_train_files", "validation_file", "unlabeled_file")
 
 
@@ -86,7 +88,7 @@ def network_arguments(
     The model has the learning rate of its fine-tuning, and the network by default at least `NETWORK_LEARNING_RATE`.
     """
     source = arguments.model
-    if source is None or arguments.task_name is not None:
+    if source is None or arguments.task_name is not None or arguments.decoder is not None:
         return arguments, loop_arguments
     config = load_config(source)
     if not needs_network(config, task.auto_class):
@@ -127,6 +129,10 @@ def load_config_and_tokenizer(
         check_has_head(CtxTaskNetworkConfig, task, "--features", "pass a model by --model.")
         changes = parse_config_options(arguments.config_options)
         return new_network(parse_features(arguments.features), changes)
+    if arguments.decoder_model is not None:
+        changes = parse_config_options(arguments.config_options)
+        share_weights = isinstance(arguments.decoder, SharedDecoderOptions)
+        return load_pair(str(source), arguments.decoder_model, share_weights, changes)
     if source is not None:
         changes = parse_config_options(arguments.config_options)
         config = load_config(source)
@@ -213,6 +219,8 @@ def open_model(
     source, task_name = arguments.model, arguments.task_name
     if source is None:
         model = new_model(task.auto_class, config)
+    elif arguments.decoder_model is not None:
+        model = open_pair(source, arguments.decoder_model, config)
     else:
         weights = None
         if task_name is not None:

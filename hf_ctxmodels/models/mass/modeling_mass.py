@@ -10,7 +10,7 @@ from hf_ctxmodels.architectures.encoder_decoder import EncoderDecoder, Transform
 from hf_ctxmodels.architectures.encoder_decoder_heads import TransformerForConditionalGeneration
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.models.mass.configuration_mass import CtxMassConfig
-from hf_ctxmodels.models.xlm.modeling_xlm import extend_languages, language_ids
+from hf_ctxmodels.models.xlm.modeling_xlm import language_ids
 
 
 class CtxMassPreTrainedModel(CtxPreTrainedModel):
@@ -62,13 +62,3 @@ class CtxMassForConditionalGeneration(TransformerForConditionalGeneration, CtxMa
     def build_head(self, config: CtxMassConfig) -> None:
         """Create the output layer."""
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=config.output_bias)
-
-    def prepare_inputs_for_generation(
-        self, input_ids: Tensor, *args: Any, decoder_langs: Tensor | None = None, **kwargs: Any
-    ) -> dict[str, Any]:
-        """Prepare inputs as in transformers; new tokens have the last language of `decoder_langs`."""
-        inputs = super().prepare_inputs_for_generation(input_ids, *args, **kwargs)
-        if decoder_langs is not None:
-            end, steps = input_ids.shape[1], inputs["decoder_input_ids"].shape[1]
-            inputs["decoder_langs"] = extend_languages(decoder_langs, end)[:, end - steps :]
-        return inputs

@@ -12,7 +12,12 @@ from transformers.core_model_loading import WeightRenaming, WeightTransform
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from hf_ctxmodels import heads
-from hf_ctxmodels.architectures.transformer_decoder import DecoderHeadModel, TransformerDecoder, is_not_trailing_padding
+from hf_ctxmodels.architectures.transformer_decoder import (
+    DecoderHeadModel,
+    TransformerDecoder,
+    extend_languages,
+    is_not_trailing_padding,
+)
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.host_copies import host_copy, is_traced, on_host
 from hf_ctxmodels.core.inputs import check_aligned, check_ids
@@ -201,11 +206,6 @@ def language_ids(config: Any, words: Tensor, langs: Tensor | None, name: str = "
             "tokenizer's `language`; or set config.default_lang.",
         )
     return torch.full((batch_size, length), config.default_lang, device=words.device)
-
-
-def extend_languages(langs: Tensor, length: int) -> Tensor:
-    """Truncate or extend (batch, steps) language ids to (batch, length); new tokens have the last language."""
-    return nn.functional.pad(langs, (0, max(0, length - langs.shape[1])), mode="replicate")[:, :length]
 
 
 class CtxXLMHeadModel(DecoderHeadModel, CtxXLMPreTrainedModel):
