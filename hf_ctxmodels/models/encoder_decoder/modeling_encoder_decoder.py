@@ -7,7 +7,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
@@ -87,25 +87,28 @@ class CtxEncoderDecoderModel(EncoderDecoder, CtxEncoderDecoderPreTrainedModel):
         self.decoder = build_decoder(config.decoder)
         source_size, target_size = config.encoder.hidden_size, config.decoder.hidden_size
         self.source_projection = None if source_size == target_size else nn.Linear(source_size, target_size)
-        if config.share_weights:  # one table of tied weights, without chains
-            self.decoder.all_tied_weights_keys = {}
+        if config.share_weights:
+            self._tied_weights_keys = self._shared_weights()
+            self.decoder.all_tied_weights_keys = {}  # a table without chains
         self.post_init()
 
-    def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
-        """Weight of the decoder -> weight that it is tied to: of the decoder, or with `share_weights` of the
-        encoder."""
-        if not self.config.share_weights:
-            return super().get_expanded_tied_weights_keys(all_submodels)
-        decoder, prefix = self.decoder, self.decoder.base_model_prefix
+    def _shared_weights(self) -> dict[str, str]:
+        """Weight of the decoder -> weight of the encoder, also for an output layer that is tied to the embeddings."""
+        decoder = self.decoder
         encoder_names = {name for name, _ in self.encoder.named_parameters(remove_duplicate=False)}
         shared = {
-            f"decoder.{prefix}.{name}": f"encoder.{name}"
+            f"{decoder.base_model_prefix}.{name}": f"encoder.{name}"
             for name, _ in decoder.base_model.named_parameters(remove_duplicate=False)
             if name in encoder_names
         }
-        tied = decoder.get_expanded_tied_weights_keys(all_submodels=False)
-        output_layer = {f"decoder.{name}": shared[f"decoder.{source}"] for name, source in tied.items()}
-        return shared | output_layer
+        tied = {name: shared[source] for name, source in decoder.get_expanded_tied_weights_keys().items()}
+        return {f"decoder.{name}": source for name, source in (shared | tied).items()}
+
+    def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
+        """Weight -> weight that it is tied to: with `share_weights` of the encoder, else of the decoder's head."""
+        if self.config.share_weights:
+            return dict(self._tied_weights_keys or {})
+        return super().get_expanded_tied_weights_keys(all_submodels)
 
     @property
     def decoder_word_embeddings(self) -> nn.Module:
@@ -297,8 +300,8 @@ def pair_config(encoder: Checkpoint, decoder: Checkpoint, **fields: Any) -> CtxE
         sides["decoder"].causal = True
     try:
         return CtxEncoderDecoderConfig(**sides, **fields)
-    except ValueError as error:
-        raise CtxError(str(error), location=f"{encoder}, {decoder}", hint="use two checkpoints that fit.") from error
+    except StrictDataclassError as error:
+        raise CtxError(str(error.__cause__ or error), location=f"{encoder}, {decoder}", hint="use two checkpoints that fit.") from error
 
 
 def _load_config(source: Checkpoint) -> Any:
