@@ -143,7 +143,7 @@ def encoder_decoder_spec(config: CtxEncoderDecoderConfig) -> FamilySpec:
         models=dict(encoder_decoder.MODELS),
         sizes={},
         published={},
-        objective_classes={},
+        objective_classes={"back-translation": "BackTranslation"},
         seq2seq_finetuning=None,
         conversion=[],
         reference_heads={},

@@ -1,5 +1,6 @@
 """Pretraining objectives: how documents become examples, their corruption and their targets."""
 
+from hf_ctxmodels.objectives.back_translation import BackTranslation, DataCollatorForBackTranslation
 from hf_ctxmodels.objectives.base import BaselineOptions, Objective
 from hf_ctxmodels.objectives.bidirectional_lm import BidirectionalLM, DataCollatorForBidirectionalLM
 from hf_ctxmodels.objectives.causal_lm import CausalLM, DataCollatorForCausalLM, DocumentLM, SegmentLM

@@ -100,6 +100,9 @@ class Objective(PaddingCollator):
     immutable_config_fields: tuple[str, ...] = field(default=(), init=False, repr=False)
     """Names of `config_fields` that cannot be changed in a trained model."""
 
+    loss_function: Any = field(default=None, init=False, repr=False)
+    """The training loss, a `LossFunction` of the training loop; None for the loss of the model's forward."""
+
     statistics: Counter[str] = field(default_factory=Counter, init=False, repr=False)
     """Counts of `examples` in this process: documents, sentences, tokens, truncated_tokens and others."""
 

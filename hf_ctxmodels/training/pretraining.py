@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 
 from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError
@@ -219,6 +219,7 @@ def prepare_pretraining(
         training_examples, collate, evaluate = mixture.examples, mixture.collate, mixture.evaluate
         identity |= mixture.identity
         mixing_rates |= mixture.rates
+    loss_function = objective.loss_function if make_setup is None else None
     loop = TrainingLoop(
         setup.model,
         training_examples,
@@ -227,6 +228,8 @@ def prepare_pretraining(
         accelerator,
         tokenizer=tokenizer,
         evaluate=evaluate,
+        loss_function=loss_function,
+        callbacks=[loss_function] if isinstance(loss_function, TrainerCallback) else [],
         identity={**identity, **setup.identity},
         contiguous=objective.sampling.contiguous,
     )

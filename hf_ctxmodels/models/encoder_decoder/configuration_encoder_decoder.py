@@ -104,10 +104,18 @@ class CtxEncoderDecoderConfig(CtxConfig):
         """Number of languages of the language embeddings; 1 without any."""
         return max(getattr(config, "n_langs", 1) for config in (self.encoder, self.decoder))
 
+    @n_langs.setter
+    def n_langs(self, value: int) -> None:
+        self._require_equal("n_langs", value)
+
     @property
     def lang2id(self) -> dict[str, int] | None:
         """Language name -> id of the language embeddings, or None."""
         return getattr(self.encoder, "lang2id", None) or getattr(self.decoder, "lang2id", None)
+
+    @lang2id.setter
+    def lang2id(self, value: dict[str, int] | None) -> None:
+        self._require_equal("lang2id", value)
 
     @property
     def default_lang(self) -> int | None:
@@ -117,6 +125,11 @@ class CtxEncoderDecoderConfig(CtxConfig):
     @default_lang.setter
     def default_lang(self, value: int | None) -> None:
         self.encoder.default_lang = value
+
+    def _require_equal(self, name: str, value: Any) -> None:
+        """Raise ValueError for a change of the languages, which belong to the two models."""
+        if value != getattr(self, name):
+            raise ValueError(f"{name}={value}, but the models of the checkpoints have {getattr(self, name)}.")
 
 
 def find_config_class(model_type: str) -> type[CtxConfig]:

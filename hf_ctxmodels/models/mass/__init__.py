@@ -36,7 +36,11 @@ SPEC = FamilySpec(
         "AutoModelForPreTraining": CtxMassForConditionalGeneration,
         "AutoModelForSeq2SeqLM": CtxMassForConditionalGeneration,
     },
-    objective_classes={"masked-segment": "MaskedSegment", "masked-translation": "MaskedTranslation"},
+    objective_classes={
+        "masked-segment": "MaskedSegment",
+        "masked-translation": "MaskedTranslation",
+        "back-translation": "BackTranslation",
+    },
     sizes=SIZES,
     # counts of this implementation (transformers has no such class); 123 and 208 million according to the release
     published={
