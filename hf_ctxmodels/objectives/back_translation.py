@@ -25,7 +25,7 @@ from hf_ctxmodels.objectives.tokenized_documents import document_batches
 
 _WORD_END = "</w>"  # suffix of the last subword of a word
 _SOURCE_INPUTS = ("sentence_ids", "sentence_mask", "other_langs")
-# longest generated text in tokens, relative to the longest source, as in the released code
+# longest translation in tokens, relative to its sentence; in the released code, to the longest sentence of a batch
 _LENGTH_FACTOR, _LENGTH_OFFSET = 1.3, 5
 
 
@@ -197,29 +197,29 @@ def translate(
         langs: (batch, ...) language ids, of which the first is the language of a sentence.
 
     Returns: input_ids, attention_mask and langs (batch, length) of the translations, which begin with the decoder's
-    start token and end with the end token, also if it was not generated.
+    start token and end with the end token. A translation has at most 1.3 times the tokens of its sentence, plus 5; a
+    longer one is cut there, so that it does not depend on the other sentences of the batch.
     """
-    limit = max_input_length(model.config)
-    max_new_tokens = int(_LENGTH_FACTOR * sentence_ids.shape[1]) + _LENGTH_OFFSET
-    if limit is not None:
-        max_new_tokens = min(max_new_tokens, limit - 1)
+    limits = (_LENGTH_FACTOR * sentence_mask.sum(1)).long() + _LENGTH_OFFSET
+    if (max_length := max_input_length(model.config)) is not None:
+        limits = limits.clamp(max=max_length - 1)
     with evaluation_mode(model):
         generated = model.generate(
             input_ids=sentence_ids,
             attention_mask=sentence_mask,
             langs=langs[:, :1].expand_as(sentence_ids),
             decoder_langs=other_langs[:, None],
-            max_new_tokens=max_new_tokens,
+            max_new_tokens=int(limits.max()),
             num_beams=1,
             do_sample=False,
         )
     ends = model.config.eos_token_id
     end_id = ends if isinstance(ends, int) else ends[0]
-    is_end = generated[:, 1:] == end_id
+    steps = torch.arange(1, generated.shape[1], device=generated.device)
+    is_end = (generated[:, 1:] == end_id) | (steps == limits[:, None])
     has_end_before = is_end.cumsum(1) - is_end.long() > 0
+    generated[:, 1:] = generated[:, 1:].masked_fill(is_end, end_id)
     tokens = torch.cat([torch.ones_like(is_end[:, :1]), ~has_end_before], 1)
-    is_unfinished = ~is_end.any(1)
-    generated[is_unfinished, -1] = end_id
     pad_token_id = model.config.pad_token_id
     return {
         "input_ids": generated.masked_fill(~tokens, 0 if pad_token_id is None else pad_token_id),
