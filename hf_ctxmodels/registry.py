@@ -115,6 +115,8 @@ def get_family(key: str | PreTrainedConfig | PreTrainedModel) -> FamilySpec:
     """
     if isinstance(key, PreTrainedModel):
         key = key.config
+    if key == CtxEncoderDecoderConfig.model_type:
+        key = CtxEncoderDecoderConfig()
     if isinstance(key, CtxEncoderDecoderConfig):
         return encoder_decoder_spec(key)
     for family in FAMILIES.values():

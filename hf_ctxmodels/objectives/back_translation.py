@@ -175,7 +175,9 @@ class BackTranslationLoss(TrainerCallback):
             output["denoising_loss"] = loss.detach()
             terms.append(denoising_weight * loss)
         if translation_weight:
-            sources = translate(getattr(model, "module", model), *(batch[name] for name in _SOURCE_INPUTS), batch["langs"])
+            sources = translate(
+                getattr(model, "module", model), *(batch[name] for name in _SOURCE_INPUTS), batch["langs"]
+            )
             loss = model(**sources, **targets, num_items_in_batch=num_items_in_batch).loss
             output["back_translation_loss"] = loss.detach()
             terms.append(translation_weight * loss)

@@ -238,7 +238,9 @@ class TestPair:
     @pytest.fixture
     def saved(self, tmp_path: Path) -> Path:
         """Checkpoints of BERT and GPT-2 with the tokenizer of BERT."""
-        model, tokenizer = tiny_pair("bert", "AutoModelForMaskedLM", ["a cat sat", "the dog ran"], initializer_range=0.2)
+        model, tokenizer = tiny_pair(
+            "bert", "AutoModelForMaskedLM", ["a cat sat", "the dog ran"], initializer_range=0.2
+        )
         save(tmp_path / "bert", model, tokenizer)
         fields = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
         gpt2 = FAMILIES["gpt2"].models["AutoModelForCausalLM"](tiny_config(FAMILIES["gpt2"], **fields))
@@ -270,7 +272,10 @@ class TestPair:
             saved / "bert", saved / "bert", tokenizer=self.tokenizer, share_weights=True
         )
         decoder = model.model.decoder
-        assert decoder.bert.layers[0].feed_forward.up_proj.weight is model.model.encoder.layers[0].feed_forward.up_proj.weight
+        assert (
+            decoder.bert.layers[0].feed_forward.up_proj.weight
+            is model.model.encoder.layers[0].feed_forward.up_proj.weight
+        )
         assert decoder.mlm_head.decoder.weight is model.get_input_embeddings().weight
 
     @pytest.mark.parametrize(

@@ -8,12 +8,8 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from hf_ctxmodels.architectures.configurations import CtxLSTMLanguageModelConfig
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.models.encoder_decoder import (
-    CtxEncoderDecoderConfig,
-    CtxEncoderDecoderForConditionalGeneration,
-    pair_config,
-    target_token_ids,
-)
+from hf_ctxmodels.models.encoder_decoder import CtxEncoderDecoderConfig, CtxEncoderDecoderForConditionalGeneration
+from hf_ctxmodels.models.encoder_decoder.modeling_encoder_decoder import pair_config, target_token_ids
 from hf_ctxmodels.models.lmseq2seq import CtxLmSeq2SeqForConditionalGeneration, CtxLmSeq2SeqTokenizer
 from hf_ctxmodels.training.model_loading import change_config, load_config, load_tokenizer, new_model, verify_weights
 
@@ -37,7 +33,9 @@ def load_pair(
     if isinstance(load_config(encoder), CtxLSTMLanguageModelConfig):
         if share_weights:
             raise CtxError(
-                "LSTM language models do not share weights.", location=location, hint="use --decoder separate:model=DIR."
+                "LSTM language models do not share weights.",
+                location=location,
+                hint="use --decoder separate:model=DIR.",
             )
         recurrent = CtxLmSeq2SeqForConditionalGeneration.from_pretrained_pair(encoder, decoder, **changes)
         return recurrent.config, CtxLmSeq2SeqTokenizer.from_pretrained_pair(encoder, decoder)

@@ -115,7 +115,8 @@ class Seq2Seq(Task[SourceTarget]):
         token or too few positions, or if a language is missing or unknown."""
         if type(config) not in AutoModelForSeq2SeqLM._model_mapping:
             raise CtxError(
-                f"{type(config).__name__} has no class for {self.auto_class}.", hint="use an encoder-decoder, or make one by --decoder."
+                f"{type(config).__name__} has no class for {self.auto_class}.",
+                hint="use an encoder-decoder, or make one by --decoder.",
             )
         limit, shared = max_input_length(config), max_pair_length(config)
         source, target = self.arguments.max_length, self.arguments.max_target_length

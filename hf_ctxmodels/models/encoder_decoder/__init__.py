@@ -7,8 +7,6 @@ from hf_ctxmodels.models.encoder_decoder.configuration_encoder_decoder import Ct
 from hf_ctxmodels.models.encoder_decoder.modeling_encoder_decoder import (
     CtxEncoderDecoderForConditionalGeneration,
     CtxEncoderDecoderModel,
-    pair_config,
-    target_token_ids,
 )
 
 MODELS = {

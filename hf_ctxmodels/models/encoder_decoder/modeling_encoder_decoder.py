@@ -301,7 +301,9 @@ def pair_config(encoder: Checkpoint, decoder: Checkpoint, **fields: Any) -> CtxE
     try:
         return CtxEncoderDecoderConfig(**sides, **fields)
     except StrictDataclassError as error:
-        raise CtxError(str(error.__cause__ or error), location=f"{encoder}, {decoder}", hint="use two checkpoints that fit.") from error
+        raise CtxError(
+            str(error.__cause__ or error), location=f"{encoder}, {decoder}", hint="use two checkpoints that fit."
+        ) from error
 
 
 def _load_config(source: Checkpoint) -> Any:
