@@ -24,13 +24,12 @@ from hf_ctxmodels.objectives.masked_segment import MaskingWithLanguages
 from hf_ctxmodels.objectives.tokenized_documents import document_batches
 
 _WORD_END = "</w>"  # suffix of the last subword of a word
-_SOURCE_INPUTS = ("sentence_ids", "sentence_mask", "other_langs")
-# longest translation in tokens, relative to its sentence; in the released code, to the longest sentence of a batch
+# longest translation in tokens, relative to its sentence; in the release, to the longest sentence of a batch
 _LENGTH_FACTOR, _LENGTH_OFFSET = 1.3, 5
 
 
 def parse_schedule(text: str, name: str) -> list[tuple[int, float]]:
-    """The (step, weight) points of "0:1,100000:0.1,300000:0", or of a constant "1"; raises CtxError for another form."""
+    """The (step, weight) points of "0:1,100000:0.1,300000:0", or of a constant; raises CtxError for another form."""
     try:
         points = [(0, float(text))] if ":" not in text else []
         if not points:
@@ -49,7 +48,8 @@ def parse_schedule(text: str, name: str) -> list[tuple[int, float]]:
 
 def scheduled_weight(points: list[tuple[int, float]], step: int) -> float:
     """The weight at a step, interpolated linearly, and constant after the last point."""
-    return float(np.interp(step, *zip(*points, strict=True)))
+    steps, weights = zip(*points, strict=True)
+    return float(np.interp(step, steps, weights))
 
 
 @dataclass
@@ -142,8 +142,8 @@ class BackTranslationOutput(ModelOutput):
 
 
 class BackTranslationLoss(TrainerCallback):
-    """Loss of `BackTranslation`: lambda_ae times the loss of denoising, plus lambda_bt times the loss of generating each
-    sentence from its translation by the current model.
+    """Loss of `BackTranslation`: lambda_ae times the loss of denoising, plus lambda_bt times the loss of generating
+    each sentence from its translation by the current model.
 
     The translation is generated greedily in evaluation mode and without gradients. It is a `LossFunction` of the
     training loop, and a callback, for the step of the schedules.
@@ -175,9 +175,8 @@ class BackTranslationLoss(TrainerCallback):
             output["denoising_loss"] = loss.detach()
             terms.append(denoising_weight * loss)
         if translation_weight:
-            sources = translate(
-                getattr(model, "module", model), *(batch[name] for name in _SOURCE_INPUTS), batch["langs"]
-            )
+            sentences = {name: batch[name] for name in ("sentence_ids", "sentence_mask", "other_langs", "langs")}
+            sources = translate(getattr(model, "module", model), **sentences)
             loss = model(**sources, **targets, num_items_in_batch=num_items_in_batch).loss
             output["back_translation_loss"] = loss.detach()
             terms.append(translation_weight * loss)
@@ -232,19 +231,19 @@ def translate(
 
 @dataclass
 class BackTranslation(DataCollatorForBackTranslation, MaskingWithLanguages):
-    """Unsupervised translation: reconstruct sentences from noise, and from their translations by the current model.
+    """Unsupervised translation: reconstruct sentences from noise, and from translations by the current model.
 
-    An example is a sentence of a text in one of at least two languages, which have tags (`--language_tags`). A sentence
-    that is longer than `max_length` is skipped and counted. Every step has both losses, each on all sentences of the
-    batch; in the released code they alternate. The model is pretrained: MASS, or an encoder-decoder from two XLM models.
+    An example is a sentence of a text in one of at least two languages, which have tags (`--language_tags`). A longer
+    sentence than `max_length` is skipped and counted. Every step has both losses, on all sentences of the batch; in the
+    released code they alternate. The model is pretrained: MASS, or an encoder-decoder from two XLM models.
 
     | document | source | targets |
     |---|---|---|
     | `a b c d` in English | `</s> b a _ d </s>` in English | `a b c d </s>` in English |
-    | `a b c d` in English | `</s> A B C </s>` in French, generated from `</s> a b c d </s>` | `a b c d </s>` in English |
+    | `a b c d` in English | `</s> A B C </s>` in French, generated from the sentence | `a b c d </s>` in English |
 
-    References: Lample & Conneau 2019 (arXiv 1901.07291), section 3.4; Lample et al. 2018 (arXiv 1711.00043; 1804.07755);
-    Song et al. 2019 (arXiv 1905.02450), section 4.2, without denoising (`lambda_ae=0`); and the released code.
+    References: Lample & Conneau 2019 (arXiv 1901.07291), section 3.4; Lample et al. 2018 (arXiv 1711.00043 and
+    1804.07755); Song et al. 2019 (arXiv 1905.02450), section 4.2, without denoising (`lambda_ae=0`); the released code.
     Related: `MaskedSegment` pretrains MASS; `MaskedTranslation` learns from translations.
 
     Example:

@@ -86,7 +86,8 @@ def export_encoder_decoder(model: Any, directory: Path) -> None:
             f"transformers has no class for a decoder {type(decoder).__name__} with cross-attention.",
             hint="use save_pretrained.",
         )
-    weights, configs = {}, {}
+    weights: dict[str, Tensor] = {}
+    configs: dict[str, Any] = {}
     with TemporaryDirectory() as folder:
         for name, side in (("encoder", encoder), ("decoder", decoder)):
             options = {"add_pooling_layer": False} if getattr(side, "pooler", True) is None else {}

@@ -80,9 +80,11 @@ class CtxEncoderDecoderModel(EncoderDecoder, CtxEncoderDecoderPreTrainedModel):
     """
 
     has_segments = True
+    encoder: Any
+    decoder: Any
 
     def __init__(self, config: CtxEncoderDecoderConfig) -> None:
-        CtxPreTrainedModel.__init__(self, config)
+        super(EncoderDecoder, self).__init__(config)  # without the stacks of one configuration
         self.encoder = build_encoder(config.encoder)
         self.decoder = build_decoder(config.decoder)
         source_size, target_size = config.encoder.hidden_size, config.decoder.hidden_size
@@ -123,7 +125,7 @@ class CtxEncoderDecoderModel(EncoderDecoder, CtxEncoderDecoderPreTrainedModel):
         """Replace the word embeddings of the encoder."""
         self.encoder.set_input_embeddings(value)
 
-    def decode(
+    def decode(  # type: ignore[override]  # named arguments
         self,
         *,
         source: EncodedSource,
@@ -153,7 +155,7 @@ class CtxEncoderDecoderForConditionalGeneration(
     """
 
     encoder_class = CtxEncoderDecoderModel
-    output_layer_name = None
+    output_layer_name = None  # type: ignore[assignment]
 
     def build_head(self, config: CtxEncoderDecoderConfig) -> None:
         """Create nothing: the decoder has the output layer."""
