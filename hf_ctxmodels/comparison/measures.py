@@ -141,7 +141,7 @@ class MinimalPairs(Measure):
 
     def evaluate(self, checkpoint: MeasuredCheckpoint) -> Evaluation | None:
         """Accuracy over all pairs, and of each phenomenon; of a pair of discriminator and generator the accuracy of the
-        discriminator, whose encoder is what other measures evaluate, and in addition that of the generator."""
+        discriminator, whose encoder the other measures evaluate, and in addition the accuracy of the generator."""
         if saved_language_model_class(checkpoint.config) is None:
             return None
         model, tokenizer = load_language_model(str(checkpoint.path))

@@ -265,7 +265,7 @@ def _read_variants(root: YamlMapping, path: Path) -> tuple[list[Variant], dict[s
 
 @contextmanager
 def _located_errors(location: str) -> Iterator[None]:
-    """Add the place in the plan to an error in the value of a flag or an option."""
+    """Add the location in the plan to an error in the value of a flag or an option."""
     try:
         yield
     except CtxError as error:

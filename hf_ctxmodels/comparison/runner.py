@@ -1,4 +1,4 @@
-"""Runs the parts of a plan that are not finished: tokenizers, sizes, pretraining, measures and baselines.
+"""Runs the unfinished parts of a plan: tokenizers, sizes, pretraining, measures and baselines.
 
 Every part has an output file, written atomically, whose name has a digest of all that determines the part. A part
 whose file exists is never run again. Several processes share a directory: each run is locked by one of them.
@@ -47,7 +47,7 @@ class Record(NamedTuple):
     Attributes:
         variant: Name of a variant, or of a baseline.
         family: Its family; None for a baseline.
-        budget, seed: Those of the run; None for a baseline.
+        budget, seed: Budget and seed of the run; None for a baseline.
         step, words, flops: Position of the checkpoint; None for a baseline.
         digest: Digest of the recipe, the text and the tokenizer.
     """
@@ -234,7 +234,7 @@ class Comparison:
         return is_new
 
     def total_steps(self, run: Run, size: RunSize) -> int:
-        """Steps of a run: those of a finished one, else those of its budget."""
+        """Steps of a run: as recorded if it is finished, else from its budget."""
         if (self.run_folder(run) / SUMMARY_FILE).exists():
             return TrainingSummary.load(self.run_folder(run)).steps
         return size.steps(run.budget, self.plan.budget[run.budget])
