@@ -100,12 +100,12 @@ class Measure(ABC):
     def evaluate(self, checkpoint: MeasuredCheckpoint) -> Evaluation | None:
         """The metrics of a checkpoint; None if the measure is not defined for its family."""
 
-    def baselines(self, tokenizer: Path, documents: Documents, held_out: Documents) -> dict[str, Values]:
+    def baselines(self, tokenizer: Path, documents: Documents) -> dict[str, Values]:
         """Name of a baseline without a model -> its metrics.
 
         Args:
             tokenizer: Directory of a tokenizer, for token frequencies.
-            documents, held_out: The training and the held-out text of the plan.
+            documents: The training text of the plan.
         """
         return {}
 
@@ -158,7 +158,7 @@ class MinimalPairs(Measure):
             values = _pair_values(self.pairs, score_originals) | {"generator": values["accuracy"]}
         return Evaluation(values, f"by {score_kind}")
 
-    def baselines(self, tokenizer: Path, documents: Documents, held_out: Documents) -> dict[str, Values]:
+    def baselines(self, tokenizer: Path, documents: Documents) -> dict[str, Values]:
         """Log-probability under token frequencies."""
         texts = _first_words(documents, self.unigram_words)
         return {"frequency": _pair_values(self.pairs, unigram_scorer(load_tokenizer(tokenizer), texts))}
@@ -269,7 +269,7 @@ class Probing(Measure):
         values = {name: numbers[0] for name, numbers in scores[best].items()}
         return Evaluation(values | {"layer": float(best)})
 
-    def baselines(self, tokenizer: Path, documents: Documents, held_out: Documents) -> dict[str, Values]:
+    def baselines(self, tokenizer: Path, documents: Documents) -> dict[str, Values]:
         """The majority label, also of each word type; the chain for trees."""
         run = ProbingRun(None, None, self.data, ProbingOptions())  # type: ignore[arg-type]
         return {name: {"score": value} for name, value in run.baselines()[self.task].items()}

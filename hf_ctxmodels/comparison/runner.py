@@ -228,7 +228,7 @@ class Comparison:
             baselines = self.baseline_file(measure, run.variant)
             if not baselines.exists():
                 self._check_time()
-                values = measure.baselines(self.tokenizer_folder(run.variant), *self.documents)
+                values = measure.baselines(self.tokenizer_folder(run.variant), self.documents[0])
                 write_text_file(baselines, json.dumps(values, indent=2) + "\n")
                 is_new = True
         return is_new
