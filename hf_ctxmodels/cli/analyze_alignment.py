@@ -41,7 +41,9 @@ class AlignmentArguments(WordAnalysisArguments):
             raise CtxError("Expected two models, or a multilingual one.", location="--model", hint="remove some.")
         if len(self.text) not in (1, 2):
             raise CtxError(
-                "Expected two files of translations, or a file of pairs.", location="--text", hint="use FILE FILE."
+                "Expected two files of translations, or a file of pairs.",
+                location="--text",
+                hint="use FILE FILE, or a FILE with two columns.",
             )
         if self.languages and (len(self.languages) != 2 or len(self.model) != 1):
             raise CtxError(

@@ -101,8 +101,10 @@ def run(
             flag="--predictions_file",
             overwrite=loop_arguments.overwrite or bool(loop_arguments.resume),
             inputs=(
-                *(arguments.train_file, *arguments.additional_train_files),
-                *(arguments.validation_file, arguments.unlabeled_file),
+                arguments.train_file,
+                *arguments.additional_train_files,
+                arguments.validation_file,
+                arguments.unlabeled_file,
             ),
         )
     tuned = finetune(arguments, task_arguments, loop_arguments, methods, make_setup)

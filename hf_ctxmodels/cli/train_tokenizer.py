@@ -97,8 +97,8 @@ def evaluate(tokenizer: PreTrainedTokenizerBase, documents: Documents, language:
         # translations are skipped: their vocabulary is separate
         lines = (document[0] if isinstance(document, TranslatedText) else text_of(document)).split("\n")
         # tags are removed if the tokenizer has their language and does not tokenize them
-        tagged_lines = [(tag, text) if tag in languages else (None, line)
-                        for line in lines for tag, text in [split_language_tag(line)]]  # fmt: skip
+        split_lines = ((line, *split_language_tag(line)) for line in lines)
+        tagged_lines = [(tag, text) if tag in languages else (None, line) for line, tag, text in split_lines]
         if by_language:
             for tag, text in tagged_lines:
                 texts.setdefault(tag or language, []).append(text)

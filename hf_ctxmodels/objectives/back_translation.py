@@ -23,7 +23,7 @@ from hf_ctxmodels.objectives.features import check_token_ids, feature_generator
 from hf_ctxmodels.objectives.masked_segment import MaskingWithLanguages
 from hf_ctxmodels.objectives.tokenized_documents import document_batches
 
-_WORD_END = "</w>"  # suffix of the last subword of a word
+_END_OF_WORD = "</w>"  # suffix of the last subword of a word
 # longest translation in tokens, relative to its sentence; in the release, to the longest sentence of a batch
 _LENGTH_FACTOR, _LENGTH_OFFSET = 1.3, 5
 
@@ -85,7 +85,7 @@ class DataCollatorForBackTranslation(PaddingCollator):
         vocabulary = self.tokenizer.get_vocab()
         self.num_languages = len(getattr(self.tokenizer, "languages", ()))
         self.ends_word = np.zeros(max(vocabulary.values()) + 1, dtype=bool)
-        self.ends_word[[number for token, number in vocabulary.items() if token.endswith(_WORD_END)]] = True
+        self.ends_word[[number for token, number in vocabulary.items() if token.endswith(_END_OF_WORD)]] = True
 
     def add_noise(self, ids: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """(tokens,) ids of a sentence -> ids with noise."""

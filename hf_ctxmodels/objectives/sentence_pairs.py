@@ -292,7 +292,7 @@ class BinarySentencePairs(SentencePairs):
             split = random_split(start, stop, rng)
             first, second = Segment.of(document, start, split), Segment.of(document, split, stop)
             if len(second):
-                is_swapped = rng.random() < 0.5
+                is_swapped = rng.random() < 0.5  # also sampled for "none", which has the same pairs as "order"
                 if self.sentence_task == "none":
                     yield LabeledSegments((first, second), IGNORE_INDEX)
                 else:

@@ -52,8 +52,14 @@ class CtxEncoderDecoderConfig(CtxConfig):
 
     def validate_sides(self) -> None:
         """Check that an encoder and a decoder with shared weights have the same layers (called at construction)."""
-        if self.share_weights and _layer_fields(self.encoder) != _layer_fields(self.decoder):
-            raise ValueError("share_weights=True needs an encoder and a decoder with the same configuration.")
+        if not self.share_weights:
+            return
+        encoder, decoder = _layer_fields(self.encoder), _layer_fields(self.decoder)
+        if different := sorted(name for name in encoder | decoder if encoder.get(name) != decoder.get(name)):
+            raise ValueError(
+                "share_weights=True needs an encoder and a decoder with the same configuration; these fields differ: "
+                f"{', '.join(different)}."
+            )
 
     @classmethod
     def convert_reference_fields(cls, fields: dict[str, Any]) -> dict[str, Any]:

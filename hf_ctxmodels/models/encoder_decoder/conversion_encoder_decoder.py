@@ -1,6 +1,6 @@
 """Conversion between `CtxEncoderDecoderForConditionalGeneration` and transformers' `EncoderDecoderModel`.
 
-The families convert the weights of both models; here are the names of cross-attention only.
+The families convert the weights of both models; this module converts those of the cross-attention.
 """
 
 import json
@@ -17,7 +17,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.output_files import apply_umask
 from hf_ctxmodels.core.weights import check_exportable
 
-# reference names of the modules of a layer's cross-attention, and of a layer, without its number
+# module of a layer's cross-attention -> its name in transformers; and the prefix of a layer before its number
 _BERT_NAMES = {
     "cross_attention.q_proj": "crossattention.self.query",
     "cross_attention.out_proj": "crossattention.output.dense",

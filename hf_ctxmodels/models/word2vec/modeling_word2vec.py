@@ -192,7 +192,7 @@ class CtxWord2VecForPreTraining(CtxWord2VecHeadModel):
                 loss = sgd_step_by_words(chunk, words.data, outputs.data, rate, config.negative, average)
                 return torch.tensor(loss, dtype=torch.float32)
             blocks, size = self._blocks(chunk), config.update_blocks
-            if is_softmax:  # whose blocks are longer
+            if is_softmax:  # as many center words per update: the blocks are longer
                 size = max(1, size // SOFTMAX_BLOCK)
             losses = [
                 sgd_step(blocks.select(start, start + size), words.data, outputs.data, rate)

@@ -174,13 +174,13 @@ def _summed_softmax_loss(blocks: Blocks, predictors: Tensor, outputs: Tensor) ->
     The logarithm of a predictor's normalizer, needed once for all of its labels, is its cross-entropy with output 0
     plus the score of that output.
     """
-    predictions = blocks.weights.sum(-1)
-    selected = predictions > 0
-    states, predictions = predictors[selected], predictions[selected]
+    num_labels = blocks.weights.sum(-1)
+    has_labels = num_labels > 0
+    states, num_labels = predictors[has_labels], num_labels[has_labels]
     targets = torch.zeros(len(states), dtype=torch.long, device=states.device)
     normalizers = chunked_cross_entropy(
-        states, outputs, None, targets, reduction="sum", row_weights=predictions.float()
-    ) + torch.dot(states @ outputs[0], predictions.to(states.dtype))
+        states, outputs, None, targets, reduction="sum", row_weights=num_labels.float()
+    ) + torch.dot(states @ outputs[0], num_labels.to(states.dtype))
     scores = torch.bmm(predictors, F.embedding(blocks.columns, outputs).transpose(1, 2))
     return normalizers - (scores * blocks.weights).sum().float()
 

@@ -348,14 +348,15 @@ def split_at_punctuation(text: str, lower_cases: bool) -> list[str]:
     return [word for word, _ in pre_tokenizers.BertPreTokenizer().pre_tokenize_str(normalized)]
 
 
-def _shift_characters(text: str, language: int) -> str:
-    """Shift each character, except white space, by `language + 1` planes of 65,536 code points; a character beyond the
-    first plane becomes the replacement character of that language."""
-    shift = (language + 1) << 16
+def _shift_characters(text: str, language_id: int) -> str:
+    """Shift each character, except white space, by `language_id + 1` planes of 65,536 code points; a character beyond
+    the first plane becomes the replacement character of that language."""
+    shift = (language_id + 1) << 16
     return "".join(c if c.isspace() else chr(shift + (ord(c) if ord(c) < 1 << 16 else 0xFFFD)) for c in text)
 
 
 def _unshift_characters(text: str) -> str:
+    """The inverse of `_shift_characters`; characters of the first plane are unchanged."""
     return "".join(chr(ord(character) & 0xFFFF) for character in text)
 
 
