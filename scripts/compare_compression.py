@@ -53,20 +53,19 @@ class ComparisonArguments:
 
 
 def variants(
-    model: PreTrainedModel, arguments: ComparisonArguments, encode: Callable
+    model: PreTrainedModel, arguments: ComparisonArguments, encode: Callable, texts: list[str]
 ) -> Iterator[tuple[str, Callable]]:
     """Name -> function that compresses a copy of the model in place."""
     with record_second_moments(model, find_factorizable_modules(model, (), ())) as moments:
-        encode(model, [line.strip() for line in read_lines(arguments.texts) if line.strip()])
+        encode(model, texts)
     yield "float32", lambda copied: None
     yield "bfloat16", lambda copied: copied.bfloat16()
     yield "int8", lambda copied: quantize_model(copied, CtxInt8Config())
-    sizes: list[dict[str, Any]] = [{"rank": rank} for rank in arguments.ranks]
-    sizes += [{"energy": energy} for energy in arguments.energies]
-    for size in sizes:
-        for name, statistics in (("plain", None), ("activations", moments)):
-            (option, value), *_ = size.items()
-            yield f"{option} {value}, {name}", partial(factorize_model, moments=statistics, **size)
+    sizes: list[tuple[str, Any]] = [("rank", rank) for rank in arguments.ranks]
+    sizes += [("energy", energy) for energy in arguments.energies]
+    for option, value in sizes:
+        for weighting, statistics in (("plain", None), ("activations", moments)):
+            yield f"{option} {value}, {weighting}", partial(factorize_model, moments=statistics, **{option: value})
     if (rank := arguments.int8_rank) is not None:
 
         def factorize_and_quantize(copied: PreTrainedModel) -> None:
@@ -92,16 +91,18 @@ def main() -> None:
     def encode(compressed: PreTrainedModel, texts: list[str]) -> torch.Tensor:
         return encode_sentences(compressed, tokenizer, texts, pooling=arguments.pooling).float()
 
+    texts = [line.strip() for line in read_lines(arguments.texts) if line.strip()]
     models = {}
-    for name, compress in variants(model, arguments, encode):
+    for name, compress in variants(model, arguments, encode, texts):
         models[name] = copy.deepcopy(model)
         compress(models[name])
-    timed = [line.strip() for line in read_lines(arguments.texts) if line.strip()][: arguments.timed_sentences]
+    timed = texts[: arguments.timed_sentences]
     steps = {name: partial(encode, compressed, timed) for name, compressed in models.items()}
     times = measure(steps, arguments.repeats, torch.device("cpu"))
     files = [text.partition("=") for text in arguments.similarity]
     header = ["model", "parameters", "file", "CPU s / 1,000 sentences", *(Path(file).stem for file, _, _ in files)]
     lines = [f"| {' | '.join(header)} |", "|---" * len(header) + "|"]
+    print("\n".join(lines))
     for name, compressed in models.items():
         scores = [similarity(partial(encode, compressed), file, columns.split(",")) for file, _, columns in files]
         cells = [
@@ -115,7 +116,6 @@ def main() -> None:
         print(lines[-1], flush=True)
     with wrap_write_errors(arguments.output_file):
         Path(arguments.output_file).write_text("\n".join(lines) + "\n", encoding="utf-8")
-    print("\n".join(lines))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ part is never run again. Several processes, also on different machines, may shar
 import signal
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
@@ -36,7 +36,9 @@ class CompareArguments:
     output_dir: str = flag(REQUIRED, "Directory for models, results and tables.")
     data_dir: str = flag(".", "Directory that relative paths of the plan refer to.")
     only: list[str] = flag((), "Run only these variants of the plan.")
-    max_minutes: float | None = flag(None, "Stop after some minutes; the same command continues.")
+    max_minutes: float | None = flag(
+        None, "Stop after some minutes; the same command continues.", conflicts=("dry_run",)
+    )
     dry_run: bool = flag(
         False, "Print what would run and how long pretraining would take, measured in a minute of each variant."
     )
@@ -56,9 +58,8 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # and stop training, see `run_command`
     plan = read_plan(arguments.plan, arguments.data_dir)
     deadline = None if arguments.max_minutes is None else time.monotonic() + 60 * arguments.max_minutes
-    comparison = Comparison(plan, Path(arguments.output_dir), arguments.only or None, deadline)
-    if arguments.dry_run:
-        comparison = replace(comparison, timing_seconds=MINUTE)
+    timing_seconds = MINUTE if arguments.dry_run else 0.0
+    comparison = Comparison(plan, Path(arguments.output_dir), arguments.only or None, deadline, timing_seconds)
     for family, reason in plan.excluded.items():
         print(f"excluded: {family}, since {reason}")
     if arguments.dry_run:
@@ -76,7 +77,9 @@ def main() -> None:
     print(f"{RESULTS_FILE}, {TABLE_FILE}, {REPORT_FILE} and figures in {arguments.output_dir}")
     if errors:
         first = errors[0]
-        raise CtxError(f"{len(errors)} runs failed. {first.message}", location=first.location, hint=first.hint)
+        raise CtxError(
+            f"Failed runs: {len(errors)}. The first error: {first.message}", location=first.location, hint=first.hint
+        )
 
 
 def print_dry_run(comparison: Comparison) -> None:
@@ -93,6 +96,8 @@ def print_dry_run(comparison: Comparison) -> None:
             f"{f'{run.variant.name}, {run.budget}, seed {run.seed}':<28}{size.parameters:>14,}{steps:>12,}"
             f"{round(steps * size.words_per_step):>16,}{timedelta(seconds=round(seconds))!s:>12}"
         )
-    number = comparison.plan.checkpoints + 1
+    num_checkpoints = comparison.plan.checkpoints + 1
     measures = ", ".join(measure.name for measure in comparison.plan.measures)
-    print(f"pretraining: {timedelta(seconds=round(total))}; then {measures} of up to {number} checkpoints a run")
+    print(
+        f"pretraining: {timedelta(seconds=round(total))}; then {measures} of up to {num_checkpoints} checkpoints a run"
+    )

@@ -38,6 +38,7 @@ from hf_ctxmodels.evaluation import (
     total_result,
     unigram_scorer,
 )
+from hf_ctxmodels.evaluation.minimal_pairs import Scorer
 from hf_ctxmodels.evaluation.scoring import load_language_model, saved_language_model_class
 from hf_ctxmodels.registry import get_family
 from hf_ctxmodels.training.model_loading import load_config, load_tokenizer
@@ -85,12 +86,13 @@ class Measure(ABC):
     """A measure with its options.
 
     Attributes:
+        kind: Name of the class in a plan.
+        chance: The score of random choices; None if it depends on the data.
         name: Name in the results.
         checkpoints: Which checkpoints of a run are evaluated: all, the initial weights and the last one, or the last.
     """
 
     kind: ClassVar[str]
-    lower_is_better: ClassVar[bool] = False
     chance: ClassVar[float | None] = None
 
     name: str
@@ -169,7 +171,8 @@ class MinimalPairs(Measure):
         return True
 
 
-def _pair_values(pairs: list[MinimalPair], scorer: Any) -> Values:
+def _pair_values(pairs: list[MinimalPair], scorer: Scorer) -> Values:
+    """Accuracy over all pairs, and phenomenon -> accuracy."""
     results = evaluate_pairs(pairs, scorer)
     return {"accuracy": total_result(results.values()).accuracy} | {
         name: result.accuracy for name, result in results.items()
@@ -192,7 +195,6 @@ class HeldOutPerplexity(Measure):
     """Perplexity per word of left-to-right language models on held-out documents, as `evaluate perplexity`."""
 
     kind = "perplexity"
-    lower_is_better = True
 
     documents: int = flag(50, "Number of held-out documents.")
     max_length: int | None = flag(None, "Window in tokens; by default the maximum length of the model.")
@@ -320,6 +322,10 @@ class Finetuning(Measure):
     def __post_init__(self) -> None:
         if self.task not in TASKS:
             raise CtxError(f"Unknown task {self.task!r}.", location=self.name, hint=f"use one of: {', '.join(TASKS)}.")
+        if not isinstance(self.flags, Mapping):
+            raise CtxError(
+                f"The flags {self.flags!r} are not a mapping.", location=self.name, hint="write `flags: {flag: value}`."
+            )
 
     def evaluate(self, checkpoint: MeasuredCheckpoint) -> Evaluation | None:
         """The metric of a fine-tuned model, which is deleted."""

@@ -67,7 +67,12 @@ class Variant:
 
 @dataclass(frozen=True)
 class Run:
-    """A pretraining run: a variant with a budget and a seed."""
+    """A pretraining run: a variant with a budget and a seed.
+
+    Attributes:
+        budget: Kind of budget: words, flops or minutes.
+        digest: Digest of all that determines the run.
+    """
 
     variant: Variant
     budget: str
@@ -201,7 +206,9 @@ def read_plan(file: str | Path, folder: str | Path = ".") -> Plan:
     )
     if not 1 <= plan.checkpoints <= 20:
         raise CtxError(
-            f"{plan.checkpoints} checkpoints.", location=root.location("checkpoints"), hint="use a number from 1 to 20."
+            f"Expected 1 to 20 checkpoints, got {plan.checkpoints}.",
+            location=root.location("checkpoints"),
+            hint="change the number.",
         )
     if not 0 < plan.validation_fraction < 1:
         location = root.location("validation_fraction")
@@ -235,7 +242,11 @@ def _read_seeds(root: YamlMapping) -> list[int]:
     texts = root.text("seeds") if "seeds" in root.nodes else ["0"]
     seeds = [int(text) for text in texts if str(text).isdecimal()] if isinstance(texts, list) else []
     if not seeds or len(set(seeds)) < len(texts) or max(seeds) > MAX_SEED:
-        raise CtxError("Invalid seeds.", location=root.location("seeds"), hint="give a list such as [0, 1, 2].")
+        raise CtxError(
+            f"Expected different seeds from 0 to {MAX_SEED}, got {texts}.",
+            location=root.location("seeds"),
+            hint="give a list such as [0, 1, 2].",
+        )
     return seeds
 
 
@@ -244,8 +255,8 @@ def _read_variants(root: YamlMapping, path: Path) -> tuple[list[Variant], dict[s
     shared = root.text("pretraining") if "pretraining" in root.nodes else {}
     entries: dict[str, Any] = root.text("variants") if "variants" in root.nodes else {}
     names = root.text("families") if "families" in root.nodes else []
-    for key, value, kind in (("pretraining", shared, dict), ("variants", entries, dict)):
-        if not isinstance(value, kind):
+    for key, value in (("pretraining", shared), ("variants", entries)):
+        if not isinstance(value, dict):
             raise CtxError(f"{key} is not a mapping.", location=root.location(key), hint="write `name: value` lines.")
     if names == "all":
         names = [name for name in FAMILIES if name not in entries]
@@ -276,9 +287,15 @@ def _located_errors(location: str) -> Iterator[None]:
 def _make_variant(name: str, options: Any, shared: Mapping[str, Any], root: YamlMapping, path: Path) -> Variant:
     location = f"{path}, {name}"
     if not isinstance(options, dict):
-        raise CtxError("A variant has flags of pretrain.", location=location, hint="write `flag: value` lines.")
+        raise CtxError(
+            f"Expected flags of pretrain, got {options!r}.", location=location, hint="write `flag: value` lines."
+        )
     if not name.replace("-", "").replace("_", "").replace(".", "").isalnum():
-        raise CtxError(f"{name!r} is not a name.", location=location, hint="use letters, digits, `-`, `_` and `.`.")
+        raise CtxError(
+            f"{name!r} is not a valid name of a variant.",
+            location=location,
+            hint="use letters, digits, `-`, `_` and `.`.",
+        )
     family = options.get("family", name)
     if family not in FAMILIES:
         raise CtxError(
@@ -388,6 +405,7 @@ def _convert_option(value: Any, option: Any, location: str, folder: Path) -> Any
 
 
 def _existing_files(text: str, folder: Path, location: str) -> list[str]:
+    """The file, or the files of a pattern, relative to a folder; raises CtxError if there is none."""
     path = folder / text  # absolute paths remain
     paths = sorted(path.parent.glob(path.name)) if any(mark in path.name for mark in "*?[") else [path]
     if not paths or not paths[0].exists():

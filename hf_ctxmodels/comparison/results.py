@@ -102,7 +102,8 @@ def budget_result(
 
 
 def main_metrics(plan: Plan, records: Iterable[Record]) -> dict[str, list[str]]:
-    """Measure -> its metrics in the table: the first one, selectivity, and the accuracy of a generator."""
+    """Measure -> its metrics in the table: the first one, the selectivity of a probe, the accuracy of a generator, and
+    the accuracy of the most frequent senses."""
     names: dict[str, list[str]] = defaultdict(list)
     for record in records:
         if record.budget is not None and record.metric not in names[record.measure]:
@@ -187,9 +188,9 @@ def cost_table(title: str, variants: Sequence[str], scores: Scores) -> Table:
         scales = [scale for _, scale in columns.values()]
         cells.append([None if value is None else value * scale for value, scale in zip(values, scales)])
     note = (
-        "Words of the text by steps and the words of an epoch; FLOPs of a step, counted by torch, times steps; minutes "
+        "Words: steps times the mean number of words of a step. FLOPs: steps times the FLOPs of a step, counted by "
+        "torch. Minutes: training without evaluation. Peak: highest resident memory of the training process."
     )
-    note += "of training without evaluation; highest resident memory of the training process."
     return Table(title, list(columns), variants, cells, digits=2, note=note)
 
 
@@ -241,8 +242,8 @@ def measure_figures(
 
 
 def learning_curve(scores: Scores, variant: str, measure: str, metric: str, axis: str) -> dict[float, list[float]]:
-    """Position of a checkpoint on an axis, the mean over seeds -> its values; empty if nothing is known. The initial
-    weights are at 0, which a logarithmic axis lacks."""
+    """Position of a checkpoint on an axis, the mean over seeds -> its values; empty without positions or values. The
+    initial weights are at 0, which a logarithmic axis lacks."""
     curve: dict[float, list[float]] = {}
     for step in sorted(scores.steps[variant] - {0}):
         positions = scores.values(variant, step, "cost", axis)

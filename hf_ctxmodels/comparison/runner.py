@@ -6,11 +6,11 @@ whose file exists is never run again. Several processes share a directory: each 
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import yaml
@@ -48,7 +48,8 @@ class Record(NamedTuple):
         variant: Name of a variant, or of a baseline.
         family: Its family; None for a baseline.
         budget, seed: Budget and seed of the run; None for a baseline.
-        step, words, flops: Position of the checkpoint; None for a baseline.
+        step, words, flops: Position of the checkpoint; None for a baseline, and FLOPs that are not counted.
+        measure, metric: Name of the measure, or "cost", and of one of its metrics.
         digest: Digest of the recipe, the text and the tokenizer.
     """
 
@@ -74,10 +75,11 @@ class Comparison:
     """A plan in an output directory.
 
     Args:
+        folder: Output directory.
         only: Names of the variants to run; None for all.
+        deadline: Time of `time.monotonic` at which no further part starts and training is interrupted; None for none.
         timing_seconds: How long the steps of each variant are timed; 0 for a minute if the budget has minutes, and else
             a few seconds.
-        deadline: Time of `time.monotonic` at which no further part starts and training is interrupted; None for none.
     """
 
     plan: Plan
@@ -110,7 +112,7 @@ class Comparison:
         """The runs of the selected variants."""
         return [run for run in self.plan.runs() if self.only is None or run.variant.name in self.only]
 
-    def run(self, on_finished_run: Any) -> list[CtxError]:
+    def run(self, on_finished_run: Callable[[], object]) -> list[CtxError]:
         """Finish all runs; those of other processes are waited for.
 
         Args:
@@ -161,7 +163,13 @@ class Comparison:
 
     def size_file(self, variant: Variant) -> Path:
         """File of the size of the runs of a variant."""
-        identity = [variant.recipe, self.plan.tokenizer_identity(variant), self.plan.accelerate, self.timing_seconds]
+        identity = {
+            "family": variant.family,
+            "recipe": variant.recipe,
+            "tokenizer": self.plan.tokenizer_identity(variant),
+            "accelerate": self.plan.accelerate,
+            "timing_seconds": self.timing_seconds,
+        }
         return self.folder / "sizes" / f"{variant.name}-{digest(identity)}.json"
 
     def measure_file(self, run: Run, measure: Measure, step: int) -> Path:
@@ -262,10 +270,9 @@ class Comparison:
         header = f"# hf_ctxmodels {hf_ctxmodels.__version__}, digest {run.digest}\n"
         write_text_file(recipe_file, header + yaml.safe_dump(recipe, sort_keys=False))
         command = ["pretrain", "--recipe", recipe_file, "--output_dir", folder, "--resume"]
-        cost_file = folder / _COST_FILE
         log = self.folder / "logs" / f"{run.name.replace('/', '-')}.log"
         cost = run_command(package_command(*command, accelerate=plan.accelerate), log, self.deadline)
-        write_text_file(cost_file, json.dumps(cost._asdict()) + "\n")
+        write_text_file(folder / _COST_FILE, json.dumps(cost._asdict()) + "\n")
         # the run is complete: only weights are needed
         for checkpoint in list_checkpoints(folder):
             (checkpoint / "optimizer.safetensors").unlink(missing_ok=True)
@@ -355,6 +362,7 @@ class Comparison:
 
     @staticmethod
     def _values(file: Path) -> Values:
+        """The finite metrics of a file of a measure; none if it does not exist."""
         values = read_json(file)["values"] if file.exists() else {}
         return {name: value for name, value in values.items() if np.isfinite(value)}
 

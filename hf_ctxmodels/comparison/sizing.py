@@ -31,8 +31,8 @@ class RunSize:
         batch_size: Examples of a step, over all processes.
         flops_per_step: Floating-point operations of forward and backward pass, counted by torch; None for models that
             compute outside of torch's operators.
-        seconds_per_step: Mean duration of a step after the first ones.
-        timed_seconds: How long steps were timed.
+        seconds_per_step: Mean duration of a step after the first one.
+        timed_seconds: How long steps were timed, at least.
     """
 
     parameters: int

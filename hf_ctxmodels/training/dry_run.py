@@ -53,7 +53,8 @@ class StepTimer(TrainerCallback):
 def trial_run(
     loop: TrainingLoop, *callbacks: TrainerCallback, max_steps: int | None = None
 ) -> tuple[TrainingResult, int]:
-    """Train in a temporary directory without evaluation; returns the result and the bytes of a checkpoint."""
+    """Train in a temporary directory without evaluation; returns the result and the bytes of a checkpoint. The
+    arguments and callbacks of the loop are changed. `max_steps` replaces the length of the run."""
     with tempfile.TemporaryDirectory() as folder:
         rate = 1e-4 if loop.arguments.learning_rate == "auto" else loop.arguments.learning_rate
         settings: dict[str, Any] = {"save_steps": 0, "save_at": [], "eval_steps": 0, "resume": False}

@@ -98,6 +98,13 @@ def test_tables_and_report(finished):
         assert (finished / f"comparison-words-agreement-{axis}.svg").exists()
 
 
+def test_dry_run_has_no_time_limit(folder):
+    error = command_output(
+        "compare", folder / "plan.yaml", output_dir=folder / "dry", dry_run=True, max_minutes=1, fails=True
+    )
+    assert "--max_minutes cannot be combined with --dry_run" in error
+
+
 def test_finished_parts_are_not_run_again(folder, finished):
     before = {
         path: path.stat().st_mtime_ns for path in finished.rglob("*") if path.parent.name in ("measures", "sizes")

@@ -6,7 +6,7 @@ import pytest
 
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.comparison.plan import exclusion_reason, read_plan
-from hf_ctxmodels.comparison.runner import measure_digest
+from hf_ctxmodels.comparison.runner import Comparison, measure_digest
 from hf_ctxmodels.comparison.sizing import RunSize, checkpoint_steps
 from hf_ctxmodels.core.command_line import packaged_folder
 from hf_ctxmodels.registry import FAMILIES
@@ -61,15 +61,20 @@ def test_runs_are_ordered_by_seed(folder):
         ("kind: pairs", "kind: pair", "no known kind: 'pair'.*did you mean pairs"),
         ("files: pairs*.txt", "files: missing*.txt", "There is no file"),
         ("files: pairs*.txt", "max_pairs: 3", "lacks files"),
+        (
+            "kind: pairs, files: pairs*.txt",
+            "kind: finetune, train_file: pairs.txt, validation_file: pairs.txt, flags: 3",
+            "flags '3' are not a mapping",
+        ),
         ("files: pairs*.txt", "files: pairs.txt, max_pairs: many", "max_pairs: invalid"),
         ("files: pairs*.txt", "files: pairs.txt, pairs: 3", "no option 'pairs'"),
         ("{words: 1000}", "{steps: 1000}", "Unknown key 'steps' in the budget.*flops, minutes, words"),
         ("{words: 1000}", "{words: -3}", "The budget of words is -3"),
         ("{words: 1000}", "{}", "The budget is empty"),
         ("budget: {words: 1000}", "checkpoints: 0", "lacks budget"),
-        ("vocab_size: 300", "vocab_size: 300\ncheckpoints: 0", "0 checkpoints"),
-        ("[0, 1]", "[0, 0]", "Invalid seeds"),
-        ("[0, 1]", "[0, a]", "Invalid seeds"),
+        ("vocab_size: 300", "vocab_size: 300\ncheckpoints: 0", "1 to 20 checkpoints, got 0"),
+        ("[0, 1]", "[0, 0]", "Expected different seeds"),
+        ("[0, 1]", "[0, a]", "Expected different seeds"),
         ("text.txt", "texts/*.txt", "texts"),
     ],
 )
@@ -126,6 +131,16 @@ def test_digests(folder):
         assert not {*before.values()} & {*digests(PLAN.replace(old, new)).values()}
     (folder / "text.txt").write_text("another text\n" * 20)
     assert not {*before.values()} & {*digests().values()}
+
+
+def test_sizes_of_families(folder):
+    """A variant with another family, of equal flags and an equal tokenizer, is measured again."""
+    bert, electra = (
+        Comparison(read(folder, PLAN.replace("family: bert, objective: mlm", f"family: {family}")), folder)
+        for family in ("bert", "electra")
+    )
+    assert bert.tokenizer_folder(bert.plan.variants[-1]) == electra.tokenizer_folder(electra.plan.variants[-1])
+    assert bert.size_file(bert.plan.variants[-1]) != electra.size_file(electra.plan.variants[-1])
 
 
 def test_digest_of_a_measure(folder):

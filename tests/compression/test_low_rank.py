@@ -247,6 +247,7 @@ def test_selection_and_errors(tmp_path: Path) -> None:
     for options, message in (
         ({"rank": 2}, "low-rank already"),
         ({"rank": 2, "energy": 0.5}, "exactly one"),
+        ({"energy": 0.0}, "exactly one"),
     ):
         with pytest.raises(CtxError, match=message):
             factorize_model(model if "energy" not in options else BERT.model(), **options)  # type: ignore[arg-type]

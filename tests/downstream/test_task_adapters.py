@@ -18,6 +18,7 @@ from hf_ctxmodels.downstream.adapters import add_adapter, get_active_adapters, l
 from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_saved_model
 from hf_ctxmodels.downstream.adapters.management import freeze_all_but
 from hf_ctxmodels.downstream.multitask.configuration import task_entry
+from hf_ctxmodels.downstream.multitask.training import TaskAdapterOptions
 
 CASES = {
     "pairs": Case(FAMILIES["bert"], "AutoModelForSequenceClassification"),
@@ -140,6 +141,9 @@ def test_errors() -> None:
     ):
         with pytest.raises(CtxError, match=message):
             multitask(**options)  # type: ignore[arg-type]
+    with pytest.raises(CtxError, match="the name of the adapter that all tasks share"):
+        TaskAdapterOptions(sharing="both").stack("shared")
+    assert TaskAdapterOptions(sharing="task").stack("shared") == ["shared"]
     with pytest.raises(CtxError, match="no projected attention layers"):
         multitask(projected_attention={"size": 6, "heads": 2}).task("words")
     model = multitask(task_adapters={"pairs": ["missing"]})

@@ -39,6 +39,7 @@ class LayerResult:
     """Outcome for one layer.
 
     Attributes:
+        name: Name of the module.
         shape: (out, in) of a linear layer, (tokens, width) of embeddings.
         rank: Rank of the factors; None if the layer was left as it was.
         energy: Share of the squared singular values that the factors keep, see `factorization.Factors`; 1 without
@@ -124,7 +125,8 @@ def factorize_model(
             name; or no layer is replaced.
     """
     check_factorizable(model)
-    if (rank is None) == (energy is None) or (rank is not None and rank < 1) or not 0 < (energy or 1.0) <= 1:
+    is_valid_rank, is_valid_energy = rank is not None and rank >= 1, energy is not None and 0 < energy <= 1
+    if (rank is None) == (energy is None) or not (is_valid_rank or is_valid_energy):
         raise CtxError(
             f"Expected a rank of 1 or more, or an energy between 0 and 1, got rank={rank} and energy={energy}.",
             location="factorize_model",

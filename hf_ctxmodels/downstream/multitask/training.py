@@ -71,7 +71,14 @@ class TaskAdapterOptions(BottleneckConfig):
         return BottleneckConfig(**{entry.name: getattr(self, entry.name) for entry in fields(BottleneckConfig)})
 
     def stack(self, task: str) -> list[str]:
-        """Names of the adapters of a task, from the lowest up."""
+        """Names of the adapters of a task, from the lowest up; raises CtxError if the task has the name of the shared
+        adapter."""
+        if self.sharing == "both" and task == SHARED_ADAPTER:
+            raise CtxError(
+                f"The task {task} has the name of the adapter that all tasks share.",
+                location="--adapter",
+                hint="rename the task, or use sharing=task or sharing=shared.",
+            )
         return {"both": [SHARED_ADAPTER, task], "task": [task], "shared": [SHARED_ADAPTER]}[self.sharing]
 
 
@@ -84,7 +91,7 @@ class ProjectedAttentionOptions:
     train_encoder: bool = flag(True, "Train the shared encoder, too, as in the paper.")
 
 
-_SEQUENTIAL_ADAPTERS = ("pfeiffer", "houlsby", "parallel")
+_ADAPTERS = ("pfeiffer", "houlsby", "parallel")  # without invertible layers at the embeddings
 
 
 @dataclass
@@ -103,7 +110,7 @@ class MultitaskArguments(ParsedChoices):
         "Train task-specific weights in the encoder: bottleneck adapters, with the encoder frozen, or projected "
         "attention.",
         {
-            **{name: TaskAdapterOptions(**vars(ADAPTER_CONFIGS[name])) for name in _SEQUENTIAL_ADAPTERS},
+            **{name: TaskAdapterOptions(**vars(ADAPTER_CONFIGS[name])) for name in _ADAPTERS},
             "projected-attention": ProjectedAttentionOptions,
         },
         conflicts=("freeze",),
