@@ -42,11 +42,12 @@ def run_command(command: list[str], log: Path, deadline: float | None = None) ->
     """Run a command with its output in a log file.
 
     Args:
-        deadline: Time of `time.monotonic` at which the command is terminated; training saves a checkpoint first.
+        deadline: Time of `time.monotonic` at which the command is asked to stop (SIGTERM); training saves a checkpoint
+            first.
 
     Raises:
         CtxError: The command failed.
-        TimeIsUpError: It was terminated at the deadline.
+        TimeIsUpError: It stopped at the deadline without finishing.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     start = time.monotonic()
@@ -68,7 +69,7 @@ def run_command(command: list[str], log: Path, deadline: float | None = None) ->
             raise
     _, status, usage = result
     process.returncode = os.waitstatus_to_exitcode(status)
-    if is_stopped:
+    if is_stopped and process.returncode:
         raise TimeIsUpError
     if process.returncode:
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_NUM_LOG_LINES:]

@@ -37,6 +37,10 @@ def test_deadline(tmp_path):
         run_command([sys.executable, "-c", program], tmp_path / "log", deadline=time.monotonic() + 1)
     assert (tmp_path / "log").read_text() == "saved\n"
     assert time.monotonic() - start < 60
+    # a command that finishes nevertheless has a cost
+    program = "import signal, time; signal.signal(15, lambda *_: exit(0))\ntime.sleep(60)"
+    cost = run_command([sys.executable, "-c", program], tmp_path / "log", deadline=time.monotonic() + 2)
+    assert 2 <= cost.seconds < 60
 
 
 def test_locks(tmp_path):
