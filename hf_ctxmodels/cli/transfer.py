@@ -117,6 +117,12 @@ class TransferArguments:
         for name in unused:
             if getattr(self, name) is not None:
                 raise CtxError(f"The task {self.task} does not use it.", location=f"--{name}", hint="remove it.")
+        if self.task == "retrieval" and "=" in self.train:
+            raise CtxError(
+                "Retrieval has no training file.",
+                location=f"--train {self.train}",
+                hint="pass only the code of the language, such as en.",
+            )
         if self.translated_train and (self.language_adapters or self.language_embeddings):
             raise CtxError(
                 "Adapters and embeddings of languages are for training in one language.",

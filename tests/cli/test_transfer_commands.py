@@ -379,6 +379,7 @@ def test_retrieval(tmp_path: Path, shared_data: Path) -> None:
         ({"train_examples": 3}, "The task retrieval does not use it"),
         ({"text_columns": "1"}, "Expected the columns of two languages, got 1"),
         ({"test": "fi"}, "No file"),
+        ({"train": "en=mnli.tsv"}, "Retrieval has no training file"),
     ):
         assert message in command_output(
             "evaluate transfer", **(flags | wrong), output_dir=tmp_path / "none", fails=True

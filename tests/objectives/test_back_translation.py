@@ -13,6 +13,7 @@ from zoo import tiny_config
 
 from hf_ctxmodels import CtxBertTokenizer, CtxEncoderDecoderConfig, CtxEncoderDecoderForConditionalGeneration, CtxError
 from hf_ctxmodels.data import ExampleSet
+from hf_ctxmodels.downstream.finetuning.forgetting import PretrainingEvaluation
 from hf_ctxmodels.objectives import BackTranslation
 from hf_ctxmodels.objectives.back_translation import parse_schedule, scheduled_weight, translate
 from hf_ctxmodels.registry import FAMILIES
@@ -258,3 +259,9 @@ def test_bert_pair_has_no_languages(corpus: dict[str, Any], tmp_path: Path) -> N
     flags = {**corpus, "model": save(tmp_path / "model", model, bert_tokenizer), "max_steps": 1}
     message = command_output("pretrain", **flags, output_dir=tmp_path / "out", fails=True)
     assert "fewer than two languages" in message
+
+
+def test_no_evaluation_of_the_loss(corpus: dict[str, Any], tokenizer: Any, tmp_path: Path) -> None:
+    model = save(tmp_path / "model", make_model("xlm", tokenizer), tokenizer)
+    with pytest.raises(CtxError, match="The loss of the objective back-translation exists in training only"):
+        PretrainingEvaluation.open(str(model), str(corpus["dataset"][0]))

@@ -79,6 +79,12 @@ class PretrainingEvaluation:
             ]
             arguments.objective = matches[0] if matches else None
         name, objective = make_objective(family, tokenizer, arguments, seed=0)
+        if objective.loss_function is not None:
+            raise CtxError(
+                f"The loss of the objective {name} exists in training only.",
+                location=source,
+                hint="evaluate the model on its task, such as by `generate --references`.",
+            )
         if summary is not None:
             pretraining_options = summary.objective_options
             objective = type(objective)(tokenizer, max_length=arguments.max_length, seed=0, **pretraining_options)

@@ -9,12 +9,7 @@ from typing import Any, ClassVar, Self
 
 from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    GenerationMixin,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoConfig, AutoModel, GenerationMixin, PreTrainedTokenizerBase
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
 from hf_ctxmodels.architectures.encoder_decoder import EncoderDecoder
@@ -48,7 +43,7 @@ class CtxEncoderDecoderPreTrainedModel(CtxPreTrainedModel):
     reference_model_type: ClassVar[str | None] = "encoder-decoder"
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Initialize a module outside of the two models as in BERT; their own modules are initialized by them."""
+        """Initialize a module outside of the two models as the decoder does; each model initializes its modules."""
         self.base_model.decoder._init_weights(module)
 
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
@@ -229,13 +224,23 @@ class CtxEncoderDecoderForConditionalGeneration(
 
     @classmethod
     def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
-        """Load as in transformers, also a checkpoint of transformers' `EncoderDecoderModel`."""
+        """Load as in transformers, also a checkpoint of transformers' `EncoderDecoderModel`.
+
+        Raises:
+            CtxError: An option, such as `dtype`, is not supported for a checkpoint of transformers.
+        """
         source = args[0] if args else kwargs.get("pretrained_model_name_or_path")
         config = kwargs.get("config")
         if source is not None and (config is None or isinstance(config, PathLike | str)):
             names = ("revision", "token", "cache_dir", "local_files_only", "force_download", "subfolder")
             options = {name: kwargs[name] for name in names if name in kwargs}
             if AutoConfig.from_pretrained(config or source, **options).model_type == "encoder-decoder":
+                if unsupported := sorted({*kwargs} - {*names, "config", "pretrained_model_name_or_path"}):
+                    raise CtxError(
+                        f"Not supported for a checkpoint of transformers: {', '.join(unsupported)}.",
+                        location=f"from_pretrained({str(source)!r})",
+                        hint="load it without them, and change the model afterwards, such as by model.to(dtype).",
+                    )
                 model = cls(cls.config_class.from_pretrained(config or source, **options))
                 report = load_reference_weights(model, source, **options)
                 return (model.eval(), report) if output_loading_info else model.eval()
