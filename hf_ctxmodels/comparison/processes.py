@@ -53,9 +53,10 @@ def run_command(command: list[str], log: Path, deadline: float | None = None) ->
     start = time.monotonic()
     with log.open("w") as output:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
-        is_stopped = False
+        is_stopped, peak_bytes = False, 0
         try:
             while not (result := os.wait4(process.pid, os.WNOHANG))[0]:
+                peak_bytes = max(peak_bytes, _peak_bytes(process.pid))
                 if deadline is not None and time.monotonic() > deadline and not is_stopped:
                     process.send_signal(signal.SIGTERM)
                     is_stopped = True
@@ -78,8 +79,19 @@ def run_command(command: list[str], log: Path, deadline: float | None = None) ->
             location=str(log),
             hint="fix the error above and start the comparison again; it continues from here.",
         )
-    unit = 1 if sys.platform == "darwin" else 1024
-    return ProcessCost(time.monotonic() - start, usage.ru_maxrss * unit)
+    if not peak_bytes:
+        peak_bytes = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return ProcessCost(time.monotonic() - start, peak_bytes)
+
+
+def _peak_bytes(pid: int) -> int:
+    """Highest resident memory of a running process so far; 0 if the system has no `/proc`. On Linux `ru_maxrss` is of
+    no use here, since it is at least the memory of the process that started the command."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0
+    return next((1024 * int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:")), 0)
 
 
 @contextmanager

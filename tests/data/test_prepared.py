@@ -77,6 +77,8 @@ def test_prepared_examples_are_those_in_memory(objective_class, text, documents,
             flags |= {"language_tags": ["<xx>"]}
     elif objective_class.__name__ == "NewsFieldsLM":
         sources, flags = [str(write_articles(documents, tmp_path / "news.jsonl"))], {"news_articles": True}
+    elif objective_class.__name__ == "BackTranslation":
+        sources, flags = [str(text), str(text)], {"language_tags": ["<de>", "<en>"]}
     corpus = load_documents(*sources, **flags)
     tokenizer = family.tokenizer.train(corpus.texts(), vocab_size=350)
     objective = objective_class(tokenizer, max_length=48, seed=5, **options)

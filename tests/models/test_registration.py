@@ -104,7 +104,8 @@ def test_a_family_imports_only_its_parent() -> None:
 
 def test_every_folder_of_a_family_is_listed() -> None:
     folders = {path.parent.name for path in ROOT.glob("hf_ctxmodels/models/*/__init__.py")}
-    assert folders == set(FAMILIES)
+    # an encoder-decoder from two models has no configurations of its own
+    assert folders - {"encoder_decoder"} == set(FAMILIES)
 
 
 def test_every_family_has_its_card() -> None:

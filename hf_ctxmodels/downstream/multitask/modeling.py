@@ -11,7 +11,6 @@ from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.core.weights import is_quantized
-from hf_ctxmodels.downstream.adapters.management import add_adapter, get_adapter_set, has_adapters, set_active_adapters
 from hf_ctxmodels.downstream.multitask.configuration import CtxMultiTaskConfig
 from hf_ctxmodels.downstream.multitask.projected_attention import TaskAttention
 from hf_ctxmodels.registry import get_family
@@ -120,7 +119,12 @@ class CtxMultiTaskModel(CtxPreTrainedModel):
         if self.task_attention is not None:
             self.task_attention.active = task
         stacks = self.config.task_adapters
-        if not stacks or not has_adapters(self):
+        if not stacks:
+            return
+        # adapters import the training loop, which `import hf_ctxmodels` leaves out
+        from hf_ctxmodels.downstream.adapters.management import get_adapter_set, has_adapters
+
+        if not has_adapters(self):
             return
         shared = [name for name in next(iter(stacks.values())) if all(name in stack for stack in stacks.values())]
         adapters, stack = get_adapter_set(self), tuple(shared if task is None else stacks.get(task, ()))
@@ -160,6 +164,13 @@ class CtxMultiTaskModel(CtxPreTrainedModel):
     def task(self, name: str) -> CtxPreTrainedModel:
         """The plain model of a task, of the family's class, with a copy of the weights and of the task's adapters, and
         equal outputs; raises CtxError if the model is quantized, has adapters of no task, or projected attention."""
+        from hf_ctxmodels.downstream.adapters.management import (
+            add_adapter,
+            get_adapter_set,
+            has_adapters,
+            set_active_adapters,
+        )
+
         if is_quantized(self):
             raise CtxError("A quantized model has no plain weights for a task.", hint="use the float32 model.")
         if self.task_attention is not None:

@@ -263,6 +263,7 @@ OF_ONE_KIND = {
     "span_beam_search": {"question-answering"},
     "null_threshold": {"question-answering"},
     "max_answer_length": {"question-answering"},
+    "head_column": {"semantic-role-labeling"},
     "both_orders": {"sequence-classification", "regression"},
     "text_columns": set(TASKS) - {"question-answering", "coreference"},
     "label_column": set(TASKS) - {"question-answering", "coreference"},
