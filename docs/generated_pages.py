@@ -318,7 +318,7 @@ def _nested_options(choices: Mapping[str, Any]) -> list[str]:
         for entry in fields(options):
             if is_settable(entry) and "help" in entry.metadata:
                 default = field_default(entry)
-                shown = "" if default in (None, REQUIRED, ()) else f" Default: ``{default}``."
+                shown = "" if default in (None, REQUIRED, (), "") else f" Default: ``{default}``."
                 lines.append(f"      - ``{entry.name}``: {_help(entry.metadata['help'])}{shown}")
         lines.append("")
     return lines
