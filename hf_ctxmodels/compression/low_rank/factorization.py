@@ -1,11 +1,11 @@
 """Optimal low-rank factors of a weight, plain and weighted by the second moment of its inputs.
 
-The best approximation of a weight W (out, in) of rank R for inputs X (in, samples) minimizes ||(W - W_R) X||. With the
-second moment C = X X^T / samples it is W_R = U_R U_R^T W, where U_R are the first R left singular vectors of W C^(1/2):
-||(W - W_R) X||^2 is proportional to ||(W - W_R) C^(1/2)||^2, whose minimum U_R U_R^T W C^(1/2) is attained (Eckart and
-Young 1936). C need not be invertible. C = I is the truncated singular value decomposition of W. The weighted form is in
-DRONE (Chen et al. 2021, "DRONE: Data-aware low-rank compression for large NLP models", section 3) and in SVD-LLM (Wang
-et al. 2024, arXiv 2403.07378, section 3.1), which uses a Cholesky root.
+The best approximation of a weight W (out, in) of rank R for inputs X (in, samples) minimizes the Frobenius norm of
+(W - W_R) X. With the second moment C = X X^T / samples it is W_R = U_R U_R^T W, where U_R are the first R left singular
+vectors of W C^(1/2): the norm is proportional to the one of (W - W_R) C^(1/2), whose minimum U_R U_R^T W C^(1/2) is
+attained (Eckart and Young 1936). C need not be invertible. C = I is the truncated singular value decomposition of W.
+The weighted form is in DRONE (Chen et al. 2021, "DRONE: Data-aware low-rank compression for large NLP models", section
+3) and in SVD-LLM (Wang et al. 2024, arXiv 2403.07378, section 3.1), which uses a Cholesky root.
 
 Embeddings E (tokens, width) are the case W = E^T with one-hot inputs: C is diagonal with the frequencies of the tokens,
 as in the weighted approximation of GroupReduce (Chen et al. 2018, arXiv 1806.06950, section 3.2).
