@@ -87,7 +87,7 @@ def commands(language: str, code: str) -> list[list[str]]:
     """Arguments of `python` for the lines of an example."""
     if language == "python":
         return [["-c", code]]
-    lines = [shlex.split(line) for line in code.replace("\\\n", " ").splitlines()]
+    lines = [shlex.split(line) for line in code.replace("\\\n", " ").splitlines() if line]
     assert {line[0] for line in lines} == {"hf-ctxmodels"}
     return [["-m", "hf_ctxmodels", *line[1:]] for line in lines]
 
