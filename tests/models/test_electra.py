@@ -71,6 +71,18 @@ def reference_losses(
     return mlm_loss, discriminator(input_ids=corrupted_ids, labels=replaced, **inputs).loss
 
 
+def assert_accumulates_and_reopens(
+    model: Any, batch: dict[str, torch.Tensor], loss: torch.Tensor, folder: Path
+) -> None:
+    """The loss is the sum of the losses of two micro-batches, trains every parameter, and is the same after saving."""
+    counts = {name: (batch[name] != -100).sum() for name in model.loss_targets}
+    microbatches = [{name: value[rows] for name, value in batch.items()} for rows in (slice(0, 1), slice(1, 4))]
+    assert_close(sum(model(**microbatch, num_items_in_batch=counts).loss for microbatch in microbatches), loss)
+    assert_every_parameter_learns(model, gradients(model, loss))
+    model.save_pretrained(folder)
+    assert_close(load_strict(CASE.auto_class, folder)(**batch).loss, loss)
+
+
 class TestLosses:
     @pytest.mark.parametrize("unpad", [True, False])
     @pytest.mark.parametrize("tie", TIES)
@@ -258,13 +270,7 @@ class TestTasks:
             predict = logits.softmax(-1).gather(1, original[:, None])[:, 0]
             expected = -((1 - copy) * predict + copy * (corrupted == original)).log().mean()
         assert_close(outputs.rtd_loss, expected)
-        counts = {name: (batch[name] != -100).sum() for name in model.loss_targets}
-        microbatches = [{name: value[rows] for name, value in batch.items()} for rows in (slice(0, 1), slice(1, 4))]
-        loss = sum(model(**microbatch, num_items_in_batch=counts).loss for microbatch in microbatches)
-        assert_close(loss, outputs.loss)
-        assert_every_parameter_learns(model, gradients(model, outputs.loss))
-        model.save_pretrained(tmp_path)
-        assert_close(load_strict(CASE.auto_class, tmp_path)(**batch).loss, outputs.loss)
+        assert_accumulates_and_reopens(model, batch, outputs.loss, tmp_path)
 
     @pytest.mark.parametrize("task", ["replace_mlm", "all_tokens_mlm"])
     def test_discriminator_with_a_vocabulary_task_exports_as_masked_lm(self, task: str, tmp_path: Path) -> None:
@@ -313,13 +319,7 @@ class TestAdversarialGenerator:
         batch = labeled_batch()
         model = CASE.model(generator_task="adversarial")
         outputs = model(**batch)
-        counts = {name: (batch[name] != -100).sum() for name in model.loss_targets}
-        microbatches = [{name: value[rows] for name, value in batch.items()} for rows in (slice(0, 1), slice(1, 4))]
-        loss = sum(model(**microbatch, num_items_in_batch=counts).loss for microbatch in microbatches)
-        assert_close(loss, outputs.loss)
-        assert_every_parameter_learns(model, gradients(model, outputs.loss))
-        model.save_pretrained(tmp_path)
-        assert_close(load_strict(CASE.auto_class, tmp_path)(**batch).loss, outputs.loss)
+        assert_accumulates_and_reopens(model, batch, outputs.loss, tmp_path)
         load_strict(Case(CASE.family, "AutoModel").auto_class, tmp_path)
 
     def test_samples_of_undetected_tokens_become_likely(self) -> None:

@@ -8,16 +8,41 @@ from torch import Tensor, nn
 from hf_ctxmodels.layers.cpu.linear import fast_linear, is_rowwise, linear
 
 
-class LowRankLinear(nn.Module):
+class _FactorizedLinear(nn.Module):
+    """Base class of linear layers from in to rank features (`project_input`) and from rank to out features."""
+
+    has_low_rank_weights = True
+    accepts_output_range = True
+    in_features: int
+    out_features: int
+    rank: int
+    output_factor: nn.Linear
+
+    @property
+    def bias(self) -> Tensor | None:
+        """The (out,) bias, if there is one."""
+        return self.output_factor.bias
+
+    def project_input(self, input: Tensor) -> Tensor:
+        """(..., in) -> (..., rank)."""
+        raise NotImplementedError
+
+    def forward(self, input: Tensor, start: int | None = None, stop: int | None = None) -> Tensor:
+        """(..., in) -> (..., out), or the output features from `start` to `stop`."""
+        return linear(self.output_factor, self.project_input(input), start, stop)
+
+    def extra_repr(self) -> str:
+        """Text for `print(model)`."""
+        return f"{self.in_features}, {self.out_features}, rank={self.rank}"
+
+
+class LowRankLinear(_FactorizedLinear):
     """Linear layer whose (out, in) weight is the product of an (out, rank) and a (rank, in) factor.
 
     Attributes:
         input_factor, output_factor: Linear layers from in to rank features, and from rank to out features with the
             bias, if there is one.
     """
-
-    has_low_rank_weights = True
-    accepts_output_range = True
 
     def __init__(
         self, in_features: int, out_features: int, rank: int, bias: bool = True, **factory_options: Any
@@ -33,11 +58,6 @@ class LowRankLinear(nn.Module):
         return _dense_weight(self.output_factor) @ _dense_weight(self.input_factor)
 
     @property
-    def bias(self) -> Tensor | None:
-        """The (out,) bias, if there is one."""
-        return self.output_factor.bias
-
-    @property
     def is_rowwise(self) -> bool:
         """Whether an output row depends on its own input row only."""
         return is_rowwise(self.input_factor) and is_rowwise(self.output_factor)
@@ -45,14 +65,6 @@ class LowRankLinear(nn.Module):
     def project_input(self, input: Tensor) -> Tensor:
         """(..., in) -> (..., rank)."""
         return linear(self.input_factor, input)
-
-    def forward(self, input: Tensor, start: int | None = None, stop: int | None = None) -> Tensor:
-        """(..., in) -> (..., out), or the output features from `start` to `stop`."""
-        return linear(self.output_factor, self.project_input(input), start, stop)
-
-    def extra_repr(self) -> str:
-        """Text for `print(model)`."""
-        return f"{self.in_features}, {self.out_features}, rank={self.rank}"
 
 
 class LowRankEmbedding(nn.Module):
@@ -96,16 +108,13 @@ class LowRankEmbedding(nn.Module):
         return f"{self.num_embeddings}, {self.embedding_dim}, rank={self.rank}"
 
 
-class TiedLowRankLinear(nn.Module):
+class TiedLowRankLinear(_FactorizedLinear):
     """Output layer whose weight is the weight of a `LowRankEmbedding`: both factors are tied to it.
 
     Attributes:
         projection_weight: The (in, rank) weight of `LowRankEmbedding.projection`, multiplied from the other side.
         output_factor: Linear layer from rank to out features with the weight of `LowRankEmbedding.table`.
     """
-
-    has_low_rank_weights = True
-    accepts_output_range = True
 
     def __init__(
         self, in_features: int, out_features: int, rank: int, bias: bool = True, **factory_options: Any
@@ -121,11 +130,6 @@ class TiedLowRankLinear(nn.Module):
         return _dense_weight(self.output_factor) @ self.projection_weight.T
 
     @property
-    def bias(self) -> Tensor | None:
-        """The (out,) bias, if there is one."""
-        return self.output_factor.bias
-
-    @property
     def is_rowwise(self) -> bool:
         """Whether an output row depends on its own input row only."""
         return is_rowwise(self.output_factor)
@@ -133,14 +137,6 @@ class TiedLowRankLinear(nn.Module):
     def project_input(self, input: Tensor) -> Tensor:
         """(..., in) -> (..., rank)."""
         return fast_linear(input, self.projection_weight.T)
-
-    def forward(self, input: Tensor, start: int | None = None, stop: int | None = None) -> Tensor:
-        """(..., in) -> (..., out), or the output features from `start` to `stop`."""
-        return linear(self.output_factor, self.project_input(input), start, stop)
-
-    def extra_repr(self) -> str:
-        """Text for `print(model)`."""
-        return f"{self.in_features}, {self.out_features}, rank={self.rank}"
 
 
 def _dense_weight(layer: Any) -> Tensor:
