@@ -89,7 +89,7 @@ def parse_training_options(tokenizer_class: type, assignments: list[str]) -> dic
 
 def evaluate(tokenizer: PreTrainedTokenizerBase, documents: Documents, language: str | None = None) -> dict[str, float]:
     """Compute the fertility (tokens per word) and the share of unknown tokens on the first documents; `language` is
-    that of lines without a tag, for a tokenizer whose tokens depend on the language."""
+    the language of lines without a tag, for a tokenizer whose tokens depend on the language."""
     held_out = list(islice(documents, MAX_EVALUATION_DOCUMENTS))
     languages, by_language = getattr(tokenizer, "languages", ()), getattr(tokenizer, "splits_by_language", False)
     texts: dict[str | None, list[str]] = {}

@@ -113,7 +113,7 @@ class Comparison:
         return [run for run in self.plan.runs() if self.only is None or run.variant.name in self.only]
 
     def run(self, on_finished_run: Callable[[], object]) -> list[CtxError]:
-        """Finish all runs; those of other processes are waited for.
+        """Finish all runs, and wait for the runs of other processes.
 
         Args:
             on_finished_run: Called after each finished run, to write tables.

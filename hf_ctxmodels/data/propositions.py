@@ -4,7 +4,7 @@ Files may be compressed (`.gz` or `.zst`), or URLs:
 
 - columns as in CoNLL-2005: one word per line, the roleset of the word, or `-` or `_`, and then one column per predicate
   of the sentence, in the order of the predicates, with brackets such as `(ARG0*`, `*)` and `(V*)`;
-- `.conllu`: such columns after those of CoNLL-U, with a role at the head word of each argument, and `_` at other words
+- `.conllu`: such columns after CoNLL-U columns, with a role at the head word of each argument, and `_` at other words
   (Universal Propositions 1.0, Akbik et al. 2015); `A0` and `AM-TMP` are read as `ARG0` and `ARGM-TMP`;
 - `.jsonl`: a list of words, the index of the predicate (from 0), and a list of BIO tags.
 """

@@ -60,7 +60,7 @@ def count_subwords(
     tokenizer: PreTrainedTokenizerBase, texts: Sequence[str] | Sequence[list[str]], language: str | None = None
 ) -> Counter[int] | None:
     """Counts of the tokens of texts, or lists of words, without special tokens; None for tokens of several ids, as of
-    character-based models. `language` is that of the texts, for a tokenizer whose tokens depend on it."""
+    character-based models. `language` is the language of the texts, for a tokenizer whose tokens depend on it."""
     are_words = not isinstance(texts[0], str)
     options: dict[str, Any] = {"is_split_into_words": are_words, "add_special_tokens": False, "verbose": False}
     if language is not None and getattr(tokenizer, "splits_by_language", False):

@@ -179,8 +179,8 @@ def score_pairs(
 
 
 def best_threshold(mined: Sequence[MinedPair], gold: Collection[tuple[int, int]]) -> float:
-    """The threshold with the highest F1 for pairs sorted by descending margin: halfway between the margin of the last
-    accepted pair and that of the next one; infinity if no mined pair is a gold pair."""
+    """The threshold with the highest F1 for pairs sorted by descending margin: halfway between the margins of the last
+    accepted pair and the next one; infinity if no mined pair is a gold pair."""
     gold = set(gold)
     correct, best, threshold = 0, 0.0, np.inf
     for count, pair in enumerate(mined, 1):

@@ -52,8 +52,8 @@ def factorize(weight: Tensor, moment: Tensor | None = None, *, rank: int | None 
     if rank is None:
         rank = min(int((shares < energy * (1 - 1e-12)).sum()) + 1, len(shares))
     basis = vectors[:, :rank]
-    kept = float(shares[rank - 1]) if float(squares.sum()) else 1.0
-    return Factors(basis.to(weight.dtype), (basis.T @ values).to(weight.dtype), kept)
+    remaining_energy = float(shares[rank - 1]) if float(squares.sum()) else 1.0
+    return Factors(basis.to(weight.dtype), (basis.T @ values).to(weight.dtype), remaining_energy)
 
 
 def _left_singular_vectors(weight: Tensor, moment: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -73,8 +73,8 @@ def _left_singular_vectors(weight: Tensor, moment: Tensor | None) -> tuple[Tenso
     num_nonzero = int((values > _ZERO * values[0]).sum())
     if moment is not None and num_nonzero < len(values):
         vectors = vectors[:, :num_nonzero]
-        others, _ = _decompose(weight - vectors @ (vectors.T @ weight))
-        vectors = torch.cat([vectors, others[:, : len(values) - num_nonzero]], 1)
+        complement, _ = _decompose(weight - vectors @ (vectors.T @ weight))
+        vectors = torch.cat([vectors, complement[:, : len(values) - num_nonzero]], 1)
     return vectors, values
 
 

@@ -150,9 +150,7 @@ class CtxMultiTaskModel(CtxPreTrainedModel):
             losses.append(loss.detach())
             weighted.append(loss * ((self.config.tasks or {})[name]["loss_weight"] if self.training else 1.0))
         if not losses:
-            raise CtxError(
-                "No task learns from these views.", hint="use heads with a cross-view loss, such as those of cvt."
-            )
+            raise CtxError("No task learns from these views.", hint="use heads with a cross-view loss, such as cvt's.")
         return CtxCrossViewOutput(loss=sum(weighted), cross_view_loss=sum(losses))
 
     def task_weights(self, task: str) -> dict[str, Tensor]:

@@ -1,6 +1,6 @@
 """Conversion between `CtxEncoderDecoderForConditionalGeneration` and transformers' `EncoderDecoderModel`.
 
-The families convert the weights of both models; this module converts those of the cross-attention.
+The families convert the weights of both models; this module converts the cross-attention.
 """
 
 import json
