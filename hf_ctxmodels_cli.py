@@ -1,6 +1,7 @@
 """The console command: `hf-ctxmodels COMMAND ...`, or `python -m hf_ctxmodels COMMAND ...`.
 
-This module is outside the package, whose import takes seconds: `hf-ctxmodels --help` answers at once.
+This module is outside the package, whose import takes seconds: `--help` and `COMMAND --help` print at once. The help
+texts of commands are stored in `hf_ctxmodels/cli/help`, which `scripts/write_help.py` writes.
 """
 
 import difflib
@@ -9,9 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import version
+from pathlib import Path
 from typing import NoReturn
 
 PROGRAM = "hf-ctxmodels"
+HELP_FLAGS = ("-h", "--help")
+HELP_FOLDER = Path(__file__).parent / "hf_ctxmodels" / "cli" / "help"
 
 
 @dataclass(frozen=True)
@@ -174,6 +178,22 @@ COMMANDS: dict[str, Command | CommandGroup] = {
 FIRST_COMMANDS = ("demo", "pretrain", "finetune", "push")
 
 
+def leaf_commands() -> dict[str, Command]:
+    """Words of a command -> the command; subcommands for commands that have them."""
+    leaves: dict[str, Command] = {}
+    for name, command in COMMANDS.items():
+        if isinstance(command, CommandGroup):
+            leaves |= {f"{name} {subname}": subcommand for subname, subcommand in command.subcommands.items()}
+        else:
+            leaves[name] = command
+    return leaves
+
+
+def help_file(words: str) -> Path:
+    """The file with the help text of a command."""
+    return HELP_FOLDER / f"{words.replace(' ', '-')}.txt"
+
+
 class UnknownCommandError(LookupError):
     """There is no such command or subcommand."""
 
@@ -202,7 +222,7 @@ def help_text(arguments: list[str]) -> str | None:
         lines = ["Contextual-embedding models: train, evaluate and publish them.\n"]
         lines += _summaries({name: COMMANDS[name] for name in FIRST_COMMANDS})
         lines += [f"\n`{PROGRAM} --help` lists all {len(COMMANDS)} commands, `{PROGRAM} COMMAND --help` explains one."]
-    elif name in ("-h", "--help"):
+    elif name in HELP_FLAGS:
         lines = [
             f"usage: {PROGRAM} COMMAND [flags]\n",
             "Contextual-embedding models: train, evaluate and publish them.",
@@ -210,13 +230,23 @@ def help_text(arguments: list[str]) -> str | None:
         for title, commands in GROUPS.items():
             lines += [f"\n{title}:", *_summaries(commands)]
         lines += [f"\n`{PROGRAM} COMMAND --help` explains a command, `{PROGRAM} --version` prints the version."]
-    elif isinstance(group, CommandGroup) and (len(arguments) == 1 or arguments[1] in ("-h", "--help")):
+    elif isinstance(group, CommandGroup) and (len(arguments) == 1 or arguments[1] in HELP_FLAGS):
         usage = f"{PROGRAM} {name} {group.placeholder}"
         lines = [f"usage: {usage} [flags]\n", f"{group.summary}\n", *_summaries(group.subcommands)]
         lines += [f"\n`{usage} --help` lists flags."]
     else:
-        return None
+        return _stored_help(arguments)
     return "\n".join(lines)
+
+
+def _stored_help(arguments: list[str]) -> str | None:
+    """The help text of a command from its file, which is as the parser prints it; None for another command line, and if
+    the package is imported, as in `python -m hf_ctxmodels`, so that its parser can print its help."""
+    words = " ".join(arguments[:-1])
+    if arguments[-1] not in HELP_FLAGS or words not in leaf_commands() or "hf_ctxmodels" in sys.modules:
+        return None
+    file = help_file(words)
+    return file.read_text(encoding="utf-8").removesuffix("\n") if file.is_file() else None
 
 
 def _summaries(commands: Mapping[str, Command | CommandGroup]) -> list[str]:

@@ -22,7 +22,7 @@ from hf_ctxmodels.core.flags import REQUIRED, field_default, is_choice, is_setta
 from hf_ctxmodels.objectives import Objective
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.spec import FamilySpec
-from hf_ctxmodels_cli import COMMANDS, GROUPS, PROGRAM, Command, CommandGroup
+from hf_ctxmodels_cli import GROUPS, PROGRAM, Command, leaf_commands
 
 ROOT = Path(__file__).parents[1]
 # How-to guides that build on each other.
@@ -231,17 +231,6 @@ def _help(text: str) -> str:
 
 
 # Commands
-
-
-def leaf_commands() -> dict[str, Command]:
-    """Words of a command -> the command; subcommands for those that have them."""
-    leaves: dict[str, Command] = {}
-    for name, command in COMMANDS.items():
-        if isinstance(command, CommandGroup):
-            leaves |= {f"{name} {subcommand}": leaf for subcommand, leaf in command.subcommands.items()}
-        else:
-            leaves[name] = command
-    return leaves
 
 
 def _command_pages() -> Pages:

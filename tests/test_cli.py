@@ -26,14 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 TEXT = "The cat sat on the mat.\nA dog ran to the river.\nIt was cold.\n\n" * 20
 
-
-SUBCOMMANDS = [
-    (name, subcommand)
-    for name, group in cli.COMMANDS.items()
-    if isinstance(group, cli.CommandGroup)
-    for subcommand in group.subcommands
-]
-LEAVES = [(name,) for name, command in cli.COMMANDS.items() if isinstance(command, cli.Command)] + SUBCOMMANDS
+LEAVES = cli.leaf_commands()
 
 
 def test_commands_and_modules():
@@ -41,9 +34,7 @@ def test_commands_and_modules():
     assert getattr(import_module(module), function) is cli.main
     folder = ROOT / "hf_ctxmodels" / "cli"
     modules = {".".join(path.relative_to(folder).with_suffix("").parts) for path in folder.rglob("[!_]*.py")}
-    commands = [cli.COMMANDS[name] for (name, *_) in LEAVES if isinstance(cli.COMMANDS[name], cli.Command)]
-    commands += [cli.COMMANDS[name].subcommands[subcommand] for name, subcommand in SUBCOMMANDS]
-    assert {command.module for command in commands} == modules
+    assert {command.module for command in LEAVES.values()} == modules
 
 
 def test_help(capsys):
@@ -65,6 +56,16 @@ def test_commands_without_imports(words):
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert result.returncode == (0 if words.startswith("--") else 2)
     assert not {"torch", "transformers", "hf_ctxmodels"} & set(result.stdout.splitlines()[-1].split())
+
+
+def test_stored_help_of_commands_without_imports():
+    code = "import io, sys, hf_ctxmodels_cli as cli\nfrom contextlib import redirect_stdout, suppress\n"
+    code += "for words in cli.leaf_commands():\n    sys.argv[1:] = [*words.split(), '--help']\n"
+    code += "    with redirect_stdout(io.StringIO()) as output, suppress(SystemExit): cli.main()\n"
+    code += "    assert output.getvalue() == cli.help_file(words).read_text('utf-8'), words\nprint(*sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert result.returncode == 0, result.stderr
+    assert not {"torch", "transformers", "hf_ctxmodels"} & set(result.stdout.split())
 
 
 def test_import_without_objectives():
@@ -96,19 +97,24 @@ def test_threads_in_a_container_with_a_quota(quota, environment, threads, monkey
     assert os.environ.get("OMP_NUM_THREADS") == threads
 
 
-@pytest.mark.parametrize("words", LEAVES, ids=" ".join)
+@pytest.mark.parametrize("words", LEAVES)
 def test_help_of_commands(capsys, words):
-    assert run_command(*words, "--help") == 0
+    assert run_command(*words.split(), "--help") == 0
     shown = capsys.readouterr().out
-    assert shown.startswith(f"usage: hf-ctxmodels {' '.join(words)} [--help]")
+    assert shown.startswith(f"usage: hf-ctxmodels {words} [--help]")
+    assert shown == cli.help_file(words).read_text("utf-8"), "run `python scripts/write_help.py`"
     flags = [line.split()[0] for line in shown.splitlines() if line.startswith("  --")]
     assert len(flags) == len(set(flags))
-    assert len(flags) <= (62 if words == ("finetune", "seq2seq") or words == ("pretrain",) else 54)
-    if words == ("finetune", "sequence-classification"):
+    assert len(flags) <= (62 if words in ("finetune seq2seq", "pretrain") else 54)
+    if words == "finetune sequence-classification":
         assert len(flags) <= 50
         assert flags[1:11] == [f"--{name}" for name in finetune.ESSENTIAL]
     descriptions = [line.strip() for line in shown.splitlines()]
     assert not [text for text in descriptions if text.endswith("(default: None)")]
+
+
+def test_no_stored_help_of_removed_commands():
+    assert set(cli.HELP_FOLDER.iterdir()) == {cli.help_file(words) for words in LEAVES}
 
 
 def test_misspelled_commands(capsys):
@@ -207,6 +213,7 @@ def test_files_of_the_wheel(installed: Path):
         assert {path.name: path.read_bytes() for path in (installed / "hf_ctxmodels" / folder).iterdir()} == expected
     assets = {path.name for path in (ROOT / "hf_ctxmodels" / "analysis" / "report" / "assets").iterdir()}
     assert {path.name for path in (installed / "hf_ctxmodels" / "analysis" / "report" / "assets").iterdir()} == assets
+    assert len(list((installed / "hf_ctxmodels" / "cli" / "help").iterdir())) == len(LEAVES)
     assert not (installed / "scripts").exists()
     entries = next(installed.glob("*.dist-info/entry_points.txt")).read_text()
     assert "hf-ctxmodels = hf_ctxmodels_cli:main" in entries
