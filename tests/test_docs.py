@@ -3,8 +3,10 @@
 import importlib
 import pydoc
 import re
+import shlex
 import shutil
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -108,6 +110,27 @@ def test_pages_cover_all_recipes_and_modules(pages):
         module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
         if not module.startswith("hf_ctxmodels.cli"):
             assert module in documented_modules or "numba" in path.read_text("utf-8"), module
+
+
+def test_commands_of_reproductions_are_valid(docs, pages):
+    """Claims that small runs do not show have commands for a GPU, too long to run; their recipes and flags exist."""
+    card = (ROOT / "model_cards" / "reproduction.md").read_text("utf-8")
+    code = "".join(re.findall(r"^```sh\n(.*?)^```", card, re.DOTALL | re.MULTILINE)).replace("\\\n", " ")
+    lines = [shlex.split(line) for line in re.findall(r"^ *hf-ctxmodels (.*)", code, re.MULTILINE)]
+    leaf_commands = docs("generated_pages").leaf_commands()
+    recipes = {path.stem for path in ROOT.glob("scripts/recipes/*.yaml")}
+    for words in lines:
+        (command,) = [name for name in leaf_commands if words[: len(name.split())] == name.split()]
+        page = pages[f"commands/{command.replace(' ', '-')}.rst"]
+        flags = dict.fromkeys(["recipe", *re.findall(r"^\.\. option:: --(\w+)", page, re.MULTILINE)])
+        assert [word for word in words if word.startswith("--") and word[2:] not in flags] == [], words
+        used_recipes = [value for flag, value in pairwise(words) if flag == "--recipe"]
+        assert set(used_recipes) <= recipes, words
+    readme = (ROOT / "README.md").read_text("utf-8")
+    sections = {re.sub(r"\W+", "-", title.lower()) for title in re.findall("^## (.*)", card, re.MULTILINE)}
+    linked = set(re.findall(r"model_cards/reproduction\.md#([\w-]+)", readme))
+    assert linked == sections - {"smaller-differences"}
+    assert set(re.findall(r"\]\(#([\w-]+)\)", card)) == linked
 
 
 def test_summaries_of_recipes_are_whole_sentences(docs):
