@@ -40,6 +40,7 @@ from hf_ctxmodels.downstream.networks.creation import (
     new_network,
     parse_features,
 )
+from hf_ctxmodels.downstream.networks.modeling import CtxTaskNetworkModel
 from hf_ctxmodels.downstream.tasks import TASKS, Encoded, Task, TaskArguments
 from hf_ctxmodels.downstream.tasks.base import Collator
 from hf_ctxmodels.downstream.tasks.languages import set_language
@@ -401,6 +402,10 @@ def finetune(
         model.to(accelerator.device)
         with accelerator.main_process_first():
             cache_features(model, methods.cache_directory, batches, tokenizer_digest(tokenizer), show_progress=is_main)
+    if isinstance(model.base_model, CtxTaskNetworkModel):
+        model.to(accelerator.device)
+        inputs = (collate([feature]) for feature in (*encoded.features, *validation_encoded.features))
+        model.base_model.cache_vectors(inputs, show_progress=is_main)
     require_trainable(model)
     if methods.low_bits is not None:
         methods.low_bits.start(model, encoded.features, collate, batch_size, accelerator)

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.architectures.word_alignment import Sentence, WordPooling, WordTokens, align_words, split_words
 from hf_ctxmodels.architectures.word_encoder import WordEncoder
+from hf_ctxmodels.core.console import progress_bar
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.layers.common import ScalarMix
 from hf_ctxmodels.layers.cpu.dropout import Dropout
@@ -65,7 +66,7 @@ class FeatureStack(nn.Module):
         pooling: As in `WordEncoder`.
         layer_norm: Normalize the layers before they are mixed.
         dropout: Dropout probability of the concatenated vectors.
-        cache_bytes: Memory for the vectors of frozen models, which are computed once for each sentence.
+        cache_bytes: Memory for the vectors of frozen models, which are computed once for each sentence that fits in it.
 
     Attributes:
         names: Names of the models.
@@ -98,7 +99,7 @@ class FeatureStack(nn.Module):
             if not model.trainable:
                 _freeze(model.model)
         self.dropout = Dropout(dropout)
-        self.register_load_state_dict_post_hook(lambda module, keys: module.clear_cache())
+        self.register_load_state_dict_pre_hook(_clear_cache_of_other_weights)
 
     def clear_cache(self) -> None:
         """Clear the cached vectors of the frozen models; call it after changing their weights."""
@@ -133,18 +134,47 @@ class FeatureStack(nn.Module):
             model.model.train(mode and model.trainable)
         return self
 
-    def cache(self, sentences: Iterable[Sentence], directory: str | Path | None = None) -> None:
+    def cache(
+        self, sentences: Iterable[Sentence], directory: str | Path | None = None, *, show_progress: bool = True
+    ) -> None:
         """Compute the vectors of these sentences by the frozen models in large batches; `forward` then reads them.
+
+        If the memory of `cache_bytes` is full, the vectors of the remaining sentences are computed in each forward.
 
         Args:
             sentences: Texts or lists of words.
-            directory: As `cache_dir` in `WordEncoder.encode_corpus`.
+            directory: As `cache_dir` in `WordEncoder.encode_corpus`, for vectors that exceed memory.
+            show_progress: Show a progress bar.
         """
         distinct = list(dict.fromkeys(_key(sentence) for sentence in sentences))
-        for model, encoder, vectors in zip(self._models, self._word_encoders, self._vectors, strict=True):
-            if not model.trainable:
-                corpus = encoder.encode_corpus(distinct, cache_dir=directory)
-                vectors |= {sentence: corpus[row].vectors for row, sentence in enumerate(distinct)}
+        for index, (model, encoder) in enumerate(zip(self._models, self._word_encoders, strict=True)):
+            if model.trainable:
+                continue
+            if directory is not None:
+                corpus = encoder.encode_corpus(distinct, cache_dir=directory, progress=show_progress)
+                self._vectors[index] |= {sentence: corpus[row].vectors for row, sentence in enumerate(distinct)}
+                continue
+            encoded_sentences = progress_bar(
+                encoder.encode(distinct),
+                f"vectors of {model.name}",
+                unit="sentences",
+                total=len(distinct),
+                enabled=show_progress,
+            )
+            for sentence, encoded in zip(distinct, encoded_sentences, strict=False):
+                if not self._store(index, sentence, encoded.vectors):
+                    break
+
+    def _store(self, index: int, key: Any, vectors: Tensor) -> bool:
+        """Store the vectors of a sentence, and return whether there was memory. After the first sentence without
+        memory no other one is stored, so that what is stored depends only on the order of the sentences."""
+        size = vectors.numel() * vectors.element_size()
+        if size > self._free_bytes:
+            self._free_bytes = 0
+            return False
+        self._vectors[index][key] = vectors
+        self._free_bytes -= size
+        return True
 
     def forward(self, sentences: Sequence[Sentence]) -> tuple[Tensor, Tensor]:
         """Embed a batch of sentences.
@@ -186,22 +216,16 @@ class FeatureStack(nn.Module):
         ]
 
     def _encode_frozen(self, index: int, sentences: Sequence[Sentence], is_word: Tensor) -> list[Tensor]:
-        """(batch, words, width) vectors of the layers of a frozen model, on the CPU.
-
-        Sentences are encoded one at a time, so that vectors do not depend on the batch, to the last bit, unless `cache`
-        has computed them.
-        """
+        """(batch, words, width) vectors of the layers of a frozen model, on the CPU."""
         encoder, cached = self._word_encoders[index], self._vectors[index]
+        keys = [_key(sentence) for sentence in sentences]
+        missing = list(dict.fromkeys(key for key in keys if key not in cached))
+        computed = {key: sentence.vectors for key, sentence in zip(missing, encoder.encode(missing), strict=True)}
+        for key, states in computed.items():
+            self._store(index, key, states)
         vectors = torch.zeros(*is_word.shape, len(encoder.layers), encoder.hidden_size)
-        for row, sentence in enumerate(sentences):
-            key = _key(sentence)
-            states = cached.get(key)
-            if states is None:
-                [encoded] = encoder.encode([sentence])
-                states = encoded.vectors
-                if (size := states.numel() * states.element_size()) <= self._free_bytes:
-                    cached[key] = states
-                    self._free_bytes -= size
+        for row, key in enumerate(keys):
+            states = computed[key] if key in computed else cached[key]
             vectors[row, : len(states)] = states
         return [vectors[:, :, layer, : encoder.widths[number]] for layer, number in enumerate(encoder.layers)]
 
@@ -216,6 +240,16 @@ class FeatureStack(nn.Module):
         2018, section 3.4)."""
         penalties = [mix.distance() for mix in self.mixes if isinstance(mix, ScalarMix)]
         return torch.stack(penalties).sum() if penalties else torch.zeros(())
+
+
+def _clear_cache_of_other_weights(stack: FeatureStack, state_dict: Mapping[str, Tensor], prefix: str, *_: Any) -> None:
+    """Clear the cached vectors unless the loaded weights of the frozen models equal the present ones, as on resume."""
+    for number, model in enumerate(stack._models):
+        for name, weight in () if model.trainable else model.model.state_dict().items():
+            loaded = state_dict.get(f"{prefix}encoders.{number}.{name}")
+            if loaded is not None and not torch.equal(loaded.to(weight), weight):
+                stack.clear_cache()
+                return
 
 
 def _freeze(model: nn.Module) -> None:

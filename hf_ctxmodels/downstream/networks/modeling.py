@@ -1,7 +1,8 @@
 """Task networks on the vectors of words of one or several models (Peters et al. 2018, section 3.3)."""
 
 import dataclasses
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -144,6 +145,27 @@ class CtxTaskNetworkModel(CtxTaskNetworkPreTrainedModel):
         )
         if inputs_embeds is not None:
             return BaseModelOutput(last_hidden_state=self.stack.dropout(words))
+        sentences, index = self._sentences(words, attention_mask, token_type_ids)
+        vectors, is_vector = self.stack(sentences)
+        states = vectors.new_zeros(*words.shape[:2], vectors.shape[-1])
+        rows, columns = (positions.to(states.device) for positions in index)
+        states = states.index_put((rows, columns), vectors[is_vector])
+        return BaseModelOutput(last_hidden_state=states.to(self.dtype))
+
+    def cache_vectors(self, batches: Iterable[Mapping[str, Tensor]], *, show_progress: bool = True) -> None:
+        """Compute the vectors of frozen models for batches of inputs before training, many sentences at a time; see
+        `FeatureStack.cache`."""
+        sentences = (
+            self._sentences(batch["input_ids"], batch.get("attention_mask"), batch.get("token_type_ids"))[0]
+            for batch in batches
+        )
+        self.stack.cache(chain.from_iterable(sentences), show_progress=show_progress)
+
+    @staticmethod
+    def _sentences(
+        words: Tensor, attention_mask: Tensor | None, token_type_ids: Tensor | None
+    ) -> tuple[list[list[str]], tuple[Tensor, Tensor]]:
+        """The words of all texts of a batch, and the rows and columns of these words."""
         is_word = host_copy(token_mask(words, attention_mask))
         types = torch.zeros_like(is_word, dtype=torch.long) if token_type_ids is None else host_copy(token_type_ids)
         characters = host_copy(words)
@@ -155,10 +177,7 @@ class CtxTaskNetworkModel(CtxTaskNetworkPreTrainedModel):
                     sentences.append(decode_words(characters[row, positions]))
                     rows.append(torch.full_like(positions, row))
                     columns.append(positions)
-        vectors, is_vector = self.stack(sentences)
-        states = vectors.new_zeros(*is_word.shape, vectors.shape[-1])
-        index = (torch.cat(rows).to(states.device), torch.cat(columns).to(states.device))
-        return BaseModelOutput(last_hidden_state=states.index_put(index, vectors[is_vector]).to(self.dtype))
+        return sentences, (torch.cat(rows), torch.cat(columns))
 
 
 class CtxTaskNetworkHeadModel(heads.HeadModel, CtxTaskNetworkPreTrainedModel):

@@ -138,8 +138,11 @@ def test_cached_features(folders: dict[str, str], tmp_path: Path, monkeypatch: p
     assert len(list(tmp_path.iterdir())) == 2
     with monkeypatch.context() as patch:
         patch.setattr(WordEncoder, "hidden_states", lambda *args: pytest.fail("computed again"))
+        features.load_state_dict(features.state_dict())
         vectors, _ = features(SENTENCES)
     torch.testing.assert_close(vectors, expected, **CLOSE)
+    features.load_state_dict({name: weight * 1.1 for name, weight in features.state_dict().items()})
+    assert not torch.allclose(features(SENTENCES)[0], vectors, **CLOSE)
     assert features(["a sentence that is not in the cache"])[0].any()
 
 

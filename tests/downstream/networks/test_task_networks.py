@@ -23,7 +23,7 @@ from transformers import (
 )
 from zoo import tiny_config
 
-from hf_ctxmodels import CtxError, CtxTaskNetworkConfig
+from hf_ctxmodels import CtxError, CtxTaskNetworkConfig, WordEncoder
 from hf_ctxmodels.downstream.networks.creation import new_network, parse_features
 from hf_ctxmodels.downstream.networks.features import embed_words
 from hf_ctxmodels.registry import FAMILIES
@@ -92,6 +92,34 @@ def test_vectors(sources: dict[str, str], tmp_path: Path) -> None:
     assert not any(parameter.requires_grad for parameter in reopened.stack.encoders.parameters())
     embedded = model(inputs_embeds=pair[None]).last_hidden_state
     assert torch.equal(embedded[0], pair)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("limit", [1 << 20, 5_000, 0])
+def test_cached_vectors(sources: dict[str, str], monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
+    """`cache_vectors` computes each sentence once, in one batch for each frozen model, as far as memory suffices."""
+    model, tokenizer = network(sources, "AutoModel", ("bert", "glove"), trainable_encoders=["glove"])
+    model.eval().stack._free_bytes = limit
+    batches = [tokenizer(*pair, return_tensors="pt") for pair in zip(TEXTS, TEXTS[::-1], strict=True)]
+    expected = [model(**batch).last_hidden_state for batch in batches]
+    model.stack.clear_cache()
+    model.stack._free_bytes = limit
+
+    encoded = []
+    run = WordEncoder.hidden_states
+    monkeypatch.setattr(WordEncoder, "hidden_states", lambda *args: encoded.append(len(args[1])) or run(*args))
+    model.cache_vectors(iter(batches))
+    assert encoded == [len(TEXTS)]
+    encoded.clear()
+    for batch, vectors in zip(batches, expected, strict=True):
+        torch.testing.assert_close(model(**batch).last_hidden_state, vectors, **CLOSE)
+    bert_sentences = sum(encoded) - 2 * len(TEXTS)  # glove is trained, and computes both texts of each pair
+    stored = len(model.stack._vectors[0])
+    assert stored == {1 << 20: len(TEXTS), 0: 0}.get(limit, stored)
+    assert not model.stack._vectors[1]
+    assert bert_sentences == 2 * (len(TEXTS) - stored)
+    if limit == 5_000:
+        assert 0 < stored < len(TEXTS)
 
 
 @pytest.mark.parametrize("name", ["biattentive", "esim", "decomposable_attention", "sentence"])
