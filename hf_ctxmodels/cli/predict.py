@@ -4,17 +4,17 @@
     hf-ctxmodels predict --model runs/squad --input questions.jsonl --output answers.jsonl
     hf-ctxmodels predict --model runs/multitask --all_tasks --input sentences.jsonl --output labels.jsonl
 
-The input has the format of `hf-ctxmodels finetune` without labels. A .txt file has one text per line, for models of
-single texts. The output is one JSON object per example, in the order of the input; its numbers have 4 significant
-digits on the screen and 6 in a file.
+The input has the format of `hf-ctxmodels finetune`. A .txt file has one text per line, for models of single texts. The
+output is one JSON object per example, in the order of the input; its numbers have 4 significant digits on the screen
+and 6 in a file. Labels are not needed; if the input has labels, the metrics are printed, too.
 """
 
 import json
+import sys
 from dataclasses import dataclass, replace
 from typing import Any
 
 from hf_ctxmodels.core.command_line import parse_arguments
-from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.constants import MULTITASK_MODEL_TYPE
 from hf_ctxmodels.core.devices import DeviceArguments
 from hf_ctxmodels.core.errors import CtxError
@@ -22,11 +22,15 @@ from hf_ctxmodels.core.flags import REQUIRED, check_range, flag
 from hf_ctxmodels.core.output_files import check_output_file, write_text_file
 from hf_ctxmodels.downstream.multitask.task_list import KINDS
 from hf_ctxmodels.downstream.tasks import QuestionAnswering, TaskArguments
+from hf_ctxmodels.downstream.tasks.metrics import metric_range
 from hf_ctxmodels.inference.prediction import Predictor
 from hf_ctxmodels.training.model_loading import load_config
 
 _SCREEN_DIGITS, _FILE_DIGITS = 4, 6  # significant digits
-_TASK_FLAGS = ("text_columns", "choice_columns", "doc_stride", "max_answer_length", "both_orders")
+_TASK_FLAGS = (
+    *("text_columns", "label_column", "choice_columns", "doc_stride", "max_answer_length", "head_column"),
+    "both_orders",
+)
 
 
 @dataclass
@@ -34,7 +38,7 @@ class PredictionArguments:
     """Model, input and output."""
 
     model: str = flag(REQUIRED, "Directory or Hub id of a fine-tuned model, with its tokenizer.")
-    input: str = flag(REQUIRED, "File with the examples, as for `finetune` but without labels, or a .txt of texts.")
+    input: str = flag(REQUIRED, "File with the examples, as for `finetune` with or without labels, or a .txt of texts.")
     output: str | None = flag(None, "JSONL file for the predictions; by default they are printed.")
     overwrite: bool = flag(False, "Replace --output if it exists.")
     task: str | None = flag(None, "Task of the model; by default the task of its head.", choices=KINDS)
@@ -63,15 +67,16 @@ def main() -> None:
     )
     if arguments.output is not None:
         check_output_file(arguments.output, flag="--output", overwrite=arguments.overwrite, inputs=(arguments.input,))
+    score_lines = []
     if arguments.all_tasks:
-        results_by_task = {
-            name: _predict(replace(arguments, task_name=name), task_arguments, placement)
-            for name in _names_of_tasks(arguments.model)
-        }
+        results_by_task = {}
+        for name in _names_of_tasks(arguments.model):
+            results_by_task[name], lines = _predict(replace(arguments, task_name=name), task_arguments, placement)
+            score_lines += [f"{name}: {line}" for line in lines]
         rows = zip(*results_by_task.values(), strict=True)
         results = [dict(zip(results_by_task, row, strict=True)) for row in rows]
     else:
-        results = _predict(arguments, task_arguments, placement)
+        results, score_lines = _predict(arguments, task_arguments, placement)
     digits = _SCREEN_DIGITS if arguments.output is None else _FILE_DIGITS
     text = "".join(json.dumps(_rounded(result, digits), ensure_ascii=False) + "\n" for result in results)
     if arguments.output is None:
@@ -79,6 +84,8 @@ def main() -> None:
     else:
         write_text_file(arguments.output, text)
         print(f"{len(results):,} predictions in {arguments.output}")
+    for line in score_lines:
+        print(line, file=sys.stderr if arguments.output is None else sys.stdout)  # apart from printed predictions
 
 
 def _names_of_tasks(source: str) -> list[str]:
@@ -95,8 +102,8 @@ def _names_of_tasks(source: str) -> list[str]:
 
 def _predict(
     arguments: PredictionArguments, task_arguments: TaskArguments, placement: DeviceArguments
-) -> list[dict[str, Any]]:
-    """The results of all examples of the input for one task."""
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """The results of all examples of the input for one task, and a line for each metric if they have labels."""
     names = ("task", "task_name", "max_length")
     predictor = Predictor.open(arguments.model, task_arguments, **{name: getattr(arguments, name) for name in names})
     task = predictor.task
@@ -105,9 +112,12 @@ def _predict(
     if isinstance(task, QuestionAnswering):
         task.has_unanswerable = arguments.may_be_unanswerable
     placement.place(predictor.model)
-    examples = task.read_unlabeled(arguments.input)
-    print_status(f"{type(predictor.model).__name__} predicts {len(examples):,} examples")
-    return predictor.predict(examples, arguments.per_device_batch_size, progress=True)
+    predictions = predictor.predict_file(arguments.input, arguments.per_device_batch_size, progress=True)
+    lines = [
+        f"{name:<24}{value:>13.4f}  {metric_range(name, task.is_percentage)}"
+        for name, value in predictions.scores.items()
+    ]
+    return predictions.results, lines
 
 
 def _rounded(value: Any, digits: int) -> Any:

@@ -12,7 +12,7 @@ Files may be compressed (`.gz` or `.zst`), or URLs:
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 
@@ -80,18 +80,18 @@ class CoreferenceDocument:
         return windows
 
 
-def read_coreference(file: str | Path) -> list[CoreferenceDocument]:
-    """The documents of a file in one of the formats above.
+def read_coreference(file: str | Path, labeled: bool = True) -> list[CoreferenceDocument]:
+    """The documents of a file in one of the formats above, without clusters unless `labeled`.
 
     Raises:
         CtxError: The file is invalid, a mention does not end, or there is no document.
     """
     suffix = file_suffix(file)
     if suffix == ".jsonl":
-        documents = list(_read_json(file))
+        documents = list(_read_json(file, labeled))
     else:
-        read = _conllu_lines if suffix == ".conllu" else _conll_lines
-        documents = list(_documents(read(file)))
+        lines = _conllu_lines(file) if suffix == ".conllu" else _conll_lines(file, labeled)
+        documents = list(_documents(lines if labeled else (replace(line, brackets="") for line in lines)))
     if not documents:
         raise CtxError("The file has no documents.", location=str(file), hint="use a file with at least one document.")
     return documents
@@ -107,17 +107,17 @@ class _Line:
     brackets: str = ""
 
 
-def _conll_lines(file: str | Path) -> Iterator[_Line]:
+def _conll_lines(file: str | Path, labeled: bool) -> Iterator[_Line]:
     for number, line in enumerate(read_text(file).split("\n"), 1):
         location, cells = f"{file}:{number}", line.split()
         if match := re.match(r"#begin document\s*\((.*)\);?(.*)$", line):
             yield _Line(location, document=f"{match[1]};{match[2]}" if match[2].strip() else match[1])
         elif line.startswith("#") or not cells:
             yield _Line(location)
-        elif len(cells) <= _WORD_COLUMN + 1:
+        elif len(cells) <= _WORD_COLUMN + labeled:
             raise CtxError(
-                f"{len(cells)} columns in {line[:100]!r}, expected the word in column {_WORD_COLUMN + 1}, and clusters "
-                "in the last.",
+                f"{len(cells)} columns in {line[:100]!r}, expected the word in column {_WORD_COLUMN + 1}"
+                + (", and clusters in the last." if labeled else "."),
                 location=location,
                 hint="use the columns of CoNLL-2012: document, part, number, word, ..., clusters.",
             )
@@ -207,7 +207,7 @@ def _bracket_error(bracket: str, location: str, problem: str) -> CtxError:
     )
 
 
-def _read_json(file: str | Path) -> Iterator[CoreferenceDocument]:
+def _read_json(file: str | Path, labeled: bool) -> Iterator[CoreferenceDocument]:
     for number, (record, location) in enumerate(read_json_lines(file), 1):
         with wrap_errors("Not a document", location=str(location), hint=_JSON_HINT):
             sentences: Sequence[Sequence[str]] = record["sentences"]
@@ -216,7 +216,7 @@ def _read_json(file: str | Path) -> Iterator[CoreferenceDocument]:
             num_words = sum(map(len, sentences))
             clusters = [
                 sorted({(int(first), int(last) + 1) for first, last in cluster})
-                for cluster in record.get("clusters", [])
+                for cluster in (labeled and record.get("clusters")) or []
             ]
             for first, end in (span for cluster in clusters for span in cluster):
                 if not 0 <= first < end <= num_words:

@@ -26,6 +26,10 @@ CONLLU_COLUMNS = ("ID", "FORM", "LEMMA", "UPOS", "XPOS", "FEATS", "HEAD", "DEPRE
 _DELIMITERS = {".csv": ",", ".tsv": "\t", ".txt": "\t"}
 
 
+class MissingColumnError(CtxError):
+    """A table lacks a column."""
+
+
 @dataclass(frozen=True)
 class Row:
     """The selected columns of a row of a table, and its location (`file:line`)."""
@@ -99,6 +103,15 @@ def require_labels(rows: Sequence[Row], column: str) -> None:
         )
 
 
+def has_labels(file: str | Path, column: str) -> bool:
+    """Whether a table has labels: not if the column is missing, or all its values are empty or -1."""
+    try:
+        labels = [row.values[column] for row in read_table(file, [column])]
+    except MissingColumnError:
+        return False
+    return not all(label in (None, []) or str(label).strip() in ("", "-1") for label in labels)
+
+
 def _read_delimited(file: str | Path, columns: Sequence[str], delimiter: str) -> Iterator[Row]:
     quoting: dict[str, Any] = {} if delimiter == "," else {"quoting": csv.QUOTE_NONE}
     csv.field_size_limit(2**31 - 1)  # the default is 131,072 characters
@@ -130,7 +143,7 @@ def _read_delimited(file: str | Path, columns: Sequence[str], delimiter: str) ->
 
 def _column_index(column: str, names: Sequence[str], file: object) -> int:
     if column not in names:
-        raise CtxError(
+        raise MissingColumnError(
             f"No column {column!r}. The columns are: {', '.join(map(repr, names))}.",
             location=str(file),
             hint="select other columns (--text_columns, --label_column); in a file without a header use numbers (1 = "

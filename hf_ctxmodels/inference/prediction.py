@@ -4,11 +4,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.adapter_support import suppress_adapter_notice
+from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.downstream.adapters.adapter_checkpoints import add_saved_adapters
 from hf_ctxmodels.downstream.finetuning.arguments import StartingModelArguments
@@ -23,6 +24,18 @@ from hf_ctxmodels.inference.task_heads import run_head
 from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model
 from hf_ctxmodels.training.model_loading import load_config
 from hf_ctxmodels.training.summary import SUMMARY_FILE, TrainingSummary
+
+
+class FilePredictions(NamedTuple):
+    """Predictions for the examples of a file.
+
+    Attributes:
+        results: JSON object of each example.
+        scores: Metric -> value; empty without labels.
+    """
+
+    results: list[dict[str, Any]]
+    scores: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -93,6 +106,30 @@ class Predictor:
         encoded = self.task.encode(examples, self.tokenizer)
         outputs = run_head(self.model, self.tokenizer, self.task, encoded, batch_size, progress)
         return self.task.results(examples, encoded, outputs)
+
+    def predict_file(self, file: str, batch_size: int = 32, progress: bool = False) -> FilePredictions:
+        """The results of all examples of a file, and their scores if the file has labels.
+
+        Raises:
+            CtxError: The examples cannot be read without labels, or `label_column` is given and the labels are invalid.
+        """
+        task = self.task
+        examples = task.read_unlabeled(file)
+        print_status(f"{type(self.model).__name__} predicts {len(examples):,} examples", progress)
+        encoded = task.encode(examples, self.tokenizer)
+        outputs = run_head(self.model, self.tokenizer, task, encoded, batch_size, progress)
+        scores: dict[str, float] = {}
+        reason = "the file has no labels"
+        try:
+            if task.has_labels(file):
+                labeled = task.read_file(file)  # the same inputs as the examples
+                scores = task.score(labeled, task.decode(labeled, encoded, outputs))
+        except CtxError as error:
+            if task.arguments.label_column is not None:
+                raise
+            reason = error.message if error.location is None else f"{error.message} ({error.location})"
+        print_status(f"no score: {reason}", progress and not scores)
+        return FilePredictions(task.results(examples, encoded, outputs), scores)
 
 
 def _task_of_head(config: PreTrainedConfig, auto_class: str, source: str, preferred: str | None) -> str:

@@ -189,3 +189,130 @@ def test_errors(tmp_path: Path) -> None:
     assert "input files" in command_output(
         "predict", model=head, **file, output=file["input"], overwrite=True, fails=True
     )
+
+
+def written(folder: Path, name: str, text: str) -> Path:
+    (folder / name).write_text(text)
+    return folder / name
+
+
+def shown_scores(folder: Path, file: Path, **flags: Any) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    """The predictions for a file, and the metrics that the command prints."""
+    output = folder / "output.jsonl"
+    shown = command_output("predict", model=folder, input=file, output=output, overwrite=True, **flags)
+    first, *lines = shown.splitlines()
+    results = [json.loads(line) for line in output.read_text().splitlines()]
+    assert first == f"{len(results)} predictions in {output}"
+    return results, {line.split()[0]: float(line.split()[1]) for line in lines}
+
+
+def test_scores_of_labels(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "model", "bert", "AutoModelForSequenceClassification", **LABELS)
+    labels = ["neg", "pos", "pos", "none"]
+    files = {
+        name: written(tmp_path, name, f"text,{column}\n" + "".join(map("{},{}\n".format, TEXTS, values)))
+        for name, column, values in (
+            ("labeled.csv", "label", labels),
+            ("other.csv", "mood", labels),
+            ("empty.csv", "label", [""] * 4),
+            ("glue.csv", "label", ["-1"] * 4),
+            ("invalid.csv", "label", ["neg", "bad", "pos", "none"]),
+        )
+    }
+    results, scores = shown_scores(folder, files["labeled.csv"])
+    num_correct = sum(result["label"] == label for result, label in zip(results, labels, strict=True))
+    assert scores["accuracy"] == num_correct / 4
+    assert set(scores) == {"accuracy", "f1_macro", "matthews_correlation"}
+    for name in ("other.csv", "empty.csv", "glue.csv", "invalid.csv"):
+        assert shown_scores(folder, files[name]) == (results, {}), name
+    for name in ("empty.csv", "glue.csv"):
+        assert shown_scores(folder, files[name], label_column="label") == (results, {}), name
+    assert shown_scores(folder, files["other.csv"], label_column="mood") == (results, scores)
+    error = command_output("predict", model=folder, input=files["invalid.csv"], label_column="label", fails=True)
+    assert "'bad'" in error
+    assert f"{files['invalid.csv']}:3" in error
+
+
+def test_scores_of_numbers_choices_and_ranks(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "number", "bert", "AutoModelForSequenceClassification")
+    config = transformers.AutoConfig.from_pretrained(folder, num_labels=1)
+    save(folder, transformers.AutoModelForSequenceClassification.from_config(config))
+    numbers = [1.5, 0.5, 2.0, -1.0]
+    labeled = written(tmp_path, "rated.tsv", "text\tlabel\n" + "".join(map("{}\t{}\n".format, TEXTS, numbers)))
+    plain = written(tmp_path, "plain.tsv", "text\tlabel\n" + "".join(f"{text}\t\n" for text in TEXTS))
+    results, scores = shown_scores(folder, labeled)
+    errors = [(result["value"] - number) ** 2 for result, number in zip(results, numbers, strict=True)]
+    assert scores["mse"] == pytest.approx(sum(errors) / 4, abs=1e-4)
+    assert shown_scores(folder, plain) == (results, {})
+
+    folder = model_folder(tmp_path / "choice", "bert", "AutoModelForMultipleChoice")
+    rows = [{"text": text, "choices": GOOD[:3], "label": 1} for text in TEXTS]
+    labeled = written(tmp_path, "labeled.jsonl", "\n".join(map(json.dumps, rows)))
+    results, scores = shown_scores(folder, labeled)
+    assert scores == {"accuracy": sum(result["choice"] == 1 for result in results) / 4}
+    for rows in ([{**row, "label": None} for row in rows], [{**row, "label": -1} for row in rows]):
+        plain = written(tmp_path, "plain.jsonl", "\n".join(map(json.dumps, rows)))
+        assert shown_scores(folder, plain) == (results, {})
+
+    lines = [f"{text}\t{word}\t{int(word == GOOD[1])}\n" for text in TEXTS for word in GOOD[:3]]
+    labeled = written(tmp_path, "ranks.tsv", "query\tcandidate\tlabel\n" + "".join(lines))
+    plain = written(tmp_path, "plain.tsv", "query\tcandidate\n" + "".join(line[:-3] + "\n" for line in lines))
+    results, scores = shown_scores(folder, labeled, task="ranking")
+    assert scores["mrr"] == pytest.approx(sum(1 / (1 + r["ranking"].index(1)) for r in results) / 4, abs=1e-4)
+    assert shown_scores(folder, plain, task="ranking") == (results, {})
+
+
+def test_scores_of_tags(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "model", "bert", "AutoModelForTokenClassification", **LABELS)
+    sentences = [text.split() for text in TEXTS]
+    columns = {"labeled": "{} pos\n", "words": "{}\n", "empty": "{}\t\n", "underscores": "{}\t_\n"}
+    files = {
+        name: written(tmp_path, f"{name}.conll", "\n".join("".join(map(line.format, words)) for words in sentences))
+        for name, line in columns.items()
+    }
+    records = [{"tokens": words, "tags": ["pos"] * len(words)} for words in sentences]
+    files["json"] = written(tmp_path, "labeled.jsonl", "\n".join(map(json.dumps, records)))
+    files["json_words"] = written(tmp_path, "w.jsonl", "\n".join(json.dumps({"tokens": words}) for words in sentences))
+    results, scores = shown_scores(folder, files["labeled"])
+    tags = [tag for result in results for tag in result["tags"]]
+    assert scores["accuracy"] == pytest.approx(tags.count("pos") / len(tags), abs=1e-4)
+    assert shown_scores(folder, files["json"]) == (results, scores)
+    for name in ("words", "empty", "underscores", "json_words"):
+        assert shown_scores(folder, files[name]) == (results, {}), name
+
+
+def test_scores_of_roles(tmp_path: Path) -> None:
+    names = dict(enumerate(["O", "B-V", "B-ARG0"]))
+    labels = {"id2label": names, "label2id": {name: index for index, name in names.items()}}
+    folder = model_folder(tmp_path / "model", "bert", "AutoModelForTokenClassification", **labels)
+    lines = [["Anna", "-", "(ARG0*)"], ["saw", "see.01", "(V*)"], ["Paris", "-", "*"]]
+    labeled = written(tmp_path, "labeled.txt", "\n".join(map(" ".join, lines)))
+    plain = written(tmp_path, "plain.txt", "\n".join(" ".join(cells[:2]) for cells in lines))
+    flags = {"task": "semantic-role-labeling", "text_columns": 1, "label_column": 2}
+    results, scores = shown_scores(folder, labeled, **flags)
+    assert scores["recall"] == (results[0]["tags"][0] == "B-ARG0")
+    assert shown_scores(folder, plain, **flags) == (results, {})
+    tagger = model_folder(tmp_path / "tagger", "bert", "AutoModelForTokenClassification", **LABELS)
+    assert "not BIO tags: neg, pos, none" in command_output("predict", model=tagger, input=plain, fails=True, **flags)
+
+
+def test_scores_of_answers(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "model", "bert", "AutoModelForQuestionAnswering")
+
+    def squad(name: str, **fields: Any) -> Path:
+        paragraphs = [{"context": t, "qas": [{"id": f"{i}", "question": "who", **fields}]} for i, t in enumerate(TEXTS)]
+        return written(tmp_path, name, json.dumps({"data": [{"paragraphs": paragraphs}]}))
+
+    unlabeled = [squad("plain.json"), squad("empty.json", answers=[])]
+    expected, _ = shown_scores(folder, unlabeled[0])
+    paragraphs = json.loads(unlabeled[0].read_text())["data"][0]["paragraphs"]
+    for paragraph, result in zip(paragraphs[:3], expected, strict=False):
+        start = paragraph["context"].index(result["answer"])
+        paragraph["qas"][0]["answers"] = [{"text": result["answer"], "answer_start": start}]
+    paragraphs[3]["qas"][0] |= {"is_impossible": True, "answers": []}
+    labeled = written(tmp_path, "labeled.json", json.dumps({"data": [{"paragraphs": paragraphs}]}))
+    results, scores = shown_scores(folder, labeled)
+    assert results == expected
+    assert (scores["exact"], scores["HasAns_exact"], scores["NoAns_exact"]) == (75, 100, 0)
+    for file in unlabeled:
+        assert shown_scores(folder, file) == (expected, {})

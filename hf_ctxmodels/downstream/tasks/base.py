@@ -16,7 +16,7 @@ from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag, non_default_fields
 from hf_ctxmodels.data.examples import LOOP_COLUMNS
-from hf_ctxmodels.data.table_files import Row
+from hf_ctxmodels.data.table_files import Row, has_labels
 
 Feature = dict[str, Any]
 Collator = Callable[[list[Feature]], dict[str, Any]]
@@ -167,6 +167,10 @@ class Task(ABC, Generic[Example]):
         """Examples of a file without labels, each with a placeholder label; called after `configure` or `load_labels`.
         Raises CtxError if the file cannot be read, or the task has no unlabeled examples."""
         raise CtxError(f"The task {self.name} has no unlabeled examples.", location=file, hint="use another task.")
+
+    def has_labels(self, file: str) -> bool:
+        """Whether the examples of a file have labels, so that their predictions can be scored."""
+        return has_labels(file, self.arguments.label_column or "label")
 
     def load_labels(self, config: PreTrainedConfig) -> None:
         """Set the task's labels to the labels of a fine-tuned model's configuration, instead of `configure`."""

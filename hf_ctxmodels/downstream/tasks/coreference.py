@@ -89,12 +89,18 @@ class Coreference(Task[CoreferenceDocument]):
                 for number, sentences in enumerate(blocks, 1)
             ]
         else:
-            documents = read_coreference(file)
+            documents = read_coreference(file, labeled=False)
         return [
             CoreferenceDocument(window.name, window.sentences, [], window.location)
             for document in documents
             for window in document.windows(self.arguments.max_length)
         ]
+
+    def has_labels(self, file: str) -> bool:
+        """Whether a file has a cluster of two mentions."""
+        if file_suffix(file) == ".txt":
+            return False
+        return any(len(cluster) > 1 for document in read_coreference(file) for cluster in document.clusters)
 
     def load_labels(self, config: PreTrainedConfig) -> None:
         """Set the longest span to the network's."""

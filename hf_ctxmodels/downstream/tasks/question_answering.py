@@ -175,6 +175,16 @@ class QuestionAnswering(Task[Question]):
             questions.append(Question(str(number), question, context, (), row.location))
         return questions
 
+    def has_labels(self, file: str) -> bool:
+        """Whether a SQuAD file has answers, or questions that are marked as unanswerable."""
+        if file_suffix(Path(file)) != ".json":
+            return False
+        content = parse_json(read_text(file), location=file, hint=_SQUAD_HINT)
+        paragraphs = [paragraph for article in content["data"] for paragraph in article["paragraphs"]]
+        return any(
+            entry.get("answers") or entry.get("is_impossible") for paragraph in paragraphs for entry in paragraph["qas"]
+        )
+
     def configure(self, config: PreTrainedConfig, train: Sequence[Question], validation: Sequence[Question]) -> None:
         """Note whether a question is unanswerable, and choose the head."""
         self.has_unanswerable = any(not question.answers for question in (*train, *validation))
@@ -298,10 +308,10 @@ class QuestionAnswering(Task[Question]):
         ]
 
     def score(self, examples: Sequence[Question], predictions: Sequence[AnswerSpan]) -> dict[str, float]:
-        """Exact match and F1 in percent: SQuAD 2.0's if the data have unanswerable questions, else SQuAD 1.1's."""
+        """Exact match and F1 in percent: SQuAD 2.0's if there are unanswerable questions, else SQuAD 1.1's."""
         texts = [prediction.text for prediction in predictions]
         answers = [[text for _, text in example.answers] for example in examples]
-        score = metrics.squad_v2_scores if self.has_unanswerable else metrics.squad_scores
+        score = metrics.squad_v2_scores if self.has_unanswerable or not all(answers) else metrics.squad_scores
         return score(texts, answers)
 
     def baseline(self, train: Sequence[Question], validation: Sequence[Question]) -> list[AnswerSpan]:

@@ -10,11 +10,12 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
+from hf_ctxmodels.core.bio_tags import is_bio
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.files import file_suffix
 from hf_ctxmodels.data.propositions import Proposition, read_propositions
-from hf_ctxmodels.data.table_files import TaggedSentence, iob1_to_bio
+from hf_ctxmodels.data.table_files import TaggedSentence, has_labels, iob1_to_bio, line_blocks
 from hf_ctxmodels.downstream.networks.configuration import CtxTaskNetworkConfig
 from hf_ctxmodels.downstream.tasks import metrics
 from hf_ctxmodels.downstream.tasks.base import Encoded, Logits, most_frequent
@@ -45,10 +46,13 @@ class SemanticRoleLabeling(TokenClassification):
     has_segments = False
     """Whether segment 1 marks the predicate; after `configure` or `load_labels`."""
 
+    def _file_columns(self, file: str) -> tuple[str, str]:
+        """The columns of the words, and of the rolesets or tags."""
+        words, labels = {".jsonl": ("tokens", "tags"), ".conllu": ("2", "10")}.get(file_suffix(Path(file)), ("2", "6"))
+        return self.arguments.text_columns or words, self.arguments.label_column or labels
+
     def _read(self, file: str, labeled: bool) -> list[Proposition]:
-        defaults = {".jsonl": ("tokens", "tags"), ".conllu": ("2", "10")}.get(file_suffix(Path(file)), ("2", "6"))
-        columns = (self.arguments.text_columns, self.arguments.label_column)
-        words, labels = (column or default for column, default in zip(columns, defaults, strict=True))
+        words, labels = self._file_columns(file)
         head_column = None if file_suffix(Path(file)) == ".conllu" else self.arguments.head_column
         return read_propositions(file, words, labels, head_column=head_column, labeled=labeled)
 
@@ -60,6 +64,14 @@ class SemanticRoleLabeling(TokenClassification):
         """Propositions without arguments, of a file as for `read_file`, whose columns of arguments may be missing."""
         return [*self._read(file, labeled=False)]
 
+    def has_labels(self, file: str) -> bool:
+        """Whether a file has columns of arguments after the rolesets, or tags in JSON lines."""
+        _, labels = self._file_columns(file)
+        if file_suffix(Path(file)) == ".jsonl":
+            return has_labels(file, labels)
+        lines = [line for block in line_blocks(file) for _, line in block if not line.startswith("#")]
+        return any(len(line.split("\t" if "\t" in line else None)) > int(labels) for line in lines)
+
     def configure(
         self, config: PreTrainedConfig, train: Sequence[TaggedSentence], validation: Sequence[TaggedSentence]
     ) -> None:
@@ -70,8 +82,14 @@ class SemanticRoleLabeling(TokenClassification):
         self._set_mark(config)
 
     def load_labels(self, config: PreTrainedConfig) -> None:
-        """Set the labels to the names in the configuration."""
+        """Set the labels to the names in the configuration; raises CtxError if they are not BIO tags."""
         super().load_labels(config)
+        if not is_bio(self.labels):
+            raise CtxError(
+                f"The labels of the model are not BIO tags: {', '.join(self.labels)}.",
+                location=f"the task {self.name}",
+                hint="use a model of `finetune semantic-role-labeling`, or the task token-classification.",
+            )
         self._set_mark(config)
 
     def _set_mark(self, config: PreTrainedConfig) -> None:

@@ -187,7 +187,7 @@ class SequenceClassification(_SequenceTask, LabeledTask[SequenceExample]):
     def score(self, examples: Sequence[SequenceExample], predictions: Sequence[str]) -> dict[str, float]:
         """Accuracy, F1 of the second of two labels, macro F1 and Matthews correlation."""
         predicted_ids = [self.labels.index(prediction) for prediction in predictions]
-        label_ids = [self.labels.index(example.label) for example in examples]
+        label_ids = [self._label_id(example.label, example.location) for example in examples]
         return metrics.classification_scores(predicted_ids, label_ids, len(self.labels))
 
     def baseline(self, train: Sequence[SequenceExample], validation: Sequence[SequenceExample]) -> list[str]:

@@ -15,6 +15,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.files import file_suffix
 from hf_ctxmodels.data.table_files import (
     TaggedSentence,
+    has_labels,
     read_conll,
     read_conllu,
     read_table,
@@ -49,11 +50,8 @@ class TokenClassification(LabeledTask[TaggedSentence]):
 
     def read_file(self, file: str) -> list[TaggedSentence]:
         """Read the examples of a file."""
-        word_column, tag_column = self.arguments.text_columns, self.arguments.label_column
-        if file_suffix(Path(file)) == ".conllu":
-            return read_conllu(file, word_column or "FORM", tag_column or "UPOS")
         if file_suffix(Path(file)) == ".jsonl":
-            word_column, tag_column = word_column or "tokens", tag_column or "tags"
+            word_column, tag_column = self.arguments.text_columns or "tokens", self.arguments.label_column or "tags"
             sentences = []
             for row in read_table(file, [word_column, tag_column]):
                 words, tags = row.values[word_column], row.values[tag_column]
@@ -65,8 +63,18 @@ class TokenClassification(LabeledTask[TaggedSentence]):
                     )
                 sentences.append(TaggedSentence([*map(str, words)], [*map(str, tags)], row.location))
             return to_bio(sentences)
+        return self._read_columns(file)
+
+    def _read_columns(self, file: str, labeled: bool = True) -> list[TaggedSentence]:
+        """The sentences of a file with one word per line; unless `labeled`, the words are their tags."""
+        word_column, tag_column = self.arguments.text_columns, self.arguments.label_column
+        if file_suffix(Path(file)) == ".conllu":
+            word_column = word_column or "FORM"
+            return read_conllu(file, word_column, tag_column or "UPOS" if labeled else word_column)
+        word_column = word_column or "1"
+        tag_column = tag_column or "-1" if labeled else word_column
         try:
-            return read_conll(file, int(word_column or 1), int(tag_column or -1))
+            return read_conll(file, int(word_column), int(tag_column))
         except ValueError as error:
             if isinstance(error, CtxError):
                 raise
@@ -79,9 +87,8 @@ class TokenClassification(LabeledTask[TaggedSentence]):
     def read_unlabeled(self, file: str) -> list[TaggedSentence]:
         """A file as for `read_file`, whose tags are ignored; JSONL without tags, with lists of words or texts; or a
         `.txt` file with one sentence per line. Texts are split into words and punctuation marks."""
-        suffix, column = file_suffix(Path(file)), self.arguments.text_columns or "tokens"
-        is_text = suffix == ".txt" and not self.arguments.text_columns and not _is_conll(file)
-        if is_text or suffix == ".jsonl":
+        column = self.arguments.text_columns or "tokens"
+        if self._has_texts(file) or file_suffix(Path(file)) == ".jsonl":
             unlabeled = []
             for row in read_texts(file, column):
                 words = row.values[column]
@@ -94,8 +101,22 @@ class TokenClassification(LabeledTask[TaggedSentence]):
                     )
                 unlabeled.append(([*map(str, words)], row.location))
         else:
-            unlabeled = [(sentence.words, sentence.location) for sentence in self.read_file(file)]
+            unlabeled = [(sentence.words, sentence.location) for sentence in self._read_columns(file, labeled=False)]
         return [TaggedSentence(words, [self.labels[0]] * len(words), location) for words, location in unlabeled]
+
+    def _has_texts(self, file: str) -> bool:
+        """Whether the lines of a file are sentences instead of words."""
+        return file_suffix(Path(file)) == ".txt" and not self.arguments.text_columns and not _is_conll(file)
+
+    def has_labels(self, file: str) -> bool:
+        """Whether the words of a file have tags: not if there is no other column, or all tags are empty or `_`."""
+        if file_suffix(Path(file)) == ".jsonl":
+            return has_labels(file, self.arguments.label_column or "tags")
+        if self._has_texts(file):
+            return False
+        tags = [sentence.tags for sentence in self._read_columns(file)]
+        words = [sentence.tags for sentence in self._read_columns(file, labeled=False)]
+        return tags != words and any(tag not in ("", "_") for sentence in tags for tag in sentence)
 
     def configure(
         self, config: PreTrainedConfig, train: Sequence[TaggedSentence], validation: Sequence[TaggedSentence]
@@ -173,7 +194,7 @@ class TokenClassification(LabeledTask[TaggedSentence]):
         if is_bio(self.labels):
             return metrics.entity_scores(predictions, references)
         predicted = [self.labels.index(tag) for tags in predictions for tag in tags]
-        expected = [self.labels.index(tag) for tags in references for tag in tags]
+        expected = [self._label_id(tag, sentence.location) for sentence in examples for tag in sentence.tags]
         return {"accuracy": metrics.accuracy(predicted, expected), "f1_macro": metrics.macro_f1(predicted, expected)}
 
     def constant_prediction(self, examples: Sequence[TaggedSentence], predictions: Sequence[list[str]]) -> str | None:

@@ -1,6 +1,7 @@
 """Clusters, labels and the head-match baseline of coreference."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -59,6 +60,27 @@ def test_singletons_are_no_clusters(tmp_path: Path) -> None:
     file = written(tmp_path / "b.jsonl", "\n".join(map(json.dumps, texts)))
     assert [example.clusters for example in task.read_file(file)] == [[], [[(0, 1), (1, 2)]]]
     assert [example.clusters for example in task.read_unlabeled(file)] == [[], []]
+
+
+def test_files_without_clusters(tmp_path: Path) -> None:
+    task = make_task("coreference")
+    columns = "#begin document (a); part 000\na 0 0 Ann\na 0 1 slept\n\na 0 0 She\na 0 1 woke\n#end document\n"
+    words = [["Ann", "slept"], ["She", "woke"]]
+    labeled = columns.replace("Ann", "Ann (1)").replace("She", "She (1)").replace("slept", "slept -")
+    files = {
+        "labeled.conll": labeled.replace("woke", "woke -"),
+        "words.conll": columns,
+        "entities.conll": re.sub("(Ann|slept|She|woke)", r"\1 *", columns),
+        "words.jsonl": json.dumps({"sentences": words}),
+        "null.jsonl": json.dumps({"sentences": words, "clusters": None}),
+        "words.txt": "Ann slept\nShe woke\n",
+    }
+    for name, text in files.items():
+        file = written(tmp_path / name, text)
+        (example,) = task.read_unlabeled(file)
+        assert (example.sentences, example.clusters) == (words, []), name
+        if name not in ("words.conll", "entities.conll"):  # which lack a column of clusters
+            assert task.has_labels(file) == (name == "labeled.conll"), name
 
 
 def test_tokens_must_be_words(tokenizer: PreTrainedTokenizerBase) -> None:
