@@ -59,6 +59,8 @@ def main() -> None:
     plan = read_plan(arguments.plan, arguments.data_dir)
     deadline = None if arguments.max_minutes is None else time.monotonic() + 60 * arguments.max_minutes
     timing_seconds = MINUTE if arguments.dry_run else 0.0
+    print_status("checking the files of the measures")
+    plan.check_measures()
     comparison = Comparison(plan, Path(arguments.output_dir), arguments.only or None, deadline, timing_seconds)
     for family, reason in plan.excluded.items():
         print(f"excluded: {family}, since {reason}")

@@ -61,7 +61,11 @@ class PromptArguments:
     shots: str = flag("0", "Numbers of examples in the context, separated by commas.")
     seeds: str = flag("0", "Seeds of the examples in the context, separated by commas.")
     tasks_folder: str | None = flag(None, "Folder of the relative paths in the tasks.")
-    evaluated_file: str | None = flag(None, "Evaluate this file instead of file.validation; for a single task.")
+    evaluated_file: str | None = flag(
+        None,
+        "Evaluate this file or split instead of file.validation; for a single task. Without labels, the predictions "
+        "are saved, as with --save_examples, and there is no score.",
+    )
     shots_file: str | None = flag(None, "Draw examples from this file instead of file.train; for a single task.")
     max_examples: int | None = flag(None, "Evaluate the first N examples of each task; by default all.")
     shared_shots: bool = flag(
@@ -106,6 +110,7 @@ class TaskData:
     Attributes:
         pool: Examples for contexts.
         is_same_file: Whether the pool is the evaluated file.
+        is_labeled: Whether the examples for evaluation have labels.
         digest: Of the task and the contents of its examples.
     """
 
@@ -113,20 +118,37 @@ class TaskData:
     examples: list[PromptExample]
     pool: list[PromptExample]
     is_same_file: bool
+    is_labeled: bool
     digest: str
 
     @classmethod
     def read(cls, task: PromptTask, arguments: PromptArguments) -> "TaskData":
         """Read the examples for evaluation and those for contexts."""
         evaluated_file = arguments.evaluated_file or "validation"
-        examples = task.read(evaluated_file)
+        is_labeled = task.text.has_labels(evaluated_file)
+        if not is_labeled and task.output == "likelihood":
+            raise CtxError(
+                f"The task {task.name} scores the likelihood of targets, which the file lacks.",
+                location=task.paths(evaluated_file)[0],
+                hint="use a file with targets.",
+            )
+        examples = task.read(evaluated_file, labeled=is_labeled)
         pool_file = arguments.shots_file or ("train" if "train" in task.text.files else evaluated_file)
         is_same_file = task.paths(pool_file) == task.paths(evaluated_file)
-        pool = task.read(pool_file, is_pool=True) if pool_file != evaluated_file else examples
+        has_shots = any(shots for shots, _ in arguments.runs)
+        if is_same_file and not is_labeled and has_shots:
+            raise CtxError(
+                "The file has no labels for the examples in the contexts.",
+                location=task.paths(evaluated_file)[0],
+                hint="pass --shots_file, add file.train to the task, or use --shots 0.",
+            )
+        pool = examples
+        if pool_file != evaluated_file and (has_shots or is_labeled):
+            pool = task.read(pool_file, is_pool=True)
         content = [[example.content for example in group] for group in (examples, pool)]
         settings = replace(task, text=replace(task.text, files={}, location=""))
         digest = hashlib.sha256(repr((settings, content, is_same_file)).encode())
-        return cls(task, examples[: arguments.max_examples], pool, is_same_file, digest.hexdigest()[:16])
+        return cls(task, examples[: arguments.max_examples], pool, is_same_file, is_labeled, digest.hexdigest()[:16])
 
 
 @dataclass(frozen=True)
@@ -210,9 +232,12 @@ def main() -> None:
     for name, source in zip(short_names(arguments.model), arguments.model):
         cells += evaluate_model(source, name, data, arguments, placement, partial)
     versions = {task.name: task.version for task in tasks}
+    cells = [cell for cell in cells if cell.metrics]
     tables = {model: lm_eval_table(cells, model, versions) for model in dict.fromkeys(cell.model for cell in cells)}
     text = "\n\n".join(f"{model}\n\n{table}" for model, table in tables.items())
-    print(f"\n{text}\n")
+    print(f"\n{text}\n" if cells else "")
+    if unlabeled := [entry.task.name for entry in data if not entry.is_labeled]:
+        print(f"No labels, and so no score: {', '.join(unlabeled)}; predictions in {directory / 'examples'}")
     write_text_file(directory / "results.md", f"{text}\n")
     settings = {name: value for name, value in asdict(arguments).items() if name not in ("output_dir", "overwrite")}
     results_of(cells, arguments.model, settings).save(directory)
@@ -247,8 +272,8 @@ def check_models(sources: Sequence[str], tasks: Sequence[PromptTask]) -> None:
 
 
 def majority_cell(data: TaskData) -> Cell | None:
-    """The most frequent label of the pool; None for a task without labels."""
-    if data.task.output != "choice":
+    """The most frequent label of the pool; None for a task without labels, or unlabeled examples."""
+    if data.task.output != "choice" or not data.is_labeled:
         return None
     metric = majority_accuracy(data.pool, data.examples)
     metrics = {"acc": (metric.value, metric.standard_error)}
@@ -276,7 +301,8 @@ def evaluate_model(
             key = f"{source} {digest} {entry.task.name} {entry.digest} {shots} {seed} {arguments.save_examples}"
             if key not in partial.results:
                 file = f"{_file_name(f'{name}-{entry.task.name}')}-{shots}-{seed}.jsonl"
-                path = Path(arguments.output_dir) / "examples" / file if arguments.save_examples else None
+                saves_examples = arguments.save_examples or not entry.is_labeled
+                path = Path(arguments.output_dir) / "examples" / file if saves_examples else None
                 cell = evaluate_cell(model, entry, shots, seed, arguments.shared_shots, path)
                 partial.results[key] = cell
                 partial.save()
@@ -289,7 +315,8 @@ def evaluate_model(
         baseline = f"{_UNIGRAMS} of {name}"
         for entry in data:
             # partial scoring has the same text for all choices, a cloze is no continuation
-            if entry.task.output != "text" and entry.task.scoring not in ("partial", "cloze"):
+            is_continuation = entry.task.output != "text" and entry.task.scoring not in ("partial", "cloze")
+            if entry.is_labeled and is_continuation:
                 contexts = [""] * len(entry.examples)
                 result = evaluate_prompts(entry.task, entry.examples, contexts, scorer)
                 metrics = {

@@ -3,15 +3,13 @@
 import json
 from dataclasses import replace
 
-from hf_ctxmodels.compression.low_bits.training import LowBitsArguments
+from hf_ctxmodels.compression.finetuning_flags import finetuning_sections
 from hf_ctxmodels.core.command_line import Section, parse_arguments
 from hf_ctxmodels.core.console import format_next_commands
 from hf_ctxmodels.core.output_files import check_output_file, write_text_file
-from hf_ctxmodels.downstream.adapters.arguments import AdapterArguments
 from hf_ctxmodels.downstream.finetuning.arguments import (
     FinetuningArguments,
     FinetuningLoopArguments,
-    FinetuningMethodArguments,
     FinetuningMethods,
     StartingModelArguments,
 )
@@ -48,20 +46,7 @@ def flag_sections(task: str) -> tuple[Section, ...]:
     if task == "text2text":
         model = (StartingModelArguments, ("model", "family", "config_options"))
         return TextToTextArguments, model, (TaskArguments, TextToText.argument_names), FinetuningLoopArguments
-    task_class = TASKS[task]
-    names = set(FinetuningArguments.__dataclass_fields__)
-    if not task_class.has_unlabeled_loss:
-        names -= {"unlabeled_file"}
-    if task_class.auto_class != "AutoModelForSeq2SeqLM":
-        names -= {"decoder"}
-    return (
-        (FinetuningArguments, names),
-        (TaskArguments, task_class.argument_names),
-        FinetuningLoopArguments,
-        FinetuningMethodArguments,
-        AdapterArguments,
-        LowBitsArguments,
-    )
+    return finetuning_sections(TASKS[task])
 
 
 def main(task: str) -> None:

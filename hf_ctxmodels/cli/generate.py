@@ -286,7 +286,7 @@ def main() -> None:
             location=arguments.references,
             hint="use a file with a reference for each line of --input.",
         )
-    model, tokenizer = load_model_and_tokenizer(arguments.model, _generation_head)
+    model, tokenizer = load_model_and_tokenizer(arguments.model, generation_head)
     placement.place(model)
     print_status(f"{type(model).__name__} generates {len(texts):,} texts")
     options = arguments.options
@@ -374,7 +374,7 @@ def _write(lines: list[str], output_file: str | None, shows: bool = True) -> Non
     print(f"{len(lines):,} texts generated" + (f", in {output_file}" if output_file else ""))
 
 
-def _generation_head(config: PreTrainedConfig) -> str:
+def generation_head(config: PreTrainedConfig) -> str:
     """Name of the Auto class of the head that generates; raises CtxError if the model has none."""
     for auto_class in (AutoModelForSeq2SeqLM, AutoModelForCausalLM):
         if type(config) in auto_class._model_mapping:

@@ -3,6 +3,7 @@
     hf-ctxmodels predict --model runs/reviews-classifier --input new_reviews.txt
     hf-ctxmodels predict --model runs/squad --input questions.jsonl --output answers.jsonl
     hf-ctxmodels predict --model runs/multitask --all_tasks --input sentences.jsonl --output labels.jsonl
+    hf-ctxmodels predict --model runs/t5 --text_task tasks.yaml --input reviews.tsv --output labels.jsonl
 
 The input has the format of `hf-ctxmodels finetune`. A .txt file has one text per line, for models of single texts. The
 output is one JSON object per example, in the order of the input; its numbers have 4 significant digits on the screen
@@ -14,22 +15,30 @@ import sys
 from dataclasses import dataclass, replace
 from typing import Any
 
+from hf_ctxmodels.cli.generate import generation_head
 from hf_ctxmodels.core.command_line import parse_arguments
+from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.constants import MULTITASK_MODEL_TYPE
 from hf_ctxmodels.core.devices import DeviceArguments
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, check_range, flag
 from hf_ctxmodels.core.output_files import check_output_file, write_text_file
+from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_model_and_tokenizer
 from hf_ctxmodels.downstream.multitask.task_list import KINDS
 from hf_ctxmodels.downstream.tasks import QuestionAnswering, TaskArguments
+from hf_ctxmodels.downstream.tasks.base import check_unused_arguments
 from hf_ctxmodels.downstream.tasks.metrics import metric_range
+from hf_ctxmodels.downstream.text2text import TextTask
+from hf_ctxmodels.downstream.text2text.metrics import PERCENTAGES
+from hf_ctxmodels.downstream.text2text.text_to_text import SEPARATOR, CausalTextToText, text_to_text_class
+from hf_ctxmodels.inference.generation import generate_texts
 from hf_ctxmodels.inference.prediction import Predictor
 from hf_ctxmodels.training.model_loading import load_config
 
 _SCREEN_DIGITS, _FILE_DIGITS = 4, 6  # significant digits
 _TASK_FLAGS = (
     *("text_columns", "label_column", "choice_columns", "doc_stride", "max_answer_length", "head_column"),
-    "both_orders",
+    *("both_orders", "max_target_length", "num_beams"),
 )
 
 
@@ -47,6 +56,11 @@ class PredictionArguments:
         False,
         "Predict all tasks of a multi-task model, which read the same input; each result is under its task's name.",
         conflicts=("task", "task_name"),
+    )
+    text_task: str | None = flag(
+        None,
+        "Task as text of a model of `finetune text2text`: a YAML file with one task, or the name of a packaged task.",
+        conflicts=("task", "task_name", "all_tasks"),
     )
     max_length: int | None = flag(None, "Longest input in tokens; by default as in fine-tuning.")
     may_be_unanswerable: bool = flag(False, 'Question answering: answer "" if no answer is more probable.')
@@ -75,6 +89,8 @@ def main() -> None:
             score_lines += [f"{name}: {line}" for line in lines]
         rows = zip(*results_by_task.values(), strict=True)
         results = [dict(zip(results_by_task, row, strict=True)) for row in rows]
+    elif arguments.text_task is not None:
+        results, score_lines = _predict_texts(arguments, task_arguments, placement)
     else:
         results, score_lines = _predict(arguments, task_arguments, placement)
     digits = _SCREEN_DIGITS if arguments.output is None else _FILE_DIGITS
@@ -113,11 +129,50 @@ def _predict(
         task.has_unanswerable = arguments.may_be_unanswerable
     placement.place(predictor.model)
     predictions = predictor.predict_file(arguments.input, arguments.per_device_batch_size, progress=True)
-    lines = [
-        f"{name:<24}{value:>13.4f}  {metric_range(name, task.is_percentage)}"
-        for name, value in predictions.scores.items()
+    return predictions.results, _score_lines(predictions.scores, task.is_percentage)
+
+
+def _score_lines(scores: dict[str, float], is_percentage: bool) -> list[str]:
+    return [f"{name:<24}{value:>13.4f}  {metric_range(name, is_percentage)}" for name, value in scores.items()]
+
+
+def _predict_texts(
+    arguments: PredictionArguments, task_arguments: TaskArguments, placement: DeviceArguments
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """The generated text and the label of each example of a task as text, and lines of metrics as `_predict`."""
+    names = ("max_target_length", "num_beams")
+    check_unused_arguments(task_arguments, names, "A task as text does not use it.")
+    tasks = TextTask.from_yaml(str(arguments.text_task))
+    if len(tasks) != 1:
+        raise CtxError(
+            f"The file has several tasks: {', '.join(tasks)}.",
+            location=f"--text_task {arguments.text_task}",
+            hint="use a file with one task, or the name of a packaged task.",
+        )
+    (task,) = tasks.values()
+    is_labeled = task.has_labels(arguments.input)
+    examples = task.read(arguments.input, is_training=False, labeled=is_labeled)
+    model, tokenizer = load_model_and_tokenizer(arguments.model, generation_head)
+    placement.place(model)
+    separator = SEPARATOR if text_to_text_class(model.config) is CausalTextToText else ""
+    outputs = generate_texts(
+        model,
+        tokenizer,
+        [example.input + separator for example in examples],
+        locations=[example.location for example in examples],
+        max_new_tokens=task_arguments.max_target_length,
+        max_length=arguments.max_length,
+        batch_size=arguments.per_device_batch_size,
+        num_beams=task_arguments.num_beams,
+        progress=True,
+    )
+    results = [
+        {"input": example.input, "output": output, "prediction": task.label_value(task.parse(example, output))}
+        for example, output in zip(examples, outputs, strict=True)
     ]
-    return predictions.results, lines
+    print_status("no score: the file has no labels", not is_labeled)
+    scores = task.score(examples, outputs) if is_labeled else {}
+    return results, _score_lines(scores, task.metrics[0] in PERCENTAGES)
 
 
 def _rounded(value: Any, digits: int) -> Any:

@@ -2,8 +2,8 @@
 
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
@@ -18,12 +18,17 @@ from hf_ctxmodels.analysis.probing.training import ProbeTraining
 from hf_ctxmodels.architectures.sentence_encoder import encode_sentences
 from hf_ctxmodels.architectures.word_encoder import WordEncoder
 from hf_ctxmodels.comparison.processes import package_command, run_command
+from hf_ctxmodels.compression.finetuning_flags import finetuning_sections
+from hf_ctxmodels.core.command_line import parse_arguments, recipe_flags, shown_fields
 from hf_ctxmodels.core.devices import place_model
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import REQUIRED, check_range, flag
+from hf_ctxmodels.core.flags import REQUIRED, check_range, did_you_mean, flag
 from hf_ctxmodels.core.output_files import write_text_file
 from hf_ctxmodels.data.documents import Documents
 from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_model_and_tokenizer
+from hf_ctxmodels.downstream.finetuning.arguments import FinetuningMethods
+from hf_ctxmodels.downstream.finetuning.finetuning_run import read_examples
+from hf_ctxmodels.downstream.networks.configuration import CtxTaskNetworkConfig
 from hf_ctxmodels.downstream.tasks import TASKS
 from hf_ctxmodels.evaluation import (
     MinimalPair,
@@ -40,6 +45,7 @@ from hf_ctxmodels.evaluation import (
 )
 from hf_ctxmodels.evaluation.minimal_pairs import Scorer
 from hf_ctxmodels.evaluation.scoring import load_language_model, saved_language_model_class
+from hf_ctxmodels.evaluation.sentence_tests import read_rated_pairs
 from hf_ctxmodels.registry import get_family
 from hf_ctxmodels.training.model_loading import load_config, load_tokenizer
 from hf_ctxmodels.training.summary import TrainingSummary
@@ -99,6 +105,10 @@ class Measure(ABC):
     checkpoints: Literal["all", "ends", "last"] = "all"
 
     @abstractmethod
+    def check(self) -> None:
+        """Read the files of the measure; raises CtxError if a file, a column or an option is invalid for any model."""
+
+    @abstractmethod
     def evaluate(self, checkpoint: MeasuredCheckpoint) -> Evaluation | None:
         """The metrics of a checkpoint; None if the measure is not defined for its family."""
 
@@ -140,6 +150,10 @@ class MinimalPairs(Measure):
     def pairs(self) -> list[MinimalPair]:
         """The pairs of all files."""
         return [pair for file in self.files for pair in read_pairs(file)[: self.max_pairs]]
+
+    def check(self) -> None:
+        """Read the pairs."""
+        _ = self.pairs
 
     def evaluate(self, checkpoint: MeasuredCheckpoint) -> Evaluation | None:
         """Accuracy over all pairs, and of each phenomenon; of a pair of discriminator and generator the accuracy of the
@@ -202,6 +216,9 @@ class HeldOutPerplexity(Measure):
     def __post_init__(self) -> None:
         check_range(self, "documents", "max_length", at_least=1)
 
+    def check(self) -> None:
+        """There is no file."""
+
     def evaluate(self, checkpoint: MeasuredCheckpoint) -> Evaluation | None:
         """Perplexity per word, and the fraction of unknown tokens, which make it too low."""
         if saved_language_model_class(checkpoint.config) != "AutoModelForCausalLM":
@@ -225,6 +242,10 @@ class Similarity(Measure):
 
     def __post_init__(self) -> None:
         check_range(self, "batch_size", at_least=1)
+
+    def check(self) -> None:
+        """Read the sentences and the ratings."""
+        read_rated_pairs(self.file, self.columns)
 
     def evaluate(self, checkpoint: MeasuredCheckpoint) -> Evaluation | None:
         """Spearman's and Pearson's correlation."""
@@ -257,6 +278,10 @@ class Probing(Measure):
         """The examples."""
         files = {"train": self.train_file, "dev": self.dev_file, "test": self.test_file}
         return build_data([self.task], files, [0], self.train_sample)
+
+    def check(self) -> None:
+        """Read the examples."""
+        _ = self.data
 
     def _run(self, checkpoint: MeasuredCheckpoint) -> ProbingRun:
         model, tokenizer = load_model_and_tokenizer(str(checkpoint.path), "AutoModel")
@@ -294,6 +319,10 @@ class Senses(Measure):
         """The tagged sentences."""
         return read_semcor(self.semcor)
 
+    def check(self) -> None:
+        """Read the sentences."""
+        _ = self.sentences
+
     def evaluate(self, checkpoint: MeasuredCheckpoint) -> Evaluation | None:
         """Accuracy of the best layer."""
         model, tokenizer = load_model_and_tokenizer(str(checkpoint.path), "AutoModel")
@@ -327,29 +356,57 @@ class Finetuning(Measure):
                 f"The flags {self.flags!r} are not a mapping.", location=self.name, hint="write `flags: {flag: value}`."
             )
 
+    def _recipe(self, model: Path, seed: int, output: Path) -> dict[str, Any]:
+        """The flags of `finetune`."""
+        return {
+            **self.flags,
+            **({"features": f"model={model}"} if self.features else {"model": str(model)}),
+            "train_file": self.train_file,
+            "validation_file": self.validation_file,
+            "seed": str(seed),
+            "output_dir": str(output),
+        }
+
+    def check(self) -> None:
+        """Parse the flags, read the examples, and compare the metric with the metrics of the task."""
+        sections = finetuning_sections(TASKS[self.task])
+        names = {entry.name for section in sections for entry in shown_fields(section)}
+        flags = recipe_flags(self._recipe(Path("model"), 0, Path("output")), names, "flags")
+        program = f"hf-ctxmodels finetune {self.task}"
+        arguments, task_arguments, _, *methods = parse_arguments(*sections, argv=flags, program=program)
+        FinetuningMethods(*methods)
+        task = TASKS[self.task](replace(task_arguments, span_beam_search=False))  # which depends on the family
+        training, validation = read_examples(task, arguments)
+        if not task.is_generative:  # whose metrics do not depend on labels
+            task.configure(CtxTaskNetworkConfig(network_options={}), training, validation)
+        if arguments.unlabeled_file is not None:
+            task.read_unlabeled(arguments.unlabeled_file)
+        metrics = ["loss", *task.score(validation, task.baseline(training, validation))]
+        if self.metric.removesuffix("_normalized") not in metrics:
+            raise self._unknown_metric(metrics)
+
+    def _unknown_metric(self, metrics: Iterable[str]) -> CtxError:
+        return CtxError(
+            f"The task {self.task} has no metric {self.metric!r}.",
+            location=f"metric: {self.metric}",
+            hint=f"{did_you_mean(self.metric, list(metrics))}use one of: {', '.join(metrics)}.",
+        )
+
     def evaluate(self, checkpoint: MeasuredCheckpoint) -> Evaluation | None:
         """The metric of a fine-tuned model, which is deleted."""
         has_head = TASKS[self.task].auto_class in get_family(checkpoint.config).models
         if not has_head and not self.features:
             return None
         output = checkpoint.folder / f"{self.name}.finetuned"
-        recipe = {
-            **self.flags,
-            **({"features": f"model={checkpoint.path}"} if self.features else {"model": str(checkpoint.path)}),
-            "train_file": self.train_file,
-            "validation_file": self.validation_file,
-            "seed": str(checkpoint.seed),
-            "output_dir": str(output),
-        }
         recipe_file = checkpoint.folder / f"{self.name}.yaml"
+        recipe = self._recipe(checkpoint.path, checkpoint.seed, output)
         write_text_file(recipe_file, yaml.safe_dump(recipe, sort_keys=False))
         command = ["finetune", self.task, "--recipe", str(recipe_file), "--overwrite"]
         run_command(package_command(*command), output.with_suffix(".log"))
         metrics = TrainingSummary.load(output).metrics
         shutil.rmtree(output)
         if f"eval_{self.metric}" not in metrics:
-            names = ", ".join(name.removeprefix("eval_") for name in metrics if name.startswith("eval_"))
-            raise CtxError(f"The task has no metric {self.metric!r}.", location=self.name, hint=f"use one of {names}.")
+            raise self._unknown_metric([name.removeprefix("eval_") for name in metrics if name.startswith("eval_")])
         return Evaluation({self.metric: metrics[f"eval_{self.metric}"]})
 
 

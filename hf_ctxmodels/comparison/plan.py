@@ -113,6 +113,12 @@ class Plan:
     measures: list[Measure]
     accelerate: dict[str, str] | None = None
 
+    def check_measures(self) -> None:
+        """Read the files of all measures, before any work; raises CtxError for an invalid file, column or option."""
+        for measure in self.measures:
+            with _located_errors(f"measures.{measure.name}"):
+                measure.check()
+
     def runs(self) -> Iterator[Run]:
         """All runs, in the order in which they start: by seed, so that an interrupted comparison is complete for the
         first seeds."""
@@ -328,7 +334,7 @@ def _make_variant(name: str, options: Any, shared: Mapping[str, Any], root: Yaml
         )
     argv = ["--family", family, "--dataset", "demo", "--output_dir", "unused", *recipe_argv(recipe, location)]
     with _located_errors(location):
-        parse_arguments(PretrainingArguments, LoopArguments, argv=argv)
+        parse_arguments(PretrainingArguments, LoopArguments, argv=argv, program="hf-ctxmodels pretrain")
     if variant.objective not in variant.spec.objectives:
         raise CtxError(
             f"The family {family} has no objective {variant.objective!r}.",

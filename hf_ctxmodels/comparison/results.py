@@ -74,20 +74,22 @@ def budget_result(
     plan = comparison.plan
     scores = Scores(record for record in (*records, *costs) if record.budget == budget)
     baselines = Scores(record for record in records if record.budget is None)
-    metrics = main_metrics(plan, records)
+    metrics = main_metrics(comparison)
     variants = [variant.name for variant in plan.variants if scores.steps[variant.name]]
     figures: list[Figure] = []
     for measure in plan.measures:
         if measure.name in metrics:
             figures += measure_figures(measure, metrics[measure.name][0], variants, scores, baselines)
     title = f"{_BUDGET_TITLES[budget]}: {plan.budget[budget]:,.10g} {budget}"
-    methods = [
+    notes = [
         f"{measure.name} {method}: {', '.join(names)}."
         for measure in plan.measures
         for method, names in comparison.methods(measure).items()
     ]
+    if non_finite := comparison.non_finite_values(budget):
+        notes.append(f"Infinite or not a number, and left out: {'; '.join(non_finite)}.")
     tables = [
-        result_table(plan, title, metrics, variants, scores, baselines, " ".join(methods)),
+        result_table(plan, title, metrics, variants, scores, baselines, " ".join(notes)),
         initial_table(plan, f"{title}, random weights", metrics, variants, scores),
         cost_table(f"{title}, costs", variants, scores),
     ]
@@ -101,19 +103,15 @@ def budget_result(
     return AnalysisResult(f"comparison-{budget}", variants, settings, tables, figures)
 
 
-def main_metrics(plan: Plan, records: Iterable[Record]) -> dict[str, list[str]]:
+def main_metrics(comparison: Comparison) -> dict[str, list[str]]:
     """Measure -> its metrics in the table: the first one, the selectivity of a probe, the accuracy of a generator, and
     the accuracy of the most frequent senses."""
-    names: dict[str, list[str]] = defaultdict(list)
-    for record in records:
-        if record.budget is not None and record.metric not in names[record.measure]:
-            names[record.measure].append(record.metric)
-    measures = [measure.name for measure in plan.measures if names[measure.name]]
-    return {
-        measure: names[measure][:1]
-        + [metric for metric in ("selectivity", "generator", "most_frequent") if metric in names[measure][1:]]
-        for measure in measures
-    }
+    metrics = {}
+    for measure in comparison.plan.measures:
+        if names := comparison.metric_names(measure):
+            further = [name for name in ("selectivity", "generator", "most_frequent") if name in names[1:]]
+            metrics[measure.name] = [names[0], *further]
+    return metrics
 
 
 def result_table(
@@ -123,7 +121,7 @@ def result_table(
     variants: Sequence[str],
     scores: Scores,
     baselines: Scores,
-    methods: str,
+    notes: str,
 ) -> Table:
     """The scores after the budget, and rows of chance, baselines and random weights."""
     columns = [(measure, metric) for measure, names in metrics.items() for metric in names]
@@ -157,7 +155,7 @@ def result_table(
         cells,
         spreads if len(plan.seeds) > 1 else None,
         note=f"{seeds}Empty cells: the measure is not defined for the family, or not finished. Probes and senses: the "
-        f"best layer. {methods}",
+        f"best layer. {notes}",
     )
 
 

@@ -286,6 +286,8 @@ class Comparison:
         result = measure.evaluate(MeasuredCheckpoint(path, file.parent, run.seed, self.documents[1]))
         content = (result or Evaluation({}))._asdict() | {"seconds": time.monotonic() - start}
         write_text_file(file, json.dumps(content, indent=2) + "\n")
+        names = ", ".join(_non_finite(content["values"]))
+        print_status(f"warning: {run.name}: {measure.name}, {names} is not finite at step {step:,}", bool(names))
 
     # results
 
@@ -353,18 +355,39 @@ class Comparison:
         """How a measure was computed, where this differs between families -> the variants."""
         methods: dict[str, list[str]] = {}
         for run in self.plan.runs():
-            pattern = f"{measure.name}-{self._measure_digests[measure.name]}-*.json"
-            for file in (self.run_folder(run) / "measures").glob(pattern):
+            for file in self._measure_files(run, measure):
                 method, name = read_json(file)["method"], run.variant.name
                 if method and name not in methods.setdefault(method, []):
                     methods[method].append(name)
         return methods
 
+    def metric_names(self, measure: Measure) -> list[str]:
+        """The metrics of a measure in its order, finite or not."""
+        files = (file for run in self.plan.runs() for file in self._measure_files(run, measure))
+        return list(dict.fromkeys(name for file in files for name in read_json(file)["values"]))
+
+    def non_finite_values(self, budget: str) -> list[str]:
+        """The metrics of the runs of a budget that are infinite or not a number, and are left out of the records."""
+        return [
+            f"{measure.name}, {metric} of {run.variant.name} (seed {run.seed}, step {file.stem.rpartition('-')[2]})"
+            for run in self.plan.runs()
+            if run.budget == budget
+            for measure in self.plan.measures
+            for file in self._measure_files(run, measure)
+            for metric in _non_finite(read_json(file)["values"])
+        ]
+
+    def _measure_files(self, run: Run, measure: Measure) -> list[Path]:
+        """The files of the metrics of all checkpoints of a run, by step."""
+        pattern = f"{measure.name}-{self._measure_digests[measure.name]}-*.json"
+        files = (self.run_folder(run) / "measures").glob(pattern)
+        return sorted(files, key=lambda file: int(file.stem.rpartition("-")[2]))
+
     @staticmethod
     def _values(file: Path) -> Values:
         """The finite metrics of a file of a measure; none if it does not exist."""
-        values = read_json(file)["values"] if file.exists() else {}
-        return {name: value for name, value in values.items() if np.isfinite(value)}
+        values: Values = read_json(file)["values"] if file.exists() else {}
+        return {name: value for name, value in values.items() if name not in _non_finite(values)}
 
 
 def _is_locked(file: Path) -> bool:
@@ -373,6 +396,11 @@ def _is_locked(file: Path) -> bool:
         return False
     with try_lock(file) as is_free:
         return not is_free
+
+
+def _non_finite(values: Values) -> list[str]:
+    """Names of the metrics that are infinite or not a number."""
+    return [name for name, value in values.items() if not np.isfinite(value)]
 
 
 def measure_digest(measure: Measure) -> str:

@@ -75,6 +75,7 @@ def parse_arguments(
     description: str | None = None,
     argv: Sequence[str] | None = None,
     essential: Sequence[str] = (),
+    program: str | None = None,
 ) -> tuple[Any, ...]:
     """Parse the command line into one instance of each dataclass.
 
@@ -87,12 +88,13 @@ def parse_arguments(
         description: First lines of `--help`.
         argv: The command line without the program name; `sys.argv[1:]` by default.
         essential: The flags that `--help` shows first.
+        program: Name of the command in usage lines and errors; by default `sys.argv[0]`.
 
     Raises:
         CtxError: The recipe is missing or no mapping of flags to values, a flag or value is unknown, or two flags
             cannot be combined.
     """
-    parser = _make_parser(sections, description, essential)
+    parser = _make_parser(sections, description, essential, program)
     names = {action.dest for action in parser._actions} - {"help", "recipe"}
     argv = [_with_underscores(argument, names) for argument in (sys.argv[1:] if argv is None else argv)]
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
@@ -161,9 +163,12 @@ def shown_fields(section: Section) -> list[Field]:
     return [entry for entry in entries if names is None or entry.name in names]
 
 
-def _make_parser(sections: Sequence[Section], description: str | None, essential: Sequence[str]) -> _Parser:
+def _make_parser(
+    sections: Sequence[Section], description: str | None, essential: Sequence[str], program: str | None
+) -> _Parser:
     """The parser of `parse_arguments`, with the flags in groups."""
     parser = _Parser(
+        prog=program,
         description=description,
         formatter_class=_HelpFormatter,
         allow_abbrev=False,

@@ -109,7 +109,12 @@ def has_labels(file: str | Path, column: str) -> bool:
         labels = [row.values[column] for row in read_table(file, [column])]
     except MissingColumnError:
         return False
-    return not all(label in (None, []) or str(label).strip() in ("", "-1") for label in labels)
+    return any(is_label(label) for label in labels)
+
+
+def is_label(value: Any) -> bool:
+    """Whether a value of a table is a label: not if it is empty, or -1 as in the test sets of GLUE."""
+    return value not in (None, []) and str(value).strip() not in ("", "-1")
 
 
 def _read_delimited(file: str | Path, columns: Sequence[str], delimiter: str) -> Iterator[Row]:

@@ -55,7 +55,7 @@ class Probe:
 def similarity(encode: Encode, file: str, columns: Sequence[str]) -> SentenceSimilarity:
     """Correlate cosines with the ratings of a table (`data.table_files.read_table`), of two sentence columns and a
     rating."""
-    texts, ratings = _read_rated_pairs(file, columns)
+    texts, ratings = read_rated_pairs(file, columns)
     first, second = _encode_columns(encode, texts)
     return _correlation(F.cosine_similarity(first, second).tolist(), ratings)
 
@@ -67,8 +67,8 @@ def relatedness(
     `similarity`, `seed` of the split that chooses the penalty."""
     from sklearn.linear_model import Ridge
 
-    train_texts, train_ratings = _read_rated_pairs(train_file, columns)
-    test_texts, test_ratings = _read_rated_pairs(test_file, columns)
+    train_texts, train_ratings = read_rated_pairs(train_file, columns)
+    test_texts, test_ratings = read_rated_pairs(test_file, columns)
     train_features, test_features = (
         pair_features(*_encode_columns(encode, texts)) for texts in (train_texts, test_texts)
     )
@@ -83,7 +83,8 @@ def relatedness(
     return _correlation(predictions.tolist(), test_ratings)
 
 
-def _read_rated_pairs(file: str, columns: Sequence[str]) -> tuple[list[tuple[str, ...]], list[float]]:
+def read_rated_pairs(file: str, columns: Sequence[str]) -> tuple[list[tuple[str, ...]], list[float]]:
+    """Pairs of sentences and their ratings, `columns` as in `similarity`; raises CtxError for an invalid column."""
     if len(columns) != 3:
         raise CtxError(
             f"Expected three columns, got {len(columns)}: {', '.join(columns)}.",

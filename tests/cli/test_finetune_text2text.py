@@ -110,6 +110,21 @@ def test_mixture(folder: Path, tmp_path: Path, model: str, steps: int) -> None:
     network = open_model.from_pretrained(out / "best" / "film")
     assert generate_texts(network, tokenizer, [prompt], max_new_tokens=8) == ["good"] or not has_learned
 
+    film = yaml.safe_load((folder / "tasks.yaml").read_text())["tasks"]["film"]
+    (tmp_path / "film.yaml").write_text(yaml.safe_dump({"tasks": {"film": film}}))
+    rows = [json.loads(line) for line in (folder / "film.dev.jsonl").read_text().splitlines()]
+    (tmp_path / "unlabeled.jsonl").write_text("\n".join(json.dumps({"text": row["text"]}) for row in rows))
+    flags = {"model": out, "text_task": tmp_path / "film.yaml", "max_target_length": LENGTHS["max_target_length"]}
+    printed = command_output("predict", **flags, input=folder / "film.dev.jsonl", output=tmp_path / "films.jsonl")
+    assert f"accuracy{metrics['eval_film_accuracy']:>29.4f}  0 to 1" in printed
+    results = [json.loads(line) for line in (tmp_path / "films.jsonl").read_text().splitlines()]
+    assert [result["output"] for result in results] == [row["prediction"] for row in predictions[:12]]
+    assert all(result["prediction"] == {"bad": "0", "good": "1"}.get(result["output"]) for result in results)
+    printed = command_output("predict", **flags, input=tmp_path / "unlabeled.jsonl")
+    assert [json.loads(line) for line in printed.splitlines()] == results
+    flags["text_task"] = folder / "tasks.yaml"
+    assert "several tasks" in command_output("predict", **flags, input=folder / "film.dev.jsonl", fails=True)
+
     if model != "upstream":  # a class of transformers
         assert run_command("push", model=out, repo_id="a/b", output_dir=tmp_path / "hub") == 0
 

@@ -250,8 +250,8 @@ def test_scores_of_numbers_choices_and_ranks(tmp_path: Path) -> None:
     labeled = written(tmp_path, "labeled.jsonl", "\n".join(map(json.dumps, rows)))
     results, scores = shown_scores(folder, labeled)
     assert scores == {"accuracy": sum(result["choice"] == 1 for result in results) / 4}
-    for rows in ([{**row, "label": None} for row in rows], [{**row, "label": -1} for row in rows]):
-        plain = written(tmp_path, "plain.jsonl", "\n".join(map(json.dumps, rows)))
+    for label in (None, -1):
+        plain = written(tmp_path, "plain.jsonl", "\n".join(json.dumps({**row, "label": label}) for row in rows))
         assert shown_scores(folder, plain) == (results, {})
 
     lines = [f"{text}\t{word}\t{int(word == GOOD[1])}\n" for text in TEXTS for word in GOOD[:3]]

@@ -1,15 +1,18 @@
 """Plans: reading, errors, excluded families, digests."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.comparison.plan import exclusion_reason, read_plan
+from hf_ctxmodels.comparison.results import write_results
 from hf_ctxmodels.comparison.runner import Comparison, measure_digest
 from hf_ctxmodels.comparison.sizing import RunSize, checkpoint_steps
 from hf_ctxmodels.core.command_line import packaged_folder
 from hf_ctxmodels.registry import FAMILIES
+from hf_ctxmodels.training.summary import TrainingSummary
 
 PLAN = """
 dataset: text.txt
@@ -83,6 +86,71 @@ def test_errors(folder, old, new, message):
     with pytest.raises(CtxError, match=f"(?s){message}") as raised:
         read(folder, PLAN.replace(old, new))
     assert raised.value.location is not None
+
+
+FINETUNE = "kind: finetune, train_file: train.tsv, validation_file: train.tsv"
+
+
+@pytest.mark.parametrize(
+    ("measure", "message"),
+    [
+        ("kind: pairs, files: pairs.txt", None),
+        (FINETUNE, None),
+        (f"{FINETUNE}, features: true, metric: f1_macro, flags: {{num_train_epochs: 2}}", None),
+        (f"{FINETUNE}, task: seq2seq, metric: exact_match_normalized, flags: {{text_columns: text, "
+         "label_column: label, metrics: exact_match}", None),
+        (f"{FINETUNE}, flags: {{epochs: 2}}", "Unknown key 'epochs'.*did you mean num_train_epochs"),
+        (f"{FINETUNE}, flags: {{num_train_epochs: many}}", "num_train_epochs"),
+        (f"{FINETUNE}, flags: {{text_columns: sentence}}", "No column 'sentence'.*'text', 'label'"),
+        (f"{FINETUNE}, flags: {{additional_train_files: missing.tsv}}", "missing.tsv"),
+        (f"{FINETUNE}, flags: {{adapter: houlsby, reinit: 1}}", "cannot be combined"),
+        (f"{FINETUNE}, metric: acuracy", "no metric 'acuracy'.*did you mean accuracy"),
+        (f"{FINETUNE}, metric: f1, task: regression", "'a' is not a finite number"),
+        ("kind: similarity, file: train.tsv", "columns"),
+        ("kind: similarity, file: train.tsv, columns: [text, text, score]", "No column 'score'"),
+        ("kind: probe, task: poss, train_file: t.conllu, dev_file: t.conllu, test_file: t.conllu", "did you mean pos"),
+        ("kind: probe, train_file: t.conllu, dev_file: t.conllu, test_file: train.tsv", "train.tsv"),
+        ("kind: senses, semcor: train.tsv", "train.tsv"),
+        ("kind: pairs, files: train.tsv", "train.tsv"),
+    ],
+)  # fmt: skip
+def test_measures_are_checked_before_any_work(folder, measure, message):
+    (folder / "train.tsv").write_text("text\tlabel\na cat\ta\na dog\tb\na mat\ta\n")
+    (folder / "t.conllu").write_text("1\tcat\tcat\tNOUN\t_\t_\t0\troot\t_\t_\n\n")
+    plan = read(folder, PLAN.replace("kind: pairs, files: pairs*.txt", measure))
+    if message is None:
+        plan.check_measures()
+        return
+    with pytest.raises(CtxError, match=f"(?s){message}") as raised:
+        plan.check_measures()
+    assert raised.value.location.startswith("measures.zorro")
+
+
+def test_metrics_that_are_not_finite(folder):
+    """They are left out of the results, and named below the table; they do not change the metric of the table."""
+    plan = read(folder, PLAN.replace("[0, 1]", "[0]"))
+    comparison = Comparison(plan, folder / "output")
+    size = RunSize(100, words=1000, examples=50, batch_size=5, flops_per_step=2e6, seconds_per_step=1, timed_seconds=1)
+    values = {"bert": float("inf"), "glove": float("nan"), "bert-mlm": 0.75}
+    for run in comparison.selected_runs():
+        size.save(comparison.size_file(run.variant))
+        file = comparison.measure_file(run, plan.measures[0], 10)
+        file.parent.mkdir(parents=True)
+        content = {"values": {"accuracy": values[run.variant.name], "first": 0.5}, "method": "", "seconds": 1.0}
+        file.write_text(json.dumps(content))
+        numbers = dict.fromkeys(("seed", "parameters", "global_batch_size", "max_length"), 1)
+        TrainingSummary(task="pretraining", model_class="", model_type="", dataset="", steps=10, **numbers).save(
+            comparison.run_folder(run)
+        )
+    (result,) = write_results(comparison)
+    table = result.tables[0]
+    assert dict(zip(table.rows, table.cells, strict=True))["bert-mlm"] == [0.75]
+    assert dict(zip(table.rows, table.cells, strict=True))["bert"] == [None]
+    assert (
+        "not a number, and left out: zorro, accuracy of bert (seed 0, step 10); zorro, accuracy of glove" in table.note
+    )
+    records = [json.loads(line) for line in (folder / "output" / "results.jsonl").read_text().splitlines()]
+    assert [record["value"] for record in records if record["metric"] == "accuracy"] == [0.75]
 
 
 def test_all_families(folder):

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -511,6 +512,42 @@ def test_command(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert {figure.name for figure in result.figures} >= {"mood", "mood-size", "last"}
     records = [json.loads(line) for line in (folder / "out/examples/t5-last-1-1.jsonl").read_text().splitlines()]
     assert [record["continuations"] for record in records] == [[f" {text.split()[-1]}"] for text in TRAIN]
+
+
+def test_file_without_labels(folder: Path) -> None:
+    """The predictions are those for the same examples with labels; there is no score."""
+    gpt2 = save("gpt2", "AutoModelForCausalLM", folder / "gpt2")
+    (folder / "words.tsv").write_text("\n".join(["sentence", *(text for text, _ in VALIDATION)]))
+    questions = [json.loads(line) for line in (folder / "questions.jsonl").read_text().splitlines()]
+    (folder / "unlabeled.jsonl").write_text("\n".join(json.dumps({"question": row["question"]}) for row in questions))
+    for name, file in (("mood", "words.tsv"), ("question", "unlabeled.jsonl"), ("last", "last.jsonl")):
+        task, _ = read(folder, name)
+        assert task.text.has_labels("validation")
+        entry = LABELED.partition(f"  {name}:\n")[2]
+        entry = entry[: match.start()] if (match := re.search(r"^  \w", entry, re.M)) else entry
+        (folder / f"{name}.yaml").write_text(f"tasks:\n  {name}:\n{entry}")
+        flags = {"model": gpt2, "task": folder / f"{name}.yaml", "output_dir": folder / name}
+        if name == "last":
+            (folder / "contexts.jsonl").write_text(json.dumps({"context": "the cat saw a", "word": ""}))
+            (folder / "last.yaml").write_text(
+                (folder / "last.yaml").read_text().replace("format: lambada", "format: jsonl")
+            )
+            assert "likelihood of targets" in run(folder, **flags, evaluated_file=folder / "contexts.jsonl", fails=True)
+            continue
+        assert f"|{name}" in run(folder, **flags, save_examples=True)
+        printed = run(folder, **flags | {"output_dir": folder / f"{name}-2"}, evaluated_file=folder / file)
+        assert f"No labels, and so no score: {name}" in printed
+        assert "|" not in printed
+        expected, records = (
+            [json.loads(line) for line in (out / "examples" / f"gpt2-{name}-0-0.jsonl").read_text().splitlines()]
+            for out in (folder / name, folder / f"{name}-2")
+        )
+        for key in ("prediction", "log_probabilities") if name == "mood" else ("output",):
+            assert [record[key] for record in records] == [record[key] for record in expected], key
+    flags = {"model": gpt2, "task": folder / "mood.yaml", "evaluated_file": folder / "words.tsv", "shots": 1}
+    run(folder, **flags, output_dir=folder / "shots")  # of file.train
+    error = run(folder, **flags, output_dir=folder / "no-shots", shots_file=folder / "words.tsv", fails=True)
+    assert "no labels for the examples in the contexts" in error
 
 
 def test_command_with_a_masked_model(folder: Path) -> None:

@@ -109,6 +109,15 @@ def read_squad(file: str, has_answers: bool = True) -> list[Question]:
     return questions
 
 
+def has_answers(file: str) -> bool:
+    """Whether a SQuAD file has answers, or questions that are marked as unanswerable."""
+    content = parse_json(read_text(file), location=file, hint=_SQUAD_HINT)
+    with wrap_errors("Not SQuAD's JSON", location=file, hint=_SQUAD_HINT):
+        paragraphs = [paragraph for article in content["data"] for paragraph in article["paragraphs"]]
+        entries = [entry for paragraph in paragraphs for entry in paragraph["qas"]]
+        return any(entry.get("answers") or entry.get("is_impossible") for entry in entries)
+
+
 class _SpanCollator(DataCollatorWithPadding):
     """Pads features, and shifts columns of tokens by left padding."""
 
@@ -176,14 +185,8 @@ class QuestionAnswering(Task[Question]):
         return questions
 
     def has_labels(self, file: str) -> bool:
-        """Whether a SQuAD file has answers, or questions that are marked as unanswerable."""
-        if file_suffix(Path(file)) != ".json":
-            return False
-        content = parse_json(read_text(file), location=file, hint=_SQUAD_HINT)
-        paragraphs = [paragraph for article in content["data"] for paragraph in article["paragraphs"]]
-        return any(
-            entry.get("answers") or entry.get("is_impossible") for paragraph in paragraphs for entry in paragraph["qas"]
-        )
+        """Whether a SQuAD file has answers; tables have none."""
+        return file_suffix(Path(file)) == ".json" and has_answers(file)
 
     def configure(self, config: PreTrainedConfig, train: Sequence[Question], validation: Sequence[Question]) -> None:
         """Note whether a question is unanswerable, and choose the head."""

@@ -15,10 +15,10 @@ class TextExample:
 
     Attributes:
         input: The source text.
-        target: The target text in training.
-        targets: All accepted references.
+        target: The target text in training; for an unlabeled example "", or its referent.
+        targets: All accepted references; none for an unlabeled example.
         label: Index of the target in `choices`, number, or for a referent whether it is correct (0 or 1); None for free
-            text.
+            text and for an unlabeled example.
         choices: The label strings, or the choices of this example; empty for free text.
         location: `file:line`.
         group: Examples that are scored together, such as the answers of a question of MultiRC.

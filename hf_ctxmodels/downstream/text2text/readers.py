@@ -39,11 +39,13 @@ class RowRequest:
         files: One file, or several of the format `parallel`.
         fields: The fields that the task's templates use.
         expand: Dotted name of a list in JSON lines, or of a list within a list; each of its items is a row.
+        labeled: Whether rows need targets.
     """
 
     files: tuple[str, ...]
     fields: tuple[str, ...]
     expand: str = ""
+    labeled: bool = True
 
     @property
     def file(self) -> str:
@@ -176,7 +178,7 @@ def _read_squad(request: RowRequest) -> list[Row]:
             },
             question.location,
         )
-        for question in read_squad(request.file)
+        for question in read_squad(request.file, has_answers=request.labeled)
     ]
 
 

@@ -24,7 +24,8 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import did_you_mean
 from hf_ctxmodels.core.yaml_mapping import YamlMapping
 from hf_ctxmodels.data.files import is_url, local_path
-from hf_ctxmodels.data.table_files import Row, parse_number, require_labels
+from hf_ctxmodels.data.table_files import MissingColumnError, Row, is_label, parse_number, require_labels
+from hf_ctxmodels.downstream.tasks.question_answering import has_answers
 from hf_ctxmodels.downstream.text2text.examples import Template, TextExample, field_value, select_rows, value_text
 from hf_ctxmodels.downstream.text2text.metrics import DEFAULT_METRICS, METRICS, refers_to
 from hf_ctxmodels.downstream.text2text.readers import FORMATS, RowRequest, read_rows
@@ -111,12 +112,15 @@ class TextTask:
             for entry in read_entries(path, folder, "file of tasks as text", TASK_KEYS, name)
         }
 
-    def read(self, file: str | Path | Sequence[str], *, is_training: bool | None = None) -> list[TextExample]:
+    def read(
+        self, file: str | Path | Sequence[str], *, is_training: bool | None = None, labeled: bool = True
+    ) -> list[TextExample]:
         """The examples of a split or file in file order.
 
         Args:
             file: A split of `files`, a file, or the files of the format `parallel`.
             is_training: Whether `train_filter` and `one_per_reference` apply; None: if the split is "train".
+            labeled: Whether the targets are read; see `has_labels`.
 
         Raises:
             CtxError: There is no such file, a field is missing, a label is unknown, two choices of an example are
@@ -124,18 +128,57 @@ class TextTask:
         """
         if is_training is None:
             is_training = list([file] if isinstance(file, str | Path) else file) == ["train"]
-        rows = self.read_rows(file, is_training=is_training)
-        return [example for row in rows for example in self.make_examples(row, is_training)]
+        rows = self.read_rows(file, is_training=is_training, labeled=labeled)
+        return [example for row in rows for example in self.make_examples(row, is_training, labeled)]
+
+    def has_labels(self, file: str | Path | Sequence[str]) -> bool:
+        """Whether a split or file has targets: not if their fields are missing, or empty or -1 in all rows."""
+        files = self._existing_files(file)
+        if self.format == "squad":
+            return has_answers(files[0])
+        fields = tuple(name for key in self._label_keys for name in self._templates[key].fields)
+        try:
+            rows = read_rows(RowRequest(files, self._fields(False), self.expand), self.format)
+        except MissingColumnError:
+            return False
+        values = [[row.values.get(name) for name in fields] for row in rows]
+        if self.format == "conll" and values == [[row.values["1"]] * len(fields) for row in rows]:
+            return False  # the words are the last column
+        if isinstance(self.labels, Mapping) and "-1" in self.labels:
+            return any(value not in (None, "") for row_values in values for value in row_values)
+        return any(is_label(value) and set(str(value).split()) != {"_"} for items in values for value in items)
 
     def read_rows(
-        self, file: str | Path | Sequence[str], extra_fields: Sequence[str] = (), *, is_training: bool = False
+        self,
+        file: str | Path | Sequence[str],
+        extra_fields: Sequence[str] = (),
+        *,
+        is_training: bool = False,
+        labeled: bool = True,
     ) -> list[Row]:
         """The rows of a split or file in file order; arguments and errors as for `read`.
 
         Args:
             extra_fields: Fields to read in addition to the ones of the templates.
             is_training: Whether `train_filter` applies.
+            labeled: Whether the fields of the target are read.
         """
+        files = self._existing_files(file)
+        fields = tuple(dict.fromkeys((*self._fields(is_training, labeled), *extra_fields)))
+        rows = read_rows(RowRequest(files, fields, self.expand, labeled), self.format)
+        if labeled and self.kind != "text" and not (isinstance(self.labels, Mapping) and "-1" in self.labels):
+            require_labels(rows, self._templates["target"].fields[0])
+        selected = list(select_rows(rows, self.train_filter if is_training else {}))
+        if not selected:
+            raise CtxError(
+                f"No example has {dict(self.train_filter)}.",
+                location=files[0],
+                hint="correct train_filter in the task.",
+            )
+        return selected
+
+    def _existing_files(self, file: str | Path | Sequence[str]) -> tuple[str, ...]:
+        """The files of a split, or the files themselves; raises CtxError if one does not exist."""
         files = (str(file),) if isinstance(file, str | Path) else tuple(map(str, file))
         files = self.files.get(files[0], files) if len(files) == 1 else files
         if files[0] in SPLITS:
@@ -150,18 +193,7 @@ class TextTask:
                 location=self.location or None,
                 hint="correct the path, or pass its base directory as --tasks_folder.",
             )
-        fields = tuple(dict.fromkeys((*self._fields(is_training), *extra_fields)))
-        rows = read_rows(RowRequest(files, fields, self.expand), self.format)
-        if self.kind != "text" and not (isinstance(self.labels, Mapping) and "-1" in self.labels):
-            require_labels(rows, self._templates["target"].fields[0])
-        selected = list(select_rows(rows, self.train_filter if is_training else {}))
-        if not selected:
-            raise CtxError(
-                f"No example has {dict(self.train_filter)}.",
-                location=files[0],
-                hint="correct train_filter in the task.",
-            )
-        return selected
+        return files
 
     def parse(self, example: TextExample, output: str) -> Any:
         """The label of a generated text: the index of a choice, a number, 1 or 0 for a referent (not) meant, or a text;
@@ -180,6 +212,12 @@ class TextTask:
             return example.choices.index(output)
         matches = [index for index, choice in enumerate(example.choices) if _normalize(choice) == _normalize(output)]
         return matches[0] if len(matches) == 1 else None
+
+    def label_value(self, prediction: Any) -> Any:
+        """The value in a file of a label, number or text of `parse`."""
+        if isinstance(self.labels, Mapping) and prediction is not None:
+            return list(self.labels)[prediction]
+        return prediction
 
     def score(self, examples: Sequence[TextExample], outputs: Sequence[str]) -> dict[str, float]:
         """The metrics of generated texts, the main one first, and `unknown_outputs`, the share of outputs that are no
@@ -204,9 +242,15 @@ class TextTask:
                 texts[name] = text
         return {name: Template(text, f"{self.location}, {name}") for name, text in texts.items()}
 
-    def _fields(self, is_training: bool) -> tuple[str, ...]:
-        """All fields that the templates use."""
-        names = [name for template in self._templates.values() for name in template.fields]
+    @property
+    def _label_keys(self) -> tuple[str, ...]:
+        """Templates with the label: of a referent the label, if there is one, else the target."""
+        return ("label",) if self.label is not None else ("target",)
+
+    def _fields(self, is_training: bool, labeled: bool = True) -> tuple[str, ...]:
+        """All fields that the templates use; unless `labeled`, without the fields of the label."""
+        keys = [key for key in self._templates if labeled or key not in self._label_keys]
+        names = [name for key in keys for name in self._templates[key].fields]
         return tuple(dict.fromkeys(names + (list(self.train_filter) if is_training else [])))
 
     def _validate(self) -> None:
@@ -280,7 +324,7 @@ class TextTask:
         if len(labels) < 2:
             raise CtxError("There are fewer than two labels.", location=f"{self.location}, labels", hint="add labels.")
 
-    def make_examples(self, row: Row, is_training: bool = False) -> list[TextExample]:
+    def make_examples(self, row: Row, is_training: bool = False, labeled: bool = True) -> list[TextExample]:
         """The examples of a row: one, or in training with `one_per_reference` one for each reference; raises CtxError
         as `read`."""
         input_text = self._templates["input"].render(row)
@@ -288,6 +332,9 @@ class TextTask:
             input_text = strip_tags(input_text)
         choices = self._choices(row)
         group = self._templates["group"].render(row) if self.group is not None else None
+        if not labeled:
+            referent = "" if self.label is None else self._references(row)[0]
+            return [TextExample(input_text, referent, (), None, choices, row.location, group)]
         label: int | float | None = None
         if self.kind == "classification":
             label = self._label_index(row, choices)

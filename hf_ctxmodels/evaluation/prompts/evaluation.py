@@ -58,8 +58,8 @@ class PromptResult:
     """Results of a model on a task.
 
     Attributes:
-        metrics: In the order of the table of results.
-        records: Prompt, answers and their log-likelihoods, or output of each example.
+        metrics: In the order of the table of results; none for unlabeled examples.
+        records: Prompt, answers and their log-likelihoods, the most probable answer, or output of each example.
         truncated: Share of the examples whose context was truncated for one of the answers.
     """
 
@@ -111,6 +111,7 @@ def evaluate_prompts(
             "context": group[0][0],
             "continuations": [continuation for _, continuation in group],
             "log_probabilities": [score.log_probability for score in group_scores],
+            "prediction": _best_answer(example, group_scores),
             "label": example.text.label,
         }
         for example, group, group_scores in zip(examples, requests, groups, strict=True)
@@ -145,12 +146,20 @@ def _evaluate_clozes(
             "context": context + example.text.input,
             "continuations": list(example.text.choices),
             "log_probabilities": [score.log_probability for score in group],
+            "prediction": _best_answer(example, group),
             "label": example.text.label,
         }
         for context, example, group in zip(contexts, examples, scores, strict=True)
     ]
     truncated = mean_value([any(score.is_truncated for score in group) for group in scores])
     return PromptResult(_choice_metrics(task, examples, scores, None), records, truncated.value)
+
+
+def _best_answer(example: PromptExample, scores: Sequence[ContinuationScore]) -> str | None:
+    """The choice with the highest likelihood; None without choices."""
+    if not example.text.choices:
+        return None
+    return example.text.choices[int(np.argmax([score.log_probability for score in scores]))]
 
 
 def _score(scorer: LikelihoodScorer, requests: Sequence[tuple[str, str]]) -> dict[tuple[str, str], ContinuationScore]:
@@ -176,7 +185,9 @@ def _choice_metrics(
     scores: Sequence[Sequence[ContinuationScore]],
     calibrations: Sequence[Sequence[float]] | None,
 ) -> dict[str, MetricValue]:
-    """Accuracies of the choice of the highest score; the first one of equal scores."""
+    """Accuracies of the choice of the highest score; the first one of equal scores. None of unlabeled examples."""
+    if not examples[0].text.targets:
+        return {}
     totals = [np.array([score.log_probability for score in group]) for group in scores]
     values = {"acc": totals}
     if calibrations is not None:
@@ -211,7 +222,7 @@ def _evaluate_texts(
     texts = [example.text for example in examples]
     predictions = [task.text.parse(text, output) for text, output in zip(texts, outputs, strict=True)]
     metrics: dict[str, MetricValue] = {}
-    for name in task.text.metrics:
+    for name in task.text.metrics if texts[0].targets else ():
         function = METRICS[name].function
         if name in _CORPUS_METRICS:
             metrics |= {key: MetricValue(value) for key, value in function(texts, predictions).items()}

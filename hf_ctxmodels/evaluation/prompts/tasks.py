@@ -131,21 +131,25 @@ class PromptTask:
         names = self.text.files.get(file, (file,))
         return tuple(name if is_url(name) else str(Path(local_path(name)).resolve()) for name in names)
 
-    def read(self, file: str, *, is_pool: bool = False) -> list[PromptExample]:
+    def read(self, file: str, *, is_pool: bool = False, labeled: bool = True) -> list[PromptExample]:
         """Read the examples of a split or a file.
 
         Args:
             is_pool: Whether the examples are for contexts; `train_filter` of the task then applies.
+            labeled: Whether the targets are read; see `TextTask.has_labels`.
 
         Raises:
             CtxError: As `TextTask.read`, or a value of a field in `replace` has no replacement.
         """
         suffix = Template(self.suffix, f"{self.text.location}, suffix")
         examples = []
-        for row in self.text.read_rows(file, (*suffix.fields, *self.replace), is_training=is_pool):
-            row = self._replace_values(row)
+        target_fields = () if labeled else Template(self.text.target, self.text.location).fields
+        replaced = [name for name in self.replace if name not in target_fields]
+        for row in self.text.read_rows(file, (*suffix.fields, *replaced), is_training=is_pool, labeled=labeled):
+            row = self._replace_values(row, replaced)
             segments = self._segments(row) if self.scoring == "cloze" else ()
-            examples += [PromptExample(text, suffix.render(row), segments) for text in self.text.make_examples(row)]
+            texts = self.text.make_examples(row, labeled=labeled)
+            examples += [PromptExample(text, suffix.render(row), segments) for text in texts]
         return examples
 
     def _segments(self, row: Row) -> tuple[tuple[str, ...], ...]:
@@ -161,9 +165,10 @@ class PromptTask:
         (first, *texts), *segments = example.segments
         return Cloze(((context + first, *texts), *segments), example.text.choices)
 
-    def _replace_values(self, row: Row) -> Row:
+    def _replace_values(self, row: Row, names: Sequence[str]) -> Row:
         values: dict[str, Any] = dict(row.values)
-        for name, replacements in self.replace.items():
+        for name in names:
+            replacements = self.replace[name]
             value = value_text(values.get(name))
             if value not in replacements:
                 raise CtxError(
