@@ -29,7 +29,7 @@ Each feature holds:
 |---|---|
 | `x` | y |
 
-Args: those of `Other`s, and
+Args: arguments of `Other`s, and
     width: A number.
 
 Example:
@@ -53,7 +53,7 @@ RST = """Pads rows.
       - y
 
 :Args:
-    those of ``Other``\\ s, and
+    arguments of ``Other``\\ s, and
 
     - ``width``: A number.
 

@@ -284,8 +284,8 @@ def train_sense_probe(
     """Train a (hidden, rank) map under which occurrences of a lemma are similar exactly if their senses are equal
     (Coenen et al. 2019, arXiv 1906.02715, section 4).
 
-    The loss is the mean cosine of pairs of different senses minus that of pairs of the same sense; each cosine is
-    clamped to 0.1 around the mean of its kind before training.
+    The loss is the mean cosine of pairs of different senses minus the mean cosine of pairs of the same sense; each
+    cosine is clamped to 0.1 around the mean of its kind before training.
 
     Args:
         vectors: (n, hidden) vectors of occurrences.

@@ -49,8 +49,8 @@ class HeldOutLoss:
         evaluate: Computes the loss and the metrics.
         auto_class: Name of the Auto class of the model.
         num_examples: Number of examples.
-        depends_on_all_rows: Whether the loss depends on embeddings of tokens that are not in the data, as that of a
-            language model does.
+        depends_on_all_rows: Whether the loss depends on embeddings of tokens that are not in the data, as the softmax
+            of a language model does.
     """
 
     model: PreTrainedModel

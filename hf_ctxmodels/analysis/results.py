@@ -76,7 +76,7 @@ class Table:
 
     Args:
         title: One line.
-        columns: Names of the columns, without that of the row names.
+        columns: Names of the columns, without a name for the column of row names.
         rows: Names of the rows; numbers become texts.
         cells: A list of numbers and texts for each row; None is an empty cell.
         spreads: Standard deviations of the cells, such as over seeds.

@@ -273,22 +273,23 @@ def _distance_figure(
 
 
 def _sentence_figures(
-    sentence: str | None,
+    sentence: Sentence | None,
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     sentences: Sequence[Sentence],
     limit: int | None,
 ) -> list[Figure]:
-    drawn: Sentence = sentence or next((item for item in sentences if 6 <= len(split_words(item)) <= 12), sentences[0])
-    words = split_words(drawn)
-    window = align_words(tokenizer, [drawn], limit)[0]
+    if sentence is None:
+        sentence = next((item for item in sentences if 6 <= len(split_words(item)) <= 12), sentences[0])
+    words = split_words(sentence)
+    window = align_words(tokenizer, [sentence], limit)[0]
     [attention] = attention_maps(model, tokenizer, [window.features])
     tokens = tokenizer.convert_ids_to_tokens(window.features["input_ids"])
     shares = word_attention(rollout(attention)[-1], window.token_words, len(words))
     caption = "Tokens of one sentence."
     if getattr(model.config, PRUNED_HEADS, None):
         caption += " Pruned heads are not counted."
-    text = drawn if isinstance(drawn, str) else " ".join(drawn)
+    text = sentence if isinstance(sentence, str) else " ".join(sentence)
     return [
         AttentionView("sentence", f"Attention: {text}", tokens, attention.tolist(), caption=caption),
         Heatmap(

@@ -6,7 +6,7 @@
         --validation_file dev.tsv --views line surface --output_dir runs/analysis
     hf-ctxmodels analyze landscape --model runs/sst2 --pretrained runs/bert --text wiki.txt --output_dir runs/analysis
 
-The loss is that of the task on labeled examples, or with --text that of the pretraining objective. Views:
+The loss is the task's loss on labeled examples, or with --text the loss of the pretraining objective. Views:
 
     line           between the pretrained (0) and the fine-tuned weights (1), and beyond
     surface        also in a second direction, towards --other or a random one, with the checkpoints of the run
@@ -165,7 +165,7 @@ def main() -> None:
 
 
 def open_runs(arguments: LandscapeArguments, task_arguments: TaskArguments, placement: DeviceArguments) -> list[Run]:
-    """The run of --model, and that of --scratch if it is given."""
+    """The runs of --model and, if given, --scratch."""
     if arguments.text:
         loss = HeldOutLoss.of_pretraining(arguments.pretrained, *arguments.text, batch_size=arguments.batch_size)
         placement.place(loss.model)
@@ -267,8 +267,8 @@ def _axis(low: float, high: float, size: int) -> list[float]:
 
 
 def _surfaces(runs: Sequence[Run], arguments: LandscapeArguments, partial: PartialResults) -> list[Figure]:
-    """Planes of the change by training and of that of another task, scaled to its length (Hao et al. 2019), or of a
-    random direction with filter normalization."""
+    """Planes of two directions: the change by training, and the change by training on another task, scaled to the same
+    length (Hao et al. 2019), or a random direction with filter normalization."""
     panels = []
     for run in runs:
         first = run.direction()
@@ -289,7 +289,7 @@ def _surfaces(runs: Sequence[Run], arguments: LandscapeArguments, partial: Parti
 
 
 def restrict_to(run: Run, checkpoint: Path) -> Weights:
-    """The weights of a checkpoint; rows of embeddings that are not seen are those of the start."""
+    """The weights of a checkpoint; embeddings of tokens that do not occur keep their initial values."""
     change = restrict(difference(run.start, checkpoint_weights(run.loss, checkpoint)), run.masks)
     return {name: weight + change[name] for name, weight in run.start.items()}
 

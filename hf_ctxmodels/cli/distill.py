@@ -86,7 +86,9 @@ def main(task: str) -> None:
         arguments.family = get_family(setup.teacher.config).name
     family = resolve_family(select_fields(PretrainingArguments, arguments))
     if arguments.objective is None:
-        masked_lm = (name for name, kind in family.objectives.items() if kind.auto_class == "AutoModelForMaskedLM")
+        masked_lm = (
+            name for name, objective in family.objectives.items() if objective.auto_class == "AutoModelForMaskedLM"
+        )
         arguments.objective = next(masked_lm, None)
     if arguments.objective is None:
         raise CtxError(

@@ -172,11 +172,11 @@ def embed_parts(
     )
     vector_dtype = getattr(torch, arguments.vector_dtype)
     for file in files[first:]:
-        part = list(islice(progress, _PART_SENTENCES))
+        sentences = list(islice(progress, _PART_SENTENCES))
         EmbeddedPart(
-            [word for sentence in part for word in sentence.words],
-            torch.tensor([len(sentence.words) for sentence in part]),
-            torch.cat([sentence.vectors for sentence in part]).to(vector_dtype),
+            [word for sentence in sentences for word in sentence.words],
+            torch.tensor([len(sentence.words) for sentence in sentences]),
+            torch.cat([sentence.vectors for sentence in sentences]).to(vector_dtype),
         ).save(file)
     next(progress, None)  # closes the progress bar
     return files
@@ -220,7 +220,7 @@ class OutputLayout:
         return cls((int(starts[-1]), *part.vectors.shape[1:]), part.vectors.dtype, starts, num_bytes, longest_word)
 
 
-def write_safetensors(file: Path, parts: list[Path], layout: OutputLayout) -> None:
+def write_safetensors(file: Path, part_files: list[Path], layout: OutputLayout) -> None:
     """Write `vectors`, `starts` and `words` as tensors."""
     vectors, starts, words = create_tensors(
         file,
@@ -232,14 +232,14 @@ def write_safetensors(file: Path, parts: list[Path], layout: OutputLayout) -> No
     )
     starts.copy_(layout.starts)
     row = byte = 0
-    for part in map(EmbeddedPart.load, parts):
+    for part in map(EmbeddedPart.load, part_files):
         characters = encode_lines(part.words)
         vectors[row : row + len(part.words)] = part.vectors
         words[byte : byte + len(characters)] = characters
         row, byte = row + len(part.words), byte + len(characters)
 
 
-def write_npz(file: Path, parts: list[Path], layout: OutputLayout) -> None:
+def write_npz(file: Path, part_files: list[Path], layout: OutputLayout) -> None:
     """Write `vectors`, `starts` and `words` as uncompressed arrays, part by part."""
     dtype = np.dtype(f"<U{layout.longest_word}")
     with zipfile.ZipFile(file, "w") as archive:
@@ -251,13 +251,23 @@ def write_npz(file: Path, parts: list[Path], layout: OutputLayout) -> None:
                 for array in arrays:
                     member.write(array.tobytes())
 
-        first = EmbeddedPart.load(parts[0]).vectors.numpy()
-        write("vectors", first.dtype, layout.shape, (EmbeddedPart.load(part).vectors.numpy() for part in parts))
+        first = EmbeddedPart.load(part_files[0]).vectors.numpy()
+        write(
+            "vectors",
+            first.dtype,
+            layout.shape,
+            (EmbeddedPart.load(part_file).vectors.numpy() for part_file in part_files),
+        )
         write("starts", np.dtype(np.int64), tuple(layout.starts.shape), iter([layout.starts.numpy()]))
-        write("words", dtype, layout.shape[:1], (np.array(EmbeddedPart.load(part).words, dtype) for part in parts))
+        write(
+            "words",
+            dtype,
+            layout.shape[:1],
+            (np.array(EmbeddedPart.load(part_file).words, dtype) for part_file in part_files),
+        )
 
 
-def write_parquet(file: Path, parts: list[Path], layout: OutputLayout) -> None:
+def write_parquet(file: Path, part_files: list[Path], layout: OutputLayout) -> None:
     """Write a row for each word, and a row group for each part."""
     value_type = {torch.float32: pa.float32(), torch.float16: pa.float16()}[layout.dtype]
     vector_type: Any = value_type
@@ -266,7 +276,7 @@ def write_parquet(file: Path, parts: list[Path], layout: OutputLayout) -> None:
     schema = pa.schema([("sentence", pa.int64()), ("word", pa.string()), ("vector", vector_type)])
     with pq.ParquetWriter(file, schema) as writer:
         first = 0
-        for part in map(EmbeddedPart.load, parts):
+        for part in map(EmbeddedPart.load, part_files):
             sentences = torch.arange(first, first + len(part.lengths)).repeat_interleave(part.lengths)
             vectors: Any = pa.array(part.vectors.numpy().reshape(-1), value_type)
             for size in reversed(layout.shape[1:]):

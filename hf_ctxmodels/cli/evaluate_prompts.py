@@ -293,8 +293,8 @@ def evaluate_model(
     digest = hashlib.sha256(digests.encode()).hexdigest()[:16]
     model = LoadedModel(source, arguments, placement)
     parameters = sum(parameter.numel() for parameter in model.model.parameters())
-    kind = "pseudo-log-likelihoods" if isinstance(model.scorer, PseudoLikelihoodScorer) else "log-likelihoods"
-    print_status(f"{name}: {type(model.model).__name__}, {parameters:,} parameters, {kind}")
+    scores = "pseudo-log-likelihoods" if isinstance(model.scorer, PseudoLikelihoodScorer) else "log-likelihoods"
+    print_status(f"{name}: {type(model.model).__name__}, {parameters:,} parameters, {scores}")
     cells = []
     for entry in data:
         for shots, seed in arguments.runs:

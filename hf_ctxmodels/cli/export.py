@@ -80,8 +80,8 @@ def graph(file_format: Format) -> None:
     check_exportable_as(model, arguments.output, file_format, arguments.part)
     batches = example_batches(load_tokenizer(arguments.model), model, arguments.part)
     difference = export_model(model, batches, arguments.output, file_format, arguments.part)
-    part = "" if arguments.part == "model" else f"The {arguments.part} of "
-    print(f"{part}{type(model).__name__} exported to {arguments.output}, inputs {', '.join(batches[0])}")
+    prefix = "" if arguments.part == "model" else f"The {arguments.part} of "
+    print(f"{prefix}{type(model).__name__} exported to {arguments.output}, inputs {', '.join(batches[0])}")
     print(f"largest difference on batches of other shapes: {difference:.1e} of an output's largest value")
 
 

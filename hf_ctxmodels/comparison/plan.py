@@ -61,8 +61,8 @@ class Variant:
     @property
     def tokenizer_kind(self) -> str:
         """The first family with the same kind of tokenizer, whose tokenizer all of them share."""
-        kind = tokenizer_class(self.spec)
-        return next(name for name, spec in FAMILIES.items() if tokenizer_class(spec) is kind)
+        shared_class = tokenizer_class(self.spec)
+        return next(name for name, spec in FAMILIES.items() if tokenizer_class(spec) is shared_class)
 
 
 @dataclass(frozen=True)
@@ -162,10 +162,10 @@ def digest(value: Any) -> str:
 
 def tokenizer_class(spec: FamilySpec) -> type:
     """The class that trains the tokenizer of a family, without subclasses that change nothing."""
-    kind: type = spec.tokenizer
-    while all(name.startswith("__") or name == "slow_tokenizer_class" for name in vars(kind)):
-        kind = kind.__mro__[1]
-    return kind
+    cls: type = spec.tokenizer
+    while all(name.startswith("__") or name == "slow_tokenizer_class" for name in vars(cls)):
+        cls = cls.__mro__[1]
+    return cls
 
 
 def exclusion_reason(spec: FamilySpec) -> str | None:

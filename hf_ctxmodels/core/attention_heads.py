@@ -95,7 +95,7 @@ def _layers_of_transformers(base: Any) -> dict[str, AttentionLayer]:
     has_relative_positions = any(map(_RELATIVE_POSITIONS.search, (name for name, _ in base.named_parameters())))
     for name, module in base.named_modules():
         *path, last = name.split(".")
-        if not isinstance(module, nn.Linear | Conv1D) or not any("att" in part.lower() for part in path):
+        if not isinstance(module, nn.Linear | Conv1D) or not any("att" in component.lower() for component in path):
             continue
         in_decoder = path[0] == "decoder" and hasattr(base, "encoder")
         stack = "cross." if any(map(_CROSS_ATTENTION.search, path)) else "decoder." if in_decoder else ""
@@ -132,11 +132,11 @@ def parse_heads(text: str) -> dict[str, list[int]]:
         CtxError: The text has another form.
     """
     selection: dict[str, list[int]] = {}
-    for part in filter(None, (part.strip() for part in text.split(";"))):
-        match = re.fullmatch(r"((?:encoder\.|decoder\.|cross\.)?\d+)\s*:\s*(\d+(?:\s*,\s*\d+)*)", part)
+    for selector in filter(None, (item.strip() for item in text.split(";"))):
+        match = re.fullmatch(r"((?:encoder\.|decoder\.|cross\.)?\d+)\s*:\s*(\d+(?:\s*,\s*\d+)*)", selector)
         if match is None:
             raise CtxError(
-                f"{part!r} does not select heads.", hint="write LAYER:HEAD,HEAD;LAYER:HEAD, such as 0:1,3;2:5."
+                f"{selector!r} does not select heads.", hint="write LAYER:HEAD,HEAD;LAYER:HEAD, such as 0:1,3;2:5."
             )
         selection.setdefault(match[1], []).extend(map(int, match[2].split(",")))
     if not selection:
@@ -178,7 +178,7 @@ def _list(values: Iterable[Any]) -> str:
 def prune_heads(model: nn.Module, heads: HeadSelection) -> None:
     """Remove heads from a model of this package: its projections become smaller (Michel et al. 2019, section 4).
 
-    The outputs equal those of the model with these heads disabled (mode "zero"). The configuration gets the field
+    The outputs are the same as with these heads disabled (mode "zero"). The configuration gets the field
     `pruned_heads`, by which the saved model is opened. Heads keep their numbers in later calls.
 
     Raises:
@@ -235,7 +235,7 @@ def check_shared_layers(model: nn.Module, selected: list[tuple[AttentionLayer, t
     numbers_by_name = {layer.name: numbers for layer, numbers in selected}
     layers = attention_layers(model)
     for layer, numbers in selected:
-        sharing = [other.name for other in layers.values() if other.out_proj is layer.out_proj]
+        sharing = [name for name, module in layers.items() if module.out_proj is layer.out_proj]
         if any(numbers_by_name.get(name) != numbers for name in sharing):
             raise CtxError(
                 f"The layers {_list(sharing)} of {type(model).__name__} share their weights.",

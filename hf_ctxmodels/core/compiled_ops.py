@@ -93,7 +93,7 @@ _call_numbers = count()
 def define_differentiable_operator(
     name: str, arguments: str, function: Callable[..., Tensor], num_differentiable: int
 ) -> Callable[..., Tensor]:
-    """Define an operator whose gradients are those of its implementation by autograd.
+    """Define an operator whose gradients autograd computes from its implementation.
 
     The forward pass records the autograd graph of `function`, and the backward pass runs it, as without a compiler.
 

@@ -15,7 +15,7 @@ def control_code_ids(tokenizer: PreTrainedTokenizerBase, names: Sequence[str]) -
     for name in names:
         token_id = _token_id(tokenizer, name)
         if token_id is None or token_id in ids.values():
-            same = [other for other, other_id in ids.items() if other_id == token_id]
+            same = [code for code, code_id in ids.items() if code_id == token_id]
             raise CtxError(
                 f"The control code {name!r} has the token of {same[0]!r}."
                 if same

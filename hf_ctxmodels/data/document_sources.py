@@ -192,10 +192,10 @@ def load_documents(
         else:
             name, readers = _open(dataset, split, columns, config_name, streaming, document_separator)
             if tag:
-                readers = [(partial(_tagged, read, tag), size) for read, size in readers]
+                readers = [(partial(_tagged, reader, tag), size) for reader, size in readers]
             if code != NONE:
-                readers = [(partial(_coded, read, code), size) for read, size in readers]
-        chunks += [Chunk(len(names), read, size) for read, size in readers]
+                readers = [(partial(_coded, reader, code), size) for reader, size in readers]
+        chunks += [Chunk(len(names), reader, size) for reader, size in readers]
         names.append(name)
     return Documents(
         ", ".join(names), group_chunks(chunks), tuple(names), skip_empty=skip_empty, max_documents=max_documents
@@ -299,12 +299,12 @@ def _document_readers(
             f"{file_name(large_files[0])} is compressed and large: one process reads it; split it to read in parallel"
         )
         print_status(line, is_main_process)
-    read = partial(read_file, columns=columns, separator=separator or "blank")
-    return _group_files(files, read, has_ranges=separator != "file")
+    read_range = partial(read_file, columns=columns, separator=separator or "blank")
+    return _group_files(files, read_range, has_ranges=separator != "file")
 
 
 def _group_files(
-    files: Sequence[DataFile], read: Callable[[FileRange], Iterator[list[str]]], has_ranges: bool = True
+    files: Sequence[DataFile], read_range: Callable[[FileRange], Iterator[list[str]]], has_ranges: bool = True
 ) -> list[SizedReader]:
     """Readers of consecutive files of up to `PART_BYTES` together, and of ranges of larger files."""
     groups: list[list[DataFile]] = [[]]
@@ -321,11 +321,13 @@ def _group_files(
         is_divisible = file.has_ranges and not compression_suffix(file.path)
         is_divisible &= has_ranges or document_suffix(file.path) != ".txt"
         if size > PART_BYTES and is_divisible:  # then it is the only file of the group
-            readers += [(partial(_read_ranges, read, (selection,)), length) for selection, length in _ranges(file)]
+            readers += [
+                (partial(_read_ranges, read_range, (selection,)), length) for selection, length in _ranges(file)
+            ]
         else:
             is_known = all(file.size is not None for file in group)
             selections = tuple(FileRange(file.path) for file in group)
-            readers.append((partial(_read_ranges, read, selections), size if is_known else None))
+            readers.append((partial(_read_ranges, read_range, selections), size if is_known else None))
     return readers
 
 
@@ -380,11 +382,11 @@ def _directory_files(directory: str, split: str, config_name: str | None) -> lis
             hint="omit --dataset_config, and use one of these splits.",
         )
     if len(suffixes[split]) > 1:
-        others = sorted({file_name(file) for file in files[split] if document_suffix(file) != ".txt"})
-        main_suffix = ".txt" if ".txt" in suffixes[split] else document_suffix(others[0])
-        others = [name for name in others if document_suffix(name) != main_suffix]
+        other_files = sorted({file_name(file) for file in files[split] if document_suffix(file) != ".txt"})
+        main_suffix = ".txt" if ".txt" in suffixes[split] else document_suffix(other_files[0])
+        other_files = [name for name in other_files if document_suffix(name) != main_suffix]
         raise CtxError(
-            f"The directory has {main_suffix} files and other data: {', '.join(others[:3])}.",
+            f"The directory has {main_suffix} files and other data: {', '.join(other_files[:3])}.",
             location=location,
             hint=f"pass a quoted pattern, such as --dataset '{directory}/*{main_suffix}'.",
         )
@@ -421,14 +423,14 @@ def _labeled_pairs(path: str, columns: Sequence[str]) -> Iterator[list[str]]:
 
 
 def _read_ranges(
-    read: Callable[[FileRange], Iterator[list[str]]], selections: Sequence[FileRange]
+    read_range: Callable[[FileRange], Iterator[list[str]]], selections: Sequence[FileRange]
 ) -> Iterator[list[str]]:
-    return chain.from_iterable(map(read, selections))
+    return chain.from_iterable(map(read_range, selections))
 
 
-def _tagged(read: Reader, tag: str) -> Iterator[list[str]]:
+def _tagged(reader: Reader, tag: str) -> Iterator[list[str]]:
     """Documents whose sentences begin with a tag."""
-    for paragraphs in read():
+    for paragraphs in reader():
         if isinstance(paragraphs, LabeledPair):
             yield LabeledPair([f"{tag}{text}" for text in paragraphs], paragraphs.label)
             continue
@@ -440,9 +442,9 @@ def _tagged(read: Reader, tag: str) -> Iterator[list[str]]:
         yield sentences
 
 
-def _coded(read: Reader, code: str) -> Iterator[list[str]]:
+def _coded(reader: Reader, code: str) -> Iterator[list[str]]:
     """Documents with a control code."""
-    return (TextWithCode(paragraphs, code) for paragraphs in read())
+    return (TextWithCode(paragraphs, code) for paragraphs in reader())
 
 
 def _hub_documents(

@@ -277,4 +277,4 @@ class SampledStream(ExampleStream):
 
     def part_streams(self) -> list[list[ExampleStream]]:
         """See `ExampleStream.part_streams`."""
-        return [parts for stream in self.streams for parts in stream.part_streams()]
+        return [streams for stream in self.streams for streams in stream.part_streams()]

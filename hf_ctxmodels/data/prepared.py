@@ -110,12 +110,12 @@ class PreparedCorpus:
                 location=str(file),
                 hint="prepare them again in another directory.",
             )
-        parts = [PartRecord.parse(record, str(file)) for record in index["parts"]]
+        records = [PartRecord.parse(record, str(file)) for record in index["parts"]]
         if problems := [
-            line for number, record in enumerate(parts) for line in damaged_files(directory, number, record)
+            line for number, record in enumerate(records) for line in damaged_files(directory, number, record)
         ]:
             raise CtxError(f"{'; '.join(problems[:3])}.", location=str(directory), hint=_HINT)
-        return cls(directory, index["identity"], parts, index.get("family"))
+        return cls(directory, index["identity"], records, index.get("family"))
 
     @property
     def digest(self) -> str:
@@ -255,8 +255,8 @@ def write_index(corpus: PreparedCorpus) -> None:
         }
         write_json(directory / split / "state.json", state)
     write_json(directory / "dataset_dict.json", {"splits": splits})
-    parts = [asdict(record) for record in corpus.parts]
-    index = {"format": FORMAT, "family": corpus.family, "identity": dict(corpus.identity), "parts": parts}
+    records = [asdict(record) for record in corpus.parts]
+    index = {"format": FORMAT, "family": corpus.family, "identity": dict(corpus.identity), "parts": records}
     write_json(directory / INDEX_FILE, index)
 
 

@@ -42,7 +42,7 @@ class EndlessStream(IterableDataset, ABC):
 
     @abstractmethod
     def arrange(
-        self, examples: Iterator[dict[str, Any]], epoch: int, part: int | None = None
+        self, examples: Iterator[dict[str, Any]], epoch: int, part_number: int | None = None
     ) -> Iterator[dict[str, Any]]:
         """The examples of a pass over the text, or over a part of it, in training order."""
 
@@ -57,10 +57,10 @@ class ShuffledStream(EndlessStream):
         self.buffer_size = buffer_size
 
     def arrange(
-        self, examples: Iterator[dict[str, Any]], epoch: int, part: int | None = None
+        self, examples: Iterator[dict[str, Any]], epoch: int, part_number: int | None = None
     ) -> Iterator[dict[str, Any]]:
         """See `EndlessStream.arrange`."""
-        rng = generator(self.seed, epoch, part or 0, Purpose.ORDER)
+        rng = generator(self.seed, epoch, part_number or 0, Purpose.ORDER)
         buffer: list[dict[str, Any]] = []
         for example in examples:
             if len(buffer) < self.buffer_size:
@@ -92,7 +92,7 @@ class ContiguousStream(EndlessStream):
         self.contiguous_rows, self.stretch = contiguous_rows, stretch
 
     def arrange(
-        self, examples: Iterator[dict[str, Any]], epoch: int, part: int | None = None
+        self, examples: Iterator[dict[str, Any]], epoch: int, part_number: int | None = None
     ) -> Iterator[dict[str, Any]]:
         """See `EndlessStream.arrange`; raises CtxError if the examples of the whole text do not fill a step."""
         total = 0
@@ -101,7 +101,7 @@ class ContiguousStream(EndlessStream):
             length = len(block) // self.contiguous_rows
             for offset in range(length):
                 yield from block[offset : length * self.contiguous_rows : length]
-        if part is None:
+        if part_number is None:
             check_contiguous_rows(total, self.contiguous_rows)
 
 
@@ -215,8 +215,8 @@ class ShardedStream(IterableDataset):
         while True:
             epoch, index = divmod(position[visit], len(parts))
             order = generator(seed, epoch, 0, Purpose.PART_ORDER).permutation(len(parts))
-            part = int(order[index])
-            examples = self.stream.arrange(parts[part].one_pass(epoch), epoch, part)
+            number = int(order[index])
+            examples = self.stream.arrange(parts[number].one_pass(epoch), epoch, number)
             for item in islice(examples, position[example], None):
                 position[example] += 1
                 yield item

@@ -367,7 +367,7 @@ def training_loader(
     # A loader with persistent workers keeps its iterator, through which they can be shut down.
     background: dict[str, Any] = {"num_workers": workers, "persistent_workers": workers > 0}
     if isinstance(examples, ExampleStream):
-        is_sharded = any(len(parts) > 1 for parts in examples.part_streams())
+        is_sharded = any(len(streams) > 1 for streams in examples.part_streams())
         divisor = num_processes if is_sharded else 1
         batch_size //= divisor
         stream: EndlessStream = (

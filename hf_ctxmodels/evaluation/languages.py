@@ -18,8 +18,8 @@ class SubwordOverlap:
     """Overlap of the subwords of a training text and a test text, without special tokens, 0 to 1.
 
     Attributes:
-        types: Distinct subwords of both texts divided by those of either: |A ∩ B| / |A ∪ B| (Pires et al. 2019, section
-            3.1, where A and B are the subwords of entities; here of all words).
+        types: Distinct subwords that occur in both texts, as a share of all distinct subwords: |A ∩ B| / |A ∪ B| (Pires
+            et al. 2019, section 3.1, where A and B are the subwords of entities; here of all words).
         tokens: Share of the tokens of the test text whose subword occurs in the training text, the token-level overlap
             of Wu & Dredze 2019.
     """

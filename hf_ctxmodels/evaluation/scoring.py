@@ -254,8 +254,8 @@ def predict_tokens(
 ) -> list[Tensor]:
     """Predict the tokens at some positions of a text, whatever stands there.
 
-    The contexts are those of `score`. Masked and permutation language models see none of the text's mask tokens as
-    content; the directions of ELMo are combined by the normalized geometric mean of their probabilities.
+    The contexts are the same as in `score`. Masked and permutation language models see none of the text's mask tokens
+    as content; the directions of ELMo are combined by the normalized geometric mean of their probabilities.
 
     Args:
         model, tokenizer: See `score`.

@@ -104,8 +104,8 @@ def results_table(summary: TrainingSummary) -> list[list[str]]:
     titles = [title for title, pattern in patterns.items() if any(pattern.format(name) in metrics for name in names)]
     rows = []
     for name in names:
-        kind = next((kind for task, kind in task_kinds.items() if name.startswith(f"{task}_")), summary.task)
-        is_percentage = kind in TASKS and TASKS[kind].is_percentage
+        task_kind = next((kind for task, kind in task_kinds.items() if name.startswith(f"{task}_")), summary.task)
+        is_percentage = task_kind in TASKS and TASKS[task_kind].is_percentage
         values = [
             metrics.get(patterns[title].format(name), metrics.get(name) if title == "model" else None)
             for title in titles

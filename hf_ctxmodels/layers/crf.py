@@ -96,8 +96,8 @@ class ConditionalRandomField(nn.Module):
 
         Args:
             labels: (batch, words). A word with the label -100 has no target: the likelihood is the sum over its labels
-                (Tsuboi et al. 2008). Labels of a sentence that violate the constraints, such as those of the second
-                part of a divided sentence, are scored without constraints.
+                (Tsuboi et al. 2008). Labels that violate the constraints, such as I- at the start of the second part
+                of a divided sentence, are scored without constraints.
         """
         emissions, is_word, labels = _left_aligned(is_word, emissions.float(), labels)
         has_label = is_word & (labels != IGNORE_INDEX)

@@ -111,8 +111,8 @@ class DataCollatorForBackTranslation(PaddingCollator):
         """A language id other than the feature's."""
         language = int(feature["language"])
         rng = feature_generator(feature, self.seed, self.static, Purpose.PAIRING)
-        other = int(rng.integers(self.num_languages - 1))
-        return other + (other >= language)
+        index = int(rng.integers(self.num_languages - 1))
+        return index + (index >= language)
 
     def collate(self, features: list[dict[str, Any]]) -> Batch:
         """Add noise and pad features; see the class for their columns and the returned ones."""

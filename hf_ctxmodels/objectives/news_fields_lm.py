@@ -142,13 +142,14 @@ class NewsFieldsLM(DataCollatorForNewsFieldsLM, Objective):
 
     def _sequence(self, field_ids: Mapping[str, np.ndarray], rng: np.random.Generator) -> np.ndarray:
         """(tokens,) of both parts, cut or not."""
-        parts = self.arrange(rng)
+        field_groups = self.arrange(rng)
         empty = np.zeros(0, dtype=np.int32)
         first, second = (
-            np.concatenate([empty, *(field_ids[field] for field in fields if field in field_ids)]) for fields in parts
+            np.concatenate([empty, *(field_ids[field] for field in fields if field in field_ids)])
+            for fields in field_groups
         )
         is_long = len(first) + len(second) > self.window_size
-        if not (is_long and "article" in parts[0] and len(second) and rng.random() < self.cut):
+        if not (is_long and "article" in field_groups[0] and len(second) and rng.random() < self.cut):
             return np.concatenate([first, second])
         if len(first) >= self.window_size or len(second) >= self.window_size:
             return first  # as in the released code: the second part is lost

@@ -125,7 +125,7 @@ def make_objective(
         )
     name, option_texts = split_choice(arguments.objective or next(iter(family.objectives)))
     if name not in family.objectives:
-        families = [other.name for other in FAMILIES.values() if name in other.objective_classes]
+        families = [spec.name for spec in FAMILIES.values() if name in spec.objective_classes]
         raise CtxError(
             f"The family {family.name} has no objective {name!r}"
             + (f"; families with it: {', '.join(families)}." if families else ", nor has another family."),
@@ -256,8 +256,8 @@ def _first_documents(documents: Documents, show_progress: bool) -> Documents:
     """The held-out documents of the first parts of a streamed corpus, which is not read as a whole."""
     selection = documents.first_parts(_HELD_OUT_BYTES)
     if len(selection.layout) < len(documents.layout):
-        parts = f"{len(selection.layout)} of {len(documents.layout)} parts"
-        print_status(f"held-out documents of the first {parts} of the corpus", show_progress)
+        line = f"held-out documents of the first {len(selection.layout)} of {len(documents.layout)} parts of the corpus"
+        print_status(line, show_progress)
     return selection
 
 
@@ -368,7 +368,7 @@ def _source_versions(documents: Documents, sources: Iterable[str]) -> list[Any]:
             files = sorted(Path(name).rglob("*")) if os.path.isdir(name) else [Path(name)]
             times += [(str(file), file.stat().st_mtime_ns) for file in files if file.is_file()]
     readers = [chunk.read for part in documents.layout for chunk in part.chunks]
-    return [*times, *sorted({fingerprint for read in readers for fingerprint in _fingerprints(read)})]
+    return [*times, *sorted({fingerprint for reader in readers for fingerprint in _fingerprints(reader)})]
 
 
 def _fingerprints(reader: Any) -> Iterator[str]:

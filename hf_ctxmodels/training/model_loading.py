@@ -295,8 +295,8 @@ def load_model(
     source's files.
 
     Raises:
-        CtxError: There is no such model or head, the weights are damaged, or the encoder's weights, or those of a
-            required head, are missing or have another shape.
+        CtxError: There is no such model or head, the weights are damaged, or weights of the encoder or of a
+            required head are missing or have another shape.
     """
     verify_weights(Path(source))
     if is_sharded(source):

@@ -120,13 +120,13 @@ def freeze_token_embeddings(model: PreTrainedModel) -> None:
 
 def check_embedding_compatibility(config: PreTrainedConfig, source: str | Path) -> None:
     """Raise CtxError if the token embeddings of a checkpoint do not match a model's configuration."""
-    other = load_config(source)
-    differing = [name for name in _BODY_FIELDS if getattr(other, name, None) != getattr(config, name, None)]
-    if type(other) is not type(config):
-        mismatch = f"of the type {other.model_type}, but this model is {config.model_type}"
+    source_config = load_config(source)
+    differing = [name for name in _BODY_FIELDS if getattr(source_config, name, None) != getattr(config, name, None)]
+    if type(source_config) is not type(config):
+        mismatch = f"of the type {source_config.model_type}, but this model is {config.model_type}"
     elif differing:
         name = differing[0]
-        mismatch = f"with {name}={getattr(other, name, None)}, but this model has {getattr(config, name, None)}"
+        mismatch = f"with {name}={getattr(source_config, name, None)}, but this model has {getattr(config, name, None)}"
     else:
         return
     raise CtxError(

@@ -39,8 +39,8 @@ class Case:
             "training" is a training step, "encoder states" is inference of the encoder, "generation" is decoding.
         layers, width, length, batch: Number of layers, hidden size, sequence length and batch size.
         fill: Fraction of the batch that is not padding.
-        min_speedup: Target for the time of the reference divided by that of the model, if any.
-        max_memory_ratio: Target for the peak memory of the model divided by that of the reference, if any.
+        min_speedup: Target for the reference's time divided by the model's, if any.
+        max_memory_ratio: Target for the model's peak memory divided by the reference's, if any.
         config: Additional configuration fields.
         sampling: Variant of the generator/discriminator reference, see `electra_reference`.
         busy_min_speedup: `min_speedup` while a second process occupies one core.

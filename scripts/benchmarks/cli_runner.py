@@ -15,7 +15,7 @@ def run_command(command: str, *flags: object, quiet: bool = False, threads: int 
         command: Name of the command, for example "pretrain".
         flags: Its arguments.
         quiet: Print neither the command nor its output.
-        threads: Number of threads; by default that of this process.
+        threads: Number of threads; by default as many as this process has.
 
     Raises:
         CtxError: The command failed.

@@ -26,8 +26,8 @@ class TokenDetector:
     """Flags tokens by their identity alone: those that are often replacements in training text.
 
     The baseline for a detector that knows the token frequencies of the text and of the generator, but no context. The
-    threshold on the fraction of replacements has the best F1 on training text, so that F1 there is at least that of
-    flagging everything.
+    threshold on the fraction of replacements maximizes F1 on training text, where F1 is therefore at least as high as
+    by flagging all tokens.
 
     Args:
         vocab_size: Number of tokens.

@@ -92,7 +92,7 @@ def run(
         attention: Attention implementation of the reference; eager if it supports no other.
         only: Run only cases that match, see `Case.matches`.
         busy: Whether a second process occupies one core.
-        cases: Cases to run; by default those of the suite `encoders`.
+        cases: Cases to run; by default the suite `encoders`.
         build: Builds the comparison of a case.
     """
     matmul_rate = matmul_flops(device, dtype, 8192 if device.type == "cuda" else 2048)

@@ -17,7 +17,7 @@ class Case:
         architecture: "lstm", "encoder", "stack" or "sentences"; or a family, for its sentence encoder or pretraining.
         batch_size, length: Shape of the batch; sentences of the demo text are truncated to `length` words.
         has_backward: Whether the backward pass is included.
-        min_speedup: Target for the time of the reference divided by that of the model.
+        min_speedup: Target for the reference's time divided by the model's.
         size: Name of the configuration in the sizes of the family.
     """
 

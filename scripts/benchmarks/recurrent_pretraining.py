@@ -91,8 +91,8 @@ def reference_translator(
     """Build translation with two language models (Ramachandran et al. 2016, sections 2.2 and 2.3).
 
     Args:
-        model: `CtxLmSeq2SeqForPreTraining`, residual and with attention to both layers; all parameters but those of the
-            LSTMs are shared.
+        model: `CtxLmSeq2SeqForPreTraining`, residual and with attention to both layers; only the LSTMs have separate
+            parameters.
         input_ids, attention_mask, labels, source_labels, target_labels: Its inputs, padded on the right.
 
     Returns:

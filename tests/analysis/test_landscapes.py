@@ -1,4 +1,4 @@
-"""Losses at the ends of a line are those of the two models; weights are restored; directions and projections."""
+"""Losses at the ends of a line equal the two models' losses; weights are restored; directions and projections."""
 
 from pathlib import Path
 from typing import Any

@@ -97,7 +97,7 @@ def test_models_of_transformers() -> None:
 
 
 def check_step(attack: Any, examples: list[Any]) -> None:
-    """The step of a search finds the best word of a vocabulary, and the gradient is that of the embedding table."""
+    """The step of a search finds the best word of a vocabulary by the gradient of the embedding table."""
     search = attack.search(examples, TriggerOptions(length=1, candidates=1000), [])
     (batch,) = search.batches
     assert len(search.vocabulary) >= 10

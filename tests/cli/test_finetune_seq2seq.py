@@ -75,7 +75,7 @@ def write_pairs(
 
 @pytest.mark.parametrize("family", GENERATING, ids=lambda family: family.name)
 def test_translation(family, tmp_path, capsys):
-    """Predictions equal those of `generate`; families with an objective for seq2seq fine-tuning train longer."""
+    """Predictions equal the output of `generate`; families with an objective for seq2seq fine-tuning train longer."""
     files = write_pairs(tmp_path)
     lengths = ["--max_length", 7, "--max_target_length", 6, "--num_beams", 2, "--metrics", "exact_match"]
     loop = ["--learning_rate", "5e-3", "--save_steps", 0, "--per_device_batch_size", 32, "--eval_steps", 0]

@@ -33,7 +33,7 @@ FLAGS = ["--max_length", 24, "--dataloader_workers", 0, "--learning_rate", "2e-2
 
 
 def predict_tags(model: Any, tokenizer: Any, words: Sequence[str]) -> list[str]:
-    """The tags of a sentence by itself: those of the first tokens of its words."""
+    """The tags of a single sentence, predicted at the first token of each word."""
     encoding = tokenizer([words], is_split_into_words=True, return_tensors="pt")
     best, word_ids = model(**encoding).logits[0].argmax(-1).tolist(), encoding.word_ids(0)
     return [model.config.id2label[best[word_ids.index(number)]] for number in range(len(words))]

@@ -133,7 +133,7 @@ def test_measures_agree_with_their_commands(folder, finished):
 
 @pytest.mark.slow
 def test_killed_comparison(folder, finished):
-    """The results after kills at random times are those of an uninterrupted comparison."""
+    """The results after kills at random times equal the results of an uninterrupted comparison."""
     delays = random.Random(0)
     for number in range(20):
         process = ForkedProcess(*flags(folder, "killed"))

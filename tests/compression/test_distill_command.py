@@ -191,7 +191,7 @@ def test_every_recipe_names_terms_and_sizes_that_there_are(subtests):
 
 
 def test_augmented_examples_have_words_that_fit(workspace, capsys):
-    """The candidates are those of the plain model at a mask in a pair, or the nearest vectors; and nothing else."""
+    """The candidates are the plain model's predictions at a mask in a pair, or the nearest vectors, nothing else."""
     opened = Teacher.open(workspace.path("pretrained"))
     model, tokenizer = opened.load("AutoModelForMaskedLM"), opened.tokenizer
     rule = Substitution(model, tokenizer, lambda word, number: ["near", "nearer"][:number], number=5, probability=0.4)

@@ -103,7 +103,7 @@ class Loops:
         return total
 
     def predicted(self, output: Any, row: Any) -> Any:
-        """The row's logits: (1, classes), or those of its tokens, of a tagger with a label."""
+        """The row's logits: (1, classes), or for a tagger (labeled tokens, classes)."""
         logits = output.logits
         if logits.dim() == 2:
             return logits

@@ -195,7 +195,7 @@ def test_errors_say_what_to_do(tmp_path: Path) -> None:
 
 @torch.no_grad()
 def test_many_rows_are_mapped_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By maps whose outputs depend on their own row alone, and only by these; the values are those of all rows."""
+    """Only with a scale for each token, which makes the rows independent; the values are the same as in one part."""
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1}
     states = torch.randn(70, 16) * torch.logspace(-2, 1, 70)[:, None]
     for activations, in_parts in (("token", True), ("tensor", False)):

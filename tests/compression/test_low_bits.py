@@ -168,8 +168,8 @@ def test_training_and_its_file(tmp_path: Path) -> None:
 
 
 def test_frozen_encoders_and_adapters(tmp_path: Path, subtests: pytest.Subtests, capsys: pytest.CaptureFixture) -> None:
-    """The layers' sensitivities are those of the model with nothing frozen; what is frozen stays so. Adapters stay in
-    single precision: they are opened with packed codes and with codes of 8 bits as they were."""
+    """The layers' sensitivities equal the sensitivities without frozen weights; frozen weights stay frozen. Adapters
+    stay in float32: they are the same after loading with packed codes and with 8-bit codes."""
     batch = make_batch(BERT)
     targets = batch | make_targets(BERT, batch)
     features = rows_of(targets)

@@ -87,7 +87,7 @@ def test_weighted_factors_minimize_the_error_of_the_outputs(samples: int) -> Non
     optimizer.step(closure)  # type: ignore[arg-type]
     reached = float(error(output, input).detach())
     assert reached == pytest.approx(float(error(*factorize(weight, moment, rank=2)[:2])), rel=1e-2)
-    if samples == 5:  # the sixth direction is that of the error of the weight
+    if samples == 5:  # the sixth direction is the error of the weight
         factors = factorize(weight, moment, rank=5)
         seen = truncated(weight @ inputs, 5) @ torch.linalg.pinv(inputs)
         assert float((weight - factors.output @ factors.input).norm()) <= float((weight - seen).norm())
@@ -129,8 +129,8 @@ def test_modules_multiply_by_the_product() -> None:
 
 
 def test_losses_are_computed_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cross-entropy and the KL divergence of a low-rank output layer equal those of whole logits; only chunks of
-    logits are in memory."""
+    """The cross-entropy and the KL divergence of a low-rank output layer are the same as from all logits; only chunks
+    of logits are in memory."""
     torch.manual_seed(0)
     states, targets = torch.randn(40, 10, requires_grad=True), torch.randint(0, 14, (40,))
     layers = LowRankLinear(10, 14, 4), TiedLowRankLinear(10, 14, 4)
@@ -153,8 +153,8 @@ def test_losses_are_computed_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @as_subtests(REPRESENTATIVES)
 def test_models_equal_models_with_truncated_weights(case: Case, tmp_path: Path) -> None:
-    """Outputs, loss and gradients equal those of the original layers with truncated weights; the reopened model is the
-    same, also as an encoder, and all its factors are trained."""
+    """Outputs, loss and gradients are the same as with the original layers and truncated weights; the reopened model is
+    the same, also as an encoder, and all its factors are trained."""
     dense, batch = case.model(), make_batch(case)
     names = find_factorizable_modules(dense, (), ())
     modules: dict[str, Any] = dict(dense.named_modules())

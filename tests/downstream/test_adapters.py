@@ -90,7 +90,7 @@ def adapted(case: Case, config: BottleneckConfig | str = HOULSBY, **options: Any
 
 
 def hooked(model: PreTrainedModel, other: PreTrainedModel) -> PreTrainedModel:
-    """A model without adapters whose maps are followed by those of another one."""
+    """A model without adapters, with hooks that apply another model's adapters."""
     for block, plain in zip(list_blocks(other.base_model), list_blocks(model.base_model), strict=True):
         for sublayer, slot in block.adapters.items():
             down, up = slot.members["a"].adapter_down[0], slot.members["a"].adapter_up  # type: ignore[index, union-attr]
@@ -163,8 +163,8 @@ def test_a_slot_computes_its_forms() -> None:
 @as_subtests(WRITERS)
 @torch.no_grad()
 def test_the_inverse_stands_before_every_output_layer(case: Case) -> None:
-    """The logits and the loss of every language model are those of hooks after the embeddings and before the map to
-    the vocabulary; the inverse is one."""
+    """The logits and the loss of every language model are the same as with hooks after the embeddings and before the
+    output layer; the inverse inverts."""
     config = BottleneckConfig(reduction_factor=4, inv_adapter="nice")
     if case.model().get_output_embeddings() is None:
         with pytest.raises(CtxError, match="no output layer"):
@@ -383,7 +383,7 @@ def test_errors_list_what_there_is(bert: PreTrainedModel) -> None:
 @as_subtests(ENCODERS)
 @torch.no_grad()
 def test_a_linear_adapter_is_merged(case: Case) -> None:
-    """Outputs of the merged weights are those of the adapter, with a factor of each feature."""
+    """The merged weights have the same outputs as the adapter, with a factor of each feature."""
     config = BottleneckConfig(**{**vars(HOULSBY), "non_linearity": "linear", "scaling": "channel"})
     model, batch = adapted(case, config), make_batch(case)
     expected = model(**batch)

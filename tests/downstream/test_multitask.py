@@ -39,7 +39,7 @@ SHARED = ["bert", "roberta", "gpt2", "bart", "elmo", "xlnet"]
 
 
 def cases_of(family: str) -> dict[str, Case]:
-    """Task -> its head, for those of a family that can share an encoder."""
+    """Task -> its head, for the tasks of a family that can share an encoder."""
     apart = {"choices"} if family == "roberta" else set()  # it pools in another way
     models = FAMILIES[family].models
     return {task: Case(FAMILIES[family], head) for task, head in HEADS.items() if head in models and task not in apart}

@@ -45,7 +45,7 @@ def open_again(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
 
 @each_transformer
 def test_adapters_act_learn_and_merge(family: str, tmp_path: Path) -> None:
-    """The loss by labels, which skips positions, is that of all logits and of the merged weights, also reopened."""
+    """The loss by labels, which skips positions, equals the loss of all logits and of merged weights, also reopened."""
     for case in (case for case in TRANSFORMERS if case.family.name == family):
         base, batch = case.model(), labeled_batch(case)
         if base.config.is_encoder_decoder:  # rows begin with their end, which sees itself alone: read the last token
@@ -99,7 +99,7 @@ def test_a_task_is_enough(family: str, tmp_path: Path) -> None:
         folder, batch = tmp_path / str(case), labeled_batch(case)
         encoder = case.model().base_model
         if getattr(encoder, "pooler", None) is not None:
-            encoder.pooler = None  # as that of a masked language model
+            encoder.pooler = None  # a masked language model has none
         encoder.save_pretrained(folder / "base")
 
         def opened(seed: int, folder: Path = folder, case: Case = case) -> PreTrainedModel:

@@ -1,6 +1,6 @@
-"""Weights sharded by FSDP2 (torch's `fully_shard`): the loss and the gradients are those of the whole model.
+"""Weights sharded by FSDP2 (torch's `fully_shard`): the loss and the gradients equal the unsharded model's.
 
-One process suffices: its weights are `DTensor`s as those of many are.
+One process suffices: its weights are `DTensor`s, too.
 """
 
 from collections.abc import Iterator

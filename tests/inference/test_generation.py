@@ -88,7 +88,7 @@ def test_segments_are_passed_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize("case", WRITING, ids=str)
 @pytest.mark.filterwarnings("ignore")
 def test_hidden_states_and_attention_weights_of_every_step(case: Case) -> None:
-    """Those of one forward over the text; attention weights where the model has some."""
+    """Equal to one forward over the text; attention weights where the model has some."""
     model, batch = case.model(), make_batch(case, (5, 3), side="left")
     batch = {name: batch[name] for name in ("input_ids", "attention_mask")}
     recorded = {"output_hidden_states": True, "output_attentions": True}

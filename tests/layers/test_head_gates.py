@@ -26,7 +26,7 @@ def all_layers(model: nn.Module) -> dict[int | str, list[int]]:
 
 
 def run(model: nn.Module, batch: dict[str, Tensor], **kwargs: Any) -> Any:
-    """The outputs of a model, those of tokens without padding."""
+    """The outputs of a model at tokens, without padding."""
     with torch.no_grad():
         outputs = model(**batch, **kwargs)
     for name, value in outputs.items():

@@ -57,7 +57,7 @@ def uncompiled_flex(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _assert_same_training(case: Case, sides: Sequence[str], paths: Sequence[str]) -> None:
-    """Outputs and gradients of the paths equal those of eager attention, and all parameters have gradients."""
+    """Outputs and gradients of the paths are the same as with eager attention, and all parameters have gradients."""
     models = models_by_path(case)
     eager_model = models["eager"]
     for side in sides:
@@ -252,7 +252,7 @@ class TestRecordedOutputs:
             assert sum(states is not None for states in selected) == 1
 
     def test_attention_weights(self, attention_case: Case) -> None:
-        """Those of eager attention, which replaces the other implementations for `output_attentions`."""
+        """Equal to eager attention, which replaces the other implementations for `output_attentions`."""
         batch = make_batch(attention_case)
         mask, models = batch["attention_mask"], models_by_path(attention_case)
         expected = models.pop("eager")(**batch, output_attentions=True)

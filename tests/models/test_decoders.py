@@ -38,7 +38,7 @@ def prompts(case: Case, side: str = "right") -> dict[str, Tensor]:
 
 
 def generate(model: Any, *args: Tensor, **options: Any) -> Tensor:
-    """(texts, 7) generated tokens; those of a decoder without repetition, which would hide differences."""
+    """(texts, 7) generated tokens; a decoder generates without repetition, which would hide differences."""
     repetition = {"no_repeat_ngram_size": 1} if model.config.is_encoder_decoder else {}
     return model.generate(*args, **OPTIONS | repetition | {"do_sample": False} | options)[:, -7:]
 

@@ -440,7 +440,7 @@ def head() -> MaskedLMHead:
 def test_samples_and_loss_of_the_generator(
     head: MaskedLMHead, monkeypatch: pytest.MonkeyPatch, chunk_size: int
 ) -> None:
-    """In chunks of any size: loss, samples and accuracy equal those of the full logits."""
+    """In chunks of any size: loss, samples and accuracy are the same as from all logits."""
     monkeypatch.setattr(prediction, "CHUNK_ELEMENTS", chunk_size * VOCAB_SIZE)
     generator = torch.Generator().manual_seed(1)
     original_ids = torch.randint(VOCAB_SIZE, (3, 6), generator=generator)

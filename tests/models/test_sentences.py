@@ -45,7 +45,7 @@ def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @torch.no_grad()
 def test_pooling(saved: Saved) -> None:
-    """Means of the encoder's states equal those of each text alone; without `pooling`, the pooler's output if any."""
+    """Means of the encoder's states are the same for each text alone; without `pooling`, the pooler's output if any."""
     model, tokenizer, _ = saved
     means = encode_sentences(model.train(), tokenizer, TEXTS, pooling="mean", batch_size=3)
     assert model.training, "the mode of the model must be restored"

@@ -78,7 +78,7 @@ class Mutant:
     Attributes:
         path: File, relative to the root of the repository.
         operator: Name of the mutation operator.
-        occurrence: Index of the mutation among those of this operator in the file.
+        occurrence: Index of the mutation among the mutations by this operator in the file.
     """
 
     path: Path

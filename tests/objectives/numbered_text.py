@@ -54,7 +54,7 @@ def indexed(rows, epoch=0):
 
 
 def check_independent_rows(objective, features):
-    """Check that each row of a batch equals that of a batch of one example; returns the batch."""
+    """Check that each row of a batch equals the batch of its example alone; returns the batch."""
     together = objective.collate(features)
     for index in reversed(range(len(features))):
         alone = objective.collate(features[index : index + 1])

@@ -112,7 +112,7 @@ def test_a_batch_depends_on_seed_epoch_and_example_alone(
 
 
 def check_masks_take_turns(objective: Any, rows: ExampleSet) -> None:
-    """Three masks of each example, which repeat after three epochs and are those of a dynamic run's first epochs."""
+    """Three masks of each example, which repeat after three epochs and equal the first epochs of a dynamic run."""
     features = [rows[0, index] for index in range(len(rows))]
     batches = [objective.collate([{**feature, "epoch": epoch} for feature in features]) for epoch in range(7)]
     for epoch in range(3, 7):

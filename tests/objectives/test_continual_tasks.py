@@ -151,7 +151,7 @@ def test_a_labeled_pair_belongs_to_the_task_of_its_label(tokenizer, documents):
 
 
 def test_batches_of_several_tasks(tokenizer, documents):
-    """Only rows of knowledge masking are masked; every target is that of its row's task, and -100 elsewhere."""
+    """Only rows of knowledge masking are masked; a row has targets of its own task only, and -100 elsewhere."""
     objective, rows = rows_of(tokenizer, documents, SCHEDULE, discourse_relations="so,but", mlm_probability=0.5)
     batch = objective.collate(indexed(rows))
     inputs = {"input_ids", "attention_mask", "token_type_ids", "task_type_ids", "labels"}

@@ -213,7 +213,7 @@ class TestUniforms:
         assert len(set(keys)) == 3**4 * 2
 
     def test_rows_and_places_are_independent(self) -> None:
-        """Counts of pairs, of neighbors in a row and of rows one behind the other, as those of a fair die."""
+        """Counts of pairs of neighbors, in a row and in consecutive rows, as of a fair die."""
         keys = row_hashes(0, [0] * 400, range(400))
         samples = uniforms(np.repeat(keys, 400), np.tile(np.arange(400), 400)).reshape(400, 400)
         cells = (samples * 10).astype(int)

@@ -125,7 +125,7 @@ def translation_logits(checkpoint: dict[str, Any], language: int) -> Tensor:
 
 
 def summarization_logits(weights: dict[str, Tensor], source: Tensor, target: Tensor, heads: int) -> Tensor:
-    """(steps, vocabulary) logits, with fused projections. Positions start at row 1, after that of padding."""
+    """(steps, vocabulary) logits, with fused projections. Positions start at row 1, after the padding row."""
 
     def normed(states: Tensor, name: str) -> Tensor:
         return F.layer_norm(states, states.shape[1:], weights[f"{name}.weight"], weights[f"{name}.bias"], 1e-5)

@@ -364,7 +364,7 @@ def freed_block() -> tuple[bool, bool]:
     return within.hblkhd - before.hblkhd >= BLOCK, LIBC.mallinfo2().arena < within.arena
 
 
-@pytest.mark.skipif(not hasattr(LIBC, "mallinfo2"), reason="an allocator other than that of glibc 2.33 or later")
+@pytest.mark.skipif(not hasattr(LIBC, "mallinfo2"), reason="an allocator other than glibc 2.33 or later")
 def test_freed_memory_is_retained():
     LIBC.mallinfo2.restype, LIBC.malloc.restype = MallInfo, ctypes.c_void_p
     LIBC.malloc.argtypes = [ctypes.c_size_t]

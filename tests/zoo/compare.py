@@ -56,7 +56,7 @@ def assert_same_outputs(
     tolerance: float = 1e-5,
     where: str = "",
 ) -> None:
-    """Compare the tensors of `expected` at tokens with those of `actual`, by name; `where` is added to the message."""
+    """Compare the tensors of `expected` and `actual` at tokens, by name; `where` is added to the message."""
     expected_tensors, tensors = tensors_of(expected), tensors_of(actual)
     assert expected_tensors, "nothing to compare"
     for name, value in expected_tensors.items():

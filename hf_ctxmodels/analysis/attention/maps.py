@@ -20,7 +20,7 @@ _BATCH_SIZE = 8
 def attention_maps(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, inputs: Iterable[dict[str, Any]]
 ) -> Iterator[Tensor]:
-    """The attention probabilities of all layers and heads, of an encoder-decoder those of its encoder.
+    """The attention probabilities of all layers and heads; for an encoder-decoder, of its encoder.
 
     Args:
         model: A Transformer of this package or of transformers, on any device.

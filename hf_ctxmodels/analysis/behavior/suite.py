@@ -198,14 +198,14 @@ def _read_templates(
         return ()
     templates: list[Texts] = []
     for index, value in enumerate(values):
-        place = f"{path}.templates[{index}]"
+        item_path = f"{path}.templates[{index}]"
         texts = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else ()
         if len(texts) not in (1, 2) or not all(isinstance(text, str) and text.strip() for text in texts):
-            reader.fail(f"Expected a text or a pair of texts, got {value!r}.", place, "write it in quotes.")
+            reader.fail(f"Expected a text or a pair of texts, got {value!r}.", item_path, "write it in quotes.")
         for name in _placeholders(texts):
             if _lexicon_name(name, lexicons) is None:
                 hint = f"{did_you_mean(name, lexicons)}use one of: {', '.join(lexicons) or 'none; add lexicons'}."
-                reader.fail(f"There is no lexicon {name!r}.", place, hint)
+                reader.fail(f"There is no lexicon {name!r}.", item_path, hint)
         templates.append(texts)
     if not templates:
         reader.fail("The list is empty.", f"{path}.templates", "write at least one template.")
@@ -214,23 +214,23 @@ def _read_templates(
 
 def _read_perturbation(reader: _Reader, mapping: Mapping[str, Any], path: str) -> tuple[str, Any]:
     """Name and value of a perturbation: a name, or a mapping of one name to a value."""
-    names, place = (*PERTURBATIONS, ORDER), f"{path}.perturbation"
+    names, item_path = (*PERTURBATIONS, ORDER), f"{path}.perturbation"
     entry = reader.value(mapping, "perturbation", path, str | dict)
     if isinstance(entry, dict):
-        if len(reader.mapping(entry, place, names)) != 1:
-            reader.fail(f"Expected one perturbation, got {len(entry)}.", place, "write a test for each of them.")
+        if len(reader.mapping(entry, item_path, names)) != 1:
+            reader.fail(f"Expected one perturbation, got {len(entry)}.", item_path, "write a test for each of them.")
     elif entry not in names:
         hint = f"{did_you_mean(entry, names)}use one of: {', '.join(names)}."
-        reader.fail(f"Unknown perturbation {entry!r}.", place, hint)
+        reader.fail(f"Unknown perturbation {entry!r}.", item_path, hint)
     name = entry if isinstance(entry, str) else next(iter(entry))
     _, annotation, default = PERTURBATIONS.get(name, (None, None, None))
     if isinstance(entry, dict) and annotation is None:
-        reader.fail(f"The perturbation {name} has no value.", place, f"write perturbation: {name}.")
+        reader.fail(f"The perturbation {name} has no value.", item_path, f"write perturbation: {name}.")
     if isinstance(entry, str) and annotation is not None and default is None:
-        reader.fail(f"The perturbation {name} needs a value.", place, f"write perturbation: {{{name}: ...}}.")
-    value = reader.value(entry, name, place, annotation) if isinstance(entry, dict) else default
+        reader.fail(f"The perturbation {name} needs a value.", item_path, f"write perturbation: {{{name}: ...}}.")
+    value = reader.value(entry, name, item_path, annotation) if isinstance(entry, dict) else default
     if isinstance(entry, dict) and (not value or (isinstance(value, int) and value < 1)):
-        reader.fail(f"Expected at least one, got {value!r}.", f"{place}.{name}", "write a value.")
+        reader.fail(f"Expected at least one, got {value!r}.", f"{item_path}.{name}", "write a value.")
     return name, value
 
 

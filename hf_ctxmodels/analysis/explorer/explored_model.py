@@ -55,9 +55,9 @@ class ExploredModel:
         self.task: Literal["masked", "permutation", "bidirectional", "causal"] | None = None
         self.is_language_model = False
         with suppress(CtxError):
-            kind = likelihood_kind(model, tokenizer)
+            score_kind = likelihood_kind(model, tokenizer)
             self.is_language_model = True
-            if kind == "pseudo-log-likelihood":
+            if score_kind == "pseudo-log-likelihood":
                 self.task = "permutation" if is_permutation_lm(model) else "masked"
             elif getattr(model, "label_axes", ()):
                 self.task = "bidirectional"
@@ -249,5 +249,5 @@ class ExploredModel:
         groups = ["corpus"] * len(occurrences) + ["your sentence"]
         return ScatterMap(
             f"senses-{layer}", f"{word} in {self.name}, layer {layer}", points, groups, texts,
-            caption=f"{len(occurrences)} occurrences in the corpus; distances are those of two principal components.",
+            caption=f"{len(occurrences)} occurrences in the corpus; projected to two principal components.",
         )  # fmt: skip

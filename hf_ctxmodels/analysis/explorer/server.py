@@ -70,8 +70,8 @@ def text_of(values: Values) -> str:
 
 def words_of(values: Values) -> list[str]:
     """The words of the sentence of a request; a blank is a word."""
-    parts = [split_words(part) for part in text_of(values).split(BLANK)]
-    return [*parts[0], *(word for part in parts[1:] for word in (BLANK, *part))]
+    spans = [split_words(span) for span in text_of(values).split(BLANK)]
+    return [*spans[0], *(word for span in spans[1:] for word in (BLANK, *span))]
 
 
 def describe(models: Models, values: Values) -> dict[str, Any]:

@@ -32,17 +32,17 @@ def plain(value: Any, digits: int | None = None) -> Any:
     raise TypeError(f"A {type(value).__name__} is no value of JSON: {value!r}.")
 
 
-def require_equal_lengths(what: str, *values: Any) -> None:
+def require_equal_lengths(description: str, *values: Any) -> None:
     """Raise ValueError if lists differ in length."""
     if len({len(value) for value in values}) > 1:
-        raise ValueError(f"The lengths of {what} differ: {', '.join(str(len(value)) for value in values)}.")
+        raise ValueError(f"The lengths of {description} differ: {', '.join(str(len(value)) for value in values)}.")
 
 
-def require_shape(what: str, values: Any, rows: int, columns: int) -> None:
+def require_shape(description: str, values: Any, rows: int, columns: int) -> None:
     """Raise ValueError unless a nested list has `rows` rows of `columns` values."""
     lengths = [len(row) for row in values]
     if lengths != [columns] * rows:
-        raise ValueError(f"{what}: expected {rows} rows of {columns} values, got rows of {lengths} values.")
+        raise ValueError(f"{description}: expected {rows} rows of {columns} values, got rows of {lengths} values.")
 
 
 def same_type(values: Sequence[Any]) -> list[Any]:

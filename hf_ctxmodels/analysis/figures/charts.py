@@ -61,7 +61,7 @@ class LineChart(Figure):
 
     def svg(self, *, embedded: bool = False) -> str:
         """Lines with markers; see `Figure.svg`."""
-        parts, top = legend(list(self.series), 12, 4, _WIDTH, "line")
+        elements, top = legend(list(self.series), 12, 4, _WIDTH, "line")
         bands: dict[str, list[Any]] = {
             name: [pair or (None, None) for pair in pairs] for name, pairs in (self.bands or {}).items()
         }
@@ -73,25 +73,25 @@ class LineChart(Figure):
         x_scale = Scale(self.x, left, _WIDTH - 26, log=self.log_x, pad=False)
         if not self.log_x and all(value == int(value) for value in self.x):
             x_scale.step = max(1.0, x_scale.step)
-        parts += axes(x_scale, y_scale, self.x_label, self.y_label)
+        elements += axes(x_scale, y_scale, self.x_label, self.y_label)
         for number, (name, series) in enumerate(self.series.items()):
             for indices in self._segments(bands.get(name, [])):
                 columns = [x_scale(self.x[index]) for index in indices]
                 lower, upper = ([y_scale(y) for y in ends] for ends in zip(*(bands[name][index] for index in indices)))
                 outline = [*zip(columns, upper), *reversed(list(zip(columns, lower)))]
                 path = f"{polyline(outline)}Z"
-                parts.append(element("path", d=path, class_=f"fill-{number % NUM_COLORS}", opacity=0.15))
+                elements.append(element("path", d=path, class_=f"fill-{number % NUM_COLORS}", opacity=0.15))
             for indices in self._segments(series):
                 points = [(x_scale(self.x[index]), y_scale(y)) for index in indices if (y := series[index]) is not None]
-                parts.append(series_line(number, polyline(points)))
+                elements.append(series_line(number, polyline(points)))
         for number, (name, series) in enumerate(self.series.items()):
             if len(self.x) <= 60:
-                parts += [
+                elements += [
                     marker(number, x_scale(x), y_scale(y), 3.5, f"{name}, {x:g}: {format_value(y, self.digits)}")
                     for x, y in zip(self.x, series)
                     if y is not None
                 ]
-        return document(parts, _WIDTH, y_scale.start + 48, self.title, self.caption, embedded)
+        return document(elements, _WIDTH, y_scale.start + 48, self.title, self.caption, embedded)
 
     def _segments(self, values: Sequence[Any]) -> list[list[int]]:
         """Indices of the values that are drawn as one line: runs without None, or all values to `join_gaps`."""
@@ -133,7 +133,7 @@ class BarChart(Figure):
     def svg(self, *, embedded: bool = False) -> str:
         """Bars from zero; see `Figure.svg`."""
         names = list(self.series)
-        parts, top = legend(names if len(names) > 1 else [], 12, 4, _WIDTH, "bar")
+        elements, top = legend(names if len(names) > 1 else [], 12, 4, _WIDTH, "bar")
         left = 22 + max((text_width(shorten(text)) for text in self.labels), default=0)
         height = 18 if len(names) == 1 else 14
         group_height = height * len(names) + 10
@@ -144,12 +144,12 @@ class BarChart(Figure):
         scale = Scale([0, *values], left + negative_width, _WIDTH - number_width - 4)
         for tick, text in scale.ticks():
             x = scale(tick)
-            parts.append(line(x, top + 4, x, bottom, "axis" if tick == 0 else "grid"))
-            parts.append(label(text, x, bottom + 12, "muted small", anchor="middle"))
+            elements.append(line(x, top + 4, x, bottom, "axis" if tick == 0 else "grid"))
+            elements.append(label(text, x, bottom + 12, "muted small", anchor="middle"))
         for row, name in enumerate(self.labels):
             y = top + 13 + row * group_height
             middle = y + height * len(names) / 2
-            parts.append(label(shorten(name), left - 8, middle, anchor="end"))
+            elements.append(label(shorten(name), left - 8, middle, anchor="end"))
             for number, (series_name, series) in enumerate(self.series.items()):
                 value = series[row]
                 if value is None:
@@ -157,13 +157,13 @@ class BarChart(Figure):
                 start, end = sorted((scale(0), scale(value)))
                 text = format_value(value, self.digits)
                 bar_y = y + number * height
-                parts.append(
+                elements.append(
                     series_bar(number, start, bar_y + 1, end - start, height - 3, f"{name}, {series_name}: {text}")
                 )
                 side, anchor = (end + 5, "start") if value >= 0 else (start - 5, "end")
-                parts.append(label(text, side, bar_y + height / 2, "muted small", anchor=anchor))
-        parts.append(label(self.x_label, (scale.start + scale.end) / 2, bottom + 32, anchor="middle"))
-        return document(parts, _WIDTH, bottom + 46, self.title, self.caption, embedded)
+                elements.append(label(text, side, bar_y + height / 2, "muted small", anchor=anchor))
+        elements.append(label(self.x_label, (scale.start + scale.end) / 2, bottom + 32, anchor="middle"))
+        return document(elements, _WIDTH, bottom + 46, self.title, self.caption, embedded)
 
 
 @dataclass
@@ -204,14 +204,14 @@ class ScatterMap(Figure):
     def svg(self, *, embedded: bool = False) -> str:
         """Markers, lines and labels; see `Figure.svg`."""
         names = list(dict.fromkeys(self.groups))
-        parts, top = legend(names if names != [""] else [], 12, 4, _WIDTH, "point")
+        elements, top = legend(names if names != [""] else [], 12, 4, _WIDTH, "point")
         top += 34
         x_scale, y_scale = self._lattice_scales(62.0, top) if self.is_lattice else self._scales(62.0, top)
         right, bottom = x_scale.end, y_scale.start
-        parts += axes(x_scale, y_scale, self.x_label, self.y_label, x_grid=True)
+        elements += axes(x_scale, y_scale, self.x_label, self.y_label, x_grid=True)
         pixels = [(x_scale(x), y_scale(y)) for x, y in self.points]
         dashes = {"solid": "", "dashed": "6 4", "dotted": "1.5 3"}
-        parts += [
+        elements += [
             element(
                 "path", d=polyline([pixels[first], pixels[second]]), class_="axis", stroke_width=1.4,
                 stroke_dasharray=dashes[style],
@@ -222,9 +222,9 @@ class ScatterMap(Figure):
         for index, ((x, y), group, text) in enumerate(zip(pixels, self.groups, self.texts)):
             mark = marker(names.index(group), x, y, radius, fill_opacity=0.85)
             hover = f"{group}: {text}" if group else text
-            parts.append(element("g", mark + tooltip(hover), class_="point", data_index=str(index), data_text=hover))
-        parts += self._place_labels(pixels, right)
-        return document(parts, _WIDTH, bottom + 48, self.title, self.caption, embedded)
+            elements.append(element("g", mark + tooltip(hover), class_="point", data_index=str(index), data_text=hover))
+        elements += self._place_labels(pixels, right)
+        return document(elements, _WIDTH, bottom + 48, self.title, self.caption, embedded)
 
     def _lattice_scales(self, left: float, top: float) -> tuple[Scale, Scale]:
         """Scales with a tick for each column and row."""
@@ -253,7 +253,7 @@ class ScatterMap(Figure):
     def _place_labels(self, pixels: list[tuple[float, float]], right: float) -> list[str]:
         """Each label at the first of six positions where it overlaps no point and no label."""
         occupied = [(x - 5, x + 5, y) for x, y in pixels]  # left edge, right edge, center
-        parts = []
+        elements = []
         for (x, y), text in zip(pixels, self.labels or []):
             if not text:
                 continue
@@ -265,6 +265,6 @@ class ScatterMap(Figure):
                 is_inside = start > 0 and start + width < right + 16
                 if is_inside and all(box[1] < a or box[0] > b or abs(box[2] - c) > 11 for a, b, c in occupied):
                     occupied.append(box)
-                    parts.append(label(text, start, y + offset, "ink halo"))
+                    elements.append(label(text, start, y + offset, "ink halo"))
                     break
-        return parts
+        return elements

@@ -1,6 +1,6 @@
 """SVG elements, scales and colors of the figures.
 
-Colors are CSS classes with a light and a dark value, except those of `sequential_color`, which suit both. The
+Colors are CSS classes with a light and a dark value; `sequential_color` returns colors that suit both. The
 sequential colors are viridis (van der Walt and Smith 2015), whose lightness is monotone; the categorical colors follow
 Okabe and Ito (2008), darkened for lines on white. No figure needs color to be read: cells hold numbers, and series
 differ in dashes and markers.
@@ -180,8 +180,8 @@ def marker(number: int, x: float, y: float, radius: float = 4, hover: object = "
 
 
 def document(body: Sequence[str], width: float, height: float, title: str, caption: str, embedded: bool) -> str:
-    """An SVG document of elements in (0, 0) to (width, height). Its title, caption, style and background are those of a
-    file of its own, unless it is embedded in a page that has them."""
+    """An SVG document of elements in (0, 0) to (width, height), with title, caption, style and background unless it is
+    embedded in a page that has them."""
     lines = [] if embedded else wrap(title, width - 24, 15)
     caption_lines = [] if embedded else wrap(caption, width - 24, 11)
     top = 20 * len(lines) + 12 if lines else 0
@@ -315,41 +315,41 @@ def _tick_interval(span: float) -> float:
 def axes(x_scale: Scale, y_scale: Scale, x_label: str, y_label: str, *, x_grid: bool = False) -> list[str]:
     """Grid, ticks and labels of both axes; the label of the y axis is above it, horizontal."""
     left, right, top, bottom = x_scale.start, x_scale.end, y_scale.end, y_scale.start
-    parts = []
+    elements = []
     for value, text in y_scale.ticks():
         y = y_scale(value)
-        parts += [line(left, y, right, y, "grid"), label(text, left - 8, y, "muted small", anchor="end")]
+        elements += [line(left, y, right, y, "grid"), label(text, left - 8, y, "muted small", anchor="end")]
     for value, text in x_scale.ticks():
         x = x_scale(value)
-        parts += [
+        elements += [
             line(x, top if x_grid else bottom, x, bottom + 4, "grid" if x_grid else "axis"),
             label(text, x, bottom + 14, "muted small", anchor="middle"),
         ]
-    parts.append(line(left, bottom, right, bottom, "axis"))
-    parts.append(label(x_label, (left + right) / 2, bottom + 34, anchor="middle"))
-    parts.append(label(y_label, 12, top - 16))
-    return parts
+    elements.append(line(left, bottom, right, bottom, "axis"))
+    elements.append(label(x_label, (left + right) / 2, bottom + 34, anchor="middle"))
+    elements.append(label(y_label, 12, top - 16))
+    return elements
 
 
 def legend(
     names: Sequence[str], x: float, y: float, right: float, symbol: Literal["line", "point", "bar"]
 ) -> tuple[list[str], float]:
     """Names of the series with their symbols, in lines of 20 pixels, and the y below them."""
-    parts, column = [], x
+    elements, column = [], x
     for number, name in enumerate(names):
         text = shorten(name, 40)
         width = text_width(text) + 46
         if column > x and column + width > right:
             column, y = x, y + 20
         if symbol == "line":
-            parts.append(series_line(number, f"M{column:.1f} {y + 10:.1f}H{column + 26:.1f}"))
+            elements.append(series_line(number, f"M{column:.1f} {y + 10:.1f}H{column + 26:.1f}"))
         if symbol == "bar":
-            parts.append(series_bar(number, column + 4, y + 4, 20, 12))
+            elements.append(series_bar(number, column + 4, y + 4, 20, 12))
         else:
-            parts.append(marker(number, column + 13, y + 10, 3.5))
-        parts.append(label(text, column + 32, y + 10))
+            elements.append(marker(number, column + 13, y + 10, 3.5))
+        elements.append(label(text, column + 32, y + 10))
         column += width
-    return parts, y + 24 if names else y
+    return elements, y + 24 if names else y
 
 
 def series_line(number: int, path: str) -> str:

@@ -85,58 +85,60 @@ class Heatmap(Figure):
         is_rotated = any(text_width(name) + 6 > span for name, span in zip(names, spans))
         header = (max((text_width(name) for name in names), default=0) if is_rotated else 12) + 12
         top = header + (20 if self.column_label or self.row_label else 4)
-        parts = self._labels(left, top, cell_width, cell_height, row_groups, column_groups, is_rotated)
+        elements = self._labels(left, top, cell_width, cell_height, row_groups, column_groups, is_rotated)
         width, height = len(self.columns) * cell_width, len(self.rows) * cell_height
         cells = self._merged_cells if self.is_compact else self._numbered_cells
-        parts += cells(left, top, cell_width, cell_height, low, high)
-        parts += color_bar(left, top + height + 14, min(max(width, 120), 260), low, high, self.digits)
+        elements += cells(left, top, cell_width, cell_height, low, high)
+        elements += color_bar(left, top + height + 14, min(max(width, 120), 260), low, high, self.digits)
         return document(
-            parts, max(left + width + 20, left + 160, 320), top + height + 48, self.title, self.caption, embedded
+            elements, max(left + width + 20, left + 160, 320), top + height + 48, self.title, self.caption, embedded
         )
 
     def _labels(
         self, left: float, top: float, cell_width: float, cell_height: float, row_groups: list[tuple[str, int, int]],
         column_groups: list[tuple[str, int, int]], is_rotated: bool,
     ) -> list[str]:  # fmt: skip
-        parts = []
+        elements = []
         if self.row_label or self.column_label:
             down = f"{self.row_label} ↓" if self.row_label else ""
             across = f"{self.column_label} →" if self.column_label else ""
             heading = "   ".join(text for text in (down, across) if text)
-            parts.append(label(heading, 12, 12, "muted small"))
+            elements.append(label(heading, 12, 12, "muted small"))
         for name, start, end in row_groups:
             y = top + (start + end) / 2 * cell_height
-            parts.append(label(shorten(name, 28), left - 8, y, anchor="end"))
+            elements.append(label(shorten(name, 28), left - 8, y, anchor="end"))
         for name, start, end in column_groups:
             x = left + (start + end) / 2 * cell_width
             if is_rotated:
-                parts.append(label(shorten(name, 28), 0, 0, transform=f"translate({x:.1f} {top - 8:.1f}) rotate(-90)"))
+                elements.append(
+                    label(shorten(name, 28), 0, 0, transform=f"translate({x:.1f} {top - 8:.1f}) rotate(-90)")
+                )
             else:
-                parts.append(label(shorten(name, 28), x, top - 12, anchor="middle"))
-        return parts
+                elements.append(label(shorten(name, 28), x, top - 12, anchor="middle"))
+        return elements
 
     def _numbered_cells(
         self, left: float, top: float, cell_width: float, cell_height: float, low: float, high: float
     ) -> list[str]:
-        parts = []
+        elements = []
         for i, row in enumerate(self.values):
             for j, value in enumerate(row):
                 x, y = left + j * cell_width, top + i * cell_height
                 hover = f"{self.rows[i]}, {self.columns[j]}: {format_value(value, max(self.digits, 3))}"
                 box = {"x": x + 0.5, "y": y + 0.5, "width": cell_width - 1, "height": cell_height - 1, "rx": 2}
                 if value is None:
-                    parts.append(element("rect", tooltip(hover), class_="empty", **box))
+                    elements.append(element("rect", tooltip(hover), class_="empty", **box))
                     continue
                 color, text_color = sequential_color((value - low) / (high - low))
                 text, middle = format_value(value, self.digits), (x + cell_width / 2, y + cell_height / 2)
                 number = label(text, *middle, "small", anchor="middle", fill=text_color)
-                parts.append(element("g", element("rect", fill=color, **box) + number + tooltip(hover)))
-        return parts
+                elements.append(element("g", element("rect", fill=color, **box) + number + tooltip(hover)))
+        return elements
 
     def _merged_cells(
         self, left: float, top: float, cell_width: float, cell_height: float, low: float, high: float
     ) -> list[str]:
-        parts = merged_cells(self.values, left, top, cell_width, cell_height, low, high)
+        elements = merged_cells(self.values, left, top, cell_width, cell_height, low, high)
         width, height = len(self.columns) * cell_width, len(self.rows) * cell_height
         for groups, is_row in ((label_groups(self.rows), True), (label_groups(self.columns), False)):
             for _, start, _ in groups[1:] if len(groups) < 80 else []:
@@ -146,10 +148,10 @@ class Heatmap(Figure):
                     if is_row
                     else f"M{left + offset:.1f} {top:.1f}v{height:.1f}"
                 )
-                parts.append(element("path", d=data, class_="halo", stroke_width=0.8))
+                elements.append(element("path", d=data, class_="halo", stroke_width=0.8))
         area = {"x": float(left), "y": float(top), "width": float(width), "height": float(height)}
-        parts.append(element("rect", class_="cells", fill="none", pointer_events="all", **area))
-        return parts
+        elements.append(element("rect", class_="cells", fill="none", pointer_events="all", **area))
+        return elements
 
 
 def value_range(values: Sequence[Sequence[float | None]], low: float | None, high: float | None) -> tuple[float, float]:
@@ -238,7 +240,7 @@ class Surface(Figure):
     def svg(self, *, embedded: bool = False) -> str:
         """Cells around the coordinates, with contour lines; see `Figure.svg`."""
         low, high = value_range(self.values, self.low, self.high)
-        parts, top = legend(list(self.paths), 12, 4, 600, "line")
+        elements, top = legend(list(self.paths), 12, 4, 600, "line")
         top += 34
         left, right, bottom = 62.0, 520.0, top + 400.0
         steps = [(axis[-1] - axis[0]) / (len(axis) - 1) for axis in (self.x, self.y)]
@@ -246,22 +248,22 @@ class Surface(Figure):
         y_scale = Scale((self.y[0] - steps[1] / 2, self.y[-1] + steps[1] / 2), bottom, top, pad=False)
         cell_width, cell_height = (right - left) / len(self.x), (bottom - top) / len(self.y)
         cells = merged_cells(list(reversed(self.values)), left, top, cell_width, cell_height, low, high)
-        parts += axes(x_scale, y_scale, self.x_label, self.y_label)
-        parts += cells
+        elements += axes(x_scale, y_scale, self.x_label, self.y_label)
+        elements += cells
         boxes: list[tuple[float, float, float]] = []
         for level in (low + (high - low) * step / 8 for step in range(1, 8)):
-            parts += self._contour(level, x_scale, y_scale, boxes)
+            elements += self._contour(level, x_scale, y_scale, boxes)
         for number, (name, pairs) in enumerate(self.paths.items()):
             points = [(x_scale(x), y_scale(y)) for x, y in pairs]
             if len(points) > 1:
-                parts.append(element("path", d=polyline(points), class_="halo", fill="none", stroke_width=5))
-                parts.append(series_line(number, polyline(points)))
+                elements.append(element("path", d=polyline(points), class_="halo", fill="none", stroke_width=5))
+                elements.append(series_line(number, polyline(points)))
             for step, (pair, (x, y)) in enumerate(zip(pairs, points)):
                 hover = f"{name}, {step + 1} of {len(points)}: ({pair[0]:.3g}, {pair[1]:.3g})"
-                parts.append(element("circle", cx=x, cy=y, r=6.0, class_="canvas"))
-                parts.append(marker(number, x, y, 4, hover))
-        parts += color_bar(left, bottom + 54, 260, low, high, self.digits)
-        return document(parts, 600, bottom + 90, self.title, self.caption, embedded)
+                elements.append(element("circle", cx=x, cy=y, r=6.0, class_="canvas"))
+                elements.append(marker(number, x, y, 4, hover))
+        elements += color_bar(left, bottom + 54, 260, low, high, self.digits)
+        return document(elements, 600, bottom + 90, self.title, self.caption, embedded)
 
     def _contour(
         self, level: float, x_scale: Scale, y_scale: Scale, boxes: list[tuple[float, float, float]]
@@ -299,8 +301,8 @@ class Surface(Figure):
                     next_row, next_column = corners[(k + 1) % 4]
                     first, second = heights[k], heights[(k + 1) % 4]
                     if (first < level) != (second < level):  # type: ignore[operator]
-                        part = (level - first) / (second - first)  # type: ignore[operator]
-                        x = self.x[column] + part * (self.x[next_column] - self.x[column])
-                        y = self.y[row] + part * (self.y[next_row] - self.y[row])
+                        fraction = (level - first) / (second - first)  # type: ignore[operator]
+                        x = self.x[column] + fraction * (self.x[next_column] - self.x[column])
+                        y = self.y[row] + fraction * (self.y[next_row] - self.y[row])
                         crossings.append((x, y))
                 yield from zip(crossings[::2], crossings[1::2])

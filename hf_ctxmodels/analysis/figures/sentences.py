@@ -58,20 +58,20 @@ class ArcDiagram(Figure):
         levels_above, levels_below = arc_levels(self.arcs_above), arc_levels(self.arcs_below)
         baseline = 34.0 + 24 * (max(levels_above, default=0) + 1) if self.arcs_above else 40.0
         bottom = baseline + (40 + 24 * (max(levels_below, default=0) + 1) if self.arcs_below else 24)
-        parts = [label(word, center, baseline, anchor="middle") for word, center in zip(words, centers)]
+        elements = [label(word, center, baseline, anchor="middle") for word, center in zip(words, centers)]
         gold = {(head, dependent) for head, dependent, _ in self.arcs_above}
         for arc, level in zip(self.arcs_above, levels_above):
-            parts.append(self._arc(arc, level, centers, baseline - 13, -1, is_different=False))
+            elements.append(self._arc(arc, level, centers, baseline - 13, -1, is_different=False))
         for arc, level in zip(self.arcs_below, levels_below):
             is_different = bool(gold) and (arc[0], arc[1]) not in gold
-            parts.append(self._arc(arc, level, centers, baseline + 13, 1, is_different=is_different))
+            elements.append(self._arc(arc, level, centers, baseline + 13, 1, is_different=is_different))
         if self.arcs_above:
-            parts.append(label(f"above: {self.above}", 8, 10, "muted small"))
+            elements.append(label(f"above: {self.above}", 8, 10, "muted small"))
         if self.arcs_below:
             correct = sum((head, dependent) in gold for head, dependent, _ in self.arcs_below)
             share = f", {correct} of {len(self.arcs_below)} as above; others dashed" if gold else ""
-            parts.append(label(f"below: {self.below}{share}", 8, bottom - 6, "muted small"))
-        return document(parts, max(x + 8, 360), bottom + 6, self.title, self.caption, embedded)
+            elements.append(label(f"below: {self.below}{share}", 8, bottom - 6, "muted small"))
+        return document(elements, max(x + 8, 360), bottom + 6, self.title, self.caption, embedded)
 
     def _arc(
         self, arc: Sequence[Any], level: int, centers: list[float], y: float, side: int, *, is_different: bool
@@ -134,13 +134,13 @@ class AttentionView(Figure):
         heads = max((len(layer) for layer in self.attention), default=0)
         size = min(max(round(560 / max(heads, 1)), 44), 90)
         left, top = 62, 42
-        parts = [label("layer ↓   head →", 12, 12, "muted small")]
-        parts += [
+        elements = [label("layer ↓   head →", 12, 12, "muted small")]
+        elements += [
             label(str(head), left + head * (size + 8) + size / 2, top - 12, anchor="middle") for head in range(heads)
         ]
         for row, layer in enumerate(self.attention):
             y = top + row * (size + 8)
-            parts.append(label(str(row), left - 10, y + size / 2, anchor="end"))
+            elements.append(label(str(row), left - 10, y + size / 2, anchor="end"))
             for head, weights in enumerate(layer):
                 x = left + head * (size + 8)
                 name = f"layer {row}, head {head}"
@@ -148,7 +148,7 @@ class AttentionView(Figure):
                     "rect", x=float(x), y=float(y), width=float(size), height=float(size), class_="empty", rx=2
                 )
                 cells = "".join(self._cells(weights, x, y, size))
-                parts.append(
+                elements.append(
                     element(
                         "g",
                         frame + cells + tooltip(name),
@@ -159,12 +159,10 @@ class AttentionView(Figure):
                     )
                 )
         bottom = top + len(self.attention) * (size + 8)
-        legend = (
-            "From the word of the row (top to bottom) to that of the column (left to right); stronger: larger weight."
-        )
-        parts.append(label(legend, 12, bottom + 8, "muted small"))
+        legend = "Rows: attending words, from the top; columns: attended words, from the left; stronger: larger weight."
+        elements.append(label(legend, 12, bottom + 8, "muted small"))
         width = max(left + heads * (size + 8) + 12, text_width(legend, 11) + 24)
-        return document(parts, width, bottom + 24, self.title, self.caption, embedded)
+        return document(elements, width, bottom + 24, self.title, self.caption, embedded)
 
     @staticmethod
     def _cells(weights: Sequence[Sequence[float]], x: float, y: float, size: float) -> list[str]:
@@ -217,29 +215,29 @@ class TokenComparison(Figure):
         ]
         ranges = {name: column_range(values) for name, values in self.columns.items()}
         line_height = 22 * (1 + len(self.columns)) + 14
-        parts, x, y = [], left, 6.0
+        elements, x, y = [], left, 6.0
         for i, (token, width) in enumerate(zip(tokens, widths)):
             if x > left and x + width > _LINE_WIDTH:
                 x, y = left, y + line_height
             if x == left:
-                parts += [
+                elements += [
                     label(shorten(name, 24), left - 8, y + 22 * row + 33, "muted small", anchor="end")
                     for row, name in enumerate(self.columns)
                 ]
             hover = self.texts[i] if self.texts else ""
-            parts.append(element("g", label(token, x + width / 2, y + 10, anchor="middle") + tooltip(hover)))
+            elements.append(element("g", label(token, x + width / 2, y + 10, anchor="middle") + tooltip(hover)))
             for row, (name, values) in enumerate(self.columns.items()):
                 low, high = ranges[name]
                 box = {"x": x + 1, "y": y + 22 * row + 23, "width": width - 2, "height": 20.0, "rx": 2}
                 value = values[i]
                 if value is None:
-                    parts.append(element("rect", class_="empty", **box))
+                    elements.append(element("rect", class_="empty", **box))
                     continue
                 color, text_color = sequential_color((value - low) / (high - low))
                 number = label(
                     numbers[name][i], x + width / 2, y + 22 * row + 33, "small", anchor="middle", fill=text_color
                 )
-                parts.append(
+                elements.append(
                     element(
                         "g",
                         element("rect", fill=color, **box)
@@ -248,7 +246,7 @@ class TokenComparison(Figure):
                     )
                 )
             x += width
-        return document(parts, _LINE_WIDTH + 12, y + line_height, self.title, self.caption, embedded)
+        return document(elements, _LINE_WIDTH + 12, y + line_height, self.title, self.caption, embedded)
 
 
 def column_range(values: Sequence[float | None]) -> tuple[float, float]:

@@ -60,7 +60,7 @@ class ProbingData:
     """The tasks of a run, made from its files.
 
     Attributes:
-        tasks: Name -> the task for each partition seed; word and pair tasks have one partition, that of the files.
+        tasks: Name -> the task for each partition seed; word and pair tasks have one partition, the given files.
         trees: Split -> sentences of the structural tasks.
         structural: Names of the structural tasks.
     """

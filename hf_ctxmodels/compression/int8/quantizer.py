@@ -310,7 +310,10 @@ def _tie_weights(model: PreTrainedModel) -> None:
     tied_keys: dict[str, str] = {}
     for target, source in model.all_tied_weights_keys.items():
         modules = target.removesuffix(".weight"), source.removesuffix(".weight")
-        for pair in ((target, source), *([f"{name}.{part}" for name in modules] for part in ("codes", "code_scale"))):
+        for pair in (
+            (target, source),
+            *([f"{name}.{suffix}" for name in modules] for suffix in ("codes", "code_scale")),
+        ):
             if names.issuperset(pair):
                 tied_keys[pair[0]] = pair[1]
     for module in model.modules():

@@ -82,8 +82,8 @@ class TaskEvaluation:
         return self.task.generate(model, inputs)
 
     def warnings(self, scores: Mapping[str, float], learned_baseline: Mapping[str, float]) -> list[str]:
-        """A sentence if the latest predictions do not depend on the input, and if the main metric of the `scores` is
-        below that of the task's learned baseline."""
+        """A sentence if the latest predictions do not depend on the input, and one if the main metric is lower than the
+        score of the task's learned baseline."""
         sentences = []
         constant = self.task.constant_prediction(self.examples, self.predictions) if self.predictions else None
         if constant is not None:

@@ -26,7 +26,7 @@ _DISTANCE_BOUNDS = (2, 3, 4, 5, 8, 16, 32, 64)  # lower bounds of the distances'
 
 @dataclass(frozen=True)
 class CoreferenceOptions:
-    """Sizes of the network; the defaults are those of Lee et al. 2017, section 7, except `max_antecedents`.
+    """Sizes of the network; the defaults are from Lee et al. 2017, section 7, except `max_antecedents`.
 
     Attributes:
         hidden_size: Width of each direction of the biLSTM.
@@ -175,11 +175,11 @@ class CoreferenceNetwork(nn.Module):
         weights = words.attention(self.head_scorer(states)[:, 0])
         widths = self.dropout(self.width_embeddings.weight)
         mention_scores = self.mention_scores(vectors, states, weights, widths, words)
-        kept, is_kept = self._prune(mention_scores, words.rows, len(is_word))
-        starts, lengths = kept // self.options.max_span_width, kept % self.options.max_span_width + 1
+        span_indices, is_kept = self._prune(mention_scores, words.rows, len(is_word))
+        starts, lengths = span_indices // self.options.max_span_width, span_indices % self.options.max_span_width + 1
         heads = (weights[starts, lengths - 1][..., None, :] @ vectors[words.positions[starts]])[..., 0, :]
         kept_spans = torch.cat([states[starts], states[starts + lengths - 1], heads, widths[lengths - 1]], -1)
-        kept_scores = mention_scores.flatten()[kept].masked_fill(~is_kept, -math.inf)
+        kept_scores = mention_scores.flatten()[span_indices].masked_fill(~is_kept, -math.inf)
 
         candidates, scores = self.antecedent_scores(kept_spans, kept_scores, is_kept)
         all_scores = torch.cat([scores.new_zeros(*scores.shape[:2], 1), scores], -1)
@@ -188,7 +188,7 @@ class CoreferenceNetwork(nn.Module):
         loss = None
         if labels is not None:
             check_target_shape(labels, "labels", (*is_word.shape, self.options.max_span_width))
-            clusters = labels[is_word].flatten()[kept].masked_fill(~is_kept, NO_ANTECEDENT)
+            clusters = labels[is_word].flatten()[span_indices].masked_fill(~is_kept, NO_ANTECEDENT)
             loss = mean_over_targets(
                 antecedent_loss(scores, candidates, clusters, is_kept), labels, "labels", num_items
             )
@@ -216,17 +216,17 @@ class CoreferenceNetwork(nn.Module):
         return self.mention_scorer(hidden)[..., 0].masked_fill(~words.is_span, -math.inf)
 
     def _prune(self, mention_scores: Tensor, rows: Tensor, batch_size: int) -> tuple[Tensor, Tensor]:
-        """(batch, spans) indices in the flattened (words, max_span_width) spans of those that are kept, in order, and
-        whether each is no padding."""
+        """(batch, spans) indices of the selected spans in the flattened (words, max_span_width), in order, and a mask
+        that is False at padding."""
         scores, row_words = host_copy(mention_scores.detach()), torch.bincount(host_copy(rows), minlength=batch_size)
-        kept, first = [], 0
+        span_indices, first = [], 0
         for num_words in row_words.tolist():
             limit = math.ceil(self.options.spans_per_word * num_words)
             indices = select_spans(scores[first : first + num_words], limit)
-            kept.append(torch.tensor(indices) + first * self.options.max_span_width)
+            span_indices.append(torch.tensor(indices) + first * self.options.max_span_width)
             first += num_words
-        is_kept = nn.utils.rnn.pad_sequence([torch.ones(len(spans), dtype=torch.bool) for spans in kept], True)
-        return tuple(tensor.to(rows.device) for tensor in (nn.utils.rnn.pad_sequence(kept, True), is_kept))  # type: ignore[return-value]
+        is_kept = nn.utils.rnn.pad_sequence([torch.ones(len(spans), dtype=torch.bool) for spans in span_indices], True)
+        return tuple(tensor.to(rows.device) for tensor in (nn.utils.rnn.pad_sequence(span_indices, True), is_kept))  # type: ignore[return-value]
 
     def antecedent_scores(self, spans: Tensor, mention_scores: Tensor, is_kept: Tensor) -> tuple[Tensor, Tensor]:
         """Choose the antecedents of each span by their coarse score, and score them.

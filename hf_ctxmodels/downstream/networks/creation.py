@@ -30,7 +30,7 @@ def parse_features(assignments: Sequence[str]) -> dict[str, str]:
     """`["glove=runs/glove", "elmo=runs/elmo"]` as a dictionary; commas also separate assignments. Raises CtxError for
     another form or a repeated name."""
     sources: dict[str, str] = {}
-    for assignment in (part for value in assignments for part in value.split(",")):
+    for assignment in (item for value in assignments for item in value.split(",")):
         name, equals, source = assignment.partition("=")
         if not (name and equals and source) or name in sources:
             raise CtxError(

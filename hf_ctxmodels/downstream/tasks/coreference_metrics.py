@@ -53,8 +53,8 @@ def muc_recall(key: Clusters, response: Clusters) -> Counts:
     clusters K, where p(K) are the parts of K in the response's clusters, and each missing mention is a part."""
     sizes = np.array([len(set(cluster)) for cluster in key], dtype=np.float64)
     overlaps = _overlaps(key, response)
-    parts = (overlaps > 0).sum(1) + sizes - overlaps.sum(1)
-    return float((sizes - parts).sum()), float((sizes - 1).sum())
+    num_parts = (overlaps > 0).sum(1) + sizes - overlaps.sum(1)
+    return float((sizes - num_parts).sum()), float((sizes - 1).sum())
 
 
 def b_cubed_recall(key: Clusters, response: Clusters) -> Counts:

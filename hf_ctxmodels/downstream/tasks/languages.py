@@ -66,8 +66,8 @@ def directories_of_languages(
 
 
 def _has_parts(name: str, language: str, split: str) -> bool:
-    parts = set(re.split(r"[._-]", name))
-    return language in parts and (split in parts or (split in _SPLITS and not parts & _SPLITS))
+    tags = set(re.split(r"[._-]", name))
+    return language in tags and (split in tags or (split in _SPLITS and not tags & _SPLITS))
 
 
 @dataclass(frozen=True)

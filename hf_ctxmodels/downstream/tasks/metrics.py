@@ -139,7 +139,7 @@ def proposition_arguments(tags: Sequence[str]) -> set[tuple[str, tuple[tuple[int
         else:
             latest[role] = [(start, end)]
             arguments.append((role, latest[role]))
-    return {(role, tuple(parts)) for role, parts in arguments if role != "V"}
+    return {(role, tuple(spans)) for role, spans in arguments if role != "V"}
 
 
 def argument_scores(predictions: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> dict[str, float]:

@@ -148,8 +148,8 @@ class QuestionAnswering(Task[Question]):
     `null_threshold`.
 
     A head with beam search (Yang et al. 2019, released code for SQuAD 2.0) learns the null position of such a window as
-    its answer, too, and whether there is an answer. The score of a span is the log-probability of its start plus that
-    of its end given the start. The null score is the logit of no answer, which is compared with 0.
+    its answer, too, and whether there is an answer. The score of a span is the log-probability of its start plus
+    the log-probability of its end given the start. The null score is the logit of no answer, which is compared with 0.
     """
 
     name: ClassVar[str] = "question-answering"

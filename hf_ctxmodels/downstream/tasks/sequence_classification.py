@@ -241,7 +241,7 @@ class Regression(_SequenceTask):
         return metrics.regression_scores(predictions, [example.label for example in examples])
 
     def constant_prediction(self, examples: Sequence[SequenceExample], predictions: Sequence[float]) -> float | None:
-        """The mean of predictions whose standard deviation is below a hundredth of that of the labels."""
+        """The mean of the predictions if their standard deviation is below 1% of the labels' standard deviation."""
         deviation, expected = np.std(predictions), np.std([example.label for example in examples])
         return float(np.mean(predictions)) if deviation < expected / 100 else None
 

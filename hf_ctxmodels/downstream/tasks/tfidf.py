@@ -20,8 +20,8 @@ def tfidf_predictions(train: Sequence[Any], validation: Sequence[Any], *, regres
     """Predictions for the texts of validation examples (one or two `texts`) by logistic or ridge regression of the
     `label` on TF-IDF features.
 
-    The features of a pair are those of both texts, their products and absolute differences, and the cosine. The time is
-    bounded: a fixed random subset of `MAX_TEXTS` training examples, and the first `MAX_CHARACTERS` of each text.
+    The features of a pair are the features of both texts, their products and absolute differences, and the cosine. To
+    bound the time, at most `MAX_TEXTS` random training examples are used, and the first `MAX_CHARACTERS` of each text.
 
     Returns:
         A label or number per example; None if the texts have no words, or the labels of the subset are equal.
@@ -47,11 +47,11 @@ def tfidf_predictions(train: Sequence[Any], validation: Sequence[Any], *, regres
         return None
 
     def features(columns: Sequence[Sequence[str]]) -> Any:
-        parts = [vectorizer.transform(column) for column in columns]
-        if len(parts) == 2:
-            product = parts[0].multiply(parts[1])
-            parts += [product, abs(parts[0] - parts[1]), scipy.sparse.csr_matrix(product.sum(axis=1))]
-        return scipy.sparse.hstack(parts, format="csr")
+        blocks = [vectorizer.transform(column) for column in columns]
+        if len(blocks) == 2:
+            product = blocks[0].multiply(blocks[1])
+            blocks += [product, abs(blocks[0] - blocks[1]), scipy.sparse.csr_matrix(product.sum(axis=1))]
+        return scipy.sparse.hstack(blocks, format="csr")
 
     model = Ridge() if regression else LogisticRegression(C=_INVERSE_REGULARIZATION, max_iter=200)
     with warnings.catch_warnings(), threadpool_limits(1):  # threads only slow down products of short vectors

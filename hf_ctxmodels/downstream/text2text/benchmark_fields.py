@@ -42,9 +42,9 @@ def wsc273_fields(values: Values) -> dict[str, Any]:
     begins_sentence = start == 0 or text[max(0, start - 2) : start - 1] == "."
     substitutes = []
     for candidate in values["candidates"]:
-        first_word, *rest = candidate.split(" ")
+        first_word, *next_words = candidate.split(" ")
         if not begins_sentence and first_word in _SENTENCE_BEGINNINGS:
-            candidate = " ".join([first_word.lower(), *rest])
+            candidate = " ".join([first_word.lower(), *next_words])
         substitutes.append(f"{candidate}'s" if pronoun.lower() in _POSSESSIVES else candidate)
     return {"before": text[:start], "after": text[start + len(pronoun) :], "substitutes": substitutes}
 

@@ -263,8 +263,8 @@ class TaskMixture:
         self, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, seed: int, verbose: bool = True
     ) -> Collator:
         """The collator of training batches, before `encode`; see `Task.training_collator`."""
-        first, *others = self.tasks
-        for task in others:
+        first, *next_tasks = self.tasks
+        for task in next_tasks:
             task.training_collator(config, tokenizer, seed, verbose=False)
         return first.training_collator(config, tokenizer, seed, verbose)
 

@@ -201,8 +201,10 @@ def _read_record(request: RowRequest) -> list[Row]:
 
 def _join_highlights(text: str) -> str:
     """A passage of ReCoRD with its `@highlight` lines as sentences."""
-    parts = [" ".join(part.split()) for part in text.split(_HIGHLIGHT)]
-    return " ".join(part if re.search(r"[.?!\"']$", part) else f"{part}." for part in parts if part)
+    sentences = [" ".join(line.split()) for line in text.split(_HIGHLIGHT)]
+    return " ".join(
+        sentence if re.search(r"[.?!\"']$", sentence) else f"{sentence}." for sentence in sentences if sentence
+    )
 
 
 def _read_winograd(request: RowRequest) -> list[Row]:

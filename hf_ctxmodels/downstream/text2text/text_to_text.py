@@ -107,8 +107,8 @@ class TextToText(Seq2Seq):
 
     def baseline(self, train: TextPairs, validation: TextPairs) -> list[str]:
         """The most frequent target of the training examples for labels and numbers; for referents the most frequent
-        label of the validation examples, since those of training may all be correct; else the inputs without the text
-        with which all of them begin, such as "summarize: "."""
+        label of the validation examples, since the training examples may all be correct; else the inputs without the
+        text with which all of them begin, such as "summarize: "."""
         if self.text_task.label is not None:
             is_correct = Counter(pair.label for pair in validation).most_common(1)[0][0]
             return [pair.target if is_correct else "?" for pair in validation]

@@ -38,8 +38,8 @@ def attend_traced(
 
     Args:
         query_lengths, key_lengths: (sequences,) int64; None for `batch_size` sequences of equal length, and
-            `query_lengths` None for those of the keys.
-        query_segments: None for those of the keys.
+            `query_lengths` None if they equal `key_lengths`.
+        query_segments: None if they equal `key_segments`.
     """
     ranges = offsets, visible, query_segments, key_segments, key_columns, batch_size, length, num_content
     return _relative_attention(

@@ -48,18 +48,18 @@ def export_cross_attention(weights: dict[str, Tensor], model_type: str) -> dict[
     for name, weight in weights.items():
         match = re.fullmatch(r"layers\.(\d+)\.(.+)\.(weight|bias)", name)
         assert match is not None, name
-        number, module, kind = match.groups()
+        number, module, suffix = match.groups()
         prefix = f"{_PREFIXES[model_type]}.{_BERT_LAYERS}{number}"
         if model_type == "gpt2":
-            is_transposed = kind == "weight" and module != "cross_attention_norm"
-            exported[f"{_PREFIXES[model_type]}.h.{number}.{_GPT2_NAMES[module]}.{kind}"] = (
+            is_transposed = suffix == "weight" and module != "cross_attention_norm"
+            exported[f"{_PREFIXES[model_type]}.h.{number}.{_GPT2_NAMES[module]}.{suffix}"] = (
                 weight.T if is_transposed else weight
             )
         elif module == "cross_attention.kv_proj":
-            for part, projection in zip(weight.chunk(2), ("key", "value"), strict=True):
-                exported[f"{prefix}.crossattention.self.{projection}.{kind}"] = part
+            for chunk, projection in zip(weight.chunk(2), ("key", "value"), strict=True):
+                exported[f"{prefix}.crossattention.self.{projection}.{suffix}"] = chunk
         else:
-            exported[f"{prefix}.{_BERT_NAMES[module]}.{kind}"] = weight
+            exported[f"{prefix}.{_BERT_NAMES[module]}.{suffix}"] = weight
     return exported
 
 
@@ -68,8 +68,8 @@ def import_cross_attention(weights: dict[str, Tensor], names: set[str], model_ty
     imported = {}
     for name in names:
         placeholder = {name: torch.empty(2, 2)}  # of which only the names are used
-        parts = [weights[reference] for reference in export_cross_attention(placeholder, model_type)]
-        value = torch.cat(parts)
+        tensors = [weights[reference] for reference in export_cross_attention(placeholder, model_type)]
+        value = torch.cat(tensors)
         is_transposed = model_type == "gpt2" and value.dim() == 2
         imported[name] = value.T if is_transposed else value
     return imported

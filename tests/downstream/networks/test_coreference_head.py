@@ -55,7 +55,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def test_finetune_and_predict(sources: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Unseen texts are resolved; the predictions can be read as data, and equal those of the reopened model."""
+    """Unseen texts are resolved; the predictions can be read as data, and the reopened model predicts the same."""
     train, validation = write_documents(tmp_path / "a.jsonl", 24, 0), write_documents(tmp_path / "b.jsonl", 8, 1)
     flags = {
         "features": f"glove={sources['glove']}",

@@ -67,7 +67,7 @@ def network(sources: dict[str, str], auto_class: str, names: tuple[str, ...], **
 
 @torch.no_grad()
 def test_vectors(sources: dict[str, str], tmp_path: Path) -> None:
-    """The vectors are those of `embed_words`, for both texts of a pair, on either padding side, and after saving."""
+    """The vectors equal `embed_words`, for both texts of a pair, on either padding side, and after saving."""
     model, tokenizer = network(sources, "AutoModel", ("glove", "t5"))
     texts = [TEXTS[0], "Zürich don't 🤖"]
     expected = embed_words(texts, [sources["glove"], sources["t5"]], layers="mix", device="cpu")

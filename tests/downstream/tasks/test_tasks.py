@@ -241,7 +241,7 @@ def test_candidates_of_a_query_are_ranked(tmp_path, tokenizer):
     ]
     scores = task.decode(examples, encoded, outputs)
     assert scores == [[2.0, 3.0, 1.0], [0.0, 1.0, 0.0, -1.0]]
-    # the best relevant candidate of the first query is first, that of the second third: one is above, one is equal
+    # the best relevant candidate ranks first for query 1 and third for query 2: one is above, one is equal
     assert task.score(examples, scores) == {"mrr": pytest.approx((1 + 1 / 3) / 2), "accuracy_at_1": 0.5}
     assert task.baseline(examples, examples) == [[0.5, 0.5, 0.5], [0.5, 0.5, 0.5, 0.0]]
     assert task.record(examples[0], scores[0])["relevant"] == (False, True, True)

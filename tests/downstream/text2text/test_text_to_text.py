@@ -133,7 +133,7 @@ def test_label_strings_that_the_tokenizer_changes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "objective"), [("t5", "span-corruption"), ("bart", "denoising"), ("gpt2", "clm")])
 def test_batches_of_text_and_tasks(tmp_path: Path, name: str, objective: str) -> None:
-    """The rows are those of batches of one kind, in the order of the examples."""
+    """The rows are the same as in batches of one kind, in the order of the examples."""
     model, tokenizer, task, _, features = encoded(tmp_path, name)
     objectives = FAMILIES[name].objectives
     text = objectives.get(objective, next(iter(objectives.values())))(tokenizer, max_length=16, seed=0)
