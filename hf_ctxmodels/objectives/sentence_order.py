@@ -1,9 +1,24 @@
 """Masked language modeling with sentence-order prediction (Lan et al. 2019, section 3.1)."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
 from hf_ctxmodels.core.flags import flag
-from hf_ctxmodels.objectives.sentence_pairs import SWAPPED, BinarySentencePairs, SentencePairCollator, SentenceTask
+from hf_ctxmodels.objectives.sentence_pairs import (
+    ONE_SEGMENT_HELP,
+    SENTENCE_TASK_HELP,
+    SWAPPED,
+    LabeledSegments,
+    OneSegment,
+    PairSampler,
+    RandomSegment,
+    SentencePairCollator,
+    SentencePairs,
+    SentenceTask,
+)
+from hf_ctxmodels.objectives.tokenized_documents import TokenizedDocument
 
 
 @dataclass
@@ -19,7 +34,7 @@ class DataCollatorForMaskedLMWithSentenceOrder(SentencePairCollator):
 
 
 @dataclass
-class MaskedLMWithSentenceOrder(DataCollatorForMaskedLMWithSentenceOrder, BinarySentencePairs):
+class MaskedLMWithSentenceOrder(DataCollatorForMaskedLMWithSentenceOrder, SentencePairs):
     """ALBERT's objective: predict masked tokens, and whether two neighboring segments are in order or swapped.
 
     An example takes the sentences that fit, at least two, and splits them at random; in half of the pairs the segments
@@ -40,8 +55,7 @@ class MaskedLMWithSentenceOrder(DataCollatorForMaskedLMWithSentenceOrder, Binary
       default such text has masked tokens and the label -100; `"drop"` skips it. `statistics` counts it
       (`one_segment_chunks`, `dropped_tokens`).
 
-    Section 4.6 compares the label with the one of BERT, `sentence_task="next"`, and with none; see
-    `BinarySentencePairs`.
+    Section 4.6 compares the label with BERT's, `sentence_task="next"`, and with none; see `PairSampler`.
 
     References: Lan et al. 2019, section 3.1.
     Related: `MaskedLMWithNextSentence`, whose second segment is often of another document; `MaskedLM`, without pairs.
@@ -50,8 +64,20 @@ class MaskedLMWithSentenceOrder(DataCollatorForMaskedLMWithSentenceOrder, Binary
         >>> MaskedLMWithSentenceOrder(tokenizer, max_length=512, seed=0, ngram=3)
     """
 
-    sentence_task: SentenceTask = flag(
-        "order",
-        "Classes of pairs: `order`: the segments are in order or swapped; `next`: the second one follows or is of "
-        "another document, as in BERT; `none`: they are in order, and nothing is predicted.",
-    )
+    sentence_task: SentenceTask = flag("order", SENTENCE_TASK_HELP)
+    one_segment: OneSegment = flag("unlabeled", ONE_SEGMENT_HELP)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.sampler = PairSampler(self.sentence_task, self.one_segment, self.statistics)
+        self.samples_other_documents = self.sampler.samples_other_documents
+
+    def classes_to_count(self) -> dict[str, int]:
+        """Name -> value of the labels of `sentence_task`."""
+        return self.sampler.label_classes
+
+    def segment_pairs(
+        self, document: TokenizedDocument, target: int, random_segment: RandomSegment, rng: np.random.Generator
+    ) -> Iterator[LabeledSegments]:
+        """The examples of a document, see `SentencePairs.segment_pairs`."""
+        return self.sampler.segment_pairs(document, target, random_segment, rng)

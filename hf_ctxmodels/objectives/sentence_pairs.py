@@ -2,6 +2,7 @@
 appendix A.2) and sentence-order prediction (Lan et al. 2019, section 3.1)."""
 
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -239,41 +240,47 @@ SWAPPED = 1
 """The `sentence_order_label` of swapped segments; 0 in order."""
 
 SentenceTask = Literal["next", "order", "none"]
+SENTENCE_TASK_HELP = (
+    "Classes of pairs: `next`: the second segment follows or is of another document; `order`: the segments are in "
+    "order or swapped; `none`: they are in order, and nothing is predicted."
+)
 OneSegment = Literal["unlabeled", "random", "drop"]
+ONE_SEGMENT_HELP = (
+    "Treatment of text with only one segment by sentence_task=order: `unlabeled` masks it without an order label, "
+    "`random` adds a segment of another document with the label swapped, `drop` skips it."
+)
 
 
-@dataclass
-class BinarySentencePairs(SentencePairs):
-    """Base class of objectives with two classes of pairs: next-sentence or sentence-order prediction, whatever the name
-    of the label, so that one network can be trained on both (Lan et al. 2019, section 4.6 and table 5).
+@dataclass(frozen=True)
+class PairSampler:
+    """Makes the pairs of next-sentence or sentence-order prediction. The label has the same values for both, so that
+    one network can be trained on both (Lan et al. 2019, section 4.6 and table 5).
 
-    - `sentence_task="next"`: the second segment continues the first (0) or is of another document (1), see
-      `next_sentence_pairs`.
-    - `sentence_task="order"`: the segments are in order (0) or swapped (1), see `MaskedLMWithSentenceOrder`.
-    - `sentence_task="none"`: the pairs of "order", not swapped and without a label.
+    Attributes:
+        sentence_task: "next": the second segment continues the first (0) or is of another document (1), see
+            `next_sentence_pairs`. "order": the segments are in order (0) or swapped (1), see
+            `MaskedLMWithSentenceOrder`. "none": the pairs of "order", not swapped and without a label.
+        one_segment: Text with only one segment, if the task is "order": "unlabeled" has no order label, "random" adds
+            a segment of another document with the label "swapped", "drop" skips it.
+        statistics: Counts text with only one segment (`one_segment_chunks`, `dropped_tokens`).
     """
 
-    sentence_task: SentenceTask = flag(
-        "next",
-        "Classes of pairs: `next`: the second segment follows or is of another document; `order`: the segments are in "
-        "order or swapped; `none`: they are in order, and nothing is predicted.",
-    )
-    one_segment: OneSegment = flag(
-        "unlabeled",
-        "Treatment of text with only one segment by sentence_task=order: `unlabeled` masks it without an order label, "
-        "`random` adds a segment of another document with the label swapped, `drop` skips it.",
-    )
+    sentence_task: SentenceTask
+    one_segment: OneSegment
+    statistics: Counter[str]
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         check_choice(get_args(SentenceTask), sentence_task=self.sentence_task)
         check_choice(get_args(OneSegment), one_segment=self.one_segment)
-        self.samples_other_documents = self.sentence_task == "next" or (
-            self.sentence_task == "order" and self.one_segment == "random"
-        )
 
-    def classes_to_count(self) -> dict[str, int]:
-        """Name -> value of the label of the task."""
+    @property
+    def samples_other_documents(self) -> bool:
+        """Whether second segments may be of another document."""
+        return self.sentence_task == "next" or (self.sentence_task == "order" and self.one_segment == "random")
+
+    @property
+    def label_classes(self) -> dict[str, int]:
+        """Name -> value of the labels to count."""
         return {"next": {"random_next": RANDOM}, "order": {"swapped": SWAPPED}, "none": {}}[self.sentence_task]
 
     def segment_pairs(
@@ -319,13 +326,13 @@ class DataCollatorForMaskedLMWithNextSentence(SentencePairCollator):
 
 
 @dataclass
-class MaskedLMWithNextSentence(DataCollatorForMaskedLMWithNextSentence, BinarySentencePairs):
+class MaskedLMWithNextSentence(DataCollatorForMaskedLMWithNextSentence, SentencePairs):
     """BERT's objective: predict masked tokens, and whether segment B follows segment A.
 
     Pairs are made as in the paper's released data preparation, see `SentencePairs`. Sentences are collected until they
     fill an example. With probability 1/2, or if there is only one sentence, B comes from a random position of another
     document and the unused sentences are returned; otherwise B is the rest. Requires at least two documents. With
-    `sentence_task="order"` the label is the one of ALBERT, see `BinarySentencePairs`.
+    `sentence_task="order"` the label is ALBERT's, see `PairSampler`.
 
     | document | example | targets |
     |---|---|---|
@@ -337,6 +344,24 @@ class MaskedLMWithNextSentence(DataCollatorForMaskedLMWithNextSentence, BinarySe
     Example:
         >>> MaskedLMWithNextSentence(tokenizer, max_length=128, seed=0, max_predictions=20)
     """
+
+    sentence_task: SentenceTask = flag("next", SENTENCE_TASK_HELP)
+    one_segment: OneSegment = flag("unlabeled", ONE_SEGMENT_HELP)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.sampler = PairSampler(self.sentence_task, self.one_segment, self.statistics)
+        self.samples_other_documents = self.sampler.samples_other_documents
+
+    def classes_to_count(self) -> dict[str, int]:
+        """Name -> value of the labels of `sentence_task`."""
+        return self.sampler.label_classes
+
+    def segment_pairs(
+        self, document: TokenizedDocument, target: int, random_segment: RandomSegment, rng: np.random.Generator
+    ) -> Iterator[LabeledSegments]:
+        """The examples of a document, see `SentencePairs.segment_pairs`."""
+        return self.sampler.segment_pairs(document, target, random_segment, rng)
 
 
 def next_sentence_pairs(
