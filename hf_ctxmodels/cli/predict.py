@@ -12,13 +12,12 @@ and 6 in a file. Labels are not needed; if the input has labels, the metrics are
 
 import json
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from hf_ctxmodels.cli.generate import generation_head
 from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.console import print_status
-from hf_ctxmodels.core.constants import MULTITASK_MODEL_TYPE
 from hf_ctxmodels.core.devices import DeviceArguments
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, check_range, flag
@@ -33,7 +32,6 @@ from hf_ctxmodels.downstream.text2text.metrics import PERCENTAGES
 from hf_ctxmodels.downstream.text2text.text_to_text import SEPARATOR, CausalTextToText, text_to_text_class
 from hf_ctxmodels.inference.generation import generate_texts
 from hf_ctxmodels.inference.prediction import Predictor
-from hf_ctxmodels.training.model_loading import load_config
 
 _SCREEN_DIGITS, _FILE_DIGITS = 4, 6  # significant digits
 _TASK_FLAGS = (
@@ -83,16 +81,20 @@ def main() -> None:
         check_output_file(arguments.output, flag="--output", overwrite=arguments.overwrite, inputs=(arguments.input,))
     score_lines = []
     if arguments.all_tasks:
+        predictors = Predictor.open_tasks(arguments.model, task_arguments, max_length=arguments.max_length)
         results_by_task = {}
-        for name in _names_of_tasks(arguments.model):
-            results_by_task[name], lines = _predict(replace(arguments, task_name=name), task_arguments, placement)
+        for name, predictor in predictors:
+            results_by_task[name], lines = _predict(predictor, arguments, placement)
             score_lines += [f"{name}: {line}" for line in lines]
         rows = zip(*results_by_task.values(), strict=True)
         results = [dict(zip(results_by_task, row, strict=True)) for row in rows]
     elif arguments.text_task is not None:
         results, score_lines = _predict_texts(arguments, task_arguments, placement)
     else:
-        results, score_lines = _predict(arguments, task_arguments, placement)
+        options = {name: getattr(arguments, name) for name in ("task", "task_name", "max_length")}
+        predictor = Predictor.open(arguments.model, task_arguments, **options)
+        predictor.task.check_unused_arguments()
+        results, score_lines = _predict(predictor, arguments, placement)
     digits = _SCREEN_DIGITS if arguments.output is None else _FILE_DIGITS
     text = "".join(json.dumps(_rounded(result, digits), ensure_ascii=False) + "\n" for result in results)
     if arguments.output is None:
@@ -104,27 +106,11 @@ def main() -> None:
         print(line, file=sys.stderr if arguments.output is None else sys.stdout)  # apart from printed predictions
 
 
-def _names_of_tasks(source: str) -> list[str]:
-    """The tasks of a multi-task model; raises CtxError for another model."""
-    config = load_config(source)
-    if config.model_type != MULTITASK_MODEL_TYPE:
-        raise CtxError(
-            "The model was not trained on several tasks.",
-            location=f"--model {source} --all_tasks",
-            hint="remove --all_tasks, or use a directory written by `finetune multitask`.",
-        )
-    return list(config.tasks)
-
-
 def _predict(
-    arguments: PredictionArguments, task_arguments: TaskArguments, placement: DeviceArguments
+    predictor: Predictor, arguments: PredictionArguments, placement: DeviceArguments
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """The results of all examples of the input for one task, and a line for each metric if they have labels."""
-    names = ("task", "task_name", "max_length")
-    predictor = Predictor.open(arguments.model, task_arguments, **{name: getattr(arguments, name) for name in names})
+    """The results of all examples of the input, and a line for each metric if they have labels."""
     task = predictor.task
-    if not arguments.all_tasks:
-        task.check_unused_arguments()
     if isinstance(task, QuestionAnswering):
         task.has_unanswerable = arguments.may_be_unanswerable
     placement.place(predictor.model)

@@ -91,7 +91,7 @@ def evaluate(tokenizer: PreTrainedTokenizerBase, documents: Documents, language:
     """Compute the fertility (tokens per word) and the share of unknown tokens on the first documents; `language` is
     the language of lines without a tag, for a tokenizer whose tokens depend on the language."""
     held_out = list(islice(documents, MAX_EVALUATION_DOCUMENTS))
-    languages, by_language = getattr(tokenizer, "languages", ()), getattr(tokenizer, "splits_by_language", False)
+    languages, by_language = getattr(tokenizer, "languages", ()), getattr(tokenizer, "tokens_depend_on_language", False)
     texts: dict[str | None, list[str]] = {}
     for document in held_out:
         # translations are skipped: their vocabulary is separate

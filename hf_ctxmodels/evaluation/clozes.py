@@ -8,10 +8,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.architectures.continuations import ContinuationScore
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import check_range
-from hf_ctxmodels.core.generation import max_input_length
 from hf_ctxmodels.core.model import evaluation_mode
-from hf_ctxmodels.evaluation.scoring import MaskedScorer, make_scorer, token_batches
+from hf_ctxmodels.evaluation.scoring import MaskedScorer, make_masked_scorer, token_batches
 
 
 class Cloze(NamedTuple):
@@ -75,14 +73,7 @@ def score_clozes(
         CtxError: The model predicts no masked tokens; a choice has unknown tokens or the tokens of another one; a text
             contains the mask token, or its choice is too long.
     """
-    check_range({"batch_tokens": batch_tokens, "max_length": max_length}, at_least=1)
-    scorer = make_scorer(model, tokenizer)
-    if not isinstance(scorer, MaskedScorer):
-        raise CtxError(
-            f"{type(model).__name__} predicts no masked tokens.",
-            hint="use a masked language model or XLNet, or a task without scoring: cloze.",
-        )
-    limit = max_input_length(model.config) if max_length is None else max_length
+    scorer, limit = make_masked_scorer(model, tokenizer, max_length, batch_tokens)
     choice_ids = {choices: _encode_choices(tokenizer, choices) for _, choices in clozes}
     scores: list[list[ContinuationScore]] = [[] for _ in clozes]
     single_masks: list[tuple[int, dict[str, Any]]] = []

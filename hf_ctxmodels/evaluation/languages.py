@@ -63,7 +63,7 @@ def count_subwords(
     character-based models. `language` is the language of the texts, for a tokenizer whose tokens depend on it."""
     are_words = not isinstance(texts[0], str)
     options: dict[str, Any] = {"is_split_into_words": are_words, "add_special_tokens": False, "verbose": False}
-    if language is not None and getattr(tokenizer, "splits_by_language", False):
+    if language is not None and getattr(tokenizer, "tokens_depend_on_language", False):
         options["language"] = language
     rows = tokenizer(list(texts), **options)["input_ids"]  # type: ignore[arg-type]
     if any(not isinstance(token, int) for row in rows for token in row[:1]):

@@ -141,16 +141,9 @@ def score_pseudo_continuations(
             sequence. A longer sequence is a batch of its own.
 
     Raises:
-        CtxError: The model predicts from one side only, or a continuation has no token or too many.
+        CtxError: The model predicts no masked tokens, or a continuation has no token or too many.
     """
-    check_range({"batch_tokens": batch_tokens, "max_length": max_length}, at_least=1)
-    scorer = make_scorer(model, tokenizer)
-    if not isinstance(scorer, MaskedScorer):
-        raise CtxError(
-            f"{type(model).__name__} has no pseudo-log-likelihood.",
-            hint="use a masked language model or XLNet; ContinuationScorer scores causal models.",
-        )
-    limit = max_input_length(model.config) if max_length is None else max_length
+    scorer, limit = make_masked_scorer(model, tokenizer, max_length, batch_tokens)
     context_lengths = {context: len(list(scorer.encode(context))) for context in dict(requests)}
     sequences: list[tuple[int, dict[str, Any]]] = []
     are_truncated = []
@@ -511,3 +504,19 @@ def make_scorer(model: Any, tokenizer: PreTrainedTokenizerBase) -> _Scorer:
         f"{type(model).__name__} is not a language model that scores texts.",
         hint="use AutoModelForCausalLM, AutoModelForMaskedLM or, for ELMo, AutoModelForPreTraining.",
     )
+
+
+def make_masked_scorer(
+    model: Any, tokenizer: PreTrainedTokenizerBase, max_length: int | None, batch_tokens: int
+) -> tuple[MaskedScorer, int | None]:
+    """The scorer of a model that predicts masked tokens, and the maximum number of tokens of its input: `max_length`,
+    or if it is None the model's limit. Raises CtxError for other models, or a number that is not positive."""
+    check_range({"batch_tokens": batch_tokens, "max_length": max_length}, at_least=1)
+    scorer = make_scorer(model, tokenizer)
+    if not isinstance(scorer, MaskedScorer):
+        raise CtxError(
+            f"{type(model).__name__} predicts no masked tokens.",
+            hint="use a masked language model or XLNet; for a causal model, use ContinuationScorer, or in task files "
+            "`scoring: full`.",
+        )
+    return scorer, max_input_length(model.config) if max_length is None else max_length

@@ -1,7 +1,7 @@
 """Predictions of fine-tuned models for unlabeled examples."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -10,12 +10,14 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from hf_ctxmodels.core.adapter_support import suppress_adapter_notice
 from hf_ctxmodels.core.console import print_status
+from hf_ctxmodels.core.constants import MULTITASK_MODEL_TYPE
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.downstream.adapters.adapter_checkpoints import add_saved_adapters
 from hf_ctxmodels.downstream.finetuning.arguments import StartingModelArguments
 from hf_ctxmodels.downstream.finetuning.finetuning_run import (
     has_several_tasks,
     load_config_and_tokenizer,
+    load_multitask_model,
     open_model,
 )
 from hf_ctxmodels.downstream.tasks import TASKS, Task, TaskArguments
@@ -60,6 +62,7 @@ class Predictor:
         task: str | None = None,
         task_name: str | None = None,
         max_length: int | None = None,
+        multitask_model: PreTrainedModel | None = None,
     ) -> Self:
         """Open a model with its saved adapters.
 
@@ -70,6 +73,7 @@ class Predictor:
             task_name: Task of a multi-task model.
             max_length: Longest input in tokens; by default the length of fine-tuning, or if it is unknown 128 or the
                 model's limit.
+            multitask_model: The multi-task model of `source`, if it is already loaded.
 
         Raises:
             CtxError: The model cannot be opened, or has no head of the task.
@@ -98,8 +102,29 @@ class Predictor:
         check_tokenizer_matches_model(tokenizer, config, length, location=source)
         model_task.load_labels(config)
         with suppress_adapter_notice():
-            model = open_model(model_source, model_task, config, tokenizer)
+            model = open_model(model_source, model_task, config, tokenizer, multitask_model)
         return cls(model_task, add_saved_adapters(model, source).eval(), tokenizer)
+
+    @classmethod
+    def open_tasks(
+        cls, source: str, arguments: TaskArguments | None = None, *, max_length: int | None = None
+    ) -> Iterator[tuple[str, Self]]:
+        """Yield name and predictor of each task of a multi-task model, which is loaded once; arguments as for `open`.
+
+        Raises:
+            CtxError: The model cannot be opened, or is no multi-task model.
+        """
+        config = load_config(source)
+        if config.model_type != MULTITASK_MODEL_TYPE:
+            raise CtxError(
+                "The model was not trained on several tasks.",
+                location=source,
+                hint="remove --all_tasks (use Predictor.open), or use a directory written by `finetune multitask`.",
+            )
+        with suppress_adapter_notice():
+            model = load_multitask_model(source)
+        for name in config.tasks:
+            yield name, cls.open(source, arguments, task_name=name, max_length=max_length, multitask_model=model)
 
     def predict(self, examples: Sequence[Any], batch_size: int = 32, progress: bool = False) -> list[dict[str, Any]]:
         """The results (`Task.results`) of examples from `Task.read_unlabeled`, in their order."""

@@ -1,6 +1,7 @@
 """Unsupervised translation (Lample & Conneau 2019, section 3.4; Lample et al. 2018): denoising and on-the-fly
 back-translation of text in several languages."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -28,8 +29,9 @@ _END_OF_WORD = "</w>"  # suffix of the last subword of a word
 _LENGTH_FACTOR, _LENGTH_OFFSET = 1.3, 5
 
 
-def parse_schedule(text: str, name: str) -> list[tuple[int, float]]:
-    """The (step, weight) points of "0:1,100000:0.1,300000:0", or of a constant; raises CtxError for another form."""
+def parse_weight_schedule(text: str, name: str) -> list[tuple[int, float]]:
+    """The (step, weight) points of "0:1,100000:0.1,300000:0", or of a constant; raises CtxError for another form, or a
+    weight that is negative or not finite."""
     try:
         points = [(0, float(text))] if ":" not in text else []
         if not points:
@@ -38,11 +40,13 @@ def parse_schedule(text: str, name: str) -> list[tuple[int, float]]:
     except ValueError:
         points = []
     steps = [step for step, _ in points]
-    if not points or steps[0] != 0 or steps != sorted(set(steps)) or any(weight < 0 for _, weight in points):
+    if not points or steps[0] != 0 or steps != sorted(set(steps)):
         raise CtxError(
             f"{name}={text} is no schedule of weights.",
             hint="use a number, or ascending STEP:WEIGHT points from step 0, such as 0:1,100000:0.1,300000:0.",
         )
+    if invalid := [weight for _, weight in points if weight < 0 or not math.isfinite(weight)]:
+        raise CtxError(f"{name}={text} has the weight {invalid[0]:g}.", hint="use finite weights of at least 0.")
     return points
 
 
@@ -110,7 +114,7 @@ class DataCollatorForBackTranslation(PaddingCollator):
     def other_language(self, feature: Mapping[str, Any]) -> int:
         """A language id other than the feature's."""
         language = int(feature["language"])
-        rng = feature_generator(feature, self.seed, self.static, Purpose.PAIRING)
+        rng = feature_generator(feature, self.seed, Purpose.PAIRING, period=1 if self.static else None)
         index = int(rng.integers(self.num_languages - 1))
         return index + (index >= language)
 
@@ -118,7 +122,7 @@ class DataCollatorForBackTranslation(PaddingCollator):
         """Add noise and pad features; see the class for their columns and the returned ones."""
         sentences = [np.asarray(feature["input_ids"]).astype(np.int64) for feature in features]
         noised = [
-            self.add_noise(sentence, feature_generator(feature, self.seed, self.static))
+            self.add_noise(sentence, feature_generator(feature, self.seed, period=1 if self.static else None))
             for sentence, feature in zip(sentences, features, strict=True)
         ]
         _, sources = self.pad_inputs(sentences)
@@ -265,7 +269,7 @@ class BackTranslation(DataCollatorForBackTranslation, MaskingWithLanguages):
                 hint="train it on text with language tags: data tokenizer --language_tags.",
             )
         self.immutable_config_fields = ("n_langs", "lang2id")
-        schedules = {name: parse_schedule(getattr(self, name), name) for name in ("lambda_ae", "lambda_bt")}
+        schedules = {name: parse_weight_schedule(getattr(self, name), name) for name in ("lambda_ae", "lambda_bt")}
         self.loss_function = BackTranslationLoss(**schedules)
 
     def tagged_examples(self, documents: Iterable[list[str]]) -> Iterator[Example]:

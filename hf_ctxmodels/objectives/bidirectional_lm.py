@@ -77,7 +77,7 @@ class DataCollatorForBidirectionalLM(PaddingCollator):
             "labels": torch.stack([padder.pad(targets, IGNORE_INDEX) for targets in (following, previous)], -1),
         }
         if self.negatives:
-            generators = [feature_generator(feature, self.seed, 0, Purpose.SAMPLING) for feature in features]
+            generators = [feature_generator(feature, self.seed, Purpose.SAMPLING) for feature in features]
             uniforms = np.stack([rng.random(self.negatives) for rng in generators])
             batch["negatives"] = log_uniform_samples(torch.from_numpy(uniforms), len(self.characters))
         return batch

@@ -84,7 +84,7 @@ class TaskExample(NamedTuple):
     words: np.ndarray | None = None
 
 
-def parse_schedule(text: str, task_names: Collection[str]) -> list[dict[str, int]]:
+def parse_task_schedule(text: str, task_names: Collection[str]) -> list[dict[str, int]]:
     """For each stage task -> number of its steps, by default 1; raises CtxError if the text is malformed, or a stage
     lacks a task of the previous one: the paper trains a new task together with all earlier ones."""
     location = f"schedule={text}"
@@ -147,7 +147,7 @@ class DataCollatorForContinualTasks(MaskingCollator):
             ids = np.asarray(feature["input_ids"])
             targets = np.full(len(ids), IGNORE_INDEX)
             if int(feature["task"]) == _NUMBERS[MASKING]:
-                rng = feature_generator(feature, self.seed, self.mask_period)
+                rng = feature_generator(feature, self.seed, period=self.mask_period)
                 ids, targets = self.masker.mask(ids, np.asarray(feature["word_ids"]), rng)
             sequences.append(ids)
             labels.append(targets)
@@ -215,7 +215,7 @@ class ContinualTasks(DataCollatorForContinualTasks, Objective):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        stages = parse_schedule(self.schedule, TASKS)
+        stages = parse_task_schedule(self.schedule, TASKS)
         check_range(self, "reordering_segments", at_least=2)
         self.templates = {segments: SpecialTokensTemplate(self.tokenizer, segments) for segments in (1, 2)}
         self.max_text_tokens, self.max_pair_tokens = (

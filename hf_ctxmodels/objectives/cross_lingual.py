@@ -212,7 +212,7 @@ class DataCollatorForStreamMaskedLM(PaddingCollator):
         corrupted, labels, positions = [], [], []
         for feature, ids in zip(features, originals, strict=True):
             check_token_ids(ids, len(self.vocabulary))
-            rng = feature_generator(feature, self.seed, self.static)
+            rng = feature_generator(feature, self.seed, period=1 if self.static else None)
             selected = self._select(ids, rng)
             corrupted_ids, targets = corrupt(ids, selected, self.rule, self.mask_id, self.vocabulary, rng)
             corrupted.append(corrupted_ids)

@@ -93,7 +93,8 @@ class DataCollatorForDenoising(PaddingCollator):
         text = slice(self.template.leading, len(ids) - self.template.special_tokens + self.template.leading)
         word_starts = self._word_starts(feature, ids)[text] if self.needs_words else np.ones(len(ids[text]), dtype=bool)
         bounds = self._sentence_bounds(feature, ids, text) if self.permute_sentences else np.zeros(1, dtype=int)
-        noised = self.noise(ids[text], word_starts, bounds, feature_generator(feature, self.seed, self.static))
+        rng = feature_generator(feature, self.seed, period=1 if self.static else None)
+        noised = self.noise(ids[text], word_starts, bounds, rng)
         return np.concatenate([ids[: text.start], noised, ids[text.stop :]])
 
     def _word_starts(self, feature: Mapping[str, Any], ids: np.ndarray) -> np.ndarray:

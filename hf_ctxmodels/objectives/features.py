@@ -47,10 +47,14 @@ def check_token_ids(ids: np.ndarray, vocab_size: int) -> None:
 
 
 def feature_generator(
-    feature: Mapping[str, Any], seed: int, period: int, purpose: Purpose = Purpose.CORRUPTION
+    feature: Mapping[str, Any], seed: int, purpose: Purpose = Purpose.CORRUPTION, *, period: int | None = None
 ) -> np.random.Generator:
-    """The random generator of a feature, seeded by its `example_index` and its `epoch`. Corruptions repeat
-    after `period` epochs: 1 or True for the same one in all epochs, 0 or False for a new one in each epoch."""
+    """The random generator of a feature, seeded by its `example_index` and its `epoch`.
+
+    Args:
+        period: Number of epochs after which the random numbers repeat, 1 for the same ones in all epochs; None for new
+            ones in each epoch.
+    """
     epoch = 0 if period == 1 else _integer(feature, "epoch")
     return generator(seed, epoch % period if period else epoch, _integer(feature, "example_index"), purpose)
 

@@ -64,7 +64,7 @@ class DataCollatorForNoisySequenceToSequence(SourceTargetCorruption):
     def target_spans(self, feature: Mapping[str, Any]) -> np.ndarray:
         """(steps,) numbers of a target's spans."""
         words = feature_word_ids(feature, "target_word_ids")[:-1]
-        rng = feature_generator(feature, self.seed, self.static, Purpose.ORDER)
+        rng = feature_generator(feature, self.seed, Purpose.ORDER, period=1 if self.static else None)
         return self.number_spans(words, np.ones(len(words), dtype=bool), rng)
 
     def number_spans(self, words: np.ndarray, in_target: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -154,7 +154,7 @@ class DataCollatorForInfilling(DataCollatorForNoisySequenceToSequence):
         """Remove fragments, corrupt and pad; see the class for the columns of features and the returned ones."""
         split_features = []
         for feature in features:
-            rng = feature_generator(feature, self.seed, self.static, Purpose.ORDER)
+            rng = feature_generator(feature, self.seed, Purpose.ORDER, period=1 if self.static else None)
             ids, words = np.asarray(feature["text_ids"]), feature_word_ids(feature)
             in_target = self.fragments(len(ids), rng)
             split_features.append(

@@ -55,9 +55,9 @@ class MaskingCollator(PaddingCollator):
         self.masker = TokenMasker(self.tokenizer, self.rule_class.of(self))
 
     @property
-    def mask_period(self) -> int:
-        """Number of epochs after which masks repeat; 0 if they do not (Liu et al. 2019, section 4.1)."""
-        return 1 if self.static else self.static_masks
+    def mask_period(self) -> int | None:
+        """Number of epochs after which masks repeat; None if they do not (Liu et al. 2019, section 4.1)."""
+        return 1 if self.static else self.static_masks or None
 
     def replacements(self, feature: Mapping[str, Any]) -> np.ndarray | None:
         """The ids from which a sequence's random tokens are sampled; None for the non-special vocabulary."""
@@ -68,7 +68,7 @@ class MaskingCollator(PaddingCollator):
         original = [np.asarray(feature["input_ids"]) for feature in features]
         corrupted, labels = [], []
         for feature, ids in zip(features, original):
-            rng = feature_generator(feature, self.seed, self.mask_period)
+            rng = feature_generator(feature, self.seed, period=self.mask_period)
             words = feature_word_ids(feature) if self.masker.rule.needs_words else None
             corrupted_ids, targets = self.masker.mask(ids, words, rng, self.replacements(feature))
             corrupted.append(corrupted_ids)

@@ -116,7 +116,7 @@ class DataCollatorForMaskedSegment(PaddingCollator):
         """Mask the segments of a feature."""
         ids = np.asarray(feature["input_ids"]).astype(np.int64)
         check_token_ids(ids, len(self.non_special.table))
-        rng = feature_generator(feature, self.seed, self.static)
+        rng = feature_generator(feature, self.seed, period=1 if self.static else None)
         positions = self.segments(len(ids), rng)
         corrupted, _ = corrupt(ids, positions, self.rule, self.mask_id, self.non_special.ids, rng)
         return MaskedSequence(ids, positions, corrupted)
@@ -293,7 +293,7 @@ class DataCollatorForMaskedTranslation(DataCollatorForMaskedSegment):
         ids = np.asarray(feature["target_ids"]).astype(np.int64)[:-1]
         if not self.target_share:
             return ids
-        rng = feature_generator(feature, self.seed, self.static, Purpose.ORDER)
+        rng = feature_generator(feature, self.seed, Purpose.ORDER, period=1 if self.static else None)
         positions = self.target_rule.select(np.arange(len(ids)) > 0, None, rng)
         return corrupt(ids, positions, self.target_rule, self.mask_id, self.non_special.ids, rng)[0]
 

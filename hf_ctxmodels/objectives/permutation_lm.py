@@ -86,7 +86,8 @@ class DataCollatorForPermutationLM(PaddingCollator):
         orders, targets, labels = [], [], []
         for feature, ids, offset in zip(features, sequences, padder.offsets.tolist()):
             words = feature_word_ids(feature) if self.whole_word else None
-            order, positions = self.sample_order(ids, words, feature_generator(feature, self.seed, self.static))
+            rng = feature_generator(feature, self.seed, period=1 if self.static else None)
+            order, positions = self.sample_order(ids, words, rng)
             orders.append(order)
             targets.append(positions + offset)
             labels.append(ids[positions])

@@ -37,7 +37,7 @@ class DataCollatorForPrefixLM(DataCollatorForCausalLM):
         """(words,) 1 at the tokens of the prefix: at least one token of each sequence, and not all that have a next
         token."""
         length = len(feature["input_ids"])
-        rng = feature_generator(feature, self.seed, period=0)
+        rng = feature_generator(feature, self.seed)
         sequences = np.asarray(feature.get("sequence_ids", np.ones(length)), dtype=np.int64)
         starts = np.flatnonzero(np.diff(sequences, prepend=sequences[:1] - 1))
         prefix = np.zeros(length, dtype=np.int64)

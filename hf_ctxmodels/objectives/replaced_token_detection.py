@@ -37,7 +37,9 @@ class DataCollatorForReplacedTokenDetection(DataCollatorForMaskedLM):
         batch = super().collate(features)
         originals = torch.where(batch["labels"] == IGNORE_INDEX, batch["input_ids"], batch["labels"])
         batch["token_labels"] = originals.masked_fill(batch["attention_mask"] == 0, IGNORE_INDEX)
-        generators = [feature_generator(feature, self.seed, self.mask_period, Purpose.SAMPLING) for feature in features]
+        generators = [
+            feature_generator(feature, self.seed, Purpose.SAMPLING, period=self.mask_period) for feature in features
+        ]
         batch["sampling_seed"] = torch.tensor([int(rng.integers(2**63)) for rng in generators])
         return batch
 

@@ -57,7 +57,7 @@ class SourceTargetCorruption(PaddingCollator):
         sources = [np.asarray(feature["input_ids"]) for feature in features]
         corrupted, labels = [], []
         for feature in features:
-            rng = feature_generator(feature, self.seed, self.static)
+            rng = feature_generator(feature, self.seed, period=1 if self.static else None)
             corrupted_ids, targets = self.corrupt(np.asarray(feature["target_ids"]), feature, rng)
             corrupted.append(corrupted_ids)
             labels.append(targets)

@@ -77,7 +77,7 @@ class DataCollatorForSpanCorruption(SourceTargetCollator):
             if not len(ids):
                 raise CtxError("An example has no token to predict.", hint="drop empty texts.")
             self.check_text(ids)
-            inputs, targets = self.corrupt(ids, feature_generator(feature, self.seed, period=0))
+            inputs, targets = self.corrupt(ids, feature_generator(feature, self.seed))
             pairs.append({"input_ids": np.append(inputs, self.end), "labels": np.append(targets, self.end)})
         return super().collate(pairs)
 

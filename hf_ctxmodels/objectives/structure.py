@@ -67,7 +67,7 @@ class DataCollatorForMaskedLMWithStructure(SentencePairCollator):
         ids, labels = batch["input_ids"].numpy(), batch["labels"].numpy()
         shuffle_labels = np.full_like(labels, IGNORE_INDEX)
         for row, feature in enumerate(features):
-            rng = feature_generator(feature, self.seed, self.mask_period, Purpose.ORDER)
+            rng = feature_generator(feature, self.seed, Purpose.ORDER, period=self.mask_period)
             shufflable = self.masker.non_special.candidates(ids[row]) & (labels[row] == IGNORE_INDEX)
             for start in self.sample_ngrams(shufflable, rng):
                 window = slice(start, start + self.shuffled_length)

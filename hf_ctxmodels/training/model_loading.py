@@ -292,13 +292,14 @@ def load_model(
 
     A head that is missing in the checkpoint, or has another shape there, is newly initialized, or with `require_head`
     an error; unknown weights are ignored. Both are reported on stderr. `weights`, by name, are loaded instead of the
-    source's files.
+    source's files, which are then not verified.
 
     Raises:
         CtxError: There is no such model or head, the weights are damaged, or weights of the encoder or of a
             required head are missing or have another shape.
     """
-    verify_weights(Path(source))
+    if weights is None:
+        verify_weights(Path(source))
     if is_sharded(source):
         raise CtxError(
             "The checkpoint is sharded over several processes.",

@@ -15,7 +15,7 @@ from hf_ctxmodels import CtxBertTokenizer, CtxEncoderDecoderConfig, CtxEncoderDe
 from hf_ctxmodels.data import ExampleSet
 from hf_ctxmodels.downstream.finetuning.forgetting import PretrainingEvaluation
 from hf_ctxmodels.objectives import BackTranslation
-from hf_ctxmodels.objectives.back_translation import parse_schedule, scheduled_weight, translate
+from hf_ctxmodels.objectives.back_translation import parse_weight_schedule, scheduled_weight, translate
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.training.training_log import read_log
 
@@ -175,15 +175,20 @@ class TestLoss:
 
 class TestSchedule:
     def test_interpolation(self) -> None:
-        points = parse_schedule("0:1,100000:0.1,300000:0", "lambda_ae")
+        points = parse_weight_schedule("0:1,100000:0.1,300000:0", "lambda_ae")
         weights = [scheduled_weight(points, step) for step in (0, 50_000, 100_000, 200_000, 300_000, 400_000)]
         assert weights == pytest.approx([1, 0.55, 0.1, 0.05, 0, 0])
-        assert scheduled_weight(parse_schedule("0.5", "lambda_bt"), 7) == 0.5
+        assert scheduled_weight(parse_weight_schedule("0.5", "lambda_bt"), 7) == 0.5
 
-    @pytest.mark.parametrize("text", ["", "one", "5:1,9:0", "0:1,0:2", "0:1,9:-1", "9:0,0:1"])
+    @pytest.mark.parametrize("text", ["", "one", "5:1,9:0", "0:1,0:2", "9:0,0:1"])
     def test_invalid(self, tokenizer: Any, text: str) -> None:
         with pytest.raises(CtxError, match="no schedule of weights"):
             BackTranslation(tokenizer, max_length=30, lambda_ae=text)
+
+    @pytest.mark.parametrize("text", ["0:1,9:-1", "-1", "nan", "inf", "0:1,9:nan", "0:inf,9:0"])
+    def test_invalid_weights(self, tokenizer: Any, text: str) -> None:
+        with pytest.raises(CtxError, match=r"has the weight (-1|nan|inf)\.(.|\n)*use finite weights of at least 0"):
+            BackTranslation(tokenizer, max_length=30, lambda_bt=text)
 
     def test_weights_of_zero(self, tokenizer: Any) -> None:
         objective = BackTranslation(tokenizer, max_length=30, lambda_ae="0", lambda_bt="1")

@@ -20,7 +20,7 @@ from hf_ctxmodels.data import (
     load_documents,
 )
 from hf_ctxmodels.objectives import ContinualTasks
-from hf_ctxmodels.objectives.continual_tasks import TASKS, parse_schedule
+from hf_ctxmodels.objectives.continual_tasks import TASKS, parse_task_schedule
 from hf_ctxmodels.objectives.masking import IGNORE_INDEX
 
 
@@ -218,7 +218,7 @@ def test_steps_are_spread_evenly_over_a_stage():
 )
 def test_schedules_that_are_refused(text, message):
     with pytest.raises(CtxError, match=message):
-        parse_schedule(text, TASKS)
+        parse_task_schedule(text, TASKS)
 
 
 def test_what_is_refused(tokenizer, documents, tmp_path):

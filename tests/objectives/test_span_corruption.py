@@ -205,8 +205,8 @@ def test_there_are_sentinels_for_all_spans(words: CtxT5Tokenizer) -> None:
     objective = SpanCorruption(words, max_length=64, seed=0, variant="iid", noise_density=0.5)
     length, again = 390, 0
     for index in range(200):
-        plain = feature_generator(feature(length, index), 0, period=0).random(length) < 0.5
-        noise = objective.sample_noise_mask(length, feature_generator(feature(length, index), 0, period=0))
+        plain = feature_generator(feature(length, index), 0).random(length) < 0.5
+        noise = objective.sample_noise_mask(length, feature_generator(feature(length, index), 0))
         runs = [sum(side & ~np.append(False, side[:-1])) for side in (noise, ~noise)]
         assert max(runs) <= 100
         num_samples = max(sum(side & ~np.append(False, side[:-1])) for side in (plain, ~plain)) > 100

@@ -136,7 +136,7 @@ def test_separate_vocabularies(tmp_path: Path, do_lower_case: bool) -> None:
     tokenizer.save_pretrained(tmp_path)
     loaded = AutoTokenizer.from_pretrained(tmp_path, language="de")
     assert loaded(LINES).input_ids == tokenizer(LINES, language="de").input_ids
-    assert loaded.splits_by_language
+    assert loaded.tokens_depend_on_language
     with pytest.raises(CtxError, match="A line has no language"):
         CtxXLMTokenizer.train(["<de> Haus", "maison"], 600, separate_vocabularies=True, **options)
 

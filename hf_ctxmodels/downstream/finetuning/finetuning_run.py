@@ -212,11 +212,24 @@ def prepare_for_tasks(tokenizer: PreTrainedTokenizerBase, max_length: int = 0) -
     check_max_length(tokenizer, max_length)
 
 
+def load_multitask_model(source: str) -> PreTrainedModel:
+    """Load a multi-task model; raises CtxError if it cannot be opened, or its weights are damaged."""
+    verify_weights(Path(source))
+    return load_pretrained(AutoModel, source, "the multi-task model")
+
+
 def open_model(
-    arguments: StartingModelArguments, task: Task[Any], config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase
+    arguments: StartingModelArguments,
+    task: Task[Any],
+    config: PreTrainedConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    multitask_model: PreTrainedModel | None = None,
 ) -> PreTrainedModel:
-    """Load the checkpoint or create a new model, with the task's head and embeddings for all tokens; raises CtxError if
-    the model lacks an input that the task needs."""
+    """Load the checkpoint or create a new model, with the task's head and embeddings for all tokens.
+
+    `multitask_model` is the model of a multi-task checkpoint if it is already loaded. Raises CtxError if the model
+    lacks an input that the task needs.
+    """
     source, task_name = arguments.model, arguments.task_name
     if source is None:
         model = new_model(task.auto_class, config)
@@ -225,8 +238,8 @@ def open_model(
     else:
         weights = None
         if task_name is not None:
-            verify_weights(Path(source))
-            weights = load_pretrained(AutoModel, source, "the multi-task model").task_weights(task_name)
+            multitask_model = load_multitask_model(source) if multitask_model is None else multitask_model
+            weights = multitask_model.task_weights(task_name)
         model = load_model(source, task.auto_class, config, weights=weights)
         num_new_tokens = len(tokenizer) - getattr(config, "vocab_size", len(tokenizer))
         if num_new_tokens > 0:

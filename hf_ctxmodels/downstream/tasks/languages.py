@@ -40,7 +40,7 @@ def set_language(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, l
         )
     if getattr(config, "lang2id", None):
         config.default_lang = config.lang2id[language]  # type: ignore[attr-defined]
-    if not getattr(config, "lang2id", None) or getattr(tokenizer, "splits_by_language", False):
+    if not getattr(config, "lang2id", None) or getattr(tokenizer, "tokens_depend_on_language", False):
         tokenizer.language = language  # type: ignore[attr-defined]
 
 

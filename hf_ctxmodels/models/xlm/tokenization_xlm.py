@@ -155,7 +155,7 @@ class CtxXLMTokenizer(WordBPETokenizer):
         self.init_kwargs["language"] = name
 
     @property
-    def splits_by_language(self) -> bool:
+    def tokens_depend_on_language(self) -> bool:
         """Whether tokens depend on the language: words are split by its rules (of English without a language), or its
         vocabulary is separate."""
         return self.word_splitting == "moses" or self.separate_vocabularies
@@ -180,7 +180,7 @@ class CtxXLMTokenizer(WordBPETokenizer):
                 hint=f"set tokenizer.language or language= to one of {', '.join(self.languages)}; in commands, use "
                 "--language or --language_tags.",
             )
-        if self.splits_by_language or (self.word_splitting == "whitespace" and self.lower_cases):
+        if self.tokens_depend_on_language or (self.word_splitting == "whitespace" and self.lower_cases):
             text, text_pair = (self._split_into_words(texts, language or "en") for texts in (text, text_pair))
         encoded = super()._encode_plus(text, text_pair, *args, **kwargs)
         if self._num_listed is not None:
