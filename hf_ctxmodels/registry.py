@@ -79,7 +79,7 @@ def _class_problems(spec: FamilySpec) -> Iterable[str]:
         if not hasattr(transformers, auto_name):
             yield f"transformers has no Auto class {auto_name!r}"
         if not issubclass(model, CtxPreTrainedModel) or model.config_class is not spec.config:
-            yield f"{model.__name__} is no CtxPreTrainedModel with a {spec.config.__name__}"
+            yield f"{model.__name__} is not a CtxPreTrainedModel with a {spec.config.__name__}"
 
 
 def _name_problems(spec: FamilySpec) -> Iterable[str]:
@@ -124,7 +124,7 @@ def get_family(key: str | PreTrainedConfig | PreTrainedModel) -> FamilySpec:
             return family
     if isinstance(key, PreTrainedConfig):
         raise CtxError(
-            f"{type(key).__name__} (model_type {key.model_type!r}) is no configuration of this package.",
+            f"{type(key).__name__} (model_type {key.model_type!r}) is not a configuration of this package.",
             location=key.name_or_path or None,
             hint=f"load the model with a class of one of the families: {', '.join(FAMILIES)}.",
         )

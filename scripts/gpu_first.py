@@ -114,7 +114,7 @@ def heads(device: torch.device, arguments: GpuArguments) -> Iterator[Result]:
 
 
 def head_cases(family: str) -> list[Any]:
-    """The cases (`zoo.Case`) of a family's heads with a loss that is no random function."""
+    """The cases (`zoo.Case`) of a family's heads with a loss that is not a random function."""
     sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
     from zoo import HEADS
 

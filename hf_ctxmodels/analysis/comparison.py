@@ -69,7 +69,7 @@ def score_words(
     token_words[np.asarray(encoding["special_tokens_mask"], dtype=bool)] = NO_WORD
     scores: list[list[TokenScore]] = [[] for _ in words]
     for token in score_tokens(model, tokenizer, text, batch_size=batch_size):
-        # the end of the text, after the last token, is no word
+        # the end of the text, after the last token, is not a word
         if token.position < len(token_words) and token_words[token.position] != NO_WORD:
             scores[token_words[token.position]].append(token)
     counts = np.bincount(token_words[token_words != NO_WORD], minlength=len(words))

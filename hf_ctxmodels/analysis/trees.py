@@ -96,7 +96,7 @@ def fit_tree_spaces(
         progress: Show progress bars.
 
     Raises:
-        CtxError: There are several layers, fewer than 10 training sentences, or heads that are no tree.
+        CtxError: There are several layers, fewer than 10 training sentences, or heads that do not form a tree.
     """
     if len(encoder.layers) != 1 or len(train) < 10:
         raise CtxError(

@@ -58,7 +58,7 @@ class CharacterVectors(nn.Module):
         """Set (n, characters) words and their (n, width) vectors; of words with equal hashes, the first is kept."""
         if len(vectors) > len(self.keys) or vectors.shape[1] != self.table.shape[1]:
             raise CtxError(
-                f"The vectors are {tuple(vectors.shape)}, but the model has room for {tuple(self.table[1:].shape)}."
+                f"The vectors are {tuple(vectors.shape)}, but the model's table is {tuple(self.table[1:].shape)}."
             )
         sorted_keys, order = self._hash(character_ids).sort(stable=True)
         is_first = torch.ones_like(sorted_keys, dtype=torch.bool)

@@ -4,7 +4,7 @@ Brown et al. 2020, section 2.4: a task is a prompt, and its choices are compared
 continuation of the prompt. The requests of a task share long prefixes: the examples in the prompt, and the context of
 all choices. The scorer computes a shared prefix once; its keys and values, or recurrent states, serve all requests.
 
-Texts are tokenized as in lm-evaluation-harness, and the numbers equal the ones of its `hf` model.
+Texts are tokenized as in lm-evaluation-harness, and the scores equal its `hf` model's.
 """
 
 import inspect

@@ -321,7 +321,7 @@ class QueryForConditionalGeneration(heads.Seq2SeqHead):
         token_id = self.config.query_token_id
         if token_id is None or not 0 <= token_id < self.config.vocab_size:
             raise CtxError(
-                f"config.query_token_id={token_id} is no token of the vocabulary of {self.config.vocab_size}.",
+                f"config.query_token_id={token_id} is not a token of the vocabulary of {self.config.vocab_size}.",
                 hint="set it to the id of the query token: tokenizer.mask_token_id, or the id of [ATTN].",
             )
         return QueryTokens(token_id, self.target_segment, **fields)

@@ -101,7 +101,7 @@ def _read_texts(arguments: BehaviorArguments, task_arguments: TaskArguments, sui
 
 
 def check_labels(suite: Suite, predictor: Predictor, location: str) -> None:
-    """Raise CtxError if a model is no classifier, or a label of the suite is not one of its labels."""
+    """Raise CtxError if a model is not a classifier, or a label of the suite is not one of its labels."""
     if not isinstance(predictor.task, SequenceClassification):
         raise CtxError(
             f"The task {predictor.task.name} has no labels of texts.",

@@ -58,7 +58,7 @@ class SenseArguments(WordAnalysisArguments):
     probe_ranks: list[int] = flag(
         (), "Ranks of trained maps of the last layer, under which senses are compared too (Coenen et al. 2019)."
     )
-    max_lemmas: int | None = flag(None, "Disambiguate a sample of this number of ambiguous lemmas; by default all.")
+    max_lemmas: int | None = flag(None, "Disambiguate a random sample of N ambiguous lemmas; by default all.")
 
     def __post_init__(self) -> None:
         super().__post_init__()

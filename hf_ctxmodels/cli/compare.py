@@ -4,8 +4,8 @@ with the same measures, and write tables and figures.
     hf-ctxmodels compare tiny --data_dir data --output_dir runs/comparison
     hf-ctxmodels compare my_plan.yaml --output_dir runs/comparison --dry_run
 
-The plan is a YAML file, or the name of a packaged one. The same command continues after an interruption: a finished
-part is never run again. Several processes, also on different machines, may share the output directory.
+The plan is a YAML file, or the name of a packaged one. After an interruption, the same command continues; finished
+parts are skipped. Several processes, also on different machines, can share the output directory.
 """
 
 import signal
@@ -37,10 +37,10 @@ class CompareArguments:
     data_dir: str = flag(".", "Directory that relative paths of the plan refer to.")
     only: list[str] = flag((), "Run only these variants of the plan.")
     max_minutes: float | None = flag(
-        None, "Stop after some minutes; the same command continues.", conflicts=("dry_run",)
+        None, "Stop after this many minutes; the same command continues.", conflicts=("dry_run",)
     )
     dry_run: bool = flag(
-        False, "Print what would run and how long pretraining would take, measured in a minute of each variant."
+        False, "Print the runs and the estimated duration of pretraining, from a minute of training of each variant."
     )
 
     def __post_init__(self) -> None:

@@ -163,7 +163,7 @@ class PhraseArguments:
     thresholds: list[float] = flag(
         (20.0, 10.0), "Lowest score of a phrase in each pass; a pass also joins phrases of the passes before it."
     )
-    min_count: int = flag(5, "Discount of rare pairs: a pair that occurs as often or less is no phrase.")
+    min_count: int = flag(5, "Discount of rare pairs: a pair that occurs as often or less is not a phrase.")
     overwrite: bool = flag(False, "Replace --output if it exists.")
 
     def __post_init__(self) -> None:

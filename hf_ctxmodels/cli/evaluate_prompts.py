@@ -204,7 +204,7 @@ def _language_model_head(config: PreTrainedConfig) -> str:
 
 
 def is_masked(model: Any, tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether a language model predicts tokens from both sides; raises CtxError if it is no language model."""
+    """Whether a language model predicts tokens from both sides; raises CtxError if it is not a language model."""
     return likelihood_kind(model, tokenizer) == "pseudo-log-likelihood"
 
 
@@ -246,8 +246,8 @@ def main() -> None:
 
 
 def check_models(sources: Sequence[str], tasks: Sequence[PromptTask]) -> None:
-    """Raise CtxError, before weights are loaded, if a checkpoint is no language model, or a model generates no text for
-    a task with generated answers, or predicts no masked tokens for a cloze."""
+    """Check, before weights are loaded, that each checkpoint is a language model that generates text or predicts masked
+    tokens if a task needs it; raises CtxError otherwise."""
     generation_tasks = [task.name for task in tasks if task.output == "text"]
     clozes = [task.name for task in tasks if task.scoring == "cloze"]
     for source in sources:
@@ -314,7 +314,7 @@ def evaluate_model(
         scorer = UnigramScorer(model.tokenizer, texts)
         baseline = f"{_UNIGRAMS} of {name}"
         for entry in data:
-            # partial scoring has the same text for all choices, a cloze is no continuation
+            # partial scoring has the same text for all choices, a cloze is not a continuation
             is_continuation = entry.task.output != "text" and entry.task.scoring not in ("partial", "cloze")
             if entry.is_labeled and is_continuation:
                 contexts = [""] * len(entry.examples)

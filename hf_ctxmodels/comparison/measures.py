@@ -62,7 +62,7 @@ class Evaluation(NamedTuple):
 
 
 DataFile = NewType("DataFile", str)
-"""Type of options with a file, relative to the data folder; lists may have patterns."""
+"""Type of an option that is a file, relative to the data folder; in lists of files also a pattern."""
 
 
 @dataclass(frozen=True)
@@ -92,10 +92,10 @@ class Measure(ABC):
     """A measure with its options.
 
     Attributes:
-        kind: Name of the class in a plan.
+        kind: Name of the measure in a plan.
         chance: The score of random choices; None if it depends on the data.
         name: Name in the results.
-        checkpoints: Which checkpoints of a run are evaluated: all, the initial weights and the last one, or the last.
+        checkpoints: The evaluated checkpoints of a run: all, the first (initial weights) and the last, or the last.
     """
 
     kind: ClassVar[str]
@@ -266,8 +266,8 @@ class Probing(Measure):
     dev_file: DataFile = flag(REQUIRED, "Examples that select the weights of a probe.")
     test_file: DataFile = flag(REQUIRED, "Examples for the scores.")
     train_sample: int | None = flag(None, "Number of training sentences.")
-    epochs: int = flag(5, "Passes over the training examples.")
-    min_steps: int = flag(500, "Repeat small sets of examples until this number of steps.")
+    epochs: int = flag(5, "Training epochs.")
+    min_steps: int = flag(500, "Minimum number of training steps; small data sets are repeated.")
     rank: int = flag(64, "Rank of a structural probe.")
 
     def __post_init__(self) -> None:
@@ -297,7 +297,7 @@ class Probing(Measure):
         return Evaluation(values | {"layer": float(best)})
 
     def baselines(self, tokenizer: Path, documents: Documents) -> dict[str, Values]:
-        """The majority label, also of each word type; the chain for trees."""
+        """Scores of the majority label and of the majority label of each word type; for trees, of a chain of words."""
         run = ProbingRun(None, None, self.data, ProbingOptions())  # type: ignore[arg-type]
         return {name: {"score": value} for name, value in run.baselines()[self.task].items()}
 
@@ -309,7 +309,7 @@ class Senses(Measure):
     kind = "senses"
 
     semcor: DataFile = flag(REQUIRED, "Archive of SemCor.")
-    max_lemmas: int | None = flag(None, "Number of ambiguous lemmas.")
+    max_lemmas: int | None = flag(None, "Disambiguate a random sample of N ambiguous lemmas; by default all.")
 
     def __post_init__(self) -> None:
         check_range(self, "max_lemmas", at_least=1)
@@ -336,7 +336,7 @@ class Senses(Measure):
 
 @dataclass(kw_only=True)
 class Finetuning(Measure):
-    """A metric of `finetune TASK` with one fixed setting, such as frozen features with a network, or a classifier."""
+    """A metric of a model fine-tuned by `finetune TASK`, or of a network on its frozen vectors."""
 
     kind = "finetune"
 

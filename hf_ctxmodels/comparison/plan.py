@@ -27,7 +27,7 @@ PLAN_KEYS = (
     *("seeds", "pretraining", "families", "variants", "measures", "accelerate"),
 )
 _VARIANT_KEYS = ("family", "recipe")
-# flags of pretrain that follow from the plan
+# flags of pretrain that the plan sets
 _PLANNED_FLAGS = (
     *("dataset", "tokenizer", "validation_fraction", "model", "family", "seed", "max_steps", "num_train_epochs"),
     *("output_dir", "resume", "overwrite", "save_steps", "save_total_limit", "save_at", "eval_steps", "logging_steps"),
@@ -37,10 +37,10 @@ _PLANNED_FLAGS = (
 
 @dataclass(frozen=True)
 class Variant:
-    """A row of the comparison: a family with its recipe of pretraining.
+    """A row of the comparison: a family with its pretraining recipe.
 
     Attributes:
-        recipe: Flags of pretrain and their values as texts, without the flags that follow from the plan.
+        recipe: Flags of `pretrain` and their values as strings, without the flags that the plan sets.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Run:
 
     Attributes:
         budget: Kind of budget: words, flops or minutes.
-        digest: Digest of all that determines the run.
+        digest: Digest of the recipe, the budget, the seed, the tokenizer and the text.
     """
 
     variant: Variant
@@ -93,7 +93,7 @@ class Plan:
         dataset: Sources of the text, as in pretrain.
         vocab_size, word_vocab_size: Vocabulary sizes of tokenizers of subwords and of words.
         tokenizer_bytes: Bytes of the sample of text that tokenizers are trained on; None for all.
-        budget: Kind of budget (words, flops, minutes) -> its size; every kind is a separate set of runs.
+        budget: Kind of budget (words, flops, minutes) -> its size; each kind has separate runs.
         checkpoints: Number of evaluated checkpoints of a run, each at twice the steps of the previous one, in addition
             to the initial weights.
         excluded: Family -> why it is not compared.
@@ -120,8 +120,8 @@ class Plan:
                 measure.check()
 
     def runs(self) -> Iterator[Run]:
-        """All runs, in the order in which they start: by seed, so that an interrupted comparison is complete for the
-        first seeds."""
+        """All runs in the order of execution: by seed, so that an interrupted comparison is complete for the first
+        seeds."""
         content = [describe_content(source) for source in self.dataset]
         for seed in self.seeds:
             for budget, size in self.budget.items():
@@ -139,7 +139,7 @@ class Plan:
                     yield Run(variant, budget, seed, digest(identity))
 
     def tokenizer_identity(self, variant: Variant) -> dict[str, Any]:
-        """What the tokenizer of a variant is made from."""
+        """Settings and text of a variant's tokenizer, as JSON values, for its digest."""
         return {
             "kind": variant.tokenizer_kind,
             "vocab_size": self.tokenizer_size(variant),

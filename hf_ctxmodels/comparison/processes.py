@@ -19,7 +19,7 @@ _NUM_LOG_LINES = 12
 
 
 class TimeIsUpError(Exception):
-    """The comparison has used its time; it continues with the same command."""
+    """The time limit of the comparison has passed; the same command continues it."""
 
 
 class ProcessCost(NamedTuple):
@@ -30,7 +30,7 @@ class ProcessCost(NamedTuple):
 
 
 def package_command(*arguments: object, accelerate: Mapping[str, str] | None = None) -> list[str]:
-    """The command line of a command of the package, started by `accelerate launch` with some flags."""
+    """The command line of a command of the package; `accelerate`: flags of `accelerate launch` to start it with."""
     launcher: list[str] = []
     if accelerate is not None:
         launcher = ["-m", "accelerate.commands.launch"]
@@ -42,8 +42,7 @@ def run_command(command: list[str], log: Path, deadline: float | None = None) ->
     """Run a command with its output in a log file.
 
     Args:
-        deadline: Time of `time.monotonic` at which the command is asked to stop (SIGTERM); training saves a checkpoint
-            first.
+        deadline: Time (`time.monotonic`) of SIGTERM, on which training saves a checkpoint and stops.
 
     Raises:
         CtxError: The command failed.

@@ -22,7 +22,7 @@ _AXES = {"words": "words", "flops": "FLOPs", "seconds": "seconds of training"}
 
 
 def write_results(comparison: Comparison) -> list[AnalysisResult]:
-    """Write all files from the finished parts; returns the results, one for each budget with a finished run."""
+    """Write all files from the finished parts, and return a result for each budget with a finished run."""
     folder, plan = comparison.folder, comparison.plan
     records, costs = list(comparison.records()), list(comparison.cost_records())
     write_text_file(folder / RESULTS_FILE, "".join(record.line() for record in records))
@@ -47,7 +47,7 @@ class Scores:
         self._values: dict[tuple, list[float]] = defaultdict(list)
         self.steps: dict[str, set[int]] = defaultdict(set)
         for record in records:
-            # baselines with one name, which differ between tokenizers, are averaged
+            # a baseline has a record for each tokenizer, which are averaged
             variant = record.variant if record.budget is not None else record.variant.partition(" (")[0]
             self._values[variant, record.step, record.measure, record.metric].append(record.value)
             if record.step is not None:
@@ -123,7 +123,7 @@ def result_table(
     baselines: Scores,
     notes: str,
 ) -> Table:
-    """The scores after the budget, and rows of chance, baselines and random weights."""
+    """The final scores of the variants, and rows for random weights, baselines and chance."""
     columns = [(measure, metric) for measure, names in metrics.items() for metric in names]
     cells: list[list[Any]] = []
     spreads: list[list[Any]] = []
@@ -240,8 +240,8 @@ def measure_figures(
 
 
 def learning_curve(scores: Scores, variant: str, measure: str, metric: str, axis: str) -> dict[float, list[float]]:
-    """Position of a checkpoint on an axis, the mean over seeds -> its values; empty without positions or values. The
-    initial weights are at 0, which a logarithmic axis lacks."""
+    """Position of a checkpoint on an axis (mean over seeds) -> its values; without the initial weights, whose position
+    0 a logarithmic axis cannot show."""
     curve: dict[float, list[float]] = {}
     for step in sorted(scores.steps[variant] - {0}):
         positions = scores.values(variant, step, "cost", axis)

@@ -1,7 +1,7 @@
 """Runs the unfinished parts of a plan: tokenizers, sizes, pretraining, measures and baselines.
 
-Every part has an output file, written atomically, whose name has a digest of all that determines the part. A part
-whose file exists is never run again. Several processes share a directory: each run is locked by one of them.
+The output file of a part is written atomically, and its name has a digest of the part's settings and data. A part
+whose file exists is skipped. Several processes can share a directory: the process that executes a run locks it.
 """
 
 import json
@@ -77,9 +77,9 @@ class Comparison:
     Args:
         folder: Output directory.
         only: Names of the variants to run; None for all.
-        deadline: Time of `time.monotonic` at which no further part starts and training is interrupted; None for none.
-        timing_seconds: How long the steps of each variant are timed; 0 for a minute if the budget has minutes, and else
-            a few seconds.
+        deadline: Time (`time.monotonic`) after which no part starts and training is interrupted; None for no limit.
+        timing_seconds: Seconds for which the steps of each variant are timed; 0 for a minute if the budget has
+            minutes, and a few seconds otherwise.
     """
 
     plan: Plan
@@ -216,7 +216,7 @@ class Comparison:
         return RunSize.load(file)
 
     def _finish(self, run: Run, description: str) -> bool:
-        """Do what a run lacks; returns whether there was anything to do."""
+        """Execute the unfinished parts of a run; returns whether there were any."""
         size = self.size(run.variant)
         steps = self.checkpoint_steps(run, size)
         is_new = False
@@ -292,7 +292,7 @@ class Comparison:
     # results
 
     def records(self) -> Iterator[Record]:
-        """The metrics of all finished parts of the plan, which are equal for equal plans."""
+        """The metrics of all finished parts; they are the same if the plan is run again."""
         seen_baselines = set()
         for run in self.plan.runs():
             size_file = self.size_file(run.variant)
@@ -321,13 +321,13 @@ class Comparison:
                         yield Record(**names, **empty, value=value, digest=file.stem)  # type: ignore[arg-type]
 
     def cost_records(self) -> Iterator[Record]:
-        """Durations and memory, which differ between equal runs."""
+        """Durations and memory, which vary if the plan is run again."""
         for run in self.plan.runs():
             folder, size_file = self.run_folder(run), self.size_file(run.variant)
             if not size_file.exists() or not (folder / SUMMARY_FILE).exists():
                 continue
             size, curve = RunSize.load(size_file), TrainingSummary.load(folder).curve
-            # missing if training outlived its comparison
+            # missing if the comparison was killed during training
             peak = read_json(folder / _COST_FILE)["peak_bytes"] if (folder / _COST_FILE).exists() else None
             for step in self.checkpoint_steps(run, size):
                 record = self._record(run, size, step)
@@ -352,7 +352,7 @@ class Comparison:
         )
 
     def methods(self, measure: Measure) -> dict[str, list[str]]:
-        """How a measure was computed, where this differs between families -> the variants."""
+        """Method of a measure, such as the kind of likelihood -> names of the variants that it was used for."""
         methods: dict[str, list[str]] = {}
         for run in self.plan.runs():
             for file in self._measure_files(run, measure):
@@ -391,7 +391,7 @@ class Comparison:
 
 
 def _is_locked(file: Path) -> bool:
-    """Whether a process that outlived its comparison still trains."""
+    """Whether the training process of a killed comparison is still running."""
     if not file.exists():
         return False
     with try_lock(file) as is_free:
@@ -404,7 +404,7 @@ def _non_finite(values: Values) -> list[str]:
 
 
 def measure_digest(measure: Measure) -> str:
-    """Digest of the options of a measure that determine its values, and of the content of its files."""
+    """Digest of the options that determine the values of a measure, and of the content of its files."""
     values = asdict(measure)
     del values["name"], values["checkpoints"]
     for option in fields(measure):

@@ -22,7 +22,7 @@ _CHECKPOINT_SECONDS = 45.0  # a killed run loses at most a minute
 
 @dataclass(frozen=True)
 class RunSize:
-    """What a step of a run consumes.
+    """Cost of a training step, and the number of steps of a budget.
 
     Attributes:
         parameters: Parameters of the model, tied weights once.
@@ -32,7 +32,7 @@ class RunSize:
         flops_per_step: Floating-point operations of forward and backward pass, counted by torch; None for models that
             compute outside of torch's operators.
         seconds_per_step: Mean duration of a step after the first one.
-        timed_seconds: How long steps were timed, at least.
+        timed_seconds: Minimum duration of the timing.
     """
 
     parameters: int
@@ -58,7 +58,7 @@ class RunSize:
             raise CtxError(
                 "The floating-point operations of this model are not counted.",
                 location="budget.flops",
-                hint="leave the family out, or use a budget of words or minutes.",
+                hint="remove the family from the plan, or use a budget of words or minutes.",
             )
         return max(1, round(size / self.flops_per_step))
 
@@ -78,12 +78,12 @@ class RunSize:
 
 
 def checkpoint_steps(total_steps: int, number: int) -> list[int]:
-    """Steps of the evaluated checkpoints: 0, and `number` steps of which each is half of the next one."""
+    """Steps of the evaluated checkpoints: 0, and `number` steps, each half of the next one."""
     return sorted({0, *(math.ceil(total_steps / 2**power) for power in range(number))})
 
 
 def measure_size(plan: Plan, variant: Variant, tokenizer: Path, seconds: float) -> RunSize:
-    """Train for a few steps in a temporary directory, timed for some seconds."""
+    """Train in a temporary directory for one step to count FLOPs, and for some seconds to time the steps."""
     with tempfile.TemporaryDirectory() as folder:
         argv = ["--family", variant.family, "--dataset", *plan.dataset, "--tokenizer", str(tokenizer)]
         argv += ["--validation_fraction", str(plan.validation_fraction), "--seed", str(plan.seeds[0])]

@@ -290,7 +290,7 @@ def find_packaged(name: str, folder: str, description: str, flag: str) -> Path:
 
 def read_recipe(path: Path) -> dict[str, Any]:
     """The flags of a recipe and their values, which are texts, lists and mappings of texts; raises CtxError if the YAML
-    file is no mapping."""
+    file is not a mapping."""
     try:
         # BaseLoader keeps scalars as text, so that `no`, `1e-4` and `on` are parsed as flags
         content = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)

@@ -375,7 +375,7 @@ def _similar_name(name: str, names: Iterable[str]) -> str | None:
 
 
 def _can_be_set(config_class: type, name: str) -> bool:
-    """Whether this attribute can be set on an instance: it is no method and no read-only property."""
+    """Whether this attribute can be set on an instance: it is neither a method nor a read-only property."""
     attribute = inspect.getattr_static(config_class, name, None)
     if isinstance(attribute, property):
         return attribute.fset is not None

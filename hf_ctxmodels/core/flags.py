@@ -45,7 +45,7 @@ def flag(
         group: Title of the group in `--help`; by default the first line of the dataclass's docstring.
         conflicts: Names of flags that cannot be combined with this one.
         nested: Whether the value is a string `NAME:key=value,...`, which the command parses.
-        fixed: Whether the command sets the value, so that it is no flag.
+        fixed: Whether the command sets the value, so that it is not a flag.
     """
     metadata = {
         "help": help,

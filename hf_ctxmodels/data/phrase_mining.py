@@ -73,7 +73,7 @@ def score_phrases(texts: Iterable[str], *, min_count: int = 5, threshold: float 
 
     The score of two words is (count(a b) - min_count) / (count(a) count(b)) (Mikolov et al. 2013b, section 4, equation
     6), times the number of distinct words and pairs, as in gensim, so that thresholds do not depend on the size of the
-    text. Words with anything but white space between them are no pair.
+    text. Words with anything but white space between them are not a pair.
 
     Args:
         min_count: The discount of rare pairs; a pair that occurs as often or less has no positive score.

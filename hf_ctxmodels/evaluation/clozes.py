@@ -107,7 +107,7 @@ def score_clozes(
 
 
 def _fill_masks(scorer: MaskedScorer, fillings: Sequence[_Filling], batch_tokens: int) -> None:
-    """Fill all masks, in each step the one of a filling whose token is most probable."""
+    """Fill all masks step by step, in each filling the mask whose token is most probable."""
     while active := [filling for filling in fillings if filling.tokens]:
         sequences = [
             (number, {**filling.inputs, "position": position})

@@ -245,7 +245,7 @@ def score_tokens(
 def predict_tokens(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: str, positions: Sequence[int]
 ) -> list[Tensor]:
-    """Predict the tokens at some positions of a text, whatever stands there.
+    """Predict the tokens at some positions of a text, independent of the tokens at these positions.
 
     The contexts are the same as in `score`. Masked and permutation language models see none of the text's mask tokens
     as content; the directions of ELMo are combined by the normalized geometric mean of their probabilities.

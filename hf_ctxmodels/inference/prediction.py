@@ -112,7 +112,7 @@ class Predictor:
         """Yield name and predictor of each task of a multi-task model, which is loaded once; arguments as for `open`.
 
         Raises:
-            CtxError: The model cannot be opened, or is no multi-task model.
+            CtxError: The model cannot be opened, or is not a multi-task model.
         """
         config = load_config(source)
         if config.model_type != MULTITASK_MODEL_TYPE:

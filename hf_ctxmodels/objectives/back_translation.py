@@ -42,7 +42,7 @@ def parse_weight_schedule(text: str, name: str) -> list[tuple[int, float]]:
     steps = [step for step, _ in points]
     if not points or steps[0] != 0 or steps != sorted(set(steps)):
         raise CtxError(
-            f"{name}={text} is no schedule of weights.",
+            f"{name}={text} is not a schedule of weights.",
             hint="use a number, or ascending STEP:WEIGHT points from step 0, such as 0:1,100000:0.1,300000:0.",
         )
     if invalid := [weight for _, weight in points if weight < 0 or not math.isfinite(weight)]:

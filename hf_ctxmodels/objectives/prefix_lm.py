@@ -52,7 +52,7 @@ class DataCollatorForPrefixLM(DataCollatorForCausalLM):
 class PrefixLM(DataCollatorForPrefixLM, DocumentLM):
     """Predict the rest of a text from its beginning, which a decoder reads in both directions.
 
-    The examples are the ones of `DocumentLM`. Each sequence is split at a random token, another one in each epoch: all
+    The examples are made as by `DocumentLM`. Each sequence is split at a random token, another one in each epoch: all
     tokens attend to the prefix, a token of the target also to its predecessors, and only the target is predicted. The
     model needs no encoder for the input of a task: `generate` encodes the prompt as a prefix (`prefix_lm` in the
     configuration).

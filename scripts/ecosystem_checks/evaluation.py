@@ -88,6 +88,4 @@ def lm_eval(context: CheckContext) -> str:
         reported = json.loads(file.read_text("utf-8"))["results"]["local_text"]["perplexity,none"]
         expected = perplexity(directory, **({"add_special_tokens": False} if extra_arguments else {}))
         assert_close(torch.tensor(reported), torch.tensor(expected), 1e-3)
-    return (
-        "seqae needs `add_bos_token=False`, since its tokenizer appends an end token; XLNet is no next-token predictor"
-    )
+    return "seqae needs `add_bos_token=False`, since its tokenizer appends an end token; XLNet has no next-token head"

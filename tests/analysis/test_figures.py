@@ -133,10 +133,10 @@ def test_arcs_of_overlapping_spans_differ_in_height():
     [
         (lambda: Heatmap("h", "t", ["a"], ["b"], [[1, 2]]), "expected 1 rows of 1 values"),
         (lambda: LineChart("l", "t", [1, 2], {"a": [1]}), "lengths of x and the series 'a' differ: 2, 1"),
-        (lambda: ScatterMap("m", "t", [(0, 1)], ["g"], ["t"], edges=[(0, 1, "solid")]), "no edge between 1 points"),
-        (lambda: ArcDiagram("a", "t", ["a"], [(1, 0, "")]), "no arc between 1 words"),
+        (lambda: ScatterMap("m", "t", [(0, 1)], ["g"], ["t"], edges=[(0, 1, "solid")]), "not an edge between 1 points"),
+        (lambda: ArcDiagram("a", "t", ["a"], [(1, 0, "")]), "not an arc between 1 words"),
         (lambda: Heatmap("../h", "t", [], [], []), "not a name of a figure"),
-        (lambda: Figure.from_json({"type": "Pie"}), "'Pie' is no figure"),
+        (lambda: Figure.from_json({"type": "Pie"}), "'Pie' is not a figure"),
     ],
 )
 def test_wrong_data_is_an_error(make, message):

@@ -198,7 +198,7 @@ def test_augmented_examples_have_words_that_fit(workspace, capsys):
     text = "The film was lovely, lovelystory 1999!"
     words, candidates = rule.prepare(text)
     assert words == split_words(tokenizer, text) == ["the", "film", "was", "lovely", ",", "lovelystory", "1999", "!"]
-    assert sorted(candidates) == [1, 3, 5], "neither function words nor what is no word"
+    assert sorted(candidates) == [1, 3, 5], "neither function words nor word pieces"
     assert len(tokenizer.tokenize("lovelystory")) > 1
     assert candidates[5] == ["near", "nearer"]
     for place in (1, 3):

@@ -75,7 +75,7 @@ def test_maps_multiply_whole_numbers(subtests: pytest.Subtests, monkeypatch: pyt
 
 @torch.no_grad()
 def test_codes_of_rows() -> None:
-    """Rows do not depend on each other; zeros, and values that are no numbers, stay what they are."""
+    """Rows do not depend on each other; zeros, and NaNs stay as they are."""
     states = torch.randn(300, 700)
     states[3] = 0
     quantized = quantize_tokens(states)

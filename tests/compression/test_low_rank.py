@@ -245,7 +245,7 @@ def test_selection_and_errors(tmp_path: Path) -> None:
     assert all(result.rank is not None and 0.3 <= result.energy < 1 for result in results)
     assert getattr(model.config, LOW_RANK_MODULES) == {result.name: result.rank for result in results}
     for options, message in (
-        ({"rank": 2}, "low-rank already"),
+        ({"rank": 2}, "already low-rank"),
         ({"rank": 2, "energy": 0.5}, "exactly one"),
         ({"energy": 0.0}, "exactly one"),
     ):
@@ -345,7 +345,7 @@ def test_the_command_and_distillation(tmp_path: Path) -> None:
     assert json.loads((output / "config.json").read_text())[LOW_RANK_MODULES]["bert.layers.0.attention.out_proj"] == 4
     assert "already holds" in command_output("export low-rank", **flags, rank=4, fails=True)
     again = {"model": output, "output_dir": tmp_path / "twice", "rank": 2}
-    assert "low-rank already" in command_output("export low-rank", **again, fails=True)
+    assert "already low-rank" in command_output("export low-rank", **again, fails=True)
 
     table, student = tmp_path / "train.tsv", tmp_path / "student"
     table.write_text("text\tlabel\n" + "\n".join(f"{text}\t{label}" for text, label in LABELED), encoding="utf-8")

@@ -178,7 +178,7 @@ def replace_model_type(directory: Path, name: str) -> None:
         (swap_tokens, "tokenizer.json", "not the tokenizer that the model was trained with"),
         (write_pickle, "pytorch_model.bin", "not published"),
         (write_pickle, "optimizer.pt", "not published"),
-        (replace_model_type, "config.json", "no configuration of this package"),
+        (replace_model_type, "config.json", "not a configuration of this package"),
     ],
 )
 def test_invalid_directory_is_refused_before_any_request(directory: Path, damage, name: str, message: str) -> None:

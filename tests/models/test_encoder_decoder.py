@@ -417,5 +417,5 @@ class TestTraining:
 
 
 def test_model_of_transformers_as_decoder_is_rejected() -> None:
-    with pytest.raises(CtxError, match="no configuration of this package"):
+    with pytest.raises(CtxError, match="not a configuration of this package"):
         CtxEncoderDecoderConfig(encoder=BertConfig(), decoder=GPT2Config())

@@ -116,7 +116,7 @@ def test_a_subclass_of_a_configuration_belongs_to_no_family() -> None:
     class Derived(FIRST.config):
         model_type = "derived"
 
-    with pytest.raises(CtxError, match=r"Derived \(model_type 'derived'\) is no configuration"):
+    with pytest.raises(CtxError, match=r"Derived \(model_type 'derived'\) is not a configuration"):
         get_family(Derived(**tiny_config(FIRST).to_diff_dict()))
 
 

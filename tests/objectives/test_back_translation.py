@@ -182,7 +182,7 @@ class TestSchedule:
 
     @pytest.mark.parametrize("text", ["", "one", "5:1,9:0", "0:1,0:2", "9:0,0:1"])
     def test_invalid(self, tokenizer: Any, text: str) -> None:
-        with pytest.raises(CtxError, match="no schedule of weights"):
+        with pytest.raises(CtxError, match="not a schedule of weights"):
             BackTranslation(tokenizer, max_length=30, lambda_ae=text)
 
     @pytest.mark.parametrize("text", ["0:1,9:-1", "-1", "nan", "inf", "0:1,9:nan", "0:inf,9:0"])

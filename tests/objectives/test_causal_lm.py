@@ -153,7 +153,7 @@ def coded_texts(*codes: str | None) -> list[list[str]]:
 @pytest.mark.parametrize("packing", [False, True])
 @pytest.mark.parametrize("backward", [False, True])
 def test_windows_begin_with_the_control_code(make: type, length: int, packing: bool, backward: bool) -> None:
-    """Each window of a document begins with its code, which is no target; every other token is a target once."""
+    """Each window of a document begins with its code, which is not a target; every other token is a target once."""
     if (backward and make is DocumentLM) or (packing and make is CausalLM):
         return
     words = CtxUlmfitTokenizer.train([" ".join(document) for document in DOCUMENTS], 2000, min_count=1)

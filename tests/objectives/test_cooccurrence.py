@@ -83,7 +83,7 @@ class TestObjective:
                 names = tuple(tokenizer.convert_ids_to_tokens([int(word), int(context)]))
                 assert names not in cells
                 cells[names] = value
-        # a b a c b a: unknown words are left out, sentences are no borders; and a b
+        # a b a c b a: unknown words are left out, sentences are not borders; and a b
         expected = {("a", "b"): 1 + 1 + 0.5 + 1 + 1, ("a", "a"): 2 * 0.5, ("a", "c"): 1 + 0.5, ("b", "c"): 1 + 0.5}
         expected |= {(second, first): value for (first, second), value in expected.items()}
         assert cells == pytest.approx(expected)

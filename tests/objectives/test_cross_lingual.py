@@ -57,7 +57,7 @@ def test_streams_are_cut_as_in_a_plain_loop(tokenizer: CtxXLMTokenizer) -> None:
             (language,) = set(row["langs"].tolist())
             rows[language].append((row["input_ids"].tolist(), row.get("following")))
         for language, text in streams.items():
-            starts = range(0, len(text) - 1, length)  # a single token is no row
+            starts = range(0, len(text) - 1, length)  # a single token is not a row
             following = [*text[length::length], -100] if kind is StreamCausalLM else [None] * len(starts)
             expected = [(text[start : start + length], token) for start, token in zip(starts, following)]
             assert rows[language] == expected

@@ -72,7 +72,7 @@ def test_packed_rows_are_fuller_and_carry_their_special_tokens(tokenizer):
     ],
 )
 def test_word_ids_number_the_words_of_a_row(tokenizer, objective_class, tokens, word_ids):
-    """A separator is no word."""
+    """A separator is not a word."""
     objective = objective_class(tokenizer, max_length=32, seed=0, whole_word=True)
     row = next(objective.examples([["waxaxb wb", "wcxd"], ["we"]]))
     assert tokenizer.convert_ids_to_tokens(row["input_ids"]) == tokens.split()

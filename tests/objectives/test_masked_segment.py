@@ -68,7 +68,7 @@ def masked_columns(
 def test_segments_and_what_the_decoder_is_given(
     tokenizer: CtxBertTokenizer, segments: tuple[int | None, int | None], side: str, options: dict[str, Any]
 ) -> None:
-    """Each target's input is the true token before it, at its position; the source keeps all that is no segment."""
+    """Each target's input is the true token before it, at its position; the source keeps the other tokens."""
     tokenizer.padding_side = side
     block, span = segments
     objective = MaskedSegment(tokenizer, max_length=50, min_length=3, block=block, lambda_span=span, **options)

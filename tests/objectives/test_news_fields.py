@@ -92,7 +92,7 @@ def test_long_articles_are_cut_or_give_windows(tokenizer: CtxGroverTokenizer) ->
 
 
 def test_targets_are_the_next_tokens_except_padding(tokenizer: CtxGroverTokenizer) -> None:
-    """No target is in the input at or before its own place, and what is written in a text is no special token."""
+    """No target is in the input at or before its own place, and text that spells a special token is not one."""
     article = NewsArticle({"title": "t" * 8, "article": "<|padding|><|endofarticle|> " * 2})
     objective = NewsFieldsLM(tokenizer, max_length=60, seed=0, cut=1, article_first=1, canonical=0, metadata_dropout=0)
     rows = list(objective.examples([article, ["Running text.", "Of two sentences."]]))

@@ -58,13 +58,13 @@ def test_what_is_shuffled_and_what_is_predicted(tokenizer, monkeypatch, side):
         offset = width - len(row["input_ids"]) if side == "left" else 0
         columns = slice(offset, offset + len(row["input_ids"]))
         ids, labels, order = (batch[name][number].tolist() for name in ("input_ids", "labels", "shuffle_labels"))
-        assert set(order[: columns.start] + order[columns.stop :]) <= {IGNORE_INDEX}, "padding is no target"
+        assert set(order[: columns.start] + order[columns.stop :]) <= {IGNORE_INDEX}, "padding is not a target"
         originals, position = row["input_ids"].tolist(), columns.start
         while position < columns.stop:
             original = originals[position - offset]
             if order[position] == IGNORE_INDEX:
                 if labels[position] == IGNORE_INDEX:
-                    assert ids[position] == original, "what is no target stays"
+                    assert ids[position] == original, "other tokens stay"
                 position += 1
                 continue
             window = range(position, position + 3)

@@ -284,7 +284,7 @@ class Case:
         config_class = transformers.CONFIG_MAPPING[self.family.reference]
         renamed = {config.reference_name(name): value for name, value in values.items()}
         fields = _known_fields(renamed, config_class)
-        if config.is_encoder_decoder:  # an argument of generation, which is no field of the reference
+        if config.is_encoder_decoder:  # an argument of generation, which is not a field of the reference
             fields["decoder_start_token_id"] = config.decoder_start_token_id
         return config_class(**fields)
 

@@ -38,7 +38,7 @@ class BehavioralTest:
         labels: MFT: the right labels. DIR: the label whose probability is compared.
         perturbation: INV and DIR: name and value, see `PERTURBATIONS`.
         change: DIR: "increase" or "decrease", the allowed change of the probability.
-        tolerance: DIR: largest change in the other direction that is no failure.
+        tolerance: DIR: largest change in the other direction that is not a failure.
         cases: Largest number of cases.
     """
 

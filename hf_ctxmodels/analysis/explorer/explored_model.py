@@ -119,7 +119,7 @@ class ExploredModel:
         """The scores of the words of a sentence, without its blanks, see `hf_ctxmodels.analysis.comparison`.
 
         Raises:
-            CtxError: The model is no language model, or the sentence is too long.
+            CtxError: The model is not a language model, or the sentence is too long.
         """
         text = " ".join(sentence.replace(BLANK, " ").split())
         self._ids(text)

@@ -29,7 +29,7 @@ def plain(value: Any, digits: int | None = None) -> Any:
         return value.encode("utf-8", "replace").decode()
     if value is None or isinstance(value, int):
         return value
-    raise TypeError(f"A {type(value).__name__} is no value of JSON: {value!r}.")
+    raise TypeError(f"A {type(value).__name__} is not a value of JSON: {value!r}.")
 
 
 def require_equal_lengths(description: str, *values: Any) -> None:
@@ -108,7 +108,7 @@ class Figure:
         fields = dict(values)
         name = fields.pop("type")
         if name not in Figure.classes:
-            raise ValueError(f"{name!r} is no figure; figures are {', '.join(sorted(Figure.classes))}")
+            raise ValueError(f"{name!r} is not a figure; figures are {', '.join(sorted(Figure.classes))}")
         return Figure.classes[name](**fields)
 
 

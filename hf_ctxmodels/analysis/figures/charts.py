@@ -199,7 +199,7 @@ class ScatterMap(Figure):
         count = len(self.points)
         for first, second, style in self.edges or []:
             if not (0 <= first < count and 0 <= second < count and style in ("solid", "dashed", "dotted")):
-                raise ValueError(f"({first}, {second}, {style!r}) is no edge between {count} points.")
+                raise ValueError(f"({first}, {second}, {style!r}) is not an edge between {count} points.")
 
     def svg(self, *, embedded: bool = False) -> str:
         """Markers, lines and labels; see `Figure.svg`."""

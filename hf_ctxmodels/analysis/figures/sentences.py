@@ -43,7 +43,7 @@ class ArcDiagram(Figure):
         count = len(self.words)
         for head, dependent, _ in [*self.arcs_above, *self.arcs_below]:
             if not (-1 <= head < count and 0 <= dependent < count and head != dependent):
-                raise ValueError(f"({head}, {dependent}) is no arc between {count} words.")
+                raise ValueError(f"({head}, {dependent}) is not an arc between {count} words.")
 
     def svg(self, *, embedded: bool = False) -> str:
         """Words on a line with arcs; see `Figure.svg`."""

@@ -41,10 +41,10 @@ class LayerResult:
     Attributes:
         name: Name of the module.
         shape: (out, in) of a linear layer, (tokens, width) of embeddings.
-        rank: Rank of the factors; None if the layer was left as it was.
+        rank: Rank of the factors; None if the layer was not replaced.
         energy: Share of the squared singular values that the factors keep, see `factorization.Factors`; 1 without
             factors.
-        reason: Why the layer was left; None with factors.
+        reason: Why the layer was not replaced; None if it was.
     """
 
     name: str
@@ -68,7 +68,7 @@ def find_factorizable_modules(model: PreTrainedModel, layers: Collection[str], s
         skip: Names or last components of names of modules to exclude.
 
     Raises:
-        CtxError: There is no module of a name.
+        CtxError: A name matches no module.
     """
     word_embeddings = _input_embeddings(model)
     selected, skipped = match_modules(model, layers, "layers"), match_modules(model, skip, "skip")
@@ -114,15 +114,15 @@ def factorize_model(
         rank: Rank of all factors.
         energy: Instead of `rank`: share of the squared singular values that the factors of a layer keep, 0 to 1.
         layers, skip: See `find_factorizable_modules`.
-        moments: Second moments of the inputs, see `record_second_moments`; layers without one are left as they are.
+        moments: Second moments of the inputs, see `record_second_moments`; layers without one are not replaced.
             None minimizes the error of the weights.
 
     Returns:
         One result for each selected layer.
 
     Raises:
-        CtxError: The model is quantized, adapted, low-rank already, or contains several models; there is no module of a
-            name; or no layer is replaced.
+        CtxError: The model is quantized, has adapters, is already low-rank or contains several models; a name matches
+            no module; or no layer is replaced.
     """
     check_factorizable(model)
     is_valid_rank, is_valid_energy = rank is not None and rank >= 1, energy is not None and 0 < energy <= 1
@@ -159,7 +159,7 @@ def factorize_model(
 
 
 def check_factorizable(model: PreTrainedModel) -> None:
-    """Raise CtxError if a model is quantized, adapted or low-rank, or contains models of other configurations."""
+    """Raise CtxError if a model is quantized or low-rank, has adapters, or contains models of other configurations."""
     modules = dict(model.named_modules())
     configs = {id(module.config) for module in modules.values() if isinstance(module, PreTrainedModel)}
     if is_quantized(model):
@@ -168,7 +168,7 @@ def check_factorizable(model: PreTrainedModel) -> None:
         problem = "The model has adapters."
         hint = "compress the model without adapters, or merge them first (merge_and_unload of PEFT)."
     elif any(getattr(module, "has_low_rank_weights", False) for module in modules.values()):
-        problem, hint = "The model is low-rank already.", "compress the original model."
+        problem, hint = "The model is already low-rank.", "compress the original model."
     elif len(configs) > 1:
         problem = f"{type(model).__name__} contains several models."
         hint = "save and compress one of them: a discriminator without its generator, or the model of one task."

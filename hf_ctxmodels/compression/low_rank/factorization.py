@@ -2,7 +2,7 @@
 
 The best approximation of a weight W (out, in) of rank R for inputs X (in, samples) minimizes the Frobenius norm of
 (W - W_R) X. With the second moment C = X X^T / samples it is W_R = U_R U_R^T W, where U_R are the first R left singular
-vectors of W C^(1/2): the norm is proportional to the one of (W - W_R) C^(1/2), whose minimum U_R U_R^T W C^(1/2) is
+vectors of W C^(1/2): the norm is proportional to the norm of (W - W_R) C^(1/2), whose minimum U_R U_R^T W C^(1/2) is
 attained (Eckart and Young 1936). C need not be invertible. C = I is the truncated singular value decomposition of W.
 The weighted form is in DRONE (Chen et al. 2021, "DRONE: Data-aware low-rank compression for large NLP models", section
 3) and in SVD-LLM (Wang et al. 2024, arXiv 2403.07378, section 3.1), which uses a Cholesky root.
@@ -59,8 +59,8 @@ def factorize(weight: Tensor, moment: Tensor | None = None, *, rank: int | None 
 def _left_singular_vectors(weight: Tensor, moment: Tensor | None) -> tuple[Tensor, Tensor]:
     """Left singular vectors and values of W C^(1/2), (out, k) and (k,) with k = min(out, in).
 
-    Vectors with singular values of zero are arbitrary. They are replaced by the left singular vectors of what the other
-    vectors leave of W, so that also inputs that the samples lack are approximated.
+    Vectors with singular values of zero are arbitrary. They are replaced by the left singular vectors of the residual
+    of W, so that inputs that are not among the samples are approximated, too.
     """
     if moment is None:
         weighted = weight

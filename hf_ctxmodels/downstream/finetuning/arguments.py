@@ -79,12 +79,12 @@ class StartingModelArguments(ParsedChoices):
     )
     config_options: list[str] = flag((), "Configuration fields to change, as key=value.")
     task_name: str | None = flag(
-        None, "Task of a multi-task --model whose encoder and head are the start.", conflicts=("family", "features")
+        None, "Task of a multi-task --model whose encoder and head are fine-tuned.", conflicts=("family", "features")
     )
 
     decoder: SharedDecoderOptions | SeparateDecoderOptions | None = flag(
         None,
-        "Make an encoder-decoder: --model is the encoder, and this language model, with new cross-attention, the "
+        "Create an encoder-decoder: --model is the encoder, and this language model, with new cross-attention, the "
         "decoder.",
         {"shared": SharedDecoderOptions, "separate": SeparateDecoderOptions},
         conflicts=("family", "features", "task_name"),
@@ -205,7 +205,7 @@ class EwcOptions(L2Options):
 class MixoutOptions:
     """Dropout towards the pretrained weights (Lee et al. 2020)."""
 
-    probability: float = flag(REQUIRED, "Probability that an input meets the pretrained weights.")
+    probability: float = flag(REQUIRED, "Mixout probability, with which an input uses the pretrained weights.")
 
 
 FreezingOptions = (

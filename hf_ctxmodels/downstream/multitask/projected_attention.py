@@ -50,7 +50,7 @@ class TaskAttention(nn.Module):
         active: The task whose layers are applied; None for none.
 
     Raises:
-        CtxError: The encoder has other layers, or the size is no multiple of the heads.
+        CtxError: The encoder has other layers, or the size is not a multiple of the heads.
     """
 
     def __init__(self, encoder: Any, tasks: Collection[str], size: int, heads: int) -> None:

@@ -107,7 +107,7 @@ class Coreference(Task[CoreferenceDocument]):
         options = getattr(config, "network_options", None)
         if not isinstance(options, Mapping):
             raise CtxError(
-                f"{type(config).__name__} is no network for coreference.",
+                f"{type(config).__name__} is not a network for coreference.",
                 location=f"the task {self.name}",
                 hint="give the models as features of a network, --features NAME=DIR.",
             )
@@ -127,7 +127,7 @@ class Coreference(Task[CoreferenceDocument]):
         )
 
     def encode(self, examples: Sequence[CoreferenceDocument], tokenizer: PreTrainedTokenizerBase) -> Encoded:
-        """Origins are indices of examples; raises CtxError for a tokenizer whose tokens are no words."""
+        """Origins are indices of examples; raises CtxError for a tokenizer whose tokens are not words."""
         features = []
         for document in examples:
             words = document.words
@@ -219,7 +219,7 @@ class Coreference(Task[CoreferenceDocument]):
 
 def link_clusters(spans: np.ndarray, antecedents: np.ndarray) -> Clusters:
     """The clusters of (spans, 2) spans, in order, and the index of the antecedent of each; -1 for none. Spans without
-    antecedent that are no antecedent are in no cluster."""
+    antecedent that are not the antecedent of another span are in no cluster."""
     cluster_of: dict[int, list[Span]] = {}
     clusters = []
     for index, antecedent in enumerate(antecedents.tolist()):

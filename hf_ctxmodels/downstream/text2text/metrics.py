@@ -136,7 +136,7 @@ def _entities(examples: Examples, predictions: Sequence[Any]) -> Scores:
     """Entity F1 of BIO tags separated by spaces."""
     references, tags = _tags(examples, predictions)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # seqeval, for each word of an output that is no tag
+        warnings.simplefilter("ignore", UserWarning)  # seqeval, for each word of an output that is not a tag
         return metrics.entity_scores(tags, references)
 
 

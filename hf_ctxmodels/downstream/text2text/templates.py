@@ -159,7 +159,7 @@ class TextTask:
         """The rows of a split or file in file order; arguments and errors as for `read`.
 
         Args:
-            extra_fields: Fields to read in addition to the ones of the templates.
+            extra_fields: Fields to read that are not in the templates.
             is_training: Whether `train_filter` applies.
             labeled: Whether the fields of the target are read.
         """

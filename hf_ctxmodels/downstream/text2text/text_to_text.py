@@ -22,8 +22,7 @@ from hf_ctxmodels.downstream.tasks.text_metrics import NormalizedReferences
 from hf_ctxmodels.downstream.text2text.templates import TextExample, TextTask
 
 SEPARATOR = " ="
-"""Between the input and the target in a sequence of a decoder, as in GPT-2's translation prompts (Radford et al. 2019,
-section 3.7)."""
+"""Text between input and target for decoders, as in GPT-2's translation prompts (Radford et al. 2019, section 3.7)."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class TextPair(SourceTarget):
 
 
 TextPairs = Sequence[Any]
-"""Several `TextPair`, as arguments of the methods of `Seq2Seq`."""
+"""`TextPair` examples; `Any`, so that the methods of `Seq2Seq` can be overridden."""
 
 
 class TextToText(Seq2Seq):
@@ -106,9 +105,12 @@ class TextToText(Seq2Seq):
         return self.score(examples, [self._label_strings.get(text, text) for text in texts])
 
     def baseline(self, train: TextPairs, validation: TextPairs) -> list[str]:
-        """The most frequent target of the training examples for labels and numbers; for referents the most frequent
-        label of the validation examples, since the training examples may all be correct; else the inputs without the
-        text with which all of them begin, such as "summarize: "."""
+        """Predictions without a model.
+
+        - Labels and numbers: the most frequent target of the training examples.
+        - Referents: the most frequent label of the validation examples, since all training examples may be correct.
+        - Texts: the input without the prefix that all inputs share, such as "summarize: ".
+        """
         if self.text_task.label is not None:
             is_correct = Counter(pair.label for pair in validation).most_common(1)[0][0]
             return [pair.target if is_correct else "?" for pair in validation]
@@ -163,7 +165,7 @@ class CausalTextToText(TextToText):
             config.eos_token_id = tokenizer.eos_token_id
 
     def configure(self, config: PreTrainedConfig, train: TextPairs, validation: TextPairs) -> None:
-        """Check the lengths; raises CtxError if the model is no decoder, needs languages, or has too few positions."""
+        """Raise CtxError if the model is not a decoder, requires language ids, or has too few positions."""
         if type(config) not in AutoModelForCausalLM._model_mapping or getattr(config, "backward", False):
             raise CtxError(
                 f"{type(config).__name__} has no head that generates text from left to right.",

@@ -205,7 +205,7 @@ def _report(
         print(f"decaScore: {deca_score(task_metrics, metrics):.1f} of {100 * len(runs)}")
     for name in runs:
         if share := metrics.get(f"eval_{name}_unknown_outputs"):
-            print(f"{name}: {share:.1%} of the outputs are no label, number or text")
+            print(f"{name}: {share:.1%} of the outputs are not a label, number or text")
     print(f"model, tokenizer, log, summary and scores saved in {output}")
     summary.print_warnings()
     again = ("finetune", "text2text", "--model", output, "--tasks", "FILE", "--only", next(iter(trained)))

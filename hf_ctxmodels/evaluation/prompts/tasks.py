@@ -67,7 +67,7 @@ class PromptTask:
         description: Text before the first example.
         separator, example_separator: Between input and answer, and after an example.
         calibration: Context for the calibrated likelihood (Brown et al. 2020, section 2.4).
-        max_new_tokens: Tokens of the longest generated answer.
+        max_new_tokens: Maximum number of tokens of a generated answer.
         version: Version of the task in tables of results.
     """
 
@@ -205,13 +205,13 @@ class PromptTask:
     ) -> list[str]:
         """Context of each example: the description and `num_shots` examples with their answers.
 
-        `Random(seed)` draws a sample of the pool for each example in turn, as in lm-evaluation-harness.
+        One `Random(seed)` samples examples of the pool for all examples in order, as in lm-evaluation-harness.
 
         Args:
             examples: Evaluated examples.
             pool: Examples for the contexts.
-            is_same_file: Whether both are of one file. An example is then never in its context.
-            shared: Draw one sample for all examples, from a pool without them.
+            is_same_file: Whether both come from one file; then an example never occurs in its own context.
+            shared: Use one sample for all examples, from the pool without the evaluated examples.
 
         Raises:
             CtxError: The pool is too small.

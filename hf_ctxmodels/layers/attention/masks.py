@@ -318,7 +318,7 @@ def prepare_mask(
 
 
 def round_up(length: int) -> int:
-    """The next multiple of 8: the attention kernels of GPUs copy masks with strides that are no multiple of 8."""
+    """The next multiple of 8: the attention kernels of GPUs copy masks with strides that are not multiples of 8."""
     return length + -length % 8
 
 

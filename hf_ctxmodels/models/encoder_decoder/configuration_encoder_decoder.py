@@ -160,7 +160,9 @@ def _read_config(config: Any) -> CtxConfig:
     if isinstance(config, Mapping):
         config = find_config_class(str(config.get("model_type"))).from_dict(dict(config))
     if not isinstance(config, CtxConfig):
-        raise CtxError(f"{type(config).__name__} is no configuration of this package.", hint="use a model of a family.")
+        raise CtxError(
+            f"{type(config).__name__} is not a configuration of this package.", hint="use a model of a family."
+        )
     return config
 
 

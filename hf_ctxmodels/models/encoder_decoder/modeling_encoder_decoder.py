@@ -203,7 +203,7 @@ class CtxEncoderDecoderForConditionalGeneration(
             The model in evaluation mode; `newly_initialized_modules` has the names of the new modules.
 
         Raises:
-            CtxError: A checkpoint cannot be loaded, or is no encoder or language model that can be combined.
+            CtxError: A checkpoint cannot be loaded, or is not an encoder or language model that can be combined.
         """
         if config is None:
             token_ids = {} if tokenizer is None else target_token_ids(tokenizer)
@@ -282,8 +282,7 @@ def build_decoder(config: CtxConfig) -> Any:
     blocks = list(dict.fromkeys(stack.layers)) if isinstance(stack, TransformerEncoder | TransformerDecoder) else []
     if not blocks or not all(type(block) is TransformerBlock for block in blocks):
         raise CtxError(
-            f"A model with a {type(config).__name__} cannot be the decoder: its layers have no place for "
-            "cross-attention.",
+            f"A model with a {type(config).__name__} cannot be the decoder: its layers do not support cross-attention.",
             hint="use BERT, GPT-2, XLM or another Transformer with a language modeling head.",
         )
     for block in blocks:

@@ -48,7 +48,7 @@ CLAUSES = parsed(
 
 
 def test_pairs() -> None:
-    """Relations have all words, the root with itself; arcs are balanced, and negatives are no heads."""
+    """Relations have all words, the root with itself; arcs are balanced, and negatives are not heads."""
     relations = relation_examples([CLAUSES]).examples
     assert len(relations) == 8
     assert Example(0, ((1, 2), (1, 2)), ("root",)) in relations

@@ -204,7 +204,7 @@ def test_targets_are_drawn_from_the_model(subtests: Any) -> None:
             counts = sum(F.one_hot(draw[targets != -100], probabilities.shape[-1]) for draw in draws) / 100
             assert float((counts - probabilities).abs().max()) < 0.25
             assert float((counts - probabilities).abs().mean()) < 0.03
-    for family in ("electra", "glove"):  # whose losses are no likelihoods of tokens
+    for family in ("electra", "glove"):  # whose losses are not likelihoods of tokens
         other = Case(FAMILIES[family], "AutoModelForPreTraining")
         with pytest.raises(CtxError, match="labels=data"):
             sampled_targets(other.model().eval(), labeled_batch(other), torch.Generator())
