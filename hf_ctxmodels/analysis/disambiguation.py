@@ -48,7 +48,7 @@ class SenseInstance:
 
 @dataclass(frozen=True)
 class SenseSentence:
-    """The words of a sentence and the tagged ones among them; `file` is the text that the sentence is from."""
+    """The words of a sentence, its sense-tagged words, and the name of its file."""
 
     words: list[str]
     instances: list[SenseInstance]
@@ -68,7 +68,7 @@ def read_semcor(source: str | Path) -> list[SenseSentence]:
         files = sorted(_semcor_files(Path(source)))
     sentences = [sentence for name, text in files for sentence in _parse_semcor(text, name)]
     if not any(sentence.instances for sentence in sentences):
-        raise CtxError("There is no sense-tagged word.", location=str(source), hint="use the tag files of SemCor.")
+        raise CtxError("The file has no sense-tagged words.", location=str(source), hint="use the tag files of SemCor.")
     return sentences
 
 
@@ -142,8 +142,8 @@ class SenseAccuracy:
         accuracy: (splits, layers) accuracy of the nearest mean of a sense.
         most_frequent: (splits,) accuracy of the most frequent sense in the training files.
         probes: Rank -> (splits,) accuracy of the nearest mean in the last layer under a trained probe.
-        upper_bound: (splits,) fraction of the instances one of whose senses is in the training files, or is the first
-            one of a lemma that is not.
+        upper_bound: (splits,) fraction of the instances that can be correct: with a sense in the training files, or,
+            if their lemma is not there, with WordNet's first sense.
         instances: Number of test instances of each split.
         lemmas: Number of ambiguous lemmas.
     """
@@ -189,7 +189,8 @@ def disambiguate(
     rows_by_lemma, instances, occurrences = _ambiguous_instances(sentences, max_lemmas)
     if len(files) < 2 or not rows_by_lemma:
         raise CtxError(
-            f"There are {len(files)} files with {len(rows_by_lemma)} ambiguous lemmas.",
+            f"Disambiguation needs two files and an ambiguous lemma, got {len(files)} files and {len(rows_by_lemma)} "
+            "ambiguous lemmas.",
             hint="use several files with words of two or more senses.",
         )
     words = [sentence.words for sentence in sentences]
@@ -257,8 +258,8 @@ def _ambiguous_instances(
 
 
 def _lemma_scores(vectors: Tensor, instances: Sequence[SenseInstance], is_test: Tensor) -> Tensor:
-    """Numbers of test instances of a lemma that are correct by the most frequent sense, whose senses are in the
-    training files, and that are correct by the nearest mean in each layer; for (n, layers, hidden) vectors."""
+    """Numbers of test instances of a lemma for (n, layers, hidden) vectors: correct by the most frequent sense; with a
+    sense in the training files; correct by the nearest mean in each layer."""
     training, test = (torch.nonzero(selected)[:, 0].tolist() for selected in (~is_test, is_test))
     num_layers = vectors.shape[1]
     if not training:

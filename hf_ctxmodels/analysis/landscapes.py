@@ -120,8 +120,8 @@ def current_weights(model: nn.Module) -> Weights:
 def checkpoint_weights(loss: HeldOutLoss, source: str | Path, seed: int = 0) -> Weights:
     """The weights of a checkpoint by the names of another model's parameters.
 
-    Parameters that the checkpoint lacks, such as the head of a task in a pretrained checkpoint, have the values of the
-    model; word embeddings of tokens that were added in fine-tuning have, too.
+    Parameters that are not in the checkpoint, such as the head of a task or embeddings of tokens that were added in
+    fine-tuning, keep the values of the model.
 
     Args:
         loss: The model.
@@ -198,7 +198,7 @@ def dot(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float:
 
 
 def scaled_to(direction: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> Weights:
-    """The direction with the norm of another one; raises CtxError if it has none."""
+    """The direction, scaled to the norm of `reference`; raises CtxError if it is zero."""
     norm = dot(direction, direction) ** 0.5
     if not norm:
         raise CtxError("Two models have the same weights.", hint="use different models.")
@@ -226,7 +226,7 @@ def used_embedding_rows(loss: HeldOutLoss) -> dict[str, Tensor]:
     finally:
         for hook in hooks:
             hook.remove()
-    return {name: mask for name, mask in masks.items() if mask.any()}  # without a call, the module is read otherwise
+    return {name: mask for name, mask in masks.items() if mask.any()}  # others are not called
 
 
 def restrict(direction: Mapping[str, Tensor], masks: Mapping[str, Tensor]) -> Weights:
@@ -286,7 +286,7 @@ class Plane:
         Args:
             loss: The model, whose parameters have the names of the origin.
             points: Coordinates.
-            cached_metrics: Metrics of points that are not computed again, by `point_key`; the others are added.
+            cached_metrics: Available metrics by `point_key`, which are not computed again; new ones are added.
         """
         cached_metrics = {} if cached_metrics is None else cached_metrics
         with moved_weights(loss.model, self.origin) as move:
@@ -331,7 +331,7 @@ class Trajectory:
 
     @classmethod
     def of_checkpoints(cls, checkpoints: Sequence[Weights], masks: Mapping[str, Tensor] | None = None) -> Self:
-        """The trajectory of three or more checkpoints, the last one last; raises CtxError for fewer."""
+        """The trajectory of three or more checkpoints in training order; raises CtxError for fewer."""
         if len(checkpoints) < 3:
             raise CtxError(
                 f"A trajectory needs 3 checkpoints, got {len(checkpoints)}.",
@@ -340,7 +340,7 @@ class Trajectory:
         origin = checkpoints[-1]
         changes = [restrict(difference(origin, weights), masks or {}) for weights in checkpoints]
         gram = torch.tensor([[dot(first, second) for second in changes] for first in changes], dtype=torch.float64)
-        eigenvalues, vectors = torch.linalg.eigh(gram)  # of inner products: the directions are too long for an SVD
+        eigenvalues, vectors = torch.linalg.eigh(gram)  # of the small Gram matrix instead of an SVD of all weights
         eigenvalues, vectors = eigenvalues.flip(0).clamp(min=0), vectors.flip(1)
         if not eigenvalues[1]:
             raise CtxError("The checkpoints lie on a line.", hint="use more checkpoints.")
@@ -385,10 +385,10 @@ def roll_back_layers(
     Args:
         loss: The model, whose parameters have the names of the weights.
         start, end: Weights before and after training.
-        cached_metrics: Metrics of groups that are not computed again; the others are added.
+        cached_metrics: Available metrics by group, which are not computed again; new ones are added.
 
     Yields:
-        Names of `layer_groups` with their metrics; groups whose weights did not change are left out.
+        Names of `layer_groups` with their metrics; groups whose weights did not change are skipped.
     """
     cached_metrics = {} if cached_metrics is None else cached_metrics
     change = difference(end, start)

@@ -34,7 +34,7 @@ class ContinuationEncoder:
     """Encodes pairs of context and continuation.
 
     Trailing spaces of a context are moved to the continuation. A decoder-only model receives the tokens of the
-    concatenated texts, and the continuation has the tokens after as many as the context alone has. The context and
+    concatenated texts, of which the first n are the context if the context alone has n tokens. The context and
     target of an encoder-decoder are encoded separately. Special tokens that the tokenizer adds at the end of a text
     belong to the source of an encoder-decoder only. Special tokens at the beginning of a target (<s> of BART, a
     language) are input of the decoder and are not scored.
@@ -76,8 +76,8 @@ class ContinuationEncoder:
                 depend on the texts.
 
         Raises:
-            CtxError: A continuation has no token or more than the model has positions, or a context has no token and
-                the tokenizer no token that begins a text.
+            CtxError: A continuation has no token or too many for the model; or a context has no token, and the tokenizer
+                has no token that begins a text.
         """
         pairs = [_move_spaces(context, continuation) for context, continuation in requests]
         contexts = self._encode([context for context, _ in pairs])

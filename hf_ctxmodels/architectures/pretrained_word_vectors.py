@@ -1,7 +1,7 @@
 """Base classes of families on pretrained word vectors.
 
-A new model has empty embeddings; `load_pretrained_embeddings` copies the vectors in an explicit step, which training
-runs. Saved models contain their vectors.
+The embeddings of a new model are zeros until `load_pretrained_embeddings` copies the vectors, which the training
+commands call. Saved models contain their vectors.
 """
 
 from collections.abc import Container
@@ -29,15 +29,15 @@ def load_pretrained_embeddings(self: Any, source: str | None = None) -> None:
     """Copy the word vectors of another model into all modules of the class `vectors_class`, by their `copy_vectors`.
 
     Args:
-        source: Directory or Hub id of static word embeddings, to which `config.pretrained_embeddings` is then set; None
-            for this field.
+        source: Directory or Hub id of static word embeddings, stored as `config.pretrained_embeddings`; None for the
+            current value of this field.
 
     Raises:
         CtxError: There is no source, it cannot be opened, or its vectors do not fit the model.
     """
     source = self.config.pretrained_embeddings if source is None else source
     if source is None:
-        raise CtxError("pretrained_embeddings is None.", hint="name the model of the word vectors.")
+        raise CtxError("pretrained_embeddings is None.", hint="set it to the directory or Hub id of the word vectors.")
     modules = [module for module in self.modules() if isinstance(module, self.vectors_class)]
     if not modules:
         raise CtxError(
@@ -101,7 +101,7 @@ class PretrainedEmbeddingPreTrainedModel(CtxPreTrainedModel):
     """
 
     config: Any
-    supports_gradient_checkpointing = False  # the recurrence stores little more than its outputs
+    supports_gradient_checkpointing = False  # the recurrence stores few activations besides its outputs
     vectors_class: ClassVar[type[nn.Module]] = PretrainedEmbedding
     load_pretrained_embeddings = load_pretrained_embeddings
     load_pretrained_components = load_pretrained_components

@@ -42,15 +42,15 @@ class DataCollatorForSequenceAutoencoding(PaddingCollator):
 class SequenceAutoencoding(DataCollatorForSequenceAutoencoding, Objective):
     """Predict a text from itself: a language model predicts a second copy of the text after it.
 
-    The loss is over the second copy. A text of over (max_length - 1) / 2 words is cut into several, each with its own
-    end token.
+    The loss is over the second copy. A text of more than (max_length - 1) / 2 words is split into parts, each with its
+    own end token.
 
     | document | example | targets |
     |---|---|---|
     | text (or, with `by_sentence`, each sentence) | `text <eos> text` | the second copy and its `<eos>` |
 
     References: Dai & Le 2015 (arXiv 1511.01432), section 2.
-    Related: `CausalLM` is the other pretraining of that paper (section 3).
+    Related: `CausalLM`, which the paper compares with it (section 3).
 
     Example:
         >>> SequenceAutoencoding(tokenizer, max_length=400, seed=0, by_sentence=True)
@@ -58,7 +58,7 @@ class SequenceAutoencoding(DataCollatorForSequenceAutoencoding, Objective):
 
     auto_class = "AutoModelForCausalLM"
     predicts_special_tokens = True
-    by_sentence: bool = flag(False, "Each sentence is a text, not each document.")
+    by_sentence: bool = flag(False, "Make an example of each sentence instead of each document.")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,4 +1,4 @@
-"""Which heads a model needs: importance by gradients, removal of the least important heads, ablation of single heads
+"""Importance of attention heads: by gradients, by removal of the least important heads, by ablation of single heads
 (Michel et al. 2019, arXiv 1905.10650)."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,7 +23,7 @@ def head_importance(model: PreTrainedModel, batches: Iterable[Mapping[str, Any]]
     the loss (Michel et al. 2019, equation 2).
 
     Args:
-        model: A model with a head of any task, in evaluation mode; a model of transformers if its output projections
+        model: A model with a head, in evaluation mode: of this package, or of transformers if its output projections
             can be located.
         batches: Arguments of the model's forward, with targets, on its device. Batches of one example give the
             expectation over examples of the paper; in larger ones, gradients of opposite sign cancel.
@@ -70,7 +70,7 @@ def _without_weight_gradients(model: PreTrainedModel) -> Iterator[None]:
 
 @dataclass
 class RemovalStep:
-    """The score without some heads: name of a layer -> their numbers."""
+    """The score without the heads in `removed`, name of a layer -> numbers of its heads."""
 
     removed: dict[str, list[int]]
     score: float
@@ -137,7 +137,7 @@ def single_head_scores(
     Michel et al. 2019, section 3.2).
 
     Args:
-        scores: Layers that are not computed again.
+        scores: Available results, name of a layer -> its scores, which are not computed again.
 
     Yields:
         The name of a layer, and the scores without each of its heads, then without the whole layer.

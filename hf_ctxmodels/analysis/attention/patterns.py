@@ -1,4 +1,4 @@
-"""Where heads attend to: measures of each head, the patterns of Kovaleva et al. (2019), and distances of heads."""
+"""Attention patterns: measures of each head, the classes of Kovaleva et al. (2019), and distances between heads."""
 
 import unicodedata
 from collections.abc import Iterable, Sequence
@@ -21,7 +21,7 @@ MEASURES = ("self", "previous", "next", "first", "separator", "punctuation", "en
 separators, punctuation; and the mean entropy of its rows in nats."""
 
 MIN_TOKENS = 16
-"""Shorter inputs are left out: uniform attention to few tokens would already look like a pattern."""
+"""Minimum length of an input: uniform attention to fewer tokens would look like a pattern."""
 
 _SPECIAL, _POSITION, _BOTH, _BLOCK = 0.6, 0.5, 0.2, 0.2  # thresholds of `classify`
 
@@ -118,7 +118,7 @@ class HeadProfile:
         """The pattern of each head of each layer (Kovaleva et al. 2019, section 4.1), by the first rule that holds:
 
         1. vertical: more than 0.6 of the attention on special tokens (the threshold of Clark et al. 2019);
-        2. diagonal: more than 0.5 on the previous, the same and the next token (likewise);
+        2. diagonal: more than 0.5 on the previous, the same and the next token (also from Clark et al.);
         3. vertical + diagonal: more than 0.6 on both together, and more than 0.2 on each;
         4. block: 0.2 more than expected within the same text of a pair;
         5. heterogeneous.

@@ -57,7 +57,7 @@ def make_cases(test: BehavioralTest, suite: Suite, texts: Sequence[Texts], seed:
         texts: Texts or pairs of a file, for tests without templates.
 
     Raises:
-        CtxError: No text is a case, because the perturbation changes none of them.
+        CtxError: The perturbation changes none of the texts, or the lexicons do not fill the templates.
     """
     generator = Random(f"{seed} {test.name}")
     if test.perturbation is None:
@@ -110,7 +110,7 @@ def evaluate_test(test: BehavioralTest, cases: Sequence[Case], predict: Predict)
 
 
 def _violated(test: BehavioralTest, original: Probabilities, changed: Probabilities) -> str | None:
-    """The expectation that the prediction for a variant does not meet; None if it meets it."""
+    """Description of the expected prediction if the prediction for a variant fails the test; None if it passes."""
     if test.kind == "INV":
         label = _best(original)
         return None if label == _best(changed) else _describe(label, original)

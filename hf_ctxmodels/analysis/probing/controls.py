@@ -15,7 +15,7 @@ PORTIONS = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.0625, 0.125, 0.25, 0.5, 
 
 class ControlTask:
     """A random label for each word type, drawn from the distribution of the training labels (Hewitt & Liang 2019,
-    section 2.1). A type has the same label in all splits, also if training lacks it.
+    section 2.1). A type has the same label in all splits, even if it does not occur in training.
 
     Args:
         labels: The labels of the training examples.
@@ -35,8 +35,8 @@ class ControlTask:
 
 
 def majority_predictions(train: ExampleSet, evaluation: ExampleSet, *, by_words: bool = True) -> list[tuple[str, ...]]:
-    """The most frequent training label of the same words, for pairs of the same pair of words; for other words, and for
-    all with `by_words=False`, the most frequent label (Liu et al. 2019, section 3)."""
+    """Predict the most frequent training label of each example's words (or pair of words); for words that are not in
+    the training examples, or all words with `by_words=False`, the most frequent label (Liu et al. 2019, section 3)."""
     counts: dict[Hashable, Counter[tuple[str, ...]]] = defaultdict(Counter)
     overall: Counter[tuple[str, ...]] = Counter()
     for example in train.examples:

@@ -1,4 +1,4 @@
-"""Probing of a model: representations once, then all tasks for all layers, with the controls, resumable."""
+"""Probing of a model: encodes the text once, then trains the probes and controls of all tasks and layers; resumable."""
 
 import hashlib
 import json
@@ -226,7 +226,7 @@ class TaskResult:
     trees: dict[int, list[list[int]]] = field(default_factory=dict)
 
     def select(self, layers: Sequence[int], with_mix: bool) -> "TaskResult":
-        """The result for some layers: a partial result may have more."""
+        """The result for these layers only; a partial result may have more."""
         scores = {layer: self.layers[layer] for layer in layers}
         trees = {layer: self.trees[layer] for layer in layers if layer in self.trees}
         return TaskResult(scores, self.mix if with_mix else None, trees)
@@ -254,11 +254,11 @@ class ProbingRun:
         layers: Numbers of layers, or None for all.
         seeds: Seeds of the initial weights of probes, the control task and the partitions of sentence tasks; for the
             latter the seeds of `build_data`.
-        mix: Whether to train probes of mixes of layers, with the weights of the model alone. Needs all layers.
+        mix: Whether to train probes of layer mixes, only with trained weights. Requires all layers.
         partial_dir: Directory for the results of finished tasks, which an interrupted run reads.
 
     Raises:
-        CtxError: Mixes of some layers.
+        CtxError: `mix` is set, and `layers` is not None.
     """
 
     model: PreTrainedModel
@@ -313,7 +313,7 @@ class ProbingRun:
         with_mix: bool,
         description: str,
     ) -> None:
-        """Add the layers and mixes that a result lacks."""
+        """Compute the layers and mixes that are missing in a result."""
         columns = [column for column, layer in enumerate(layers) if layer not in result.layers]
         missing = [layers[column] for column in columns]
         seeds = list(self.seeds)
@@ -350,7 +350,7 @@ class ProbingRun:
         return weights_digest(model.state_dict()) + tokenizer_digest(self.tokenizer)
 
     def _partial_file(self, name: str, weights: Weights, model_digest: str) -> Path | None:
-        """File of a task's partial result, named by everything that its numbers depend on, except the layers."""
+        """File of a task's partial result; its name has a digest of all settings but the layers."""
         if self.partial_dir is None:
             return None
         if name in self.data.structural:

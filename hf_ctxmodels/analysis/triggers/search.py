@@ -29,10 +29,12 @@ _UNUSED = re.compile(r"\W*unused[\W_]*\d+\W*", re.IGNORECASE)
 class TriggerOptions:
     """Search."""
 
-    length: int = flag(3, "Tokens of a trigger.")
-    candidates: int = flag(40, "Tokens with the largest first-order change that are tried at each position.")
-    beam_size: int = flag(1, "Triggers that are kept after each position.")
-    epochs: int = flag(5, "Largest number of passes over the texts; the search ends after a pass without improvement.")
+    length: int = flag(3, "Number of tokens of a trigger.")
+    candidates: int = flag(
+        40, "Number of tokens with the largest first-order change of the loss to try at each position."
+    )
+    beam_size: int = flag(1, "Number of triggers in the beam.")
+    epochs: int = flag(5, "Maximum number of passes over the texts; the search ends without improvement.")
     batch_size: int = flag(64, "Texts per batch.")
 
     def __post_init__(self) -> None:
@@ -115,13 +117,13 @@ class TriggerSearch:
 
     Args:
         model, tokenizer: A model with a loss whose inputs are ids of tokens.
-        encode: Features of the texts with a trigger, which is given as tokens.
+        encode: Returns the features of the texts with a trigger.
         collate: The collator of features.
-        increases_loss: Whether the loss is maximized (of the right labels), or minimized (of targets of the attack).
+        increases_loss: Whether to maximize the loss (of correct labels), or minimize it (of the attack's targets).
         excluded_words: Lower-cased words that a trigger must not contain.
 
     Raises:
-        CtxError: The model has no embeddings of tokens, or the trigger is not a part of each encoded text.
+        CtxError: The model has no token embeddings, or an encoded text does not contain the trigger.
     """
 
     def __init__(
@@ -137,7 +139,7 @@ class TriggerSearch:
     ) -> None:
         if getattr(model, "token_id_axes", ()):
             raise CtxError(
-                f"{type(model).__name__} reads characters; a trigger is searched among embeddings of tokens.",
+                f"{type(model).__name__} reads characters, but the search needs token embeddings.",
                 location=model.name_or_path,
                 hint="attack a model of words or subwords, and measure the transfer to this one.",
             )

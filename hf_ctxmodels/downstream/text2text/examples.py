@@ -34,8 +34,8 @@ class TextExample:
 
 
 class Template:
-    """A text with fields in braces, `{{` and `}}` for braces. `{entities:, }` joins a list by a comma and a space;
-    without a separator, by a space. `{sentence!p}` is a text without the punctuation at its end."""
+    """A text with fields in braces; `{{` and `}}` are literal braces. `{entities:, }` joins a list by a comma and a
+    space, `{entities}` by a space. `{sentence!p}` removes punctuation at the end."""
 
     def __init__(self, text: str, location: str) -> None:
         try:

@@ -1,8 +1,8 @@
-"""Metrics of generated texts, by the names in a task's entry.
+"""Metrics of generated texts, named as in the task files.
 
-Predictions are the results of `TextTask.parse`. An unknown output, None, counts as wrong: it is never equal to a label,
-the other label for the F1 of two labels, -1 for a number and an empty text otherwise (Raffel et al. 2020, section 2.4,
-and its released code).
+Predictions are the results of `TextTask.parse`. An unknown output (None) counts as wrong: for accuracies it equals no
+label, for the F1 of two labels it is the wrong label, for numbers it is -1, and for texts it is the empty text (Raffel
+et al. 2020, section 2.4, and its released code).
 """
 
 import warnings
@@ -68,7 +68,7 @@ def _accuracy(examples: Examples, predictions: Sequence[Any]) -> Scores:
 
 
 def _f1(examples: Examples, predictions: Sequence[Any]) -> Scores:
-    """F1 of the second label, of two."""
+    """F1 of the second of two labels."""
     references = [int(example.label or 0) for example in examples]
     labels = [
         1 - reference if prediction is None else prediction
@@ -148,8 +148,7 @@ def _tag_accuracy(examples: Examples, predictions: Sequence[Any]) -> Scores:
 
 
 def _tags(examples: Examples, predictions: Sequence[Any]) -> tuple[list[list[str]], list[list[str]]]:
-    """The tags of the targets, and as many predicted tags: `O` follows if there are fewer words in an output, and
-    further ones are left out."""
+    """Tags of the targets, and as many predicted tags: shorter outputs are padded with `O`, longer ones truncated."""
     references = [example.target.split() for example in examples]
     outputs = [text.split() for text in _texts(predictions)]
     return references, [

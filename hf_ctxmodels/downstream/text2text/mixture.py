@@ -32,14 +32,14 @@ _PREVIEW_WIDTH = 300  # characters of a text
 class MixtureArguments:
     """Tasks and mixing."""
 
-    tasks_folder: str | None = flag(None, "Directory that relative paths of the tasks' files start from.")
+    tasks_folder: str | None = flag(None, "Base directory of relative paths of the tasks' files.")
     only: list[str] = flag((), "Train only these tasks of the file.")
     mixing: Literal["examples", "equal"] = flag(
         "examples", "Sample a task in proportion to its number of examples, or all tasks equally."
     )
     mixing_limit: float | None = flag(None, "Count at most this number of examples of a task.")
     mixing_temperature: float = flag(1.0, "Temperature T: rates are raised to 1/T; 1 is proportional.")
-    mixing_scale: list[str] = flag((), "Factors of the numbers of examples, TASK=FACTOR: rte=0.5.")
+    mixing_scale: list[str] = flag((), "Multiply the number of examples of a task, TASK=FACTOR: rte=0.5.")
     prediction: Literal["generate", "rank"] = flag(
         "generate", "Predict by generation, or, for tasks with label strings, by the likelihood of each of them."
     )
@@ -75,7 +75,7 @@ class MixtureArguments:
                 raise CtxError(
                     "Equal mixing has no temperature, limit or factors.",
                     location="--mixing equal",
-                    hint="remove them, or equal mixing.",
+                    hint="remove these flags, or use --mixing examples.",
                 )
             return mixing_rates(list(scaled.values()), temperature=math.inf).tolist()
         if self.mixing_limit is not None:
@@ -114,7 +114,7 @@ class TextTaskRun:
         training, validation: The examples of its files; empty without a file.
         baseline: Metrics of `TextToText.baseline`, the main metric first; after `encode`, if there are validation
             examples.
-        evaluation: The latest of `make_evaluation`.
+        evaluation: Result of the last call of `make_evaluation`.
     """
 
     training_features: list[Feature]
@@ -136,7 +136,8 @@ class TextTaskRun:
         )
 
     def select_validation(self, size: int | None) -> None:
-        """Keep a fixed subset of the validation examples: whole groups of at most `size` examples, but one at least."""
+        """Select a fixed random subset of at most `size` validation examples; groups are not divided, and at least one
+        group is selected."""
         if size is None or size >= len(self.validation):
             return
         rng = random.Random(_VALIDATION_SEED)
@@ -163,7 +164,7 @@ class TextTaskRun:
             self.baseline = self.task.score(self.validation, predictions)
 
     def target_warning(self) -> str | None:
-        """A sentence if targets of free text lose in the main metric by encoding and decoding; after `encode`."""
+        """A warning if encoding and decoding the targets of free text reduces the main metric; call after `encode`."""
         if self.task.text_task.metric_kind != "text" or not self.validation:
             return None
         name, maximum = self.main_metric
@@ -205,7 +206,7 @@ class TaskMixture:
 
     Args:
         names: YAML files of tasks, and names of packaged files and tasks.
-        config, tokenizer: Of the model, which may be changed.
+        config, tokenizer: Configuration and tokenizer of the model; special tokens may be added to them.
         location: The flag that names the file, for errors.
     """
 

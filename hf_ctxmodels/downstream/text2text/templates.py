@@ -1,5 +1,5 @@
-"""Tasks as text (Raffel et al. 2020, section 2.4): an entry of a YAML file makes inputs and targets of a file's rows,
-and labels or numbers of a model's outputs.
+"""Tasks as text (Raffel et al. 2020, section 2.4). An entry of a YAML file describes how rows of a file become inputs
+and targets, and how outputs of a model become labels or numbers.
 
 tasks:
   sst2:
@@ -50,10 +50,10 @@ class TextTask:
             list of an example's choices, whose index (from 0) or text is the value of the target field.
         choices: A field with a list of texts from which the target is chosen if outputs are ranked.
         round: The step of numbers, 0.2 for STS-B.
-        no_answer: The target if a list of references is empty; None: it must not be.
+        no_answer: The target if a list of references is empty; with None, an empty list is an error.
         label: A field that is true if the target is the referent of the pronoun, for `postprocess: referent`.
         group: Template of `TextExample.group`.
-        train_filter: Values of fields; the rows of the training split without them are left out.
+        train_filter: Field -> value that rows of the training split must have; other rows are skipped.
         expand: See `RowRequest.expand`.
         one_per_reference: Whether each reference is an example of the training split.
         strip_tags: Whether tags such as `<br>` are removed from the inputs.
@@ -196,10 +196,10 @@ class TextTask:
         return files
 
     def parse(self, example: TextExample, output: str) -> Any:
-        """The label of a generated text: the index of a choice, a number, 1 or 0 for a referent (not) meant, or a text;
-        None if it is unknown, an empty text included.
+        """The label of a generated text: the index of a choice, a number, 1 or 0 for a correct or wrong referent, or a
+        text; None for an empty or unknown output.
 
-        Choices are compared exactly, and then, if none is equal, without case and spaces, which some tokenizers change.
+        If no choice equals the output, case and spaces are ignored, which tokenizers may change.
         """
         output = output.strip()
         if self.kind == "number":
@@ -220,8 +220,8 @@ class TextTask:
         return prediction
 
     def score(self, examples: Sequence[TextExample], outputs: Sequence[str]) -> dict[str, float]:
-        """The metrics of generated texts, the main one first, and `unknown_outputs`, the share of outputs that are no
-        label, number or text. They count as wrong."""
+        """The metrics of generated texts, the main one first, and `unknown_outputs`, the share of outputs that cannot
+        be parsed as label, number or text and count as wrong."""
         if len(examples) != len(outputs) or not examples:
             raise CtxError(
                 f"{len(examples)} examples, {len(outputs)} outputs.", hint="use one output for each example."
@@ -276,7 +276,7 @@ class TextTask:
         if self.postprocess not in (None, "referent") or (self.postprocess and self.kind != "text"):
             fail(f"unknown postprocess {self.postprocess!r}", "postprocess", "use referent for pronouns in free text.")
         if self.label is not None and self.postprocess != "referent":
-            fail("label is read with postprocess: referent alone", "label", "use `labels` for label strings.")
+            fail("label is only read with postprocess: referent", "label", "use `labels` for label strings.")
         for key in ("choices", "no_answer", "one_per_reference"):
             if self.kind != "text" and getattr(self, key):
                 fail(f"a {self.kind} task does not read {key}", key, "remove the line.")

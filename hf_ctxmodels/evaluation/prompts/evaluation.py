@@ -29,7 +29,7 @@ class LikelihoodScorer(Protocol):
 
 @runtime_checkable
 class ClozeScorer(Protocol):
-    """Fills blanks by choices: `PseudoLikelihoodScorer`."""
+    """Scores the choices of clozes: `PseudoLikelihoodScorer`."""
 
     def score_clozes(self, clozes: Sequence[Cloze]) -> list[list[ContinuationScore]]:
         """Scores of the choices of each cloze."""
@@ -37,7 +37,7 @@ class ClozeScorer(Protocol):
 
 @runtime_checkable
 class GreedyDecoder(Protocol):
-    """Continues prompts: `ContinuationScorer`."""
+    """Generates answers to prompts: `ContinuationScorer`."""
 
     def greedy_answers(
         self, contexts: Sequence[str], *, until: Sequence[str] = (), max_new_tokens: int = 64
@@ -77,7 +77,7 @@ def evaluate_prompts(
     """Evaluate a model on the examples of a task.
 
     Metrics of choices: `acc`, by the likelihood of the choices; `acc_norm`, `acc_bytes` and `acc_tokens`, by the
-    log-likelihood per character, byte and token; `acc_calibrated`, by the likelihood divided by that after
+    log-likelihood per character, byte and token; `acc_calibrated`, by the likelihood divided by the likelihood after
     `task.calibration` (Brown et al. 2020, section 2.4); and the task's metrics, by the likelihood. Metrics of the
     likelihood of targets: `acc`, whether greedy decoding gives the target, and `perplexity` per target. `acc`,
     `acc_norm`, `acc_bytes` and `perplexity` are defined as in lm-evaluation-harness.
@@ -185,7 +185,7 @@ def _choice_metrics(
     scores: Sequence[Sequence[ContinuationScore]],
     calibrations: Sequence[Sequence[float]] | None,
 ) -> dict[str, MetricValue]:
-    """Accuracies of the choice of the highest score; the first one of equal scores. None of unlabeled examples."""
+    """Accuracies of the highest-scoring choice (of equal scores, the first); empty for unlabeled examples."""
     if not examples[0].text.targets:
         return {}
     totals = [np.array([score.log_probability for score in group]) for group in scores]
@@ -250,11 +250,11 @@ def majority_accuracy(pool: Sequence[PromptExample], examples: Sequence[PromptEx
 
 
 class UnigramScorer:
-    """Baseline that ignores the context: unigram probabilities of the tokens of texts with add-one smoothing.
+    """Baseline that ignores the context: token unigram probabilities with add-one smoothing.
 
     Args:
         tokenizer: The tokenizer of the compared model.
-        texts: Preferably the training text of the model.
+        texts: Texts to count tokens in, preferably the training text of the model.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> None:
@@ -270,8 +270,8 @@ class UnigramScorer:
 
 
 class PseudoLikelihoodScorer:
-    """Scores continuations and clozes by a masked language model or XLNet; arguments as of
-    `score_pseudo_continuations`."""
+    """Scores continuations and clozes by a masked language model or XLNet; see `score_pseudo_continuations` for the
+    arguments."""
 
     def __init__(
         self,
@@ -289,5 +289,5 @@ class PseudoLikelihoodScorer:
         return score_pseudo_continuations(self._model, self._tokenizer, requests, **self._options)
 
     def score_clozes(self, clozes: Sequence[Cloze]) -> list[list[ContinuationScore]]:
-        """The scores of `score_clozes`; raises CtxError as it."""
+        """Calls `score_clozes`."""
         return score_clozes(self._model, self._tokenizer, clozes, **self._options)

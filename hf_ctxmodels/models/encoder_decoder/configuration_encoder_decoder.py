@@ -27,7 +27,7 @@ class CtxEncoderDecoderConfig(CtxConfig):
             configuration of the decoder.
 
     Raises:
-        ValueError: The weights are to be shared, but the two configurations differ.
+        ValueError: `share_weights=True`, but the two configurations differ.
         CtxError: A configuration does not belong to this package.
     """
 
@@ -96,7 +96,7 @@ class CtxEncoderDecoderConfig(CtxConfig):
 
     @property
     def has_equal_vocabularies(self) -> bool:
-        """Whether both models were trained with the same tokenizer, as far as it is known."""
+        """Whether both models have the same vocabulary size, and the same tokenizer if their digests are saved."""
         digests = {self.encoder.tokenizer_digest, self.decoder.tokenizer_digest} - {None}
         return self.vocab_size == self.target_vocab_size and len(digests) < 2
 
@@ -133,7 +133,7 @@ class CtxEncoderDecoderConfig(CtxConfig):
         self.encoder.default_lang = value
 
     def _require_equal(self, name: str, value: Any) -> None:
-        """Raise ValueError for a change of the languages, which belong to the two models."""
+        """Raise ValueError if a value differs from the languages of the two models, which cannot be changed."""
         if value != getattr(self, name):
             raise ValueError(f"{name}={value}, but the models of the checkpoints have {getattr(self, name)}.")
 

@@ -67,7 +67,7 @@ def import_cross_attention(weights: dict[str, Tensor], names: set[str], model_ty
     """The inverse of `export_cross_attention`, for the native `names`."""
     imported = {}
     for name in names:
-        placeholder = {name: torch.empty(2, 2)}  # of which only the names are used
+        placeholder = {name: torch.empty(2, 2)}  # only the exported names are used
         tensors = [weights[reference] for reference in export_cross_attention(placeholder, model_type)]
         value = torch.cat(tensors)
         is_transposed = model_type == "gpt2" and value.dim() == 2

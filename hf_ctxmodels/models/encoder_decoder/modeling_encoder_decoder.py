@@ -43,7 +43,7 @@ class CtxEncoderDecoderPreTrainedModel(CtxPreTrainedModel):
     reference_model_type: ClassVar[str | None] = "encoder-decoder"
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Initialize a module outside of the two models as the decoder does; each model initializes its modules."""
+        """Initialize a module that belongs to neither model as in the decoder."""
         self.base_model.decoder._init_weights(module)
 
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
@@ -79,14 +79,14 @@ class CtxEncoderDecoderModel(EncoderDecoder, CtxEncoderDecoderPreTrainedModel):
     decoder: Any
 
     def __init__(self, config: CtxEncoderDecoderConfig) -> None:
-        super(EncoderDecoder, self).__init__(config)  # without the stacks of one configuration
+        super(EncoderDecoder, self).__init__(config)  # EncoderDecoder creates both stacks from one configuration
         self.encoder = build_encoder(config.encoder)
         self.decoder = build_decoder(config.decoder)
         source_size, target_size = config.encoder.hidden_size, config.decoder.hidden_size
         self.source_projection = None if source_size == target_size else nn.Linear(source_size, target_size)
         if config.share_weights:
             self._tied_weights_keys = self._shared_weights()
-            self.decoder.all_tied_weights_keys = {}  # a table without chains
+            self.decoder.all_tied_weights_keys = {}  # the table of this model includes the decoder's tied weights
         self.post_init()
 
     def _shared_weights(self) -> dict[str, str]:

@@ -12,7 +12,7 @@ class CtxGptTokenizer(WordBPETokenizer):
     """Tokenizer of GPT: BPE of lower-cased words; the last subword of a word ends with "</w>".
 
     Produces the same ids as `transformers.OpenAIGPTTokenizer` on the same files (`vocab.json` with `merges.txt`, or
-    `tokenizer.json`). Unlike there, <unk>, whose id is 0, is also the padding token, as in the released code. A newly
+    `tokenizer.json`). In contrast to it, <unk> (id 0) is also the padding token, as in the released code. A newly
     trained tokenizer has the `eos_token` "</s>", which separates documents in pretraining; the released one has none.
 
     No special tokens are added to a text until `prepare_for_tasks` is called; then the inputs are
