@@ -76,8 +76,8 @@ class ContinuationEncoder:
                 depend on the texts.
 
         Raises:
-            CtxError: A continuation has no token or too many for the model; or a context has no token, and the tokenizer
-                has no token that begins a text.
+            CtxError: A continuation has no token or too many for the model; or a context has no token, and the
+                tokenizer has no token that begins a text.
         """
         pairs = [_move_spaces(context, continuation) for context, continuation in requests]
         contexts = self._encode([context for context, _ in pairs])
