@@ -30,9 +30,7 @@ class TriggerOptions:
     """Search."""
 
     length: int = flag(3, "Number of tokens of a trigger.")
-    candidates: int = flag(
-        40, "Number of tokens to try at each position, by the first-order change of the loss."
-    )
+    candidates: int = flag(40, "Number of tokens to try at each position, by the first-order change of the loss.")
     beam_size: int = flag(1, "Number of triggers in the beam.")
     epochs: int = flag(5, "Maximum number of passes over the texts; the search ends without improvement.")
     batch_size: int = flag(64, "Texts per batch.")
