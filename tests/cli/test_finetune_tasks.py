@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -37,6 +38,7 @@ from hf_ctxmodels.compression.distillation import Teacher
 from hf_ctxmodels.compression.int8.quantizer import CtxInt8Config
 from hf_ctxmodels.downstream.adapters import get_active_adapters, load_saved_adapters
 from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_model_with_adapters
+from hf_ctxmodels.downstream.finetuning import finetuning_run
 from hf_ctxmodels.downstream.multitask.configuration import task_entry
 from hf_ctxmodels.downstream.multitask.task_list import read_task_list
 from hf_ctxmodels.downstream.multitask.training import BestModel
@@ -336,18 +338,18 @@ def cross_view_model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return save_tiny(tmp_path_factory.mktemp("cvt"), FAMILIES["cvt"], upstream=False)
 
 
-def test_several_tasks_learn_from_unlabeled_text(cross_view_model, tmp_path, capsys):
-    """Cross-view training: labeled steps in turn with unlabeled ones; the labels of all tasks for a text."""
+def test_several_tasks_learn_from_unlabeled_text(cross_view_model, tmp_path, monkeypatch, capsys):
+    """Cross-view training alternates labeled and unlabeled steps; the labels of all tasks of a model loaded once."""
     tasks = make_tasks(tmp_path, words={}, sentences={})
     (tmp_path / "more").mkdir()
     unlabeled = tagging_files(tmp_path / "more")["train_file"]
     flags = multitask(cross_view_model, tmp_path, tasks, learning_rate=1e-2, logging_steps=1, seed=0)
-    flags |= {"unlabeled_file": unlabeled, "per_device_batch_size": 16, "max_steps": 80}
+    flags |= {"unlabeled_file": unlabeled, "per_device_batch_size": 8, "max_steps": 60}
     assert finetune("multitask", **flags, output_dir=tmp_path / "out") == 0
     assert "96 unlabeled examples" in capsys.readouterr().err
     log = [row for row in read_log(tmp_path / "out") if "loss" in row]
     is_unlabeled = ["cross_view_loss" in row for row in log]
-    assert is_unlabeled == [False, True] * 40
+    assert is_unlabeled == [False, True] * 30
     assert {"words_loss", "sentences_loss"} <= {name for row in log for name in row}
     assert all(math.isfinite(row["loss"]) for row in log)
     model = AutoModel.from_pretrained(tmp_path / "out")
@@ -363,7 +365,10 @@ def test_several_tasks_learn_from_unlabeled_text(cross_view_model, tmp_path, cap
         "".join(json.dumps({"tokens": words, "text": " ".join(words)}) + "\n" for words in (["the", "film"], ["a"]))
     )
     flags = {"model": tmp_path / "out", "input": text}
+    load = Mock(wraps=finetuning_run.load_pretrained)
+    monkeypatch.setattr(finetuning_run, "load_pretrained", load)
     assert run_command("predict", "--all_tasks", **flags, output=output) == 0
+    assert load.call_count == 1
     rows = [json.loads(line) for line in output.read_text().splitlines()]
     for name in ("words", "sentences"):
         assert run_command("predict", "--overwrite", **flags, task_name=name, output=tmp_path / "one.jsonl") == 0
