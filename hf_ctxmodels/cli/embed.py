@@ -172,11 +172,11 @@ def embed_parts(
     )
     vector_dtype = getattr(torch, arguments.vector_dtype)
     for file in files[first:]:
-        sentences = list(islice(progress, _PART_SENTENCES))
+        part_sentences = list(islice(progress, _PART_SENTENCES))
         EmbeddedPart(
-            [word for sentence in sentences for word in sentence.words],
-            torch.tensor([len(sentence.words) for sentence in sentences]),
-            torch.cat([sentence.vectors for sentence in sentences]).to(vector_dtype),
+            [word for sentence in part_sentences for word in sentence.words],
+            torch.tensor([len(sentence.words) for sentence in part_sentences]),
+            torch.cat([sentence.vectors for sentence in part_sentences]).to(vector_dtype),
         ).save(file)
     next(progress, None)  # closes the progress bar
     return files
