@@ -1,7 +1,7 @@
 """Transformers with a cache: the stack of layers that decoders and encoder-decoders share, the decoder of GPT (Radford
 et al. 2018) and its successors, and the base class of its heads."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -26,7 +26,14 @@ from hf_ctxmodels.layers.common import HookPoint
 from hf_ctxmodels.layers.cpu.dropout import Dropout
 from hf_ctxmodels.layers.lm_loss.cross_entropy import chunked_cross_entropy, summed_cross_entropy
 from hf_ctxmodels.layers.pooling import Pooling, token_mask
-from hf_ctxmodels.layers.transformer import FeedForward, Memory, StackOutput, TransformerBlock, run_stack
+from hf_ctxmodels.layers.transformer import (
+    BlockOutput,
+    FeedForward,
+    Memory,
+    StackOutput,
+    TransformerBlock,
+    run_stack,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,6 +109,10 @@ class LayerStack(nn.Module):
         """
         return {}
 
+    def layers_for(self, packed_ids: Mapping[str, Tensor]) -> Iterable[Callable[..., BlockOutput]]:
+        """The layers of a forward pass; `packed_ids` are the (...) arguments of `embed` other than words, by name."""
+        return self.layers
+
     def embed(self, words: Tensor, position_ids: Tensor) -> Tensor:
         """(..., hidden) word embeddings and (...) positions -> (..., hidden)."""
         return self.dropout(self.embedding_norm(words + self.position_embeddings(position_ids)))
@@ -165,7 +176,7 @@ class LayerStack(nn.Module):
                 masks = [specs[mask] for mask in masks]
         packed_ids = {name: layout.pack(tensor) for name, tensor in embedding_ids.items()}
         return run_stack(
-            self.layers,
+            self.layers_for(packed_ids),
             self._embed_packed(layout.pack(words), word_embeddings, packed_ids),  # no reference: it can be freed
             layout,
             masks,

@@ -100,7 +100,7 @@ class TransferArguments:
     translated_train: str | None = flag(
         None, "Train also on translations of the training file (translate-train): LANGUAGE=FILE, separated by commas."
     )
-    freeze: Literal["encoder", "embeddings"] | None = flag(None, "Weights to freeze.")
+    freeze: Literal["encoder", "embeddings", "language-layers"] | None = flag(None, "Weights to freeze.")
     language_adapters: str | None = flag(
         None, "Adapter of each language for --adapter: LANGUAGE=DIR, separated by commas."
     )

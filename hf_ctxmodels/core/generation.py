@@ -131,7 +131,7 @@ class LanguagePair:
         Raises:
             CtxError: A language is missing or unknown, or the languages of the model have no names.
         """
-        if not getattr(config, "embeds_languages", False):
+        if not getattr(config, "needs_languages", False):
             return None
         ids: dict[str, int] = config.lang2id or {}
         uses_default = source is None and target is None and config.default_lang is not None

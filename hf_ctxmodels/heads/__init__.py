@@ -20,6 +20,7 @@ from hf_ctxmodels.heads.base import (
     sequence_classification_loss,
     validate_sequence_targets,
     validate_targets,
+    with_unused_parameters,
 )
 from hf_ctxmodels.heads.causal_lm import ForCausalLM, next_token_targets
 from hf_ctxmodels.heads.downstream import (

@@ -173,6 +173,14 @@ def detached_loss(loss: Tensor | None, targets: Tensor | None) -> Tensor | None:
     return loss.detach() if loss is not None and has_targets(targets) else None
 
 
+def with_unused_parameters(value: Tensor, module: nn.Module) -> Tensor:
+    """The value with zero gradients of a module's parameters, which DDP requires of those that a batch did not use."""
+    if not module.training or not (distributed.is_available() and distributed.is_initialized()):
+        return value
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    return value + 0.0 * torch.stack([parameter.sum() for parameter in parameters]).sum() if parameters else value
+
+
 class HeadModel(CtxPreTrainedModel):
     """A head on a family's encoder, which is the attribute named by the family's `base_model_prefix`.
 
@@ -325,10 +333,7 @@ class HeadModel(CtxPreTrainedModel):
 
     def with_unused_parameters(self, loss: Tensor | None) -> Tensor | None:
         """The loss with zero gradients of the parameters that the batch did not use, as DDP requires."""
-        if loss is None or not self.training or not (distributed.is_available() and distributed.is_initialized()):
-            return loss
-        parameters = [parameter for parameter in self.parameters() if parameter.requires_grad]
-        return loss + 0.0 * torch.stack([parameter.sum() for parameter in parameters]).sum()
+        return None if loss is None else with_unused_parameters(loss, self)
 
     def penalty(self) -> Tensor | None:
         """The regularization term of the training loss, a function of the parameters only; or None."""

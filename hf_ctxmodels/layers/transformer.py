@@ -313,7 +313,7 @@ class StackOutput:
 
 
 def run_stack(
-    blocks: Iterable[nn.Module],
+    blocks: Iterable[Callable[..., BlockOutput]],
     hidden_states: Tensor,
     layout: Layout,
     masks: MaskSpec | Sequence[MaskSpec] = BIDIRECTIONAL,
@@ -330,7 +330,8 @@ def run_stack(
     """Run blocks one after the other; the last one only at the tokens whose outputs are used.
 
     Args:
-        blocks: `TransformerBlock`s in the order of application; one object may occur several times.
+        blocks: `TransformerBlock`s, or functions with their arguments, in the order of application; one object may
+            occur several times.
         hidden_states: (..., hidden) as packed by `layout`.
         masks: The attention mask of all blocks, or one for each.
         past_key_values: The cache that `layout` was built with.

@@ -38,6 +38,20 @@ def freeze_encoder(model: CtxPreTrainedModel) -> None:
     model.train(model.training)
 
 
+def freeze_language_layers(model: PreTrainedModel) -> None:
+    """Freeze the layers that each language has separately, so that a task which is learned in one language fits the
+    layers of the others (Wu et al. 2020, arXiv 1911.01464, section 4.3); raises CtxError if there are none."""
+    layers = getattr(model.base_model, "language_layers", None)
+    if not layers:
+        raise CtxError(
+            f"{type(model).__name__} has no separate layers of each language.",
+            location="--freeze language-layers",
+            hint="remove it, or use an XLM that was pretrained with --config_options num_language_layers=N.",
+        )
+    for layer in layers:
+        layer.requires_grad_(False)
+
+
 def check_layerwise_flags(loop: LoopArguments) -> None:
     """Raise CtxError for learning rates by layer in a frozen encoder."""
     if loop.layerwise_lr_decay != 1:

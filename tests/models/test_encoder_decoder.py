@@ -359,7 +359,7 @@ class TestLanguages:
 
     def test_configuration(self, model: CtxEncoderDecoderForConditionalGeneration) -> None:
         config = model.config
-        assert config.embeds_languages
+        assert config.needs_languages
         assert config.lang2id == {"en": 0, "fr": 1}
         assert config.default_lang is None
         config.default_lang = 1

@@ -33,7 +33,12 @@ from hf_ctxmodels.layers.attention.head_gates import disable_heads
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.callbacks import FinetuningCallback
-from hf_ctxmodels.training.freezing import GradualUnfreezing, check_layerwise_flags, freeze_encoder
+from hf_ctxmodels.training.freezing import (
+    GradualUnfreezing,
+    check_layerwise_flags,
+    freeze_encoder,
+    freeze_language_layers,
+)
 from hf_ctxmodels.training.token_embeddings import freeze_token_embeddings
 from hf_ctxmodels.training.training_state import flags_identity
 
@@ -155,6 +160,13 @@ class FrozenEmbeddingsOptions:
 
 
 @dataclass(frozen=True)
+class FrozenLanguageLayersOptions:
+    """Train all weights except the layers that each language has separately (Wu et al. 2020)."""
+
+    embeddings: bool = flag(False, "Freeze the token embeddings as well.")
+
+
+@dataclass(frozen=True)
 class GradualUnfreezingOptions:
     """Unfreeze one more layer after each interval, from the top (Howard & Ruder 2018)."""
 
@@ -209,8 +221,14 @@ class MixoutOptions:
 
 
 FreezingOptions = (
-    FrozenEncoderOptions | FrozenEmbeddingsOptions | GradualUnfreezingOptions | ChainThawOptions | ThreeStageOptions
+    FrozenEncoderOptions
+    | FrozenEmbeddingsOptions
+    | FrozenLanguageLayersOptions
+    | GradualUnfreezingOptions
+    | ChainThawOptions
+    | ThreeStageOptions
 )
+_FREEZING_NAMES = ("encoder", "embeddings", "language-layers", "gradual", "chain", "three-stage")
 
 
 @dataclass
@@ -225,8 +243,8 @@ class FinetuningMethodArguments:
 
     freeze: FreezingOptions | None = flag(
         None,
-        "Freeze the encoder or its token embeddings, or unfreeze layers on a schedule.",
-        dict(zip(("encoder", "embeddings", "gradual", "chain", "three-stage"), get_args(FreezingOptions))),
+        "Freeze the encoder or a part of it, or unfreeze layers on a schedule.",
+        dict(zip(_FREEZING_NAMES, get_args(FreezingOptions), strict=True)),
     )
     anchor: L2Options | EwcOptions | MixoutOptions | None = flag(
         None,
@@ -309,6 +327,10 @@ class FinetuningMethodArguments:
             disable_heads(model, parse_heads(self.disabled_heads))
         if isinstance(self.freeze, FrozenEmbeddingsOptions):
             freeze_token_embeddings(model)
+        elif isinstance(self.freeze, FrozenLanguageLayersOptions):
+            freeze_language_layers(model)
+            if self.freeze.embeddings:
+                freeze_token_embeddings(model)
         elif isinstance(self.freeze, FrozenEncoderOptions):
             check_layerwise_flags(loop)
             freeze_encoder(model)  # type: ignore[arg-type]

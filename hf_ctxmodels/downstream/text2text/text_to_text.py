@@ -171,7 +171,7 @@ class CausalTextToText(TextToText):
                 f"{type(config).__name__} has no head that generates text from left to right.",
                 hint="use an encoder-decoder or a decoder.",
             )
-        if getattr(config, "embeds_languages", False) and config.n_langs > 1:
+        if getattr(config, "needs_languages", False) and config.n_langs > 1:
             raise CtxError(f"{type(config).__name__} needs a language for each token.", hint="use another model.")
         limit, arguments = max_input_length(config), self.arguments
         if limit is not None and arguments.max_length + arguments.max_target_length > limit:

@@ -101,9 +101,9 @@ class CtxEncoderDecoderConfig(CtxConfig):
         return self.vocab_size == self.target_vocab_size and len(digests) < 2
 
     @property
-    def embeds_languages(self) -> bool:
-        """Whether the encoder or the decoder has language embeddings."""
-        return any(getattr(config, "embeds_languages", False) for config in (self.encoder, self.decoder))
+    def needs_languages(self) -> bool:
+        """Whether the encoder or the decoder needs the language of each token."""
+        return any(getattr(config, "needs_languages", False) for config in (self.encoder, self.decoder))
 
     @property
     def n_langs(self) -> int:

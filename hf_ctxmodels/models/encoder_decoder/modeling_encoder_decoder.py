@@ -129,10 +129,10 @@ class CtxEncoderDecoderModel(EncoderDecoder, CtxEncoderDecoderPreTrainedModel):
         **inputs: Any,
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """Run the decoder on the encoder's output. `token_type_ids` belong to the encoder; `langs` are ignored by a
-        decoder without language embeddings."""
+        decoder that does not need them."""
         if self.source_projection is not None:
             source = replace(source, states=linear(self.source_projection, source.states))
-        if langs is not None and getattr(self.config.decoder, "embeds_languages", False):
+        if langs is not None and getattr(self.config.decoder, "needs_languages", False):
             inputs["langs"] = langs
         return self.decoder.base_model(source=source, return_dict=True, **inputs)
 
@@ -164,11 +164,11 @@ class CtxEncoderDecoderForConditionalGeneration(
         self.base_model.decoder.set_output_embeddings(new_embeddings)
 
     def extra_ids(self, langs: Tensor | None = None, **ids: Tensor | None) -> dict[str, Tensor]:
-        """The language ids for an encoder with language embeddings; raises CtxError if no side has any."""
-        if langs is not None and not self.config.embeds_languages:
+        """The language ids for an encoder that needs them; raises CtxError if no side does."""
+        if langs is not None and not self.config.needs_languages:
             raise CtxError("Neither the encoder nor the decoder embeds languages.", hint="remove langs.")
-        has_embeddings = getattr(self.config.encoder, "embeds_languages", False)
-        return {} if langs is None or not has_embeddings else {"langs": langs}
+        needs_languages = getattr(self.config.encoder, "needs_languages", False)
+        return {} if langs is None or not needs_languages else {"langs": langs}
 
     def token_logits(self, states: Tensor) -> Tensor:
         """(..., hidden) states of the decoder -> (..., vocabulary) logits."""

@@ -44,6 +44,11 @@ class CtxMultilingualConfig(CtxTransformerConfig):
         """Whether the model has language embeddings."""
         return self.use_lang_emb and self.n_langs > 1
 
+    @property
+    def needs_languages(self) -> bool:
+        """Whether the model needs the language of each token."""
+        return self.embeds_languages
+
 
 @strict
 class CtxXLMConfig(CtxMultilingualConfig):
@@ -57,6 +62,8 @@ class CtxXLMConfig(CtxMultilingualConfig):
         classifier_dropout: Dropout before the sequence classifier; None for `hidden_dropout_prob`.
         sinusoidal_embeddings: Fixed sinusoidal instead of learned positions.
         causal: Causal attention; set by `CtxXLMForCausalLM`.
+        num_language_layers: Number of lower layers that each language has separately, if there are several languages
+            (Wu et al. 2020, arXiv 1911.01464, section 4.3).
         initializer_range: Standard deviation of the embeddings; None for hidden_size ** -0.5. Linear layers keep the
             initialization of torch, as in the released code.
     """
@@ -85,6 +92,7 @@ class CtxXLMConfig(CtxMultilingualConfig):
     max_position_embeddings: int = 512
     sinusoidal_embeddings: bool = False
     causal: bool = False
+    num_language_layers: int = 0
     initializer_range: float | int | None = None
     layer_norm_eps: float = 1e-12
     pad_token_id: int | None = 2
@@ -97,6 +105,7 @@ class CtxXLMConfig(CtxMultilingualConfig):
         "hidden_act",
         "intermediate_size",
         "default_lang",
+        "num_language_layers",
     )
     supported_reference_values: ClassVar[dict[str, tuple[Any, ...]]] = {
         "asm": (False,),
@@ -121,6 +130,24 @@ class CtxXLMConfig(CtxMultilingualConfig):
             raise ValueError(
                 f"hidden_size={self.hidden_size} is odd; sinusoidal positions are pairs of a sine and a cosine."
             )
+
+    def validate_language_layers(self) -> None:
+        """Check the number of language-specific layers (called at construction)."""
+        if not 0 <= self.num_language_layers < self.num_hidden_layers:
+            raise ValueError(
+                f"num_language_layers={self.num_language_layers} must be 0 or more, and less than "
+                f"num_hidden_layers={self.num_hidden_layers}: languages share the last layer."
+            )
+
+    @property
+    def has_language_layers(self) -> bool:
+        """Whether each language has lower layers separately."""
+        return self.num_language_layers > 0 and self.n_langs > 1
+
+    @property
+    def needs_languages(self) -> bool:
+        """Whether the model needs the language of each token, for embeddings or layers."""
+        return self.embeds_languages or self.has_language_layers
 
     @property
     def embedding_dropout_prob(self) -> float | int:

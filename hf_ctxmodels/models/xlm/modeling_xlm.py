@@ -2,6 +2,8 @@
 or causal language modeling."""
 
 import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -23,9 +25,11 @@ from hf_ctxmodels.core.host_copies import host_copy, is_traced, on_host
 from hf_ctxmodels.core.inputs import check_aligned, check_ids
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.core.weights import fused_projections
-from hf_ctxmodels.heads import ItemCounts
-from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, CAUSAL
+from hf_ctxmodels.heads import ItemCounts, with_unused_parameters
+from hf_ctxmodels.layers.attention.layouts import Layout
+from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, CAUSAL, AttentionMask
 from hf_ctxmodels.layers.cpu.linear import linear
+from hf_ctxmodels.layers.transformer import BlockOutput, Memory, TransformerBlock
 from hf_ctxmodels.models.xlm.configuration_xlm import CtxXLMConfig
 
 XLM_EXPORT: list[WeightTransform] = [
@@ -64,6 +68,62 @@ class SinusoidalPositions(nn.Embedding):
         init.copy_(self.weight, torch.where(even, angles.sin(), angles.cos()).to(self.weight))
 
 
+class LanguageLayers(nn.Module):
+    """A layer that each language has separately (Wu et al. 2020, arXiv 1911.01464, section 4.3).
+
+    A token is computed by the layer of its language, applied to the whole sequence: the layer of every language in the
+    batch computes all tokens, and the outputs are selected.
+
+    Attributes:
+        languages: The layer of each language, by its id.
+    """
+
+    def __init__(self, blocks: Iterable[TransformerBlock]) -> None:
+        super().__init__()
+        self.languages = nn.ModuleList(blocks)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        layout: Layout,
+        mask: AttentionMask = BIDIRECTIONAL,
+        memory: Memory | None = None,
+        *,
+        langs: Tensor,
+        languages: Sequence[int],
+        past_key_values: Cache | None = None,
+        layer_index: int = 0,
+    ) -> BlockOutput:
+        """(..., hidden) at all tokens of `layout` -> (..., hidden); other arguments as in `TransformerBlock`.
+
+        Args:
+            langs: (...) language id of each token, as packed by `layout`.
+            languages: The ids in `langs`.
+        """
+        if past_key_values is not None and len(languages) > 1:
+            raise CtxError(
+                "With language-specific layers, a cache needs one language for all sequences of a batch.",
+                location="langs",
+                hint="generate in one language at a time, or pass use_cache=False.",
+            )
+        outputs = [
+            self.languages[language](
+                hidden_states, layout, mask, memory, past_key_values=past_key_values, layer_index=layer_index
+            )
+            for language in languages
+        ]
+        states, attention, cross_attention = outputs[0]
+        for language, output in zip(languages[1:], outputs[1:], strict=True):
+            is_language = langs == language
+            states = torch.where(is_language[..., None], output.hidden_states, states)
+            if attention is not None:  # (batch, heads, queries, keys) of a padded batch
+                attention = torch.where(is_language[:, None, :, None], output.attention, attention)
+        for language, block in enumerate(self.languages):
+            if language not in languages:
+                states = with_unused_parameters(states, block)
+        return BlockOutput(states, attention, cross_attention)
+
+
 class CtxXLMPreTrainedModel(CtxPreTrainedModel):
     """Base class of the XLM models."""
 
@@ -100,6 +160,12 @@ class CtxXLMPreTrainedModel(CtxPreTrainedModel):
                 f"has {config.feed_forward_size} with {config.hidden_act}.",
                 hint="use save_pretrained.",
             )
+        if config.has_language_layers:
+            raise CtxError(
+                f"transformers' XLM has no separate layers of each language, but num_language_layers="
+                f"{config.num_language_layers}.",
+                hint="use save_pretrained.",
+            )
         values = super().reference_config() | {"gelu_activation": config.hidden_act == "gelu"}
         values |= {"embed_init_std": config.embedding_std, "summary_first_dropout": config.head_dropout}
         return values if config.default_lang is None else values | {"lang_id": config.default_lang}
@@ -110,6 +176,7 @@ class CtxXLMModel(TransformerDecoder, CtxXLMPreTrainedModel):
 
     zeros_padding = True
     extra_input_ids = {"langs": "n_langs"}
+    _no_split_modules = ["TransformerBlock", "LanguageLayers"]
 
     def __init__(self, config: CtxXLMConfig) -> None:
         super().__init__(config)
@@ -126,15 +193,37 @@ class CtxXLMModel(TransformerDecoder, CtxXLMPreTrainedModel):
         if config.embeds_languages:
             self.language_embeddings = nn.Embedding(config.n_langs, config.hidden_size)
 
+    def build_modules(self, config: CtxXLMConfig, num_layers: int, embedding_dropout: float) -> None:
+        """Create all modules except the word embeddings."""
+        super().build_modules(config, num_layers, embedding_dropout)
+        for number in range(config.num_language_layers if config.has_language_layers else 0):
+            self.layers[number] = LanguageLayers(self.build_layer(config) for _ in range(config.n_langs))
+
+    @property
+    def language_layers(self) -> list[LanguageLayers]:
+        """The layers that each language has separately."""
+        return [layer for layer in self.layers if isinstance(layer, LanguageLayers)]
+
+    def layers_for(self, packed_ids: Mapping[str, Tensor]) -> Iterable[Callable[..., BlockOutput]]:
+        """The layers, for the languages of a batch."""
+        if not self.config.has_language_layers:
+            return self.layers
+        langs = packed_ids["langs"]
+        languages = range(self.config.n_langs) if is_traced(langs) else host_copy(langs).unique().tolist() or [0]
+        return [
+            partial(layer, langs=langs, languages=languages) if isinstance(layer, LanguageLayers) else layer
+            for layer in self.layers
+        ]
+
     def extra_embedding_ids(self, words: Tensor, kwargs: dict[str, Any]) -> dict[str, Tensor]:
-        """The language ids, if the model has language embeddings."""
+        """The language ids, if the model has language embeddings or layers."""
         langs = language_ids(self.config, words, kwargs.pop("langs", None))
         return {} if langs is None else {"langs": langs}
 
     def embed(self, words: Tensor, position_ids: Tensor, langs: Tensor | None = None) -> Tensor:
         """(..., hidden) word embeddings, (...) positions and languages -> (..., hidden)."""
         embedded = words + self.position_embeddings(position_ids)
-        if langs is not None:
+        if langs is not None and self.config.embeds_languages:
             embedded = embedded + self.language_embeddings(langs)
         return self.dropout(self.embedding_norm(embedded))
 
@@ -156,7 +245,7 @@ class CtxXLMModel(TransformerDecoder, CtxXLMPreTrainedModel):
         Args:
             attention_mask: If None, padding tokens at the end of a sequence are masked, as in transformers.
             langs: (batch, length) language id of each token; None for `config.default_lang`. Required by a model with
-                language embeddings and without `default_lang`.
+                language embeddings or layers, and without `default_lang`.
             past_key_values, use_cache: For causal models only.
             kwargs: Other arguments, without `token_type_ids`, for which transformers adds word embeddings.
         """
@@ -189,11 +278,11 @@ class CtxXLMModel(TransformerDecoder, CtxXLMPreTrainedModel):
 
 def language_ids(config: Any, words: Tensor, langs: Tensor | None, name: str = "langs") -> Tensor | None:
     """(batch, length) language id of each token of (batch, length, ...) words: the argument `langs` called `name`, or
-    `config.default_lang`; None for a model without language embeddings."""
+    `config.default_lang`; None for a model that does not need them."""
     batch_size, length = words.shape[:2]
     check_aligned({name: langs}, batch_size, length)
     check_ids(name, langs, config.n_langs, "n_langs")
-    if not config.embeds_languages:
+    if not config.needs_languages:
         return None
     if langs is not None:
         return langs
@@ -201,7 +290,8 @@ def language_ids(config: Any, words: Tensor, langs: Tensor | None, name: str = "
         names = sorted((config.lang2id or {}).items(), key=lambda item: item[1])
         ids = ", ".join(f"{number} {language}" for language, number in names) or f"0 to {config.n_langs - 1}"
         raise CtxError(
-            f"The model has embeddings of {config.n_langs} languages, but {name} is missing.",
+            f"The model has {'embeddings' if config.embeds_languages else 'layers'} of {config.n_langs} languages, but "
+            f"{name} is missing.",
             hint=f"pass {name} (batch, length), the language id of each token ({ids}), for example by setting the "
             "tokenizer's `language`; or set config.default_lang.",
         )
