@@ -218,7 +218,8 @@ class ReweightedMixture(EpochMixture):
 
     @classmethod
     def annealed(cls, datasets: Sequence[Any], step_size: int, epochs: int) -> Self:
-        """alpha = 1 - 0.8 (e - 1) / (E - 1) in epoch e of E (Stickland & Murray 2019, arXiv 1902.02671)."""
+        """alpha = 1 - 0.8 (e - 1) / (E - 1) in epoch e of E (Stickland & Murray 2019, arXiv 1902.02671, "annealed
+        sampling")."""
         return cls(datasets, step_size, [round(1 - 0.8 * epoch / max(epochs - 1, 1), 12) for epoch in range(epochs)])
 
     @classmethod

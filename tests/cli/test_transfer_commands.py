@@ -187,6 +187,31 @@ def test_language_tags_of_elmo(workspace: Path, tmp_path: Path) -> None:
     assert row["metrics"]["accuracy"] == pytest.approx(right["de"] / (3 * 64))
 
 
+@pytest.mark.slow
+def test_separate_layers_and_vocabularies(workspace: Path, tmp_path: Path) -> None:
+    """Processes whose batches lack a language pretrain together; a task is learned without the layers of a language."""
+    texts = {"dataset": [workspace / "en.txt", workspace / "de.txt"], "language_tags": ["<en>", "<de>"]}
+    tokenizer = {"family": "xlm", "vocab_size": 160, "options": "separate_vocabularies=true"}
+    command_output("data tokenizer", **texts, **tokenizer, output_dir=tmp_path / "tokenizer")
+    model = {"family": "xlm", "config": "tiny", "config_options": "num_language_layers=1", "objective": "mlm"}
+    loop = {"max_steps": 4, "per_device_batch_size": 1, "max_length": 16, "dataloader_workers": 0}
+    run_in_two_processes(
+        "pretrain", **texts, **model, **loop, tokenizer=tmp_path / "tokenizer", output_dir=tmp_path / "model"
+    )
+    flags = ["--model", tmp_path / "model", "--task", "ner", "--data_dir", workspace, "--test", "en,de", *FLAGS]
+    flags += ["--freeze", "language-layers", "--max_steps", 2]
+    command_output("evaluate transfer", *flags, "--output_dir", tmp_path / "tagger")
+    before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("model", "tagger"))
+    changed = {name for name, weight in after.items() if name in before and not torch.equal(weight, before[name])}
+    assert any(name.startswith("xlm.layers.1.") for name in changed)
+    assert not any(name.startswith("xlm.layers.0.") for name in changed)
+    languages = [name for name in before if ".languages." in name]
+    assert len(languages) == 2 * len([name for name in before if name.startswith("xlm.layers.1.")])
+    plain = ["--model", workspace / "en", *flags[2:]]
+    error = command_output("evaluate transfer", *plain, "--output_dir", tmp_path / "failed", fails=True)
+    assert "no separate layers of each language" in error
+
+
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     folder = tmp_path / "data" / "wikiann"

@@ -18,9 +18,10 @@ from hf_ctxmodels.layers.transformer import TransformerBlock
 class ProjectedAttention(nn.Module):
     """The projected attention layers of one task.
 
-    With the input h of a layer, `gelu(V_D attention(V_E h))` is added to the sum before the layer's last norm (section
-    3.3). The layers share the projections V_E to `size` features and V_D back, and each has its own multi-head
-    attention. As in the released code, it has no output projection, and GELU follows V_D.
+    With the input h of a layer, `gelu(V_D attention(V_E h))` is added to the sum before the layer's last norm. The
+    layers share the projections V_E to `size` features and V_D back, and each has its own multi-head attention. As in
+    the released code (`BERTPals` and `BERTLayer` in modeling.py of AsaCooperStickland/Bert-n-Pals), it has no output
+    projection, and GELU follows V_D. The released code has 6 heads.
     """
 
     def __init__(self, hidden_size: int, num_layers: int, size: int, heads: int, dropout: float) -> None:

@@ -272,7 +272,9 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
         self, generator_states: Tensor, states: Tensor, samples: Tensor, original_ids: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """REINFORCE for the generator (appendix F): its reward for a sample is the loss of the discriminator at that
-        position, as if it depended on no other sample, and the expectation is over a single sample.
+        position, as if it depended on no other sample, and the expectation is over a single sample. The gradient is
+        the one of (R - b) log p(sample): R is -log D for a sample that equals the original token, else -log(1 - D),
+        and the baseline b is -log sigmoid(w h) of the generator's state h, trained by cross-entropy to match R.
 
         The paper leaves open whether the baseline also trains the generator's encoder; here it does not.
 
