@@ -13,6 +13,7 @@ from hf_ctxmodels.compression.int8.quantizer import CtxInt8Config, quantize_mode
 from hf_ctxmodels.core.attention_heads import prune_heads
 from hf_ctxmodels.downstream.adapters import add_adapter, load_adapter, save_adapter, set_active_adapters, train_adapter
 from hf_ctxmodels.downstream.finetuning.arguments import FinetuningMethodArguments
+from hf_ctxmodels.models.encoder_decoder.modeling_encoder_decoder import build_decoder
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.training.freezing import freeze_language_layers
 
@@ -152,7 +153,8 @@ def quantize(model: Any) -> None:
 
 
 def test_prepared_and_compressed_models() -> None:
-    """Prepacked layers have the same outputs, int8 layers close ones; heads of separate layers are not pruned."""
+    """Prepacked layers have the same outputs, int8 layers close ones; separate layers have no heads to
+    prune, and no place for cross-attention."""
     batch = monolingual_batch(MASKED)
     del batch["labels"]
     with torch.no_grad():
@@ -163,6 +165,8 @@ def test_prepared_and_compressed_models() -> None:
             assert_close(model(**batch).logits, expected, tolerance=tolerance)
     with pytest.raises(CtxError, match="no attention in a layer '0'"):
         prune_heads(MASKED.model(**SEPARATE), {0: [1]})
+    with pytest.raises(CtxError, match="its layers have no place for cross-attention"):
+        build_decoder(CAUSAL.config(**SEPARATE))
 
 
 def test_adapters_in_the_layers_of_each_language(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from hf_ctxmodels.heads import ItemCounts, with_unused_parameters
 from hf_ctxmodels.layers.attention.layouts import Layout
 from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, CAUSAL, AttentionMask
 from hf_ctxmodels.layers.cpu.linear import linear
-from hf_ctxmodels.layers.transformer import BlockOutput, Memory, TransformerBlock
+from hf_ctxmodels.layers.transformer import BlockOutput, Memory
 from hf_ctxmodels.models.xlm.configuration_xlm import CtxXLMConfig
 
 XLM_EXPORT: list[WeightTransform] = [
@@ -78,7 +78,7 @@ class LanguageLayers(nn.Module):
         languages: The layer of each language, by its id.
     """
 
-    def __init__(self, blocks: Iterable[TransformerBlock]) -> None:
+    def __init__(self, blocks: Iterable[nn.Module]) -> None:
         super().__init__()
         self.languages = nn.ModuleList(blocks)
 
