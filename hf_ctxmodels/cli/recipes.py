@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def _summary_line(path: Path) -> str:
-    return textwrap.fill(f"  {path.stem:<26}{first_sentence(path)}", 110, subsequent_indent=" " * 28)
+    return textwrap.fill(f"  {path.stem:<25} {first_sentence(path)}", 110, subsequent_indent=" " * 28)
 
 
 def first_sentence(path: Path) -> str:

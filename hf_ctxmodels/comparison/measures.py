@@ -61,6 +61,11 @@ class Evaluation(NamedTuple):
     method: str = ""
 
 
+_PLANNED_FLAGS = {
+    *("model", "family", "features", "train_file", "validation_file", "seed", "output_dir", "overwrite", "resume"),
+}
+"""Flags of `finetune` that follow from the plan."""
+
 DataFile = NewType("DataFile", str)
 """Type of an option that is a file, relative to the data folder; in lists of files also a pattern."""
 
@@ -355,6 +360,10 @@ class Finetuning(Measure):
             raise CtxError(
                 f"The flags {self.flags!r} are not a mapping.", location=self.name, hint="write `flags: {flag: value}`."
             )
+        if planned := sorted(_PLANNED_FLAGS & {*self.flags}):
+            raise CtxError(
+                f"{planned[0]} is determined by the plan.", location=f"{self.name}, flags", hint="remove it."
+            )
 
     def _recipe(self, model: Path, seed: int, output: Path) -> dict[str, Any]:
         """The flags of `finetune`."""
@@ -371,6 +380,7 @@ class Finetuning(Measure):
         """Parse the flags, read the examples, and compare the metric with the metrics of the task."""
         sections = finetuning_sections(TASKS[self.task])
         names = {entry.name for section in sections for entry in shown_fields(section)}
+        recipe_flags(self.flags, names - _PLANNED_FLAGS, "flags")
         flags = recipe_flags(self._recipe(Path("model"), 0, Path("output")), names, "flags")
         program = f"hf-ctxmodels finetune {self.task}"
         arguments, task_arguments, _, *methods = parse_arguments(*sections, argv=flags, program=program)

@@ -208,7 +208,7 @@ def read_plan(file: str | Path, folder: str | Path = ".") -> Plan:
         seeds=_read_seeds(root),
         variants=[],
         measures=_read_measures(root, Path(folder)),
-        accelerate=root.text("accelerate") if "accelerate" in root.nodes else None,
+        accelerate=_read_accelerate(root),
     )
     if not 1 <= plan.checkpoints <= 20:
         raise CtxError(
@@ -230,6 +230,19 @@ def _located_source(source: str, folder: Path, location: str) -> str:
         return source  # also a Hub id
     _existing_files(source, folder, location)
     return str(folder / source)
+
+
+def _read_accelerate(root: YamlMapping) -> dict[str, str] | None:
+    """The flags of `accelerate launch`; raises CtxError if the configuration file is missing."""
+    if "accelerate" not in root.nodes:
+        return None
+    flags = root.text("accelerate")
+    location = root.location("accelerate")
+    if not isinstance(flags, dict):
+        raise CtxError("accelerate is not a mapping.", location=location, hint="write {config_file: FILE}.")
+    if (file := flags.get("config_file")) is not None and not Path(file).is_file():
+        raise CtxError(f"There is no file {file}.", location=location, hint="correct config_file.")
+    return flags
 
 
 def _read_budget(root: YamlMapping) -> dict[str, float]:

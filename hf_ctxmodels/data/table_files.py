@@ -134,6 +134,7 @@ def _read_delimited(file: str | Path, columns: Sequence[str], delimiter: str) ->
             width = len(cells)
             is_numbered = all(column.isdecimal() for column in columns)
             names = [str(number + 1) for number in range(width)] if is_numbered else cells
+            _check_delimiter(names, columns, file)
             indices = {column: _column_index(column, names, file) for column in columns}
             if not is_numbered:
                 continue
@@ -144,6 +145,17 @@ def _read_delimited(file: str | Path, columns: Sequence[str], delimiter: str) ->
                 hint="correct the line; in .csv, put fields with commas in double quotes.",
             )
         yield Row({column: cells[index] for column, index in indices.items()}, f"{file}:{first_line}")
+
+
+def _check_delimiter(names: Sequence[str], columns: Sequence[str], file: str | Path) -> None:
+    """Raise CtxError if the only column has the names of the columns with another delimiter."""
+    for delimiter, description in {"\t": "tabs", ",": "commas", ";": "semicolons"}.items() if len(names) == 1 else ():
+        if {*columns} <= {name.strip().strip('"') for name in names[0].split(delimiter)} - {*names}:
+            raise CtxError(
+                f"The columns are separated by {description}: {names[0]!r}.",
+                location=str(file),
+                hint="use commas in .csv files, and tabs in .tsv and .txt files.",
+            )
 
 
 def _column_index(column: str, names: Sequence[str], file: object) -> int:
@@ -198,7 +210,7 @@ def read_conll(file: str | Path, word_column: int = 1, tag_column: int = -1) -> 
                 f"{len(cells)} column(s) in {line[:100]!r}; expected {width} as in the first line, with the word in "
                 f"column {word_column} and its tag in column {tag_column}.",
                 location=f"{file}:{number}",
-                hint="correct the line, or set --text_columns (word) and --label_column (tag).",
+                hint="write a word and its tag per line, or set --text_columns (word) and --label_column (tag).",
             )
         word, tag = (cells[column - (column > 0)] for column in (word_column, tag_column))
         return word, tag.strip(), f"{file}:{number}"

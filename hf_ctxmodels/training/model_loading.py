@@ -1,6 +1,7 @@
 """Loading of configurations, tokenizers and models for the commands, with helpful errors."""
 
 import json
+import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -76,6 +77,13 @@ def load_config(
     `config.json` is unusable, or a field is unknown.
     """
     check_source(source)
+    directory = Path(source)
+    if (directory / "tokenizer_config.json").is_file() and not (directory / "config.json").is_file():
+        raise CtxError(
+            "The directory has a tokenizer, and no model.",
+            location=str(source),
+            hint="use a directory written by `hf-ctxmodels pretrain` or `finetune`, or a Hub id.",
+        )
     hint = "use a directory with a config.json, or a Hub id."
     with _wrap_library_errors("No usable model configuration", source, hint):
         return change_config(config_class.from_pretrained(source), changes, source)
@@ -315,10 +323,11 @@ def load_model(
                 model_class = model_class._model_mapping[type(config)]
             arguments = {"pretrained_model_name_or_path": None, "state_dict": dict(weights)}
         try:
-            # transformers reports missing and unexpected weights without raising
-            model, report = model_class.from_pretrained(
-                **arguments, config=config, output_loading_info=True, ignore_mismatched_sizes=True
-            )
+            with _without_load_report():
+                # transformers reports missing and unexpected weights without raising
+                model, report = model_class.from_pretrained(
+                    **arguments, config=config, output_loading_info=True, ignore_mismatched_sizes=True
+                )
         except SafetensorError as error:
             file = str(Path(source) / "model.safetensors")
             raise CtxError(f"The weights are damaged: {error}.", location=file, hint=_COPY_AGAIN) from error
@@ -340,6 +349,18 @@ def load_model(
             shown = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
             print(f"{source}: {len(names)} weights {meaning}: {shown}", file=sys.stderr)
     return model
+
+
+@contextmanager
+def _without_load_report() -> Iterator[None]:
+    """Suppress the table of missing and unexpected weights of transformers: `load_model` prints them in a line."""
+    logger = logging.getLogger("transformers.modeling_utils")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _check_encoder(model: PreTrainedModel, report: dict[str, Any], source: str | Path) -> None:

@@ -36,6 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     save(folder / "runs" / "abc", model, tokenizer)
     save(folder / "runs" / "stopped" / "checkpoint-120", model, tokenizer)
+    save(folder / "tokenizer", tokenizer)
     table(folder / "rows.jsonl", "AB")
     (folder / "text.txt").write_text("\n".join(TEXTS * 9))
     (folder / "broken.txt").write_bytes(b"the caf\xe9 was closed")
@@ -55,6 +56,8 @@ NAME = "did you mean runs/abc?"
         ("generate --model ./runs/abcd --input text.txt", NAME),
         ("evaluate perplexity --model runs/ab --dataset text.txt", NAME),
         ("push --model runs/ab --repo_id a/b", NAME),
+        (f"finetune sequence-classification --model tokenizer {TASK}", "has a tokenizer, and no model"),
+        ("predict --model runs/abc --input text.tsv", "No such file"),
         (f"pretrain --tokenizer runs/bac {TEXT}", NAME),
         (f"pretrain --tokenizer runs/abc {TEXT.replace('text.txt', './texts')}", "There is no such directory"),
         (f"distill regression --teacher no/such/model --losses cosine {TASK}", "There is no such directory"),

@@ -42,6 +42,9 @@ def test_rows_know_their_line(tmp_path):
     [
         ("a.csv", "", "empty"),
         ("a.csv", "text,label\n", "No examples"),
+        ("a.csv", "text;label\nx;1\n", r"(?s)separated by semicolons: 'text;label'.*use commas in .csv"),
+        ("a.csv", "text\tlabel\nx\t1\n", r"separated by tabs"),
+        ("a.tsv", '"text","label"\nx,1\n', r"separated by commas"),
         ("a.csv", "sentence,gold\nx,1\n", r"No column 'text'. The columns are: 'sentence', 'gold'"),
         ("a.jsonl", '{"sentence": "x"}', r"No column 'text'. The columns are: 'sentence'"),
         ("a.csv", "text,label\nx,y,1\n", r"(?s)3 columns, expected 2.*a.csv:2.*double quotes"),
