@@ -206,7 +206,8 @@ def read_conll(file: str | Path, word_column: int = 1, tag_column: int = -1) -> 
     def parse(number: int, line: str) -> tuple[str, str, str]:
         cells = line.split(delimiter)
         if len(cells) != width or not 1 <= abs(word_column) <= width or not 1 <= abs(tag_column) <= width:
-            raise CtxError(
+            error_class = MissingColumnError if abs(tag_column) > width == len(cells) else CtxError
+            raise error_class(
                 f"{len(cells)} column(s) in {line[:100]!r}; expected {width} as in the first line, with the word in "
                 f"column {word_column} and its tag in column {tag_column}.",
                 location=f"{file}:{number}",

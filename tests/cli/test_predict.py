@@ -279,6 +279,8 @@ def test_scores_of_tags(tmp_path: Path) -> None:
     assert shown_scores(folder, files["json"]) == (results, scores)
     for name in ("words", "empty", "underscores", "json_words"):
         assert shown_scores(folder, files[name]) == (results, {}), name
+    assert shown_scores(folder, files["labeled"], label_column=2) == (results, scores)
+    assert shown_scores(folder, files["words"], label_column=2) == (results, {})
 
 
 def test_scores_of_roles(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.files import file_suffix
 from hf_ctxmodels.data.table_files import (
+    MissingColumnError,
     TaggedSentence,
     has_labels,
     read_conll,
@@ -114,7 +115,10 @@ class TokenClassification(LabeledTask[TaggedSentence]):
             return has_labels(file, self.arguments.label_column or "tags")
         if self._has_texts(file):
             return False
-        tags = [sentence.tags for sentence in self._read_columns(file)]
+        try:
+            tags = [sentence.tags for sentence in self._read_columns(file)]
+        except MissingColumnError:
+            return False
         words = [sentence.tags for sentence in self._read_columns(file, labeled=False)]
         return tags != words and any(tag not in ("", "_") for sentence in tags for tag in sentence)
 

@@ -372,3 +372,42 @@ def test_every_shared_file_of_a_packaged_task_is_counted(shared_data):
     tasks = {name: task for stem in packaged_tasks() for name, task in TextTask.from_yaml(stem, shared_data).items()}
     present = {name for name, task in tasks.items() if any(Path(files[0]).exists() for files in task.files.values())}
     assert present == set(SIZES)
+
+
+@pytest.mark.parametrize(
+    ("name", "labeled", "unlabeled"),
+    [
+        ("sst2", "sentence\tlabel\na film\t1\n", ["sentence\na film\n", "sentence\tlabel\na film\t-1\n"]),
+        ("stsb", "a cat,a dog,1.5\n", ["a cat,a dog\n", "a cat,a dog,\n"]),
+        ("conll_ner", "Ann NNP B-NP B-PER\nran VBD B-VP O\n", ["Ann\nran\n", "Ann NNP B-NP\nran VBD B-VP\n"]),
+        ("ewt_pos", "1\tcat\tcat\tNOUN" + "\t_" * 6 + "\n", ["1\tcat\tcat\t_" + "\t_" * 6 + "\n"]),
+        (
+            "wsc",
+            '{"text": "Ann saw it.", "target": {"span1_text": "Ann", "span2_text": "it", "span2_index": 2}, '
+            '"label": true}',
+            ['{"text": "Ann saw it.", "target": {"span1_text": "Ann", "span2_text": "it", "span2_index": 2}}'],
+        ),
+        (
+            "squad",
+            '{"data": [{"paragraphs": [{"context": "Ann ran.", "qas": [{"id": "1", "question": "Who?", "answers": '
+            '[{"text": "Ann", "answer_start": 0}]}]}]}]}',
+            ['{"data": [{"paragraphs": [{"context": "Ann ran.", "qas": [{"id": "1", "question": "Who?"}]}]}]}'],
+        ),
+    ],
+)  # fmt: skip
+def test_files_without_labels(tmp_path, name, labeled, unlabeled):
+    """The inputs and choices are those of the labeled examples."""
+    task = PACKAGED[name]
+    suffix = {"sst2": "tsv", "stsb": "csv", "squad": "json", "wsc": "jsonl", "ewt_pos": "conllu"}.get(name, "txt")
+    file = tmp_path / f"labeled.{suffix}"
+    file.write_text(labeled)
+    assert task.has_labels(file)
+    (expected,) = task.read(file, is_training=False)
+    for text in unlabeled:
+        file = tmp_path / f"unlabeled.{suffix}"
+        file.write_text(text)
+        assert not task.has_labels(file), text
+        (example,) = task.read(file, is_training=False, labeled=False)
+        assert (example.targets, example.label) == ((), None)
+        assert example.target == ("Ann" if name == "wsc" else "")
+        assert (example.input, example.choices) == (expected.input, expected.choices)
