@@ -154,7 +154,7 @@ def quantize(model: Any) -> None:
 
 def test_prepared_and_compressed_models() -> None:
     """Prepacked layers have the same outputs, int8 layers close ones; separate layers have no heads to
-    prune, and no place for cross-attention."""
+    prune, and no cross-attention."""
     batch = monolingual_batch(MASKED)
     del batch["labels"]
     with torch.no_grad():
@@ -165,7 +165,7 @@ def test_prepared_and_compressed_models() -> None:
             assert_close(model(**batch).logits, expected, tolerance=tolerance)
     with pytest.raises(CtxError, match="no attention in a layer '0'"):
         prune_heads(MASKED.model(**SEPARATE), {0: [1]})
-    with pytest.raises(CtxError, match="its layers have no place for cross-attention"):
+    with pytest.raises(CtxError, match="its layers do not support cross-attention"):
         build_decoder(CAUSAL.config(**SEPARATE))
 
 
