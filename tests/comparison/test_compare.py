@@ -6,6 +6,7 @@ import random
 import re
 import signal
 import time
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -14,11 +15,12 @@ from forked import ForkedProcess, run_forked
 
 from hf_ctxmodels.comparison.plan import read_plan
 from hf_ctxmodels.comparison.runner import Comparison
+from hf_ctxmodels.data.demo_corpus import demo_documents
 from hf_ctxmodels.training.summary import TrainingSummary
 
 SCRIPT = Path(__file__).with_name("forked_compare.py")
 PLAN = """
-dataset: demo
+dataset: stories.txt
 validation_fraction: 0.1
 vocab_size: 600
 budget: {words: 3000}
@@ -34,12 +36,15 @@ measures:
   perplexity: {kind: perplexity, documents: 2}
 """
 NUM_RUNS = 4
+SECONDS = 0.1  # of timed steps, see forked_compare.py
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("comparison")
     (folder / "plan.yaml").write_text(PLAN)
+    stories = list(islice(demo_documents(), 60))  # news, 12,000 words
+    (folder / "stories.txt").write_text("\n\n".join("\n".join(story) for story in stories) + "\n")
     pairs = [f"the {noun} {bad} .\nthe {noun} {good} .\n" for noun in ("man", "day") for bad, good in [("are", "is")]]
     (folder / "pairs.txt").write_text("".join(pairs))
     rows = ["first\tsecond\tscore", "a man ran\ta man ran home\t4", "a man ran\tthe sea is cold\t1", "so\tit is\t2"]
@@ -118,7 +123,7 @@ def test_finished_parts_are_not_run_again(folder, finished):
 
 def test_measures_agree_with_their_commands(folder, finished):
     plan = read_plan(folder / "plan.yaml", folder)
-    comparison = Comparison(plan, finished)
+    comparison = Comparison(plan, finished, timing_seconds=SECONDS)
     (run,) = (run for run in plan.runs() if run.variant.name == "gpt2" and run.seed == 0)
     model = comparison.run_folder(run)
     records = [record for record in comparison.records() if record.digest == run.digest]
