@@ -5,6 +5,7 @@ texts of commands are stored in `hf_ctxmodels/cli/help`, which `scripts/write_he
 """
 
 import difflib
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -202,7 +203,10 @@ def main() -> NoReturn:
     """Run the command of the command line and exit with 0 or the exit code of its error."""
     arguments = sys.argv[1:]
     if text := f"{PROGRAM} {version('hf_ctxmodels')}" if arguments[:1] == ["--version"] else help_text(arguments):
-        print(text)
+        try:
+            print(text, flush=True)
+        except BrokenPipeError:  # of `| head`; the output is flushed again at exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     try:
         find_command(arguments)

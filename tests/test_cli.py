@@ -68,6 +68,12 @@ def test_stored_help_of_commands_without_imports():
     assert not {"torch", "transformers", "hf_ctxmodels"} & set(result.stdout.split())
 
 
+def test_help_in_a_closed_pipe():
+    command = f"{sys.executable} -c 'import hf_ctxmodels_cli as cli; cli.main()' pretrain --help | true"
+    result = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, cwd=ROOT)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
 def test_import_without_objectives():
     code = "import sys, hf_ctxmodels; print(*sys.modules); hf_ctxmodels.DataCollatorForMaskedLM"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)

@@ -239,7 +239,13 @@ def make_examples(
         if arguments.streaming:
             held_out_documents = _first_documents(held_out_documents, show_progress)
         examples = examples_of(text_parts(held_out_documents, objective), objective)
-        held_out = ExampleSet.build(with_progress(examples, "held-out text", show_progress))
+        try:
+            held_out = ExampleSet.build(with_progress(examples, "held-out text", show_progress))
+        except CtxError as error:  # such as one document for an objective of pairs of documents
+            if error.location is not None:
+                raise
+            hint = f"raise --validation_fraction, or: {error.hint}"
+            raise CtxError(error.message, location="the held-out documents", hint=hint) from error
     training_examples = build_training_set(
         documents,
         objective,

@@ -143,6 +143,17 @@ def test_readable_errors(fault, folder, capsys) -> None:
     assert not (folder / "out" / "model.safetensors").exists()
 
 
+def test_one_held_out_document(folder) -> None:
+    """Pairs of documents need two: the error says which documents these are."""
+    tokenizer = FAMILIES["bert"].tokenizer.train([(folder / "text.txt").read_text()], vocab_size=80)
+    tokenizer.save_pretrained(folder / "bert")
+    flags = {"family": "bert", "tokenizer": folder / "bert", "objective": "mlm+nsp", "validation_fraction": 0.02}
+    flags |= {"dataset": folder / "text.txt", "output_dir": folder / "out"}
+    error = command_output("pretrain", **SIZE, **flags, fails=True)
+    assert "only one document" in error
+    assert "where: the held-out documents\n  Fix: raise --validation_fraction, or: separate" in error
+
+
 def test_another_tokenizer(folder) -> None:
     """A tokenizer of other words is accepted without a digest, and its digest is saved."""
     replace_tokenizer(folder)
