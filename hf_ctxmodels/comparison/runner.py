@@ -211,7 +211,7 @@ class Comparison:
         with wait_for_lock(self.folder / "locks" / f"size-{file.stem}.lock"):
             if not file.exists():
                 self._check_time()
-                print_status(f"measuring a step of {variant.name}")
+                print_status(f"measuring the steps of {variant.name} for {self.timing_seconds:g} seconds")
                 measure_size(self.plan, variant, tokenizer, self.timing_seconds).save(file)
         return RunSize.load(file)
 

@@ -3,7 +3,9 @@
 import json
 import math
 import tempfile
+from contextlib import redirect_stderr
 from dataclasses import asdict, dataclass, replace
+from io import StringIO
 from pathlib import Path
 
 from hf_ctxmodels.comparison.flops import flop_counter
@@ -94,10 +96,11 @@ def measure_size(plan: Plan, variant: Variant, tokenizer: Path, seconds: float) 
         if documents is None or not hasattr(run.examples, "__len__"):
             raise CtxError("The text has no known length.", location=variant.name, hint="use text in local files.")
         words = sum(len(sentence.split()) for document in documents for sentence in document)
-        with flop_counter() as counter:
-            result, _ = trial_run(run.loop, max_steps=1)
         timer = StepTimer(seconds)
-        trial_run(run.loop, timer, max_steps=_MANY_STEPS)
+        with redirect_stderr(StringIO()):  # the log of the trials, with the time left of a million steps
+            with flop_counter() as counter:
+                result, _ = trial_run(run.loop, max_steps=1)
+            trial_run(run.loop, timer, max_steps=_MANY_STEPS)
     processes = int((plan.accelerate or {}).get("num_processes", 1))
     flops = counter.get_total_flops() * processes
     return RunSize(

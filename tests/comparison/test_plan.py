@@ -9,7 +9,7 @@ from hf_ctxmodels import CtxError
 from hf_ctxmodels.comparison.plan import exclusion_reason, read_plan
 from hf_ctxmodels.comparison.results import write_results
 from hf_ctxmodels.comparison.runner import Comparison, measure_digest
-from hf_ctxmodels.comparison.sizing import RunSize, checkpoint_steps
+from hf_ctxmodels.comparison.sizing import RunSize, checkpoint_steps, measure_size
 from hf_ctxmodels.core.command_line import packaged_folder
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.training.summary import TrainingSummary
@@ -235,6 +235,17 @@ def test_steps():
     assert size.save_steps * size.seconds_per_step < 60
     assert checkpoint_steps(100, 3) == [0, 25, 50, 100]
     assert checkpoint_steps(3, 5) == [0, 1, 2, 3]
+
+
+def test_measured_size(folder, capsys):
+    """The log of the trial of a million steps is not shown."""
+    (folder / "text.txt").write_text("\n\n".join(["a cat sat on a mat\na dog ran"] * 40))
+    plan = read(folder, PLAN.replace("max_length: 32", "max_length: 32, dataloader_workers: 0"))
+    FAMILIES["bert"].tokenizer.train(["a cat sat on a mat a dog ran"] * 9, vocab_size=60).save_pretrained(folder / "t")
+    size = measure_size(plan, plan.variants[-1], folder / "t", seconds=0.2)
+    assert (size.words, size.timed_seconds) == (39 * 9, 0.2)
+    assert min(size.parameters, size.flops_per_step, size.seconds_per_step) > 0
+    assert "of 1,000,000" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("path", sorted(packaged_folder("comparisons").glob("*.yaml")), ids=lambda path: path.stem)
