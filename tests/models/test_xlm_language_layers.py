@@ -44,7 +44,7 @@ def copy_shared(model: Any, shared: Any) -> Any:
 
 
 def model_of_language(separate: Any, language: int) -> Any:
-    """A model with shared layers, of which the lower ones are those of a language."""
+    """A model with shared layers, whose lower layers are copied from the layers of a language."""
     model = MASKED.model(**SHARED, unpad=False, attn_implementation="eager")
     names = [name for name in separate.state_dict() if f".languages.{language}." in name or ".languages." not in name]
     model.load_state_dict({shared_name(name): separate.state_dict()[name] for name in names})

@@ -396,7 +396,7 @@ def test_every_shared_file_of_a_packaged_task_is_counted(shared_data):
     ],
 )  # fmt: skip
 def test_files_without_labels(tmp_path, name, labeled, unlabeled):
-    """The inputs and choices are those of the labeled examples."""
+    """The inputs and choices are the same as with labels."""
     task = PACKAGED[name]
     suffix = {"sst2": "tsv", "stsb": "csv", "squad": "json", "wsc": "jsonl", "ewt_pos": "conllu"}.get(name, "txt")
     file = tmp_path / f"labeled.{suffix}"
