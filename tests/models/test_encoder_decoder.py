@@ -287,7 +287,7 @@ class TestPair:
         ("encoder", "decoder", "message"),
         [
             ("missing", "bert", "there is no such directory"),
-            ("bert", "xlnet", "no place for cross-attention"),
+            ("bert", "xlnet", "do not support cross-attention"),
             ("bart", "bert", "cannot be the encoder"),
         ],
     )
