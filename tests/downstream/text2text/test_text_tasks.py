@@ -183,7 +183,7 @@ ENTRY = 'input: "t: {text}"\ntarget: "{label}"\nlabels: {0: no, 1: yes}'
         (ENTRY.replace("{text}", "text"), LINES, "the input has no field", "t, input"),
         (ENTRY.replace('"{label}"', '"the {label}"'), LINES, "the target is more than one field", "t, target"),
         (ENTRY + "\nno_answer: none", LINES, "a classification task does not read no_answer", "t, no_answer"),
-        (ENTRY + '\nlabel: "{label}"', LINES, "label is read with postprocess: referent", "t, label"),
+        (ENTRY + '\nlabel: "{label}"', LINES, "label is only read with postprocess: referent", "t, label"),
         (ENTRY + "\nexpand: a.b", LINES, "no object or list 'a' on the path", "train.jsonl:1"),
         (ENTRY + "\nexpand: text", ["text\tlabel", "one\t0"], "The format tsv has no lists", "train.tsv"),
         (ENTRY + "\nformat: xml", LINES, "unknown format 'xml'", "t, format"),
