@@ -113,7 +113,7 @@ def test_disambiguation():
     assert {tuple(row) for row in unseen.accuracy.tolist()} == {(0.0, 0.0)}
     assert set(unseen.most_frequent.tolist()) == {0.0}
     assert unseen.upper_bound.tolist() == [0.0] * 6
-    with pytest.raises(CtxError, match="1 files with 0 ambiguous lemmas"):
+    with pytest.raises(CtxError, match="1 files and 0 ambiguous lemmas"):
         disambiguate(SenseEncoder(), rare[:1], progress=False)
 
 
