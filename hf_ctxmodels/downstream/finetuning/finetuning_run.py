@@ -410,14 +410,15 @@ def finetune(
     examples, train_collate = make_training_set(
         arguments.unlabeled_file, task, encoded, train_collate, model, tokenizer
     )
+    inputs = (collate([feature]) for feature in (*encoded.features, *validation_encoded.features))
     if methods.cache_directory is not None:
-        batches = [collate([feature]) for feature in (*encoded.features, *validation_encoded.features)]
         model.to(accelerator.device)
         with accelerator.main_process_first():
-            cache_features(model, methods.cache_directory, batches, tokenizer_digest(tokenizer), show_progress=is_main)
-    if isinstance(model.base_model, CtxTaskNetworkModel):
+            cache_features(
+                model, methods.cache_directory, list(inputs), tokenizer_digest(tokenizer), show_progress=is_main
+            )
+    elif isinstance(model.base_model, CtxTaskNetworkModel):
         model.to(accelerator.device)
-        inputs = (collate([feature]) for feature in (*encoded.features, *validation_encoded.features))
         model.base_model.cache_vectors(inputs, show_progress=is_main)
     require_trainable(model)
     if methods.low_bits is not None:

@@ -99,7 +99,7 @@ class FeatureStack(nn.Module):
             if not model.trainable:
                 _freeze(model.model)
         self.dropout = Dropout(dropout)
-        self.register_load_state_dict_pre_hook(_clear_cache_of_other_weights)
+        self.register_load_state_dict_pre_hook(_clear_cache_if_weights_change)
 
     def clear_cache(self) -> None:
         """Clear the cached vectors of the frozen models; call it after changing their weights."""
@@ -146,6 +146,8 @@ class FeatureStack(nn.Module):
             directory: As `cache_dir` in `WordEncoder.encode_corpus`, for vectors that exceed memory.
             show_progress: Show a progress bar.
         """
+        if all(model.trainable for model in self._models):
+            return
         distinct = list(dict.fromkeys(_key(sentence) for sentence in sentences))
         for index, (model, encoder) in enumerate(zip(self._models, self._word_encoders, strict=True)):
             if model.trainable:
@@ -242,8 +244,8 @@ class FeatureStack(nn.Module):
         return torch.stack(penalties).sum() if penalties else torch.zeros(())
 
 
-def _clear_cache_of_other_weights(stack: FeatureStack, state_dict: Mapping[str, Tensor], prefix: str, *_: Any) -> None:
-    """Clear the cached vectors unless the loaded weights of the frozen models equal the present ones, as on resume."""
+def _clear_cache_if_weights_change(stack: FeatureStack, state_dict: Mapping[str, Tensor], prefix: str, *_: Any) -> None:
+    """Clear the cached vectors if the loaded weights of a frozen model differ from its weights, unlike on resume."""
     for number, model in enumerate(stack._models):
         for name, weight in () if model.trainable else model.model.state_dict().items():
             loaded = state_dict.get(f"{prefix}encoders.{number}.{name}")

@@ -122,6 +122,13 @@ def test_cached_vectors(sources: dict[str, str], monkeypatch: pytest.MonkeyPatch
         assert 0 < stored < len(TEXTS)
 
 
+def test_vectors_of_trained_models_are_not_cached(sources: dict[str, str]) -> None:
+    model, tokenizer = network(sources, "AutoModel", ("bert",), trainable_encoders=["bert"])
+    batches = iter([tokenizer(TEXTS[0], return_tensors="pt")])
+    model.cache_vectors(batches)
+    assert len(list(batches)) == 1  # not read
+
+
 @pytest.mark.parametrize("name", ["biattentive", "esim", "decomposable_attention", "sentence"])
 def test_classifiers(sources: dict[str, str], name: str) -> None:
     """Gradients reach the network, the mixes and trainable models only; padding changes nothing."""
