@@ -30,7 +30,7 @@ from hf_ctxmodels.downstream.tasks.base import check_unused_arguments
 from hf_ctxmodels.downstream.tasks.metrics import metric_range
 from hf_ctxmodels.downstream.text2text import TextTask
 from hf_ctxmodels.downstream.text2text.metrics import PERCENTAGES
-from hf_ctxmodels.downstream.text2text.text_to_text import SEPARATOR, CausalTextToText, text_to_text_class
+from hf_ctxmodels.downstream.text2text.text_to_text import text_to_text_class
 from hf_ctxmodels.inference.generation import generate_texts
 from hf_ctxmodels.inference.prediction import Predictor
 
@@ -142,7 +142,7 @@ def _predict_texts(
     examples = task.read(arguments.input, is_training=False, labeled=is_labeled)
     model, tokenizer = load_model_and_tokenizer(arguments.model, generation_head)
     placement.place(model)
-    separator = SEPARATOR if text_to_text_class(model.config) is CausalTextToText else ""
+    separator = text_to_text_class(model.config).separator
     outputs = generate_texts(
         model,
         tokenizer,

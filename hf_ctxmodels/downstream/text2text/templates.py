@@ -144,7 +144,7 @@ class TextTask:
         values = [[row.values.get(name) for name in fields] for row in rows]
         if self.format == "conll" and values == [[row.values["1"]] * len(fields) for row in rows]:
             return False  # the words are the last column
-        if isinstance(self.labels, Mapping) and "-1" in self.labels:
+        if self._has_label_minus_one:
             return any(value not in (None, "") for row_values in values for value in row_values)
         return any(is_label(value) and set(str(value).split()) != {"_"} for items in values for value in items)
 
@@ -166,7 +166,7 @@ class TextTask:
         files = self._existing_files(file)
         fields = tuple(dict.fromkeys((*self._fields(is_training, labeled), *extra_fields)))
         rows = read_rows(RowRequest(files, fields, self.expand, labeled), self.format)
-        if labeled and self.kind != "text" and not (isinstance(self.labels, Mapping) and "-1" in self.labels):
+        if labeled and self.kind != "text" and not self._has_label_minus_one:
             require_labels(rows, self._templates["target"].fields[0])
         selected = list(select_rows(rows, self.train_filter if is_training else {}))
         if not selected:
@@ -241,6 +241,11 @@ class TextTask:
             if isinstance(text := getattr(self, name), str):
                 texts[name] = text
         return {name: Template(text, f"{self.location}, {name}") for name, text in texts.items()}
+
+    @property
+    def _has_label_minus_one(self) -> bool:
+        """Whether -1, which marks missing labels in other files, is a label."""
+        return isinstance(self.labels, Mapping) and "-1" in self.labels
 
     @property
     def _label_keys(self) -> tuple[str, ...]:

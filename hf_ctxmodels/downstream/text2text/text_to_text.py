@@ -21,9 +21,6 @@ from hf_ctxmodels.downstream.tasks.seq2seq import Seq2Seq, SourceTarget
 from hf_ctxmodels.downstream.tasks.text_metrics import NormalizedReferences
 from hf_ctxmodels.downstream.text2text.templates import TextExample, TextTask
 
-SEPARATOR = " ="
-"""Text between input and target for decoders, as in GPT-2's translation prompts (Radford et al. 2019, section 3.7)."""
-
 
 @dataclass(frozen=True)
 class TextPair(SourceTarget):
@@ -49,6 +46,9 @@ class TextToText(Seq2Seq):
     """
 
     name: ClassVar[str] = "text2text"
+    separator: ClassVar[str] = ""
+    """Text after the input of a prompt."""
+
     argument_names: ClassVar[tuple[str, ...]] = (
         *("max_length", "max_target_length", "cut_sources", "num_beams"),
         *("label_smoothing", "plain_targets", "target_options"),
@@ -146,10 +146,13 @@ class TextToText(Seq2Seq):
 
 
 class CausalTextToText(TextToText):
-    """A `TextTask` for decoders: input, `SEPARATOR` and target are one sequence, with the loss on the target alone
+    """A `TextTask` for decoders: input, `separator` and target are one sequence, with the loss on the target alone
     (Radford et al. 2018, section 3.3, for its form). The separator follows the prompts for `generate`, too."""
 
     auto_class: ClassVar[str] = "AutoModelForCausalLM"
+    separator: ClassVar[str] = " ="
+    """As in GPT-2's translation prompts (Radford et al. 2019, section 3.7)."""
+
     collator_class = ContextTargetCollator
 
     def set_token_fields(self, config: PreTrainedConfig, tokenizer: Tokenizer) -> None:
@@ -186,11 +189,11 @@ class CausalTextToText(TextToText):
         """See `TextToText.encode_pairs`; the separator is the end of the input."""
         self._tokenizer, self._end = tokenizer, int(tokenizer.eos_token_id)
         self._references = NormalizedReferences(tokenizer, self._metrics)
-        contexts = encode_prompts(tokenizer, [pair.source + SEPARATOR for pair in examples])
-        rows = encode_prompts(tokenizer, [f"{pair.source}{SEPARATOR} {pair.target}" for pair in examples])
+        contexts = encode_prompts(tokenizer, [pair.source + self.separator for pair in examples])
+        rows = encode_prompts(tokenizer, [f"{pair.source}{self.separator} {pair.target}" for pair in examples])
         targets = [[*row[len(context) :], self._end] for context, row in zip(contexts, rows, strict=True)]
         if self.arguments.cut_sources:  # not the separator
-            limit, num_kept = self.arguments.max_length, len(encode_prompts(tokenizer, [SEPARATOR])[0])
+            limit, num_kept = self.arguments.max_length, len(encode_prompts(tokenizer, [self.separator])[0])
             contexts = [
                 context if len(context) <= limit else [*context[: limit - num_kept], *context[-num_kept:]]
                 for context in contexts
@@ -220,7 +223,7 @@ class CausalTextToText(TextToText):
 
     def ranking_request(self, pair: TextPair, choice: str) -> tuple[str, str]:
         """See `TextToText.ranking_request`."""
-        return pair.source + SEPARATOR, f" {choice}{self._tokenizer.eos_token}"
+        return pair.source + self.separator, f" {choice}{self._tokenizer.eos_token}"
 
 
 def text_to_text_class(config: PreTrainedConfig) -> type[TextToText]:

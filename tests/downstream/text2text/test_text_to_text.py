@@ -18,7 +18,7 @@ from hf_ctxmodels.downstream.text2text import TextTask
 from hf_ctxmodels.downstream.text2text.mixture import TextTaskRun
 from hf_ctxmodels.downstream.text2text.pretraining import IS_TASK, TextAndTaskCollator
 from hf_ctxmodels.downstream.text2text.scores import ComparedRun, ScoreTable
-from hf_ctxmodels.downstream.text2text.text_to_text import SEPARATOR, TextToText, text_to_text_class
+from hf_ctxmodels.downstream.text2text.text_to_text import CausalTextToText, TextToText, text_to_text_class
 from hf_ctxmodels.inference import generate_texts
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.training.summary import TrainingSummary
@@ -63,7 +63,7 @@ def test_sequences_of_decoders(tmp_path: Path, name: str) -> None:
     batch = collate([feature | {"epoch": 0, "example_index": 0} for feature in features.features])
     losses = []
     for row, pair in enumerate(pairs):
-        context = tokenizer(pair.source + SEPARATOR).input_ids
+        context = tokenizer(pair.source + CausalTextToText.separator).input_ids
         target = [*tokenizer(f" {pair.target}").input_ids, tokenizer.eos_token_id]
         length = len(context) + len(target)
         padding = batch["input_ids"].shape[1] - length
@@ -76,10 +76,10 @@ def test_sequences_of_decoders(tmp_path: Path, name: str) -> None:
     with torch.no_grad():
         assert model(**batch).loss.item() == pytest.approx(np.mean(losses), abs=1e-4)
     texts = task.decode(pairs, features, task.generate(model, batch))
-    prompts = [pair.source + SEPARATOR for pair in pairs]
+    prompts = [pair.source + CausalTextToText.separator for pair in pairs]
     assert texts == generate_texts(model, tokenizer, prompts, max_new_tokens=8, eos_token_id=tokenizer.eos_token_id)
     short = encoded(tmp_path, name, max_length=8, cut_sources=True)[-1].features
-    separator = tokenizer(SEPARATOR).input_ids
+    separator = tokenizer(CausalTextToText.separator).input_ids
     for whole, cut in zip(features.features, short, strict=True):
         assert cut["labels"] == whole["labels"]
         assert len(cut["input_ids"]) == min(8, len(whole["input_ids"]))
