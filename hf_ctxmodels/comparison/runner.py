@@ -387,7 +387,7 @@ class Comparison:
     def _values(file: Path) -> Values:
         """The finite metrics of a file of a measure; none if it does not exist."""
         values: Values = read_json(file)["values"] if file.exists() else {}
-        return {name: value for name, value in values.items() if name not in _non_finite(values)}
+        return {name: value for name, value in values.items() if np.isfinite(value)}
 
 
 def _is_locked(file: Path) -> bool:
