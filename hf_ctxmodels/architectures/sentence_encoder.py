@@ -13,10 +13,11 @@ from transformers.utils import cached_file
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels.architectures.recurrent_encoders import prepare_inputs, zero_padding
+from hf_ctxmodels.core.batch_threads import map_batches
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.host_copies import CollatedBatch, select_true
 from hf_ctxmodels.core.loading import load_pretrained, read_json
-from hf_ctxmodels.core.model import CtxPreTrainedModel, evaluation_mode
+from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.cpu.dropout import Dropout
 from hf_ctxmodels.layers.pooling import Pooling, PoolingLayer, pool_tokens, token_mask
 from hf_ctxmodels.layers.recurrent.packing import run_bidirectional
@@ -199,16 +200,18 @@ def encode_in_windows(
         encoding = tokenize_sentences(tokenizer, texts, max_length, first)
         first += len(texts)
         order = sorted(range(len(texts)), key=lambda index: len(encoding["input_ids"][index]))
+
+        def encode(indices: list[int], encoding: dict[str, list[Any]] = encoding) -> Tensor:
+            examples = {name: [values[index] for index in indices] for name, values in encoding.items()}
+            batch = tokenizer.pad(examples, return_tensors="pt")
+            return sentence_vectors(model, CollatedBatch(batch).to(model.device), pooling)
+
+        batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
         result: Tensor | None = None
-        with evaluation_mode(model):
-            for start in range(0, len(order), batch_size):
-                indices = order[start : start + batch_size]
-                examples = {name: [values[index] for index in indices] for name, values in encoding.items()}
-                batch = tokenizer.pad(examples, return_tensors="pt")
-                vectors = sentence_vectors(model, CollatedBatch(batch).to(model.device), pooling)
-                if result is None:
-                    result = vectors.new_empty(len(texts), vectors.shape[1])
-                result[indices] = F.normalize(vectors, dim=1) if normalize else vectors
+        for indices, vectors in zip(batches, map_batches(encode, batches, model)):
+            if result is None:
+                result = vectors.new_empty(len(texts), vectors.shape[1])
+            result[indices] = F.normalize(vectors, dim=1) if normalize else vectors
         assert result is not None
         yield result
 

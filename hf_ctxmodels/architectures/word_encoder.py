@@ -30,6 +30,7 @@ from hf_ctxmodels.architectures.word_alignment import (
     align_words,
     split_words,
 )
+from hf_ctxmodels.core.batch_threads import map_batches, num_batch_threads
 from hf_ctxmodels.core.console import progress_bar
 from hf_ctxmodels.core.errors import CtxError, wrap_errors
 from hf_ctxmodels.core.host_copies import CollatedBatch
@@ -99,7 +100,7 @@ class WordEncoder:
         tokenizer: Its tokenizer.
         layers: "all", or the numbers of layers; negative ones count from the last layer.
         pooling: Tokens of a word whose states are averaged: all ("mean"), or only the "first" or "last" one.
-        batch_tokens: Maximum number of tokens of a batch, with padding.
+        batch_tokens: Maximum number of tokens of a batch, with padding; on a CPU it is divided into a batch per thread.
         max_length: Maximum number of tokens of a window, by default the maximum length of the model; see `align_words`.
         widths: Width of each layer of the model; None to measure them.
 
@@ -171,7 +172,9 @@ class WordEncoder:
         """
         iterator = iter(sentences)
         while chunk := list(islice(iterator, _CHUNK_SENTENCES)):
-            yield from self._encode_chunk(chunk)
+            num_words = sum(len(split_words(sentence)) for sentence in chunk)
+            vectors = torch.empty(num_words, len(self.layers), self.hidden_size)
+            yield from self._encode_chunk(chunk, vectors, torch.empty(num_words, dtype=torch.bool))
 
     def encode_corpus(
         self,
@@ -200,12 +203,17 @@ class WordEncoder:
         shape = (int(starts[-1]), len(self.layers), self.hidden_size)
 
         def fill(vectors: Tensor, has_tokens: Tensor) -> None:
-            encoded_sentences: Iterable[EncodedSentence] = self.encode(corpus)
+            def encode() -> Iterator[EncodedSentence]:
+                for first in range(0, len(corpus), _CHUNK_SENTENCES):
+                    chunk = corpus[first : first + _CHUNK_SENTENCES]
+                    rows = slice(int(starts[first]), int(starts[first + len(chunk)]))
+                    yield from self._encode_chunk(chunk, vectors[rows], has_tokens[rows])
+
+            encoded_sentences: Iterable[EncodedSentence] = encode()
             if progress:
                 encoded_sentences = progress_bar(encoded_sentences, "encoding", unit="sentences", total=len(corpus))
-            for start, sentence in zip(starts.tolist(), encoded_sentences, strict=False):
-                vectors[start : start + len(sentence.words)] = sentence.vectors
-                has_tokens[start : start + len(sentence.words)] = sentence.has_tokens
+            for _ in encoded_sentences:
+                pass
 
         if cache_dir is None or not shape[0]:
             vectors, has_tokens = torch.empty(shape, dtype=dtype), torch.empty(shape[0], dtype=torch.bool)
@@ -232,31 +240,45 @@ class WordEncoder:
         digest.update(tokenizer_digest(self.tokenizer).encode())
         return digest.hexdigest()
 
-    def _encode_chunk(self, sentences: list[Sentence]) -> Iterator[EncodedSentence]:
+    def _encode_chunk(
+        self, sentences: Sequence[Sentence], vectors: Tensor, has_tokens: Tensor
+    ) -> Iterator[EncodedSentence]:
+        """Encode sentences that are batched by length together.
+
+        Args:
+            sentences: Texts or lists of words.
+            vectors: (words of all sentences, layers, hidden), uninitialized; the vectors are written to it.
+            has_tokens: (words of all sentences,) bool, uninitialized.
+        """
         words = [split_words(sentence) for sentence in sentences]
         starts = np.cumsum([0, *map(len, words)])
-        vectors = torch.zeros(int(starts[-1]), len(self.layers), self.hidden_size)
-        has_tokens = torch.zeros(len(vectors), dtype=torch.bool)
+        has_tokens.zero_()
         windows = align_words(self.tokenizer, sentences, self.max_length)
         windows = [window for window in windows if (window.token_words != NO_WORD).any()]
-        for batch in self._batches(windows):
+
+        def encode(batch: list[WordWindow]) -> None:
             tokens = WordTokens.from_windows(batch, self.pooling, self.tokenizer.padding_side)
-            with evaluation_mode(self.model):
-                pooled = [tokens.pool(states).float().cpu() for states in self.hidden_states(batch)]
+            pooled = [tokens.pool(states).to("cpu", vectors.dtype) for states in self.hidden_states(batch)]
             rows = torch.from_numpy(starts)[tokens.sentences] + tokens.positions
             for layer, layer_vectors in enumerate(pooled):
                 vectors[rows, layer, : layer_vectors.shape[1]] = layer_vectors
             has_tokens[rows] = True
+
+        map_batches(encode, self._batches(windows), self.model)
+        vectors[~has_tokens] = 0
+        for layer, number in enumerate(self.layers):
+            vectors[:, layer, self.widths[number] :] = 0
         for start, sentence_words in zip(starts.tolist(), words, strict=False):
             stop = start + len(sentence_words)
             yield EncodedSentence(sentence_words, vectors[start:stop], has_tokens[start:stop])
 
     def _batches(self, windows: list[WordWindow]) -> Iterator[list[WordWindow]]:
-        """The windows by length, at most `batch_tokens` padded tokens in a batch."""
+        """The windows by length, at most `batch_tokens` padded tokens in the batches that are computed at once."""
         windows = sorted(windows, key=lambda window: -len(window.token_words))
+        batch_tokens = self.batch_tokens // num_batch_threads(self.model)
         start = 0
         while start < len(windows):
-            size = max(1, self.batch_tokens // len(windows[start].token_words))
+            size = max(1, batch_tokens // len(windows[start].token_words))
             yield windows[start : start + size]
             start += size
 

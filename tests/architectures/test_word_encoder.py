@@ -85,6 +85,19 @@ def test_families(family: FamilySpec) -> None:
             torch.testing.assert_close(result.vectors[:, 0], complete.vectors[:, -1], **CLOSE)
 
 
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=list(FAMILIES))
+def test_batches_in_threads(family: FamilySpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The vectors do not depend on the number of batches that are computed at once."""
+    model, tokenizer = build(family)
+    encoder = WordEncoder(model, tokenizer, batch_tokens=160)
+    corpora = []
+    for num_threads in (1, 4):
+        monkeypatch.setattr(torch, "get_num_threads", lambda number=num_threads: number)
+        corpora.append(encoder.encode_corpus(SENTENCES * 10, progress=False))
+    assert torch.equal(corpora[0].has_tokens, corpora[1].has_tokens)
+    torch.testing.assert_close(*(corpus.vectors for corpus in corpora), **CLOSE)
+
+
 def test_model_of_transformers(bert: Any) -> None:
     _, tokenizer = bert
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}

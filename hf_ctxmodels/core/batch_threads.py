@@ -1,0 +1,58 @@
+"""Forward passes of several batches at once, in threads, on a CPU.
+
+A forward pass uses all cores only inside its large operators. Between them, and while a batch is padded and its states
+are pooled, one core works. With a batch per core, all cores work all the time.
+"""
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from hf_ctxmodels.core.model import CtxPreTrainedModel, evaluation_mode
+
+Batch = TypeVar("Batch")
+Result = TypeVar("Result")
+
+_MAX_BATCH_THREADS = 8  # more batches at once take memory, and the threads wait for Python's lock
+
+
+def num_batch_threads(model: nn.Module) -> int:
+    """Number of batches that `map_batches` computes at once: 1 on a GPU and for models of transformers, whose forward
+    passes may keep state in their modules."""
+    is_on_cpu = next(model.parameters()).device.type == "cpu"
+    if not isinstance(model, CtxPreTrainedModel) or not is_on_cpu:
+        return 1
+    return min(torch.get_num_threads(), _MAX_BATCH_THREADS)
+
+
+def map_batches(function: Callable[[Batch], Result], batches: Iterable[Batch], model: nn.Module) -> list[Result]:
+    """Apply `function`, which runs `model`, to each batch in evaluation mode; returns the results in order.
+
+    The threads see the context variables and the autocast of the caller.
+
+    Raises:
+        Exception: The first exception of `function`; batches that have not begun are not computed.
+    """
+    num_batches = num_batch_threads(model)
+    if num_batches == 1:
+        with evaluation_mode(model):
+            return list(map(function, batches))
+    num_threads = torch.get_num_threads()
+    is_autocast, autocast_dtype = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+
+    def run(batch: Batch) -> Result:
+        with torch.no_grad(), torch.autocast("cpu", autocast_dtype, enabled=is_autocast):
+            return function(batch)
+
+    executor = ThreadPoolExecutor(num_batches, initializer=lambda: torch.set_num_threads(num_threads // num_batches))
+    with evaluation_mode(model):
+        try:
+            futures = [executor.submit(copy_context().run, run, batch) for batch in batches]
+            return [future.result() for future in futures]
+        finally:
+            executor.shutdown(cancel_futures=True)
+            torch.set_num_threads(num_threads)  # threads that start later inherit the number that was set last

@@ -1,0 +1,86 @@
+"""`map_batches`: batches in threads."""
+
+from collections.abc import Iterator
+from contextvars import ContextVar
+from copy import deepcopy
+from threading import Barrier, current_thread, main_thread
+
+import pytest
+import torch
+from torch import Tensor, nn
+from zoo import tiny_config
+
+from hf_ctxmodels.core.batch_threads import map_batches, num_batch_threads
+from hf_ctxmodels.core.model import CtxPreTrainedModel
+from hf_ctxmodels.registry import FAMILIES
+
+_NUM_THREADS = 3
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(_NUM_THREADS)
+    yield
+    torch.set_num_threads(num_threads)
+
+
+@pytest.fixture(scope="module")
+def model() -> CtxPreTrainedModel:
+    bert = FAMILIES["bert"]
+    return bert.models["AutoModel"](tiny_config(bert))
+
+
+@pytest.mark.usefixtures("threads")
+def test_results_and_state(model: CtxPreTrainedModel) -> None:
+    """Three batches run at once, in order, in evaluation mode, with the context and the autocast of the caller."""
+    variable: ContextVar[str] = ContextVar("variable", default="default")
+    variable.set("caller")
+    barrier = Barrier(_NUM_THREADS, timeout=60)
+
+    def function(batch: int) -> tuple[int, Tensor]:
+        barrier.wait()  # of three threads: would fail if they ran one after another
+        assert current_thread() is not main_thread()
+        assert torch.get_num_threads() == 1
+        assert not model.training
+        assert not torch.is_grad_enabled()
+        assert variable.get() == "caller"
+        weight = model.get_input_embeddings().weight
+        return batch, weight @ weight.T
+
+    model.train()
+    with torch.autocast("cpu", torch.bfloat16):
+        results = map_batches(function, range(6), model)
+    assert [batch for batch, _ in results] == list(range(6))
+    assert all(product.dtype is torch.bfloat16 for _, product in results)
+    assert model.training
+    assert torch.is_grad_enabled()
+    assert torch.get_num_threads() == _NUM_THREADS
+
+
+@pytest.mark.usefixtures("threads")
+def test_exception(model: CtxPreTrainedModel) -> None:
+    """An exception reaches the caller, and batches that have not begun are not computed."""
+    computed = []
+
+    def function(batch: int) -> None:
+        computed.append(batch)
+        raise ValueError(f"batch {batch}")
+
+    with pytest.raises(ValueError, match="batch 0"):
+        map_batches(function, range(10_000), model)
+    assert len(computed) < 10_000
+    assert torch.get_num_threads() == _NUM_THREADS
+
+
+@pytest.mark.usefixtures("threads")
+def test_one_batch_at_once(model: CtxPreTrainedModel) -> None:
+    """Models of transformers, and models on a GPU, compute their batches one after another."""
+    assert num_batch_threads(model) == _NUM_THREADS
+    assert num_batch_threads(deepcopy(model).to("meta")) == 1
+    linear = nn.Linear(2, 2)
+    assert num_batch_threads(linear) == 1
+    assert map_batches(lambda batch: (batch, current_thread() is main_thread()), [1, 2], linear) == [
+        (1, True),
+        (2, True),
+    ]
