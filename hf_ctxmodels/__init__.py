@@ -3,9 +3,9 @@
 Importing the package registers all models and tokenizers with the Auto classes of transformers.
 """
 
-from hf_ctxmodels.core.cpu_threads import configure_threads
+from hf_ctxmodels.core.torch_environment import configure_torch
 
-configure_threads()  # before the first import of torch
+configure_torch()  # before the first import of torch
 
 # isort: split
 from importlib import import_module

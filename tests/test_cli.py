@@ -16,8 +16,8 @@ from commands import run_command
 import hf_ctxmodels_cli as cli
 from hf_ctxmodels.cli import finetune
 from hf_ctxmodels.core.command_line import join_repeated, parse_arguments
-from hf_ctxmodels.core.cpu_threads import configure_threads
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.torch_environment import configure_torch
 from hf_ctxmodels.registry import get_family
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.pretraining import PretrainingArguments
@@ -80,14 +80,24 @@ def test_import_without_objectives():
     assert not {"hf_ctxmodels.objectives", "hf_ctxmodels.data", "datasets", "sklearn"} & set(result.stdout.split())
 
 
-@pytest.mark.parametrize(("name", "value"), [("A", "B"), ("OMP_WAIT_POLICY", "ACTIVE"), ("GOMP_SPINCOUNT", "5")])
-def test_wait_policy_is_set_before_torch_starts(name, value, tmp_path, monkeypatch):
-    (tmp_path / "torch.py").write_text("import os\nprint(os.environ.get('OMP_WAIT_POLICY'), flush=True)\nos._exit(0)")
-    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("A", "B", ["PASSIVE", "1"]),
+        ("OMP_WAIT_POLICY", "ACTIVE", ["ACTIVE", "1"]),
+        ("GOMP_SPINCOUNT", "5", ["None", "1"]),
+        ("THP_MEM_ALLOC_ENABLE", "0", ["PASSIVE", "0"]),
+    ],
+)
+def test_environment_is_set_before_torch_starts(name, value, expected, tmp_path, monkeypatch):
+    names = ("OMP_WAIT_POLICY", "THP_MEM_ALLOC_ENABLE")
+    (tmp_path / "torch.py").write_text(f"import os\nprint(*map(os.environ.get, {names}), flush=True)\nos._exit(0)")
+    for variable in names:
+        monkeypatch.delenv(variable, raising=False)
     environment = os.environ | {"PYTHONPATH": str(tmp_path), name: value}
     command = [sys.executable, "-m", "hf_ctxmodels", "pretrain"]
     result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, check=True)
-    assert result.stdout.split() == [{"A": "PASSIVE", "OMP_WAIT_POLICY": "ACTIVE", "GOMP_SPINCOUNT": "None"}[name]]
+    assert result.stdout.split() == expected
 
 
 @pytest.mark.parametrize(
@@ -97,9 +107,9 @@ def test_wait_policy_is_set_before_torch_starts(name, value, tmp_path, monkeypat
 def test_threads_in_a_container_with_a_quota(quota, environment, threads, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(4)), raising=False)
     monkeypatch.setattr(os, "environ", environment)
-    monkeypatch.setattr("hf_ctxmodels.core.cpu_threads.cpu_count", lambda: quota)
+    monkeypatch.setattr("hf_ctxmodels.core.torch_environment.cpu_count", lambda: quota)
     monkeypatch.delitem(sys.modules, "torch")
-    configure_threads()
+    configure_torch()
     assert os.environ.get("OMP_NUM_THREADS") == threads
 
 
