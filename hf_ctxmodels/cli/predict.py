@@ -28,9 +28,10 @@ from hf_ctxmodels.downstream.multitask.task_list import KINDS
 from hf_ctxmodels.downstream.tasks import QuestionAnswering, TaskArguments
 from hf_ctxmodels.downstream.tasks.base import check_unused_arguments
 from hf_ctxmodels.downstream.tasks.metrics import metric_range
+from hf_ctxmodels.downstream.tasks.text_metrics import NormalizedReferences
 from hf_ctxmodels.downstream.text2text import TextTask
 from hf_ctxmodels.downstream.text2text.metrics import PERCENTAGES
-from hf_ctxmodels.downstream.text2text.text_to_text import text_to_text_class
+from hf_ctxmodels.downstream.text2text.text_to_text import decoded_label_strings, text_to_text_class
 from hf_ctxmodels.inference.generation import generate_texts
 from hf_ctxmodels.inference.prediction import Predictor
 
@@ -154,12 +155,14 @@ def _predict_texts(
         num_beams=task_arguments.num_beams,
         progress=True,
     )
+    label_strings = decoded_label_strings(task, examples, NormalizedReferences(tokenizer, ()))
+    texts = [label_strings.get(output, output) for output in outputs]
     results = [
-        {"input": example.input, "output": output, "prediction": task.label_value(task.parse(example, output))}
-        for example, output in zip(examples, outputs, strict=True)
+        {"input": example.input, "output": output, "prediction": task.label_value(task.parse(example, text))}
+        for example, output, text in zip(examples, outputs, texts, strict=True)
     ]
     print_status("no score: the file has no labels", not is_labeled)
-    scores = task.score(examples, outputs) if is_labeled else {}
+    scores = task.score(examples, texts) if is_labeled else {}
     return results, _score_lines(scores, task.metrics[0] in PERCENTAGES)
 
 

@@ -14,6 +14,7 @@ from test_finetune_seq2seq import WORDS, build_translation_tokenizer, model_flag
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from hf_ctxmodels.downstream.tasks import TaskArguments
+from hf_ctxmodels.downstream.tasks.text_metrics import NormalizedReferences
 from hf_ctxmodels.downstream.text2text import TextTask
 from hf_ctxmodels.downstream.text2text.mixture import MixtureArguments, TextTaskRun
 from hf_ctxmodels.downstream.text2text.text_to_text import TextToText
@@ -174,6 +175,23 @@ def test_subsets_of_validation_examples_keep_groups(tmp_path: Path) -> None:
         groups = [pair.example.group for pair in run.validation]
         assert len(groups) == expected
         assert all(groups.count(group) == 3 for group in groups)
+
+
+def test_predict_with_label_strings_that_the_tokenizer_changes(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An output that is a label string after encoding and decoding is the label, as in `finetune text2text`."""
+    film = yaml.safe_load((folder / "tasks.yaml").read_text())["tasks"]["film"]
+    labels = {"0": "bad_Ω", "1": "good_Ω"}
+    (tmp_path / "film.yaml").write_text(yaml.safe_dump({"tasks": {"film": film | {"labels": labels}}}))
+    decoded = NormalizedReferences(AutoTokenizer.from_pretrained(folder / "t5"), ()).texts(list(labels.values()))
+    assert set(decoded).isdisjoint(labels.values())
+    rows = [json.loads(line) for line in (folder / "film.dev.jsonl").read_text().splitlines()]
+    (tmp_path / "input.jsonl").write_text("\n".join(json.dumps({"text": row["text"]}) for row in rows))
+    monkeypatch.setattr("hf_ctxmodels.cli.predict.generate_texts", lambda *_, **__: [decoded[1]] * len(rows))
+    flags = {"model": folder / "t5", "text_task": tmp_path / "film.yaml", "input": tmp_path / "input.jsonl"}
+    results = [json.loads(line) for line in command_output("predict", **flags).splitlines()]
+    assert [(row["output"], row["prediction"]) for row in results] == [(decoded[1], "1")] * len(rows)
 
 
 @pytest.mark.parametrize(

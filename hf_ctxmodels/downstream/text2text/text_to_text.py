@@ -38,6 +38,28 @@ TextPairs = Sequence[Any]
 """`TextPair` examples; `Any`, so that the methods of `Seq2Seq` can be overridden."""
 
 
+def decoded_label_strings(
+    text_task: TextTask, examples: Sequence[TextExample], references: NormalizedReferences
+) -> dict[str, str]:
+    """The label strings of the examples by their texts after encoding and decoding.
+
+    Raises:
+        CtxError: The tokenizer decodes two label strings of a classification task as the same text.
+    """
+    label_strings: dict[str, str] = {}
+    for choices in {example.choices for example in examples if example.choices}:
+        decoded = references.texts(choices)
+        if text_task.kind == "classification" and len(set(decoded)) < len(set(choices)):
+            raise CtxError(
+                f"The tokenizer does not distinguish the label strings {', '.join(map(repr, choices))}: it decodes "
+                f"them as {', '.join(map(repr, decoded))}.",
+                location=f"the task {text_task.name}",
+                hint="change the label strings, or use another tokenizer.",
+            )
+        label_strings |= dict(zip(decoded, choices))
+    return label_strings
+
+
 class TextToText(Seq2Seq):
     """A `TextTask` for encoder-decoders, encoded as `Seq2Seq` and scored by the task's metrics.
 
@@ -68,16 +90,9 @@ class TextToText(Seq2Seq):
         """Tokenize the examples; raises CtxError as `Seq2Seq.encode`, and if the tokenizer confuses label strings."""
         encoded = self.encode_pairs(examples, tokenizer)
         assert self._references is not None
-        for example in {pair.example.choices: pair.example for pair in examples if pair.example.choices}.values():
-            decoded = self._references.texts(example.choices)
-            if self.text_task.kind == "classification" and len(set(decoded)) < len(set(example.choices)):
-                raise CtxError(
-                    f"The tokenizer does not distinguish the label strings {', '.join(map(repr, example.choices))}: it "
-                    f"decodes them as {', '.join(map(repr, decoded))}.",
-                    location=f"the task {self.text_task.name}",
-                    hint="change the label strings, or use another tokenizer.",
-                )
-            self._label_strings |= dict(zip(decoded, example.choices))
+        self._label_strings |= decoded_label_strings(
+            self.text_task, [pair.example for pair in examples], self._references
+        )
         return encoded
 
     def encode_pairs(self, examples: TextPairs, tokenizer: Tokenizer) -> Encoded:
