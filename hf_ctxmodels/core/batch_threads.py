@@ -21,10 +21,11 @@ _MAX_BATCH_THREADS = 8  # more batches at once take memory, and the threads wait
 
 
 def num_batch_threads(model: nn.Module) -> int:
-    """Number of batches that `map_batches` computes at once: 1 on a GPU and for models of transformers, whose forward
-    passes may keep state in their modules."""
-    is_on_cpu = next(model.parameters()).device.type == "cpu"
-    if not isinstance(model, CtxPreTrainedModel) or not is_on_cpu:
+    """Number of batches that `map_batches` computes at once: 1 on a GPU, and if the forward pass may keep state, in
+    hooks or in modules of transformers."""
+    if not isinstance(model, CtxPreTrainedModel) or model.device.type != "cpu":
+        return 1
+    if any(module._forward_hooks or module._forward_pre_hooks for module in model.modules()):
         return 1
     return min(torch.get_num_threads(), _MAX_BATCH_THREADS)
 

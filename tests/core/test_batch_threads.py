@@ -75,9 +75,12 @@ def test_exception(model: CtxPreTrainedModel) -> None:
 
 @pytest.mark.usefixtures("threads")
 def test_one_batch_at_once(model: CtxPreTrainedModel) -> None:
-    """Models of transformers, and models on a GPU, compute their batches one after another."""
+    """Models of transformers, on a GPU or with hooks compute their batches one after another."""
     assert num_batch_threads(model) == _NUM_THREADS
     assert num_batch_threads(deepcopy(model).to("meta")) == 1
+    handle = model.get_input_embeddings().register_forward_hook(lambda module, args, output: None)
+    assert num_batch_threads(model) == 1
+    handle.remove()
     linear = nn.Linear(2, 2)
     assert num_batch_threads(linear) == 1
     assert map_batches(lambda batch: (batch, current_thread() is main_thread()), [1, 2], linear) == [
