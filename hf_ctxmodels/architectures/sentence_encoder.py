@@ -5,6 +5,7 @@ from inspect import signature
 from itertools import islice
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
@@ -195,24 +196,23 @@ def encode_in_windows(
         raise CtxError(f"batch_size={batch_size}, expected 1 or more.")
     check_tokenizer_matches_model(tokenizer, model.config, location=tokenizer.name_or_path or type(tokenizer).__name__)
     max_length = max_sentence_length(model, tokenizer)
+
+    def encode(examples: dict[str, list[Any]]) -> Tensor:
+        batch = tokenizer.pad(examples, return_tensors="pt")
+        return sentence_vectors(model, CollatedBatch(batch).to(model.device), pooling)
+
     iterator, first = iter(sentences), 0
     while texts := list(islice(iterator, window)):
         encoding = tokenize_sentences(tokenizer, texts, max_length, first)
         first += len(texts)
         order = sorted(range(len(texts)), key=lambda index: len(encoding["input_ids"][index]))
-
-        def encode(indices: list[int], encoding: dict[str, list[Any]] = encoding) -> Tensor:
-            examples = {name: [values[index] for index in indices] for name, values in encoding.items()}
-            batch = tokenizer.pad(examples, return_tensors="pt")
-            return sentence_vectors(model, CollatedBatch(batch).to(model.device), pooling)
-
-        batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
-        result: Tensor | None = None
-        for indices, vectors in zip(batches, map_batches(encode, batches, model)):
-            if result is None:
-                result = vectors.new_empty(len(texts), vectors.shape[1])
-            result[indices] = F.normalize(vectors, dim=1) if normalize else vectors
-        assert result is not None
+        batches = [
+            {name: [values[index] for index in order[start : start + batch_size]] for name, values in encoding.items()}
+            for start in range(0, len(order), batch_size)
+        ]
+        vectors = torch.cat(map_batches(encode, batches, model))
+        result = torch.empty_like(vectors)
+        result[order] = F.normalize(vectors, dim=1) if normalize else vectors
         yield result
 
 

@@ -14,6 +14,7 @@ from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels.architectures.configurations import CtxStaticConfig
 from hf_ctxmodels.architectures.recurrent_encoders import prepare_inputs, zero_padding
+from hf_ctxmodels.core.batch_threads import torch_threads
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.host_copies import select_true
 from hf_ctxmodels.core.model import CtxPreTrainedModel
@@ -35,16 +36,12 @@ def run_in_threads(num_threads: int, update: Callable[..., Tensor], *batch: Tens
     embeddings without locks, as in the released code of word2vec and GloVe."""
     batch_size = next(len(tensor) for tensor in batch if tensor is not None)
     num_threads = min(num_threads, batch_size)
-    torch_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with torch_threads(1):
         if num_threads == 1:
             return update(*batch)
         chunks = [[None] * num_threads if tensor is None else tensor.chunk(num_threads) for tensor in batch]
         with ThreadPoolExecutor(num_threads) as executor:
             return torch.stack(list(executor.map(update, *chunks))).sum()
-    finally:
-        torch.set_num_threads(torch_threads)
 
 
 class StaticEmbedding(nn.Embedding):

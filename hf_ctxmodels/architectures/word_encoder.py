@@ -172,9 +172,8 @@ class WordEncoder:
         """
         iterator = iter(sentences)
         while chunk := list(islice(iterator, _CHUNK_SENTENCES)):
-            num_words = sum(len(split_words(sentence)) for sentence in chunk)
-            vectors = torch.empty(num_words, len(self.layers), self.hidden_size)
-            yield from self._encode_chunk(chunk, vectors, torch.empty(num_words, dtype=torch.bool))
+            corpus = self.encode_corpus(chunk, progress=False)
+            yield from (corpus[index] for index in range(len(corpus)))
 
     def encode_corpus(
         self,
@@ -203,17 +202,14 @@ class WordEncoder:
         shape = (int(starts[-1]), len(self.layers), self.hidden_size)
 
         def fill(vectors: Tensor, has_tokens: Tensor) -> None:
-            def encode() -> Iterator[EncodedSentence]:
-                for first in range(0, len(corpus), _CHUNK_SENTENCES):
-                    chunk = corpus[first : first + _CHUNK_SENTENCES]
-                    rows = slice(int(starts[first]), int(starts[first + len(chunk)]))
-                    yield from self._encode_chunk(chunk, vectors[rows], has_tokens[rows])
-
-            encoded_sentences: Iterable[EncodedSentence] = encode()
-            if progress:
-                encoded_sentences = progress_bar(encoded_sentences, "encoding", unit="sentences", total=len(corpus))
-            for _ in encoded_sentences:
-                pass
+            has_tokens.zero_()
+            for first in progress_bar(range(len(corpus)), "encoding", unit="sentences", enabled=progress):
+                if first % _CHUNK_SENTENCES == 0:
+                    chunk = slice(first, first + _CHUNK_SENTENCES)
+                    self._encode_chunk(corpus[chunk], starts[chunk], vectors, has_tokens)
+            vectors[~has_tokens] = 0
+            for layer, number in enumerate(self.layers):
+                vectors[:, layer, self.widths[number] :] = 0
 
         if cache_dir is None or not shape[0]:
             vectors, has_tokens = torch.empty(shape, dtype=dtype), torch.empty(shape[0], dtype=torch.bool)
@@ -240,37 +236,27 @@ class WordEncoder:
         digest.update(tokenizer_digest(self.tokenizer).encode())
         return digest.hexdigest()
 
-    def _encode_chunk(
-        self, sentences: Sequence[Sentence], vectors: Tensor, has_tokens: Tensor
-    ) -> Iterator[EncodedSentence]:
+    def _encode_chunk(self, sentences: Sequence[Sentence], starts: Tensor, vectors: Tensor, has_tokens: Tensor) -> None:
         """Encode sentences that are batched by length together.
 
         Args:
             sentences: Texts or lists of words.
-            vectors: (words of all sentences, layers, hidden), uninitialized; the vectors are written to it.
-            has_tokens: (words of all sentences,) bool, uninitialized.
+            starts: (sentences,) row of each sentence's first word in `vectors`.
+            vectors: (words, layers, hidden), to which the vectors of words with tokens are written.
+            has_tokens: (words,) bool, set to True for words with tokens.
         """
-        words = [split_words(sentence) for sentence in sentences]
-        starts = np.cumsum([0, *map(len, words)])
-        has_tokens.zero_()
         windows = align_words(self.tokenizer, sentences, self.max_length)
         windows = [window for window in windows if (window.token_words != NO_WORD).any()]
 
         def encode(batch: list[WordWindow]) -> None:
             tokens = WordTokens.from_windows(batch, self.pooling, self.tokenizer.padding_side)
             pooled = [tokens.pool(states).to("cpu", vectors.dtype) for states in self.hidden_states(batch)]
-            rows = torch.from_numpy(starts)[tokens.sentences] + tokens.positions
+            rows = starts[tokens.sentences] + tokens.positions
             for layer, layer_vectors in enumerate(pooled):
                 vectors[rows, layer, : layer_vectors.shape[1]] = layer_vectors
             has_tokens[rows] = True
 
         map_batches(encode, self._batches(windows), self.model)
-        vectors[~has_tokens] = 0
-        for layer, number in enumerate(self.layers):
-            vectors[:, layer, self.widths[number] :] = 0
-        for start, sentence_words in zip(starts.tolist(), words, strict=False):
-            stop = start + len(sentence_words)
-            yield EncodedSentence(sentence_words, vectors[start:stop], has_tokens[start:stop])
 
     def _batches(self, windows: list[WordWindow]) -> Iterator[list[WordWindow]]:
         """The windows by length, at most `batch_tokens` padded tokens in the batches that are computed at once."""

@@ -143,6 +143,7 @@ def _predict_texts(
     examples = task.read(arguments.input, is_training=False, labeled=is_labeled)
     model, tokenizer = load_model_and_tokenizer(arguments.model, generation_head)
     placement.place(model)
+    label_strings = decoded_label_strings(task, examples, NormalizedReferences(tokenizer, ()))
     separator = text_to_text_class(model.config).separator
     outputs = generate_texts(
         model,
@@ -155,7 +156,6 @@ def _predict_texts(
         num_beams=task_arguments.num_beams,
         progress=True,
     )
-    label_strings = decoded_label_strings(task, examples, NormalizedReferences(tokenizer, ()))
     texts = [label_strings.get(output, output) for output in outputs]
     results = [
         {"input": example.input, "output": output, "prediction": task.label_value(task.parse(example, text))}

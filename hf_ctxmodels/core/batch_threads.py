@@ -4,8 +4,9 @@ A forward pass uses all cores only inside its large operators. Between them, and
 are pooled, one core works. With a batch per core, all cores work all the time.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from contextvars import copy_context
 from typing import TypeVar
 
@@ -21,8 +22,8 @@ _MAX_BATCH_THREADS = 8  # more batches at once take memory, and the threads wait
 
 
 def num_batch_threads(model: nn.Module) -> int:
-    """Number of batches that `map_batches` computes at once: 1 on a GPU, and if the forward pass may keep state, in
-    hooks or in modules of transformers."""
+    """Maximum number of batches that `map_batches` computes at once: 1 on a GPU, and if the forward pass may keep
+    state, in hooks or in modules of transformers."""
     if not isinstance(model, CtxPreTrainedModel) or model.device.type != "cpu":
         return 1
     if any(module._forward_hooks or module._forward_pre_hooks for module in model.modules()):
@@ -38,22 +39,32 @@ def map_batches(function: Callable[[Batch], Result], batches: Iterable[Batch], m
     Raises:
         Exception: The first exception of `function`; batches that have not begun are not computed.
     """
-    num_batches = num_batch_threads(model)
-    if num_batches == 1:
+    batches = list(batches)
+    num_workers = min(num_batch_threads(model), len(batches))
+    if num_workers <= 1:  # on all cores
         with evaluation_mode(model):
             return list(map(function, batches))
-    num_threads = torch.get_num_threads()
     is_autocast, autocast_dtype = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
 
     def run(batch: Batch) -> Result:
         with torch.no_grad(), torch.autocast("cpu", autocast_dtype, enabled=is_autocast):
             return function(batch)
 
-    executor = ThreadPoolExecutor(num_batches, initializer=lambda: torch.set_num_threads(num_threads // num_batches))
-    with evaluation_mode(model):
+    with evaluation_mode(model), torch_threads(torch.get_num_threads() // num_workers):
+        executor = ThreadPoolExecutor(num_workers)
         try:
             futures = [executor.submit(copy_context().run, run, batch) for batch in batches]
             return [future.result() for future in futures]
         finally:
             executor.shutdown(cancel_futures=True)
-            torch.set_num_threads(num_threads)  # threads that start later inherit the number that was set last
+
+
+@contextmanager
+def torch_threads(num_threads: int) -> Iterator[None]:
+    """Set torch's number of threads, which threads that start here inherit, and restore it on exit."""
+    previous = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(previous)

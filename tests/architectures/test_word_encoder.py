@@ -160,7 +160,7 @@ def test_cache(bert: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype
     assert torch.equal(written[4].vectors, expected.vectors[expected.starts[4] : expected.starts[5]])
     assert written[-1].words == split_words(SENTENCES[-1])
     with monkeypatch.context() as patch:
-        patch.setattr(WordEncoder, "encode", lambda *args: pytest.fail("encoded again"))
+        patch.setattr(WordEncoder, "hidden_states", lambda *args: pytest.fail("encoded again"))
         cached = encoder.encode_corpus(SENTENCES, cache_dir=tmp_path, dtype=dtype, progress=False)
     assert torch.equal(cached.vectors, expected.vectors)
     assert cached.words == expected.words

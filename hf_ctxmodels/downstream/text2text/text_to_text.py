@@ -47,7 +47,7 @@ def decoded_label_strings(
         CtxError: The tokenizer decodes two label strings of a classification task as the same text.
     """
     label_strings: dict[str, str] = {}
-    for choices in {example.choices for example in examples if example.choices}:
+    for choices in dict.fromkeys(example.choices for example in examples if example.choices):
         decoded = references.texts(choices)
         if text_task.kind == "classification" and len(set(decoded)) < len(set(choices)):
             raise CtxError(
