@@ -13,7 +13,7 @@ and 6 in a file. Labels are not needed; if the input has labels, the metrics are
 import json
 import sys
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from hf_ctxmodels.cli.generate import generation_head
 from hf_ctxmodels.core.command_line import parse_arguments
@@ -31,7 +31,11 @@ from hf_ctxmodels.downstream.tasks.metrics import metric_range
 from hf_ctxmodels.downstream.tasks.text_metrics import NormalizedReferences
 from hf_ctxmodels.downstream.text2text import TextTask
 from hf_ctxmodels.downstream.text2text.metrics import PERCENTAGES
-from hf_ctxmodels.downstream.text2text.text_to_text import decoded_label_strings, text_to_text_class
+from hf_ctxmodels.downstream.text2text.text_to_text import (
+    decoded_label_strings,
+    most_likely_choices,
+    text_to_text_class,
+)
 from hf_ctxmodels.inference.generation import generate_texts
 from hf_ctxmodels.inference.prediction import Predictor
 
@@ -62,12 +66,21 @@ class PredictionArguments:
         "Task as text of a model of `finetune text2text`: a YAML file with one task, or the name of a packaged task.",
         conflicts=("task", "task_name", "all_tasks"),
     )
+    prediction: Literal["generate", "rank"] = flag(
+        "generate", "With --text_task: generate the output, or choose the label string with the highest likelihood."
+    )
     max_length: int | None = flag(None, "Longest input in tokens; by default as in fine-tuning.")
     may_be_unanswerable: bool = flag(False, 'Question answering: answer "" if no answer is more probable.')
     per_device_batch_size: int = flag(32, "Examples per batch.")
 
     def __post_init__(self) -> None:
         check_range(self, "max_length", "per_device_batch_size", at_least=1)
+        if self.prediction == "rank" and self.text_task is None:
+            raise CtxError(
+                "Only outputs of a task as text are ranked.",
+                location="--prediction rank",
+                hint="add --text_task, or remove it.",
+            )
 
 
 def main() -> None:
@@ -128,8 +141,8 @@ def _score_lines(scores: dict[str, float], is_percentage: bool) -> list[str]:
 def _predict_texts(
     arguments: PredictionArguments, task_arguments: TaskArguments, placement: DeviceArguments
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """The generated text and the label of each example of a task as text, and lines of metrics as `_predict`."""
-    names = ("max_target_length", "num_beams")
+    """The output and the label of each example of a task as text, and lines of metrics as `_predict`."""
+    names = ("max_target_length", "num_beams") if arguments.prediction == "generate" else ("max_target_length",)
     check_unused_arguments(task_arguments, names, "A task as text does not use it.")
     tasks = TextTask.from_yaml(str(arguments.text_task))
     if len(tasks) != 1:
@@ -143,26 +156,40 @@ def _predict_texts(
     examples = task.read(arguments.input, is_training=False, labeled=is_labeled)
     model, tokenizer = load_model_and_tokenizer(arguments.model, generation_head)
     placement.place(model)
-    label_strings = decoded_label_strings(task, examples, NormalizedReferences(tokenizer, ()))
-    separator = text_to_text_class(model.config).separator
-    outputs = generate_texts(
-        model,
-        tokenizer,
-        [example.input + separator for example in examples],
-        locations=[example.location for example in examples],
-        max_new_tokens=task_arguments.max_target_length,
-        max_length=arguments.max_length,
-        batch_size=arguments.per_device_batch_size,
-        num_beams=task_arguments.num_beams,
-        progress=True,
-    )
-    texts = [label_strings.get(output, output) for output in outputs]
+    max_length, batch_size = arguments.max_length, arguments.per_device_batch_size
+    max_target_length = task_arguments.max_target_length
+    if arguments.prediction == "rank":
+        outputs = most_likely_choices(
+            model,
+            tokenizer,
+            task,
+            examples,
+            max_length=max_length,
+            max_target_length=max_target_length,
+            batch_size=batch_size,
+            progress=True,
+        )
+    else:
+        label_strings = decoded_label_strings(task, examples, NormalizedReferences(tokenizer, ()))
+        separator = text_to_text_class(model.config).separator
+        generated = generate_texts(
+            model,
+            tokenizer,
+            [example.input + separator for example in examples],
+            locations=[example.location for example in examples],
+            max_new_tokens=max_target_length,
+            max_length=max_length,
+            batch_size=batch_size,
+            num_beams=task_arguments.num_beams,
+            progress=True,
+        )
+        outputs = [label_strings.get(text, text) for text in generated]
     results = [
-        {"input": example.input, "output": output, "prediction": task.label_value(task.parse(example, text))}
-        for example, output, text in zip(examples, outputs, texts, strict=True)
+        {"input": example.input, "output": output, "prediction": task.label_value(task.parse(example, output))}
+        for example, output in zip(examples, outputs, strict=True)
     ]
     print_status("no score: the file has no labels", not is_labeled)
-    scores = task.score(examples, texts) if is_labeled else {}
+    scores = task.score(examples, outputs) if is_labeled else {}
     return results, _score_lines(scores, task.metrics[0] in PERCENTAGES)
 
 

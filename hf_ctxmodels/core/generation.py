@@ -54,6 +54,15 @@ def max_pair_length(config: PreTrainedConfig) -> int | None:
     return getattr(config, "max_source_target_length", None)
 
 
+def max_source_length(config: PreTrainedConfig, num_new_tokens: int) -> int | None:
+    """Largest number of tokens of a source or prompt that leaves positions for the tokens to generate; None for no
+    limit."""
+    pair_length, limit = max_pair_length(config), max_input_length(config)
+    if pair_length is not None:
+        return pair_length - num_new_tokens
+    return limit if limit is None or config.is_encoder_decoder else limit - num_new_tokens
+
+
 def decode_generated(tokenizer: PreTrainedTokenizerBase, sequences: Iterable[Iterable[int]]) -> list[str]:
     """Decode sequences of ids from `generate`, or labels, without -100 and special tokens."""
     sequences = [[int(token_id) for token_id in sequence if int(token_id) >= 0] for sequence in sequences]

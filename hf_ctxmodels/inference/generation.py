@@ -18,6 +18,7 @@ from hf_ctxmodels.core.generation import (
     encode_prompts,
     max_input_length,
     max_pair_length,
+    max_source_length,
     target_language_id,
 )
 from hf_ctxmodels.core.host_copies import CollatedBatch
@@ -138,8 +139,7 @@ def _check_lengths(
             location=f"--max_new_tokens {max_new_tokens}",
             hint=f"use a max_new_tokens of at most {limit}.",
         )
-    shares_positions = not model.config.is_encoder_decoder or pair_length is not None
-    max_tokens = limit - max_new_tokens if limit is not None and shares_positions else limit
+    max_tokens = max_source_length(model.config, max_new_tokens)
     num_special_tokens = len(tokenizer("")["input_ids"]) if model.config.is_encoder_decoder else 0
     for index, (text, ids) in enumerate(zip(texts, sequences, strict=True)):
         if len(ids) <= num_special_tokens or not (may_be_empty or text.strip()):

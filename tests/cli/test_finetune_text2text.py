@@ -130,10 +130,14 @@ def test_mixture(folder: Path, tmp_path: Path, model: str, steps: int) -> None:
         assert run_command("push", model=out, repo_id="a/b", output_dir=tmp_path / "hub") == 0
 
     again = {"model": out, "only": "film", "max_steps": 1, "learning_rate": 1e-9, "prediction": "rank"}
-    again |= {"validation_examples": 6, "compare": [f"mixture={out}"]}
+    again |= {"compare": [f"mixture={out}"], "predictions_file": tmp_path / "again.jsonl"}
     command_output("finetune text2text", **flags_of(folder, model, tmp_path / "again", **again))
     rows = json.loads((tmp_path / "again" / "scores.json").read_text())["rows"]
     assert 0 <= rows["model"]["film"] <= 1
+    ranked = [json.loads(line)["prediction"] for line in (tmp_path / "again.jsonl").read_text().splitlines()]
+    flags |= {"model": tmp_path / "again", "text_task": tmp_path / "film.yaml", "prediction": "rank"}
+    results = list(map(json.loads, command_output("predict", **flags, input=tmp_path / "unlabeled.jsonl").splitlines()))
+    assert [result["output"] for result in results] == ranked
     assert rows["mixture"] == {"film": metrics["eval_film_accuracy"]}
 
 
@@ -191,7 +195,17 @@ def test_predict_with_label_strings_that_the_tokenizer_changes(
     monkeypatch.setattr("hf_ctxmodels.cli.predict.generate_texts", lambda *_, **__: [decoded[1]] * len(rows))
     flags = {"model": folder / "t5", "text_task": tmp_path / "film.yaml", "input": tmp_path / "input.jsonl"}
     results = [json.loads(line) for line in command_output("predict", **flags).splitlines()]
-    assert [(row["output"], row["prediction"]) for row in results] == [(decoded[1], "1")] * len(rows)
+    assert [(row["output"], row["prediction"]) for row in results] == [(labels["1"], "1")] * len(rows)
+
+
+def test_predict_ranks_only_label_strings(folder: Path, tmp_path: Path) -> None:
+    german = yaml.safe_load((folder / "tasks.yaml").read_text())["tasks"]["german"]
+    (tmp_path / "german.yaml").write_text(yaml.safe_dump({"tasks": {"german": german}}))
+    flags = {"model": folder / "t5", "input": folder / "german.dev.jsonl", "prediction": "rank", "fails": True}
+    assert "Only outputs of a task as text are ranked" in command_output("predict", **flags)
+    flags["text_task"] = tmp_path / "german.yaml"
+    assert "The task german has neither label strings nor `choices`" in command_output("predict", **flags)
+    assert "does not use it" in command_output("predict", **flags, num_beams=2)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Tasks as text (Raffel et al. 2020, "T5", section 2.4), for encoder-decoders and for decoders."""
 
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,9 +12,10 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrained
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from hf_ctxmodels.architectures.continuations import ContinuationScorer
+from hf_ctxmodels.core.console import progress_bar
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.generation import encode_prompts, max_input_length
+from hf_ctxmodels.core.generation import encode_prompts, max_input_length, max_source_length
 from hf_ctxmodels.data.padding import ContextTargetCollator
 from hf_ctxmodels.downstream.finetuning.task_evaluation import TaskEvaluation
 from hf_ctxmodels.downstream.tasks.base import Encoded, Feature, Logits, TaskArguments
@@ -244,6 +246,51 @@ class CausalTextToText(TextToText):
 def text_to_text_class(config: PreTrainedConfig) -> type[TextToText]:
     """The class for a model's configuration."""
     return TextToText if type(config) in AutoModelForSeq2SeqLM._model_mapping else CausalTextToText
+
+
+def most_likely_choices(
+    model: PreTrainedModel,
+    tokenizer: Tokenizer,
+    text_task: TextTask,
+    examples: Sequence[TextExample],
+    *,
+    max_length: int | None = None,
+    max_target_length: int = TaskArguments.max_target_length,
+    batch_size: int = 32,
+    progress: bool = False,
+) -> list[str]:
+    """The choice of each example with the highest likelihood as the target; see `TextToText.rank`.
+
+    Args:
+        examples: With choices: the label strings of the task, or a field; their targets are not read.
+        max_length: Truncate inputs to this number of tokens; None raises an error for inputs over the model's limit.
+        max_target_length: Tokens of the longest choice; decoders share their positions between inputs and choices.
+        batch_size: Examples whose choices are scored together.
+
+    Raises:
+        CtxError: An example has no choices, an input or a choice is too long, or the model does not generate text.
+    """
+    if without := [example for example in examples if not example.choices]:
+        raise CtxError(
+            f"The task {text_task.name} has neither label strings nor `choices`.",
+            location=without[0].location,
+            hint="generate the text instead.",
+        )
+    arguments = TaskArguments(
+        max_length=max_length or max_source_length(model.config, max_target_length) or sys.maxsize,
+        max_target_length=max_target_length,
+        cut_sources=max_length is not None,
+    )
+    task = text_to_text_class(model.config)(text_task, arguments)
+    task.set_token_fields(model.config, tokenizer)
+    pairs = [TextPair(example.input, example.choices[0], example.location, example) for example in examples]
+    task.configure(model.config, pairs, pairs)
+    encoded = task.encode(pairs, tokenizer)
+    outputs: list[Logits] = []
+    for start in progress_bar(range(0, len(pairs), batch_size), "ranking", unit="batches", enabled=progress):
+        batch = slice(start, start + batch_size)
+        outputs += task.rank(model, pairs[batch], encoded.features[batch])
+    return task.decode(pairs, encoded, outputs)
 
 
 @dataclass
