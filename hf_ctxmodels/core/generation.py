@@ -26,8 +26,11 @@ def target_vocabulary_config(tokenizer: PreTrainedTokenizerBase) -> dict[str, An
         "decoder_start_token_id": tokenizer.target_start_id,
         "eos_token_id": tokenizer.target_end_id,
     }
-    languages = getattr(tokenizer, "languages", None)
-    return {**fields, "num_languages": len(languages)} if languages else fields
+    if languages := getattr(tokenizer, "languages", None):
+        fields["num_languages"] = len(languages)
+        if hasattr(tokenizer, "num_characters"):  # which include the languages of the source
+            fields["num_characters"] = tokenizer.num_characters
+    return fields
 
 
 def check_can_generate(model: PreTrainedModel) -> None:

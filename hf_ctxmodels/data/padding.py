@@ -50,10 +50,11 @@ class PaddingCollator(ABC):
         return CollatedBatch(self.collate(features))
 
     def pad_inputs(self, sequences: Sequence[np.ndarray], multiple: int | None = None) -> tuple["RowPadder", Batch]:
-        """Pad (tokens,) ids on the tokenizer's side. Returns the padder of further columns, and `input_ids` and
-        `attention_mask`, both (batch, width)."""
+        """Pad (tokens,) ids, or (words, characters) ids with 0, on the tokenizer's side. Returns the padder of further
+        columns, and `input_ids` (batch, width) or (batch, width, characters) and `attention_mask` (batch, width)."""
         padder = RowPadder([len(sequence) for sequence in sequences], self.tokenizer.padding_side, multiple)
-        input_ids = padder.pad(sequences, int(self.tokenizer.pad_token_id))
+        has_characters = sequences[0].ndim > 1
+        input_ids = padder.pad(sequences, 0 if has_characters else int(self.tokenizer.pad_token_id))
         return padder, {"input_ids": input_ids, "attention_mask": padder.attention_mask()}
 
 
@@ -78,8 +79,8 @@ class RowPadder:
         self.filled = column < length if side == "right" else column >= width - length
 
     def pad(self, sequences: Sequence[np.ndarray], value: int) -> torch.Tensor:
-        """(batch, width) int64 tensor of the sequences, `value` at padding."""
-        padded = np.full(self.filled.shape, value, dtype=np.int64)
+        """(batch, width, ...) int64 tensor of the (tokens, ...) sequences, `value` at padding."""
+        padded = np.full((*self.filled.shape, *np.shape(sequences[0])[1:]), value, dtype=np.int64)
         padded[self.filled] = np.concatenate(sequences)
         return torch.from_numpy(padded)
 
@@ -106,14 +107,14 @@ class SourceTargetCollator(PaddingCollator):
     """Pads source sequences on the tokenizer's side, and target sequences on the right.
 
     Each feature holds:
-        input_ids: (tokens,) of the source.
+        input_ids: (tokens,) of the source, or (words, characters).
         labels: (tokens,) of the target, including its end token.
         target_language: Id of the target language, optional.
         language: Id of the source language, in addition, for models with embeddings of both languages.
 
-    Returns: input_ids, attention_mask (batch, width); labels (batch, steps), -100 after the end of a target;
-        target_languages (batch,), if the features hold them; with both languages langs (batch, width) and
-        decoder_langs (batch, steps) instead.
+    Returns: input_ids (batch, width), or (batch, width, characters); attention_mask (batch, width); labels (batch,
+        steps), -100 after the end of a target; target_languages (batch,), if the features hold them; with both
+        languages langs (batch, width) and decoder_langs (batch, steps) instead.
 
     Args:
         decoder_start_token_id: Start token to strip from targets, since the decoder prepends it; None for none.
@@ -174,18 +175,26 @@ def mark_unlabeled(features: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
 
 
 class UnlabeledCollator:
-    """Collates labeled and unlabeled examples (Clark et al. 2018, section 3); the latter have `views`, not labels."""
+    """Collates labeled and unlabeled examples (Clark et al. 2018, section 3); the latter have `views`, not labels.
 
-    def __init__(self, collate: Callable[[list[dict[str, Any]]], Mapping[str, torch.Tensor]]) -> None:
-        self._collate = collate
+    Args:
+        collate: The collator of labeled examples.
+        per_example: Whether `views` has one value per example, (batch,), instead of the shape of the labels.
+    """
+
+    def __init__(
+        self, collate: Callable[[list[dict[str, Any]]], Mapping[str, torch.Tensor]], per_example: bool = False
+    ) -> None:
+        self._collate, self._per_example = collate, per_example
 
     def __call__(self, features: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
         """A batch with `labels` and `views`, -100 for none."""
         task_features = [{name: value for name, value in feature.items() if name != UNLABELED} for feature in features]
         batch = dict(self._collate(task_features))
         labels = batch["labels"]
-        is_unlabeled = torch.tensor([UNLABELED in feature for feature in features])
-        is_unlabeled = is_unlabeled.view(-1, *[1] * (labels.dim() - 1)).expand_as(labels)
-        batch["views"] = torch.where(is_unlabeled & (labels != IGNORE_INDEX), 1, IGNORE_INDEX)
+        unlabeled_examples = torch.tensor([UNLABELED in feature for feature in features])
+        is_unlabeled = unlabeled_examples.view(-1, *[1] * (labels.dim() - 1)).expand_as(labels)
+        has_view = unlabeled_examples if self._per_example else is_unlabeled & (labels != IGNORE_INDEX)
+        batch["views"] = torch.where(has_view, 1, IGNORE_INDEX)
         batch["labels"] = labels.masked_fill(is_unlabeled, IGNORE_INDEX)
         return batch

@@ -47,7 +47,7 @@ class Translation(DataCollatorForTranslation, Objective):
     def __post_init__(self) -> None:
         super().__post_init__()
         tokenizer = self.tokenizer
-        if not hasattr(tokenizer, "target_words"):
+        if getattr(tokenizer, "target_words", None) is None:
             raise CtxError(
                 f"{type(tokenizer).__name__} has no target vocabulary.",
                 hint="use the tokenizer of a translation family.",

@@ -217,18 +217,22 @@ class CtxTranslationTokenizer(CtxWordTokenizer):
     `decode_target` target ids.
 
     Args:
-        target_words: Words of the target language by id, special tokens first; None for only special tokens.
+        target_words: Words of the target language by id, special tokens first; None for only special tokens, or, unless
+            `requires_target_words`, for no target vocabulary.
         target_lower_case: Lower-case targets.
         **kwargs: Arguments of `CtxWordTokenizer`.
 
     Attributes:
+        requires_target_words: Whether every tokenizer of the class has a target vocabulary. Otherwise, `target_words`
+            may be None, and there are neither `target_start_id` nor the other ids.
         target_tokens: First tokens of the target vocabulary.
         target_start: The decoder's first input; `target_start_id` is its id.
         target_end_id, target_pad_token_id, target_unknown_id: Ids of the end of a target, of padding, and of words
             outside the target vocabulary.
 
     Raises:
-        CtxError: As in `CtxWordTokenizer`, or the target vocabulary does not begin with the special tokens.
+        CtxError: As in `CtxWordTokenizer`, or the target vocabulary does not begin with the special tokens. A text is
+            passed as `text_target`, but there is no target vocabulary.
 
     Example:
         >>> pairs = ["a cat\teine Katze."]
@@ -239,6 +243,8 @@ class CtxTranslationTokenizer(CtxWordTokenizer):
 
     target_tokens: ClassVar[tuple[str, ...]] = ("[PAD]", "[UNK]", "[BOS]", "[EOS]")
     target_start: ClassVar[str] = "[BOS]"
+    requires_target_words: ClassVar[bool] = True
+    target_words: list[str] | None
 
     def __init__(
         self,
@@ -247,33 +253,53 @@ class CtxTranslationTokenizer(CtxWordTokenizer):
         target_lower_case: bool = False,
         **kwargs: Any,
     ) -> None:
-        special = self.target_tokens
-        self.target_words = list(special if target_words is None else target_words)
-        check_unique_words(self.target_words)
-        if tuple(self.target_words[: len(special)]) != special:
-            raise CtxError(
-                f"The target vocabulary begins with {self.target_words[: len(special)]}, expected {list(special)}.",
-                location=kwargs.get("name_or_path") or None,
-                hint="put these special tokens first.",
-            )
-        self.target_pad_token_id, self.target_unknown_id = special.index("[PAD]"), special.index("[UNK]")
-        self.target_start_id, self.target_end_id = special.index(self.target_start), special.index("[EOS]")
-        self.target_lower_case = target_lower_case
-        self._target = self._target_backend(self.target_words, target_lower_case)
-        super().__init__(vocab=vocab, target_words=self.target_words, target_lower_case=target_lower_case, **kwargs)
+        if target_words is None and self.requires_target_words:
+            target_words = self.target_tokens
+        self._target: Tokenizer | None = None
+        self.target_words = None
+        if target_words is not None:
+            self._set_target_words(list(target_words), target_lower_case, kwargs.get("name_or_path") or None)
+            kwargs |= {"target_words": self.target_words, "target_lower_case": target_lower_case}
+        super().__init__(vocab=vocab, **kwargs)
         self._source = self._tokenizer
 
+    def _set_target_words(self, words: list[str], lower_case: bool, location: str | None) -> None:
+        """Create the target vocabulary; raises CtxError for repeated words, or without special tokens."""
+        special = self.target_tokens
+        check_unique_words(words)
+        if tuple(words[: len(special)]) != special:
+            raise CtxError(
+                f"The target vocabulary begins with {words[: len(special)]}, expected {list(special)}.",
+                location=location,
+                hint="put these special tokens first.",
+            )
+        self.target_words, self.target_lower_case = words, lower_case
+        self.target_pad_token_id, self.target_unknown_id = special.index("[PAD]"), special.index("[UNK]")
+        self.target_start_id, self.target_end_id = special.index(self.target_start), special.index("[EOS]")
+        self._target = self._target_backend(words, lower_case)
+
+    @property
+    def _target_tokenizer(self) -> Tokenizer:
+        """The tokenizer of targets; raises CtxError without a target vocabulary."""
+        if self._target is None:
+            raise CtxError(
+                f"The {type(self).__name__} has no target vocabulary.",
+                hint="train it on text with translations: `hf-ctxmodels data tokenizer --translations`.",
+            )
+        return self._target
+
     def _switch_to_target_mode(self) -> None:
-        self._tokenizer = self._target
+        self._tokenizer = self._target_tokenizer
 
     def _switch_to_input_mode(self) -> None:
         self._tokenizer = self._source
 
     def decode_target(self, sequences: Iterable[Iterable[int]]) -> list[str]:
         """Decode sequences of target ids, without special tokens except [UNK]."""
+        backend = self._target_tokenizer
         skipped = {self.target_pad_token_id, self.target_start_id, self.target_end_id}
         kept_ids = [[int(token_id) for token_id in ids if int(token_id) not in skipped] for ids in sequences]
-        return self._target.decode_batch(kept_ids, skip_special_tokens=False)
+        return backend.decode_batch(kept_ids, skip_special_tokens=False)
 
     @classmethod
     def train(
@@ -289,11 +315,14 @@ class CtxTranslationTokenizer(CtxWordTokenizer):
         """Learn both vocabularies; see `CtxWordTokenizer.train`.
 
         Args:
-            texts: Source texts, each optionally followed by a tab and its translation.
+            texts: Source texts, each optionally followed by a tab and its translation. A class that does not require a
+                target vocabulary learns it only if all texts have translations.
             target_vocab_size: Maximum number of target tokens; 0 for `vocab_size`.
             kwargs: Arguments for the source language.
         """
         texts = list(texts) if isinstance(texts, Iterator) else texts  # iterated twice
+        if not cls.requires_target_words and not all(TRANSLATION_SEPARATOR in text for text in texts):
+            return super().train(texts, vocab_size, **kwargs)
         special = cls.target_tokens
         translations = (text.partition(TRANSLATION_SEPARATOR)[2] for text in texts)
         counts = count_words(translations, cls._target_backend(special, target_lower_case))

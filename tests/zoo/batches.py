@@ -69,7 +69,7 @@ def make_batch(
         batch["decoder_input_ids"] = torch.stack(
             [torch.randint(FIRST_WORD, TINY["target_vocab_size"], (STEPS,), generator=rng) for rng in generators]
         )
-        if hasattr(config, "num_languages"):
+        if getattr(case.model_class, "has_target_languages", False):
             batch["target_languages"] = torch.arange(len(lengths)) % config.num_languages
     if not masked:
         del batch["attention_mask"]
@@ -116,7 +116,7 @@ def _random_target(target_type: Target, case: Case, batch: Batch, generator: tor
             originals = batch["input_ids"].where(batch["labels"] == -100, batch["labels"])
             return originals.masked_fill(~tokens, -100)
         case Target.CONSISTENCY:  # at labeled and unlabeled positions
-            shape = batch["labels"].shape
+            shape = batch["labels"].shape[:1] if case.is_seq2seq else batch["labels"].shape
             positions = torch.where(torch.rand(shape, generator=generator) < 0.5, 1, -100)
             return positions.masked_fill(~tokens, -100) if len(shape) > 1 else positions
         case Target.SEQUENCE_CLASS | Target.PAIR_CLASS:

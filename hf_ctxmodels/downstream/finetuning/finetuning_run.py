@@ -290,7 +290,8 @@ def make_training_set(
             hint="remove it, or use a family with such a loss, such as cvt.",
         )
     unlabeled = task.encode(task.read_unlabeled(unlabeled_file), tokenizer).features
-    return RoundRobinMixture([encoded.features, mark_unlabeled(unlabeled)]), UnlabeledCollator(collate)
+    examples = RoundRobinMixture([encoded.features, mark_unlabeled(unlabeled)])
+    return examples, UnlabeledCollator(collate, per_example=task.is_generative)
 
 
 @dataclass(frozen=True)

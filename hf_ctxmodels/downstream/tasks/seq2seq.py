@@ -20,7 +20,7 @@ from hf_ctxmodels.core.generation import (
 )
 from hf_ctxmodels.data.documents import split_sentences
 from hf_ctxmodels.data.padding import SourceTargetCollator, strip_decoder_start
-from hf_ctxmodels.data.table_files import read_table
+from hf_ctxmodels.data.table_files import read_table, read_texts
 from hf_ctxmodels.downstream.tasks.base import (
     Collator,
     Encoded,
@@ -46,6 +46,10 @@ class SourceTarget:
     source: str
     target: str
     location: str
+
+
+class UnlabeledSource(SourceTarget):
+    """A source text without a target, which is empty."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,7 @@ class Seq2Seq(Task[SourceTarget]):
     auto_class: ClassVar[str] = "AutoModelForSeq2SeqLM"
     collator_class: ClassVar[Callable[..., Any]] = SourceTargetCollator
     is_generative: ClassVar[bool] = True
+    has_unlabeled_loss: ClassVar[bool] = True
     argument_names: ClassVar[tuple[str, ...]] = (
         *Task.argument_names,
         *("max_target_length", "cut_sources", "target_language", "label_smoothing", "num_beams", "metrics"),
@@ -97,13 +102,24 @@ class Seq2Seq(Task[SourceTarget]):
             for row in read_table(file, [*sources, *targets])
         ]
 
+    def read_unlabeled(self, file: str) -> list[SourceTarget]:
+        """A table with the column of sources, or a `.txt` file with one source per line."""
+        columns = self._columns("text_columns", "source", 1)
+        return [UnlabeledSource(get_texts(row, columns)[0], "", row.location) for row in read_texts(file, *columns)]
+
     def config_fields(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
         """Fields of the target vocabulary."""
         return target_vocabulary_config(tokenizer)
 
     def set_token_fields(self, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> None:
         """Set the ids of the tokens that the family's head generates with; raises CtxError if the tokenizer lacks
-        one."""
+        one, or lacks the target vocabulary."""
+        has_target_vocabulary = "target_vocab_size" in type(config).__dataclass_fields__
+        if has_target_vocabulary and getattr(tokenizer, "target_words", None) is None:
+            raise CtxError(
+                f"The {type(tokenizer).__name__} has no target vocabulary.",
+                hint="train it on text with translations: `hf-ctxmodels data tokenizer --translations`.",
+            )
         finetuning = _family_finetuning(config)
         for name, value in finetuning.objective.head_fields(tokenizer).items() if finetuning else ():
             setattr(config, name, value)
@@ -148,7 +164,7 @@ class Seq2Seq(Task[SourceTarget]):
         self._start = getattr(config, "decoder_start_token_id", None)
 
     def encode(self, examples: Sequence[SourceTarget], tokenizer: PreTrainedTokenizerBase) -> Encoded:
-        """Tokenize the examples; origins are example indices."""
+        """Tokenize the examples; origins are example indices. The target of an unlabeled source is the end token."""
         self._tokenizer = tokenizer
         source_arguments, target_arguments = (
             {}
@@ -178,9 +194,15 @@ class Seq2Seq(Task[SourceTarget]):
                 hint="use the model's tokenizer, which adds the end token, and a configuration with its id.",
             )
         self._check_lengths(examples, "source", sources, self.arguments.max_length, len(tokenizer("")["input_ids"]))
-        self._check_lengths(examples, "target", targets, self.arguments.max_target_length, len(empty_target))
+        labeled = [index for index, example in enumerate(examples) if not isinstance(example, UnlabeledSource)]
+        labeled_examples, labeled_targets = (
+            [examples[index] for index in labeled],
+            [targets[index] for index in labeled],
+        )
+        max_target_length = self.arguments.max_target_length
+        self._check_lengths(labeled_examples, "target", labeled_targets, max_target_length, len(empty_target))
         num_ends = sum(token_id in self._ends for token_id in empty_target)
-        for example, target in zip(examples, targets, strict=True):
+        for example, target in zip(labeled_examples, labeled_targets, strict=True):
             end_tokens = [token_id for token_id in target if token_id in self._ends]
             if self._query in target or len(end_tokens) > num_ends:
                 token_id = self._query if self._query in target else end_tokens[0]

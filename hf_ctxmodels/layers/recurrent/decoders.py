@@ -9,7 +9,7 @@ from transformers import initialization as init
 from hf_ctxmodels.core.caches import RecurrentCache
 from hf_ctxmodels.core.host_copies import host_copy, select_true, to_device
 from hf_ctxmodels.layers.common import RecurrentDecoderOutput
-from hf_ctxmodels.layers.cpu.dropout import Dropout
+from hf_ctxmodels.layers.cpu.dropout import Dropout, dropout
 from hf_ctxmodels.layers.cpu.linear import linear
 from hf_ctxmodels.layers.lm_loss.cross_entropy import summed_cross_entropy
 from hf_ctxmodels.layers.pooling import mask_until_last_target
@@ -244,14 +244,17 @@ class AttentionalDecoder(nn.Module):
         return outputs, RecurrentCache([*states, (adjusted,)], cache.seen_tokens + len(counts))
 
 
-def global_attention(queries: Tensor, keys: Tensor, values: Tensor, padding: Tensor) -> tuple[Tensor, Tensor]:
+def global_attention(
+    queries: Tensor, keys: Tensor, values: Tensor, padding: Tensor, dropout_rate: float = 0.0
+) -> tuple[Tensor, Tensor]:
     """Global attention (Luong et al. 2015, section 3.1): softmax(queries keys^T) values.
 
-    Queries are (rows, steps, width), keys and values (rows, length, width), `padding` is (rows, length) bool;
-    returns (rows, steps, value width), and (rows, steps, length) attention weights.
+    Queries are (rows, steps, width), keys and values (rows, length, width), `padding` is (rows, length) bool; returns
+    (rows, steps, value width), and (rows, steps, length) attention weights, after dropout with `dropout_rate`.
     """
     scores = (queries.to(keys.dtype) @ keys.transpose(1, 2)).float()
     weights = scores.masked_fill(padding[:, None], float("-inf")).softmax(-1).to(values.dtype)
+    weights = dropout(weights, dropout_rate, training=dropout_rate > 0)
     return weights @ values, weights
 
 

@@ -8,6 +8,7 @@ from hf_ctxmodels.architectures.configurations import CtxCharacterConfig
 
 WORD_VIEWS = ("forward", "backward", "future", "past")
 TEXT_VIEWS = ("forward", "backward", "beginning", "end")
+TARGET_VIEWS = ("attention", "future")
 
 
 @strict
@@ -22,12 +23,20 @@ class CtxCvtConfig(CtxCharacterConfig):
         word_dropout: Dropout on the word representations.
         hidden_dropout_prob: Dropout on the outputs of LSTM layers.
         view_dropout: Replaces these two rates in a batch without labels, as in the authors' code.
-        views: Names of the auxiliary predictions, see `CrossViewPredictors`; None for all.
+        views: Names of the auxiliary predictions, see `CrossViewPredictors` and, for translation,
+            `CtxCvtForConditionalGeneration`; None for all.
         view_weight: Weight of their loss relative to the supervised loss.
         pooling: Pooling of a text: "mean" of its states, or "mean+max", twice as wide.
         text_pairs: Whether sequence classification encodes the two texts of a pair separately; every view reads the
             features (u, v, |u - v|, u * v) of their pooled vectors u and v, and a single text is used as both.
         tasks: Name -> labels of several tagging tasks (section 3.4); None for one task with the labels `id2label`.
+        target_vocab_size: Size of the target vocabulary of translation, special tokens included.
+        target_embedding_size: Width of the decoder's word embeddings, chosen by this package.
+        attention_view_dropout: Dropout on the attention weights of the auxiliary decoder "attention", in training. The
+            rate is chosen by this package.
+        hard_target_beams: Number of beams of the search for the targets of unlabeled sources, chosen by this package.
+        hard_target_max_length: Maximum number of tokens of these targets, chosen by this package.
+        decoder_start_token_id, eos_token_id: Ids in the target vocabulary.
     """
 
     model_type = "ctx-cvt"
@@ -48,6 +57,14 @@ class CtxCvtConfig(CtxCharacterConfig):
     pooling: Literal["mean", "mean+max"] = "mean+max"
     text_pairs: bool = False
     tasks: dict[str, list[str]] | None = None
+    target_vocab_size: int = 30_000
+    target_embedding_size: int = 300
+    attention_view_dropout: float | int = 0.5
+    hard_target_beams: int = 4
+    hard_target_max_length: int = 50
+    decoder_start_token_id: int | None = 2
+    eos_token_id: int | list[int] | None = 3
+    is_encoder_decoder: bool = True
 
     def __post_init__(self, **kwargs: Any) -> None:
         if self.filters is None:
@@ -56,9 +73,11 @@ class CtxCvtConfig(CtxCharacterConfig):
 
     def validate_views(self) -> None:
         """Check views and tasks (called at construction)."""
-        available = {*WORD_VIEWS, *TEXT_VIEWS}
+        available = {*WORD_VIEWS, *TEXT_VIEWS, *TARGET_VIEWS}
         if unknown := sorted({*(self.views or ())} - available):
             raise ValueError(f"views={unknown} are not among {sorted(available)}.")
+        self.require_positive("target_vocab_size", "target_embedding_size")
+        self.require_positive("hard_target_beams", "hard_target_max_length")
         if self.view_weight < 0:
             raise ValueError(f"view_weight={self.view_weight} must be 0 or more.")
         if self.pretrained_embedding_size >= self.hidden_size:

@@ -24,7 +24,7 @@ from hf_ctxmodels.core.inputs import check_aligned, check_tensors
 from hf_ctxmodels.heads import IGNORE_INDEX, ItemCounts, cross_entropy_over_targets, mean_over_targets
 from hf_ctxmodels.layers.cpu.dropout import dropout
 from hf_ctxmodels.layers.cpu.linear import LinearLayers
-from hf_ctxmodels.layers.pooling import Pooling, PoolingLayer, pair_features, text_masks, token_mask
+from hf_ctxmodels.layers.pooling import Pooling, PoolingLayer, pair_features, pool_tokens, text_masks, token_mask
 from hf_ctxmodels.layers.recurrent.packing import run_layer
 from hf_ctxmodels.models.cvt.configuration_cvt import TEXT_VIEWS, WORD_VIEWS, CtxCvtConfig
 
@@ -37,7 +37,13 @@ class CtxCvtPreTrainedModel(CharacterPreTrainedModel):
 
 
 class CtxCvtModel(CharacterModel, CtxCvtPreTrainedModel):
-    """Word representations from characters and pretrained vectors, with bidirectional LSTM layers."""
+    """Word representations from characters and pretrained vectors, with bidirectional LSTM layers.
+
+    With `returns_final_states`, `pooler_output` is (batch, hidden), the final states of both directions of the last
+    layer, for a decoder.
+    """
+
+    returns_final_states = False
 
     def __init__(self, config: CtxCvtConfig, add_pooling_layer: bool = False) -> None:
         super().__init__(config)
@@ -75,6 +81,8 @@ class CtxCvtModel(CharacterModel, CtxCvtPreTrainedModel):
         inputs = prepare_inputs(
             self, input_ids, inputs_embeds, attention_mask, sequence_ids, output_mask, width=config.hidden_size
         )
+        if self.returns_final_states and sequence_ids is not None:
+            raise CtxError("Final states cannot be combined with sequence_ids, which has several sequences per row.")
         packing = inputs.pack(2)
         words = zero_padding(inputs.embed(self.embed_ids), inputs.tokens)
         word_rate = config.word_dropout if dropout_rate is None else dropout_rate
@@ -85,6 +93,7 @@ class CtxCvtModel(CharacterModel, CtxCvtPreTrainedModel):
             states.append(dropout(run_layer(layer, layer_input, packing), rate, self.training))
         return BaseModelOutputWithPooling(
             last_hidden_state=states[-1] if output_mask is None else select_true(states[-1], output_mask),
+            pooler_output=pool_tokens(states[-1], inputs.tokens, "ends") if self.returns_final_states else None,
             hidden_states=tuple(states) if config.returns_hidden_states(output_hidden_states) else None,
         )
 
@@ -190,6 +199,15 @@ def summed_consistency_loss(
         else:
             total = total + F.kl_div(F.log_softmax(logits, -1), F.softmax(teacher, -1), reduction="sum")
     return total
+
+
+def has_view_targets(views: Tensor) -> bool:
+    """Whether `views` has a target; raises CtxError for values other than 0, 1 and -100."""
+    views = host_copy(views)
+    target_mask = views != IGNORE_INDEX
+    if bool((invalid := target_mask & ((views < 0) | (views > 1))).any()):
+        raise CtxError(f"views has {int(views[invalid][0])}, outside [0, 2) and not -100 (ignored).")
+    return bool(target_mask.any())
 
 
 @dataclass
@@ -313,16 +331,13 @@ class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
 
     def _has_view_targets(self, views: Tensor, mask: Tensor | None) -> bool:
         """Whether `views` has a target; raises CtxError for invalid values, and for targets at padding."""
-        views = host_copy(views)
-        target_mask = views != IGNORE_INDEX
-        if bool((invalid := target_mask & ((views < 0) | (views > 1))).any()):
-            raise CtxError(f"views has {int(views[invalid][0])}, outside [0, 2) and not -100 (ignored).")
+        has_targets = has_view_targets(views)
         if self.has_word_views and mask is not None:
             check_aligned({"attention_mask": mask}, *views.shape)
-            if bool((misplaced := target_mask & (host_copy(mask) == 0)).any()):
+            if bool((misplaced := (host_copy(views) != IGNORE_INDEX) & (host_copy(mask) == 0)).any()):
                 position = misplaced.nonzero()[0].tolist()
                 raise CtxError(f"views has targets at padding, {position}.", hint="use -100 there.")
-        return bool(target_mask.any())
+        return has_targets
 
     def _summed_view_loss(
         self, first_layer: Tensor, sequences: Tensor, target_mask: Tensor, inputs: dict[str, Any]
