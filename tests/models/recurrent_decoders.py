@@ -14,7 +14,7 @@ def lstm_step(layers: nn.ModuleList, inputs: Tensor, states: list[State]) -> lis
             gates = layer.weight_ih @ inputs + layer.bias_ih + layer.weight_hh @ hidden + layer.bias_hh
         else:
             gates = layer.input_weight[0] @ inputs + layer.bias[0] + layer.state_weight[0] @ hidden
-            gates = gates + layer.state_bias[0]
+            gates = gates if layer.state_bias is None else gates + layer.state_bias[0]
         input_gate, forget_gate, candidate, output_gate = gates.chunk(4)
         cell = forget_gate.sigmoid() * cell + input_gate.sigmoid() * candidate.tanh()
         inputs = output_gate.sigmoid() * cell.tanh()
@@ -107,3 +107,29 @@ def lmseq2seq(model: nn.Module, ids: Tensor, target: list[int], language: int = 
         output = model.combine(torch.cat([*contexts, top_source.T @ weights, top])).tanh()
         logs.append(model.prediction(output + lower if config.residual else output).log_softmax(0))
     return torch.stack(logs)
+
+
+def cvt_states(model: nn.Module, ids: Tensor, target: list[int]) -> tuple[Tensor, list[Tensor]]:
+    """CVT's encoder states (words, hidden) of a source, and the (hidden,) states of the LSTM after each word."""
+    source, decoder = model.cvt(input_ids=ids[None]).last_hidden_state[0], model.decoder  # H
+    half = source.shape[1] // 2
+    final = torch.cat([source[-1, :half], source[0, half:]])  # of both directions
+    states, outputs = [(decoder.first_hidden(final), decoder.first_cell(final))], []
+    for word in target:
+        states = lstm_step(nn.ModuleList([decoder.layer]), decoder.embeddings.weight[word], states)
+        outputs.append(states[0][0])
+    return source, outputs
+
+
+def cvt_attention_vector(context: nn.Module, source: Tensor, hidden: Tensor, *, attends: bool = True) -> Tensor:
+    """(hidden,) tanh(W_a [c; h]) of an attention of CVT; all weights are zero unless it `attends`."""
+    weights = torch.softmax(source @ context.query.weight @ hidden, 0) * attends
+    return (context.combine.weight @ torch.cat([source.T @ weights, hidden])).tanh()
+
+
+@torch.no_grad()
+def cvt(model: nn.Module, ids: Tensor, target: list[int], language: int = 0) -> Tensor:
+    """As `cove`, for the primary decoder of CVT."""
+    source, states = cvt_states(model, ids, target)
+    vectors = [cvt_attention_vector(model.context, source, hidden) for hidden in states]
+    return torch.stack([model.prediction(vector).log_softmax(0) for vector in vectors])

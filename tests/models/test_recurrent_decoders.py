@@ -14,7 +14,7 @@ from hf_ctxmodels.registry import FAMILIES
 
 CASES = {
     name: Case(FAMILIES[name], "AutoModelForPreTraining" if name == "gensen" else "AutoModelForSeq2SeqLM")
-    for name in ("cove", "laser", "gensen", "lmseq2seq")
+    for name in ("cove", "laser", "gensen", "lmseq2seq", "cvt")
 }
 CHANGES = [
     ("cove", {}),
@@ -23,6 +23,7 @@ CHANGES = [
     ("lmseq2seq", {}),
     *(("lmseq2seq", changes) for changes in ({"residual": False}, {"multi_layer_attention": False})),
     ("lmseq2seq", {"pretrained_layers": 2}),
+    *(("cvt", {"unpad": unpad}) for unpad in (True, False)),
 ]
 
 
@@ -64,7 +65,7 @@ def generation_inputs(case: Case) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("use_cache", [True, False])
 def test_greedy_search(case: Case, use_cache: bool) -> None:
-    seed, scale = (3, 0.5) if case.family.name == "cove" else (6, 0.9)  # with which texts vary
+    seed, scale = {"cove": (3, 0.5), "cvt": (5, 0.9)}.get(case.family.name, (6, 0.9))  # with which texts vary
     model, inputs = case.model(seed, initializer_range=scale), generation_inputs(case)
     generated = model.generate(**inputs, do_sample=False, max_new_tokens=7, use_cache=use_cache)
     assert len(generated.unique()) > 5, "too few distinct words for this test"
@@ -81,6 +82,6 @@ def test_beam_search_depends_neither_on_the_cache_nor_on_the_batch(case: Case) -
     options = {"num_beams": 4, "do_sample": False, "max_new_tokens": 7}
     expected = model.generate(**inputs, **options, use_cache=False)
     assert torch.equal(model.generate(**inputs, **options), expected)
-    single = {name: value[1:2, :3] if value.dim() == 2 else value[1:2] for name, value in inputs.items()}
+    single = {name: value[1:2, :3] if value.dim() > 1 else value[1:2] for name, value in inputs.items()}
     alone = model.generate(**single, **options)[0]
     assert torch.equal(alone, expected[1, : len(alone)])

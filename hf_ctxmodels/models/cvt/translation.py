@@ -68,7 +68,10 @@ class TargetLSTM(nn.Module):
         size = self.layer.cell_size
         check_recurrent_cache(cache, [[(len(ids), 1, size), (len(ids), 1, size)]])
         embeddings = self.embeddings(ids)
-        tokens = to_device(torch.ones(ids.shape, dtype=torch.bool), ids.device) if tokens is None else tokens
+        if tokens is None:
+            tokens = to_device(torch.ones(ids.shape, dtype=torch.bool), ids.device)
+        else:
+            tokens = on_host(Tensor.bool, tokens)
         packing = (PackedSequences.build if unpad else PackedSequences.with_padding)(tokens, None, 1)
         inputs = packing.pack(dropout(embeddings, dropout_rates[0], self.training))
         packed, state = self.layer(inputs, packing, packing.pack_state(cache.states[0]))
@@ -226,6 +229,7 @@ class CtxCvtForConditionalGeneration(heads.RecurrentForConditionalGeneration, Ct
                 ignored, only these are trained, with `config.view_dropout`.
         """
         sources = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
+        labels = None if labels is None else heads.validate_targets(labels, "labels")
         trains_views = False
         if views is not None and (shape := self.input_shape(input_ids, inputs_embeds)) is not None:
             views = heads.validate_targets(views, "views", shape[:1])
@@ -233,6 +237,11 @@ class CtxCvtForConditionalGeneration(heads.RecurrentForConditionalGeneration, Ct
         if trains_views and (encoder_outputs is not None or past_key_values is not None):
             name = "past_key_values" if encoder_outputs is None else "encoder_outputs"
             raise CtxError(f"views cannot be combined with {name}.", hint="pass input_ids.")
+        if trains_views and not self.auxiliary:
+            raise CtxError(
+                f"The model has no auxiliary decoder: config.views is {self.config.views}.",
+                hint=f"use one or more of {', '.join(TARGET_VIEWS)}, or None for all.",
+            )
         is_unlabeled = trains_views and not heads.has_targets(labels)
         if trains_views:
             rate = self.config.view_dropout if is_unlabeled else None
@@ -296,6 +305,7 @@ class CtxCvtForConditionalGeneration(heads.RecurrentForConditionalGeneration, Ct
         is_end = torch.isin(targets, torch.tensor(ends))
         return targets.masked_fill(is_end.long().cumsum(1) > is_end.long(), IGNORE_INDEX)
 
+    @torch.compiler.disable
     def _summed_view_loss(
         self, encoder_outputs: Any, source_mask: Tensor, sources: dict[str, Tensor | None], is_unlabeled: bool
     ) -> Tensor:
@@ -310,8 +320,6 @@ class CtxCvtForConditionalGeneration(heads.RecurrentForConditionalGeneration, Ct
             for name, tensor in sources.items()
         }
         total = memory.new_zeros((), dtype=torch.float32)
-        if not self.auxiliary:
-            return total
         targets = self.generate_hard_targets(**selected)
         rates = (config.view_dropout,) * 2 if is_unlabeled else (config.word_dropout, config.hidden_dropout_prob)
         states = self.decoder(
