@@ -224,15 +224,14 @@ class CtxTranslationTokenizer(CtxWordTokenizer):
 
     Attributes:
         requires_target_words: Whether every tokenizer of the class has a target vocabulary. Otherwise, `target_words`
-            may be None, and there are neither `target_start_id` nor the other ids.
+            may be None: there are neither `target_start_id` nor the other ids, and targets are encoded like sources.
         target_tokens: First tokens of the target vocabulary.
         target_start: The decoder's first input; `target_start_id` is its id.
         target_end_id, target_pad_token_id, target_unknown_id: Ids of the end of a target, of padding, and of words
             outside the target vocabulary.
 
     Raises:
-        CtxError: As in `CtxWordTokenizer`, or the target vocabulary does not begin with the special tokens. A text is
-            passed as `text_target`, but there is no target vocabulary.
+        CtxError: As in `CtxWordTokenizer`, or the target vocabulary does not begin with the special tokens.
 
     Example:
         >>> pairs = ["a cat\teine Katze."]
@@ -278,28 +277,23 @@ class CtxTranslationTokenizer(CtxWordTokenizer):
         self.target_start_id, self.target_end_id = special.index(self.target_start), special.index("[EOS]")
         self._target = self._target_backend(words, lower_case)
 
-    @property
-    def _target_tokenizer(self) -> Tokenizer:
-        """The tokenizer of targets; raises CtxError without a target vocabulary."""
-        if self._target is None:
-            raise CtxError(
-                f"The {type(self).__name__} has no target vocabulary.",
-                hint="train it on text with translations: `hf-ctxmodels data tokenizer --translations`.",
-            )
-        return self._target
-
     def _switch_to_target_mode(self) -> None:
-        self._tokenizer = self._target_tokenizer
+        self._tokenizer = self._source if self._target is None else self._target
 
     def _switch_to_input_mode(self) -> None:
         self._tokenizer = self._source
 
     def decode_target(self, sequences: Iterable[Iterable[int]]) -> list[str]:
-        """Decode sequences of target ids, without special tokens except [UNK]."""
-        backend = self._target_tokenizer
+        """Decode sequences of target ids, without special tokens except [UNK]; raises CtxError without a target
+        vocabulary."""
+        if self._target is None:
+            raise CtxError(
+                f"The {type(self).__name__} has no target vocabulary.",
+                hint="train it on text with translations: `hf-ctxmodels data tokenizer --translations`.",
+            )
         skipped = {self.target_pad_token_id, self.target_start_id, self.target_end_id}
         kept_ids = [[int(token_id) for token_id in ids if int(token_id) not in skipped] for ids in sequences]
-        return backend.decode_batch(kept_ids, skip_special_tokens=False)
+        return self._target.decode_batch(kept_ids, skip_special_tokens=False)
 
     @classmethod
     def train(

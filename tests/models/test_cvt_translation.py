@@ -250,13 +250,12 @@ class TestTokenizer:
         plain.save_pretrained(tmp_path / "plain")
         assert "target" not in (tmp_path / "plain" / "tokenizer_config.json").read_text()
         for function in (
-            lambda: plain(text_target="a"),
             lambda: plain.decode_target([[4]]),
             lambda: Translation(plain, max_length=9, seed=0),
         ):
             with pytest.raises(CtxError, match="no target vocabulary"):
                 function()
-        assert plain("a").input_ids == tokenizer("a").input_ids
+        assert plain(text_target="a").input_ids == plain("a").input_ids == tokenizer("a").input_ids
 
     def test_characters_and_unlabeled_sources_in_batches(self) -> None:
         tokenizer = CtxCvtTokenizer.train(PAIRS, 40, min_count=1, min_target_count=1)

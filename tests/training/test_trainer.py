@@ -205,7 +205,9 @@ def test_trainer_and_training_step_have_the_same_loss(head, make_trainer):
 
 
 ENCODER_DECODERS = [
-    case for case in HEADS if case.auto_name == "AutoModelForSeq2SeqLM" and case.config().is_encoder_decoder
+    case
+    for case in HEADS
+    if case.auto_name == "AutoModelForSeq2SeqLM" and (case.config().is_encoder_decoder or case.is_recurrent)
 ]
 LONGEST = 6
 MODEL_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "labels", "target_languages")

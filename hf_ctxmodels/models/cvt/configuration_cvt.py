@@ -64,7 +64,6 @@ class CtxCvtConfig(CtxCharacterConfig):
     hard_target_max_length: int = 50
     decoder_start_token_id: int | None = 2
     eos_token_id: int | list[int] | None = 3
-    is_encoder_decoder: bool = True
 
     def __post_init__(self, **kwargs: Any) -> None:
         if self.filters is None:

@@ -159,6 +159,10 @@ class CtxCvtForConditionalGeneration(heads.RecurrentForConditionalGeneration, Ct
     accepts_loss_kwargs = False
     required_encoder_outputs = ("last_hidden_state", "pooler_output")
 
+    def __init__(self, config: CtxCvtConfig) -> None:
+        config.is_encoder_decoder = True  # for `generate`; the other heads of the family are encoders
+        super().__init__(config)
+
     def build_encoder(self, config: CtxCvtConfig) -> CtxCvtModel:
         """Create the encoder."""
         encoder = CtxCvtModel(config)
