@@ -75,11 +75,14 @@ def test_results_equal_the_cpu(records: list[dict[str, Any]]) -> None:
 
 
 def test_host_waits_for_the_device_at_most_once(records: list[dict[str, Any]]) -> None:
-    """Never with a batch of our collators, which keeps its CPU tensors."""
+    """Never with a batch of our collators, which keeps its CPU tensors. The beam search of CVT's translator, for the
+    targets of its views, waits at every step."""
     waits = {
         f"{record['case']} {record['conditions']}": record["waits"]
         for record in records
-        if "waits" in record and sum(record["waits"].values()) > record["conditions"].endswith("plain")
+        if record["case"] != "cvt-AutoModelForSeq2SeqLM"
+        and "waits" in record
+        and sum(record["waits"].values()) > record["conditions"].endswith("plain")
     }
     assert not waits
 

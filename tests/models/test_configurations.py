@@ -16,6 +16,7 @@ INVALID: list[tuple[str, dict[str, Any], str]] = [
     ("cvt", {"views": ["sideways"]}, "sideways"),
     ("cvt", {"view_weight": -1.0}, "view_weight"),
     ("cvt", {"tasks": {"pos": ["a"]}}, "two or more labels"),
+    ("cvt", {"hard_target_beams": 0}, "hard_target_beams=0"),
     ("cvt", {"pretrained_embeddings": "x", "pretrained_embedding_size": 64, "hidden_size": 64}, "must be below"),
     ("ernie", {"pretraining_tasks": {"spelling": 2}}, "unknown task 'spelling'"),
     ("ernie", {"pretraining_tasks": {"query_title": 1}}, "1 classes for"),

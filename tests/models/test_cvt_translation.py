@@ -162,6 +162,17 @@ class TestLosses:
             parameter.grad is None for parameter in [*model.context.parameters(), *model.prediction.parameters()]
         )
 
+    def test_gradients_in_autocast(self) -> None:
+        """Weights that beam search has converted without gradient are converted again."""
+        model, batch = build_model(), make_batch(CASE, LENGTHS)
+        expected = gradients(model, model(**sources(batch), views=UNLABELED).loss)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = model(**sources(batch), views=UNLABELED).loss
+        actual = gradients(model, loss)
+        assert {name for name, value in actual.items() if value is not None and value.any()} == {
+            name for name, value in expected.items() if value is not None and value.any()
+        }
+
     def test_selected_views(self) -> None:
         batch = make_batch(CASE, LENGTHS)
         losses = []

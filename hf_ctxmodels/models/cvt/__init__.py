@@ -47,7 +47,7 @@ SPEC = FamilySpec(
     published={"section 4.1": PublishedCount({}, {"AutoModel": 13_100 + 45_300 + 308_224 + 4 * 6_819_840})},
     traits=Traits(
         is_recurrent=True,
-        tiny={"word_dropout": 0.0, "hard_target_max_length": 7},
+        tiny={"word_dropout": 0.0, "attention_view_dropout": 0.0, "hard_target_max_length": 7},
         targets={"views": Target.CONSISTENCY},
     ),
 )

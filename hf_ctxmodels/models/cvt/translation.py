@@ -302,6 +302,8 @@ class CtxCvtForConditionalGeneration(heads.RecurrentForConditionalGeneration, Ct
                 num_beams=self.config.hard_target_beams,
                 max_new_tokens=self.config.hard_target_max_length,
                 do_sample=False,
+                num_return_sequences=1,
+                return_dict_in_generate=False,
             )
         targets, ends = host_copy(generated)[:, 1:], self.config.eos_token_id
         if ends is None:
@@ -317,12 +319,11 @@ class CtxCvtForConditionalGeneration(heads.RecurrentForConditionalGeneration, Ct
         over decoders and over the sources in the (batch,) bool mask."""
         config = self.config
         memory = select_true(encoder_outputs.last_hidden_state, source_mask)
-        padding = ~token_mask(encoder_outputs.last_hidden_state, sources["attention_mask"])
-        padding = on_host(select_true, padding, source_mask)
         selected = {
             name: tensor if tensor is None else on_host(select_true, tensor, source_mask)
             for name, tensor in sources.items()
         }
+        padding = ~token_mask(memory, selected["attention_mask"])
         total = memory.new_zeros((), dtype=torch.float32)
         targets = self.generate_hard_targets(**selected)
         rates = (config.view_dropout,) * 2 if is_unlabeled else (config.word_dropout, config.hidden_dropout_prob)
