@@ -162,6 +162,21 @@ class TestLosses:
             parameter.grad is None for parameter in [*model.context.parameters(), *model.prediction.parameters()]
         )
 
+    def test_parts_of_a_batch_add_up(self) -> None:
+        """With the number of sources of the whole batch, for gradient accumulation."""
+        model, batch = build_model(), make_batch(CASE, LENGTHS)
+        expected = model(**sources(batch), views=UNLABELED).loss
+        parts = [
+            model(
+                input_ids=batch["input_ids"][rows],
+                attention_mask=batch["attention_mask"][rows],
+                views=UNLABELED[rows],
+                num_items_in_batch={"labels": 0, "views": 3},
+            ).loss
+            for rows in (slice(0, 3), slice(3, 4))
+        ]
+        torch.testing.assert_close(torch.stack(parts).sum(), expected)
+
     def test_gradients_in_autocast(self) -> None:
         """Weights that beam search has converted without gradient are converted again."""
         model, batch = build_model(), make_batch(CASE, LENGTHS)
