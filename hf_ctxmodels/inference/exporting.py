@@ -49,7 +49,9 @@ def has_generating_decoder(model: PreTrainedModel) -> bool:
 
 
 def _example_decoder_input_ids(model: Any, input_ids: Tensor) -> Tensor:
-    """(batch, length) token ids -> (batch, length + 2) `decoder_input_ids` of an example target."""
+    """(batch, length) token ids, or (batch, length, characters) ids -> (batch, length + 2) `decoder_input_ids` of an
+    example target; the first character stands for a word."""
+    input_ids = input_ids[..., 1] if input_ids.dim() == 3 else input_ids
     return model.prepare_decoder_input_ids_from_labels(torch.cat([input_ids, input_ids[:, :2]], 1))
 
 

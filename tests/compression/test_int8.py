@@ -232,7 +232,7 @@ def test_texts_alone_are_read_by_every_head(case: Case) -> None:
     texts = {name: batch[name] for name in names if name in batch}
     if case.has_choices:
         texts = {name: value.flatten(0, 1) for name, value in texts.items()}
-    rows, length = texts["input_ids"].shape
+    rows, length = texts["input_ids"].shape[:2]
     logits = case.model()(**inputs_for_texts(case.model(), texts)).logits
     assert logits.shape[:2] == ((rows, 1) if case.has_choices else (rows, length + 2))
 
