@@ -33,6 +33,16 @@ def target_vocabulary_config(tokenizer: PreTrainedTokenizerBase) -> dict[str, An
     return fields
 
 
+def check_target_vocabulary(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise CtxError unless the tokenizer has a target vocabulary."""
+    if getattr(tokenizer, "target_words", None) is None:
+        raise CtxError(
+            f"{type(tokenizer).__name__} has no target vocabulary.",
+            hint="use the tokenizer of a translation family, trained on text with translations: "
+            "`hf-ctxmodels data tokenizer --translations`.",
+        )
+
+
 def check_can_generate(model: PreTrainedModel) -> None:
     """Raise CtxError unless the model generates text."""
     if not hasattr(model, "can_generate") or not model.can_generate():

@@ -10,7 +10,7 @@ import torch
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
-from hf_ctxmodels.core.generation import target_vocabulary_config
+from hf_ctxmodels.core.generation import check_target_vocabulary, target_vocabulary_config
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.padding import Batch, RowPadder, SourceTargetCollator
 from hf_ctxmodels.objectives.base import BaselineOptions, Objective, batch_statistics, target_rates
@@ -47,11 +47,7 @@ class Translation(DataCollatorForTranslation, Objective):
     def __post_init__(self) -> None:
         super().__post_init__()
         tokenizer = self.tokenizer
-        if getattr(tokenizer, "target_words", None) is None:
-            raise CtxError(
-                f"{type(tokenizer).__name__} has no target vocabulary.",
-                hint="use the tokenizer of a translation family.",
-            )
+        check_target_vocabulary(tokenizer)
         if len(tokenizer.target_words) <= 1 + tokenizer.target_end_id:
             raise CtxError(
                 "The target vocabulary is empty.",

@@ -9,6 +9,7 @@ from tokenizers.models import WordLevel
 from transformers import AutoTokenizer
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.generation import check_target_vocabulary
 from hf_ctxmodels.core.loading import load_pretrained
 from hf_ctxmodels.tokenizers.base import CtxTokenizer, check_special_tokens, empty_text_error, missing_vocabulary_error
 
@@ -286,11 +287,8 @@ class CtxTranslationTokenizer(CtxWordTokenizer):
     def decode_target(self, sequences: Iterable[Iterable[int]]) -> list[str]:
         """Decode sequences of target ids, without special tokens except [UNK]; raises CtxError without a target
         vocabulary."""
-        if self._target is None:
-            raise CtxError(
-                f"The {type(self).__name__} has no target vocabulary.",
-                hint="train it on text with translations: `hf-ctxmodels data tokenizer --translations`.",
-            )
+        check_target_vocabulary(self)
+        assert self._target is not None
         skipped = {self.target_pad_token_id, self.target_start_id, self.target_end_id}
         kept_ids = [[int(token_id) for token_id in ids if int(token_id) not in skipped] for ids in sequences]
         return self._target.decode_batch(kept_ids, skip_special_tokens=False)

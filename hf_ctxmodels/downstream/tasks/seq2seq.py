@@ -12,6 +12,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import check_range, typed_options
 from hf_ctxmodels.core.generation import (
     LanguagePair,
+    check_target_vocabulary,
     decode_generated,
     max_input_length,
     max_pair_length,
@@ -114,12 +115,8 @@ class Seq2Seq(Task[SourceTarget]):
     def set_token_fields(self, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> None:
         """Set the ids of the tokens that the family's head generates with; raises CtxError if the tokenizer lacks
         one, or lacks the target vocabulary."""
-        has_target_vocabulary = "target_vocab_size" in type(config).__dataclass_fields__
-        if has_target_vocabulary and getattr(tokenizer, "target_words", None) is None:
-            raise CtxError(
-                f"The {type(tokenizer).__name__} has no target vocabulary.",
-                hint="train it on text with translations: `hf-ctxmodels data tokenizer --translations`.",
-            )
+        if "target_vocab_size" in type(config).__dataclass_fields__:
+            check_target_vocabulary(tokenizer)
         finetuning = _family_finetuning(config)
         for name, value in finetuning.objective.head_fields(tokenizer).items() if finetuning else ():
             setattr(config, name, value)
@@ -195,10 +192,8 @@ class Seq2Seq(Task[SourceTarget]):
             )
         self._check_lengths(examples, "source", sources, self.arguments.max_length, len(tokenizer("")["input_ids"]))
         labeled = [index for index, example in enumerate(examples) if not isinstance(example, UnlabeledSource)]
-        labeled_examples, labeled_targets = (
-            [examples[index] for index in labeled],
-            [targets[index] for index in labeled],
-        )
+        labeled_examples = [examples[index] for index in labeled]
+        labeled_targets = [targets[index] for index in labeled]
         max_target_length = self.arguments.max_target_length
         self._check_lengths(labeled_examples, "target", labeled_targets, max_target_length, len(empty_target))
         num_ends = sum(token_id in self._ends for token_id in empty_target)
