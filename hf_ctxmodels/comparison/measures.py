@@ -20,14 +20,17 @@ from hf_ctxmodels.architectures.word_encoder import WordEncoder
 from hf_ctxmodels.comparison.processes import package_command, run_command
 from hf_ctxmodels.compression.finetuning_flags import finetuning_sections
 from hf_ctxmodels.core.command_line import parse_arguments, recipe_flags, shown_fields
+from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.devices import place_model
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, check_range, did_you_mean, flag
 from hf_ctxmodels.core.output_files import write_text_file
+from hf_ctxmodels.data.document_sources import load_documents
 from hf_ctxmodels.data.documents import Documents
 from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_model_and_tokenizer
 from hf_ctxmodels.downstream.finetuning.arguments import FinetuningMethods
 from hf_ctxmodels.downstream.finetuning.finetuning_run import read_examples
+from hf_ctxmodels.downstream.finetuning.forgetting import PretrainingEvaluation
 from hf_ctxmodels.downstream.networks.configuration import CtxTaskNetworkConfig
 from hf_ctxmodels.downstream.tasks import TASKS
 from hf_ctxmodels.evaluation import (
@@ -236,6 +239,48 @@ class HeldOutPerplexity(Measure):
 
 
 @dataclass(kw_only=True)
+class PretrainingLoss(Measure):
+    """Loss or accuracy of the pretraining objective on a text, as `evaluate pretraining`.
+
+    With `options`, models are tested on another task than they were trained on, such as models of next-sentence
+    prediction on the order of sentences (Lan et al. 2019, table 5).
+    """
+
+    kind = "pretraining"
+
+    text: list[DataFile] = flag(REQUIRED, "Documents, preferably unseen.")
+    options: Mapping[str, Any] = field(default_factory=dict, metadata={"flags": True})
+    metric: str = flag("loss", "Metric for the tables, such as sentence_order_accuracy.")
+    max_length: int | None = flag(None, "Maximum length in tokens; by default the length of pretraining.")
+    batch_size: int = flag(64, "Examples per batch.")
+
+    def __post_init__(self) -> None:
+        check_range(self, "max_length", "batch_size", at_least=1)
+        _check_mapping(self.options, "options", self.name)
+
+    def check(self) -> None:
+        """Read the first document."""
+        next(iter(load_documents(*self.text)))
+
+    def evaluate(self, checkpoint: MeasuredCheckpoint) -> Evaluation | None:
+        """The metric, and the other losses and metrics of the objective; a message gives the reason if it has none."""
+        options = {name: str(value) for name, value in self.options.items()}
+        try:
+            evaluation = PretrainingEvaluation.open(
+                str(checkpoint.path), *self.text, max_length=self.max_length, options=options
+            )
+        except CtxError as error:
+            print_status(f"{self.name} is not measured: {error}")
+            return None
+        place_model(evaluation.model)
+        results = {name.removeprefix("eval_"): value for name, value in evaluation.loss(self.batch_size).items()}
+        if self.metric not in results:
+            print_status(f"{self.name} is not measured: {evaluation.name} has no {self.metric} ({', '.join(results)})")
+            return None
+        return Evaluation({self.metric: results.pop(self.metric), **results})
+
+
+@dataclass(kw_only=True)
 class Similarity(Measure):
     """Rank correlation of cosines of mean states with ratings of sentence pairs, as `evaluate sentences`."""
 
@@ -356,10 +401,7 @@ class Finetuning(Measure):
     def __post_init__(self) -> None:
         if self.task not in TASKS:
             raise CtxError(f"Unknown task {self.task!r}.", location=self.name, hint=f"use one of: {', '.join(TASKS)}.")
-        if not isinstance(self.flags, Mapping):
-            raise CtxError(
-                f"The flags {self.flags!r} are not a mapping.", location=self.name, hint="write `flags: {flag: value}`."
-            )
+        _check_mapping(self.flags, "flags", self.name)
         if planned := sorted(_PLANNED_FLAGS & {*self.flags}):
             raise CtxError(
                 f"{planned[0]} is determined by the plan.", location=f"{self.name}, flags", hint="remove it."
@@ -403,7 +445,7 @@ class Finetuning(Measure):
         )
 
     def evaluate(self, checkpoint: MeasuredCheckpoint) -> Evaluation | None:
-        """The metric of a fine-tuned model, which is deleted."""
+        """The metric first, then the others of a fine-tuned model, which is deleted."""
         has_head = TASKS[self.task].auto_class in get_family(checkpoint.config).models
         if not has_head and not self.features:
             return None
@@ -413,14 +455,23 @@ class Finetuning(Measure):
         write_text_file(recipe_file, yaml.safe_dump(recipe, sort_keys=False))
         command = ["finetune", self.task, "--recipe", str(recipe_file), "--overwrite"]
         run_command(package_command(*command), output.with_suffix(".log"))
-        metrics = TrainingSummary.load(output).metrics
+        summary = TrainingSummary.load(output).metrics
         shutil.rmtree(output)
-        if f"eval_{self.metric}" not in metrics:
-            raise self._unknown_metric([name.removeprefix("eval_") for name in metrics if name.startswith("eval_")])
-        return Evaluation({self.metric: metrics[f"eval_{self.metric}"]})
+        metrics = {name.removeprefix("eval_"): value for name, value in summary.items() if name.startswith("eval_")}
+        if self.metric not in metrics:
+            raise self._unknown_metric(metrics)
+        return Evaluation({self.metric: metrics.pop(self.metric), **metrics})
+
+
+def _check_mapping(value: object, option: str, measure: str) -> None:
+    if not isinstance(value, Mapping):
+        raise CtxError(
+            f"The {option} {value!r} are not a mapping.", location=measure, hint=f"write `{option}: {{name: value}}`."
+        )
 
 
 MEASURES: dict[str, type[Measure]] = {
-    measure.kind: measure for measure in (MinimalPairs, HeldOutPerplexity, Similarity, Probing, Senses, Finetuning)
+    measure.kind: measure
+    for measure in (MinimalPairs, HeldOutPerplexity, PretrainingLoss, Similarity, Probing, Senses, Finetuning)
 }
 """Kind in a plan -> measure."""

@@ -34,6 +34,8 @@ measures:
   agreement: {kind: pairs, files: pairs.txt, unigram_words: 3000}
   rated: {kind: similarity, file: rated.tsv, columns: [first, second, score], checkpoints: last}
   perplexity: {kind: perplexity, documents: 2}
+  held_out: {kind: pretraining, text: stories.txt, max_length: 16, checkpoints: last}
+  order: {kind: pretraining, text: stories.txt, options: {sentence_task: order}, checkpoints: last}
 """
 NUM_RUNS = 4
 SECONDS = 0.1  # of timed steps, see forked_compare.py
@@ -84,7 +86,8 @@ def test_results(finished):
     tokens = TrainingSummary.load(next((finished / "runs" / "words").glob("gpt2-0-*"))).tokens
     assert last["value"] == pytest.approx(6 * (sizes["parameters"] - 512 * 128) * tokens, rel=0.15)
     measured = {(record["variant"], record["measure"]) for record in runs} - {("gpt2", "cost"), ("cbow", "cost")}
-    assert measured == {("gpt2", "agreement"), ("gpt2", "perplexity"), ("gpt2", "rated"), ("cbow", "rated")}
+    of_both = {(variant, measure) for variant in ("gpt2", "cbow") for measure in ("rated", "held_out")}
+    assert measured == of_both | {("gpt2", "agreement"), ("gpt2", "perplexity")}
     baselines = {(record["variant"], record["measure"]) for record in records if record["budget"] is None}
     assert baselines == {("frequency (gpt2)", "agreement"), ("frequency (word2vec)", "agreement")}
     costs = [json.loads(line) for line in (finished / "costs.jsonl").read_text().splitlines()]
@@ -134,6 +137,9 @@ def test_measures_agree_with_their_commands(folder, finished):
     rated = f"{folder / 'rated.tsv'}=first,second,score"
     sentences = command_output("evaluate sentences", model=model, similarity=rated, pooling="mean")
     assert f"spearman {values['rated', 'spearman']:.4f}" in sentences
+    held_out = command_output("evaluate pretraining", model=model, text=folder / "stories.txt", max_length=16)
+    assert re.search(rf"^loss +{values['held_out', 'loss']:.4f}", held_out, re.MULTILINE)
+    assert ("order", "loss") not in values  # a causal objective has no sentence pairs
 
 
 @pytest.mark.slow

@@ -74,6 +74,11 @@ def test_runs_are_ordered_by_seed(folder):
             "kind: finetune, train_file: pairs.txt, validation_file: pairs.txt, flags: {seed: 3}",
             "seed is determined by the plan",
         ),
+        (
+            "kind: pairs, files: pairs*.txt",
+            "kind: pretraining, text: pairs.txt, options: a",
+            "options 'a' are not a map",
+        ),
         ("files: pairs*.txt", "files: pairs.txt, max_pairs: many", "max_pairs: invalid"),
         ("files: pairs*.txt", "files: pairs.txt, pairs: 3", "no option 'pairs'"),
         ("{words: 1000}", "{steps: 1000}", "Unknown key 'steps' in the budget.*flops, minutes, words"),
@@ -119,10 +124,13 @@ FINETUNE = "kind: finetune, train_file: train.tsv, validation_file: train.tsv"
         ("kind: probe, train_file: t.conllu, dev_file: t.conllu, test_file: train.tsv", "train.tsv"),
         ("kind: senses, semcor: train.tsv", "train.tsv"),
         ("kind: pairs, files: train.tsv", "train.tsv"),
+        ("kind: pretraining, text: text.txt, options: {sentence_task: order}", None),
+        ("kind: pretraining, text: empty.txt", "empty.txt"),
     ],
 )  # fmt: skip
 def test_measures_are_checked_before_any_work(folder, measure, message):
     (folder / "train.tsv").write_text("text\tlabel\na cat\ta\na dog\tb\na mat\ta\n")
+    (folder / "empty.txt").write_text("")
     (folder / "t.conllu").write_text("1\tcat\tcat\tNOUN\t_\t_\t0\troot\t_\t_\n\n")
     plan = read(folder, PLAN.replace("kind: pairs, files: pairs*.txt", measure))
     if message is None:
