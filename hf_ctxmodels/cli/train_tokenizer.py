@@ -153,13 +153,17 @@ def main() -> None:
             print(f"  unknown tokens   {result['unknown']:.2%} (held out)")
     except NoDocumentError:
         print("  held out         no document: the dataset is too small for --validation_fraction")
-    command = (
-        "pretrain",
-        "--family",
-        arguments.family,
-        "--tokenizer",
-        arguments.output_dir,
-        "--dataset",
-        *data.dataset,
-    )
-    print(format_next_commands((*command, "--max_steps", 1000, "--output_dir", "DIR")))
+    print(format_next_commands(next_command(arguments, data)))
+
+
+def next_command(arguments: TokenizerArguments, data: DataArguments) -> tuple[Any, ...]:
+    """The command that trains a model with the tokenizer: `pretrain`, or `finetune` for a family without a pretraining
+    objective."""
+    if not FAMILIES[arguments.family].objectives:
+        finetune = ("finetune", "sequence-classification", "--family")
+        files = ("--train_file", "FILE", "--validation_file", "FILE")
+        return (*finetune, f"{arguments.family}:tokenizer={arguments.output_dir}", *files, "--output_dir", "DIR")
+    source = ("--family", arguments.family, "--tokenizer", arguments.output_dir, "--dataset", *data.dataset)
+    translations = ("--translations", *data.translations) if data.translations else ()
+    languages = ("--language_tags", *data.language_tags) if data.language_tags else ()
+    return ("pretrain", *source, *translations, *languages, "--max_steps", 1000, "--output_dir", "DIR")

@@ -5,7 +5,7 @@ from commands import run_command
 from forked import run_forked
 from transformers import AutoTokenizer
 
-from hf_ctxmodels.cli.train_tokenizer import TokenizerArguments
+from hf_ctxmodels.cli.train_tokenizer import TokenizerArguments, next_command
 from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.data import DataArguments
 from hf_ctxmodels.registry import FAMILIES
@@ -43,6 +43,20 @@ def test_resampled_languages(text_file, tmp_path, capsys):
         tokens = AutoTokenizer.from_pretrained(tmp_path / f"out-{alpha}").get_vocab()
         assert ("kaffe" in tokens) is is_in_vocabulary
     assert "text.txt" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("family", "data", "command"),
+    [
+        ("bert", {}, "pretrain --family bert --tokenizer out --dataset a.txt --max_steps"),
+        ("laser", {"translations": ["b.txt"], "language_tags": ["<de>"]},
+         "--dataset a.txt --translations b.txt --language_tags <de> --max_steps"),
+        ("cvt", {}, "finetune sequence-classification --family cvt:tokenizer=out --train_file"),
+    ],
+)  # fmt: skip
+def test_next_command(family, data, command):
+    arguments = TokenizerArguments(family=family, vocab_size=9, output_dir="out")
+    assert command in " ".join(map(str, next_command(arguments, DataArguments(dataset=["a.txt"], **data))))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
