@@ -155,13 +155,15 @@ def encoder_decoder_spec(config: CtxEncoderDecoderConfig) -> FamilySpec:
 
 
 def checkpoint_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
-    """The class from which a checkpoint was saved; raises CtxError if `architectures` has no class of a family."""
+    """The class from which a checkpoint was saved, or for a reference class, such as BertModel, the class of the
+    family; raises CtxError if `architectures` has no class of the family."""
     family = get_family(config)
     heads = (family.models, family.reference_heads, family.alternative_heads)
     classes = {model.__name__: model for models in heads for model in models.values()}
     for name in config.architectures or []:
-        if name in classes:
-            return classes[name]
+        for class_name in (name, f"Ctx{name}"):
+            if class_name in classes:
+                return classes[class_name]
     raise CtxError(
         f"architectures={config.architectures} of the configuration has no class of the family {family.name}.",
         location=config.name_or_path or None,

@@ -347,6 +347,14 @@ def test_the_command_and_distillation(tmp_path: Path) -> None:
     again = {"model": output, "output_dir": tmp_path / "twice", "rank": 2}
     assert "already low-rank" in command_output("export low-rank", **again, fails=True)
 
+    model.export_reference(tmp_path / "reference")  # a BertForSequenceClassification
+    tokenizer.save_pretrained(tmp_path / "reference")
+    command_output("export low-rank", model=tmp_path / "reference", output_dir=tmp_path / "from-reference", rank=4)
+    factorized = AutoModelForSequenceClassification.from_pretrained(tmp_path / "from-reference")
+    command_output("export low-rank", model=original, output_dir=tmp_path / "plain", rank=4)
+    plain = AutoModelForSequenceClassification.from_pretrained(tmp_path / "plain")
+    assert_close(factorized.state_dict(), plain.state_dict(), "weights", tolerance=0)
+
     table, student = tmp_path / "train.tsv", tmp_path / "student"
     table.write_text("text\tlabel\n" + "\n".join(f"{text}\t{label}" for text, label in LABELED), encoding="utf-8")
     command_output(

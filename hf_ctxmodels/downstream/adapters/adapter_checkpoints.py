@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.adapter_support import ADAPTERS_FOLDER, STACK_FILE, suppress_adapter_notice
+from hf_ctxmodels.core.config import CtxConfig
 from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError, wrap_errors
 from hf_ctxmodels.core.loading import load_pretrained, read_json, require_existing_path
@@ -41,6 +42,7 @@ from hf_ctxmodels.registry import checkpoint_class
 from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model
 from hf_ctxmodels.training.model_loading import (
     load_config,
+    load_family_config,
     load_model,
     load_tokenizer,
     require_single_task,
@@ -147,9 +149,15 @@ def load_model_with_adapters(
 
 
 def load_saved_model(source: str) -> PreTrainedModel:
-    """A model with its saved head and adapters, in evaluation mode; raises CtxError if damaged or multi-task."""
+    """A model with its saved head and adapters, in evaluation mode; a reference checkpoint as a model of its family.
+
+    Raises:
+        CtxError: The checkpoint is damaged, has several tasks, or belongs to no family.
+    """
     config = load_config(source)
     require_single_task(config, source)
+    if not isinstance(config, CtxConfig):
+        config = load_family_config(source)
     verify_weights(Path(source))
     with suppress_adapter_notice():
         model = load_pretrained(checkpoint_class(config), source, "the model")
