@@ -17,7 +17,7 @@ from typing import Any, get_args
 
 import torch
 from benchmarks.measure import measure
-from transformers import AutoModel, PreTrainedModel
+from transformers import PreTrainedModel
 
 from hf_ctxmodels.architectures.sentence_encoder import Pooling, encode_sentences
 from hf_ctxmodels.cli.export import count_parameters
@@ -32,8 +32,9 @@ from hf_ctxmodels.core.console import run_script
 from hf_ctxmodels.core.flags import REQUIRED, flag
 from hf_ctxmodels.core.output_files import wrap_write_errors
 from hf_ctxmodels.data.text_files import read_lines
-from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_model_and_tokenizer
+from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_saved_model
 from hf_ctxmodels.evaluation.sentence_tests import similarity
+from hf_ctxmodels.training.model_loading import load_tokenizer
 
 
 @dataclass
@@ -85,8 +86,7 @@ def file_size(model: PreTrainedModel) -> int:
 def main() -> None:
     """Compress, measure and print the table."""
     (arguments,) = parse_arguments(ComparisonArguments, description=__doc__)
-    model, tokenizer = load_model_and_tokenizer(arguments.model, AutoModel.__name__)
-    model.eval()
+    model, tokenizer = load_saved_model(arguments.model), load_tokenizer(arguments.model)
 
     def encode(compressed: PreTrainedModel, texts: list[str]) -> torch.Tensor:
         return encode_sentences(compressed, tokenizer, texts, pooling=arguments.pooling).float()
