@@ -5,6 +5,7 @@ transformers shards the weights while it loads them. Attention heads and the int
 networks are divided among the processes; hidden states and all other weights are replicated.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor, nn
@@ -82,9 +83,10 @@ def check_shardable(model: Any) -> None:
 
 def shard_heads(model: nn.Module, rank: int, size: int) -> None:
     """Select the heads of a process in all attention layers whose projections are sharded."""
-    for module in model.modules():
+    modules: Iterable[Any] = model.modules()
+    for module in modules:
         if hasattr(module, "shard_heads") and isinstance(module.out_proj.weight, DTensor):
-            module.shard_heads(rank, size)  # type: ignore[operator]
+            module.shard_heads(rank, size)
 
 
 def check_loaded_layout(model: Any) -> None:
