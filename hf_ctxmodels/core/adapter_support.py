@@ -15,6 +15,7 @@ from torch import nn
 
 from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.tensor_parallel import is_tensor_parallel
 
 ADAPTERS_FOLDER = "adapters"
 """Folder in a model's directory with one folder for each adapter."""
@@ -91,6 +92,11 @@ class PeftConfigAttribute:
         return model.__dict__["peft_config"]
 
     def __set__(self, model: Any, adapters: dict[str, Any]) -> None:
+        if is_tensor_parallel(model):
+            raise CtxError(
+                "PEFT's adapters have weights for the whole layers, but the layers are sharded by tensor parallelism.",
+                hint="load the model without tp_plan; accelerate launch shards an adapted model by FSDP2.",
+            )
         model.__dict__["peft_config"] = adapters
         if not model._hf_peft_config_loaded:  # transformers' `add_adapter` saves no head
             for adapter in adapters.values():

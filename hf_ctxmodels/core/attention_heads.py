@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.tensor_parallel import is_tensor_parallel
 
 HeadSelection = Mapping[Any, Iterable[int]]
 """Name or number of a layer (str or int) -> numbers of heads, from 0."""
@@ -55,8 +56,13 @@ def attention_layers(model: nn.Module) -> dict[str, AttentionLayer]:
     """The layers of a model that have attention heads, by name.
 
     Raises:
-        CtxError: The model has no attention heads, or they cannot be located.
+        CtxError: The model has no attention heads, they cannot be located, or they are divided among processes.
     """
+    if is_tensor_parallel(model):
+        raise CtxError(
+            "The attention heads are divided among processes by tensor parallelism.",
+            hint="load the model without tp_plan.",
+        )
     base: Any = getattr(model, "base_model", model)
     layers = _ctx_attention_layers(base) or _layers_of_transformers(base)
     if not layers:

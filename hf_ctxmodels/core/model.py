@@ -25,6 +25,13 @@ from hf_ctxmodels.core.inputs import check_encoder_input
 from hf_ctxmodels.core.output_files import apply_umask
 from hf_ctxmodels.core.remote_code import InstalledCode, without_remote_code
 from hf_ctxmodels.core.structure import STRUCTURE_CHANGES, structure_changes
+from hf_ctxmodels.core.tensor_parallel import (
+    check_loaded_layout,
+    check_shardable,
+    is_tensor_parallel,
+    make_tp_plan,
+    shard_heads,
+)
 from hf_ctxmodels.core.weights import check_exportable, check_savable, register_pending_conversions, require_resizable
 
 SaveHook = Callable[[PreTrainedModel, Path, dict[str, Tensor] | None, bool], dict[str, Tensor] | None]
@@ -171,6 +178,28 @@ class CtxPreTrainedModel(PreTrainedModel):
         )
         report_unloaded_adapters(args[0] if args else kwargs.get("pretrained_model_name_or_path"))
         return (model, report) if output_loading_info else model
+
+    def init_parallel_plans(self) -> None:
+        """Set the plans of transformers; for tensor parallelism, from the `tp_styles` of the layers."""
+        super().init_parallel_plans()
+        self._tp_plan = make_tp_plan(self)
+
+    @classmethod
+    def maybe_distribute_model(cls, model: Any, distributed_config: Any, mesh_manager: Any) -> Any:
+        """Shard a model under construction as in transformers; raises CtxError if it does not support it."""
+        if mesh_manager is None or distributed_config.tp_size == 1:
+            return super().maybe_distribute_model(model, distributed_config, mesh_manager)
+        check_shardable(model)
+        model = super().maybe_distribute_model(model, distributed_config, mesh_manager)
+        mesh = mesh_manager.get_mesh("tp")
+        shard_heads(model, mesh.get_local_rank(), mesh.size())
+        return model
+
+    @staticmethod
+    def _finalize_model_loading(model: Any, load_config: Any, loading_info: Any) -> Any:
+        if is_tensor_parallel(model):
+            check_loaded_layout(model)
+        return PreTrainedModel._finalize_model_loading(model, load_config, loading_info)
 
     def _get_resized_embeddings(self, old_embeddings: Any, *args: Any, **kwargs: Any) -> nn.Embedding:
         require_resizable(old_embeddings)

@@ -1,9 +1,9 @@
 """The layers of Transformers: embeddings, feed-forward networks, the block, the stack of blocks, and the pooler."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -88,6 +88,8 @@ class FeedForward(nn.Module):
     With `clamp`, infinite float16 values before and after the second layer are clamped to the largest finite ones.
     """
 
+    tp_styles: ClassVar[Mapping[str, str]] = {"up_proj": "colwise", "down_proj": "rowwise"}
+
     def __init__(
         self,
         hidden_size: int,
@@ -125,6 +127,8 @@ class FeedForward(nn.Module):
 class GatedFeedForward(FeedForward):
     """A feed-forward network with a gate, the activation of another linear layer (Shazeer 2020, arXiv 2002.05202,
     equation 5); with "gelu_new" the feed-forward network of T5 v1.1. Arguments as in `FeedForward`."""
+
+    tp_styles = {**FeedForward.tp_styles, "gate_proj": "colwise"}
 
     def __init__(
         self, hidden_size: int, intermediate_size: int, activation: str, *, bias: bool = True, **kwargs: Any

@@ -4,15 +4,17 @@ Both modules accept transformers' caches, with keys and values (batch, heads, le
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from transformers import Cache, EncoderDecoderCache
 
 from hf_ctxmodels.core.attention_heads import prune_projections
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.tensor_parallel import LOCAL_FEATURES, PACKED_KV, PACKED_QKV, UNSHARDED_HINT
 from hf_ctxmodels.layers.attention.backends import attend
 from hf_ctxmodels.layers.attention.layouts import Layout, TracedLayout
 from hf_ctxmodels.layers.attention.masks import (
@@ -37,9 +39,12 @@ class _MultiHeadAttention(nn.Module):
         position_bias: A bias of the scores of this layer, instead of the mask's bias, which all layers share.
 
     Attributes:
-        heads: Numbers of the heads, without pruned ones.
+        heads: Numbers of the heads, without pruned ones; under tensor parallelism, of this process.
         bias_gates: (heads,) factors of the bias of the scores; None for 1.
+        tp_styles: Name of a linear layer -> style of tensor parallelism, see `core.tensor_parallel`.
     """
+
+    tp_styles: ClassVar[Mapping[str, str]]
 
     def __init__(
         self,
@@ -66,6 +71,22 @@ class _MultiHeadAttention(nn.Module):
     def inner_size(self) -> int:
         """Width of all heads together."""
         return self.num_heads * self.head_dim
+
+    def shard_heads(self, rank: int, size: int) -> None:
+        """Select the heads of process `rank` of `size`, which has their rows of the projections.
+
+        Raises:
+            CtxError: The number of heads is not a multiple of the number of processes, or heads are pruned.
+        """
+        if self.num_heads < self.initial_num_heads:
+            raise CtxError("Layers with pruned heads cannot be sharded by tensor parallelism.", hint=UNSHARDED_HINT)
+        if self.num_heads % size:
+            raise CtxError(
+                f"{self.num_heads} attention heads per layer cannot be divided among {size} processes.",
+                hint="start a number of processes that divides the number of heads.",
+            )
+        self.num_heads = self.initial_num_heads = self.num_heads // size
+        self.heads = self.heads[rank * self.num_heads : (rank + 1) * self.num_heads]
 
     def _attend(
         self,
@@ -102,6 +123,8 @@ class _MultiHeadAttention(nn.Module):
 
 class SelfAttention(_MultiHeadAttention):
     """Multi-head self-attention, with one linear layer for queries, keys and values; see `_MultiHeadAttention`."""
+
+    tp_styles = {"qkv_proj": PACKED_QKV, "out_proj": "rowwise"}
 
     def __init__(self, hidden_size: int, num_heads: int, *, bias: bool = True, **kwargs: Any) -> None:
         super().__init__(hidden_size, num_heads, bias=bias, **kwargs)
@@ -149,6 +172,8 @@ class SelfAttention(_MultiHeadAttention):
 class CrossAttention(_MultiHeadAttention):
     """Multi-head attention from the tokens of one sequence to another (decoder to encoder); see `_MultiHeadAttention`.
     `memory_size` is the width of the memory, by default `hidden_size`."""
+
+    tp_styles = {"q_proj": "colwise", "kv_proj": PACKED_KV, "out_proj": "rowwise"}
 
     def __init__(
         self, hidden_size: int, num_heads: int, *, memory_size: int | None = None, bias: bool = True, **kwargs: Any
@@ -222,6 +247,8 @@ class BucketedPositionBias(nn.Module):
     bucket holds all larger distances. With `bidirectional`, keys before and after the query have half of the buckets
     each; otherwise keys after it share the bucket of distance 0 (a causal mask hides them).
     """
+
+    tp_styles: ClassVar[Mapping[str, str]] = {"buckets": LOCAL_FEATURES}
 
     def __init__(
         self, num_heads: int, *, num_buckets: int = 32, max_distance: int = 128, bidirectional: bool = True
