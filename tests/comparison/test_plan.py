@@ -262,5 +262,14 @@ def test_packaged_plans(path, shared_data, tmp_path):
         (tmp_path / folder.name).symlink_to(folder)
     (tmp_path / "babylm").mkdir()
     (tmp_path / "babylm" / "part.train").write_text("a cat sat\n")
+    (tmp_path / "titles").mkdir()
+    for split in ("train", "validation"):
+        (tmp_path / "titles" / f"{split}.jsonl").write_text('{"source": "a cat sat", "target": "cat"}\n')
     plan = read_plan(path.stem, tmp_path)
-    assert {variant.family for variant in plan.variants} | {*plan.excluded} == {*FAMILIES}
+    if "families: all" in path.read_text():
+        assert {variant.family for variant in plan.variants} | {*plan.excluded} == {*FAMILIES}
+    else:
+        assert len({str(variant.recipe) for variant in plan.variants}) == len(plan.variants) > 2
+    for measure in plan.measures:
+        if measure.kind in ("pretraining", "finetune"):
+            measure.check()

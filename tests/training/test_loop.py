@@ -358,7 +358,7 @@ def test_default_workers(cores, processes, device, workers, monkeypatch):
 def freed_block() -> tuple[bool, bool]:
     """Whether a large block is mapped by itself, and whether freeing it makes the heap smaller."""
     before = LIBC.mallinfo2()
-    block = LIBC.malloc(BLOCK)
+    block = LIBC.malloc(BLOCK + before.fordblks)  # larger than the free parts of the heap
     within = LIBC.mallinfo2()
     LIBC.free(ctypes.c_void_p(block))
     return within.hblkhd - before.hblkhd >= BLOCK, LIBC.mallinfo2().arena < within.arena
