@@ -94,7 +94,7 @@ class PeftConfigAttribute:
     def __set__(self, model: Any, adapters: dict[str, Any]) -> None:
         if is_tensor_parallel(model):
             raise CtxError(
-                "PEFT's adapters have weights for the whole layers, but the layers are sharded by tensor parallelism.",
+                "PEFT's adapters cannot be added to layers that are sharded by tensor parallelism.",
                 hint="load the model without tp_plan; accelerate launch shards an adapted model by FSDP2.",
             )
         model.__dict__["peft_config"] = adapters

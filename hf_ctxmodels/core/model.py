@@ -189,9 +189,9 @@ class CtxPreTrainedModel(PreTrainedModel):
         """Shard a model under construction as in transformers; raises CtxError if it does not support it."""
         if mesh_manager is None or distributed_config.tp_size == 1:
             return super().maybe_distribute_model(model, distributed_config, mesh_manager)
-        check_shardable(model)
-        model = super().maybe_distribute_model(model, distributed_config, mesh_manager)
         mesh = mesh_manager.get_mesh("tp")
+        check_shardable(model, mesh.size())
+        model = super().maybe_distribute_model(model, distributed_config, mesh_manager)
         shard_heads(model, mesh.get_local_rank(), mesh.size())
         return model
 

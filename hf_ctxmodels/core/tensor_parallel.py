@@ -23,8 +23,8 @@ UNSHARDED_HINT = "load it without tp_plan; accelerate launch --config_file fsdp2
 
 
 class PackedProjections(PackedColwiseParallel):
-    """Column-wise sharding of a linear layer with `split_factor` projections, such as queries, keys and values: a
-    process has the same features of all of them. Unlike transformers' `packed_colwise`, it also shards a bias."""
+    """Column-wise sharding of a linear layer with `split_factor` projections, such as queries, keys and values: each
+    process has the same slice of all of them. Unlike transformers' `packed_colwise`, it also shards a bias."""
 
     def shard_param(self, module: nn.Module, param: str, mesh: DeviceMesh) -> None:
         """Shard the weight (split_factor * out, in) or the bias (split_factor * out,) along the first dimension."""
@@ -65,19 +65,30 @@ def make_tp_plan(model: nn.Module) -> dict[str, str]:
     }
 
 
-def check_shardable(model: Any) -> None:
-    """Raise CtxError unless the model has layers with `tp_styles`, whose weights are plain."""
+def check_shardable(model: Any, num_processes: int) -> None:
+    """Raise CtxError unless the model has layers with `tp_styles`, which are linear layers and embeddings that are not
+    quantized, and whose sharded features the processes divide.
+
+    With shards of different sizes, dropout would consume different amounts of random numbers in the processes, and the
+    replicated hidden states would differ after the next dropout.
+    """
     if not model.tp_plan:
         raise CtxError(f"{type(model).__name__} has no layers for tensor parallelism.", hint=UNSHARDED_HINT)
     if is_quantized(model):
         raise CtxError("A quantized model cannot be sharded by tensor parallelism.", hint=UNSHARDED_HINT)
     for name, module in model.named_modules():
-        for child in getattr(module, "tp_styles", {}):
+        for child, style in getattr(module, "tp_styles", {}).items():
             if type(layer := getattr(module, child)) not in (nn.Linear, nn.Embedding):
                 raise CtxError(
                     f"A {type(layer).__name__} cannot be sharded by tensor parallelism.",
                     location=f"{name}.{child}",
                     hint=UNSHARDED_HINT,
+                )
+            if style == "colwise" and layer.out_features % num_processes:
+                raise CtxError(
+                    f"{layer.out_features} features cannot be divided among {num_processes} processes.",
+                    location=f"{name}.{child}",
+                    hint="start a number of processes that divides intermediate_size.",
                 )
 
 
@@ -92,8 +103,8 @@ def shard_heads(model: nn.Module, rank: int, size: int) -> None:
 def check_loaded_layout(model: Any) -> None:
     """Raise CtxError if sharded weights were converted from the layout of another implementation.
 
-    transformers shards the weights of the file, before their conversion. Of a file with separate queries, keys and
-    values, a process would have other rows than those of its heads.
+    transformers shards the weights of the file before their conversion. With separate queries, keys and values in the
+    file, a process would get the wrong rows of their concatenation.
     """
     sharded = {
         ".".join(name.split(".")[-2:]) for name, weight in model.named_parameters() if isinstance(weight, DTensor)

@@ -32,7 +32,7 @@ BERT, GPT2, T5 = (
 # (case, changes of the configuration, number of sharded weights of two layers or pairs of layers)
 SHARDED: list[tuple[Case, dict[str, Any], int]] = [
     (BERT, {}, 2 * 8),
-    (GPT2, {"intermediate_size": 47}, 2 * 8),  # one process has 24 features, the other 23
+    (GPT2, {}, 2 * 8),
     (T5, {"feed_forward_proj": "gated-gelu"}, 2 * (5 + 8)),
     (CASE["bart-AutoModelForSeq2SeqLM"], {}, 2 * (8 + 14)),
     (CASE["albert-AutoModelForPreTraining"], {}, 8),  # the layers share their weights
@@ -70,17 +70,19 @@ def test_example_of_the_page_on_clusters(tmp_path: Path) -> None:
 
 def test_models_that_cannot_be_sharded() -> None:
     with pytest.raises(CtxError, match="no layers"):
-        check_shardable(CASE["elmo-AutoModelForPreTraining"].model())
+        check_shardable(CASE["elmo-AutoModelForPreTraining"].model(), 2)
     replaced = BERT.model()
     replaced.bert.layers[1].attention.qkv_proj = nn.Sequential(replaced.bert.layers[1].attention.qkv_proj)
     with pytest.raises(CtxError, match="Sequential") as error:
-        check_shardable(replaced)
+        check_shardable(replaced, 2)
     assert error.value.location == "bert.layers.1.attention.qkv_proj"
     quantized = BERT.model()
     quantized.is_quantized = True
     with pytest.raises(CtxError, match="quantized"):
-        check_shardable(quantized)
-    assert BERT.model().tp_size is None
+        check_shardable(quantized, 2)
+    with pytest.raises(CtxError, match=r"47 features .* 2 processes") as error:
+        check_shardable(BERT.model(intermediate_size=47), 2)
+    assert error.value.location == "bert.layers.0.feed_forward.up_proj"
 
 
 def free_port() -> int:
@@ -96,6 +98,8 @@ def check_in_two_processes(folder: Path) -> None:
         check_same_as_unsharded(case, changes, num_sharded, folder / str(number))
     for case in (GPT2, T5):
         check_same_tokens(case, folder / f"generate-{case.family.name}")
+    for case in (BERT, T5):
+        check_dropout(case, folder / f"dropout-{case.family.name}")
     check_errors(folder)
     distributed.destroy_process_group()
 
@@ -138,6 +142,23 @@ def check_same_tokens(case: Case, folder: Path) -> None:
     with torch.no_grad():
         expected = model(**labeled_batch(case)).loss
         assert_close(sharded.prepare_for_inference()(**labeled_batch(case)).loss, expected, f"{case} prepared")
+
+
+def check_dropout(case: Case, folder: Path) -> None:
+    """With dropout and the same seed, all processes have the same loss and gradients of replicated weights."""
+    rates = {"hidden_dropout_prob": 0.3, "attention_probs_dropout_prob": 0.3}
+    fields = {name: value for name, value in rates.items() if hasattr(case.family.config(), name)}
+    changes = fields or {"dropout_rate": 0.3}
+    sharded = load_sharded(case.model(num_hidden_layers=2, **changes), folder).train()
+    torch.manual_seed(0)
+    loss = scalar_loss(case, sharded, labeled_batch(case))
+    loss.backward()
+    assert not torch.equal(loss, scalar_loss(case, sharded.eval(), labeled_batch(case)))
+    replicated = [weight.grad for weight in sharded.parameters() if not isinstance(weight, DTensor)]
+    values = torch.stack([loss.detach(), *(grad.double().sum().float() for grad in replicated if grad is not None)])
+    of_first = values.clone()
+    distributed.broadcast(of_first, src=0)
+    assert_close(values, of_first, f"{case} with dropout")
 
 
 def check_errors(folder: Path) -> None:

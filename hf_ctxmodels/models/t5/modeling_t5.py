@@ -165,7 +165,7 @@ class CtxT5PreTrainedModel(CtxPreTrainedModel):
         elif isinstance(module, SelfAttention):
             weight = module.qkv_proj.weight
             query_factor = torch.ones(len(weight), 1, device=weight.device)
-            query_factor[: module.inner_size] = head_dim**-0.5
+            query_factor[: len(weight) // 3] = head_dim**-0.5
             noise = torch.randn(weight.shape, dtype=weight.dtype, device=weight.device)  # even if it is sharded
             init.copy_(weight, noise * query_factor * factor * width**-0.5)
         elif isinstance(module, CrossAttention):
