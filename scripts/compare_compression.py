@@ -86,7 +86,7 @@ def file_size(model: PreTrainedModel) -> int:
 def main() -> None:
     """Compress, measure and print the table."""
     (arguments,) = parse_arguments(ComparisonArguments, description=__doc__)
-    model, tokenizer = load_saved_model(arguments.model), load_tokenizer(arguments.model)
+    model, tokenizer = load_saved_model(arguments.model).base_model, load_tokenizer(arguments.model)
 
     def encode(compressed: PreTrainedModel, texts: list[str]) -> torch.Tensor:
         return encode_sentences(compressed, tokenizer, texts, pooling=arguments.pooling).float()

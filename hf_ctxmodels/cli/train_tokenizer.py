@@ -6,7 +6,7 @@ r"""Train the tokenizer of a family on documents, and evaluate it on held-out do
 
 import inspect
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import islice
 from typing import Any
 
@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.console import format_next_commands, print_status, progress_bar
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import REQUIRED, check_range, flag
+from hf_ctxmodels.core.flags import REQUIRED, check_range, field_default, flag
 from hf_ctxmodels.core.generation import split_language_tag
 from hf_ctxmodels.core.output_files import TOKENIZER_FILES, check_output_directory
 from hf_ctxmodels.data.document_sources import DataArguments
@@ -163,7 +163,11 @@ def next_command(arguments: TokenizerArguments, data: DataArguments) -> tuple[An
         finetune = ("finetune", "sequence-classification", "--family")
         files = ("--train_file", "FILE", "--validation_file", "FILE")
         return (*finetune, f"{arguments.family}:tokenizer={arguments.output_dir}", *files, "--output_dir", "DIR")
-    source = ("--family", arguments.family, "--tokenizer", arguments.output_dir, "--dataset", *data.dataset)
-    translations = ("--translations", *data.translations) if data.translations else ()
-    languages = ("--language_tags", *data.language_tags) if data.language_tags else ()
-    return ("pretrain", *source, *translations, *languages, "--max_steps", 1000, "--output_dir", "DIR")
+    flags: list[Any] = []
+    for entry in fields(data):
+        value = getattr(data, entry.name)
+        if value not in (field_default(entry), [], ()):
+            values = value if isinstance(value, list | tuple) else [value]
+            flags += [f"--{entry.name}", *("true" if item is True else item for item in values)]
+    model = ("--family", arguments.family, "--tokenizer", arguments.output_dir)
+    return ("pretrain", *model, *flags, "--max_steps", 1000, "--output_dir", "DIR")

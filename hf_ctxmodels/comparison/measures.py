@@ -3,7 +3,7 @@
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
@@ -23,7 +23,7 @@ from hf_ctxmodels.core.command_line import parse_arguments, recipe_flags, shown_
 from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.devices import place_model
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import REQUIRED, check_range, did_you_mean, flag
+from hf_ctxmodels.core.flags import REQUIRED, check_range, did_you_mean, flag, is_settable
 from hf_ctxmodels.core.output_files import write_text_file
 from hf_ctxmodels.data.document_sources import load_documents
 from hf_ctxmodels.data.documents import Documents
@@ -49,7 +49,7 @@ from hf_ctxmodels.evaluation import (
 from hf_ctxmodels.evaluation.minimal_pairs import Scorer
 from hf_ctxmodels.evaluation.scoring import load_language_model, saved_language_model_class
 from hf_ctxmodels.evaluation.sentence_tests import read_rated_pairs
-from hf_ctxmodels.registry import get_family
+from hf_ctxmodels.registry import FAMILIES, get_family
 from hf_ctxmodels.training.model_loading import load_config, load_tokenizer
 from hf_ctxmodels.training.summary import TrainingSummary
 
@@ -259,11 +259,20 @@ class PretrainingLoss(Measure):
         _check_mapping(self.options, "options", self.name)
 
     def check(self) -> None:
-        """Read the first document."""
+        """Read the first document, and compare the options with the options of all objectives."""
         next(iter(load_documents(*self.text)))
+        objectives = [objective for family in FAMILIES.values() for objective in family.objectives.values()]
+        all_options = {entry.name for objective in objectives for entry in filter(is_settable, fields(objective))}
+        if unknown := sorted({*self.options} - all_options):
+            raise CtxError(
+                f"No objective has the option {unknown[0]!r}.",
+                location="options",
+                hint=f"{did_you_mean(unknown[0], all_options)}`hf-ctxmodels pretrain --help` lists the options.",
+            )
 
     def evaluate(self, checkpoint: MeasuredCheckpoint) -> Evaluation | None:
-        """The metric, and the other losses and metrics of the objective; a message gives the reason if it has none."""
+        """The metric, and the other losses and metrics of the objective; None, with a printed reason, if the checkpoint
+        or its objective has none."""
         options = {name: str(value) for name, value in self.options.items()}
         try:
             evaluation = PretrainingEvaluation.open(
@@ -455,9 +464,11 @@ class Finetuning(Measure):
         write_text_file(recipe_file, yaml.safe_dump(recipe, sort_keys=False))
         command = ["finetune", self.task, "--recipe", str(recipe_file), "--overwrite"]
         run_command(package_command(*command), output.with_suffix(".log"))
-        summary = TrainingSummary.load(output).metrics
+        summary_metrics = TrainingSummary.load(output).metrics
         shutil.rmtree(output)
-        metrics = {name.removeprefix("eval_"): value for name, value in summary.items() if name.startswith("eval_")}
+        metrics = {
+            name.removeprefix("eval_"): value for name, value in summary_metrics.items() if name.startswith("eval_")
+        }
         if self.metric not in metrics:
             raise self._unknown_metric(metrics)
         return Evaluation({self.metric: metrics.pop(self.metric), **metrics})

@@ -4,13 +4,16 @@ import json
 from pathlib import Path
 
 import pytest
+from commands import save, tiny_pair
 
 from hf_ctxmodels import CtxError
+from hf_ctxmodels.comparison.measures import MeasuredCheckpoint, PretrainingLoss
 from hf_ctxmodels.comparison.plan import exclusion_reason, read_plan
 from hf_ctxmodels.comparison.results import write_results
 from hf_ctxmodels.comparison.runner import Comparison, measure_digest
 from hf_ctxmodels.comparison.sizing import RunSize, checkpoint_steps, measure_size
 from hf_ctxmodels.core.command_line import packaged_folder
+from hf_ctxmodels.downstream.finetuning.forgetting import PretrainingEvaluation
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.training.summary import TrainingSummary
 
@@ -126,6 +129,7 @@ FINETUNE = "kind: finetune, train_file: train.tsv, validation_file: train.tsv"
         ("kind: pairs, files: train.tsv", "train.tsv"),
         ("kind: pretraining, text: text.txt, options: {sentence_task: order}", None),
         ("kind: pretraining, text: empty.txt", "empty.txt"),
+        ("kind: pretraining, text: text.txt, options: {sentence_tsk: order}", "did you mean sentence_task"),
     ],
 )  # fmt: skip
 def test_measures_are_checked_before_any_work(folder, measure, message):
@@ -273,3 +277,22 @@ def test_packaged_plans(path, shared_data, tmp_path):
     for measure in plan.measures:
         if measure.kind in ("pretraining", "finetune"):
             measure.check()
+
+
+def test_sentence_task_of_a_model_without_one(folder, capsys):
+    texts = ["a cat sat on a mat", "a dog ran home"]
+    save(folder / "albert", *tiny_pair("albert", "AutoModelForPreTraining", texts))
+    (folder / "pairs.txt").write_text("\n\n".join(["\n".join(texts * 2)] * 8))
+    options = {"name": "order", "text": [str(folder / "pairs.txt")], "max_length": 16}
+    checkpoint = MeasuredCheckpoint(folder / "albert", folder, 0, [])
+    evaluation = PretrainingEvaluation.open(
+        str(folder / "albert"), str(folder / "pairs.txt"), max_length=16, options={"sentence_task": "order"}
+    )
+    expected = evaluation.loss(64)
+    measure = PretrainingLoss(**options, options={"sentence_task": "order"}, metric="sentence_order_accuracy")
+    values = measure.evaluate(checkpoint).values
+    assert next(iter(values)) == "sentence_order_accuracy"
+    assert values == {name.removeprefix("eval_"): value for name, value in expected.items()}
+    no_task = PretrainingLoss(**options, options={"sentence_task": "none"}, metric="sentence_order_accuracy")
+    assert no_task.evaluate(checkpoint) is None
+    assert "no sentence_order_accuracy" in capsys.readouterr().err

@@ -49,8 +49,9 @@ def test_resampled_languages(text_file, tmp_path, capsys):
     ("family", "data", "command"),
     [
         ("bert", {}, "pretrain --family bert --tokenizer out --dataset a.txt --max_steps"),
-        ("laser", {"translations": ["b.txt"], "language_tags": ["<de>"]},
-         "--dataset a.txt --translations b.txt --language_tags <de> --max_steps"),
+        ("laser", {"translations": ["b.txt"], "language_tags": ["<de>"]}, "--translations b.txt"),
+        ("laser", {"translations": ["b.txt"], "language_tags": ["<de>"]}, "--language_tags <de>"),
+        ("bert", {"document_separator": "line"}, "--document_separator line"),
         ("cvt", {}, "finetune sequence-classification --family cvt:tokenizer=out --train_file"),
     ],
 )  # fmt: skip
