@@ -158,12 +158,12 @@ def checkpoint_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
     """The class from which a checkpoint was saved, or for a reference class, such as BertModel, the class of the
     family; raises CtxError if `architectures` has no class of the family."""
     family = get_family(config)
-    heads = (family.models, family.reference_heads, family.alternative_heads)
-    classes = {model.__name__: model for models in heads for model in models.values()}
+    heads = [*family.reference_heads.values(), *family.models.values(), *family.alternative_heads.values()]
+    classes: dict[str, type[PreTrainedModel]] = {model.reference_class_name(): model for model in reversed(heads)}
+    classes |= {model.__name__: model for model in heads}
     for name in config.architectures or []:
-        for class_name in (name, f"Ctx{name}"):
-            if class_name in classes:
-                return classes[class_name]
+        if name in classes:
+            return classes[name]
     raise CtxError(
         f"architectures={config.architectures} of the configuration has no class of the family {family.name}.",
         location=config.name_or_path or None,

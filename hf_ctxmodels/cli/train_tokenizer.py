@@ -14,7 +14,7 @@ import yaml
 from tokenizers import Encoding
 from transformers import PreTrainedTokenizerBase
 
-from hf_ctxmodels.core.command_line import parse_arguments
+from hf_ctxmodels.core.command_line import parse_arguments, recipe_flags
 from hf_ctxmodels.core.console import format_next_commands, print_status, progress_bar
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, check_range, field_default, flag
@@ -163,11 +163,11 @@ def next_command(arguments: TokenizerArguments, data: DataArguments) -> tuple[An
         finetune = ("finetune", "sequence-classification", "--family")
         files = ("--train_file", "FILE", "--validation_file", "FILE")
         return (*finetune, f"{arguments.family}:tokenizer={arguments.output_dir}", *files, "--output_dir", "DIR")
-    flags: list[Any] = []
-    for entry in fields(data):
-        value = getattr(data, entry.name)
-        if value not in (field_default(entry), [], ()):
-            values = value if isinstance(value, list | tuple) else [value]
-            flags += [f"--{entry.name}", *("true" if item is True else item for item in values)]
+    changed = {
+        entry.name: value
+        for entry in fields(data)
+        if (value := getattr(data, entry.name)) not in (field_default(entry), [], ())
+    }
+    flags = recipe_flags(changed, changed, "")
     model = ("--family", arguments.family, "--tokenizer", arguments.output_dir)
     return ("pretrain", *model, *flags, "--max_steps", 1000, "--output_dir", "DIR")

@@ -282,11 +282,11 @@ class PretrainingLoss(Measure):
             print_status(f"{self.name} is not measured: {error}")
             return None
         place_model(evaluation.model)
-        results = {name.removeprefix("eval_"): value for name, value in evaluation.loss(self.batch_size).items()}
-        if self.metric not in results:
-            print_status(f"{self.name} is not measured: {evaluation.name} has no {self.metric} ({', '.join(results)})")
+        values = _evaluation_metrics(evaluation.loss(self.batch_size), self.metric)
+        if self.metric not in values:
+            print_status(f"{self.name} is not measured: {evaluation.name} has no {self.metric} ({', '.join(values)})")
             return None
-        return Evaluation({self.metric: results.pop(self.metric), **results})
+        return Evaluation(values)
 
 
 @dataclass(kw_only=True)
@@ -464,14 +464,17 @@ class Finetuning(Measure):
         write_text_file(recipe_file, yaml.safe_dump(recipe, sort_keys=False))
         command = ["finetune", self.task, "--recipe", str(recipe_file), "--overwrite"]
         run_command(package_command(*command), output.with_suffix(".log"))
-        summary_metrics = TrainingSummary.load(output).metrics
+        values = _evaluation_metrics(TrainingSummary.load(output).metrics, self.metric)
         shutil.rmtree(output)
-        metrics = {
-            name.removeprefix("eval_"): value for name, value in summary_metrics.items() if name.startswith("eval_")
-        }
-        if self.metric not in metrics:
-            raise self._unknown_metric(metrics)
-        return Evaluation({self.metric: metrics.pop(self.metric), **metrics})
+        if self.metric not in values:
+            raise self._unknown_metric(values)
+        return Evaluation(values)
+
+
+def _evaluation_metrics(metrics: Mapping[str, float], first: str) -> Values:
+    """The metrics with the prefix "eval_", without it; the metric `first` is the first one, if there is such a one."""
+    values = {name.removeprefix("eval_"): value for name, value in metrics.items() if name.startswith("eval_")}
+    return dict(sorted(values.items(), key=lambda item: item[0] != first))
 
 
 def _check_mapping(value: object, option: str, measure: str) -> None:

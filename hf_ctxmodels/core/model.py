@@ -291,8 +291,13 @@ class CtxPreTrainedModel(PreTrainedModel):
             values.pop(name, None)
         values = {self.config.reference_name(name): value for name, value in values.items()}
         values["model_type"] = self.reference_model_type
-        values["architectures"] = [self.reference_architecture or type(self).__name__.removeprefix("Ctx")]
+        values["architectures"] = [self.reference_class_name()]
         return values
+
+    @classmethod
+    def reference_class_name(cls) -> str:
+        """Name of the reference class: `reference_architecture`, or the name of this class without the prefix "Ctx"."""
+        return cls.reference_architecture or cls.__name__.removeprefix("Ctx")
 
     check_encoder_input = check_encoder_input
 

@@ -88,7 +88,7 @@ def check_shardable(model: Any, num_processes: int) -> None:
                 raise CtxError(
                     f"{layer.out_features} features cannot be divided among {num_processes} processes.",
                     location=f"{name}.{child}",
-                    hint="start a number of processes that divides intermediate_size.",
+                    hint="start a number of processes that divides intermediate_size and the number of heads.",
                 )
 
 

@@ -13,7 +13,7 @@ from zoo import HEADS, Case, as_subtests, tiny_config
 
 import hf_ctxmodels
 from hf_ctxmodels import CtxError
-from hf_ctxmodels.registry import FAMILIES, check_specs, get_family, register
+from hf_ctxmodels.registry import FAMILIES, check_specs, checkpoint_class, get_family, register
 from hf_ctxmodels.spec import PublishedCount, Traits
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -154,3 +154,23 @@ def test_heads_use_the_base_model_of_their_family(case: Case) -> None:
     """Not the base model of the parent family. Heads of an encoder-decoder may use its separate encoder."""
     base_models = (case.family.models.get(name) for name in ("AutoModel", "AutoModelForTextEncoding"))
     assert type(case.model().base_model) in base_models, str(case)
+
+
+@pytest.mark.parametrize(
+    ("family", "reference", "expected"),
+    [
+        ("bert", "BertModel", "CtxBertModel"),
+        ("gpt2", "GPT2LMHeadModel", "CtxGpt2ForCausalLM"),
+        ("electra", "ElectraForPreTraining", "CtxElectraForReplacedTokenDetection"),  # not the pair of networks
+        ("ernie", "ErnieForPreTraining", "CtxErnieForMaskedLMWithPair"),
+        ("xlm", "XLMWithLMHeadModel", "CtxXLMForMaskedLM"),
+    ],
+)
+def test_classes_of_reference_checkpoints(family, reference, expected):
+    config = FAMILIES[family].config()
+    for architecture in (reference, expected):
+        config.architectures = [architecture]
+        assert checkpoint_class(config).__name__ == expected
+    config.architectures = ["ResNetModel"]
+    with pytest.raises(CtxError, match="ResNetModel"):
+        checkpoint_class(config)

@@ -105,15 +105,12 @@ class CtxElectraDetectionOutput(ModelOutput):
 class CtxElectraForReplacedTokenDetection(CtxElectraHeadModel):
     """The discriminator without a generator (section 2); ElectraForPreTraining in `transformers`."""
 
+    reference_architecture = "ElectraForPreTraining"
     loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
 
     def build_head(self, config: CtxElectraConfig) -> None:
         """Create the detection head."""
         self.rtd_head = DetectionHead(config.hidden_size, activation=config.hidden_act)
-
-    def reference_config(self) -> dict[str, Any]:
-        """The configuration of the class of transformers."""
-        return super().reference_config() | {"architectures": ["ElectraForPreTraining"]}
 
     @can_return_tuple
     def forward(

@@ -166,7 +166,7 @@ class CtxT5PreTrainedModel(CtxPreTrainedModel):
             weight = module.qkv_proj.weight
             query_factor = torch.ones(len(weight), 1, device=weight.device)
             query_factor[: len(weight) // 3] = head_dim**-0.5
-            noise = torch.randn(weight.shape, dtype=weight.dtype, device=weight.device)  # even if it is sharded
+            noise = torch.randn(weight.shape, dtype=weight.dtype, device=weight.device)  # no DTensor
             init.copy_(weight, noise * query_factor * factor * width**-0.5)
         elif isinstance(module, CrossAttention):
             init.normal_(module.q_proj.weight, std=factor * (width * head_dim) ** -0.5)
