@@ -22,7 +22,7 @@ from hf_ctxmodels.heads.causal_lm import next_token_targets
 from hf_ctxmodels.layers.attention.layouts import Layout, build_layout, build_memory_layout, prefix_lengths
 from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, CAUSAL, MaskSpec
 from hf_ctxmodels.layers.attention.modules import SelfAttention
-from hf_ctxmodels.layers.common import HookPoint
+from hf_ctxmodels.layers.common import HookPoint, embedding_matrix
 from hf_ctxmodels.layers.cpu.dropout import Dropout
 from hf_ctxmodels.layers.lm_loss.cross_entropy import chunked_cross_entropy, summed_cross_entropy
 from hf_ctxmodels.layers.pooling import Pooling, token_mask
@@ -431,11 +431,7 @@ class DecoderHeadModel(HeadModel):
                 f"lm_loss_weight={self.config.lm_loss_weight}.",
                 hint="set lm_loss_weight=0.",
             )
-        embeddings = self.get_input_embeddings()
-        if type(embeddings) is nn.Embedding:
-            matrix = embeddings.weight
-        else:  # a module that replaces them, such as an adapter
-            matrix = embeddings(torch.arange(self.config.vocab_size, device=self.device))
+        matrix = embedding_matrix(self.get_input_embeddings(), self.config.vocab_size)
         return chunked_cross_entropy(
             states, matrix, None, labeled_targets(next_tokens), reduction="sum", row_weights=weights
         )

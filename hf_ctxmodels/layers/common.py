@@ -1,4 +1,5 @@
-"""Small modules: activations, norms, hook points, the mix of layers, and the output of decoders."""
+"""Small modules and functions: activations, norms, embedding matrices, hook points, the mix of layers, and the output
+of decoders."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -39,6 +40,18 @@ class RMSNorm(nn.RMSNorm):
         """(..., width) -> (..., width), in the dtype of the weight."""
         scaled = F.rms_norm(input.float(), self.normalized_shape, None, self.eps)
         return self.weight * scaled.to(self.weight.dtype)
+
+
+def embedding_matrix(embeddings: nn.Module, num_embeddings: int) -> Tensor:
+    """(num_embeddings, width) the vectors that `embeddings` returns for all ids.
+
+    An output layer that is tied to embeddings reads them by this function, because PEFT replaces an `nn.Embedding` by
+    a module whose `weight` is not adapted.
+    """
+    if type(embeddings) is nn.Embedding:
+        return embeddings.weight
+    parameter = next(embeddings.parameters())
+    return embeddings(torch.arange(num_embeddings, device=parameter.device))
 
 
 class HookPoint(nn.Identity):

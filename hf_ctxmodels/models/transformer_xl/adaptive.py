@@ -7,11 +7,12 @@ another cluster has the probability of its cluster times its probability within 
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from hf_ctxmodels.layers.common import embedding_matrix
 
 
 class AdaptiveEmbedding(nn.Module):
@@ -87,8 +88,8 @@ class AdaptiveSoftmax(nn.Module):
             projection = embedding.projections[cluster]
         if projection is not None:
             states = states @ projection
-        table: Any = embedding.clusters[cluster]
-        weight, bias = table.weight, self.biases[cluster]
+        bias = self.biases[cluster]
+        weight = embedding_matrix(embedding.clusters[cluster], len(bias))
         if cluster == 0 and self.cluster_weight is not None and self.cluster_bias is not None:
             weight, bias = torch.cat([weight, self.cluster_weight]), torch.cat([bias, self.cluster_bias])
         return F.linear(states, weight, bias).float().log_softmax(-1)
