@@ -154,6 +154,7 @@ def test_generation(family: str) -> None:
         assert torch.equal(model.generate(ids, **options), expected)
     prune_heads(model, all_layers(model))
     assert torch.equal(model.generate(ids, **options), expected)
+    assert torch.equal(model.generate(ids, cache_implementation="static", **options), expected)
 
 
 def test_shared_layers() -> None:

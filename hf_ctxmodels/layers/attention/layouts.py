@@ -476,6 +476,8 @@ def _build_padded(
 def _extend_by_cache(layout: PaddedLayout, cache: Cache, device: torch.device) -> PaddedLayout:
     """The layout of a batch that extends a cache."""
     num_keys, past_length = cache.get_mask_sizes(layout.length, 0)[0], cache.get_seq_length()
+    if isinstance(past_length, Tensor):  # a static cache increases this tensor when the first layer adds its keys
+        past_length = past_length.clone()
     layout = replace(layout, past_length=past_length, cache_length=num_keys)
     tokens, total_length = layout.tokens, past_length + layout.length
     if tokens is not None:
