@@ -3,7 +3,7 @@
 import json
 import logging
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -118,6 +118,30 @@ def load_family_config(source: str | Path, changes: Mapping[str, Any] = MappingP
         location=str(source),
         hint=f"use a model of one of: {', '.join(FAMILIES)}.",
     )
+
+
+def load_inference_config(
+    source: str | Path, auto_class: str | Callable[[PreTrainedConfig], str]
+) -> tuple[PreTrainedConfig, str]:
+    """The configuration of a checkpoint for inference, and the name of the Auto class of its head.
+
+    The configuration of a reference checkpoint is converted to its family's class, whose models have the same outputs
+    and are faster, unless the family does not support the head or an option, or the checkpoint is quantized.
+
+    Args:
+        auto_class: The name, or a function that chooses it by the configuration.
+
+    Raises:
+        CtxError: As `load_config`.
+    """
+    config = load_config(source)
+    name = auto_class if isinstance(auto_class, str) else auto_class(config)
+    for family in FAMILIES.values():
+        is_reference = config.model_type in family.config.reference_model_types
+        if is_reference and name in family.models and not hasattr(config, "quantization_config"):
+            with suppress(CtxError):
+                return load_config(source, family.config), name
+    return config, name
 
 
 def load_config_file(
@@ -353,14 +377,21 @@ def load_model(
 
 @contextmanager
 def _without_load_report() -> Iterator[None]:
-    """Suppress the table of missing and unexpected weights of transformers: `load_model` prints them in a line."""
+    """Suppress the table of missing and unexpected weights of transformers: `load_model` prints them in a line.
+
+    A filter, because a logger with a level of its own makes transformers warn about weights that tensor parallelism
+    does not shard, also where it is not used.
+    """
     logger = logging.getLogger("transformers.modeling_utils")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+
+    def is_error(record: logging.LogRecord) -> bool:
+        return record.levelno >= logging.ERROR
+
+    logger.addFilter(is_error)
     try:
         yield
     finally:
-        logger.setLevel(level)
+        logger.removeFilter(is_error)
 
 
 def _check_encoder(model: PreTrainedModel, report: dict[str, Any], source: str | Path) -> None:

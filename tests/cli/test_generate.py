@@ -36,7 +36,7 @@ RUNS: dict[str, tuple[dict[str, Any], list[str], int]] = {
     "cove": ({"max_steps": 80, "learning_rate": 2e-2}, [*RECURRENT, "hidden_size=32"], 50),
     "lmseq2seq": ({"max_steps": 80, "learning_rate": 2e-2}, [*RECURRENT, "hidden_size=32"], 50),
     "laser": ({"max_steps": 150, "learning_rate": 2e-2}, [*RECURRENT, "hidden_size=64"], 20),  # only a sentence vector
-    "unilm": ({"objective": "masked-seq2seq", "max_steps": 80, "learning_rate": 1e-2}, ENCODER, 80),
+    "unilm": ({"objective": "masked-seq2seq", "max_steps": 130, "learning_rate": 5e-3}, ENCODER, 80),
     "ernie_gen": ({"objective": "noisy-seq2seq", "max_steps": 130, "learning_rate": 5e-3}, ENCODER, 80),
 }
 

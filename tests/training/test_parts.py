@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from transformers import BertConfig, LlamaConfig, PreTrainedConfig
 
 from hf_ctxmodels import CtxBertConfig, CtxBertForMaskedLM, CtxBertForSequenceClassification, CtxError
 from hf_ctxmodels.core.command_line import parse_arguments
@@ -22,6 +23,7 @@ from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.model_loading import (
     load_config,
     load_config_file,
+    load_inference_config,
     load_model,
     load_tokenizer,
     new_model,
@@ -280,21 +282,41 @@ def test_invalid_configurations(tmp_path):
         load_config(tmp_path / "nowhere")
 
 
-def test_loaded_weights(workspace, tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("reference", "auto_class", "expected"),
+    [
+        (BertConfig(), "AutoModel", CtxBertConfig),
+        (BertConfig(), "AutoModelForCausalLM", BertConfig),  # BERT as a decoder is no head of the family
+        (BertConfig(quantization_config={"quant_method": "bitsandbytes"}), "AutoModel", BertConfig),
+        (LlamaConfig(), "AutoModel", LlamaConfig),
+    ],
+)
+def test_inference_config(
+    reference: PreTrainedConfig, auto_class: str, expected: type[PreTrainedConfig], tmp_path: Path
+) -> None:
+    """A reference checkpoint is opened as a model of its family, if the family supports it."""
+    reference.save_pretrained(tmp_path)
+    config, name = load_inference_config(tmp_path, auto_class)
+    assert (type(config), name) == (expected, auto_class)
+
+
+def test_loaded_weights(workspace, tmp_path, capfd):
     """A missing head, or one of another shape, is newly initialized; the encoder must be complete and undamaged."""
     config = load_config_file(CtxBertConfig, workspace.folder / "exact.json")
     CtxBertForMaskedLM(config).save_pretrained(tmp_path / "mlm")
     CtxBertForSequenceClassification(config).save_pretrained(tmp_path / "classifier")
     config = load_config(tmp_path / "mlm")
     load_model(tmp_path / "mlm", "AutoModelForMaskedLM", config)
-    assert "newly initialized" not in capsys.readouterr().err
+    printed = capfd.readouterr().err
+    assert "newly initialized" not in printed
+    assert "sharded" not in printed, "a warning of transformers about tensor parallelism, which is not used"
     config.num_labels = 5
     classifier = load_model(tmp_path / "mlm", "AutoModelForSequenceClassification", config)
     assert classifier.config.num_labels == 5
-    assert "newly initialized: " in capsys.readouterr().err
+    assert "newly initialized: " in capfd.readouterr().err
     classifier = load_model(tmp_path / "classifier", "AutoModelForSequenceClassification", config)
     assert classifier.classifier.out_features == 5
-    assert "2 weights newly initialized: classifier.bias, classifier.weight" in capsys.readouterr().err
+    assert "2 weights newly initialized: classifier.bias, classifier.weight" in capfd.readouterr().err
 
     weights = tmp_path / "mlm" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-10])

@@ -43,6 +43,7 @@ from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model
 from hf_ctxmodels.training.model_loading import (
     load_config,
     load_family_config,
+    load_inference_config,
     load_model,
     load_tokenizer,
     require_single_task,
@@ -176,14 +177,14 @@ def add_saved_adapters(model: PreTrainedModel, source: str | Path) -> PreTrained
 def load_model_and_tokenizer(
     source: str, auto_class: str | Callable[[PreTrainedConfig], str], max_length: int = 0, *, require_head: bool = False
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """`load_model_with_adapters`, and the tokenizer of the model.
+    """`load_model_with_adapters`, and the tokenizer of the model; a reference checkpoint as a model of its family, if
+    the family supports it.
 
     `auto_class` is the name of the head's Auto class, or a function that chooses it by the configuration. The longest
     input in tokens, `max_length`, must fit the model. `require_head`: see `load_model`.
     """
-    config, tokenizer = load_config(source), load_tokenizer(source)
+    (config, name), tokenizer = load_inference_config(source, auto_class), load_tokenizer(source)
     check_tokenizer_matches_model(tokenizer, config, max_length, location=source)
-    name = auto_class if isinstance(auto_class, str) else auto_class(config)
     return load_model_with_adapters(source, name, config, require_head=require_head), tokenizer
 
 
