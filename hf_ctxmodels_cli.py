@@ -165,6 +165,7 @@ GROUPS: dict[str, dict[str, Command | CommandGroup]] = {
                 "onnx": Command("Export to ONNX.", "export", "graph", ("onnx",)),
                 "openvino": Command("Export to OpenVINO.", "export", "graph", ("openvino",)),
                 "torch": Command("Export to a program of torch.export.", "export", "graph", ("torch",)),
+                "transformers": Command("Save in the layout of the class of transformers.", "export", "reference"),
                 "int8": Command("Quantize the weights to 8 bits.", "export", "int8"),
                 "low-rank": Command("Factorize the weights into smaller matrices.", "export", "low_rank"),
             },

@@ -262,3 +262,32 @@ def test_models_without_a_separable_decoder(tmp_path: Path) -> None:
         exporting.check_exportable_as(generator, tmp_path / "x.pt2", "torch", "decoder")
     flags = {"model": tmp_path / "encoder", "part": "encoder", "output": tmp_path / "x"}
     assert "no generating decoder" in command_output("export onnx", **flags, fails=True)
+
+
+def test_export_for_transformers(tmp_path: Path) -> None:
+    """The class of transformers has the same outputs; a model without such a class is refused."""
+    save_classifier("float32", tmp_path / "model")
+    flags = {"model": tmp_path / "model", "output_dir": tmp_path / "exported"}
+    assert "as BertForSequenceClassification" in command_output("export transformers", **flags)
+    program = """
+import sys
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
+model = AutoModelForSequenceClassification.from_pretrained(sys.argv[1])
+print(type(model).__name__, *model.eval()(**tokenizer("one two", return_tensors="pt")).logits[0].tolist(), sep="\\n")
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", program, tmp_path / "exported"], capture_output=True, text=True, check=True
+    )
+    name, *logits = result.stdout.split("\n")[:-1]
+    assert name == "BertForSequenceClassification"
+    model = CtxBertForSequenceClassification.from_pretrained(tmp_path / "model").eval()
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    expected = model(**tokenizer("one two", return_tensors="pt")).logits[0]
+    torch.testing.assert_close(torch.tensor(list(map(float, logits))), expected, rtol=1e-5, atol=1e-5)
+    assert "already holds" in command_output("export transformers", **flags, fails=True)
+    FAMILIES["mass"].models["AutoModel"](FAMILIES["mass"].config(**FAMILIES["mass"].sizes["tiny"])).save_pretrained(
+        tmp_path / "mass"
+    )
+    flags = {"model": tmp_path / "mass", "output_dir": tmp_path / "no"}
+    assert "transformers has no class for CtxMassModel" in command_output("export transformers", **flags, fails=True)

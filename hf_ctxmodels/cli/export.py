@@ -1,7 +1,7 @@
 """Subcommands of `hf-ctxmodels export`."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from inspect import getdoc
 from pathlib import Path
@@ -85,6 +85,30 @@ def graph(file_format: Format) -> None:
     print(f"largest difference on batches of other shapes: {difference:.1e} of an output's largest value")
 
 
+@dataclass
+class ReferenceExportArguments:
+    """Model and output."""
+
+    model: str = flag(REQUIRED, "Directory or Hub id of the model.")
+    output_dir: str = flag(REQUIRED, "Directory for the exported model and its tokenizer.")
+    overwrite: bool = flag(False, "Replace files of the same names in --output_dir.")
+
+
+def reference() -> None:
+    """Save a model in the layout of its reference class, such as BertModel, for transformers without this package.
+
+        hf-ctxmodels export transformers --model runs/sst2 --output_dir runs/sst2-reference
+
+    The weights are bit-identical.
+    """
+    (arguments,) = parse_arguments(ReferenceExportArguments, description=getdoc(reference))
+    names = (*MODEL_FILES, *TOKENIZER_FILES, ADAPTERS_FOLDER)
+    check_output_directory(arguments.output_dir, names, flag="--output_dir", overwrite=arguments.overwrite)
+    model: Any = load_saved_model(arguments.model)
+    _save_with_tokenizer(model.export_reference, arguments.model, arguments.output_dir)
+    print(f"{type(model).__name__} exported to {arguments.output_dir} as {model.reference_class_name()}")
+
+
 @dataclass(frozen=True)
 class TokenScales:
     """A scale per token; an example does not depend on the others in the batch."""
@@ -135,7 +159,7 @@ def int8() -> None:
     activations: Any = next(name for name, scales in SCALES.items() if isinstance(arguments.activations, scales))
     config = CtxInt8Config(activations=activations, embeddings=arguments.embeddings, skip=arguments.skip)
     quantize_model(model, config, _calibrate(model, arguments))
-    _save_with_tokenizer(model, arguments.model, arguments.output_dir)
+    _save_with_tokenizer(model.save_pretrained, arguments.model, arguments.output_dir)
     after = stored_bytes(model)
     print(f"{len(config.modules or ())} modules have weights of 8 bits")
     print(f"weights: {before / 1e6:,.1f} MB before, {after / 1e6:,.1f} MB now ({before / after:.2f} times smaller)")
@@ -247,7 +271,7 @@ def low_rank() -> None:
         skip=arguments.skip,
         moments=moments,
     )
-    _save_with_tokenizer(model, arguments.model, arguments.output_dir)
+    _save_with_tokenizer(model.save_pretrained, arguments.model, arguments.output_dir)
     print("\n".join(_result_lines(results)))
     after = count_parameters(model)
     print(f"parameters: {before:,} before, {after:,} now ({before / after:.2f} times fewer)")
@@ -270,11 +294,11 @@ def _result_lines(results: list[LayerResult]) -> Iterator[str]:
         yield f"{layer:<40} {rank:<18} {min(result.energy for result in group):.1%} of the energy or more"
 
 
-def _save_with_tokenizer(model: PreTrainedModel, source: str, output_dir: str) -> None:
-    """Save a compressed model and the tokenizer of `source`, if it has one."""
+def _save_with_tokenizer(save_model: Callable[[str], None], source: str, output_dir: str) -> None:
+    """Save a model by `save_model`, and the tokenizer of `source`, if it has one."""
     with wrap_write_errors(output_dir):
         shutil.rmtree(Path(output_dir) / ADAPTERS_FOLDER, ignore_errors=True)  # of a previous model
-        model.save_pretrained(output_dir)
+        save_model(output_dir)
         try:
             AutoTokenizer.from_pretrained(source).save_pretrained(output_dir)
         except (OSError, ValueError) as error:

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple, Self
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.adapter_support import suppress_adapter_notice
-from hf_ctxmodels.core.config import CtxConfig
 from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.constants import MULTITASK_MODEL_TYPE
 from hf_ctxmodels.core.errors import CtxError
@@ -25,7 +24,7 @@ from hf_ctxmodels.downstream.tasks import TASKS, Task, TaskArguments
 from hf_ctxmodels.downstream.tasks.sequence_classification import Regression, SequenceClassification
 from hf_ctxmodels.inference.task_heads import run_head
 from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model
-from hf_ctxmodels.training.model_loading import load_config, load_inference_config
+from hf_ctxmodels.training.model_loading import load_config
 from hf_ctxmodels.training.summary import SUMMARY_FILE, TrainingSummary
 
 
@@ -100,8 +99,6 @@ class Predictor:
         model_task = TASKS[head_task](replace(arguments or TaskArguments(), max_length=length))
         model_source = StartingModelArguments(model=source, task_name=task_name)
         config, tokenizer = load_config_and_tokenizer(model_source, model_task)
-        if task_name is None and not isinstance(config, CtxConfig):
-            config, _ = load_inference_config(source, model_task.auto_class)
         check_tokenizer_matches_model(tokenizer, config, length, location=source)
         model_task.load_labels(config)
         with suppress_adapter_notice():

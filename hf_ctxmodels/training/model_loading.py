@@ -120,10 +120,10 @@ def load_family_config(source: str | Path, changes: Mapping[str, Any] = MappingP
     )
 
 
-def load_inference_config(
+def load_config_for_head(
     source: str | Path, auto_class: str | Callable[[PreTrainedConfig], str]
 ) -> tuple[PreTrainedConfig, str]:
-    """The configuration of a checkpoint for inference, and the name of the Auto class of its head.
+    """The configuration of a checkpoint, and the name of the Auto class of its head.
 
     The configuration of a reference checkpoint is converted to its family's class, whose models have the same outputs
     and are faster, unless the family does not support the head or an option, or the checkpoint is quantized.

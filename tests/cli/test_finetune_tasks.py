@@ -31,6 +31,8 @@ from transformers import (
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     AutoTokenizer,
+    SqueezeBertConfig,
+    SqueezeBertForMultipleChoice,
 )
 
 from hf_ctxmodels import FAMILIES, CtxError, CtxMultiTaskConfig, CtxMultiTaskModel
@@ -114,10 +116,13 @@ def test_ranking(checkpoint, tmp_path, monkeypatch, capsys):
     length = {"max_length": 16, "max_steps": 2, "save_steps": 0, "output_dir": tmp_path / "together"}
     assert finetune("multitask", **multitask(checkpoint, tmp_path / "list", tasks, **length)) == 0
     assert 0 < TrainingSummary.load(tmp_path / "together").metrics["eval_ranked_mrr"] <= 1
-    reference = save_tiny(tmp_path / "reference", FAMILIES["bert"], upstream=True)
+    reference = save_tiny(tmp_path / "reference", FAMILIES["bert"], upstream=False)
+    sizes = {"hidden_size": 32, "embedding_size": 32, "intermediate_size": 32, "num_attention_heads": 4}
+    config = SqueezeBertConfig(vocab_size=300, num_hidden_layers=1, max_position_embeddings=64, **sizes)
+    SqueezeBertForMultipleChoice(config).save_pretrained(reference)  # a model of no family
     capsys.readouterr()
     assert finetune("ranking", "--overwrite", model=reference, output_dir=tmp_path / "no", **flags) == 2
-    assert "BertForMultipleChoice does not take choice_mask" in capsys.readouterr().err
+    assert "SqueezeBertForMultipleChoice does not take choice_mask" in capsys.readouterr().err
 
 
 def test_multitask(checkpoint, tmp_path, capsys):

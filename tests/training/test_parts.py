@@ -23,7 +23,7 @@ from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.model_loading import (
     load_config,
     load_config_file,
-    load_inference_config,
+    load_config_for_head,
     load_model,
     load_tokenizer,
     new_model,
@@ -291,12 +291,12 @@ def test_invalid_configurations(tmp_path):
         (LlamaConfig(), "AutoModel", LlamaConfig),
     ],
 )
-def test_inference_config(
+def test_config_for_head(
     reference: PreTrainedConfig, auto_class: str, expected: type[PreTrainedConfig], tmp_path: Path
 ) -> None:
     """A reference checkpoint is opened as a model of its family, if the family supports it."""
     reference.save_pretrained(tmp_path)
-    config, name = load_inference_config(tmp_path, auto_class)
+    config, name = load_config_for_head(tmp_path, auto_class)
     assert (type(config), name) == (expected, auto_class)
 
 

@@ -60,6 +60,7 @@ from hf_ctxmodels.training.loop import TrainingLoop, TrainingResult
 from hf_ctxmodels.training.model_loading import (
     change_config,
     load_config,
+    load_config_for_head,
     load_family_config,
     load_model,
     load_tokenizer,
@@ -114,8 +115,8 @@ def load_config_and_tokenizer(
 ) -> tuple[PreTrainedConfig, PreTrainedTokenizerBase]:
     """Load the configuration and the tokenizer of a checkpoint, or create the configuration of a new model.
 
-    The configuration of a multi-task checkpoint is the configuration of a task's plain model. With `require_family`,
-    reference checkpoints are opened with a family of this package.
+    The configuration of a multi-task checkpoint is the configuration of a task's plain model. A reference checkpoint is
+    opened as a model of its family, if the family supports it; with `require_family`, an error is raised if not.
 
     Raises:
         CtxError: Not exactly one of --model, --family and --features is given, they cannot be opened or have no head
@@ -141,6 +142,8 @@ def load_config_and_tokenizer(
             config = config.task_config(task_name)
         elif require_family:
             config = load_family_config(source)
+        else:
+            config, _ = load_config_for_head(source, task.auto_class)
         config = change_config(config, changes, source)
         set_embedding_fields(config)
         return config, load_tokenizer(source, split_words=task.split_words)
