@@ -90,7 +90,7 @@ def load_config(
 
 
 def change_config(config: PreTrainedConfig, changes: Mapping[str, Any], source: str | Path) -> PreTrainedConfig:
-    """The configuration with replaced fields; raises CtxError for an unknown field, ValueError for an invalid value."""
+    """The configuration with replaced fields; raises CtxError for an unknown field or an invalid value."""
     for name, value in changes.items():
         if not hasattr(config, name):
             raise CtxError(
@@ -98,9 +98,11 @@ def change_config(config: PreTrainedConfig, changes: Mapping[str, Any], source: 
                 location=str(source),
                 hint=f"use one of {', '.join(sorted(type(config).__dataclass_fields__))}.",
             )
-        setattr(config, name, value)
+        with _wrap_library_errors(f"{type(config).__name__} cannot have {name}={value!r}", source, "change the value."):
+            setattr(config, name, value)
     if isinstance(config, CtxConfig):
-        config.validate()
+        with _wrap_library_errors(f"The fields of {type(config).__name__} do not fit together", source, _CORRECT_FIELD):
+            config.validate()
     return config
 
 

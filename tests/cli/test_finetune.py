@@ -170,6 +170,7 @@ def test_errors_of_flags(own_checkpoint, tmp_path, capsys):
         ({"recipe": tmp_path / "recipe.yaml"}, "Unknown key 'max_target_length' in the recipe"),
         ({"train_examples": 5000}, "--train_examples 5000"),
         ({"config_options": "hiden_dropout_prob=0.25"}, "has no field hiden_dropout_prob"),
+        ({"config_options": "classifier_pooling=max"}, "cannot have classifier_pooling='max'"),
     ):
         assert classify(own_checkpoint, tmp_path, **flags) == 2
         assert message in capsys.readouterr().err
