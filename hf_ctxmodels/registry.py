@@ -172,11 +172,16 @@ def checkpoint_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
 
 
 def head_class(auto_class: str, config: PreTrainedConfig) -> Any:
-    """The class that creates or loads a head: the family's alternative head if `config.architectures` names it, else
-    the Auto class."""
+    """The class that creates or loads a head: the family's alternative head if `config.architectures` names it or its
+    reference class, else the Auto class."""
     for family in FAMILIES.values():
         head = family.alternative_heads.get(auto_class)
-        if head is not None and type(config) is family.config and head.__name__ in (config.architectures or ()):
+        if head is None or type(config) is not family.config:
+            continue
+        names = {head.__name__}
+        if head.reference_class_name() != family.models[auto_class].reference_class_name():
+            names.add(head.reference_class_name())
+        if names.intersection(config.architectures or ()):
             return head
     return get_auto_class(auto_class)
 

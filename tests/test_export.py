@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from commands import command_output
+from commands import command_output, run_command
 from torch import Tensor
 from transformers import AutoTokenizer
 
@@ -26,6 +26,8 @@ from hf_ctxmodels.compression.low_bits.quantizer import (
     pack_model,
     replace_with_fake_quantized,
 )
+from hf_ctxmodels.core.output_files import TOKENIZER_FILES
+from hf_ctxmodels.downstream.adapters import add_adapter, set_active_adapters
 from hf_ctxmodels.inference import exporting
 from hf_ctxmodels.registry import FAMILIES
 
@@ -291,3 +293,25 @@ print(type(model).__name__, *model.eval()(**tokenizer("one two", return_tensors=
     )
     flags = {"model": tmp_path / "mass", "output_dir": tmp_path / "no"}
     assert "transformers has no class for CtxMassModel" in command_output("export transformers", **flags, fails=True)
+
+
+def test_export_for_transformers_without_tokenizer(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    save_classifier("float32", tmp_path / "model")
+    for file in TOKENIZER_FILES:
+        (tmp_path / "model" / file).unlink(missing_ok=True)
+    flags = {"model": tmp_path / "model", "output_dir": tmp_path / "exported"}
+    assert run_command("export", "transformers", **flags) == 0
+    assert "The tokenizer is not saved" in capsys.readouterr().err
+    assert not (tmp_path / "exported" / "tokenizer.json").exists()  # transformers would save an empty one
+    flags["output_dir"] = tmp_path / "model"
+    assert "directory of the model" in command_output("export transformers", "--overwrite", **flags, fails=True)
+
+
+def test_export_for_transformers_refuses_adapters(tmp_path: Path) -> None:
+    save_classifier("float32", tmp_path / "model")
+    model = CtxBertForSequenceClassification.from_pretrained(tmp_path / "model")
+    add_adapter(model, "polarity", "pfeiffer")
+    set_active_adapters(model, "polarity")
+    model.save_pretrained(tmp_path / "model")
+    flags = {"model": tmp_path / "model", "output_dir": tmp_path / "exported"}
+    assert "The model has adapters" in command_output("export transformers", **flags, fails=True)

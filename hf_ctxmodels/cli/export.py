@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedModel
 
 from hf_ctxmodels.compression.int8.quantizer import (
     CtxInt8Config,
@@ -29,6 +29,7 @@ from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.console import format_next_commands, print_status, progress_bar
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, ParsedChoices, check_range, flag
+from hf_ctxmodels.core.loading import read_json
 from hf_ctxmodels.core.output_files import (
     MODEL_FILES,
     TOKENIZER_FILES,
@@ -37,7 +38,7 @@ from hf_ctxmodels.core.output_files import (
     wrap_write_errors,
 )
 from hf_ctxmodels.data.text_files import read_lines
-from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_saved_model
+from hf_ctxmodels.downstream.adapters.adapter_checkpoints import has_saved_adapters, load_saved_model
 from hf_ctxmodels.inference.exporting import (
     Format,
     check_export_file,
@@ -46,6 +47,7 @@ from hf_ctxmodels.inference.exporting import (
     export_model,
     inputs_for_texts,
 )
+from hf_ctxmodels.training.checkpoint_files import MANIFEST_FILE
 from hf_ctxmodels.training.model_loading import load_tokenizer
 
 MIN_TEXTS = 16
@@ -102,11 +104,19 @@ def reference() -> None:
     The weights are bit-identical.
     """
     (arguments,) = parse_arguments(ReferenceExportArguments, description=getdoc(reference))
-    names = (*MODEL_FILES, *TOKENIZER_FILES, ADAPTERS_FOLDER)
-    check_output_directory(arguments.output_dir, names, flag="--output_dir", overwrite=arguments.overwrite)
+    _check_directories(arguments.model, arguments.output_dir, arguments.overwrite)
+    if has_saved_adapters(arguments.model):
+        raise CtxError(
+            "The model has adapters, which transformers does not load.",
+            location=arguments.model,
+            hint="fine-tune without --adapter, or use the model with this package.",
+        )
     model: Any = load_saved_model(arguments.model)
     _save_with_tokenizer(model.export_reference, arguments.model, arguments.output_dir)
-    print(f"{type(model).__name__} exported to {arguments.output_dir} as {model.reference_class_name()}")
+    (name,) = read_json(Path(arguments.output_dir) / "config.json")["architectures"]
+    print(f"{type(model).__name__} exported to {arguments.output_dir} as {name}")
+    if (Path(arguments.model) / "modules.json").is_file():
+        print_status("The files of sentence-transformers are not exported: only the model and its tokenizer are")
 
 
 @dataclass(frozen=True)
@@ -152,8 +162,7 @@ def int8() -> None:
     from calibration texts.
     """
     (arguments,) = parse_arguments(QuantizationArguments, description=getdoc(int8))
-    names = (*MODEL_FILES, *TOKENIZER_FILES, ADAPTERS_FOLDER)
-    check_output_directory(arguments.output_dir, names, flag="--output_dir", overwrite=arguments.overwrite)
+    _check_directories(arguments.model, arguments.output_dir, arguments.overwrite)
     model = load_saved_model(arguments.model)
     before = stored_bytes(model)
     activations: Any = next(name for name, scales in SCALES.items() if isinstance(arguments.activations, scales))
@@ -253,8 +262,7 @@ def low_rank() -> None:
     quantized by `export int8`. A layer whose factors would not be smaller is left as it is.
     """
     (arguments,) = parse_arguments(LowRankArguments, description=getdoc(low_rank))
-    names = (*MODEL_FILES, *TOKENIZER_FILES)
-    check_output_directory(arguments.output_dir, names, flag="--output_dir", overwrite=arguments.overwrite)
+    _check_directories(arguments.model, arguments.output_dir, arguments.overwrite)
     model = load_saved_model(arguments.model)
     check_factorizable(model)
     before, moments = count_parameters(model), None
@@ -294,15 +302,29 @@ def _result_lines(results: list[LayerResult]) -> Iterator[str]:
         yield f"{layer:<40} {rank:<18} {min(result.energy for result in group):.1%} of the energy or more"
 
 
+def _check_directories(source: str, output_dir: str, overwrite: bool) -> None:
+    """Raise CtxError if the output directory is the model's, or has a model that may not be overwritten."""
+    if Path(source).is_dir() and Path(source).resolve() == Path(output_dir).resolve():
+        raise CtxError(
+            "The output directory is the directory of the model.",
+            location=f"--output_dir {output_dir}",
+            hint="choose another directory.",
+        )
+    names = (*MODEL_FILES, *TOKENIZER_FILES, ADAPTERS_FOLDER)
+    check_output_directory(output_dir, names, flag="--output_dir", overwrite=overwrite)
+
+
 def _save_with_tokenizer(save_model: Callable[[str], None], source: str, output_dir: str) -> None:
-    """Save a model by `save_model`, and the tokenizer of `source`, if it has one."""
+    """Save a model by `save_model`, and the tokenizer of `source`, if it has one; files of a previous model are
+    replaced."""
     with wrap_write_errors(output_dir):
-        shutil.rmtree(Path(output_dir) / ADAPTERS_FOLDER, ignore_errors=True)  # of a previous model
+        shutil.rmtree(Path(output_dir) / ADAPTERS_FOLDER, ignore_errors=True)
+        (Path(output_dir) / MANIFEST_FILE).unlink(missing_ok=True)  # digests of the previous weights
         save_model(output_dir)
         try:
-            AutoTokenizer.from_pretrained(source).save_pretrained(output_dir)
-        except (OSError, ValueError) as error:
-            print_status(f"{source} has no tokenizer: {error}")
+            load_tokenizer(source).save_pretrained(output_dir)
+        except CtxError as error:
+            print_status(f"The tokenizer is not saved: {error.message}")
 
 
 def count_parameters(model: PreTrainedModel) -> int:

@@ -107,11 +107,13 @@ class GenerationArguments:
     )
     max_new_tokens: int = flag(60, "Longest generated text in tokens.")
     num_texts: int = flag(1, "Texts for each prompt, by sampling.")
-    no_repeat_ngram_size: int = flag(0, "Size of n-grams that are not repeated within a text; 0 allows all.")
-    repetition_penalty: float = flag(
-        1.0,
+    no_repeat_ngram_size: int | None = flag(
+        None, "Size of n-grams that are not repeated within a text; 0 allows all; by default as the model's settings."
+    )
+    repetition_penalty: float | None = flag(
+        None,
         "Divide the positive logits of tokens of the prompt and the text by this, and multiply the negative ones "
-        "(CTRL: 1.2); 1 for none.",
+        "(CTRL: 1.2); 1 for none; by default as the model's settings.",
     )
     max_length: int | None = flag(
         None, "Truncate inputs to N tokens; by default an input over the model's limit is an error."
@@ -157,9 +159,9 @@ class GenerationArguments:
     def decoding_options(self) -> dict[str, Any]:
         """Keyword arguments of `generate`."""
         options: dict[str, Any] = {"num_beams": 1, "do_sample": False}
-        if self.no_repeat_ngram_size:
+        if self.no_repeat_ngram_size is not None:
             options["no_repeat_ngram_size"] = self.no_repeat_ngram_size
-        if self.repetition_penalty != 1:
+        if self.repetition_penalty is not None:
             options["repetition_penalty"] = self.repetition_penalty
         match self.decoding:
             case BeamOptions(num_beams, length_penalty):

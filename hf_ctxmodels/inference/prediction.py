@@ -102,7 +102,7 @@ class Predictor:
         check_tokenizer_matches_model(tokenizer, config, length, location=source)
         model_task.load_labels(config)
         with suppress_adapter_notice():
-            model = open_model(model_source, model_task, config, tokenizer, multitask_model)
+            model = open_model(model_source, model_task, config, tokenizer, multitask_model, require_head=True)
         return cls(model_task, add_saved_adapters(model, source).eval(), tokenizer)
 
     @classmethod
@@ -161,6 +161,12 @@ def _task_of_head(config: PreTrainedConfig, auto_class: str, source: str, prefer
     """The task of a head by its Auto class: `preferred` if the head suits it; raises CtxError for other heads."""
     tasks = [name for name, task in TASKS.items() if auto_class.startswith(task.auto_class)]
     if tasks == [SequenceClassification.name, Regression.name]:
+        if config.problem_type == "multi_label_classification":
+            raise CtxError(
+                "The model assigns several labels to a text; predictions of one label would be wrong.",
+                location=source,
+                hint='use pipeline("text-classification", MODEL, top_k=None) of transformers.',
+            )
         is_regression = config.problem_type == "regression" or config.num_labels == 1
         tasks = tasks[1:] if is_regression else tasks[:1]
     if preferred in tasks:

@@ -1,5 +1,6 @@
 """Loading of configurations, tokenizers and models for the commands, with helpful errors."""
 
+import dataclasses
 import json
 import logging
 import sys
@@ -96,7 +97,7 @@ def change_config(config: PreTrainedConfig, changes: Mapping[str, Any], source: 
             raise CtxError(
                 f"{type(config).__name__} has no field {name}.",
                 location=str(source),
-                hint=f"use one of {', '.join(sorted(type(config).__dataclass_fields__))}.",
+                hint=f"use one of {', '.join(sorted(item.name for item in dataclasses.fields(config)))}.",
             )
         with _wrap_library_errors(f"{type(config).__name__} cannot have {name}={value!r}", source, "change the value."):
             setattr(config, name, value)
@@ -128,7 +129,8 @@ def load_config_for_head(
     """The configuration of a checkpoint, and the name of the Auto class of its head.
 
     The configuration of a reference checkpoint is converted to its family's class, whose models have the same outputs
-    and are faster, unless the family does not support the head or an option, or the checkpoint is quantized.
+    and are faster, unless the family does not support the head or an option, the checkpoint is quantized, or the model
+    needs the language of each text. Checkpoints of related types, such as DistilBERT and mT5, are not converted.
 
     Args:
         auto_class: The name, or a function that chooses it by the configuration.
@@ -138,11 +140,12 @@ def load_config_for_head(
     """
     config = load_config(source)
     name = auto_class if isinstance(auto_class, str) else auto_class(config)
-    for family in FAMILIES.values():
-        is_reference = config.model_type in family.config.reference_model_types
-        if is_reference and name in family.models and not hasattr(config, "quantization_config"):
-            with suppress(CtxError):
-                return load_config(source, family.config), name
+    family = next((family for family in FAMILIES.values() if family.reference == config.model_type), None)
+    if family is not None and name in family.models and not hasattr(config, "quantization_config"):
+        with suppress(CtxError):
+            family_config = load_config(source, family.config)
+            if not getattr(family_config, "needs_languages", False):
+                return family_config, name
     return config, name
 
 

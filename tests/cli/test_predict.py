@@ -318,3 +318,10 @@ def test_scores_of_answers(tmp_path: Path) -> None:
     assert (scores["exact"], scores["HasAns_exact"], scores["NoAns_exact"]) == (75, 100, 0)
     for file in unlabeled:
         assert shown_scores(folder, file) == (expected, {})
+
+
+def test_multi_label_models_are_refused(tmp_path: Path) -> None:
+    problem = {"problem_type": "multi_label_classification", "num_labels": 3}
+    folder = model_folder(tmp_path / "model", "bert", "AutoModelForSequenceClassification", **problem)
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
+    assert "assigns several labels" in command_output("predict", model=folder, input=tmp_path / "texts.txt", fails=True)

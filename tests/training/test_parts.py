@@ -8,13 +8,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import BertConfig, LlamaConfig, PreTrainedConfig
+from transformers import (
+    BertConfig,
+    DistilBertConfig,
+    LlamaConfig,
+    PreTrainedConfig,
+    XLMConfig,
+    XLNetConfig,
+    XLNetForQuestionAnswering,
+)
 
 from hf_ctxmodels import CtxBertConfig, CtxBertForMaskedLM, CtxBertForSequenceClassification, CtxError
 from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.console import run_script
 from hf_ctxmodels.core.flags import REQUIRED, flag, join_choice, split_choice, typed_options
 from hf_ctxmodels.downstream.text2text.pretraining import PretrainingMixtureOptions
+from hf_ctxmodels.models.xlm import CtxXLMConfig
+from hf_ctxmodels.models.xlnet import CtxXLNetForQuestionAnswering
 from hf_ctxmodels.objectives import MaskedLM
 from hf_ctxmodels.registry import get_family
 from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model, record_tokenizer_digest
@@ -289,6 +299,10 @@ def test_invalid_configurations(tmp_path):
         (BertConfig(), "AutoModelForCausalLM", BertConfig),  # BERT as a decoder is no head of the family
         (BertConfig(quantization_config={"quant_method": "bitsandbytes"}), "AutoModel", BertConfig),
         (LlamaConfig(), "AutoModel", LlamaConfig),
+        (BertConfig(), "AutoModelForSeq2SeqLM", BertConfig),  # UniLM also opens BERT checkpoints
+        (DistilBertConfig(), "AutoModelForSequenceClassification", DistilBertConfig),  # another head
+        (XLMConfig(), "AutoModel", CtxXLMConfig),
+        (XLMConfig(n_langs=3), "AutoModel", XLMConfig),  # the language of a text is unknown
     ],
 )
 def test_config_for_head(
@@ -298,6 +312,15 @@ def test_config_for_head(
     reference.save_pretrained(tmp_path)
     config, name = load_config_for_head(tmp_path, auto_class)
     assert (type(config), name) == (expected, auto_class)
+
+
+def test_alternative_head_of_a_reference_checkpoint(tmp_path: Path) -> None:
+    """The question answering of XLNet by beam search, which is not the class of the Auto class."""
+    sizes = {"d_model": 16, "n_layer": 1, "n_head": 2, "d_inner": 16, "vocab_size": 40}
+    XLNetForQuestionAnswering(XLNetConfig(**sizes)).save_pretrained(tmp_path)
+    config, name = load_config_for_head(tmp_path, "AutoModelForQuestionAnswering")
+    model = load_model(tmp_path, name, config, require_head=True)
+    assert type(model) is CtxXLNetForQuestionAnswering
 
 
 def test_loaded_weights(workspace, tmp_path, capfd):

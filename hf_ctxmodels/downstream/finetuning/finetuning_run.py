@@ -227,11 +227,13 @@ def open_model(
     config: PreTrainedConfig,
     tokenizer: PreTrainedTokenizerBase,
     multitask_model: PreTrainedModel | None = None,
+    *,
+    require_head: bool = False,
 ) -> PreTrainedModel:
     """Load the checkpoint or create a new model, with the task's head and embeddings for all tokens.
 
     `multitask_model` is the model of a multi-task checkpoint if it is already loaded. Raises CtxError if the model
-    lacks an input that the task needs.
+    lacks an input that the task needs, or with `require_head` if the checkpoint has no such head.
     """
     source, task_name = arguments.model, arguments.task_name
     if source is None:
@@ -243,7 +245,7 @@ def open_model(
         if task_name is not None:
             multitask_model = load_multitask_model(source) if multitask_model is None else multitask_model
             weights = multitask_model.task_weights(task_name)
-        model = load_model(source, task.auto_class, config, weights=weights)
+        model = load_model(source, task.auto_class, config, weights=weights, require_head=require_head)
         num_new_tokens = len(tokenizer) - getattr(config, "vocab_size", len(tokenizer))
         if num_new_tokens > 0:
             print_status(f"the embeddings of {num_new_tokens} new tokens are initialized as in a new model")
