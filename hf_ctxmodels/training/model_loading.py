@@ -260,7 +260,8 @@ def new_model_without_memory(auto_class: str, config: PreTrainedConfig) -> PreTr
 
 def load_tokenizer(source: str | Path, split_words: bool = False) -> PreTrainedTokenizerBase:
     """The tokenizer of a directory or Hub id; raises CtxError if it is missing, damaged, or does not use the tokenizers
-    library. If inputs are lists of words (`split_words`), byte-level tokenizers add a space before each word."""
+    library. If inputs are lists of words (`split_words`), byte-level tokenizers add a space before each word. Without a
+    padding token, as in the released GPT-2, the end of text is used, which is masked like all padding."""
     check_source(source, _VOCABULARY_FILES)
     directory = Path(source)
     if directory.is_dir() and not any((directory / name).is_file() for name in _VOCABULARY_FILES):
@@ -282,6 +283,8 @@ def load_tokenizer(source: str | Path, split_words: bool = False) -> PreTrainedT
             location=str(source),
             hint="use a tokenizer with a tokenizer.json.",
         )
+    if tokenizer.pad_token is None and tokenizer.eos_token is not None:
+        tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
 
 

@@ -22,6 +22,9 @@ from hf_ctxmodels import CtxBertConfig, CtxBertForMaskedLM, CtxBertForSequenceCl
 from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.console import run_script
 from hf_ctxmodels.core.flags import REQUIRED, flag, join_choice, split_choice, typed_options
+from hf_ctxmodels.downstream.finetuning.arguments import StartingModelArguments
+from hf_ctxmodels.downstream.finetuning.finetuning_run import load_config_and_tokenizer
+from hf_ctxmodels.downstream.tasks import TASKS, TaskArguments
 from hf_ctxmodels.downstream.text2text.pretraining import PretrainingMixtureOptions
 from hf_ctxmodels.models.xlm import CtxXLMConfig
 from hf_ctxmodels.models.xlnet import CtxXLNetForQuestionAnswering
@@ -312,6 +315,19 @@ def test_config_for_head(
     reference.save_pretrained(tmp_path)
     config, name = load_config_for_head(tmp_path, auto_class)
     assert (type(config), name) == (expected, auto_class)
+
+
+def test_tokenizer_without_a_padding_token(tmp_path: Path) -> None:
+    """The released GPT-2 has none: the end of text pads, also in the configuration of a fine-tuned classifier."""
+    source = save_tiny(tmp_path, FAMILIES["gpt2"], upstream=True)
+    settings = tmp_path / "tokenizer_config.json"
+    fields = json.loads(settings.read_text())
+    del fields["pad_token"]
+    settings.write_text(json.dumps(fields))
+    assert AutoTokenizer.from_pretrained(source).pad_token is None
+    task = TASKS["sequence-classification"](TaskArguments())
+    config, tokenizer = load_config_and_tokenizer(StartingModelArguments(model=source), task)
+    assert config.pad_token_id == tokenizer.pad_token_id == tokenizer.eos_token_id is not None
 
 
 def test_alternative_head_of_a_reference_checkpoint(tmp_path: Path) -> None:

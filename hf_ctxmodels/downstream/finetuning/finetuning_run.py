@@ -146,7 +146,10 @@ def load_config_and_tokenizer(
             config, _ = load_config_for_head(source, task.auto_class)
         config = change_config(config, changes, source)
         set_embedding_fields(config)
-        return config, load_tokenizer(source, split_words=task.split_words)
+        tokenizer = load_tokenizer(source, split_words=task.split_words)
+        if getattr(config, "pad_token_id", 0) is None:  # without it, classifiers of transformers refuse padded batches
+            config.pad_token_id = tokenizer.pad_token_id
+        return config, tokenizer
     options = arguments.family
     if options is None or options.tokenizer is None:
         raise CtxError("A new model needs a tokenizer.", location="--family", hint="write --family NAME:tokenizer=DIR.")
