@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from labeled_texts import save_tiny
 from transformers import (
+    AutoTokenizer,
     BertConfig,
     DistilBertConfig,
     LlamaConfig,
@@ -29,7 +31,7 @@ from hf_ctxmodels.downstream.text2text.pretraining import PretrainingMixtureOpti
 from hf_ctxmodels.models.xlm import CtxXLMConfig
 from hf_ctxmodels.models.xlnet import CtxXLNetForQuestionAnswering
 from hf_ctxmodels.objectives import MaskedLM
-from hf_ctxmodels.registry import get_family
+from hf_ctxmodels.registry import FAMILIES, get_family
 from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model, record_tokenizer_digest
 from hf_ctxmodels.training import checkpoint_files
 from hf_ctxmodels.training.arguments import LoopArguments
@@ -320,10 +322,10 @@ def test_config_for_head(
 def test_tokenizer_without_a_padding_token(tmp_path: Path) -> None:
     """The released GPT-2 has none: the end of text pads, also in the configuration of a fine-tuned classifier."""
     source = save_tiny(tmp_path, FAMILIES["gpt2"], upstream=True)
-    settings = tmp_path / "tokenizer_config.json"
-    fields = json.loads(settings.read_text())
-    del fields["pad_token"]
-    settings.write_text(json.dumps(fields))
+    for name, field in (("tokenizer_config.json", "pad_token"), ("config.json", "pad_token_id")):
+        fields = json.loads((tmp_path / name).read_text())
+        del fields[field]
+        (tmp_path / name).write_text(json.dumps(fields))
     assert AutoTokenizer.from_pretrained(source).pad_token is None
     task = TASKS["sequence-classification"](TaskArguments())
     config, tokenizer = load_config_and_tokenizer(StartingModelArguments(model=source), task)
