@@ -4,7 +4,7 @@ import dataclasses
 import json
 import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -123,30 +123,24 @@ def load_family_config(source: str | Path, changes: Mapping[str, Any] = MappingP
     )
 
 
-def load_config_for_head(
-    source: str | Path, auto_class: str | Callable[[PreTrainedConfig], str]
-) -> tuple[PreTrainedConfig, str]:
-    """The configuration of a checkpoint, and the name of the Auto class of its head.
+def convert_reference_config(config: PreTrainedConfig, auto_class: str, source: str | Path) -> PreTrainedConfig:
+    """The configuration of a reference checkpoint as its family's class, whose models have the same outputs and are
+    faster.
 
-    The configuration of a reference checkpoint is converted to its family's class, whose models have the same outputs
-    and are faster, unless the family does not support the head or an option, the checkpoint is quantized, or the model
-    needs the language of each text. Checkpoints of related types, such as DistilBERT and mT5, are not converted.
+    It is returned unchanged if the family does not support the head `auto_class` or an option, the checkpoint is
+    quantized, or the model needs the language of each text. Checkpoints of related types, such as DistilBERT and mT5,
+    are not converted.
 
     Args:
-        auto_class: The name, or a function that chooses it by the configuration.
-
-    Raises:
-        CtxError: As `load_config`.
+        config: The configuration that `load_config` returns for `source`; one of this package is returned unchanged.
     """
-    config = load_config(source)
-    name = auto_class if isinstance(auto_class, str) else auto_class(config)
     family = next((family for family in FAMILIES.values() if family.reference == config.model_type), None)
-    if family is not None and name in family.models and not hasattr(config, "quantization_config"):
+    if family is not None and auto_class in family.models and not hasattr(config, "quantization_config"):
         with suppress(CtxError):
             family_config = load_config(source, family.config)
             if not getattr(family_config, "needs_languages", False):
-                return family_config, name
-    return config, name
+                return family_config
+    return config
 
 
 def load_config_file(

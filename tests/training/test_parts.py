@@ -36,9 +36,9 @@ from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model, record_t
 from hf_ctxmodels.training import checkpoint_files
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.model_loading import (
+    convert_reference_config,
     load_config,
     load_config_file,
-    load_config_for_head,
     load_model,
     load_tokenizer,
     new_model,
@@ -310,13 +310,13 @@ def test_invalid_configurations(tmp_path):
         (XLMConfig(n_langs=3), "AutoModel", XLMConfig),  # the language of a text is unknown
     ],
 )
-def test_config_for_head(
+def test_converted_reference_config(
     reference: PreTrainedConfig, auto_class: str, expected: type[PreTrainedConfig], tmp_path: Path
 ) -> None:
     """A reference checkpoint is opened as a model of its family, if the family supports it."""
     reference.save_pretrained(tmp_path)
-    config, name = load_config_for_head(tmp_path, auto_class)
-    assert (type(config), name) == (expected, auto_class)
+    config = convert_reference_config(load_config(tmp_path), auto_class, tmp_path)
+    assert type(config) is expected
 
 
 def test_tokenizer_without_a_padding_token(tmp_path: Path) -> None:
@@ -336,8 +336,9 @@ def test_alternative_head_of_a_reference_checkpoint(tmp_path: Path) -> None:
     """The question answering of XLNet by beam search, which is not the class of the Auto class."""
     sizes = {"d_model": 16, "n_layer": 1, "n_head": 2, "d_inner": 16, "vocab_size": 40}
     XLNetForQuestionAnswering(XLNetConfig(**sizes)).save_pretrained(tmp_path)
-    config, name = load_config_for_head(tmp_path, "AutoModelForQuestionAnswering")
-    model = load_model(tmp_path, name, config, require_head=True)
+    auto_class = "AutoModelForQuestionAnswering"
+    config = convert_reference_config(load_config(tmp_path), auto_class, tmp_path)
+    model = load_model(tmp_path, auto_class, config, require_head=True)
     assert type(model) is CtxXLNetForQuestionAnswering
 
 

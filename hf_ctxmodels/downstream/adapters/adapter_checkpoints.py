@@ -41,8 +41,8 @@ from hf_ctxmodels.downstream.adapters.prediction_heads import find_flexible_head
 from hf_ctxmodels.registry import checkpoint_class
 from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model
 from hf_ctxmodels.training.model_loading import (
+    convert_reference_config,
     load_config,
-    load_config_for_head,
     load_family_config,
     load_model,
     load_tokenizer,
@@ -183,7 +183,9 @@ def load_model_and_tokenizer(
     `auto_class` is the name of the head's Auto class, or a function that chooses it by the configuration. The longest
     input in tokens, `max_length`, must fit the model. `require_head`: see `load_model`.
     """
-    (config, name), tokenizer = load_config_for_head(source, auto_class), load_tokenizer(source)
+    config, tokenizer = load_config(source), load_tokenizer(source)
+    name = auto_class if isinstance(auto_class, str) else auto_class(config)
+    config = convert_reference_config(config, name, source)
     check_tokenizer_matches_model(tokenizer, config, max_length, location=source)
     return load_model_with_adapters(source, name, config, require_head=require_head), tokenizer
 

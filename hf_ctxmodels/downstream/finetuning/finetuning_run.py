@@ -59,8 +59,8 @@ from hf_ctxmodels.training.defaults import with_default_rates
 from hf_ctxmodels.training.loop import TrainingLoop, TrainingResult
 from hf_ctxmodels.training.model_loading import (
     change_config,
+    convert_reference_config,
     load_config,
-    load_config_for_head,
     load_family_config,
     load_model,
     load_tokenizer,
@@ -143,7 +143,7 @@ def load_config_and_tokenizer(
         elif require_family:
             config = load_family_config(source)
         else:
-            config, _ = load_config_for_head(source, task.auto_class)
+            config = convert_reference_config(config, task.auto_class, source)
         config = change_config(config, changes, source)
         set_embedding_fields(config)
         tokenizer = load_tokenizer(source, split_words=task.split_words)
