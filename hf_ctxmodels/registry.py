@@ -8,6 +8,7 @@ from typing import Any
 import transformers
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import USER_REGISTERED_MAPPINGS
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from hf_ctxmodels.core.auto_classes import get_auto_class
 from hf_ctxmodels.core.errors import CtxError
@@ -160,6 +161,12 @@ def checkpoint_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
     family = get_family(config)
     heads = [*family.reference_heads.values(), *family.models.values(), *family.alternative_heads.values()]
     classes: dict[str, type[PreTrainedModel]] = {model.reference_class_name(): model for model in reversed(heads)}
+    for model_type in family.config.reference_model_types:
+        # classes of related types: DistilBertForMaskedLM is loaded by the class for BertForMaskedLM
+        prefix, related = (_reference_prefix(name) for name in (family.reference, model_type))
+        classes |= {
+            related + name.removeprefix(prefix): model for name, model in classes.items() if name.startswith(prefix)
+        }
     classes |= {model.__name__: model for model in heads}
     for name in config.architectures or []:
         if name in classes:
@@ -169,6 +176,11 @@ def checkpoint_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
         location=config.name_or_path or None,
         hint="save the model with save_pretrained.",
     )
+
+
+def _reference_prefix(model_type: str | None) -> str:
+    """Common prefix of the names of a reference's classes, such as "Bert"."""
+    return CONFIG_MAPPING_NAMES[model_type].removesuffix("Config") if model_type else ""
 
 
 def head_class(auto_class: str, config: PreTrainedConfig) -> Any:

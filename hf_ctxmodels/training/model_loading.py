@@ -349,7 +349,7 @@ def load_model(
                 model_class = model_class._model_mapping[type(config)]
             arguments = {"pretrained_model_name_or_path": None, "state_dict": dict(weights)}
         try:
-            with _without_load_report():
+            with without_load_report():
                 # transformers reports missing and unexpected weights without raising
                 model, report = model_class.from_pretrained(
                     **arguments, config=config, output_loading_info=True, ignore_mismatched_sizes=True
@@ -378,7 +378,7 @@ def load_model(
 
 
 @contextmanager
-def _without_load_report() -> Iterator[None]:
+def without_load_report() -> Iterator[None]:
     """Suppress the table of missing and unexpected weights of transformers: `load_model` prints them in a line.
 
     A filter, because a logger with a level of its own makes transformers warn about weights that tensor parallelism

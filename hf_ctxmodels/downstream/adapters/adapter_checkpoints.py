@@ -48,6 +48,7 @@ from hf_ctxmodels.training.model_loading import (
     load_tokenizer,
     require_single_task,
     verify_weights,
+    without_load_report,
 )
 
 _DUPLICATE_KEY = "adapter_norm_before."  # a second name of a parameter in AdapterHub's files
@@ -152,16 +153,27 @@ def load_model_with_adapters(
 def load_saved_model(source: str) -> PreTrainedModel:
     """A model with its saved head and adapters, in evaluation mode; a reference checkpoint as a model of its family.
 
+    An encoder whose checkpoint has no pooler has none.
+
     Raises:
-        CtxError: The checkpoint is damaged, has several tasks, or belongs to no family.
+        CtxError: The checkpoint is damaged, lacks weights, has several tasks, or belongs to no family.
     """
     config = load_config(source)
     require_single_task(config, source)
     if not isinstance(config, CtxConfig):
         config = load_family_config(source)
     verify_weights(Path(source))
-    with suppress_adapter_notice():
-        model = load_pretrained(checkpoint_class(config), source, "the model")
+    with suppress_adapter_notice(), without_load_report():
+        model, report = load_pretrained(checkpoint_class(config), source, "the model", output_loading_info=True)
+    missing = sorted(report["missing_keys"])
+    if missing and all(name.startswith("pooler.") for name in missing):
+        model.pooler = None
+    elif missing:
+        raise CtxError(
+            f"The checkpoint lacks {len(missing)} weights of {type(model).__name__}, for example {missing[0]}.",
+            location=source,
+            hint="use a checkpoint that was saved with its head.",
+        )
     return add_saved_adapters(model, source).eval()
 
 

@@ -29,7 +29,12 @@ _LAYER_NORM_EPS = 1e-12  # fixed in transformers
 _COMMON_FIELDS = {"architectures", "id2label", "label2id", "problem_type", "torch_dtype", "dtype", "_commit_hash"}
 _DEFAULTS = {"num_hidden_layers": 6}  # the only default of DistilBertConfig that differs from `CtxBertConfig`
 _POOLER_HEADS = {"DistilBertForSequenceClassification", "DistilBertForMultipleChoice"}
-_EXPORTED_CLASSES = {"CtxBertModel": "DistilBertModel", "CtxBertForMaskedLM": "DistilBertForMaskedLM"}
+_EXPORTED_CLASSES = {
+    "CtxBertModel": "DistilBertModel",
+    "CtxBertForMaskedLM": "DistilBertForMaskedLM",
+    "CtxBertForTokenClassification": "DistilBertForTokenClassification",
+    "CtxBertForQuestionAnswering": "DistilBertForQuestionAnswering",
+}
 
 
 @strict
@@ -55,28 +60,17 @@ def distilbert_to_bert_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {**_DEFAULTS, **converted, **common, **fixed}
 
 
-def bert_to_distilbert_fields(config: PreTrainedConfig, model_class: str, has_pooler: bool) -> dict[str, Any]:
-    """Convert a `CtxBertConfig` with `type_vocab_size=0` to the fields of a DistilBERT's config.json.
+def has_distilbert_layout(config: PreTrainedConfig, model_class: str, has_pooler: bool) -> bool:
+    """Whether transformers' DistilBERT has a class with the outputs of this model."""
+    has_class = model_class in _EXPORTED_CLASSES and not has_pooler
+    return has_class and not config.type_vocab_size and config.layer_norm_eps == _LAYER_NORM_EPS
 
-    Raises:
-        CtxError: transformers' DistilBERT does not support the model.
-    """
-    if model_class not in _EXPORTED_CLASSES:
-        raise CtxError(
-            f"transformers' DistilBERT does not support the head of {model_class}.",
-            hint="use save_pretrained; only the encoder and the masked-LM model can be exported.",
-        )
-    if has_pooler:
-        raise CtxError(
-            "DistilBERT has no pooler, but this model has one.", hint="load the model with add_pooling_layer=False."
-        )
-    if config.layer_norm_eps != _LAYER_NORM_EPS:
-        raise CtxError(
-            f"DistilBERT has layer_norm_eps={_LAYER_NORM_EPS}, this model {config.layer_norm_eps}.",
-            hint="use save_pretrained.",
-        )
-    values = {old: getattr(config, name) for name, old in _FIELD_NAMES.items()}
-    return {**values, "model_type": "distilbert", "architectures": [_EXPORTED_CLASSES[model_class]]}
+
+def bert_to_distilbert_fields(config: PreTrainedConfig, model_class: str) -> dict[str, Any]:
+    """Convert the configuration of a model with `has_distilbert_layout` to the fields of a DistilBERT's config.json."""
+    fields = {name: value for name, value in config.to_diff_dict().items() if name in _COMMON_FIELDS}
+    fields |= {old: getattr(config, name) for name, old in _FIELD_NAMES.items()}
+    return {**fields, "model_type": "distilbert", "architectures": [_EXPORTED_CLASSES[model_class]]}
 
 
 def reject_distilbert_head(model_class: str, architectures: Sequence[str] | None) -> None:

@@ -15,12 +15,14 @@ from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
+from hf_ctxmodels.architectures.configurations import PAIR_SEGMENTS
 from hf_ctxmodels.architectures.transformer_encoder import TransformerEncoder
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.heads import ItemCounts
 from hf_ctxmodels.models.bert.configuration_bert import (
     CtxBertConfig,
     bert_to_distilbert_fields,
+    has_distilbert_layout,
     reject_distilbert_head,
 )
 from hf_ctxmodels.models.bert.conversion_bert import BERT_EXPORT, DISTILBERT_EXPORT
@@ -52,19 +54,42 @@ class CtxBertPreTrainedModel(CtxPreTrainedModel):
     _keys_to_ignore_on_load_unexpected = [r"^(mlm|nsp|sbo|sentence)_head\.", r"pooler\.", r"position_ids$"]
 
     @property
+    def _is_distilbert(self) -> bool:
+        """Whether the model is exported as a DistilBERT."""
+        has_pooler = getattr(self.base_model, "pooler", None) is not None
+        return has_distilbert_layout(self.config, type(self).__name__, has_pooler)
+
+    @property
     def export_conversion(self) -> list[WeightTransform]:  # type: ignore[override]
-        """Weight conversion for export; DistilBERT's layout if `type_vocab_size` is 0."""
-        return BERT_EXPORT if self.config.type_vocab_size else DISTILBERT_EXPORT
+        """Weight conversion for export, to the layout of BERT or DistilBERT."""
+        return DISTILBERT_EXPORT if self._is_distilbert else BERT_EXPORT
 
     def reference_config(self) -> dict[str, Any]:
-        """Return the configuration of the class in transformers; DistilBERT's if `type_vocab_size` is 0."""
-        if not self.config.type_vocab_size:
-            has_pooler = getattr(self.base_model, "pooler", None) is not None
-            return bert_to_distilbert_fields(self.config, type(self).__name__, has_pooler)
+        """Return the configuration of the class in transformers."""
+        if self._is_distilbert:
+            return bert_to_distilbert_fields(self.config, type(self).__name__)
         values = super().reference_config()
         if self.reference_model_type == "bert":
             values["architectures"] = [bert_architecture(self)]
         return values
+
+    def export_reference(self, save_directory: str | Path) -> None:
+        """Write a checkpoint of the class in transformers; raises CtxError as the base class.
+
+        A model without segment embeddings is exported as a DistilBERT, or, if DistilBERT has no such class, as a BERT
+        whose segment embeddings are zero.
+        """
+        embeddings: Any = self.base_model.embeddings
+        if self.config.type_vocab_size or self._is_distilbert:
+            return super().export_reference(save_directory)
+        self.config.type_vocab_size = PAIR_SEGMENTS
+        embeddings.token_type_embeddings = nn.Embedding.from_pretrained(
+            embeddings.word_embeddings.weight.new_zeros(PAIR_SEGMENTS, self.config.hidden_size)
+        )
+        try:
+            super().export_reference(save_directory)
+        finally:
+            self.config.type_vocab_size, embeddings.token_type_embeddings = 0, None
 
 
 class CtxBertModel(TransformerEncoder, CtxBertPreTrainedModel):
