@@ -101,7 +101,7 @@ class TransformerEncoder(CtxPreTrainedModel):
 
     def build_pooler(self, config: Any) -> nn.Module:
         """Create the pooler."""
-        return FirstTokenPooler(config.hidden_size)
+        return FirstTokenPooler(config.hidden_size, getattr(config, "pooler_act", "tanh"))
 
     @merge_with_config_defaults
     @can_return_tuple

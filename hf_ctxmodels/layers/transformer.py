@@ -422,12 +422,13 @@ def recorded_layer_numbers(selection: HiddenStatesSelection, count: int) -> set[
 
 
 class FirstTokenPooler(nn.Module):
-    """Linear layer and tanh on the first token's state (Devlin et al. 2019)."""
+    """Linear layer and activation on the first token's state (Devlin et al. 2019: tanh; Sanh et al. 2019: ReLU)."""
 
-    def __init__(self, hidden_size: int) -> None:
+    def __init__(self, hidden_size: int, activation: str = "tanh") -> None:
         super().__init__()
         self.dense = nn.Linear(hidden_size, hidden_size)
+        self.activation = get_activation(activation)
 
     def forward(self, first_states: Tensor) -> Tensor:
         """(batch, hidden) -> (batch, hidden)."""
-        return self.dense(first_states).tanh()
+        return self.activation(self.dense(first_states))

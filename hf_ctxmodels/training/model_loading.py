@@ -128,13 +128,13 @@ def convert_reference_config(config: PreTrainedConfig, auto_class: str, source: 
     faster.
 
     It is returned unchanged if the family does not support the head `auto_class` or an option, the checkpoint is
-    quantized, or the model needs the language of each text. Checkpoints of related types, such as DistilBERT and mT5,
-    are not converted.
+    quantized, or the model needs the language of each text.
 
     Args:
         config: The configuration that `load_config` returns for `source`; one of this package is returned unchanged.
     """
-    family = next((family for family in FAMILIES.values() if family.reference == config.model_type), None)
+    families = (family for family in FAMILIES.values() if config.model_type in family.config.reference_model_types)
+    family = next(families, None)
     if family is not None and auto_class in family.models and not hasattr(config, "quantization_config"):
         with suppress(CtxError):
             family_config = load_config(source, family.config)

@@ -63,7 +63,7 @@ def find_flexible_head(model: PreTrainedModel) -> FlexibleHead | None:
             "use_pooler": False,
             "bias": True,
             "dropout_prob": None,
-            "activation_function": model.classifier_activation or "tanh",
+            "activation_function": model.classifier_activation or getattr(config, "pooler_act", "tanh"),
             **labels,
         }
         if isinstance(model.classifier, ProjectedHead):

@@ -28,7 +28,7 @@ BERT_EXPORT: list[WeightTransform] = [
     *fused_projections("attention.self"),
     decoder_bias("cls.predictions"),
 ]
-# DistilBERT (Sanh et al. 2019, arXiv 1910.01108): BERT without segment embeddings and pooler, under other names
+# DistilBERT (Sanh et al. 2019, arXiv 1910.01108): BERT without segment embeddings, under other names
 DISTILBERT_EXPORT: list[WeightTransform] = [
     WeightRenaming(r"^distilbert\.", r"bert."),
     WeightRenaming(r"embeddings\.LayerNorm\.", r"embeddings.norm."),
@@ -38,6 +38,7 @@ DISTILBERT_EXPORT: list[WeightTransform] = [
     WeightRenaming(r"ffn\.lin1\.", r"feed_forward.up_proj."),
     WeightRenaming(r"ffn\.lin2\.", r"feed_forward.down_proj."),
     WeightRenaming(r"output_layer_norm\.", r"feed_forward_norm."),
+    WeightRenaming(r"^pre_classifier\.", r"bert.pooler.dense."),
     WeightRenaming(r"^vocab_transform\.", r"mlm_head.dense."),
     WeightRenaming(r"^vocab_layer_norm\.", r"mlm_head.norm."),
     WeightRenaming(r"^vocab_projector\.", r"mlm_head.decoder."),

@@ -17,13 +17,13 @@ from transformers.utils.generic import can_return_tuple
 from hf_ctxmodels import heads
 from hf_ctxmodels.architectures.configurations import PAIR_SEGMENTS
 from hf_ctxmodels.architectures.transformer_encoder import TransformerEncoder
+from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.heads import ItemCounts
 from hf_ctxmodels.models.bert.configuration_bert import (
     CtxBertConfig,
     bert_to_distilbert_fields,
-    has_distilbert_layout,
-    reject_distilbert_head,
+    has_distilbert_class,
 )
 from hf_ctxmodels.models.bert.conversion_bert import BERT_EXPORT, DISTILBERT_EXPORT
 
@@ -56,8 +56,11 @@ class CtxBertPreTrainedModel(CtxPreTrainedModel):
     @property
     def _is_distilbert(self) -> bool:
         """Whether the model is exported as a DistilBERT."""
-        has_pooler = getattr(self.base_model, "pooler", None) is not None
-        return has_distilbert_layout(self.config, type(self).__name__, has_pooler)
+        return has_distilbert_class(self.config, type(self).__name__, self._has_pooler)
+
+    @property
+    def _has_pooler(self) -> bool:
+        return getattr(self.base_model, "pooler", None) is not None
 
     @property
     def export_conversion(self) -> list[WeightTransform]:  # type: ignore[override]
@@ -68,6 +71,11 @@ class CtxBertPreTrainedModel(CtxPreTrainedModel):
         """Return the configuration of the class in transformers."""
         if self._is_distilbert:
             return bert_to_distilbert_fields(self.config, type(self).__name__)
+        if self._has_pooler and self.config.pooler_act != "tanh":
+            raise CtxError(
+                f"{bert_architecture(self)} in transformers does not support pooler_act={self.config.pooler_act!r}.",
+                hint="use save_pretrained, or load an encoder with add_pooling_layer=False.",
+            )
         values = super().reference_config()
         if self.reference_model_type == "bert":
             values["architectures"] = [bert_architecture(self)]
@@ -100,12 +108,6 @@ class CtxBertHeadModel(heads.HeadModel, CtxBertPreTrainedModel):
     """Base class of the BERT models with a head."""
 
     encoder_class = CtxBertModel
-
-    def build_encoder(self, config: CtxBertConfig) -> CtxPreTrainedModel:
-        """Create the encoder; raises CtxError for a DistilBERT checkpoint with a pooled head."""
-        if self.has_configurable_pooling:
-            reject_distilbert_head(type(self).__name__, config.architectures)
-        return super().build_encoder(config)
 
 
 class CtxBertForMaskedLM(heads.ForMaskedLM, CtxBertHeadModel):
