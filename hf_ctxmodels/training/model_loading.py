@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from accelerate import init_empty_weights
+from accelerate import PartialState, init_empty_weights
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import nn
@@ -20,6 +20,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrained
 from hf_ctxmodels.architectures.character_models import CharacterPreTrainedModel
 from hf_ctxmodels.architectures.configurations import CtxCharacterConfig
 from hf_ctxmodels.core.config import CtxConfig
+from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.constants import MULTITASK_MODEL_TYPE
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.loading import require_existing_path
@@ -304,14 +305,19 @@ def verify_weights(directory: Path) -> None:
         )
 
 
-def require_trainable(model: PreTrainedModel) -> None:
-    """Raise CtxError for a quantized model, which has no gradients."""
+def prepare_for_training(model: PreTrainedModel) -> None:
+    """Convert half-precision weights to float32, in which small updates are not lost; raises CtxError for a quantized
+    model, which has no gradients."""
     if is_quantized(model):
         raise CtxError(
             "A quantized model cannot be trained: its integer weights have no gradients.",
             location=model.config.name_or_path or None,
             hint="train the model in float32 and quantize it afterwards.",
         )
+    if model.dtype in (torch.float16, torch.bfloat16):
+        name = str(model.dtype).removeprefix("torch.")
+        print_status(f"the weights are converted from {name} to float32 for training", PartialState().is_main_process)
+        model.float()
 
 
 def load_model(

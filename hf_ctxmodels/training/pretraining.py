@@ -45,8 +45,8 @@ from hf_ctxmodels.training.model_loading import (
     new_model,
     new_model_without_memory,
     parse_config_options,
+    prepare_for_training,
     require_single_task,
-    require_trainable,
 )
 from hf_ctxmodels.training.summary import TrainingSummary
 from hf_ctxmodels.training.token_embeddings import EmbeddingTrainingArguments
@@ -349,6 +349,6 @@ def make_model(
         return new_model_without_memory(objective.auto_class, config)
     if arguments.model is not None:
         model = load_model(arguments.model, objective.auto_class, config)
-        require_trainable(model)
+        prepare_for_training(model)
         return model
     return new_model(objective.auto_class, config)

@@ -43,7 +43,7 @@ from hf_ctxmodels.downstream.adapters.arguments import AdapterArguments
 from hf_ctxmodels.downstream.finetuning.arguments import FinetuningMethodArguments, FinetuningMethods
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.training.freezing import freeze_encoder
-from hf_ctxmodels.training.model_loading import require_trainable
+from hf_ctxmodels.training.model_loading import prepare_for_training
 
 BERT = Case(FAMILIES["bert"], "AutoModelForSequenceClassification")
 OPTIONS = LowBitsArguments(QBertOptions(bits=(3, 5), groups=4, sensitivity_batches=2))
@@ -160,7 +160,7 @@ def test_training_and_its_file(tmp_path: Path) -> None:
     assert isinstance(AutoModel.from_pretrained(tmp_path).layers[0].attention.qkv_proj, PackedLinear)
     for train in (
         lambda: opened.train()(**batch),
-        lambda: require_trainable(opened),
+        lambda: prepare_for_training(opened),
         lambda: LowBitsArguments(None).start(opened, features, collate, 2, Accelerator(cpu=True)),
     ):
         with pytest.raises(CtxError, match="cannot be trained"):

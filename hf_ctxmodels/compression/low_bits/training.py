@@ -22,7 +22,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, flag, flat_options, parse_choices
 from hf_ctxmodels.core.model import inspection_mode
 from hf_ctxmodels.core.output_files import wrap_write_errors
-from hf_ctxmodels.training.model_loading import require_trainable
+from hf_ctxmodels.training.model_loading import prepare_for_training
 from hf_ctxmodels.training.training_step import EpochIndexed
 
 PACKED_FOLDER = "quantized"
@@ -68,7 +68,7 @@ class LowBitsArguments:
         Raises:
             CtxError: The bits are out of range, or the model is quantized already or has tied output layers.
         """
-        require_trainable(model)
+        prepare_for_training(model)
         options = self.quantize
         if options is None:
             return

@@ -67,7 +67,7 @@ from hf_ctxmodels.training.model_loading import (
     new_config,
     new_model,
     parse_config_options,
-    require_trainable,
+    prepare_for_training,
     set_embedding_fields,
     verify_weights,
 )
@@ -407,6 +407,7 @@ def finetune(
     if isinstance(loop_arguments, FinetuningLoopArguments):
         loop_arguments = replace(loop_arguments, is_new_model=is_new_model)
     model = open_model(arguments, task, config, tokenizer)
+    prepare_for_training(model)
     if task.replaced_labels and arguments.model is not None:
         replace_label_weights(model, loop_arguments.seed)
         labels = (", ".join(names[:6]) + ", ..." * (len(names) > 6) for names in (task.replaced_labels, task.labels))
@@ -429,7 +430,6 @@ def finetune(
     elif isinstance(model.base_model, CtxTaskNetworkModel):
         model.to(accelerator.device)
         model.base_model.cache_vectors(inputs, show_progress=is_main)
-    require_trainable(model)
     if methods.low_bits is not None:
         methods.low_bits.start(model, encoded.features, collate, batch_size, accelerator)
 

@@ -50,7 +50,7 @@ from hf_ctxmodels.training.checkpoint_files import check_run_directory, move_fil
 from hf_ctxmodels.training.defaults import finetuning_epochs
 from hf_ctxmodels.training.freezing import check_layerwise_flags, freeze_encoder
 from hf_ctxmodels.training.loop import TrainingLoop, TrainingResult, global_batch_size
-from hf_ctxmodels.training.model_loading import require_trainable
+from hf_ctxmodels.training.model_loading import prepare_for_training
 
 TASK = "task"  # key of the task's name in features and batches
 _UNLABELED = ""  # no valid name of a task
@@ -362,7 +362,7 @@ def _new_model(
         runs, key=lambda name: getattr(heads[name], "pools", False) and not runs[name].listed.answer_steps
     )
     initial_model = open_model(start, runs[pooled_task].task, runs[pooled_task].config, tokenizer)
-    require_trainable(initial_model)
+    prepare_for_training(initial_model)
     if getattr(initial_model.config, "vocab_size", None) != getattr(config, "vocab_size", None):  # new tokens
         config.vocab_size = initial_model.config.vocab_size
     multitask_config = CtxMultiTaskConfig(encoder=config, tasks=entries)

@@ -31,7 +31,7 @@ from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model
 from hf_ctxmodels.training.accelerator import make_accelerator
 from hf_ctxmodels.training.checkpoint_files import check_run_directory, move_files, temporary_path
 from hf_ctxmodels.training.loop import TrainingLoop, TrainingResult
-from hf_ctxmodels.training.model_loading import require_trainable
+from hf_ctxmodels.training.model_loading import prepare_for_training
 
 BEST_FOLDER = "best"
 
@@ -128,7 +128,7 @@ def finetune_text2text(
 
     loop = replace(loop, is_new_model=start.model is None)
     model = open_model(start, tasks[0], config, tokenizer)
-    require_trainable(model)
+    prepare_for_training(model)
     if model.generation_config.eos_token_id is None:
         model.generation_config.eos_token_id = config.eos_token_id
     best_models = [
