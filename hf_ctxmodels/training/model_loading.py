@@ -80,7 +80,15 @@ def load_config(
     """
     check_source(source)
     directory = Path(source)
-    if (directory / "tokenizer_config.json").is_file() and not (directory / "config.json").is_file():
+    has_config = (directory / "config.json").is_file()
+    if (directory / "adapter_config.json").is_file() and not has_config:
+        raise CtxError(
+            "The directory has an adapter, and no model.",
+            location=str(source),
+            hint="merge an adapter of PEFT with its model (merge_and_unload) and save the result; load a bottleneck "
+            "adapter with hf_ctxmodels.downstream.adapters.load_adapter.",
+        )
+    if (directory / "tokenizer_config.json").is_file() and not has_config:
         raise CtxError(
             "The directory has a tokenizer, and no model.",
             location=str(source),
