@@ -18,7 +18,7 @@ import transformers  # noqa: F401  # imported before the fork
 from torch.utils import data  # noqa: F401
 
 ROOT = Path(__file__).parents[2]
-_RAN = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+_COMPLETED = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def run_in_fork(tree: Path, tests: Sequence[str], keyword: str = "", time_limit:
     finally:
         process.kill()
         process.join()
-    if status not in _RAN and node_id is None:
+    if status not in _COMPLETED and node_id is None:
         raise RuntimeError(f"pytest exited with {status} for {' '.join(tests)} -k {keyword!r}:\n{output}")
     return TestRun(node_id, output)
 

@@ -124,9 +124,9 @@ def _inert_lines(source: str) -> set[int]:
         elif isinstance(node, ast.FunctionDef):
             inert = [argument.annotation for argument in ast.walk(node.args) if isinstance(argument, ast.arg)]
             inert.append(node.returns)
-        for part in inert:
-            if part is not None and hasattr(part, "lineno"):
-                lines |= set(range(part.lineno, (part.end_lineno or part.lineno) + 1))
+        for child in inert:
+            if child is not None and hasattr(child, "lineno"):
+                lines |= set(range(child.lineno, (child.end_lineno or child.lineno) + 1))
     return lines
 
 

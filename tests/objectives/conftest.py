@@ -1,4 +1,4 @@
-"""A tokenizer whose tokens are numbered words, so that a test can tell from an id where a token comes from."""
+"""Tokenizers of numbered words: the id of a token determines its position in the text."""
 
 import pytest
 from numbered_text import WORDS, word
@@ -10,7 +10,7 @@ from hf_ctxmodels.tokenizers.wordpiece import SPECIAL_TOKENS
 
 @pytest.fixture(scope="session")
 def tokenizer() -> CtxBertTokenizer:
-    """Words w0 ... w2999 of one token each, and the continuation pieces ##x0 ... ##x9."""
+    """One token for each of 3000 words, and the continuation pieces ##xa ... ##xj."""
     tokens = [*SPECIAL_TOKENS, *(word(number) for number in range(WORDS)), *(f"##x{c}" for c in "abcdefghij")]
     vocab = {token: index for index, token in enumerate(tokens)}
     return CtxBertTokenizer(vocab=vocab, model_max_length=512)
@@ -18,15 +18,15 @@ def tokenizer() -> CtxBertTokenizer:
 
 @pytest.fixture(scope="session")
 def trailing_tokenizer() -> XLNetTokenizer:
-    """The same words, with the special tokens behind the segments and padding on the left: A <sep> B <sep> <cls>."""
-    special = ("<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "<eop>")
-    pieces = [*special, *(f"▁{word(number)}" for number in range(WORDS)), *(f"x{c}" for c in "abcdefghij")]
+    """The same words, with trailing special tokens and left padding: A <sep> B <sep> <cls>."""
+    special_tokens = ("<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "<eop>")
+    pieces = [*special_tokens, *(f"▁{word(number)}" for number in range(WORDS)), *(f"x{c}" for c in "abcdefghij")]
     tokenizer = XLNetTokenizer(vocab=[(piece, -1.0) for piece in pieces], model_max_length=512)
     tokenizer._pad_token_type_id = 3
     return tokenizer
 
 
 @pytest.fixture(scope="session")
-def separated(tokenizer):
-    """The numbered words' tokenizer, with a separator of documents."""
+def eos_tokenizer(tokenizer):
+    """The tokenizer of numbered words with an end-of-text token, which separates documents."""
     return CtxBertTokenizer(vocab=tokenizer.get_vocab(), model_max_length=512, eos_token="[SEP]")

@@ -1,4 +1,4 @@
-"""Text in which every word tells where it stands, and checks of examples and batches."""
+"""Texts of numbered words, and checks of examples and batches."""
 
 import numpy as np
 import torch
@@ -12,23 +12,23 @@ def word(number):
 
 
 def numbered_documents(shape):
-    """Documents of sentences of the given lengths, and word number -> document; word n is the n-th of the text."""
-    number, documents, home = 0, [], {}
+    """Documents with sentences of the given lengths, and word number -> document; word n is the n-th of the text."""
+    number, documents, document_of = 0, [], {}
     for index, lengths in enumerate(shape):
         sentences = []
         for length in lengths:
             sentences.append(" ".join(word(number + offset) for offset in range(length)))
-            home.update({number + offset: index for offset in range(length)})
+            document_of.update({number + offset: index for offset in range(length)})
             number += length
         documents.append(sentences)
-    return documents, home
+    return documents, document_of
 
 
 def examples_of(objective_class, tokenizer, shape, passes=1, max_length=24, seed=0, **options):
-    """An objective, word number -> document of numbered documents, and their examples in some passes."""
-    documents, home = numbered_documents(shape)
+    """The objective, word number -> document, and the examples of `passes` passes over numbered documents."""
+    documents, document_of = numbered_documents(shape)
     objective = objective_class(tokenizer, max_length=max_length, seed=seed, **options)
-    return objective, home, [row for index in range(passes) for row in objective.examples(documents, index)]
+    return objective, document_of, [row for index in range(passes) for row in objective.examples(documents, index)]
 
 
 def segments(example):
@@ -40,36 +40,36 @@ def segments(example):
     return [segment[1:] - 5 for segment in np.split(ids, ends)[:-1]]
 
 
-def check_runs(parts, home):
-    """Check that each segment is a run of the words of one document."""
-    for segment in parts:
+def check_runs(segment_list, document_of):
+    """Check that each segment has consecutive words of one document."""
+    for segment in segment_list:
         assert len(segment) >= 1
         assert (np.diff(segment) == 1).all()
-        assert len({home[number] for number in segment.tolist()}) == 1
+        assert len({document_of[number] for number in segment.tolist()}) == 1
 
 
 def indexed(rows, epoch=0):
-    """Examples as an `ExampleSet` returns them: with their index, in an epoch."""
+    """Examples with index and epoch, as an `ExampleSet` returns them."""
     return [{**row, "example_index": index, "epoch": epoch} for index, row in enumerate(rows)]
 
 
 def check_independent_rows(objective, features):
-    """Check that each row of a batch equals the batch of its example alone; returns the batch."""
-    together = objective.collate(features)
+    """Check that each row of a batch equals its example collated alone; returns the batch."""
+    full_batch = objective.collate(features)
     for index in reversed(range(len(features))):
-        alone = objective.collate(features[index : index + 1])
-        for column, values in alone.items():
+        single = objective.collate(features[index : index + 1])
+        for column, values in single.items():
             if values.dim() == 1:
-                assert values[0] == together[column][index], column
+                assert values[0] == full_batch[column][index], column
                 continue
-            if column == "target_positions":  # from the end of the row, where padding moves it
-                values, whole = (batch["input_ids"].shape[1] - batch[column] for batch in (alone, together))
-                assert values[0].tolist() == whole[index, : values.shape[1]].tolist()
+            if column == "target_positions":  # relative to the end of the row, since left padding shifts them
+                values, batch_values = (batch["input_ids"].shape[1] - batch[column] for batch in (single, full_batch))
+                assert values[0].tolist() == batch_values[index, : values.shape[1]].tolist()
                 continue
             is_left_padded = (
-                together[column].shape == together["input_ids"].shape and objective.tokenizer.padding_side == "left"
+                full_batch[column].shape == full_batch["input_ids"].shape and objective.tokenizer.padding_side == "left"
             )
             width = values.shape[1]
-            expected = together[column][index, -width:] if is_left_padded else together[column][index, :width]
+            expected = full_batch[column][index, -width:] if is_left_padded else full_batch[column][index, :width]
             assert torch.equal(values[0], expected), column
-    return together
+    return full_batch

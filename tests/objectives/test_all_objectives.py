@@ -1,4 +1,4 @@
-"""What holds for every objective: its options, its collator, the size of its class hierarchy, seeds, and errors."""
+"""Tests of all objectives: options, collators, class hierarchy, seeds and errors."""
 
 from dataclasses import fields, replace
 from functools import cache
@@ -18,16 +18,16 @@ from hf_ctxmodels.models.xlnet.tokenization_xlnet import CtxXLNetTokenizer
 from hf_ctxmodels.objectives import Objective
 from hf_ctxmodels.registry import FAMILIES
 
-ALL = sorted({objective for family in FAMILIES.values() for objective in family.objectives.values()}, key=str)
+OBJECTIVES = sorted({objective for family in FAMILIES.values() for objective in family.objectives.values()}, key=str)
 
 
-@pytest.mark.parametrize("objective", ALL, ids=lambda objective: objective.__name__)
-def test_definition(objective: type[Objective]) -> None:
-    """An objective is one dataclass on top of its collator, with documented options, references and relations."""
-    own_bases = [base for base in objective.__mro__ if base.__module__.startswith("hf_ctxmodels")]
-    assert len(own_bases) <= 7
-    assert len({base.__module__ for base in own_bases}) <= 5
-    collator = next(base for base in own_bases if base.__name__.startswith("DataCollatorFor"))
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda objective: objective.__name__)
+def test_class_hierarchy_and_documentation(objective: type[Objective]) -> None:
+    """An objective extends its collator, and documents its options, references and related objectives."""
+    package_bases = [base for base in objective.__mro__ if base.__module__.startswith("hf_ctxmodels")]
+    assert len(package_bases) <= 7
+    assert len({base.__module__ for base in package_bases}) <= 5
+    collator = next(base for base in package_bases if base.__name__.startswith("DataCollatorFor"))
     assert issubclass(objective, Objective)
     assert not issubclass(collator, Objective)
     assert getattr(objectives, collator.__name__) is collator
@@ -36,8 +36,8 @@ def test_definition(objective: type[Objective]) -> None:
     documentation = getdoc(objective) or ""
     for section in ("References:", "Related:", "Example:", ">>> "):
         assert section in documentation
-    positions = {"tokenizer", "max_length", "seed"}
-    arguments = {field.name for field in fields(objective) if field.init} - positions
+    common_arguments = {"tokenizer", "max_length", "seed"}
+    arguments = {field.name for field in fields(objective) if field.init} - common_arguments
     undocumented = arguments - objective.option_help().keys()
     internal = {"decoder_start_token_id", "classification_tasks", "backward", "pad_to_multiple_of"}
     assert undocumented <= internal, "options need a help text: declare them with `flag`"
@@ -45,7 +45,7 @@ def test_definition(objective: type[Objective]) -> None:
 
 DOCUMENTS, _ = numbered_documents([[5, 9, 3], [30, 2, 2], [40] * 3, [4] * 12])
 TRANSLATIONS = [TranslatedText(document) for document in numbered_documents([[8, 5]] * 12)[0]]
-# Families whose tokenizer of whole words an objective gets; the others get `tokenizer`, or `trailing_tokenizer`.
+# Objective -> family of its word-level tokenizer; other objectives use `tokenizer` or `trailing_tokenizer`.
 WORD_LEVEL = {"CausalLM": "ulmfit", "SequenceAutoencoding": "seqae", "BidirectionalLM": "elmo", "SkipGram": "word2vec"}
 WITHOUT_OPTIONS = ("MaskedLM", "FullSentences", "ReplacedTokenDetection", "SpanBoundary", "MaskedLMWithNextSentence")
 WITHOUT_OPTIONS += ("UnifiedLM", "UnitMaskingWithPairs", "ContinualTasks", "Denoising", "Infilling", "MaskedSegment")
@@ -64,8 +64,8 @@ SAMPLED_PER_PASS = ("WithNextSentence", "WithSentenceOrder", "WithStructure", "U
 SAMPLED_PER_PASS += ("PermutationLM", "CausalLM")
 
 
-def build(request: pytest.FixtureRequest, name: str, **options: Any) -> Objective:
-    """An objective with the tokenizer that suits it."""
+def make_objective(request: pytest.FixtureRequest, name: str, **options: Any) -> Objective:
+    """Build an objective with a suitable tokenizer."""
     if name in WORD_LEVEL:
         tokenizer = word_tokenizer(WORD_LEVEL[name])
     else:
@@ -90,29 +90,29 @@ def differ(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> b
 
 
 @pytest.mark.parametrize(("name", "options"), SEEDED)
-def test_a_batch_depends_on_seed_epoch_and_example_alone(
+def test_batch_depends_only_on_seed_epoch_and_example(
     request: pytest.FixtureRequest, name: str, options: dict[str, Any]
 ) -> None:
-    objective = build(request, name, **options)
+    objective = make_objective(request, name, **options)
     rows = ExampleSet.build(objective.examples(documents_of(objective)))
-    state = torch.get_rng_state()
-    together = check_independent_rows(objective, [rows[1, index] for index in range(len(rows))])
-    assert torch.equal(torch.get_rng_state(), state)
-    assert differ(together, objective.collate([rows[2, index] for index in range(len(rows))]))
-    other_seed = build(request, name, **options, seed=1)
-    assert differ(together, other_seed.collate([rows[1, index] for index in range(len(rows))]))
-    static = build(request, name, **options, static=True)
+    rng_state = torch.get_rng_state()
+    batch = check_independent_rows(objective, [rows[1, index] for index in range(len(rows))])
+    assert torch.equal(torch.get_rng_state(), rng_state)
+    assert differ(batch, objective.collate([rows[2, index] for index in range(len(rows))]))
+    other_seed = make_objective(request, name, **options, seed=1)
+    assert differ(batch, other_seed.collate([rows[1, index] for index in range(len(rows))]))
+    static = make_objective(request, name, **options, static=True)
     batches = []
     for epoch in (0, 3):
         features = [rows[epoch, index] for index in range(len(rows))]
         batches.append(static.collate([{**feature, "epoch": epoch} for feature in features]))
     assert not differ(*batches)
     if hasattr(objective, "static_masks"):
-        check_masks_take_turns(build(request, name, **options, static_masks=3), rows)
+        check_static_masks_repeat(make_objective(request, name, **options, static_masks=3), rows)
 
 
-def check_masks_take_turns(objective: Any, rows: ExampleSet) -> None:
-    """Three masks of each example, which repeat after three epochs and equal the first epochs of a dynamic run."""
+def check_static_masks_repeat(objective: Any, rows: ExampleSet) -> None:
+    """An example has three masks, which repeat every three epochs and equal those of the first three dynamic epochs."""
     features = [rows[0, index] for index in range(len(rows))]
     batches = [objective.collate([{**feature, "epoch": epoch} for feature in features]) for epoch in range(7)]
     for epoch in range(3, 7):
@@ -126,15 +126,15 @@ def check_masks_take_turns(objective: Any, rows: ExampleSet) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(WORD_LEVEL.keys() - {"SkipGram"}))
-def test_word_level_examples_do_not_depend_on_their_batch(request: pytest.FixtureRequest, name: str) -> None:
-    objective = build(request, name, **({"negatives": 50} if name == "BidirectionalLM" else {}))
+def test_word_level_rows_do_not_depend_on_batch(request: pytest.FixtureRequest, name: str) -> None:
+    objective = make_objective(request, name, **({"negatives": 50} if name == "BidirectionalLM" else {}))
     rows = list(objective.examples(DOCUMENTS))
-    together = check_independent_rows(objective, indexed(rows))
+    batch = check_independent_rows(objective, indexed(rows))
     if name == "BidirectionalLM":
-        assert not torch.equal(together["negatives"][0], together["negatives"][1])
-        assert not torch.equal(objective.collate(indexed(rows, epoch=1))["negatives"], together["negatives"])
-        assert together["negatives"].max() < len(objective.tokenizer)
-        assert "negatives" not in build(request, name).collate(indexed(rows))
+        assert not torch.equal(batch["negatives"][0], batch["negatives"][1])
+        assert not torch.equal(objective.collate(indexed(rows, epoch=1))["negatives"], batch["negatives"])
+        assert batch["negatives"].max() < len(objective.tokenizer)
+        assert "negatives" not in make_objective(request, name).collate(indexed(rows))
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_word_level_examples_do_not_depend_on_their_batch(request: pytest.Fixtur
 def test_sampling_and_configuration(
     request: pytest.FixtureRequest, name: str, options: dict[str, Any], contiguous: bool, config_fields: dict[str, Any]
 ) -> None:
-    objective = build(request, name, **options)
+    objective = make_objective(request, name, **options)
     assert objective.sampling.contiguous == contiguous
     assert objective.config_fields == config_fields
 
@@ -164,11 +164,11 @@ SEEDED_EXAMPLES = [*SEEDED, ("CausalLM", {}), ("SequenceAutoencoding", {})]
 
 
 @pytest.mark.parametrize(("name", "options"), SEEDED_EXAMPLES)
-def test_examples_depend_on_seed_and_pass_alone(
+def test_examples_depend_only_on_seed_and_pass(
     request: pytest.FixtureRequest, name: str, options: dict[str, Any]
 ) -> None:
     def ids(seed: int, epoch: int) -> list[list[int]]:
-        objective = build(request, name, **options, seed=seed)
+        objective = make_objective(request, name, **options, seed=seed)
         column = "text_ids" if name == "Infilling" else "input_ids"
         examples = objective.examples(iter(documents_of(objective)), epoch)
         return [example[column].tolist() for example in examples]
@@ -192,10 +192,10 @@ def test_examples_depend_on_seed_and_pass_alone(
         ("Denoising", {}, ("word_ids", "sentence_starts")),
     ],
 )
-def test_a_missing_column_is_named(
+def test_missing_column_raises(
     request: pytest.FixtureRequest, name: str, options: dict[str, Any], columns: tuple[str, ...]
 ) -> None:
-    objective = build(request, name, **options)
+    objective = make_objective(request, name, **options)
     feature = ExampleSet.build(objective.examples(DOCUMENTS))[0]
     for column in columns:
         with pytest.raises(CtxError, match=f"`{column}`"):
@@ -204,13 +204,13 @@ def test_a_missing_column_is_named(
 
 @pytest.mark.parametrize("name", ["MaskedLM", "ReplacedTokenDetection", "PermutationLM", "MaskedSegment"])
 @pytest.mark.parametrize("token", ["mask_token", "pad_token"])
-def test_a_missing_special_token_is_named(
+def test_missing_special_token_raises(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, name: str, token: str
 ) -> None:
-    tokenizer = build(request, name).tokenizer
+    tokenizer = make_objective(request, name).tokenizer
     monkeypatch.setitem(tokenizer._special_tokens_map, token, None)
     with pytest.raises(CtxError, match=f"has no {token}"):
-        build(request, name)
+        make_objective(request, name)
 
 
 # Objective -> option -> a value out of range; the error names both.
@@ -282,11 +282,11 @@ OUT_OF_RANGE: dict[str, dict[str, float]] = {
         ("SkipGram", {"subsampling": -1.0}, "subsampling"),
     ],
 )
-def test_impossible_options_are_refused(
+def test_invalid_options_raise(
     request: pytest.FixtureRequest, name: str, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises((CtxError, TypeError), match=message):
-        build(request, name, **options)
+        make_objective(request, name, **options)
 
 
 @pytest.mark.parametrize(
@@ -298,8 +298,8 @@ def test_impossible_options_are_refused(
         ("PermutationLM", CtxXLNetTokenizer, {}),
     ],
 )
-def test_words_are_selected_whole(name: str, tokenizer_class: Any, options: dict[str, Any]) -> None:
-    """A token within a word is a target if and only if the token before it is, and special tokens are none."""
+def test_whole_word_selection(name: str, tokenizer_class: Any, options: dict[str, Any]) -> None:
+    """Either all tokens of a word are targets or none; special tokens are never targets."""
     text = [["a sailor carried seven letters over the bridge.", "the bridge was small and the river deep."] * 6] * 3
     tokenizer = tokenizer_class.train([" ".join(sentences) for sentences in text], 45)
     objective = getattr(objectives, name)(tokenizer, max_length=128, seed=0, **options)
@@ -314,10 +314,10 @@ def test_words_are_selected_whole(name: str, tokenizer_class: Any, options: dict
         ids = ids.where(~selected, batch["labels"])
     is_wordpiece = tokenizer_class is CtxBertTokenizer
     tokens = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
-    begins = torch.tensor([not token.startswith("##") if is_wordpiece else token.startswith("▁") for token in tokens])
+    starts = torch.tensor([not token.startswith("##") if is_wordpiece else token.startswith("▁") for token in tokens])
     is_special = torch.isin(ids, torch.tensor(tokenizer.all_special_ids))
-    inside = ~is_special[:, 1:] & ~is_special[:, :-1] & ~begins[ids[:, 1:]]
-    assert inside.any()
+    continues_word = ~is_special[:, 1:] & ~is_special[:, :-1] & ~starts[ids[:, 1:]]
+    assert continues_word.any()
     assert selected.any(1).all()
-    assert (selected[:, 1:] == selected[:, :-1])[inside].all()
+    assert (selected[:, 1:] == selected[:, :-1])[continues_word].all()
     assert not selected[is_special].any()

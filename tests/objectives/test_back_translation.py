@@ -1,4 +1,4 @@
-"""Unsupervised translation: the noise by plain loops, sources that the model generated, schedules, and whole runs."""
+"""Unsupervised translation: noise, back-translation loss, weight schedules and training runs."""
 
 import shutil
 from pathlib import Path
@@ -31,7 +31,7 @@ def tokenizer() -> Any:
 
 
 def make_model(family: str, tokenizer: Any, std: float = 0.3) -> Any:
-    """A tiny MASS, or an encoder-decoder from two XLM models, without dropout."""
+    """A tiny MASS, or an encoder-decoder of two XLM models, without dropout."""
     fields = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id, "n_langs": 2}
     fields |= {"lang2id": LANGUAGES, "max_position_embeddings": 40, "initializer_range": std}
     fields |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "eos_token_id": tokenizer.eos_token_id}
@@ -54,7 +54,7 @@ def make_features(objective: BackTranslation, epoch: int = 0) -> list[dict[str, 
 
 class TestNoise:
     def words(self, tokenizer: Any, ids: np.ndarray) -> list[str]:
-        """The words of a sentence, one mask token is one word."""
+        """The words of a sentence; a mask token is one word."""
         text = "".join(tokenizer.convert_ids_to_tokens([int(number) for number in ids[1:-1]]))
         return text.replace(tokenizer.mask_token, "_</w>").removesuffix("</w>").split("</w>")
 
@@ -64,8 +64,8 @@ class TestNoise:
             ids = feature["input_ids"]
             assert np.array_equal(objective.add_noise(ids, np.random.default_rng(0)), ids)
 
-    def test_shuffled_words_stay_near(self, tokenizer: Any) -> None:
-        """Words move by fewer than three positions, are moved at all, and their subwords stay together."""
+    def test_word_shuffle_is_local(self, tokenizer: Any) -> None:
+        """Words move by at most two positions, and their subwords stay together."""
         objective = BackTranslation(tokenizer, max_length=30, word_dropout=0, word_blank=0)
         sentence = make_features(objective)[0]["input_ids"]
         words = self.words(tokenizer, sentence)
@@ -80,31 +80,31 @@ class TestNoise:
             moves |= {shuffled.index(word) - words.index(word) for word in set(words) if words.count(word) == 1}
         assert moves == {-2, -1, 0, 1, 2}
 
-    @pytest.mark.parametrize(("option", "other"), [("word_dropout", "word_blank"), ("word_blank", "word_dropout")])
-    def test_rates(self, tokenizer: Any, option: str, other: str) -> None:
-        options = {option: 0.3, other: 0.0, "word_shuffle": 0.0}
+    @pytest.mark.parametrize(("option", "disabled"), [("word_dropout", "word_blank"), ("word_blank", "word_dropout")])
+    def test_noise_rates(self, tokenizer: Any, option: str, disabled: str) -> None:
+        options = {option: 0.3, disabled: 0.0, "word_shuffle": 0.0}
         objective = BackTranslation(tokenizer, max_length=30, **options)
         sentence = make_features(objective)[0]["input_ids"]
-        number, changed = len(self.words(tokenizer, sentence)), 0
+        num_words, num_changed = len(self.words(tokenizer, sentence)), 0
         for seed in range(300):
             noised = objective.add_noise(sentence, np.random.default_rng(seed))
             if option == "word_dropout":
-                changed += number - len(self.words(tokenizer, noised))
+                num_changed += num_words - len(self.words(tokenizer, noised))
             else:
                 assert len(noised) == len(sentence)
                 is_mask = noised == tokenizer.mask_token_id
                 assert np.array_equal(noised[~is_mask], sentence[~is_mask])
                 ends = objective.ends_word[sentence]
-                changed += int((is_mask & ends).sum())
-        assert 0.26 < changed / (300 * number) < 0.34
+                num_changed += int((is_mask & ends).sum())
+        assert 0.26 < num_changed / (300 * num_words) < 0.34
 
-    def test_one_word_remains(self, tokenizer: Any) -> None:
+    def test_word_dropout_keeps_one_word(self, tokenizer: Any) -> None:
         objective = BackTranslation(tokenizer, max_length=30, word_dropout=1.0)
         sentence = make_features(objective)[0]["input_ids"]
         assert len(self.words(tokenizer, objective.add_noise(sentence, np.random.default_rng(0)))) == 1
 
 
-def test_targets_are_the_sentences_and_languages_are_right(tokenizer: Any) -> None:
+def test_denoising_targets_and_languages(tokenizer: Any) -> None:
     objective = BackTranslation(tokenizer, max_length=30, seed=3)
     features = make_features(objective)
     batch = objective.collate(features)
@@ -116,28 +116,28 @@ def test_targets_are_the_sentences_and_languages_are_right(tokenizer: Any) -> No
         language = LANGUAGES["en" if row < len(ENGLISH) else "de"]
         assert batch["langs"][row].unique().tolist() == batch["decoder_langs"][row].unique().tolist() == [language]
         assert batch["other_langs"][row] == 1 - language
-    same, next_epoch = objective.collate(features), objective.collate(make_features(objective, epoch=1))
-    assert all(torch.equal(value, same[name]) for name, value in batch.items())
+    repeated, next_epoch = objective.collate(features), objective.collate(make_features(objective, epoch=1))
+    assert all(torch.equal(value, repeated[name]) for name, value in batch.items())
     assert not torch.equal(batch["input_ids"], next_epoch["input_ids"])
 
 
 @pytest.mark.parametrize("family", ["mass", "xlm"])
 class TestLoss:
-    def test_loss_by_plain_loops(self, tokenizer: Any, family: str) -> None:
-        """Each sentence is translated alone, without padding, and is the target of its translation."""
+    def test_loss_matches_reference_loop(self, tokenizer: Any, family: str) -> None:
+        """The reference translates each sentence separately; the sentence is the target of its translation."""
         options = {"lambda_ae": "0:1,10:0.5", "lambda_bt": "2"}
         objective = BackTranslation(tokenizer, max_length=30, **options)
         model, features = make_model(family, tokenizer).train(), make_features(objective)
         batch = objective.collate(features)
         objective.loss_function.step = 5
         output = objective.loss_function(model, batch)
-        totals, number = {"denoising_loss": 0.0, "back_translation_loss": 0.0}, int((batch["labels"] != -100).sum())
+        totals, count = {"denoising_loss": 0.0, "back_translation_loss": 0.0}, int((batch["labels"] != -100).sum())
         for row, feature in enumerate(features):
             ids = torch.tensor(feature["input_ids"]).long()[None]
             language = torch.full_like(ids, feature["language"])
             settings = {"max_new_tokens": int(1.3 * ids.shape[1]) + 5, "do_sample": False}
-            other = 1 - language[:, :1]
-            translation = model.eval().generate(input_ids=ids, langs=language, decoder_langs=other, **settings)
+            target = 1 - language[:, :1]
+            translation = model.eval().generate(input_ids=ids, langs=language, decoder_langs=target, **settings)
             if translation[0, -1] != tokenizer.eos_token_id:
                 translation[0, -1] = tokenizer.eos_token_id
             noised = batch["input_ids"][row][batch["attention_mask"][row] == 1][None]
@@ -149,20 +149,20 @@ class TestLoss:
                 loss = model(input_ids=source, langs=langs, labels=labels, decoder_langs=language[:, 1:]).loss
                 totals[name] += float(loss.detach()) * labels.numel()
         for name, total in totals.items():
-            assert float(output[name]) == pytest.approx(total / number, rel=1e-4), name
+            assert float(output[name]) == pytest.approx(total / count, rel=1e-4), name
         expected = 0.75 * totals["denoising_loss"] + 2 * totals["back_translation_loss"]
-        assert float(output.loss.detach()) == pytest.approx(expected / number, rel=1e-4)
+        assert float(output.loss.detach()) == pytest.approx(expected / count, rel=1e-4)
 
-    def test_generation_leaves_no_traces(self, tokenizer: Any, family: str) -> None:
-        """Modules keep their modes, the random state does not change, and translations have no gradient."""
+    def test_generation_has_no_side_effects(self, tokenizer: Any, family: str) -> None:
+        """Modes of modules, random state and gradients do not change."""
         objective, model = BackTranslation(tokenizer, max_length=30), make_model(family, tokenizer).train()
         model.base_model.encoder.eval()
         modes = [module.training for module in model.modules()]
-        batch, state = objective.collate(make_features(objective)), torch.get_rng_state()
-        names = ("sentence_ids", "sentence_mask", "other_langs", "langs")
-        translation = translate(model, *(batch[name] for name in names))
+        batch, rng_state = objective.collate(make_features(objective)), torch.get_rng_state()
+        columns = ("sentence_ids", "sentence_mask", "other_langs", "langs")
+        translation = translate(model, *(batch[name] for name in columns))
         assert [module.training for module in model.modules()] == modes
-        assert torch.equal(torch.get_rng_state(), state)
+        assert torch.equal(torch.get_rng_state(), rng_state)
         assert all(parameter.grad is None for parameter in model.parameters())
         ids, mask = translation["input_ids"], translation["attention_mask"].bool()
         for row in range(len(ids)):
@@ -181,7 +181,7 @@ class TestSchedule:
         assert scheduled_weight(parse_weight_schedule("0.5", "lambda_bt"), 7) == 0.5
 
     @pytest.mark.parametrize("text", ["", "one", "5:1,9:0", "0:1,0:2", "9:0,0:1"])
-    def test_invalid(self, tokenizer: Any, text: str) -> None:
+    def test_invalid_schedules(self, tokenizer: Any, text: str) -> None:
         with pytest.raises(CtxError, match="not a schedule of weights"):
             BackTranslation(tokenizer, max_length=30, lambda_ae=text)
 
@@ -190,7 +190,7 @@ class TestSchedule:
         with pytest.raises(CtxError, match=r"has the weight (-1|nan|inf)\.(.|\n)*use finite weights of at least 0"):
             BackTranslation(tokenizer, max_length=30, lambda_bt=text)
 
-    def test_weights_of_zero(self, tokenizer: Any) -> None:
+    def test_zero_weights(self, tokenizer: Any) -> None:
         objective = BackTranslation(tokenizer, max_length=30, lambda_ae="0", lambda_bt="1")
         model = make_model("mass", tokenizer)
         output = objective.loss_function(model, objective.collate(make_features(objective)))
@@ -200,7 +200,7 @@ class TestSchedule:
             objective.loss_function(model, objective.collate(make_features(objective)))
 
 
-def test_one_language() -> None:
+def test_single_language_raises() -> None:
     one_language = FAMILIES["mass"].tokenizer.train(ENGLISH * 3, 120)
     with pytest.raises(CtxError, match="fewer than two languages"):
         BackTranslation(one_language, max_length=30)
@@ -210,7 +210,7 @@ def test_one_language() -> None:
 
 @pytest.fixture
 def corpus(tokenizer: Any, tmp_path: Path) -> dict[str, Any]:
-    """Text of two languages, and flags of a short run."""
+    """Texts in two languages, and flags of a short run."""
     for name, texts in (("en", ENGLISH), ("de", GERMAN)):
         (tmp_path / f"{name}.txt").write_text("\n\n".join(texts * 4) + "\n")
     tokenizer.save_pretrained(tmp_path / "tokenizer")
@@ -229,22 +229,22 @@ def corpus(tokenizer: Any, tmp_path: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("family", ["mass", "xlm"])
-def test_resumed_run_equals_the_whole_run(family: str, corpus: dict[str, Any], tokenizer: Any, tmp_path: Path) -> None:
+def test_resumed_equals_uninterrupted_run(family: str, corpus: dict[str, Any], tokenizer: Any, tmp_path: Path) -> None:
     model = save(tmp_path / "model", make_model(family, tokenizer), tokenizer)
     flags = {**corpus, "model": model, "max_steps": 4, "save_steps": 2}
-    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
-    assert run_command("pretrain", **flags, output_dir=whole) == 0
-    shutil.copytree(whole / "checkpoint-2", resumed / "checkpoint-2")
+    uninterrupted, resumed = tmp_path / "whole", tmp_path / "resumed"
+    assert run_command("pretrain", **flags, output_dir=uninterrupted) == 0
+    shutil.copytree(uninterrupted / "checkpoint-2", resumed / "checkpoint-2")
     assert run_command("pretrain", "--resume", **flags, output_dir=resumed) == 0
-    expected, weights = (load_file(folder / "model.safetensors") for folder in (whole, resumed))
+    expected, weights = (load_file(folder / "model.safetensors") for folder in (uninterrupted, resumed))
     assert [name for name, value in expected.items() if not torch.equal(weights[name], value)] == []
-    entries = [entry for entry in read_log(whole) if "loss" in entry]
+    entries = [entry for entry in read_log(uninterrupted) if "loss" in entry]
     for step, entry in enumerate(entries):
         weighted = (1 - step / 8) * entry["denoising_loss"] + entry["back_translation_loss"]
         assert entry["loss"] == pytest.approx(weighted, rel=1e-4)
 
 
-def test_accumulated_batches_equal_one_batch(corpus: dict[str, Any], tokenizer: Any, tmp_path: Path) -> None:
+def test_gradient_accumulation_equals_one_batch(corpus: dict[str, Any], tokenizer: Any, tmp_path: Path) -> None:
     model = save(tmp_path / "model", make_model("mass", tokenizer), tokenizer)
     weights = []
     for size, steps in ((16, 1), (4, 4)):
@@ -257,16 +257,16 @@ def test_accumulated_batches_equal_one_batch(corpus: dict[str, Any], tokenizer: 
         torch.testing.assert_close(weights[1][name], value, rtol=0, atol=1e-6, msg=name)
 
 
-def test_bert_pair_has_no_languages(corpus: dict[str, Any], tmp_path: Path) -> None:
+def test_model_without_languages_raises(corpus: dict[str, Any], tmp_path: Path) -> None:
     bert_tokenizer = CtxBertTokenizer.train(ENGLISH * 3, 300)
-    sides = {name: tiny_config(FAMILIES["bert"], vocab_size=len(bert_tokenizer)) for name in ("encoder", "decoder")}
-    model = CtxEncoderDecoderForConditionalGeneration(CtxEncoderDecoderConfig(**sides, decoder_start_token_id=2))
+    configs = {name: tiny_config(FAMILIES["bert"], vocab_size=len(bert_tokenizer)) for name in ("encoder", "decoder")}
+    model = CtxEncoderDecoderForConditionalGeneration(CtxEncoderDecoderConfig(**configs, decoder_start_token_id=2))
     flags = {**corpus, "model": save(tmp_path / "model", model, bert_tokenizer), "max_steps": 1}
     message = command_output("pretrain", **flags, output_dir=tmp_path / "out", fails=True)
     assert "fewer than two languages" in message
 
 
-def test_no_evaluation_of_the_loss(corpus: dict[str, Any], tokenizer: Any, tmp_path: Path) -> None:
+def test_evaluation_of_loss_raises(corpus: dict[str, Any], tokenizer: Any, tmp_path: Path) -> None:
     model = save(tmp_path / "model", make_model("xlm", tokenizer), tokenizer)
     with pytest.raises(CtxError, match="The loss of the objective back-translation exists in training only"):
         PretrainingEvaluation.open(str(model), str(corpus["dataset"][0]))

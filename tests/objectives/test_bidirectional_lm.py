@@ -1,4 +1,4 @@
-"""What ELMo's language model is asked: neighbors on both sides, spelled words, rows that follow each other."""
+"""ELMo's bidirectional language model: rows of the running text, labels in both directions and unknown words."""
 
 import numpy as np
 import pytest
@@ -25,31 +25,31 @@ def examples(tokenizer: CtxElmoTokenizer, length: int = 9, **options: object) ->
 
 
 @pytest.mark.parametrize("length", [3, 5, 9, 14, 50])
-def test_rows_hold_the_whole_text_in_order(tokenizer: CtxElmoTokenizer, length: int) -> None:
+def test_rows_contain_text_in_order(tokenizer: CtxElmoTokenizer, length: int) -> None:
     objective, rows = examples(tokenizer, length)
     assert max(len(row["input_ids"]) for row in rows) <= length
-    read = []
+    words = []
     for row in rows:
         batch = objective.collate([row])
-        read += tokenizer.character_ids_to_words(batch["input_ids"][0])
+        words += tokenizer.character_ids_to_words(batch["input_ids"][0])
     expected = []
     for document in DOCUMENTS:
         for sentence in filter(None, document):
             expected += ["<S>", *sentence.split(), "</S>"]
-    assert read == expected
+    assert words == expected
 
 
-def test_labels_are_the_neighbors(tokenizer: CtxElmoTokenizer) -> None:
+def test_labels_are_neighboring_words(tokenizer: CtxElmoTokenizer) -> None:
     objective, rows = examples(tokenizer, 14)
     batch = objective.collate(rows)
-    begins, ends = tokenizer.bos_token_id, tokenizer.eos_token_id
+    bos_id, eos_id = tokenizer.bos_token_id, tokenizer.eos_token_id
     for ids, mask, labels in zip(rows, batch["attention_mask"], batch["labels"], strict=True):
         ids, labels = ids["input_ids"].tolist(), labels[mask.bool()].tolist()
-        for position, (following, previous) in enumerate(labels):
-            after = ids[position + 1] if position + 1 < len(ids) else begins
-            before = ids[position - 1] if position else ends
-            assert following == (-100 if after == begins else after)
-            assert previous == (-100 if before == ends else before)
+        for position, (next_label, previous_label) in enumerate(labels):
+            next_id = ids[position + 1] if position + 1 < len(ids) else bos_id
+            previous_id = ids[position - 1] if position else eos_id
+            assert next_label == (-100 if next_id == bos_id else next_id)
+            assert previous_label == (-100 if previous_id == eos_id else previous_id)
     assert (batch["labels"][batch["attention_mask"] == 0] == -100).all()
     assert not batch["input_ids"][batch["attention_mask"] == 0].any()
 
@@ -66,11 +66,11 @@ def test_rates_and_statistics(tokenizer: CtxElmoTokenizer) -> None:
     assert objective.statistics["tokens"] == sum(len(row["input_ids"]) for row in rows)
     rates = objective.rates(objective.count_batch(objective.collate(rows)))
     words = objective.statistics["tokens"]
-    assert rates["targets_per_token"] == pytest.approx((2 * words - 2 * 3) / words)  # every sentence lacks two
+    assert rates["targets_per_token"] == pytest.approx((2 * words - 2 * 3) / words)  # two ignored per sentence
     assert 0 < rates["unknown_target_share"] < 1
 
 
-def test_other_tokenizers(tokenizer: CtxElmoTokenizer) -> None:
+def test_unsupported_tokenizer_raises(tokenizer: CtxElmoTokenizer) -> None:
     with pytest.raises(CtxError, match="no characters"):
         BidirectionalLM(CtxBertTokenizer.train(["a b"], vocab_size=40), max_length=9, seed=0)
     objective, rows = examples(tokenizer)

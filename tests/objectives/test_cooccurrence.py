@@ -1,4 +1,4 @@
-"""Co-occurrence counts against loops, in memory and through files."""
+"""Co-occurrence counts against a reference loop, in memory and with temporary files."""
 
 from collections import Counter
 from pathlib import Path
@@ -13,7 +13,7 @@ from hf_ctxmodels.objectives.cooccurrence import CooccurrenceCounter
 DOCUMENTS = [np.random.default_rng(seed).integers(0, 12, size=size) for seed, size in enumerate([200, 1, 2, 57, 130])]
 
 
-def by_loops(window: int, symmetric: bool, weighted: bool) -> dict[tuple[int, int], float]:
+def reference_counts(window: int, symmetric: bool, weighted: bool) -> dict[tuple[int, int], float]:
     cells: Counter[tuple[int, int]] = Counter()
     for ids in DOCUMENTS:
         for position, word in enumerate(ids.tolist()):
@@ -26,7 +26,7 @@ def by_loops(window: int, symmetric: bool, weighted: bool) -> dict[tuple[int, in
     return cells
 
 
-def count(counter: CooccurrenceCounter, seed: int = 0) -> dict[tuple[int, int], float]:
+def read_counts(counter: CooccurrenceCounter, seed: int = 0) -> dict[tuple[int, int], float]:
     counts: dict[tuple[int, int], float] = {}
     for words, contexts, values in counter.cells(np.random.default_rng(seed)):
         for word, context, value in zip(words.tolist(), contexts.tolist(), values.tolist()):
@@ -37,7 +37,7 @@ def count(counter: CooccurrenceCounter, seed: int = 0) -> dict[tuple[int, int], 
 
 @pytest.mark.parametrize("memory_cells", [1_000_000, 20], ids=["memory", "files"])
 @pytest.mark.parametrize(("window", "symmetric", "weighted"), [(4, True, True), (3, False, True), (500, True, False)])
-def test_counts(
+def test_counts_match_reference_loop(
     window: int, symmetric: bool, weighted: bool, memory_cells: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hf_ctxmodels.objectives.cooccurrence._PAIRS_PER_SORT", 100)
@@ -46,23 +46,23 @@ def test_counts(
     )
     for document in DOCUMENTS:
         counter.add(document)
-    counts = count(counter)
+    counts = read_counts(counter)
     assert (counter.spills > 1) == (memory_cells == 20)
-    assert not list(tmp_path.iterdir()), "files were left behind"
-    expected = by_loops(window, symmetric, weighted)
+    assert not list(tmp_path.iterdir()), "temporary files were not deleted"
+    expected = reference_counts(window, symmetric, weighted)
     assert counts.keys() == expected.keys()
     for cell, value in expected.items():
         assert counts[cell] == pytest.approx(value, rel=1e-5), cell
-    assert count(counter) == {}
+    assert read_counts(counter) == {}
 
 
-def test_order_is_drawn() -> None:
+def test_cell_order_depends_on_seed() -> None:
     orders = []
     for seed in (1, 1, 2):
         counter = CooccurrenceCounter(12)
         for document in DOCUMENTS:
             counter.add(document)
-        orders.append(list(count(counter, seed).items()))
+        orders.append(list(read_counts(counter, seed).items()))
     assert orders[0] == orders[1] != orders[2]
     assert sorted(orders[0]) == sorted(orders[2])
 
@@ -74,16 +74,16 @@ class TestObjective:
     def tokenizer(self) -> CtxGloveTokenizer:
         return CtxGloveTokenizer.from_words(["a", "b", "c"], [4, 3, 2], split_punctuation=True)
 
-    def test_rows_hold_every_cell_once(self, tokenizer) -> None:
+    def test_rows_contain_each_cell_once(self, tokenizer) -> None:
         rows = list(Cooccurrence(tokenizer, max_length=4, seed=1, window=2).examples(self.TEXT))
         assert [len(row["input_ids"]) for row in rows[:-1]] == [4] * (len(rows) - 1)
         cells = {}
         for row in rows:
             for word, context, value in zip(row["input_ids"], row["context_ids"], row["cooccurrences"]):
-                names = tuple(tokenizer.convert_ids_to_tokens([int(word), int(context)]))
-                assert names not in cells
-                cells[names] = value
-        # a b a c b a: unknown words are left out, sentences are not borders; and a b
+                words = tuple(tokenizer.convert_ids_to_tokens([int(word), int(context)]))
+                assert words not in cells
+                cells[words] = value
+        # documents `a b a c b a` and `a b`: unknown words are dropped, and windows cross sentences
         expected = {("a", "b"): 1 + 1 + 0.5 + 1 + 1, ("a", "a"): 2 * 0.5, ("a", "c"): 1 + 0.5, ("b", "c"): 1 + 0.5}
         expected |= {(second, first): value for (first, second), value in expected.items()}
         assert cells == pytest.approx(expected)

@@ -1,4 +1,4 @@
-"""XLM's objectives, held against plain loops over the rules of the released code: streams, pairs, masks, languages."""
+"""XLM's objectives against reference loops of the released code: streams, translation pairs, masks and languages."""
 
 import math
 from pathlib import Path
@@ -42,87 +42,87 @@ def tokenizer() -> CtxXLMTokenizer:
     return CtxXLMTokenizer.train(texts, vocab_size=90, min_frequency=1)
 
 
-def ids_of(tokenizer: CtxXLMTokenizer, text: str) -> list[int]:
+def encode(tokenizer: CtxXLMTokenizer, text: str) -> list[int]:
     return tokenizer(text, add_special_tokens=False).input_ids
 
 
-def test_streams_are_cut_as_in_a_plain_loop(tokenizer: CtxXLMTokenizer) -> None:
+def test_stream_rows_match_reference_loop(tokenizer: CtxXLMTokenizer) -> None:
     streams: dict[int, list[int]] = {0: [END], 1: [END]}
     for document in DOCUMENTS:
         for text in document:
-            streams[tokenizer.lang2id[text[1:3]]] += [*ids_of(tokenizer, text[5:]), END]
-    for kind, length in ((StreamMaskedLM, 16), (StreamCausalLM, 7)):
+            streams[tokenizer.lang2id[text[1:3]]] += [*encode(tokenizer, text[5:]), END]
+    for objective_class, length in ((StreamMaskedLM, 16), (StreamCausalLM, 7)):
         rows: dict[int, list[tuple[list[int], int | None]]] = {0: [], 1: []}
-        for row in kind(tokenizer, max_length=length, seed=0).examples(DOCUMENTS):
+        for row in objective_class(tokenizer, max_length=length, seed=0).examples(DOCUMENTS):
             (language,) = set(row["langs"].tolist())
             rows[language].append((row["input_ids"].tolist(), row.get("following")))
         for language, text in streams.items():
             starts = range(0, len(text) - 1, length)  # a single token is not a row
-            following = [*text[length::length], -100] if kind is StreamCausalLM else [None] * len(starts)
+            following = [*text[length::length], -100] if objective_class is StreamCausalLM else [None] * len(starts)
             expected = [(text[start : start + length], token) for start, token in zip(starts, following)]
             assert rows[language] == expected
 
 
-def test_rows_of_pairs(tokenizer: CtxXLMTokenizer) -> None:
-    """</s> a </s></s> b </s>: positions restart, and the language changes, at the second </s> of the middle."""
+def test_translation_pair_rows(tokenizer: CtxXLMTokenizer) -> None:
+    """</s> a </s></s> b </s>: positions restart, and the language changes, at the third </s>."""
     limit = 17
     objective = TranslationLM(tokenizer, max_length=limit, seed=0, language="en", mlm_probability=1e-9)
     batch = objective.collate(list(ExampleSet.build(objective.examples(PAIRS))))
-    number = 0
+    row = 0
     for text, translation in PAIRS:
-        one, other = ids_of(tokenizer, text), ids_of(tokenizer, translation.removeprefix("<de> "))
+        source_ids, target_ids = encode(tokenizer, text), encode(tokenizer, translation.removeprefix("<de> "))
         ids, langs, positions = [], [], []
-        for language, tokens in ((1, one), (0, other)):
+        for language, tokens in ((1, source_ids), (0, target_ids)):
             for position, token in enumerate([END, *tokens, END]):
                 ids.append(token)
                 langs.append(language)
                 positions.append(position)
         if len(ids) > limit:
             continue
-        real = batch["attention_mask"][number] == 1
+        is_token = batch["attention_mask"][row] == 1
         for name, expected in {"input_ids": ids, "langs": langs, "position_ids": positions}.items():
-            assert batch[name][number][real].tolist() == expected, name
-        number += 1
-    assert 0 < number == len(batch["input_ids"]) < len(PAIRS)
-    assert objective.statistics["left_out"] == len(PAIRS) - number
+            assert batch[name][row][is_token].tolist() == expected, name
+        row += 1
+    assert 0 < row == len(batch["input_ids"]) < len(PAIRS)
+    assert objective.statistics["left_out"] == len(PAIRS) - row
     assert objective.rates(objective.count_batch(batch))["translation_share"] == 1
 
 
-def slow_mask(ids: list[int], scores: list[float] | None, size: int, seed: int) -> tuple[list[int], list[int]]:
-    """The rule one token at a time, with the draws of example 0 in epoch 0."""
+def reference_mask(ids: list[int], scores: list[float] | None, size: int, seed: int) -> tuple[list[int], list[int]]:
+    """Mask token by token, with the random numbers of example 0 in epoch 0."""
     rng = generator(seed, 0, 0)
     if scores is None:
-        chosen = [column for column, draw in enumerate(rng.random(len(ids))) if draw < 0.15 and column > 0]
+        selected = [column for column, draw in enumerate(rng.random(len(ids))) if draw < 0.15 and column > 0]
     else:
         weights = np.array([0.0 if column == 0 else scores[token] for column, token in enumerate(ids)])
-        number = min(math.ceil(0.15 * len(ids)), int((weights > 0).sum()))
-        chosen = sorted(rng.choice(len(ids), number, replace=False, p=weights / weights.sum()).tolist())
+        count = min(math.ceil(0.15 * len(ids)), int((weights > 0).sum()))
+        selected = sorted(rng.choice(len(ids), count, replace=False, p=weights / weights.sum()).tolist())
     labels, corrupted = [-100] * len(ids), list(ids)
-    draws = rng.random(len(chosen)).tolist()
+    draws = rng.random(len(selected)).tolist()
     random_ids = iter(rng.integers(size, size=sum(0.8 <= draw < 0.9 for draw in draws)).tolist())
-    for column, draw in zip(chosen, draws, strict=True):
+    for column, draw in zip(selected, draws, strict=True):
         labels[column] = ids[column]
         corrupted[column] = MASK if draw < 0.8 else next(random_ids) if draw < 0.9 else ids[column]
     return corrupted, labels
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.5])
-def test_masks_are_those_of_a_plain_loop(tokenizer: CtxXLMTokenizer, alpha: float) -> None:
+def test_masks_match_reference_loop(tokenizer: CtxXLMTokenizer, alpha: float) -> None:
     counts = tokenizer.token_counts
     assert counts is not None
     assert sum(counts[number] for number in (0, END, PAD, MASK)) == 0
     scores = None if not alpha else [count**-alpha if count else 0.0 for count in counts]
-    ids = ids_of(tokenizer, " ".join(sentence("en", number) for number in range(12)))
+    ids = encode(tokenizer, " ".join(sentence("en", number) for number in range(12)))
     for seed in range(5):
         collate = DataCollatorForStreamMaskedLM(tokenizer, seed=seed, sample_alpha=alpha)
         batch = collate([{"input_ids": [END, *ids], "example_index": 0, "epoch": 0}])
-        corrupted, labels = slow_mask([END, *ids], scores, len(tokenizer), seed)
+        corrupted, labels = reference_mask([END, *ids], scores, len(tokenizer), seed)
         assert (batch["input_ids"][0].tolist(), batch["labels"][0].tolist()) == (corrupted, labels)
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.5])
-def test_rates(tokenizer: CtxXLMTokenizer, alpha: float) -> None:
-    """15%, 80/10/10, over the whole vocabulary; never padding; </s> within a row is selected, unless by counts."""
+def test_masking_rates(tokenizer: CtxXLMTokenizer, alpha: float) -> None:
+    """15% of the tokens, 80/10/10, from the full vocabulary; never padding; </s> only without `sample_alpha`."""
     objective = StreamMaskedLM(tokenizer, max_length=40, seed=3, sample_alpha=alpha)
     examples = ExampleSet.build(objective.examples(DOCUMENTS))
     batches = [check_independent_rows(objective, [examples[epoch, n] for n in (0, 5, 9)]) for epoch in (1, 2)]
@@ -138,16 +138,16 @@ def test_rates(tokenizer: CtxXLMTokenizer, alpha: float) -> None:
     assert rates["mask_token_share"] == pytest.approx(0.8, abs=0.02)
     assert rates["unchanged_token_share"] == pytest.approx(0.1, abs=0.02)
     assert rates["translation_share"] == 0
-    random = selected & (batch["input_ids"] != MASK) & (batch["input_ids"] != batch["labels"])
-    assert {0, PAD, 3, 4} <= set(batch["input_ids"][random].tolist()), "any token, special ones too"
-    assert (batch["labels"] == END).any() == (not alpha), "it does not occur in the counts"
+    is_random = selected & (batch["input_ids"] != MASK) & (batch["input_ids"] != batch["labels"])
+    assert {0, PAD, 3, 4} <= set(batch["input_ids"][is_random].tolist()), "any token, including special tokens"
+    assert (batch["labels"] == END).any() == (not alpha), "</s> has a count of zero"
 
 
-def test_alternation_and_the_arm_without_translations(tokenizer: CtxXLMTokenizer) -> None:
-    """Batches of MLM + TLM are of one task each; MLM alone reads the same sentences, pairs as two of them."""
+def test_alternating_tasks_and_masked_lm_alone(tokenizer: CtxXLMTokenizer) -> None:
+    """Each batch of MLM + TLM has one task; MLM alone reads the same sentences, and a pair as two sentences."""
     documents = [*DOCUMENTS, *PAIRS]
-    both = CrossLingualLM(tokenizer, max_length=40, seed=0, language="en")
-    mixture = build_training_set(documents, both, both.sampling)
+    joint = CrossLingualLM(tokenizer, max_length=40, seed=0, language="en")
+    mixture = build_training_set(documents, joint, joint.sampling)
     tasks = mixture.choose(np.arange(400), 0)
     assert 0.4 < tasks.mean() < 0.6
     assert [{int(dataset[index]["task"]) for index in range(len(dataset))} for dataset in mixture.datasets] == [
@@ -156,20 +156,20 @@ def test_alternation_and_the_arm_without_translations(tokenizer: CtxXLMTokenizer
     ]
     shuffled = CrossLingualLM(tokenizer, max_length=40, seed=0, language="en", alternate=False)
     assert len(build_training_set(documents, shuffled, shuffled.sampling)) == len(mixture)
-    streams = StreamMaskedLM(tokenizer, max_length=40, seed=0, language="en")
-    words = [sum(int((row["input_ids"] != END).sum()) for row in each.examples(documents)) for each in (streams, both)]
-    assert words[0] == words[1]
+    mlm = StreamMaskedLM(tokenizer, max_length=40, seed=0, language="en")
+    counts = [sum(int((row["input_ids"] != END).sum()) for row in task.examples(documents)) for task in (mlm, joint)]
+    assert counts[0] == counts[1]
 
 
-def test_files_with_tags_become_rows_with_languages(tokenizer: CtxXLMTokenizer, tmp_path: Path) -> None:
+def test_language_tags_of_files(tokenizer: CtxXLMTokenizer, tmp_path: Path) -> None:
     for name, texts in {"de": [d for d in DOCUMENTS if d[0][1:3] == "de"], "en": [[p[0]] for p in PAIRS]}.items():
         lines = "\n\n".join("\n".join(text.removeprefix("<de> ") for text in document) for document in texts)
         (tmp_path / f"{name}.txt").write_text(lines)
     (tmp_path / "en.lines.txt").write_text("\n".join(pair[0] for pair in PAIRS))
     (tmp_path / "de.lines.txt").write_text("\n".join(pair[1].removeprefix("<de> ") for pair in PAIRS))
     files = [str(tmp_path / name) for name in ("de.txt", "en.txt", "en.lines.txt")]
-    other = str(tmp_path / "de.lines.txt")
-    documents = load_documents(*files, translations=["-", "-", other], language_tags=["<de>", "<en>", "<de>"])
+    translations = str(tmp_path / "de.lines.txt")
+    documents = load_documents(*files, translations=["-", "-", translations], language_tags=["<de>", "<en>", "<de>"])
     objective = CrossLingualLM(tokenizer, max_length=60, seed=0, language="en")
     rows = list(objective.examples(documents))
     assert {(row["task"], *sorted(set(row["langs"].tolist()))) for row in rows} == {(0, 0), (0, 1), (1, 0, 1)}
@@ -179,7 +179,7 @@ def test_files_with_tags_become_rows_with_languages(tokenizer: CtxXLMTokenizer, 
     assert mixture.is_per_example
 
 
-def test_one_language_has_no_langs_and_needs_no_tags() -> None:
+def test_single_language_needs_no_tags() -> None:
     tokenizer = CtxXLMTokenizer.train([sentence("en", number) for number in range(40)], 80, min_frequency=1)
     objective = StreamMaskedLM(tokenizer, max_length=16, seed=0)
     rows = list(objective.examples([[sentence("en", 1)]]))
@@ -187,7 +187,7 @@ def test_one_language_has_no_langs_and_needs_no_tags() -> None:
     assert objective.config_fields == {"n_langs": 1, "lang2id": None, "causal": False}
 
 
-def test_errors(tokenizer: CtxXLMTokenizer) -> None:
+def test_invalid_languages_and_data(tokenizer: CtxXLMTokenizer) -> None:
     with pytest.raises(CtxError, match="no language tag: 'a dog'"):
         list(StreamMaskedLM(tokenizer, max_length=16, seed=0).examples([["a dog"]]))
     with pytest.raises(CtxError, match="no language 'fr'"):
@@ -205,29 +205,29 @@ def test_errors(tokenizer: CtxXLMTokenizer) -> None:
         ([*DOCUMENTS, *PAIRS], 6, r"\d+ pairs are longer than max_length"),
     ):
         for alternate in (True, False):
-            both = CrossLingualLM(tokenizer, max_length=length, seed=0, language="en", alternate=alternate)
+            objective = CrossLingualLM(tokenizer, max_length=length, seed=0, language="en", alternate=alternate)
             with pytest.raises(CtxError, match=message):
-                build_training_set(documents, both, both.sampling)
+                build_training_set(documents, objective, objective.sampling)
 
 
-def test_words_are_split_by_the_rules_of_their_language(
+def test_word_splitting_depends_on_language(
     tokenizer: CtxXLMTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In pretraining by the tag, in fine-tuning by --language: the released tokenizers split by Moses' rules."""
-    rule = {"de": "haus", "en": "home"}
-    split = "hf_ctxmodels.models.xlm.tokenization_xlm.split_words"
-    monkeypatch.setattr(split, lambda text, language, lower: [*text.split(), rule[language]])
+    """The language is the tag in pretraining and --language in fine-tuning; released tokenizers use Moses' rules."""
+    added_word = {"de": "haus", "en": "home"}
+    split_function = "hf_ctxmodels.models.xlm.tokenization_xlm.split_words"
+    monkeypatch.setattr(split_function, lambda text, language, lower: [*text.split(), added_word[language]])
     tokenizer.save_pretrained(tmp_path)
     released = CtxXLMTokenizer.from_pretrained(tmp_path, word_splitting="moses")
     sentences = [sentence for document in LanguageReader(released, "").read(DOCUMENTS) for sentence in document]
     plain = [text for document in DOCUMENTS for text in document]
-    for (number, ids), text in zip(sentences, plain, strict=True):
+    for (language_id, ids), text in zip(sentences, plain, strict=True):
         language = text[1:3]
-        assert number == released.lang2id[language]
-        assert ids.tolist() == ids_of(tokenizer, f"{text[5:]} {rule[language]}"), text
+        assert language_id == released.lang2id[language]
+        assert ids.tolist() == encode(tokenizer, f"{text[5:]} {added_word[language]}"), text
     config = CtxXLMConfig(vocab_size=len(released), n_langs=2, lang2id=released.lang2id)
     set_language(config, released, "de", "--language")
     assert config.default_lang == released.lang2id["de"]
-    assert ids_of(released, "eine") == ids_of(tokenizer, "eine haus")
+    assert encode(released, "eine") == encode(tokenizer, "eine haus")
     set_language(config, tokenizer, "de", "--language")
     assert tokenizer.language is None

@@ -1,4 +1,4 @@
-"""BART's corruption: each function by plain loops over tokens, what stays as it was, and the decoder's targets."""
+"""BART's denoising: corruption against reference loops over tokens, unchanged tokens, and targets."""
 
 import math
 from collections import Counter
@@ -42,28 +42,28 @@ def random_text(seed: int) -> Text:
     return np.arange(100, 100 + length), starts, np.array(bounds)
 
 
-def by_loops(rule: DataCollatorForDenoising, text: Text, rng: np.random.Generator) -> list[int]:
-    """The released code's functions token by token, with the samples of the collator in their order; the only random
-    token needs none. A text has two special tokens."""
+def reference_noise(rule: DataCollatorForDenoising, text: Text, rng: np.random.Generator) -> list[int]:
+    """The released functions token by token, which sample in the order of the collator; there is only one random token.
+    A text has two special tokens."""
     ids, starts, bounds = text
     tokens = [(int(token), bool(start)) for token, start in zip(ids, starts)]
     if rule.permute_sentences:
-        cut = [tokens[first:last] for first, last in pairwise(bounds)]
-        chosen = rng.permutation(len(cut))[: math.ceil(len(cut) * rule.permute_sentences)].tolist()
-        order = list(range(len(cut)))
-        for position, other in zip(chosen, rng.permutation(len(chosen)).tolist()):
-            order[position] = chosen[other]
-        tokens = [token for number in order for token in cut[number]]
-    noised = mask_by_loops(rule, tokens, rng) if rule.mask else [token for token, _ in tokens]
+        sentences = [tokens[first:last] for first, last in pairwise(bounds)]
+        selected = rng.permutation(len(sentences))[: math.ceil(len(sentences) * rule.permute_sentences)].tolist()
+        order = list(range(len(sentences)))
+        for position, index in zip(selected, rng.permutation(len(selected)).tolist()):
+            order[position] = selected[index]
+        tokens = [token for number in order for token in sentences[number]]
+    noised = reference_mask(rule, tokens, rng) if rule.mask else [token for token, _ in tokens]
     if rule.insert:
-        noised = insert_by_loops(rule, noised, math.ceil(round((len(noised) + 2) * rule.insert, 6)), rng)
+        noised = insert_masks(rule, noised, math.ceil(round((len(noised) + 2) * rule.insert, 6)), rng)
     if rule.rotate and rng.random() < rule.rotate and noised:
         offset = int(rng.integers(len(noised)))
         noised = noised[offset:] + noised[:offset]
     return noised
 
 
-def mask_by_loops(
+def reference_mask(
     rule: DataCollatorForDenoising, tokens: list[tuple[int, bool]], rng: np.random.Generator
 ) -> list[int]:
     starts = [position for position, (_, start) in enumerate(tokens) if start]
@@ -82,7 +82,7 @@ def mask_by_loops(
         lengths = []
         while sum(lengths) < budget:
             lengths.append(min(lengths_sampled[len(lengths)], budget - sum(lengths)))
-    empty, lengths = lengths.count(0), [length for length in lengths if length]
+    num_insertions, lengths = lengths.count(0), [length for length in lengths if length]
     words = rng.permutation(len(starts))[: len(lengths)].tolist()
     randoms = (rng.random(len(words)) < rule.mask_random).tolist()
     spans = [[starts[word], length, is_random] for word, length, is_random in zip(words, lengths, randoms)]
@@ -91,63 +91,63 @@ def mask_by_loops(
         for position, _, is_random in spans:
             ids[position] = RANDOM if is_random else MASK
     dropped = {position for position, *_ in spans} if rule.replace_length == 0 else set()
-    while spans:  # all spans go on by one token
-        going = []
+    while spans:  # extend all spans by one token
+        extended = []
         for position, length, is_random in spans:
             position += 1
             if position == len(tokens):
                 continue
             length -= tokens[position][1]
             if length > 0:
-                going.append([position, length, is_random])
+                extended.append([position, length, is_random])
                 if rule.replace_length == -1:
                     ids[position] = RANDOM if is_random else MASK
                 else:
                     dropped.add(position)
-        spans = going
+        spans = extended
     remaining_tokens = [token for position, token in enumerate(ids) if position not in dropped]
-    return insert_by_loops(rule, remaining_tokens, empty, rng)
+    return insert_masks(rule, remaining_tokens, num_insertions, rng)
 
 
-def insert_by_loops(rule: DataCollatorForDenoising, ids: list[int], count: int, rng: np.random.Generator) -> list[int]:
+def insert_masks(rule: DataCollatorForDenoising, ids: list[int], count: int, rng: np.random.Generator) -> list[int]:
     if not count:
         return ids
-    places = rng.permutation(len(ids) + count)[:count].tolist()
-    randoms = places[: math.ceil(round(count * rule.mask_random, 6))]
+    positions = rng.permutation(len(ids) + count)[:count].tolist()
+    random_positions = positions[: math.ceil(round(count * rule.mask_random, 6))]
     remaining_ids = iter(ids)
-    new = {position: RANDOM if position in randoms else MASK for position in places}
-    return [new[position] if position in new else next(remaining_ids) for position in range(len(ids) + count)]
+    inserted = {position: RANDOM if position in random_positions else MASK for position in positions}
+    return [inserted[position] if position in inserted else next(remaining_ids) for position in range(len(ids) + count)]
 
 
 @settings(max_examples=300)
 @given(options=all_options, seed=st.integers(0, 10_000))
-def test_equal_to_loops_over_tokens(tokenizer: CtxBertTokenizer, options: dict[str, Any], seed: int) -> None:
-    collate = DataCollatorForDenoising(tokenizer, **options)
-    collate.mask_id, collate.replacements = MASK, np.array([RANDOM])
+def test_noise_matches_reference_loops(tokenizer: CtxBertTokenizer, options: dict[str, Any], seed: int) -> None:
+    collator = DataCollatorForDenoising(tokenizer, **options)
+    collator.mask_id, collator.replacements = MASK, np.array([RANDOM])
     ids, starts, bounds = random_text(seed)
-    text = ids, starts | (collate.mask_length == "subword"), bounds
-    assert collate.noise(*text, np.random.default_rng(seed)).tolist() == by_loops(
-        collate, text, np.random.default_rng(seed)
+    text = ids, starts | (collator.mask_length == "subword"), bounds
+    assert collator.noise(*text, np.random.default_rng(seed)).tolist() == reference_noise(
+        collator, text, np.random.default_rng(seed)
     )
 
 
 @pytest.mark.parametrize("full_stops", [False, True])
-def test_sentences_are_permuted_for_any_tokenizer(tokenizer: CtxBertTokenizer, full_stops: bool) -> None:
-    """By the text's own sentences, or at full stops: of several in a row the first, and the row's end."""
+def test_sentence_permutation(tokenizer: CtxBertTokenizer, full_stops: bool) -> None:
+    """Sentences are those of the text, or end at full stops: at the first of several, and at the end of the row."""
     text = DOCUMENTS[0]
     if full_stops:
         tokenizer, text = CtxBartTokenizer.train(["w x y z . a b c"], vocab_size=280), ["w x. y z... a b. c"]
     objective = Denoising(tokenizer, max_length=64, seed=0, mask=0.0, full_stops=full_stops)
     (row,) = objective.examples([text])
-    begin, *inner, end = ids = row["input_ids"].tolist()
-    parts = [tokenizer(sentence, add_special_tokens=False).input_ids for sentence in text]
-    if full_stops:  # "..." may be one token or three: what follows the first full stop belongs to the next sentence
+    first_id, *inner, last_id = ids = row["input_ids"].tolist()
+    sentences = [tokenizer(sentence, add_special_tokens=False).input_ids for sentence in text]
+    if full_stops:  # "..." may be one token or three; tokens after the first full stop belong to the next sentence
         stop = tokenizer.convert_tokens_to_ids(".")
         ends = [position + 1 for position, token in enumerate(inner) if token == stop and inner[position - 1] != stop]
-        parts = [inner[first:last] for first, last in zip([0, *ends], [*ends, len(inner)]) if last > first]
-        assert len(parts) >= 3
-    assert [*chain(*parts)] == inner
-    orders = {(begin, *chain(*order), end) for order in permutations(parts)}
+        sentences = [inner[first:last] for first, last in zip([0, *ends], [*ends, len(inner)]) if last > first]
+        assert len(sentences) >= 3
+    assert [*chain(*sentences)] == inner
+    orders = {(first_id, *chain(*order), last_id) for order in permutations(sentences)}
     sources = set()
     for epoch in range(60):
         batch = objective.collate([{**row, "example_index": 0, "epoch": epoch}])
@@ -157,8 +157,8 @@ def test_sentences_are_permuted_for_any_tokenizer(tokenizer: CtxBertTokenizer, f
     assert len(sources) == len(orders) or len(sources) > 20
 
 
-def test_words_of_a_byte_level_vocabulary_stand_between_spaces() -> None:
-    """Commas and endings belong to the word before them; a sentence begins a word without a space."""
+def test_byte_level_words_are_split_at_spaces() -> None:
+    """Punctuation and suffixes belong to the word before them; a sentence starts a word, also without a space."""
     text = [["the mat, didn't it?", "no. (none)"]]
     tokenizer = CtxBartTokenizer.train(text[0], vocab_size=280)
     objective = Denoising(tokenizer, max_length=64, seed=0, mask=1.0, mask_random=0.0, mask_length="word")
@@ -168,14 +168,14 @@ def test_words_of_a_byte_level_vocabulary_stand_between_spaces() -> None:
     collate = DataCollatorForDenoising(tokenizer, permute_sentences=0, **options)
     for feature in (row, {name: value for name, value in row.items() if name != "sentence_starts"}):
         batch = collate([{**feature, "example_index": 0, "epoch": 0}])
-        count = 6 if feature is row else 5  # "no." is then a part of "it?"
+        count = 6 if feature is row else 5  # "no." then belongs to "it?"
         assert batch["input_ids"][0, 1:-1].tolist() == masks[:count]
 
 
 @settings(max_examples=30)
 @given(options=all_options, side=st.sampled_from(["left", "right"]))
 def test_rows_and_targets(tokenizer: CtxBertTokenizer, options: dict[str, Any], side: str) -> None:
-    """The targets are the text, special tokens stay at the ends and come nowhere else, and words stay whole."""
+    """Targets are the original text; the source has special tokens only at its ends."""
     tokenizer.padding_side = side
     objective = Denoising(tokenizer, max_length=50, seed=3, **options)
     rows = ExampleSet.build(objective.examples(DOCUMENTS))
@@ -183,20 +183,20 @@ def test_rows_and_targets(tokenizer: CtxBertTokenizer, options: dict[str, Any], 
     special = set(tokenizer.all_special_ids) - {tokenizer.mask_token_id}
     words = []
     for number, (ids, mask, labels) in enumerate(zip(*(batch[n] for n in ("input_ids", "attention_mask", "labels")))):
-        clean = rows[number]["input_ids"].tolist()
-        assert labels[labels != -100].tolist() == clean
-        assert (labels[len(clean) :] == -100).all()
+        original = rows[number]["input_ids"].tolist()
+        assert labels[labels != -100].tolist() == original
+        assert (labels[len(original) :] == -100).all()
         source = ids[mask == 1].tolist()
         assert (source[0], source[-1]) == (tokenizer.cls_token_id, tokenizer.sep_token_id)
         assert not special & set(source[1:-1])
-        words += clean[1:-1]
+        words += original[1:-1]
     text = [word for document in DOCUMENTS for sentence in document for word in sentence.split()]
     assert words == tokenizer.convert_tokens_to_ids(text)
     tokenizer.padding_side = "right"
 
 
 def test_realized_rates(tokenizer: CtxBertTokenizer) -> None:
-    """Of the paper's infilling: 30% of the words, in spans of which each leaves one token."""
+    """Text infilling of the paper: 30% of the words, in spans replaced by one token each."""
     objective = Denoising(tokenizer, max_length=400, seed=0, poisson_lambda=3.0, mask_random=0.0)
     documents, _ = numbered_documents([[20] * 19] * 7)
     rows = ExampleSet.build(objective.examples(documents))
@@ -205,12 +205,12 @@ def test_realized_rates(tokenizer: CtxBertTokenizer) -> None:
         total.update(objective.count_batch(objective.collate([rows[epoch, number] for number in range(len(rows))])))
     rates = objective.rates(total)
     assert rates["targets_per_token"] * rates["source_length"] == pytest.approx(1)
-    # 114 words of 380 in about 38 spans, of which a fifth begin within others
+    # 114 of 380 words in about 38 spans; a fifth of the spans starts within another
     assert rates["source_length"] == pytest.approx(1 - 0.3 * (1 - 1 / 3), abs=0.03)
     assert rates["mask_token_share"] == pytest.approx(0.08 / rates["source_length"], abs=0.01)
 
 
-def test_tokens_without_words_and_sentences(tokenizer: CtxBertTokenizer) -> None:
+def test_features_without_word_and_sentence_columns(tokenizer: CtxBertTokenizer) -> None:
     row = {"input_ids": tokenizer("wa wb").input_ids, "example_index": 0, "epoch": 0}
     batch = DataCollatorForDenoising(tokenizer, mask_length="subword", permute_sentences=0.0)([row])
     assert batch["labels"][0].tolist() == row["input_ids"]

@@ -1,4 +1,4 @@
-"""MASS's masks by plain loops, what the decoder is given of them, and that the model cannot see what it writes."""
+"""MASS: masked segments against reference loops, decoder inputs, languages, and attention masks of the model."""
 
 from typing import Any
 
@@ -19,28 +19,28 @@ SIZES = {"hidden_size": 32, "num_attention_heads": 4, "decoder_attention_heads":
 DOCUMENTS, _ = numbered_documents([[5, 9, 3], [30, 2, 2], [1], [40] * 3, [4] * 12])
 
 
-def masked_columns(
+def reference_columns(
     length: int, share: float, block: int | None, span: int | None, rng: np.random.Generator
 ) -> list[int]:
-    """The released loops, token by token; with spans, piece lengths and zeros for the other tokens are permuted."""
-    columns, behind = [], list(range(1, length))
-    while block and behind:
-        tokens, behind = behind[:block], behind[block:]
+    """The released loops, token by token; for spans, span lengths and zeros for the other tokens are permuted."""
+    columns, remaining = [], list(range(1, length))
+    while block and remaining:
+        tokens, remaining = remaining[:block], remaining[block:]
         size = int(share * len(tokens))
         start = int(rng.integers(tokens[0], tokens[-1] + 1 - size + 1))
         columns += range(start, start + size)
     if block:
         return columns
     size = min(round(share * length), length - 1)
-    draw = rng.random()
+    sample = rng.random()
     if span is None or span >= size:
-        start = 1 if draw < 0.2 else length - size if draw < 0.4 else int(rng.integers(1, length - size + 1))
+        start = 1 if sample < 0.2 else length - size if sample < 0.4 else int(rng.integers(1, length - size + 1))
         return list(range(start, start + size))
     pieces = [min(span, size - start) for start in range(0, size, span)]
     others = [0] * (length - 1 - size)
-    if draw < 0.2:
+    if sample < 0.2:
         order = [pieces[0], *rng.permutation([*pieces[1:], *others])]
-    elif draw < 0.4:
+    elif sample < 0.4:
         order = [*rng.permutation([*pieces[:-1], *others]), pieces[-1]]
     else:
         order = [*rng.permutation([*pieces, *others])]
@@ -65,10 +65,10 @@ def masked_columns(
         }
     ),
 )
-def test_segments_and_what_the_decoder_is_given(
+def test_masked_segments_and_decoder_inputs(
     tokenizer: CtxBertTokenizer, segments: tuple[int | None, int | None], side: str, options: dict[str, Any]
 ) -> None:
-    """Each target's input is the true token before it, at its position; the source keeps the other tokens."""
+    """The decoder input of a target is the original token before it, at its position; the source keeps other tokens."""
     tokenizer.padding_side = side
     block, span = segments
     objective = MaskedSegment(tokenizer, max_length=50, min_length=3, block=block, lambda_span=span, **options)
@@ -76,27 +76,27 @@ def test_segments_and_what_the_decoder_is_given(
     batch = objective.collate([rows[1, number] for number in range(len(rows))])
     words = []
     for number in range(len(rows)):
-        clean = rows[number]["input_ids"].tolist()
+        original = rows[number]["input_ids"].tolist()
         rng = generator(objective.seed, 0 if objective.static else 1, number)
-        expected = masked_columns(len(clean), objective.share, block, span, rng)
-        here = batch["attention_mask"][number] == 1
-        source, visible = (batch[name][number][here].tolist() for name in ("input_ids", "cross_attention_mask"))
+        expected = reference_columns(len(original), objective.share, block, span, rng)
+        is_token = batch["attention_mask"][number] == 1
+        source, visible = (batch[name][number][is_token].tolist() for name in ("input_ids", "cross_attention_mask"))
         masks = [position for position, token in enumerate(source) if token == tokenizer.mask_token_id]
         assert [position for position, value in enumerate(visible) if not value] == (
             masks if objective.hidden == "masks" else expected
         )
         assert (
             set(masks)
-            <= {position for position in range(len(clean)) if source[position] != clean[position]}
+            <= {position for position in range(len(original)) if source[position] != original[position]}
             <= set(expected)
         )
         count = len(expected)
         for step, position in enumerate(expected):
-            assert batch["labels"][number, step] == clean[position]
-            assert batch["decoder_input_ids"][number, step] == clean[position - 1]
+            assert batch["labels"][number, step] == original[position]
+            assert batch["decoder_input_ids"][number, step] == original[position - 1]
             assert batch["decoder_position_ids"][number, step] == position - 1
         assert (batch["labels"][number, count:] == -100).all()
-        words += clean[1:-1]
+        words += original[1:-1]
     text = [word for document in DOCUMENTS for sentence in document for word in sentence.split()]
     assert words == tokenizer.convert_tokens_to_ids(text)
     tokenizer.padding_side = "right"
@@ -104,7 +104,7 @@ def test_segments_and_what_the_decoder_is_given(
 
 @pytest.mark.parametrize("lambda_span", [None, 2])
 def test_realized_rates(tokenizer: CtxBertTokenizer, lambda_span: int | None) -> None:
-    """Half of the tokens, 80% of them masked."""
+    """Half of the tokens are targets, and 80% of these are masked."""
     objective = MaskedSegment(tokenizer, max_length=64, seed=0, lambda_span=lambda_span)
     rows = ExampleSet.build(objective.examples(numbered_documents([[38] * 60])[0]))
     rates = objective.rates(objective.count_batch(objective.collate([rows[number] for number in range(60)])))
@@ -113,7 +113,7 @@ def test_realized_rates(tokenizer: CtxBertTokenizer, lambda_span: int | None) ->
 
 
 def test_masked_translation(subtests) -> None:
-    """What the encoder and the decoder are given of pairs in two languages, the rates, and that the model takes it."""
+    """Encoder and decoder inputs of pairs in two languages, rates, and the loss of the model."""
     texts = [["<en> wa wb wc wd we", "<de> wf wg wh wi"], ["<de> wi wj", "<en> wa wb wc"]]
     pairs = [TranslatedText(pair) for pair in texts]
     tokenizer = CtxMassTokenizer.train([text for pair in pairs for text in pair] * 2, vocab_size=90)
@@ -128,35 +128,35 @@ def test_masked_translation(subtests) -> None:
             assert objective.statistics["left_out"] == 2
             batch = objective.collate([rows[3, number] for number in range(120)])
             assert ("cross_attention_mask" in batch) == (objective.hidden != "nothing")
-            changed, decoded, share = 0, 0, objective.target_share
-            masked, inner = 0, 0
+            num_changed, num_decoded, target_share = 0, 0, objective.target_share
+            num_masked, num_inner = 0, 0
             for number, (source, target) in enumerate(pairs * 60):
                 ids = tokenizer(source.split(" ", 1)[1]).input_ids
                 labels = tokenizer(target.split(" ", 1)[1]).input_ids[1:]
-                read = batch["decoder_input_ids"][number]
-                assert batch["labels"][number].tolist() == labels + [-100] * (len(read) - len(labels))
-                assert read[0] == end == objective.config_fields["decoder_start_token_id"]
-                same = (read[1 : len(labels)] == torch.tensor(labels[:-1])).tolist()
-                changed, decoded = changed + same.count(False), decoded + len(same)
-                assert same.count(False) <= max(1, round(share * len(same)))
-                numbers = [tokenizer.language_id(text[1:3]) for text in (source, target)]
-                assert batch["langs"][number].unique().tolist() == numbers[:1]
-                assert batch["decoder_langs"][number].unique().tolist() == numbers[1:]
-                kept = batch["input_ids"][number, : len(ids)] == torch.tensor(ids)
-                assert kept[0]
+                decoder_input = batch["decoder_input_ids"][number]
+                assert batch["labels"][number].tolist() == labels + [-100] * (len(decoder_input) - len(labels))
+                assert decoder_input[0] == end == objective.config_fields["decoder_start_token_id"]
+                is_equal = (decoder_input[1 : len(labels)] == torch.tensor(labels[:-1])).tolist()
+                num_changed, num_decoded = num_changed + is_equal.count(False), num_decoded + len(is_equal)
+                assert is_equal.count(False) <= max(1, round(target_share * len(is_equal)))
+                language_ids = [tokenizer.language_id(text[1:3]) for text in (source, target)]
+                assert batch["langs"][number].unique().tolist() == language_ids[:1]
+                assert batch["decoder_langs"][number].unique().tolist() == language_ids[1:]
+                is_unchanged = batch["input_ids"][number, : len(ids)] == torch.tensor(ids)
+                assert is_unchanged[0]
                 if "lambda_span" in options:
-                    assert kept.sum() >= len(ids) - round(objective.share * len(ids))
+                    assert is_unchanged.sum() >= len(ids) - round(objective.share * len(ids))
                 else:
-                    assert kept[-1], "neither end is masked"
-                    masked, inner = masked + int((~kept).sum()), inner + len(ids) - 2
+                    assert is_unchanged[-1], "the first and last token are not masked"
+                    num_masked, num_inner = num_masked + int((~is_unchanged).sum()), num_inner + len(ids) - 2
             rates = objective.rates(objective.count_batch(batch))
-            assert rates["decoder_change_share"] == pytest.approx(changed / decoded)
-            budget = sum(round(share * length) or 1 for length in (4, 3)) if share else 0
+            assert rates["decoder_change_share"] == pytest.approx(num_changed / num_decoded)
+            budget = sum(round(target_share * length) or 1 for length in (4, 3)) if target_share else 0
             assert rates["decoder_mask_share"] == pytest.approx(0.8 * budget / 7, abs=0.04)
             if not options:
-                assert masked / inner == pytest.approx(0.25, abs=0.04)
-                assert masked == objective.count_batch(batch)["masks"], "by mask tokens alone"
-            assert (rates["decoder_change_share"] == 0) == (share == 0)
+                assert num_masked / num_inner == pytest.approx(0.25, abs=0.04)
+                assert num_masked == objective.count_batch(batch)["masks"], "only by mask tokens"
+            assert (rates["decoder_change_share"] == 0) == (target_share == 0)
     torch.manual_seed(0)
     config = CtxMassConfig(vocab_size=len(tokenizer), **SIZES, **objective.config_fields)
     loss = CtxMassForConditionalGeneration(config)(**batch).loss
@@ -167,8 +167,8 @@ def test_masked_translation(subtests) -> None:
         list(objective.examples([TranslatedText(["wa wb", "<en> wa"])]))
 
 
-def test_languages() -> None:
-    """Each row has one, of its text and of its segment; rows of several sentences end where the language changes."""
+def test_languages_of_rows_and_model() -> None:
+    """Each row has one language; rows of several sentences end where the language changes."""
     texts = ["<de> wa wb wc wd", "<en> we wf wg wh", "<en> wi wj wa wc"]
     tokenizer = CtxMassTokenizer.train(texts * 2, vocab_size=90)
     objective = MaskedSegment(tokenizer, max_length=64, seed=0, by_sentence=False)
@@ -181,8 +181,8 @@ def test_languages() -> None:
     torch.manual_seed(0)
     model = CtxMassForConditionalGeneration(CtxMassConfig(vocab_size=len(tokenizer), **SIZES, **fields)).eval()
     loss = model(**batch).loss
-    other = model(**batch | {"decoder_langs": 1 - batch["decoder_langs"]}).loss
-    assert loss != other
+    other_loss = model(**batch | {"decoder_langs": 1 - batch["decoder_langs"]}).loss
+    assert loss != other_loss
     loss.backward()
     for stack in (model.mass.encoder, model.mass.decoder):
         assert stack.language_embeddings.weight.grad.any()
@@ -197,8 +197,8 @@ def test_languages() -> None:
     assert torch.equal(model(**inputs).logits.argmax(-1), generated[:, 1:])
 
 
-def test_the_decoder_sees_no_masked_state_and_no_later_token(tokenizer: CtxBertTokenizer) -> None:
-    """What a masked column holds reaches the decoder through other states only."""
+def test_decoder_ignores_masked_encoder_states(tokenizer: CtxBertTokenizer) -> None:
+    """Encoder states at masked positions do not affect the logits."""
     objective = MaskedSegment(tokenizer, max_length=50, seed=0)
     rows = ExampleSet.build(objective.examples(DOCUMENTS))
     batch = objective.collate([rows[number] for number in (1, 3)])
@@ -214,5 +214,5 @@ def test_the_decoder_sees_no_masked_state_and_no_later_token(tokenizer: CtxBertT
     del batch["cross_attention_mask"]
     assert not torch.allclose(model(**batch, encoder_outputs=encoded).logits, expected)
     loss = model(**batch, labels=labels).loss
-    moved = batch | {"decoder_position_ids": batch["decoder_position_ids"] + 1}
-    assert loss != model(**moved, labels=labels).loss
+    shifted = batch | {"decoder_position_ids": batch["decoder_position_ids"] + 1}
+    assert loss != model(**shifted, labels=labels).loss

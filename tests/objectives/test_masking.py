@@ -1,4 +1,4 @@
-"""Which tokens are masked, how, what the draw depends on, and runs of whole words."""
+"""Masking of tokens: selection, replacement, random numbers, padding, whole words and n-grams."""
 
 from collections import Counter
 from itertools import permutations
@@ -16,11 +16,11 @@ from hf_ctxmodels.models.bert.tokenization_bert import CtxBertTokenizer
 from hf_ctxmodels.objectives import DataCollatorForMaskedLM, MaskedLM, MaskingRule, TokenMasker
 from hf_ctxmodels.objectives.masking import IGNORE_INDEX, masking_rates
 
-FIRST_WORD = 5  # the special tokens come first
+FIRST_WORD = 5  # after the special tokens
 
 
 def features_of(lengths, epoch=0, **columns):
-    """Rows [CLS] words [SEP] of the given numbers of words."""
+    """Rows [CLS] words [SEP] with the given numbers of words."""
     rng = np.random.default_rng(sum(lengths))
     rows = [np.concatenate([[2], rng.integers(FIRST_WORD, 3000, size=length), [3]]) for length in lengths]
     return [{"input_ids": row, "example_index": index, "epoch": epoch, **columns} for index, row in enumerate(rows)]
@@ -32,7 +32,7 @@ def features_of(lengths, epoch=0, **columns):
     limit=st.none() | st.integers(1, 30),
     seed=st.integers(0, 10**6),
 )
-def test_the_number_of_predictions_is_the_rounded_share_within_its_bounds(tokenizer, words, probability, limit, seed):
+def test_number_of_predictions(tokenizer, words, probability, limit, seed):
     masker = TokenMasker(tokenizer, MaskingRule(probability, max_predictions=limit))
     ids = features_of([words])[0]["input_ids"]
     corrupted, labels = masker.mask(ids, None, generator(seed, 0, 0))
@@ -45,14 +45,14 @@ def test_the_number_of_predictions_is_the_rounded_share_within_its_bounds(tokeni
 
 
 @pytest.mark.parametrize(("mask_share", "random_share"), [(0.8, 0.1), (1.0, 0.0), (0.0, 1.0), (0.3, 0.3)])
-def test_selected_tokens_meet_their_fates_in_the_shares_asked_for(tokenizer, mask_share, random_share):
+def test_replacement_shares(tokenizer, mask_share, random_share):
     masker = TokenMasker(tokenizer, MaskingRule(0.15, mask_share, random_share))
     counts = Counter()
     for index in range(400):
         ids = np.random.default_rng(index).integers(FIRST_WORD, 3000, size=200)
         corrupted, labels = masker.mask(ids, None, generator(1, 0, index))
         replaced = corrupted[(labels != IGNORE_INDEX) & (corrupted != tokenizer.mask_token_id)]
-        assert not np.isin(replaced, tokenizer.all_special_ids).any(), "a special token was drawn as a replacement"
+        assert not np.isin(replaced, tokenizer.all_special_ids).any(), "a special token was sampled as a replacement"
         counts.update(
             masker.count_batch({"input_ids": torch.tensor(corrupted)[None], "labels": torch.tensor(labels)[None]})
         )
@@ -66,7 +66,7 @@ def test_selected_tokens_meet_their_fates_in_the_shares_asked_for(tokenizer, mas
     assert rates["predictions_per_example"] == 30
 
 
-def test_every_position_and_every_word_is_equally_likely(tokenizer):
+def test_positions_and_replacements_are_uniform(tokenizer):
     masker = TokenMasker(tokenizer, MaskingRule(0.2, mask_share=0, random_share=1))
     ids = np.full(50, FIRST_WORD)
     selected, samples = np.zeros(50), []
@@ -77,31 +77,31 @@ def test_every_position_and_every_word_is_equally_likely(tokenizer):
     assert np.abs(selected - 400).max() < 5 * (2000 * 0.2 * 0.8) ** 0.5
     samples = np.concatenate(samples)
     assert samples.mean() == pytest.approx(masker.non_special.ids.mean(), rel=0.03)
-    assert samples.min() < 100, "the lowest words are drawn as well"
-    assert samples.max() > 2900, "the highest words are drawn as well"
+    assert samples.min() < 100, "words with the lowest ids are sampled"
+    assert samples.max() > 2900, "words with the highest ids are sampled"
 
 
-def test_whole_words_reach_the_share_of_tokens(tokenizer):
+def test_whole_words_fill_the_budget(tokenizer):
     rule = MaskingRule(0.15, whole_word=True)
     masker = TokenMasker(tokenizer, rule)
     lengths = [1, 1, 2, 1, 3, 1, 1, 2] * 10
-    words = np.repeat(np.arange(len(lengths)), lengths)
-    ids = np.full(len(words), 9)
-    counts = [(masker.mask(ids, words, generator(0, epoch, 0))[1] != IGNORE_INDEX).sum() for epoch in range(200)]
-    assert set(counts) == {rule.budget(len(ids))}, "single-token words fill up what longer ones leave"
+    word_ids = np.repeat(np.arange(len(lengths)), lengths)
+    ids = np.full(len(word_ids), 9)
+    counts = [(masker.mask(ids, word_ids, generator(0, epoch, 0))[1] != IGNORE_INDEX).sum() for epoch in range(200)]
+    assert set(counts) == {rule.budget(len(ids))}, "single-token words fill the rest of the budget"
 
 
-def test_words_of_two_segments_with_one_number_stay_two_words(tokenizer):
-    words = np.array([-1, 0, -1, 0, -1])
+def test_equal_word_ids_of_two_segments_are_two_words(tokenizer):
+    word_ids = np.array([-1, 0, -1, 0, -1])
     ids = np.array([2, 9, 3, 10, 3])
     rule = MaskingRule(0.5, whole_word=True)
-    _, labels = TokenMasker(tokenizer, rule).mask(ids, words, generator(3, 0, 0))
+    _, labels = TokenMasker(tokenizer, rule).mask(ids, word_ids, generator(3, 0, 0))
     assert (labels != IGNORE_INDEX).sum() == 1
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("multiple", [None, 8])
-def test_rows_are_padded_on_the_tokenizers_side(tokenizer, side, multiple):
+def test_padding_side_and_multiple(tokenizer, side, multiple):
     padded = CtxBertTokenizer(vocab=tokenizer.get_vocab(), padding_side=side)
     features = features_of([3, 10, 1])
     for feature in features:
@@ -113,26 +113,26 @@ def test_rows_are_padded_on_the_tokenizers_side(tokenizer, side, multiple):
         assert batch[name].dtype == torch.int64
         for row, feature in enumerate(features):
             length = len(feature["input_ids"])
-            outside = batch[name][row, length:] if side == "right" else batch[name][row, : width - length]
-            assert (outside == padding).all()
+            padded_values = batch[name][row, length:] if side == "right" else batch[name][row, : width - length]
+            assert (padded_values == padding).all()
     assert batch["attention_mask"].sum(1).tolist() == [5, 12, 3]
-    original = torch.where(batch["labels"] == IGNORE_INDEX, batch["input_ids"], batch["labels"])
+    original_ids = torch.where(batch["labels"] == IGNORE_INDEX, batch["input_ids"], batch["labels"])
     for row, feature in enumerate(features):
-        assert original[row][batch["attention_mask"][row].bool()].tolist() == feature["input_ids"].tolist()
+        assert original_ids[row][batch["attention_mask"][row].bool()].tolist() == feature["input_ids"].tolist()
 
 
-def test_features_that_are_padded_already_keep_their_attention_mask(tokenizer):
+def test_padded_features_keep_attention_mask(tokenizer):
     feature = {"input_ids": [2, 9, 3, 0, 0], "attention_mask": [1, 1, 1, 0, 0], "example_index": 0, "epoch": 0}
     batch = DataCollatorForMaskedLM(tokenizer)([feature])
     assert batch["attention_mask"].tolist() == [[1, 1, 1, 0, 0]]
     assert batch["labels"].tolist() == [[IGNORE_INDEX, 9, IGNORE_INDEX, IGNORE_INDEX, IGNORE_INDEX]]
 
 
-@pytest.mark.parametrize("wrong", [-1, 10**6])
-def test_an_id_outside_the_vocabulary_is_named(tokenizer, wrong):
+@pytest.mark.parametrize("invalid_id", [-1, 10**6])
+def test_id_outside_vocabulary_raises(tokenizer, invalid_id):
     feature = features_of([5])[0]
-    feature["input_ids"][2] = wrong
-    with pytest.raises(CtxError, match=f"Token id {wrong} is outside"):
+    feature["input_ids"][2] = invalid_id
+    with pytest.raises(CtxError, match=f"Token id {invalid_id} is outside"):
         DataCollatorForMaskedLM(tokenizer)([feature])
 
 
@@ -140,14 +140,14 @@ def test_an_id_outside_the_vocabulary_is_named(tokenizer, wrong):
     first=st.tuples(st.integers(0, 99), st.integers(0, 99), st.integers(0, 99), st.sampled_from(Purpose)),
     second=st.tuples(st.integers(0, 99), st.integers(0, 99), st.integers(0, 99), st.sampled_from(Purpose)),
 )
-def test_generators_agree_exactly_when_their_arguments_do(first, second):
-    same = generator(*first).integers(2**62) == generator(*second).integers(2**62)
-    assert same == (first == second)
+def test_generators_differ_for_different_arguments(first, second):
+    is_equal = generator(*first).integers(2**62) == generator(*second).integers(2**62)
+    assert is_equal == (first == second)
 
 
-def test_rare_tokens_are_predicted_more_often(tokenizer):
-    """By the counts of all training text to a power (DistilBERT's released code), in the shares that all orders of
-    drawing the tokens of a row one after the other give; without counts, and for whole words, it is an error."""
+def test_smoothing_selects_rare_tokens_more_often(tokenizer):
+    """Weights are counts in the training text to a power (DistilBERT's released code). The expected shares sum over all
+    orders of sampling without replacement. Missing counts and whole words raise an error."""
     counts, ids = {7: 1, 8: 6, 9: 40, 10: 0, 11: 900}, np.array([2, 7, 8, 9, 10, 11, 8, 3])
     text = np.concatenate([np.full(number, token) for token, number in counts.items()]).astype(np.int64)
     masker = TokenMasker(tokenizer, MaskingRule(0.5, smoothing=0.7))
@@ -157,22 +157,24 @@ def test_rare_tokens_are_predicted_more_often(tokenizer):
     weights = {position: max(1, counts[int(ids[position])]) ** -0.7 for position in range(1, 7)}
     expected = dict.fromkeys(weights, 0.0)
     for order in permutations(weights, 3):
-        chance, left = 1.0, sum(weights.values())
+        probability, remaining = 1.0, sum(weights.values())
         for position in order:
-            chance, left = chance * weights[position] / left, left - weights[position]
+            probability, remaining = probability * weights[position] / remaining, remaining - weights[position]
         for position in order:
-            expected[position] += chance
-    draws = 4000
+            expected[position] += probability
+    num_samples = 4000
     selected = sum(
-        (masker.mask(ids, None, generator(0, 0, row))[1] != IGNORE_INDEX).astype(int) for row in range(draws)
+        (masker.mask(ids, None, generator(0, 0, row))[1] != IGNORE_INDEX).astype(int) for row in range(num_samples)
     )
     assert selected[[0, 7]].sum() == 0
-    assert selected.sum() == 3 * draws
+    assert selected.sum() == 3 * num_samples
     for position, share in expected.items():
-        assert abs(selected[position] / draws - share) < 5 * (share * (1 - share) / draws) ** 0.5 + 1e-9, position
-    for wrong in ({"smoothing": -1.0}, {"smoothing": 0.7, "whole_word": True}):
+        assert abs(selected[position] / num_samples - share) < 5 * (share * (1 - share) / num_samples) ** 0.5 + 1e-9, (
+            position
+        )
+    for options in ({"smoothing": -1.0}, {"smoothing": 0.7, "whole_word": True}):
         with pytest.raises(CtxError, match="mlm_smoothing"):
-            MaskingRule(**wrong)
+            MaskingRule(**options)
     words = tokenizer.convert_ids_to_tokens([40, 41])
     documents = [[" ".join([words[0]] * 2)] * 30, [words[1]]]
     objective = MaskedLM(tokenizer, max_length=32, seed=0, mlm_smoothing=0.7)
@@ -181,34 +183,34 @@ def test_rare_tokens_are_predicted_more_often(tokenizer):
     assert masker_weights[41] / masker_weights[40] == pytest.approx(60**0.7)
 
 
-SHARES = np.array([6, 3, 2]) / 11
+LENGTH_SHARES = np.array([6, 3, 2]) / 11
 
 
-def runs_of(selected):
-    """Lengths of the maximal runs of True."""
+def run_lengths(selected):
+    """Lengths of the maximal runs of True values."""
     edges = np.diff(np.concatenate([[0], np.asarray(selected, dtype=int), [0]]))
     return np.flatnonzero(edges == -1) - np.flatnonzero(edges == 1)
 
 
-def test_lengths_are_drawn_in_proportion_to_their_inverse():
+def test_ngram_length_distribution():
     samples = MaskingRule(ngram=3).ngram_lengths(100_000, generator(0, 0, 0))
     shares = np.bincount(samples, minlength=4) / len(samples)
     assert shares[0] == 0
-    assert np.abs(shares[1:] - SHARES).max() < 5 * 0.5 / 100_000**0.5
+    assert np.abs(shares[1:] - LENGTH_SHARES).max() < 5 * 0.5 / 100_000**0.5
     assert set(MaskingRule(ngram=1).ngram_lengths(9, generator(0, 0, 0)).tolist()) == {1}
 
 
-def test_runs_in_a_row_have_the_lengths_drawn(tokenizer):
-    """At 2% runs seldom meet or are cut, so what is seen is what was drawn."""
+def test_masked_runs_have_ngram_lengths(tokenizer):
+    """At 2%, runs are rarely adjacent or cut, so that the observed lengths are the sampled lengths."""
     masker = TokenMasker(tokenizer, MaskingRule(0.02, ngram=3))
-    ids, words = np.full(3000, 9), np.arange(3000)
+    ids, word_ids = np.full(3000, 9), np.arange(3000)
     lengths = []
     for epoch in range(100):
-        _, labels = masker.mask(ids, words, generator(0, epoch, 0))
-        lengths += runs_of(labels != IGNORE_INDEX).tolist()
+        _, labels = masker.mask(ids, word_ids, generator(0, epoch, 0))
+        lengths += run_lengths(labels != IGNORE_INDEX).tolist()
     shares = np.bincount(lengths, minlength=4)[1:4] / len(lengths)
-    assert np.abs(shares - SHARES).max() < 0.04
-    assert np.mean(np.array(lengths) > 3) < 0.03, "only where two runs meet"
+    assert np.abs(shares - LENGTH_SHARES).max() < 0.04
+    assert np.mean(np.array(lengths) > 3) < 0.03, "only where two runs are adjacent"
 
 
 @given(
@@ -219,17 +221,15 @@ def test_runs_in_a_row_have_the_lengths_drawn(tokenizer):
     ngram=st.integers(1, 4),
     seed=st.integers(0, 10**6),
 )
-def test_whole_words_within_the_budget_and_never_special_tokens(
-    tokenizer, lengths, special, probability, limit, ngram, seed
-):
-    words = np.repeat(np.arange(len(lengths)), lengths)
-    ids = np.where(np.isin(words, list(special)), tokenizer.sep_token_id, 9)
+def test_whole_words_stay_within_budget(tokenizer, lengths, special, probability, limit, ngram, seed):
+    word_ids = np.repeat(np.arange(len(lengths)), lengths)
+    ids = np.where(np.isin(word_ids, list(special)), tokenizer.sep_token_id, 9)
     rule = MaskingRule(probability, whole_word=True, ngram=ngram, max_predictions=limit)
-    _, labels = TokenMasker(tokenizer, rule).mask(ids, words, generator(seed, 0, 0))
+    _, labels = TokenMasker(tokenizer, rule).mask(ids, word_ids, generator(seed, 0, 0))
     selected = labels != IGNORE_INDEX
     assert not selected[ids == tokenizer.sep_token_id].any()
     non_special = {word: length for word, length in enumerate(lengths) if word not in special}
-    sizes = [selected[words == word].sum() for word in non_special]
+    sizes = [selected[word_ids == word].sum() for word in non_special]
     budget = rule.budget(sum(non_special.values()))
     if not non_special:
         return
@@ -237,34 +237,34 @@ def test_whole_words_within_the_budget_and_never_special_tokens(
     if shortest <= budget:
         assert 1 <= selected.sum() <= budget
         assert all(size in (0, length) for size, length in zip(sizes, non_special.values()))
-    else:  # no word fits: the shortest, cut at the limit
+    else:  # no word fits: the shortest word, cut at the limit
         assert sorted(sizes)[-1] == selected.sum() == min(shortest, limit or shortest)
     if longest == 1:
-        assert selected.sum() == budget, "the share is met exactly"
+        assert selected.sum() == budget, "the budget is used exactly"
 
 
-def test_a_run_does_not_jump_over_a_special_token(tokenizer):
+def test_runs_do_not_cross_special_tokens(tokenizer):
     ids = np.tile([tokenizer.sep_token_id, 9], 200)
     masker = TokenMasker(tokenizer, MaskingRule(0.1, ngram=3))
-    pairs = 0
+    num_pairs = 0
     for epoch in range(100):
         selected = masker.mask(ids, np.arange(400), generator(0, epoch, 0))[1][1::2] != IGNORE_INDEX
         assert selected.sum() == 20
-        pairs += (selected[1:] & selected[:-1]).sum()
-    expected = 100 * 199 * (20 / 200) * (19 / 199)  # as if words were selected one by one
-    assert pairs == pytest.approx(expected, rel=0.3)
+        num_pairs += (selected[1:] & selected[:-1]).sum()
+    expected = 100 * 199 * (20 / 200) * (19 / 199)  # as if words were selected independently
+    assert num_pairs == pytest.approx(expected, rel=0.3)
 
 
-def test_the_share_is_met_and_the_runs_are_reported(tokenizer):
+def test_rates_of_ngram_masking(tokenizer):
     masker = TokenMasker(tokenizer, MaskingRule(0.15, ngram=3, max_predictions=20))
     rows = [masker.mask(np.full(length, 9), np.arange(length), generator(0, 0, length)) for length in (100, 120, 500)]
     assert [(labels != IGNORE_INDEX).sum() for _, labels in rows] == [15, 18, 20]
     ids, labels = (torch.from_numpy(column)[None] for column in rows[0])
     rates = masking_rates(masker.count_batch({"input_ids": ids, "labels": labels}))
     assert rates["selected_share"] == 0.15
-    assert rates["selected_run_length"] == pytest.approx(runs_of(labels[0] != IGNORE_INDEX).mean())
+    assert rates["selected_run_length"] == pytest.approx(run_lengths(labels[0] != IGNORE_INDEX).mean())
 
 
-def test_words_that_are_not_known_are_an_error(tokenizer):
+def test_missing_word_ids_raise(tokenizer):
     with pytest.raises(CtxError, match="requires word ids"):
         TokenMasker(tokenizer, MaskingRule(ngram=2)).mask(np.array([2, 9, 3]), None, generator(0, 0, 0))

@@ -1,4 +1,4 @@
-"""Pairs made from documents: what they hold, where it comes from, and what is drawn."""
+"""Segment pairs of documents: contents, random second segments, truncation and lengths."""
 
 from collections import Counter
 
@@ -18,33 +18,33 @@ shapes = st.lists(st.lists(st.integers(1, 12), min_size=1, max_size=12), min_siz
 
 @settings(max_examples=150)
 @given(shape=shapes, max_length=st.integers(5, 48), seed=st.integers(0, 10**6), short=st.sampled_from([0.0, 0.1, 1.0]))
-def test_pairs_are_runs_of_their_documents(tokenizer, shape, max_length, seed, short):
+def test_segments_are_contiguous(tokenizer, shape, max_length, seed, short):
     assume(sum(map(sum, shape)) < WORDS)
-    documents, home = numbered_documents(shape)
+    documents, document_of = numbered_documents(shape)
     objective = MaskedLMWithNextSentence(tokenizer, max_length=max_length, seed=seed, short_seq_probability=short)
-    used = Counter()
+    word_counts = Counter()
     for example in objective.examples(documents):
         a, b = segments(example)
         assert len(example["input_ids"]) <= max_length
-        check_runs((a, b), home)
-        used.update(a.tolist())
+        check_runs((a, b), document_of)
+        word_counts.update(a.tolist())
         if example["next_sentence_label"] == pairs.CONTINUATION:
-            assert home[int(a[0])] == home[int(b[0])]
+            assert document_of[int(a[0])] == document_of[int(b[0])]
             assert a[-1] < b[0], "B follows A"
-            used.update(b.tolist())
+            word_counts.update(b.tolist())
             if len(example["input_ids"]) < max_length:
-                assert b[0] == a[-1] + 1, "nothing was cut, so B begins where A ends"
+                assert b[0] == a[-1] + 1, "without truncation, B starts where A ends"
         else:
             assert example["next_sentence_label"] == pairs.RANDOM
-            assert home[int(a[0])] != home[int(b[0])], "a random segment of the same document"
+            assert document_of[int(a[0])] != document_of[int(b[0])], "a random segment is from another document"
     if not objective.statistics["truncated_tokens"]:
-        assert used == Counter(home.keys()), "sentences are used once each; those behind a random B are put back"
-    assert max(used.values()) == 1
-    assert objective.statistics["tokens"] == len(home)
+        assert word_counts == Counter(document_of.keys()), "each sentence once; those replaced by a random B are reused"
+    assert max(word_counts.values()) == 1
+    assert objective.statistics["tokens"] == len(document_of)
 
 
-def test_single_sentences(tokenizer, capsys):
-    """A file of one sentence per line gives examples, with a warning that no pair continues a document."""
+def test_single_sentence_documents(tokenizer, capsys):
+    """Documents of one sentence yield only random pairs, with a warning."""
     objective = MaskedLMWithNextSentence(tokenizer, max_length=24, seed=0)
     examples = build_training_set(numbered_documents([[3]] * 8)[0], objective)
     assert {example["next_sentence_label"] for example in examples} == {pairs.RANDOM}
@@ -52,11 +52,11 @@ def test_single_sentences(tokenizer, capsys):
 
 
 @given(a=st.integers(1, 60), b=st.integers(1, 60), room=st.integers(2, 60), seed=st.integers(0, 99))
-def test_truncation_takes_from_the_longer_segment(a, b, room, seed):
+def test_truncation_shortens_longer_segment(a, b, room, seed):
     assume(a + b > room)
     first, second = pairs.Segment(None, 0, a), pairs.Segment(None, 100, 100 + b)
     cut_a, cut_b = pairs._truncate((first, second), a + b - room, np.random.default_rng(seed))
-    while a + b > room:  # the released data preparation, token by token
+    while a + b > room:  # as in the released data preparation, token by token
         if a > b:
             a -= 1
         else:
@@ -66,15 +66,15 @@ def test_truncation_takes_from_the_longer_segment(a, b, room, seed):
     assert 100 <= cut_b.start <= cut_b.stop <= second.stop
 
 
-def test_truncation_takes_from_both_ends():
+def test_truncation_removes_tokens_at_both_ends():
     rng = np.random.default_rng(0)
-    fronts = [pairs.Segment(None, 0, 100).truncate(40, rng).start for _ in range(500)]
-    assert np.mean(fronts) == pytest.approx(20, abs=5 * 10**0.5 / 500**0.5)
-    assert min(fronts) >= 0
-    assert max(fronts) <= 40
+    starts = [pairs.Segment(None, 0, 100).truncate(40, rng).start for _ in range(500)]
+    assert np.mean(starts) == pytest.approx(20, abs=5 * 10**0.5 / 500**0.5)
+    assert min(starts) >= 0
+    assert max(starts) <= 40
 
 
-def test_half_of_the_second_segments_are_random(tokenizer):
+def test_half_of_second_segments_are_random(tokenizer):
     documents, _ = numbered_documents([[3] * 240] * 4)
     objective = MaskedLMWithNextSentence(tokenizer, max_length=24, seed=0)
     rows = [row for epoch in range(20) for row in objective.examples(documents, epoch)]
@@ -87,37 +87,37 @@ def test_half_of_the_second_segments_are_random(tokenizer):
     assert objective.rates(counts)["random_next_share"] == np.mean(labels)
 
 
-def test_a_lone_sentence_always_gets_a_random_second_segment(tokenizer):
+def test_single_sentence_gets_random_second_segment(tokenizer):
     documents, _ = numbered_documents([[5], [6], [7]])
     objective = MaskedLMWithNextSentence(tokenizer, max_length=32, seed=0)
     labels = [example["next_sentence_label"] for example in objective.examples(documents)]
-    assert labels == [1] * 3, "1 is a random segment, as in transformers' BertForPreTraining"
+    assert labels == [1] * 3, "1 is a random segment, as in BertForPreTraining of transformers"
 
 
-def test_every_other_document_is_drawn_equally_often(tokenizer):
-    documents, home = numbered_documents([[5]] * 5)
+def test_random_documents_are_uniform(tokenizer):
+    documents, document_of = numbered_documents([[5]] * 5)
     objective = MaskedLMWithNextSentence(tokenizer, max_length=32, seed=0)
     pair_counts = Counter()
     for epoch in range(500):
         for example in objective.examples(documents, epoch):
             a, b = segments(example)
-            pair_counts[home[int(a[0])], home[int(b[0])]] += 1
+            pair_counts[document_of[int(a[0])], document_of[int(b[0])]] += 1
     assert len(pair_counts) == 20
     assert max(abs(count - 125) for count in pair_counts.values()) < 5 * (500 * 0.25 * 0.75) ** 0.5
 
 
-def test_short_rows_come_with_the_probability_asked_for(tokenizer):
+def test_probability_of_short_rows(tokenizer):
     documents, _ = numbered_documents([[2] * 20] * 60)
 
     def share_of_short_documents(probability):
         objective = MaskedLMWithNextSentence(tokenizer, max_length=23, seed=0, short_seq_probability=probability)
-        first = {}
+        lengths = {}
         for epoch in range(10):
             for example in objective.examples(documents, epoch):
                 a, b = segments(example)
                 if example["next_sentence_label"] == pairs.CONTINUATION and b[-1] % 40 != 39:
-                    first[epoch, int(a[0]) // 40] = len(a) + len(b)
-        return np.mean([length < 20 for length in first.values()])
+                    lengths[epoch, int(a[0]) // 40] = len(a) + len(b)
+        return np.mean([length < 20 for length in lengths.values()])
 
     never, seldom, always = map(share_of_short_documents, (0.0, 0.1, 1.0))
     assert never == 0
@@ -125,16 +125,16 @@ def test_short_rows_come_with_the_probability_asked_for(tokenizer):
     assert always > 0.7
 
 
-def test_documents_are_paired_across_the_whole_text_in_batches(tokenizer, monkeypatch):
-    """With three documents at a time the seventh, alone at the end, still finds another one."""
+def test_pairing_across_batches_of_documents(tokenizer, monkeypatch):
+    """With batches of three documents, the seventh document, alone in its batch, is paired with another one."""
     monkeypatch.setattr(tokenized_documents, "DOCUMENTS_PER_BATCH", 3)
-    documents, home = numbered_documents([[4] * 3] * 7)
+    documents, document_of = numbered_documents([[4] * 3] * 7)
     objective = MaskedLMWithNextSentence(tokenizer, max_length=24, seed=0)
-    first_documents = {home[int(segments(example)[0][0])] for example in objective.examples(documents)}
+    first_documents = {document_of[int(segments(example)[0][0])] for example in objective.examples(documents)}
     assert first_documents == set(range(7))
 
 
-def test_one_document_is_not_enough(tokenizer):
+def test_single_document_raises(tokenizer):
     objective = MaskedLMWithNextSentence(tokenizer, max_length=24, seed=0)
     for documents in ([[word(1)]], [[word(1)], ["\u200b"]]):
         with pytest.raises(CtxError, match="only one document"):

@@ -1,4 +1,4 @@
-"""Rows and batches of replaced token detection: two segments, original and masked tokens, and seeds per example."""
+"""Rows and batches of replaced token detection: segments, original and masked tokens, and sampling seeds."""
 
 import pytest
 import torch
@@ -14,24 +14,24 @@ def rows_of(tokenizer, shape, max_length=32, **options):
     return objective, indexed(objective.examples(documents))
 
 
-def test_rows_are_two_segments_cut_at_the_sentence_nearest_the_middle(tokenizer):
+def test_split_at_sentence_nearest_to_middle(tokenizer):
     _, (row,) = rows_of(tokenizer, [[3, 5, 6, 2]], single_segment_share=0.0)
     ids, types = row["input_ids"], row["token_type_ids"]
     assert ids[0] == tokenizer.cls_token_id
     separators = (ids == tokenizer.sep_token_id).nonzero()[0].tolist()
-    assert separators == [9, 18]  # after 3 + 5 words, and at the end of 3 + 5 + 6 + 2
+    assert separators == [9, 18]  # after 3 + 5 words, and after 3 + 5 + 6 + 2
     assert types.tolist() == [0] * 10 + [1] * 9
     assert len(ids) == len(types) == 16 + 3
 
 
 @pytest.mark.parametrize(("share", "expected"), [(0.0, 0.0), (1.0, 1.0), (0.3, 0.3)])
-def test_the_share_of_single_segments(tokenizer, share, expected):
+def test_share_of_single_segments(tokenizer, share, expected):
     _, rows = rows_of(tokenizer, [[4, 4]] * 400, single_segment_share=share)
     single = sum(not row["token_type_ids"].any() for row in rows) / len(rows)
     assert single == pytest.approx(expected, abs=0.08 if 0 < share < 1 else 0)
 
 
-def test_one_sentence_is_one_segment_and_no_token_is_lost(tokenizer):
+def test_rows_contain_all_tokens(tokenizer):
     _, rows = rows_of(tokenizer, [[70], [9, 20, 12, 3]], max_length=30)
     words = [id_ for row in rows for id_ in row["input_ids"].tolist() if id_ not in tokenizer.all_special_ids]
     assert words == list(range(5, 5 + 114))
@@ -47,20 +47,20 @@ def test_whole_words_and_packing(tokenizer):
     assert batch["sequence_ids"].max() == 2
 
 
-def test_batches_hold_what_the_pair_needs(tokenizer):
+def test_batch_columns(tokenizer):
     objective, rows = rows_of(tokenizer, [[5, 7], [2, 3, 4], [12, 9]])
     batch = objective.collate(rows)
-    tokens = batch["attention_mask"].bool()
+    is_token = batch["attention_mask"].bool()
     for number, row in enumerate(rows):
-        assert batch["token_labels"][number][tokens[number]].tolist() == row["input_ids"].tolist()
-    assert (batch["token_labels"][~tokens] == IGNORE_INDEX).all()
-    masked = batch["labels"] != IGNORE_INDEX
-    assert torch.equal(batch["labels"][masked], batch["token_labels"][masked])
+        assert batch["token_labels"][number][is_token[number]].tolist() == row["input_ids"].tolist()
+    assert (batch["token_labels"][~is_token] == IGNORE_INDEX).all()
+    is_masked = batch["labels"] != IGNORE_INDEX
+    assert torch.equal(batch["labels"][is_masked], batch["token_labels"][is_masked])
     assert batch["sampling_seed"].shape == (3,)
     assert batch["sampling_seed"].dtype is torch.int64
 
 
-def test_masks_follow_the_released_code(tokenizer):
+def test_masking_rates(tokenizer):
     """85% [MASK], 15% unchanged, none random; 100% by option."""
     for share in (0.85, 1.0):
         options = {} if share == 0.85 else {"mask_share": 1.0}
@@ -71,8 +71,8 @@ def test_masks_follow_the_released_code(tokenizer):
         assert rates["random_token_share"] == 0
 
 
-def test_seeds_belong_to_example_and_epoch(tokenizer):
+def test_sampling_seeds_differ_by_example_epoch_and_seed(tokenizer):
     objective, rows = rows_of(tokenizer, [[5, 7], [2, 3, 4], [12, 9]])
-    seeds, later = (objective.collate(indexed(rows, epoch))["sampling_seed"] for epoch in (0, 1))
+    seeds, next_epoch = (objective.collate(indexed(rows, epoch))["sampling_seed"] for epoch in (0, 1))
     other_seeds = DataCollatorForReplacedTokenDetection(tokenizer, seed=5)(rows)["sampling_seed"]
-    assert len({*seeds.tolist(), *later.tolist(), *other_seeds.tolist()}) == 9
+    assert len({*seeds.tolist(), *next_epoch.tolist(), *other_seeds.tolist()}) == 9

@@ -1,4 +1,4 @@
-"""Several tasks on sentences: what a document teaches, batches of one task or of several, and how tasks are drawn."""
+"""Sentence tasks of GenSen: examples by type of document, batches of one or several tasks, and task sampling."""
 
 import json
 from collections import Counter
@@ -45,33 +45,33 @@ def tokenizer(documents: Documents) -> CtxGenSenTokenizer:
 
 
 def rows_of(objective: SentenceTasks, documents: Documents) -> list[tuple]:
-    """(task, text, second text, what is written, by which decoder, relation) of every example."""
+    """(task, text, second text, target text, decoder, relation) of each example."""
 
     def text(ids: np.ndarray) -> str:
         assert not len(ids) or ids[-1] == objective.tokenizer.eos_token_id
         return objective.tokenizer.decode(ids, skip_special_tokens=True)
 
-    pairs = []
+    rows = []
     for row in objective.examples(documents):
         texts = (text(row[name]) for name in ("input_ids", "second_ids", "labels"))
-        writes = objective.decoder_tasks[row["target_language"]] if len(row["labels"]) else ""
+        decoder = objective.decoder_tasks[row["target_language"]] if len(row["labels"]) else ""
         relation = "" if row["relation"] < 0 else objective.relation_labels[row["relation"]]
-        pairs.append((objective.task_names[row["task"]], *texts, writes, relation))
-    return pairs
+        rows.append((objective.task_names[row["task"]], *texts, decoder, relation))
+    return rows
 
 
-def test_what_every_kind_of_document_teaches(documents: Documents, tokenizer: CtxGenSenTokenizer) -> None:
+def test_examples_of_each_document_type(documents: Documents, tokenizer: CtxGenSenTokenizer) -> None:
     objective = SentenceTasks(tokenizer, max_length=30, seed=0)
     assert objective.task_names == ["skip-thought", "<de>", "<parse>", "relations"]
     assert objective.config_fields["decoder_tasks"] == ["next", "previous", "<de>", "<parse>"]
-    skip = "skip-thought"
+    skip_thought = "skip-thought"
     expected = [
-        (skip, "the cat sat .", "", "it slept !", "next", ""),
-        (skip, "it slept !", "", "then a dog came .", "next", ""),
-        (skip, "it slept !", "", "the cat sat .", "previous", ""),
-        (skip, "then a dog came .", "", "it slept !", "previous", ""),
-        (skip, "a garden .", "", "a bridge .", "next", ""),
-        (skip, "a bridge .", "", "a garden .", "previous", ""),
+        (skip_thought, "the cat sat .", "", "it slept !", "next", ""),
+        (skip_thought, "it slept !", "", "then a dog came .", "next", ""),
+        (skip_thought, "it slept !", "", "the cat sat .", "previous", ""),
+        (skip_thought, "then a dog came .", "", "it slept !", "previous", ""),
+        (skip_thought, "a garden .", "", "a bridge .", "next", ""),
+        (skip_thought, "a bridge .", "", "a garden .", "previous", ""),
         ("<de>", "a cat sat .", "", "eine katze saß .", "<de>", ""),
         ("<de>", "a dog saw a cat !", "", "ein hund sah eine katze !", "<de>", ""),
         ("<parse>", "the cat sat .", "", "np dt nn vp vbd o .", "<parse>", ""),
@@ -82,33 +82,33 @@ def test_what_every_kind_of_document_teaches(documents: Documents, tokenizer: Ct
 
 
 @pytest.mark.parametrize(
-    ("tasks", "writes"), [("<parse>,relations", ["<parse>"]), ("skip-thought", ["next", "previous"])]
+    ("tasks", "decoders"), [("<parse>,relations", ["<parse>"]), ("skip-thought", ["next", "previous"])]
 )
-def test_tasks_by_name(documents: Documents, tokenizer: CtxGenSenTokenizer, tasks: str, writes: list[str]) -> None:
+def test_selected_tasks(documents: Documents, tokenizer: CtxGenSenTokenizer, tasks: str, decoders: list[str]) -> None:
     objective = SentenceTasks(tokenizer, max_length=30, seed=0, tasks=tasks)
-    assert objective.decoder_tasks == writes
+    assert objective.decoder_tasks == decoders
     assert {row[0] for row in rows_of(objective, documents)} == set(tasks.split(","))
     assert bool(objective.config_fields["relations"]) == ("relations" in tasks)
 
 
-def test_batches_of_one_task_and_of_several(documents: Documents, tokenizer: CtxGenSenTokenizer) -> None:
+def test_batches_of_one_or_several_tasks(documents: Documents, tokenizer: CtxGenSenTokenizer) -> None:
     objective = SentenceTasks(tokenizer, max_length=30, seed=0)
     rows = list(objective.examples(documents))
     batch = objective.collate(rows)
     inputs = {"input_ids", "attention_mask", "token_type_ids"}
     assert set(batch) == inputs | {"labels", "target_languages", "relation_labels"}
     for number, row in enumerate(rows):
-        there = batch["attention_mask"][number] == 1
-        assert batch["input_ids"][number, there].tolist() == [*row["input_ids"], *row["second_ids"]]
+        is_token = batch["attention_mask"][number] == 1
+        assert batch["input_ids"][number, is_token].tolist() == [*row["input_ids"], *row["second_ids"]]
         types = [0] * len(row["input_ids"]) + [1] * len(row["second_ids"])
-        assert batch["token_type_ids"][number, there].tolist() == types
-        assert not batch["token_type_ids"][number, ~there].any()
-        asked = batch["labels"][number] != -100
-        assert batch["labels"][number, asked].tolist() == row["labels"].tolist()
+        assert batch["token_type_ids"][number, is_token].tolist() == types
+        assert not batch["token_type_ids"][number, ~is_token].any()
+        is_target = batch["labels"][number] != -100
+        assert batch["labels"][number, is_target].tolist() == row["labels"].tolist()
         assert int(batch["relation_labels"][number]) == row["relation"]
-    alone = objective.collate(rows[:2])
-    assert not alone["token_type_ids"].any()
-    assert (alone["relation_labels"] == -100).all()
+    single_task_batch = objective.collate(rows[:2])
+    assert not single_task_batch["token_type_ids"].any()
+    assert (single_task_batch["relation_labels"] == -100).all()
     pairs = [row for row in rows if row["relation"] >= 0]
     assert (objective.collate(pairs)["labels"] == -100).all()
     rates = objective.rates(
@@ -119,16 +119,16 @@ def test_batches_of_one_task_and_of_several(documents: Documents, tokenizer: Ctx
     assert rates["<parse>_share"] == pytest.approx(1 / 13)
 
 
-def test_long_ones_are_left_out_and_counted(documents: Documents, tokenizer: CtxGenSenTokenizer) -> None:
-    whole = SentenceTasks(tokenizer, max_length=30, seed=0)
-    short = SentenceTasks(tokenizer, max_length=6, seed=0)
+def test_long_examples_are_skipped_and_counted(documents: Documents, tokenizer: CtxGenSenTokenizer) -> None:
+    unlimited = SentenceTasks(tokenizer, max_length=30, seed=0)
+    limited = SentenceTasks(tokenizer, max_length=6, seed=0)
     columns = ("input_ids", "second_ids", "labels")
-    fitting = sum(max(len(row[name]) for name in columns) <= 6 for row in whole.examples(documents))
-    assert 0 < len(list(short.examples(documents))) == fitting
-    assert short.statistics["left_out"] == 11 - fitting
+    num_fitting = sum(max(len(row[name]) for name in columns) <= 6 for row in unlimited.examples(documents))
+    assert 0 < len(list(limited.examples(documents))) == num_fitting
+    assert limited.statistics["left_out"] == 11 - num_fitting
 
 
-def test_every_batch_is_of_one_task(documents: Documents, tokenizer: CtxGenSenTokenizer) -> None:
+def test_batches_have_one_task(documents: Documents, tokenizer: CtxGenSenTokenizer) -> None:
     objective = SentenceTasks(tokenizer, max_length=30, seed=0)
     examples = ExampleSet.build(objective.examples(documents))
     mixture = mix_tasks(examples, objective.sampling)
@@ -136,26 +136,26 @@ def test_every_batch_is_of_one_task(documents: Documents, tokenizer: CtxGenSenTo
     batches = [[mixture[key] for key in batch] for batch in islice(MixtureBatchSampler(mixture, 3, seed=1), 400)]
     tasks = [{int(row["task"]) for row in batch} for batch in batches]
     assert all(len(task) == 1 for task in tasks)
-    order = [task.pop() for task in tasks]
-    assert [number for number, task in enumerate(order) if task == 3] == list(range(0, 400, 10))
-    counts = Counter(order)
+    batch_tasks = [task.pop() for task in tasks]
+    assert [number for number, task in enumerate(batch_tasks) if task == 3] == list(range(0, 400, 10))
+    counts = Counter(batch_tasks)
     assert all(80 < counts[task] < 160 for task in range(3)), counts
-    example_counts = Counter(row["example_index"] for batch, task in zip(batches, order) if task == 0 for row in batch)
-    assert len(example_counts) == 6
-    assert max(example_counts.values()) - min(example_counts.values()) <= 1, (
-        "each part goes through its examples again and again"
+    example_counts = Counter(
+        row["example_index"] for batch, task in zip(batches, batch_tasks) if task == 0 for row in batch
     )
+    assert len(example_counts) == 6
+    assert max(example_counts.values()) - min(example_counts.values()) <= 1, "each task repeats its examples evenly"
 
 
-def test_relations_like_the_others(documents: Documents, tokenizer: CtxGenSenTokenizer) -> None:
+def test_relations_without_period(documents: Documents, tokenizer: CtxGenSenTokenizer) -> None:
     objective = SentenceTasks(tokenizer, max_length=30, seed=0, relations_every=0)
     assert objective.sampling.task_periods == {}
-    alone = SentenceTasks(tokenizer, max_length=30, seed=0, tasks="relations")
-    mixture = mix_tasks(ExampleSet.build(alone.examples(documents)), alone.sampling)
+    relations_only = SentenceTasks(tokenizer, max_length=30, seed=0, tasks="relations")
+    mixture = mix_tasks(ExampleSet.build(relations_only.examples(documents)), relations_only.sampling)
     assert set(mixture.choose(np.arange(50), seed=0).tolist()) == {0}
 
 
-def test_what_is_refused(documents: Documents, tokenizer: CtxGenSenTokenizer, tmp_path: Path) -> None:
+def test_invalid_options_and_data(documents: Documents, tokenizer: CtxGenSenTokenizer, tmp_path: Path) -> None:
     for options, message in (
         ({"tasks": "<fr>"}, "no task '<fr>'"),
         ({"tasks": "relations,,<de>"}, "not a list of different names"),
@@ -166,14 +166,14 @@ def test_what_is_refused(documents: Documents, tokenizer: CtxGenSenTokenizer, tm
             SentenceTasks(tokenizer, max_length=30, seed=0, **options)
     with pytest.raises(CtxError, match="no joint vocabulary"):
         SentenceTasks(CtxCoveTokenizer.train(["a\tb"], 9, min_count=1, min_target_count=1), max_length=9, seed=0)
-    other = SentenceTasks(tokenizer, max_length=30, seed=0, relations="same,different")
+    other_relations = SentenceTasks(tokenizer, max_length=30, seed=0, relations="same,different")
     with pytest.raises(CtxError, match="label 'Contradiction' is not among same, different"):
-        list(other.examples(documents))
-    running = load_documents(str(tmp_path / "running.txt"))
-    named = SentenceTasks(tokenizer, max_length=30, seed=0, tasks="skip-thought,<de>")
+        list(other_relations.examples(documents))
+    running_text = load_documents(str(tmp_path / "running.txt"))
+    objective = SentenceTasks(tokenizer, max_length=30, seed=0, tasks="skip-thought,<de>")
     with pytest.raises(CtxError, match="no example of the task '<de>'"):
-        named.check(ExampleSet.build(named.examples(running)))
-    assert list(SentenceTasks(tokenizer, max_length=30, seed=0).examples(running))
-    unmarked = load_documents(str(tmp_path / "de0.txt"), translations=[str(tmp_path / "de1.txt")])
+        objective.check(ExampleSet.build(objective.examples(running_text)))
+    assert list(SentenceTasks(tokenizer, max_length=30, seed=0).examples(running_text))
+    untagged = load_documents(str(tmp_path / "de0.txt"), translations=[str(tmp_path / "de1.txt")])
     with pytest.raises(CtxError, match="does not begin with one of <de>, <parse>: 'Eine Katze"):
-        list(named.examples(unmarked))
+        list(objective.examples(untagged))

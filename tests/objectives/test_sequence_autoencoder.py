@@ -1,4 +1,4 @@
-"""What a sequence auto-encoder is asked: the text a second time, and its end; nothing of the first time."""
+"""Sequence autoencoder: rows contain the text twice; targets are the second copy and the end-of-text token."""
 
 import pytest
 from hypothesis import given, settings
@@ -23,8 +23,7 @@ def examples(tokenizer: CtxSeqaeTokenizer, length: int, **options: object) -> tu
 
 @settings(max_examples=20)
 @given(length=st.integers(3, 400), side=st.sampled_from(["left", "right"]), by_sentence=st.booleans())
-def test_rows_hold_the_text_twice(tokenizer: CtxSeqaeTokenizer, length: int, side: str, by_sentence: bool) -> None:
-    """All words in their order, none left out; every target is the word that stands after it."""
+def test_rows_contain_text_twice(tokenizer: CtxSeqaeTokenizer, length: int, side: str, by_sentence: bool) -> None:
     tokenizer.padding_side = side
     objective, rows = examples(tokenizer, length, by_sentence=by_sentence)
     batch = objective.collate(rows)
@@ -44,17 +43,17 @@ def test_rows_hold_the_text_twice(tokenizer: CtxSeqaeTokenizer, length: int, sid
     assert (batch["input_ids"][batch["attention_mask"] == 0] == tokenizer.pad_token_id).all()
 
 
-def test_counts(tokenizer: CtxSeqaeTokenizer) -> None:
+def test_counts_and_rates(tokenizer: CtxSeqaeTokenizer) -> None:
     objective, rows = examples(tokenizer, 21)
     counts = objective.count_batch(objective.collate(rows))
-    words = objective.statistics["tokens"]
+    num_words = objective.statistics["tokens"]
     assert counts["examples"] == len(rows)
-    assert counts["targets"] == words + len(rows)
-    assert counts["tokens"] == 2 * words + len(rows)
+    assert counts["targets"] == num_words + len(rows)
+    assert counts["tokens"] == 2 * num_words + len(rows)
     assert objective.statistics["cut"] == len(rows) - len(DOCUMENTS)
     assert objective.rates(counts)["targets_per_example"] == pytest.approx(counts["targets"] / len(rows))
 
 
-def test_a_tokenizer_without_an_end() -> None:
+def test_tokenizer_without_eos_token_raises() -> None:
     with pytest.raises(CtxError, match="has no eos_token"):
         SequenceAutoencoding(CtxWord2VecTokenizer.from_words(["a"]), max_length=9, seed=0)

@@ -1,4 +1,4 @@
-"""Span corruption against plain loops: counts, uniform masks, sentinels, rows, and the other variants."""
+"""Span corruption against reference loops: counts, uniform masks, sentinels, rows and the other variants."""
 
 from collections import Counter
 from math import comb
@@ -17,13 +17,13 @@ from hf_ctxmodels.objectives.features import feature_generator
 from hf_ctxmodels.objectives.span_corruption import alternating_spans, max_text_length, noise_counts
 
 WORDS = 2000
-FIRST = 3  # id of w0
+FIRST = 3  # id of word 0
 END = 1
 
 
 @pytest.fixture(scope="module")
-def words() -> CtxT5Tokenizer:
-    """Words w0 ... w1999 of one token each, whose ids are 3 ... 2002, then the sentinels."""
+def t5_tokenizer() -> CtxT5Tokenizer:
+    """2000 words of one token each, with the ids 3 ... 2002, followed by the sentinels."""
     special = [(token, 0.0) for token in ("<pad>", "</s>", "<unk>")]
     vocab = CtxT5Tokenizer.reorder_vocabulary([*special, *((f"▁{word(number)}", -1.0) for number in range(WORDS))])
     return CtxT5Tokenizer(vocab=vocab, model_max_length=512)
@@ -33,8 +33,8 @@ def feature(length: int, index: int = 0, epoch: int = 0) -> dict:
     return {"input_ids": FIRST + np.arange(length), "example_index": index, "epoch": epoch}
 
 
-def split_by_hand(ids: list[int], noise: list[bool], sentinel: int) -> tuple[list[int], list[int]]:
-    """The input and the target, token by token: `noise_span_to_unique_sentinel` and its counterpart."""
+def reference_input_and_target(ids: list[int], noise: list[bool], sentinel: int) -> tuple[list[int], list[int]]:
+    """Input and target, token by token: `noise_span_to_unique_sentinel` and its counterpart."""
     sides: tuple[list[int], list[int]] = ([], [])
     for side, hidden in enumerate((True, False)):
         number, before = sentinel, None
@@ -50,10 +50,10 @@ def split_by_hand(ids: list[int], noise: list[bool], sentinel: int) -> tuple[lis
 
 @settings(max_examples=60)
 @given(length=st.integers(2, 700), density=st.floats(0.01, 0.99), mean=st.floats(1, 20), seed=st.integers(0, 10**6))
-def test_masks_have_the_counts_of_the_release(length: int, density: float, mean: float, seed: int) -> None:
+def test_noise_counts_match_release(length: int, density: float, mean: float, seed: int) -> None:
     mask = alternating_spans(length, density, mean, np.random.default_rng(seed))
-    wanted = int(torch.round(torch.tensor(length, dtype=torch.float32) * torch.tensor(density, dtype=torch.float32)))
-    noise = min(max(wanted, 1), length - 1)
+    rounded = int(torch.round(torch.tensor(length, dtype=torch.float32) * torch.tensor(density, dtype=torch.float32)))
+    noise = min(max(rounded, 1), length - 1)
     spans = int(torch.round(torch.tensor(noise, dtype=torch.float32) / torch.tensor(mean, dtype=torch.float32)))
     starts = int((mask & ~np.append(False, mask[:-1])).sum())
     assert (mask.sum(), starts) == (noise, min(max(spans, 1), noise, length - noise))
@@ -74,14 +74,14 @@ def test_all_masks_are_equally_likely() -> None:
 @pytest.mark.parametrize(
     ("density", "mean", "row", "target"), [(0.15, 3.0, 568, 114), (0.15, 10.0, 591, 99), (0.5, 3.0, 766, 512)]
 )
-def test_lengths(words: CtxT5Tokenizer, density: float, mean: float, row: int, target: int) -> None:
-    """512 in and 114 out, as in the release, where 0.5 gives targets as long as the inputs at most."""
+def test_row_lengths(t5_tokenizer: CtxT5Tokenizer, density: float, mean: float, row: int, target: int) -> None:
+    """512 input tokens and 114 target tokens, as in the release; density 0.5 requires more than 100 sentinels."""
     assert max_text_length(512, density, mean) == row
     if noise_counts(row, density, mean)[1] > 100:
         with pytest.raises(CtxError, match=r"128 spans, but there are 100 sentinels"):
-            SpanCorruption(words, max_length=512, seed=0, noise_density=density, mean_span_length=mean)
+            SpanCorruption(t5_tokenizer, max_length=512, seed=0, noise_density=density, mean_span_length=mean)
         return
-    objective = SpanCorruption(words, max_length=512, seed=0, noise_density=density, mean_span_length=mean)
+    objective = SpanCorruption(t5_tokenizer, max_length=512, seed=0, noise_density=density, mean_span_length=mean)
     assert objective.text_length == row
     batch = objective.collate([feature(row, index) for index in range(4)])
     assert batch["input_ids"].shape == (4, 512)
@@ -90,44 +90,44 @@ def test_lengths(words: CtxT5Tokenizer, density: float, mean: float, row: int, t
     assert (batch["labels"] != -100).all()
 
 
-STARTING_KEPT: list[dict] = [{}, {"noise_density": 0.4, "mean_span_length": 1.5}]
+KEEPING_FIRST_TOKEN: list[dict] = [{}, {"noise_density": 0.4, "mean_span_length": 1.5}]
 
 
-@pytest.mark.parametrize("options", [*STARTING_KEPT, {"random_roll": True}, {"variant": "iid"}])
-def test_inputs_and_targets_are_those_of_the_loop(words: CtxT5Tokenizer, options: dict) -> None:
-    objective = SpanCorruption(words, max_length=64, seed=3, **options)
+@pytest.mark.parametrize("options", [*KEEPING_FIRST_TOKEN, {"random_roll": True}, {"variant": "iid"}])
+def test_inputs_and_targets_match_reference_loop(t5_tokenizer: CtxT5Tokenizer, options: dict) -> None:
+    objective = SpanCorruption(t5_tokenizer, max_length=64, seed=3, **options)
     lengths = [1, 2, 5, 30, *[objective.text_length] * 20]
     features = [feature(length, index, epoch=2) for index, length in enumerate(lengths)]
     batch = objective.collate(features)
-    rolled, sentinel = 0, words.convert_tokens_to_ids("<extra_id_0>")
-    for row, one in enumerate(features):
+    num_rolled, sentinel = 0, t5_tokenizer.convert_tokens_to_ids("<extra_id_0>")
+    for row, example in enumerate(features):
         inputs = batch["input_ids"][row][batch["attention_mask"][row] == 1].tolist()
         targets = batch["labels"][row][batch["labels"][row] != -100].tolist()
         input_set = set(inputs)
-        noise = [token not in input_set for token in one["input_ids"].tolist()]
-        assert (inputs, targets) == split_by_hand(one["input_ids"].tolist(), noise, sentinel)
-        rolled += noise[0]
-        if options in STARTING_KEPT:
+        noise = [token not in input_set for token in example["input_ids"].tolist()]
+        assert (inputs, targets) == reference_input_and_target(example["input_ids"].tolist(), noise, sentinel)
+        num_rolled += noise[0]
+        if options in KEEPING_FIRST_TOKEN:
             assert not noise[0]
             assert noise[-1] or len(noise) == 1
-        assert objective.collate([one])["input_ids"][0].tolist() == inputs
-    assert sentinel == len(words) - 1
-    assert bool(rolled) == (options not in STARTING_KEPT)
-    other = objective.collate([{**one, "epoch": 3} for one in features])
-    assert not torch.equal(batch["input_ids"][-1], other["input_ids"][-1])
+        assert objective.collate([example])["input_ids"][0].tolist() == inputs
+    assert sentinel == len(t5_tokenizer) - 1
+    assert bool(num_rolled) == (options not in KEEPING_FIRST_TOKEN)
+    next_epoch = objective.collate([{**example, "epoch": 3} for example in features])
+    assert not torch.equal(batch["input_ids"][-1], next_epoch["input_ids"][-1])
 
 
-def test_denoising_and_prefixes(words: CtxT5Tokenizer) -> None:
-    length, first = 40, words.convert_tokens_to_ids("<extra_id_0>")
+def test_denoising_and_prefix_lm(t5_tokenizer: CtxT5Tokenizer) -> None:
+    length, first = 40, t5_tokenizer.convert_tokens_to_ids("<extra_id_0>")
     features = [feature(length, index) for index in range(300)]
-    batch = SpanCorruption(words, max_length=length + 1, seed=0, variant="denoise").collate(features)
+    batch = SpanCorruption(t5_tokenizer, max_length=length + 1, seed=0, variant="denoise").collate(features)
     row = torch.cat([torch.from_numpy(features[0]["input_ids"]), torch.tensor([END])])
     assert (batch["labels"] == row).all()
     hidden = batch["input_ids"] == first
     assert torch.equal(batch["input_ids"][~hidden], batch["labels"][~hidden])
     assert float(hidden.float().mean()) == pytest.approx(0.15, abs=0.015)
 
-    batch = SpanCorruption(words, max_length=length, seed=0, variant="prefix-lm").collate(features)
+    batch = SpanCorruption(t5_tokenizer, max_length=length, seed=0, variant="prefix-lm").collate(features)
     cuts = batch["attention_mask"].sum(1) - 1
     for inputs, labels, cut in zip(batch["input_ids"], batch["labels"], cuts.tolist(), strict=True):
         assert inputs[: cut + 1].tolist() == [*row[:cut].tolist(), END]
@@ -135,26 +135,26 @@ def test_denoising_and_prefixes(words: CtxT5Tokenizer) -> None:
     assert (int(cuts.min()), int(cuts.max())) == (1, length - 1)
 
 
-def test_rows_are_joined_documents(words: CtxT5Tokenizer) -> None:
-    """128 documents at a time, without anything between them; a prefix LM has rows of one document."""
+def test_rows_join_documents(t5_tokenizer: CtxT5Tokenizer) -> None:
+    """128 documents at a time are joined without separator; a prefix LM has rows of one document."""
     documents = [[word(number), word(number + 1000)] for number in range(130)]
     text = [FIRST + number for pair in ((n, n + 1000) for n in range(130)) for number in pair]
-    objective = SpanCorruption(words, max_length=20, seed=0)
+    objective = SpanCorruption(t5_tokenizer, max_length=20, seed=0)
     rows = [row["input_ids"].tolist() for row in objective.examples(documents)]
     assert [token for row in rows for token in row] == text
     size = objective.text_length
     assert [len(row) for row in rows] == [size] * (256 // size) + [256 % size, 4]
     assert objective.statistics["documents"] == 130
-    apart = SpanCorruption(words, max_length=20, seed=0, variant="prefix-lm").examples(documents)
-    assert [row["input_ids"].tolist() for row in apart] == [text[start : start + 2] for start in range(0, 260, 2)]
+    prefix_rows = SpanCorruption(t5_tokenizer, max_length=20, seed=0, variant="prefix-lm").examples(documents)
+    assert [row["input_ids"].tolist() for row in prefix_rows] == [text[start : start + 2] for start in range(0, 260, 2)]
 
 
 @pytest.mark.parametrize(
     ("variant", "share", "length"),
     [("spans", 0.15, 3.04), ("iid", 0.15, 1.18), ("denoise", 0.15, 1.0), ("prefix-lm", 0.5, 64.0)],
 )
-def test_realized_rates(words: CtxT5Tokenizer, variant: str, share: float, length: float) -> None:
-    objective = SpanCorruption(words, max_length=128, seed=0, variant=variant)
+def test_realized_rates(t5_tokenizer: CtxT5Tokenizer, variant: str, share: float, length: float) -> None:
+    objective = SpanCorruption(t5_tokenizer, max_length=128, seed=0, variant=variant)
     features = [feature(objective.text_length, index) for index in range(200)]
     counts = Counter()
     for start in range(0, 200, 8):
@@ -166,51 +166,51 @@ def test_realized_rates(words: CtxT5Tokenizer, variant: str, share: float, lengt
     assert rates["target_fill_share"] == (1 if variant in ("spans", "denoise") else pytest.approx(0.75, abs=0.2))
 
 
-def test_what_is_refused(words: CtxT5Tokenizer, tokenizer) -> None:
+def test_invalid_options_and_examples(t5_tokenizer: CtxT5Tokenizer, tokenizer) -> None:
     with pytest.raises(CtxError, match=r"(?s)CtxBertTokenizer has no eos_token"):
         SpanCorruption(tokenizer, max_length=64, seed=0)
     plain = CtxT5Tokenizer(vocab=[(token, 0.0) for token in ("<pad>", "</s>", "<unk>", "▁a")])
     with pytest.raises(CtxError, match=r"no sentinel <extra_id_0>"):
         SpanCorruption(plain, max_length=64, seed=0)
-    objective = SpanCorruption(words, max_length=64, seed=0)
+    objective = SpanCorruption(t5_tokenizer, max_length=64, seed=0)
     with pytest.raises(CtxError, match=r"sentinel <extra_id_7>, at token 1"):
         list(objective.examples([["w1 <extra_id_7> w2"]]))
     with pytest.raises(CtxError, match=r"no token to predict"):
         objective.collate([feature(0)])
     with pytest.raises(CtxError, match=r"example_index"):
         objective.collate([{"input_ids": [5, 6, 7]}])
-    for options, reason in (
+    for options, message in (
         ({"max_length": 2}, "max_length=2"),
         ({"noise_density": 1.0}, "noise_density=1.0"),
         ({"mean_span_length": 0.5}, "out of range"),
         ({"variant": "span"}, r"(?s)variant='span' is unknown.*spans, iid, denoise, prefix-lm"),
     ):
-        with pytest.raises(CtxError, match=reason):
-            SpanCorruption(words, **{"max_length": 64, "seed": 0, **options})
+        with pytest.raises(CtxError, match=message):
+            SpanCorruption(t5_tokenizer, **{"max_length": 64, "seed": 0, **options})
     with pytest.raises(CtxError, match=r"has \d+ spans, but there are 100 sentinels"):
-        SpanCorruption(words, max_length=64, seed=0, variant="iid", noise_density=0.5).collate([feature(1000)])
+        SpanCorruption(t5_tokenizer, max_length=64, seed=0, variant="iid", noise_density=0.5).collate([feature(1000)])
 
 
-def test_there_are_sentinels_for_all_spans(words: CtxT5Tokenizer) -> None:
-    """As many as are needed is known before training; single tokens that need more, which is rare, are drawn again."""
+def test_number_of_sentinels_limits_spans(t5_tokenizer: CtxT5Tokenizer) -> None:
+    """The number of spans is checked before training; rare masks of single tokens with too many spans are resampled."""
     with pytest.raises(CtxError, match=r"499 tokens has 149 spans, but there are 100 sentinels"):
-        SpanCorruption(words, max_length=500, seed=0, variant="iid", noise_density=0.5)
+        SpanCorruption(t5_tokenizer, max_length=500, seed=0, variant="iid", noise_density=0.5)
     options = {"seed": 0, "noise_density": 0.5, "mean_span_length": 2.0}
     spans = {length: noise_counts(max_text_length(length, 0.5, 2.0), 0.5, 2.0)[1] for length in range(300, 500)}
     full = next(length for length in spans if spans[length] == 100)
-    assert SpanCorruption(words, max_length=full, **options).text_length == max_text_length(full, 0.5, 2.0)
-    with pytest.raises(CtxError, match=r"101 spans, but there are 100"):  # a rotation may cut one in two
-        SpanCorruption(words, max_length=full, random_roll=True, **options)
+    assert SpanCorruption(t5_tokenizer, max_length=full, **options).text_length == max_text_length(full, 0.5, 2.0)
+    with pytest.raises(CtxError, match=r"101 spans, but there are 100"):  # a rotation may split a span
+        SpanCorruption(t5_tokenizer, max_length=full, random_roll=True, **options)
 
-    objective = SpanCorruption(words, max_length=64, seed=0, variant="iid", noise_density=0.5)
-    length, again = 390, 0
+    objective = SpanCorruption(t5_tokenizer, max_length=64, seed=0, variant="iid", noise_density=0.5)
+    length, num_resampled = 390, 0
     for index in range(200):
-        plain = feature_generator(feature(length, index), 0).random(length) < 0.5
+        first_mask = feature_generator(feature(length, index), 0).random(length) < 0.5
         noise = objective.sample_noise_mask(length, feature_generator(feature(length, index), 0))
-        runs = [sum(side & ~np.append(False, side[:-1])) for side in (noise, ~noise)]
+        runs = [sum(mask & ~np.append(False, mask[:-1])) for mask in (noise, ~noise)]
         assert max(runs) <= 100
-        num_samples = max(sum(side & ~np.append(False, side[:-1])) for side in (plain, ~plain)) > 100
-        assert (noise != plain).any() == num_samples
-        again += num_samples
-    assert 20 < again < 120
+        is_resampled = max(sum(mask & ~np.append(False, mask[:-1])) for mask in (first_mask, ~first_mask)) > 100
+        assert (noise != first_mask).any() == is_resampled
+        num_resampled += is_resampled
+    assert 20 < num_resampled < 120
     assert len(objective.collate([feature(length, index) for index in range(200)])["input_ids"]) == 200

@@ -1,4 +1,4 @@
-"""Units of a sequence, and what is cut of spans to fit a number of tokens."""
+"""Units of a sequence, and trimming of spans to a number of tokens."""
 
 from itertools import pairwise
 
@@ -12,7 +12,7 @@ from hf_ctxmodels.objectives.spans import Units, harmonic, sample_spans, trim_to
 @given(
     lengths=st.lists(st.integers(1, 5), min_size=1, max_size=40), gaps=st.lists(st.booleans(), min_size=1, max_size=40)
 )
-def test_units_are_words_that_no_other_token_interrupts(lengths, gaps):
+def test_units_are_contiguous_words(lengths, gaps):
     words = np.repeat(np.arange(len(lengths)), lengths)
     candidates = np.resize(gaps, len(words))
     units = Units.of(candidates, words)
@@ -33,16 +33,16 @@ def test_units_are_words_that_no_other_token_interrupts(lengths, gaps):
     context=st.floats(1, 8),
     seed=st.integers(0, 10**6),
 )
-def test_the_budget_is_met_exactly_and_words_are_broken_only_when_none_fits(lengths, share, context, seed):
+def test_trimming_meets_budget_exactly(lengths, share, context, seed):
     rng = np.random.default_rng(seed)
     units = Units.of(np.ones(sum(lengths), dtype=bool), np.repeat(np.arange(len(lengths)), lengths))
     budget = round(share * sum(lengths))
     chosen = trim_to_budget(sample_spans(len(units), harmonic(5), context, rng), units, budget, rng)
     assert len(chosen) == budget
     assert (np.diff(chosen) > 0).all()
-    taken = np.isin(units.positions, chosen)
-    of_word = [taken[start:stop] for start, stop in pairwise(units.bounds)]
-    whole = [len(word) for word in of_word if word.all()]
-    loose = [len(word) for word in of_word if not word.all()]
-    if any(word.any() and not word.all() for word in of_word):
-        assert min(loose) > budget - sum(whole), "a whole word would have fitted"
+    is_chosen = np.isin(units.positions, chosen)
+    words = [is_chosen[start:stop] for start, stop in pairwise(units.bounds)]
+    full_lengths = [len(word) for word in words if word.all()]
+    other_lengths = [len(word) for word in words if not word.all()]
+    if any(word.any() and not word.all() for word in words):
+        assert min(other_lengths) > budget - sum(full_lengths), "another word would have fit"

@@ -1,4 +1,4 @@
-"""StructBERT's shuffled n-grams and three classes of pairs, against plain loops, and their rates."""
+"""StructBERT: shuffled n-grams and three classes of segment pairs against reference loops, and rates."""
 
 from collections import Counter
 
@@ -16,91 +16,91 @@ from hf_ctxmodels.objectives.structure import NEXT, PREVIOUS, RANDOM
 CLS, SEP, FIRST = 2, 3, 5
 
 
-def collated(tokenizer, documents, epoch=0, max_length=48, seed=0, **options):
+def make_batch(tokenizer, documents, epoch=0, max_length=48, seed=0, **options):
     objective = MaskedLMWithStructure(tokenizer, max_length=max_length, seed=seed, **options)
     rows = indexed(objective.examples(documents), epoch)
     return objective, rows, objective.collate(rows)
 
 
-def texts(documents=40, sentences=12, words=6):
+def make_documents(documents=40, sentences=12, words=6):
     return numbered_documents([[words] * sentences] * documents)
 
 
 @settings(max_examples=100)
 @given(
-    free=st.lists(st.booleans(), min_size=1, max_size=80),
+    candidates=st.lists(st.booleans(), min_size=1, max_size=80),
     length=st.integers(2, 5),
     probability=st.floats(0, 1),
     seed=st.integers(0, 10**6),
 )
-def test_ngrams_are_drawn_without_overlaps_from_all_windows(tokenizer, free, length, probability, seed):
+def test_sampled_ngrams_do_not_overlap(tokenizer, candidates, length, probability, seed):
     options = {"shuffle_probability": probability, "shuffled_length": length}
     collate = DataCollatorForMaskedLMWithStructure(tokenizer, **options)
-    windows = [start for start in range(len(free) - length + 1) if all(free[start : start + length])]
-    assert collate.ngrams(np.array(free)).tolist() == windows
-    chosen = collate.sample_ngrams(np.array(free), generator(seed, 0, 0))
-    assert set(chosen) <= set(windows)
-    positions = [position for start in chosen for position in range(start, start + length)]
-    assert len(positions) == len(set(positions)), "no token is in two of them"
+    windows = [start for start in range(len(candidates) - length + 1) if all(candidates[start : start + length])]
+    assert collate.ngrams(np.array(candidates)).tolist() == windows
+    sampled = collate.sample_ngrams(np.array(candidates), generator(seed, 0, 0))
+    assert set(sampled) <= set(windows)
+    positions = [position for start in sampled for position in range(start, start + length)]
+    assert len(positions) == len(set(positions)), "no token is in two n-grams"
     count = round(probability * len(windows))
-    assert len(chosen) <= count
-    if len(chosen) < count:
-        assert all(set(range(start, start + length)) & set(positions) for start in windows), "no room is left"
+    assert len(sampled) <= count
+    if len(sampled) < count:
+        assert all(set(range(start, start + length)) & set(positions) for start in windows), "no other n-gram fits"
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
-def test_what_is_shuffled_and_what_is_predicted(tokenizer, monkeypatch, side):
+def test_shuffled_ngrams_and_targets(tokenizer, monkeypatch, side):
     monkeypatch.setattr(tokenizer, "padding_side", side)
-    documents, _ = texts()
-    _, rows, batch = collated(tokenizer, documents, shuffle_probability=0.2)
-    width, shuffled_rows = batch["input_ids"].shape[1], 0
+    documents, _ = make_documents()
+    _, rows, batch = make_batch(tokenizer, documents, shuffle_probability=0.2)
+    width, num_shuffled = batch["input_ids"].shape[1], 0
     for number, row in enumerate(rows):
         offset = width - len(row["input_ids"]) if side == "left" else 0
         columns = slice(offset, offset + len(row["input_ids"]))
-        ids, labels, order = (batch[name][number].tolist() for name in ("input_ids", "labels", "shuffle_labels"))
-        assert set(order[: columns.start] + order[columns.stop :]) <= {IGNORE_INDEX}, "padding is not a target"
+        ids, labels, targets = (batch[name][number].tolist() for name in ("input_ids", "labels", "shuffle_labels"))
+        assert set(targets[: columns.start] + targets[columns.stop :]) <= {IGNORE_INDEX}, "padding is not a target"
         originals, position = row["input_ids"].tolist(), columns.start
         while position < columns.stop:
             original = originals[position - offset]
-            if order[position] == IGNORE_INDEX:
+            if targets[position] == IGNORE_INDEX:
                 if labels[position] == IGNORE_INDEX:
-                    assert ids[position] == original, "other tokens stay"
+                    assert ids[position] == original, "other tokens are unchanged"
                 position += 1
                 continue
             window = range(position, position + 3)
             assert [labels[index] for index in window] == [IGNORE_INDEX] * 3, "masked tokens are not shuffled"
-            assert [order[index] for index in window] == originals[position - offset : position - offset + 3]
-            assert sorted(ids[position : position + 3]) == sorted(order[position : position + 3])
+            assert [targets[index] for index in window] == originals[position - offset : position - offset + 3]
+            assert sorted(ids[position : position + 3]) == sorted(targets[position : position + 3])
             assert not {CLS, SEP} & set(ids[position : position + 3])
-            shuffled_rows += 1
+            num_shuffled += 1
             position += 3
-    assert shuffled_rows > 100
+    assert num_shuffled > 100
 
 
-def test_rates_of_shuffling(tokenizer):
-    documents, _ = texts()
+def test_shuffling_rates(tokenizer):
+    documents, _ = make_documents()
     total = Counter()
-    moved = []
+    moved_shares = []
     for epoch in range(6):
-        objective, _, batch = collated(tokenizer, documents, epoch, max_length=200)
+        objective, _, batch = make_batch(tokenizer, documents, epoch, max_length=200)
         total.update(objective.count_batch(batch))
         targets = batch["shuffle_labels"] != IGNORE_INDEX
-        moved.append(float((batch["input_ids"] != batch["shuffle_labels"])[targets].float().mean()))
+        moved_shares.append(float((batch["input_ids"] != batch["shuffle_labels"])[targets].float().mean()))
     rates = objective.rates(total)
     assert rates["selected_share"] == pytest.approx(0.15, abs=0.01)
     assert rates["shuffled_ngram_share"] == pytest.approx(0.05, abs=0.01)
-    assert rates["shuffled_token_share"] == pytest.approx(0.15 * 0.85**3, abs=0.03)  # 3 x 5% of what is not masked
-    assert rates["moved_token_share"] == pytest.approx(2 / 3, abs=0.05)  # every permutation of three is as likely
-    assert rates["moved_token_share"] == pytest.approx(np.mean(moved), abs=0.01)
+    assert rates["shuffled_token_share"] == pytest.approx(0.15 * 0.85**3, abs=0.03)  # 3 x 5%, if no token is masked
+    assert rates["moved_token_share"] == pytest.approx(2 / 3, abs=0.05)  # permutations are equally likely
+    assert rates["moved_token_share"] == pytest.approx(np.mean(moved_shares), abs=0.01)
 
 
-def kinds_by_reading(rows, home):
-    """The class of each row, from the words' numbers, which run through the text."""
+def reference_classes(rows, document_of):
+    """The class of each row, derived from its word numbers."""
     targets = []
     for row in rows:
         ends = np.flatnonzero(row["input_ids"] == SEP)
-        first, second = (part[1:] - FIRST for part in np.split(row["input_ids"], ends)[:2])
-        if home[int(first[0])] != home[int(second[0])]:
+        first, second = (segment[1:] - FIRST for segment in np.split(row["input_ids"], ends)[:2])
+        if document_of[int(first[0])] != document_of[int(second[0])]:
             targets.append(RANDOM)
         else:
             targets.append(NEXT if second[0] == first[-1] + 1 else PREVIOUS)
@@ -113,32 +113,32 @@ def kinds_by_reading(rows, home):
     [("three-way", [1 / 3, 1 / 3, 1 / 3]), ("next", [0.5, 0, 0.5]), ("order", [0.5, 0.5, 0])],
     ids=["three-way", "next", "order"],
 )
-def test_classes_are_what_the_segments_say_and_have_their_shares(tokenizer, task, shares):
-    documents, home = texts(sentences=24, words=3)
+def test_pair_classes_and_shares(tokenizer, task, shares):
+    documents, document_of = make_documents(sentences=24, words=3)
     labels = []
     for seed in range(12):
         options = {"sentence_task": task, "short_seq_probability": 0.0}
         objective = MaskedLMWithStructure(tokenizer, max_length=39, seed=seed, **options)
         rows = list(objective.examples(documents))
         rows = [row for row in rows if row["sentence_label"] != IGNORE_INDEX]
-        assert kinds_by_reading(rows, home) == [row["sentence_label"] for row in rows]
+        assert reference_classes(rows, document_of) == [row["sentence_label"] for row in rows]
         labels += [row["sentence_label"] for row in rows]
-    # a document's last row may be of a single sentence, which has no neighbor
+    # the last row of a document may have a single sentence, without a neighbor
     assert np.bincount(labels, minlength=3) / len(labels) == pytest.approx(shares, abs=0.06)
-    _, _, batch = collated(tokenizer, documents, sentence_task=task)
+    _, _, batch = make_batch(tokenizer, documents, sentence_task=task)
     rates = objective.rates(objective.count_batch(batch))
-    kinds = batch["sentence_label"].tolist()
-    for kind, name in ((NEXT, "next"), (PREVIOUS, "previous"), (RANDOM, "random")):
-        labeled = len(kinds) - kinds.count(IGNORE_INDEX)
-        assert rates[f"{name}_share"] == pytest.approx(kinds.count(kind) / labeled)
+    batch_labels = batch["sentence_label"].tolist()
+    for label, name in ((NEXT, "next"), (PREVIOUS, "previous"), (RANDOM, "random")):
+        labeled = len(batch_labels) - batch_labels.count(IGNORE_INDEX)
+        assert rates[f"{name}_share"] == pytest.approx(batch_labels.count(label) / labeled)
 
 
-def test_each_objective_can_be_left_out(tokenizer):
-    documents, _ = texts(4)
-    _, _, batch = collated(tokenizer, documents, shuffle_probability=0.0)
+def test_objectives_can_be_disabled(tokenizer):
+    documents, _ = make_documents(4)
+    _, _, batch = make_batch(tokenizer, documents, shuffle_probability=0.0)
     assert set(batch["shuffle_labels"].flatten().tolist()) == {IGNORE_INDEX}
-    _, rows, _ = collated(tokenizer, [["wa"]], sentence_task="order")
+    _, rows, _ = make_batch(tokenizer, [["wa"]], sentence_task="order")
     assert [row["sentence_label"] for row in rows] == [IGNORE_INDEX], "one sentence has no order"
-    _, rows, batch = collated(tokenizer, [*documents[:1], ["wa"]], sentence_task="none")
+    _, rows, batch = make_batch(tokenizer, [*documents[:1], ["wa"]], sentence_task="none")
     assert set(batch["sentence_label"].tolist()) == {IGNORE_INDEX}
     assert sum((row["input_ids"] == SEP).sum() == 1 for row in rows) == 1, "one sentence is one segment"

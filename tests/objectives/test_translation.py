@@ -1,4 +1,4 @@
-"""Translation: which words stand in a row, what is predicted, and text that has no translation."""
+"""Translation: rows, targets, text without a translation, and CoVe's tokenizer."""
 
 from pathlib import Path
 
@@ -34,13 +34,13 @@ def tokenizer(documents: Documents) -> CtxCoveTokenizer:
     return CtxCoveTokenizer.train(documents.texts(), vocab_size=60, min_count=1, min_target_count=1)
 
 
-def test_documents_are_lines_with_their_translations(documents: Documents) -> None:
-    assert [tuple(document) for document in documents] == PAIRS, "a line without a translation is left out"
+def test_documents_are_translated_lines(documents: Documents) -> None:
+    assert [tuple(document) for document in documents] == PAIRS, "a line without a translation is skipped"
     training, held_out = documents.split(0.5)
     assert sorted(map(tuple, [*training, *held_out])) == sorted(PAIRS)
 
 
-def test_files_of_different_lengths_are_refused(files: tuple[Path, Path], documents: Documents) -> None:
+def test_files_of_different_lengths_raise(files: tuple[Path, Path], documents: Documents) -> None:
     files[1].write_text("Eine Katze.\n")
     with pytest.raises(CtxError, match=r"has 1 lines(.|\n)*text\.de"):
         list(documents)
@@ -67,13 +67,13 @@ def test_rows_and_batches(documents: Documents, tokenizer: CtxCoveTokenizer) -> 
     assert objective.config_fields["target_vocab_size"] == len(tokenizer.target_words)
 
 
-def test_long_pairs_are_left_out_and_counted(documents: Documents, tokenizer: CtxCoveTokenizer) -> None:
+def test_long_pairs_are_skipped_and_counted(documents: Documents, tokenizer: CtxCoveTokenizer) -> None:
     objective = Translation(tokenizer, max_length=7, seed=0)
     assert len(list(objective.examples(documents))) == 1
     assert objective.statistics["left_out"] == 2
 
 
-def test_what_cannot_be_translated_is_refused(tokenizer: CtxCoveTokenizer) -> None:
+def test_missing_translation_or_vocabulary_raises(tokenizer: CtxCoveTokenizer) -> None:
     objective = Translation(tokenizer, max_length=20, seed=0)
     with pytest.raises(CtxError, match=r"no translation(.|\n)*--translations"):
         list(objective.examples([["A cat sat.", "A dog sat."]]))
@@ -84,21 +84,19 @@ def test_what_cannot_be_translated_is_refused(tokenizer: CtxCoveTokenizer) -> No
 
 
 class TestWithLanguageModels:
-    """Translation's rows, and both languages' next words."""
+    """Translation with language models of both languages."""
 
     @pytest.fixture
     def tokenizer(self) -> CtxLmSeq2SeqTokenizer:
         return CtxLmSeq2SeqTokenizer.train(("\t".join(pair) for pair in PAIRS), 60, min_count=1, min_target_count=1)
 
     @pytest.mark.parametrize("side", ["right", "left"])
-    def test_targets_are_the_next_words(
-        self, documents: Documents, tokenizer: CtxLmSeq2SeqTokenizer, side: str
-    ) -> None:
+    def test_targets_are_next_words(self, documents: Documents, tokenizer: CtxLmSeq2SeqTokenizer, side: str) -> None:
         tokenizer.padding_side = side
         objective = TranslationWithLanguageModels(tokenizer, max_length=20, seed=0)
-        plain = Translation(tokenizer, max_length=20, seed=0)
+        translation = Translation(tokenizer, max_length=20, seed=0)
         rows = list(objective.examples(documents))
-        batch, expected = objective.collate(rows), plain.collate(rows)
+        batch, expected = objective.collate(rows), translation.collate(rows)
         assert all((batch[name] == value).all() for name, value in expected.items())
         assert (batch["target_labels"] == batch["labels"]).all()
         for ids, mask, labels in zip(batch["input_ids"], batch["attention_mask"], batch["source_labels"], strict=True):
@@ -107,30 +105,32 @@ class TestWithLanguageModels:
             assert labels[mask == 1].tolist() == [*words[1:], -100]
             assert (labels[mask == 0] == -100).all()
         assert objective.auto_class == "AutoModelForPreTraining"
-        assert tokenizer.target_end_id not in objective.baseline.excluded_ids, "the first input of a decoder"
+        assert tokenizer.target_end_id not in objective.baseline.excluded_ids, "the first input of the decoder"
 
-    @pytest.mark.parametrize("left_out", ["source", "target"])
-    def test_each_can_be_left_out(self, documents: Documents, tokenizer: CtxLmSeq2SeqTokenizer, left_out: str) -> None:
-        objective = TranslationWithLanguageModels(tokenizer, max_length=20, seed=0, **{f"{left_out}_lm": False})
+    @pytest.mark.parametrize("disabled", ["source", "target"])
+    def test_language_models_can_be_disabled(
+        self, documents: Documents, tokenizer: CtxLmSeq2SeqTokenizer, disabled: str
+    ) -> None:
+        objective = TranslationWithLanguageModels(tokenizer, max_length=20, seed=0, **{f"{disabled}_lm": False})
         batch = objective.collate(list(objective.examples(documents)))
         for language in ("source", "target"):
-            assert (batch[f"{language}_labels"] == -100).all() == (language == left_out)
+            assert (batch[f"{language}_labels"] == -100).all() == (language == disabled)
 
 
 class TestTokenizer:
-    def test_both_languages_after_saving(self, tokenizer: CtxCoveTokenizer, tmp_path: Path) -> None:
+    def test_save_and_load(self, tokenizer: CtxCoveTokenizer, tmp_path: Path) -> None:
         tokenizer.save_pretrained(tmp_path)
-        again = AutoTokenizer.from_pretrained(tmp_path)
-        assert type(again) is CtxCoveTokenizer
+        loaded = AutoTokenizer.from_pretrained(tmp_path)
+        assert type(loaded) is CtxCoveTokenizer
         for text, translation in PAIRS:
-            assert again(text).input_ids == tokenizer(text).input_ids
+            assert loaded(text).input_ids == tokenizer(text).input_ids
             ids = tokenizer(text_target=translation).input_ids
-            assert again(text_target=translation).input_ids == ids
-            assert again(text, text_target=translation).labels == ids
-            assert again(text).input_ids == tokenizer(text).input_ids, "back to the source language"
+            assert loaded(text_target=translation).input_ids == ids
+            assert loaded(text, text_target=translation).labels == ids
+            assert loaded(text).input_ids == tokenizer(text).input_ids, "reset to the source language"
 
     @pytest.mark.parametrize("text", ["Das T-Shirt!", "auf der (Matte), 'sah'.", "...", "a b"])
-    def test_targets_are_put_together_again(self, text: str) -> None:
+    def test_decode_target_restores_text(self, text: str) -> None:
         tokenizer = CtxCoveTokenizer.train([f"x\t{text}"], 30, min_count=1, min_target_count=1)
         assert tokenizer.decode_target(tokenizer(text_target=[text]).input_ids) == [text]
 
@@ -139,6 +139,6 @@ class TestTokenizer:
         lower = CtxCoveTokenizer.train(texts, 30, min_count=1, min_target_count=1, target_lower_case=True)
         assert lower.decode_target(lower(text_target=["EINE Maus"]).input_ids) == ["eine[UNK]"]
 
-    def test_a_vocabulary_without_its_special_tokens_is_refused(self) -> None:
+    def test_vocabulary_without_special_tokens_raises(self) -> None:
         with pytest.raises(CtxError, match="vocabulary begins with"):
             CtxCoveTokenizer.from_words(["a"], target_words=["Katze"])

@@ -1,4 +1,4 @@
-"""What is drawn for word2vec: kept words, windows, negatives, and the tree of hierarchical softmax."""
+"""Sampling for word2vec: subsampling, windows, negatives, and the Huffman tree of hierarchical softmax."""
 
 import heapq
 import itertools
@@ -41,14 +41,14 @@ def features(rows: int = 3, length: int = 50, epoch: int = 0) -> Iterator[dict]:
 
 
 class TestCollator:
-    def test_a_row_depends_on_its_epoch_and_not_on_its_batch(self, tokenizer) -> None:
+    def test_rows_depend_on_epoch_but_not_on_batch(self, tokenizer) -> None:
         collate = DataCollatorForWindowPrediction(tokenizer, seed=3, subsampling=0)
         rows = list(features())
-        first, alone, later = collate(rows), collate(rows[1:2]), collate(list(features(epoch=1)))
+        batch, single, next_epoch = collate(rows), collate(rows[1:2]), collate(list(features(epoch=1)))
         for name in ("input_ids", "labels", "windows", "negatives"):
-            assert (first[name][1] == alone[name][0]).all(), name
-        assert (later["windows"] != first["windows"]).any()
-        assert (later["negatives"] != first["negatives"]).any()
+            assert (batch[name][1] == single[name][0]).all(), name
+        assert (next_epoch["windows"] != batch["windows"]).any()
+        assert (next_epoch["negatives"] != batch["negatives"]).any()
 
     def test_shapes_and_padding(self, tokenizer) -> None:
         rows = [*features(rows=2, length=50), *features(rows=1, length=7)]
@@ -59,16 +59,14 @@ class TestCollator:
         assert ((batch["labels"] == -100) == (batch["attention_mask"] == 0)).all()
         assert int(batch["windows"].min()) == 1
         assert int(batch["windows"].max()) == 5
-        assert int(batch["negatives"][:2].min()) >= 2, "a special token was drawn"
+        assert int(batch["negatives"][:2].min()) >= 2, "a special token was sampled"
         assert (batch["negatives"][2, :1] >= 2).all()
-        assert not batch["negatives"][2, 1:].any(), "something was drawn for padding"
+        assert not batch["negatives"][2, 1:].any(), "padding has negatives"
 
     @pytest.mark.parametrize("output", ["negative-sampling", "hierarchical-softmax", "softmax"])
     @pytest.mark.parametrize("architecture", ["skip-gram", "cbow"])
     @pytest.mark.parametrize("block", [1, 4, 16])
-    def test_short_rows_share_a_line_and_nothing_else(
-        self, tokenizer, output: str, architecture: str, block: int
-    ) -> None:
+    def test_packed_rows_are_independent(self, tokenizer, output: str, architecture: str, block: int) -> None:
         collate = DataCollatorForWindowPrediction(tokenizer, output=output, subsampling=0, block=block)
         lengths = (40, 7, 3, 20, 2, 9)
         rows = [next(features(rows=1, length=length)) | {"example_index": n} for n, length in enumerate(lengths)]
@@ -77,28 +75,28 @@ class TestCollator:
         model = CtxWord2VecForPreTraining(config)
         for table in model.parameters():
             torch.nn.init.normal_(table)
-        together = collate(rows)
-        assert len(together["input_ids"]) < len(rows)
-        assert int(together["attention_mask"].sum()) == sum(lengths)
-        alone = sum(float(model(**collate([row])).loss) * length for row, length in zip(rows, lengths))
-        assert float(model(**together).loss) * sum(lengths) == pytest.approx(alone, rel=1e-5)
+        packed = collate(rows)
+        assert len(packed["input_ids"]) < len(rows)
+        assert int(packed["attention_mask"].sum()) == sum(lengths)
+        expected = sum(float(model(**collate([row])).loss) * length for row, length in zip(rows, lengths))
+        assert float(model(**packed).loss) * sum(lengths) == pytest.approx(expected, rel=1e-5)
 
-    def test_frequent_words_are_dropped_at_their_rate(self, tokenizer) -> None:
+    def test_subsampling_rates(self, tokenizer) -> None:
         ids = np.tile(np.arange(2, 10), 4000)
         collate = DataCollatorForWindowPrediction(tokenizer, subsampling=1e-2)
         batch = collate(indexed([{"input_ids": ids}]))
-        left = np.bincount(batch["input_ids"][batch["attention_mask"] == 1], minlength=10)[2:]
+        counts = np.bincount(batch["input_ids"][batch["attention_mask"] == 1], minlength=10)[2:]
         expected = 4000 * collate.subsampling_probabilities[2:]
         assert collate.subsampling_probabilities[2] < 0.2
         assert collate.subsampling_probabilities[-1] == 1
-        assert (np.abs(left - expected) < 5 * np.sqrt(expected) + 1).all()
+        assert (np.abs(counts - expected) < 5 * np.sqrt(expected) + 1).all()
 
-    def test_something_always_stays(self, tokenizer) -> None:
+    def test_subsampling_keeps_one_word(self, tokenizer) -> None:
         rows = indexed([{"input_ids": np.array([2, 2])}] * 200)
         batch = DataCollatorForWindowPrediction(tokenizer, subsampling=1e-9)(rows)
         assert batch["attention_mask"].sum(1).tolist() == [1] * 200
 
-    def test_paths(self, tokenizer) -> None:
+    def test_hierarchical_softmax_paths(self, tokenizer) -> None:
         collate = DataCollatorForWindowPrediction(tokenizer, output="hierarchical-softmax", subsampling=0, block=10)
         batch = collate(list(features(rows=2)))
         assert "negatives" not in batch
@@ -111,7 +109,7 @@ class TestCollator:
     @pytest.mark.parametrize("output", ["negative-sampling", "hierarchical-softmax"])
     @pytest.mark.parametrize("block", [1, 4])
     @pytest.mark.parametrize("subsampling", [0, 1e-3, 1e-9])
-    def test_compiled_draws_are_the_plain_ones(self, tokenizer, output: str, block: int, subsampling: float) -> None:
+    def test_compiled_sampling_equals_reference(self, tokenizer, output: str, block: int, subsampling: float) -> None:
         compiled = pytest.importorskip("hf_ctxmodels.objectives.window_kernels", reason="needs numba")
         rows = [next(features(rows=1, length=n)) | {"example_index": n, "epoch": n % 3} for n in (1, 40, 7, 3, 900)]
         batches = []
@@ -125,12 +123,12 @@ class TestCollator:
         for name, column in batches[0].items():
             assert torch.equal(column, batches[1][name]), name
 
-    def test_a_tokenizer_without_counts(self) -> None:
+    def test_tokenizer_without_counts_raises(self) -> None:
         with pytest.raises(CtxError, match="no word counts"):
             DataCollatorForWindowPrediction(CtxWord2VecTokenizer.from_words(WORDS))
 
 
-def test_noise_is_the_power_of_the_counts() -> None:
+def test_noise_distribution() -> None:
     noise = NoiseDistribution(np.array([0.0, 0.0, *COUNTS]), 0.75)
     expected = np.array([0, 0, *COUNTS], dtype=float) ** 0.75
     expected /= expected.sum()
@@ -140,7 +138,7 @@ def test_noise_is_the_power_of_the_counts() -> None:
     assert (np.abs(samples - 200_000 * expected) <= 5 * np.sqrt(200_000 * expected)).all()
 
 
-def test_kept_shares() -> None:
+def test_subsampling_probabilities() -> None:
     shares = subsampling_probabilities(np.array([900.0, 99.0, 1.0]), 1e-3)
     assert shares[0] == pytest.approx((1e-3 / 0.9) ** 0.5 + 1e-3 / 0.9)
     assert shares[2] == 1
@@ -148,52 +146,52 @@ def test_kept_shares() -> None:
 
 
 class TestTree:
-    def test_is_a_shortest_code(self) -> None:
+    def test_code_is_optimal(self) -> None:
         counts = np.array([0, 0, *COUNTS], dtype=float)
         tree = HuffmanTree(counts)
         lengths = (tree.paths >= 0).sum(1)
         assert lengths[:2].tolist() == [0, 0]
-        assert (0.5 ** lengths[2:]).sum() == 1  # no word's code begins another's, and none is missing
+        assert (0.5 ** lengths[2:]).sum() == 1  # a complete prefix code (Kraft equality)
         codes = {tuple(zip(path[path >= 0], code)) for path, code in zip(tree.paths[2:], tree.codes[2:])}
         assert len(codes) == len(COUNTS)
         assert len(set(tree.paths[2:, 0])) == 1, "every path begins at the root"
         assert sorted(set(tree.paths[tree.paths >= 0])) == list(range(len(COUNTS) - 1))
         heap = list(COUNTS)
         heapq.heapify(heap)
-        shortest = 0
+        optimal_length = 0
         while len(heap) > 1:
             merged = heapq.heappop(heap) + heapq.heappop(heap)
-            shortest += merged
+            optimal_length += merged
             heapq.heappush(heap, merged)
-        assert counts @ lengths == shortest
+        assert counts @ lengths == optimal_length
 
-    def test_scores_give_the_frequencies(self) -> None:
+    def test_scores_yield_word_frequencies(self) -> None:
         counts = np.array(COUNTS, dtype=float) * 1e6
         tree = HuffmanTree(counts)
         logits = tree.scores(counts)[tree.paths] * (1 - 2 * tree.codes)
-        chances = np.where(tree.paths >= 0, 1 / (1 + np.exp(-logits)), 1).prod(1)
-        np.testing.assert_allclose(chances, counts / counts.sum(), rtol=1e-4)
+        probabilities = np.where(tree.paths >= 0, 1 / (1 + np.exp(-logits)), 1).prod(1)
+        np.testing.assert_allclose(probabilities, counts / counts.sum(), rtol=1e-4)
 
 
-@pytest.mark.parametrize(("objective", "architecture"), [(SkipGram, "skip-gram"), (ContinuousBagOfWords, "cbow")])
-def test_rows_are_the_known_words_of_a_document(tokenizer, objective: type, architecture: str) -> None:
-    windows = objective(tokenizer, max_length=4, seed=0, window=2)
+@pytest.mark.parametrize(("objective_class", "architecture"), [(SkipGram, "skip-gram"), (ContinuousBagOfWords, "cbow")])
+def test_rows_contain_known_words(tokenizer, objective_class: type, architecture: str) -> None:
+    objective = objective_class(tokenizer, max_length=4, seed=0, window=2)
     documents = [["w0 w1 unheard w2.", "w3 w4 w5"], ["nothing known"], ["w6"]]
-    rows = [tokenizer.convert_ids_to_tokens(row["input_ids"]) for row in windows.examples(documents)]
+    rows = [tokenizer.convert_ids_to_tokens(row["input_ids"]) for row in objective.examples(documents)]
     assert rows == [["w0", "w1", "w2", "w3"], ["w4", "w5"]]
-    assert windows.statistics["unknown_tokens"] == 4
-    assert windows.config_fields["architecture"] == architecture
-    assert windows.config_fields["window"] == 2
+    assert objective.statistics["unknown_tokens"] == 4
+    assert objective.config_fields["architecture"] == architecture
+    assert objective.config_fields["window"] == 2
 
 
-def test_a_row_without_words(tokenizer) -> None:
+def test_empty_row_raises(tokenizer) -> None:
     with pytest.raises(CtxError, match="no word"):
         DataCollatorForWindowPrediction(tokenizer)(indexed([{"input_ids": np.array([], dtype=int)}]))
 
 
 class TestUniforms:
-    def test_the_numbers_of_split_mix(self) -> None:
-        def one_by_one(state: int) -> Iterator[float]:
+    def test_numbers_match_splitmix(self) -> None:
+        def splitmix(state: int) -> Iterator[float]:
             """Steele, Lea & Flood 2014, figure 17, with the constants of its released version."""
             while True:
                 state = (state + 0x9E3779B97F4A7C15) % 2**64
@@ -205,15 +203,15 @@ class TestUniforms:
         keys = row_hashes(5, [0, 0, 1], [0, 1, 0])
         samples = uniforms(np.repeat(keys, 9000), np.tile(np.arange(9000), 3)).reshape(3, 9000)
         for key, row in zip(keys, samples):
-            assert row.tolist() == list(itertools.islice(one_by_one(int(key)), 9000))
+            assert row.tolist() == list(itertools.islice(splitmix(int(key)), 9000))
 
-    def test_keys_differ_in_every_part(self) -> None:
-        parts = itertools.product(range(3), range(3), range(3), (Purpose.CORRUPTION, Purpose.PAIRING), range(3))
-        keys = [int(row_hashes(seed, [epoch], [index], stream, use)[0]) for seed, epoch, index, stream, use in parts]
+    def test_keys_depend_on_all_arguments(self) -> None:
+        grid = itertools.product(range(3), range(3), range(3), (Purpose.CORRUPTION, Purpose.PAIRING), range(3))
+        keys = [int(row_hashes(seed, [epoch], [index], stream, use)[0]) for seed, epoch, index, stream, use in grid]
         assert len(set(keys)) == 3**4 * 2
 
-    def test_rows_and_places_are_independent(self) -> None:
-        """Counts of pairs of neighbors, in a row and in consecutive rows, as of a fair die."""
+    def test_rows_and_positions_are_independent(self) -> None:
+        """Chi-squared test of adjacent pairs, in a row and in consecutive rows."""
         keys = row_hashes(0, [0] * 400, range(400))
         samples = uniforms(np.repeat(keys, 400), np.tile(np.arange(400), 400)).reshape(400, 400)
         cells = (samples * 10).astype(int)

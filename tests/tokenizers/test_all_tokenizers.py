@@ -1,4 +1,4 @@
-"""All tokenizers: ids, training, saving and errors."""
+"""Tests of all tokenizers: ids, training, saving and errors."""
 
 import json
 import pickle
@@ -49,7 +49,7 @@ def test_save_load_and_pickle(trained, tmp_path):
     assert len(trained) <= 400
 
 
-def test_ids_of_the_backend(trained):
+def test_encode_ids_equals_tokenizer_call(trained):
     texts = [*TEXTS[:20], *TRICKY, "", trained.unk_token or "a", " ".join(TEXTS)]
     expected = trained(texts, add_special_tokens=False)["input_ids"]
     trained(texts, truncation=True, max_length=9, padding="max_length" if trained.pad_token else False)
@@ -57,7 +57,7 @@ def test_ids_of_the_backend(trained):
 
 
 @pytest.mark.parametrize("texts", [[], [" \n", ""]], ids=["empty", "white space"])
-def test_training_without_text(trained, texts):
+def test_training_without_text_raises(trained, texts):
     with pytest.raises(CtxError, match="No text to learn"):
         type(trained).train(texts, 400)
 
@@ -72,13 +72,13 @@ def test_training_without_text(trained, texts):
         ("xlnet", "abcdefgh", 12, r"cannot learn 12 tokens(.|\n)*required_chars. 12 vs"),
     ],
 )
-def test_vocabulary_size_below_the_alphabet(family, text, size, message):
+def test_vocabulary_size_below_alphabet_raises(family, text, size, message):
     with pytest.raises(CtxError, match=message):
         FAMILIES[family].tokenizer.train([text], size)
 
 
 @pytest.mark.parametrize(("family", "options"), [("bert", {}), ("roberta", {"merges": []})])
-def test_missing_vocabulary_file(family, options, tmp_path):
+def test_missing_vocabulary_file_raises(family, options, tmp_path):
     with pytest.raises(CtxError, match="cannot be read: No such file"):
         FAMILIES[family].tokenizer(vocab=str(tmp_path / "vocabulary"), **options)
 
@@ -103,7 +103,7 @@ def test_ids_equal_transformers_on_any_text(tokenizer_and_reference, text):
 
 
 def test_ids_equal_transformers_on_real_text(tokenizer_and_reference, shared_data, tmp_path):
-    """With a vocabulary learned from real text as well: the merges have several characters."""
+    """Also with a vocabulary learned from real text, whose merges have several characters."""
     lines = read_lines(shared_data / "corpus/wikipedia_articles.txt.gz")
     test_lines = lines[5::100]
     tokenizer, reference = tokenizer_and_reference
@@ -114,7 +114,7 @@ def test_ids_equal_transformers_on_real_text(tokenizer_and_reference, shared_dat
     assert 1 < len(tokenizer.tokenize(" ".join(test_lines))) / len(" ".join(test_lines).split()) < 2.5
 
 
-def test_damaged_and_missing_files(trained, tmp_path):
+def test_damaged_and_missing_files_raise(trained, tmp_path):
     trained.save_pretrained(tmp_path)
     file = tmp_path / "tokenizer.json"
     file.write_bytes(file.read_bytes()[:1000])
@@ -152,7 +152,7 @@ SENTENCES = ["the cat saw a small garden", "nobody", "a dog carried seven letter
 
 @pytest.fixture(params=FAMILIES)
 def saved(request, tmp_path):
-    """The folder of a family's tokenizer, and the tokenizer."""
+    """Folder of a trained tokenizer, and the tokenizer."""
     tokenizer = FAMILIES[request.param].tokenizer.train(SENTENCES * 5, vocab_size=300)
     tokenizer.save_pretrained(tmp_path / "saved")
     return tmp_path / "saved", tokenizer
@@ -162,39 +162,39 @@ def decoded(tokenizer, text):
     return tokenizer.decode(tokenizer(text).input_ids, skip_special_tokens=True).strip()
 
 
-def test_a_special_token_that_is_given_is_added(saved, tmp_path):
-    """Only the unknown token must be in the vocabulary."""
-    directory, plain = saved
-    names = {"pad_token", *(name for name in plain.SPECIAL_TOKENS_ATTRIBUTES if plain.special_tokens_map.get(name))}
+def test_new_special_token_is_added(saved, tmp_path):
+    """A new token is appended, except for the unknown token, which must be in the vocabulary."""
+    directory, base = saved
+    names = {"pad_token", *(name for name in base.SPECIAL_TOKENS_ATTRIBUTES if base.special_tokens_map.get(name))}
     for name in names - {"unk_token"}:
-        opened = AutoTokenizer.from_pretrained(directory, **{name: "[FILL]"})
-        opened.save_pretrained(tmp_path / name)
-        again = AutoTokenizer.from_pretrained(tmp_path / name)
-        for tokenizer in (opened, again):
-            assert (len(tokenizer), getattr(tokenizer, f"{name}_id")) == (len(plain) + 1, len(plain)), name
+        loaded = AutoTokenizer.from_pretrained(directory, **{name: "[FILL]"})
+        loaded.save_pretrained(tmp_path / name)
+        reloaded = AutoTokenizer.from_pretrained(tmp_path / name)
+        for tokenizer in (loaded, reloaded):
+            assert (len(tokenizer), getattr(tokenizer, f"{name}_id")) == (len(base) + 1, len(base)), name
             assert decoded(tokenizer, "the cat") == "the cat"
-        assert opened(SENTENCES, padding=True) == again(SENTENCES, padding=True)
+        assert loaded(SENTENCES, padding=True) == reloaded(SENTENCES, padding=True)
     with pytest.raises(CtxError, match=r"lacks \[FILL\]"):
         AutoTokenizer.from_pretrained(directory, unk_token="[FILL]")
 
 
-def test_a_special_token_of_none_is_left_out(saved):
-    directory, plain = saved
+def test_special_token_of_none_is_omitted(saved):
+    directory, base = saved
     for name in ("cls_token", "bos_token", "eos_token"):
-        if plain.templates and f"{{{name.removesuffix('_token')}}}" in plain.templates[0]:
-            opened = AutoTokenizer.from_pretrained(directory, **{name: None})
-            assert getattr(opened, name) is None
-            assert opened("the cat").tokens() == [t for t in plain("the cat").tokens() if t != getattr(plain, name)]
-            assert decoded(opened, "the cat") == "the cat"
+        if base.templates and f"{{{name.removesuffix('_token')}}}" in base.templates[0]:
+            loaded = AutoTokenizer.from_pretrained(directory, **{name: None})
+            assert getattr(loaded, name) is None
+            assert loaded("the cat").tokens() == [t for t in base("the cat").tokens() if t != getattr(base, name)]
+            assert decoded(loaded, "the cat") == "the cat"
 
 
 def test_train_new_from_iterator(saved, tmp_path):
-    """Other words, and the same special tokens."""
-    _, plain = saved
-    retrained = plain.train_new_from_iterator(["seven old sailors sang"] * 9, 290, show_progress=False)
+    """The new tokenizer has other words and the same special tokens."""
+    _, base = saved
+    retrained = base.train_new_from_iterator(["seven old sailors sang"] * 9, 290, show_progress=False)
     retrained.save_pretrained(tmp_path)
     for tokenizer in (retrained, AutoTokenizer.from_pretrained(tmp_path)):
-        assert type(tokenizer) is type(plain)
-        assert tokenizer.special_tokens_map == plain.special_tokens_map
+        assert type(tokenizer) is type(base)
+        assert tokenizer.special_tokens_map == base.special_tokens_map
         assert decoded(tokenizer, "seven sailors sang") == "seven sailors sang"
-        assert tokenizer.get_vocab() != plain.get_vocab()
+        assert tokenizer.get_vocab() != base.get_vocab()

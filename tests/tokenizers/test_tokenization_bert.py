@@ -75,13 +75,13 @@ def test_limit_alphabet():
     assert tokenizer.unk_token_id not in tokenizer("a b", add_special_tokens=False).input_ids
 
 
-def test_vocabulary_without_a_special_token(tmp_path):
+def test_vocabulary_without_special_token_raises(tmp_path):
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\nword\n")
     with pytest.raises(CtxError, match=r"5 tokens lacks \[MASK\](.|\n)*vocab.txt"):
         CtxBertTokenizer.from_pretrained(tmp_path)
 
 
-def test_vocabulary_that_is_not_utf8(tmp_path):
+def test_vocabulary_not_in_utf8_raises(tmp_path):
     (tmp_path / "vocab.txt").write_bytes(b"[PAD]\n[UNK]\n\xff\n")
     with pytest.raises(CtxError, match="byte 0xff in position 12"):
         CtxBertTokenizer.from_pretrained(tmp_path)

@@ -32,7 +32,7 @@ def classes(request):
 
 @pytest.fixture(scope="module")
 def folders(classes, tmp_path_factory):
-    """One vocabulary as vocab.json with merges.txt, and as transformers saves it."""
+    """The same vocabulary as vocab.json with merges.txt, and as saved by transformers."""
     plain, saved = (tmp_path_factory.mktemp(name) for name in ("vocab and merges", "tokenizer.json"))
     model = json.loads(classes[0].train([*TEXTS, *TRICKY] * 2, 420).backend_tokenizer.to_str())["model"]
     write_bpe_files(plain, model)
@@ -46,7 +46,7 @@ def folders(classes, tmp_path_factory):
 def test_ids_equal_transformers(classes, folders, form, options):
     if "trim_offsets" in options and classes[1] is GPT2Tokenizer:
         options = {}
-    offsets = {"trim_offsets": False} if classes[1] is GPT2Tokenizer else {}  # which transformers does not trim
+    offsets = {"trim_offsets": False} if classes[1] is GPT2Tokenizer else {}  # not trimmed by transformers
     tokenizer = classes[0].from_pretrained(folders[form], **options, **offsets)
     if classes[1] is RobertaTokenizer and form == "vocab and merges":  # as in the released tokenizer.json
         options = {**options, "mask_token": AddedToken("<mask>", lstrip=True)}
@@ -87,7 +87,7 @@ def test_whole_word_masking_of_byte_level_tokens():
     assert words == ["boat", "Ġgardens", "it", "'s"]
 
 
-def vocab_and_merges(folder, tokens=None, merges="#version: 0.2\na b\n"):
+def write_vocab_and_merges(folder, tokens=None, merges="#version: 0.2\na b\n"):
     tokens = tokens or ["<s>", "<pad>", "</s>", "<unk>", "a", "b", "ab", "<mask>"]
     (folder / "vocab.json").write_text(json.dumps({token: number for number, token in enumerate(tokens)}))
     if merges is not None:
@@ -96,7 +96,7 @@ def vocab_and_merges(folder, tokens=None, merges="#version: 0.2\na b\n"):
 
 
 def test_bytes_outside_the_vocabulary_are_unknown(tmp_path):
-    tokenizer = CtxRobertaTokenizer.from_pretrained(vocab_and_merges(tmp_path))
+    tokenizer = CtxRobertaTokenizer.from_pretrained(write_vocab_and_merges(tmp_path))
     assert tokenizer.tokenize("abcb") == ["ab", "<unk>", "b"]
 
 
@@ -114,7 +114,7 @@ def test_bytes_outside_the_vocabulary_are_unknown(tmp_path):
     ids=str,
 )
 def test_invalid_files(tmp_path, changes, content, message):
-    vocab_and_merges(tmp_path, **changes)
+    write_vocab_and_merges(tmp_path, **changes)
     if content is not None:
         (tmp_path / "vocab.json").write_bytes(content)
     with pytest.raises(CtxError, match=message):

@@ -100,42 +100,42 @@ def test_decoding(tokenizer: CtxElmoTokenizer) -> None:
 
 class TestLanguages:
     @pytest.fixture
-    def polyglot(self, tmp_path: Path) -> CtxElmoTokenizer:
+    def multilingual(self, tmp_path: Path) -> CtxElmoTokenizer:
         texts = ["<en> the die is cast", "<de> die Katze", "<en> the cat"]
         tokenizer = CtxElmoTokenizer.train(texts, vocab_size=30, min_count=1, languages=["en", "de"])
         tokenizer.save_pretrained(tmp_path)
         return CtxElmoTokenizer.from_pretrained(tmp_path)
 
-    def test_first_character_is_the_language(self, polyglot: CtxElmoTokenizer) -> None:
-        assert {"en", "de", "<"} & set(polyglot.words) == set()
-        assert polyglot.num_characters == CtxElmoConfig().num_characters + 2
+    def test_first_character_is_language(self, multilingual: CtxElmoTokenizer) -> None:
+        assert {"en", "de", "<"} & set(multilingual.words) == set()
+        assert multilingual.num_characters == CtxElmoConfig().num_characters + 2
         english, german = WORD_PADDING + 1, WORD_PADDING + 2
-        rows = polyglot(["<en> the die", "<de> die", "die"]).input_ids
-        begins = [[word[0] for word in row[1:-1]] for row in rows]
-        assert begins == [[WORD_START, english, english], [WORD_START, german], [WORD_START]]
+        rows = multilingual(["<en> the die", "<de> die", "die"]).input_ids
+        first_characters = [[word[0] for word in row[1:-1]] for row in rows]
+        assert first_characters == [[WORD_START, english, english], [WORD_START, german], [WORD_START]]
         assert rows[0][3][1:] == rows[1][2][1:] == rows[2][1][1:], "the other characters do not depend on the language"
-        assert polyglot.character_ids_to_words(rows[0]) == ["<S>", "<en>", "the", "die", "</S>"]
+        assert multilingual.character_ids_to_words(rows[0]) == ["<S>", "<en>", "the", "die", "</S>"]
         assert rows[0][0] == rows[1][0]
         assert rows[0][-1] == rows[2][-1]
 
     @pytest.mark.parametrize("language", ["en", "de"])
-    def test_language_of_texts_without_a_tag(self, polyglot: CtxElmoTokenizer, language: str) -> None:
-        polyglot.language = language
-        untagged, tagged = polyglot(["die", "<de> die"]).input_ids
-        assert untagged[1] == polyglot(f"<{language}> die").input_ids[2]
+    def test_language_of_untagged_texts(self, multilingual: CtxElmoTokenizer, language: str) -> None:
+        multilingual.language = language
+        untagged, tagged = multilingual(["die", "<de> die"]).input_ids
+        assert untagged[1] == multilingual(f"<{language}> die").input_ids[2]
         assert (untagged[1][0], tagged[2][0]) == (WORD_PADDING + ["en", "de"].index(language) + 1, WORD_PADDING + 2)
 
-    def test_is_split_into_words(self, polyglot: CtxElmoTokenizer) -> None:
-        ids = polyglot(["<de>", "die"], is_split_into_words=True).input_ids
-        assert ids == polyglot("<de> die").input_ids
+    def test_is_split_into_words(self, multilingual: CtxElmoTokenizer) -> None:
+        ids = multilingual(["<de>", "die"], is_split_into_words=True).input_ids
+        assert ids == multilingual("<de> die").input_ids
 
     @pytest.mark.parametrize("names", [["en", "en"], [""], ["a b"]])
-    def test_invalid_names(self, names: list[str]) -> None:
+    def test_invalid_language_names(self, names: list[str]) -> None:
         with pytest.raises(CtxError, match="not distinct names"):
             CtxElmoTokenizer.from_words([], languages=names)
 
 
-def test_errors() -> None:
+def test_invalid_vocabularies() -> None:
     with pytest.raises(CtxError, match=r"lacks \[UNK\]"):
         CtxElmoTokenizer(vocab={"[PAD]": 0, "<S>": 1, "</S>": 2})
     with pytest.raises(CtxError, match="'a' occurs twice"):

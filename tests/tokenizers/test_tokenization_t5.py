@@ -13,7 +13,7 @@ TRICKY = [*TRICKY, "A <extra_id_0> boat<extra_id_1>, <extra_id_99> </s> <pad> <u
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """One vocabulary as a SentencePiece file with the ids of the release, and as transformers saves it."""
+    """The same vocabulary as a SentencePiece file with the ids of the release, and as saved by transformers."""
     source, saved = (tmp_path_factory.mktemp(name) for name in ("model", "json"))
     train_sentencepiece(source / "spiece.model", pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
     T5Tokenizer.from_pretrained(source).save_pretrained(saved)
@@ -34,8 +34,8 @@ def test_ids_equal_transformers(folders: dict[str, Path], form: str, tmp_path: P
 
 
 def test_trained_vocabulary_ends_with_sentinel_tokens() -> None:
-    tokenizer, loaded = (CtxT5Tokenizer.train(texts, vocab_size=150) for texts in (TEXTS, reversed(TEXTS)))
-    assert tokenizer.get_vocab() == loaded.get_vocab()
+    tokenizer, reordered = (CtxT5Tokenizer.train(texts, vocab_size=150) for texts in (TEXTS, reversed(TEXTS)))
+    assert tokenizer.get_vocab() == reordered.get_vocab()
     assert 130 < len(tokenizer) <= 150
     tokens = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
     assert tokens[:3] == ["<pad>", "</s>", "<unk>"]

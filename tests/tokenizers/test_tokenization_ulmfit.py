@@ -34,14 +34,14 @@ def tokenizer() -> CtxUlmfitTokenizer:
         ("", ""),
     ],
 )
-def test_rules(tokenizer: CtxUlmfitTokenizer, text: str, tokens: str) -> None:
+def test_normalization_rules(tokenizer: CtxUlmfitTokenizer, text: str, tokens: str) -> None:
     vocabulary = set(tokenizer.get_vocab())
     expected = [token if token in vocabulary else "xxunk" for token in tokens.split()]
     assert tokenizer.tokenize(text) == expected
     assert tokenizer(text).input_ids == [tokenizer.bos_token_id, *tokenizer.convert_tokens_to_ids(expected)]
 
 
-def test_numbers_of_repetitions(tokenizer: CtxUlmfitTokenizer) -> None:
+def test_repetitions(tokenizer: CtxUlmfitTokenizer) -> None:
     """More than twenty repetitions count as twenty."""
     normalize = tokenizer.backend_tokenizer.normalizer.normalize_str
     for number in range(1, 30):

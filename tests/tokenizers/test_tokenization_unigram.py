@@ -83,7 +83,7 @@ def case(request):
 
 @pytest.fixture(scope="module")
 def folders(case, tmp_path_factory):
-    """One vocabulary in three file formats."""
+    """The same vocabulary in three file formats."""
     folders = {name: tmp_path_factory.mktemp(name) for name in ("spiece.model", "saved by 5.23", "legacy")}
     source = case.vocabulary(folders["spiece.model"])
     case.reference_class.from_pretrained(source).save_pretrained(folders["saved by 5.23"])
@@ -202,7 +202,7 @@ def test_invalid_model_files(case, folders, tmp_path):
             case.tokenizer_class.from_pretrained(tmp_path)
 
 
-def test_the_rarest_words_of_large_texts_are_ignored(case, monkeypatch):
+def test_rarest_words_of_large_texts_are_ignored(case, monkeypatch):
     monkeypatch.setattr(unigram, "_MAX_WORDS", 40)
     rare = [" ".join(f"rare{number}" for number in range(start, start + 30)) for start in range(0, 600, 30)]
     texts = [text for pair in zip(rare, itertools.cycle(TEXTS)) for text in pair]

@@ -61,8 +61,8 @@ def test_save_and_load(files: Path, tmp_path: Path) -> None:
     assert type(loaded) is CtxXLMTokenizer
     assert (len(loaded), loaded.get_vocab()) == (len(tokenizer), tokenizer.get_vocab())
     assert loaded(LINES).input_ids == tokenizer(LINES).input_ids
-    unlisted = [row.count(tokenizer.unk_token_id) for row in tokenizer(TEXTS[:20]).input_ids]
-    assert sum(unlisted) > 0, "tokens outside the vocabulary are unknown"
+    num_unknown = [row.count(tokenizer.unk_token_id) for row in tokenizer(TEXTS[:20]).input_ids]
+    assert sum(num_unknown) > 0, "tokens outside the vocabulary are unknown"
     assert max(map(max, loaded(TEXTS).input_ids)) < len(tokenizer)
     with pytest.raises(CtxError, match="cannot be added"):
         loaded.add_tokens(["new"])
@@ -77,8 +77,8 @@ def test_languages(tagged: CtxXLMTokenizer, tmp_path: Path) -> None:
     assert (loaded.languages, loaded.token_counts) == (["de", "fr"], tagged.token_counts)
     padded = loaded(["boat", "a small boat"], padding=True, return_tensors="pt")
     assert padded["langs"].tolist() == [[1] * padded["input_ids"].shape[1]] * 2
-    later = loaded.pad([loaded("boat"), loaded("a small boat")], return_tensors="pt")
-    assert later["langs"].tolist() == padded["langs"].tolist()
+    padded_later = loaded.pad([loaded("boat"), loaded("a small boat")], return_tensors="pt")
+    assert padded_later["langs"].tolist() == padded["langs"].tolist()
     assert loaded("boat", language="de").langs[0] == 0
     with pytest.raises(CtxError, match=r"no language 'it'.*\n.*de, fr"):
         loaded.language = "it"
@@ -99,30 +99,30 @@ def test_token_counts(tagged: CtxXLMTokenizer) -> None:
 
 @pytest.mark.parametrize("do_lower_case", [True, False])
 def test_separate_vocabularies(tmp_path: Path, do_lower_case: bool) -> None:
-    """Each language is split as by a tokenizer of that language alone, with ids of its own."""
+    """Each language is tokenized as by a monolingual tokenizer; the languages share no ids."""
     texts = {"de": ["Der Hund, das Haus – im Café!", *LINES], "fr": ["Le chien, la maison au Café", *TEXTS[:20]]}
-    lines = [f"<{language}> {text}" for language, side in texts.items() for text in side]
+    lines = [f"<{language}> {text}" for language, language_texts in texts.items() for text in language_texts]
     options = {"min_frequency": 1, "do_lower_case": do_lower_case}
     tokenizer = CtxXLMTokenizer.train(lines, 600, separate_vocabularies=True, **options)
     assert tokenizer.lang2id == {"de": 0, "fr": 1}
-    special = set(tokenizer.all_special_ids)
+    special_ids = set(tokenizer.all_special_ids)
     ids = {}
-    for language, side in texts.items():
-        alone = CtxXLMTokenizer.train(side, (600 - 14) // 2 + 14, **options)
-        rows, references = tokenizer(side, language=language), alone(side)
-        ids[language] = {token for row in rows.input_ids for token in row} - special
+    for language, language_texts in texts.items():
+        monolingual = CtxXLMTokenizer.train(language_texts, (600 - 14) // 2 + 14, **options)
+        rows, references = tokenizer(language_texts, language=language), monolingual(language_texts)
+        ids[language] = {token for row in rows.input_ids for token in row} - special_ids
         assert rows.langs[0][0] == tokenizer.language_id(language)
         for row, reference in zip(rows.input_ids, references.input_ids, strict=True):
             tokens = [tokenizer.decode([token]) for token in row]
-            assert tokens == [alone.decode([token]) for token in reference]
+            assert tokens == [monolingual.decode([token]) for token in reference]
         assert tokenizer.unk_token_id not in ids[language]
-        assert tokenizer.decode(rows.input_ids[0], skip_special_tokens=True) == alone.decode(
+        assert tokenizer.decode(rows.input_ids[0], skip_special_tokens=True) == monolingual.decode(
             references.input_ids[0], skip_special_tokens=True
         )
         assert sum(tokenizer.token_counts[token] for token in ids[language]) == sum(
-            token not in special for row in rows.input_ids for token in row
+            token not in special_ids for row in rows.input_ids for token in row
         )
-    assert not ids["de"] & ids["fr"], "the vocabularies have no token in common"
+    assert not ids["de"] & ids["fr"], "the vocabularies are disjoint"
     joint = CtxXLMTokenizer.train(lines, 600, **options)
     assert (
         joint("Café", add_special_tokens=False).input_ids

@@ -9,7 +9,7 @@ from hf_ctxmodels import CtxXLMRobertaTokenizer
 from hf_ctxmodels.core.errors import CtxError
 
 TRICKY = [*TRICKY, "<s> literal </s> specials </s></s> <pad> <unk>, <mask> a<mask>, b"]
-FIRST = ["<s>", "<pad>", "</s>", "<unk>"]
+FIRST_TOKENS = ["<s>", "<pad>", "</s>", "<unk>"]
 
 
 def write_model(folder, **changes):
@@ -20,7 +20,7 @@ def write_model(folder, **changes):
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """One vocabulary as a SentencePiece file, and as transformers saves it."""
+    """The same vocabulary as a SentencePiece file, and as saved by transformers."""
     source, saved = (tmp_path_factory.mktemp(name) for name in ("model", "json"))
     XLMRobertaTokenizer.from_pretrained(
         write_model(source), mask_token=AddedToken("<mask>", lstrip=True)
@@ -37,7 +37,7 @@ def load_reference(folder):
 def test_ids_equal_transformers(folders, form):
     tokenizer, reference = CtxXLMRobertaTokenizer.from_pretrained(folders[form]), load_reference(folders[form])
     assert tokenizer.get_vocab() == reference.get_vocab()
-    assert tokenizer.convert_ids_to_tokens([0, 1, 2, 3, len(tokenizer) - 1]) == [*FIRST, "<mask>"]
+    assert tokenizer.convert_ids_to_tokens([0, 1, 2, 3, len(tokenizer) - 1]) == [*FIRST_TOKENS, "<mask>"]
     for texts in (TEXTS[:20], TRICKY):
         assert_same_encodings(tokenizer, reference, texts, padding=True)
 
@@ -61,14 +61,14 @@ def test_user_defined_symbols(tmp_path):
 
 def test_train(tmp_path):
     trained = CtxXLMRobertaTokenizer.train(TEXTS, 100)
-    assert trained.convert_ids_to_tokens([0, 1, 2, 3, len(trained) - 1]) == [*FIRST, "<mask>"]
+    assert trained.convert_ids_to_tokens([0, 1, 2, 3, len(trained) - 1]) == [*FIRST_TOKENS, "<mask>"]
     assert trained.tokenize("bridge letter") == ["▁bridge", "▁letter"]
     assert trained.tokenize("``") != trained.tokenize('"'), "quotes are not normalized"
     trained.save_pretrained(tmp_path)
     assert load_reference(tmp_path)(TRICKY).input_ids == trained(TRICKY).input_ids
 
 
-def test_model_of_another_family(tmp_path):
+def test_model_of_another_family_raises(tmp_path):
     write_model(tmp_path, pad_id=0, unk_id=1, bos_id=-1, eos_id=-1, control_symbols=["[CLS]", "[SEP]"])
     with pytest.raises(CtxError, match=r"starts with <pad>, <unk>, \[CLS\]"):
         CtxXLMRobertaTokenizer.from_pretrained(tmp_path)

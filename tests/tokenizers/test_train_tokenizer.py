@@ -1,4 +1,4 @@
-"""`hf-ctxmodels data tokenizer` as a user runs it."""
+"""The command `hf-ctxmodels data tokenizer`."""
 
 import pytest
 from commands import run_command
@@ -84,24 +84,24 @@ def test_all_families(text_file, tmp_path, documents, family):
     ],
     ids=["wrong option", "wrong value", "missing file", "impossible split"],
 )
-def test_errors(tmp_path, capsys, flags, messages):
+def test_invalid_arguments(tmp_path, capsys, flags, messages):
     command = ["--family", "bert", "--dataset", "demo", "--vocab_size", "150", "--output_dir", str(tmp_path), *flags]
     assert run_command("data", "tokenizer", *command) == 2
-    printed = capsys.readouterr().err
-    assert all(message in printed for message in messages)
-    assert len(printed.splitlines()) < 20
+    stderr = capsys.readouterr().err
+    assert all(message in stderr for message in messages)
+    assert len(stderr.splitlines()) < 20
 
 
-def test_every_script_holds_out_the_same_documents(tmp_path):
+def test_commands_hold_out_same_documents(tmp_path):
     (tmp_path / "a.txt").write_text("\n\n".join(f"w{index}" for index in range(60)))
     flags = ["--dataset", str(tmp_path / "a.txt"), "--validation_fraction", "0.1"]
-    tokenizer = ["--family", "bert", "--vocab_size", "150", "--output_dir", "o", *flags]
-    pretraining = ["--tokenizer", "t", "--output_dir", "o", "--max_steps", "1", "--seed", "7", *flags]
-    _, for_tokenizer = parse_arguments(TokenizerArguments, DataArguments, argv=tokenizer)
-    for_model, _ = parse_arguments(PretrainingArguments, LoopArguments, argv=pretraining)
-    parts = [list(part) for part in for_model.load()]
-    assert parts == [list(part) for part in for_tokenizer.load()]
-    assert [len(part) for part in parts] == [54, 6]
-    for_model.validation_fraction = 0.0
-    everything, held_out = for_model.load()
-    assert (len(list(everything)), held_out) == (60, None)
+    tokenizer_flags = ["--family", "bert", "--vocab_size", "150", "--output_dir", "o", *flags]
+    pretraining_flags = ["--tokenizer", "t", "--output_dir", "o", "--max_steps", "1", "--seed", "7", *flags]
+    _, tokenizer_data = parse_arguments(TokenizerArguments, DataArguments, argv=tokenizer_flags)
+    model_data, _ = parse_arguments(PretrainingArguments, LoopArguments, argv=pretraining_flags)
+    splits = [list(split) for split in model_data.load()]
+    assert splits == [list(split) for split in tokenizer_data.load()]
+    assert [len(split) for split in splits] == [54, 6]
+    model_data.validation_fraction = 0.0
+    all_documents, held_out = model_data.load()
+    assert (len(list(all_documents)), held_out) == (60, None)

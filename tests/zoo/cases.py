@@ -17,7 +17,7 @@ from hf_ctxmodels.spec import FamilySpec, Target
 PAD, CLS, SEP, MASK, UNKNOWN, FIRST_WORD = 0, 1, 2, 3, 4, 5
 CHOICES = 3
 
-# Configuration fields of the tiny models, as far as a family has them; its `traits.tiny` take precedence. The large
+# Fields of the tiny configurations; a family uses those it has, and its `traits.tiny` take precedence. The large
 # initializer_range makes attention far from uniform.
 TINY = {
     "vocab_size": 61,

@@ -25,7 +25,7 @@ WITHOUT_GRADIENT = (
 
 
 def models_by_path(case: Case, **changes: Any) -> dict[str, PreTrainedModel]:
-    """A model for each path; without attention, the padded path equals the eager path and is left out."""
+    """A model for each path; without attention, the padded path equals the eager path and is omitted."""
     paths = {path: options for path, options in PATHS.items() if case.has_attention or path != "padded"}
     return {path: case.model(**options, **changes) for path, options in paths.items()}
 
