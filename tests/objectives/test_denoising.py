@@ -176,7 +176,7 @@ def test_byte_level_words_are_split_at_spaces() -> None:
 @given(options=all_options, side=st.sampled_from(["left", "right"]))
 def test_rows_and_targets(tokenizer: CtxBertTokenizer, options: dict[str, Any], side: str) -> None:
     """Targets are the original text; the source has special tokens only at its ends."""
-    tokenizer.padding_side = side
+    tokenizer = CtxBertTokenizer(vocab=tokenizer.get_vocab(), padding_side=side)
     objective = Denoising(tokenizer, max_length=50, seed=3, **options)
     rows = ExampleSet.build(objective.examples(DOCUMENTS))
     batch = objective.collate([rows[1, number] for number in range(len(rows))])
@@ -192,7 +192,6 @@ def test_rows_and_targets(tokenizer: CtxBertTokenizer, options: dict[str, Any], 
         words += original[1:-1]
     text = [word for document in DOCUMENTS for sentence in document for word in sentence.split()]
     assert words == tokenizer.convert_tokens_to_ids(text)
-    tokenizer.padding_side = "right"
 
 
 def test_realized_rates(tokenizer: CtxBertTokenizer) -> None:

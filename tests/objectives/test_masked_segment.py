@@ -69,7 +69,7 @@ def test_masked_segments_and_decoder_inputs(
     tokenizer: CtxBertTokenizer, segments: tuple[int | None, int | None], side: str, options: dict[str, Any]
 ) -> None:
     """The decoder input of a target is the original token before it, at its position; the source keeps other tokens."""
-    tokenizer.padding_side = side
+    tokenizer = CtxBertTokenizer(vocab=tokenizer.get_vocab(), padding_side=side)
     block, span = segments
     objective = MaskedSegment(tokenizer, max_length=50, min_length=3, block=block, lambda_span=span, **options)
     rows = ExampleSet.build(objective.examples(DOCUMENTS))
@@ -99,7 +99,6 @@ def test_masked_segments_and_decoder_inputs(
         words += original[1:-1]
     text = [word for document in DOCUMENTS for sentence in document for word in sentence.split()]
     assert words == tokenizer.convert_tokens_to_ids(text)
-    tokenizer.padding_side = "right"
 
 
 @pytest.mark.parametrize("lambda_span", [None, 2])

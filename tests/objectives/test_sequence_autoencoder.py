@@ -1,5 +1,7 @@
 """Sequence autoencoder: rows contain the text twice; targets are the second copy and the end-of-text token."""
 
+import copy
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,6 +26,7 @@ def examples(tokenizer: CtxSeqaeTokenizer, length: int, **options: object) -> tu
 @settings(max_examples=20)
 @given(length=st.integers(3, 400), side=st.sampled_from(["left", "right"]), by_sentence=st.booleans())
 def test_rows_contain_text_twice(tokenizer: CtxSeqaeTokenizer, length: int, side: str, by_sentence: bool) -> None:
+    tokenizer = copy.deepcopy(tokenizer)
     tokenizer.padding_side = side
     objective, rows = examples(tokenizer, length, by_sentence=by_sentence)
     batch = objective.collate(rows)

@@ -103,8 +103,9 @@ def reference_classes(rows, document_of):
         if document_of[int(first[0])] != document_of[int(second[0])]:
             targets.append(RANDOM)
         else:
-            targets.append(NEXT if second[0] == first[-1] + 1 else PREVIOUS)
-            assert NEXT in targets or first[0] == second[-1] + 1
+            is_next = second[0] == first[-1] + 1
+            targets.append(NEXT if is_next else PREVIOUS)
+            assert is_next or first[0] == second[-1] + 1
     return targets
 
 
