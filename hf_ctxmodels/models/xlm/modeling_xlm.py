@@ -168,6 +168,8 @@ class CtxXLMPreTrainedModel(CtxPreTrainedModel):
             )
         values = super().reference_config() | {"gelu_activation": config.hidden_act == "gelu"}
         values |= {"embed_init_std": config.embedding_std, "summary_first_dropout": config.head_dropout}
+        if config.lang2id is not None:
+            values["id2lang"] = {str(number): language for language, number in config.lang2id.items()}
         return values if config.default_lang is None else values | {"lang_id": config.default_lang}
 
 
