@@ -120,11 +120,9 @@ def test_resuming_with_fewer_shards_skips_finished() -> None:
     resumed = Run(NumberedParts([20] * 10, log), 1, 0, start_batch=13, states=run.states())
     assert resumed.is_exact == [False]
     finished = {row[1] // 20 for step in Run(NumberedParts([20] * 10, log), 2, 0).steps(10) for b in step for row in b}
-    resumed_parts = {
-        index // 20 for step in resumed.steps(30) for batch in step for epoch, index in batch if epoch == 0
-    }
+    read_parts = {index // 20 for step in resumed.steps(30) for batch in step for epoch, index in batch if epoch == 0}
     assert len(finished) == 4
-    assert resumed_parts == set(range(10)) - finished
+    assert read_parts == set(range(10)) - finished
 
 
 def test_parts_without_examples_raise() -> None:
