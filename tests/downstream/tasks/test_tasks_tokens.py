@@ -133,10 +133,8 @@ def oracle_outputs(encoded):
 @pytest.mark.parametrize("padding_side", ["right", "left"])
 def test_windows_cover_context_and_answer(tmp_path, tokenizer, padding_side, monkeypatch):
     monkeypatch.setattr(tokenizer, "padding_side", padding_side)
-    index = CONTEXT.index("bridge 23 times")
-    file = squad_file(
-        tmp_path / "a.json", ("How often?", CONTEXT, [(index, "bridge 23 times")]), ("Who?", "Nobody.", [])
-    )
+    pos = CONTEXT.index("bridge 23 times")
+    file = squad_file(tmp_path / "a.json", ("How often?", CONTEXT, [(pos, "bridge 23 times")]), ("Who?", "Nobody.", []))
     task = make_task("question-answering", max_length=40, doc_stride=12)
     examples = task.read(file, "train")
     task.configure(CtxBertConfig(), examples, [])
