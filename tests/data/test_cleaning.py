@@ -93,8 +93,8 @@ def test_duplicates_within_lines_and_short_remainders():
     assert texts == [document, ["Zero is here now."]]
     assert removed == {"duplicates": 8, "sentences": 1}
     assert clean(document, document[:1] + document[1:], skip=["duplicates"])[0] == [document, document]
-    twice = [" ".join(document), "Five is here now. Six is here now."]
-    assert clean(document, twice)[0] == [document]  # the second document would keep only two sentences
+    extended = [" ".join(document), "Five is here now. Six is here now."]
+    assert clean(document, extended)[0] == [document]  # the second document would keep only two sentences
 
 
 @given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=12), min_size=1, max_size=6))

@@ -113,7 +113,7 @@ def test_shards_read_every_example_once_and_resume_exactly(order: str, processes
         assert np.mean(continues) > 0.5
 
 
-def test_resuming_with_fewer_shards_skips_finished() -> None:
+def test_resuming_with_fewer_shards_skips_finished_parts() -> None:
     log: list[int] = []
     run = Run(NumberedParts([20] * 10, log), 2, 0)
     run.steps(13)  # 52 examples per process: two and a half parts

@@ -48,7 +48,7 @@ def make_adapter_model() -> CtxMultiTaskModel:
 def naive_attention(states: Tensor, module: Any, heads: int, mask: Tensor) -> Tensor:
     """(batch, length, width) -> concatenated heads, without an output projection."""
     query, key, value = F.linear(states, module.qkv_proj.weight, module.qkv_proj.bias).chunk(3, -1)
-    query, key, value = (part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in (query, key, value))
+    query, key, value = (projection.unflatten(-1, (heads, -1)).transpose(1, 2) for projection in (query, key, value))
     scores = query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5
     weights = scores.masked_fill(~mask[:, None, None], -torch.inf).softmax(-1)
     return (weights @ value).transpose(1, 2).flatten(2)

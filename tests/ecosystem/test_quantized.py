@@ -28,7 +28,7 @@ def weight_only(model: PreTrainedModel) -> Any:
 
 
 def eight_bit(model: PreTrainedModel) -> Any:
-    """Replace all linear layers as transformers does for `BitsAndBytesConfig(load_in_8bit=True)`, which skips heads."""
+    """Replace all linear layers, as `BitsAndBytesConfig(load_in_8bit=True)` does except for the output layer."""
     bitsandbytes = pytest.importorskip("bitsandbytes", reason="needs bitsandbytes, which the extra `ecosystem` brings")
     for name, module in list(model.named_modules()):
         if type(module) is torch.nn.Linear:

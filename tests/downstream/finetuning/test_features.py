@@ -128,7 +128,7 @@ def make_rows(number: int) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("case", [BERT, BART], ids=str)
 def test_cached_states_keep_losses_bit_identical(tmp_path: Path, monkeypatch: Any, case: Case) -> None:
-    """If the encoder computes one row at a time; in the run that fills the cache and in one that reads it."""
+    """With one row per batch, in the run that fills the cache and in a run that reads it."""
     rows = make_rows(12)
 
     def losses(name: str, cache: Path | None, batch_size: int) -> tuple[list[float], dict[str, torch.Tensor]]:

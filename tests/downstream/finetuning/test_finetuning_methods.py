@@ -310,17 +310,17 @@ def test_three_stage_unfreezing_and_lm_loss_decay() -> None:
 def test_unsupported_arguments_raise(tmp_path: Path) -> None:
     model, layers = BERT.model(), len(BERT.model().base_model.layers)
     optimizer = torch.optim.AdamW(model.parameters())
-    short = CallbackRun(optimizer, 3, 0.3)
-    stream, unevaluated = CallbackRun(optimizer, 3), CallbackRun(optimizer, 99, has_evaluation=False)
+    short_run = CallbackRun(optimizer, 3, 0.3)
+    stream_run, run_without_evaluation = CallbackRun(optimizer, 3), CallbackRun(optimizer, 99, has_evaluation=False)
     for message, call in (
         (f"has {layers} layers", lambda: reinitialize_layers(model, layers + 1, 0)),
         ("no head", lambda: reinitialize_head(model.base_model, 0)),
         ("no auxiliary language modeling loss", lambda: ThreeStageUnfreezing(model, lm_weights=(0.2, 0.1))),
         ("before the embeddings", lambda: ThreeStageUnfreezing(model, (2.0, 1.0))),
-        ("before the embeddings are trained", lambda: short.begin(ThreeStageUnfreezing(model))),
-        ("a stream", lambda: stream.begin(ThreeStageUnfreezing(model))),
-        ("stages, but the run has 3 steps", lambda: short.begin(ChainThaw(model))),
-        ("chooses weights by evaluations", lambda: unevaluated.begin(ChainThaw(model))),
+        ("before the embeddings are trained", lambda: short_run.begin(ThreeStageUnfreezing(model))),
+        ("a stream", lambda: stream_run.begin(ThreeStageUnfreezing(model))),
+        ("stages, but the run has 3 steps", lambda: short_run.begin(ChainThaw(model))),
+        ("chooses weights by evaluations", lambda: run_without_evaluation.begin(ChainThaw(model))),
         ("no heads above", lambda: ChainThaw(Case(FAMILIES["gpt"], "AutoModel").model())),
         ("0 or more", lambda: L2SPPenalty(model, -1.0)),
         ("no linear layers", lambda: Mixout(Case(FAMILIES["glove"], BERT.auto_name).model(), 0.1)),
