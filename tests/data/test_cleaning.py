@@ -1,4 +1,4 @@
-"""Filters of raw text, and the command that applies them."""
+"""Cleaning of raw text and the command `data clean`."""
 
 import json
 import sys
@@ -23,7 +23,7 @@ def clean(*documents, **rules):
 
 
 @pytest.mark.parametrize(
-    ("rule", "line", "result"),
+    ("rule", "line", "expected"),
     [
         ("long_words", f"This word is long: {'x' * 1001}.", GOOD),
         ("end_marks", "Menu and search and home page", GOOD),
@@ -37,10 +37,10 @@ def clean(*documents, **rules):
         ("citations", "A fact[3] that is known[citation needed] well.", [*GOOD, "A fact that is known well."]),
     ],
 )
-def test_rules_for_lines(rule, line, result):
+def test_line_rules(rule, line, expected):
     for lines in ([*GOOD, line], [*GOOD, "", f"  {line} "]):
         texts, removed = clean(lines, bad_words=["darn", "(x"])
-        assert texts == ([] if result is None else [result])
+        assert texts == ([] if expected is None else [expected])
         assert removed == {rule: 2 if rule == "citations" else 1}
         texts, removed = clean(lines, bad_words=["darn", "(x"], skip=[rule])
         assert texts == [[*GOOD, line]]
@@ -48,13 +48,13 @@ def test_rules_for_lines(rule, line, result):
 
 
 def test_long_words_are_counted_with_citation_marks():
-    """As in the released code, also for lines of white space only."""
+    """As in the released code; whitespace-only lines count as well."""
     line = f"A fact that is known{'[1]' * 340} well."
     assert clean([*GOOD, line, " " * 1001]) == ([GOOD], {"long_words": 1})
     assert clean([*GOOD, line], max_word_length=1025)[0] == [[*GOOD, "A fact that is known well."]]
 
 
-def test_rules_for_documents():
+def test_document_rules():
     assert clean(GOOD[:1]) == ([], {"sentences": 1})
     assert clean(GOOD[:1], min_sentences=2) == ([GOOD[:1]], {})
     assert clean(GOOD, ["Menu"], skip=["sentences"]) == ([GOOD], {"end_marks": 1})
@@ -71,7 +71,7 @@ def sentence(name):
 
 
 @pytest.mark.parametrize(
-    ("documents", "result"),
+    ("documents", "expected"),
     [
         (["abcd", "xabcy"], ["abcd", "xy"]),
         (["abcd", "XABCY"], ["abcd", "XY"]),
@@ -82,9 +82,9 @@ def sentence(name):
         (["ab", "ab"], ["ab", "ab"]),
     ],
 )
-def test_duplicate_spans(documents, result):
-    texts, _ = clean(*(list(map(sentence, names)) for names in documents), skip=["sentences"])
-    assert texts == [list(map(sentence, names)) for names in result]
+def test_duplicate_spans(documents, expected):
+    texts, _ = clean(*(list(map(sentence, words)) for words in documents), skip=["sentences"])
+    assert texts == [list(map(sentence, words)) for words in expected]
 
 
 def test_duplicates_within_lines_and_short_remainders():
@@ -93,12 +93,12 @@ def test_duplicates_within_lines_and_short_remainders():
     assert texts == [document, ["Zero is here now."]]
     assert removed == {"duplicates": 8, "sentences": 1}
     assert clean(document, document[:1] + document[1:], skip=["duplicates"])[0] == [document, document]
-    twice = [" ".join(document), "Five is here now. Six is here now."]
-    assert clean(document, twice)[0] == [document]  # two sentences would remain of the second document
+    extended = [" ".join(document), "Five is here now. Six is here now."]
+    assert clean(document, extended)[0] == [document]  # the second document would keep only two sentences
 
 
 @given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=12), min_size=1, max_size=6))
-def test_no_sentence_is_lost(documents):
+def test_deduplication_keeps_all_distinct_sentences(documents):
     texts = [[sentence(f"w{number}") for number in document] for document in documents]
     results, removed = clean(*texts, skip=["sentences"])
     assert {line for lines in results for line in lines} == {line for lines in texts for line in lines}
@@ -107,30 +107,30 @@ def test_no_sentence_is_lost(documents):
 
 def test_hash_set():
     rng = np.random.default_rng(0)
-    hashes, batch = HashSet(), set()
+    hashes, expected = HashSet(), set()
     for size in (0, 1, 500, 3000, 20):
         values = rng.integers(2**63, size=size, dtype=np.uint64) >> np.uint64(rng.integers(40))
-        new = np.unique(values[~np.isin(values, list(batch))]) if batch else np.unique(values)
-        assert hashes.contains(values).tolist() == [value in batch for value in values.tolist()]
+        new = np.unique(values[~np.isin(values, list(expected))]) if expected else np.unique(values)
+        assert hashes.contains(values).tolist() == [value in expected for value in values.tolist()]
         hashes.add(new)
-        batch |= set(new.tolist())
-        assert len(hashes) == len(batch)
-        assert hashes.contains(np.array(sorted(batch), dtype=np.uint64)).all()
+        expected |= set(new.tolist())
+        assert len(hashes) == len(expected)
+        assert hashes.contains(np.array(sorted(expected), dtype=np.uint64)).all()
     assert hashes._table.nbytes <= 24 * len(hashes)
 
 
 @pytest.mark.parametrize("suffix", [".txt.gz", ".jsonl", ".jsonl.zst"])
-def test_command(tmp_path, suffix):
+def test_clean_command(tmp_path, suffix):
     pages = [GOOD, [*GOOD, "A { here is code."], ["One word.", *GOOD, "A final sentence is here."]]
     rows = "".join(json.dumps({"text": "\n".join(lines)}) + "\n" for lines in pages)
     (tmp_path / "pages.jsonl").write_text(rows)
     (tmp_path / "bad.txt").write_text("darn\n\n")
     files = {"output": tmp_path / f"clean{suffix}", "report": tmp_path / "report.json"}
     flags = {"dataset": tmp_path / "pages.jsonl", "bad_words": tmp_path / "bad.txt", "min_sentences": 1, **files}
-    shown = command_output("data clean", **flags)
-    assert "written                  2" in shown
-    result = [GOOD, ["A final sentence is here."]]
-    assert list(load_documents(str(files["output"])).paragraphs()) == result
+    output = command_output("data clean", **flags)
+    assert "written                  2" in output
+    expected = [GOOD, ["A final sentence is here."]]
+    assert list(load_documents(str(files["output"])).paragraphs()) == expected
     report = json.loads(files["report"].read_text())
     assert set(report["removed"]) == set(RULES)
     assert +Counter(report["removed"]) == {"brackets": 1, "short_lines": 1, "duplicates": 3}
@@ -145,7 +145,7 @@ def test_command(tmp_path, suffix):
     assert "use .txt or .jsonl" in command_output("data clean", fails=True, **flags)
 
 
-def test_languages(tmp_path):
+def test_language_filter(tmp_path):
     pytest.importorskip("py3langid")
     german = ["Der Hund lief über die Straße und bellte. Er war müde.", "Dann schlief er auf dem Sofa ein."]
     english = ["The dog ran over the street and barked loudly. It was tired.", "Then it fell asleep on the sofa."]
@@ -154,7 +154,7 @@ def test_languages(tmp_path):
         LanguageFilter("xx")
 
 
-def test_language_filter_without_its_package(monkeypatch):
+def test_language_filter_without_package_raises(monkeypatch):
     monkeypatch.setitem(sys.modules, "py3langid", None)
     with pytest.raises(CtxError, match=r"hf_ctxmodels\[language\]"):
         LanguageFilter("en")
@@ -162,10 +162,10 @@ def test_language_filter_without_its_package(monkeypatch):
 
 @pytest.mark.slow
 def test_cleaning_of_real_data(shared_data):
-    """Books lose their lines without a full stop; a copy of the text is removed as a whole."""
+    """Lines without a full stop are removed, and so is a second copy of the text."""
     documents = list(load_documents(str(shared_data / "corpus" / "wikipedia_articles.txt.gz")).paragraphs())[:30]
-    once, removed = clean(*documents)
-    twice, removed_twice = clean(*documents, *documents)
-    assert twice == once
-    assert removed_twice["duplicates"] > 0.9 * sum(len(lines) for lines in once)
+    cleaned, removed = clean(*documents)
+    cleaned_twice, removed_twice = clean(*documents, *documents)
+    assert cleaned_twice == cleaned
+    assert removed_twice["duplicates"] > 0.9 * sum(len(lines) for lines in cleaned)
     assert removed["end_marks"] > 0

@@ -1,4 +1,4 @@
-"""Files with coreference clusters, and the windows of their documents."""
+"""Coreference files and the windows of their documents."""
 
 import gzip
 from pathlib import Path
@@ -62,12 +62,12 @@ def test_nested_clusters_are_read(tmp_path: Path) -> None:
         ("a.conllu", "# newdoc\n", "no documents"),
     ],
 )
-def test_invalid_files(tmp_path: Path, name: str, text: str, message: str) -> None:
+def test_invalid_file_raises(tmp_path: Path, name: str, text: str, message: str) -> None:
     with pytest.raises(CtxError, match=message):
         read_coreference(write(tmp_path / name, text))
 
 
-def test_windows_have_whole_sentences_and_the_clusters_within() -> None:
+def test_windows_keep_sentences_and_their_clusters() -> None:
     sentences = [["a"] * 3, ["b"] * 4, ["c"] * 2, ["d"] * 11, ["e"]]
     document = CoreferenceDocument("x", sentences, [[(0, 1), (6, 7), (7, 9)], [(9, 12), (18, 20), (20, 21)]], "f:1")
     windows = document.windows(8)
@@ -77,8 +77,8 @@ def test_windows_have_whole_sentences_and_the_clusters_within() -> None:
 
 
 @pytest.mark.slow
-def test_published_files(shared_data: Path) -> None:
-    """The counts of the data's documentation: LitBank's mentions, and GUM's spans, clusters and coreferent spans."""
+def test_counts_match_corpus_documentation(shared_data: Path) -> None:
+    """Counts from the documentation: mentions of LitBank; spans, clusters and coreferent spans of GUM."""
     for name, expected in (
         ("coref/litbank/litbank.coref.conll.gz", [67, 142197, 19550, 1411, 15684]),
         ("ner_pos/ud_english_gum/en_gum-ud-dev.conllu.gz", [30, 28119, 7897, 1102, 5059]),

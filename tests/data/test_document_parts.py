@@ -1,4 +1,4 @@
-"""Parts of a corpus: ranges of files, their documents and numbers, and remote or compressed files."""
+"""Parts of a corpus: file ranges, document numbers, samples, and remote or compressed files."""
 
 import gzip
 import json
@@ -39,26 +39,26 @@ def read_all(selection: Documents) -> list[list[str]]:
 @given(
     lines=st.lists(st.sampled_from(["A.", "\ufeff", "", " ", "\u3000", "é" * 9, "x y", "\x85", "\u2028"]), max_size=25),
     newline=st.sampled_from(["\n", "\r\n"]),
-    has_mark=st.booleans(),
-    ends=st.booleans(),
+    has_bom=st.booleans(),
+    trailing=st.booleans(),
     separator=st.sampled_from(["line", "blank"]),
     cuts=st.lists(st.integers(1, 120), max_size=5),
 )
-def test_ranges_have_the_documents_of_the_file(tmp_path_factory, lines, newline, has_mark, ends, separator, cuts):
+def test_file_ranges_cover_all_documents(tmp_path_factory, lines, newline, has_bom, trailing, separator, cuts):
     path = tmp_path_factory.mktemp("ranges") / "a.txt"
-    path.write_bytes((b"\xef\xbb\xbf" if has_mark else b"") + (newline.join(lines) + newline * ends).encode())
+    path.write_bytes((b"\xef\xbb\xbf" if has_bom else b"") + (newline.join(lines) + newline * trailing).encode())
     columns = TextColumns()
     bounds = [0, *sorted(set(cuts)), None]
     ranges = [FileRange(str(path), start or 0, stop) for start, stop in pairwise(bounds)]
-    found = [document for selection in ranges for document in read_file(selection, columns, separator)]
-    assert found == list(read_file(FileRange(str(path)), columns, separator))
+    actual = [document for file_range in ranges for document in read_file(file_range, columns, separator)]
+    assert actual == list(read_file(FileRange(str(path)), columns, separator))
 
 
-def test_errors_of_a_range_name_the_line(tmp_path: Path, small_parts: None) -> None:
+def test_error_reports_line_number(tmp_path: Path, small_parts: None) -> None:
     rows = [json.dumps({"text": sentence}) for sentence in SENTENCES]
     path = tmp_path / "a.jsonl"
-    for wrong, message in (("{", "Invalid JSON"), ('{"body": "a"}', "No column 'text'"), ("[1]", "got list")):
-        path.write_text("\n".join([*rows[:41], wrong, *rows[41:]]))
+    for invalid_line, message in (("{", "Invalid JSON"), ('{"body": "a"}', "No column 'text'"), ("[1]", "got list")):
+        path.write_text("\n".join([*rows[:41], invalid_line, *rows[41:]]))
         with pytest.raises(CtxError, match=rf"{message}(.|\n)*a.jsonl:42\n"):
             list(load_documents(str(path)))
     path.write_bytes("\n".join(rows[:41]).encode() + b"\n\xff\n")
@@ -67,8 +67,8 @@ def test_errors_of_a_range_name_the_line(tmp_path: Path, small_parts: None) -> N
         list(load_documents(str(path)))
 
 
-def corpus(folder: Path) -> list[str]:
-    """A corpus with every kind of chunk: groups of files, ranges of bytes, row groups, compressed and paired files."""
+def write_corpus(folder: Path) -> list[str]:
+    """A corpus with all kinds of parts: file groups, byte ranges, row groups, compressed and paired files."""
     (folder / "small").mkdir()
     for number in range(10):
         (folder / "small" / f"{number}.txt").write_text("\n\n".join(SENTENCES[number::10]) + "\n")
@@ -81,35 +81,35 @@ def corpus(folder: Path) -> list[str]:
     return [str(folder / name) for name in names]
 
 
-def test_parts_have_the_numbered_documents_of_the_whole(tmp_path: Path, small_parts: None) -> None:
-    whole = load_documents(*corpus(tmp_path), language_tags=["-"] * 5 + ["<de>"])
-    parts = whole.parts()
+def test_parts_equal_whole_corpus(tmp_path: Path, small_parts: None) -> None:
+    corpus = load_documents(*write_corpus(tmp_path), language_tags=["-"] * 5 + ["<de>"])
+    parts = corpus.parts()
     assert len(parts) > 50
-    assert len(list(whole)) == 10 + 5 * 60
-    assert [document for part in parts for document in part] == list(whole)
-    assert whole.num_bytes == sum(part.num_bytes for part in parts)
-    for subset in whole.split(0.25):
-        numbered = [pickle.loads(pickle.dumps(part)) for part in subset.parts()]
-        assert [document for part in numbered for document in part] == list(subset)
+    assert len(list(corpus)) == 10 + 5 * 60
+    assert [document for part in parts for document in part] == list(corpus)
+    assert corpus.num_bytes == sum(part.num_bytes for part in parts)
+    for subset in corpus.split(0.25):
+        unpickled = [pickle.loads(pickle.dumps(part)) for part in subset.parts()]
+        assert [document for part in unpickled for document in part] == list(subset)
         assert [document for source in subset.by_source() for document in read_all(source)] == list(subset)
-    assert 50 < len(list(whole.split(0.25)[1])) < 110
+    assert 50 < len(list(corpus.split(0.25)[1])) < 110
 
 
-def test_a_small_corpus_is_one_part(tmp_path: Path) -> None:
-    paths = corpus(tmp_path)
-    whole = load_documents(*paths)
-    assert whole.parts() == [whole]
-    assert [part.first for part in whole.layout] == [0]
-    (held_out,) = whole.split(0.5)[1].parts()
-    assert list(whole) == [document for path in paths for document in load_documents(path)]
-    numbers = held_out.held_out
-    assert list(held_out) == [document for number, document in enumerate(whole) if number in numbers]
+def test_small_corpus_is_one_part(tmp_path: Path) -> None:
+    paths = write_corpus(tmp_path)
+    corpus = load_documents(*paths)
+    assert corpus.parts() == [corpus]
+    assert [part.first for part in corpus.layout] == [0]
+    (held_out,) = corpus.split(0.5)[1].parts()
+    assert list(corpus) == [document for path in paths for document in load_documents(path)]
+    held_out_indices = held_out.held_out
+    assert list(held_out) == [document for index, document in enumerate(corpus) if index in held_out_indices]
     limited = load_documents(*paths, max_documents=70)
-    assert list(limited) == list(whole)[:70]
+    assert list(limited) == list(corpus)[:70]
     assert [len(list(source)) for source in limited.by_source()] == [10, *[60] * 5]
 
 
-def test_max_documents_read_no_further(tmp_path: Path, small_parts: None) -> None:
+def test_reading_stops_after_max_documents(tmp_path: Path, small_parts: None) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes("\n\n".join(SENTENCES).encode() + b"\n\n\xff")
     limited = load_documents(str(path), max_documents=40)
@@ -121,14 +121,14 @@ def test_max_documents_read_no_further(tmp_path: Path, small_parts: None) -> Non
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_rows_of_datasets_are_parts(tmp_path: Path, small_parts: None, streaming: bool) -> None:
+def test_dataset_rows_are_split_into_parts(tmp_path: Path, small_parts: None, streaming: bool) -> None:
     for number in range(3):
         texts = SENTENCES[20 * number : 20 * number + 20]
         (tmp_path / f"train-{number}.csv").write_text("\n".join(["text", *texts]) + "\n")
-    whole = load_documents(str(tmp_path), streaming=streaming)
-    assert list(whole) == [[sentence] for sentence in SENTENCES]
-    assert len(whole.parts()) == 3 if streaming else len(whole.parts()) > 10
-    assert [document for part in pickle.loads(pickle.dumps(whole.parts())) for document in part] == list(whole)
+    corpus = load_documents(str(tmp_path), streaming=streaming)
+    assert list(corpus) == [[sentence] for sentence in SENTENCES]
+    assert len(corpus.parts()) == 3 if streaming else len(corpus.parts()) > 10
+    assert [document for part in pickle.loads(pickle.dumps(corpus.parts())) for document in part] == list(corpus)
 
 
 def compressed(suffix: str, data: bytes) -> bytes:
@@ -139,39 +139,39 @@ def compressed(suffix: str, data: bytes) -> bytes:
 
 @pytest.fixture
 def remote() -> str:
-    files = fsspec.filesystem("memory")
-    files.store.clear()
+    filesystem = fsspec.filesystem("memory")
+    filesystem.store.clear()
     return "memory://corpus"
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
-@pytest.mark.parametrize("kind", [".txt", ".jsonl", ".parquet"])
-def test_remote_and_compressed_files(tmp_path: Path, small_parts: None, remote: str, kind: str, suffix: str) -> None:
+@pytest.mark.parametrize("ext", [".txt", ".jsonl", ".parquet"])
+def test_remote_and_compressed_files(tmp_path: Path, small_parts: None, remote: str, ext: str, suffix: str) -> None:
     local = tmp_path / "nested" / "text"
     local.mkdir(parents=True)
-    files = fsspec.filesystem("memory")
+    filesystem = fsspec.filesystem("memory")
     for name, texts in (("a", SENTENCES[:30]), ("b", SENTENCES[30:])):
         sink = pyarrow.BufferOutputStream()
-        if kind == ".parquet":
+        if ext == ".parquet":
             pyarrow.parquet.write_table(pyarrow.table({"text": texts}), sink, row_group_size=10)
         else:
-            rows = texts if kind == ".txt" else [json.dumps({"text": text}) for text in texts]
+            rows = texts if ext == ".txt" else [json.dumps({"text": text}) for text in texts]
             sink.write("\n".join(rows).encode())
         data = compressed(suffix, sink.getvalue().to_pybytes())
-        (local / f"{name}{kind}{suffix}").write_bytes(data)
-        files.pipe_file(f"/corpus/nested/text/{name}{kind}{suffix}", data)
+        (local / f"{name}{ext}{suffix}").write_bytes(data)
+        filesystem.pipe_file(f"/corpus/nested/text/{name}{ext}{suffix}", data)
     expected = [[sentence] for sentence in SENTENCES]
     for folder in (tmp_path, f"file://{tmp_path}", remote):
-        for pattern in ("", f"/nested/*/*{kind}{suffix}"):
-            whole = load_documents(f"{folder}{pattern}", document_separator="line")
-            assert [document for part in whole.parts() for document in part] == expected
-            assert len(whole.parts()) > 3 or suffix
-        assert list(load_documents(f"{folder}/nested/text/a{kind}{suffix}", document_separator="line")) == expected[:30]
+        for pattern in ("", f"/nested/*/*{ext}{suffix}"):
+            corpus = load_documents(f"{folder}{pattern}", document_separator="line")
+            assert [document for part in corpus.parts() for document in part] == expected
+            assert len(corpus.parts()) > 3 or suffix
+        assert list(load_documents(f"{folder}/nested/text/a{ext}{suffix}", document_separator="line")) == expected[:30]
 
 
-def test_a_large_compressed_file_is_one_part(tmp_path: Path, small_parts: None, capsys) -> None:
-    random = np.random.default_rng(0).integers(97, 123, size=4000, dtype=np.uint8).tobytes()
-    (tmp_path / "large.txt.gz").write_bytes(gzip.compress(random))
+def test_large_compressed_file_is_one_part(tmp_path: Path, small_parts: None, capsys) -> None:
+    text = np.random.default_rng(0).integers(97, 123, size=4000, dtype=np.uint8).tobytes()
+    (tmp_path / "large.txt.gz").write_bytes(gzip.compress(text))
     assert len(load_documents(str(tmp_path / "large.txt.gz")).parts()) == 1
     assert "large.txt.gz is compressed and large: one process reads it" in capsys.readouterr().err
 
@@ -191,7 +191,7 @@ def test_errors_of_remote_and_compressed_files(tmp_path: Path, remote: str) -> N
 
 
 @pytest.mark.parametrize("num_bytes", [300, 3000, 1 << 20])
-def test_a_sample_is_of_all_parts(tmp_path: Path, small_parts: None, monkeypatch, num_bytes: int) -> None:
+def test_sample_covers_all_parts(tmp_path: Path, small_parts: None, monkeypatch, num_bytes: int) -> None:
     monkeypatch.setattr(documents, "_MIN_SHARE", 10)
     path = tmp_path / "a.txt"
     path.write_text("\n".join(f"Sentence number {number:04}." for number in range(1000)))
@@ -208,8 +208,8 @@ def test_a_sample_is_of_all_parts(tmp_path: Path, small_parts: None, monkeypatch
     assert list(SampledDocuments(training, num_bytes, seed=1)) != sampled or num_bytes > 3000
 
 
-def test_a_sample_does_not_read_the_remaining_text(tmp_path: Path) -> None:
-    """Of a part, eight times the share of the sample is read; by source in proportion."""
+def test_sample_reads_only_the_start_of_a_part(tmp_path: Path) -> None:
+    """At most eight times the sampled bytes are read of a part; sources are sampled in proportion to their size."""
     for name, factor in (("a", 1), ("b", 3)):
         (tmp_path / f"{name}.txt").write_bytes(("\n".join(SENTENCES * 20 * factor) + "\n").encode() + b"\xff\n")
     paths = [str(tmp_path / f"{name}.txt") for name in "ab"]
@@ -218,10 +218,10 @@ def test_a_sample_does_not_read_the_remaining_text(tmp_path: Path) -> None:
     assert sizes == pytest.approx([1000, 3000], rel=0.5)
 
 
-def test_the_identity_of_remote_files_is_their_content(remote: str) -> None:
-    files = fsspec.filesystem("memory")
+def test_remote_identity_depends_on_content(remote: str) -> None:
+    filesystem = fsspec.filesystem("memory")
     for name, text in (("a", "One."), ("b", "Two.")):
-        files.pipe_file(f"/corpus/{name}.txt", text.encode())
+        filesystem.pipe_file(f"/corpus/{name}.txt", text.encode())
     identities = [describe_content(f"{remote}{pattern}") for pattern in ("", "/*.txt", "/a.txt")]
     assert [identity.split(", ")[0] for identity in identities] == [
         "corpus (8 bytes",
@@ -229,29 +229,29 @@ def test_the_identity_of_remote_files_is_their_content(remote: str) -> None:
         "a.txt (4 bytes",
     ]
     assert identities == [describe_content(f"{remote}{pattern}") for pattern in ("", "/*.txt", "/a.txt")]
-    files.pipe_file("/corpus/a.txt", b"Six.")
+    filesystem.pipe_file("/corpus/a.txt", b"Six.")
     changed = [describe_content(f"{remote}{pattern}") for pattern in ("", "/*.txt", "/a.txt")]
     assert not set(changed) & set(identities)
     assert describe_content("nobody/nothing") == "nobody/nothing"
 
 
 @pytest.mark.parametrize("is_remote", [False, True])
-def test_directories_of_spark(tmp_path: Path, remote: str, is_remote: bool) -> None:
-    """Nested directories named by columns, with markers and hidden checksums, are read; other formats are refused."""
+def test_spark_directories(tmp_path: Path, remote: str, is_remote: bool) -> None:
+    """Partition directories with marker files and hidden checksums are read; mixed formats raise."""
     folder = remote if is_remote else str(tmp_path)
-    files = fsspec.filesystem("memory" if is_remote else "file")
+    filesystem = fsspec.filesystem("memory" if is_remote else "file")
     for number in (1, 2):
         sink = pyarrow.BufferOutputStream()
         texts = SENTENCES[10 * number : 10 * number + 10]
         pyarrow.parquet.write_table(pyarrow.table({"text": texts}), sink)
         directory = f"{folder}/date=2026-01-0{number}"
-        files.makedirs(directory, exist_ok=True)
-        files.pipe_file(f"{directory}/part-00000-5f.c000.snappy.parquet", sink.getvalue().to_pybytes())
-        files.pipe_file(f"{directory}/.part-00000-5f.c000.snappy.parquet.crc", b"crc")
-    files.pipe_file(f"{folder}/_SUCCESS", b"")
+        filesystem.makedirs(directory, exist_ok=True)
+        filesystem.pipe_file(f"{directory}/part-00000-5f.c000.snappy.parquet", sink.getvalue().to_pybytes())
+        filesystem.pipe_file(f"{directory}/.part-00000-5f.c000.snappy.parquet.crc", b"crc")
+    filesystem.pipe_file(f"{folder}/_SUCCESS", b"")
     assert list(load_documents(folder)) == [[sentence] for sentence in SENTENCES[10:30]]
     for source in (f"{folder}/date=2026-01-01", f"{folder}/date=2026-01-01/*.parquet"):
         assert list(load_documents(source)) == [[sentence] for sentence in SENTENCES[10:20]]
-    files.pipe_file(f"{folder}/more.jsonl", b"{}")
+    filesystem.pipe_file(f"{folder}/more.jsonl", b"{}")
     with pytest.raises(CtxError, match=r"and other data(.|\n)*quoted pattern"):
         load_documents(folder)

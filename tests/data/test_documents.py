@@ -1,4 +1,4 @@
-"""Sources of documents and of news articles, and errors of invalid ones."""
+"""Sources of documents and news articles, and errors for invalid sources."""
 
 import gzip
 import json
@@ -41,11 +41,11 @@ def parquet_file(texts=None, column="text"):
     return sink.getvalue().to_pybytes()
 
 
-@pytest.mark.parametrize("packed", ["", ".gz"])
-@pytest.mark.parametrize("kind", ["txt", "jsonl", "parquet"])
-def test_every_kind_of_file_gives_the_same_documents_every_time(tmp_path, kind, packed):
-    data = {"txt": text_file, "jsonl": json_file, "parquet": parquet_file}[kind]()
-    documents = load_documents(write(tmp_path, f"corpus.{kind}{packed}", data))
+@pytest.mark.parametrize("compression", ["", ".gz"])
+@pytest.mark.parametrize("extension", ["txt", "jsonl", "parquet"])
+def test_file_formats_yield_equal_documents(tmp_path, extension, compression):
+    data = {"txt": text_file, "jsonl": json_file, "parquet": parquet_file}[extension]()
+    documents = load_documents(write(tmp_path, f"corpus.{extension}{compression}", data))
     assert list(documents) == DOCUMENTS
     assert list(documents) == DOCUMENTS
     assert list(documents.texts()) == ["\n".join(document) for document in DOCUMENTS]
@@ -54,13 +54,13 @@ def test_every_kind_of_file_gives_the_same_documents_every_time(tmp_path, kind, 
 @pytest.mark.parametrize(
     "data",
     [b"\xef\xbb\xbf" + text_file(), text_file(newline="\r\n"), b"\n \n" + text_file() + b"\n\n\n"],
-    ids=["byte order mark", "line ends of Windows", "blank lines around"],
+    ids=["byte order mark", "windows line endings", "surrounding blank lines"],
 )
-def test_text_files_of_other_makes(tmp_path, data):
+def test_text_file_variants(tmp_path, data):
     assert list(load_documents(write(tmp_path, "corpus.txt", data))) == DOCUMENTS
 
 
-def test_another_column(tmp_path):
+def test_text_column(tmp_path):
     for name, data in (("a.jsonl", json_file(column="body")), ("a.parquet", parquet_file(column="body"))):
         path = write(tmp_path, name, data)
         assert list(load_documents(path, text_column="body")) == DOCUMENTS
@@ -72,27 +72,27 @@ SENTENCES = [f"Sentence {number} of the text." for number in range(40)]
 WIKITEXT = " \n = Title = \n \n First paragraph . \n Second paragraph . \n \n = = Section = = \n \n Third . \n"
 
 
-def test_separator_of_documents(tmp_path, capsys, monkeypatch):
+def test_document_separator(tmp_path, capsys, monkeypatch):
     """The separator is guessed from the text, printed unless it is a blank line, and can be set."""
-    lines = write(tmp_path, "news.en.gz", "\n".join(SENTENCES).encode())
-    wikitext = write(tmp_path, "wiki.txt", (WIKITEXT * 9).encode())
-    blank = write(tmp_path, "blank.txt", ("\n".join(SENTENCES) + "\n\n" + "\n".join(SENTENCES)).encode())
-    assert list(load_documents(lines)) == [[sentence] for sentence in SENTENCES]
+    line_file = write(tmp_path, "news.en.gz", "\n".join(SENTENCES).encode())
+    wikitext_file = write(tmp_path, "wiki.txt", (WIKITEXT * 9).encode())
+    blank_line_file = write(tmp_path, "blank.txt", ("\n".join(SENTENCES) + "\n\n" + "\n".join(SENTENCES)).encode())
+    assert list(load_documents(line_file)) == [[sentence] for sentence in SENTENCES]
     assert "news.en.gz: each line is a document; --document_separator" in capsys.readouterr().err
-    assert list(load_documents(wikitext))[1] == ["First paragraph .", "Second paragraph ."]
-    assert list(load_documents(blank)) == [SENTENCES, SENTENCES]
+    assert list(load_documents(wikitext_file))[1] == ["First paragraph .", "Second paragraph ."]
+    assert list(load_documents(blank_line_file)) == [SENTENCES, SENTENCES]
     assert not capsys.readouterr().err
-    monkeypatch.setenv("RANK", "1")  # of several processes the main one prints
-    assert len(list(load_documents(lines))) > 1
+    monkeypatch.setenv("RANK", "1")  # only the main process prints
+    assert len(list(load_documents(line_file))) > 1
     assert "is a document" not in capsys.readouterr().err
-    assert list(load_documents(lines, document_separator="blank")) == [SENTENCES]
-    assert len(list(load_documents(blank, document_separator="line"))) == 80
-    assert list(load_documents(blank, document_separator="file")) == [SENTENCES * 2]
+    assert list(load_documents(line_file, document_separator="blank")) == [SENTENCES]
+    assert len(list(load_documents(blank_line_file, document_separator="line"))) == 80
+    assert list(load_documents(blank_line_file, document_separator="file")) == [SENTENCES * 2]
     with pytest.raises(CtxError, match=r"suffix '\.tsv'"):
         load_documents(write(tmp_path, "table.tsv.gz", b"a\tb\n"))
 
 
-def test_text_files_of_a_directory(tmp_path, capsys):
+def test_directory_of_text_files(tmp_path, capsys):
     """Small files are documents, large files are read as single files; names select splits as in `datasets`."""
     (tmp_path / "plain").mkdir()
     (tmp_path / "plain" / "one.txt").write_text("A first line.\nA second line.\n\nThe end.\n")
@@ -115,7 +115,7 @@ def test_text_files_of_a_directory(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_a_directory_is_read_by_datasets(tmp_path, streaming):
+def test_directory_is_loaded_with_datasets(tmp_path, streaming):
     write(tmp_path, "train.jsonl", json_file())
     write(tmp_path, "test.jsonl", json_file([{"id": 3, "text": "Held out."}]))
     assert list(load_documents(str(tmp_path), streaming=streaming)) == DOCUMENTS
@@ -128,18 +128,18 @@ def demo_documents():
     return list(load_documents("demo"))
 
 
-def test_the_demo_corpus_is_clean_text(demo_documents):
+def test_demo_corpus_is_clean_text(demo_documents):
     documents = demo_documents
     assert len(documents) > 390
     assert documents[0][0].startswith("Hundreds of people have been forced to vacate their homes")
-    words = sum(len(sentence.split()) for document in documents for sentence in document)
-    assert 400_000 < words < 500_000
+    num_words = sum(len(sentence.split()) for document in documents for sentence in document)
+    assert 400_000 < num_words < 500_000
     text = "\n".join(sentence for document in documents[299:] for sentence in document)
     for markup in ("[[", "{{", "''", "|", "==", "<ref", "&nbsp;", "#REDIRECT"):
         assert markup not in text
 
 
-def test_wiki_lines_that_are_not_prose_are_left_out():
+def test_prose_paragraphs_skip_wiki_markup():
     lines = [
         "== History ==",
         "* An item of a list that is long enough.",
@@ -150,15 +150,15 @@ def test_wiki_lines_that_are_not_prose_are_left_out():
     assert prose_paragraphs("\n".join(lines)) == ["Anarchism is a political idea with many old roots."]
 
 
-BROKEN = {
+INVALID_SOURCES = {
     "missing": ("gone.txt", None, "No such file"),
-    "unknown kind": ("corpus.docx", b"x", r"suffix '\.docx'"),
+    "unknown suffix": ("corpus.docx", b"x", r"suffix '\.docx'"),
     "empty text": ("corpus.txt", b"", "dataset is empty"),
     "blank text": ("corpus.txt", b" \n\n \n", "dataset is empty"),
     "empty jsonl": ("corpus.jsonl", b"", "dataset is empty"),
     "not utf-8": ("corpus.txt", b"Fine.\nA caf\xe9.\n", r"byte 11 is 0xe9(.|\n)*corpus.txt, byte 11"),
     "not utf-8 after a byte order mark": ("corpus.txt", b"\xef\xbb\xbfA caf\xe9.\n", "byte 8 is 0xe9"),
-    "not utf-8, packed": ("corpus.txt.gz", b"A caf\xe9.\n", "byte 5 after decompression"),
+    "not utf-8, compressed": ("corpus.txt.gz", b"A caf\xe9.\n", "byte 5 after decompression"),
     "bad json": ("corpus.jsonl", b'{"text": "a"}\n{"text": \n', r"JSON(.|\n)*corpus\.jsonl:2"),
     "json list": ("corpus.jsonl", b'["a"]', r"Expected a JSON object, got list(.|\n)*corpus\.jsonl:1"),
     "no column": ("corpus.jsonl", json_file(column="body"), r"No column 'text'; the columns are 'id', 'body'"),
@@ -170,55 +170,55 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize(("name", "data", "message"), BROKEN.values(), ids=BROKEN.keys())
-def test_a_broken_source_says_what_and_where(tmp_path, name, data, message):
+@pytest.mark.parametrize(("name", "data", "message"), INVALID_SOURCES.values(), ids=INVALID_SOURCES.keys())
+def test_invalid_source_error_and_hint(tmp_path, name, data, message):
     path = str(tmp_path / name) if data is None else write(tmp_path, name, data)
-    with pytest.raises(CtxError, match=message) as caught:
+    with pytest.raises(CtxError, match=message) as error:
         list(load_documents(path))
-    assert caught.value.hint
+    assert error.value.hint
 
 
-def test_a_truncated_gzip_file(tmp_path):
+def test_truncated_gzip_file_raises(tmp_path):
     path = tmp_path / "corpus.txt.gz"
     path.write_bytes(gzip.compress(text_file() * 100)[:-20])
     with pytest.raises(CtxError, match="The gzip file is damaged"):
         list(load_documents(str(path)))
 
 
-def test_a_data_set_that_cannot_be_reached():
+def test_unreachable_dataset_raises():
     with pytest.raises(CtxError, match=r"cannot be opened(.|\n)*nobody/nothing"):
         load_documents("nobody/nothing")
 
 
-def test_documents_without_text_can_be_passed_over(tmp_path):
+def test_empty_documents_are_skipped(tmp_path):
     path = write(tmp_path, "a.jsonl", b'{"text": ""}\n{"text": "A."}\n{"text": null}')
     assert list(load_documents(path, skip_empty=True)) == [["A."]]
 
 
 @given(count=st.integers(1, 120), fraction=st.sampled_from([0.5, 0.34, 0.1, 0.05, 0.01]), seed=st.integers(0, 100))
-def test_the_split_is_exact_and_lasting(tmp_path_factory, count, fraction, seed):
+def test_split_size_and_stability(tmp_path_factory, count, fraction, seed):
     path = tmp_path_factory.mktemp("split") / "a.txt"
 
-    def parts(number):
-        path.write_text("\n\n".join(f"w{index}" for index in range(number)))
-        result = []
-        for part in load_documents(str(path)).split(fraction, seed):
+    def split_numbers(num_documents):
+        path.write_text("\n\n".join(f"w{index}" for index in range(num_documents)))
+        numbers = []
+        for subset in load_documents(str(path)).split(fraction, seed):
             try:
-                result.append([int(sentence[1:]) for (sentence,) in part])
+                numbers.append([int(sentence[1:]) for (sentence,) in subset])
             except NoDocumentError:
-                result.append([])
-        return result
+                numbers.append([])
+        return numbers
 
-    training, held_out = parts(count)
+    training, held_out = split_numbers(count)
     assert sorted(training + held_out) == list(range(count))
-    block = round(1 / fraction)
-    assert count // block <= len(held_out) <= -(-count // block)
-    longer_training, longer_held_out = parts(count + 7)
-    assert set(training) <= set(longer_training), "a document's part does not depend on what follows"
+    block_size = round(1 / fraction)
+    assert count // block_size <= len(held_out) <= -(-count // block_size)
+    longer_training, longer_held_out = split_numbers(count + 7)
+    assert set(training) <= set(longer_training), "the subset of a document must not depend on later documents"
     assert set(held_out) <= set(longer_held_out)
 
 
-def test_a_pattern_is_all_its_files_in_the_order_of_their_names(tmp_path):
+def test_pattern_reads_files_sorted_by_name(tmp_path):
     (tmp_path / "b.txt").write_text("Third.\n")
     (tmp_path / "c.md").write_text("Not asked for.\n")
     with gzip.open(tmp_path / "a.txt.gz", "wt") as file:
@@ -231,7 +231,7 @@ def test_a_pattern_is_all_its_files_in_the_order_of_their_names(tmp_path):
         load_documents(str(tmp_path / "*"))
 
 
-def test_several_sources_are_read_one_after_the_other(tmp_path, demo_documents):
+def test_sources_are_concatenated(tmp_path, demo_documents):
     (tmp_path / "b.txt").write_text("Second.")
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": "First."}))
     documents = load_documents(str(tmp_path / "a.jsonl"), str(tmp_path / "*.txt"), "demo")
@@ -240,13 +240,13 @@ def test_several_sources_are_read_one_after_the_other(tmp_path, demo_documents):
 
 
 @pytest.mark.parametrize("fraction", [0, 0.6, -1])
-def test_an_impossible_split_is_refused(fraction):
+def test_invalid_split_fraction_raises(fraction):
     with pytest.raises(CtxError, match="validation_fraction"):
         load_documents("demo").split(fraction)
 
 
 @given(st.text(alphabet="aB1.!?…。 \n\"')(”“é", max_size=60))
-def test_splitting_keeps_every_visible_character(text):
+def test_sentence_splitting_keeps_all_characters(text):
     sentences = split_sentences(text)
     assert "".join("".join(sentences).split()) == "".join(text.split())
     assert all(sentence == sentence.strip() != "" for sentence in sentences)
@@ -266,12 +266,12 @@ def test_splitting_keeps_every_visible_character(text):
         ("   ", 0),
     ],
 )
-def test_sentences_end_where_a_reader_would_end_them(paragraph, count):
+def test_sentence_boundaries(paragraph, count):
     assert len(split_sentences(paragraph)) == count
 
 
-def test_several_kinds_of_source_at_once(tmp_path):
-    """Running text, a text with its translation, and pairs with a label; `-` stands where there is nothing."""
+def test_mixed_source_types(tmp_path):
+    """Plain text, text with translations and labeled pairs; `-` means no translations or no tag."""
     (tmp_path / "a.txt").write_text("One. Two.\n")
     (tmp_path / "b.txt").write_text("A cat.\n")
     (tmp_path / "c.txt").write_text("Eine Katze.\n")
@@ -279,14 +279,14 @@ def test_several_kinds_of_source_at_once(tmp_path):
     names = [str(tmp_path / name) for name in ("a.txt", "b.txt", "d.tsv=x,z,y")]
     translations = ["-", str(tmp_path / "c.txt"), "-"]
     documents = load_documents(*names, translations=translations, language_tags=["-", "<de>", "-"])
-    found = list(documents)
-    assert found == [["One.", "Two."], ["A cat.", "<de> Eine Katze."], ["A dog.", "It ran."]]
-    assert [type(document).__name__ for document in found] == ["list", "TranslatedText", "LabeledPair"]
-    assert found[2].label == "no"
+    loaded = list(documents)
+    assert loaded == [["One.", "Two."], ["A cat.", "<de> Eine Katze."], ["A dog.", "It ran."]]
+    assert [type(document).__name__ for document in loaded] == ["list", "TranslatedText", "LabeledPair"]
+    assert loaded[2].label == "no"
     assert list(documents.texts()) == ["One.\nTwo.", "A cat.\t<de> Eine Katze.", "A dog.\nIt ran."]
-    marked = list(load_documents(names[0], names[2], language_tags=["<a>", "<d>"]))
-    assert marked == [["<a> One.", "<a> Two."], ["<d> A dog.", "<d> It ran."]]
-    assert marked[1].label == "no"
+    tagged = list(load_documents(names[0], names[2], language_tags=["<a>", "<d>"]))
+    assert tagged == [["<a> One.", "<a> Two."], ["<d> A dog.", "<d> It ran."]]
+    assert tagged[1].label == "no"
     with pytest.raises(CtxError, match="FILE=FIRST,SECOND,LABEL"):
         load_documents(f"{tmp_path / 'd.tsv'}=x,z")
     with pytest.raises(CtxError, match="No such file"):
@@ -309,18 +309,18 @@ def read_news(folder: Path, *rows: object, name: str = "news.jsonl") -> list[New
     return list(load_documents(write(folder, name, json_file(rows)), news_articles=True))
 
 
-def test_texts_of_the_fields(tmp_path: Path) -> None:
-    """As the released code makes them: authors joined, a date in words, short authors and summaries left out."""
-    texts = {**ARTICLE, "date": "April 6, 2019", "authors": "A. Writer, B. Editor", "title": "A title"}
-    bare = {**dict.fromkeys(ARTICLE), "article": "Text.", "authors": ["Al Bo"], "summary": "s" * 50, "title": ""}
-    articles = read_news(tmp_path, ARTICLE, bare, name="news.jsonl.gz")
-    assert [article.fields for article in articles] == [texts, {"article": "Text."}]
-    assert articles[0] == list(texts.values())
+def test_news_article_fields(tmp_path: Path) -> None:
+    """As in the released code: joined authors, dates in words; short authors and summaries are dropped."""
+    expected = {**ARTICLE, "date": "April 6, 2019", "authors": "A. Writer, B. Editor", "title": "A title"}
+    minimal = {**dict.fromkeys(ARTICLE), "article": "Text.", "authors": ["Al Bo"], "summary": "s" * 50, "title": ""}
+    articles = read_news(tmp_path, ARTICLE, minimal, name="news.jsonl.gz")
+    assert [article.fields for article in articles] == [expected, {"article": "Text."}]
+    assert articles[0] == list(expected.values())
     for date in ("04-06-2019", "4-6-2019", "April 6, 2019", "April 06, 2019"):
         (article,) = read_news(tmp_path, {**ARTICLE, "date": date})
         assert article.fields["date"] == "April 6, 2019"
-    both = list(load_documents(str(tmp_path / "news.jsonl*"), news_articles=True))
-    assert len(both) == 3
+    all_articles = list(load_documents(str(tmp_path / "news.jsonl*"), news_articles=True))
+    assert len(all_articles) == 3
     training, held_out = load_documents(str(tmp_path / "news.jsonl*"), news_articles=True).split(0.5)
     assert len(list(training)) + len(list(held_out)) == 3
     assert next(iter(training.texts())).count("\n") >= 1
@@ -339,12 +339,12 @@ def test_texts_of_the_fields(tmp_path: Path) -> None:
         ({"title": ["A"]}, "Field 'title' contains a list"),
     ],
 )
-def test_a_wrong_field_is_named_with_its_line(tmp_path: Path, change: dict, message: str) -> None:
+def test_invalid_news_field_error_reports_line(tmp_path: Path, change: dict, message: str) -> None:
     with pytest.raises(CtxError, match=rf"{message}(.|\n)*news.jsonl:2\n"):
         read_news(tmp_path, ARTICLE, {**ARTICLE, **change})
 
 
-def test_what_else_cannot_be_read(tmp_path: Path) -> None:
+def test_invalid_news_files(tmp_path: Path) -> None:
     for field in ARTICLE:
         row = {name: value for name, value in ARTICLE.items() if name != field}
         with pytest.raises(CtxError, match=rf"no field '{field}'; its fields are(.|\n)*news.jsonl:2\n"):

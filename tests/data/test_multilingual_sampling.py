@@ -1,4 +1,4 @@
-"""Sampling of languages by an exponent: probabilities, realized rates, determinism, resume, in memory and streaming."""
+"""Language sampling with an exponent: probabilities, realized rates, determinism and resuming."""
 
 from collections import Counter
 from functools import partial
@@ -30,11 +30,11 @@ SIZES = (320, 40, 8)  # sentences of three languages
 
 
 @given(sizes=st.lists(st.integers(1, 10**9), min_size=1, max_size=20), alpha=st.sampled_from([0, 1]) | st.floats(0, 1))
-def test_probabilities_follow_the_formula(sizes, alpha):
+def test_sampling_probabilities_match_formula(sizes, alpha):
     probabilities = sampling_probabilities(sizes, alpha)
     shares = [(size / sum(sizes)) ** alpha for size in sizes]
     assert probabilities == pytest.approx([share / sum(shares) for share in shares])
-    assert (np.diff(probabilities[np.argsort(sizes)]) >= -1e-12).all(), "no smaller language is drawn more often"
+    assert (np.diff(probabilities[np.argsort(sizes)]) >= -1e-12).all(), "smaller languages are not sampled more often"
 
 
 @settings(max_examples=20)
@@ -45,10 +45,10 @@ def test_probabilities_follow_the_formula(sizes, alpha):
     seed=st.integers(0, 99),
     start=st.integers(0, 50),
 )
-def test_rates_are_realized_and_batches_known_from_any_start(sizes, alpha, batch_size, seed, start):
+def test_mixture_matches_probabilities_and_resumes(sizes, alpha, batch_size, seed, start):
     probabilities = sampling_probabilities(sizes, alpha)
-    parts = [[{"language": number}] * size for number, size in enumerate(sizes)]
-    mixture = SampledMixture(parts, probabilities=probabilities, is_per_example=True)
+    datasets = [[{"language": number}] * size for number, size in enumerate(sizes)]
+    mixture = SampledMixture(datasets, probabilities=probabilities, is_per_example=True)
     assert len(mixture) == sum(sizes)
     number = 1500 // batch_size
     batches = list(islice(MixtureBatchSampler(mixture, batch_size, seed), number))
@@ -57,25 +57,25 @@ def test_rates_are_realized_and_batches_known_from_any_start(sizes, alpha, batch
     counts = np.bincount([mixture[key]["language"] for key in keys], minlength=len(sizes))
     deviations = np.sqrt(len(keys) * probabilities * (1 - probabilities))
     assert (np.abs(counts - len(keys) * probabilities) <= 6 * deviations + 3).all()
-    for part, size in enumerate(sizes):  # epoch after epoch, each example once in each
-        of_part = [(epoch, index) for epoch, index in keys if 0 <= index - mixture.starts[part] < size]
-        assert [epoch for epoch, _ in of_part] == [index_of_draw // size for index_of_draw in range(len(of_part))]
-        assert len(set(of_part)) == len(of_part)
-    later = MixtureBatchSampler(mixture, batch_size, seed, start)
-    assert list(islice(later, number - start)) == batches[start:]
+    for dataset, size in enumerate(sizes):  # each epoch has every example once
+        samples = [(epoch, index) for epoch, index in keys if 0 <= index - mixture.starts[dataset] < size]
+        assert [epoch for epoch, _ in samples] == [position // size for position in range(len(samples))]
+        assert len(set(samples)) == len(samples)
+    resumed = MixtureBatchSampler(mixture, batch_size, seed, start)
+    assert list(islice(resumed, number - start)) == batches[start:]
 
 
-def test_draws_count_over_more_than_are_computed_at_once():
+def test_choice_counts_of_several_blocks():
     mixture = SampledMixture([[{}] * 9, [{}]], probabilities=[0.9, 0.1], is_per_example=True)
-    number = 150_001
-    chosen = mixture.choose(np.arange(number), seed=4)
-    assert mixture.choices_before(number, seed=4).tolist() == np.bincount(chosen).tolist()
-    assert (mixture.choose(np.arange(number), seed=5) != chosen).any()
+    count = 150_001
+    choices = mixture.choose(np.arange(count), seed=4)
+    assert mixture.choices_before(count, seed=4).tolist() == np.bincount(choices).tolist()
+    assert (mixture.choose(np.arange(count), seed=5) != choices).any()
 
 
 @pytest.fixture
 def languages(tmp_path, documents):
-    """A file for each language, whose sentences begin with its tag."""
+    """One file per language; its sentences begin with the language tag."""
     files = []
     for number, size in enumerate(SIZES):
         sentences = [sentence for _, document in zip(range(400), 9 * documents) for sentence in document][:size]
@@ -97,7 +97,7 @@ def language_of(tokenizer):
     return lambda row: tags.index(row["input_ids"][1])
 
 
-def test_parts_hold_what_the_whole_holds(languages):
+def test_sources_partition_documents(languages):
     for documents in languages, *languages.split(0.5):
         parts = documents.by_source()
         assert len(parts) == 3
@@ -105,7 +105,7 @@ def test_parts_hold_what_the_whole_holds(languages):
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_examples_are_of_one_language_drawn_by_the_exponent(languages, objective, language_of, streaming):
+def test_examples_follow_language_probabilities(languages, objective, language_of, streaming):
     examples = build_training_set(languages, objective, streaming=streaming, alpha=0.3, seed=1)
     assert type(examples) is (SampledStream if streaming else SampledMixture)
     probabilities = sampling_probabilities(SIZES, 0.3)
@@ -113,7 +113,7 @@ def test_examples_are_of_one_language_drawn_by_the_exponent(languages, objective
     rows = [row for batch in islice(loader, 40) for row in batch]
     counts = np.bincount([language_of(row) for row in rows])
     assert np.abs(counts / 2000 - probabilities).max() < 0.06
-    assert len({(row["epoch"], row["example_index"]) for row in rows}) == len(rows), "every repeat has masks of its own"
+    assert len({(row["epoch"], row["example_index"]) for row in rows}) == len(rows), "repeated examples have new masks"
     assert max(row["epoch"] for row in rows if language_of(row) == 2) > 10
 
 
@@ -132,7 +132,7 @@ def test_batches_do_not_depend_on_workers_or_resuming(languages, objective, stre
     assert batches(13, start_batch=7, workers=1) == expected[7:]
 
 
-def test_what_is_refused(languages, objective, tmp_path):
+def test_invalid_sampling_raises(languages, objective, tmp_path):
     for alpha in (-0.1, 1.1):
         with pytest.raises(CtxError, match="out of range"):
             sampling_probabilities([30, 10], alpha)
@@ -146,21 +146,21 @@ def test_what_is_refused(languages, objective, tmp_path):
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 0.5, 1.0])
-def test_text_of_a_vocabulary_has_the_shares_of_the_exponent(languages, alpha):
+def test_resampled_documents_follow_exponent(languages, alpha):
     sampled = list(ResampledDocuments(languages, alpha))
     assert list(ResampledDocuments(languages, alpha)) == sampled
     tags = Counter(sentence.split()[0] for document in sampled for sentence in document)
     expected = sampling_probabilities(SIZES, alpha) * sum(SIZES)
-    assert [tags[tag] for tag in ("the", "seven", "boat")] == pytest.approx(expected, abs=4), "within a document"
+    assert [tags[tag] for tag in ("the", "seven", "boat")] == pytest.approx(expected, abs=4), "exact up to one document"
     if alpha == 1:
         assert sampled == list(languages)
-    large = [document for document in sampled if document[0].startswith("the ")]
-    places = [list(languages).index(document) for document in large]
-    assert max(places) > 70, "of the large language too, documents of all places"
+    first_language = [document for document in sampled if document[0].startswith("the ")]
+    positions = [list(languages).index(document) for document in first_language]
+    assert max(positions) > 70, "documents of the largest language come from all positions"
     texts = list(DocumentTexts(ResampledDocuments(languages, alpha)))
     assert texts[:2] == ["\n".join(document) for document in sampled[:2]]
 
 
-def test_sets_are_built_once(languages, objective):
+def test_mixture_size_is_sum_of_language_sizes(languages, objective):
     mixture = build_training_set(languages, objective, alpha=0.3)
     assert len(mixture) == sum(len(ExampleSet.build(objective.examples(part))) for part in languages.by_source())

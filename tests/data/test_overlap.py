@@ -1,4 +1,4 @@
-"""N-gram overlap of evaluation data with a training text."""
+"""N-gram overlap of evaluation data with training text."""
 
 import gzip
 import json
@@ -36,7 +36,7 @@ def texts():
 
 
 @pytest.mark.parametrize("num_proc", [1, 2])
-def test_overlap_equals_a_comparison_of_all_ngrams(tmp_path, texts, num_proc, monkeypatch):
+def test_overlap_matches_naive_ngram_comparison(tmp_path, texts, num_proc, monkeypatch):
     training, test = texts
     (tmp_path / "train.txt").write_text("\n\n".join(training))
     (tmp_path / "test.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in test))
@@ -58,7 +58,7 @@ def test_overlap_equals_a_comparison_of_all_ngrams(tmp_path, texts, num_proc, mo
         for ngram in set(ngrams(text, size)):
             counts[ngram] = counts.get(ngram, 0) + 1
     matches = [[ngram for ngram in ngrams(text, size) if 0 < counts.get(ngram, 0) <= 2] for text in test]
-    dirty = [number for number, found in enumerate(matches) if found]
+    dirty = [number for number, matched in enumerate(matches) if matched]
     assert 0 < len(dirty) < len(test)
     assert (result.num_documents, result.num_words) == (40, sum(len(ngrams(text, 1)) for text in training))
     assert (file.ngram_size, file.num_examples, file.num_dirty) == (size, len(test), len(dirty))
@@ -67,9 +67,9 @@ def test_overlap_equals_a_comparison_of_all_ngrams(tmp_path, texts, num_proc, mo
     all_ngrams = [ngram for text in test for ngram in ngrams(text, size)]
     assert file.num_ignored == len({ngram for ngram in all_ngrams if counts.get(ngram, 0) > 2}) > 0
     assert file.ngram_share == pytest.approx(sum(map(len, matches)) / len(all_ngrams))
-    known = {ngram for text in training for ngram in ngrams(text, 8)}
-    found = [ngram in known for text in test for ngram in ngrams(text, 8)]
-    assert file.gpt2_share == pytest.approx(np.mean(found))
+    training_ngrams = {ngram for text in training for ngram in ngrams(text, 8)}
+    matched = [ngram in training_ngrams for text in test for ngram in ngrams(text, 8)]
+    assert file.gpt2_share == pytest.approx(np.mean(matched))
     for example, number in zip(file.dirty_examples, dirty, strict=True):
         assert example.location == f"{tmp_path}/test.jsonl:{number + 1}"
         assert (example.matches, example.first_match) == (len(matches[number]), " ".join(matches[number][0]))
@@ -79,7 +79,7 @@ SENTENCE = "one two three four five six seven eight nine ten"
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "clean"),
+    ("name", "content", "expected"),
     [
         ("a.jsonl", '{"text": "%s"}\n\n{"text": "a b"}\n', '{"text": "a b"}\n'),
         ("a.csv", 'id,text\r\n1,"x,\n%s"\r\n2,"a\nb"\r\n', 'id,text\r\n2,"a\nb"\r\n'),
@@ -90,43 +90,43 @@ SENTENCE = "one two three four five six seven eight nine ten"
     ],
     ids=["jsonl", "csv with line breaks in fields", "tsv", "table in .txt", "blocks of lines", "squad"],
 )
-@pytest.mark.parametrize("packed", ["", ".gz", ".zst"])
-def test_clean_examples_have_the_format_of_the_input(tmp_path, name, content, clean, packed):
+@pytest.mark.parametrize("compression", ["", ".gz", ".zst"])
+def test_clean_examples_keep_input_format(tmp_path, name, content, expected, compression):
     if content is None:
         paragraphs = [{"context": text, "qas": [{"id": text[0], "question": "a?"}]} for text in ("b c", SENTENCE)]
-        content, clean = (
-            json.dumps({"version": "1", "data": [{"title": "t", "paragraphs": part}]}) + "\n"
-            for part in (paragraphs, paragraphs[:1])
+        content, expected = (
+            json.dumps({"version": "1", "data": [{"title": "t", "paragraphs": selected}]}) + "\n"
+            for selected in (paragraphs, paragraphs[:1])
         )
     else:
         content = content % SENTENCE
     (tmp_path / "plain").mkdir()
     (tmp_path / "plain" / name).write_bytes(content.encode())
-    source = tmp_path / f"{name}{packed}"
-    numbers = [0] if name == "a.json" else [1]
+    source = tmp_path / f"{name}{compression}"
+    clean_numbers = [0] if name == "a.json" else [1]
     read_benchmark(str(tmp_path / "plain" / name)).write(tmp_path / "plain" / "copy", range(2))
     assert (tmp_path / "plain" / "copy").read_bytes() == content.encode()
-    if packed == ".zst":
+    if compression == ".zst":
         import pyarrow
 
         with pyarrow.CompressedOutputStream(str(source), "zstd") as file:
             file.write(content.encode())
     else:
-        source.write_bytes(gzip.compress(content.encode()) if packed else content.encode())
+        source.write_bytes(gzip.compress(content.encode()) if compression else content.encode())
     (tmp_path / "train.txt").write_text(f"Zero {SENTENCE.title()}!\n")
-    out = tmp_path / "out"
-    shown = command_output("data overlap", train=tmp_path / "train.txt", test=source, output_dir=out)
-    assert "| 2 | 8 | 1 (50.0%) | 1 |" in shown
-    assert "one two three four five six seven eight\n" in shown
-    benchmark = read_benchmark(str(out / "clean" / source.name))
-    assert benchmark.select(range(len(benchmark.examples))) == clean
-    assert json.loads((out / "overlap.json").read_text())["files"][0]["clean"] == len(numbers)
+    output_dir = tmp_path / "out"
+    output = command_output("data overlap", train=tmp_path / "train.txt", test=source, output_dir=output_dir)
+    assert "| 2 | 8 | 1 (50.0%) | 1 |" in output
+    assert "one two three four five six seven eight\n" in output
+    benchmark = read_benchmark(str(output_dir / "clean" / source.name))
+    assert benchmark.select(range(len(benchmark.examples))) == expected
+    assert json.loads((output_dir / "overlap.json").read_text())["files"][0]["clean"] == len(clean_numbers)
     assert "already holds" in command_output(
-        "data overlap", train=tmp_path / "train.txt", test=source, output_dir=out, fails=True
+        "data overlap", train=tmp_path / "train.txt", test=source, output_dir=output_dir, fails=True
     )
 
 
-def test_all_strings_of_a_column_and_missing_columns(tmp_path):
+def test_benchmark_columns(tmp_path):
     rows = [{"passage": {"text": "a b"}, "answers": ["c", "d"], "label": 1}]
     (tmp_path / "a.jsonl").write_text(json.dumps(rows[0]))
     (example,) = read_benchmark(str(tmp_path / "a.jsonl"), ["passage", "answers", "label"]).examples
@@ -139,8 +139,7 @@ def test_all_strings_of_a_column_and_missing_columns(tmp_path):
 
 @pytest.mark.slow
 def test_overlap_of_real_data(shared_data, tmp_path):
-    """Paragraphs of SQuAD that are in XQuAD, by n-grams and as whole strings; and LAMBADA, which has none in 25 other
-    books."""
+    """SQuAD paragraphs that XQuAD contains are found by their n-grams; LAMBADA does not overlap with 25 other books."""
     xquad, squad = (
         [
             paragraph["context"]

@@ -1,4 +1,4 @@
-"""Prepared examples: equal to those in memory, by parts and jobs, for every objective; damaged files."""
+"""Prepared examples equal those in memory for every objective; damaged files raise."""
 
 import json
 import shutil
@@ -40,14 +40,14 @@ def small_parts(monkeypatch):
         monkeypatch.setattr(module, "PART_BYTES", 1500)
 
 
-def assert_same_examples(first: ExampleSet, second: ExampleSet) -> None:
-    assert len(first) == len(second)
-    for index in range(len(first)):
-        one, other = first[1, index], second[1, index]
-        assert one.keys() == other.keys()
-        for name, value in one.items():
-            assert np.asarray(value).dtype == np.asarray(other[name]).dtype
-            assert np.array_equal(value, other[name]), name
+def assert_same_examples(actual: ExampleSet, expected: ExampleSet) -> None:
+    assert len(actual) == len(expected)
+    for index in range(len(actual)):
+        example, expected_example = actual[1, index], expected[1, index]
+        assert example.keys() == expected_example.keys()
+        for name, value in example.items():
+            assert np.asarray(value).dtype == np.asarray(expected_example[name]).dtype
+            assert np.array_equal(value, expected_example[name]), name
 
 
 def prepare(objective: Objective, documents, folder: Path, fraction: float = 0.0) -> Preparation:
@@ -66,7 +66,7 @@ def write_articles(documents, file: Path) -> Path:
 
 
 @pytest.mark.parametrize("objective_class", OBJECTIVES, ids=lambda entry: entry.__name__)
-def test_prepared_examples_are_those_in_memory(objective_class, text, documents, tmp_path, small_parts) -> None:
+def test_prepared_examples_equal_in_memory_examples(objective_class, text, documents, tmp_path, small_parts) -> None:
     family, options = OBJECTIVES[objective_class], OPTIONS.get(objective_class.__name__, {})
     sources, flags = [str(text)], {}
     if objective_class.requires_translations:
@@ -96,9 +96,7 @@ def test_prepared_examples_are_those_in_memory(objective_class, text, documents,
             assert np.array_equal(value, prepared[index][name])
 
 
-def test_parts_have_separate_random_numbers_and_one_part_those_of_the_text(
-    tokenizer, text, small_parts, monkeypatch
-) -> None:
+def test_random_numbers_depend_on_part_number(tokenizer, text, small_parts, monkeypatch) -> None:
     objective = MaskedLMWithNextSentence(tokenizer, max_length=32, seed=1)
     parts = text_parts(load_documents(str(text)), objective)
     copies = [list(TextPart(0, number, parts[0].documents).examples(objective)) for number in (0, 1, 0)]
@@ -106,11 +104,11 @@ def test_parts_have_separate_random_numbers_and_one_part_those_of_the_text(
     assert labels[0] == labels[2] != labels[1]
     monkeypatch.undo()
     (part,) = text_parts(load_documents(str(text)), objective)
-    together = ExampleSet.build(part.examples(objective))
-    assert_same_examples(together, ExampleSet.build(objective.examples(load_documents(str(text)))))
+    single_part = ExampleSet.build(part.examples(objective))
+    assert_same_examples(single_part, ExampleSet.build(objective.examples(load_documents(str(text)))))
 
 
-def test_jobs_repeat_missing_parts_and_merge_checks_all(tokenizer, text, tmp_path, small_parts) -> None:
+def test_missing_parts_are_rerun_and_merge_validates(tokenizer, text, tmp_path, small_parts) -> None:
     objective = MaskedLMWithNextSentence(tokenizer, max_length=32, seed=1)
     folder = tmp_path / "prepared"
     training, held_out = load_documents(str(text)).split(0.2)
@@ -146,13 +144,13 @@ def test_jobs_repeat_missing_parts_and_merge_checks_all(tokenizer, text, tmp_pat
     file.unlink()
     with pytest.raises(CtxError, match=r"part-00001\.arrow is missing"):
         PreparedCorpus.open(folder)
-    other = prepare(MaskedLMWithNextSentence(tokenizer, max_length=32, seed=1), load_documents(str(text)), folder)
+    renewed = prepare(MaskedLMWithNextSentence(tokenizer, max_length=32, seed=1), load_documents(str(text)), folder)
     with pytest.raises(CtxError, match="contains other examples: objective is Other"):
-        Preparation(other.parts, objective, tokenizer, 0.0, folder, other.identity | {"objective": "Other"}).run()
-    identity_file(folder).unlink()  # as by a killed deletion: records of another identity are not used
+        Preparation(renewed.parts, objective, tokenizer, 0.0, folder, renewed.identity | {"objective": "Other"}).run()
+    identity_file(folder).unlink()  # as after an interrupted deletion: records of another identity are ignored
     with pytest.raises(CtxError, match=f"{count} of {count} parts are missing"):
-        Preparation(other.parts, objective, tokenizer, 0.0, folder, other.identity | {"objective": "Other"}).merge()
-    shutil.copy(part_file(folder, TRAIN, 0), file)  # a part of other text
+        Preparation(renewed.parts, objective, tokenizer, 0.0, folder, renewed.identity | {"objective": "Other"}).merge()
+    shutil.copy(part_file(folder, TRAIN, 0), file)  # a part with different text
     with pytest.raises(CtxError, match=r"part-00001\.arrow has|missing or damaged: 1"):
         preparation.merge()
 
@@ -179,8 +177,8 @@ def test_positions_of_small_permutations_are_uniform() -> None:
     assert ((counts - 200) ** 2 / 200).sum() < 50
 
 
-def test_sources_have_the_held_out_documents_of_the_whole(tokenizer, documents, tmp_path) -> None:
-    """Two small files are one part, whose documents are numbered together."""
+def test_sources_share_one_held_out_split(tokenizer, documents, tmp_path) -> None:
+    """Two small files form one part and share its document numbers."""
     files = [str(tmp_path / name) for name in ("a.txt", "b.txt")]
     for file, half in zip(files, (documents[:20], documents[20:])):
         Path(file).write_text("\n\n".join("\n".join(document) for document in half), encoding="utf-8")
@@ -188,6 +186,6 @@ def test_sources_have_the_held_out_documents_of_the_whole(tokenizer, documents, 
     arguments = CorpusArguments(dataset=files, sampling_alpha=0.5, validation_fraction=0.2, max_length=32)
     preparation = make_preparation(corpus, arguments, MaskedLM(tokenizer, max_length=32), tmp_path)
     assert [part.source for part in preparation.parts] == [0, 1]
-    for split, whole in enumerate(corpus.split(0.2)):
+    for split, expected in enumerate(corpus.split(0.2)):
         parts = [part.documents.split(0.2)[split] for part in preparation.parts]
-        assert [document for part in parts for document in part] == list(whole)
+        assert [document for part in parts for document in part] == list(expected)

@@ -1,4 +1,4 @@
-"""Streams of several parts: every process and worker reads other parts, and a resumed run reads on where it stopped."""
+"""Sharded streams: processes and workers read disjoint parts, and a resumed run continues where it stopped."""
 
 import json
 from collections import Counter
@@ -82,50 +82,50 @@ class Run:
 
 
 @pytest.mark.parametrize(("processes", "workers"), [(1, 0), (3, 0), (2, 2)])
-@pytest.mark.parametrize("kind", ["shuffled", "contiguous", "sampled"])
-def test_shards_read_every_example_once_and_resume_exactly(kind: str, processes: int, workers: int) -> None:
+@pytest.mark.parametrize("order", ["shuffled", "contiguous", "sampled"])
+def test_shards_read_every_example_once_and_resume_exactly(order: str, processes: int, workers: int) -> None:
     log: list[int] = []
     examples: ExampleStream = NumberedParts(SIZES, log)
-    options = {"contiguous_rows": 4 * processes} if kind == "contiguous" else {}
-    if kind == "sampled":
+    options = {"contiguous_rows": 4 * processes} if order == "contiguous" else {}
+    if order == "sampled":
         examples = SampledStream([examples, NumberedParts([5, 6], log)], np.array([0.7, 0.3]), seed=1)
     run = Run(examples, processes, workers, **options)
     steps = run.steps(7)
     states = run.states()
-    later = run.steps(60)
+    remaining = run.steps(60)
     resumed = Run(examples, processes, workers, start_batch=7, states=states, **options)
     log.clear()
-    assert resumed.steps(20) == later[:20]
+    assert resumed.steps(20) == remaining[:20]
     assert set(resumed.is_exact) == {True}
     resumed = Run(examples, processes, workers, start_batch=27, states=resumed.states(), **options)
-    assert resumed.steps(40) == later[20:]
-    if workers == 0 and kind == "shuffled":
+    assert resumed.steps(40) == remaining[20:]
+    if workers == 0 and order == "shuffled":
         assert len(log) <= len(SIZES) * 60 * 4 * processes // sum(SIZES) + 2 * len(SIZES) * processes
 
-    counts = Counter(row for step in steps + later for batch in step for row in batch)
+    counts = Counter(row for step in steps + remaining for batch in step for row in batch)
     assert set(counts.values()) == {1}
-    if kind == "shuffled":  # the slowest shard has finished the first epoch
+    if order == "shuffled":  # the slowest shard has finished the first epoch
         assert sum(epoch == 0 for epoch, _ in counts) == sum(SIZES)
-    if kind == "contiguous":
-        rows = [[row for batch in step for row in batch] for step in steps + later]
-        pairs = [pair for step, later_step in pairwise(rows) for pair in zip(step, later_step)]
-        follows = [(epoch, index + 1) == following for (epoch, index), following in pairs]
-        assert np.mean(follows) > 0.5
+    if order == "contiguous":
+        rows = [[row for batch in step for row in batch] for step in steps + remaining]
+        pairs = [pair for step, next_step in pairwise(rows) for pair in zip(step, next_step)]
+        continues = [(epoch, index + 1) == following for (epoch, index), following in pairs]
+        assert np.mean(continues) > 0.5
 
 
-def test_another_number_of_shards_continues_with_the_first_unfinished_part() -> None:
+def test_resuming_with_fewer_shards_skips_finished_parts() -> None:
     log: list[int] = []
     run = Run(NumberedParts([20] * 10, log), 2, 0)
-    run.steps(13)  # 52 examples of each process: two parts and a half
+    run.steps(13)  # 52 examples per process: two and a half parts
     resumed = Run(NumberedParts([20] * 10, log), 1, 0, start_batch=13, states=run.states())
     assert resumed.is_exact == [False]
     finished = {row[1] // 20 for step in Run(NumberedParts([20] * 10, log), 2, 0).steps(10) for b in step for row in b}
-    read = {index // 20 for step in resumed.steps(30) for batch in step for epoch, index in batch if epoch == 0}
+    read_parts = {index // 20 for step in resumed.steps(30) for batch in step for epoch, index in batch if epoch == 0}
     assert len(finished) == 4
-    assert read == set(range(10)) - finished
+    assert read_parts == set(range(10)) - finished
 
 
-def test_parts_without_examples_are_an_error() -> None:
+def test_parts_without_examples_raise() -> None:
     for sizes, options, message in (([0, 0], {}, "no tokens"), ([3, 3], {"contiguous_rows": 4}, "cannot fill a step")):
         with pytest.raises(CtxError, match=message):
             Run(NumberedParts(sizes, []), 1, 0, **options).steps(1)

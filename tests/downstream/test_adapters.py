@@ -1,4 +1,4 @@
-"""Bottleneck adapters in every family with Transformer layers, against hooks on the maps before them."""
+"""Bottleneck adapters in all Transformer families, compared with forward hooks."""
 
 import copy
 import itertools
@@ -58,23 +58,23 @@ HOULSBY = BottleneckConfig(
     mh_adapter=True, cross_adapter=True, non_linearity="swish", original_ln_before=False, reduction_factor=4
 )
 PFEIFFER = BottleneckConfig(reduction_factor=4)
-MAPS = {"attention": "out_proj", "cross_attention": "out_proj", "feed_forward": "down_proj"}
+OUTPUT_LAYERS = {"attention": "out_proj", "cross_attention": "out_proj", "feed_forward": "down_proj"}
 
 
-def transformers_of(cases: list[Case]) -> list[Case]:
+def transformer_cases(cases: list[Case]) -> list[Case]:
     return [case for case in cases if issubclass(case.family.config, CtxTransformerConfig)]
 
 
-ENCODERS = transformers_of(BASES)
+ENCODERS = transformer_cases(BASES)
 MASKED_LM = Case(FAMILIES["bert"], "AutoModelForMaskedLM")
-WRITERS = [case for case in transformers_of(HEADS) if case.computes_logits_of_labels_only and not case.has_generator]
+LM_CASES = [case for case in transformer_cases(HEADS) if case.computes_logits_of_labels_only and not case.has_generator]
 ONE_HEAD = list(
-    {case.family.name: case for case in reversed(transformers_of(HEADS)) if not case.has_generator}.values()
+    {case.family.name: case for case in reversed(transformer_cases(HEADS)) if not case.has_generator}.values()
 )
 
 
-def shaken(model: PreTrainedModel, scale: float = 0.3) -> PreTrainedModel:
-    """Adapters far from the identity, the same for the same names."""
+def randomize(model: PreTrainedModel, scale: float = 0.3) -> PreTrainedModel:
+    """Set adapters to random values far from the identity, equal for equal names."""
     generator = torch.Generator().manual_seed(5)
     for name, parameter in sorted(model.base_model.named_parameters()):
         if is_adapter_parameter(name):
@@ -82,34 +82,34 @@ def shaken(model: PreTrainedModel, scale: float = 0.3) -> PreTrainedModel:
     return model
 
 
-def adapted(case: Case, config: BottleneckConfig | str = HOULSBY, **options: Any) -> PreTrainedModel:
+def add_random_adapter(case: Case, config: BottleneckConfig | str = HOULSBY, **options: Any) -> PreTrainedModel:
     model = case.model(**options)
     add_adapter(model, "a", config)
     set_active_adapters(model, "a")
-    return shaken(model)
+    return randomize(model)
 
 
-def hooked(model: PreTrainedModel, other: PreTrainedModel) -> PreTrainedModel:
-    """A model without adapters, with hooks that apply another model's adapters."""
-    for block, plain in zip(list_blocks(other.base_model), list_blocks(model.base_model), strict=True):
+def add_hooks(model: PreTrainedModel, adapter_model: PreTrainedModel) -> PreTrainedModel:
+    """Add forward hooks that apply the adapters of another model."""
+    for block, hooked_block in zip(list_blocks(adapter_model.base_model), list_blocks(model.base_model), strict=True):
         for sublayer, slot in block.adapters.items():
             down, up = slot.members["a"].adapter_down[0], slot.members["a"].adapter_up  # type: ignore[index, union-attr]
 
-            def after(_module: nn.Module, _inputs: Any, output: Tensor, down: Any = down, up: Any = up) -> Tensor:
+            def hook(_module: nn.Module, _inputs: Any, output: Tensor, down: Any = down, up: Any = up) -> Tensor:
                 return output + F.linear(F.silu(F.linear(output, down.weight, down.bias)), up.weight, up.bias)
 
-            getattr(getattr(plain.module, sublayer), MAPS[sublayer]).register_forward_hook(after)
+            getattr(getattr(hooked_block.module, sublayer), OUTPUT_LAYERS[sublayer]).register_forward_hook(hook)
     return model
 
 
 @as_subtests(ENCODERS)
 @torch.no_grad()
-def test_every_family_computes_the_formula(case: Case) -> None:
-    """On every path; and when the adapter is deleted the model is what it was, to the bit."""
+def test_all_families_match_hooks(case: Case) -> None:
+    """On all attention paths; deleting the adapter restores the model bit by bit."""
     batch, plain = make_batch(case), case.model()
     before, names = plain(**batch).last_hidden_state, list(plain.state_dict())
-    model = adapted(case)
-    expected = hooked(case.model(attention="eager", unpad=False), model)(**batch)
+    model = add_random_adapter(case)
+    expected = add_hooks(case.model(attention="eager", unpad=False), model)(**batch)
     for path, options in PATHS.items():
         model.set_attn_implementation(options["attention"])
         model.config.unpad = options["unpad"]
@@ -124,8 +124,8 @@ def test_every_family_computes_the_formula(case: Case) -> None:
 
 
 @torch.no_grad()
-def test_a_slot_computes_its_forms() -> None:
-    """Norms and residuals of all forms, with post-norm and pre-norm, in stacks; against the formula in one line."""
+def test_sublayer_adapters_match_formula() -> None:
+    """All combinations of norms and residuals, with post-norm and pre-norm, in stacks of two adapters."""
     torch.manual_seed(0)
     output, states, norm = torch.randn(5, 8), torch.randn(5, 8), nn.LayerNorm(8)
     options = {
@@ -135,97 +135,96 @@ def test_a_slot_computes_its_forms() -> None:
         "ln_after": (True, False),
         "is_parallel": (True, False),
     }
-    for chosen, pre_norm in itertools.product(itertools.product(*options.values()), (True, False)):
-        form = dict(zip(options, chosen, strict=True))
-        config = BottleneckConfig(**form, reduction_factor=2, scaling=0.5, ln_before=True)
+    for choices, pre_norm in itertools.product(itertools.product(*options.values()), (True, False)):
+        overrides = dict(zip(options, choices, strict=True))
+        config = BottleneckConfig(**overrides, reduction_factor=2, scaling=0.5, ln_before=True)
         slot = SublayerAdapters()
         for name in ("a", "b"):
             slot.members[name] = BottleneckAdapter(8, config, 0)
             for parameter in slot.members[name].parameters():
                 parameter.data.normal_()
         slot.active = ("a", "b")
-        summed: Callable[[Tensor], Tensor] = (lambda x: x) if pre_norm else norm
+        sum_norm: Callable[[Tensor], Tensor] = (lambda x: x) if pre_norm else norm
         value = output
         for name in slot.active:
             adapter: Any = slot.members[name]
             total = value + states
-            read = states if config.is_parallel else summed(total) if config.original_ln_before else value
-            residual = {True: value, False: read, "post_add": total if config.original_ln_before else value}
-            lifted = adapter.adapter_up(F.relu(adapter.adapter_down[1](adapter.adapter_down[0](read)))) * 0.5
-            lifted = adapter.adapter_norm_after(lifted) if config.ln_after else lifted
-            value = lifted + (value if config.is_parallel else residual[config.residual_before_ln])
-        expected = summed(value + states) if config.original_ln_after else value
+            adapter_input = states if config.is_parallel else sum_norm(total) if config.original_ln_before else value
+            residual = {True: value, False: adapter_input, "post_add": total if config.original_ln_before else value}
+            up = adapter.adapter_up(F.relu(adapter.adapter_down[1](adapter.adapter_down[0](adapter_input)))) * 0.5
+            up = adapter.adapter_norm_after(up) if config.ln_after else up
+            value = up + (value if config.is_parallel else residual[config.residual_before_ln])
+        expected = sum_norm(value + states) if config.original_ln_after else value
         residual_sum = ResidualSum()
         slot.attach(residual_sum)
-        assert_close(residual_sum(states, output, None if pre_norm else norm, 0), expected, str((form, pre_norm)))
+        assert_close(residual_sum(states, output, None if pre_norm else norm, 0), expected, str((overrides, pre_norm)))
 
 
-@as_subtests(WRITERS)
+@as_subtests(LM_CASES)
 @torch.no_grad()
-def test_the_inverse_stands_before_every_output_layer(case: Case) -> None:
-    """The logits and the loss of every language model are the same as with hooks after the embeddings and before the
-    output layer; the inverse inverts."""
+def test_invertible_adapter_is_inverted_before_output_layer(case: Case) -> None:
+    """Logits and losses equal those with hooks after the embeddings and before the output layer."""
     config = BottleneckConfig(reduction_factor=4, inv_adapter="nice")
     if case.model().get_output_embeddings() is None:
         with pytest.raises(CtxError, match="no output layer"):
-            adapted(case, config)
+            add_random_adapter(case, config)
         return
-    model, plain, batch = adapted(case, config), case.model(), labeled_batch(case)
+    model, plain, batch = add_random_adapter(case, config), case.model(), labeled_batch(case)
     slot = get_invertible_adapters(model.base_model)
     states = torch.randn(3, 7, model.get_input_embeddings().embedding_dim)
     assert_close(slot.inverse(slot(states)), states)
     assert (slot(states) - states).abs().max() > 0.05
-    other = copy.deepcopy(model)
-    get_invertible_adapters(other.base_model).active = None
-    base: Any = other.base_model
+    hooked = copy.deepcopy(model)
+    get_invertible_adapters(hooked.base_model).active = None
+    base: Any = hooked.base_model
     if case.family.name == "xlnet":
         embedding = base.word_embeddings
     elif hasattr(base, "embeddings"):
         embedding = base.embeddings.dropout
     else:
         embedding = base.encoder.dropout if base.config.is_encoder_decoder else base.dropout
-    embedding.register_forward_hook(lambda _module, _given, embedded, slot=slot: slot(embedded))
-    decoder = other.get_output_embeddings()
-    for module in other.modules():
+    embedding.register_forward_hook(lambda _module, _inputs, embedded, slot=slot: slot(embedded))
+    decoder = hooked.get_output_embeddings()
+    for module in hooked.modules():
         if isinstance(module, nn.Linear) and module.weight is decoder.weight:
             module.register_forward_pre_hook(lambda _module, states, slot=slot: (slot.inverse(states[0]),))
     if case.family.name == "xlnet":
         batch = {name: value for name, value in batch.items() if "target" not in name and "order" not in name}
-    assert_close(model(**batch).loss, other(**batch).loss, "loss")
+    assert_close(model(**batch).loss, hooked(**batch).loss, "loss")
     assert (model(**batch).loss - plain(**batch).loss).abs() > 1e-4
     if case.accepts_return_logits:
-        outputs = [encoder(**batch, return_logits=True) for encoder in (model, other)]
+        outputs = [encoder(**batch, return_logits=True) for encoder in (model, hooked)]
         assert_same_outputs(*outputs, batch.get("attention_mask"), where="with logits")
 
 
 @as_subtests(ONE_HEAD)
-def test_only_the_adapter_and_the_head_learn(case: Case) -> None:
-    """A gradient for each of their parameters, the same on padded and packed rows and with recomputed activations."""
-    batch, runs = labeled_batch(case), []
+def test_only_adapter_and_head_have_gradients(case: Case) -> None:
+    """Gradients are equal for padded and packed rows and with activation checkpointing."""
+    batch, gradients = labeled_batch(case), []
     for options in ({}, {"unpad": False, "attention": "eager"}, {"recompute": True}):
         recompute = options.pop("recompute", False)
         model = case.model(**options)
-        has_inverse = case.is_base or case not in WRITERS or model.get_output_embeddings() is not None
+        has_inverse = case.is_base or case not in LM_CASES or model.get_output_embeddings() is not None
         add_adapter(model, "below", "madx-language" if has_inverse else HOULSBY)
         add_adapter(model, "a", HOULSBY)
         train_adapter(model, "a", ["below"])
-        shaken(model).train()
+        randomize(model).train()
         if recompute:
             model.activation_checkpointing_enable()
         torch.manual_seed(0)
         scalar_loss(case, model, batch).backward()
-        runs.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
+        gradients.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
     prefix = f"{model.base_model_prefix}."
-    inside = {name for name in runs[0] if name.startswith(prefix) and ".pooler." not in name}
-    assert inside == {name for name, _ in model.named_parameters() if ".adapters." in name and ".a." in name}
-    assert all(runs[0][name].abs().max() > 0 for name in inside)
-    for other in runs[1:]:
-        assert other.keys() == runs[0].keys()
-        for name, gradient in runs[0].items():
-            assert_close(other[name], gradient, f"{case} {name}", 1e-4)
+    encoder_names = {name for name in gradients[0] if name.startswith(prefix) and ".pooler." not in name}
+    assert encoder_names == {name for name, _ in model.named_parameters() if ".adapters." in name and ".a." in name}
+    assert all(gradients[0][name].abs().max() > 0 for name in encoder_names)
+    for other_gradients in gradients[1:]:
+        assert other_gradients.keys() == gradients[0].keys()
+        for name, gradient in gradients[0].items():
+            assert_close(other_gradients[name], gradient, f"{case} {name}", 1e-4)
 
 
-def test_counts_depths_and_left_out_layers() -> None:
+def test_parameter_counts_and_adapters_per_depth() -> None:
     with torch.device("meta"):
         model = CtxBertModel(CtxBertConfig(), add_pooling_layer=False)
     for name, config, count in (
@@ -240,8 +239,8 @@ def test_counts_depths_and_left_out_layers() -> None:
 
     case = Case(FAMILIES["albert"], "AutoModel")
 
-    def albert(**changes: Any) -> CtxAlbertModel:
-        return case.model(**{"num_hidden_layers": 4, "num_hidden_groups": 2, **changes})  # type: ignore[return-value]
+    def albert(**overrides: Any) -> CtxAlbertModel:
+        return case.model(**{"num_hidden_layers": 4, "num_hidden_groups": 2, **overrides})  # type: ignore[return-value]
 
     shared, by_depth = albert(), albert()
     add_adapter(shared, "a", HOULSBY)
@@ -255,12 +254,12 @@ def test_counts_depths_and_left_out_layers() -> None:
     layers = [block.module for block in list_blocks(unshared)]
     state = unshared.state_dict()
     for name in state:
-        kind, number, *rest = name.split(".")
+        prefix, number, *suffix = name.split(".")
         if not is_adapter_parameter(name):
-            shared_name = ".".join([kind, str(int(number) // 2), *rest]) if kind == "layers" else name
+            shared_name = ".".join([prefix, str(int(number) // 2), *suffix]) if prefix == "layers" else name
             state[name] = shared.state_dict()[shared_name]
     unshared.load_state_dict(state)
-    shaken(by_depth)
+    randomize(by_depth)
     for depth, sublayer in itertools.product(range(4), ("attention", "feed_forward")):
         adapters = list_blocks(by_depth)[depth // 2].adapters[sublayer].adapters_at(["a"], depth)
         assert bool(adapters) == (depth != 3)
@@ -275,30 +274,30 @@ def test_counts_depths_and_left_out_layers() -> None:
 
 
 @as_subtests(ENCODERS)
-def test_saved_alone_with_the_model_and_in_a_checkpoint(tmp_path: Path, case: Case) -> None:
-    """The model's own file has no adapter in it and opens without; a checkpoint's has all."""
-    model, batch, folder = adapted(case, "houlsby"), make_batch(case), tmp_path / str(case)
+def test_adapters_are_saved_and_loaded(tmp_path: Path, case: Case) -> None:
+    """Adapters have separate files, except in checkpoints, whose model file contains them."""
+    model, batch, folder = add_random_adapter(case, "houlsby"), make_batch(case), tmp_path / str(case)
     set_active_adapters(model, None)
     add_adapter(model, "inv", "madx-language")
-    set_active_adapters(shaken(model), ["inv", "a"])
+    set_active_adapters(randomize(model), ["inv", "a"])
     model.save_pretrained(folder)
-    again = type(model).from_pretrained(folder).eval()
-    assert not any(is_adapter_parameter(name) for name in again.state_dict())
+    reloaded = type(model).from_pretrained(folder).eval()
+    assert not any(is_adapter_parameter(name) for name in reloaded.state_dict())
     for name in ("inv", "a"):
-        assert load_adapter(again, folder / "adapters" / name) == name
-    set_active_adapters(again, ["inv", "a"])
+        assert load_adapter(reloaded, folder / "adapters" / name) == name
+    set_active_adapters(reloaded, ["inv", "a"])
     with torch.no_grad():
-        assert_same_outputs(again(**batch), model(**batch), batch.get("attention_mask"), 0)
+        assert_same_outputs(reloaded(**batch), model(**batch), batch.get("attention_mask"), 0)
     model.save_pretrained(folder / "checkpoint-5")
     _, report = type(model).from_pretrained(folder / "checkpoint-5", output_loading_info=True)
     assert not report["missing_keys"]
     assert not report["unexpected_keys"]
     with pytest.raises(CtxError, match="holds a model"):
         save_adapter(model, "a", folder)
-    for name, left in (("inv", {"a", "stack.json"}), ("a", set())):  # what is deleted is not saved again
+    for name, remaining in (("inv", {"a", "stack.json"}), ("a", set())):  # deleted adapters are not saved again
         delete_adapter(model, name)
         model.save_pretrained(folder)
-        assert {path.name for path in folder.glob("adapters/*")} == left
+        assert {path.name for path in folder.glob("adapters/*")} == remaining
     assert not has_saved_adapters(folder)
 
 
@@ -307,34 +306,34 @@ def bert() -> PreTrainedModel:
     return MASKED_LM.model()
 
 
-def test_one_line_says_what_became_of_adapters(bert: PreTrainedModel, tmp_path: Path, capsys: Any) -> None:
-    """They are added where a model is used as it was saved, and left out where it is opened by itself."""
+def test_loading_reports_adapters(bert: PreTrainedModel, tmp_path: Path, capsys: Any) -> None:
+    """`from_pretrained` loads a model without its saved adapters, the other functions add them."""
     add_adapter(bert, "a")
     bert.save_pretrained(tmp_path)
-    opened = {
+    loaders = {
         "load_saved_model": lambda: load_saved_model(str(tmp_path)),
         "load_model_with_adapters": lambda: load_model_with_adapters(tmp_path, "AutoModelForMaskedLM", bert.config),
         "from_pretrained": lambda: type(bert).from_pretrained(tmp_path),
     }
-    for name, open_ in opened.items():
+    for name, load in loaders.items():
         capsys.readouterr()
-        added = any(map(is_adapter_parameter, open_().state_dict()))
-        shown = capsys.readouterr().err
-        assert added == (name != "from_pretrained")
-        assert ("the adapters a are loaded" in shown) == added, name
-        assert ("loaded without its adapters a;" in shown) != added, name
+        is_loaded = any(map(is_adapter_parameter, load().state_dict()))
+        message = capsys.readouterr().err
+        assert is_loaded == (name != "from_pretrained")
+        assert ("the adapters a are loaded" in message) == is_loaded, name
+        assert ("loaded without its adapters a;" in message) != is_loaded, name
     (tmp_path / "adapters" / "stack.json").unlink()
     assert not any(map(is_adapter_parameter, load_saved_model(str(tmp_path)).state_dict()))
     assert "loaded without its adapters a" in capsys.readouterr().err
 
 
-def test_errors_list_what_there_is(bert: PreTrainedModel) -> None:
+def test_errors_list_valid_choices(bert: PreTrainedModel) -> None:
     add_adapter(bert, "de", "madx-language")
     add_adapter(bert, "ner")
     add_adapter(bert, "high", BottleneckConfig(leave_out=(0,)))
     add_adapter(bert, "other", "parallel")
     lstm, encoder = (Case(FAMILIES[family], "AutoModel").model() for family in ("elmo", "bert"))
-    wrong: list[tuple[Callable[[], Any], str]] = [
+    calls: list[tuple[Callable[[], Any], str]] = [
         (lambda: add_adapter(bert, "ner"), "already has an adapter 'ner'"),
         (lambda: add_adapter(bert, "a.b"), "not a valid name"),
         (lambda: add_adapter(bert, "train"), "not a valid name"),
@@ -367,13 +366,13 @@ def test_errors_list_what_there_is(bert: PreTrainedModel) -> None:
         (lambda: save_adapter(bert, "fr", "x"), "no adapter 'fr'"),
         (lambda: load_adapter(bert, "/none"), "no such directory"),
     ]
-    for attempt, message in wrong:
+    for call, message in calls:
         with pytest.raises(CtxError, match=message):
-            attempt()
-    assert not any(is_adapter_parameter(name) for name, _ in encoder.named_modules())  # what failed left nothing
+            call()
+    assert not any(is_adapter_parameter(name) for name, _ in encoder.named_modules())  # failed calls add nothing
     options = "original_ln_before=False,ln_after=true,inv_adapter=None,leave_out=0,2,scaling=learned"
-    form = AdapterArguments(f"madx-language:{options}").adapter.config
-    assert (form.original_ln_before, form.ln_after, form.inv_adapter, form.leave_out) == (False, True, None, (0, 2))
+    conf = AdapterArguments(f"madx-language:{options}").adapter.config
+    assert (conf.original_ln_before, conf.ln_after, conf.inv_adapter, conf.leave_out) == (False, True, None, (0, 2))
     assert get_active_adapters(bert) == ()
     set_active_adapters(bert, "ner")
     with pytest.raises(CtxError, match="cannot be merged: its non-linearity is relu"):
@@ -382,10 +381,10 @@ def test_errors_list_what_there_is(bert: PreTrainedModel) -> None:
 
 @as_subtests(ENCODERS)
 @torch.no_grad()
-def test_a_linear_adapter_is_merged(case: Case) -> None:
-    """The merged weights have the same outputs as the adapter, with a factor of each feature."""
+def test_linear_adapter_is_merged(case: Case) -> None:
+    """Merged weights give the outputs of the adapter, also with one scaling factor per feature."""
     config = BottleneckConfig(**{**vars(HOULSBY), "non_linearity": "linear", "scaling": "channel"})
-    model, batch = adapted(case, config), make_batch(case)
+    model, batch = add_random_adapter(case, config), make_batch(case)
     expected = model(**batch)
     if case.family.name in ("t5", "xlnet", "transformer_xl"):
         with pytest.raises(CtxError, match="no bias"):
@@ -396,19 +395,19 @@ def test_a_linear_adapter_is_merged(case: Case) -> None:
     assert_same_outputs(model(**batch), expected, batch.get("attention_mask"), 1e-4)
 
 
-def test_a_fusion_learns_with_its_penalty() -> None:
-    """Only the fusion and the head have gradients; the loss has the distance of the values' map from the identity."""
+def test_fusion_training_with_penalty() -> None:
+    """Only fusion and head have gradients; the loss includes the distance of the value weights from the identity."""
     case = Case(FAMILIES["bert"], "AutoModelForTokenClassification")
     model, batch = case.model(), labeled_batch(case)
     for name in ("a", "b"):
         add_adapter(model, name)
     add_fusion(model, ["a", "b"], FusionConfig(value_initialized=False))
-    shaken(model).train()
+    randomize(model).train()
     train_fusion(model, ["a", "b"])
     loss = model(**batch).loss
     loss.backward()
-    learned = {name for name, p in model.named_parameters() if p.grad is not None and "classifier" not in name}
-    assert learned == {name for name, _ in model.named_parameters() if "fusions" in name}
+    trained = {name for name, p in model.named_parameters() if p.grad is not None and "classifier" not in name}
+    assert trained == {name for name, _ in model.named_parameters() if "fusions" in name}
     weights = [parameter for name, parameter in model.named_parameters() if name.endswith("value.weight")]
     penalty = sum((0.01 * (value - torch.eye(len(value))).square().sum() for value in weights), torch.zeros(()))
     assert_close(loss - model.eval()(**batch).loss, penalty)
@@ -418,11 +417,11 @@ def test_a_fusion_learns_with_its_penalty() -> None:
 
 
 @torch.no_grad()
-def test_compiled_it_computes_the_same() -> None:
+def test_compiled_model_matches_eager() -> None:
     bert = MASKED_LM.model(num_hidden_layers=1)
     add_adapter(bert, "de", "madx-language")
     add_adapter(bert, "ner", HOULSBY)
-    set_active_adapters(shaken(bert), ["de", "ner"])
+    set_active_adapters(randomize(bert), ["de", "ner"])
     batch = make_batch(MASKED_LM)
     expected = bert(**batch).logits
     compiled = torch.compile(bert, backend="eager")
@@ -431,28 +430,28 @@ def test_compiled_it_computes_the_same() -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_trainer_accumulates_and_resumes(tmp_path: Path) -> None:
-    """transformers' own Trainer: two micro-batches are one batch of their sum, and a resumed run is the whole one."""
+    """With transformers' Trainer, two micro-batches equal one batch, and a resumed run an uninterrupted one."""
     batch = labeled_batch(MASKED_LM)
     rows = [{name: value[index % len(value)] for name, value in batch.items()} for index in range(16)]
 
-    def run(folder: str, *, micro: int, accumulate: int, resume: bool = False) -> dict[str, Tensor]:
+    def run(folder: str, *, batch_size: int, accumulate: int, resume: bool = False) -> dict[str, Tensor]:
         model = MASKED_LM.model()
         torch.manual_seed(3)
         add_adapter(model, "de", "madx-language")
         train_adapter(model, "de", freeze_head=True)
-        if resume:  # nothing of the fresh weights may remain
-            shaken(model)
-        sizes = {"per_device_train_batch_size": micro, "gradient_accumulation_steps": accumulate, "max_steps": 4}
+        if resume:  # all of these weights must be overwritten
+            randomize(model)
+        sizes = {"per_device_train_batch_size": batch_size, "gradient_accumulation_steps": accumulate, "max_steps": 4}
         saving = {"save_strategy": "steps", "save_steps": 2, "learning_rate": 0.01}
         arguments = trainer_arguments(tmp_path / folder, **sizes, **saving)
         trainer = Trainer(model, arguments, train_dataset=rows)
         trainer.train(resume_from_checkpoint=str(tmp_path / folder / "checkpoint-2") if resume else None)
         return {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
 
-    whole = run("a", micro=4, accumulate=1)
-    assert whole
-    assert all(is_adapter_parameter(name) for name in whole)
-    for name, value in run("a", micro=4, accumulate=1, resume=True).items():
-        assert torch.equal(value, whole[name]), name
-    for name, value in run("b", micro=2, accumulate=2).items():
-        assert_close(value, whole[name], name, 1e-4)
+    expected = run("a", batch_size=4, accumulate=1)
+    assert expected
+    assert all(is_adapter_parameter(name) for name in expected)
+    for name, value in run("a", batch_size=4, accumulate=1, resume=True).items():
+        assert torch.equal(value, expected[name]), name
+    for name, value in run("b", batch_size=2, accumulate=2).items():
+        assert_close(value, expected[name], name, 1e-4)

@@ -1,4 +1,4 @@
-"""One encoder with several heads against the plain models of its tasks, and files that list tasks."""
+"""Multi-task models, compared with single-task models, and task list files."""
 
 import sys
 from pathlib import Path
@@ -34,21 +34,21 @@ HEADS = {
     "spans": "AutoModelForQuestionAnswering",
     "choices": "AutoModelForMultipleChoice",
 }
-# A pooler, none, tied heads, an encoder-decoder, layers mixed by each head, a summary outside the encoder.
-SHARED = ["bert", "roberta", "gpt2", "bart", "elmo", "xlnet"]
+# With and without pooler, tied heads, encoder-decoder, layer mix per head, summary outside the encoder.
+FAMILY_NAMES = ["bert", "roberta", "gpt2", "bart", "elmo", "xlnet"]
 
 
-def cases_of(family: str) -> dict[str, Case]:
-    """Task -> its head, for the tasks of a family that can share an encoder."""
-    apart = {"choices"} if family == "roberta" else set()  # it pools in another way
+def task_cases(family: str) -> dict[str, Case]:
+    """Task -> case, for the tasks of a family that can share an encoder."""
+    skip = {"choices"} if family == "roberta" else set()  # pools differently
     models = FAMILIES[family].models
-    return {task: Case(FAMILIES[family], head) for task, head in HEADS.items() if head in models and task not in apart}
+    return {task: Case(FAMILIES[family], head) for task, head in HEADS.items() if head in models and task not in skip}
 
 
-def several(family: str, **weights: float) -> CtxMultiTaskModel:
-    """A tiny model of all tasks, each with labels of its own."""
+def multitask_model(family: str, **weights: float) -> CtxMultiTaskModel:
+    """A tiny model of all tasks, with separate labels per task."""
     entries = {}
-    for number, (task, case) in enumerate(cases_of(family).items()):
+    for number, (task, case) in enumerate(task_cases(family).items()):
         config = case.config(id2label={label: f"{task} {label}" for label in range(case.config().num_labels)})
         setattr(config, config.head_dropout_field, 0.1 * number)
         entries[task] = task_entry(HEADS[task], config, weights.get(task, 1.0))
@@ -57,61 +57,61 @@ def several(family: str, **weights: float) -> CtxMultiTaskModel:
     return with_random_parameters(model, seed=1).eval()
 
 
-@pytest.mark.parametrize("family", SHARED)
-def test_task_equals_its_plain_model(family: str, tmp_path: Path, subtests) -> None:
-    """The loss, the gradients and the files."""
-    model = several(family)
+@pytest.mark.parametrize("family", FAMILY_NAMES)
+def test_task_matches_single_task_model(family: str, tmp_path: Path, subtests) -> None:
+    """Outputs, gradients and saved files."""
+    model = multitask_model(family)
     model.save_pretrained(tmp_path / family)
-    opened, report = AutoModel.from_pretrained(tmp_path / family, output_loading_info=True)
+    reloaded, report = AutoModel.from_pretrained(tmp_path / family, output_loading_info=True)
     assert not any(report.values())
-    assert type(opened) is CtxMultiTaskModel
-    for task, case in cases_of(family).items():
+    assert type(reloaded) is CtxMultiTaskModel
+    for task, case in task_cases(family).items():
         with subtests.test(task):
             batch = labeled_batch(case)
-            opened.task(task).save_pretrained(tmp_path / task)
-            plain, report = getattr(transformers, HEADS[task]).from_pretrained(
+            reloaded.task(task).save_pretrained(tmp_path / task)
+            single, report = getattr(transformers, HEADS[task]).from_pretrained(
                 tmp_path / task, output_loading_info=True
             )
             assert not any(report.values())
-            assert type(plain) is case.model_class
-            assert plain.config.id2label[0] == f"{task} 0"
-            expected, output = plain(**batch), opened(**batch, task=task)
+            assert type(single) is case.model_class
+            assert single.config.id2label[0] == f"{task} 0"
+            expected, output = single(**batch), reloaded(**batch, task=task)
             for name, value in expected.items():
                 if isinstance(value, torch.Tensor):
                     assert torch.equal(output[name], value), name
-            plain_gradients, shared_gradients = gradients(plain, expected.loss), gradients(opened, output.loss)
-            prefix = plain.base_model_prefix
-            renamed = {
+            single_gradients, actual_gradients = gradients(single, expected.loss), gradients(reloaded, output.loss)
+            prefix = single.base_model_prefix
+            expected_gradients = {
                 f"encoder{name.removeprefix(prefix)}"
                 if name.startswith(f"{prefix}.")
                 else f"heads.{task}.{name}": value
-                for name, value in plain_gradients.items()
+                for name, value in single_gradients.items()
             }
-            assert_same_gradients({name: shared_gradients.pop(name) for name in renamed}, renamed)
-            assert not any(value.any() for value in shared_gradients.values()), "heads of other tasks learn nothing"
+            assert_same_gradients({name: actual_gradients.pop(name) for name in expected_gradients}, expected_gradients)
+            assert not any(value.any() for value in actual_gradients.values()), "heads of other tasks have gradients"
 
 
-def test_without_a_task_it_is_the_encoder_and_a_weight_counts_in_training_alone() -> None:
-    model = several("bert", words=0.25)
-    case = cases_of("bert")["words"]
+def test_encoder_output_and_training_loss_weight() -> None:
+    model = multitask_model("bert", words=0.25)
+    case = task_cases("bert")["words"]
     batch = make_batch(case)
     states = model(**batch).last_hidden_state
     assert torch.equal(states, model.encoder(**batch).last_hidden_state)
     batch |= make_targets(case, batch)
-    plain = model(**batch, task="words").loss
+    unweighted_loss = model(**batch, task="words").loss
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
     output = model.train()(**batch, task="words")
-    torch.testing.assert_close(output.loss, 0.25 * plain)
+    torch.testing.assert_close(output.loss, 0.25 * unweighted_loss)
     assert model(**batch, task="words", return_dict=False)[0] == output.loss
     assert model.loss_targets == ("labels", "start_positions", "end_positions")
-    counted = model(**batch, task="words", num_items_in_batch={"labels": 2 * (batch["labels"] != -100).sum()})
-    torch.testing.assert_close(counted.loss, output.loss / 2)
+    accumulated = model(**batch, task="words", num_items_in_batch={"labels": 2 * (batch["labels"] != -100).sum()})
+    torch.testing.assert_close(accumulated.loss, output.loss / 2)
 
 
-def test_configurations_and_calls_that_cannot_be(tmp_path: Path, subtests, monkeypatch) -> None:
-    model = several("bert")
+def test_invalid_configurations_and_calls_raise(tmp_path: Path, subtests, monkeypatch) -> None:
+    model = multitask_model("bert")
     model.save_pretrained(tmp_path)
     monkeypatch.setattr(sys, "argv", ["export", "--model", str(tmp_path), "--output", str(tmp_path / "model.onnx")])
     entry = dict(model.config.tasks["pairs"])
@@ -136,10 +136,10 @@ def test_configurations_and_calls_that_cannot_be(tmp_path: Path, subtests, monke
         "several tasks: choices, pairs, spans, words": lambda: load_saved_model(str(tmp_path)),
         r'save one task with model\.task\("choices"\)\.save_pretrained': lambda: export.graph("onnx"),
     }
-    coded, adapted = several("bert"), several("bert")
-    quantize_model(coded, CtxInt8Config())
-    add_adapter(adapted, "a")
-    calls |= {"no plain weights": lambda: coded.task("pairs"), "has adapters": lambda: adapted.task("pairs")}
+    quantized, with_adapter = multitask_model("bert"), multitask_model("bert")
+    quantize_model(quantized, CtxInt8Config())
+    add_adapter(with_adapter, "a")
+    calls |= {"no plain weights": lambda: quantized.task("pairs"), "has adapters": lambda: with_adapter.task("pairs")}
     for message, call in calls.items():
         with subtests.test(message), pytest.raises(CtxError, match=message):
             call()
@@ -147,7 +147,7 @@ def test_configurations_and_calls_that_cannot_be(tmp_path: Path, subtests, monke
     assert CtxMultiTaskModel(CtxMultiTaskConfig())(torch.tensor([[1, 2]])).last_hidden_state.shape == (1, 2, 128)
 
 
-LIST = """\
+TASK_LIST = """\
 # two tasks
 temperature: 2
 tasks:
@@ -168,8 +168,8 @@ tasks:
     head_dropout: 0.05
     metric: matthews_correlation
 """
-# A replacement in the list -> line and message of the error.
-WRONG = {
+# (text in the list, replacement) -> line and message of the error.
+INVALID = {
     ("kind: sequence-classification\n    train_file: rte", "kind: parsing\n    train_file: rte"): (5, "'parsing'"),
     ("    answer_steps: 3", "    anser_steps: 3"): (10, "did you mean answer_steps"),
     ("    max_length: 64", "    max_length: long"): (17, "max_length is 'long', expected type int"),
@@ -185,33 +185,33 @@ WRONG = {
     ("temperature: 2", "sampling: uniform"): (2, "'uniform'"),
     ("temperature: 2", "heads: 2"): (2, "Unknown key 'heads'"),
     ("    kind: sequence-classification\n    train_file: rte.tsv", "    - kind"): (None, "not valid YAML"),
-    (LIST[LIST.index("tasks:") :], "tasks: [rte]\n"): (3, "Expected keys and values in `tasks`"),
-    (LIST, ""): (None, "is empty"),
-    (LIST, "sampling: proportional"): (None, "is empty"),
+    (TASK_LIST[TASK_LIST.index("tasks:") :], "tasks: [rte]\n"): (3, "Expected keys and values in `tasks`"),
+    (TASK_LIST, ""): (None, "is empty"),
+    (TASK_LIST, "sampling: proportional"): (None, "is empty"),
 }
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
+def task_file(tmp_path: Path) -> Path:
     for name in ("rte", "cola"):
         (tmp_path / f"{name}.tsv").write_text("x")
-    (tmp_path / "tasks.yaml").write_text(LIST)
+    (tmp_path / "tasks.yaml").write_text(TASK_LIST)
     return tmp_path / "tasks.yaml"
 
 
-@pytest.mark.parametrize(("correct", "wrong"), WRONG)
-def test_errors_name_line_and_key(file: Path, tmp_path: Path, correct: str, wrong: str) -> None:
-    line, message = WRONG[correct, wrong]
-    assert LIST.count(correct) == 1
-    file.write_text(LIST.replace(correct, wrong))
-    with pytest.raises(CtxError) as raised:
-        read_task_list(file, TaskArguments(), tmp_path)
-    assert message in str(raised.value)
-    assert str(raised.value.location).startswith(f"{file}:{line}" if line else str(file))
+@pytest.mark.parametrize(("original", "replacement"), INVALID)
+def test_task_list_errors_report_line_and_key(task_file: Path, tmp_path: Path, original: str, replacement: str) -> None:
+    line, message = INVALID[original, replacement]
+    assert TASK_LIST.count(original) == 1
+    task_file.write_text(TASK_LIST.replace(original, replacement))
+    with pytest.raises(CtxError) as error:
+        read_task_list(task_file, TaskArguments(), tmp_path)
+    assert message in str(error.value)
+    assert str(error.value.location).startswith(f"{task_file}:{line}" if line else str(task_file))
 
 
-def test_content(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    task_list = read_task_list(file, TaskArguments(label_column="gold", max_length=99), tmp_path)
+def test_task_list_content(task_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task_list = read_task_list(task_file, TaskArguments(label_column="gold", max_length=99), tmp_path)
     assert (task_list.sampling, task_list.temperature) == ("temperature", 2.0)
     rte, cola = task_list.tasks
     assert (rte.name, rte.kind, rte.weight, rte.answer_steps) == ("rte", "sequence-classification", 0.5, 3)
@@ -220,15 +220,15 @@ def test_content(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert (cola.head_dropout, cola.metric, cola.validation_file) == (0.05, "matthews_correlation", "demo")
     assert cola.arguments == TaskArguments("4", "2", max_length=64)
     monkeypatch.chdir(tmp_path)
-    assert read_task_list(file, TaskArguments()).tasks[0].train_file == "rte.tsv"
-    file.write_text(f"folder: {tmp_path}\nsampling: annealed\n" + LIST.partition("temperature: 2\n")[2])
-    annealed = read_task_list(file, TaskArguments())
+    assert read_task_list(task_file, TaskArguments()).tasks[0].train_file == "rte.tsv"
+    task_file.write_text(f"folder: {tmp_path}\nsampling: annealed\n" + TASK_LIST.partition("temperature: 2\n")[2])
+    annealed = read_task_list(task_file, TaskArguments())
     assert (annealed.sampling, annealed.tasks[0].train_file) == ("annealed", str(tmp_path / "rte.tsv"))
 
 
-def test_flags_that_no_task_of_a_list_reads_are_refused(file: Path, tmp_path: Path) -> None:
-    """Those that one kind reads are defaults, whatever kinds the list has."""
-    with pytest.raises(CtxError, match="No task of a task list uses it") as raised:
-        read_task_list(file, TaskArguments(num_beams=2), tmp_path)
-    assert raised.value.location == "--num_beams"
-    assert read_task_list(file, TaskArguments(doc_stride=3), tmp_path).tasks[0].arguments.doc_stride == 3
+def test_flags_unused_by_all_tasks_raise(task_file: Path, tmp_path: Path) -> None:
+    """Flags of any task kind are accepted as defaults, even if the list has no such task."""
+    with pytest.raises(CtxError, match="No task of a task list uses it") as error:
+        read_task_list(task_file, TaskArguments(num_beams=2), tmp_path)
+    assert error.value.location == "--num_beams"
+    assert read_task_list(task_file, TaskArguments(doc_stride=3), tmp_path).tasks[0].arguments.doc_stride == 3

@@ -1,4 +1,4 @@
-"""Adapters and projected attention of a multi-task model, against naive computations, and saved and opened."""
+"""Adapters and projected attention of multi-task models, compared with naive implementations."""
 
 import copy
 from pathlib import Path
@@ -27,7 +27,7 @@ CASES = {
 STACKS = {"pairs": ["shared", "pairs"], "words": ["shared", "words"]}
 
 
-def multitask(family: str = "bert", **options: Any) -> CtxMultiTaskModel:
+def make_model(family: str = "bert", **options: Any) -> CtxMultiTaskModel:
     cases = {task: Case(FAMILIES[family], case.auto_name) for task, case in CASES.items()}
     entries = {task: task_entry(case.auto_name, case.config()) for task, case in cases.items()}
     torch.manual_seed(0)
@@ -35,8 +35,8 @@ def multitask(family: str = "bert", **options: Any) -> CtxMultiTaskModel:
     return with_random_parameters(CtxMultiTaskModel(config), seed=1).eval()
 
 
-def adapted() -> CtxMultiTaskModel:
-    model = multitask(task_adapters=STACKS)
+def make_adapter_model() -> CtxMultiTaskModel:
+    model = make_model(task_adapters=STACKS)
     for name in ("shared", "pairs", "words"):
         add_adapter(model, name)
     for name, parameter in model.named_parameters():
@@ -46,16 +46,16 @@ def adapted() -> CtxMultiTaskModel:
 
 
 def naive_attention(states: Tensor, module: Any, heads: int, mask: Tensor) -> Tensor:
-    """(batch, length, width) -> the context of all heads, without an output projection."""
+    """(batch, length, width) -> concatenated heads, without an output projection."""
     query, key, value = F.linear(states, module.qkv_proj.weight, module.qkv_proj.bias).chunk(3, -1)
-    query, key, value = (part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in (query, key, value))
+    query, key, value = (projection.unflatten(-1, (heads, -1)).transpose(1, 2) for projection in (query, key, value))
     scores = query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5
     weights = scores.masked_fill(~mask[:, None, None], -torch.inf).softmax(-1)
     return (weights @ value).transpose(1, 2).flatten(2)
 
 
 def naive_states(model: CtxMultiTaskModel, task: str, states: Tensor, mask: Tensor) -> Tensor:
-    """BERT's layers with the projected attention of a task, equation by equation."""
+    """BERT layers with the projected attention of a task."""
     pals: Any = model.task_attention.members[task]
     heads = model.config.projected_attention["heads"]
     for number, layer in enumerate(model.encoder.layers):
@@ -69,9 +69,9 @@ def naive_states(model: CtxMultiTaskModel, task: str, states: Tensor, mask: Tens
 
 
 @pytest.mark.parametrize("family", ["bert", "albert"])
-def test_projected_attention_computes_the_formula(family: str, tmp_path: Path) -> None:
-    """Values, gradients, copies and files; the layers of another task have no gradient."""
-    model = multitask(family, projected_attention={"size": 6, "heads": 3})
+def test_projected_attention_matches_naive_layers(family: str, tmp_path: Path) -> None:
+    """Outputs, gradients, copies and saved files; layers of other tasks have no gradients."""
+    model = make_model(family, projected_attention={"size": 6, "heads": 3})
     batch = labeled_batch(CASES["words"])
     mask = batch["attention_mask"].bool()
     loss = model(**batch, task="words").loss
@@ -92,22 +92,21 @@ def test_projected_attention_computes_the_formula(family: str, tmp_path: Path) -
     for task, layers in model.task_attention.members.items():
         assert all((parameter.grad is not None) == (task == "words") for parameter in layers.parameters())
     model.save_pretrained(tmp_path)
-    opened, report = AutoModel.from_pretrained(tmp_path, output_loading_info=True)
+    reloaded, report = AutoModel.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(report.values())
-    for other in (opened, copy.deepcopy(model)):
-        assert torch.equal(other(**batch, task="words").loss, loss)
+    for restored in (reloaded, copy.deepcopy(model)):
+        assert torch.equal(restored(**batch, task="words").loss, loss)
     with torch.no_grad():
-        states = model(batch["input_ids"], mask.long()).last_hidden_state  # without a task, and so without its layers
+        states = model(batch["input_ids"], mask.long()).last_hidden_state  # without the layers of a task
         for parameter in model.task_attention.parameters():
             parameter.zero_()
         model.task_attention.active = "words"
         assert_close(model.encoder(batch["input_ids"], mask.long()).last_hidden_state[mask], states[mask])
 
 
-def test_each_task_has_its_adapters(tmp_path: Path) -> None:
-    """Only the adapters of the batch's task and the shared one have gradients; the plain model of a task has them, and
-    files restore them."""
-    model = adapted()
+def test_tasks_have_separate_adapters(tmp_path: Path) -> None:
+    """Only the shared adapter and that of the task have gradients; both are saved with the single-task model."""
+    model = make_adapter_model()
     freeze_all_but(model, ["shared", "pairs", "words"])
     losses = {}
     for task, case in CASES.items():
@@ -123,30 +122,30 @@ def test_each_task_has_its_adapters(tmp_path: Path) -> None:
     assert get_active_adapters(model) == ("shared",)
 
     model.save_pretrained(tmp_path / "multitask")
-    opened = AutoModel.from_pretrained(tmp_path / "multitask")
-    load_saved_adapters(opened, tmp_path / "multitask")
+    reloaded = AutoModel.from_pretrained(tmp_path / "multitask")
+    load_saved_adapters(reloaded, tmp_path / "multitask")
     for task, case in CASES.items():
-        assert torch.equal(opened(**labeled_batch(case), task=task).loss, losses[task])
-        opened.task(task).save_pretrained(tmp_path / task)
-        plain = load_saved_model(str(tmp_path / task))
-        assert get_active_adapters(plain) == ("shared", task)
-        assert_close(plain(**labeled_batch(case)).loss, losses[task])
+        assert torch.equal(reloaded(**labeled_batch(case), task=task).loss, losses[task])
+        reloaded.task(task).save_pretrained(tmp_path / task)
+        single = load_saved_model(str(tmp_path / task))
+        assert get_active_adapters(single) == ("shared", task)
+        assert_close(single(**labeled_batch(case)).loss, losses[task])
 
 
-def test_errors() -> None:
+def test_invalid_options_raise() -> None:
     for options, message in (
         ({"projected_attention": {"size": 7, "heads": 2}}, "not a multiple"),
         ({"task_adapters": {"ner": ["shared"]}}, "no task ner"),
         ({"family": "gpt2", "projected_attention": {"size": 6, "heads": 2}}, "does not support projected attention"),
     ):
         with pytest.raises(CtxError, match=message):
-            multitask(**options)  # type: ignore[arg-type]
+            make_model(**options)  # type: ignore[arg-type]
     with pytest.raises(CtxError, match="the name of the adapter that all tasks share"):
         TaskAdapterOptions(sharing="both").stack("shared")
     assert TaskAdapterOptions(sharing="task").stack("shared") == ["shared"]
     with pytest.raises(CtxError, match="no projected attention layers"):
-        multitask(projected_attention={"size": 6, "heads": 2}).task("words")
-    model = multitask(task_adapters={"pairs": ["missing"]})
+        make_model(projected_attention={"size": 6, "heads": 2}).task("words")
+    model = make_model(task_adapters={"pairs": ["missing"]})
     add_adapter(model, "shared")
     with pytest.raises(CtxError, match="no adapter 'missing'"):
         model(torch.tensor([[5, 6]]), task="pairs")

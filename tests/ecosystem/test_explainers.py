@@ -17,7 +17,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "explain.md"
 
 @pytest.fixture
 def pretrained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The model that the examples load from the working directory."""
+    """Saves the model that the examples load from the working directory."""
     monkeypatch.chdir(tmp_path)
     texts = ["A joy from start to end.", "A dull film."]
     tokenizer = CtxBertTokenizer.train(texts, vocab_size=60, min_frequency=1)
@@ -28,7 +28,7 @@ def pretrained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run_example(package: str) -> dict[str, Any]:
-    """Run the page's example of a package, and return its names; skipped without the package."""
+    """Run the example of a package and return its variables; skip without the package."""
     pytest.importorskip(package, reason=f"needs {package}, which the extra `ecosystem` brings")
     blocks = re.findall(r"^```py(?:thon)?\n(.*?)^```", PAGE.read_text("utf-8"), re.DOTALL | re.M)
     (code,) = (block for block in blocks if f"from {package}" in block)

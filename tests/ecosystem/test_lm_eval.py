@@ -1,4 +1,4 @@
-"""lm-evaluation-harness opens saved decoders by its own `hf` model, as the how-to page says."""
+"""Evaluation of saved decoders with the `hf` model of lm-evaluation-harness."""
 
 import json
 import os
@@ -19,30 +19,30 @@ PAGE = ROOT / "docs" / "how-to" / "evaluate.md"
 pytest.importorskip("lm_eval", reason="needs lm-evaluation-harness, which the extra `ecosystem` brings")
 
 
-def blocks() -> dict[str, str]:
+def code_blocks() -> dict[str, str]:
     return dict(re.findall(r"^```(yaml|sh)\n(.*?)^```", PAGE.read_text("utf-8"), re.DOTALL | re.M))
 
 
 @pytest.mark.parametrize("family", ["gpt2", "seqae"])
-def test_example_of_the_page(family: str, tmp_path: Path) -> None:
-    """The perplexity is the model's own; a tokenizer that ends its texts needs what the page says."""
+def test_documented_example(family: str, tmp_path: Path) -> None:
+    """The perplexity equals the direct computation; tokenizers that append an end token need `add_bos_token=False`."""
     directory = Path(save_decoder(CheckContext(tmp_path), family))
     (tmp_path / "runs").mkdir()
     directory.rename(tmp_path / "runs" / "gpt2")
     (tmp_path / "tasks").mkdir()
-    (tmp_path / "tasks" / "last_word.yaml").write_text(blocks()["yaml"])
+    (tmp_path / "tasks" / "last_word.yaml").write_text(code_blocks()["yaml"])
     (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in TEXTS))
-    program, *arguments = shlex.split(blocks()["sh"].replace("\\\n", " "))
+    program, *arguments = shlex.split(code_blocks()["sh"].replace("\\\n", " "))
     options = {"add_special_tokens": False} if family == "seqae" else {}
     if options:
-        arguments = [each + ",add_bos_token=False" if "pretrained=" in each else each for each in arguments]
+        arguments = [arg + ",add_bos_token=False" if "pretrained=" in arg else arg for arg in arguments]
     command = [sys.executable, "-m", program, *arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
+    process = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert process.returncode == 0, process.stderr[-3000:]
     (file,) = (tmp_path / "results").rglob("*.json")
-    found = json.loads(file.read_text("utf-8"))["results"]["last_word"]
-    assert found["perplexity,none"] == pytest.approx(perplexity(str(tmp_path / "runs" / "gpt2"), **options), rel=1e-3)
+    results = json.loads(file.read_text("utf-8"))["results"]["last_word"]
+    assert results["perplexity,none"] == pytest.approx(perplexity(str(tmp_path / "runs" / "gpt2"), **options), rel=1e-3)
 
 
 CHOICE_TASK = """
@@ -89,8 +89,8 @@ tasks:
 """
 
 
-def test_numbers_of_evaluate_prompts(tmp_path: Path) -> None:
-    """`evaluate prompts` draws the same examples, and has the same log-likelihoods per document and metrics."""
+def test_evaluate_prompts_matches_lm_eval(tmp_path: Path) -> None:
+    """Few-shot examples, log-likelihoods per document and metrics are equal."""
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
     from lm_eval.utils import make_table

@@ -1,4 +1,4 @@
-"""Adapters of PEFT on every Transformer: they act in every path, learn, merge, and are saved with what is new."""
+"""PEFT adapters on all Transformers: attention paths, training, merging and saving."""
 
 import copy
 import subprocess
@@ -25,37 +25,37 @@ TASKS = {
     "AutoModelForQuestionAnswering": "QUESTION_ANS",
 }
 WITH_TASK = [case for case in TRANSFORMERS if case.auto_name in TASKS]
-each_transformer = pytest.mark.parametrize("family", list({case.family.name: None for case in TRANSFORMERS}))
+all_families = pytest.mark.parametrize("family", list({case.family.name: None for case in TRANSFORMERS}))
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
 
 
-def on_every_map(model: PreTrainedModel) -> Any:
-    """LoRA on each linear map and table, of the heads and decoders too, with random weights in both factors."""
-    kinds = [torch.nn.Linear] if hasattr(model, "generator") else [torch.nn.Linear, torch.nn.Embedding]
-    names = [name for name, module in model.named_modules() if type(module) in kinds]
+def add_lora(model: PreTrainedModel) -> Any:
+    """Add LoRA with random weights to all linear and embedding layers, including heads and decoders."""
+    layer_types = [torch.nn.Linear] if hasattr(model, "generator") else [torch.nn.Linear, torch.nn.Embedding]
+    names = [name for name, module in model.named_modules() if type(module) in layer_types]
     torch.manual_seed(1)
     return peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=names, init_lora_weights=False))
 
 
-def open_again(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
+def save_and_reload(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
     model.save_pretrained(folder)
     return type(model).from_pretrained(folder)
 
 
-@each_transformer
-def test_adapters_act_learn_and_merge(family: str, tmp_path: Path) -> None:
-    """The loss by labels, which skips positions, equals the loss of all logits and of merged weights, also reopened."""
+@all_families
+def test_adapters_train_merge_and_reload(family: str, tmp_path: Path) -> None:
+    """The loss is equal with all logits, with padding, and for saved and merged adapters."""
     for case in (case for case in TRANSFORMERS if case.family.name == family):
         base, batch = case.model(), labeled_batch(case)
-        if base.config.is_encoder_decoder:  # rows begin with their end, which sees itself alone: read the last token
+        if base.config.is_encoder_decoder:  # the EOS that starts each row attends to itself only: use the last token
             base.config.eos_token_id = None
         folder = tmp_path / str(case)
         base.save_pretrained(folder / "base")
         plain = scalar_loss(case, base, batch)
-        adapted = on_every_map(base)
+        adapted = add_lora(base)
         loss = scalar_loss(case, adapted, batch)
-        assert abs(loss - plain) > 1e-3, f"{case}: the adapters do nothing"
+        assert abs(loss - plain) > 1e-3, f"{case}: the adapters have no effect"
         loss.backward()
         for name, weight in adapted.named_parameters():
             is_auxiliary = getattr(base, "has_auxiliary_lm_loss", False) and "lm_head" in name  # for training only
@@ -69,20 +69,20 @@ def test_adapters_act_learn_and_merge(family: str, tmp_path: Path) -> None:
         base.config.unpad = False
         assert_close(scalar_loss(case, adapted, batch), loss, f"{case}: the padded path")
         adapted.save_pretrained(folder / "adapter")
-        fresh = case.model_class.from_pretrained(folder / "base")
-        reloaded = peft.PeftModel.from_pretrained(fresh, folder / "adapter")
+        pretrained = case.model_class.from_pretrained(folder / "base")
+        reloaded = peft.PeftModel.from_pretrained(pretrained, folder / "adapter")
         assert_close(scalar_loss(case, reloaded, batch), loss, f"{case}: the reopened adapter")
         merged = adapted.merge_and_unload()
         assert_close(scalar_loss(case, merged, batch), loss, f"{case}: the merged weights")
-        reopened = open_again(merged, folder / "merged")
+        reopened = save_and_reload(merged, folder / "merged")
         assert_close(scalar_loss(case, reopened, batch), loss, f"{case}: the reopened merged weights")
 
 
 @pytest.mark.parametrize(
     "case", [case for case in TRANSFORMERS if getattr(case.model_class, "has_auxiliary_lm_loss", False)], ids=str
 )
-def test_an_adapted_table_of_words_acts_in_the_auxiliary_loss(case: Case) -> None:
-    """Heads without an output layer predict words by the table itself, in training alone."""
+def test_adapted_word_embeddings_are_used_in_auxiliary_loss(case: Case) -> None:
+    """Heads without an output layer use the word embeddings for the loss in training."""
     model, batch = case.model(lm_loss_weight=0.5), labeled_batch(case)
     torch.manual_seed(1)
     targets = ["word_embeddings"]
@@ -92,41 +92,41 @@ def test_an_adapted_table_of_words_acts_in_the_auxiliary_loss(case: Case) -> Non
     assert_close(scalar_loss(case, merged, batch), loss, "the merged weights")
 
 
-@each_transformer
-def test_a_task_is_enough(family: str, tmp_path: Path) -> None:
-    """The default targets are the attention's projections; what a checkpoint lacks is trained and saved."""
+@all_families
+def test_task_type_sets_target_modules(family: str, tmp_path: Path) -> None:
+    """Default targets are the attention projections; newly initialized modules are trained and saved."""
     for case in (case for case in WITH_TASK if case.family.name == family):
         folder, batch = tmp_path / str(case), labeled_batch(case)
         encoder = case.model().base_model
         if getattr(encoder, "pooler", None) is not None:
-            encoder.pooler = None  # a masked language model has none
+            encoder.pooler = None  # as in a masked language model
         encoder.save_pretrained(folder / "base")
 
-        def opened(seed: int, folder: Path = folder, case: Case = case) -> PreTrainedModel:
+        def load_model(seed: int, folder: Path = folder, case: Case = case) -> PreTrainedModel:
             torch.manual_seed(seed)
             return case.model_class.from_pretrained(folder / "base", num_labels=case.num_labels)
 
-        adapted = peft.get_peft_model(opened(1), peft.LoraConfig(task_type=TASKS[case.auto_name]))
+        adapted = peft.get_peft_model(load_model(1), peft.LoraConfig(task_type=TASKS[case.auto_name]))
         adapters = [name for name, _ in adapted.named_parameters() if ".lora_A" in name]
         assert {name.partition(".lora_A")[0].rpartition(".")[2] for name in adapters} == {"qkv_proj"}, case
         optimizer = torch.optim.SGD(adapted.parameters(), 0.1)
         scalar_loss(case, adapted, batch).backward()
         optimizer.step()
         adapted.save_pretrained(folder / "adapter")
-        reloaded = peft.PeftModel.from_pretrained(opened(2), folder / "adapter")
+        reloaded = peft.PeftModel.from_pretrained(load_model(2), folder / "adapter")
         assert_close(scalar_loss(case, reloaded, batch), scalar_loss(case, adapted, batch), f"{case}: reopened")
-        scaled = peft.get_peft_model(opened(1), peft.IA3Config(task_type=TASKS[case.auto_name]))
-        scalar_loss(case, scaled, batch).backward()
-        scales = [weight.grad for name, weight in scaled.named_parameters() if "ia3_" in name]
-        assert scales, f"{case}: IA3"
-        assert all(gradient.any() for gradient in scales), f"{case}: IA3"
+        ia3_model = peft.get_peft_model(load_model(1), peft.IA3Config(task_type=TASKS[case.auto_name]))
+        scalar_loss(case, ia3_model, batch).backward()
+        ia3_gradients = [weight.grad for name, weight in ia3_model.named_parameters() if "ia3_" in name]
+        assert ia3_gradients, f"{case}: IA3"
+        assert all(gradient.any() for gradient in ia3_gradients), f"{case}: IA3"
 
 
 BERT, XLNET = (next(case for case in WITH_TASK if case.family.name == name) for name in ("bert", "xlnet"))
 
 
-def test_only_what_is_new_is_saved(tmp_path: Path) -> None:
-    """A pretrained pooler stays as it is; an adapter inside a new module, which would not be saved, is an error."""
+def test_only_new_modules_are_saved(tmp_path: Path) -> None:
+    """A pretrained pooler is not saved; an adapter inside a new module, which would not be saved, raises."""
     BERT.model().save_pretrained(tmp_path / "bert")
     model = BERT.model_class.from_pretrained(tmp_path / "bert")
     adapted = peft.get_peft_model(model, peft.LoraConfig(task_type="SEQ_CLS"))
@@ -146,20 +146,20 @@ def test_only_what_is_new_is_saved(tmp_path: Path) -> None:
         peft.get_peft_model(copy.deepcopy(model), peft.LoraConfig(task_type="SEQ_CLS"))
     adapted = peft.get_peft_model(model, peft.LoraConfig(task_type="SEQ_CLS", modules_to_save=[last])).eval()
     adapted.save_pretrained(tmp_path / "drawn")
-    again = peft.PeftModel.from_pretrained(BERT.model_class.from_pretrained(tmp_path / "bert"), tmp_path / "drawn")
+    reloaded = peft.PeftModel.from_pretrained(BERT.model_class.from_pretrained(tmp_path / "bert"), tmp_path / "drawn")
     batch = labeled_batch(BERT)
-    assert_close(scalar_loss(BERT, again.eval(), batch), scalar_loss(BERT, adapted, batch), "reopened")
+    assert_close(scalar_loss(BERT, reloaded.eval(), batch), scalar_loss(BERT, adapted, batch), "reopened")
 
 
-@pytest.mark.parametrize(("tied", "targets"), [("all", None), ("embeddings", ["word_embeddings"])])
-def test_adapters_on_shared_encoders_are_refused(tied: str, targets: list[str] | None) -> None:
-    joint = next(case for case in TRANSFORMERS if str(case) == "electra-AutoModelForPreTraining")
-    model = joint.model(tie_generator=tied, generator_size=1.0)
+@pytest.mark.parametrize(("tie_generator", "targets"), [("all", None), ("embeddings", ["word_embeddings"])])
+def test_adapters_on_shared_encoders_raise(tie_generator: str, targets: list[str] | None) -> None:
+    electra = next(case for case in TRANSFORMERS if str(case) == "electra-AutoModelForPreTraining")
+    model = electra.model(tie_generator=tie_generator, generator_size=1.0)
     with pytest.raises(CtxError, match="tie_generator"):
         peft.get_peft_model(model, peft.LoraConfig(target_modules=targets))
 
 
-IMPORTED_LATER = """
+PROGRAM = """
 import sys
 import hf_ctxmodels
 sizes = {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 8, "vocab_size": 9}
@@ -171,5 +171,5 @@ assert any("qkv_proj.lora_A" in name for name in get_peft_model(model, LoraConfi
 
 
 @pytest.mark.slow
-def test_peft_may_be_imported_after_the_model_was_made() -> None:
-    subprocess.run([sys.executable, "-c", IMPORTED_LATER], check=True)
+def test_peft_imported_after_model_creation() -> None:
+    subprocess.run([sys.executable, "-c", PROGRAM], check=True)

@@ -1,4 +1,4 @@
-"""docs/ecosystem.md has one row per check, all of which passed."""
+"""The table of docs/ecosystem.md has one row per check, all of which passed."""
 
 import re
 from importlib.metadata import PackageNotFoundError
@@ -11,7 +11,7 @@ from ecosystem_checks import CHECKS, Check, CheckContext
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_page_has_all_checks() -> None:
+def test_table_has_all_checks() -> None:
     page = (ROOT / "docs" / "ecosystem.md").read_text("utf-8")
     _, *rows = (line for line in page.splitlines() if line.startswith("| "))
     for row, check in zip(rows, CHECKS, strict=True):
@@ -30,7 +30,7 @@ def test_versions_match_the_constraints() -> None:
             assert f"{name} {versions[name.replace('_', '-').lower()]}" in page, name
 
 
-def test_outcomes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_outcomes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Checks that pass, return a note, fail, or lack a package."""
     context = CheckContext(tmp_path)
 
@@ -41,8 +41,8 @@ def test_outcomes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert check_ecosystem.run(Check("a", ("torch",), lambda _: "note"), context) == ("works with a note", "note")
     assert check_ecosystem.run(Check("a", ("torch",), fail), context) == ("fails", "ValueError: last line")
 
-    def absent(name: str) -> str:
+    def raise_not_found(name: str) -> str:
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr(check_ecosystem, "version", absent)
+    monkeypatch.setattr(check_ecosystem, "version", raise_not_found)
     assert check_ecosystem.run(Check("a", ("torch",), fail), context) == ("not run", "torch is not installed")

@@ -13,9 +13,9 @@ from hf_ctxmodels.core.errors import CtxError
 
 QUICK_SEEDS, MANY_SEEDS = 200, 4000
 SEED_COUNTS = [QUICK_SEEDS, pytest.param(MANY_SEEDS, marks=pytest.mark.slow)]
-_MAX_LINES, _MAX_CHARACTERS = 16, 4000  # of an error message; messages that list valid names are long
+_MAX_LINES, _MAX_CHARACTERS = 16, 4000  # of an error message; lists of valid names are long
 
-DEEP = "<deeply nested lists>"  # which `dump_json` writes
+DEEP = "<deeply nested lists>"  # replaced by `dump_json`
 UNUSUAL_VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1, 2, 3, 2**31, 10**20, -(10**20), 10**400),
     *(0.0, 0.5, -0.5, 1e308, float("nan"), float("inf")),

@@ -53,7 +53,7 @@ def test_mutated_configurations(family: FamilySpec, count: int, tmp_path: Path) 
 
 
 @all_families
-def test_invalid_values(family: FamilySpec, tmp_path: Path) -> None:
+def test_invalid_field_raises(family: FamilySpec, tmp_path: Path) -> None:
     """Errors are raised before a model with millions of layers or empty embeddings is built."""
     config = tiny_config(family)
     config.save_pretrained(tmp_path)

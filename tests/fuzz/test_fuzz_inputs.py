@@ -79,11 +79,11 @@ def check_mutated_arguments(
     """Mutate one or two arguments of a valid batch; equal values must give equal outputs."""
     batch = rng.choice(batches)
     names = rng.choices(list(batch), k=rng.randint(1, 2))
-    changed = {name: mutate_argument(batch[name], rng) for name in names}
+    mutated = {name: mutate_argument(batch[name], rng) for name in names}
     message = None
-    with assert_readable_errors((str(case), changed)):
+    with assert_readable_errors((str(case), mutated)):
         try:
-            output = model(**batch | changed)
+            output = model(**batch | mutated)
         except CtxError as error:
             message = str(error)
             raise
@@ -93,7 +93,7 @@ def check_mutated_arguments(
         return
     not_finite = [name for name, tensor in tensors_of(output).items() if not tensor.isfinite().all()]
     assert not not_finite, f"{case}: {not_finite} not finite"
-    if all(has_same_values(batch[name], value) for name, value in changed.items()):
+    if all(has_same_values(batch[name], value) for name, value in mutated.items()):
         assert_same_outputs(output, model(**batch))
 
 
@@ -102,7 +102,7 @@ def check_mutated_arguments(
 def test_mutated_arguments(family: FamilySpec, count: int) -> None:
     for case in (case for case in CASES if case.family is family):
         model, errors = case.model().requires_grad_(False), list[str]()
-        takes_embeddings = case.accepts_inputs_embeds and not case.has_choices and not case.has_generator
-        batches = [valid_batch(case, use_embeddings) for use_embeddings in (False, *[True] * takes_embeddings)]
+        accepts_embeddings = case.accepts_inputs_embeds and not case.has_choices and not case.has_generator
+        batches = [valid_batch(case, use_embeddings) for use_embeddings in (False, *[True] * accepts_embeddings)]
         check_seeds(count, partial(check_mutated_arguments, case, model, batches, errors))
         assert errors

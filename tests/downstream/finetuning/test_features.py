@@ -1,4 +1,4 @@
-"""Heads on a frozen encoder: a learned mix of its layers, and states that are computed once."""
+"""Heads on a frozen encoder: learned layer mix and cached encoder states."""
 
 import json
 from pathlib import Path
@@ -31,18 +31,18 @@ def logits(output: Any) -> dict[str, torch.Tensor]:
 
 @as_subtests(TASK_HEADS)
 @torch.no_grad()
-def test_heads_mix_layers_and_read_cached_states(case: Case) -> None:
-    """All weight on the last layer is the plain head, cached states are the encoder's; others are refused."""
+def test_layer_mix_and_cached_states_match_plain_head(case: Case) -> None:
+    """Logits are unchanged by cached states, and by a mix with all weight on the last layer."""
     plain, batch = case.model().eval(), make_batch(case)
-    layered = hasattr(plain.base_model, "layers") or case.auto_name.endswith("TokenClassification")
-    writes = hasattr(plain.base_model, "decoder")
-    if not (writes or (layered and case.family.name not in ("word2vec", "glove"))):
+    has_layers = hasattr(plain.base_model, "layers") or case.auto_name.endswith("TokenClassification")
+    has_decoder = hasattr(plain.base_model, "decoder")
+    if not (has_decoder or (has_layers and case.family.name not in ("word2vec", "glove"))):
         with pytest.raises(CtxError, match="no layers that could be mixed"):
             case.model(layer_mix=True)
         return
     model = case.model(layer_mix=True).eval()
     expected = logits(plain(**batch))
-    if model.layer_mix is None:  # ELMo's heads and CVT's read several layers by themselves
+    if model.layer_mix is None:  # heads of ELMo and CVT already read several layers
         assert case.family.name in ("elmo", "cvt")
     else:
         assert not model.load_state_dict(plain.state_dict(), strict=False).unexpected_keys
@@ -50,20 +50,20 @@ def test_heads_mix_layers_and_read_cached_states(case: Case) -> None:
         model.layer_mix.gamma.fill_(1.0)
         for name, value in logits(output := model(**batch)).items():
             assert_close(value, expected[name], name)
-        assert not [name for name in output if name.endswith("hidden_states")], "nobody asked for them"
-        if writes:
-            check_mix_of_decoder(case, model, batch)
+        assert not [name for name in output if name.endswith("hidden_states")], "hidden states were not requested"
+        if has_decoder:
+            check_decoder_mix(case, model, batch)
     freeze_encoder(plain)
     plain.feature_lookup = FeatureCache(plain)
     for name, value in logits(plain(**batch)).items():
         assert_close(value, expected[name], name)
-    if writes:
+    if has_decoder:
         with pytest.raises(CtxError, match="cached only for token ids"):
             plain(**batch, decoder_input_ids=batch["input_ids"])
 
 
-def check_mix_of_decoder(case: Case, model: Any, batch: dict[str, Any]) -> None:
-    """Half of the embeddings and half of the last layer's states: the logits are the head's of that sum."""
+def check_decoder_mix(case: Case, model: Any, batch: dict[str, Any]) -> None:
+    """With equal weights for the embeddings and the last layer, the head reads the mean of their states."""
     model.layer_mix.weights.copy_(torch.tensor([0.0] + [-100.0] * (len(model.layer_mix.weights) - 2) + [0.0]))
     states = model.base_model(
         **{k: v for k, v in batch.items() if k in ("input_ids", "attention_mask")}, output_hidden_states=True
@@ -75,14 +75,14 @@ def check_mix_of_decoder(case: Case, model: Any, batch: dict[str, Any]) -> None:
     if case.auto_name.endswith("QuestionAnswering"):
         assert_close(torch.stack([output.start_logits, output.end_logits], -1), model.qa_outputs(states))
         return
-    for row, logits_of_row in enumerate(output.logits):
-        tokens = [column for column, seen in enumerate(batch["attention_mask"][row].tolist()) if seen]
+    for row, row_logits in enumerate(output.logits):
+        tokens = [column for column, is_token in enumerate(batch["attention_mask"][row].tolist()) if is_token]
         ends = [column for column in tokens if batch["input_ids"][row, column] == model.config.eos_token_id]
-        assert_close(logits_of_row, model.classifier(states[row, (ends or tokens)[-1]]))
+        assert_close(row_logits, model.classifier(states[row, (ends or tokens)[-1]]))
 
 
-def test_the_mix_is_the_weighted_sum_and_is_saved(tmp_path: Path) -> None:
-    """A new one is the average; a plain `from_pretrained` opens it again; other heads and the reference have none."""
+def test_layer_mix_is_weighted_sum_and_saved(tmp_path: Path) -> None:
+    """A new mix is the mean; `from_pretrained` loads a saved one; other heads and the export have none."""
     model, batch = BERT.model_class(BERT.config(layer_mix=True)).eval(), make_batch(BERT)
     assert model.layer_mix.weights.tolist() == [0.0] * (len(model.bert.layers) + 1)
     with torch.no_grad():
@@ -98,12 +98,12 @@ def test_the_mix_is_the_weighted_sum_and_is_saved(tmp_path: Path) -> None:
         assert "layer_mix" not in dict(AutoModelForMaskedLM.from_pretrained(tmp_path).named_modules())
     with pytest.raises(CtxError, match="layer_mix"):
         model.export_reference(tmp_path / "reference")
-    unmixed = BERT.model()
-    unmixed.save_pretrained(tmp_path / "plain")
+    plain = BERT.model()
+    plain.save_pretrained(tmp_path / "plain")
     config = BERT.config(layer_mix=True)
-    opened = AutoModelForSequenceClassification.from_pretrained(tmp_path / "plain", config=config)
-    assert opened.layer_mix.gamma.tolist() == [1.0]  # as in a new model
-    assert opened.layer_mix.weights.tolist() == [0.0] * (len(model.bert.layers) + 1)
+    reloaded = AutoModelForSequenceClassification.from_pretrained(tmp_path / "plain", config=config)
+    assert reloaded.layer_mix.gamma.tolist() == [1.0]  # as in a new model
+    assert reloaded.layer_mix.weights.tolist() == [0.0] * (len(model.bert.layers) + 1)
 
 
 def collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
@@ -117,7 +117,7 @@ def collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
     }
 
 
-def rows_of(number: int) -> list[dict[str, Any]]:
+def make_rows(number: int) -> list[dict[str, Any]]:
     generator = torch.Generator().manual_seed(0)
     lengths = torch.randint(3, 12, (number,), generator=generator).tolist()
     return [
@@ -127,17 +127,17 @@ def rows_of(number: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("case", [BERT, BART], ids=str)
-def test_losses_with_kept_states_are_those_without_bit_by_bit(tmp_path: Path, monkeypatch: Any, case: Case) -> None:
-    """Where the encoder computes rows one by one as well; and the run that fills the cache is the one that reads it."""
-    rows = rows_of(12)
+def test_cached_states_keep_losses_bit_identical(tmp_path: Path, monkeypatch: Any, case: Case) -> None:
+    """With one row per batch, in the run that fills the cache and in a run that reads it."""
+    rows = make_rows(12)
 
-    def losses(name: str, cached: Path | None, size: int) -> tuple[list[float], dict[str, torch.Tensor]]:
+    def losses(name: str, cache: Path | None, batch_size: int) -> tuple[list[float], dict[str, torch.Tensor]]:
         model = case.model(layer_mix=True, hidden_dropout_prob=0.2)
         freeze_encoder(model)
-        if cached is not None:
-            cache_features(model, cached, [collate([row]) for row in rows], "", show_progress=False)
+        if cache is not None:
+            cache_features(model, cache, [collate([row]) for row in rows], "", show_progress=False)
         options = arguments(
-            tmp_path / name, max_steps=6, per_device_batch_size=size, gradient_accumulation_steps=4 // size
+            tmp_path / name, max_steps=6, per_device_batch_size=batch_size, gradient_accumulation_steps=4 // batch_size
         )
         result = TrainingLoop(model, EpochIndexed(rows), collate, options, make_accelerator(options)).run()  # type: ignore[arg-type]
         curve = [record["loss"] for record in result.curve if "loss" in record]
@@ -163,15 +163,15 @@ def interrupt(*arguments: Any) -> None:
     raise KeyboardInterrupt
 
 
-def test_a_cache_is_whole_or_not_there(tmp_path: Path, monkeypatch: Any) -> None:
-    """It depends on weights and examples; damage is an error."""
-    rows, model = [collate([row]) for row in rows_of(5)], BERT.model()
+def test_interrupted_and_damaged_caches(tmp_path: Path, monkeypatch: Any) -> None:
+    """An interruption leaves no cache; other weights or examples have separate caches; damaged files raise."""
+    rows, model = [collate([row]) for row in make_rows(5)], BERT.model()
     with pytest.raises(CtxError, match="frozen encoder"):
         cache_features(model, tmp_path / "cache", rows, "")
-    writer = Case(FAMILIES["bart"], "AutoModelForSeq2SeqLM").model(tie_word_embeddings=False)
-    freeze_encoder(writer)
+    seq2seq = Case(FAMILIES["bart"], "AutoModelForSeq2SeqLM").model(tie_word_embeddings=False)
+    freeze_encoder(seq2seq)
     with pytest.raises(CtxError, match="does not generate text"):
-        cache_features(writer, tmp_path / "cache", rows, "")
+        cache_features(seq2seq, tmp_path / "cache", rows, "")
     freeze_encoder(model)
     monkeypatch.setattr("hf_ctxmodels.downstream.finetuning.feature_cache._SHARD_TOKENS", 8)
     with monkeypatch.context() as patch:
@@ -183,7 +183,7 @@ def test_a_cache_is_whole_or_not_there(tmp_path: Path, monkeypatch: Any) -> None
     (folder,) = (tmp_path / "cache").iterdir()
     assert len(list(folder.glob("states-*.safetensors"))) > 2
     batch = {name: torch.cat([row[name][:, :3] for row in rows]) for name in ("input_ids", "attention_mask")}
-    assert torch.isfinite(model(**batch).logits).all()  # rows that are not there are computed
+    assert torch.isfinite(model(**batch).logits).all()  # uncached rows are computed
     with torch.no_grad():
         model.bert.layers[0].feed_forward.up_proj.weight.add_(1.0)
     cache_features(model, tmp_path / "cache", rows, "", show_progress=False)

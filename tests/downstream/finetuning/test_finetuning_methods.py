@@ -1,4 +1,4 @@
-"""Fine-tuning methods against slow, obvious ones: penalties, mixout, Fisher information, thawing, new weights."""
+"""Fine-tuning methods, compared with naive implementations."""
 
 import copy
 import shutil
@@ -29,7 +29,7 @@ from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.training.optimizers import layer_groups, make_optimizer
 
 BERT = Case(FAMILIES["bert"], "AutoModelForSequenceClassification")
-MASKED = Case(FAMILIES["bert"], "AutoModelForMaskedLM")
+MASKED_LM = Case(FAMILIES["bert"], "AutoModelForMaskedLM")
 CLASSIFIERS = [case for case in HEADS if case.auto_name == "AutoModelForSequenceClassification"]
 
 
@@ -38,8 +38,8 @@ def weights_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 @torch.no_grad()
-def moved(model: torch.nn.Module, seed: int = 1) -> torch.nn.Module:
-    """The model after random steps."""
+def perturb(model: torch.nn.Module, seed: int = 1) -> torch.nn.Module:
+    """Add noise to all weights."""
     generator = torch.Generator().manual_seed(seed)
     for parameter in model.parameters():
         parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
@@ -47,31 +47,30 @@ def moved(model: torch.nn.Module, seed: int = 1) -> torch.nn.Module:
 
 
 @pytest.mark.parametrize("has_new_weights", [False, True])
-def test_penalties(tmp_path: Path, has_new_weights: bool) -> None:
-    """Values and gradients of the encoder and the new head; the head, re-initialized layers and new tokens are not
-    anchored."""
+def test_penalty_values_and_gradients(tmp_path: Path, has_new_weights: bool) -> None:
+    """The new head, re-initialized layers and new tokens are not anchored."""
     model, generator, file = BERT.model(), torch.Generator().manual_seed(3), tmp_path / "fisher.safetensors"
-    start, mixed, new = weights_of(model.base_model), set(Mixout(model, 0.5).mixed), set[str]()
-    fisher = {name: torch.rand(weight.shape, generator=generator) for name, weight in start.items()}
+    pretrained, mixed_names, new_names = weights_of(model.base_model), set(Mixout(model, 0.5).mixed), set[str]()
+    fisher = {name: torch.rand(weight.shape, generator=generator) for name, weight in pretrained.items()}
     save_fisher(file, fisher, model)
     if has_new_weights:
-        new = {name.removeprefix("bert.") for name in reinitialize_layers(model, 1, seed=3)}
+        new_names = {name.removeprefix("bert.") for name in reinitialize_layers(model, 1, seed=3)}
         model.resize_token_embeddings(model.config.vocab_size + 3, mean_resizing=False)
         model.num_new_tokens = 3
-        assert mixed & new
-        assert set(Mixout(model, 0.5).mixed) == mixed - new
+        assert mixed_names & new_names
+        assert set(Mixout(model, 0.5).mixed) == mixed_names - new_names
     methods: dict[str, tuple[Any, dict[str, Any]]] = {
-        "l2": (L2SPPenalty(model, 0.3, 0.07), dict.fromkeys(start, 1.0)),
+        "l2": (L2SPPenalty(model, 0.3, 0.07), dict.fromkeys(pretrained, 1.0)),
         "ewc": (ElasticWeightConsolidation(model, 0.3, file, 0.07), fisher),
     }
-    moved(model)
+    perturb(model)
     for name, (method, importance) in methods.items():
-        assert set(method.anchored) == set(start) - new
+        assert set(method.anchored) == set(pretrained) - new_names
         terms = []
         for key, weight in model.named_parameters():
             key = key.removeprefix("bert.")
             if key in method.anchored:
-                terms.append(0.15 * (importance[key] * (weight[: len(start[key])] - start[key]) ** 2).sum())
+                terms.append(0.15 * (importance[key] * (weight[: len(pretrained[key])] - pretrained[key]) ** 2).sum())
             else:
                 terms.append(0.035 * (weight**2).sum())
         expected: Any = sum(terms)
@@ -79,7 +78,7 @@ def test_penalties(tmp_path: Path, has_new_weights: bool) -> None:
         task_gradients = [torch.randn(gradient.shape, generator=generator) for gradient in penalty_gradients]
         for parameter, gradient in zip(model.parameters(), task_gradients):
             parameter.grad = gradient.clone()
-        logs = CallbackRun().pre_optimizer_step(method, 4.0)  # the gradients are scaled, the value is not
+        logs = CallbackRun().pre_optimizer_step(method, 4.0)  # only the gradients are scaled
         assert_close(logs["anchor_loss"], expected.detach(), name)
         for parameter, gradient, penalty in zip(model.parameters(), task_gradients, penalty_gradients):
             assert_close(parameter.grad, gradient + 4 * penalty, name)
@@ -107,13 +106,13 @@ def test_anchored_weights(tmp_path: Path) -> None:
         L2SPPenalty(model, 1.0)
 
 
-def test_the_penalty_counts_once_in_a_step(workspace: Any, problem: Any, tmp_path: Path) -> None:
-    """Whatever the micro-batches: 1 x 8 is 4 x 2, with the anchor and mixed weights, in the loss and the weights."""
+def test_penalty_is_added_once_per_step(workspace: Any, problem: Any, tmp_path: Path) -> None:
+    """One batch of 8 and four of 2 give equal losses and weights, with an L2-SP penalty and mixout."""
     runs = {}
     for name, size, accumulation in (("one", 8, 1), ("four", 2, 4)):
         model = new_model(workspace)
         methods = [Mixout(model, 0.4, seed=5), L2SPPenalty(model, 0.5)]
-        moved(model)
+        perturb(model)
         options = arguments(tmp_path / name, per_device_batch_size=size, gradient_accumulation_steps=accumulation)
         result = run(model, problem, options, callbacks=methods)
         runs[name] = weights_of(model), [record["loss"] for record in result.curve if "loss" in record]
@@ -124,14 +123,14 @@ def test_the_penalty_counts_once_in_a_step(workspace: Any, problem: Any, tmp_pat
 
 
 @pytest.mark.parametrize("setup", ["anchor", "chain"])
-def test_a_resumed_run_has_the_weights_of_a_whole_one(workspace: Any, problem: Any, tmp_path: Path, setup: str) -> None:
-    """The anchor is where the run began; of a stage the best weights are remembered."""
+def test_resumed_run_equals_uninterrupted_run(workspace: Any, problem: Any, tmp_path: Path, setup: str) -> None:
+    """The anchor is the start of the first run, and the best weights of a stage are restored."""
 
     def callbacks(model: Any) -> list:
         return [Mixout(model, 0.3), L2SPPenalty(model, 0.5)] if setup == "anchor" else [ChainThaw(model, 1e-2, 1e-2)]
 
     def evaluate(model: Any, accelerator: Any) -> dict[str, float]:
-        """By the weights alone: an early evaluation of a stage is the best."""
+        """A function of the weights; an early evaluation of a stage is the best."""
         return {"eval_loss": sum(float(parameter.detach().abs().sum()) for parameter in model.parameters())}
 
     options = {"max_steps": 8, "save_steps": 3, "eval_steps": 1, "save_total_limit": 20}
@@ -143,37 +142,37 @@ def test_a_resumed_run_has_the_weights_of_a_whole_one(workspace: Any, problem: A
         (folders[1] / f"checkpoint-{step}").rename(tmp_path / f"gone-{step}")
     model = new_model(workspace, "dropout.json")
     run(model, problem, arguments(folders[1], resume=True, **options), callbacks=callbacks(model), evaluate=evaluate)
-    whole, resumed = (load_file(folder / "model.safetensors") for folder in folders)
-    assert all(torch.equal(value, resumed[name]) for name, value in whole.items())
+    expected, resumed = (load_file(folder / "model.safetensors") for folder in folders)
+    assert all(torch.equal(value, resumed[name]) for name, value in expected.items())
     if setup == "anchor":
         (folders[1] / "checkpoint-8").rename(tmp_path / "gone")
-        model = moved(new_model(workspace, "dropout.json"))
+        model = perturb(new_model(workspace, "dropout.json"))
         resumed_options = arguments(folders[1], resume=True, **options)
         with pytest.raises(CtxError, match="start_weights is"):
             run(model, problem, resumed_options, callbacks=callbacks(model), evaluate=evaluate)
 
 
-def test_fisher_information_is_the_mean_of_squared_gradients(tmp_path: Path) -> None:
-    """Of each example's own loss, compared with gradients of the examples of a batch; not the square of the batch's."""
-    model = MASKED.model().eval()
-    batch = labeled_batch(MASKED)
+def test_fisher_information_is_mean_squared_gradient(tmp_path: Path) -> None:
+    """Gradients are squared for each example, not for the mean loss of a batch."""
+    model = MASKED_LM.model().eval()
+    batch = labeled_batch(MASKED_LM)
     rows = [{name: value[[row]] for name, value in batch.items()} for row in range(4)]
     fisher = fisher_information(model, rows, "data")
     model.config.unpad = False
     logits = model(**{name: value for name, value in batch.items() if name != "labels"}).logits
     parameters = dict(model.base_model.named_parameters())
     squares = {name: torch.zeros_like(weight) for name, weight in parameters.items()}
-    counted = 0
+    num_examples = 0
     for row, labels in enumerate(batch["labels"]):
         if bool((labels != -100).any()):
             gradients = torch.autograd.grad(
                 F.cross_entropy(logits[row], labels), list(parameters.values()), retain_graph=True
             )
-            counted += 1
+            num_examples += 1
             for total, gradient in zip(squares.values(), gradients):
                 total += gradient**2
     for name, value in fisher.items():
-        assert_close(value, squares[name] / counted, name)
+        assert_close(value, squares[name] / num_examples, name)
     assert set(fisher) == {name for name, value in squares.items() if bool(value.any())}
 
     save_fisher(tmp_path / "fisher.safetensors", fisher, model)
@@ -188,8 +187,8 @@ def test_fisher_information_is_the_mean_of_squared_gradients(tmp_path: Path) -> 
         ElasticWeightConsolidation(head, 1.0, tmp_path / "fisher.safetensors")
 
 
-def test_targets_are_drawn_from_the_model(subtests: Any) -> None:
-    """Their frequencies are the model's probabilities, where there are targets; a causal model's at the next tokens."""
+def test_sampled_targets_follow_model_distribution(subtests: Any) -> None:
+    """Frequencies equal the probabilities of the model at the targets, which causal models shift by one."""
     for family, auto_class in (("bert", "AutoModelForMaskedLM"), ("gpt2", "AutoModelForCausalLM")):
         with subtests.test(family):
             case = Case(FAMILIES[family], auto_class)
@@ -197,33 +196,33 @@ def test_targets_are_drawn_from_the_model(subtests: Any) -> None:
             name = "labels" if family == "bert" else "shift_labels"
             targets = batch["labels"] if family == "bert" else model.resolve_targets(**batch)
             generator = torch.Generator().manual_seed(0)
-            draws = [sampled_targets(model, batch, generator)[name] for _ in range(100)]
-            assert all(torch.equal(draw == -100, targets == -100) for draw in draws)
+            samples = [sampled_targets(model, batch, generator)[name] for _ in range(100)]
+            assert all(torch.equal(sample == -100, targets == -100) for sample in samples)
             inputs = {key: value for key, value in batch.items() if key != "labels"}
             probabilities = model(**inputs).logits[targets != -100].softmax(-1).detach()
-            counts = sum(F.one_hot(draw[targets != -100], probabilities.shape[-1]) for draw in draws) / 100
-            assert float((counts - probabilities).abs().max()) < 0.25
-            assert float((counts - probabilities).abs().mean()) < 0.03
-    for family in ("electra", "glove"):  # whose losses are not likelihoods of tokens
-        other = Case(FAMILIES[family], "AutoModelForPreTraining")
+            frequencies = sum(F.one_hot(sample[targets != -100], probabilities.shape[-1]) for sample in samples) / 100
+            assert float((frequencies - probabilities).abs().max()) < 0.25
+            assert float((frequencies - probabilities).abs().mean()) < 0.03
+    for family in ("electra", "glove"):  # their losses are not token likelihoods
+        unsupported = Case(FAMILIES[family], "AutoModelForPreTraining")
         with pytest.raises(CtxError, match="labels=data"):
-            sampled_targets(other.model().eval(), labeled_batch(other), torch.Generator())
+            sampled_targets(unsupported.model().eval(), labeled_batch(unsupported), torch.Generator())
 
 
-def test_mixout_mixes_columns_without_bias() -> None:
-    """Of the weights and their gradients, compared with the formula; for the update the weights are themselves."""
+def test_mixout_masks_columns_and_is_unbiased() -> None:
+    """Weights and gradients match the formula; the update is applied to the unmixed weights."""
     model = BERT.model(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
-    start, mixout, share = weights_of(model.base_model), Mixout(model, 0.3, seed=2), 0.3
+    pretrained, mixout, p = weights_of(model.base_model), Mixout(model, 0.3, seed=2), 0.3
     training = CallbackRun()
     assert all(name.endswith("weight") and "embeddings" not in name and "norm" not in name for name in mixout.mixed)
-    assert len(mixout.mixed) == 4 * len(model.base_model.layers) + 1  # with the pooler's
-    moved(model)
-    plain, batch = weights_of(model), labeled_batch(BERT)
-    sums = {name: torch.zeros_like(weight) for name, weight in mixout.mixed.items()}
+    assert len(mixout.mixed) == 4 * len(model.base_model.layers) + 1  # and the pooler
+    perturb(model)
+    current, batch = weights_of(model), labeled_batch(BERT)
+    means = {name: torch.zeros_like(weight) for name, weight in mixout.mixed.items()}
     for step in range(400):
         training.step_begin(mixout, step)
         for name, weight in mixout.mixed.items():
-            sums[name] += weight.detach() / 400
+            means[name] += weight.detach() / 400
         if step == 0:
             mixed = copy.deepcopy(model)
             (gradients,) = [torch.autograd.grad(model(**batch).loss, list(mixout.mixed.values()))]
@@ -232,33 +231,33 @@ def test_mixout_mixes_columns_without_bias() -> None:
         if step == 0:
             for number, (name, weight) in enumerate(mixout.mixed.items()):
                 columns = mixout.mask(0, number, weight.shape[-1])
-                mask = columns.float().expand(weight.shape)  # the same for every output
-                begin, now = start[name], plain[f"bert.{name}"]
-                expected = (mask * begin + (1 - mask) * now - share * begin) / (1 - share)
+                mask = columns.float().expand(weight.shape)  # equal for all outputs; u, w and p as in the paper
+                u, w = pretrained[name], current[f"bert.{name}"]
+                expected = (mask * u + (1 - mask) * w - p * u) / (1 - p)
                 assert_close(mixed.base_model.get_parameter(name), expected, name, 1e-5)
-                assert torch.equal(mixed.base_model.get_parameter(name)[:, columns].amax(0), begin[:, columns].amax(0))
-                assert_close(weight.grad, gradients[number] * (1 - mask) / (1 - share), name, 1e-5)
+                assert torch.equal(mixed.base_model.get_parameter(name)[:, columns].amax(0), u[:, columns].amax(0))
+                assert_close(weight.grad, gradients[number] * (1 - mask) / (1 - p), name, 1e-5)
                 assert 0 < columns.float().mean() < 0.7
-    assert all(torch.equal(parameter, plain[name]) for name, parameter in model.named_parameters())
-    for name, mean in sums.items():
-        spread = (plain[f"bert.{name}"] - start[name]).abs().max()
-        assert float((mean - plain[f"bert.{name}"]).abs().max()) < 0.2 * float(spread), name
+    assert all(torch.equal(parameter, current[name]) for name, parameter in model.named_parameters())
+    for name, mean in means.items():
+        spread = (current[f"bert.{name}"] - pretrained[name]).abs().max()
+        assert float((mean - current[f"bert.{name}"]).abs().max()) < 0.2 * float(spread), name
     assert not torch.equal(mixout.mask(1, 0, 100), mixout.mask(2, 0, 100))
-    for wrong in (-0.1, 1.0):
+    for invalid in (-0.1, 1.0):
         with pytest.raises(CtxError, match="from 0 to below 1"):
-            Mixout(model, wrong)
+            Mixout(model, invalid)
 
 
-def test_chain_thaw_trains_each_alone_and_goes_on_from_the_best(workspace: Any, problem: Any, tmp_path: Path) -> None:
+def test_chain_thaw_trains_stages_and_keeps_best_weights(workspace: Any, problem: Any, tmp_path: Path) -> None:
     model = new_model(workspace)
     groups = layer_groups(model)
     order = [{len(groups) - 1}, *({depth} for depth in range(len(groups) - 1)), set(range(len(groups)))]
     method = ChainThaw(model, 1e-2, 1e-3)
-    values = iter([2.0, 1.0, 3.0] * len(order) + [0.5])  # of the three evaluations of a stage the second is best
-    seen: list[dict[str, torch.Tensor]] = []
+    values = iter([2.0, 1.0, 3.0] * len(order) + [0.5])  # the second of three evaluations per stage is best
+    evaluated: list[dict[str, torch.Tensor]] = []
 
     def evaluate(model: Any, accelerator: Any) -> dict[str, float]:
-        seen.append(weights_of(model))
+        evaluated.append(weights_of(model))
         return {"eval_loss": next(values)}
 
     start, steps = weights_of(model), 3 * len(order)
@@ -268,7 +267,7 @@ def test_chain_thaw_trains_each_alone_and_goes_on_from_the_best(workspace: Any, 
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     before = start
     for stage, trained in enumerate(order):
-        first, best, last = seen[3 * stage : 3 * stage + 3]
+        first, best, last = evaluated[3 * stage : 3 * stage + 3]
         for depth, group in enumerate(groups):
             for name in (names[id(parameter)] for parameter in group):
                 if depth not in trained:
@@ -281,16 +280,16 @@ def test_chain_thaw_trains_each_alone_and_goes_on_from_the_best(workspace: Any, 
         assert set(changed) == trained
         before = best
     assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
-    assert all(torch.equal(value, before[name]) for name, value in seen[-1].items())  # evaluated again
+    assert all(torch.equal(value, before[name]) for name, value in evaluated[-1].items())  # the final evaluation
     assert result.metrics["eval_loss"] == 0.5
-    assert len(seen) == steps + 1
+    assert len(evaluated) == steps + 1
     rates = [record["learning_rate"] for record in result.curve if "learning_rate" in record]
     assert rates[:3] == [1e-2] * 3
     assert set(rates[3:]) == {1e-3}
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
-def test_three_stages_and_a_loss_that_fades() -> None:
+def test_three_stage_unfreezing_and_lm_loss_decay() -> None:
     case = Case(FAMILIES["gpt"], "AutoModelForSequenceClassification")
     model = case.model(lm_loss_weight=0.5)
     groups = layer_groups(model)
@@ -308,20 +307,20 @@ def test_three_stages_and_a_loss_that_fades() -> None:
     assert all(parameter.requires_grad for group in groups for parameter in group)
 
 
-def test_what_does_not_fit_is_said(tmp_path: Path) -> None:
+def test_unsupported_arguments_raise(tmp_path: Path) -> None:
     model, layers = BERT.model(), len(BERT.model().base_model.layers)
     optimizer = torch.optim.AdamW(model.parameters())
-    short = CallbackRun(optimizer, 3, 0.3)
-    stream, unevaluated = CallbackRun(optimizer, 3), CallbackRun(optimizer, 99, has_evaluation=False)
+    short_run = CallbackRun(optimizer, 3, 0.3)
+    stream_run, run_without_evaluation = CallbackRun(optimizer, 3), CallbackRun(optimizer, 99, has_evaluation=False)
     for message, call in (
         (f"has {layers} layers", lambda: reinitialize_layers(model, layers + 1, 0)),
         ("no head", lambda: reinitialize_head(model.base_model, 0)),
         ("no auxiliary language modeling loss", lambda: ThreeStageUnfreezing(model, lm_weights=(0.2, 0.1))),
         ("before the embeddings", lambda: ThreeStageUnfreezing(model, (2.0, 1.0))),
-        ("before the embeddings are trained", lambda: short.begin(ThreeStageUnfreezing(model))),
-        ("a stream", lambda: stream.begin(ThreeStageUnfreezing(model))),
-        ("stages, but the run has 3 steps", lambda: short.begin(ChainThaw(model))),
-        ("chooses weights by evaluations", lambda: unevaluated.begin(ChainThaw(model))),
+        ("before the embeddings are trained", lambda: short_run.begin(ThreeStageUnfreezing(model))),
+        ("a stream", lambda: stream_run.begin(ThreeStageUnfreezing(model))),
+        ("stages, but the run has 3 steps", lambda: short_run.begin(ChainThaw(model))),
+        ("chooses weights by evaluations", lambda: run_without_evaluation.begin(ChainThaw(model))),
         ("no heads above", lambda: ChainThaw(Case(FAMILIES["gpt"], "AutoModel").model())),
         ("0 or more", lambda: L2SPPenalty(model, -1.0)),
         ("no linear layers", lambda: Mixout(Case(FAMILIES["glove"], BERT.auto_name).model(), 0.1)),
@@ -335,29 +334,29 @@ def test_what_does_not_fit_is_said(tmp_path: Path) -> None:
     assert pretrained_head_modules(model) == ["classifier"]
 
 
-def test_trainer_calls_them(tmp_path: Path) -> None:
-    """One step of plain SGD from moved weights equals the step by hand; chain-thaw's order."""
+def test_methods_with_trainer(tmp_path: Path) -> None:
+    """One SGD step equals the step computed by hand; chain-thaw trains its stages in order."""
     batch = labeled_batch(BERT)
     rows = rows_of(batch)
-    exact = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     options = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "max_grad_norm": 0.0}
     options |= {"optim": "sgd", "learning_rate": 0.1, "lr_scheduler_type": "constant"}
-    model = BERT.model(**exact)
+    model = BERT.model(**no_dropout)
     method = L2SPPenalty(model, 0.5)
-    moved(model)
-    by_hand = copy.deepcopy(model)
-    by_hand(**batch).loss.backward()
-    for name, parameter in by_hand.named_parameters():
+    perturb(model)
+    expected = copy.deepcopy(model)
+    expected(**batch).loss.backward()
+    for name, parameter in expected.named_parameters():
         start = method.pretrained.get(name.removeprefix("bert."))
         parameter.data -= 0.1 * (parameter.grad + (0 if start is None else 0.5 * (parameter.data - start)))
     Trainer(model, trainer_arguments(tmp_path, max_steps=1, **options), train_dataset=rows, callbacks=[method]).train()
-    for name, parameter in by_hand.named_parameters():
+    for name, parameter in expected.named_parameters():
         assert_close(model.get_parameter(name), parameter.detach(), name, 1e-5)
-    decaying = trainer_arguments(tmp_path, max_steps=1, weight_decay=0.1, **options)
+    with_decay = trainer_arguments(tmp_path, max_steps=1, weight_decay=0.1, **options)
     with pytest.raises(CtxError, match="Weight decay"):
-        Trainer(model, decaying, train_dataset=rows, callbacks=[method]).train()
+        Trainer(model, with_decay, train_dataset=rows, callbacks=[method]).train()
 
-    model = BERT.model(**exact)
+    model = BERT.model(**no_dropout)
     chain = ChainThaw(model, 0.1, 0.1)
     before, steps = weights_of(model), len(chain.stages)
     training = trainer_arguments(tmp_path, max_steps=steps - 1, **options)
@@ -367,8 +366,8 @@ def test_trainer_calls_them(tmp_path: Path) -> None:
 
 
 @as_subtests(CLASSIFIERS)
-def test_reinitialized_weights_equal_a_new_model(case: Case) -> None:
-    """Weights of the top layers or of the head; all others are unchanged."""
+def test_reinitialized_weights_equal_new_model(case: Case) -> None:
+    """For the top layer and for the head; other weights are unchanged."""
     model = case.model()
     groups = {id(parameter) for group in layer_groups(model)[:-1] for parameter in group}
     layers = getattr(getattr(model.base_model, "decoder", model.base_model), "layers", None)
@@ -382,9 +381,9 @@ def test_reinitialized_weights_equal_a_new_model(case: Case) -> None:
         assert names == {name for name, parameter in model.named_parameters() if id(parameter) in top}
         assert top <= groups
         check_reinitialized(model, before, names)
-    before, fixed = weights_of(model), torch.get_rng_state()
+    before, rng_state = weights_of(model), torch.get_rng_state()
     names = {name for name in reinitialize_head(model, seed=4) if name in before}
-    assert torch.equal(fixed, torch.get_rng_state())
+    assert torch.equal(rng_state, torch.get_rng_state())
     assert names == {name for name in before if not name.startswith(f"{model.base_model_prefix}.")}
     check_reinitialized(model, before, names)
 
@@ -404,7 +403,7 @@ def test_pretrained_heads_and_new_poolers() -> None:
 
 def check_reinitialized(model: Any, before: dict[str, torch.Tensor], names: set[str]) -> None:
     torch.manual_seed(4)
-    fresh = dict(type(model)(copy.deepcopy(model.config)).named_parameters())
+    expected = dict(type(model)(copy.deepcopy(model.config)).named_parameters())
     for name, parameter in model.named_parameters():
-        assert torch.equal(parameter, fresh[name] if name in names else before[name]), name
+        assert torch.equal(parameter, expected[name] if name in names else before[name]), name
         assert name not in names or not torch.equal(parameter, before[name]) or parameter.ndim < 2

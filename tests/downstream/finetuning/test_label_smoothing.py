@@ -1,4 +1,4 @@
-"""Smoothed labels: the loss of a plain loop, exact under accumulation, and evaluation as it was."""
+"""Label smoothing: a naive loss, exact gradient accumulation, and evaluation without smoothing."""
 
 import math
 
@@ -29,8 +29,8 @@ def t5_model():
     return T5ForConditionalGeneration(config)
 
 
-def rows(lengths):
-    """A batch with `lengths` targets in its rows."""
+def make_batch(lengths):
+    """A batch whose rows have `lengths` targets."""
     case = Case(FAMILIES["cove"], "AutoModelForSeq2SeqLM")
     batch = labeled_batch(case, tuple(3 + number % 4 for number in range(len(lengths))))
     for row, length in enumerate(lengths):
@@ -38,45 +38,45 @@ def rows(lengths):
     return {name: batch[name] for name in ("input_ids", "attention_mask", "labels")}
 
 
-def by_hand(model, batch):
-    """The mean over targets of -sum of p log q, p with the label and all words."""
+def naive_losses(model, batch):
+    """Mean of the smoothed cross-entropy over the targets, and the loss of the model."""
     with torch.no_grad():
         options = {"return_logits": True} if isinstance(model, type(cove_model())) else {}
         output = model.eval()(**batch, **options)
-    total, count = 0.0, 0
+    total_loss, count = 0.0, 0
     for logits, labels in zip(output.logits.double(), batch["labels"], strict=True):
         for row, label in zip(logits.tolist(), labels.tolist(), strict=True):
             if label == -100:
                 continue
             norm = math.log(sum(math.exp(logit) for logit in row))
             target = [SMOOTHING / len(row) + (1 - SMOOTHING) * (word == label) for word in range(len(row))]
-            total += sum(p * (norm - logit) for p, logit in zip(target, row, strict=True))
+            total_loss += sum(p * (norm - logit) for p, logit in zip(target, row, strict=True))
             count += 1
-    return total / count, float(output.loss)
+    return total_loss / count, float(output.loss)
 
 
-@pytest.mark.parametrize("make", [cove_model, t5_model])
-def test_training_loss_of_a_plain_loop_and_plain_evaluation(make):
-    batch = rows([4, 1, 3])
-    expected, plain = by_hand(make(), batch)
+@pytest.mark.parametrize("make_model", [cove_model, t5_model])
+def test_smoothed_training_loss_and_plain_evaluation_loss(make_model):
+    batch = make_batch([4, 1, 3])
+    expected, plain = naive_losses(make_model(), batch)
     assert abs(expected - plain) > 1e-3
-    model = make().train()
+    model = make_model().train()
     loss_function = TaskLoss(model, ["labels"], SMOOTHING)
     assert loss_function.targets == ("labels",)
-    loss, of_sixteen = loss_function(model, batch, None).loss, loss_function(model, batch, {"labels": 16}).loss
+    loss, loss_of_16 = loss_function(model, batch, None).loss, loss_function(model, batch, {"labels": 16}).loss
     assert loss.item() == pytest.approx(expected, abs=1e-5)
     count = int((batch["labels"] != -100).sum())
-    assert of_sixteen.item() == pytest.approx(expected * count / 16, abs=1e-5)
+    assert loss_of_16.item() == pytest.approx(expected * count / 16, abs=1e-5)
     with torch.no_grad():
         assert model.eval()(**batch).loss.item() == pytest.approx(plain, abs=1e-5)
 
 
-@pytest.mark.parametrize("make", [cove_model, t5_model])
-def test_one_batch_of_16_equals_four_of_4(make):
-    batch = rows([1, 4, 2, 4, 1, 1, 1, 2, 3, 4, 4, 4, 1, 2, 1, 1])
+@pytest.mark.parametrize("make_model", [cove_model, t5_model])
+def test_accumulated_gradients_equal_one_batch(make_model):
+    batch = make_batch([1, 4, 2, 4, 1, 1, 1, 2, 3, 4, 4, 4, 1, 2, 1, 1])
     gradients = []
     for accumulation in (1, 4):
-        model = make().train()
+        model = make_model().train()
         loss_function = TaskLoss(model, ["labels"], SMOOTHING)
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
         before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
@@ -96,24 +96,24 @@ def test_one_batch_of_16_equals_four_of_4(make):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_trainer_uses_the_same_loss(tmp_path):
+def test_trainer_uses_smoothed_loss(tmp_path):
     """One SGD step of 2 x 2 examples equals the gradient of the smoothed loss of all 4."""
-    batch, model = rows([4, 1, 3, 2]), cove_model().train()
+    batch, model = make_batch([4, 1, 3, 2]), cove_model().train()
     loss_function = TaskLoss(model, ["labels"], SMOOTHING)
     loss_function(model, batch, None).loss.backward()
     expected = {name: -parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
     model.zero_grad()
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     sizes = {"max_steps": 1, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
-    plain = {"optim": "sgd", "learning_rate": 1.0, "lr_scheduler_type": "constant", "max_grad_norm": 0.0}
-    arguments = trainer_arguments(tmp_path, **sizes, **plain)
+    sgd = {"optim": "sgd", "learning_rate": 1.0, "lr_scheduler_type": "constant", "max_grad_norm": 0.0}
+    arguments = trainer_arguments(tmp_path, **sizes, **sgd)
     CtxTrainer(model, arguments, train_dataset=rows_of(batch), loss_function=loss_function).train()
-    for name, change in expected.items():
-        torch.testing.assert_close(model.get_parameter(name) - before[name], change, rtol=0, atol=1e-5, msg=name)
+    for name, update in expected.items():
+        torch.testing.assert_close(model.get_parameter(name) - before[name], update, rtol=0, atol=1e-5, msg=name)
 
 
-def test_losses_of_transformers_add_up_over_micro_batches():
-    """Heads of transformers return the mean of a batch; here an example with one target precedes full ones."""
+def test_transformers_losses_add_up_over_micro_batches():
+    """Heads of transformers return batch means; the micro-batches have 1 and 18 targets."""
     torch.manual_seed(0)
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
     model = BertForTokenClassification(BertConfig(vocab_size=20, num_labels=3, **sizes)).eval()
@@ -121,14 +121,14 @@ def test_losses_of_transformers_add_up_over_micro_batches():
     ids, labels = torch.randint(5, 20, (4, 6)), torch.randint(3, (4, 6))
     labels[0, 1:] = -100
     total = loss_function(model, {"input_ids": ids, "labels": labels}, None).loss
-    parts = [
-        loss_function(model, {"input_ids": ids[rows], "labels": labels[rows]}, {"labels": 19}).loss
-        for rows in (slice(0, 1), slice(1, 4))
+    micro_losses = [
+        loss_function(model, {"input_ids": ids[examples], "labels": labels[examples]}, {"labels": 19}).loss
+        for examples in (slice(0, 1), slice(1, 4))
     ]
-    torch.testing.assert_close(sum(parts), total)
+    torch.testing.assert_close(sum(micro_losses), total)
 
 
-def test_unsupported_models_and_values():
+def test_unsupported_models_and_values_raise():
     with pytest.raises(CtxError, match=r"(?s)0 to below 1.*--label_smoothing 1"):
         TaskLoss(cove_model(), ["labels"], 1.0)
     with pytest.raises(CtxError, match="several terms"):

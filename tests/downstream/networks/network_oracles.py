@@ -1,4 +1,4 @@
-"""Recurrent layers of torch with the weights of this package's layers, for oracles of one sequence without padding."""
+"""Reference recurrent layers of torch with the weights of this package's layers, and helpers for comparisons."""
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +30,7 @@ def randomize(network: nn.Module, scale: float = 0.3) -> nn.Module:
 
 
 def assert_same_with_gradients(network: nn.Module, output: Tensor, expected: Tensor, *inputs: Tensor) -> None:
-    """Compare outputs, and the gradients of a random sum of them with respect to inputs and all parameters."""
+    """Compare outputs, and gradients of their weighted sum with respect to inputs and all parameters."""
     torch.testing.assert_close(output, expected, atol=2e-5, rtol=2e-4)
     weights = torch.randn_like(expected)
     arguments = [*inputs, *network.parameters()]

@@ -1,4 +1,4 @@
-"""Vectors of words as features of networks, and the command `embed`."""
+"""Contextual word features of task networks, and the command `embed`."""
 
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ CLOSE = {"atol": 1e-5, "rtol": 1e-4}
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Folders of tiny models; `tagger` is a BERT tagger whose head has learned to mix the layers."""
+    """Folders of tiny models; `tagger` is a BERT tagger with a layer mix."""
     folders = {}
     for name in ("bert", "glove", "ulmfit", "tagger"):
         family = FAMILIES["bert" if name == "tagger" else name]
@@ -49,7 +49,7 @@ def pad(vectors: list[torch.Tensor]) -> torch.Tensor:
 
 def test_embed_words(folders: dict[str, str]) -> None:
     """One layer, all layers, their learned mix, and the concatenation of two models."""
-    everything = embed_words(SENTENCES, folders["tagger"], layers="all", device="cpu")
+    all_layers = embed_words(SENTENCES, folders["tagger"], layers="all", device="cpu")
     assert saved_layer_mix(folders["bert"]) is None
     weights = torch.tensor([2.0, 0.0, -1.0, 1.0]).softmax(0)
     expectations: dict[Any, Any] = {
@@ -58,11 +58,11 @@ def test_embed_words(folders: dict[str, str]) -> None:
         "mix": lambda layers: 3 * torch.einsum("wlh,l->wh", layers, weights),
     }
     for layers, expected in expectations.items():
-        for result, complete in zip(embed_words(SENTENCES, folders["tagger"], layers=layers), everything, strict=True):
-            torch.testing.assert_close(result.vectors, expected(complete.vectors), **CLOSE)
-    both = embed_words(iter(SENTENCES), [folders["ulmfit"], folders["glove"]])
+        for result, full in zip(embed_words(SENTENCES, folders["tagger"], layers=layers), all_layers, strict=True):
+            torch.testing.assert_close(result.vectors, expected(full.vectors), **CLOSE)
+    concatenated = embed_words(iter(SENTENCES), [folders["ulmfit"], folders["glove"]])
     singles = [embed_words(SENTENCES, folders[name]) for name in ("ulmfit", "glove")]
-    for result, first, second in zip(both, *singles, strict=True):
+    for result, first, second in zip(concatenated, *singles, strict=True):
         torch.testing.assert_close(result.vectors, torch.cat([first.vectors, second.vectors], 1))
         assert torch.equal(result.has_tokens, first.has_tokens & second.has_tokens)
     [sentence] = embed_words("the cat", folders["glove"])
@@ -83,8 +83,8 @@ def test_features_equal_embedded_words(folders: dict[str, str], layers: Any) -> 
     assert features.train()(SENTENCES)[0].eq(0).sum() > vectors.eq(0).sum(), "dropout"
 
 
-def test_training(folders: dict[str, str]) -> None:
-    """Gradients reach the mixes and the trainable model alone, whose frozen neighbor computes without dropout."""
+def test_gradients_reach_trainable_encoder_and_mixes(folders: dict[str, str]) -> None:
+    """Frozen encoders have no gradients and stay in evaluation mode."""
     features = ContextualFeatures([folders["bert"], folders["ulmfit"]], trainable=[True, False], layer_norm=True)
     assert [encoder.training for encoder in features.encoders] == [True, False]
     optimizer = torch.optim.SGD([parameter for parameter in features.parameters() if parameter.requires_grad], 0.1)
@@ -137,7 +137,7 @@ def test_cached_features(folders: dict[str, str], tmp_path: Path, monkeypatch: p
     features.cache(iter(SENTENCES), tmp_path)
     assert len(list(tmp_path.iterdir())) == 2
     with monkeypatch.context() as patch:
-        patch.setattr(WordEncoder, "hidden_states", lambda *args: pytest.fail("computed again"))
+        patch.setattr(WordEncoder, "hidden_states", lambda *args: pytest.fail("not cached"))
         features.load_state_dict(features.state_dict())
         vectors, _ = features(SENTENCES)
     torch.testing.assert_close(vectors, expected, **CLOSE)
@@ -146,7 +146,7 @@ def test_cached_features(folders: dict[str, str], tmp_path: Path, monkeypatch: p
     assert features(["a sentence that is not in the cache"])[0].any()
 
 
-def test_errors(folders: dict[str, str]) -> None:
+def test_invalid_features_raise(folders: dict[str, str]) -> None:
     for arguments, message in (
         ({"layers": "all"}, "layers 0 to 3, not 'all'"),
         ({"layers": ["last", 1, 2]}, "3 values for 2 models"),
@@ -160,7 +160,7 @@ def test_errors(folders: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("layers", ["mix", "all"])
 def test_embed_command(folders: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layers: str) -> None:
-    """All formats hold the same vectors; an interrupted run continues; other flags start anew."""
+    """All formats contain the same vectors, and an interrupted run continues."""
     source = tmp_path / "sentences.txt"
     source.write_text("\n\n".join(TEXTS * 3))
     monkeypatch.setattr(embed, "_PART_SENTENCES", 5)
@@ -171,23 +171,23 @@ def test_embed_command(folders: dict[str, str], tmp_path: Path, monkeypatch: pyt
     words = [word for sentence in expected for word in sentence.words]
 
     file = tmp_path / "vectors.safetensors"
-    saved = embed.EmbeddedPart.save
+    save_part = embed.EmbeddedPart.save
     parts = []
 
     def interrupt(self: Any, part: Path) -> None:
         if len(parts) == 2:
             raise KeyboardInterrupt
         parts.append(part)
-        saved(self, part)
+        save_part(self, part)
 
     with monkeypatch.context() as patch:
         patch.setattr(embed.EmbeddedPart, "save", interrupt)
         assert run_command("embed", *flags, "--output", file) not in (0, 2)
     assert not file.exists()
-    written = {part: part.stat().st_mtime_ns for part in parts}
-    assert len(written) == 2
+    saved_parts = {part: part.stat().st_mtime_ns for part in parts}
+    assert len(saved_parts) == 2
     with monkeypatch.context() as patch:
-        patch.setattr(embed.EmbeddedPart, "save", lambda self, part: (parts.append(part), saved(self, part)))
+        patch.setattr(embed.EmbeddedPart, "save", lambda self, part: (parts.append(part), save_part(self, part)))
         assert run_command("embed", *flags, "--output", file) == 0
     assert len(parts) == len(set(parts)) == 3
     tensors = load_file(file)

@@ -1,4 +1,4 @@
-"""The coreference network against the equations of Lee et al. 2017, written out span by span."""
+"""The coreference network, compared span by span with the equations of Lee et al. 2017."""
 
 import math
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.downstream.networks.coreference import CoreferenceNetwork, CoreferenceOptions, select_spans
 
-SENTENCES = [[4, 3], [6]]  # numbers of words, of two texts
+SENTENCES = [[4, 3], [6]]  # number of words per sentence, for two texts
 CLUSTERS = [{(0, 1): 5, (1, 3): 5, (4, 7): 7, (2, 4): 7, (5, 6): 5}, {(0, 2): 0, (3, 4): 0, (4, 5): 0, (1, 4): 9}]
 SIZES = {"hidden_size": 3, "scorer_size": 4, "feature_size": 2, "dropout": 0.0, "max_span_width": 3}
 
@@ -23,7 +23,7 @@ def make_network(**options: float) -> CoreferenceNetwork:
 
 
 def make_batch(side: str) -> dict[str, Tensor]:
-    """The texts padded on one side."""
+    """Both texts, padded on one side."""
     lengths = [sum(lengths) for lengths in SENTENCES]
     size = max(lengths) + 1
     generator = torch.Generator().manual_seed(1)
@@ -56,7 +56,7 @@ def distance_class(distance: int) -> int:
 
 
 def score_text(network: CoreferenceNetwork, vectors: Tensor, sentences: list[int]) -> dict[str, dict]:
-    """Scores of one text: of all mentions, and of the antecedents of the kept spans."""
+    """Mention scores and antecedent scores of the selected spans of one text."""
     options = network.options
     states = vectors
     if options.num_layers:
@@ -75,7 +75,7 @@ def score_text(network: CoreferenceNetwork, vectors: Tensor, sentences: list[int
         for start in range(first, first + length):
             for end in range(start + 1, min(first + length, start + options.max_span_width) + 1):
                 attention = torch.cat([network.head_scorer(states[word]) for word in range(start, end)]).softmax(0)
-                head = sum(share * vectors[word] for share, word in zip(attention, range(start, end), strict=True))
+                head = sum(prob * vectors[word] for prob, word in zip(attention, range(start, end), strict=True))
                 width = network.width_embeddings.weight[end - start - 1]
                 spans[start, end] = torch.cat([states[start], states[end - 1], head, width])
         first += length
@@ -84,31 +84,31 @@ def score_text(network: CoreferenceNetwork, vectors: Tensor, sentences: list[int
     mention_scores = {
         span: network.mention_scorer(weight @ vector + network.start_layer.bias)[0] for span, vector in spans.items()
     }
-    kept: list[tuple[int, int]] = []
+    selected: list[tuple[int, int]] = []
     limit = math.ceil(options.spans_per_word * len(vectors))
     for span in sorted(spans, key=lambda span: -mention_scores[span].item()):
-        if len(kept) < limit and not any(crosses(span, chosen) for chosen in kept):
-            kept.append(span)
-    kept.sort()
+        if len(selected) < limit and not any(crosses(span, other) for other in selected):
+            selected.append(span)
+    selected.sort()
     antecedent_scores: dict[tuple, dict[tuple, Tensor]] = {}
-    for i, span in enumerate(kept):
+    for i, span in enumerate(selected):
         anaphor = spans[span]
         coarse = {
-            kept[j]: mention_scores[span] + mention_scores[kept[j]]
-            + spans[kept[j]] @ network.coarse_weight(anaphor)
+            selected[j]: mention_scores[span] + mention_scores[selected[j]]
+            + spans[selected[j]] @ network.coarse_weight(anaphor)
             for j in range(i)
         }  # fmt: skip
         best = sorted(coarse, key=lambda antecedent: -coarse[antecedent].item())[: options.max_antecedents]
         antecedent_scores[span] = {}
         for antecedent in best:
             vector = spans[antecedent]
-            distance = network.distance_embeddings.weight[distance_class(i - kept.index(antecedent))]
+            distance = network.distance_embeddings.weight[distance_class(i - selected.index(antecedent))]
             layers = (network.anaphor_layer, network.antecedent_layer, network.product_layer, network.distance_layer)
             inputs = torch.cat([anaphor, vector, anaphor * vector, distance])
             hidden = torch.cat([layer.weight for layer in layers], 1) @ inputs + network.anaphor_layer.bias
             score = coarse[antecedent] + network.antecedent_scorer(hidden)[0]
             antecedent_scores[span][antecedent] = score
-    return {"mentions": {span: mention_scores[span] for span in kept}, "antecedents": antecedent_scores}
+    return {"mentions": {span: mention_scores[span] for span in selected}, "antecedents": antecedent_scores}
 
 
 def text_loss(antecedent_scores: dict, clusters: dict) -> Tensor:
@@ -129,8 +129,8 @@ def text_loss(antecedent_scores: dict, clusters: dict) -> Tensor:
         {"spans_per_word": 1.3, "max_antecedents": 2},
     ],
 )
-def test_network_equals_the_equations(side: str, options: dict[str, float]) -> None:
-    """Kept spans, scores, the best antecedents, the loss, and all gradients."""
+def test_network_matches_equations(side: str, options: dict[str, float]) -> None:
+    """Selected spans, scores, best antecedents, loss, and all gradients."""
     network, batch = make_network(**options), make_batch(side)
     output = network(**batch)
     losses, has_antecedent = [], set()
@@ -142,10 +142,10 @@ def test_network_equals_the_equations(side: str, options: dict[str, float]) -> N
             torch.testing.assert_close(output.mention_scores[row, index], expected["mentions"][span])
             scores = expected["antecedents"][span]
             pairs = zip(output.candidates[row, index].tolist(), output.antecedent_scores[row, index], strict=True)
-            found = {spans[candidate]: score for candidate, score in pairs if score > -math.inf}
-            assert found.keys() == scores.keys()
+            actual = {spans[candidate]: score for candidate, score in pairs if score > -math.inf}
+            assert actual.keys() == scores.keys()
             for antecedent in scores:
-                torch.testing.assert_close(found[antecedent], scores[antecedent])
+                torch.testing.assert_close(actual[antecedent], scores[antecedent])
             best = max(scores, key=lambda antecedent: scores[antecedent].item(), default=None)
             best = None if best is None or scores[best] < 0 else best
             index_of_best = output.antecedents[row, index].item()
@@ -153,10 +153,10 @@ def test_network_equals_the_equations(side: str, options: dict[str, float]) -> N
             has_antecedent.add(best is not None)
         losses.append(text_loss(expected["antecedents"], CLUSTERS[row]))
     assert has_antecedent == {True, False}
-    number = (batch["labels"] >= 0).sum()
-    expected_loss = sum(losses) / number
+    num_labels = (batch["labels"] >= 0).sum()
+    expected_loss = sum(losses) / num_labels
     torch.testing.assert_close(output.loss, expected_loss, check_dtype=False, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(network(**batch, num_items=4).loss * 4 / number, output.loss)
+    torch.testing.assert_close(network(**batch, num_items=4).loss * 4 / num_labels, output.loss)
     parameters = dict(network.named_parameters())
     gradients = torch.autograd.grad(output.loss, [*parameters.values()], allow_unused=True)
     expected_gradients = torch.autograd.grad(expected_loss, [*parameters.values()], allow_unused=True)
@@ -177,12 +177,12 @@ def test_selected_spans_do_not_cross() -> None:
             first, extra = divmod(index, 4)
             span = (first, first + extra + 1)
             is_span = scores.flatten()[index] > -math.inf and len(expected) < limit
-            if is_span and not any(crosses(span, chosen) for chosen in expected):
+            if is_span and not any(crosses(span, other) for other in expected):
                 expected.append(span)
         assert [(first, first + extra + 1) for first, extra in spans] == sorted(expected)
 
 
-def test_invalid_input() -> None:
+def test_invalid_input_raises() -> None:
     network, batch = make_network(), make_batch("right")
     with pytest.raises(CtxError, match="expected"):
         network(**batch | {"labels": batch["labels"][..., :2]})

@@ -1,4 +1,4 @@
-"""The task coreference with networks on the features of tiny models: trained, reopened, and used for predictions."""
+"""Coreference networks on features of tiny models: training, loading and prediction."""
 
 import json
 import random
@@ -23,7 +23,7 @@ OPTIONS = {"hidden_size": 12, "scorer_size": 24, "dropout": 0, "max_span_width":
 
 
 def write_documents(file: Path, number: int, seed: int) -> Path:
-    """Texts in which a pronoun follows the noun phrase that it stands for."""
+    """Texts in which a pronoun follows its antecedent."""
     rng = random.Random(seed)
     lines = []
     for _ in range(number):
@@ -55,7 +55,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def test_finetune_and_predict(sources: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Unseen texts are resolved; the predictions can be read as data, and the reopened model predicts the same."""
+    """Unseen texts are resolved, predictions are valid data files, and the loaded model predicts the same."""
     train, validation = write_documents(tmp_path / "a.jsonl", 24, 0), write_documents(tmp_path / "b.jsonl", 8, 1)
     flags = {
         "features": f"glove={sources['glove']}",
@@ -87,8 +87,8 @@ def test_finetune_and_predict(sources: dict[str, str], tmp_path: Path, capsys: p
     assert "from hf_ctxmodels import AutoModelForCoreference\n" in (tmp_path / "repository" / "README.md").read_text()
 
 
-def test_a_model_without_a_head_is_trained_with_a_network(sources: dict[str, str], tmp_path: Path) -> None:
-    """`--model` becomes the trained encoder of a network, with a learning rate of its own."""
+def test_finetune_adds_network_to_model_without_head(sources: dict[str, str], tmp_path: Path) -> None:
+    """`--model` becomes the trainable encoder of a network, with a separate learning rate."""
     file = write_documents(tmp_path / "a.jsonl", 6, 0)
     flags = {
         "config_options": [f"network_options={json.dumps(OPTIONS)}"], "train_file": file, "validation_file": file,
@@ -97,10 +97,10 @@ def test_a_model_without_a_head_is_trained_with_a_network(sources: dict[str, str
     }  # fmt: skip
     output = command_output("finetune", "coreference", model=sources["bert"], **flags)
     assert "conll_f1" in output
-    tuned = AutoModelForCoreference.from_pretrained(tmp_path / "run")
-    assert tuned.config.trainable_encoders == ["encoder"]
+    finetuned = AutoModelForCoreference.from_pretrained(tmp_path / "run")
+    assert finetuned.config.trainable_encoders == ["encoder"]
     pretrained = AutoModel.from_pretrained(sources["bert"])
-    [encoder] = tuned.features.stack.encoders
+    [encoder] = finetuned.features.stack.encoders
     name = "embeddings.word_embeddings.weight"
     change = (encoder.state_dict()[name] - pretrained.state_dict()[name]).abs().max()
     assert 0 < change < 4e-4
@@ -108,7 +108,7 @@ def test_a_model_without_a_head_is_trained_with_a_network(sources: dict[str, str
 
 
 def test_batches_equal_single_texts(sources: dict[str, str], tmp_path: Path) -> None:
-    """On either padding side; the loss of a batch is the mean over its mentions."""
+    """For both padding sides; the loss of a batch is the mean over its mentions."""
     config, tokenizer = new_network(
         {"bert": sources["bert"]}, {"network_options": OPTIONS, "trainable_encoders": ["bert"]}
     )
@@ -139,7 +139,7 @@ def test_batches_equal_single_texts(sources: dict[str, str], tmp_path: Path) -> 
     assert model.features.stack.encoders[0].embeddings.word_embeddings.weight.grad.any()
 
 
-def test_output_features(sources: dict[str, str]) -> None:
+def test_output_features_raise(sources: dict[str, str]) -> None:
     config, _ = new_network({"glove": sources["glove"]}, {"output_features": True})
     with pytest.raises(CtxError, match="no states before its output"):
         new_model("AutoModelForCoreference", config)

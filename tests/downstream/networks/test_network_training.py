@@ -1,4 +1,4 @@
-"""Training of task networks by the loop and by Trainer: accumulated batches, two processes, resumed runs."""
+"""Training of task networks with the training loop and Trainer: accumulation, two processes, resumed runs."""
 
 import json
 import random
@@ -95,7 +95,7 @@ NETWORK_OPTIONS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def problem(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of a tiny BERT and GloVe, and of a file for each task."""
+    """Folder with a tiny BERT and GloVe and the data files of each task."""
     folder = tmp_path_factory.mktemp("problem")
     texts = [" ".join((*NAMES, *VERBS, *PLACES, "a small today what did see she he it slept ."))] * 10
     for name in ("bert", "glove"):
@@ -111,9 +111,9 @@ def problem(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def finetune_flags(problem: Path, task: str, dropout: float) -> dict[str, Any]:
-    """Flags of `finetune` with a trained and a frozen model, and a penalty of the layer mix.
+    """Flags of `finetune` with a trainable and a frozen encoder, and a penalty on the layer mix.
 
-    Pairs are read by ESIM, since the biattentive network has batch normalization.
+    Text pairs use ESIM, because the biattentive network has batch normalization.
     """
     file, _, columns = TASK_FILES[task]
     options = {"hidden_size": 8, "dropout": dropout, **NETWORK_OPTIONS.get(task, {})}
@@ -141,29 +141,29 @@ def test_accumulation_and_processes_equal_one_batch(problem: Path, tmp_path: Pat
     expected = read_log(tmp_path / "whole")
     assert sum("loss" in record for record in expected) == 2
     for name in [*runs][1:]:
-        for record, other in zip(expected, read_log(tmp_path / name), strict=True):
+        for record, actual in zip(expected, read_log(tmp_path / name), strict=True):
             for key in record.keys() - {"tokens_per_second", "run_tokens_per_second"}:
-                assert other[key] == pytest.approx(record[key], abs=1e-4), (name, key)
+                assert actual[key] == pytest.approx(record[key], abs=1e-4), (name, key)
 
 
 @pytest.mark.parametrize(
     "task", ["coreference", *(pytest.param(task, marks=pytest.mark.slow) for task in list(TASK_FILES)[1:3])]
 )
-def test_resumed_run_equals_the_whole_run(problem: Path, tmp_path: Path, task: str) -> None:
+def test_resumed_run_equals_uninterrupted_run(problem: Path, tmp_path: Path, task: str) -> None:
     """With dropout in all modules, bit by bit."""
     flags = finetune_flags(problem, task, dropout=0.3) | {"max_steps": 4, "save_steps": 2, "per_device_batch_size": 8}
     assert run_command("finetune", task, **flags, output_dir=tmp_path / "whole") == 0
     shutil.copytree(tmp_path / "whole" / "checkpoint-2", tmp_path / "resumed" / "checkpoint-2")
     assert run_command("finetune", task, "--resume", **flags, output_dir=tmp_path / "resumed") == 0
-    whole, resumed = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "resumed"))
-    assert [name for name, weight in whole.items() if not torch.equal(weight, resumed[name])] == []
+    expected, resumed = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "resumed"))
+    assert [name for name, weight in expected.items() if not torch.equal(weight, resumed[name])] == []
     start = load_file(tmp_path / "whole" / "checkpoint-2" / "model.safetensors")
-    assert any(not torch.equal(weight, start[name]) for name, weight in whole.items() if ".encoders.0." in name)
+    assert any(not torch.equal(weight, start[name]) for name, weight in expected.items() if ".encoders.0." in name)
 
 
 @pytest.mark.slow
-def test_trainer_and_a_clean_process(problem: Path, tmp_path: Path) -> None:
-    """Trainer reduces the loss of all networks, and a process that has only the saved files computes their outputs."""
+def test_trainer_and_loading_in_new_process(problem: Path, tmp_path: Path) -> None:
+    """Trainer reduces the loss of all networks, and a new process computes their outputs from the saved files."""
     outputs, auto_classes = {}, {}
     for name in TASK_FILES:
         file, _, columns = TASK_FILES[name]

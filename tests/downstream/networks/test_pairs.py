@@ -1,4 +1,4 @@
-"""Networks of texts and pairs against their papers' formulas for one example without padding."""
+"""Networks for texts and text pairs, compared with the formulas of their papers for one example without padding."""
 
 from collections.abc import Callable
 from typing import Any
@@ -25,7 +25,7 @@ INPUT, OUTPUT, LABELS = 6, 3, 3
 PAIRS = ((5, 4), (1, 13), (3, 0), (2, 2))  # words of both texts; the third is a single text
 
 
-def batch(layout: str) -> tuple[Tensor, Tensor, Tensor, list[tuple[Tensor, Tensor]]]:
+def make_batch(layout: str) -> tuple[Tensor, Tensor, Tensor, list[tuple[Tensor, Tensor]]]:
     """(vectors, is_word, is_second), and the columns of both texts of each row; vectors at padding are not 0."""
     is_word, is_second, columns = torch.zeros(4, 16, dtype=torch.bool), torch.zeros(4, 16, dtype=torch.bool), []
     for row, (first, second) in enumerate(PAIRS):
@@ -128,8 +128,8 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[..., Tensor]]] = {
 
 @pytest.mark.parametrize("layout", ["right", "left", "between"])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_equals_the_formulas_of_one_example(name: str, layout: str) -> None:
-    """Logits and gradients, for padding on either side and between the texts."""
+def test_networks_match_formulas(name: str, layout: str) -> None:
+    """Logits and gradients, with padding on either side and between the texts."""
     torch.manual_seed(0)
     build, naive = NETWORKS[name]
     network = randomize(build())
@@ -137,7 +137,7 @@ def test_equals_the_formulas_of_one_example(name: str, layout: str) -> None:
         if isinstance(module, nn.BatchNorm1d):
             module.running_mean.normal_()
             module.running_var.uniform_(0.5, 2)
-    vectors, is_word, is_second, columns = batch(layout)
+    vectors, is_word, is_second, columns = make_batch(layout)
     inputs: dict[str, Any] = {"vectors": vectors}
     if name in ("esim", "max"):
         inputs["output_vectors"] = torch.randn(4, 16, OUTPUT, requires_grad=True)
@@ -158,9 +158,9 @@ def test_equals_the_formulas_of_one_example(name: str, layout: str) -> None:
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_packed_equals_padded(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A traced network computes padding, and gives the same logits."""
+    """A traced network also computes padding, with equal logits."""
     torch.manual_seed(0)
-    vectors, is_word, is_second, _ = batch("left")
+    vectors, is_word, is_second, _ = make_batch("left")
     inputs = {"vectors": vectors, "is_word": is_word}
     if name not in ("max", "attention"):
         inputs["is_second"] = is_second
@@ -172,8 +172,8 @@ def test_packed_equals_padded(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
     torch.testing.assert_close(network(**inputs), expected, atol=1e-5, rtol=1e-4)
 
 
-def test_errors() -> None:
-    vectors, is_word, is_second, _ = batch("right")
+def test_invalid_input_raises() -> None:
+    vectors, is_word, is_second, _ = make_batch("right")
     with pytest.raises(CtxError, match="reads one text"):
         SentenceNetwork(INPUT, LABELS, SentenceOptions(4))(vectors, is_word, is_second)
     with pytest.raises(CtxError, match="no states that output vectors"):

@@ -1,4 +1,4 @@
-"""BiDAF with self-attention against the formulas of the papers for one example without padding."""
+"""BiDAF with self-attention, compared with the formulas of the papers for one example without padding."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ INPUT, OUTPUT = 5, 2
 LENGTHS = ((3, 6), (1, 1), (4, 9))  # words of question and context
 
 
-def batch(layout: str) -> tuple[Tensor, Tensor, Tensor, list[tuple[Tensor, Tensor]]]:
+def make_batch(layout: str) -> tuple[Tensor, Tensor, Tensor, list[tuple[Tensor, Tensor]]]:
     """(vectors, is_word, is_context), and the columns of question and context of each row."""
     is_word, is_context, columns = torch.zeros(3, 15, dtype=torch.bool), torch.zeros(3, 15, dtype=torch.bool), []
     for row, (question, context) in enumerate(LENGTHS):
@@ -68,12 +68,12 @@ def naive_network(network: AnswerSpanNetwork, inputs: tuple[Tensor, Tensor], out
 
 
 @pytest.mark.parametrize("layout", ["right", "left", "context first"])
-def test_equals_the_formulas_of_one_example(layout: str) -> None:
-    """Logits and gradients, for padding on either side, and for a question after its context."""
+def test_network_matches_formulas(layout: str) -> None:
+    """Logits and gradients, with padding on either side and with the question after its context."""
     torch.manual_seed(1)
     options = AnswerSpanOptions(hidden_size=3, no_answer=True, no_answer_size=6)
     network = randomize(AnswerSpanNetwork(INPUT, options, OUTPUT))
-    vectors, is_word, is_context, columns = batch(layout)
+    vectors, is_word, is_context, columns = make_batch(layout)
     output_vectors = torch.randn(3, 15, OUTPUT, requires_grad=True)
     start, end, no_answer = network(vectors, is_word, is_context, output_vectors)
     assert (start[~is_context] == torch.finfo(start.dtype).min).all()
@@ -92,10 +92,10 @@ def test_equals_the_formulas_of_one_example(layout: str) -> None:
 
 
 @pytest.mark.parametrize("no_answer", [True, False])
-def test_loss_is_the_softmax_over_all_spans_and_no_answer(no_answer: bool) -> None:
-    """An answer, no answer (a word of the question), and an ignored example; and the number of a larger batch."""
+def test_loss_is_cross_entropy_over_spans_and_no_answer(no_answer: bool) -> None:
+    """An answer, no answer (a word of the question) and an ignored example; also with a given number of examples."""
     torch.manual_seed(0)
-    _, _, is_context, columns = batch("right")
+    _, _, is_context, columns = make_batch("right")
     logits = torch.randn(2, 3, 15).masked_fill(~is_context, torch.finfo(torch.float32).min)
     no_answer_logits = torch.randn(3) if no_answer else None
     scores = AnswerSpanScores(*logits, no_answer_logits)
@@ -111,21 +111,21 @@ def test_loss_is_the_softmax_over_all_spans_and_no_answer(no_answer: bool) -> No
     starts, ends = torch.tensor([4, 0, 99]), torch.tensor([6, 0, -1])
     loss = answer_span_loss(scores, is_context, starts, ends)
     torch.testing.assert_close(loss, torch.stack(expected).mean())
-    larger = answer_span_loss(scores, is_context, starts, ends, {"start_positions": 8})
-    torch.testing.assert_close(larger, torch.stack(expected).sum() / 8)
+    accumulated = answer_span_loss(scores, is_context, starts, ends, {"start_positions": 8})
+    torch.testing.assert_close(accumulated, torch.stack(expected).sum() / 8)
 
 
 def test_packed_equals_padded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A traced network computes padding, and gives the same logits."""
+    """A traced network also computes padding, with equal logits."""
     torch.manual_seed(0)
-    inputs = batch("left")[:3]
+    inputs = make_batch("left")[:3]
     network = randomize(AnswerSpanNetwork(INPUT, AnswerSpanOptions(hidden_size=3)))
     expected = network(*inputs)
     monkeypatch.setattr(pairs, "is_traced", lambda tensor: True)
     torch.testing.assert_close(network(*inputs)[:2], expected[:2], atol=1e-5, rtol=1e-4)
 
 
-def test_row_without_a_question() -> None:
-    vectors, is_word, _, _ = batch("left")
+def test_missing_question_raises() -> None:
+    vectors, is_word, _, _ = make_batch("left")
     with pytest.raises(CtxError, match="Example 0 of the batch has no words in its question"):
         AnswerSpanNetwork(INPUT, AnswerSpanOptions())(vectors, is_word, is_word)

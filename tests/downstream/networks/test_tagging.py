@@ -1,4 +1,4 @@
-"""The tagging network against written-out LSTMs and losses."""
+"""The tagging network, compared with naive LSTMs and losses."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ LABELS = ["O", "B-X", "I-X"]
 LENGTHS = (5, 2, 3)
 
 
-def network(**options: object) -> TaggingNetwork:
+def make_tagger(**options: object) -> TaggingNetwork:
     torch.manual_seed(0)
     defaults = {"hidden_size": 6, "num_layers": 2, "dropout": 0.0} | options
     tagger = TaggingNetwork(4, len(LABELS), TaggingOptions(**defaults), output_size=3, labels=LABELS)
@@ -68,8 +68,8 @@ def emissions_oracle(tagger: TaggingNetwork, words: Tensor, output: Tensor, pred
 
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("options", [{}, {"highway": True, "num_layers": 3, "predicate_size": 2}, {"crf": False}])
-def test_loss_and_gradients_equal_the_written_out_network(options: dict[str, object], side: str) -> None:
-    tagger = network(**options)
+def test_loss_and_gradients_match_naive_network(options: dict[str, object], side: str) -> None:
+    tagger = make_tagger(**options)
     sentences, outputs = [torch.randn(length, 4) for length in LENGTHS], [torch.randn(length, 3) for length in LENGTHS]
     tags = [torch.tensor([0, 1, 2, 2, 0]), torch.tensor([1, 2]), torch.tensor([IGNORE_INDEX, 1, 0])]
     predicates = [torch.arange(length) == 1 for length in LENGTHS]
@@ -87,24 +87,24 @@ def test_loss_and_gradients_equal_the_written_out_network(options: dict[str, obj
     if tagger.crf is None:
         total = sum(F.cross_entropy(*row, reduction="sum") for row in zip(emissions, tags, strict=True))
     else:
-        everywhere = [torch.ones(1, length, dtype=torch.bool) for length in LENGTHS]
+        masks = [torch.ones(1, length, dtype=torch.bool) for length in LENGTHS]
         total = -sum(
             tagger.crf.log_likelihood(row[None], mask, tag[None])[0]
-            for row, mask, tag in zip(emissions, everywhere, tags, strict=True)
+            for row, mask, tag in zip(emissions, masks, tags, strict=True)
         )
     torch.testing.assert_close(logits[is_word], torch.cat(emissions), atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(loss, total / 9)
     parameters = [*tagger.parameters()]
-    for gradient, oracle in zip(*(torch.autograd.grad(value, parameters) for value in (loss, total / 9)), strict=True):
-        torch.testing.assert_close(gradient, oracle, atol=1e-5, rtol=1e-4)
-    halves = [tagger(words[None], torch.ones(1, len(words), dtype=torch.bool), tag[None], out[None], 9, mark[None])[0]
+    for gradient, naive in zip(*(torch.autograd.grad(value, parameters) for value in (loss, total / 9)), strict=True):
+        torch.testing.assert_close(gradient, naive, atol=1e-5, rtol=1e-4)
+    losses = [tagger(words[None], torch.ones(1, len(words), dtype=torch.bool), tag[None], out[None], 9, mark[None])[0]
               for words, tag, out, mark in zip(sentences, tags, outputs, predicates, strict=True)]  # fmt: skip
-    torch.testing.assert_close(sum(halves), loss)
+    torch.testing.assert_close(sum(losses), loss)
 
 
 @pytest.mark.parametrize("options", [{}, {"crf": False}], ids=["crf", "softmax"])
-def test_predictions_are_valid_and_argmax_of_the_logits(options: dict[str, object]) -> None:
-    tagger = network(**options).eval()
+def test_predictions_are_valid_and_match_logits(options: dict[str, object]) -> None:
+    tagger = make_tagger(**options).eval()
     tagger.classifier.bias.data[2] += 3  # many I-X
     vectors, is_word = torch.randn(40, 6, 4), torch.arange(6) < torch.randint(1, 7, (40, 1))
     with torch.no_grad():
@@ -112,18 +112,18 @@ def test_predictions_are_valid_and_argmax_of_the_logits(options: dict[str, objec
         emissions = tagger.emissions(vectors, is_word, torch.zeros(40, 6, 3))
     tags = tagger.decode(emissions, is_word)
     assert (logits.argmax(-1)[is_word] == tags[is_word]).all()
-    assert (emissions.argmax(-1)[:, 0] == 2).any(), "the best labels of the words alone are valid"
+    assert (emissions.argmax(-1)[:, 0] == 2).any(), "emissions alone already give valid tags"
     for row in tags.tolist():
         assert all(tag != 2 or previous in (1, 2) for previous, tag in zip([0, *row], row, strict=False))
-    free = network(crf=False, constrained=False).eval()
-    _, logits = free(vectors, is_word, output_vectors=torch.zeros(40, 6, 3))
-    assert torch.equal(logits, free.emissions(vectors, is_word, torch.zeros(40, 6, 3)))
-    assert torch.equal(free.decode(logits, is_word)[is_word], logits.argmax(-1)[is_word])
+    unconstrained = make_tagger(crf=False, constrained=False).eval()
+    _, logits = unconstrained(vectors, is_word, output_vectors=torch.zeros(40, 6, 3))
+    assert torch.equal(logits, unconstrained.emissions(vectors, is_word, torch.zeros(40, 6, 3)))
+    assert torch.equal(unconstrained.decode(logits, is_word)[is_word], logits.argmax(-1)[is_word])
 
 
 @pytest.mark.parametrize("options", [{"highway": True}, {"variational_dropout": True}])
 def test_dropout_masks_are_equal_for_all_words(options: dict[str, object]) -> None:
-    tagger = network(dropout=0.5, **options).train()
+    tagger = make_tagger(dropout=0.5, **options).train()
     zeros: list[Tensor] = []
     module = tagger.layers[0] if tagger.layers[0].__class__ is HighwayLSTM else tagger.dropout
     module.register_forward_hook(lambda _, inputs, output: zeros.append(output == 0))
@@ -133,6 +133,6 @@ def test_dropout_masks_are_equal_for_all_words(options: dict[str, object]) -> No
     assert any(mask.any() for mask in zeros)
 
 
-def test_a_missing_predicate_is_an_error() -> None:
+def test_missing_predicate_raises() -> None:
     with pytest.raises(CtxError, match="predicate"):
-        network(predicate_size=2)(torch.randn(1, 2, 4), torch.ones(1, 2, dtype=torch.bool))
+        make_tagger(predicate_size=2)(torch.randn(1, 2, 4), torch.ones(1, 2, dtype=torch.bool))

@@ -1,4 +1,4 @@
-"""Task networks: saved, reopened, trained and evaluated as other models."""
+"""Task networks: saving, loading, training and evaluation."""
 
 import json
 import shutil
@@ -52,23 +52,23 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Pairs whose label is whether the second text contains "cat"."""
+    """Text pairs; the label is 1 if the second text contains "cat"."""
     file = tmp_path_factory.mktemp("data") / "pairs.tsv"
     lines = [f"{TEXTS[n % 4]}\tthe {'cat' if n % 2 else 'dog'} number {n}\t{n % 2}" for n in range(24)]
     file.write_text("first\tsecond\tlabel\n" + "\n".join(lines) + "\n")
     return file
 
 
-def network(sources: dict[str, str], auto_class: str, names: tuple[str, ...], **changes: Any) -> tuple[Any, Any]:
+def make_network(sources: dict[str, str], auto_class: str, names: tuple[str, ...], **changes: Any) -> tuple[Any, Any]:
     config, tokenizer = new_network({name: sources[name] for name in names}, {**SMALL, **changes})
     torch.manual_seed(0)
     return new_model(auto_class, config), tokenizer
 
 
 @torch.no_grad()
-def test_vectors(sources: dict[str, str], tmp_path: Path) -> None:
-    """The vectors equal `embed_words`, for both texts of a pair, on either padding side, and after saving."""
-    model, tokenizer = network(sources, "AutoModel", ("glove", "t5"))
+def test_vectors_equal_embedded_words(sources: dict[str, str], tmp_path: Path) -> None:
+    """For single texts and pairs, on either padding side, and after saving."""
+    model, tokenizer = make_network(sources, "AutoModel", ("glove", "t5"))
     texts = [TEXTS[0], "Zürich don't 🤖"]
     expected = embed_words(texts, [sources["glove"], sources["t5"]], layers="mix", device="cpu")
     expected += embed_words([text.split() for text in texts], [sources["glove"], sources["t5"]], layers="mix")
@@ -82,12 +82,12 @@ def test_vectors(sources: dict[str, str], tmp_path: Path) -> None:
             assert not states[row, ~is_word].any()
     tokenizer.padding_side = "right"
     pair = model(**tokenizer(TEXTS[0], TEXTS[3], return_tensors="pt")).last_hidden_state[0]
-    alone = [model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0] for text in (TEXTS[0], TEXTS[3])]
-    torch.testing.assert_close(pair, torch.cat(alone), **CLOSE)
+    single_texts = [model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0] for text in (TEXTS[0], TEXTS[3])]
+    torch.testing.assert_close(pair, torch.cat(single_texts), **CLOSE)
     for component in (model, tokenizer):
         component.save_pretrained(tmp_path)
-    reopened, same_tokenizer = AutoModel.from_pretrained(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
-    batch = same_tokenizer(TEXTS[0], TEXTS[3], return_tensors="pt")
+    reopened, reopened_tokenizer = AutoModel.from_pretrained(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    batch = reopened_tokenizer(TEXTS[0], TEXTS[3], return_tensors="pt")
     torch.testing.assert_close(reopened(**batch).last_hidden_state[0], pair)
     assert not any(parameter.requires_grad for parameter in reopened.stack.encoders.parameters())
     embedded = model(inputs_embeds=pair[None]).last_hidden_state
@@ -97,43 +97,43 @@ def test_vectors(sources: dict[str, str], tmp_path: Path) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("limit", [1 << 20, 5_000, 0])
 def test_cached_vectors(sources: dict[str, str], monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
-    """`cache_vectors` computes each sentence once, in one batch for each frozen model, as far as memory suffices."""
-    model, tokenizer = network(sources, "AutoModel", ("bert", "glove"), trainable_encoders=["glove"])
+    """`cache_vectors` computes each sentence once per frozen model, up to the memory limit."""
+    model, tokenizer = make_network(sources, "AutoModel", ("bert", "glove"), trainable_encoders=["glove"])
     model.eval().stack._free_bytes = limit
     batches = [tokenizer(*pair, return_tensors="pt") for pair in zip(TEXTS, TEXTS[::-1], strict=True)]
     expected = [model(**batch).last_hidden_state for batch in batches]
     model.stack.clear_cache()
     model.stack._free_bytes = limit
 
-    encoded = []
-    run = WordEncoder.hidden_states
-    monkeypatch.setattr(WordEncoder, "hidden_states", lambda *args: encoded.append(len(args[1])) or run(*args))
+    sizes = []
+    original = WordEncoder.hidden_states
+    monkeypatch.setattr(WordEncoder, "hidden_states", lambda *args: sizes.append(len(args[1])) or original(*args))
     model.cache_vectors(iter(batches))
-    assert encoded == [len(TEXTS)]
-    encoded.clear()
+    assert sizes == [len(TEXTS)]
+    sizes.clear()
     for batch, vectors in zip(batches, expected, strict=True):
         torch.testing.assert_close(model(**batch).last_hidden_state, vectors, **CLOSE)
-    bert_sentences = sum(encoded) - 2 * len(TEXTS)  # glove is trained, and computes both texts of each pair
-    stored = len(model.stack._vectors[0])
-    assert stored == {1 << 20: len(TEXTS), 0: 0}.get(limit, stored)
+    bert_sentences = sum(sizes) - 2 * len(TEXTS)  # glove is trainable and computes both texts of each pair
+    num_cached = len(model.stack._vectors[0])
+    assert num_cached == {1 << 20: len(TEXTS), 0: 0}.get(limit, num_cached)
     assert not model.stack._vectors[1]
-    assert bert_sentences == 2 * (len(TEXTS) - stored)
+    assert bert_sentences == 2 * (len(TEXTS) - num_cached)
     if limit == 5_000:
-        assert 0 < stored < len(TEXTS)
+        assert 0 < num_cached < len(TEXTS)
 
 
 def test_vectors_of_trained_models_are_not_cached(sources: dict[str, str]) -> None:
-    model, tokenizer = network(sources, "AutoModel", ("bert",), trainable_encoders=["bert"])
+    model, tokenizer = make_network(sources, "AutoModel", ("bert",), trainable_encoders=["bert"])
     batches = iter([tokenizer(TEXTS[0], return_tensors="pt")])
     model.cache_vectors(batches)
     assert len(list(batches)) == 1  # not read
 
 
 @pytest.mark.parametrize("name", ["biattentive", "esim", "decomposable_attention", "sentence"])
-def test_classifiers(sources: dict[str, str], name: str) -> None:
-    """Gradients reach the network, the mixes and trainable models only; padding changes nothing."""
+def test_classification_networks(sources: dict[str, str], name: str) -> None:
+    """Frozen encoders have no gradients, and padding does not change the logits."""
     options = {"network": name, "trainable_encoders": ["bert"], "output_features": name in ("esim", "sentence")}
-    model, tokenizer = network(
+    model, tokenizer = make_network(
         sources, "AutoModelForSequenceClassification", ("bert", "glove"), mix_decay=0.1, num_labels=3, **options
     )
     pairs = [] if name == "sentence" else [TEXTS[::-1]]
@@ -150,8 +150,8 @@ def test_classifiers(sources: dict[str, str], name: str) -> None:
         torch.testing.assert_close(single[0], logits[row], **CLOSE)
 
 
-def test_finetune(sources: dict[str, str], table: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    """A pair classifier on two models learns, resumes exactly, predicts, and is published without other files."""
+def test_finetune_pairs(sources: dict[str, str], table: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """A pair classifier on two encoders learns, resumes exactly, predicts, and is published without unrelated files."""
     features = ",".join(f"{name}={sources[name]}" for name in ("bert", "glove"))
     flags = {
         "features": features, "config_options": OPTIONS,
@@ -166,17 +166,17 @@ def test_finetune(sources: dict[str, str], table: Path, tmp_path: Path, capsys: 
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "run")
     assert {model.config.id2label[0], model.config.id2label[1]} == {"0", "1"}
 
-    stopped = {**flags, "output_dir": tmp_path / "stopped"}
+    resumed_flags = {**flags, "output_dir": tmp_path / "stopped"}
     weights = load_file(tmp_path / "run" / "model.safetensors")
     shutil.copytree(tmp_path / "run" / "checkpoint-12", tmp_path / "stopped" / "checkpoint-12")
-    assert run_command("finetune", "sequence-classification", "--resume", **stopped) == 0, capsys.readouterr().err
-    again = load_file(tmp_path / "stopped" / "model.safetensors")
-    assert [key for key, weight in weights.items() if not torch.equal(weight, again[key])] == []
+    assert run_command("finetune", "sequence-classification", "--resume", **resumed_flags) == 0, capsys.readouterr().err
+    resumed_weights = load_file(tmp_path / "stopped" / "model.safetensors")
+    assert [key for key, weight in weights.items() if not torch.equal(weight, resumed_weights[key])] == []
 
     predictions = tmp_path / "predictions.jsonl"
     command_output("predict", model=tmp_path / "run", input=table, text_columns="first,second", output=predictions)
-    labels = [json.loads(line) for line in predictions.read_text().splitlines()]
-    assert len(labels) == 24
+    predicted = [json.loads(line) for line in predictions.read_text().splitlines()]
+    assert len(predicted) == 24
     (tmp_path / "run" / "features" / "notes.json").write_text("{}")
     command_output("push", model=tmp_path / "run", repo_id="org/net", output_dir=tmp_path / "repository")
     published = {str(file.relative_to(tmp_path / "repository")) for file in (tmp_path / "repository").rglob("*.json")}
@@ -185,8 +185,8 @@ def test_finetune(sources: dict[str, str], table: Path, tmp_path: Path, capsys: 
     AutoModelForSequenceClassification.from_pretrained(tmp_path / "repository")
 
 
-def test_tagger(sources: dict[str, str], tmp_path: Path) -> None:
-    """A tagger with a conditional random field learns BIO tags, and predicts valid ones only."""
+def test_finetune_tagger(sources: dict[str, str], tmp_path: Path) -> None:
+    """A tagger with a conditional random field learns BIO tags and predicts valid sequences only."""
     lines = [
         "".join(f"{word} {tag}\n" for word, tag in zip(words.split(), tags.split(), strict=True))
         for words, tags in (
@@ -212,19 +212,19 @@ def test_tagger(sources: dict[str, str], tmp_path: Path) -> None:
         auto.from_pretrained(tmp_path / "run") for auto in (AutoModelForTokenClassification, AutoTokenizer)
     )
     batch = tokenizer([TEXTS[0].split(), ["cat"]], is_split_into_words=True, padding=True, return_tensors="pt")
-    model.network.classifier.weight.data.mul_(-1)  # a bad model, whose labels must be valid anyway
+    model.network.classifier.weight.data.mul_(-1)  # wrong scores, but labels must be valid
     labels = [model.config.id2label[index] for index in model(**batch).logits[0].argmax(-1).tolist()]
     assert all(tag[0] != "I" or previous[1:] == tag[1:] for previous, tag in pairwise(["O", *labels]))
 
 
 @pytest.mark.parametrize("options", [{"highway": True}, {"crf": False, "variational_dropout": True}])
 def test_tagger_with_trainer(sources: dict[str, str], tmp_path: Path, options: dict[str, Any]) -> None:
-    """One step of Trainer is equal for one batch and for accumulated ones with different numbers of targets."""
+    """One Trainer step is equal for one batch and for micro-batches with different numbers of targets."""
     options = {"hidden_size": 8, "num_layers": 2, "dropout": 0.0, **options}
     changes = {"network_options": options, "feature_dropout": 0.0, "id2label": {0: "O", 1: "B-A", 2: "I-A"}}
     weights = []
     for accumulation in (1, 4):
-        model, tokenizer = network(sources, "AutoModelForTokenClassification", ("bert",), **changes)
+        model, tokenizer = make_network(sources, "AutoModelForTokenClassification", ("bert",), **changes)
         features = [{**tokenizer(text), "labels": [n % 3 for n in range(len(text.split()))]} for text in TEXTS]
         arguments = TrainingArguments(
             str(tmp_path), max_steps=1, optim="sgd", learning_rate=0.1, lr_scheduler_type="constant", report_to=[],
@@ -238,16 +238,16 @@ def test_tagger_with_trainer(sources: dict[str, str], tmp_path: Path, options: d
         batch = tokenizer(TEXTS, padding=True, return_tensors="pt")
         torch.testing.assert_close(model.eval()(**batch).logits, reopened(**batch).logits, **CLOSE)
         weights.append(model.network.state_dict())
-    before = network(sources, "AutoModelForTokenClassification", ("bert",), **changes)[0].network.state_dict()
+    initial = make_network(sources, "AutoModelForTokenClassification", ("bert",), **changes)[0].network.state_dict()
     for name, weight in weights[0].items():
         torch.testing.assert_close(weights[1][name], weight, **CLOSE)
-        assert not torch.equal(before[name], weight), f"{name} is not trained"
+        assert not torch.equal(initial[name], weight), f"{name} is not trained"
 
 
 @pytest.mark.parametrize("no_answer", [False, True])
-def test_answers(sources: dict[str, str], no_answer: bool) -> None:
-    """The loss is the cross-entropy over all spans of the context and, with `no_answer`, no answer: the first word."""
-    model, tokenizer = network(
+def test_answer_span_loss(sources: dict[str, str], no_answer: bool) -> None:
+    """Cross-entropy over all spans of the context and, with `no_answer`, the first word for no answer."""
+    model, tokenizer = make_network(
         sources, "AutoModelForQuestionAnswering", ("glove",), network_options={"hidden_size": 8, "no_answer": no_answer}
     )
     model.eval()
@@ -271,43 +271,42 @@ def test_answers(sources: dict[str, str], no_answer: bool) -> None:
         model(batch["input_ids"])
 
 
-def test_answers_with_trained_models(sources: dict[str, str]) -> None:
-    """The penalty of the mixes is part of the loss in training."""
+def test_training_loss_includes_mix_penalty(sources: dict[str, str]) -> None:
+    """A shift of all mix weights changes only the penalty."""
     changes = {"network_options": {"hidden_size": 8, "dropout": 0.0}, "feature_dropout": 0.0, "mix_decay": 0.5}
-    model, tokenizer = network(sources, "AutoModelForQuestionAnswering", ("bert",), **changes)
+    model, tokenizer = make_network(sources, "AutoModelForQuestionAnswering", ("bert",), **changes)
     batch = tokenizer(["who saw"], [TEXTS[0]], return_tensors="pt")
     targets = {"start_positions": torch.tensor([3]), "end_positions": torch.tensor([4])}
-    plain = model.train()(**batch, **targets).loss
+    loss = model.train()(**batch, **targets).loss
     mix = model.features.stack.mixes[0]
-    mix.weights.data.add_(2)  # the same shares of all layers
-    torch.testing.assert_close(model(**batch, **targets).loss - plain, 0.5 * mix.distance())
+    mix.weights.data.add_(2)  # keeps the softmax of the weights
+    torch.testing.assert_close(model(**batch, **targets).loss - loss, 0.5 * mix.distance())
 
 
-def test_newly_initialized_weights(sources: dict[str, str], tmp_path: Path) -> None:
-    """Another head than the saved one has initial weights."""
-    model, tokenizer = network(sources, "AutoModelForTokenClassification", ("glove",))
+def test_unsaved_heads_are_initialized(sources: dict[str, str], tmp_path: Path) -> None:
+    model, tokenizer = make_network(sources, "AutoModelForTokenClassification", ("glove",))
     for component in (model, tokenizer):
         component.save_pretrained(tmp_path)
     config = AutoConfig.from_pretrained(tmp_path)
     config.network_options = {"hidden_size": 8}
-    answers = AutoModelForQuestionAnswering.from_pretrained(tmp_path, config=config)
-    assert answers.network.no_alignment.item() == -1
+    qa_model = AutoModelForQuestionAnswering.from_pretrained(tmp_path, config=config)
+    assert qa_model.network.no_alignment.item() == -1
     config.network, config.network_options = "decomposable_attention", {"hidden_size": 8, "intra_attention": True}
-    pairs = AutoModelForSequenceClassification.from_pretrained(tmp_path, config=config)
-    assert not pairs.network.distance_bias.any()
+    pair_model = AutoModelForSequenceClassification.from_pretrained(tmp_path, config=config)
+    assert not pair_model.network.distance_bias.any()
 
 
 def test_bfloat16(sources: dict[str, str], tmp_path: Path) -> None:
-    model, tokenizer = network(sources, "AutoModelForSequenceClassification", ("bert",), network="esim")
+    model, tokenizer = make_network(sources, "AutoModelForSequenceClassification", ("bert",), network="esim")
     for component in (model, tokenizer):
         component.save_pretrained(tmp_path)
-    half = AutoModelForSequenceClassification.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    reloaded = AutoModelForSequenceClassification.from_pretrained(tmp_path, dtype=torch.bfloat16)
     batch = tokenizer(TEXTS[:2], TEXTS[2:], padding=True, return_tensors="pt")
-    torch.testing.assert_close(half(**batch).logits.float(), model.eval()(**batch).logits, atol=3e-2, rtol=5e-2)
+    torch.testing.assert_close(reloaded(**batch).logits.float(), model.eval()(**batch).logits, atol=3e-2, rtol=5e-2)
 
 
 @pytest.mark.parametrize("source", ["features", "family"])
-def test_tasks_without_a_head(sources: dict[str, str], tmp_path: Path, source: str) -> None:
+def test_task_without_network_raises(sources: dict[str, str], tmp_path: Path, source: str) -> None:
     folder = sources["glove"]
     value = {"features": f"a={folder}", "family": f"glove:tokenizer={folder}"}[source]
     (tmp_path / "a.tsv").write_text("query\tcandidate\tlabel\nwho\ta cat\t1\nwho\ta dog\t0\n")
@@ -318,20 +317,20 @@ def test_tasks_without_a_head(sources: dict[str, str], tmp_path: Path, source: s
     assert f"--{source}" in error
 
 
-def test_errors(sources: dict[str, str]) -> None:
-    for text in ("bert", "a=x,a=y", "=x"):
+def test_invalid_options_raise(sources: dict[str, str]) -> None:
+    for features in ("bert", "a=x,a=y", "=x"):
         with pytest.raises(CtxError, match="NAME=DIR"):
-            parse_features([text])
+            parse_features([features])
     head = "AutoModelForSequenceClassification"
     with pytest.raises(CtxError, match="no network 'crf'"):
-        network(sources, head, ("glove",), network="crf")
+        make_network(sources, head, ("glove",), network="crf")
     with pytest.raises(CtxError, match="no option 'size'"):
-        network(sources, head, ("glove",), network_options={"size": 3})
+        make_network(sources, head, ("glove",), network_options={"size": 3})
     with pytest.raises(CtxError, match="no model 'elmo'"):
-        network(sources, head, ("glove",), trainable_encoders=["elmo"])
+        make_network(sources, head, ("glove",), trainable_encoders=["elmo"])
     with pytest.raises(CtxError, match="not a valid name"):
         CtxTaskNetworkConfig(encoders={"a.b": {}})
-    model, tokenizer = network(sources, "AutoModel", ("glove",))
+    model, tokenizer = make_network(sources, "AutoModel", ("glove",))
     with pytest.raises(CtxError, match="exactly one of input_ids and inputs_embeds"):
         model()
     model.stack._word_encoders = []

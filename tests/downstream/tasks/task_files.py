@@ -1,4 +1,4 @@
-"""Tasks and their files, as the tests of the tasks make them."""
+"""Helpers that create tasks and write their files."""
 
 import gzip
 

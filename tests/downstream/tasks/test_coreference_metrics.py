@@ -1,4 +1,4 @@
-"""Coreference scores against the examples of the papers, and against their definitions written out."""
+"""Coreference scores, compared with published examples and with naive implementations."""
 
 from itertools import permutations
 
@@ -23,19 +23,19 @@ BAGGA = ["12345", "67", "89ABC"]  # Bagga & Baldwin 1998, figures 2 to 4
         (["ab", "cde"], ["edc", "ba"], {"conll_f1": 1, "muc_f1": 1, "b_cubed_f1": 1, "ceafe_f1": 1}),
     ],
 )
-def test_examples_of_the_papers(key: list[str], response: list[str], expected: dict[str, float]) -> None:
+def test_published_examples(key: list[str], response: list[str], expected: dict[str, float]) -> None:
     scores = coreference_scores([response], [key])
     assert {name: scores[name] for name in expected} == pytest.approx(expected)
 
 
-def test_scores_equal_their_definitions() -> None:
-    """Sums over several documents, from sets: links by connected parts, mention by mention, and all alignments."""
+def test_scores_match_definitions() -> None:
+    """Summed over several documents; CEAF takes the best of all alignments."""
     rng = np.random.default_rng(0)
 
     def partition(num_mentions: int) -> list[set[int]]:
         numbers = rng.integers(0, 5, num_mentions)
-        present = rng.random(num_mentions) < 0.8
-        clusters = [set(np.flatnonzero((numbers == number) & present).tolist()) for number in range(4)]
+        is_mention = rng.random(num_mentions) < 0.8
+        clusters = [set(np.flatnonzero((numbers == number) & is_mention).tolist()) for number in range(4)]
         return [cluster for cluster in clusters if cluster]
 
     keys, responses = ([partition(12) for _ in range(6)] for _ in range(2))
@@ -51,8 +51,8 @@ def test_scores_equal_their_definitions() -> None:
                 mentions += len(cluster)
             short, long = sorted((side, opposite), key=len)
             similarity += max(
-                sum(2 * len(a & b) / (len(a) + len(b)) for a, b in zip(short, order, strict=False))
-                for order in permutations(long)
+                sum(2 * len(a & b) / (len(a) + len(b)) for a, b in zip(short, alignment, strict=False))
+                for alignment in permutations(long)
             )
             clusters += len(side)
         assert scores[f"muc_{suffix}"] == pytest.approx(links / total_links)

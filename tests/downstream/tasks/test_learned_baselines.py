@@ -13,7 +13,7 @@ from hf_ctxmodels.models.bert.configuration_bert import CtxBertConfig
 WORDS = [f"{start}{end}" for start in ("ba", "ko", "mi", "tu", "ze") for end in "lmnrst"]
 
 
-def tables(tmp_path, make_row, header: str, size: int = 120):
+def write_tables(tmp_path, make_row, header: str, size: int = 120):
     rng, files = random.Random(0), []
     for name in ("train", "dev"):
         rows = [make_row(rng) for _ in range(size)]
@@ -21,43 +21,43 @@ def tables(tmp_path, make_row, header: str, size: int = 120):
     return files
 
 
-def sentence(rng) -> str:
+def random_sentence(rng) -> str:
     return " ".join(rng.sample(WORDS, 5))
 
 
-def single(rng) -> str:
-    text = sentence(rng)
+def text_row(rng) -> str:
+    text = random_sentence(rng)
     return f"{text}\t{'yes' if 'bal' in text or 'tun' in text or 'zes' in text or 'mil' in text else 'no'}"
 
 
-def chinese(rng) -> str:
+def chinese_row(rng) -> str:
     text = "".join(rng.sample("我喜欢猫狗鱼鸟山水", 4))
     return f"{text}\t{'yes' if '猫' in text else 'no'}"
 
 
-def pair(rng) -> str:
-    first, same = sentence(rng), rng.random() < 0.5
-    return f"{first}\t{' '.join(rng.sample(first.split(), 5)) if same else sentence(rng)}\t{int(same)}"
+def pair_row(rng) -> str:
+    first, is_same = random_sentence(rng), rng.random() < 0.5
+    return f"{first}\t{' '.join(rng.sample(first.split(), 5)) if is_same else random_sentence(rng)}\t{int(is_same)}"
 
 
-def score(rng) -> str:
+def score_row(rng) -> str:
     words = rng.sample(WORDS, 5)
     return f"{' '.join(words)}\t{sum(word.startswith('ba') for word in words)}"
 
 
 @pytest.mark.parametrize(
-    ("task", "row", "columns", "metric", "minimum"),
+    ("task", "make_row", "columns", "metric", "minimum"),
     [
-        ("sequence-classification", single, "text\tlabel", "accuracy", 0.9),
-        ("sequence-classification", chinese, "text\tlabel", "accuracy", 0.9),
-        ("sequence-classification", pair, "first\tsecond\tlabel", "accuracy", 0.95),
-        ("regression", score, "text\tlabel", "pearsonr", 0.8),
+        ("sequence-classification", text_row, "text\tlabel", "accuracy", 0.9),
+        ("sequence-classification", chinese_row, "text\tlabel", "accuracy", 0.9),
+        ("sequence-classification", pair_row, "first\tsecond\tlabel", "accuracy", 0.95),
+        ("regression", score_row, "text\tlabel", "pearsonr", 0.8),
     ],
 )
-def test_tfidf(tmp_path, monkeypatch, task, row, columns, metric, minimum):
-    """Better than the frequency baseline, equal at each call, and bounded."""
+def test_tfidf_baseline(tmp_path, monkeypatch, task, make_row, columns, metric, minimum):
+    """Better than the majority baseline, deterministic, and worse with fewer training texts."""
     task = make_task(task, text_columns=",".join(columns.split("\t")[:-1]))
-    training, validation = (task.read_file(file) for file in tables(tmp_path, row, columns))
+    training, validation = (task.read_file(file) for file in write_tables(tmp_path, make_row, columns))
     task.configure(CtxBertConfig(), training, validation)
     scores = learned_baseline_scores(task, training, validation)
     assert scores[metric] > max(minimum, task.score(validation, task.baseline(training, validation))[metric])
@@ -69,7 +69,7 @@ def test_tfidf(tmp_path, monkeypatch, task, row, columns, metric, minimum):
 
 
 @pytest.mark.parametrize("rows", [["!\ta", "?\tb"], ["one text\ta", "two texts\ta"]])
-def test_texts_that_no_classifier_learns(rows):
+def test_tfidf_without_shared_features_returns_none(rows):
     examples = [SequenceExample((text,), label, "") for text, label in (row.split("\t") for row in rows)]
     assert tfidf.tfidf_predictions(examples, examples, regression=False) is None
 
@@ -84,7 +84,7 @@ TABLES = {
 
 @pytest.mark.parametrize("name", TABLES)
 def test_constant_predictions(tmp_path, name):
-    header, rows, constant, shown = TABLES[name]
+    header, rows, constant, description = TABLES[name]
     arguments = {"choice_columns": "one,two"} if name == "multiple-choice" else {}
     task = make_task(name, **arguments)
     examples = task.read_file(written(tmp_path / "a.tsv", "\n".join([header, *rows]) + "\n"))
@@ -93,6 +93,6 @@ def test_constant_predictions(tmp_path, name):
     def warnings(predictions) -> list[str]:
         return TaskEvaluation(task, examples, None, None, 1, predictions).warnings({}, {})
 
-    assert [f"the prediction is {shown} for" in text for text in warnings(constant)] == [True]
+    assert [f"the prediction is {description} for" in text for text in warnings(constant)] == [True]
     assert warnings(labels) == warnings([]) == []
-    assert task.constant_prediction(examples[:1] * 6, labels[:1] * 6) is None, "the labels are equal, too"
+    assert task.constant_prediction(examples[:1] * 6, labels[:1] * 6) is None, "equal labels explain equal predictions"

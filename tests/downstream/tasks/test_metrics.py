@@ -1,4 +1,4 @@
-"""Metrics against values computed by hand, and by their properties."""
+"""Metrics, compared with values computed by hand."""
 
 import math
 
@@ -14,7 +14,7 @@ NUMBERS = st.integers(2, 20).flatmap(
 )
 
 
-def test_classification_by_hand():
+def test_classification_scores():
     # 3 of 5 correct. Label 1: 2 true positives, 3 predictions, 3 references: F1 2/3. Label 0: 1, 2, 2: F1 1/2.
     predictions, references = [1, 1, 1, 0, 0], [1, 1, 0, 0, 1]
     assert metrics.classification_scores(predictions, references, 2) == {
@@ -29,7 +29,7 @@ def test_classification_by_hand():
     assert all(type(value) is float for value in constant.values())
 
 
-def test_correlation_by_hand():
+def test_correlations():
     # Deviations -1 0 1 and -1 1 0: 1 / (sqrt 2 * sqrt 2).
     assert metrics.pearson_correlation([1, 2, 3], [0, 2, 1]) == pytest.approx(0.5)
     # A monotonic function has rank correlation 1; equal values share rank 1.5.
@@ -40,8 +40,8 @@ def test_correlation_by_hand():
 
 @pytest.mark.filterwarnings("error")
 @given(NUMBERS)
-def test_constant_sides_have_no_correlation(sides):
-    predictions, references = sides
+def test_correlation_of_constant_values_is_nan(numbers):
+    predictions, references = numbers
     is_constant = len(set(predictions)) == 1 or len(set(references)) == 1
     for correlation in (metrics.pearson_correlation, metrics.spearman_correlation):
         assert math.isnan(correlation(predictions, references)) == is_constant
@@ -50,7 +50,7 @@ def test_constant_sides_have_no_correlation(sides):
     assert (scores["pearsonr"] == 0.0) or not is_constant
 
 
-def test_entities_by_hand():
+def test_entity_scores():
     # References: PER 0-2, LOC 3-4. Predictions: PER 0-2 (correct), LOC 2-4 (wrong start). 4 of 5 tags are correct.
     predictions, references = [["B-PER", "I-PER", "B-LOC", "I-LOC", "O"]], [["B-PER", "I-PER", "O", "I-LOC", "O"]]
     assert metrics.entity_scores(predictions, references) == {
@@ -65,7 +65,7 @@ def test_entities_by_hand():
 
 
 @pytest.mark.parametrize(
-    ("text", "normalized"),
+    ("text", "expected"),
     [
         ("The  Cat, sat!", "cat sat"),
         ("an apple a day", "apple day"),
@@ -76,22 +76,22 @@ def test_entities_by_hand():
         ("The", ""),
     ],
 )
-def test_answers_are_normalized_as_in_squad(text, normalized):
-    assert metrics.normalize_answer(text) == normalized
+def test_squad_answer_normalization(text, expected):
+    assert metrics.normalize_answer(text) == expected
 
 
-def test_squad_by_hand():
+def test_squad_scores():
     answers = [["the red house", "house"], ["in 1999"], ["Paris"]]
     # Exact: the first question only. F1: 1; {1999} against {in, 1999} 2/3; 0.
     assert metrics.squad_scores(["The House.", "1999", "London"], answers) == {
         "f1": pytest.approx(100 * (1 + 2 / 3) / 3),
         "exact_match": pytest.approx(100 / 3),
     }
-    # A word counts as often as it occurs on both sides: 2 of 3 and 2 of 2.
+    # A word counts as often as it occurs in both texts: 2 of 3 and 2 of 2.
     assert metrics.answer_f1("go go go", "go go") == pytest.approx(0.8)
 
 
-def test_squad_v2_by_hand():
+def test_squad_v2_scores():
     assert metrics.squad_v2_scores(["house", "", "Athens", ""], [["red house"], [], [], ["Rome"]]) == {
         "exact": 25.0,
         "f1": pytest.approx(100 * (2 / 3 + 1) / 4),
@@ -105,6 +105,6 @@ def test_squad_v2_by_hand():
     }
 
 
-def test_importing_the_package_does_not_import_the_metric_libraries():
+def test_metric_libraries_are_imported_lazily():
     code = "import sys, hf_ctxmodels.downstream.tasks; print([m for m in ('sklearn', 'seqeval') if m in sys.modules])"
     assert run_forked("-c", code).stdout.strip() == "[]"

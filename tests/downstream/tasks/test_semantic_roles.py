@@ -1,4 +1,4 @@
-"""Semantic role labeling: files, the mark of the predicate, constrained decoding, and the score of CoNLL-2005."""
+"""Semantic role labeling: files, predicate marker, constrained decoding, and CoNLL-2005 scores."""
 
 import json
 from collections import Counter
@@ -31,7 +31,7 @@ COLUMNS = """# sent_id = 1
 """
 
 
-def test_columns_are_read_as_one_example_for_each_predicate(tmp_path: Path) -> None:
+def test_columns_yield_one_example_per_predicate(tmp_path: Path) -> None:
     file = written(tmp_path / "a.conll.gz", COLUMNS.replace("plan\tNN\t2\tobj\t_", "plan\tNN\t2\tobj\tplan.01"))
     first, second = make_task(TASK).read_file(file)
     assert first.words == second.words == ["She", "gave", "up", "the", "plan", "to", "go"]
@@ -47,7 +47,7 @@ def test_columns_are_read_as_one_example_for_each_predicate(tmp_path: Path) -> N
 
 
 def test_head_words(tmp_path: Path) -> None:
-    """Spans are reduced to the words whose heads are outside; files of Universal Propositions have head words."""
+    """Spans are reduced to words whose heads are outside the span; Universal Propositions annotate head words."""
     text = COLUMNS.replace("plan\tNN\t2\tobj\t_", "plan\tNN\t2\tobj\tplan.01")
     first, second = make_task(TASK, head_column=4).read_file(written(tmp_path / "a.conll", text))
     assert first.tags == ["B-ARG0", "B-V", "O", "O", "B-ARG1", "O", "O"]
@@ -69,7 +69,7 @@ def test_head_words(tmp_path: Path) -> None:
     assert (example.predicate, example.roleset) == (1, "speak.01")
 
 
-def test_roles_that_a_model_lacks_are_missed(tmp_path: Path) -> None:
+def test_unknown_roles_count_as_errors(tmp_path: Path) -> None:
     task = make_task(TASK)
     lines = [f'{{"tokens": ["a", "b"], "predicate": 0, "tags": ["B-V", "{role}"]}}' for role in ("B-A0", "B-A9")]
     train, test = ([*task.read_file(written(tmp_path / f"{n}.jsonl", line))] for n, line in enumerate(lines))
@@ -82,11 +82,11 @@ def test_roles_that_a_model_lacks_are_missed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("language", ["de", "fr", "es"])
 def test_universal_propositions(shared_data: Path, language: str) -> None:
-    """All roles of the files but the rarest occur in English PropBank, reduced to head words."""
+    """More than 99% of the tags occur in English PropBank reduced to head words."""
     folder = shared_data / "srl"
     english = make_task(TASK, head_column=4).read_file(str(folder / "ewt_propbank" / "en_ewt-propbank-dev.conll.gz"))
     foreign = make_task(TASK).read_file(str(folder / "up" / f"{language}-up-dev.conllu.gz"))
-    roles = [Counter(tag for example in side for tag in example.tags if tag != "O") for side in (english, foreign)]
+    roles = [Counter(tag for example in data for tag in example.tags if tag != "O") for data in (english, foreign)]
     assert not any(tag.startswith("I-") for counts in roles for tag in counts)
     assert sum(roles[1][tag] for tag in roles[0]) > 0.99 * roles[1].total()
     assert roles[1]["B-ARG1"] > roles[1]["B-ARG2"] > 0
@@ -103,13 +103,13 @@ def test_universal_propositions(shared_data: Path, language: str) -> None:
         ("a.jsonl", '{"1": ["a", "b"], "predicate": 1, "2": ["I-A0", "B-V"]}', r"(?s)not BIO: I-A0 B-V.*a\.jsonl:1"),
     ],
 )
-def test_bad_files_say_what_and_where(tmp_path: Path, name: str, text: str, message: str) -> None:
+def test_invalid_file_error_and_location(tmp_path: Path, name: str, text: str, message: str) -> None:
     with pytest.raises(CtxError, match=message):
         make_task(TASK, text_columns="1", label_column="2").read_file(written(tmp_path / name, text))
 
 
-def plain_arguments(tags: list[str]) -> set[tuple[str, str]]:
-    """The arguments of BIO tags as a role and its words, `|` between the spans: written for clarity."""
+def naive_arguments(tags: list[str]) -> set[tuple[str, str]]:
+    """Arguments of BIO tags: role and word numbers, with `|` between spans."""
     words: dict[int, tuple[str, str]] = {}  # number of the argument -> role, words
     open_argument: dict[str, int] = {}  # role -> number of its latest argument
     current = -1
@@ -132,9 +132,9 @@ _ROLES = st.sampled_from(["O", "B-V", "I-V", "B-A0", "I-A0", "B-C-A0", "I-C-A0",
 
 
 @given(st.lists(st.tuples(_ROLES, _ROLES), min_size=1, max_size=14))
-def test_the_score_equals_a_plain_one(pairs: list[tuple[str, str]]) -> None:
+def test_scores_match_naive_arguments(pairs: list[tuple[str, str]]) -> None:
     predicted, expected = (iob1_to_bio(tags) for tags in zip(*pairs, strict=True))
-    sets = plain_arguments(predicted), plain_arguments(expected)
+    sets = naive_arguments(predicted), naive_arguments(expected)
     correct = len(sets[0] & sets[1])
     scores = argument_scores([predicted], [expected])
     assert scores["precision"] == (correct / len(sets[0]) if sets[0] else 0)
@@ -142,28 +142,28 @@ def test_the_score_equals_a_plain_one(pairs: list[tuple[str, str]]) -> None:
     assert scores["f1"] == (2 * correct / (len(sets[0]) + len(sets[1])) if sets[0] or sets[1] else 0)
 
 
-def test_continued_arguments_are_right_as_a_whole_only() -> None:
+def test_continued_arguments_are_scored_as_a_whole() -> None:
     tags = ["B-A0", "B-V", "B-C-A0", "B-R-A0", "B-C-A1"]
     assert proposition_arguments(tags) == {("A0", ((0, 1), (2, 3))), ("R-A0", ((3, 4),)), ("A1", ((4, 5),))}
     scores = argument_scores([["B-A0", "B-V", "O", "B-R-A0", "B-A1"]], [tags])
     assert scores == {"f1": 2 / 3, "precision": 2 / 3, "recall": 2 / 3}
 
 
-@pytest.mark.parametrize("segments", [2, 0])
-def test_the_predicate_is_marked_and_predictions_are_valid(tmp_path: Path, segments: int) -> None:
+@pytest.mark.parametrize("type_vocab_size", [2, 0])
+def test_predicate_marker_and_valid_predictions(tmp_path: Path, type_vocab_size: int) -> None:
     words = ["sailor", "mended", "unrelatedness", "\u200b", "boat", *["neighbor", "garden"] * 4]
     tags = ["B-A0", "B-V", "B-A1", "I-A1", "I-A1", *["B-C-A1", "O"] * 4]
     line = json.dumps({"tokens": words, "predicate": 1, "tags": tags})
     task = make_task(TASK, max_length=16)
     examples = task.read_file(written(tmp_path / "a.jsonl", line))
-    config = CtxBertConfig(type_vocab_size=segments)
+    config = CtxBertConfig(type_vocab_size=type_vocab_size)
     task.configure(config, examples, [])
     tokenizer = CtxBertTokenizer.train([" ".join(words[:5]) + " * neighbor garden"], vocab_size=80)
     encoded = task.encode(examples, tokenizer)
     assert len(encoded.features) > 1
     tokens = [tokenizer.convert_ids_to_tokens(feature["input_ids"]) for feature in encoded.features]
     first = encoded.features[0]
-    if segments:
+    if type_vocab_size:
         marked = [token for token, segment in zip(tokens[0], first["token_type_ids"], strict=True) if segment]
         assert "".join(marked).replace("##", "") == "mended"
         assert not any(any(feature["token_type_ids"]) for feature in encoded.features[1:])
@@ -181,14 +181,14 @@ def test_the_predicate_is_marked_and_predictions_are_valid(tmp_path: Path, segme
     outputs = [{"logits": rng.normal(size=output["logits"].shape)} for output in oracle]
     (prediction,) = task.decode(examples, encoded, outputs)
     assert iob1_to_bio(prediction) == prediction
-    origins = zip(outputs, encoded.origins, strict=True)
+    windows = zip(outputs, encoded.origins, strict=True)
     first_words = [
-        task.labels[output["logits"][position].argmax()] for output, (_, words) in origins for position in words
+        task.labels[output["logits"][position].argmax()] for output, (_, words) in windows for position in words
     ]
-    assert iob1_to_bio(first_words) != first_words, "the best labels of the words alone are valid"
+    assert iob1_to_bio(first_words) != first_words, "the best label of each word already gives valid tags"
 
 
-def test_a_tokenizer_without_the_marker_is_an_error(tmp_path: Path, tokenizer: CtxBertTokenizer) -> None:
+def test_tokenizer_without_marker_raises(tmp_path: Path, tokenizer: CtxBertTokenizer) -> None:
     task = make_task(TASK)
     examples = task.read_file(written(tmp_path / "a.jsonl", '{"tokens": ["a"], "predicate": 0, "tags": ["B-V"]}'))
     task.configure(CtxBertConfig(type_vocab_size=0), examples, [])
@@ -199,9 +199,9 @@ def test_a_tokenizer_without_the_marker_is_an_error(tmp_path: Path, tokenizer: C
 NOUNS, VERBS = ["men", "boys", "eels", "dogs", "cats"], ["see", "like", "hear"]
 
 
-@pytest.mark.parametrize("kind", ["bert", pytest.param("xlnet", marks=pytest.mark.slow), "features"])
-def test_finetune_learns_arguments_of_the_marked_predicate(tmp_path: Path, kind: str) -> None:
-    """Two predicates in each sentence: without its mark the arguments could not be told."""
+@pytest.mark.parametrize("setup", ["bert", pytest.param("xlnet", marks=pytest.mark.slow), "features"])
+def test_finetune_learns_arguments_of_marked_predicate(tmp_path: Path, setup: str) -> None:
+    """Two predicates per sentence: the arguments depend on the marked one."""
     rng = np.random.default_rng(0)
     lines = []
     for _ in range(50):
@@ -212,13 +212,13 @@ def test_finetune_learns_arguments_of_the_marked_predicate(tmp_path: Path, kind:
             tags = ["O"] * 7
             tags[start : start + 3] = ["B-A0", "B-V", "B-A1"]
             lines.append(json.dumps({"tokens": words, "predicate": start + 1, "tags": tags}))
-    files = [written(tmp_path / f"{name}.jsonl", "\n".join(part) + "\n") for name, part in
+    files = [written(tmp_path / f"{name}.jsonl", "\n".join(rows) + "\n") for name, rows in
              (("train", lines[:80]), ("dev", lines[80:]))]  # fmt: skip
     text = " ".join([*NOUNS, *VERBS, "and", "*", "."] * 3)
-    family = "bert" if kind == "features" else kind
+    family = "bert" if setup == "features" else setup
     save(tmp_path / "model", *tiny_pair(family, "AutoModel", [text], vocab_size=120))
     start = ("--model", tmp_path / "model", "--learning_rate", 5e-3)
-    if kind == "features":
+    if setup == "features":
         options = ('network_options={"hidden_size": 16, "dropout": 0}', "feature_dropout=0")
         start = ("--features", f"bert={tmp_path / 'model'}", "--learning_rate", 0.03, "--config_options", *options)
     output = command_output(

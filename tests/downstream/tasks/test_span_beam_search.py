@@ -1,4 +1,4 @@
-"""Question answering with XLNet's head: its batches and spans against transformers, from the command to predictions."""
+"""XLNet's question answering head: loss and answers compared with transformers, and the commands."""
 
 import json
 import math
@@ -33,7 +33,7 @@ TARGETS = ("start_positions", "end_positions", "is_impossible")
 
 @torch.no_grad()
 def expected_answer(reference: Any, features: list[Any], windows: list[Any], context: str) -> tuple[str, float]:
-    """The best span of the windows of a question, each alone and without padding, and the lowest logit of no answer."""
+    """The best span over the windows of a question, each without padding, and the lowest no-answer logit."""
     spans, null = {}, math.inf
     for feature, window in zip(features, windows, strict=True):
         inputs = {name: torch.tensor(feature[name])[None] for name in feature if name not in TARGETS}
@@ -50,8 +50,8 @@ def expected_answer(reference: Any, features: list[Any], windows: list[Any], con
 
 
 @torch.no_grad()
-def test_batches_and_answers_equal_those_of_transformers(tmp_path: Path) -> None:
-    """The loss of a batch with windows and padding, and the answers that the task finds."""
+def test_loss_and_answers_match_transformers(tmp_path: Path) -> None:
+    """The loss of a batch with windows and padding, and the decoded answers."""
     torch.manual_seed(0)
     tokenizer = FAMILY.tokenizer.train([question.context for question in QUESTIONS] * 3, vocab_size=90)
     config = tiny_config(FAMILY, vocab_size=len(tokenizer), start_n_top=4, end_n_top=3)
@@ -72,9 +72,9 @@ def test_batches_and_answers_equal_those_of_transformers(tmp_path: Path) -> None
     expected = reference(**batch | {"p_mask": batch["p_mask"].float(), "is_impossible": batch["is_impossible"].float()})
     assert_close(output.loss, expected.loss)
     inputs = {name: tensor for name, tensor in batch.items() if name not in TARGETS}
-    searched = model(**inputs)
+    output_without_targets = model(**inputs)
     for name in ("start_top_log_probs", "end_top_log_probs", "cls_logits", "start_top_index", "end_top_index"):
-        assert torch.equal(output[name], searched[name]), name
+        assert torch.equal(output[name], output_without_targets[name]), name
 
     answers, texts = task.decode(QUESTIONS, encoded, feature_outputs(task, output, batch)), []
     for number, (question, answer) in enumerate(zip(QUESTIONS, answers, strict=True)):
@@ -97,29 +97,29 @@ def test_batches_and_answers_equal_those_of_transformers(tmp_path: Path) -> None
         assert [answer.text for answer in decoded] == expected_texts
 
 
-def test_command_to_predictions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The head is saved and opened again by `predict`, `finetune` and the card's code; other families have none."""
-    files, out = squad_files(tmp_path), tmp_path / "out"
+def test_finetune_and_predict_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`predict`, `finetune` and the model card load the saved head; other families raise."""
+    files, run = squad_files(tmp_path), tmp_path / "out"
     flags = {"max_steps": 2, "max_length": 24, "per_device_batch_size": 8, "span_beam_search": True, **files}
     assert (
         run_command(
             "finetune",
             "question-answering",
             model=save_tiny(tmp_path / "a", FAMILY, upstream=False),
-            output_dir=out,
+            output_dir=run,
             **flags,
         )
         == 0
     )
-    assert json.loads((out / "config.json").read_text())["architectures"] == ["CtxXLNetForQuestionAnswering"]
-    assert "CtxXLNetForQuestionAnswering.from_pretrained" in str(model_card(out, "zoo/answers"))
+    assert json.loads((run / "config.json").read_text())["architectures"] == ["CtxXLNetForQuestionAnswering"]
+    assert "CtxXLNetForQuestionAnswering.from_pretrained" in str(model_card(run, "zoo/answers"))
     predictions = tmp_path / "predictions.jsonl"
-    command_output("predict", model=out, input=files["validation_file"], output=predictions)
+    command_output("predict", model=run, input=files["validation_file"], output=predictions)
     assert len(predictions.read_text().splitlines()) == 32
     del flags["span_beam_search"]
-    again = tmp_path / "again"
-    assert run_command("finetune", "question-answering", model=out, output_dir=again, **flags) == 0
-    assert json.loads((again / "config.json").read_text())["architectures"] == ["CtxXLNetForQuestionAnswering"]
+    second_run = tmp_path / "again"
+    assert run_command("finetune", "question-answering", model=run, output_dir=second_run, **flags) == 0
+    assert json.loads((second_run / "config.json").read_text())["architectures"] == ["CtxXLNetForQuestionAnswering"]
     capsys.readouterr()
     with pytest.raises(CtxError, match="has no head that searches spans"):
         make_task("question-answering", span_beam_search=True).configure(tiny_config(FAMILIES["bert"]), [], [])

@@ -1,4 +1,4 @@
-"""Tables, classification, regression and multiple choice: what is read, how it is encoded, what bad files say."""
+"""Tables, classification, regression, multiple choice and ranking: reading, encoding and errors."""
 
 import gzip
 import json
@@ -18,7 +18,7 @@ QUOTED = [{"text": 'a "b", c\r\nd', "label": "1"}, {"text": "e", "label": "0"}]
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "values"),
+    ("name", "text", "expected"),
     [
         ("a.csv", 'label,text\r\n1,"a ""b"", c\r\nd"\r\n0,e\r\n', QUOTED),
         ("a.csv.gz", 'label,text\n1,"a ""b"", c\r\nd"\n0,e\n', QUOTED),
@@ -27,12 +27,12 @@ QUOTED = [{"text": 'a "b", c\r\nd', "label": "1"}, {"text": "e", "label": "0"}]
         ("a.txt", "x\t1\tone\nx\t0\ttwo\n", [{"3": "one", "2": "1"}, {"3": "two", "2": "0"}]),  # without a header
     ],
 )
-def test_tables_are_read(tmp_path, name, text, values):
-    rows = read_table(written(tmp_path / name, text), list(values[0]))
-    assert [row.values for row in rows] == values
+def test_tables_are_read(tmp_path, name, text, expected):
+    rows = read_table(written(tmp_path / name, text), list(expected[0]))
+    assert [row.values for row in rows] == expected
 
 
-def test_rows_know_their_line(tmp_path):
+def test_rows_have_line_numbers(tmp_path):
     file = written(tmp_path / "a.csv", 'text\n"one\ntwo"\nthree\n')
     assert [row.location for row in read_table(file, ["text"])] == [f"{file}:2", f"{file}:4"]
 
@@ -62,7 +62,7 @@ def test_rows_know_their_line(tmp_path):
         ("a.tsv.gz", gzip.compress(b"text\tlabel\n" * 99, mtime=0)[:-9], r"(?s)The gzip file is damaged.*a\.tsv\.gz"),
     ],
 )
-def test_bad_tables_say_what_and_where(tmp_path, name, text, message):
+def test_invalid_table_error_and_location(tmp_path, name, text, message):
     if isinstance(text, bytes):
         (tmp_path / name).write_bytes(text)
     elif text is not None:
@@ -71,7 +71,7 @@ def test_bad_tables_say_what_and_where(tmp_path, name, text, message):
         make_task("sequence-classification").read(str(tmp_path / name), "train")
 
 
-def test_labels_are_numbered_in_order_and_kept_in_the_config(tmp_path, tokenizer):
+def test_labels_are_sorted_and_saved_in_config(tmp_path, tokenizer):
     file = written(tmp_path / "a.tsv", "text\tlabel\nThe cat\t10\nA dog\t9\nNobody saw\t10\n")
     task = make_task("sequence-classification")
     examples = task.read(file, "train")
@@ -90,12 +90,12 @@ def test_labels_are_numbered_in_order_and_kept_in_the_config(tmp_path, tokenizer
     assert task.score(examples, predictions)["accuracy"] == pytest.approx(1 / 3)
     assert task.baseline(examples, examples[:2]) == ["10", "10"]
 
-    refined = make_task("sequence-classification")
-    refined.configure(config, examples[:2], [])  # fine-tuning goes on: the head keeps its numbering
-    assert refined.labels == ["9", "10"]
+    continued = make_task("sequence-classification")
+    continued.configure(config, examples[:2], [])  # continued fine-tuning keeps the numbering of the head
+    assert continued.labels == ["9", "10"]
 
 
-def test_pairs_are_cut_at_the_longer_text(tmp_path, tokenizer):
+def test_pairs_are_truncated_longest_first(tmp_path, tokenizer):
     file = written(tmp_path / "a.csv", f"a,b,label\n{'The cat ' * 20},A dog,1\nA dog,The cat,0\n")
     task = make_task("sequence-classification", text_columns="a,b", max_length=12)
     examples = task.read(file, "train")
@@ -114,7 +114,7 @@ def test_spaces_around_labels_are_removed(tmp_path):
     assert [*example.tags] == ["B-PER", "O"]
 
 
-def test_validation_on_the_training_file_is_a_warning(tmp_path, capsys):
+def test_validation_on_training_file_warns(tmp_path, capsys):
     file = written(tmp_path / "a.csv", "text,label\nx,a\n")
     copy = written(tmp_path / "b.csv", "text,label\nx,a\n")
     task = TASKS["sequence-classification"](TaskArguments())
@@ -146,15 +146,15 @@ def test_validation_on_the_training_file_is_a_warning(tmp_path, capsys):
         ("multiple-choice", '{"text": "x", "choices": "ab", "label": 0}', "Expected 2 strings"),
     ],
 )
-def test_bad_examples_are_named_by_their_line(tmp_path, task, line, message):
+def test_invalid_example_error_reports_line(tmp_path, task, line, message):
     file = written(tmp_path / "a.jsonl", '{"text": "x", "choices": ["a", "b"], "label": 1}\n' + line)
     with pytest.raises(CtxError, match=rf"(?s){message}.*a\.jsonl:2"):
         make_task(task).read(file, "train")
 
 
 @pytest.mark.parametrize("task", ["sequence-classification", "regression", "multiple-choice"])
-def test_test_sets_without_labels(tmp_path, task):
-    """GLUE's test sets have the label -1 in all lines; -1 among other labels is a label or a number."""
+def test_test_sets_without_labels_raise(tmp_path, task):
+    """GLUE test sets have the label -1 in all rows; -1 among other labels is a valid label."""
     line = '{"text": "x", "choices": ["a", "b"], "label": %s}\n'
     file = written(tmp_path / "a.jsonl", (line % -1) * 2)
     with pytest.raises(CtxError, match=r"(?s)All 2 labels in 'label' are -1.*a\.jsonl:1.*hf-ctxmodels predict"):
@@ -163,7 +163,7 @@ def test_test_sets_without_labels(tmp_path, task):
         assert len(make_task(task).read(written(tmp_path / "b.jsonl", line % -1 + line % 1), "train")) == 2
 
 
-def test_labels_that_training_does_not_know_are_errors(tmp_path, tokenizer):
+def test_unknown_and_single_labels_raise(tmp_path, tokenizer):
     task = make_task("sequence-classification")
     train = task.read(written(tmp_path / "a.tsv", "text\tlabel\nx\tpos\ny\tneg\n"), "train")
     validation = task.read(written(tmp_path / "b.tsv", "text\tlabel\nx\tneutral\n"), "validation")
@@ -174,7 +174,7 @@ def test_labels_that_training_does_not_know_are_errors(tmp_path, tokenizer):
         make_task("sequence-classification").configure(CtxBertConfig(), train[:1], [])
 
 
-def test_regression_takes_the_mean_as_baseline(tmp_path, tokenizer):
+def test_regression_baseline_is_the_mean(tmp_path, tokenizer):
     task = make_task("regression", text_columns="1", label_column="2")
     examples = task.read(written(tmp_path / "a.csv", "The cat,1\nA dog,2.5\n"), "train")
     config = CtxBertConfig()
@@ -188,21 +188,21 @@ def test_regression_takes_the_mean_as_baseline(tmp_path, tokenizer):
     assert scores == {"pearsonr": 0.0, "spearmanr": 0.0, "mse": 0.75**2}
 
 
-def test_the_demo_sentences_are_balanced_and_parted():
+def test_demo_splits_are_balanced_and_disjoint():
     task = make_task("sequence-classification")
     train, validation = task.read("demo", "train"), task.read("demo", "validation")
     assert [len(train), len(validation)] == [160, 40]
-    for part in (train, validation):
-        assert sum(example.label == "pos" for example in part) == len(part) / 2
+    for examples in (train, validation):
+        assert sum(example.label == "pos" for example in examples) == len(examples) / 2
     assert not {example.location for example in train} & {example.location for example in validation}
 
 
-@pytest.mark.parametrize("form", ["columns", "list"])
-def test_choices_are_paired_with_their_context(tmp_path, tokenizer, form):
+@pytest.mark.parametrize("layout", ["columns", "list"])
+def test_choices_are_paired_with_context(tmp_path, tokenizer, layout):
     lines = ["sent1,sent2,a,b,label", "The cat,A dog,saw,carried,1", "Nobody,Her brother,painted,forgot,0"]
     file = written(tmp_path / "a.csv", "\n".join(lines))
     arguments = {"text_columns": "sent1,sent2", "choice_columns": "a,b"}
-    if form == "list":
+    if layout == "list":
         rows = [line.split(",") for line in lines[1:]]
         records = [{"sent1": r[0], "sent2": r[1], "endings": r[2:4], "label": int(r[4])} for r in rows]
         file = written(tmp_path / "a.jsonl", "\n".join(map(json.dumps, records)))
@@ -225,8 +225,8 @@ RANKED = ["query,candidate,label", "the cat,a dog saw,0", "the cat,nobody,1", "t
 RANKED += ["her dog,her cat,0", "her dog,no cat,0", "her dog,my cat,0"]
 
 
-def test_candidates_of_a_query_are_ranked(tmp_path, tokenizer):
-    """Each relevant candidate is compared with all others; scores of the candidates in order."""
+def test_ranking_examples_and_scores(tmp_path, tokenizer):
+    """Each relevant candidate is encoded with all irrelevant ones; scores have the order of the candidates."""
     task = make_task("ranking")
     examples = task.read(written(tmp_path / "a.csv", "\n".join(RANKED)), "train")
     assert [example.relevant for example in examples] == [(False, True, True), (True, False, False, False)]
@@ -260,7 +260,7 @@ def test_candidates_of_a_query_are_ranked(tmp_path, tokenizer):
         make_task("ranking", text_columns="query").read(str(tmp_path / "a.csv"), "train")
 
 
-OF_ONE_KIND = {
+TASKS_OF_FLAG = {
     "choice_columns": {"multiple-choice"},
     "doc_stride": {"question-answering"},
     "span_beam_search": {"question-answering"},
@@ -274,18 +274,18 @@ OF_ONE_KIND = {
 }
 
 
-def test_every_flag_is_refused_by_the_tasks_that_do_not_read_it():
-    """Others than these are of seq2seq; a flag at its default was not valid_values."""
+def test_unused_flags_raise():
+    """Flags that are not in TASKS_OF_FLAG belong to seq2seq; default values are accepted."""
     valid_values = {"metrics": "rouge", "target_options": ["key=value"], "max_length": 7}
     for flag in fields(TaskArguments):
         value = valid_values.get(flag.name, 3)
         for name in TASKS:
             task = make_task(name, **{flag.name: value})
-            if name in OF_ONE_KIND.get(flag.name, {"seq2seq"}):
+            if name in TASKS_OF_FLAG.get(flag.name, {"seq2seq"}):
                 task.check_unused_arguments()
             else:
-                with pytest.raises(CtxError, match=f"{name} does not use it") as raised:
+                with pytest.raises(CtxError, match=f"{name} does not use it") as error:
                     task.check_unused_arguments()
-                assert raised.value.location == f"--{flag.name}"
+                assert error.value.location == f"--{flag.name}"
     for name in TASKS:
         make_task(name).check_unused_arguments()

@@ -1,4 +1,4 @@
-"""Clusters, labels and the head-match baseline of coreference."""
+"""Coreference task: clusters, labels and the head-match baseline."""
 
 import json
 import re
@@ -14,14 +14,14 @@ from hf_ctxmodels.data.coreference_files import CoreferenceDocument
 from hf_ctxmodels.downstream.tasks.coreference import find_mentions, head_match, link_clusters
 
 
-def test_clusters_follow_the_antecedents() -> None:
+def test_clusters_follow_antecedents() -> None:
     spans = np.array([(0, 1), (0, 3), (4, 5), (5, 6), (7, 8), (9, 10), (-1, -1)])
     clusters = link_clusters(spans, np.array([-1, -1, 0, 1, 2, -1, -1]))
     assert clusters == [[(0, 1), (4, 5), (7, 8)], [(0, 3), (5, 6)]]
 
 
 def test_head_match_baseline(tmp_path: Path) -> None:
-    """Phrases of the training file, and names; a phrase that is rarely a mention is none."""
+    """Mentions are names and phrases of the training file, except phrases that are rarely mentions."""
     documents = [
         {"sentences": [["The", "old", "dog", "ran", "."]], "clusters": [[[0, 2], [1, 2]]]},
         {"sentences": [["He", "said", "it", "."], ["It", "is", "it"]], "clusters": [[[0, 0], [2, 2]]]},
@@ -39,7 +39,7 @@ def test_head_match_baseline(tmp_path: Path) -> None:
     assert task.baseline(train, [document]) == [head_match(document, mentions)]
 
 
-def test_long_mentions_bound_the_score(tmp_path: Path) -> None:
+def test_long_mentions_limit_upper_bounds(tmp_path: Path) -> None:
     record = {"sentences": [["w"] * 14], "clusters": [[[0, 11], [13, 13]], [[1, 1], [2, 2]]]}
     task = make_task("coreference")
     examples = task.read_file(written(tmp_path / "a.jsonl", json.dumps(record)))
@@ -49,7 +49,7 @@ def test_long_mentions_bound_the_score(tmp_path: Path) -> None:
     assert task.upper_bounds([CoreferenceDocument("x", [["a", "b"]], [[(0, 1), (1, 2)]], "")]) == {}
 
 
-def test_singletons_are_no_clusters(tmp_path: Path) -> None:
+def test_singletons_are_not_clusters(tmp_path: Path) -> None:
     task = make_task("coreference")
     texts = [
         {"sentences": [["a", "b"]], "clusters": [[[0, 0]]]},
@@ -79,11 +79,11 @@ def test_files_without_clusters(tmp_path: Path) -> None:
         file = written(tmp_path / name, text)
         (example,) = task.read_unlabeled(file)
         assert (example.sentences, example.clusters) == (words, []), name
-        if name not in ("words.conll", "entities.conll"):  # which lack a column of clusters
+        if name not in ("words.conll", "entities.conll"):  # without a cluster column
             assert task.has_labels(file) == (name == "labeled.conll"), name
 
 
-def test_tokens_must_be_words(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_subword_tokenizer_raises(tokenizer: PreTrainedTokenizerBase) -> None:
     task = make_task("coreference")
     with pytest.raises(CtxError, match="are not words"):
         task.encode([CoreferenceDocument("x", [["Sailors", "mend"]], [], "")], tokenizer)

@@ -1,4 +1,4 @@
-"""Sources and targets: what is read, how it is encoded and scored, what bad data say, pairs made from other data."""
+"""Sequence-to-sequence tasks: reading, encoding, scores, errors, and pairs made from other data."""
 
 import json
 import sys
@@ -27,11 +27,11 @@ METRICS = "bleu,exact_match"
 
 
 @pytest.fixture
-def words() -> CtxCoveTokenizer:
+def word_tokenizer() -> CtxCoveTokenizer:
     return CtxCoveTokenizer.train(map("\t".join, PAIRS), vocab_size=60, min_count=1, min_target_count=1)
 
 
-def prepared(tmp_path, tokenizer, pairs=PAIRS, **arguments):
+def prepare(tmp_path, tokenizer, pairs=PAIRS, **arguments):
     task = make_task("seq2seq", **{"metrics": METRICS, **arguments})
     lines = [json.dumps({"source": source, "target": target}) for source, target in pairs]
     examples = task.read(written(tmp_path / "a.jsonl", "\n".join(lines)), "train")
@@ -42,26 +42,26 @@ def prepared(tmp_path, tokenizer, pairs=PAIRS, **arguments):
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
-def test_sources_and_targets_are_padded(tmp_path, words, side):
-    words.padding_side = side
-    task, examples = prepared(tmp_path, words)
-    features = task.encode(examples, words).features
-    batch = task.collator(words)([feature | {"epoch": 0, "example_index": 3} for feature in features])
+def test_sources_and_targets_are_padded(tmp_path, word_tokenizer, side):
+    word_tokenizer.padding_side = side
+    task, examples = prepare(tmp_path, word_tokenizer)
+    features = task.encode(examples, word_tokenizer).features
+    batch = task.collator(word_tokenizer)([feature | {"epoch": 0, "example_index": 3} for feature in features])
     assert set(batch) == {"input_ids", "attention_mask", "labels"}
     width = max(len(feature["input_ids"]) for feature in features)
     for row, (source, target) in enumerate(PAIRS):
-        ids, labels = words(source).input_ids, words(text_target=target).input_ids
-        padding = [words.pad_token_id] * (width - len(ids))
+        ids, labels = word_tokenizer(source).input_ids, word_tokenizer(text_target=target).input_ids
+        padding = [word_tokenizer.pad_token_id] * (width - len(ids))
         assert batch["input_ids"][row].tolist() == (padding + ids if side == "left" else ids + padding)
         assert batch["input_ids"][row][batch["attention_mask"][row] == 1].tolist() == ids
-        assert labels[-1] == words.target_end_id
+        assert labels[-1] == word_tokenizer.target_end_id
         assert batch["labels"][row].tolist() == labels + [-100] * (batch["labels"].shape[1] - len(labels))
 
 
-def test_ids_become_texts_and_scores(tmp_path, words):
-    task, examples = prepared(tmp_path, words)
-    encoded = task.encode(examples, words)
-    start, end = words.target_start_id, words.target_end_id
+def test_decoding_and_scores(tmp_path, word_tokenizer):
+    task, examples = prepare(tmp_path, word_tokenizer)
+    encoded = task.encode(examples, word_tokenizer)
+    start, end = word_tokenizer.target_start_id, word_tokenizer.target_end_id
     outputs = [{"sequences": np.array([start, *feature["labels"], end, 0])} for feature in encoded.features]
     predictions = task.decode(examples, encoded, outputs)
     assert predictions == [target for _, target in PAIRS]
@@ -71,46 +71,46 @@ def test_ids_become_texts_and_scores(tmp_path, words):
     assert task.record(examples[2], "Hund")["target"] == "Katze"
 
 
-def test_targets_that_the_tokenizer_cannot_write_have_an_upper_bound(tmp_path, words):
-    """Lower-cased and without a word: the best that a model can write; none where all are given back."""
-    task, examples = prepared(tmp_path, words)
-    assert not task.upper_bounds(examples), "before there is a tokenizer"
-    task.encode(examples, words)
+def test_upper_bound_of_unencodable_targets(tmp_path, word_tokenizer):
+    """The bound is the score of the decoded targets; there is none if decoding restores all targets."""
+    task, examples = prepare(tmp_path, word_tokenizer)
+    assert not task.upper_bounds(examples), "before encoding"
+    task.encode(examples, word_tokenizer)
     assert not task.upper_bounds(examples)
     assert list(task.score(examples, [""] * 3)) == ["bleu", "exact_match"]
     pairs = [("a cat.", "eine Katze saß da heute."), ("a dog.", "ein hund sah."), ("a cat.", "ein hund sah.")]
-    lower = CtxCoveTokenizer.train(
+    lower_case = CtxCoveTokenizer.train(
         map("\t".join, pairs[:2]), 60, min_count=1, min_target_count=1, target_lower_case=True
     )
-    task, examples = prepared(tmp_path, lower, [*pairs, ("it.", "ein Elch sah.")])
-    task.encode(examples, lower)
-    best = ["eine katze saß da heute.", "ein hund sah.", "ein hund sah.", "ein[UNK] sah."]
+    task, examples = prepare(tmp_path, lower_case, [*pairs, ("it.", "ein Elch sah.")])
+    task.encode(examples, lower_case)
+    decoded = ["eine katze saß da heute.", "ein hund sah.", "ein hund sah.", "ein[UNK] sah."]
     targets = [example.target for example in examples]
-    bound = text_metrics.score_texts(["bleu", "exact_match"], best, targets)
+    bound = text_metrics.score_texts(["bleu", "exact_match"], decoded, targets)
     assert task.upper_bounds(examples) == bound
     assert bound["exact_match"] == 0.5
-    scores = task.score(examples, best)
+    scores = task.score(examples, decoded)
     assert scores == bound | {"bleu_normalized": pytest.approx(100), "exact_match_normalized": 1.0}
-    assert next(iter(scores)) == "bleu", "the main metric stays the one against the targets"
+    assert next(iter(scores)) == "bleu", "the main metric still compares with the targets"
     assert task.score(examples, targets)["exact_match_normalized"] == 0.5
 
 
-def test_the_baseline_is_the_better_one_of_two(tmp_path, words):
-    same = [(f"{target} Mehr.", target) for _, target in PAIRS[:2]] * 2
-    for pairs, name in ((same, "the first sentence of the source"), ([(t, t) for _, t in same], "the source itself")):
-        task, examples = prepared(tmp_path, words, pairs)
+def test_baseline_is_the_better_of_two(tmp_path, word_tokenizer):
+    lead = [(f"{target} Mehr.", target) for _, target in PAIRS[:2]] * 2
+    for pairs, name in ((lead, "the first sentence of the source"), ([(t, t) for _, t in lead], "the source itself")):
+        task, examples = prepare(tmp_path, word_tokenizer, pairs)
         assert task.baseline([], examples) == [target for _, target in pairs]
         assert task.baseline_name == name
 
 
-def test_the_language_is_given_to_the_model(tmp_path):
+def test_target_language_is_in_batch(tmp_path):
     texts = ["a cat\t<de> eine Katze", "eine Katze\t<en> a cat"]
     tokenizer = CtxLaserTokenizer.train(texts * 3, vocab_size=60)
-    task, examples = prepared(tmp_path, tokenizer, target_language="<en>")
+    task, examples = prepare(tmp_path, tokenizer, target_language="<en>")
     batch = task.collator(tokenizer)(task.encode(examples, tokenizer).features)
     assert batch["target_languages"].tolist() == [tokenizer.languages.index("<en>")] * 3
     assert task.config_fields(tokenizer)["num_languages"] == 2
-    task, examples = prepared(tmp_path, tokenizer, target_language="<fr>")
+    task, examples = prepare(tmp_path, tokenizer, target_language="<fr>")
     with pytest.raises(CtxError, match=r"(?s)does not generate '<fr>'.*<de>, <en>"):
         task.encode(examples, tokenizer)
     tokenizer = CtxMassTokenizer.train(["<de> eine Katze", "<en> a cat"], vocab_size=60)
@@ -132,24 +132,26 @@ def test_the_language_is_given_to_the_model(tmp_path):
         (("A cat.", "Katze"), {"text_columns": "source,target"}, r"(?s)1 columns, got 2.*--text_columns"),
     ],
 )
-def test_bad_data_say_what_and_where(tmp_path, words, pair, arguments, message):
+def test_invalid_data_error_and_location(tmp_path, word_tokenizer, pair, arguments, message):
     def read_and_encode():
-        task, examples = prepared(tmp_path, words, [*PAIRS, pair], max_length=9, max_target_length=8, **arguments)
-        task.encode(examples, words)
+        task, examples = prepare(
+            tmp_path, word_tokenizer, [*PAIRS, pair], max_length=9, max_target_length=8, **arguments
+        )
+        task.encode(examples, word_tokenizer)
 
     with pytest.raises(CtxError, match=message):
         read_and_encode()
 
 
-def test_long_sources_are_cut_on_request(tmp_path, words):
-    task, examples = prepared(tmp_path, words, max_length=4, cut_sources=True)
-    assert [feature["input_ids"] for feature in task.encode(examples, words).features] == [
-        words(source).input_ids[:4] for source, _ in PAIRS
+def test_long_sources_are_truncated_on_request(tmp_path, word_tokenizer):
+    task, examples = prepare(tmp_path, word_tokenizer, max_length=4, cut_sources=True)
+    assert [feature["input_ids"] for feature in task.encode(examples, word_tokenizer).features] == [
+        word_tokenizer(source).input_ids[:4] for source, _ in PAIRS
     ]
 
 
-def test_models_and_tokenizers_that_cannot_write_are_refused(tmp_path, words, tokenizer):
-    task, examples = prepared(tmp_path, words)
+def test_unsupported_models_and_tokenizers_raise(tmp_path, word_tokenizer, tokenizer):
+    task, examples = prepare(tmp_path, word_tokenizer)
     with pytest.raises(CtxError, match="CtxBertConfig has no class for AutoModelForSeq2SeqLM"):
         task.configure(CtxBertConfig(), examples, examples)
     with pytest.raises(CtxError, match="no end-of-sequence token"):
@@ -163,38 +165,38 @@ def test_models_and_tokenizers_that_cannot_write_are_refused(tmp_path, words, to
     for pair, side in ((("\x01", "the cat"), "source"), (("the cat", "\x01"), "target")):
         with pytest.raises(CtxError, match=rf"(?s)The {side} has no tokens: '\\x01'.*a:1"):
             task.encode([SourceTarget(*pair, "a:1")], tokenizer)
-    words.pad_token = None
+    word_tokenizer.pad_token = None
     with pytest.raises(CtxError, match="no pad_token"):
-        task.collator(words)
+        task.collator(word_tokenizer)
 
 
-def test_targets_that_begin_with_the_first_input_of_the_decoder(tokenizer):
-    """The Trainer's collator leaves it out, as the command does; targets that do not begin with it stay."""
+def test_decoder_start_token_is_removed_from_targets(tokenizer):
+    """The collator removes the token only where it comes first, as the command does."""
     start, end = tokenizer.cls_token_id, tokenizer.sep_token_id
     features = [{"input_ids": [9], "labels": [start, 7, 8, end]}, {"input_ids": [9, 9], "labels": [7, start, end]}]
     labels = [[7, 8, end], [7, start, end]]
     assert SourceTargetCollator(tokenizer, start)(features)["labels"].tolist() == labels
-    unchanged_labels = [[start, 7, 8, end], [7, start, end, -100]]
-    assert SourceTargetCollator(tokenizer)(features)["labels"].tolist() == unchanged_labels
+    labels_with_start = [[start, 7, 8, end], [7, start, end, -100]]
+    assert SourceTargetCollator(tokenizer)(features)["labels"].tolist() == labels_with_start
 
 
-def test_a_missing_package_is_named(monkeypatch):
+def test_missing_package_raises(monkeypatch):
     monkeypatch.setitem(sys.modules, "rouge_score.rouge_scorer", None)
     monkeypatch.setitem(sys.modules, "rouge_score", None)
     with pytest.raises(CtxError, match=r"(?s)rouge_score.*hf_ctxmodels\[generation\]"):
         text_metrics.metric_names("bleu,rouge")
 
 
-def test_bleu_without_regard_to_case():
-    sides = (["Eine Katze sitzt da ."], ["eine katze sitzt da ."])
-    assert text_metrics.corpus_bleu(*sides, lower_case=True).score == pytest.approx(100)
-    assert text_metrics.corpus_bleu(*sides).score < 50
-    assert text_metrics.exact_match(*sides, lower_case=True) == {"exact_match": 1.0}
+def test_case_insensitive_bleu():
+    texts = (["Eine Katze sitzt da ."], ["eine katze sitzt da ."])
+    assert text_metrics.corpus_bleu(*texts, lower_case=True).score == pytest.approx(100)
+    assert text_metrics.corpus_bleu(*texts).score < 50
+    assert text_metrics.exact_match(*texts, lower_case=True) == {"exact_match": 1.0}
     with pytest.raises(CtxError, match="2 texts, 1 references"):
         text_metrics.corpus_bleu(["a", "b"], ["a"])
 
 
-def test_rouge_by_hand():
+def test_rouge_scores():
     pytest.importorskip("rouge_score", reason="needs the extra `generation`")
     scores = text_metrics.rouge(["the cat sat on it", "a"], ["on the cat it sat", "a"])
     # words: 5 of 5; pairs: 1 (the cat) of 4; longest subsequence: the cat sat, or the cat it: 3 of 5
@@ -206,8 +208,8 @@ def test_rouge_by_hand():
     }
 
 
-def test_rouge_of_sentences_as_in_t5():
-    """Sentences in another order: `rougeLsum` compares each with all, `rougeL` the whole texts."""
+def test_rouge_lsum_matches_sentences():
+    """Reordered sentences: `rougeLsum` matches sentences, `rougeL` whole texts, as in T5."""
     pytest.importorskip("rouge_score", reason="needs the extra `generation`")
     sentences = ["the cat sat down . ", "a dog ran away . "]
     scores = text_metrics.rouge(["".join(sentences[::-1])], ["".join(sentences)])
@@ -230,7 +232,7 @@ def test_summaries_are_first_sentences():
     assert list(summary_pairs(documents, limits)) == [("One two three. Four five six.", "A title here")]
 
 
-def test_questions_stand_with_the_sentences_of_their_answer():
+def test_question_pairs_contain_answer_sentences():
     text = "It rained. The cat sat. \nThe dog ran home. It slept."
     limits = PairLimits(min_target=2, max_source=13)
     questions = [
@@ -246,7 +248,7 @@ def test_questions_stand_with_the_sentences_of_their_answer():
     assert len(list(question_pairs(questions, PairLimits(min_target=2, max_source=5)))) == 0
 
 
-def test_real_questions_are_split_by_context(shared_data):
+def test_questions_are_split_by_context(shared_data):
     questions = read_squad(str(shared_data / "qa" / "xquad.en.json.gz"))
     training, validation = split_questions(questions, 0.1)
     assert len(training) + len(validation) == len(questions) == 1190

@@ -1,4 +1,4 @@
-"""Tagging and question answering: what is read, how it is encoded, and what bad files say."""
+"""Token classification and question answering: reading, encoding and errors."""
 
 import itertools
 import json
@@ -36,7 +36,7 @@ def test_conll_columns_are_read_and_converted(tmp_path):
 
 
 @given(st.lists(st.sampled_from(["O", "B-A", "I-A", "B-B", "I-B"]), max_size=12))
-def test_conversion_to_bio_keeps_the_entities(tags):
+def test_bio_conversion_keeps_entities(tags):
     converted = iob1_to_bio(tags)
     assert get_entities(converted) == get_entities(tags)
     assert iob1_to_bio(converted) == converted
@@ -48,7 +48,7 @@ CONLLU = "# text = du\n1-2\tdu\t_\t_\t_\t_\t_\t_\t_\t_\n1\tde\tde\tADP\t_\t_\t0\
 )
 
 
-def test_conllu_gives_the_syntactic_words(tmp_path):
+def test_conllu_yields_syntactic_words(tmp_path):
     (sentence,) = read_conllu(written(tmp_path / "a.conllu", CONLLU), "FORM", "UPOS")
     assert (sentence.words, sentence.tags) == (["de", "le"], ["ADP", "DET"])
     assert read_conllu(tmp_path / "a.conllu", "LEMMA", "DEPREL")[0].tags == ["root", "det"]
@@ -67,13 +67,13 @@ def test_conllu_gives_the_syntactic_words(tmp_path):
         ("demo", None, {}, "no demo data"),
     ],
 )
-def test_bad_tagging_files_say_what_and_where(tmp_path, name, text, arguments, message):
+def test_invalid_tagging_file_error_and_location(tmp_path, name, text, arguments, message):
     file = name if text is None else written(tmp_path / name, text)
     with pytest.raises(CtxError, match=message):
         make_task("token-classification", **arguments).read(file, "train")
 
 
-def test_the_first_sub_word_carries_the_tag_and_every_word_is_predicted_once(tmp_path, tokenizer):
+def test_first_subword_is_labeled_and_each_word_predicted(tmp_path, tokenizer):
     words = ["sailor", "mended", "unrelatedness", "\u200b", *["neighbor", "garden"] * 8]
     tags = ["B-PER", "O", "B-LOC", "O", *["I-LOC", "O"] * 8]
     file = written(tmp_path / "a.jsonl", json.dumps({"tokens": words, "tags": tags}))
@@ -85,7 +85,7 @@ def test_the_first_sub_word_carries_the_tag_and_every_word_is_predicted_once(tmp
     encoded = task.encode(examples, tokenizer)
     assert len(encoded.features) > 1
     assert max(len(feature["input_ids"]) for feature in encoded.features) <= 9
-    # The tokenizer leaves nothing of the zero-width space; each other word has one target.
+    # The tokenizer drops the zero-width space; each other word has one target.
     targets = [label for feature in encoded.features for label in feature["labels"] if label != -100]
     assert targets == [task.labels.index(tag) for tag in (examples[0].tags[:3] + examples[0].tags[4:])]
 
@@ -97,7 +97,7 @@ def test_the_first_sub_word_carries_the_tag_and_every_word_is_predicted_once(tmp
     assert batch["labels"].shape == batch["input_ids"].shape
 
 
-def test_the_tagging_baseline_is_each_words_most_frequent_tag(tmp_path):
+def test_tagging_baseline_is_most_frequent_tag(tmp_path):
     task = make_task("token-classification")
     train = task.read(
         written(tmp_path / "a.conll", "run VERB\nrun VERB\nrun NOUN\nof ADP\nin ADP\nto ADP\nat ADP\n"), "train"
@@ -131,10 +131,10 @@ def oracle_outputs(encoded):
 
 
 @pytest.mark.parametrize("padding_side", ["right", "left"])
-def test_windows_cover_the_context_and_hold_the_answer(tmp_path, tokenizer, padding_side, monkeypatch):
+def test_windows_cover_context_and_answer(tmp_path, tokenizer, padding_side, monkeypatch):
     monkeypatch.setattr(tokenizer, "padding_side", padding_side)
-    at = CONTEXT.index("bridge 23 times")
-    file = squad_file(tmp_path / "a.json", ("How often?", CONTEXT, [(at, "bridge 23 times")]), ("Who?", "Nobody.", []))
+    pos = CONTEXT.index("bridge 23 times")
+    file = squad_file(tmp_path / "a.json", ("How often?", CONTEXT, [(pos, "bridge 23 times")]), ("Who?", "Nobody.", []))
     task = make_task("question-answering", max_length=40, doc_stride=12)
     examples = task.read(file, "train")
     task.configure(CtxBertConfig(), examples, [])
@@ -147,12 +147,12 @@ def test_windows_cover_the_context_and_hold_the_answer(tmp_path, tokenizer, padd
         shared = {tuple(span) for span in first.spans} & {tuple(span) for span in second.spans}
         assert len(shared - {(-1, -1)}) == 12
 
-    holding = [w for w, f in zip(encoded.origins, encoded.features) if f["start_positions"] != w.null_position]
-    assert 1 <= len(holding) < len(windows)
+    answer_windows = [w for w, f in zip(encoded.origins, encoded.features) if f["start_positions"] != w.null_position]
+    assert 1 <= len(answer_windows) < len(windows)
     assert task.decode(examples, encoded, oracle_outputs(encoded))[0].text == "bridge 23 times"
     assert task.decode(examples, encoded, oracle_outputs(encoded))[1].text == ""
 
-    # Padding moves the positions along.
+    # Padding shifts the positions.
     batch = task.collator(tokenizer)(encoded.features)
     for row, (feature, window) in enumerate(zip(encoded.features, encoded.origins)):
         start = int(batch["start_positions"][row])
@@ -161,7 +161,7 @@ def test_windows_cover_the_context_and_hold_the_answer(tmp_path, tokenizer, padd
         assert window.spans.shape == (len(feature["input_ids"]), 2)
 
 
-def test_long_questions_are_cut(tmp_path, tokenizer):
+def test_long_questions_are_truncated(tmp_path, tokenizer):
     file = squad_file(tmp_path / "a.json", ("who " * 500, CONTEXT, [(0, "The")]))
     task = make_task("question-answering", max_length=100, doc_stride=5)
     examples = task.read(file, "train")
@@ -171,7 +171,7 @@ def test_long_questions_are_cut(tmp_path, tokenizer):
         make_task("question-answering", max_length=100, doc_stride=33).encode(examples, tokenizer)
 
 
-def test_unanswerable_questions_need_a_better_null(tmp_path, tokenizer):
+def test_no_answer_is_decoded_from_null_logits(tmp_path, tokenizer):
     task = make_task("question-answering", max_length=40)
     examples = task.read(squad_file(tmp_path / "a.json", ("Who?", "Nobody saw.", [])), "train")
     task.configure(CtxBertConfig(), examples, [])
@@ -179,21 +179,21 @@ def test_unanswerable_questions_need_a_better_null(tmp_path, tokenizer):
     zero = np.zeros(len(encoded.features[0]["input_ids"]))
     null = zero.copy()
     null[encoded.origins[0].null_position] = 1.0
-    (none,) = task.decode(examples, encoded, [{"start_logits": null, "end_logits": null}])
-    assert none == AnswerSpan("", pytest.approx(1 / (1 + np.exp(-2.0))))
-    (some,) = task.decode(examples, encoded, [{"start_logits": -null, "end_logits": -null}])
-    assert some.text
-    assert task.score(examples, [none])["exact"] == 100.0
-    assert task.score(examples, [some])["NoAns_f1"] == 0.0
+    (no_answer,) = task.decode(examples, encoded, [{"start_logits": null, "end_logits": null}])
+    assert no_answer == AnswerSpan("", pytest.approx(1 / (1 + np.exp(-2.0))))
+    (answer,) = task.decode(examples, encoded, [{"start_logits": -null, "end_logits": -null}])
+    assert answer.text
+    assert task.score(examples, [no_answer])["exact"] == 100.0
+    assert task.score(examples, [answer])["NoAns_f1"] == 0.0
     assert task.baseline(examples, examples) == [AnswerSpan("", 1.0)]
 
 
 @given(st.integers(1, 9), st.integers(1, 5), st.randoms(use_true_random=False))
-def test_best_span_is_the_best_of_all(length, longest, random):
+def test_best_span_matches_exhaustive_search(length, max_length, random):
     start, end = (np.array([random.uniform(-1, 1) for _ in range(length)]) for _ in range(2))
     allowed = np.array([random.random() < 0.7 for _ in range(length)])
-    spans = [(i, j) for i in range(length) for j in range(i, min(i + longest, length)) if allowed[i] and allowed[j]]
-    score, first, last = best_span(start, end, allowed, longest)
+    spans = [(i, j) for i in range(length) for j in range(i, min(i + max_length, length)) if allowed[i] and allowed[j]]
+    score, first, last = best_span(start, end, allowed, max_length)
     if not spans:
         assert score == -np.inf
     else:
@@ -210,7 +210,7 @@ def test_best_span_is_the_best_of_all(length, longest, random):
         (None, r"(?s)'cat' is not at character 3.*found ' ca'.*question 'q0'"),
     ],
 )
-def test_bad_squad_files_say_what_and_where(tmp_path, content, message):
+def test_invalid_squad_file_error(tmp_path, content, message):
     file = tmp_path / "a.json"
     if content is None:
         squad_file(file, ("Who?", "The cat.", [(3, "cat")]))
@@ -220,7 +220,7 @@ def test_bad_squad_files_say_what_and_where(tmp_path, content, message):
         make_task("question-answering").read(str(file), "train")
 
 
-def test_windows_of_real_contexts_hold_the_answers(shared_data, tokenizer):
+def test_windows_of_xquad_contain_answers(shared_data, tokenizer):
     task = make_task("question-answering", max_length=384, max_answer_length=384)
     examples = task.read(str(shared_data / "qa" / "xquad.en.json.gz"), "train")[:120]
     task.configure(CtxBertConfig(), examples, [])
@@ -229,7 +229,7 @@ def test_windows_of_real_contexts_hold_the_answers(shared_data, tokenizer):
     assert task.score(examples, task.decode(examples, encoded, oracle_outputs(encoded)))["f1"] > 99.0
 
 
-def test_real_tagging_files_have_their_published_numbers_of_sentences(shared_data):
+def test_tagging_files_have_published_sentence_counts(shared_data):
     read = make_task("token-classification").read
     folder = shared_data / "ner_pos"
     assert len(read(str(folder / "conll2003" / "eng.testa.gz"), "train")) == 3250

@@ -1,5 +1,4 @@
-"""Tasks as text: packaged entries, readers, round trips of labels and numbers, metrics, and errors of entries and
-files."""
+"""Text-to-text tasks: packaged entries, readers, parsing of outputs, metrics and errors."""
 
 import json
 import math
@@ -20,7 +19,7 @@ LABELED = {name: task for name, task in PACKAGED.items() if isinstance(task.labe
 
 
 def make_task(tmp_path, text, lines):
-    """A task `t` with an entry in YAML, and its examples of a JSONL or TSV file."""
+    """A task `t` with a YAML entry, and its JSONL or TSV file."""
     (tmp_path / "tasks.yaml").write_text("tasks:\n  t:\n" + "".join(f"    {line}\n" for line in text.split("\n")))
     file = tmp_path / ("train.jsonl" if lines and lines[0].startswith("{") else "train.tsv")
     file.write_text("".join(f"{line}\n" for line in lines))
@@ -33,7 +32,7 @@ def read_task(tmp_path, text, lines):
 
 
 def label_row(task, value):
-    """A row with a text in each field and a value as label."""
+    """A row with text in each field and the given label."""
     fields = dict.fromkeys(task._fields(is_training=False), "a text")
     return Row(fields | {task._templates["target"].fields[0]: value}, "row")
 
@@ -45,7 +44,7 @@ def test_names_of_packaged_tasks_are_unique():
 
 
 @pytest.mark.parametrize("name", LABELED)
-def test_labels_come_back_from_their_strings(name):
+def test_label_strings_are_parsed(name):
     """Also in lower case and with spaces around punctuation, as uncased tokenizers decode them."""
     task = LABELED[name]
     values = [value == "true" if value in ("true", "false") else value for value in task.labels]
@@ -59,8 +58,8 @@ def test_labels_come_back_from_their_strings(name):
 
 
 @given(st.lists(st.text(min_size=1).filter(lambda text: text == text.strip()), min_size=2, max_size=5, unique=True))
-def test_any_distinct_label_strings_come_back(texts):
-    """Also those that differ in case or spaces alone, or begin another."""
+def test_distinct_label_strings_are_parsed(texts):
+    """Also strings that differ only in case or spaces, or are prefixes of other strings."""
     labels = {str(value): text.replace("{", "{{").replace("}", "}}") for value, text in enumerate(texts)}
     task = TextTask("t", input="{a}", target="{b}", labels=labels)
     for index, text in enumerate(texts):
@@ -70,7 +69,7 @@ def test_any_distinct_label_strings_come_back(texts):
 
 
 @given(st.floats(-10, 10, allow_nan=False), st.sampled_from([0.2, 0.1, 0.25, 0.5, 1.0, 2.0]))
-def test_numbers_are_rounded_to_the_step(number, step):
+def test_numbers_are_rounded_to_step(number, step):
     task = TextTask("t", input="{a}", target="{b}", round=step)
     (example,) = task.make_examples(Row({"a": "x", "b": number}, "row"))
     parsed = task.parse(example, example.target)
@@ -80,10 +79,10 @@ def test_numbers_are_rounded_to_the_step(number, step):
     assert round_to_step(parsed, step) == example.target
 
 
-@pytest.mark.parametrize(("number", "text"), [(2.5, "2.4"), (0.7, "0.8"), (4.75, "4.8"), (5, "5.0"), (2.615, "2.6")])
-def test_numbers_of_stsb(number, text):
-    """`round(x * 5) / 5` of the released code; halves go to the even multiple."""
-    assert round_to_step(number, 0.2) == text == f"{round(number * 5) / 5:.1f}"
+@pytest.mark.parametrize(("number", "rounded"), [(2.5, "2.4"), (0.7, "0.8"), (4.75, "4.8"), (5, "5.0"), (2.615, "2.6")])
+def test_stsb_rounding(number, rounded):
+    """As `round(x * 5) / 5` of the released code; ties round to the even multiple."""
+    assert round_to_step(number, 0.2) == rounded == f"{round(number * 5) / 5:.1f}"
 
 
 @given(st.lists(st.sampled_from(["negative", "positive", "", "maybe", "3.x"]), min_size=1))
@@ -92,12 +91,12 @@ def test_unknown_outputs_are_counted_as_wrong(outputs):
     examples = task.make_examples(label_row(task, "1")) * len(outputs)
     scores = task.score(examples, outputs)
     assert scores["accuracy"] == outputs.count("positive") / len(outputs)
-    known = outputs.count("positive") + outputs.count("negative")
-    assert scores["unknown_outputs"] == pytest.approx(1 - known / len(outputs))
+    num_known = outputs.count("positive") + outputs.count("negative")
+    assert scores["unknown_outputs"] == pytest.approx(1 - num_known / len(outputs))
 
 
 def test_unknown_outputs_of_other_metrics():
-    """The opposite label in the F1 of two labels, -1 in correlations, as T5's evaluation."""
+    """They count as the opposite label in binary F1 and as -1 in correlations, as in T5's evaluation."""
     mrpc = PACKAGED["mrpc"]
     examples = [mrpc.make_examples(label_row(mrpc, value))[0] for value in "0110"]
     equivalent = {0: "not_equivalent", 1: "equivalent"}
@@ -109,7 +108,7 @@ def test_unknown_outputs_of_other_metrics():
 
 
 def test_multirc_is_scored_by_question(tmp_path):
-    """F1 over all answers, and questions with all answers correct."""
+    """F1 over all answers, and the share of questions with all answers correct."""
     questions = [
         {"question": "Q0", "idx": 0, "answers": [{"text": "a", "label": 1}, {"text": "<b>b</b>", "label": 0}]},
         {"question": "Q1", "idx": 1, "answers": [{"text": "c", "label": 1}]},
@@ -127,7 +126,7 @@ def test_multirc_is_scored_by_question(tmp_path):
     assert scores == {"f1": pytest.approx(0.8), "group_exact_match": 0.5, "unknown_outputs": 0}
 
 
-def test_record_has_an_example_per_answer_in_training(tmp_path):
+def test_record_has_one_training_example_per_answer(tmp_path):
     text = "Ann met Bob\n@highlight\nAnn won"
     entities = [{"start": 0, "end": 2}, {"start": 8, "end": 10}]
     query = {"query": "@placeholder won", "idx": 3, "answers": [{"text": name} for name in ("Bob", "Ann", "Ann")]}
@@ -203,20 +202,20 @@ ENTRY = 'input: "t: {text}"\ntarget: "{label}"\nlabels: {0: no, 1: yes}'
         ('input: "{text}"', LINES, "The task t has no target", "tasks.yaml:2"),
     ],
 )
-def test_errors_name_the_place(tmp_path, text, lines, message, location):
-    with pytest.raises(CtxError) as caught:
+def test_errors_report_location(tmp_path, text, lines, message, location):
+    with pytest.raises(CtxError) as error:
         read_task(tmp_path, text, lines)
-    assert message in caught.value.message
-    assert location in caught.value.location
-    assert caught.value.hint
+    assert message in error.value.message
+    assert location in error.value.location
+    assert error.value.hint
 
 
-def test_labels_that_begin_another_label_are_told_apart(tmp_path):
+def test_label_prefixes_are_distinguished(tmp_path):
     task, file = make_task(tmp_path, ENTRY.replace("yes", "not sure"), LINES)
     assert [task.parse(example, example.target) for example in task.read(file)] == [0, 1]
 
 
-def test_choices_of_each_example(tmp_path):
+def test_choices_per_example(tmp_path):
     text = 'input: "{premise}"\ntarget: "{label}"\nlabels: {1: "{first}", 2: "so {second}"}'
     task, file = make_task(tmp_path, text, ["premise\tfirst\tsecond\tlabel", "It rains.\twet\tdry\t2"])
     (example,) = task.read(file)
@@ -232,7 +231,7 @@ def test_choices_of_each_example(tmp_path):
     assert [example.target for example in task.read(file)] == ["1", "1", "2"]  # index, text, index as text
 
 
-def test_lists_are_joined_or_accepted_references(tmp_path):
+def test_lists_are_joined_or_used_as_references(tmp_path):
     text = 'input: "{parts:; } {{x}}"\ntarget: "{answers}"\nno_answer: none\nmetrics: [squad, rouge]'
     lines = ['{"parts": ["a", "b"], "answers": ["one", "two words", "one"]}', '{"parts": ["c"], "answers": []}']
     task, file = make_task(tmp_path, text, lines)
@@ -243,8 +242,8 @@ def test_lists_are_joined_or_accepted_references(tmp_path):
     assert (scores["f1"], scores["rouge1"], scores["exact_match"]) == (50, 0.5, 50)
 
 
-def test_tags_come_back_as_a_sequence_of_the_sentence(tmp_path):
-    """Missing tags are O, further ones are left out."""
+def test_tag_sequences_have_sentence_length(tmp_path):
+    """Missing tags are O, and surplus tags are dropped."""
     file = tmp_path / "dev.txt"
     file.write_text("EU NNP X I-ORG\nsaid VBD X O\n\nPeter NNP X I-PER\nBlack NNP X I-PER\nleft VBD X O\n")
     ner = PACKAGED["conll_ner"]
@@ -271,7 +270,7 @@ def test_parallel_files_are_aligned_by_line(tmp_path):
         task.read(files)
 
 
-def test_dpr_marks_the_pronoun_and_checks_its_blocks(tmp_path):
+def test_dpr_marks_pronoun_and_validates_blocks(tmp_path):
     file = tmp_path / "dpr.txt"
     file.write_text("The bee saw Itta, it left.\nit\nThe bee,Itta\nthe bee\n\n")
     (example,) = PACKAGED["dpr"].read(file)
@@ -288,12 +287,12 @@ def test_deca_score_adds_percentages():
     assert deca_score(metrics, scores) == pytest.approx(50 + 20 + 40 + 7 + 25)
 
 
-def test_urls_of_files_are_kept(tmp_path):
+def test_file_urls_are_unchanged(tmp_path):
     task, _ = make_task(tmp_path, ENTRY + '\nfile: {train: "https://a.org/b.tsv", validation: dev.tsv}', LINES)
     assert task.files == {"train": ("https://a.org/b.tsv",), "validation": (str(tmp_path / "dev.tsv"),)}
 
 
-def test_missing_files_and_splits():
+def test_missing_files_and_splits_raise():
     with pytest.raises(CtxError, match=r"no such file: nowhere/.*SST-2/dev.tsv(.|\n)*--tasks_folder"):
         TextTask.from_yaml("sst2", "nowhere")["sst2"].read("validation")
     with pytest.raises(CtxError, match="no file of the split 'test'"):
@@ -301,7 +300,7 @@ def test_missing_files_and_splits():
 
 
 @pytest.mark.parametrize("name", ["sst3", "glu", "missing.yaml"])
-def test_unknown_names_of_tasks(name):
+def test_unknown_task_name_raises(name):
     with pytest.raises(CtxError, match="neither a file nor a packaged task"):
         TextTask.from_yaml(name)
 
@@ -351,13 +350,13 @@ SIZES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SIZES)
 def test_packaged_tasks_read_real_files(shared_data, name):
-    """As many examples as the files have, and each label and number from its string."""
+    """All examples are read, and labels and numbers are parsed from their strings."""
     task = TextTask.from_yaml(name, shared_data)[name]
-    for split, size in zip(task.files, SIZES[name], strict=True):
-        if size is None:
+    for split, num_examples in zip(task.files, SIZES[name], strict=True):
+        if num_examples is None:
             continue
         examples = task.read(split)
-        assert len(examples) == size
+        assert len(examples) == num_examples
         outputs = [example.target for example in examples]
         parsed = [task.parse(example, output) for example, output in zip(examples, outputs)]
         if task.kind == "classification":
@@ -368,10 +367,10 @@ def test_packaged_tasks_read_real_files(shared_data, name):
 
 
 @pytest.mark.slow
-def test_every_shared_file_of_a_packaged_task_is_counted(shared_data):
+def test_sizes_cover_all_shared_files(shared_data):
     tasks = {name: task for stem in packaged_tasks() for name, task in TextTask.from_yaml(stem, shared_data).items()}
-    present = {name for name, task in tasks.items() if any(Path(files[0]).exists() for files in task.files.values())}
-    assert present == set(SIZES)
+    available = {name for name, task in tasks.items() if any(Path(files[0]).exists() for files in task.files.values())}
+    assert available == set(SIZES)
 
 
 @pytest.mark.parametrize(
@@ -396,7 +395,7 @@ def test_every_shared_file_of_a_packaged_task_is_counted(shared_data):
     ],
 )  # fmt: skip
 def test_files_without_labels(tmp_path, name, labeled, unlabeled):
-    """The inputs and choices are the same as with labels."""
+    """Inputs and choices equal those of labeled files."""
     task = PACKAGED[name]
     suffix = {"sst2": "tsv", "stsb": "csv", "squad": "json", "wsc": "jsonl", "ewt_pos": "conllu"}.get(name, "txt")
     file = tmp_path / f"labeled.{suffix}"

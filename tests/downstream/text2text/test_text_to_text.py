@@ -1,5 +1,4 @@
-"""Tasks as text for decoders and encoder-decoders: sequences, predictions by generation and by ranking, batches of
-text and tasks."""
+"""Text-to-text tasks of decoders and encoder-decoders: batches, generation, ranking and baselines."""
 
 import json
 from pathlib import Path
@@ -29,21 +28,21 @@ TEXTS = ["movie: the film was great awful and dull plot a negative not_negative 
 ARGUMENTS = {"max_length": 24, "max_target_length": 8}
 
 
-def model_of(name: str) -> tuple[Any, Any]:
+def make_model(name: str) -> tuple[Any, Any]:
     """A tiny random model and its tokenizer."""
     if name != "transformers' GPT-2":
         auto_class = "AutoModelForSeq2SeqLM" if name in ("t5", "bart") else "AutoModelForCausalLM"
         return tiny_pair(name, auto_class, TEXTS, max_position_embeddings=32)
     _, tokenizer = tiny_pair("gpt2", "AutoModelForCausalLM", TEXTS)
     torch.manual_seed(0)
-    ends = {"bos_token_id": tokenizer.eos_token_id, "eos_token_id": tokenizer.eos_token_id}
-    config = GPT2Config(vocab_size=len(tokenizer), n_positions=32, n_embd=32, n_layer=2, n_head=2, **ends)
+    special_tokens = {"bos_token_id": tokenizer.eos_token_id, "eos_token_id": tokenizer.eos_token_id}
+    config = GPT2Config(vocab_size=len(tokenizer), n_positions=32, n_embd=32, n_layer=2, n_head=2, **special_tokens)
     return GPT2LMHeadModel(config).eval(), tokenizer
 
 
-def encoded(folder: Path, name: str, **arguments: Any) -> tuple[Any, ...]:
+def encode_task(folder: Path, name: str, **arguments: Any) -> tuple[Any, ...]:
     """Model, tokenizer, task, pairs and their encoding."""
-    model, tokenizer = model_of(name)
+    model, tokenizer = make_model(name)
     lines = [json.dumps({"text": text, "label": label}) for text, label in ROWS]
     (folder / "rows.jsonl").write_text("\n".join(lines))
     text_task = TextTask("movie", "movie: {text}", "{label}", labels=LABELS)
@@ -55,10 +54,9 @@ def encoded(folder: Path, name: str, **arguments: Any) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("name", ["gpt2", "transformers' GPT-2"])
-def test_sequences_of_decoders(tmp_path: Path, name: str) -> None:
-    """The loss is of targets and end tokens alone; a generated text does not depend on the padding and equals the text
-    of `generate`."""
-    model, tokenizer, task, pairs, features = encoded(tmp_path, name)
+def test_decoder_batches_loss_and_generation(tmp_path: Path, name: str) -> None:
+    """The loss covers targets and end tokens; generation does not depend on padding."""
+    model, tokenizer, task, pairs, features = encode_task(tmp_path, name)
     collate = task.collator(tokenizer)
     batch = collate([feature | {"epoch": 0, "example_index": 0} for feature in features.features])
     losses = []
@@ -78,21 +76,21 @@ def test_sequences_of_decoders(tmp_path: Path, name: str) -> None:
     texts = task.decode(pairs, features, task.generate(model, batch))
     prompts = [pair.source + CausalTextToText.separator for pair in pairs]
     assert texts == generate_texts(model, tokenizer, prompts, max_new_tokens=8, eos_token_id=tokenizer.eos_token_id)
-    short = encoded(tmp_path, name, max_length=8, cut_sources=True)[-1].features
+    short_features = encode_task(tmp_path, name, max_length=8, cut_sources=True)[-1].features
     separator = tokenizer(CausalTextToText.separator).input_ids
-    for whole, cut in zip(features.features, short, strict=True):
-        assert cut["labels"] == whole["labels"]
-        assert len(cut["input_ids"]) == min(8, len(whole["input_ids"]))
-        assert cut["input_ids"][-len(separator) :] == separator
+    for full, truncated in zip(features.features, short_features, strict=True):
+        assert truncated["labels"] == full["labels"]
+        assert len(truncated["input_ids"]) == min(8, len(full["input_ids"]))
+        assert truncated["input_ids"][-len(separator) :] == separator
     with pytest.raises(CtxError, match="more than 8 tokens"):
-        encoded(tmp_path, name, max_length=8)
+        encode_task(tmp_path, name, max_length=8)
 
 
 @pytest.mark.parametrize("name", ["t5", "bart", "gpt2", "transformers' GPT-2"])
 @pytest.mark.parametrize("max_length", [24, 6])
-def test_ranking_equals_the_likelihood_of_each_label_string(tmp_path: Path, name: str, max_length: int) -> None:
-    """Also of inputs that are truncated as in training."""
-    model, tokenizer, task, pairs, features = encoded(tmp_path, name, max_length=max_length, cut_sources=True)
+def test_ranking_matches_label_likelihoods(tmp_path: Path, name: str, max_length: int) -> None:
+    """Also for truncated inputs."""
+    model, tokenizer, task, pairs, features = encode_task(tmp_path, name, max_length=max_length, cut_sources=True)
     assert max(len(feature["input_ids"]) for feature in features.features) <= max_length
     collate, expected = task.collator(tokenizer), []
     for index in range(len(pairs)):
@@ -115,10 +113,9 @@ def test_ranking_equals_the_likelihood_of_each_label_string(tmp_path: Path, name
     assert scores["accuracy"] == np.mean([pair.target == text for pair, text in zip(pairs, expected, strict=True)])
 
 
-def test_label_strings_that_the_tokenizer_changes(tmp_path: Path) -> None:
-    """Outputs that are label strings after decoding are labels; other outputs are counted; two label strings must stay
-    different."""
-    model, tokenizer, task, pairs, features = encoded(tmp_path, "t5")
+def test_label_strings_after_decoding(tmp_path: Path) -> None:
+    """Decoded label strings are labels, other outputs are counted, and indistinguishable labels raise."""
+    model, tokenizer, task, pairs, features = encode_task(tmp_path, "t5")
     outputs = [{"sequences": np.array(feature["labels"])} for feature in features.features]
     assert task.decode(pairs, features, outputs) == [pair.target for pair in pairs]
     assert task.score(pairs, ["negative", "film", "", "not_negative"]) == {"accuracy": 0, "unknown_outputs": 0.5}
@@ -132,9 +129,9 @@ def test_label_strings_that_the_tokenizer_changes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "objective"), [("t5", "span-corruption"), ("bart", "denoising"), ("gpt2", "clm")])
-def test_batches_of_text_and_tasks(tmp_path: Path, name: str, objective: str) -> None:
-    """The rows are the same as in batches of one kind, in the order of the examples."""
-    model, tokenizer, task, _, features = encoded(tmp_path, name)
+def test_mixed_batches_of_text_and_tasks(tmp_path: Path, name: str, objective: str) -> None:
+    """Rows equal those of separate batches, in the order of the examples."""
+    model, tokenizer, task, _, features = encode_task(tmp_path, name)
     objectives = FAMILIES[name].objectives
     text = objectives.get(objective, next(iter(objectives.values())))(tokenizer, max_length=16, seed=0)
     examples = ExampleSet.build(text.examples([["the film was great and the plot was awful", "a dull film"]] * 3))
@@ -157,13 +154,13 @@ def test_batches_of_text_and_tasks(tmp_path: Path, name: str, objective: str) ->
         counts.append(int((expected != -100).sum()))
     with torch.no_grad():
         assert model(**batch).loss.item() == pytest.approx(np.average(losses, weights=counts), abs=1e-4)
-    only_tasks = collate([mixed[1]])
-    assert only_tasks["labels"].tolist() == collate_tasks([features.features[1]])["labels"].tolist()
+    task_batch = collate([mixed[1]])
+    assert task_batch["labels"].tolist() == collate_tasks([features.features[1]])["labels"].tolist()
 
 
-def test_free_text_that_the_tokenizer_changes(tmp_path: Path) -> None:
-    """Tags without a token are reported; choices that become equal are an error for label strings alone."""
-    model, tokenizer = model_of("t5")
+def test_unencodable_targets_are_reported(tmp_path: Path) -> None:
+    """Tags without tokens are reported; indistinguishable choices raise only if they are labels."""
+    model, tokenizer = make_model("t5")
     for targets, metric, expected in ((["B-Ω O", "O"], "entities", 0), (["great", "awful"], "exact_match", 1)):
         lines = [json.dumps({"a": "a film", "b": target, "c": ["Ω", "Ψ"]}) for target in targets]
         (tmp_path / "rows.jsonl").write_text("\n".join(lines))
@@ -177,7 +174,7 @@ def test_free_text_that_the_tokenizer_changes(tmp_path: Path) -> None:
         )
 
 
-def test_the_baseline_of_referents_is_the_most_frequent_label(tmp_path: Path) -> None:
+def test_referent_baseline_is_most_frequent_label(tmp_path: Path) -> None:
     rows = [{"a": "x", "b": "Bob", "c": label} for label in (False, False, True)]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     text_task = TextTask("wsc", "wsc: {a}", "{b}", label="{c}", postprocess="referent")
@@ -189,7 +186,7 @@ def test_the_baseline_of_referents_is_the_most_frequent_label(tmp_path: Path) ->
         assert baseline["accuracy"] == max(np.mean([pair.label == label for pair in examples]) for label in (0, 1))
 
 
-def test_the_baseline_of_free_text_is_the_input_without_the_prefix(tmp_path: Path) -> None:
+def test_free_text_baseline_is_input_without_prefix(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"a": "one cat", "b": "x"}\n{"a": "two cats", "b": "y"}')
     task = TextToText(TextTask("copy", "copy: {a}", "{b}"), TaskArguments())
     pairs = task.read_file(str(tmp_path / "rows.jsonl"))
@@ -197,13 +194,13 @@ def test_the_baseline_of_free_text_is_the_input_without_the_prefix(tmp_path: Pat
 
 
 def test_score_table() -> None:
-    """Runs of several tasks have scores by the names of the tasks; a run of one task has the score of this task."""
+    """Multi-task runs have one score per task name, single-task runs the score of their task."""
     fields = {"model_class": "M", "model_type": "m", "seed": 0, "parameters": 1, "steps": 1, "global_batch_size": 1}
     sst2 = TrainingSummary(task="t", dataset="a.tsv", metrics={"eval_accuracy": 0.5, "eval_f1": 0.1}, **fields)
-    several = TrainingSummary(task="t", dataset="x", metrics={"eval_mrpc_f1": 0.25}, **fields)
+    multitask = TrainingSummary(task="t", dataset="x", metrics={"eval_mrpc_f1": 0.25}, **fields)
     table = ScoreTable({"sst2": "accuracy", "mrpc": "f1"})
     table.add_row("model", {"eval_sst2_accuracy": 0.75, "eval_mrpc_f1": 0.5, "eval_mrpc_accuracy": 1}, "eval")
-    for run in (("heads", "sst2", sst2), ("heads", None, several), ("one", "sst2", sst2)):
+    for run in (("heads", "sst2", sst2), ("heads", None, multitask), ("one", "sst2", sst2)):
         table.add_run(ComparedRun(*run))
     assert table.rows == {
         "model": {"sst2": 0.75, "mrpc": 0.5},
