@@ -119,7 +119,7 @@ def test_task_is_learned_and_saved(checkpoint, task, tmp_path, capsys):
     score, baseline = summary.metrics[f"eval_{metric}"], summary.metrics[f"baseline_{metric}"]
     perfect = 100.0 if task == "question-answering" else 1.0
     assert score > 0.9 * perfect
-    assert score > baseline or baseline == perfect  # each word has one tag, which the tagger's baseline looks up
+    assert score > baseline or baseline == perfect  # the tagger's baseline is perfect: each word has one tag
     assert (summary.task, summary.steps, summary.dataset) == (task, steps, files["train_file"].name)
     printed = capsys.readouterr().out
     assert f"{score:.4f}" in printed
@@ -191,7 +191,7 @@ def test_resumed_run_equals_uninterrupted_run(ctx_checkpoint, tmp_path):
     assert classify(ctx_checkpoint, tmp_path, name="whole", **flags) == 0
     shutil.copytree(tmp_path / "whole", tmp_path / "stopped")
     (tmp_path / "stopped" / "model.safetensors").unlink()
-    for step in (4, 6):  # as if the run had been killed after step 3
+    for step in (4, 6):  # as if killed after step 3
         shutil.rmtree(tmp_path / "stopped" / f"checkpoint-{step}")
     assert classify(ctx_checkpoint, tmp_path, "--resume", name="stopped", **flags) == 0
     uninterrupted, resumed = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "stopped"))

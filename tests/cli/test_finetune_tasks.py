@@ -217,7 +217,7 @@ def test_resumed_run_equals_uninterrupted_run(checkpoint, tmp_path, capsys):
 
     assert run("whole") == 0
     shutil.copytree(tmp_path / "whole", tmp_path / "stopped")
-    for step in (4, 6):  # as if the run had been killed after step 3
+    for step in (4, 6):  # as if killed after step 3
         shutil.rmtree(tmp_path / "stopped" / f"checkpoint-{step}")
     assert run("stopped", "--resume") == 0
     for name in ("model.safetensors", "best.safetensors", "checkpoint-6/model.safetensors"):

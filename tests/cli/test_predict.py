@@ -237,11 +237,11 @@ def test_regression_choice_and_ranking_scores(tmp_path: Path) -> None:
     save(folder, transformers.AutoModelForSequenceClassification.from_config(config))
     numbers = [1.5, 0.5, 2.0, -1.0]
     labeled = write(tmp_path, "rated.tsv", "text\tlabel\n" + "".join(map("{}\t{}\n".format, TEXTS, numbers)))
-    plain = write(tmp_path, "plain.tsv", "text\tlabel\n" + "".join(f"{text}\t\n" for text in TEXTS))
+    unlabeled = write(tmp_path, "plain.tsv", "text\tlabel\n" + "".join(f"{text}\t\n" for text in TEXTS))
     results, scores = predict_and_score(folder, labeled)
     errors = [(result["value"] - number) ** 2 for result, number in zip(results, numbers, strict=True)]
     assert scores["mse"] == pytest.approx(sum(errors) / 4, abs=1e-4)
-    assert predict_and_score(folder, plain) == (results, {})
+    assert predict_and_score(folder, unlabeled) == (results, {})
 
     folder = save_model(tmp_path / "choice", "bert", "AutoModelForMultipleChoice")
     rows = [{"text": text, "choices": GOOD[:3], "label": 1} for text in TEXTS]
@@ -249,15 +249,15 @@ def test_regression_choice_and_ranking_scores(tmp_path: Path) -> None:
     results, scores = predict_and_score(folder, labeled)
     assert scores == {"accuracy": sum(result["choice"] == 1 for result in results) / 4}
     for label in (None, -1):
-        plain = write(tmp_path, "plain.jsonl", "\n".join(json.dumps({**row, "label": label}) for row in rows))
-        assert predict_and_score(folder, plain) == (results, {})
+        unlabeled = write(tmp_path, "plain.jsonl", "\n".join(json.dumps({**row, "label": label}) for row in rows))
+        assert predict_and_score(folder, unlabeled) == (results, {})
 
     lines = [f"{text}\t{word}\t{int(word == GOOD[1])}\n" for text in TEXTS for word in GOOD[:3]]
     labeled = write(tmp_path, "ranks.tsv", "query\tcandidate\tlabel\n" + "".join(lines))
-    plain = write(tmp_path, "plain.tsv", "query\tcandidate\n" + "".join(line[:-3] + "\n" for line in lines))
+    unlabeled = write(tmp_path, "plain.tsv", "query\tcandidate\n" + "".join(line[:-3] + "\n" for line in lines))
     results, scores = predict_and_score(folder, labeled, task="ranking")
     assert scores["mrr"] == pytest.approx(sum(1 / (1 + r["ranking"].index(1)) for r in results) / 4, abs=1e-4)
-    assert predict_and_score(folder, plain, task="ranking") == (results, {})
+    assert predict_and_score(folder, unlabeled, task="ranking") == (results, {})
 
 
 def test_tagging_scores(tmp_path: Path) -> None:
@@ -287,13 +287,15 @@ def test_semantic_role_labeling_scores(tmp_path: Path) -> None:
     folder = save_model(tmp_path / "model", "bert", "AutoModelForTokenClassification", **labels)
     lines = [["Anna", "-", "(ARG0*)"], ["saw", "see.01", "(V*)"], ["Paris", "-", "*"]]
     labeled = write(tmp_path, "labeled.txt", "\n".join(map(" ".join, lines)))
-    plain = write(tmp_path, "plain.txt", "\n".join(" ".join(cells[:2]) for cells in lines))
+    unlabeled = write(tmp_path, "plain.txt", "\n".join(" ".join(cells[:2]) for cells in lines))
     flags = {"task": "semantic-role-labeling", "text_columns": 1, "label_column": 2}
     results, scores = predict_and_score(folder, labeled, **flags)
     assert scores["recall"] == (results[0]["tags"][0] == "B-ARG0")
-    assert predict_and_score(folder, plain, **flags) == (results, {})
+    assert predict_and_score(folder, unlabeled, **flags) == (results, {})
     tagger = save_model(tmp_path / "tagger", "bert", "AutoModelForTokenClassification", **LABELS)
-    assert "not BIO tags: neg, pos, none" in command_output("predict", model=tagger, input=plain, fails=True, **flags)
+    assert "not BIO tags: neg, pos, none" in command_output(
+        "predict", model=tagger, input=unlabeled, fails=True, **flags
+    )
 
 
 def test_question_answering_scores(tmp_path: Path) -> None:

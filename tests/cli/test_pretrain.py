@@ -364,7 +364,7 @@ def test_resumed_sentence_tasks_equal_uninterrupted_run(prepared, tmp_path) -> N
     assert names | {"eval_relation_accuracy", "baseline_relation_accuracy"} <= set(summary["metrics"])
     assert summary["rates"]["<de>_share"] > 0
     shutil.copytree(tmp_path / "whole", tmp_path / "stopped")
-    for step in (10, 12):  # as if the run had been killed after step 5
+    for step in (10, 12):  # as if killed after step 5
         shutil.rmtree(tmp_path / f"stopped/checkpoint-{step}", ignore_errors=True)
     assert pretrain_gensen(prepared, *flags, "--output_dir", tmp_path / "stopped", "--resume") == 0
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "stopped")]

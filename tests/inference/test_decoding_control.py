@@ -56,8 +56,8 @@ def test_classifier_guidance_matches_bayes_rule(decoder: Any, classifier: Any, w
     torch.testing.assert_close(full_guidance(ids, scores), expected, atol=1e-4, rtol=1e-4)
     guidance = ClassifierGuidance(tokenizer, *classifier, "wild", weight, num_candidates=9)
     guided = guidance(ids, scores)
-    alone = torch.cat([guidance(ids[row : row + 1], scores[row : row + 1]) for row in (0, 1)])
-    torch.testing.assert_close(guided, alone, atol=1e-5, rtol=0)
+    unbatched = torch.cat([guidance(ids[row : row + 1], scores[row : row + 1]) for row in (0, 1)])
+    torch.testing.assert_close(guided, unbatched, atol=1e-5, rtol=0)
     candidates = scores.topk(9).indices
     assert torch.equal((guided > -torch.inf).nonzero()[:, 1].view(2, 9), candidates.sort().values)
     torch.testing.assert_close(
@@ -80,10 +80,10 @@ def test_generation_with_classifier_guidance(decoder: Any, classifier: Any) -> N
     prompts = ["red cats", "no", "dogs and red"]
     texts = generate_texts(model, tokenizer, prompts, max_new_tokens=3, logits_processor=[guidance])
     assert texts[0] == tokenizer.decode(ids[-3:], skip_special_tokens=True).strip()
-    alone = [
+    unbatched = [
         generate_texts(model, tokenizer, [text], max_new_tokens=3, logits_processor=[guidance])[0] for text in prompts
     ]
-    assert texts == alone
+    assert texts == unbatched
     assert texts != generate_texts(model, tokenizer, prompts, max_new_tokens=3)
 
 
@@ -151,8 +151,8 @@ def test_invalid_guidance_and_answers_raise(decoder: Any, classifier: Any, tmp_p
     regression.config.problem_type = "regression"
     with pytest.raises(CtxError, match="predicts a number"):
         ClassifierGuidance(tokenizer, regression, bert_tokenizer, "wild")
-    for part in (model, tokenizer):
-        part.save_pretrained(tmp_path)
+    for component in (model, tokenizer):
+        component.save_pretrained(tmp_path)
     with pytest.raises(CtxError, match="CtxGpt2ForCausalLM, which has no labels"):
         ClassifierGuidance.open(str(tmp_path), tokenizer, "wild")
     assert AutoTokenizer.from_pretrained(tmp_path).truncation_side == "right"

@@ -145,10 +145,10 @@ def test_generation_with_prepacked_weights(case: Case, monkeypatch: pytest.Monke
     assert active_prepacked_weights() is None
     copies.clear()
     model.prepacked_bytes = 0
-    plain = model.generate(**batch, **options)
+    unpacked = model.generate(**batch, **options)
     assert not copies
-    assert torch.equal(prepacked.sequences, plain.sequences)
-    assert_close(torch.stack(prepacked.logits), torch.stack(plain.logits))
+    assert torch.equal(prepacked.sequences, unpacked.sequences)
+    assert_close(torch.stack(prepacked.logits), torch.stack(unpacked.logits))
 
 
 @pytest.mark.parametrize("case", [case for case in GENERATING_CASES if not case.is_seq2seq], ids=str)
