@@ -1,4 +1,4 @@
-"""Sentences with entities in several languages, and tiny models of their words."""
+"""NER sentences in several languages, and a tiny BERT whose vocabulary covers them."""
 
 import random
 from pathlib import Path
@@ -14,20 +14,20 @@ TaggedWords = list[tuple[str, str]]
 def tagged_sentences(
     language: str, size: int, words: dict[str, tuple[list[str], str, list[str]]] = WORDS, seed: str = ""
 ) -> list[TaggedWords]:
-    """A name, a verb and a place, or the reverse, with their tags."""
+    """Sentences of a name, a verb and a place, in this or the reverse order, with their tags."""
     rng, (names, verb, places) = random.Random(language + seed), words[language]
-    rows = ([(rng.choice(names), "B-PER"), (verb, "O"), (rng.choice(places), "B-LOC")] for _ in range(size))
-    return [row[:: rng.choice([1, -1])] for row in rows]
+    sentences = ([(rng.choice(names), "B-PER"), (verb, "O"), (rng.choice(places), "B-LOC")] for _ in range(size))
+    return [sentence[:: rng.choice([1, -1])] for sentence in sentences]
 
 
 def write_entities(file: Path, language: str, sentences: list[TaggedWords]) -> Path:
-    """A file in WikiANN's format."""
+    """Write a file in WikiANN's format."""
     blocks = ["\n".join(f"{language}:{word}\t{tag}" for word, tag in sentence) for sentence in sentences]
     file.write_text("\n\n".join(blocks) + "\n")
     return file
 
 
 def save_bert(folder: Path, auto_class: str) -> Path:
-    """A tiny BERT with a vocabulary of all languages."""
-    text, fields = " ".join([*NAMES, *PLACES, *VERBS.values()]), {"initializer_range": 0.2, "hidden_dropout_prob": 0.1}
-    return save(folder, *tiny_pair("bert", auto_class, [text], vocab_size=120, **fields))
+    """Save a tiny BERT whose vocabulary covers all languages."""
+    words, fields = " ".join([*NAMES, *PLACES, *VERBS.values()]), {"initializer_range": 0.2, "hidden_dropout_prob": 0.1}
+    return save(folder, *tiny_pair("bert", auto_class, [words], vocab_size=120, **fields))

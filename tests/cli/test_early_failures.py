@@ -1,4 +1,4 @@
-"""Mistakes in a command line are reported before data and models are read, and without a request to the Hub."""
+"""Invalid command lines raise before data and models are read, and without a request to the Hub."""
 
 import json
 import sys
@@ -21,44 +21,44 @@ TEXTS = ["the cat sat on the mat", "a dog ran to the river", "it was cold", "the
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
 
-def table(file: Path, labels: str) -> Path:
+def write_rows(path: Path, labels: str) -> Path:
     rows = [{"text": text, "label": label} for label, text in zip(labels, TEXTS, strict=False)] * 2
-    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    return file
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return path
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A classifier of the labels A, B and C in runs/abc, and a run that was stopped in runs/stopped."""
-    folder = tmp_path_factory.mktemp("early")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A classifier with labels A, B and C in runs/abc, and an interrupted run in runs/stopped."""
+    workspace = tmp_path_factory.mktemp("early")
     model, tokenizer = tiny_pair(
         "bert", "AutoModelForSequenceClassification", TEXTS, 60, id2label=dict(enumerate("ABC"))
     )
-    save(folder / "runs" / "abc", model, tokenizer)
-    save(folder / "runs" / "stopped" / "checkpoint-120", model, tokenizer)
-    save(folder / "tokenizer", tokenizer)
-    table(folder / "rows.jsonl", "AB")
-    (folder / "text.txt").write_text("\n".join(TEXTS * 9))
-    (folder / "broken.txt").write_bytes(b"the caf\xe9 was closed")
-    return folder
+    save(workspace / "runs" / "abc", model, tokenizer)
+    save(workspace / "runs" / "stopped" / "checkpoint-120", model, tokenizer)
+    save(workspace / "tokenizer", tokenizer)
+    write_rows(workspace / "rows.jsonl", "AB")
+    (workspace / "text.txt").write_text("\n".join(TEXTS * 9))
+    (workspace / "broken.txt").write_bytes(b"the caf\xe9 was closed")
+    return workspace
 
 
 TASK = "--train_file rows.jsonl --validation_file rows.jsonl --max_length 16 --max_steps 1 --output_dir out"
 TEXT = "--family bert --dataset text.txt --max_length 16 --max_steps 1 --output_dir out"
 CHECKPOINT = "use runs/stopped/checkpoint-120, or run the command of the run again with --resume"
-NAME = "did you mean runs/abc?"
+HINT = "did you mean runs/abc?"
 
 
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        (f"finetune sequence-classification --model runs/abd {TASK}", NAME),
-        ("generate --model ./runs/abcd --input text.txt", NAME),
-        ("evaluate perplexity --model runs/ab --dataset text.txt", NAME),
-        ("push --model runs/ab --repo_id a/b", NAME),
+        (f"finetune sequence-classification --model runs/abd {TASK}", HINT),
+        ("generate --model ./runs/abcd --input text.txt", HINT),
+        ("evaluate perplexity --model runs/ab --dataset text.txt", HINT),
+        ("push --model runs/ab --repo_id a/b", HINT),
         (f"finetune sequence-classification --model tokenizer {TASK}", "has a tokenizer, and no model"),
         ("predict --model runs/abc --input text.tsv", "No such file"),
-        (f"pretrain --tokenizer runs/bac {TEXT}", NAME),
+        (f"pretrain --tokenizer runs/bac {TEXT}", HINT),
         (f"pretrain --tokenizer runs/abc {TEXT.replace('text.txt', './texts')}", "There is no such directory"),
         (f"distill regression --teacher no/such/model --losses cosine {TASK}", "There is no such directory"),
         (f"finetune sequence-classification --model runs/stopped {TASK}", CHECKPOINT),
@@ -94,38 +94,38 @@ NAME = "did you mean runs/abc?"
         ),
     ],
 )
-def test_messages(folder, command, message, monkeypatch):
-    def request(source, *args, **kwargs):
-        raise AssertionError(f"{source} is asked of the Hub")
+def test_invalid_command_fails_without_hub_request(workspace, command, message, monkeypatch):
+    def fail_on_request(source, *args, **kwargs):
+        raise AssertionError(f"{source} is requested from the Hub")
 
-    monkeypatch.chdir(folder)
+    monkeypatch.chdir(workspace)
     for name in ("trackio", "pytorch_optimizer", "onnx", "openvino", "sentencepiece"):
         monkeypatch.setitem(sys.modules, name, None)
-    words = command.split()
+    command_args = command.split()
     if "runs/abc" not in command:
-        monkeypatch.setattr(AutoConfig, "from_pretrained", request)
-        monkeypatch.setattr(AutoTokenizer, "from_pretrained", request)
-    shown = command_output(words[0], *words[1:], fails=True)
-    assert message in shown
-    assert "asked of the Hub" not in shown
-    assert not (folder / "out").exists()
+        monkeypatch.setattr(AutoConfig, "from_pretrained", fail_on_request)
+        monkeypatch.setattr(AutoTokenizer, "from_pretrained", fail_on_request)
+    stderr = command_output(command_args[0], *command_args[1:], fails=True)
+    assert message in stderr
+    assert "requested from the Hub" not in stderr
+    assert not (workspace / "out").exists()
 
 
-def test_data_are_opened_before_the_model_is_built(folder, monkeypatch):
-    monkeypatch.chdir(folder)
-    monkeypatch.setattr("hf_ctxmodels.training.pretraining.make_model", lambda *args: pytest.fail("a model is built"))
-    words = f"pretrain --tokenizer runs/abc {TEXT.replace('text.txt', 'texts.txt')}".split()
-    assert "texts.txt" in command_output(words[0], *words[1:], fails=True)
+def test_missing_dataset_raises_before_model_creation(workspace, monkeypatch):
+    monkeypatch.chdir(workspace)
+    monkeypatch.setattr("hf_ctxmodels.training.pretraining.make_model", lambda *args: pytest.fail("model is created"))
+    command_args = f"pretrain --tokenizer runs/abc {TEXT.replace('text.txt', 'texts.txt')}".split()
+    assert "texts.txt" in command_output(command_args[0], *command_args[1:], fails=True)
 
 
-def test_device():
-    shown = command_output(SCRIPTS / "benchmark.py", "--device", "cuda:9", "--only", "nothing", fails=True)
-    assert "The device cannot be used: " in shown
-    assert "--device cuda:9" in shown
+def test_unavailable_device_of_script():
+    stderr = command_output(SCRIPTS / "benchmark.py", "--device", "cuda:9", "--only", "nothing", fails=True)
+    assert "The device cannot be used: " in stderr
+    assert "--device cuda:9" in stderr
 
 
-def test_hub_ids(folder, tmp_path, monkeypatch):
-    monkeypatch.chdir(folder)
+def test_hub_ids_and_missing_paths(workspace, tmp_path, monkeypatch):
+    monkeypatch.chdir(workspace)
     require_existing_path("google/bert")
     require_existing_path("gpt2")
     (tmp_path / "models--runs--bert").mkdir()
@@ -135,14 +135,14 @@ def test_hub_ids(folder, tmp_path, monkeypatch):
     require_existing_path("runs/bert")
 
 
-def test_values_of_resume():
-    for words, value in ((["--resume"], True), (["--resume", "finish"], "finish"), (["--resume", "no"], False)):
-        argv = ["--output_dir", "out", "--max_steps", "1", *words]
-        assert parse_arguments(LoopArguments, argv=argv)[0].resume == value
+def test_resume_flag_values():
+    for args, expected in ((["--resume"], True), (["--resume", "finish"], "finish"), (["--resume", "no"], False)):
+        argv = ["--output_dir", "out", "--max_steps", "1", *args]
+        assert parse_arguments(LoopArguments, argv=argv)[0].resume == expected
 
 
-def test_checkpoints_are_models(folder, tmp_path, monkeypatch):
-    monkeypatch.chdir(folder)
+def test_checkpoints_can_be_used_as_models(workspace, tmp_path, monkeypatch):
+    monkeypatch.chdir(workspace)
     checkpoint = "runs/stopped/checkpoint-120"
     assert run_command("push", model=checkpoint, repo_id="a/b", dry_run=True) == 0
     flags = {"train_file": "rows.jsonl", "validation_file": "rows.jsonl", "max_length": 16, "max_steps": 1}
@@ -151,17 +151,17 @@ def test_checkpoints_are_models(folder, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("labels", ["CBA", "BA", "XYZ", "XY"])
-def test_heads_of_other_labels(folder, labels, tmp_path, monkeypatch, capsys):
-    """A head of the same labels is kept with their order; any other head is replaced."""
-    monkeypatch.chdir(folder)
-    file = table(tmp_path / "rows.jsonl", labels)
+def test_head_is_replaced_if_labels_differ(workspace, labels, tmp_path, monkeypatch, capsys):
+    """A head with the same set of labels is kept with its label order; any other head is replaced."""
+    monkeypatch.chdir(workspace)
+    file = write_rows(tmp_path / "rows.jsonl", labels)
     flags = {"train_file": file, "validation_file": file, "max_length": 16, "max_steps": 1, "learning_rate": 1e-9}
     out = tmp_path / "out"
     assert run_command("finetune", "sequence-classification", model="runs/abc", **flags, output_dir=out) == 0
-    line = f"the head of runs/abc for the labels A, B, C is replaced by a new one for {', '.join(sorted(labels))}"
-    assert (line in capsys.readouterr().err) == (labels != "CBA")
+    notice = f"the head of runs/abc for the labels A, B, C is replaced by a new one for {', '.join(sorted(labels))}"
+    assert (notice in capsys.readouterr().err) == (labels != "CBA")
     assert list(AutoConfig.from_pretrained(out).id2label.values()) == sorted(labels)
-    before, after = (load_file(directory / "model.safetensors") for directory in (folder / "runs" / "abc", out))
+    before, after = (load_file(directory / "model.safetensors") for directory in (workspace / "runs" / "abc", out))
     for name, weight in before.items():
         is_kept = after[name].shape == weight.shape and torch.allclose(after[name], weight, atol=1e-6)
         assert is_kept or (labels != "CBA" and name.startswith("classifier.")), name

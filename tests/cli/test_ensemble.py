@@ -1,4 +1,4 @@
-"""`hf-ctxmodels evaluate ensemble`, and the scores of an ensemble."""
+"""`hf-ctxmodels evaluate ensemble` and `score_ensemble`."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ def classifier(family: str, labels: list[str], seed: int) -> tuple[PreTrainedMod
 
 
 @pytest.fixture
-def task(tmp_path: Path) -> tuple[SequenceClassification, list, Path]:
+def task_data(tmp_path: Path) -> tuple[SequenceClassification, list, Path]:
     file = tmp_path / "texts.tsv"
     rows = [f"{text}\t{NAMES[number % 3]}" for number, text in enumerate(TEXTS)]
     file.write_text("text\tlabel\n" + "\n".join(rows) + "\n")
@@ -30,41 +30,41 @@ def task(tmp_path: Path) -> tuple[SequenceClassification, list, Path]:
     return task, task.read(str(file), "validation"), file
 
 
-def test_mean_of_probabilities(task: tuple) -> None:
-    """Two families with different label ids, compared text by text."""
+def test_ensemble_averages_probabilities_by_label(task_data: tuple) -> None:
+    """Two families with different label ids, against a loop over the texts."""
     members = [classifier("ulmfit", NAMES, 1), classifier("bert", NAMES[::-1], 2)]
-    scores = score_ensemble(members, task[1], task[0], batch_size=3)
-    right = np.zeros(3)
-    for example in task[1]:
+    scores = score_ensemble(members, task_data[1], task_data[0], batch_size=3)
+    num_correct = np.zeros(3)
+    for example in task_data[1]:
         probabilities = []
-        for number, (model, tokenizer) in enumerate(members):
+        for index, (model, tokenizer) in enumerate(members):
             with torch.no_grad():
                 logits = model(**tokenizer(example.texts[0], return_tensors="pt")).logits[0]
             probabilities.append(dict(zip(model.config.id2label.values(), logits.softmax(0).tolist(), strict=True)))
-            right[number] += max(probabilities[-1], key=probabilities[-1].get) == example.label
-        mean = {name: sum(member[name] for member in probabilities) for name in NAMES}
-        right[2] += max(mean, key=mean.get) == example.label
+            num_correct[index] += max(probabilities[-1], key=probabilities[-1].get) == example.label
+        summed = {name: sum(probability[name] for probability in probabilities) for name in NAMES}
+        num_correct[2] += max(summed, key=summed.get) == example.label
     accuracies = [metrics["accuracy"] for metrics in [*scores.members, scores.ensemble]]
-    assert accuracies == pytest.approx((right / len(TEXTS)).tolist())
+    assert accuracies == pytest.approx((num_correct / len(TEXTS)).tolist())
 
 
-def test_different_labels(task: tuple) -> None:
+def test_different_labels_raise(task_data: tuple) -> None:
     members = [classifier("ulmfit", NAMES, 1), classifier("ulmfit", [*NAMES[:2], "best"], 2)]
     with pytest.raises(CtxError, match="best"):
-        score_ensemble(members, task[1], task[0])
+        score_ensemble(members, task_data[1], task_data[0])
     with pytest.raises(CtxError, match="0 classifiers"):
-        score_ensemble([], task[1], task[0])
+        score_ensemble([], task_data[1], task_data[0])
 
 
-def test_command(task: tuple, tmp_path: Path) -> None:
+def test_evaluate_ensemble_command(task_data: tuple, tmp_path: Path) -> None:
     folders = [str(tmp_path / name) for name in ("forward", "backward")]
     members = [classifier("ulmfit", NAMES, seed) for seed in (1, 2)]
-    for folder, parts in zip(folders, members, strict=True):
-        save(Path(folder), *parts)
-    flags = {"models": folders, "validation_file": task[2]}
-    scores = score_ensemble(members, task[1], task[0])
-    *lines, last = command_output("evaluate ensemble", **flags).strip().splitlines()[-4:]
+    for folder, pair in zip(folders, members, strict=True):
+        save(Path(folder), *pair)
+    flags = {"models": folders, "validation_file": task_data[2]}
+    scores = score_ensemble(members, task_data[1], task_data[0])
+    *lines, total_line = command_output("evaluate ensemble", **flags).strip().splitlines()[-4:]
     for line, expected in zip(lines, [*scores.members, scores.ensemble], strict=True):
         assert f"accuracy {expected['accuracy']:.4f}" in line
-    assert last.startswith(f"{len(TEXTS)} examples; range: accuracy 0 to 1, ")
+    assert total_line.startswith(f"{len(TEXTS)} examples; range: accuracy 0 to 1, ")
     assert "Unknown flag --doc_stride" in command_output("evaluate ensemble", **flags, doc_stride=3, fails=True)

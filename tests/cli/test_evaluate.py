@@ -45,7 +45,7 @@ def printed_lines(capsys: pytest.CaptureFixture) -> list[str]:
 
 
 @pytest.mark.parametrize("family", ["word2vec", "glove"])
-def test_words(family: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_evaluate_words(family: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     model = save_vectors(tmp_path / "model", family, WORDS, VECTORS)
     (tmp_path / "pairs.txt").write_text("apple\tpear\t9.5\nman\twoman\t1\nking\tman\t6\nkiwi\tpear\t8\n")
     (tmp_path / "questions.txt").write_text(": royal\nman king woman queen\n: fruit\nman apple kiwi pear\n")
@@ -62,15 +62,15 @@ def test_words(family: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> No
     assert any(line.startswith("man : king = woman : queen") for line in lines)
 
 
-def test_words_of_a_contextual_model(tmp_path: Path) -> None:
+def test_words_of_contextual_model_raise(tmp_path: Path) -> None:
     model = save(tmp_path, *tiny_pair("bert", "AutoModel", TEXTS))
     assert "last_hidden_state" in command_output("evaluate words", model=model, near="bank", fails=True)
 
 
-def test_sentences(translations: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_evaluate_sentences(translations: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     pairs, table, texts = tmp_path / "pairs.csv", tmp_path / "rows.tsv", []
     pairs.write_text("cat,katze,5\ncat dog,dog,3\ncat,tree,0\n")
-    rows = [f"{word} {other}\t{word}" for word in TRANSLATED_WORDS[:3] for other in TRANSLATED_WORDS[3:]]
+    rows = [f"{word} {translation}\t{word}" for word in TRANSLATED_WORDS[:3] for translation in TRANSLATED_WORDS[3:]]
     table.write_text("\n".join(["text\tlabel", *rows * 4]) + "\n")
     for name, words in (("en", TRANSLATED_WORDS[:3]), ("de", TRANSLATED_WORDS[3:])):
         texts.append(tmp_path / f"text.{name}.txt")
@@ -81,15 +81,15 @@ def test_sentences(translations: Path, tmp_path: Path, capsys: pytest.CaptureFix
     lines = printed_lines(capsys)
     assert lines[0].startswith("pairs.csv spearman 1.0000")
     assert lines[0].endswith("3 pairs")
-    assert "pairs.csv spearman 1.0000 pearson 0.99" in lines[1], "the training pairs are also the test pairs"
+    assert "pairs.csv spearman 1.0000 pearson 0.99" in lines[1], "the test pairs are the training pairs"
     assert "majority 0.33" in lines[2]
     assert lines[3] == "text.en.txt -> text.de.txt cosine 1.0000 margin 1.0000 3 pairs"
     assert lines[4].startswith("text.de.txt -> text.en.txt cosine 1.0000")
     assert lines[5] == "range: spearman -1 to 1, pearson -1 to 1, accuracy 0 to 1, cosine 0 to 1, margin 0 to 1"
 
 
-def test_language_embeddings(tmp_path: Path) -> None:
-    """Each side is read in its language; missing languages are an error."""
+def test_retrieval_uses_language_of_each_file(tmp_path: Path) -> None:
+    """Each file is encoded in its own language; a missing language raises."""
     texts = {"en": ["a cat", "a dog ran"], "de": ["eine Katze", "ein Hund lief"]}
     tagged = [f"<{code}> {text}" for code, lines in texts.items() for text in lines]
     tokenizer = CtxXLMTokenizer.train(tagged, 60, min_frequency=1)
@@ -104,12 +104,12 @@ def test_language_embeddings(tmp_path: Path) -> None:
         encoded[tokenizer.language] = vectors
         return vectors
 
-    named = ",".join(f"{code}={tmp_path / f'text.{code}.txt'}" for code in texts)
-    assert "text.en.txt -> text.de.txt" in retrieval_lines(encode, tokenizer, named)[0]
+    files_by_language = ",".join(f"{code}={tmp_path / f'text.{code}.txt'}" for code in texts)
+    assert "text.en.txt -> text.de.txt" in retrieval_lines(encode, tokenizer, files_by_language)[0]
     assert [*encoded] == ["en", "de"]
     tokenizer.language = "en"
-    other = encode_sentences(model, tokenizer, texts["de"], pooling="mean")
-    assert (other - encoded["de"]).abs().max() > 1e-3
+    wrong_language = encode_sentences(model, tokenizer, texts["de"], pooling="mean")
+    assert (wrong_language - encoded["de"]).abs().max() > 1e-3
     tokenizer.language = None
     with pytest.raises(CtxError, match="langs is missing"):
         retrieval_lines(encode, tokenizer, ",".join(str(tmp_path / f"text.{code}.txt") for code in texts))
@@ -141,8 +141,8 @@ def write_pairs(path: Path) -> Path:
     return path
 
 
-def test_pair_results() -> None:
-    """A tie counts half; unigrams have the frequencies of the text, also for unknown words."""
+def test_pair_results_and_unigram_scores() -> None:
+    """A tie counts half; unigram probabilities are frequencies in the text, also of unknown words."""
     pairs = [MinimalPair("aa", "a", "x"), MinimalPair("a", "a", "x"), MinimalPair("a", "aa", "y")]
     results = evaluate_pairs(pairs, lambda texts: [len(text) for text in texts])
     assert results == {"x": PairResult(1.5, 2), "y": PairResult(0.0, 1)}
@@ -153,8 +153,8 @@ def test_pair_results() -> None:
     assert scores[3] == pytest.approx(scores[0] + scores[1]) == scores[4]
 
 
-def test_pairs(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    """A family whose saved head and language model are not the first of its Auto classes."""
+def test_evaluate_pairs(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """BERT, whose masked LM is not the first of its Auto classes."""
     family = FAMILIES["bert"]
     tokenizer = family.tokenizer.train(TEXTS * 5, vocab_size=120)
     model = Case(family, "AutoModelForMaskedLM").model(vocab_size=len(tokenizer))
@@ -167,30 +167,30 @@ def test_pairs(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     scores = [[text.log_probability for text in score(model, tokenizer, pair[:2])] for pair in PAIRS]
     correct = [good > bad for good, bad in scores]
     lines = {line.split()[0]: line.split() for line in printed.out.splitlines()}
-    for name, values in (("agreement", correct[:2]), ("order", correct[2:]), ("all", correct)):
-        accuracy = sum(values) / len(values)
+    for name, results in (("agreement", correct[:2]), ("order", correct[2:]), ("all", correct)):
+        accuracy = sum(results) / len(results)
         assert lines[name][2] == f"{accuracy:.4f}"
         assert float(lines[name][6]) == pytest.approx(accuracy - float(lines[name][4]), abs=1e-4)
-        assert lines[name][7:] == [str(len(values)), "pairs"]
-    assert lines["order"][4] == "0.5000", "equal words in another order"
+        assert lines[name][7:] == [str(len(results)), "pairs"]
+    assert lines["order"][4] == "0.5000", "same words in another order"
     assert run_command("evaluate", "pairs", max_pairs=1, **flags) == 0
-    *_, last, ranges = capsys.readouterr().out.splitlines()
-    assert last.endswith(" 1 pairs")
+    *_, total_line, ranges = capsys.readouterr().out.splitlines()
+    assert total_line.endswith(" 1 pairs")
     assert ranges == "range: accuracy 0 to 1, unigram 0 to 1"
 
     (tmp_path / "incomplete.jsonl").write_text('{"sentence_good": "a b"}\n')
     infersent = FAMILIES["infersent"]
     tokenizer = infersent.tokenizer.train(TEXTS * 5, vocab_size=50)
     encoder = Case(infersent, "AutoModel").model(vocab_size=len(tokenizer))
-    for changes, message in (
+    for overrides, message in (
         ({"pairs": tmp_path / "incomplete.jsonl"}, "incomplete.jsonl:1"),
         ({"model": save(tmp_path / "encoder", encoder, tokenizer)}, "'infersent' has no language model"),
     ):
-        assert run_command("evaluate", "pairs", **flags | changes) == 2
+        assert run_command("evaluate", "pairs", **flags | overrides) == 2
         assert message in capsys.readouterr().err
 
 
-def test_zorro(shared_data: Path, tmp_path: Path) -> None:
+def test_read_zorro_pairs(shared_data: Path, tmp_path: Path) -> None:
     name = "agreement_determiner_noun-between_neighbors"
     pairs = read_pairs(shared_data / "zorro" / f"{name}.txt.gz")
     assert len(pairs) == 2000
@@ -201,7 +201,7 @@ def test_zorro(shared_data: Path, tmp_path: Path) -> None:
             read_pairs(tmp_path / "pairs.txt")
 
 
-def test_blimp(shared_data: Path) -> None:
+def test_read_blimp_pairs(shared_data: Path) -> None:
     pairs = read_pairs(shared_data / "blimp" / "causative.jsonl.gz")
     assert len(pairs) == 1000
     assert pairs[0] == MinimalPair("Aaron breaks the glass.", "Aaron appeared the glass.", "argument_structure")

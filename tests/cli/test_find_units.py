@@ -1,4 +1,4 @@
-"""`hf-ctxmodels data units` and `data phrases`: phrases by mutual information and by score, entities, and lists."""
+"""`hf-ctxmodels data units` and `data phrases`: mined phrases, entities and gazetteers."""
 
 import random
 from collections import Counter
@@ -20,25 +20,25 @@ SENTENCES = [
 ]
 
 
-def information(sentences: list[str], first: str, second: str) -> float:
-    """ln p(first second) / (p(first) p(second)), by counting."""
+def pmi(sentences: list[str], first: str, second: str) -> float:
+    """Pointwise mutual information ln p(first second) / (p(first) p(second)), by counting."""
     rows = [sentence.split() for sentence in sentences]
     words = Counter(word for row in rows for word in row)
-    pairs = Counter((row[k], row[k + 1]) for row in rows for k in range(len(row) - 1))
-    apart = words[first] * words[second] / words.total() ** 2
-    return log(pairs[first, second] / pairs.total() / apart)
+    pairs = Counter((row[index], row[index + 1]) for row in rows for index in range(len(row) - 1))
+    independent = words[first] * words[second] / words.total() ** 2
+    return log(pairs[first, second] / pairs.total() / independent)
 
 
-def test_phrases() -> None:
-    bound = information(SENTENCES, "New", "York")
-    assert bound > 2
-    phrases = find_phrases([SENTENCES], min_count=5, min_information=bound - 1e-9, max_words=2)
+def test_phrases_by_mutual_information() -> None:
+    bigram_pmi = pmi(SENTENCES, "New", "York")
+    assert bigram_pmi > 2
+    phrases = find_phrases([SENTENCES], min_count=5, min_information=bigram_pmi - 1e-9, max_words=2)
     assert phrases["New York"] == 11
-    assert "New York" not in find_phrases([SENTENCES], min_count=5, min_information=bound + 1e-9, max_words=2)
+    assert "New York" not in find_phrases([SENTENCES], min_count=5, min_information=bigram_pmi + 1e-9, max_words=2)
     assert "New York" not in find_phrases([SENTENCES], min_count=12, min_information=0.0, max_words=2)
     joined = [sentence.replace("New York", "New_York") for sentence in SENTENCES]
-    grown = information(joined, "New_York", "City")
-    limits = {"min_count": 5, "min_information": min(grown, bound) - 1e-9}
+    trigram_pmi = pmi(joined, "New_York", "City")
+    limits = {"min_count": 5, "min_information": min(trigram_pmi, bigram_pmi) - 1e-9}
     phrases = find_phrases([SENTENCES], max_words=3, **limits)
     assert phrases["New York City"] == 6
     assert "New York City" not in find_phrases([SENTENCES], max_words=2, **limits)
@@ -47,7 +47,7 @@ def test_phrases() -> None:
         find_phrases([SENTENCES], max_words=1)
 
 
-def test_entities() -> None:
+def test_extract_entities() -> None:
     tags = ["B-LOC", "I-LOC", "O", "B-PER", "B-PER", "I-PER", "I-PER"]
     entities = extract_entities([TaggedSentence(["New", "York", "saw", "Ann", "Bo", "Ek", "Li"], tags, "x:1")] * 2)
     assert entities == {"New York": 2, "Bo Ek Li": 2}
@@ -55,7 +55,7 @@ def test_entities() -> None:
         extract_entities([TaggedSentence(["a"], ["NN"], "x:1")])
 
 
-def test_command(tmp_path: Path) -> None:
+def test_units_command(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("\n".join(SENTENCES))
     (tmp_path / "names.txt").write_text("White  House\nword\n\nNew York\n")
     (tmp_path / "tags.conll").write_text("Los B-LOC\nAngeles I-LOC\nwon O\n")
@@ -73,38 +73,38 @@ def test_command(tmp_path: Path) -> None:
     assert "no unit of two or more words" in command_output("data units", "--overwrite", output=output, fails=True)
 
 
-def repeated_words(num_sentences: int = 1000) -> list[str]:
-    """Sentences of random words of which some follow others more often than by chance."""
+def correlated_sentences(num_sentences: int = 1000) -> list[str]:
+    """Random sentences in which some words follow others more often than by chance."""
     rng, words = random.Random(0), [f"w{chr(97 + number)}" for number in range(20)]
     following = {"wa": "wb", "wb": "wc", "wd": "we", "wab": "wc"}
     sentences = []
     for _ in range(num_sentences):
         sentence = [rng.choice(words)]
         for _ in range(rng.randrange(12)):
-            likely = following.get(sentence[-1])
-            sentence.append(likely if likely and rng.random() < 0.5 else rng.choice(words))
+            likely_next = following.get(sentence[-1])
+            sentence.append(likely_next if likely_next and rng.random() < 0.5 else rng.choice(words))
         sentences.append(" ".join(sentence))
     return sentences
 
 
 @pytest.mark.parametrize(("min_count", "thresholds"), [(5, (0.3,)), (40, (0.3, 0.1)), (1, (0.3, 0.2, 0.1))])
-def test_scores_of_gensim(min_count: int, thresholds: tuple[float, ...]) -> None:
-    phrases = pytest.importorskip("gensim.models.phrases")
-    texts = repeated_words()
+def test_phrase_scores_match_gensim(min_count: int, thresholds: tuple[float, ...]) -> None:
+    gensim_phrases = pytest.importorskip("gensim.models.phrases")
+    texts = correlated_sentences()
     expected = [text.split() for text in texts]
     for threshold in thresholds:
         scores = score_phrases(texts, min_count=min_count, threshold=threshold)
-        reference = phrases.Phrases(expected, min_count=min_count, threshold=threshold)
-        found = reference.find_phrases(expected)
-        assert found
-        assert found == {phrase: pytest.approx(scores[pair]) for pair in scores if (phrase := "_".join(pair)) in found}
+        model = gensim_phrases.Phrases(expected, min_count=min_count, threshold=threshold)
+        gold = model.find_phrases(expected)
+        assert gold
+        assert gold == {phrase: pytest.approx(scores[pair]) for pair in scores if (phrase := "_".join(pair)) in gold}
         texts = [join_phrases(text, scores) for text in texts]
-        expected = [reference[sentence] for sentence in expected]
+        expected = [model[sentence] for sentence in expected]
         assert [text.split() for text in texts] == expected
 
 
-def test_score_by_hand() -> None:
-    texts = ["New York, new york!", "a new York"]  # the comma separates "York" and "new"
+def test_phrase_score_formula() -> None:
+    texts = ["New York, new york!", "a new York"]  # no bigram across the comma
     size = len({"new", "york", "a"}) + len({("new", "york"), ("a", "new")})
     assert score_phrases(texts, min_count=1, threshold=0) == {("new", "york"): pytest.approx((3 - 1) / (3 * 3) * size)}
     assert not score_phrases(texts, min_count=3, threshold=0)
@@ -127,9 +127,9 @@ def test_join_phrases(text: str, joined: str) -> None:
 def test_phrases_command(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("\n".join(SENTENCES[:14]) + "\n\n" + "\n".join(SENTENCES[14:]))
     flags = {"dataset": tmp_path / "text.txt", "output": tmp_path / "joined.txt", "min_count": 2}
-    shown = command_output("data phrases", **flags, thresholds=[0.9, 0.5])
-    assert "pass 1: 3 phrases with a score above 0.9, such as: we_saw, new_york, and_we" in shown
-    assert "we_saw_new_york" in shown
+    printed = command_output("data phrases", **flags, thresholds=[0.9, 0.5])
+    assert "pass 1: 3 phrases with a score above 0.9, such as: we_saw, new_york, and_we" in printed
+    assert "we_saw_new_york" in printed
     lines = (tmp_path / "joined.txt").read_text().split("\n")
     assert lines[:7] == [*["We_saw_New_York City in May ."] * 6, "New_York is big , and_we_saw a City ."]
     assert lines[14] == "", "documents stay separate"

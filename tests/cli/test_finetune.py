@@ -1,4 +1,4 @@
-"""`hf-ctxmodels finetune`: all tasks with tiny models of all families and of transformers; resuming; errors."""
+"""`hf-ctxmodels finetune`: all tasks with tiny models of all families and of transformers; resuming; invalid flags."""
 
 import json
 import shutil
@@ -45,7 +45,7 @@ def checkpoint(request, tmp_path_factory) -> str:
 
 
 @pytest.fixture(scope="session")
-def own_checkpoint(tmp_path_factory) -> str:
+def ctx_checkpoint(tmp_path_factory) -> str:
     return save_tiny(tmp_path_factory.mktemp("own"), next(iter(FAMILIES.values())), upstream=False)
 
 
@@ -58,28 +58,28 @@ TASK_FILES = {
 }
 
 
-def learned() -> list:
-    """One task at least for each family, the tasks in turn; all tasks for an encoder of subwords and one of words.
+def task_params() -> list:
+    """At least one task for each family, in turn; all tasks for an encoder of subwords and one of words.
 
-    Not slow are all tasks of the first family, and the first family with an architecture.
+    All tests of the first family and the first test of each architecture are fast, the others slow.
     """
-    params, seen = [], set()
-    for number, (name, upstream) in enumerate(ORIGINS):
+    params, seen_architectures = [], set()
+    for family_index, (name, upstream) in enumerate(ORIGINS):
         case = Case(FAMILIES[name], "AutoModel")
         architecture = case.has_attention, case.is_recurrent, upstream
-        for index, task in enumerate(TASK_FILES):
-            if index != number % 2 and (name not in ("bert", "cvt") or upstream):
+        for task_index, task in enumerate(TASK_FILES):
+            if task_index != family_index % 2 and (name not in ("bert", "cvt") or upstream):
                 continue
-            is_quick = number == 0 or architecture not in seen
-            seen.add(architecture)
+            is_quick = family_index == 0 or architecture not in seen_architectures
+            seen_architectures.add(architecture)
             params.append(pytest.param((name, upstream), task, marks=() if is_quick else pytest.mark.slow))
     return params
 
 
-def test_an_untrained_model_is_below_tfidf(own_checkpoint, tmp_path, capsys):
-    """The baseline is on screen, in the summary and in the card, with a warning."""
+def test_warning_if_model_is_below_tfidf(ctx_checkpoint, tmp_path, capsys):
+    """The TF-IDF baseline and a warning are in the output, the summary and the model card."""
     out = tmp_path / "out"
-    flags = {"model": own_checkpoint, "output_dir": out, **QUICK, "max_steps": 1, "learning_rate": 1e-9}
+    flags = {"model": ctx_checkpoint, "output_dir": out, **QUICK, "max_steps": 1, "learning_rate": 1e-9}
     assert finetune("sequence-classification", **flags, **classification_files(tmp_path)) == 0
     summary = TrainingSummary.load(out)
     assert summary.baselines["accuracy_tfidf"] == 1.0
@@ -94,8 +94,8 @@ def test_an_untrained_model_is_below_tfidf(own_checkpoint, tmp_path, capsys):
     assert f"- In this run {warning}." in card
 
 
-@pytest.mark.parametrize(("checkpoint", "task"), learned(), indirect=["checkpoint"], ids=str)
-def test_tasks(checkpoint, task, tmp_path, capsys):
+@pytest.mark.parametrize(("checkpoint", "task"), task_params(), indirect=["checkpoint"], ids=str)
+def test_task_is_learned_and_saved(checkpoint, task, tmp_path, capsys):
     """The task is learned and beats its baseline; model, summary and predictions are saved."""
     make_files, metric = TASK_FILES[task]
     config = AutoConfig.from_pretrained(checkpoint)
@@ -119,7 +119,7 @@ def test_tasks(checkpoint, task, tmp_path, capsys):
     score, baseline = summary.metrics[f"eval_{metric}"], summary.metrics[f"baseline_{metric}"]
     perfect = 100.0 if task == "question-answering" else 1.0
     assert score > 0.9 * perfect
-    assert score > baseline or baseline == perfect  # each word has one tag, which the tagger's baseline looks up
+    assert score > baseline or baseline == perfect  # the tagger's baseline is perfect: each word has one tag
     assert (summary.task, summary.steps, summary.dataset) == (task, steps, files["train_file"].name)
     printed = capsys.readouterr().out
     assert f"{score:.4f}" in printed
@@ -136,33 +136,33 @@ def test_tasks(checkpoint, task, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("checkpoint", [("gpt", False)], indirect=True, ids=str)
-def test_task_tokens_and_both_orders(checkpoint, tmp_path, capsys):
-    """New tokens have rows as in a new model, here with a standard deviation of 0.1; pairs are read in both orders."""
-    before = AutoTokenizer.from_pretrained(checkpoint)
+def test_task_tokens_and_pairs_in_both_orders(checkpoint, tmp_path, capsys):
+    """New tokens have newly initialized embeddings (standard deviation 0.1); pairs are read in both orders."""
+    original = AutoTokenizer.from_pretrained(checkpoint)
     flags = QUICK | {"max_steps": 1, "learning_rate": 1e-9}
     assert finetune("regression", model=checkpoint, output_dir=tmp_path / "out", **pair_files(tmp_path), **flags) == 0
     assert "the embeddings of 3 new tokens are initialized" in capsys.readouterr().err
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out").eval()
-    assert len(tokenizer) == len(before) + 3 == model.config.vocab_size
+    assert len(tokenizer) == len(original) + 3 == model.config.vocab_size
     tokens = tokenizer.convert_ids_to_tokens(tokenizer("good", "bad").input_ids)
     assert [token for token in tokens if token[0] == "_"] == ["_start_", "_delimiter_", "_classify_"]
-    rows = model.get_input_embeddings().weight[-3:]
-    assert 0.07 < rows.std() < 0.13
-    assert rows.mean().abs() < 0.04
+    new_embeddings = model.get_input_embeddings().weight[-3:]
+    assert 0.07 < new_embeddings.std() < 0.13
+    assert new_embeddings.mean().abs() < 0.04
     pair, swapped = tokenizer("lovely", "the film"), tokenizer("the film", "lovely")
-    both = tokenizer.pad([pair, swapped], return_tensors="pt")
-    logits = [model(**{name: value[order][None] for name, value in both.items()}).logits for order in ([0, 1], [1, 0])]
+    batch = tokenizer.pad([pair, swapped], return_tensors="pt")
+    logits = [model(**{name: value[order][None] for name, value in batch.items()}).logits for order in ([0, 1], [1, 0])]
     torch.testing.assert_close(*logits)
 
 
-def classify(model: object, tmp_path: Path, *words: object, name: str = "out", **flags: object) -> int:
+def classify(model: object, tmp_path: Path, *args: object, name: str = "out", **flags: object) -> int:
     """Fine-tune a text classifier on the files in `tmp_path`."""
     flags = {"model": model, "max_length": 24, "max_steps": 1, "output_dir": tmp_path / name, **flags}
-    return finetune("sequence-classification", *words, **{**classification_files(tmp_path), **flags})
+    return finetune("sequence-classification", *args, **{**classification_files(tmp_path), **flags})
 
 
-def test_errors_of_flags(own_checkpoint, tmp_path, capsys):
+def test_invalid_flags(ctx_checkpoint, tmp_path, capsys):
     (tmp_path / "recipe.yaml").write_text("max_target_length: 20\n")
     for flags, message in (
         ({"max_length": 65}, "the model's limit of 64 positions"),
@@ -172,7 +172,7 @@ def test_errors_of_flags(own_checkpoint, tmp_path, capsys):
         ({"config_options": "hiden_dropout_prob=0.25"}, "has no field hiden_dropout_prob"),
         ({"config_options": "classifier_pooling=max"}, "cannot have classifier_pooling='max'"),
     ):
-        assert classify(own_checkpoint, tmp_path, **flags) == 2
+        assert classify(ctx_checkpoint, tmp_path, **flags) == 2
         assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
     for columns, message in (
@@ -180,48 +180,48 @@ def test_errors_of_flags(own_checkpoint, tmp_path, capsys):
         ("one", "Only pairs of texts have two orders"),
     ):
         files = pair_files(tmp_path) | {"text_columns": columns}
-        assert finetune("regression", model=own_checkpoint, output_dir=tmp_path / "out", **files, **QUICK) == 2
+        assert finetune("regression", model=ctx_checkpoint, output_dir=tmp_path / "out", **files, **QUICK) == 2
         error = capsys.readouterr().err
         assert message in error
         assert "--both_orders" in error
 
 
-def test_resumed_weights_equal_an_uninterrupted_run(own_checkpoint, tmp_path):
+def test_resumed_run_equals_uninterrupted_run(ctx_checkpoint, tmp_path):
     flags = {"max_steps": 6, "save_steps": 2, "save_total_limit": 9}
-    assert classify(own_checkpoint, tmp_path, name="whole", **flags) == 0
+    assert classify(ctx_checkpoint, tmp_path, name="whole", **flags) == 0
     shutil.copytree(tmp_path / "whole", tmp_path / "stopped")
     (tmp_path / "stopped" / "model.safetensors").unlink()
-    for step in (4, 6):  # as if the run had been killed after step 3
+    for step in (4, 6):  # as if killed after step 3
         shutil.rmtree(tmp_path / "stopped" / f"checkpoint-{step}")
-    assert classify(own_checkpoint, tmp_path, "--resume", name="stopped", **flags) == 0
-    whole, resumed = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "stopped"))
-    assert whole == resumed
+    assert classify(ctx_checkpoint, tmp_path, "--resume", name="stopped", **flags) == 0
+    uninterrupted, resumed = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "stopped"))
+    assert uninterrupted == resumed
 
 
-def test_resume_requires_the_same_data(own_checkpoint, tmp_path, capsys):
+def test_resume_requires_same_data_and_config(ctx_checkpoint, tmp_path, capsys):
     """Files may be moved, but not changed."""
     options = {"train_examples": 50, "config_options": "hidden_dropout_prob=0.25"}
-    assert classify(own_checkpoint, tmp_path, **options) == 0
+    assert classify(ctx_checkpoint, tmp_path, **options) == 0
     assert "50 training and" in capsys.readouterr().out
     assert json.loads((tmp_path / "out" / "config.json").read_text())["hidden_dropout_prob"] == 0.25
     (tmp_path / "moved").mkdir()
-    moved: dict[str, Any] = {"train_file": "train.tsv", "validation_file": "dev.tsv"}
-    for flag, name in moved.items():
-        moved[flag] = (tmp_path / name).rename(tmp_path / "moved" / name)
+    moved_files: dict[str, Any] = {"train_file": "train.tsv", "validation_file": "dev.tsv"}
+    for flag, name in moved_files.items():
+        moved_files[flag] = (tmp_path / name).rename(tmp_path / "moved" / name)
     predictions = {"predictions_file": tmp_path / "predictions"}
-    assert classify(own_checkpoint, tmp_path, "--resume", **options, **moved, **predictions) == 0
+    assert classify(ctx_checkpoint, tmp_path, "--resume", **options, **moved_files, **predictions) == 0
     options["config_options"] = "hidden_dropout_prob=0.5"
-    assert classify(own_checkpoint, tmp_path, "--resume", **options, **moved) == 2
+    assert classify(ctx_checkpoint, tmp_path, "--resume", **options, **moved_files) == 2
     assert "config.hidden_dropout_prob is 0.5, was" in capsys.readouterr().err
     options["config_options"] = "hidden_dropout_prob=0.25"
-    moved["train_file"].write_text(moved["train_file"].read_text().replace(GOOD[0], GOOD[1]))
-    assert classify(own_checkpoint, tmp_path, "--resume", **options, **moved) == 2
+    moved_files["train_file"].write_text(moved_files["train_file"].read_text().replace(GOOD[0], GOOD[1]))
+    assert classify(ctx_checkpoint, tmp_path, "--resume", **options, **moved_files) == 2
     assert "train_file is" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("damage", ["tokenizer", "weights", "config.json"])
-def test_damaged_checkpoints(damage, own_checkpoint, tmp_path, capsys):
-    model = shutil.copytree(own_checkpoint, tmp_path / "model")
+def test_damaged_checkpoint_raises(damage, ctx_checkpoint, tmp_path, capsys):
+    model = shutil.copytree(ctx_checkpoint, tmp_path / "model")
     if damage == "tokenizer":
         (model / "tokenizer.json").unlink()
     elif damage == "weights":
@@ -237,24 +237,24 @@ def test_damaged_checkpoints(damage, own_checkpoint, tmp_path, capsys):
     assert not (tmp_path / "out" / "model.safetensors").exists()
 
 
-def check_two_processes(task: str, tmp_path: Path, *names: str, batch_size: int, **flags: Any) -> None:
-    """Check that two processes have the values of one in the log; `flags` without batch size and output_dir."""
+def check_two_processes(task: str, tmp_path: Path, *metric_names: str, batch_size: int, **flags: Any) -> None:
+    """Check that two processes log the same values as one; `flags` exclude batch size and output_dir."""
     logs = {}
     for processes, run in ((1, run_command), (2, run_in_two_processes)):
         sizes = {"per_device_batch_size": batch_size // processes, "output_dir": tmp_path / f"out{processes}"}
         assert not run("finetune", task, **flags, **sizes, predictions_file=tmp_path / f"{processes}.jsonl")
         logs[processes] = read_log(sizes["output_dir"])
     for one, two in zip(logs[1], logs[2], strict=True):
-        for name in names:
+        for name in metric_names:
             assert one.get(name) == pytest.approx(two.get(name), abs=1e-5)
     assert (tmp_path / "1.jsonl").read_text() == (tmp_path / "2.jsonl").read_text()
 
 
-def test_two_processes_have_the_losses_of_one(own_checkpoint, tmp_path):
+def test_two_processes_match_one(ctx_checkpoint, tmp_path):
     flags = {"max_length": 24, "max_steps": 4, "logging_steps": 1, "learning_rate": 1e-3, "batch_size": 16}
     names = ("loss", "grad_norm", "eval_loss", "eval_f1")
     task = "token-classification"
-    check_two_processes(task, tmp_path, *names, model=own_checkpoint, **tagging_files(tmp_path), **flags)
+    check_two_processes(task, tmp_path, *names, model=ctx_checkpoint, **tagging_files(tmp_path), **flags)
     assert TrainingSummary.load(tmp_path / "out2").global_batch_size == 16
 
 
@@ -266,14 +266,14 @@ def test_two_processes_have_the_losses_of_one(own_checkpoint, tmp_path):
         pytest.param("three-stage:layers_epoch=0.5,embeddings_epoch=1", marks=pytest.mark.slow),
     ],
 )
-def test_two_processes_unfreeze_as_one(own_checkpoint, tmp_path, freeze):
-    """Layers that are frozen and unfrozen during training have the gradients of both processes."""
+def test_unfreezing_in_two_processes_matches_one(ctx_checkpoint, tmp_path, freeze):
+    """Gradients of layers that are unfrozen during training are synchronized between processes."""
     flags = {"max_length": 24, "num_train_epochs": 2, "logging_steps": 1, "learning_rate": 1e-3, "batch_size": 16}
     names = ("loss", "grad_norm", "eval_loss", "eval_f1")
     files = tagging_files(tmp_path)
-    check_two_processes("token-classification", tmp_path, *names, model=own_checkpoint, freeze=freeze, **files, **flags)
+    check_two_processes("token-classification", tmp_path, *names, model=ctx_checkpoint, freeze=freeze, **files, **flags)
     one, two = (load_file(tmp_path / f"out{processes}" / "model.safetensors") for processes in (1, 2))
-    start = load_file(Path(own_checkpoint) / "model.safetensors")
+    initial = load_file(Path(ctx_checkpoint) / "model.safetensors")
     encoder = {name.partition(".")[2]: weight for name, weight in one.items()}
-    assert any(not torch.equal(weight, encoder[name]) for name, weight in start.items() if name in encoder)
+    assert any(not torch.equal(weight, encoder[name]) for name, weight in initial.items() if name in encoder)
     torch.testing.assert_close(two, one, rtol=0, atol=1e-4)

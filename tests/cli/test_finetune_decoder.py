@@ -24,7 +24,7 @@ LOOP |= {"save_steps": 0, "eval_steps": 0, "metrics": "exact_match", "dataloader
 
 
 def save_model(folder: Path, family: str, texts: list[str] = TEXTS, **fields: Any) -> Path:
-    """A small language model with a tokenizer of the texts."""
+    """Save a small language model and a tokenizer trained on the texts."""
     spec = FAMILIES[family]
     tokenizer = spec.tokenizer.train(texts * 3, 300)
     sizes = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id, "max_position_embeddings": 16}
@@ -47,40 +47,40 @@ def files(tmp_path: Path) -> dict[str, Any]:
     return {"train_file": tmp_path / "train.jsonl", "validation_file": tmp_path / "dev.jsonl"}
 
 
-def test_shared_decoder_learns_and_generates(files: dict[str, Any], tmp_path: Path) -> None:
-    """A resumed run has the losses and weights of an uninterrupted one; `generate` repeats the predictions."""
+def test_shared_decoder_is_trained_resumed_and_used(files: dict[str, Any], tmp_path: Path) -> None:
+    """`generate` reproduces the predictions; a resumed run has the losses and weights of an uninterrupted one."""
     model = save_model(tmp_path / "bert", "bert")
     flags = {**files, **LOOP, "model": model, "decoder": "shared", "max_steps": 60}
-    whole, resumed, predictions = tmp_path / "whole", tmp_path / "resumed", tmp_path / "predictions.jsonl"
-    assert run_command("finetune", "seq2seq", **flags, output_dir=whole, predictions_file=predictions) == 0
-    summary = json.loads((whole / "training_summary.json").read_text())
+    uninterrupted, resumed, predictions_file = tmp_path / "whole", tmp_path / "resumed", tmp_path / "predictions.jsonl"
+    assert run_command("finetune", "seq2seq", **flags, output_dir=uninterrupted, predictions_file=predictions_file) == 0
+    summary = json.loads((uninterrupted / "training_summary.json").read_text())
     assert summary["metrics"]["eval_exact_match"] > 0.3
-    tuned = AutoModelForSeq2SeqLM.from_pretrained(whole)
-    assert isinstance(tuned, CtxEncoderDecoderForConditionalGeneration)
-    encoder, decoder = tuned.model.encoder, tuned.model.decoder.base_model
+    finetuned = AutoModelForSeq2SeqLM.from_pretrained(uninterrupted)
+    assert isinstance(finetuned, CtxEncoderDecoderForConditionalGeneration)
+    encoder, decoder = finetuned.model.encoder, finetuned.model.decoder.base_model
     assert encoder.layers[0].attention.qkv_proj.weight is decoder.layers[0].attention.qkv_proj.weight
 
-    generated = tmp_path / "generated.txt"
-    source = {"input": tmp_path / "dev.txt", "output_file": generated, "max_new_tokens": 8}
-    assert run_command("generate", model=whole, **source) == 0
-    records = map(json.loads, predictions.read_text().splitlines())
-    assert generated.read_text().splitlines() == [record["prediction"] for record in records]
+    generated_file = tmp_path / "generated.txt"
+    source = {"input": tmp_path / "dev.txt", "output_file": generated_file, "max_new_tokens": 8}
+    assert run_command("generate", model=uninterrupted, **source) == 0
+    records = map(json.loads, predictions_file.read_text().splitlines())
+    assert generated_file.read_text().splitlines() == [record["prediction"] for record in records]
 
-    saved = {**flags, "save_steps": 20, "save_total_limit": 3, "output_dir": tmp_path / "saved"}
-    assert run_command("finetune", "seq2seq", **saved) == 0
+    checkpoint_flags = {**flags, "save_steps": 20, "save_total_limit": 3, "output_dir": tmp_path / "saved"}
+    assert run_command("finetune", "seq2seq", **checkpoint_flags) == 0
     resumed.mkdir()
     shutil.copytree(tmp_path / "saved" / "checkpoint-20", resumed / "checkpoint-20")
-    assert run_command("finetune", "seq2seq", **{**saved, "output_dir": resumed}, resume=True) == 0
-    losses = [[entry["loss"] for entry in read_log(folder) if "loss" in entry] for folder in (whole, resumed)]
+    assert run_command("finetune", "seq2seq", **{**checkpoint_flags, "output_dir": resumed}, resume=True) == 0
+    losses = [[entry["loss"] for entry in read_log(folder) if "loss" in entry] for folder in (uninterrupted, resumed)]
     assert losses[0][20:] == losses[1][-40:]
-    expected, weights = (load_file(folder / "model.safetensors") for folder in (whole, resumed))
+    expected, weights = (load_file(folder / "model.safetensors") for folder in (uninterrupted, resumed))
     assert all(torch.equal(weights[name], value) for name, value in expected.items())
 
 
-def test_two_xlm_models_translate_with_languages(files: dict[str, Any], tmp_path: Path) -> None:
+def test_xlm_encoder_decoder_with_languages(files: dict[str, Any], tmp_path: Path) -> None:
     texts = [f"<en> {source}\t<de> {target}" for source, target in WORDS.items()]
-    language = {"n_langs": 2, "lang2id": {"de": 0, "en": 1}, "intermediate_size": None}
-    model = save_model(tmp_path / "xlm", "xlm", texts, **language)
+    fields = {"n_langs": 2, "lang2id": {"de": 0, "en": 1}, "intermediate_size": None}
+    model = save_model(tmp_path / "xlm", "xlm", texts, **fields)
     languages = ["--language", "en", "--target_language", "de"]
     flags = {**files, **LOOP, "model": model, "decoder": "separate", "max_steps": 60, "output_dir": tmp_path / "out"}
     assert run_command("finetune", "seq2seq", *languages, **flags) == 0
@@ -91,8 +91,8 @@ def test_two_xlm_models_translate_with_languages(files: dict[str, Any], tmp_path
     assert any(word in translated for word in WORDS.values())
 
 
-def test_lstm_language_models(files: dict[str, Any], tmp_path: Path) -> None:
-    """Two recurrent language models become the recurrent translation model."""
+def test_lstm_language_models_form_encoder_decoder(files: dict[str, Any], tmp_path: Path) -> None:
+    """Two recurrent language models are combined in a recurrent encoder-decoder."""
     models = {}
     for name, texts in (("source", list(WORDS)), ("target", list(WORDS.values()))):
         tokenizer = FAMILIES["seqae"].tokenizer.train(texts, 40, min_count=1)
@@ -103,12 +103,12 @@ def test_lstm_language_models(files: dict[str, Any], tmp_path: Path) -> None:
     assert run_command("finetune", "seq2seq", **flags, max_steps=2, output_dir=tmp_path / "out") == 0
     assert isinstance(AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out"), CtxLmSeq2SeqForConditionalGeneration)
     assert "".join(AutoTokenizer.from_pretrained(tmp_path / "out").target_words).count("katze") == 1
-    message = command_output("finetune", "seq2seq", **{**flags, "decoder": "shared"}, output_dir="x", fails=True)
-    assert "do not share weights" in message
+    error = command_output("finetune", "seq2seq", **{**flags, "decoder": "shared"}, output_dir="x", fails=True)
+    assert "do not share weights" in error
 
 
 @pytest.mark.parametrize(
-    ("decoder", "changes", "message"),
+    ("decoder", "overrides", "message"),
     [
         ("separate:model={other}", {}, "differ, but the command reads and generates with one tokenizer"),
         ("separate:model={missing}", {}, "missing"),
@@ -117,10 +117,10 @@ def test_lstm_language_models(files: dict[str, Any], tmp_path: Path) -> None:
     ],
 )
 def test_invalid_decoders(
-    decoder: str, changes: dict[str, Any], message: str, files: dict[str, Any], tmp_path: Path
+    decoder: str, overrides: dict[str, Any], message: str, files: dict[str, Any], tmp_path: Path
 ) -> None:
-    model, other = save_model(tmp_path / "bert", "bert"), save_model(tmp_path / "gpt2", "gpt2", ["other words"])
-    decoder = decoder.format(other=other, missing=tmp_path / "missing")
-    flags = {**files, **LOOP, "model": model, "decoder": decoder, "output_dir": tmp_path / "out", **changes}
+    model, gpt2 = save_model(tmp_path / "bert", "bert"), save_model(tmp_path / "gpt2", "gpt2", ["other words"])
+    decoder = decoder.format(other=gpt2, missing=tmp_path / "missing")
+    flags = {**files, **LOOP, "model": model, "decoder": decoder, "output_dir": tmp_path / "out", **overrides}
     flags = {name: value for name, value in flags.items() if value is not None}
     assert message in command_output("finetune", "seq2seq", **flags, fails=True)

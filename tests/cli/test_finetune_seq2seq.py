@@ -1,4 +1,4 @@
-"""`hf-ctxmodels finetune seq2seq`: all generating families on the targets of their papers, and a T5 of transformers."""
+"""`hf-ctxmodels finetune seq2seq`: all encoder-decoders and prefix LMs, and a T5 of transformers."""
 
 import json
 import random
@@ -34,14 +34,14 @@ from hf_ctxmodels.training.summary import TrainingSummary
 from hf_ctxmodels.training.training_step import EpochIndexed
 
 WORDS = {"red": "rot", "cat": "katze", "sees": "sieht", "one": "ein", "big": "gross", "dog": "hund"}
-GENERATING = [family for family in FAMILIES.values() if "AutoModelForSeq2SeqLM" in family.models]
-SEQ2SEQ_OBJECTIVE_FAMILIES = [family for family in GENERATING if family.seq2seq_finetuning is not None]
+SEQ2SEQ_FAMILIES = [family for family in FAMILIES.values() if "AutoModelForSeq2SeqLM" in family.models]
+SEQ2SEQ_OBJECTIVE_FAMILIES = [family for family in SEQ2SEQ_FAMILIES if family.seq2seq_finetuning is not None]
 SIZES = ["hidden_size=32", "num_hidden_layers=2", "hidden_dropout_prob=0", "attention_probs_dropout_prob=0"]
 SIZES += ["num_attention_heads=2", "intermediate_size=128", "max_position_embeddings=16", "initializer_range=0.1"]
 
 
 def build_translation_tokenizer(family: FamilySpec) -> PreTrainedTokenizerBase:
-    """A tokenizer of the words of both languages."""
+    """Train a tokenizer on the words of both languages."""
     texts = [f"{source}\t{target}" for source, target in WORDS.items()]
     if hasattr(family.tokenizer, "target_start"):
         return family.tokenizer.train(texts * 3, 60, min_count=1, min_target_count=1)
@@ -63,7 +63,7 @@ def model_flags(family: FamilySpec, folder: Path) -> list[Any]:
 def write_pairs(
     folder: Path, words: dict[str, str] = WORDS, source: str = "source", target: str = "target"
 ) -> dict[str, Any]:
-    """Texts and their word-by-word translations, as flags; dev.txt has the sources of the validation."""
+    """Write word-by-word translations; returns the file flags. dev.txt contains the validation sources."""
     rng = random.Random(0)
     for name, size in (("train", 400), ("dev", 20)):
         texts = [rng.choices(list(words), k=rng.randint(1, 3)) for _ in range(size)]
@@ -73,13 +73,13 @@ def write_pairs(
     return {"train_file": folder / "train.jsonl", "validation_file": folder / "dev.jsonl"}
 
 
-@pytest.mark.parametrize("family", GENERATING, ids=lambda family: family.name)
-def test_translation(family, tmp_path, capsys):
+@pytest.mark.parametrize("family", SEQ2SEQ_FAMILIES, ids=lambda family: family.name)
+def test_predictions_equal_generate(family, tmp_path, capsys):
     """Predictions equal the output of `generate`; families with an objective for seq2seq fine-tuning train longer."""
     files = write_pairs(tmp_path)
     lengths = ["--max_length", 7, "--max_target_length", 6, "--num_beams", 2, "--metrics", "exact_match"]
     loop = ["--learning_rate", "5e-3", "--save_steps", 0, "--per_device_batch_size", 32, "--eval_steps", 0]
-    folder, out, predicted = (tmp_path / f"{family.name}{name}" for name in ("", "_out", ".jsonl"))
+    folder, out, predictions_file = (tmp_path / f"{family.name}{name}" for name in ("", "_out", ".jsonl"))
     build_translation_tokenizer(family).save_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     language = ["--target_language", "<de>"] if getattr(tokenizer, "languages", None) else []
@@ -89,34 +89,34 @@ def test_translation(family, tmp_path, capsys):
         "--output_dir",
         out,
         "--predictions_file",
-        predicted,
+        predictions_file,
     ]
     flags = [*model_flags(family, folder), *lengths, *loop, *language, *steps]
-    code = finetune("seq2seq", *flags, **files)
+    exit_code = finetune("seq2seq", *flags, **files)
     output = capsys.readouterr()
-    assert code == 0, output.err
+    assert exit_code == 0, output.err
     assert ("training on the targets of" in output.err) == (family in SEQ2SEQ_OBJECTIVE_FAMILIES)
-    rows = [json.loads(line) for line in predicted.read_text().splitlines()]
+    rows = [json.loads(line) for line in predictions_file.read_text().splitlines()]
     texts, model = [row["prediction"] for row in rows], AutoModelForSeq2SeqLM.from_pretrained(out)
     options = {"num_beams": 2, "max_new_tokens": 6, **({"language": "<de>"} if language else {})}
     assert generate_texts(model, tokenizer, [row["source"] for row in rows], **options) == texts
-    assert sum(map(bool, texts)) > 10, "the first generated token is the end"
+    assert sum(map(bool, texts)) > 10, "most outputs are empty"
     if family in SEQ2SEQ_OBJECTIVE_FAMILIES:
         assert model.config.label_smoothing == family.seq2seq_finetuning.label_smoothing
-        right = sum(" ".join(map(WORDS.get, row["source"].split())) == row["prediction"] for row in rows)
-        assert right / len(rows) == TrainingSummary.load(out).metrics["eval_exact_match"] > 0.5
+        num_correct = sum(" ".join(map(WORDS.get, row["source"].split())) == row["prediction"] for row in rows)
+        assert num_correct / len(rows) == TrainingSummary.load(out).metrics["eval_exact_match"] > 0.5
 
 
-def test_languages_of_mass(tmp_path, capsys):
-    """MASS reads one language and writes another: in training, in evaluation and by `generate`."""
+def test_mass_with_source_and_target_language(tmp_path, capsys):
+    """MASS translates from one language to another in training, evaluation and `generate`."""
     family, files, out = FAMILIES["mass"], write_pairs(tmp_path), tmp_path / "out"
     texts = [f"<en> {source}" for source in WORDS] + [f"<de> {target}" for target in WORDS.values()]
     tokenizer = family.tokenizer.train(texts * 3, 300)
     tokenizer.save_pretrained(tmp_path / "words")
-    start = [*model_flags(family, tmp_path / "words")[:-1], "n_langs=2", 'lang2id={"de": 0, "en": 1}']
+    model_args = [*model_flags(family, tmp_path / "words")[:-1], "n_langs=2", 'lang2id={"de": 0, "en": 1}']
     lengths = ["--max_length", 7, "--max_target_length", 6, "--metrics", "exact_match", "--learning_rate", "5e-3"]
     loop = ["--save_steps", 0, "--per_device_batch_size", 32, "--eval_steps", 0, "--max_steps", 40]
-    command = [*start, *lengths, *loop, "--output_dir", out, "--predictions_file", tmp_path / "predicted"]
+    command = [*model_args, *lengths, *loop, "--output_dir", out, "--predictions_file", tmp_path / "predicted"]
     for flags, message in (
         ((), r"source language is missing(.|\n)*--language(.|\n)*one of de, en"),
         (("--language", "en"), r"target language is missing(.|\n)*--target_language"),
@@ -126,20 +126,20 @@ def test_languages_of_mass(tmp_path, capsys):
         assert re.search(message, capsys.readouterr().err), flags
     assert finetune("seq2seq", *command, **files, language="en", target_language="de") == 0
     model = AutoModelForSeq2SeqLM.from_pretrained(out).eval()
-    trained = [stack.language_embeddings.weight for stack in (model.mass.encoder, model.mass.decoder)]
+    language_tables = [stack.language_embeddings.weight for stack in (model.mass.encoder, model.mass.decoder)]
     rows = [json.loads(line) for line in (tmp_path / "predicted").read_text().splitlines()]
-    sources, predicted = [row["source"] for row in rows], [row["prediction"] for row in rows]
-    assert sum(map(bool, predicted)) > 10
-    with torch.no_grad():  # the embeddings of other languages matter
-        trained[0][0], trained[1][1] = trained[0][0] + 9, trained[1][1] - 9
+    sources, predictions = [row["source"] for row in rows], [row["prediction"] for row in rows]
+    assert sum(map(bool, predictions)) > 10
+    with torch.no_grad():  # a wrong language would change the output
+        language_tables[0][0], language_tables[1][1] = language_tables[0][0] + 9, language_tables[1][1] - 9
     options = {"max_new_tokens": 6, "language": "de"}
-    assert generate_texts(model, tokenizer, sources, **options) == predicted, "the source language is --language"
-    assert generate_texts(model, tokenizer, sources, **options, source_language="en", batch_size=1) == predicted
-    assert generate_texts(model, tokenizer, sources, **options, source_language="de") != predicted
-    assert generate_texts(model, tokenizer, sources, **options | {"language": "en"}) != predicted
-    for wrong in ({}, {"language": "fr"}, {"language": "de", "source_language": "fr"}):
+    assert generate_texts(model, tokenizer, sources, **options) == predictions, "the source language is --language"
+    assert generate_texts(model, tokenizer, sources, **options, source_language="en", batch_size=1) == predictions
+    assert generate_texts(model, tokenizer, sources, **options, source_language="de") != predictions
+    assert generate_texts(model, tokenizer, sources, **options | {"language": "en"}) != predictions
+    for invalid_options in ({}, {"language": "fr"}, {"language": "de", "source_language": "fr"}):
         with pytest.raises(CtxError, match=r"target language is missing(.|\n)*language|no language 'fr'"):
-            generate_texts(model, tokenizer, sources, **wrong)
+            generate_texts(model, tokenizer, sources, **invalid_options)
     model.config.default_lang = None
     with pytest.raises(CtxError, match=r"(?s)source language is missing.*source_language"):
         generate_texts(model, tokenizer, sources, language="de")
@@ -148,71 +148,71 @@ def test_languages_of_mass(tmp_path, capsys):
         generate_texts(model, tokenizer, sources, language="de")
 
 
-def test_special_tokens_of_a_new_configuration(subtests):
-    """No ids of the released vocabulary, which transformers warns about in a smaller vocabulary."""
-    for family in GENERATING:
+def test_special_token_ids_of_new_configuration(subtests):
+    """A new configuration has the token ids of its tokenizer, not of the released vocabulary."""
+    for family in SEQ2SEQ_FAMILIES:
         with subtests.test(family=family.name):
             tokenizer = build_translation_tokenizer(family)
             assert len(tokenizer) < 100 or family not in SEQ2SEQ_OBJECTIVE_FAMILIES, "the released ids would fit"
             config = new_config(family, tokenizer, "tiny")
-            numbers = {name: value for name, value in config.to_dict().items() if name.endswith("_token_id")}
-            assert all(value is None or value < config.vocab_size for value in numbers.values()), numbers
+            token_ids = {name: value for name, value in config.to_dict().items() if name.endswith("_token_id")}
+            assert all(value is None or value < config.vocab_size for value in token_ids.values()), token_ids
             if family in SEQ2SEQ_OBJECTIVE_FAMILIES:
                 query = {"unilm": "[MASK]", "ernie_gen": "[ATTN]"}[family.name]
                 names = ("query_token_id", "decoder_start_token_id", "eos_token_id")
-                tokens = tokenizer.convert_ids_to_tokens([numbers[name] for name in names])
+                tokens = tokenizer.convert_ids_to_tokens([token_ids[name] for name in names])
                 assert tokens == [query, "[CLS]", "[SEP]"]
                 tokenizer.mask_token = tokenizer.cls_token = None
                 assert new_config(family, tokenizer, "tiny").vocab_size == len(tokenizer)
-    bert = build_translation_tokenizer(FAMILIES["unilm"])  # without bos_token and eos_token
-    config = new_config(FAMILIES["mass"], bert, "summaries")
-    assert (config.bos_token_id, config.eos_token_id) == (bert.cls_token_id, bert.sep_token_id)
+    bert_tokenizer = build_translation_tokenizer(FAMILIES["unilm"])  # without bos_token and eos_token
+    config = new_config(FAMILIES["mass"], bert_tokenizer, "summaries")
+    assert (config.bos_token_id, config.eos_token_id) == (bert_tokenizer.cls_token_id, bert_tokenizer.sep_token_id)
 
 
 def prepare(family: FamilySpec, pairs: list[SourceTarget], **arguments: Any) -> tuple[Seq2Seq, PreTrainedConfig, Any]:
-    """A task, a configuration and a tokenizer that fit."""
+    """A task with its configuration and tokenizer."""
     tokenizer = build_translation_tokenizer(family)
     task = Seq2Seq(TaskArguments(**{"max_length": 20, "max_target_length": 10, "metrics": "exact_match", **arguments}))
     if family in SEQ2SEQ_OBJECTIVE_FAMILIES:
         config = family.config(vocab_size=len(tokenizer), pad_token_id=0)
         task.set_token_fields(config, tokenizer)
-    else:  # trained on the targets as they are
-        one = {"n_langs": 1} if "n_langs" in family.config.__dataclass_fields__ else {}
-        config = family.config(vocab_size=300, eos_token_id=tokenizer.eos_token_id, **one)
+    else:  # plain targets
+        language_fields = {"n_langs": 1} if "n_langs" in family.config.__dataclass_fields__ else {}
+        config = family.config(vocab_size=300, eos_token_id=tokenizer.eos_token_id, **language_fields)
     task.configure(config, pairs, pairs)
     return task, config, tokenizer
 
 
 PAIRS = [SourceTarget("one red cat sees", "ein rot katze sieht", "a:1"), SourceTarget("big dog", "gross hund", "a:2")]
-VARIANTS = {
+TARGET_OPTIONS = {
     "unilm": ([], ["mlm_probability=0.4", "mask_share=0.5"], ["whole_word=true", "static=true"]),
     "ernie_gen": ([], ["noise_probability=0.7", "noise=token"], ["max_span=2", "noise_probability=0.05"]),
 }
 
 
-def test_batches_equal_those_of_pretraining(subtests):
-    """The batches of `pretrain` for the same pairs, objective, seed, epoch and example."""
-    assert VARIANTS.keys() == {family.name for family in SEQ2SEQ_OBJECTIVE_FAMILIES}
+def test_batches_match_pretraining_batches(subtests):
+    """Batches equal those of `pretrain` for the same pairs, objective, seed, epoch and example."""
+    assert TARGET_OPTIONS.keys() == {family.name for family in SEQ2SEQ_OBJECTIVE_FAMILIES}
     for family in SEQ2SEQ_OBJECTIVE_FAMILIES:
-        for texts in VARIANTS[family.name]:
-            with subtests.test(family=family.name, options=texts):
-                task, config, tokenizer = prepare(family, PAIRS, target_options=texts)
+        for option_texts in TARGET_OPTIONS[family.name]:
+            with subtests.test(family=family.name, options=option_texts):
+                task, config, tokenizer = prepare(family, PAIRS, target_options=option_texts)
                 collate = task.training_collator(config, tokenizer, seed=7)
                 features = EpochIndexed(task.encode(PAIRS, tokenizer).features)
                 batches = [collate([features[epoch, index] for index in (1, 0)]) for epoch in (0, 1)]
-                pairs = dict(text.split("=") for text in texts)
+                pairs = dict(text.split("=") for text in option_texts)
                 options = {name: value if name == "noise" else json.loads(value) for name, value in pairs.items()}
                 objective = family.seq2seq_finetuning.objective(
                     tokenizer, max_length=30, seed=7, max_target_length=10, **options
                 )
                 documents = [TranslatedText([pair.source, pair.target]) for pair in PAIRS]
-                rows = EpochIndexed(list(objective.examples(documents)))
+                examples = EpochIndexed(list(objective.examples(documents)))
                 for epoch, batch in enumerate(batches):
-                    expected = objective.collate([rows[epoch, index] for index in (1, 0)])
+                    expected = objective.collate([examples[epoch, index] for index in (1, 0)])
                     assert batch.keys() == expected.keys()
                     assert all(torch.equal(batch[name], expected[name]) for name in expected), (epoch, batch, expected)
-                same = all(torch.equal(batches[0][name], batches[1][name]) for name in batches[0])
-                assert same == ("static=true" in texts), "another epoch has other masks"
+                is_same = all(torch.equal(batches[0][name], batches[1][name]) for name in batches[0])
+                assert is_same == ("static=true" in option_texts), "masks change between epochs"
 
 
 def test_plain_targets_and_invalid_options():
@@ -223,14 +223,14 @@ def test_plain_targets_and_invalid_options():
         labels = [*tokenizer(PAIRS[1].target).input_ids[1:]]
         assert batch["labels"][1, : len(labels)].tolist() == labels
         assert task.label_smoothing(config) == 0
-        for given, expected in ((None, 0.1), (0.0, 0.0), (0.3, 0.3)):
-            task, config, tokenizer = prepare(family, PAIRS, label_smoothing=given)
+        for smoothing, expected in ((None, 0.1), (0.0, 0.0), (0.3, 0.3)):
+            task, config, tokenizer = prepare(family, PAIRS, label_smoothing=smoothing)
             assert task.label_smoothing(config) == expected
         config.label_smoothing, task.arguments.label_smoothing = 0.2, None
         assert task.label_smoothing(config) == 0.2, "the value of the configuration"
         model = AutoModelForSeq2SeqLM.from_config(family.config(**family.sizes["tiny"], vocab_size=70))
         TaskLoss(model, ["labels"], 0.3)
-        assert model.config.label_smoothing == 0.3, "the head smooths, all its terms"
+        assert model.config.label_smoothing == 0.3, "the head applies label smoothing"
         for options, message in (
             ({"target_options": ["share=1"]}, r"(?s)Unknown option 'share'.*--target_options.*max_target_length"),
             ({"target_options": ["static=maybe"]}, "(?s)maybe.*--target_options"),
@@ -248,7 +248,7 @@ def test_plain_targets_and_invalid_options():
 
 TEXTS = [["red cat sees one big dog", "one red cat", "red dog"], ["one dog sees"]]
 TOKENS = ("mask_token", "pad_token", "sep_token", "cls_token", "eos_token")
-NEEDED = {
+REQUIRED_TOKENS = {
     "t5": {"pad_token", "eos_token"},
     "bart": {"mask_token", "pad_token"},
     "mass": {"mask_token", "pad_token"},
@@ -258,8 +258,8 @@ NEEDED = {
 
 
 def test_missing_special_tokens(subtests):
-    """Errors of generating objectives and of fine-tuning; other tokens are not needed."""
-    for name, needed in NEEDED.items():
+    """Objectives and fine-tuning raise if a required token is missing; other tokens are optional."""
+    for name, required in REQUIRED_TOKENS.items():
         family = FAMILIES[name]
         objective_classes = [
             objective
@@ -270,20 +270,20 @@ def test_missing_special_tokens(subtests):
             with subtests.test(family=name, token=token):
                 tokenizer = build_translation_tokenizer(family)
                 if getattr(tokenizer, token) is None:
-                    assert token not in needed
+                    assert token not in required
                     continue
                 setattr(tokenizer, token, None)
                 options = {"min_length": 3} if name == "mass" else {}
                 for objective_class in objective_classes:
                     translations = [TranslatedText([pair.source, pair.target]) for pair in PAIRS]
                     documents = translations if objective_class.requires_translations else TEXTS
-                    with pytest.raises(CtxError, match=token) if token in needed else nullcontext():
+                    with pytest.raises(CtxError, match=token) if token in required else nullcontext():
                         objective = objective_class(tokenizer, max_length=30, seed=0, **options)
                         examples = EpochIndexed(list(objective.examples(documents)))
                         assert objective.config_fields
                         objective.collate([examples[0, 0], examples[0, 1]])
-        if name in VARIANTS:
-            for token in needed - {"pad_token"}:
+        if name in TARGET_OPTIONS:
+            for token in required - {"pad_token"}:
                 tokenizer = build_translation_tokenizer(family)
                 setattr(tokenizer, token, None)
                 with pytest.raises(CtxError, match=token.replace("_", "[_ ]")):
@@ -291,8 +291,8 @@ def test_missing_special_tokens(subtests):
 
 
 def test_invalid_targets(subtests):
-    """Reserved tokens in targets, empty sides, and objectives without any example."""
-    for family in (FAMILIES[name] for name in NEEDED):
+    """Reserved tokens in targets, empty sides, and data without any usable example."""
+    for family in (FAMILIES[name] for name in REQUIRED_TOKENS):
         with subtests.test(family=family.name):
             task, _, tokenizer = prepare(family, PAIRS)
             end = tokenizer.convert_ids_to_tokens(min(task._ends))
@@ -308,24 +308,24 @@ def test_invalid_targets(subtests):
         objective = family.seq2seq_finetuning.objective(tokenizer, max_length=30, seed=0)
         with pytest.raises(CtxError, match=rf"reserved token {re.escape(query)}"):
             task.encode([SourceTarget("red cat", f"rot {query}", "a:1")], tokenizer)
-        for wrong in (query, "[SEP]"):
-            with pytest.raises(CtxError, match=rf"A target contains {re.escape(wrong)}, .*'rot "):
-                list(objective.examples([TranslatedText(["red cat", f"rot {wrong} katze"])]))
+        for reserved_token in (query, "[SEP]"):
+            with pytest.raises(CtxError, match=rf"A target contains {re.escape(reserved_token)}, .*'rot "):
+                list(objective.examples([TranslatedText(["red cat", f"rot {reserved_token} katze"])]))
         with pytest.raises(CtxError, match=r"(?s)No pair is left.*empty side.*--translations"):
             list(objective.examples([TranslatedText(["red cat", " "])]))
     tokenizer = build_translation_tokenizer(FAMILIES["mass"])
-    masked, translated = (
+    masked, translation = (
         FAMILIES["mass"].objectives[name](tokenizer, max_length=9, seed=0)
         for name in ("masked-segment", "masked-translation")
     )
-    for objective, documents in ((masked, [["red"]]), (translated, [TranslatedText(["red cat", 9 * "rot "])])):
+    for objective, documents in ((masked, [["red"]]), (translation, [TranslatedText(["red cat", 9 * "rot "])])):
         with pytest.raises(CtxError, match=r"all 1 .* too short.*\n.*raise max_length=9"):
             list(objective.examples(documents))
     with pytest.raises(CtxError, match="max_length=3 is below min_length=5"):
         type(masked)(tokenizer, max_length=3, seed=0)
 
 
-def test_start_tokens_of_targets():
+def test_target_may_begin_with_start_token():
     """A target may begin with the decoder's start token (T5's padding); MASS's tokenizer adds one."""
     for family, texts in (("t5", ("<pad> rot", "<pad>", "rot <pad>", "rot")), ("mass", ("rot", "<pad> rot"))):
         task, config, tokenizer = prepare(FAMILIES[family], PAIRS)
@@ -333,9 +333,9 @@ def test_start_tokens_of_targets():
         task.configure(config, PAIRS, PAIRS)
         features = task.encode([SourceTarget("red cat", text, "a:1") for text in texts], tokenizer).features
         for text, feature in zip(texts, features, strict=True):
-            plain = tokenizer(text, add_special_tokens=False)["input_ids"]
-            assert list(feature["labels"]) == [*plain, tokenizer.eos_token_id], text
-            assert (plain[0] == tokenizer.pad_token_id) == text.startswith("<pad>")
+            token_ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+            assert list(feature["labels"]) == [*token_ids, tokenizer.eos_token_id], text
+            assert (token_ids[0] == tokenizer.pad_token_id) == text.startswith("<pad>")
 
 
 CASED_WORDS = WORDS | {"cat": "Katze", "big": "groß", "dog": "Hund"}
@@ -349,8 +349,8 @@ def files(tmp_path) -> dict[str, Any]:
     return write_pairs(tmp_path, CASED_WORDS, *columns.values()) | columns
 
 
-def save_new(folder: Path, **options: Any) -> dict[str, Any]:
-    """A family's tokenizer, for a new model."""
+def save_cove_tokenizer(folder: Path, **options: Any) -> dict[str, Any]:
+    """Save a CoVe tokenizer; returns the flags of a new model."""
     pairs = [f"{source}\t{target}" for source, target in CASED_WORDS.items()]
     FAMILIES["cove"].tokenizer.train(pairs, 60, min_count=1, min_target_count=1, **options).save_pretrained(folder)
     sizes = ["embedding_size=16", "hidden_size=32", "num_hidden_layers=1", "hidden_dropout_prob=0"]
@@ -372,8 +372,8 @@ def save_t5(folder: Path) -> dict[str, Any]:
     return {"model": folder}
 
 
-def test_translation_by_t5(files, tmp_path, capsys):
-    """T5 of transformers learns to translate; `generate` generates the texts of its predictions."""
+def test_t5_of_transformers(files, tmp_path, capsys):
+    """T5 of transformers learns to translate; `generate` reproduces its predictions."""
     out, predictions_file, output_file = tmp_path / "out", tmp_path / "predictions.jsonl", tmp_path / "generated.txt"
     flags = {**save_t5(tmp_path / "model"), **files, **QUICK, "label_smoothing": 0.1, "max_steps": 160, "num_beams": 2}
     assert finetune("seq2seq", **flags, predictions_file=predictions_file, output_dir=out) == 0
@@ -395,34 +395,34 @@ def test_translation_by_t5(files, tmp_path, capsys):
 
 
 def test_upper_bound_of_lower_cased_targets(files, tmp_path, capsys):
-    """Both commands and the summary have it, and the metrics against normalized references."""
-    out, flags = tmp_path / "out", save_new(tmp_path / "model", target_lower_case=True)
+    """Both commands and the summary report the bound, and metrics against normalized references."""
+    out, flags = tmp_path / "out", save_cove_tokenizer(tmp_path / "model", target_lower_case=True)
     assert finetune("seq2seq", **flags, **files, **QUICK, max_steps=80, output_dir=out) == 0
     printed, metrics = capsys.readouterr().out, TrainingSummary.load(out).metrics
     targets = [json.loads(line)["german"] for line in (tmp_path / "dev.jsonl").read_text().splitlines()]
-    bound = sum(target == target.lower() for target in targets) / len(targets)
-    assert metrics["upper_bound_exact_match"] == bound < 0.5
-    assert metrics["eval_exact_match"] <= bound < metrics["eval_exact_match_normalized"]
-    assert f"{metrics['eval_exact_match']:.4f}       0.0000{bound:13.4f}  0 to 1\n" in printed
+    upper_bound = sum(target == target.lower() for target in targets) / len(targets)
+    assert metrics["upper_bound_exact_match"] == upper_bound < 0.5
+    assert metrics["eval_exact_match"] <= upper_bound < metrics["eval_exact_match_normalized"]
+    assert f"{metrics['eval_exact_match']:.4f}       0.0000{upper_bound:13.4f}  0 to 1\n" in printed
     assert "\nupper bound: score of references" in printed
     (tmp_path / "dev.de").write_text("".join(f"{target}\n" for target in targets))
     flags = {"model": out, "input": tmp_path / "dev.txt", "references": tmp_path / "dev.de", "metrics": "exact_match"}
     assert run_command("generate", **flags) == 0
     normalized = f"{metrics['eval_exact_match_normalized']:.4f}"
-    expected = f"\nupper bound: exact_match {bound:.4f}\nexact_match_normalized {normalized}\nupper bound: score"
+    expected = f"\nupper bound: exact_match {upper_bound:.4f}\nexact_match_normalized {normalized}\nupper bound: score"
     assert expected in capsys.readouterr().out
     assert run_command("generate", "--lower_case", **flags) == 0
     assert capsys.readouterr().out.endswith(f"exact_match {normalized}  (0 to 1)\n"), "only the case differs"
 
 
-def test_family_without_a_head(files, tmp_path, capsys):
-    save_new(tmp_path / "model")
+def test_family_without_seq2seq_head_raises(files, tmp_path, capsys):
+    save_cove_tokenizer(tmp_path / "model")
     flags = {**files, **QUICK, "family": f"bert:tokenizer={tmp_path / 'model'}", "output_dir": tmp_path / "out"}
     assert finetune("seq2seq", **flags, max_steps=1) == 2
     assert "CtxBert has no head for seq2seq" in capsys.readouterr().err
 
 
-def test_two_processes_have_the_losses_and_texts_of_one(files, tmp_path):
+def test_two_processes_match_one(files, tmp_path):
     flags = {**save_t5(tmp_path / "model"), **files, **QUICK, "label_smoothing": 0.1, "max_steps": 2}
     flags |= {"logging_steps": 1, "gradient_accumulation_steps": 2, "learning_rate": 1e-3, "batch_size": 8}
     check_two_processes("seq2seq", tmp_path, "loss", "grad_norm", "eval_loss", "eval_exact_match", **flags)

@@ -1,4 +1,4 @@
-"""`hf-ctxmodels finetune multitask` and `ranking`: learning, saving, resuming, several processes, errors."""
+"""`hf-ctxmodels finetune multitask` and `ranking`: training, saving, resuming, several processes, invalid flags."""
 
 import json
 import math
@@ -49,7 +49,7 @@ from hf_ctxmodels.training.pretraining import PretrainingArguments, resolve_fami
 from hf_ctxmodels.training.summary import TrainingSummary
 from hf_ctxmodels.training.training_log import read_log
 
-MAKERS = {
+TASK_FILES = {
     "sentences": ("sequence-classification", classification_files),
     "pairs": ("sequence-classification", pair_files),
     "words": ("token-classification", tagging_files),
@@ -65,30 +65,30 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def make_tasks(folder: Path, **options: dict[str, object]) -> dict[str, dict[str, object]]:
-    """Entries of a task list, each with its files in a subfolder, and with its options."""
+    """Task list entries, each with its options and with files in a subfolder."""
     tasks = {}
     for name in options:
-        kind, make = MAKERS[name]
+        task_kind, make_files = TASK_FILES[name]
         (folder / name).mkdir(parents=True)
-        entry = {flag: value for flag, value in make(folder / name).items() if flag != "both_orders"}
+        entry = {flag: value for flag, value in make_files(folder / name).items() if flag != "both_orders"}
         for file in ("train_file", "validation_file"):
             entry[file] = str(entry[file].relative_to(folder))
-        tasks[name] = {"kind": kind, **entry, **options[name]}
+        tasks[name] = {"kind": task_kind, **entry, **options[name]}
     return tasks
 
 
 def multitask(model: object, folder: Path, tasks: dict[str, dict[str, object]], **flags: Any) -> dict[str, Any]:
-    """Flags that fine-tune on these tasks; writes the task list."""
-    top = {"sampling": flags.pop("sampling")} if "sampling" in flags else {}
-    (folder / "tasks.yaml").write_text(yaml.safe_dump({**top, "tasks": tasks}, sort_keys=False))
+    """Write the task list; returns the flags that train on it."""
+    settings = {"sampling": flags.pop("sampling")} if "sampling" in flags else {}
+    (folder / "tasks.yaml").write_text(yaml.safe_dump({**settings, "tasks": tasks}, sort_keys=False))
     files = {"model": model, "tasks": folder / "tasks.yaml", "tasks_folder": folder, "max_length": 24}
     return files | flags
 
 
 def ranking_files(directory: Path) -> dict[str, Any]:
-    """From 2 to 4 candidates, of which one or two are good."""
+    """Two to four candidates for each query, at least one of them relevant."""
 
-    def text(generator: random.Random, size: int) -> str:
+    def make_table(generator: random.Random, size: int) -> str:
         rows = ["query,candidate,label"]
         for number in range(size):
             labels = [1, 0, *generator.choices((0, 0, 0, 1), k=generator.randrange(3))]
@@ -97,11 +97,11 @@ def ranking_files(directory: Path) -> dict[str, Any]:
             rows += [f"{number} was the film,{word},{label}" for word, label in zip(words, labels, strict=True)]
         return "\n".join(rows)
 
-    return write_splits(directory, "csv", text)
+    return write_splits(directory, "csv", make_table)
 
 
-def test_ranking(checkpoint, tmp_path, monkeypatch, capsys):
-    """Relevant candidates come first; task lists have the kind; a head of transformers is refused."""
+def test_ranking_and_multitask_ranking(checkpoint, tmp_path, monkeypatch, capsys):
+    """Relevant candidates are ranked first, also in multitask training; a head of transformers is rejected."""
     predictions_file = tmp_path / "predictions.jsonl"
     flags = {**ranking_files(tmp_path), "max_length": 16, "save_steps": 0, "per_device_batch_size": 8}
     flags |= {"max_steps": 60, "learning_rate": "3e-3", "predictions_file": predictions_file}
@@ -109,9 +109,9 @@ def test_ranking(checkpoint, tmp_path, monkeypatch, capsys):
     metrics = TrainingSummary.load(tmp_path / "out").metrics
     assert metrics["eval_mrr"] > 0.9 > metrics["baseline_mrr"]
     rows = [json.loads(line) for line in predictions_file.read_text().splitlines()]
-    first = [row["relevant"][max(range(len(row["scores"])), key=row["scores"].__getitem__)] for row in rows]
-    assert sum(first) / len(first) == metrics["eval_accuracy_at_1"]
-    monkeypatch.setitem(MAKERS, "ranked", ("ranking", ranking_files))
+    is_relevant = [row["relevant"][max(range(len(row["scores"])), key=row["scores"].__getitem__)] for row in rows]
+    assert sum(is_relevant) / len(is_relevant) == metrics["eval_accuracy_at_1"]
+    monkeypatch.setitem(TASK_FILES, "ranked", ("ranking", ranking_files))
     tasks = make_tasks(tmp_path / "list", ranked={}, sentences={})
     length = {"max_length": 16, "max_steps": 2, "save_steps": 0, "output_dir": tmp_path / "together"}
     assert finetune("multitask", **multitask(checkpoint, tmp_path / "list", tasks, **length)) == 0
@@ -125,8 +125,8 @@ def test_ranking(checkpoint, tmp_path, monkeypatch, capsys):
     assert "SqueezeBertForMultipleChoice does not take choice_mask" in capsys.readouterr().err
 
 
-def test_multitask(checkpoint, tmp_path, capsys):
-    """Tasks are learned together, saved, published, and a task's model is fine-tuned again."""
+def test_multitask_training_saving_and_publishing(checkpoint, tmp_path, capsys):
+    """Tasks are trained jointly, saved and published; the model of one task is fine-tuned further."""
     options = {"sentences": {"head_dropout": 0.05, "metric": "f1_macro"}, "words": {}, "choices": {}}
     tasks = make_tasks(tmp_path, **options, pairs={"answer_steps": 2, "weight": 0.5})
     out = tmp_path / "out"
@@ -157,26 +157,26 @@ def test_multitask(checkpoint, tmp_path, capsys):
     assert type(AutoModel.from_pretrained(tmp_path / "hub")) is CtxMultiTaskModel
     assert AutoTokenizer.from_pretrained(tmp_path / "hub")("the film").input_ids
 
-    again = {"task_name": "words", **tagging_files(tmp_path), "max_length": 24, "max_steps": 1}
-    again |= {"learning_rate": "1e-9", "output_dir": tmp_path / "again"}
-    assert finetune("token-classification", model=out, **again) == 0
+    further = {"task_name": "words", **tagging_files(tmp_path), "max_length": 24, "max_steps": 1}
+    further |= {"learning_rate": "1e-9", "output_dir": tmp_path / "again"}
+    assert finetune("token-classification", model=out, **further) == 0
     assert TrainingSummary.load(tmp_path / "again").metrics["eval_f1"] == metrics["eval_words_f1"]
     assert AutoModelForTokenClassification.from_pretrained(tmp_path / "again").config.model_type == "ctx-bert"
 
 
-def test_adapters_and_projected_attention(checkpoint, tmp_path, capsys):
-    """Adapters of tasks are trained in the frozen encoder, the best is saved, and they can be fused; projected
-    attention is part of the model."""
+def test_task_adapters_and_projected_attention(checkpoint, tmp_path, capsys):
+    """Task adapters are trained in the frozen encoder, the best ones are saved, and they can be fused; projected
+    attention is saved in the model."""
     tasks = make_tasks(tmp_path, sentences={}, words={})
     flags = {"learning_rate": "1e-2", "max_steps": 6, "eval_steps": 3, "keep": "best", "output_dir": tmp_path / "out"}
-    run = multitask(checkpoint, tmp_path, tasks, **flags, adapter="pfeiffer:reduction_factor=4")
-    assert finetune("multitask", **run) == 0
+    adapter_flags = multitask(checkpoint, tmp_path, tasks, **flags, adapter="pfeiffer:reduction_factor=4")
+    assert finetune("multitask", **adapter_flags) == 0
     assert {path.name for path in (tmp_path / "out" / "adapters").iterdir()} == {
         *("shared", "sentences", "words"),
         "stack.json",
     }
-    model, original = AutoModel.from_pretrained(tmp_path / "out"), AutoModel.from_pretrained(checkpoint)
-    for name, value in original.state_dict().items():
+    model, pretrained = AutoModel.from_pretrained(tmp_path / "out"), AutoModel.from_pretrained(checkpoint)
+    for name, value in pretrained.state_dict().items():
         assert "pooler" in name or torch.equal(model.encoder.state_dict()[name], value), name
     load_saved_adapters(model, tmp_path / "out")
     ups = [model.encoder.layers[0].adapters["feed_forward"].members[name].adapter_up for name in ("shared", "words")]
@@ -191,46 +191,46 @@ def test_adapters_and_projected_attention(checkpoint, tmp_path, capsys):
     assert sorted(load_saved_adapters(classifier, tmp_path / "fused")) == ["sentences", "words"]
     assert get_active_adapters(classifier) == (("sentences", "words"),)
     capsys.readouterr()
-    wrong = fusion | {"adapter": f"fusion:adapters={fused.split(',')[0]}", "output_dir": tmp_path / "one"}
-    assert finetune("sequence-classification", **files, **wrong) == 2
+    invalid = fusion | {"adapter": f"fusion:adapters={fused.split(',')[0]}", "output_dir": tmp_path / "one"}
+    assert finetune("sequence-classification", **files, **invalid) == 2
     assert "two or more adapters" in capsys.readouterr().err
 
     flags = {"max_steps": 2, "output_dir": tmp_path / "pals"}
     attention = "projected-attention:size=8,heads=2,train_encoder=false"
     assert finetune("multitask", **multitask(checkpoint, tmp_path, tasks, **flags, adapter=attention)) == 0
-    model, report = AutoModel.from_pretrained(tmp_path / "pals", output_loading_info=True)
-    assert not any(report.values())
+    model, loading_info = AutoModel.from_pretrained(tmp_path / "pals", output_loading_info=True)
+    assert not any(loading_info.values())
     assert set(model.task_attention.members) == {"sentences", "words"}
     embeddings = model.encoder.get_input_embeddings().weight
-    assert torch.equal(embeddings, original.get_input_embeddings().weight)
+    assert torch.equal(embeddings, pretrained.get_input_embeddings().weight)
 
 
-def test_resumed_weights_equal_an_uninterrupted_run(checkpoint, tmp_path, capsys):
+def test_resumed_run_equals_uninterrupted_run(checkpoint, tmp_path, capsys):
     tasks = make_tasks(tmp_path, pairs={"answer_steps": 2}, words={})
     flags = {"num_train_epochs": 1, "save_steps": 2, "eval_steps": 1, "save_total_limit": 9}
     flags |= {"keep": "best", "learning_rate": "1e-3"}
 
-    def run(name: str, *words: str, sampling: str = "annealed") -> int:
+    def run(name: str, *args: str, sampling: str = "annealed") -> int:
         out = tmp_path / name
         command = multitask(checkpoint, tmp_path, tasks, **flags, output_dir=out, sampling=sampling)
-        return finetune("multitask", *words, **command)
+        return finetune("multitask", *args, **command)
 
     assert run("whole") == 0
     shutil.copytree(tmp_path / "whole", tmp_path / "stopped")
-    for step in (4, 6):  # as if the run had been killed after step 3
+    for step in (4, 6):  # as if killed after step 3
         shutil.rmtree(tmp_path / "stopped" / f"checkpoint-{step}")
     assert run("stopped", "--resume") == 0
     for name in ("model.safetensors", "best.safetensors", "checkpoint-6/model.safetensors"):
-        whole, resumed = ((tmp_path / run_name / name).read_bytes() for run_name in ("whole", "stopped"))
-        assert whole == resumed, name
+        uninterrupted, resumed = ((tmp_path / run_name / name).read_bytes() for run_name in ("whole", "stopped"))
+        assert uninterrupted == resumed, name
     for sampling, weight in (("proportional", 1.0), ("annealed", 2.0)):
         tasks["words"]["weight"] = weight
         assert run("stopped", "--resume", sampling=sampling) == 2
         assert "belongs to another run" in capsys.readouterr().err
 
 
-def test_best_model(tmp_path):
-    """The model with the highest mean is kept until a new run."""
+def test_best_model_is_kept(tmp_path):
+    """The model with the highest mean metric is kept until a new run starts."""
     accelerator = SimpleNamespace(unwrap_model=lambda model: model, is_main_process=True, wait_for_everyone=list)
     model, best = torch.nn.Linear(1, 1, bias=False), BestModel(tmp_path, resume=False)
 
@@ -247,7 +247,7 @@ def test_best_model(tmp_path):
     assert update(0.1, 5.0) == 5.0
 
 
-def test_accumulation_and_processes_equal_one_batch(tmp_path):
+def test_accumulation_and_processes_match_one_batch(tmp_path):
     model = save_tiny(tmp_path / "reference", FAMILIES["bert"], upstream=True)  # a class of transformers
     tasks = make_tasks(tmp_path, sentences={}, words={"weight": 0.5})
     flags = multitask(model, tmp_path, tasks, config_options=EXACT, max_steps=6, logging_steps=1, learning_rate=1e-3)
@@ -258,21 +258,21 @@ def test_accumulation_and_processes_equal_one_batch(tmp_path):
     expected = read_log(tmp_path / "whole")
     assert {name for row in expected for name in row} >= {"sentences_loss", "words_loss", "eval_words_f1", "eval_mean"}
     for name in ("accumulated", "divided"):
-        for one, other in zip(expected, read_log(tmp_path / name), strict=True):
-            for key in one.keys() - {"tokens_per_second", "run_tokens_per_second"}:
-                assert other[key] == pytest.approx(one[key], abs=1e-5), (name, key)
+        for expected_row, actual in zip(expected, read_log(tmp_path / name), strict=True):
+            for key in expected_row.keys() - {"tokens_per_second", "run_tokens_per_second"}:
+                assert actual[key] == pytest.approx(expected_row[key], abs=1e-5), (name, key)
     assert AutoModel.from_pretrained(tmp_path / "divided").config.encoder.model_type == "ctx-bert"
 
 
-def test_errors(checkpoint, tmp_path, capsys, subtests):
+def test_invalid_task_lists_and_flags(checkpoint, tmp_path, capsys, subtests):
     valid_tasks, list_file = make_tasks(tmp_path, sentences={}, words={}), tmp_path / "tasks.yaml"
     out = tmp_path / "out"
 
-    def fails(*messages: str, change: Any = None, model: object = checkpoint, **flags: Any) -> None:
+    def assert_fails(*messages: str, modify: Any = None, model: object = checkpoint, **flags: Any) -> None:
         with subtests.test(messages[0]):
             tasks = json.loads(json.dumps(valid_tasks))
-            if change is not None:
-                change(tasks)
+            if modify is not None:
+                modify(tasks)
             command = multitask(model, tmp_path, tasks, output_dir=out, **{"max_steps": 1, **flags})
             assert finetune("multitask", **command) == 2
             error = capsys.readouterr().err
@@ -284,20 +284,20 @@ def test_errors(checkpoint, tmp_path, capsys, subtests):
         ({"label_column": "judgment"}, "No column 'judgment'"),
         ({"metric": "bleu"}, "has no metric 'bleu'"),
     ):
-        fails(message, location, change=lambda tasks, options=options: tasks["sentences"].update(options))
-    fails("'values' is not a valid name", change=lambda tasks: tasks.update(values=tasks.pop("sentences")))
+        assert_fails(message, location, modify=lambda tasks, options=options: tasks["sentences"].update(options))
+    assert_fails("'values' is not a valid name", modify=lambda tasks: tasks.update(values=tasks.pop("sentences")))
     roberta = save_tiny(tmp_path / "roberta", FAMILIES["roberta"], upstream=False)
-    compared = {"answer_steps": 2}
-    fails("compares two segments", location, change=lambda t: t["sentences"].update(compared), model=roberta)
+    pair_options = {"answer_steps": 2}
+    assert_fails("compares two segments", location, modify=lambda t: t["sentences"].update(pair_options), model=roberta)
     shutil.copytree(checkpoint, tmp_path / "int8")
     AutoModel.from_pretrained(checkpoint, quantization_config=CtxInt8Config()).save_pretrained(tmp_path / "int8")
-    fails("A quantized model cannot be trained", model=tmp_path / "int8")
-    fails("--train_file", train_file=tmp_path / "sentences" / "dev.tsv")
-    fails("--language", language="de")
-    fails("--layerwise_lr_decay 1", freeze="encoder", layerwise_lr_decay=2)
-    fails("Unknown flag --task_name", task_name="words")
-    fails("needs the length of the run in epochs", sampling="annealed")
-    fails("The list has no task word.", only="word")
+    assert_fails("A quantized model cannot be trained", model=tmp_path / "int8")
+    assert_fails("--train_file", train_file=tmp_path / "sentences" / "dev.tsv")
+    assert_fails("--language", language="de")
+    assert_fails("--layerwise_lr_decay 1", freeze="encoder", layerwise_lr_decay=2)
+    assert_fails("Unknown flag --task_name", task_name="words")
+    assert_fails("needs the length of the run in epochs", sampling="annealed")
+    assert_fails("The list has no task word.", only="word")
     assert finetune("regression", model=checkpoint, output_dir=out) == 2
     assert "required: --train_file, --validation_file" in capsys.readouterr().err
     for name, message in (
@@ -308,34 +308,34 @@ def test_errors(checkpoint, tmp_path, capsys, subtests):
         assert finetune("multitask", model=checkpoint, output_dir=out, tasks=name) == 2
         assert message in capsys.readouterr().err
     (tmp_path / "sentences" / "dev.tsv").write_text("sentence\tgold\nthe film was great\tneutral\n")
-    fails("The task sentences: The label 'neutral'", "dev.tsv:2")
+    assert_fails("The task sentences: The label 'neutral'", "dev.tsv:2")
     command = multitask(checkpoint, tmp_path, valid_tasks, max_steps=1, only="words", output_dir=tmp_path / "alone")
     assert finetune("multitask", **command) == 0
     assert list(AutoModel.from_pretrained(tmp_path / "alone").config.tasks) == ["words"]
 
 
-def test_multitask_model_where_a_plain_one_is_needed(checkpoint, tmp_path):
+def test_multitask_model_raises_where_one_task_is_needed(checkpoint, tmp_path):
     folder, encoder = tmp_path / "model", AutoConfig.from_pretrained(checkpoint)
     entry = task_entry("AutoModelForSequenceClassification", encoder)
     CtxMultiTaskModel(CtxMultiTaskConfig(encoder=encoder, tasks={"rte": entry})).save_pretrained(folder)
     config = AutoConfig.from_pretrained(folder)
-    for use in (
+    for load in (
         lambda: Teacher.open(str(folder)),
         lambda: resolve_family(PretrainingArguments(model=str(folder), dataset=["demo"])),
         lambda: load_model_with_adapters(folder, "AutoModelForSequenceClassification", config),
     ):
         with pytest.raises(CtxError, match=r'model.task\("rte"\).save_pretrained'):
-            use()
+            load()
     assert type(load_model_with_adapters(folder, "AutoModel", config)) is CtxMultiTaskModel
 
 
 def test_packaged_task_list(shared_data):
     tasks = read_task_list(ROOT / "scripts" / "tasks" / "mtdnn.yaml", TaskArguments(), shared_data).tasks
-    read = {task.name: TASKS[task.kind](task.arguments).read for task in tasks}
-    sizes = {task.name: len(read[task.name](task.train_file, "train")) for task in tasks}
+    readers = {task.name: TASKS[task.kind](task.arguments).read for task in tasks}
+    sizes = {task.name: len(readers[task.name](task.train_file, "train")) for task in tasks}
     expected = {"sst2": 6920, "cola": 8551, "mrpc": 4076, "rte": 2490, "sick": 4500, "stsb": 5749, "ner": 14041}
     assert sizes == {**expected, "sick-relatedness": 4500}
-    assert all(len(read[task.name](task.validation_file, "validation")) > 200 for task in tasks)
+    assert all(len(readers[task.name](task.validation_file, "validation")) > 200 for task in tasks)
 
 
 @pytest.fixture(scope="module")
@@ -343,14 +343,14 @@ def cross_view_model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return save_tiny(tmp_path_factory.mktemp("cvt"), FAMILIES["cvt"], upstream=False)
 
 
-def test_several_tasks_learn_from_unlabeled_text(cross_view_model, tmp_path, monkeypatch, capsys):
-    """Cross-view training alternates labeled and unlabeled steps; the labels of all tasks of a model loaded once."""
+def test_multitask_cross_view_training(cross_view_model, tmp_path, monkeypatch, capsys):
+    """Cross-view training alternates labeled and unlabeled steps; `predict --all_tasks` loads the model once."""
     tasks = make_tasks(tmp_path, words={}, sentences={})
     (tmp_path / "more").mkdir()
     unlabeled = tagging_files(tmp_path / "more")["train_file"]
     flags = multitask(cross_view_model, tmp_path, tasks, learning_rate=1e-2, logging_steps=1, seed=0)
     flags |= {"unlabeled_file": unlabeled, "per_device_batch_size": 8, "max_steps": 60}
-    flags |= {"config_options": "word_dropout=0.5"}  # of the family; the tiny model has none
+    flags |= {"config_options": "word_dropout=0.5"}  # the family's default; the tiny model has none
     assert finetune("multitask", **flags, output_dir=tmp_path / "out") == 0
     assert "96 unlabeled examples" in capsys.readouterr().err
     log = [row for row in read_log(tmp_path / "out") if "loss" in row]
@@ -366,11 +366,11 @@ def test_several_tasks_learn_from_unlabeled_text(cross_view_model, tmp_path, mon
     metrics = TrainingSummary.load(tmp_path / "out").metrics
     assert metrics["eval_words_f1"] > 0.9  # classifying sentences takes more steps
 
-    text, output = tmp_path / "text.jsonl", tmp_path / "labels.jsonl"
-    text.write_text(
+    text_file, output = tmp_path / "text.jsonl", tmp_path / "labels.jsonl"
+    text_file.write_text(
         "".join(json.dumps({"tokens": words, "text": " ".join(words)}) + "\n" for words in (["the", "film"], ["a"]))
     )
-    flags = {"model": tmp_path / "out", "input": text}
+    flags = {"model": tmp_path / "out", "input": text_file}
     load = Mock(wraps=finetuning_run.load_pretrained)
     monkeypatch.setattr(finetuning_run, "load_pretrained", load)
     assert run_command("predict", "--all_tasks", **flags, output=output) == 0
@@ -378,22 +378,22 @@ def test_several_tasks_learn_from_unlabeled_text(cross_view_model, tmp_path, mon
     rows = [json.loads(line) for line in output.read_text().splitlines()]
     for name in ("words", "sentences"):
         assert run_command("predict", "--overwrite", **flags, task_name=name, output=tmp_path / "one.jsonl") == 0
-        alone = [json.loads(line) for line in (tmp_path / "one.jsonl").read_text().splitlines()]
-        assert [row[name] for row in rows] == alone
-    assert run_command("predict", "--all_tasks", model=cross_view_model, input=text) == 2
+        single_task = [json.loads(line) for line in (tmp_path / "one.jsonl").read_text().splitlines()]
+        assert [row[name] for row in rows] == single_task
+    assert run_command("predict", "--all_tasks", model=cross_view_model, input=text_file) == 2
     assert "not trained on several tasks" in capsys.readouterr().err
 
 
-def test_views_train_all_heads(cross_view_model):
-    """The loss of a batch without labels is the weighted sum of the losses of the heads, alone."""
+def test_cross_view_loss_trains_all_heads(cross_view_model):
+    """The loss of an unlabeled batch is the sum of the losses of the heads, weighted in training mode."""
     config = AutoConfig.from_pretrained(cross_view_model)
     config.num_labels = 3
-    entries = {
+    task_entries = {
         "tags": task_entry("AutoModelForTokenClassification", config, 0.5),
         "topics": task_entry("AutoModelForSequenceClassification", config),
     }
     torch.manual_seed(0)
-    model = CtxMultiTaskModel(CtxMultiTaskConfig(encoder=config, tasks=entries)).eval()
+    model = CtxMultiTaskModel(CtxMultiTaskConfig(encoder=config, tasks=task_entries)).eval()
     batch = AutoTokenizer.from_pretrained(cross_view_model)(
         ["the film", "a lovely great film"], padding=True, return_tensors="pt"
     )
@@ -423,7 +423,7 @@ def test_views_train_all_heads(cross_view_model):
         bert(input_ids=torch.tensor([[5]]), views=torch.tensor([[1]]))
 
 
-def test_unlabeled_file_of_other_families(checkpoint, tmp_path, capsys):
+def test_unlabeled_file_without_unlabeled_loss_raises(checkpoint, tmp_path, capsys):
     tasks = make_tasks(tmp_path, sentences={})
     flags = multitask(checkpoint, tmp_path, tasks, unlabeled_file=tmp_path / "more.tsv", max_steps=1)
     assert finetune("multitask", **flags, output_dir=tmp_path / "out") == 2

@@ -1,4 +1,4 @@
-"""`hf-ctxmodels finetune text2text` and `pretrain --mixture`: learning, saving, resuming, processes, errors."""
+"""`hf-ctxmodels finetune text2text` and `pretrain --mixture`: training, resuming, several processes, invalid flags."""
 
 import json
 import random
@@ -26,7 +26,7 @@ from hf_ctxmodels.training.training_log import read_log
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 SIZES |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "initializer_range": 0.1}
 LENGTHS = {"max_length": 22, "max_target_length": 10}
-ENTRIES = {
+TASK_ENTRIES = {
     "film": {"input": "film: {text}", "target": "{label}", "labels": {"0": "bad", "1": "good"}, "metrics": "accuracy"},
     "german": {"input": "german: {text}", "target": "{target}", "metrics": "exact_match"},
     "length": {"input": "length: {text}", "target": "{size}", "round": 0.5},
@@ -47,7 +47,7 @@ def folder(tmp_path_factory) -> Path:
             (folder / f"{name}.{split}.jsonl").write_text("\n".join(map(json.dumps, lines)))
     tasks = {
         name: {"file": {"train": f"{name}.train.jsonl", "validation": f"{name}.dev.jsonl"}, **entry}
-        for name, entry in ENTRIES.items()
+        for name, entry in TASK_ENTRIES.items()
     }
     (folder / "tasks.yaml").write_text(yaml.safe_dump({"tasks": tasks}, sort_keys=False))
     names = ["film", "german", "length", ":", "=", "the", "was", "a", "good", "bad", "1.0", "2.0"]
@@ -71,22 +71,22 @@ def folder(tmp_path_factory) -> Path:
     return folder
 
 
-def flags_of(folder: Path, start: str, out: Path, **more: Any) -> dict[str, Any]:
-    fixed = {"model": folder / start, "tasks": folder / "tasks.yaml", "tasks_folder": folder, "output_dir": out}
+def make_flags(folder: Path, source: str, out: Path, **overrides: Any) -> dict[str, Any]:
+    paths = {"model": folder / source, "tasks": folder / "tasks.yaml", "tasks_folder": folder, "output_dir": out}
     loop = {"per_device_batch_size": 16, "learning_rate": "5e-3", "logging_steps": 1, "save_steps": 0, "max_steps": 3}
-    return fixed | LENGTHS | loop | more
+    return paths | LENGTHS | loop | overrides
 
 
 @pytest.mark.parametrize(
     ("model", "steps"),
     [("t5", 100), ("gpt2", 6), *(pytest.param(name, 300, marks=pytest.mark.slow) for name in ("gpt2", "upstream"))],
 )
-def test_mixture(folder: Path, tmp_path: Path, model: str, steps: int) -> None:
-    """Tasks are learned together; the best model of each task opens; a task is fine-tuned again, by ranking."""
+def test_mixture_training_prediction_and_finetuning(folder: Path, tmp_path: Path, model: str, steps: int) -> None:
+    """Tasks are trained jointly; the best model of each task is saved; one task is fine-tuned further, by ranking."""
     out = tmp_path / "out"
     flags = {"max_steps": steps, "eval_steps": steps // 2, "logging_steps": 20, "keep_best": True}
     flags["predictions_file"] = tmp_path / "predictions.jsonl"
-    printed = command_output("finetune text2text", **flags_of(folder, model, out, **flags))
+    printed = command_output("finetune text2text", **make_flags(folder, model, out, **flags))
     predictions = [json.loads(line) for line in (tmp_path / "predictions.jsonl").read_text().splitlines()]
     assert [row["task"] for row in predictions] == ["film"] * 12 + ["german"] * 12 + ["length"] * 6
     metrics = TrainingSummary.load(out).metrics
@@ -100,16 +100,16 @@ def test_mixture(folder: Path, tmp_path: Path, model: str, steps: int) -> None:
     assert list(scores["rows"]) == ["model", "best model of each task", "baseline"]
     assert (out / "scores.md").read_text() in printed
     log = [row for row in read_log(out) if "eval_mean" in row]
-    open_model = AutoModelForSeq2SeqLM if model == "t5" else AutoModelForCausalLM
+    auto_class = AutoModelForSeq2SeqLM if model == "t5" else AutoModelForCausalLM
     for task, metric in scores["metrics"].items():
         best = max(row[f"eval_{task}_{metric}"] for row in log)
         assert scores["rows"]["best model of each task"][task] == best
-        network, report = open_model.from_pretrained(out / "best" / task, output_loading_info=True)
-        assert not any(report.values())
+        best_model, loading_info = auto_class.from_pretrained(out / "best" / task, output_loading_info=True)
+        assert not any(loading_info.values())
     tokenizer = AutoTokenizer.from_pretrained(out / "best" / "film")
     prompt = f"film: the film was {GOOD[0]}" + ("" if model == "t5" else " =")
-    network = open_model.from_pretrained(out / "best" / "film")
-    assert generate_texts(network, tokenizer, [prompt], max_new_tokens=8) == ["good"] or not has_learned
+    best_model = auto_class.from_pretrained(out / "best" / "film")
+    assert generate_texts(best_model, tokenizer, [prompt], max_new_tokens=8) == ["good"] or not has_learned
 
     film = yaml.safe_load((folder / "tasks.yaml").read_text())["tasks"]["film"]
     (tmp_path / "film.yaml").write_text(yaml.safe_dump({"tasks": {"film": film}}))
@@ -129,9 +129,9 @@ def test_mixture(folder: Path, tmp_path: Path, model: str, steps: int) -> None:
     if model != "upstream":  # a class of transformers
         assert run_command("push", model=out, repo_id="a/b", output_dir=tmp_path / "hub") == 0
 
-    again = {"model": out, "only": "film", "max_steps": 1, "learning_rate": 1e-9, "prediction": "rank"}
-    again |= {"compare": [f"mixture={out}"], "predictions_file": tmp_path / "again.jsonl"}
-    command_output("finetune text2text", **flags_of(folder, model, tmp_path / "again", **again))
+    rank_flags = {"model": out, "only": "film", "max_steps": 1, "learning_rate": 1e-9, "prediction": "rank"}
+    rank_flags |= {"compare": [f"mixture={out}"], "predictions_file": tmp_path / "again.jsonl"}
+    command_output("finetune text2text", **make_flags(folder, model, tmp_path / "again", **rank_flags))
     rows = json.loads((tmp_path / "again" / "scores.json").read_text())["rows"]
     assert 0 <= rows["model"]["film"] <= 1
     ranked = [json.loads(line)["prediction"] for line in (tmp_path / "again.jsonl").read_text().splitlines()]
@@ -141,7 +141,7 @@ def test_mixture(folder: Path, tmp_path: Path, model: str, steps: int) -> None:
     assert rows["mixture"] == {"film": metrics["eval_film_accuracy"]}
 
 
-def test_mixing_rates_of_options() -> None:
+def test_mixing_rates() -> None:
     arguments = MixtureArguments(mixing_limit=300, mixing_scale=["b=0.5"])
     assert arguments.rates({"a": 500, "b": 400, "c": 100}) == pytest.approx([3 / 6, 2 / 6, 1 / 6])
     sizes = {"text": 900, "a": 500, "b": 200}
@@ -151,11 +151,11 @@ def test_mixing_rates_of_options() -> None:
     assert MixtureArguments(mixing="equal").rates({"a": 500, "b": 400}) == [0.5, 0.5]
 
 
-def test_tasks_that_are_only_trained_or_only_evaluated(folder: Path, tmp_path: Path, capsys) -> None:
+def test_tasks_without_train_or_validation_file(folder: Path, tmp_path: Path, capsys) -> None:
     file, content = tmp_path / "tasks.yaml", yaml.safe_load((folder / "tasks.yaml").read_text())
     del content["tasks"]["german"]["file"]["train"], content["tasks"]["length"]["file"]["validation"]
     file.write_text(yaml.safe_dump(content, sort_keys=False))
-    flags = flags_of(folder, "t5", tmp_path / "out", tasks=file, keep_best=True, max_steps=1)
+    flags = make_flags(folder, "t5", tmp_path / "out", tasks=file, keep_best=True, max_steps=1)
     assert run_command("finetune", "text2text", **flags) == 0
     printed = capsys.readouterr().err
     assert "film 120 (66.7%), length 60 (33.3%)" in printed
@@ -168,7 +168,7 @@ def test_tasks_that_are_only_trained_or_only_evaluated(folder: Path, tmp_path: P
         assert f"No task has a {split} file" in command_output("finetune text2text", fails=True, **flags)
 
 
-def test_subsets_of_validation_examples_keep_groups(tmp_path: Path) -> None:
+def test_validation_subset_keeps_groups_complete(tmp_path: Path) -> None:
     rows = [{"text": "a", "label": i % 2, "question": i // 3} for i in range(30)]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     labels, files = {"0": "no", "1": "yes"}, {"validation": (str(tmp_path / "rows.jsonl"),)}
@@ -181,24 +181,22 @@ def test_subsets_of_validation_examples_keep_groups(tmp_path: Path) -> None:
         assert all(groups.count(group) == 3 for group in groups)
 
 
-def test_predict_with_label_strings_that_the_tokenizer_changes(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An output that is a label string after encoding and decoding is the label, as in `finetune text2text`."""
+def test_predict_with_normalized_label_strings(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An output that equals a label string after tokenization is this label, as in `finetune text2text`."""
     film = yaml.safe_load((folder / "tasks.yaml").read_text())["tasks"]["film"]
     labels = {"0": "bad_Ω", "1": "good_Ω"}
     (tmp_path / "film.yaml").write_text(yaml.safe_dump({"tasks": {"film": film | {"labels": labels}}}))
-    decoded = NormalizedReferences(AutoTokenizer.from_pretrained(folder / "t5"), ()).texts(list(labels.values()))
-    assert set(decoded).isdisjoint(labels.values())
+    normalized = NormalizedReferences(AutoTokenizer.from_pretrained(folder / "t5"), ()).texts(list(labels.values()))
+    assert set(normalized).isdisjoint(labels.values())
     rows = [json.loads(line) for line in (folder / "film.dev.jsonl").read_text().splitlines()]
     (tmp_path / "input.jsonl").write_text("\n".join(json.dumps({"text": row["text"]}) for row in rows))
-    monkeypatch.setattr("hf_ctxmodels.cli.predict.generate_texts", lambda *_, **__: [decoded[1]] * len(rows))
+    monkeypatch.setattr("hf_ctxmodels.cli.predict.generate_texts", lambda *_, **__: [normalized[1]] * len(rows))
     flags = {"model": folder / "t5", "text_task": tmp_path / "film.yaml", "input": tmp_path / "input.jsonl"}
     results = [json.loads(line) for line in command_output("predict", **flags).splitlines()]
     assert [(row["output"], row["prediction"]) for row in results] == [(labels["1"], "1")] * len(rows)
 
 
-def test_predict_ranks_only_label_strings(folder: Path, tmp_path: Path) -> None:
+def test_predict_by_ranking_requires_label_strings(folder: Path, tmp_path: Path) -> None:
     german = yaml.safe_load((folder / "tasks.yaml").read_text())["tasks"]["german"]
     (tmp_path / "german.yaml").write_text(yaml.safe_dump({"tasks": {"german": german}}))
     flags = {"model": folder / "t5", "input": folder / "german.dev.jsonl", "prediction": "rank", "fails": True}
@@ -212,21 +210,21 @@ def test_predict_ranks_only_label_strings(folder: Path, tmp_path: Path) -> None:
     "name", [*(pytest.param(name, marks=pytest.mark.slow) for name in ("bart", "mass", "unilm")), "ernie_gen"]
 )
 @pytest.mark.parametrize("prediction", ["generate", "rank"])
-def test_families(folder: Path, tmp_path: Path, name: str, prediction: str) -> None:
-    """Encoder-decoders and prefix language models train on the targets of their papers, and predict in both ways."""
+def test_families_with_generation_and_ranking(folder: Path, tmp_path: Path, name: str, prediction: str) -> None:
+    """Encoder-decoders and prefix LMs train on the targets of their papers; both modes of prediction work."""
     family = FAMILIES[name]
     build_translation_tokenizer(family).save_pretrained(tmp_path / "tokenizer")
-    start = [*model_flags(family, tmp_path / "tokenizer"), "max_position_embeddings=128"]
-    flags = flags_of(folder, "t5", tmp_path / "out", only="film", max_length=60, max_target_length=10, max_steps=2)
+    model_args = [*model_flags(family, tmp_path / "tokenizer"), "max_position_embeddings=128"]
+    flags = make_flags(folder, "t5", tmp_path / "out", only="film", max_length=60, max_target_length=10, max_steps=2)
     del flags["model"]
-    assert run_command("finetune", "text2text", *start, **flags, prediction=prediction, validation_examples=4) == 0
+    assert run_command("finetune", "text2text", *model_args, **flags, prediction=prediction, validation_examples=4) == 0
     metrics = TrainingSummary.load(tmp_path / "out").metrics
     assert 0 <= metrics["eval_film_accuracy"] <= 1
     assert metrics["eval_film_unknown_outputs"] == 0 or prediction == "generate"
 
 
-def test_preview(folder: Path, tmp_path: Path) -> None:
-    printed = command_output("finetune text2text", **flags_of(folder, "t5", tmp_path / "out", preview=True))
+def test_preview_prints_examples_without_training(folder: Path, tmp_path: Path) -> None:
+    printed = command_output("finetune text2text", **make_flags(folder, "t5", tmp_path / "out", preview=True))
     assert "film: 120 training, 12 validation examples, metrics accuracy\n  input (" in printed
     assert printed.count("  target (") == 9
     assert not (tmp_path / "out" / "model.safetensors").exists()
@@ -236,26 +234,26 @@ def test_deca_score_is_printed(folder: Path, tmp_path: Path) -> None:
     file = tmp_path / "tasks.yaml"
     file.write_text((folder / "tasks.yaml").read_text().replace("  film:", "  deca_film:"))
     flags = {"tasks": file, "only": "deca_film", "max_steps": 1}
-    printed = command_output("finetune text2text", **flags_of(folder, "t5", tmp_path / "out", **flags))
+    printed = command_output("finetune text2text", **make_flags(folder, "t5", tmp_path / "out", **flags))
     accuracy = TrainingSummary.load(tmp_path / "out").metrics["eval_deca_film_accuracy"]
     assert f"decaScore: {100 * accuracy:.1f} of 100\n" in printed
 
 
-def run_pretrain(folder: Path, out: Path, *words: object, **more: Any) -> int:
-    loop = flags_of(folder, "t5", out, **more)
+def run_pretrain(folder: Path, out: Path, *args: object, **overrides: Any) -> int:
+    loop = make_flags(folder, "t5", out, **overrides)
     options = {name: loop.pop(name) for name in ("tasks", "tasks_folder", "max_target_length")}
     mixture = f"{options['tasks']}:tasks_folder={folder},text_size=60,mixing_temperature=2,max_target_length=10"
     mixture += ",mixing_scale=film=0.5,mixing_scale=german=0.25"
     text = {"dataset": folder / "text.txt", "validation_fraction": 0.1, "mixture": mixture}
-    return run_command("pretrain", *words, **loop, **text)
+    return run_command("pretrain", *args, **loop, **text)
 
 
-def run_finetune(folder: Path, out: Path, *words: object, **more: Any) -> int:
-    return run_command("finetune", "text2text", *words, **flags_of(folder, "t5", out, keep_best=True, **more))
+def run_finetune(folder: Path, out: Path, *args: object, **overrides: Any) -> int:
+    return run_command("finetune", "text2text", *args, **make_flags(folder, "t5", out, keep_best=True, **overrides))
 
 
 @pytest.mark.parametrize("run", [run_finetune, run_pretrain])
-def test_resumed_weights_equal_an_uninterrupted_run(run, folder: Path, tmp_path: Path, capsys) -> None:
+def test_resumed_run_equals_uninterrupted_run(run, folder: Path, tmp_path: Path, capsys) -> None:
     flags = {"save_steps": 1, "eval_steps": 2, "save_total_limit": 9, "max_steps": 3}
     assert run(folder, tmp_path / "whole", **flags) == 0
     summary = TrainingSummary.load(tmp_path / "whole")
@@ -278,22 +276,22 @@ def test_resumed_weights_equal_an_uninterrupted_run(run, folder: Path, tmp_path:
         assert "belongs to another run" in capsys.readouterr().err
 
 
-def test_accumulation_and_processes_equal_one_batch(folder: Path, tmp_path: Path) -> None:
+def test_accumulation_and_processes_match_one_batch(folder: Path, tmp_path: Path) -> None:
     subset = {"only": ["film", "length"], "validation_examples": 5, "max_steps": 2}
     for name, size, micro_batches in (("whole", 16, 1), ("accumulated", 4, 4)):
         sizes = {**subset, "per_device_batch_size": size, "gradient_accumulation_steps": micro_batches}
-        assert run_command("finetune", "text2text", **flags_of(folder, "t5", tmp_path / name, **sizes)) == 0
-    divided = flags_of(folder, "t5", tmp_path / "divided", **subset, per_device_batch_size=8)
+        assert run_command("finetune", "text2text", **make_flags(folder, "t5", tmp_path / name, **sizes)) == 0
+    divided = make_flags(folder, "t5", tmp_path / "divided", **subset, per_device_batch_size=8)
     run_in_two_processes("finetune", "text2text", **divided)
     expected = read_log(tmp_path / "whole")
     for name in ("accumulated", "divided"):
-        for one, other in zip(expected, read_log(tmp_path / name), strict=True):
-            for key in one.keys() - {"tokens_per_second", "run_tokens_per_second"}:
-                assert other[key] == pytest.approx(one[key], abs=1e-5, nan_ok=True), (name, key)
+        for expected_row, actual in zip(expected, read_log(tmp_path / name), strict=True):
+            for key in expected_row.keys() - {"tokens_per_second", "run_tokens_per_second"}:
+                assert actual[key] == pytest.approx(expected_row[key], abs=1e-5, nan_ok=True), (name, key)
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("overrides", "message"),
     [
         ({"only": "films"}, "no task films"),
         ({"tasks": ["glue", "sst2"]}, "The task sst2 is named twice"),
@@ -308,13 +306,13 @@ def test_accumulation_and_processes_equal_one_batch(folder: Path, tmp_path: Path
         ({"model": "gpt2", "max_length": 30}, "limit of 32 tokens"),
     ],
 )
-def test_errors(folder: Path, tmp_path: Path, changes: dict[str, Any], message: str) -> None:
-    model = changes.pop("model", "t5")
+def test_invalid_options(folder: Path, tmp_path: Path, overrides: dict[str, Any], message: str) -> None:
+    model = overrides.pop("model", "t5")
     assert message in command_output(
-        "finetune text2text", fails=True, **flags_of(folder, model, tmp_path / "out", **changes)
+        "finetune text2text", fails=True, **make_flags(folder, model, tmp_path / "out", **overrides)
     )
 
 
-def test_text_that_cannot_be_mixed(folder: Path, tmp_path: Path, capsys) -> None:
+def test_streaming_cannot_be_mixed_with_tasks(folder: Path, tmp_path: Path, capsys) -> None:
     assert run_pretrain(folder, tmp_path / "out", streaming=True) == 2
     assert "cannot be mixed with tasks" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""`hf-ctxmodels generate`: translations, continuations, errors; `hf-ctxmodels data pairs`."""
+"""`hf-ctxmodels generate`: translations, continuations, invalid flags; `hf-ctxmodels data pairs`."""
 
 import json
 import random
@@ -19,10 +19,10 @@ from hf_ctxmodels.registry import FAMILIES
 WORDS = {"red": "rot", "cat": "Katze", "sees": "sieht", "one": "ein", "big": "groß", "dog": "Hund"}
 
 
-def write(folder: Path, name: str, lines: int, seed: int) -> dict[str, Path]:
-    """Texts, and word by word their translations, in the reverse order."""
+def write_translations(folder: Path, name: str, num_lines: int, seed: int) -> dict[str, Path]:
+    """Write texts and their word-by-word translations, in reverse order."""
     rng = random.Random(seed)
-    texts = [rng.choices(list(WORDS), k=rng.randint(2, 3)) for _ in range(lines)]
+    texts = [rng.choices(list(WORDS), k=rng.randint(2, 3)) for _ in range(num_lines)]
     paths = {language: folder / f"{name}.{language}" for language in ("en", "de")}
     paths["en"].write_text("".join(" ".join(text) + ".\n" for text in texts))
     paths["de"].write_text("".join(" ".join(WORDS[word] for word in text[::-1]) + ".\n" for text in texts))
@@ -31,20 +31,20 @@ def write(folder: Path, name: str, lines: int, seed: int) -> dict[str, Path]:
 
 RECURRENT = ["embedding_size=16", "num_hidden_layers=1", "hidden_dropout_prob=0"]
 ENCODER = ["hidden_size=32", "intermediate_size=128", "initializer_range=0.1", "hidden_dropout_prob=0"]
-# Family -> flags of the run, configuration, and BLEU to reach; the best constant text has a BLEU of 13.
+# Family -> flags, configuration and minimum BLEU; the best constant output has a BLEU of 13.
 RUNS: dict[str, tuple[dict[str, Any], list[str], int]] = {
     "cove": ({"max_steps": 80, "learning_rate": 2e-2}, [*RECURRENT, "hidden_size=32"], 50),
     "lmseq2seq": ({"max_steps": 80, "learning_rate": 2e-2}, [*RECURRENT, "hidden_size=32"], 50),
-    "laser": ({"max_steps": 150, "learning_rate": 2e-2}, [*RECURRENT, "hidden_size=64"], 20),  # only a sentence vector
+    "laser": ({"max_steps": 150, "learning_rate": 2e-2}, [*RECURRENT, "hidden_size=64"], 20),  # one sentence vector
     "unilm": ({"objective": "masked-seq2seq", "max_steps": 130, "learning_rate": 5e-3}, ENCODER, 80),
     "ernie_gen": ({"objective": "noisy-seq2seq", "max_steps": 130, "learning_rate": 5e-3}, ENCODER, 80),
 }
 
 
 @pytest.mark.parametrize("family", RUNS)
-def test_translation(family: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    """From text to translations, which do not depend on the batch."""
-    train, test = write(tmp_path, "train", 600, seed=0), write(tmp_path, "test", 40, seed=1)
+def test_translation_from_text_to_output_file(family: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """Tokenizer, pretraining and translation by the commands; outputs do not depend on the batch size."""
+    train, test = write_translations(tmp_path, "train", 600, seed=0), write_translations(tmp_path, "test", 40, seed=1)
     data = {"dataset": train["en"], "translations": train["de"], "family": family}
     if family == "laser":
         data["language_tags"] = "<de>"
@@ -63,14 +63,14 @@ def test_translation(family: str, tmp_path: Path, capsys: pytest.CaptureFixture)
     texts, references = output_file.read_text().splitlines(), test["de"].read_text().splitlines()
     assert f"BLEU {corpus_bleu(texts, [references]).score:.2f}  nrefs:1|case:mixed" in printed
     bleu = corpus_bleu(texts, [references], lowercase=True).score
-    assert bleu > minimum_bleu, "reversing the words and their translation was not learned"
-    opened, words = AutoModelForSeq2SeqLM.from_pretrained(model), AutoTokenizer.from_pretrained(tokenizer)
+    assert bleu > minimum_bleu, "the model has not learned to translate and reverse"
+    loaded, tok = AutoModelForSeq2SeqLM.from_pretrained(model), AutoTokenizer.from_pretrained(tokenizer)
     sources = test["en"].read_text().splitlines()
     torch.manual_seed(0)
-    assert generate_texts(opened, words, sources, num_beams=3, batch_size=40, max_new_tokens=10) == texts
-    assert generate_texts(opened, words, sources[:1]) == generate_texts(opened, words, sources)[:1]
+    assert generate_texts(loaded, tok, sources, num_beams=3, batch_size=40, max_new_tokens=10) == texts
+    assert generate_texts(loaded, tok, sources[:1]) == generate_texts(loaded, tok, sources)[:1]
     with pytest.raises(CtxError, match="Text 1"):
-        generate_texts(opened, words, ["a cat", " "])
+        generate_texts(loaded, tok, ["a cat", " "])
     if "objective" not in flags:  # the first objective is translation
         (tmp_path / "text.txt").write_text("red cat.\n")
         flags |= {"dataset": tmp_path / "text.txt", "family": family, "validation_fraction": 0}
@@ -78,16 +78,16 @@ def test_translation(family: str, tmp_path: Path, capsys: pytest.CaptureFixture)
         assert "--translations" in capsys.readouterr().err
 
 
-CONTINUING = [name for name, family in FAMILIES.items() if "AutoModelForCausalLM" in family.models]
+CAUSAL_LM_FAMILIES = [name for name, family in FAMILIES.items() if "AutoModelForCausalLM" in family.models]
 
 
-def test_padded_prompts(tmp_path: Path) -> None:
-    """Prompts of several lengths in a batch equal `generate` of each prompt without padding, in all families."""
+def test_batched_prompts_match_unpadded_generation(tmp_path: Path) -> None:
+    """A padded batch of prompts gives the outputs of `generate` for each prompt alone, in all families."""
     texts = ["red cat", "one big dog sees", "cat", "a red dog sees one big cat"]
-    for name in CONTINUING:
+    for name in CAUSAL_LM_FAMILIES:
         model, tokenizer = tiny_pair(name, "AutoModelForCausalLM", [" ".join(texts)], seed=1, initializer_range=0.3)
         model.generation_config.eos_token_id = None
-        alone = []
+        expected = []
         for text in texts:
             ids = tokenizer(text, return_special_tokens_mask=True)
             while ids["special_tokens_mask"][-1]:
@@ -95,16 +95,16 @@ def test_padded_prompts(tmp_path: Path) -> None:
                     column.pop()
             prompt = torch.tensor([ids["input_ids"]])
             generated = model.generate(prompt, max_new_tokens=5, do_sample=False, pad_token_id=0)[0, prompt.shape[1] :]
-            alone.append(tokenizer.decode(generated, skip_special_tokens=True).strip())
-        assert generate_texts(model, tokenizer, texts, max_new_tokens=5, batch_size=3) == alone, name
-        assert any(alone), name
+            expected.append(tokenizer.decode(generated, skip_special_tokens=True).strip())
+        assert generate_texts(model, tokenizer, texts, max_new_tokens=5, batch_size=3) == expected, name
+        assert any(expected), name
         with pytest.raises(CtxError, match=r"Text 1 has no words"):
             generate_texts(model, tokenizer, ["a cat", " "], max_new_tokens=5)
 
 
 @pytest.fixture(scope="module")
 def decoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny language model, and texts."""
+    """A tiny causal language model, and text files."""
     folder, fields = tmp_path_factory.mktemp("decoder"), {"max_position_embeddings": 16, "initializer_range": 0.3}
     save(folder / "model", *tiny_pair("gpt2", "AutoModelForCausalLM", ["a red cat sees one big dog"], **fields))
     for name, text in (("in", "a red cat\none dog\n"), ("one", "a cat\n"), ("none", "")):
@@ -112,13 +112,13 @@ def decoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_seed_of_sampling(decoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_sampling_seed(decoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     files = {"model": decoder / "model", "input": decoder / "in.txt", "max_new_tokens": 8}
     outputs = []
     for number, seed in enumerate([0, 0, 1]):
-        out = tmp_path / f"{number}.txt"
-        assert run_command("generate", **files, decoding=f"sample:seed={seed}", output_file=out) == 0
-        outputs.append(out.read_text())
+        output_file = tmp_path / f"{number}.txt"
+        assert run_command("generate", **files, decoding=f"sample:seed={seed}", output_file=output_file) == 0
+        outputs.append(output_file.read_text())
     assert outputs[0] == outputs[1] != outputs[2]
     assert all(len(text.splitlines()) == 2 for text in outputs)
     assert f"2 texts generated, in {tmp_path / '2.txt'}" in capsys.readouterr().out
@@ -137,22 +137,22 @@ def test_seed_of_sampling(decoder: Path, tmp_path: Path, capsys: pytest.CaptureF
         ({"input": "{folder}/none.txt"}, r"The file is empty"),
     ],
 )
-def test_errors_of_flags_and_files(flags: dict, message: str, decoder: Path, capsys: pytest.CaptureFixture) -> None:
+def test_invalid_flags_and_files(flags: dict, message: str, decoder: Path, capsys: pytest.CaptureFixture) -> None:
     flags = {name: str(value).replace("{folder}", str(decoder)) for name, value in flags.items()}
     assert run_command("generate", **{"model": decoder / "model", "input": decoder / "in.txt"} | flags) == 2
     assert re.search(message, capsys.readouterr().err)
 
 
-@pytest.mark.parametrize(("constant", "warned"), [(9, True), (8, False)])
-def test_one_output_for_nearly_all_inputs(constant, warned, decoder, tmp_path, capsys, monkeypatch) -> None:
+@pytest.mark.parametrize(("num_constant", "is_warned"), [(9, True), (8, False)])
+def test_warning_if_outputs_are_constant(num_constant, is_warned, decoder, tmp_path, capsys, monkeypatch) -> None:
     (tmp_path / "in.txt").write_text("\n".join(f"{'a ' * number}cat" for number in range(10)) + "\na cat" * 9)
-    outputs = ["dog"] * constant + [f"{number} cats" for number in range(10 - constant)]
+    outputs = ["dog"] * num_constant + [f"{number} cats" for number in range(10 - num_constant)]
     monkeypatch.setattr("hf_ctxmodels.cli.generate.generate_texts", lambda *_, **__: [*outputs, *[outputs[1]] * 9])
     assert run_command("generate", model=decoder / "model", input=tmp_path / "in.txt") == 0
-    assert ("warning: (nearly) all of 10 inputs have the output 'dog'; hint:" in capsys.readouterr().err) == warned
+    assert ("warning: (nearly) all of 10 inputs have the output 'dog'; hint:" in capsys.readouterr().err) == is_warned
 
 
-def test_numbers_out_of_range(decoder: Path, capsys: pytest.CaptureFixture) -> None:
+def test_out_of_range_values_raise(decoder: Path, capsys: pytest.CaptureFixture) -> None:
     files = {"model": decoder / "none", "input": decoder / "in.txt"}
     for flags in (
         *({"batch_size": 0}, {"max_new_tokens": 0}, {"max_length": -1}, {"no_repeat_ngram_size": -1}),
@@ -168,7 +168,7 @@ def test_numbers_out_of_range(decoder: Path, capsys: pytest.CaptureFixture) -> N
             generate_texts(model, tokenizer, ["a red cat"], **options)
 
 
-def test_encoder(decoder: Path, capsys: pytest.CaptureFixture) -> None:
+def test_encoder_raises(decoder: Path, capsys: pytest.CaptureFixture) -> None:
     model, tokenizer = tiny_pair("bert", "AutoModel", ["a red cat"])
     assert run_command("generate", model=save(decoder / "bert", model, tokenizer), input=decoder / "in.txt") == 2
     assert "CtxBertConfig has no head that generates text" in capsys.readouterr().err
@@ -176,7 +176,7 @@ def test_encoder(decoder: Path, capsys: pytest.CaptureFixture) -> None:
         generate_texts(model, tokenizer, ["a red cat"])
 
 
-def test_pairs(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_data_pairs_command(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     articles = [f"A red cat number {number}\nOne big dog sees it. The dog runs.\n" for number in range(20)]
     (tmp_path / "news.txt").write_text("\n".join(articles))
     flags = {"kind": "summaries", "dataset": tmp_path / "news.txt", "min_source_words": 5}

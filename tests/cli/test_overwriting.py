@@ -6,8 +6,8 @@ import pytest
 from commands import run_command, run_file
 
 ROOT = Path(__file__).resolve().parents[2]
-NOTES = "mine"
-FILES = "--train_file {} --validation_file b --output_dir o"
+CONTENT = "mine"
+FILE_FLAGS = "--train_file {} --validation_file b --output_dir o"
 
 
 def run(script: str, flags: str) -> int:
@@ -38,7 +38,7 @@ def run(script: str, flags: str) -> int:
         ("scripts/learning.py", "--family bert --output_dir {out}", "tokenizer"),
         ("demo", "--output_dir {out}", "bert"),
         ("scripts/benchmark.py", "--output {out}/b.md --only nothing", "b.md"),
-        ("finetune regression", "--model m " + FILES.format("a") + " --predictions_file {out}/p", "p"),
+        ("finetune regression", "--model m " + FILE_FLAGS.format("a") + " --predictions_file {out}/p", "p"),
         ("finetune regression", "--model m --train_file a --validation_file b --output_dir {out}", "model.safetensors"),
         ("finetune multitask", "--model m --tasks a/b.yaml --output_dir {out}", "config.json"),
         ("pretrain", "--family bert --tokenizer t --dataset d --max_steps 1 --output_dir {out}", "tokenizer.json"),
@@ -47,16 +47,16 @@ def run(script: str, flags: str) -> int:
         ("push", "--model m --repo_id a/b --output_dir {out}", "README.md"),
     ],
 )
-def test_existing_files(script, flags, existing, tmp_path, monkeypatch, capsys) -> None:
+def test_existing_output_requires_overwrite(script, flags, existing, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     out = tmp_path / "out"
     out.mkdir()
-    (out / existing).write_text(NOTES)
+    (out / existing).write_text(CONTENT)
     assert run(script, flags.format(out=out)) == 2
     error = capsys.readouterr().err
     assert "--overwrite" in error
     assert str(out) in error
-    assert (out / existing).read_text() == NOTES
+    assert (out / existing).read_text() == CONTENT
 
 
 @pytest.mark.parametrize(
@@ -65,13 +65,13 @@ def test_existing_files(script, flags, existing, tmp_path, monkeypatch, capsys) 
         ("generate", "--model m --input {file} --output_file {file} --overwrite"),
         ("generate", "--model m --input i --references {file} --output_file {file} --overwrite"),
         ("data units", "--gazetteers {file} --output {file} --overwrite"),
-        ("finetune regression", "--model m " + FILES.format("{file}") + " --overwrite --predictions_file {file}"),
+        ("finetune regression", "--model m " + FILE_FLAGS.format("{file}") + " --overwrite --predictions_file {file}"),
     ],
 )
-def test_input_files(script, flags, tmp_path, capsys) -> None:
-    (tmp_path / "text").write_text(NOTES)
+def test_input_files_are_never_overwritten(script, flags, tmp_path, capsys) -> None:
+    (tmp_path / "text").write_text(CONTENT)
     (tmp_path / "other").hardlink_to(tmp_path / "text")
     flags = flags.replace("{file}", str(tmp_path / "text"), 1).replace("{file}", str(tmp_path / "other"))
     assert run(script, flags) == 2
     assert "one of the input files" in capsys.readouterr().err
-    assert (tmp_path / "text").read_text() == NOTES
+    assert (tmp_path / "text").read_text() == CONTENT

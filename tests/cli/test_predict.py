@@ -1,4 +1,4 @@
-"""`hf-ctxmodels predict`: every task against the head on one example at a time, input formats, errors."""
+"""`hf-ctxmodels predict`: all tasks against the head on one example at a time, input formats, scores, errors."""
 
 import json
 from pathlib import Path
@@ -19,60 +19,60 @@ TEXTS = ["the film was lovely", "a story", "Anna saw the awful film in Paris yes
 LABELS = {"id2label": {0: "neg", 1: "pos", 2: "none"}, "label2id": {"neg": 0, "pos": 1, "none": 2}}
 
 
-def model_folder(folder: Path, family: str, auto_class: str, **fields: Any) -> Path:
-    words = [" ".join(GOOD + BAD + PLACES + NAMES + OTHERS)]
+def save_model(folder: Path, family: str, auto_class: str, **fields: Any) -> Path:
+    texts = [" ".join(GOOD + BAD + PLACES + NAMES + OTHERS)]
     fields = {"initializer_range": 0.5, "max_position_embeddings": 64, **fields}
-    return save(folder, *tiny_pair(family, auto_class, words, **fields))
+    return save(folder, *tiny_pair(family, auto_class, texts, **fields))
 
 
 def predict(folder: Path, file: Path, **flags: Any) -> list[dict[str, Any]]:
-    output = folder / "output.jsonl"
-    flags = {"input": file, "output": output, "overwrite": True, "per_device_batch_size": 2, **flags}
+    output_file = folder / "output.jsonl"
+    flags = {"input": file, "output": output_file, "overwrite": True, "per_device_batch_size": 2, **flags}
     command_output("predict", model=folder, **flags)
-    return [json.loads(line) for line in output.read_text().splitlines()]
+    return [json.loads(line) for line in output_file.read_text().splitlines()]
 
 
 def head_outputs(folder: Path, auto_class: str, *texts: Any, **options: Any) -> Any:
-    """The output of the head for one example, and its encoding."""
+    """The outputs of the head for one example, and its encoding."""
     model = getattr(transformers, auto_class).from_pretrained(folder).eval()
     encoding = transformers.AutoTokenizer.from_pretrained(folder)(*texts, return_tensors="pt", **options)
     with torch.no_grad():
         return model(**encoding), encoding
 
 
-def close(first: Any, second: Any) -> bool:
+def is_close(first: Any, second: Any) -> bool:
     if isinstance(first, dict) and first.keys() == second.keys():
-        return all(close(first[name], second[name]) for name in first)
+        return all(is_close(first[name], second[name]) for name in first)
     return first == pytest.approx(second, abs=1e-5)
 
 
 @pytest.mark.parametrize("family", ["bert", "elmo"])
-def test_labels_of_texts(family: str, tmp_path: Path) -> None:
+def test_text_classification(family: str, tmp_path: Path) -> None:
     auto_class = "AutoModelForSequenceClassification"
-    folder = model_folder(tmp_path / "model", family, auto_class, **LABELS)
+    folder = save_model(tmp_path / "model", family, auto_class, **LABELS)
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS) + "\n")
     (tmp_path / "texts.csv").write_text("number,review\n" + "".join(f"1,{text}\n" for text in TEXTS))
     results = predict(folder, tmp_path / "texts.txt")
     assert [result["text"] for result in results] == TEXTS
     for text, result in zip(TEXTS, results, strict=True):
         expected = head_outputs(folder, auto_class, text)[0].logits[0].softmax(0).tolist()
-        assert close(result["probabilities"], dict(zip(LABELS["label2id"], expected)))
+        assert is_close(result["probabilities"], dict(zip(LABELS["label2id"], expected)))
         assert result["label"] == max(result["probabilities"], key=result["probabilities"].get)
     for flags in ({}, {"output": tmp_path / "out.jsonl"}):
-        shown = command_output("predict", model=folder, input=tmp_path / "texts.csv", text_columns="review", **flags)
-        lines = (tmp_path / "out.jsonl").read_text() if flags else shown
+        printed = command_output("predict", model=folder, input=tmp_path / "texts.csv", text_columns="review", **flags)
+        lines = (tmp_path / "out.jsonl").read_text() if flags else printed
         digits = 6 if flags else 4
         for line, result in zip(lines.splitlines(), results, strict=True):
-            shown_result = json.loads(line)
-            assert shown_result["label"] == result["label"]
-            for name, value in shown_result["probabilities"].items():
+            printed_result = json.loads(line)
+            assert printed_result["label"] == result["label"]
+            for name, value in printed_result["probabilities"].items():
                 assert value == float(f"{value:.{digits}g}") == pytest.approx(result["probabilities"][name], rel=1e-3)
-    assert "predictions in" in shown
+    assert "predictions in" in printed
 
 
-def test_numbers_of_pairs(tmp_path: Path) -> None:
+def test_regression_of_pairs(tmp_path: Path) -> None:
     auto_class = "AutoModelForSequenceClassification"
-    folder = model_folder(tmp_path / "model", "bert", auto_class)
+    folder = save_model(tmp_path / "model", "bert", auto_class)
     config = transformers.AutoConfig.from_pretrained(folder, num_labels=1)
     save(folder, transformers.AutoModelForSequenceClassification.from_config(config))
     pairs = list(zip(TEXTS, TEXTS[::-1]))
@@ -80,12 +80,12 @@ def test_numbers_of_pairs(tmp_path: Path) -> None:
     results = predict(folder, tmp_path / "pairs.jsonl", text_columns="a,b")
     for pair, result in zip(pairs, results, strict=True):
         assert result["texts"] == list(pair)
-        assert close(result["value"], head_outputs(folder, auto_class, *pair)[0].logits.item())
+        assert is_close(result["value"], head_outputs(folder, auto_class, *pair)[0].logits.item())
 
 
-def test_tags_of_words(tmp_path: Path) -> None:
+def test_token_classification(tmp_path: Path) -> None:
     auto_class = "AutoModelForTokenClassification"
-    folder = model_folder(tmp_path / "model", "bert", auto_class, **LABELS)
+    folder = save_model(tmp_path / "model", "bert", auto_class, **LABELS)
     (tmp_path / "plain.txt").write_text("".join(f"{text}.\n" for text in TEXTS))
     sentences = [[*text.split(), "."] for text in TEXTS]
     (tmp_path / "columns.txt").write_text("\n\n".join("\n".join(words) for words in sentences) + "\n")
@@ -94,20 +94,20 @@ def test_tags_of_words(tmp_path: Path) -> None:
         for words, result in zip(sentences, predict(folder, tmp_path / file), strict=True):
             assert result["words"] == words
             output, encoding = head_outputs(folder, auto_class, words, is_split_into_words=True)
-            firsts = [encoding.word_ids().index(word) for word in range(len(words))]
-            names = [*LABELS["label2id"]]
-            assert result["tags"] == [names[index] for index in output.logits[0, firsts].argmax(-1)]
+            first_tokens = [encoding.word_ids().index(word) for word in range(len(words))]
+            labels = [*LABELS["label2id"]]
+            assert result["tags"] == [labels[index] for index in output.logits[0, first_tokens].argmax(-1)]
 
 
-def test_answers(tmp_path: Path) -> None:
+def test_question_answering(tmp_path: Path) -> None:
     auto_class = "AutoModelForQuestionAnswering"
-    folder = model_folder(tmp_path / "model", "bert", auto_class)
+    folder = save_model(tmp_path / "model", "bert", auto_class)
     rows = [{"question": "where", "context": text} for text in TEXTS]
     (tmp_path / "questions.jsonl").write_text("\n".join(map(json.dumps, rows)))
     paragraphs = [{"context": text, "qas": [{"id": f"{i}", "question": "where"}]} for i, text in enumerate(TEXTS, 1)]
     (tmp_path / "squad.json").write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
     results = predict(folder, tmp_path / "questions.jsonl")
-    assert all(map(close, predict(folder, tmp_path / "squad.json"), results))
+    assert all(map(is_close, predict(folder, tmp_path / "squad.json"), results))
     for text, result in zip(TEXTS, results, strict=True):
         output, encoding = head_outputs(folder, auto_class, "where", text)
         positions = [i for i, sequence in enumerate(encoding.sequence_ids()) if sequence == 1]
@@ -124,14 +124,12 @@ def test_answers(tmp_path: Path) -> None:
     ] or all(result["no_answer_probability"] < 0.5 for result in results)
 
 
-def test_choices_and_ranks(tmp_path: Path) -> None:
+def test_multiple_choice_and_ranking(tmp_path: Path) -> None:
     auto_class = "AutoModelForMultipleChoice"
-    folder = model_folder(tmp_path / "model", "bert", auto_class)
+    folder = save_model(tmp_path / "model", "bert", auto_class)
     rows = [{"text": text, "choices": GOOD[:3]} for text in TEXTS]
     (tmp_path / "choices.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    ranks = "".join(
-        f"{text}\t{candidate}\n" for text, number in zip(TEXTS, (3, 1, 2, 3)) for candidate in GOOD[:number]
-    )
+    ranks = "".join(f"{text}\t{candidate}\n" for text, count in zip(TEXTS, (3, 1, 2, 3)) for candidate in GOOD[:count])
     (tmp_path / "ranks.tsv").write_text("query\tcandidate\n" + ranks)
     model = transformers.AutoModelForMultipleChoice.from_pretrained(folder).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
@@ -141,9 +139,9 @@ def test_choices_and_ranks(tmp_path: Path) -> None:
         with torch.no_grad():
             logits = model(**{name: tensor[None] for name, tensor in encoding.items()}).logits[0]
         assert (choice["choice"], choice["choice_text"]) == (int(logits.argmax()), GOOD[int(logits.argmax())])
-        assert close(choice["probabilities"], logits.softmax(0).tolist())
+        assert is_close(choice["probabilities"], logits.softmax(0).tolist())
         candidates = ranking["candidates"]
-        assert close(ranking["scores"], logits[: len(candidates)].tolist())
+        assert is_close(ranking["scores"], logits[: len(candidates)].tolist())
         assert [ranking["scores"][i] for i in ranking["ranking"]] == sorted(ranking["scores"], reverse=True)
 
 
@@ -158,10 +156,10 @@ def test_multitask_model(tmp_path: Path) -> None:
     for text, result in zip(TEXTS, results, strict=True):
         with torch.no_grad():
             logits = multitask(**tokenizer(text, return_tensors="pt"), task="polarity").logits[0]
-        assert close([*result["probabilities"].values()], logits.softmax(0).tolist())
-    numbers = dict.fromkeys(("seed", "parameters", "steps", "global_batch_size"), 1) | {"max_length": 32}
+        assert is_close([*result["probabilities"].values()], logits.softmax(0).tolist())
+    fields = dict.fromkeys(("seed", "parameters", "steps", "global_batch_size"), 1) | {"max_length": 32}
     summary = TrainingSummary(
-        task="polarity (sequence-classification), ranks (ranking)", model_class="", model_type="", dataset="", **numbers
+        task="polarity (sequence-classification), ranks (ranking)", model_class="", model_type="", dataset="", **fields
     )
     summary.save(folder)
     task = Predictor.open(str(folder), task_name="ranks").task
@@ -170,11 +168,11 @@ def test_multitask_model(tmp_path: Path) -> None:
         Predictor.open(str(folder))
 
 
-def test_errors(tmp_path: Path) -> None:
+def test_invalid_models_and_flags(tmp_path: Path) -> None:
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
     file = {"input": tmp_path / "texts.txt"}
     encoder, decoder, head = (
-        model_folder(tmp_path / auto_class, family, auto_class)
+        save_model(tmp_path / auto_class, family, auto_class)
         for family, auto_class in (
             ("bert", "AutoModel"),
             ("t5", "AutoModelForSeq2SeqLM"),
@@ -191,26 +189,26 @@ def test_errors(tmp_path: Path) -> None:
     )
 
 
-def written(folder: Path, name: str, text: str) -> Path:
+def write(folder: Path, name: str, text: str) -> Path:
     (folder / name).write_text(text)
     return folder / name
 
 
-def shown_scores(folder: Path, file: Path, **flags: Any) -> tuple[list[dict[str, Any]], dict[str, float]]:
-    """The predictions for a file, and the metrics that the command prints."""
+def predict_and_score(folder: Path, file: Path, **flags: Any) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    """The predictions for a file, and the printed metrics."""
     output = folder / "output.jsonl"
-    shown = command_output("predict", model=folder, input=file, output=output, overwrite=True, **flags)
-    first, *lines = shown.splitlines()
+    printed = command_output("predict", model=folder, input=file, output=output, overwrite=True, **flags)
+    first, *lines = printed.splitlines()
     results = [json.loads(line) for line in output.read_text().splitlines()]
     assert first == f"{len(results)} predictions in {output}"
     return results, {line.split()[0]: float(line.split()[1]) for line in lines}
 
 
-def test_scores_of_labels(tmp_path: Path) -> None:
-    folder = model_folder(tmp_path / "model", "bert", "AutoModelForSequenceClassification", **LABELS)
+def test_text_classification_scores(tmp_path: Path) -> None:
+    folder = save_model(tmp_path / "model", "bert", "AutoModelForSequenceClassification", **LABELS)
     labels = ["neg", "pos", "pos", "none"]
     files = {
-        name: written(tmp_path, name, f"text,{column}\n" + "".join(map("{},{}\n".format, TEXTS, values)))
+        name: write(tmp_path, name, f"text,{column}\n" + "".join(map("{},{}\n".format, TEXTS, values)))
         for name, column, values in (
             ("labeled.csv", "label", labels),
             ("other.csv", "mood", labels),
@@ -219,109 +217,111 @@ def test_scores_of_labels(tmp_path: Path) -> None:
             ("invalid.csv", "label", ["neg", "bad", "pos", "none"]),
         )
     }
-    results, scores = shown_scores(folder, files["labeled.csv"])
+    results, scores = predict_and_score(folder, files["labeled.csv"])
     num_correct = sum(result["label"] == label for result, label in zip(results, labels, strict=True))
     assert scores["accuracy"] == num_correct / 4
     assert set(scores) == {"accuracy", "f1_macro", "matthews_correlation"}
     for name in ("other.csv", "empty.csv", "glue.csv", "invalid.csv"):
-        assert shown_scores(folder, files[name]) == (results, {}), name
+        assert predict_and_score(folder, files[name]) == (results, {}), name
     for name in ("empty.csv", "glue.csv"):
-        assert shown_scores(folder, files[name], label_column="label") == (results, {}), name
-    assert shown_scores(folder, files["other.csv"], label_column="mood") == (results, scores)
+        assert predict_and_score(folder, files[name], label_column="label") == (results, {}), name
+    assert predict_and_score(folder, files["other.csv"], label_column="mood") == (results, scores)
     error = command_output("predict", model=folder, input=files["invalid.csv"], label_column="label", fails=True)
     assert "'bad'" in error
     assert f"{files['invalid.csv']}:3" in error
 
 
-def test_scores_of_numbers_choices_and_ranks(tmp_path: Path) -> None:
-    folder = model_folder(tmp_path / "number", "bert", "AutoModelForSequenceClassification")
+def test_regression_choice_and_ranking_scores(tmp_path: Path) -> None:
+    folder = save_model(tmp_path / "number", "bert", "AutoModelForSequenceClassification")
     config = transformers.AutoConfig.from_pretrained(folder, num_labels=1)
     save(folder, transformers.AutoModelForSequenceClassification.from_config(config))
     numbers = [1.5, 0.5, 2.0, -1.0]
-    labeled = written(tmp_path, "rated.tsv", "text\tlabel\n" + "".join(map("{}\t{}\n".format, TEXTS, numbers)))
-    plain = written(tmp_path, "plain.tsv", "text\tlabel\n" + "".join(f"{text}\t\n" for text in TEXTS))
-    results, scores = shown_scores(folder, labeled)
+    labeled = write(tmp_path, "rated.tsv", "text\tlabel\n" + "".join(map("{}\t{}\n".format, TEXTS, numbers)))
+    unlabeled = write(tmp_path, "plain.tsv", "text\tlabel\n" + "".join(f"{text}\t\n" for text in TEXTS))
+    results, scores = predict_and_score(folder, labeled)
     errors = [(result["value"] - number) ** 2 for result, number in zip(results, numbers, strict=True)]
     assert scores["mse"] == pytest.approx(sum(errors) / 4, abs=1e-4)
-    assert shown_scores(folder, plain) == (results, {})
+    assert predict_and_score(folder, unlabeled) == (results, {})
 
-    folder = model_folder(tmp_path / "choice", "bert", "AutoModelForMultipleChoice")
+    folder = save_model(tmp_path / "choice", "bert", "AutoModelForMultipleChoice")
     rows = [{"text": text, "choices": GOOD[:3], "label": 1} for text in TEXTS]
-    labeled = written(tmp_path, "labeled.jsonl", "\n".join(map(json.dumps, rows)))
-    results, scores = shown_scores(folder, labeled)
+    labeled = write(tmp_path, "labeled.jsonl", "\n".join(map(json.dumps, rows)))
+    results, scores = predict_and_score(folder, labeled)
     assert scores == {"accuracy": sum(result["choice"] == 1 for result in results) / 4}
     for label in (None, -1):
-        plain = written(tmp_path, "plain.jsonl", "\n".join(json.dumps({**row, "label": label}) for row in rows))
-        assert shown_scores(folder, plain) == (results, {})
+        unlabeled = write(tmp_path, "plain.jsonl", "\n".join(json.dumps({**row, "label": label}) for row in rows))
+        assert predict_and_score(folder, unlabeled) == (results, {})
 
     lines = [f"{text}\t{word}\t{int(word == GOOD[1])}\n" for text in TEXTS for word in GOOD[:3]]
-    labeled = written(tmp_path, "ranks.tsv", "query\tcandidate\tlabel\n" + "".join(lines))
-    plain = written(tmp_path, "plain.tsv", "query\tcandidate\n" + "".join(line[:-3] + "\n" for line in lines))
-    results, scores = shown_scores(folder, labeled, task="ranking")
+    labeled = write(tmp_path, "ranks.tsv", "query\tcandidate\tlabel\n" + "".join(lines))
+    unlabeled = write(tmp_path, "plain.tsv", "query\tcandidate\n" + "".join(line[:-3] + "\n" for line in lines))
+    results, scores = predict_and_score(folder, labeled, task="ranking")
     assert scores["mrr"] == pytest.approx(sum(1 / (1 + r["ranking"].index(1)) for r in results) / 4, abs=1e-4)
-    assert shown_scores(folder, plain, task="ranking") == (results, {})
+    assert predict_and_score(folder, unlabeled, task="ranking") == (results, {})
 
 
-def test_scores_of_tags(tmp_path: Path) -> None:
-    folder = model_folder(tmp_path / "model", "bert", "AutoModelForTokenClassification", **LABELS)
+def test_tagging_scores(tmp_path: Path) -> None:
+    folder = save_model(tmp_path / "model", "bert", "AutoModelForTokenClassification", **LABELS)
     sentences = [text.split() for text in TEXTS]
     columns = {"labeled": "{} pos\n", "words": "{}\n", "empty": "{}\t\n", "underscores": "{}\t_\n"}
     files = {
-        name: written(tmp_path, f"{name}.conll", "\n".join("".join(map(line.format, words)) for words in sentences))
+        name: write(tmp_path, f"{name}.conll", "\n".join("".join(map(line.format, words)) for words in sentences))
         for name, line in columns.items()
     }
     records = [{"tokens": words, "tags": ["pos"] * len(words)} for words in sentences]
-    files["json"] = written(tmp_path, "labeled.jsonl", "\n".join(map(json.dumps, records)))
-    files["json_words"] = written(tmp_path, "w.jsonl", "\n".join(json.dumps({"tokens": words}) for words in sentences))
-    results, scores = shown_scores(folder, files["labeled"])
+    files["json"] = write(tmp_path, "labeled.jsonl", "\n".join(map(json.dumps, records)))
+    files["json_words"] = write(tmp_path, "w.jsonl", "\n".join(json.dumps({"tokens": words}) for words in sentences))
+    results, scores = predict_and_score(folder, files["labeled"])
     tags = [tag for result in results for tag in result["tags"]]
     assert scores["accuracy"] == pytest.approx(tags.count("pos") / len(tags), abs=1e-4)
-    assert shown_scores(folder, files["json"]) == (results, scores)
+    assert predict_and_score(folder, files["json"]) == (results, scores)
     for name in ("words", "empty", "underscores", "json_words"):
-        assert shown_scores(folder, files[name]) == (results, {}), name
-    assert shown_scores(folder, files["labeled"], label_column=2) == (results, scores)
-    assert shown_scores(folder, files["words"], label_column=2) == (results, {})
+        assert predict_and_score(folder, files[name]) == (results, {}), name
+    assert predict_and_score(folder, files["labeled"], label_column=2) == (results, scores)
+    assert predict_and_score(folder, files["words"], label_column=2) == (results, {})
 
 
-def test_scores_of_roles(tmp_path: Path) -> None:
+def test_semantic_role_labeling_scores(tmp_path: Path) -> None:
     names = dict(enumerate(["O", "B-V", "B-ARG0"]))
     labels = {"id2label": names, "label2id": {name: index for index, name in names.items()}}
-    folder = model_folder(tmp_path / "model", "bert", "AutoModelForTokenClassification", **labels)
+    folder = save_model(tmp_path / "model", "bert", "AutoModelForTokenClassification", **labels)
     lines = [["Anna", "-", "(ARG0*)"], ["saw", "see.01", "(V*)"], ["Paris", "-", "*"]]
-    labeled = written(tmp_path, "labeled.txt", "\n".join(map(" ".join, lines)))
-    plain = written(tmp_path, "plain.txt", "\n".join(" ".join(cells[:2]) for cells in lines))
+    labeled = write(tmp_path, "labeled.txt", "\n".join(map(" ".join, lines)))
+    unlabeled = write(tmp_path, "plain.txt", "\n".join(" ".join(cells[:2]) for cells in lines))
     flags = {"task": "semantic-role-labeling", "text_columns": 1, "label_column": 2}
-    results, scores = shown_scores(folder, labeled, **flags)
+    results, scores = predict_and_score(folder, labeled, **flags)
     assert scores["recall"] == (results[0]["tags"][0] == "B-ARG0")
-    assert shown_scores(folder, plain, **flags) == (results, {})
-    tagger = model_folder(tmp_path / "tagger", "bert", "AutoModelForTokenClassification", **LABELS)
-    assert "not BIO tags: neg, pos, none" in command_output("predict", model=tagger, input=plain, fails=True, **flags)
+    assert predict_and_score(folder, unlabeled, **flags) == (results, {})
+    tagger = save_model(tmp_path / "tagger", "bert", "AutoModelForTokenClassification", **LABELS)
+    assert "not BIO tags: neg, pos, none" in command_output(
+        "predict", model=tagger, input=unlabeled, fails=True, **flags
+    )
 
 
-def test_scores_of_answers(tmp_path: Path) -> None:
-    folder = model_folder(tmp_path / "model", "bert", "AutoModelForQuestionAnswering")
+def test_question_answering_scores(tmp_path: Path) -> None:
+    folder = save_model(tmp_path / "model", "bert", "AutoModelForQuestionAnswering")
 
     def squad(name: str, **fields: Any) -> Path:
         paragraphs = [{"context": t, "qas": [{"id": f"{i}", "question": "who", **fields}]} for i, t in enumerate(TEXTS)]
-        return written(tmp_path, name, json.dumps({"data": [{"paragraphs": paragraphs}]}))
+        return write(tmp_path, name, json.dumps({"data": [{"paragraphs": paragraphs}]}))
 
     unlabeled = [squad("plain.json"), squad("empty.json", answers=[])]
-    expected, _ = shown_scores(folder, unlabeled[0])
+    expected, _ = predict_and_score(folder, unlabeled[0])
     paragraphs = json.loads(unlabeled[0].read_text())["data"][0]["paragraphs"]
     for paragraph, result in zip(paragraphs[:3], expected, strict=False):
         start = paragraph["context"].index(result["answer"])
         paragraph["qas"][0]["answers"] = [{"text": result["answer"], "answer_start": start}]
     paragraphs[3]["qas"][0] |= {"is_impossible": True, "answers": []}
-    labeled = written(tmp_path, "labeled.json", json.dumps({"data": [{"paragraphs": paragraphs}]}))
-    results, scores = shown_scores(folder, labeled)
+    labeled = write(tmp_path, "labeled.json", json.dumps({"data": [{"paragraphs": paragraphs}]}))
+    results, scores = predict_and_score(folder, labeled)
     assert results == expected
     assert (scores["exact"], scores["HasAns_exact"], scores["NoAns_exact"]) == (75, 100, 0)
     for file in unlabeled:
-        assert shown_scores(folder, file) == (expected, {})
+        assert predict_and_score(folder, file) == (expected, {})
 
 
-def test_multi_label_models_are_refused(tmp_path: Path) -> None:
+def test_multi_label_model_raises(tmp_path: Path) -> None:
     problem = {"problem_type": "multi_label_classification", "num_labels": 3}
-    folder = model_folder(tmp_path / "model", "bert", "AutoModelForSequenceClassification", **problem)
+    folder = save_model(tmp_path / "model", "bert", "AutoModelForSequenceClassification", **problem)
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
     assert "assigns several labels" in command_output("predict", model=folder, input=tmp_path / "texts.txt", fails=True)

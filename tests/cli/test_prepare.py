@@ -1,4 +1,4 @@
-"""`hf-ctxmodels prepare`, and `pretrain` on prepared examples and on the cache: equal to examples in memory."""
+"""`hf-ctxmodels prepare`: training on prepared or cached examples equals training on examples in memory."""
 
 import json
 import os
@@ -45,11 +45,11 @@ def text_flags(folder: Path) -> dict[str, Any]:
     return flags | {"validation_fraction": 0.2}
 
 
-def train(folder: Path, output: str, *words: str, **flags: Any) -> tuple[list[Any], dict[str, torch.Tensor]]:
-    """The log and the weights of a run."""
-    flags = {"config": folder / "tiny.json", **TRAINING, **flags, "output_dir": folder / output}
-    assert run_command("pretrain", *words, **flags) == 0
-    return log_without_speed(folder / output), load_file(folder / output / "model.safetensors")
+def train(folder: Path, output_name: str, *args: str, **flags: Any) -> tuple[list[Any], dict[str, torch.Tensor]]:
+    """Run `pretrain`; returns the log and the weights."""
+    flags = {"config": folder / "tiny.json", **TRAINING, **flags, "output_dir": folder / output_name}
+    assert run_command("pretrain", *args, **flags) == 0
+    return log_without_speed(folder / output_name), load_file(folder / output_name / "model.safetensors")
 
 
 def assert_same_run(first: tuple[list[Any], dict[str, torch.Tensor]], second: Any) -> None:
@@ -57,13 +57,13 @@ def assert_same_run(first: tuple[list[Any], dict[str, torch.Tensor]], second: An
     assert all(torch.equal(first[1][name], second[1][name]) for name in first[1])
 
 
-def test_training_on_prepared_examples_equals_training_on_the_text(folder: Path, capsys: Any) -> None:
+def test_training_on_prepared_examples_matches_text(folder: Path, capsys: Any) -> None:
     in_memory = train(folder, "memory", **text_flags(folder))
     prepared = folder / "prepared"
     capsys.readouterr()
     for index in range(2):
         assert run_command("prepare", **text_flags(folder), output_dir=prepared, shard=f"{index}/2", num_proc=1) == 0
-        assert "next:" not in capsys.readouterr().out, "a job does not complete the directory"
+        assert "next:" not in capsys.readouterr().out, "one shard does not complete the directory"
     assert "no complete set" in command_output(
         "pretrain", dataset=prepared, family="bert", output_dir=folder / "x", fails=True
     )
@@ -71,15 +71,15 @@ def test_training_on_prepared_examples_equals_training_on_the_text(folder: Path,
     assert "validation" in capsys.readouterr().out
     assert_same_run(in_memory, train(folder, "out", dataset=prepared))
 
-    # resumed from the first checkpoint; the text and its tokenizer are not needed
+    # resumes from the first checkpoint, without the text
     (folder / "text.txt").unlink()
     for path in (folder / "out").glob("checkpoint-6"):
         path.rename(folder / "last")
     assert_same_run(in_memory, train(folder, "out", "--resume", dataset=prepared))
 
 
-# A preparation that is killed when a part is complete.
-KILLED = """
+# Preparation in a process that the test kills when one part is complete.
+KILLED_PREPARATION = """
 import hf_ctxmodels.data.document_sources, hf_ctxmodels.data.documents
 for module in (hf_ctxmodels.data.document_sources, hf_ctxmodels.data.documents):
     module.PART_BYTES = 4000
@@ -88,44 +88,44 @@ prepare.main()
 """
 
 
-def test_killed_preparation_continues(folder: Path) -> None:
+def test_killed_preparation_is_resumed(folder: Path) -> None:
     flags = flag_list(**text_flags(folder), output_dir=folder / "killed", num_proc=1)
-    process = ForkedProcess("-c", KILLED, *flags, cwd=folder)
+    process = ForkedProcess("-c", KILLED_PREPARATION, *flags, cwd=folder)
     while not list((folder / "killed" / "parts").glob("part-*.json")):
         assert process.poll() is None, process.communicate()[1]
         time.sleep(0.001)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
-    first = next((folder / "killed" / "train").glob("part-*.arrow"))
-    time_of_first = first.stat().st_mtime_ns
+    first_part = next((folder / "killed" / "train").glob("part-*.arrow"))
+    first_mtime = first_part.stat().st_mtime_ns
     for directory in ("killed", "whole"):
         assert run_command("prepare", **text_flags(folder), output_dir=folder / directory, num_proc=1) == 0
-    assert first.stat().st_mtime_ns == time_of_first
-    killed, whole = (PreparedCorpus.open(folder / name) for name in ("killed", "whole"))
-    assert killed.identity == whole.identity
-    assert killed.parts == whole.parts, "the digests of all files are equal"
+    assert first_part.stat().st_mtime_ns == first_mtime
+    resumed, uninterrupted = (PreparedCorpus.open(folder / name) for name in ("killed", "whole"))
+    assert resumed.identity == uninterrupted.identity
+    assert resumed.parts == uninterrupted.parts, "file digests differ"
 
 
-def test_second_run_reads_the_cache(folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+def test_second_run_reads_cached_examples(folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
     monkeypatch.setattr(corpora, "SMALLEST_CACHED_TEXT", 0)
     monkeypatch.setattr(corpora, "HF_HOME", str(folder / "home"))
     in_memory = train(folder, "memory", "--no_cache", **text_flags(folder))
     assert not (folder / "home").exists()
-    for output, message in (("first", "preparing the text in the cache"), ("second", "are in the cache")):
-        assert_same_run(in_memory, train(folder, output, num_proc=1, **text_flags(folder)))
+    for output_name, message in (("first", "preparing the text in the cache"), ("second", "are in the cache")):
+        assert_same_run(in_memory, train(folder, output_name, num_proc=1, **text_flags(folder)))
         assert message in capfd.readouterr().err
     text = (folder / "text.txt").read_text()
     for file in (folder / "home").rglob("part-00001.arrow"):
-        file.unlink()  # a mapped file must not become shorter
+        file.unlink()  # a memory-mapped file must not be truncated
         file.write_bytes(b"")
     assert_same_run(in_memory, train(folder, "repaired", num_proc=1, **text_flags(folder)))
     assert "2 of 3 parts are complete" in capfd.readouterr().err
-    (folder / "text.txt").write_text(text[:-9] + text[-9:].upper())  # of the same size
+    (folder / "text.txt").write_text(text[:-9] + text[-9:].upper())  # same size
     train(folder, "third", num_proc=1, **text_flags(folder))
     assert "preparing the text in the cache" in capfd.readouterr().err
 
 
-def test_flags_that_differ_from_the_preparation(folder: Path) -> None:
+def test_flags_that_differ_from_preparation_raise(folder: Path) -> None:
     prepared = folder / "prepared"
     assert run_command("prepare", **text_flags(folder), output_dir=prepared, num_proc=1) == 0
     assert "contains other examples: max_length is 16" in command_output(

@@ -1,4 +1,4 @@
-"""`hf-ctxmodels pretrain`: errors, new, continued and resumed runs; GenSen on sentence tasks; ELMo on other domains."""
+"""`hf-ctxmodels pretrain`: errors; new, continued and resumed runs; sentence tasks of GenSen; domains of ELMo."""
 
 import functools
 import json
@@ -29,8 +29,8 @@ FAMILY = next(iter(FAMILIES.values()))
 SIZE = {"max_length": 32, "per_device_batch_size": 8, "dataloader_workers": 0, "max_steps": 1}
 
 
-def pretrain(*words: object, **flags: object) -> int:
-    return run_command("pretrain", *words, **{**SIZE, **flags})
+def pretrain(*args: object, **flags: object) -> int:
+    return run_command("pretrain", *args, **{**SIZE, **flags})
 
 
 def new_run(folder: Path) -> dict[str, Any]:
@@ -67,8 +67,8 @@ def folder(trained: Path, tmp_path: Path) -> Path:
     return shutil.copytree(trained, tmp_path / "copy")
 
 
-def edit(name: str, change: Callable[[bytes], bytes], has_manifest: bool = True) -> Callable[[Path], None]:
-    """Damage that changes the bytes of a file; without its manifest the model has no digests."""
+def edit_file(name: str, change: Callable[[bytes], bytes], has_manifest: bool = True) -> Callable[[Path], None]:
+    """A function that changes the bytes of a file; without a manifest the model has no digests."""
 
     def damage(folder: Path) -> None:
         (folder / name).write_bytes(change((folder / name).read_bytes()))
@@ -85,7 +85,7 @@ def flip(content: bytes, position: int) -> bytes:
 
 
 def replace_tokenizer(folder: Path) -> None:
-    """Another one with as many tokens: every id is valid, and means another word."""
+    """Replace the tokenizer by one with as many tokens, which stand for other words."""
     text = "".join(f"{word[::-1]} " * 9 for word in WORDS)
     tokenizer = FAMILY.tokenizer.train([text], vocab_size=80, min_frequency=1)
     tokenizer.add_tokens([f"more{number}" for number in range(80 - len(tokenizer))])
@@ -93,7 +93,7 @@ def replace_tokenizer(folder: Path) -> None:
 
 
 def raise_token_id(folder: Path) -> None:
-    """As many tokens as embeddings, but one id is above the last of them."""
+    """Raise one token id above the embedding table; the number of tokens stays the same."""
     for name, change in (
         ("config.json", lambda content: content | {"tokenizer_digest": None}),
         ("tokenizer.json", lambda content: content["model"]["vocab"].update(cat=5000) or content),
@@ -104,20 +104,20 @@ def raise_token_id(folder: Path) -> None:
 
 WEIGHTS = "model/model.safetensors"
 CHANGED = "model.safetensors was truncated or changed after it was saved"
-INVALID_ENCODING = edit("text.txt", lambda content: b"The caf\xe9 was closed.\n")
+INVALID_ENCODING = edit_file("text.txt", lambda content: b"The caf\xe9 was closed.\n")
 FAULTS: dict[str, tuple[Callable[[Path], None] | None, dict[str, object], str]] = {
-    "flipped weight": (edit(WEIGHTS, lambda content: flip(content, -1000)), {}, CHANGED),
-    "truncated weights": (edit(WEIGHTS, lambda content: content[:-100]), {}, CHANGED),
-    "without digests": (edit(WEIGHTS, lambda content: content[:-100], False), {}, "The weights are damaged"),
+    "flipped weight": (edit_file(WEIGHTS, lambda content: flip(content, -1000)), {}, CHANGED),
+    "truncated weights": (edit_file(WEIGHTS, lambda content: content[:-100]), {}, CHANGED),
+    "without digests": (edit_file(WEIGHTS, lambda content: content[:-100], False), {}, "The weights are damaged"),
     "flipped header": (
-        edit(WEIGHTS, lambda content: flip(content, content.index(b"word_embeddings")), False),
+        edit_file(WEIGHTS, lambda content: flip(content, content.index(b"word_embeddings")), False),
         {},
         "weights of the encoder are missing",
     ),
     "no tokenizer": (lambda folder: (folder / "model/tokenizer.json").unlink(), {}, "The directory contains no tok"),
     "other tokenizer": (replace_tokenizer, {}, "not the tokenizer that the model was trained with"),
     "token id": (raise_token_id, {}, "is 5000, outside [0, vocab_size="),
-    "empty text": (edit("text.txt", lambda content: b"\n \n"), {}, "The dataset is empty"),
+    "empty text": (edit_file("text.txt", lambda content: b"\n \n"), {}, "The dataset is empty"),
     "encoding": (INVALID_ENCODING, {}, "Not UTF-8: byte 7 is 0xe9"),
     "length": (None, {"max_length": 65}, "the model's limit of 64 positions"),
     "divergence": (None, {"learning_rate": 1e30}, "The loss of step 2 is nan"),
@@ -130,7 +130,7 @@ FAULTS: dict[str, tuple[Callable[[Path], None] | None, dict[str, object], str]] 
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_readable_errors(fault, folder, capsys) -> None:
+def test_faults_raise_readable_errors(fault, folder, capsys) -> None:
     damage, flags, expected = FAULTS[fault]
     if damage is not None:
         damage(folder)
@@ -143,8 +143,8 @@ def test_readable_errors(fault, folder, capsys) -> None:
     assert not (folder / "out" / "model.safetensors").exists()
 
 
-def test_one_held_out_document(folder) -> None:
-    """Pairs of documents need two: the error says which documents these are."""
+def test_one_held_out_document_raises(folder) -> None:
+    """Next sentence prediction needs two documents; the error names the held-out ones."""
     tokenizer = FAMILIES["bert"].tokenizer.train([(folder / "text.txt").read_text()], vocab_size=80)
     tokenizer.save_pretrained(folder / "bert")
     flags = {"family": "bert", "tokenizer": folder / "bert", "objective": "mlm+nsp", "validation_fraction": 0.02}
@@ -154,8 +154,8 @@ def test_one_held_out_document(folder) -> None:
     assert "where: the held-out documents\n  Fix: raise --validation_fraction, or: separate" in error
 
 
-def test_another_tokenizer(folder) -> None:
-    """A tokenizer of other words is accepted without a digest, and its digest is saved."""
+def test_replaced_tokenizer_without_digest(folder) -> None:
+    """Another tokenizer is accepted if the configuration has no digest; its digest is saved."""
     replace_tokenizer(folder)
     assert pretrain(**continued_run(folder), config_options="tokenizer_digest=null") == 0
     before, after = (AutoConfig.from_pretrained(folder / name).tokenizer_digest for name in ("model", "out"))
@@ -163,8 +163,8 @@ def test_another_tokenizer(folder) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_error_in_a_stream(folder, workers) -> None:
-    """One message, also if a data worker raises the error."""
+def test_invalid_stream_prints_one_error(folder, workers) -> None:
+    """The error is printed once, also if a data worker raises it."""
     INVALID_ENCODING(folder)
     flags = SIZE | continued_run(folder) | {"dataloader_workers": workers, "streaming": True}
     error = command_output("pretrain", **flags, fails=True)
@@ -192,8 +192,8 @@ def test_config_options(folder, capsys) -> None:
 
 
 @pytest.mark.parametrize("fraction", [0.2, 0])
-def test_frequency_baselines(folder, capsys, fraction) -> None:
-    """A warning follows the results, also without held-out text."""
+def test_warning_if_loss_is_not_below_baseline(folder, capsys, fraction) -> None:
+    """The warning is printed after the results, also without held-out text."""
     assert pretrain(**new_run(folder), validation_fraction=fraction) == 0
     summary = TrainingSummary.load(folder / "out")
     assert any("is not below" in warning and "mlm_loss" in warning for warning in summary.warnings)
@@ -210,7 +210,7 @@ def test_frequency_baselines(folder, capsys, fraction) -> None:
 
 
 @pytest.mark.parametrize("alpha", [None, 0.3])
-def test_a_stream_of_parts_resumes_exactly(folder, capsys, monkeypatch, alpha) -> None:
+def test_resumed_stream_equals_uninterrupted_run(folder, capsys, monkeypatch, alpha) -> None:
     for module in (documents, document_sources):
         monkeypatch.setattr(module, "PART_BYTES", 2000)
     (folder / "more.txt").write_text((folder / "text.txt").read_text())
@@ -233,7 +233,7 @@ def test_a_stream_of_parts_resumes_exactly(folder, capsys, monkeypatch, alpha) -
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_sampled_languages_resume_exactly(folder, capsys, monkeypatch, streaming) -> None:
+def test_resumed_language_sampling_equals_uninterrupted_run(folder, capsys, monkeypatch, streaming) -> None:
     fill_buffer = functools.partialmethod(ShuffledStream.__init__, buffer_size=50)
     monkeypatch.setattr(ShuffledStream, "__init__", fill_buffer)
     documents = (folder / "text.txt").read_text().split("\n\n")
@@ -255,7 +255,7 @@ def test_sampled_languages_resume_exactly(folder, capsys, monkeypatch, streaming
     assert (folder / "proportional" / "model.safetensors").read_bytes() != weights
 
 
-def test_resume_requires_the_same_model_and_data(folder, capsys) -> None:
+def test_resume_requires_same_model_and_data(folder, capsys) -> None:
     flags = new_run(folder)
     assert pretrain(**flags) == 0
     for changes, message in (
@@ -267,11 +267,11 @@ def test_resume_requires_the_same_model_and_data(folder, capsys) -> None:
     (folder / "elsewhere").mkdir()
     (folder / "text.txt").rename(folder / "elsewhere" / "text.txt")
     (folder / "model").rename(folder / "renamed")
-    moved = {"dataset": folder / "elsewhere" / "text.txt", "tokenizer": folder / "renamed"}
-    assert pretrain("--resume", **flags | moved) == 0
+    moved_files = {"dataset": folder / "elsewhere" / "text.txt", "tokenizer": folder / "renamed"}
+    assert pretrain("--resume", **flags | moved_files) == 0
 
 
-def test_family_and_tokenizer_of_the_model(folder, capsys) -> None:
+def test_family_and_tokenizer_default_to_model(folder, capsys) -> None:
     flags = {"dataset": folder / "text.txt", "output_dir": folder / "out"}
     assert pretrain(**flags, tokenizer=folder / "model") == 2
     assert "No model family is given" in capsys.readouterr().err
@@ -284,8 +284,8 @@ def test_family_and_tokenizer_of_the_model(folder, capsys) -> None:
     assert vocabularies[0] == vocabularies[1]
 
 
-def test_reference_checkpoint(folder, capsys) -> None:
-    """A checkpoint of transformers is continued with the family that --family names."""
+def test_continued_reference_checkpoint(folder, capsys) -> None:
+    """A checkpoint of transformers is continued as a model of the family given by --family."""
     model = AutoModelForPreTraining.from_pretrained(folder / "model")
     model.export_reference(folder / "reference")
     flags = continued_run(folder) | {"model": folder / "reference", "learning_rate": 1e-12}
@@ -299,13 +299,13 @@ def test_reference_checkpoint(folder, capsys) -> None:
         torch.testing.assert_close(continued.state_dict()[name], weight)
 
 
-def test_direction_of_a_language_model(folder, capsys) -> None:
-    """A continued model keeps its direction; a family without the field refuses the option only if it is set."""
+def test_direction_of_continued_language_model(folder, capsys) -> None:
+    """A continued model keeps its direction; a family without this field raises only if the option is set."""
     text, words = folder / "text.txt", folder / "words"
     CtxUlmfitTokenizer.train([text.read_text()], 60, min_count=1).save_pretrained(words)
-    new = {"family": "ulmfit", "tokenizer": words, "dataset": text, "objective": "clm:backward=true"}
+    fresh = {"family": "ulmfit", "tokenizer": words, "dataset": text, "objective": "clm:backward=true"}
     sizes = ["hidden_size=8", "cell_size=12", "num_hidden_layers=1"]
-    assert pretrain(**new, config_options=sizes, output_dir=folder / "backward") == 0
+    assert pretrain(**fresh, config_options=sizes, output_dir=folder / "backward") == 0
     capsys.readouterr()
     flags = {"model": folder / "backward", "dataset": text, "output_dir": folder / "more"}
     assert pretrain(**flags) == 2
@@ -314,10 +314,10 @@ def test_direction_of_a_language_model(folder, capsys) -> None:
     assert AutoConfig.from_pretrained(folder / "more").backward
 
     FAMILIES["seqae"].tokenizer.train([text.read_text()], 60, min_count=1).save_pretrained(words)
-    new |= {"family": "seqae", "config_options": ["embedding_size=8", "hidden_size=8"], "output_dir": folder / "out"}
-    assert pretrain(**new) == 2
+    fresh |= {"family": "seqae", "config_options": ["embedding_size=8", "hidden_size=8"], "output_dir": folder / "out"}
+    assert pretrain(**fresh) == 2
     assert "needs the configuration field backward" in capsys.readouterr().err
-    assert pretrain(**new | {"objective": "clm"}) == 0
+    assert pretrain(**fresh | {"objective": "clm"}) == 0
 
 
 SENTENCE_WORDS = ["cat", "dog", "bird", "sat", "ran", "saw", "tree", "house"]
@@ -325,7 +325,7 @@ SENTENCE_WORDS = ["cat", "dog", "bird", "sat", "ran", "saw", "tree", "house"]
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
-    """A folder with a tokenizer, and the flags of the data."""
+    """A folder with a tokenizer, and the data flags."""
     folder, rng = tmp_path_factory.mktemp("tasks"), random.Random(0)
     sentences = [" ".join(rng.choices(SENTENCE_WORDS, k=rng.randint(2, 6))) for _ in range(60)]
     (folder / "running.txt").write_text("".join(f"{text.capitalize()}.\n" for text in sentences))
@@ -351,7 +351,7 @@ def pretrain_gensen(prepared: tuple[Path, list[str]], *flags: object) -> int:
     return run_command("pretrain", *common, *sizes, *data, *flags)
 
 
-def test_sentence_tasks_resume_exactly(prepared, tmp_path) -> None:
+def test_resumed_sentence_tasks_equal_uninterrupted_run(prepared, tmp_path) -> None:
     flags = ("--max_steps", 12, "--save_steps", 5, "--gradient_accumulation_steps", 2, "--save_total_limit", 9)
     flags += ("--validation_fraction", 0.1)
     assert pretrain_gensen(prepared, *flags, "--output_dir", tmp_path / "whole") == 0
@@ -360,31 +360,31 @@ def test_sentence_tasks_resume_exactly(prepared, tmp_path) -> None:
     assert [step for step, record in steps.items() if "relation_loss" in record] == [1, 11]
     assert all(("generation_loss" in record) != ("relation_loss" in record) for record in steps.values())
     summary = json.loads((tmp_path / "whole/training_summary.json").read_text())
-    names = {f"{kind}_{name}" for kind in ("eval", "baseline") for name in ("generation_loss", "relation_loss")}
+    names = {f"{prefix}_{name}" for prefix in ("eval", "baseline") for name in ("generation_loss", "relation_loss")}
     assert names | {"eval_relation_accuracy", "baseline_relation_accuracy"} <= set(summary["metrics"])
     assert summary["rates"]["<de>_share"] > 0
     shutil.copytree(tmp_path / "whole", tmp_path / "stopped")
-    for step in (10, 12):  # as if the run had been killed after step 5
+    for step in (10, 12):  # as if killed after step 5
         shutil.rmtree(tmp_path / f"stopped/checkpoint-{step}", ignore_errors=True)
     assert pretrain_gensen(prepared, *flags, "--output_dir", tmp_path / "stopped", "--resume") == 0
-    files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "stopped")]
-    assert files[0] == files[1]
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "stopped")]
+    assert weights[0] == weights[1]
     assert log_without_speed(tmp_path / "stopped") == log
 
 
-def test_one_sentence_task(prepared, tmp_path) -> None:
+def test_single_sentence_task(prepared, tmp_path) -> None:
     flags = ("--max_steps", 3, "--objective", "sentence-tasks:tasks=relations", "--output_dir", tmp_path)
     assert pretrain_gensen(prepared, *flags) == 0
-    head = AutoModelForPreTraining.from_pretrained(tmp_path)
-    assert type(head) is CtxGenSenForPreTraining
-    assert head.config.decoder_tasks == []
-    assert head.config.relations == ["contradiction", "entailment", "neutral"]
+    model = AutoModelForPreTraining.from_pretrained(tmp_path)
+    assert type(model) is CtxGenSenForPreTraining
+    assert model.config.decoder_tasks == []
+    assert model.config.relations == ["contradiction", "entailment", "neutral"]
     vectors = AutoModel.from_pretrained(tmp_path).encode(["a cat sat", "dog"])
     assert vectors.shape == (2, 16)
     assert not torch.allclose(vectors[0], vectors[1])
 
 
-def test_errors_of_sentence_tasks(prepared, tmp_path, capsys) -> None:
+def test_invalid_sentence_tasks(prepared, tmp_path, capsys) -> None:
     for flags, message in (
         (("--streaming",), "samples a task for each step"),
         (("--objective", "sentence-tasks:tasks=<fr>"), "no task '<fr>'"),
@@ -399,89 +399,89 @@ def pretrain_elmo(directory: Path, **flags: object) -> None:
     assert run_command("pretrain", **common, warmup_steps=0.1, dataloader_workers=0, save_steps=0, **flags) == 0
 
 
-def write_domain(file: Path, following: dict[str, str], words: int, documents: int, seed: int) -> list[list[str]]:
-    """Documents of three sentences; the first word of a sentence determines the others."""
-    rng, texts = random.Random(seed), []
-    for _ in range(documents):
-        text = []
+def write_domain(file: Path, next_words: dict[str, str], length: int, count: int, seed: int) -> list[list[str]]:
+    """Write documents of three sentences, in which the first word determines the others."""
+    rng, documents = random.Random(seed), []
+    for _ in range(count):
+        document = []
         for _ in range(3):
-            sentence = [rng.choice(list(following))]
-            while len(sentence) < words:
-                sentence.append(following[sentence[-1]])
-            text.append(" ".join(sentence).capitalize() + ".")
-        texts.append(text)
-    file.write_text("\n\n".join(" ".join(text) for text in texts) + "\n")
-    return texts
+            sentence = [rng.choice(list(next_words))]
+            while len(sentence) < length:
+                sentence.append(next_words[sentence[-1]])
+            document.append(" ".join(sentence).capitalize() + ".")
+        documents.append(document)
+    file.write_text("\n\n".join(" ".join(document) for document in documents) + "\n")
+    return documents
 
 
 NEWS = {"a": "b", "b": "c", "c": "d", "d": "a"}
 STEPS = 200
 LAW = {next_: word for word, next_ in NEWS.items()}  # the same words in the reverse order
-TEXT = ["a b c d A B C D ."]
+LETTERS = ["a b c d A B C D ."]
 
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
     fields = {name: value for name, value in TINY.items() if name in CtxElmoConfig.__dataclass_fields__}
     fields |= {"num_characters": 262, "num_hidden_layers": 1, "max_characters_per_token": 50}
-    fields |= {"character_embedding_size": 16, "filters": [[1, 32], [2, 32]]}  # learns words quickly
+    fields |= {"character_embedding_size": 16, "filters": [[1, 32], [2, 32]]}  # fast to train
     (tmp_path / "tiny.json").write_text(json.dumps(fields))
     return tmp_path
 
 
-def batch_of(tokenizer: Path, documents: list[list[str]], max_length: int) -> dict[str, Tensor]:
+def make_batch(tokenizer: Path, documents: list[list[str]], max_length: int) -> dict[str, Tensor]:
     objective = BidirectionalLM(AutoTokenizer.from_pretrained(tokenizer), max_length=max_length, seed=0)
     return objective.collate(list(objective.examples(documents)))
 
 
 @torch.no_grad()
 def perplexity(model: Path, batch: dict[str, Tensor]) -> float:
-    """Over the whole vocabulary."""
+    """Perplexity over the full vocabulary."""
     return math.exp(AutoModelForPreTraining.from_pretrained(model).eval()(**batch).loss)
 
 
-def test_another_domain_of_elmo(directory: Path) -> None:
-    """A model of one domain, trained with a sampled softmax, is continued on the text of another with a full one."""
-    tokenizer, general, special = directory / "tokenizer", directory / "general", directory / "special"
-    CtxElmoTokenizer.train(TEXT, vocab_size=99, min_count=1).save_pretrained(tokenizer)
-    for name, following in (("news", NEWS), ("law", LAW)):
-        write_domain(directory / f"{name}.txt", following, 7, 120, seed=0)
-    unseen = [write_domain(directory / "unseen.txt", following, 7, 30, seed=2) for following in (NEWS, LAW)]
-    news, law = (batch_of(tokenizer, documents, 10) for documents in unseen)
+def test_elmo_continued_on_another_domain(directory: Path) -> None:
+    """A model trained with sampled softmax is continued on another domain with full softmax."""
+    tokenizer, news_model, law_model = directory / "tokenizer", directory / "general", directory / "special"
+    CtxElmoTokenizer.train(LETTERS, vocab_size=99, min_count=1).save_pretrained(tokenizer)
+    for name, next_words in (("news", NEWS), ("law", LAW)):
+        write_domain(directory / f"{name}.txt", next_words, 7, 120, seed=0)
+    unseen = [write_domain(directory / "unseen.txt", next_words, 7, 30, seed=2) for next_words in (NEWS, LAW)]
+    news, law = (make_batch(tokenizer, documents, 10) for documents in unseen)
     common = {"max_length": 10, "max_steps": STEPS}
-    new = {"family": "elmo", "config": directory / "tiny.json"}
-    new |= {"objective": "bilm:negatives=6", "dataset": directory / "news.txt", "output_dir": general}
-    pretrain_elmo(directory, **new, **common)
-    learned, before = perplexity(general, news), perplexity(general, law)
-    assert learned < 2 < 4 < before, "four equally frequent words, of which only the first of a sentence is random"
-    full = {**common, "objective": "bilm:negatives=0"}
-    pretrain_elmo(directory, model=general, **full, dataset=directory / "law.txt", output_dir=special)
-    assert perplexity(special, law) < 2
+    fresh = {"family": "elmo", "config": directory / "tiny.json"}
+    fresh |= {"objective": "bilm:negatives=6", "dataset": directory / "news.txt", "output_dir": news_model}
+    pretrain_elmo(directory, **fresh, **common)
+    news_ppl, law_ppl = perplexity(news_model, news), perplexity(news_model, law)
+    assert news_ppl < 2 < 4 < law_ppl, "four equally frequent words, of which only the first of a sentence is random"
+    full_softmax = {**common, "objective": "bilm:negatives=0"}
+    pretrain_elmo(directory, model=news_model, **full_softmax, dataset=directory / "law.txt", output_dir=law_model)
+    assert perplexity(law_model, law) < 2
 
 
-def test_language_tags_of_elmo(directory: Path) -> None:
+def test_elmo_with_language_tags(directory: Path) -> None:
     """Both languages have the same words: only the tags determine which word follows."""
     tokenizer = directory / "tokenizer"
-    CtxElmoTokenizer.train(TEXT, vocab_size=99, min_count=1, languages=["en", "de"]).save_pretrained(tokenizer)
-    for name, following in (("news", NEWS), ("law", LAW)):
-        write_domain(directory / f"{name}.txt", following, 2, 120, seed=0)
+    CtxElmoTokenizer.train(LETTERS, vocab_size=99, min_count=1, languages=["en", "de"]).save_pretrained(tokenizer)
+    for name, next_words in (("news", NEWS), ("law", LAW)):
+        write_domain(directory / f"{name}.txt", next_words, 2, 120, seed=0)
     data = {"dataset": [directory / "news.txt", directory / "law.txt"], "language_tags": ["<en>", "<de>"]}
-    alone = {"max_length": 8, "objective": "bilm:carry=false"}  # an example is one sentence
+    single_sentences = {"max_length": 8, "objective": "bilm:carry=false"}  # an example is one sentence
     out = directory / "both"
-    new = {"family": "elmo", "config": directory / "tiny.json"}
-    pretrain_elmo(directory, **new, **data, **alone, output_dir=out, max_steps=350)
+    fresh = {"family": "elmo", "config": directory / "tiny.json"}
+    pretrain_elmo(directory, **fresh, **data, **single_sentences, output_dir=out, max_steps=350)
     config = AutoModelForPreTraining.from_pretrained(out).config
     assert (config.num_characters, config.num_languages) == (264, 2)
 
     unseen = [[sentence] for text in write_domain(directory / "unseen.txt", NEWS, 2, 30, seed=2) for sentence in text]
-    right, wrong = (
-        batch_of(tokenizer, [[f"{tag} {sentence}"] for (sentence,) in unseen], 8) for tag in ("<en>", "<de>")
+    correct_tags, wrong_tags = (
+        make_batch(tokenizer, [[f"{tag} {sentence}"] for (sentence,) in unseen], 8) for tag in ("<en>", "<de>")
     )
-    correct = perplexity(out, right)
-    assert correct < 1.7, "only tags (2) and first words (4) are random"
-    assert perplexity(out, wrong) > 1.5 * correct
-    # the backward direction knows the language by the first characters of the words, not by the tag
-    tags = right["input_ids"][..., 0]
+    correct_perplexity = perplexity(out, correct_tags)
+    assert correct_perplexity < 1.7, "only tags (2) and first words (4) are random"
+    assert perplexity(out, wrong_tags) > 1.5 * correct_perplexity
+    # the backward direction identifies the language by the first characters of words, not by the tag
+    tags = correct_tags["input_ids"][..., 0]
     assert (tags == 262).sum() == 3 * len(unseen)
-    right["input_ids"][..., 0] = tags + (tags == 262)
-    assert perplexity(out, right) > 1.2 * correct
+    correct_tags["input_ids"][..., 0] = tags + (tags == 262)
+    assert perplexity(out, correct_tags) > 1.2 * correct_perplexity

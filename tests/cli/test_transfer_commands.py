@@ -1,4 +1,4 @@
-"""Transfer between languages by the commands: tasks, token embeddings of another vocabulary, and ELMo's tags."""
+"""Cross-lingual transfer in the commands: tasks, replaced embeddings, language adapters and tags."""
 
 import json
 import shutil
@@ -28,20 +28,20 @@ WORDS = {
     "en": (["Anna", "Boris", "Clara"], "saw", ["Paris", "Rome", "Lima"]),
     "de": (["Dieter", "Emil", "Frieda"], "sah", ["Essen", "Trier", "Wien"]),
 }
-TABLES = {"bert.embeddings.word_embeddings.weight", "mlm_head.decoder.bias"}
+EMBEDDING_WEIGHTS = {"bert.embeddings.word_embeddings.weight", "mlm_head.decoder.bias"}
 FLAGS = ["--max_length", 24, "--dataloader_workers", 0, "--learning_rate", "2e-2"]
 
 
 def predict_tags(model: Any, tokenizer: Any, words: Sequence[str]) -> list[str]:
     """The tags of a single sentence, predicted at the first token of each word."""
     encoding = tokenizer([words], is_split_into_words=True, return_tensors="pt")
-    best, word_ids = model(**encoding).logits[0].argmax(-1).tolist(), encoding.word_ids(0)
-    return [model.config.id2label[best[word_ids.index(number)]] for number in range(len(words))]
+    label_ids, word_ids = model(**encoding).logits[0].argmax(-1).tolist(), encoding.word_ids(0)
+    return [model.config.id2label[label_ids[word_ids.index(index)]] for index in range(len(words))]
 
 
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Texts and entities of two languages, a masked LM of one, and tokenizers of both."""
+    """Texts and NER files in two languages, an English masked LM, and a tokenizer for each language."""
     folder, family = tmp_path_factory.mktemp("transfer"), FAMILIES["bert"]
     for language, (names, verb, places) in WORDS.items():
         rows = tagged_sentences(language, 64, WORDS)
@@ -50,87 +50,87 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
             write_entities(folder / f"{language}.{split}.txt", language, rows)
         tokenizer = family.tokenizer.train([" ".join([*names, verb, *places])] * 20, vocab_size=80 + len(language))
         tokenizer.save_pretrained(folder / f"tokenizer-{language}")
-    english = AutoTokenizer.from_pretrained(folder / "tokenizer-en")
+    english_tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer-en")
     torch.manual_seed(0)
     model = family.models["AutoModelForMaskedLM"](
-        tiny_config(family, vocab_size=len(english), initializer_range=0.2, hidden_dropout_prob=0.0)
+        tiny_config(family, vocab_size=len(english_tokenizer), initializer_range=0.2, hidden_dropout_prob=0.0)
     )
-    save(folder / "en", model, english)
+    save(folder / "en", model, english_tokenizer)
     return folder
 
 
 @pytest.fixture(scope="module")
 def german(workspace: Path) -> Path:
-    """English's body with embeddings of German, trained by the command."""
+    """The English model with German embeddings, trained by the command."""
     flags = {"recipe": "artetxe_embeddings", "max_steps": 6, "save_steps": 3, "per_device_batch_size": 8}
-    command_output("pretrain", *text(workspace), *flag_list(**flags, output_dir=workspace / "de"), *FLAGS)
+    command_output("pretrain", *german_args(workspace), *flag_list(**flags, output_dir=workspace / "de"), *FLAGS)
     return workspace / "de"
 
 
-def text(workspace: Path) -> list[object]:
+def german_args(workspace: Path) -> list[object]:
     source = ["--model", workspace / "en", "--tokenizer", workspace / "tokenizer-de"]
     return [*source, "--dataset", workspace / "de.txt", "--objective", "mlm"]
 
 
-def test_trained_embeddings(workspace: Path, german: Path) -> None:
-    start, whole = load_file(workspace / "en" / "model.safetensors"), load_file(german / "model.safetensors")
-    assert start.keys() == whole.keys() > TABLES
-    assert all(torch.equal(start[name], whole[name]) for name in start if name not in TABLES)
-    before = load_file(german / "checkpoint-3" / "model.safetensors")
-    assert not any(torch.equal(before[name], whole[name]) for name in TABLES)
+def test_only_embeddings_are_trained_and_resumed(workspace: Path, german: Path) -> None:
+    initial, trained = load_file(workspace / "en" / "model.safetensors"), load_file(german / "model.safetensors")
+    assert initial.keys() == trained.keys() > EMBEDDING_WEIGHTS
+    assert all(torch.equal(initial[key], trained[key]) for key in initial if key not in EMBEDDING_WEIGHTS)
+    checkpoint = load_file(german / "checkpoint-3" / "model.safetensors")
+    assert not any(torch.equal(checkpoint[key], trained[key]) for key in EMBEDDING_WEIGHTS)
     resumed_run = workspace / "resumed"
     shutil.copytree(german, resumed_run)
     shutil.rmtree(resumed_run / "checkpoint-6")
-    flags = [*text(workspace), "--recipe", "artetxe_embeddings", "--max_steps", 6, "--save_steps", 3, *FLAGS]
+    flags = [*german_args(workspace), "--recipe", "artetxe_embeddings", "--max_steps", 6, "--save_steps", 3, *FLAGS]
     command_output("pretrain", *flags, "--per_device_batch_size", 8, "--output_dir", resumed_run, "--resume")
     resumed = load_file(resumed_run / "model.safetensors")
-    assert all(torch.equal(resumed[name], whole[name]) for name in whole)
-    more = [*flags, "--per_device_batch_size", 2, "--gradient_accumulation_steps", 4]
-    command_output("pretrain", *more, "--output_dir", workspace / "accumulated")
-    more = [*flags, "--per_device_batch_size", 4, "--output_dir", workspace / "two-processes"]
-    run_in_two_processes("pretrain", *more)
-    for other in ("accumulated", "two-processes"):
-        weights = load_file(workspace / other / "model.safetensors")
-        assert all(torch.allclose(weights[name], whole[name], atol=1e-4) for name in whole), other
+    assert all(torch.equal(resumed[key], trained[key]) for key in trained)
+    args = [*flags, "--per_device_batch_size", 2, "--gradient_accumulation_steps", 4]
+    command_output("pretrain", *args, "--output_dir", workspace / "accumulated")
+    args = [*flags, "--per_device_batch_size", 4, "--output_dir", workspace / "two-processes"]
+    run_in_two_processes("pretrain", *args)
+    for name in ("accumulated", "two-processes"):
+        weights = load_file(workspace / name / "model.safetensors")
+        assert all(torch.allclose(weights[key], trained[key], atol=1e-4) for key in trained), name
 
-    opened = AutoModel.from_pretrained(german)
+    loaded = AutoModel.from_pretrained(german)
     vocab_size = len(AutoTokenizer.from_pretrained(german))
-    assert opened.config.vocab_size == vocab_size == len(opened.get_input_embeddings().weight)
-    for more, message in (
+    assert loaded.config.vocab_size == vocab_size == len(loaded.get_input_embeddings().weight)
+    for args, message in (
         (["--adapter", "madx-language"], "--adapter cannot be combined with --train_only"),
         (["--model", ""], "no model is given.\n  where: --train_only"),
     ):
-        command = [*text(workspace), "--family", "bert", "--train_only", "embeddings", "--max_steps", 1, *more]
-        if more[0] == "--model":
+        command = [*german_args(workspace), "--family", "bert", "--train_only", "embeddings", "--max_steps", 1, *args]
+        if args[0] == "--model":
             command = command[2:-2]
         assert message in command_output("pretrain", *command, "--output_dir", workspace / "none", fails=True)
 
 
-def test_replaced_embeddings(workspace: Path, german: Path) -> None:
-    """The table has the accuracy of the tagger with the other language's embeddings and tokenizer."""
-    run = workspace / "transfer"
+def test_transfer_with_replaced_embeddings(workspace: Path, german: Path) -> None:
+    """The reported accuracy is that of the tagger with German embeddings and tokenizer."""
+    out = workspace / "transfer"
     flags = ["--model", workspace / "en", "--task", "ner", "--data_dir", workspace, *FLAGS]
     flags += ["--test", "de,en", "--recipe", "artetxe_task", "--num_train_epochs", 30]
-    wrong = workspace / "narrow"
-    AutoModel.from_config(tiny_config(FAMILIES["bert"], hidden_size=8)).save_pretrained(wrong)
-    shutil.copy(workspace / "en" / "tokenizer.json", wrong)
-    shutil.copy(workspace / "en" / "tokenizer_config.json", wrong)
+    narrow_model = workspace / "narrow"
+    AutoModel.from_config(tiny_config(FAMILIES["bert"], hidden_size=8)).save_pretrained(narrow_model)
+    shutil.copy(workspace / "en" / "tokenizer.json", narrow_model)
+    shutil.copy(workspace / "en" / "tokenizer_config.json", narrow_model)
     for embeddings, message in (
         (f"fr={german}", "no checkpoint with embeddings of the language 'de'"),
-        (f"de={wrong}", "a model with hidden_size=8, but this model has 32"),
+        (f"de={narrow_model}", "a model with hidden_size=8, but this model has 32"),
     ):
-        wrong_flags = flag_list(language_embeddings=embeddings, output_dir=workspace / "none")
-        assert message in command_output("evaluate transfer", *flags, *wrong_flags, fails=True)
+        invalid_flags = flag_list(language_embeddings=embeddings, output_dir=workspace / "none")
+        assert message in command_output("evaluate transfer", *flags, *invalid_flags, fails=True)
     assert not (workspace / "none").exists(), "errors are raised before training"
-    command_output("evaluate transfer", *flags, "--language_embeddings", f"de={german}", "--output_dir", run)
-    rows = {row["language"]: row["metrics"] for row in json.loads((run / "transfer.json").read_text())["languages"]}
-    assert rows["en"]["f1"] > 0.9, "the training language has its embeddings again"
-    tagger, start = load_file(run / "model.safetensors"), load_file(workspace / "en" / "model.safetensors")
+    command_output("evaluate transfer", *flags, "--language_embeddings", f"de={german}", "--output_dir", out)
+    rows = {row["language"]: row["metrics"] for row in json.loads((out / "transfer.json").read_text())["languages"]}
+    assert rows["en"]["f1"] > 0.9, "the English embeddings are restored"
+    tagger, initial = load_file(out / "model.safetensors"), load_file(workspace / "en" / "model.safetensors")
     table = "bert.embeddings.word_embeddings.weight"
-    assert torch.equal(tagger[table], start[table])
-    assert not any(torch.equal(tagger[name], start[name]) for name in tagger if "layers" in name and "weight" in name)
+    assert torch.equal(tagger[table], initial[table])
+    assert not any(torch.equal(tagger[name], initial[name]) for name in tagger if "layers" in name and "weight" in name)
 
-    model = AutoModelForTokenClassification.from_pretrained(run)
+    model = AutoModelForTokenClassification.from_pretrained(out)
     model.resize_token_embeddings(len(AutoTokenizer.from_pretrained(german)), mean_resizing=False)
     model.get_input_embeddings().weight.data.copy_(load_file(german / "model.safetensors")[table])
     correct = []
@@ -141,7 +141,7 @@ def test_replaced_embeddings(workspace: Path, german: Path) -> None:
 
 
 def test_language_adapters_are_checked_before_training(workspace: Path) -> None:
-    """An adapter for a model of another width, and a folder without an adapter, are errors."""
+    """An adapter for a model of another width, and a folder without an adapter, raise."""
     for name, size in (("good", {}), ("wide", {"hidden_size": 64})):
         config = tiny_config(FAMILIES["bert"], vocab_size=99, **size)
         model = AutoModelForMaskedLM.from_config(config)
@@ -150,19 +150,19 @@ def test_language_adapters_are_checked_before_training(workspace: Path) -> None:
     flags = ["--model", workspace / "en", "--task", "ner", "--data_dir", workspace, "--max_steps", 1, "--test", "de"]
     flags += ["--adapter", "madx-task:name=tagger", "--output_dir", workspace / "untrained"]
     good = workspace / "adapters" / "good"
-    for other, message in (
+    for invalid_path, message in (
         (workspace / "adapters" / "wide", "The adapter is for models of width 64"),
         (workspace / "adapters", "use one of its subdirectories: good, wide"),
     ):
-        adapters = f"en={good},de={other}"
+        adapters = f"en={good},de={invalid_path}"
         assert message in command_output("evaluate transfer", *flags, "--language_adapters", adapters, fails=True)
     adapters = f"en={good},fr={good}"
     assert "found en, fr" in command_output("evaluate transfer", *flags, "--language_adapters", adapters, fails=True)
     assert not (workspace / "untrained").exists()
 
 
-def test_language_tags_of_elmo(workspace: Path, tmp_path: Path) -> None:
-    """ELMo reads the words of each file after its language tag, also when the tagger is loaded again."""
+def test_transfer_with_language_tags_of_elmo(workspace: Path, tmp_path: Path) -> None:
+    """ELMo reads the words of each file after its language tag, also after reloading the tagger."""
     tokenizer = CtxElmoTokenizer.train(["<en> a", "<de> a"], vocab_size=9, min_count=1, languages=["en", "de"])
     family = FAMILIES["elmo"]
     torch.manual_seed(0)
@@ -171,25 +171,25 @@ def test_language_tags_of_elmo(workspace: Path, tmp_path: Path) -> None:
     flags = ["--model", tmp_path / "elmo", "--task", "ner", "--data_dir", workspace, "--freeze", "encoder", *FLAGS]
     command_output("evaluate transfer", *flags, "--max_steps", 20, "--test", "de", "--output_dir", tmp_path / "run")
     (row,) = json.loads((tmp_path / "run" / "transfer.json").read_text())["languages"]
-    model, saved = (kind.from_pretrained(tmp_path / "run") for kind in (AutoModelForTokenClassification, AutoTokenizer))
+    model, saved = (cls.from_pretrained(tmp_path / "run") for cls in (AutoModelForTokenClassification, AutoTokenizer))
     assert saved.language == "en"
-    right = dict.fromkeys(("en", "de"), 0)
+    num_correct = dict.fromkeys(("en", "de"), 0)
     for sentence in tagged_sentences("de", 64, WORDS):
         words = [word for word, _ in sentence]
-        for language in right:
+        for language in num_correct:
             tagged = tokenizer([f"<{language}>", *words], is_split_into_words=True)
             saved.language = language
             encoding = saved([words], is_split_into_words=True, return_tensors="pt")
             assert encoding.input_ids[0, 1:].tolist() == tagged.input_ids[2:]
-            best = model.eval()(**encoding).logits[0, 1:-1].argmax(-1).tolist()
-            pairs = zip(best, sentence, strict=True)
-            right[language] += sum(model.config.id2label[label] == tag for label, (_, tag) in pairs)
-    assert row["metrics"]["accuracy"] == pytest.approx(right["de"] / (3 * 64))
+            label_ids = model.eval()(**encoding).logits[0, 1:-1].argmax(-1).tolist()
+            pairs = zip(label_ids, sentence, strict=True)
+            num_correct[language] += sum(model.config.id2label[label] == tag for label, (_, tag) in pairs)
+    assert row["metrics"]["accuracy"] == pytest.approx(num_correct["de"] / (3 * 64))
 
 
 @pytest.mark.slow
-def test_separate_layers_and_vocabularies(workspace: Path, tmp_path: Path) -> None:
-    """Processes whose batches lack a language pretrain together; a task is learned without the layers of a language."""
+def test_transfer_with_separate_layers_and_vocabularies(workspace: Path, tmp_path: Path) -> None:
+    """Two processes pretrain although their batches lack a language; language layers can be frozen for a task."""
     texts = {"dataset": [workspace / "en.txt", workspace / "de.txt"], "language_tags": ["<en>", "<de>"]}
     tokenizer = {"family": "xlm", "vocab_size": 160, "options": "separate_vocabularies=true"}
     command_output("data tokenizer", **texts, **tokenizer, output_dir=tmp_path / "tokenizer")
@@ -207,8 +207,8 @@ def test_separate_layers_and_vocabularies(workspace: Path, tmp_path: Path) -> No
     assert not any(name.startswith("xlm.layers.0.") for name in changed)
     languages = [name for name in before if ".languages." in name]
     assert len(languages) == 2 * len([name for name in before if name.startswith("xlm.layers.1.")])
-    plain = ["--model", workspace / "en", *flags[2:]]
-    error = command_output("evaluate transfer", *plain, "--output_dir", tmp_path / "failed", fails=True)
+    plain_flags = ["--model", workspace / "en", *flags[2:]]
+    error = command_output("evaluate transfer", *plain_flags, "--output_dir", tmp_path / "failed", fails=True)
     assert "no separate layers of each language" in error
 
 
@@ -220,13 +220,13 @@ def data(tmp_path: Path) -> Path:
         *(("en", split, size) for split, size in (("train", 80), ("dev", 16), ("test", 16))),
         *((language, "test", 12) for language in ("de", "fr")),
     ):
-        rows = tagged_sentences(language, size, seed=f" {split}")
-        write_entities(folder / f"{language}.{split}.txt", language, rows)
+        sentences = tagged_sentences(language, size, seed=f" {split}")
+        write_entities(folder / f"{language}.{split}.txt", language, sentences)
     return tmp_path / "data"
 
 
 @pytest.mark.parametrize("frozen", [False, True])
-def test_table_of_languages(data: Path, tmp_path: Path, frozen: bool) -> None:
+def test_transfer_table(data: Path, tmp_path: Path, frozen: bool) -> None:
     encoder, output = save_bert(tmp_path / "encoder", "AutoModel"), tmp_path / "output"
     flags = {"model": encoder, "task": "ner", "train": "en", "test": "en,de,fr", "data_dir": data, "max_length": 32}
     flags |= {"output_dir": output, "max_steps": 60, "learning_rate": "1e-2", "per_device_batch_size": 16}
@@ -238,7 +238,7 @@ def test_table_of_languages(data: Path, tmp_path: Path, frozen: bool) -> None:
 
     model, tokenizer = AutoModelForTokenClassification.from_pretrained(output), AutoTokenizer.from_pretrained(output)
     training = TASKS["token-classification"](TaskArguments()).read_file(str(data / "wikiann" / "en.train.txt"))
-    for language in ("de", "fr"):  # as predicted sentence by sentence
+    for language in ("de", "fr"):  # against predictions for single sentences
         task = TASKS["token-classification"](TaskArguments())
         examples = task.read_file(str(data / "wikiann" / f"{language}.test.txt"))
         assert not any(":" in word for sentence in examples for word in sentence.words)
@@ -255,42 +255,42 @@ def test_table_of_languages(data: Path, tmp_path: Path, frozen: bool) -> None:
         )
         union = subwords | training_subwords
         assert rows[language]["overlap"]["types"] == pytest.approx(len(subwords & training_subwords) / len(union))
-        assert rows[language]["overlap"]["tokens"] == pytest.approx(2 / 3), "the verb is another word"
+        assert rows[language]["overlap"]["tokens"] == pytest.approx(2 / 3), "only the verb differs"
         assert rows[language]["script"] == "Latin"
     mean = (rows["de"]["metrics"]["f1"] + rows["fr"]["metrics"]["f1"]) / 2
     assert f"{mean:.4f}" in next(line for line in printed.splitlines() if line.startswith("mean of others"))
     assert result["source"] == rows["en"]
 
     before, after = AutoModel.from_pretrained(encoder).state_dict(), model.base_model.state_dict()
-    same = [torch.equal(before[name], value) for name, value in after.items() if "pooler" not in name]
-    assert all(same) == frozen
+    is_unchanged = [torch.equal(before[name], value) for name, value in after.items() if "pooler" not in name]
+    assert all(is_unchanged) == frozen
 
 
-def test_language_embeddings(data: Path, tmp_path: Path) -> None:
-    """Each file is read in its language, which the model must have."""
+def test_transfer_with_language_embeddings(data: Path, tmp_path: Path) -> None:
+    """Each file is read in its language; a language without embedding raises."""
     texts = [f"<{language}> {' '.join([*NAMES, *PLACES, verb])}" for language, verb in VERBS.items()]
     fields = {"n_langs": 3, "use_lang_emb": True, "lang2id": {language: n for n, language in enumerate(sorted(VERBS))}}
     model = save(tmp_path / "xlm", *tiny_pair("xlm", "AutoModel", texts, vocab_size=120, **fields))
     flags = ["--model", model, "--task", "ner", "--data_dir", data, "--max_steps", 2, "--max_length", 32]
     command_output("evaluate transfer", *flags, "--test", "en,de", "--output_dir", tmp_path / "output")
     assert AutoModelForTokenClassification.from_pretrained(tmp_path / "output").config.default_lang == 1
-    other = ["--test", f"fi={data}/wikiann/de.test.txt", "--output_dir", tmp_path / "other"]
-    assert "no embedding of the language 'fi'" in command_output("evaluate transfer", *flags, *other, fails=True)
+    invalid = ["--test", f"fi={data}/wikiann/de.test.txt", "--output_dir", tmp_path / "other"]
+    assert "no embedding of the language 'fi'" in command_output("evaluate transfer", *flags, *invalid, fails=True)
 
 
 COLORS = {"en": ("red", "blue", "is"), "de": ("rot", "blau", "ist"), "fr": ("rouge", "bleu", "est")}
 
 
 def write_pairs(file: Path, language: str, size: int = 32) -> Path:
-    """Pairs of texts without a header: whether both have the same color."""
+    """Write pairs without a header, labeled by whether both texts have the same color."""
     *colors, verb = COLORS[language]
     rows = [(colors[number % 2], colors[number // 2 % 2]) for number in range(size)]
     file.write_text("".join(f"{verb} {a}\t{verb} {b}\t{'same' if a == b else 'other'}\n" for a, b in rows))
     return file
 
 
-def test_pairs_and_translated_training_files(tmp_path: Path) -> None:
-    """The gap refers to the validation file if the training language is not tested."""
+def test_transfer_with_translated_training_files(tmp_path: Path) -> None:
+    """The gap is computed against the validation file if the training language is not tested."""
     texts = [" ".join([*words, "Anna", "Boris"]) for words in COLORS.values()]
     fields = {"vocab_size": 120, "initializer_range": 0.2, "hidden_dropout_prob": 0.0}
     model = save(tmp_path / "encoder", *tiny_pair("bert", "AutoModel", texts, **fields))
@@ -313,17 +313,17 @@ def test_pairs_and_translated_training_files(tmp_path: Path) -> None:
     assert "trained on 96 examples in en, de, fr" in printed
     (row,) = json.loads((tmp_path / "three" / "transfer.json").read_text())["languages"]
     assert row["overlap"] == {"types": pytest.approx(3 / 9), "tokens": 1.0}
-    for wrong, message in (
+    for changes, message in (
         ({"pooling": "mean"}, "The task sequence-classification does not use it"),
         ({"translated_train": "de=missing.tsv"}, "missing.tsv"),
         ({"label_column": 2}, "does not occur in the training file"),
     ):
-        wrong_flags = flags | {"test": "de", "output_dir": tmp_path / "none"} | wrong
-        assert message in command_output("evaluate transfer", **wrong_flags, fails=True)
+        invalid_flags = flags | {"test": "de", "output_dir": tmp_path / "none"} | changes
+        assert message in command_output("evaluate transfer", **invalid_flags, fails=True)
 
 
-def test_questions(tmp_path: Path) -> None:
-    """XQuAD's form: one file per language, without a split in its name."""
+def test_question_answering_transfer(tmp_path: Path) -> None:
+    """XQuAD's format: one file per language, without a split in its name."""
     for language, (first, second, verb) in COLORS.items():
         context = f"Anna {verb} {first} . Boris {verb} {second} ."
         questions = [
@@ -346,8 +346,8 @@ def test_questions(tmp_path: Path) -> None:
     assert "range: f1 0 to 100" in printed
 
 
-def test_semantic_roles(tmp_path: Path) -> None:
-    """Spans of PropBank are reduced to head words, as in Universal Propositions, whose other roles count as missed."""
+def test_semantic_role_transfer(tmp_path: Path) -> None:
+    """PropBank spans are reduced to head words, as in Universal Propositions; untrained roles are missed."""
     spans = ["1 the 2 _ (ARG0*", "2 cat 3 _ *)", "3 saw 0 see.01 (V*)", "4 dogs 3 _ (ARG1*)"]
     (tmp_path / "en.conll").write_text("\n\n".join(["\n".join(spans)] * 8) + "\n")
     columns = "{}\t{}\t_\t_\t_\t_\t2\tdep\t{}\t{}"
@@ -375,8 +375,8 @@ def test_semantic_roles(tmp_path: Path) -> None:
     assert result["languages"][0]["examples"] == 1
 
 
-def test_retrieval(tmp_path: Path, shared_data: Path) -> None:
-    """The accuracies of the first sentences of Tatoeba, as by vectors and argmax."""
+def test_retrieval_transfer(tmp_path: Path, shared_data: Path) -> None:
+    """Tatoeba accuracies equal the argmax over cosines of sentence vectors."""
     rows = {}
     for language in ("de", "fr"):
         lines = read_text(shared_data / "multilingual" / "tatoeba" / f"tatoeba.en-{language}.tsv.gz").splitlines()[:60]
@@ -400,14 +400,14 @@ def test_retrieval(tmp_path: Path, shared_data: Path) -> None:
         assert 0 < row["overlap"]["types"] < row["overlap"]["tokens"] < 1
     assert "table saved" in printed
     assert not (tmp_path / "run" / "config.json").exists(), "nothing is trained"
-    for wrong, message in (
+    for changes, message in (
         ({"train_examples": 3}, "The task retrieval does not use it"),
         ({"text_columns": "1"}, "Expected the columns of two languages, got 1"),
         ({"test": "fi"}, "No file"),
         ({"train": "en=mnli.tsv"}, "Retrieval has no training file"),
     ):
         assert message in command_output(
-            "evaluate transfer", **(flags | wrong), output_dir=tmp_path / "none", fails=True
+            "evaluate transfer", **(flags | changes), output_dir=tmp_path / "none", fails=True
         )
 
 
@@ -423,8 +423,8 @@ def test_retrieval(tmp_path: Path, shared_data: Path) -> None:
         ("ner", "multilingual/wikiann", "fr", 10_000, (None, None)),
     ],
 )
-def test_real_files(shared_data: Path, name: str, folder: str, language: str, size: int, columns: Any) -> None:
-    """Test files of the benchmarks are found by their names, and have a text in the script of their language."""
+def test_benchmark_files(shared_data: Path, name: str, folder: str, language: str, size: int, columns: Any) -> None:
+    """Test files of the benchmarks are found by name, and their texts are in the script of the language."""
     source = LanguageFile.find(language, name, "test", str(shared_data / folder))
     arguments = TaskArguments(text_columns=columns[0], label_column=columns[1])
     examples = TASKS[name if name in TASKS else "token-classification"](arguments).read_file(str(source.file))
@@ -434,7 +434,7 @@ def test_real_files(shared_data: Path, name: str, folder: str, language: str, si
     assert len(texts) > size / 20
 
 
-def test_files_of_languages(data: Path, tmp_path: Path) -> None:
+def test_find_language_files(data: Path, tmp_path: Path) -> None:
     named = LanguageFile.find("es=some.txt", "ner", "test", None)
     assert (named.language, named.file) == ("es", Path("some.txt"))
     train = LanguageFile.find("en", "ner", "train", str(data))
@@ -470,10 +470,10 @@ def test_frozen_encoder() -> None:
     assert model.training
     assert not any(module.training for module in model.base_model.modules())
     model(torch.tensor([[5, 6, 7]]), labels=torch.tensor([1])).loss.backward()
-    moved = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
-    assert moved == {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    assert any("pooler" in name for name in moved)
-    assert not any("layers" in name or "embeddings" in name for name in moved)
+    trained = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
+    assert trained == {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert any("pooler" in name for name in trained)
+    assert not any("layers" in name or "embeddings" in name for name in trained)
     tied = Case(FAMILIES["t5"], "AutoModelForSeq2SeqLM").model(tie_word_embeddings=True)
     for encoder in (model.base_model, tied):
         with pytest.raises(CtxError, match="no trainable weights outside its encoder"):

@@ -1,4 +1,4 @@
-"""Scores of texts under control codes against a loop, attribution, and naive Bayes."""
+"""Scores under control codes against a loop, source attribution, and naive Bayes."""
 
 import math
 
@@ -36,9 +36,9 @@ def test_scores_are_cross_entropies_under_each_code() -> None:
                 logits = model(torch.tensor([[prefix, *ids.tolist()]])).logits[0]
             loss = torch.nn.functional.cross_entropy(logits[:-1], torch.tensor(ids), reduction="sum")
             assert value == pytest.approx(loss.item(), rel=1e-4)
-    for wrong, message in (([("z", texts[0][1])], r"code z[\s\S]*x, y"), ([("x", np.arange(12))], "longest input")):
+    for coded, message in (([("z", texts[0][1])], r"code z[\s\S]*x, y"), ([("x", np.arange(12))], "longest input")):
         with pytest.raises(CtxError, match=message):
-            score_codes(model, tokenizer, wrong)
+            score_codes(model, tokenizer, coded)
     model.config.control_codes = None
     with pytest.raises(CtxError, match="model with control codes"):
         score_codes(model, tokenizer, texts)
@@ -60,7 +60,7 @@ def test_attribution_and_perplexities() -> None:
     assert single.perplexities() == {"right": pytest.approx(math.exp(6 / 3)), "none": pytest.approx(math.exp(6 / 3))}
 
 
-def test_naive_bayes() -> None:
+def test_naive_bayes_classifier() -> None:
     training = [("a", np.array([0, 0, 1])), ("b", np.array([1, 2])), ("b", np.array([2]))]
     unigrams = UnigramClassifier(training, ("a", "b"), 4)
     text = np.array([0, 2, 3])
@@ -71,7 +71,7 @@ def test_naive_bayes() -> None:
     assert isinstance(result, Attribution)
 
 
-def test_windows() -> None:
+def test_coded_texts_and_windows() -> None:
     _, tokenizer = tiny_pair("gpt2", "AutoModelForCausalLM", TEXTS)
     documents = [TextWithCode([TEXTS[0], TEXTS[1]], "a"), ["without code"], TextWithCode([TEXTS[2]], "b")]
     texts = list(coded_texts(tokenizer, documents))

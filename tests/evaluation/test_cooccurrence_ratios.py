@@ -1,4 +1,4 @@
-"""Ratios of co-occurrence probabilities against loops over pairs of words, and learned by GloVe."""
+"""Ratios of co-occurrence probabilities, against loops over word pairs and learned by GloVe."""
 
 from pathlib import Path
 
@@ -37,7 +37,7 @@ def probability_by_loops(tokenizer: CtxGloveTokenizer, word: str, probe: str, wi
 
 
 @pytest.mark.parametrize("window", [2, 10])
-def test_probabilities(tokenizer: CtxGloveTokenizer, window: int) -> None:
+def test_probabilities_match_loops(tokenizer: CtxGloveTokenizer, window: int) -> None:
     probabilities = cooccurrence_probabilities(tokenizer, DOCUMENTS, WORDS, PROBES, window)
     expected = [[probability_by_loops(tokenizer, word, probe, window) for probe in PROBES] for word in ("ice", "steam")]
     torch.testing.assert_close(probabilities, torch.tensor(expected, dtype=torch.float64), rtol=1e-6, atol=0)
@@ -46,7 +46,7 @@ def test_probabilities(tokenizer: CtxGloveTokenizer, window: int) -> None:
 
 
 @pytest.mark.parametrize("word", ["Snow", "[UNK]"])
-def test_unknown_words(tokenizer: CtxGloveTokenizer, word: str) -> None:
+def test_unknown_words_raise(tokenizer: CtxGloveTokenizer, word: str) -> None:
     with pytest.raises(CtxError, match="Not in the vocabulary"):
         word_ids(tokenizer, ["ice", word])
 
@@ -73,13 +73,13 @@ def test_learned_ratios(tokenizer: CtxGloveTokenizer) -> None:
     torch.testing.assert_close(ratios, probabilities[0] / probabilities[1], rtol=1e-4, atol=0)
 
 
-def test_command(tokenizer: CtxGloveTokenizer, tmp_path: Path) -> None:
+def test_ratios_command(tokenizer: CtxGloveTokenizer, tmp_path: Path) -> None:
     model = save(tmp_path / "model", fitted_model(tokenizer), tokenizer)
     (tmp_path / "text.txt").write_text("\n\n".join("\n".join(document) for document in DOCUMENTS))
     flags = {"model": model, "ratios": ["ice,steam", "solid", "water"]}
     lines = command_output("evaluate words", **flags, ratio_text=tmp_path / "text.txt").splitlines()
     assert lines[0].split() == ["k", "P(k|ice)", "P(k|steam)", "ratio", "learned", "ratio"]
-    assert lines[1].split()[2:4] == ["0.000e+00", "inf"], "steam has no solid near it"
+    assert lines[1].split()[2:4] == ["0.000e+00", "inf"], "solid does not occur near steam"
     _, ice, steam, ratio, learned = lines[2].split()
     expected = [probability_by_loops(tokenizer, word, "water", 10) for word in ("ice", "steam")]
     assert [float(ice), float(steam)] == pytest.approx(expected, rel=1e-3)
@@ -90,12 +90,12 @@ def test_command(tokenizer: CtxGloveTokenizer, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ratios", [["ice,steam"], ["ice", "water"], ["ice,steam,gas", "water"]])
-def test_invalid_ratios(tokenizer: CtxGloveTokenizer, ratios: list[str], tmp_path: Path) -> None:
+def test_invalid_ratios_raise(tokenizer: CtxGloveTokenizer, ratios: list[str], tmp_path: Path) -> None:
     model = save(tmp_path / "model", fitted_model(tokenizer), tokenizer)
     assert "Expected two words" in command_output("evaluate words", model=model, ratios=ratios, fails=True)
 
 
-def test_models_without_context_vectors(tokenizer: CtxGloveTokenizer) -> None:
+def test_model_without_context_vectors_raises(tokenizer: CtxGloveTokenizer) -> None:
     config = CtxGloveConfig(vocab_size=len(tokenizer), hidden_size=4, context_vectors=False)
     with pytest.raises(CtxError, match="no context vectors"):
         learned_ratios(CtxGloveForPreTraining.encoder_class(config), tokenizer, WORDS, PROBES)

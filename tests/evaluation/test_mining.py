@@ -1,4 +1,4 @@
-"""Mining of translations against loops over all pairs, and on real sentences."""
+"""Mining of translations, against loops over all pairs and on real sentences."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -30,10 +30,10 @@ from hf_ctxmodels.evaluation.mining import (
 NEIGHBORS = 3
 
 
-def noisy_translations(sources: int = 14, targets: int = 17, shared: int = 9) -> tuple[Tensor, Tensor]:
+def noisy_translations(num_sources: int = 14, num_targets: int = 17, num_shared: int = 9) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(1)
-    source, target = (torch.randn(size, 6, generator=generator) for size in (sources, targets))
-    target[:shared] = source[:shared] + 0.4 * torch.randn(shared, 6, generator=generator)
+    source, target = (torch.randn(size, 6, generator=generator) for size in (num_sources, num_targets))
+    target[:num_shared] = source[:num_shared] + 0.4 * torch.randn(num_shared, 6, generator=generator)
     return source, target
 
 
@@ -71,28 +71,27 @@ def mined_by_loops(source: Tensor, target: Tensor, margin: Margin, candidates: C
 
 
 @pytest.mark.parametrize(("margin", "candidates"), list(product(get_args(Margin), get_args(Candidates))))
-def test_mined_pairs(margin: Margin, candidates: Candidates) -> None:
+def test_mined_pairs_match_loops(margin: Margin, candidates: Candidates) -> None:
     source, target = noisy_translations()
     expected = mined_by_loops(source, target, margin, candidates)
     options = {"neighbors": NEIGHBORS, "margin": margin, "candidates": candidates}
     mined = mine_pairs(source, 3 * target, **options)
     assert [(pair.source, pair.target) for pair in mined] == [(pair.source, pair.target) for pair in expected]
     assert [pair.score for pair in mined] == pytest.approx([pair.score for pair in expected], abs=1e-5)
-    exact_index = mine_pairs(source, target, search=FaissSearch("Flat"), **options)
-    assert [(pair.source, pair.target) for pair in exact_index] == [(pair.source, pair.target) for pair in mined]
+    faiss_mined = mine_pairs(source, target, search=FaissSearch("Flat"), **options)
+    assert [(pair.source, pair.target) for pair in faiss_mined] == [(pair.source, pair.target) for pair in mined]
 
 
-def test_few_sentences() -> None:
-    """Fewer sentences than neighbors."""
-    source, target = noisy_translations(sources=2, targets=1, shared=1)
+def test_fewer_sentences_than_neighbors() -> None:
+    source, target = noisy_translations(num_sources=2, num_targets=1, num_shared=1)
     (pair,) = mine_pairs(source, target, neighbors=4)
     assert (pair.source, pair.target) == (0, 0)
     with pytest.raises(CtxError, match="no target sentences"):
         mine_pairs(source, target[:0])
 
 
-def test_missing_neighbors_of_an_index() -> None:
-    """An approximate search may find no neighbor of a query, or fewer than it should."""
+def test_index_with_missing_neighbors() -> None:
+    """An approximate index may return no neighbor of a query, or too few."""
 
     def search(queries: Tensor, vectors: Tensor, neighbors: int) -> tuple[Tensor, Tensor]:
         cosines, indices = ExactSearch()(queries, vectors, neighbors)
@@ -106,7 +105,7 @@ def test_missing_neighbors_of_an_index() -> None:
     assert {(pair.source, pair.target) for pair in mined} == {(i, i) for i in range(1, 4)}
 
 
-def test_index_of_faiss() -> None:
+def test_faiss_indices_approximate_exact_search() -> None:
     vectors = F.normalize(torch.randn(500, 16, generator=torch.Generator().manual_seed(0)), dim=1)
     exact = ExactSearch()(vectors[:50], vectors, 5)
     assert torch.equal(exact[1][:, 0], torch.arange(50))
@@ -119,13 +118,13 @@ def test_index_of_faiss() -> None:
             search(vectors, vectors, 1)
 
 
-def test_missing_faiss(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_faiss_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "faiss", None)
     with pytest.raises(CtxError, match=r"hf_ctxmodels\[mining\]"):
         FaissSearch()(torch.eye(2), torch.eye(2), 1)
 
 
-def test_threshold_has_the_highest_f1() -> None:
+def test_best_threshold_maximizes_f1() -> None:
     generator = torch.Generator().manual_seed(2)
     for _ in range(20):
         scores = torch.randint(0, 8, (12,), generator=generator).sort(descending=True).values.tolist()
@@ -154,7 +153,7 @@ def test_lexical_baseline_on_real_sentences(shared_data: Path, language: str) ->
 
 
 def write_mining_files(folder: Path, with_ids: bool) -> dict[str, Path]:
-    """Ten sentences and copies of them as translations, in another order, with other sentences around them."""
+    """Write ten sentences and their copies as translations, in another order and among other sentences."""
     words = [f"{a}{b}" for a in ("ka", "lo", "mi", "nu") for b in ("ra", "se", "ti", "vo")]
     generator = torch.Generator().manual_seed(0)
     sentences = [
@@ -179,19 +178,19 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("with_ids", [True, False])
-def test_command(encoder: Path, tmp_path: Path, with_ids: bool) -> None:
+def test_mining_command(encoder: Path, tmp_path: Path, with_ids: bool) -> None:
     files, output = write_mining_files(tmp_path, with_ids), tmp_path / "pairs.tsv"
     flags = {**files, "model": encoder, "pooling": "mean", "tuning_share": 0.4, "output_file": output}
     printed = command_output("evaluate mining", **flags)
-    (model,) = (line for line in printed.splitlines() if line.startswith("model"))
-    assert "recall 1.0000" in model
-    assert float(model.split("f1 ")[1].split()[0]) > 0.8
+    (model_line,) = (line for line in printed.splitlines() if line.startswith("model"))
+    assert "recall 1.0000" in model_line
+    assert float(model_line.split("f1 ")[1].split()[0]) > 0.8
     assert "baseline" in printed
     gold = {tuple(line.split()) for line in files["gold"].read_text().splitlines()}
     rows = [row.values for row in read_table(output, ["margin", "source_id", "target_id", "source", "target"])]
     assert gold <= {(row["source_id"], row["target_id"]) for row in rows}
     assert all((row["source"] == row["target"]) == ((row["source_id"], row["target_id"]) in gold) for row in rows)
-    threshold = float(model.split("threshold ")[1].split()[0])
+    threshold = float(model_line.split("threshold ")[1].split()[0])
     assert min(float(row["margin"]) for row in rows) >= threshold
     assert "--overwrite" in command_output("evaluate mining", **flags, fails=True)
     del flags["gold"], flags["tuning_share"], flags["output_file"]
@@ -199,7 +198,7 @@ def test_command(encoder: Path, tmp_path: Path, with_ids: bool) -> None:
     assert f"{len(rows)} pairs with a margin" in printed
 
 
-def test_wrong_files(encoder: Path, tmp_path: Path) -> None:
+def test_invalid_files_raise(encoder: Path, tmp_path: Path) -> None:
     files = write_mining_files(tmp_path, with_ids=True)
     flags = {"model": encoder, "pooling": "mean", **files}
     without_gold = {name: value for name, value in flags.items() if name != "gold"}

@@ -43,10 +43,10 @@ def decoder() -> Pair:
 
 
 @torch.no_grad()
-def plain(
+def score_by_loop(
     predict: Callable[[Tensor], Tensor], documents: list[list[int]], length: int, stride: int
 ) -> tuple[float, int]:
-    """Each token by itself: `predict` reads the window that scores it."""
+    """Score one token at a time; `predict` reads its window."""
     nats, count = 0.0, 0
     for ids in documents:
         for target in range(1, len(ids)):
@@ -57,7 +57,7 @@ def plain(
 
 
 @pytest.mark.parametrize(("length", "stride"), [(16, 1), (16, 8), (16, 16), (7, 3), (None, None)])
-def test_windows_of_a_decoder(decoder: Pair, length: int | None, stride: int | None) -> None:
+def test_decoder_windows_match_loop(decoder: Pair, length: int | None, stride: int | None) -> None:
     model, tokenizer = decoder
     model.train()
     result = measure_perplexity(model, tokenizer, DOCUMENTS, max_length=length, stride=stride, batch_size=3)
@@ -65,13 +65,13 @@ def test_windows_of_a_decoder(decoder: Pair, length: int | None, stride: int | N
     end = tokenizer.eos_token_id
     ids = [[end, *tokenizer(text).input_ids, end] for text in DOCUMENTS if text]
     model.eval()
-    nats, tokens = plain(lambda window: model(window).logits, ids, length or 16, stride or 8)
+    nats, tokens = score_by_loop(lambda window: model(window).logits, ids, length or 16, stride or 8)
     assert (result.tokens, result.words) == (tokens, sum(len(text.split()) for text in DOCUMENTS))
     assert result.nats == pytest.approx(nats, rel=1e-5)
     assert result.per_word == pytest.approx(math.exp(nats / result.words), rel=1e-4)
 
 
-def test_a_recurrent_model_reads_whole_documents() -> None:
+def test_recurrent_model_reads_full_documents() -> None:
     torch.manual_seed(0)
     tokenizer = CtxUlmfitTokenizer.train(DOCUMENTS, vocab_size=40)
     config = CtxUlmfitConfig(vocab_size=len(tokenizer), hidden_size=16, cell_size=16, num_hidden_layers=2)
@@ -79,7 +79,7 @@ def test_a_recurrent_model_reads_whole_documents() -> None:
     result = measure_perplexity(model, tokenizer, DOCUMENTS)
     ids = [tokenizer(text).input_ids for text in DOCUMENTS if text]
     model.eval()
-    nats, tokens = plain(lambda window: model(window).logits, ids, 10_000, 10_000)
+    nats, tokens = score_by_loop(lambda window: model(window).logits, ids, 10_000, 10_000)
     assert result.tokens == tokens
     assert result.nats == pytest.approx(nats, rel=1e-5)
     assert result.unknown == sum(row[1:].count(tokenizer.unk_token_id) for row in ids) > 0
@@ -87,7 +87,7 @@ def test_a_recurrent_model_reads_whole_documents() -> None:
 
 @pytest.mark.parametrize(("length", "stride"), [(6, 4), (None, None)])
 @torch.no_grad()
-def test_xlnet_predicts_by_its_query_stream_in_the_order_of_the_text(length: int | None, stride: int | None) -> None:
+def test_xlnet_query_stream_in_text_order(length: int | None, stride: int | None) -> None:
     torch.manual_seed(0)
     tokenizer = CtxXLNetTokenizer.train(DOCUMENTS, vocab_size=40)
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
@@ -95,20 +95,20 @@ def test_xlnet_predicts_by_its_query_stream_in_the_order_of_the_text(length: int
     model = CtxXLNetForPreTraining(config).eval()
 
     def predict(ids: Tensor) -> Tensor:
-        read = F.pad(ids, (0, 1), value=tokenizer.pad_token_id)  # the target itself is not read
-        hidden = torch.ones(1, read.shape[1], read.shape[1]).triu()  # the content stream sees itself anyway
-        target_mapping = torch.eye(read.shape[1])[None, -1:]
-        segments = torch.zeros_like(read)
-        return model(read, token_type_ids=segments, perm_mask=hidden, target_mapping=target_mapping).logits
+        inputs = F.pad(ids, (0, 1), value=tokenizer.pad_token_id)  # the target is padding in the input
+        perm_mask = torch.ones(1, inputs.shape[1], inputs.shape[1]).triu()  # the content stream attends to itself
+        target_mapping = torch.eye(inputs.shape[1])[None, -1:]
+        segments = torch.zeros_like(inputs)
+        return model(inputs, token_type_ids=segments, perm_mask=perm_mask, target_mapping=target_mapping).logits
 
     result = measure_perplexity(model, tokenizer, DOCUMENTS, max_length=length, stride=stride, batch_size=3)
     ids = tokenizer([text for text in DOCUMENTS if text], add_special_tokens=False).input_ids
-    nats, tokens = plain(predict, ids, length or 10_000, stride or 10_000)
+    nats, tokens = score_by_loop(predict, ids, length or 10_000, stride or 10_000)
     assert result.tokens == tokens
     assert result.nats == pytest.approx(nats, rel=1e-5)
 
 
-def test_command_reads_the_held_out_documents(decoder: Pair, tmp_path: Path) -> None:
+def test_command_measures_held_out_documents(decoder: Pair, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("\n\n".join(f"{number} cats sat" for number in range(8)))
     flags = {"model": save(tmp_path / "model", *decoder), "dataset": tmp_path / "text.txt"}
     assert "24 words" in command_output("evaluate perplexity", **flags)
@@ -119,7 +119,7 @@ def test_command_reads_the_held_out_documents(decoder: Pair, tmp_path: Path) -> 
     assert f"{expected.per_word:.3f} per word; {expected.tokens} tokens, 6 words, 0 unknown" in printed
 
 
-def test_what_cannot_be_measured(decoder: Pair) -> None:
+def test_unsupported_models_and_windows_raise(decoder: Pair) -> None:
     model, tokenizer = decoder
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
     masked = CtxBertForMaskedLM(CtxBertConfig(vocab_size=30, **sizes))

@@ -1,4 +1,4 @@
-"""Prompt tasks: formatting, examples in the context, metrics with hand-computed values, the command, packaged tasks."""
+"""Prompt tasks: formatting, few-shot contexts, metrics with hand-computed values, the command, packaged tasks."""
 
 import json
 import math
@@ -36,7 +36,7 @@ from hf_ctxmodels.registry import FAMILIES
 
 TRAIN = ["the cat saw a small garden", "a dog carried seven letters", "nobody mended the bridge", "the sailor forgot"]
 VALIDATION = [("a garden", 1), ("the red boat", 0), ("a garden", 1)]
-LABELED = """
+TASK_YAML = """
 tasks:
   mood:
     file: {train: train.tsv, validation: validation.tsv}
@@ -94,11 +94,11 @@ def folder(tmp_path: Path) -> Path:
     }
     for name, records in files.items():
         (tmp_path / name).write_text("\n".join(map(json.dumps, records)))
-    (tmp_path / "tasks.yaml").write_text(LABELED)
+    (tmp_path / "tasks.yaml").write_text(TASK_YAML)
     return tmp_path
 
 
-def read(folder: Path, name: str) -> tuple[PromptTask, list[PromptExample]]:
+def read_task(folder: Path, name: str) -> tuple[PromptTask, list[PromptExample]]:
     task = read_tasks(folder / "tasks.yaml", folder)[name]
     return task, task.read("validation")
 
@@ -111,18 +111,18 @@ class TableScorer:
 
     def score(self, requests: Sequence[tuple[str, str]]) -> list[ContinuationScore]:
         self.requests += requests
-        found = [self.scores.get(request) or self.scores[request[1]] for request in requests]
-        return [ContinuationScore(value, tokens, 0, value > -1) for value, tokens in found]
+        results = [self.scores.get(request) or self.scores[request[1]] for request in requests]
+        return [ContinuationScore(value, tokens, 0, value > -1) for value, tokens in results]
 
 
-def test_prompts_as_in_the_harness(folder: Path) -> None:
-    """Description, examples drawn in turn by one generator, input; the separator begins the continuation."""
-    task, examples = read(folder, "mood")
+def test_prompts_match_evaluation_harness(folder: Path) -> None:
+    """Description, examples sampled by one generator, input; the continuation starts with the separator."""
+    task, examples = read_task(folder, "mood")
     pool = task.read("train")
     contexts = task.contexts(examples, pool, 2, seed=7)
-    random, expected = Random(7), []
+    rng, expected = Random(7), []
     for _ in examples:
-        first, second = random.sample(range(4), 2)
+        first, second = rng.sample(range(4), 2)
         answers = ["bad", "very good"]
         expected.append(
             f"Moods.\n{TRAIN[first]} Mood: {answers[first % 2]}\n\n{TRAIN[second]} Mood: {answers[second % 2]}\n\n"
@@ -140,9 +140,9 @@ def test_prompts_as_in_the_harness(folder: Path) -> None:
         task.contexts(examples, pool, 5, seed=0)
 
 
-def test_examples_of_the_evaluated_file(folder: Path) -> None:
-    """An example is never in its own context, even if the file repeats it; a shared context has none of them."""
-    task, examples = read(folder, "mood")
+def test_contexts_exclude_evaluated_example(folder: Path) -> None:
+    """An example is not in its own context, even if the file repeats it; a shared context has no evaluated example."""
+    task, examples = read_task(folder, "mood")
     for seed in range(8):
         contexts = task.contexts(examples, examples, 1, seed, is_same_file=True)
         assert [context.count("garden") for context in contexts] == [0, 1, 0]
@@ -152,9 +152,9 @@ def test_examples_of_the_evaluated_file(folder: Path) -> None:
         task.contexts(examples, examples, 1, 0, is_same_file=True, shared=True)
 
 
-def test_examples_of_a_file_that_is_named_twice(folder: Path) -> None:
+def test_contexts_from_the_evaluated_file(folder: Path) -> None:
     """`--evaluated_file` and `--shots_file` may be the same file, and `--evaluated_file` may be file.train."""
-    task, _ = read(folder, "mood")
+    task, _ = read_task(folder, "mood")
     for flags in ({"evaluated_file": str(folder / "train.tsv")}, {"shots_file": str(folder / "." / "validation.tsv")}):
         arguments = PromptArguments(model=["x"], task=["x"], output_dir="x", **flags)
         data = TaskData.read(task, arguments)
@@ -164,9 +164,9 @@ def test_examples_of_a_file_that_is_named_twice(folder: Path) -> None:
 
 
 def test_train_filter(folder: Path) -> None:
-    """The filter of the task selects the examples of contexts only; a missing file is an error."""
-    (folder / "tasks.yaml").write_text(LABELED.replace("metrics: [accuracy, f1]", 'train_filter: {label: "1"}'))
-    task, examples = read(folder, "mood")
+    """The task's filter selects only the examples of contexts; a missing file raises."""
+    (folder / "tasks.yaml").write_text(TASK_YAML.replace("metrics: [accuracy, f1]", 'train_filter: {label: "1"}'))
+    task, examples = read_task(folder, "mood")
     assert [example.text.label for example in task.read("train", is_pool=True)] == [1, 1]
     assert [example.text.label for example in examples] == [1, 0, 1]
     (folder / "train.tsv").unlink()
@@ -174,18 +174,18 @@ def test_train_filter(folder: Path) -> None:
         task.read("train", is_pool=True)
 
 
-def test_five_likelihoods_of_choices(folder: Path) -> None:
+def test_five_normalizations_of_likelihoods(folder: Path) -> None:
     """Each normalization selects by its own quotient: "bad" has 3 characters and "very good" 9."""
-    task, examples = read(folder, "mood")
+    task, examples = read_task(folder, "mood")
     examples = examples[:1] * 2 + examples[1:2]  # labels 1, 1, 0
     conditional = {" bad": (-3.0, 1), " very good": (-4.0, 4)}
     unconditional = {("Answer:", " bad"): (-1.0, 1), ("Answer:", " very good"): (-4.5, 4)}
     scorer = TableScorer({**conditional, **unconditional})
     result = evaluate_prompts(task, examples, ["", "", ""], scorer)
     values = {name: metric.value for name, metric in result.metrics.items()}
-    third = pytest.approx(1 / 3)
+    one_third = pytest.approx(1 / 3)
     assert values == {
-        "acc": third,  # -3 > -4: bad
+        "acc": one_third,  # -3 > -4: bad
         "acc_norm": pytest.approx(2 / 3),  # -3/3 < -4/9
         "acc_bytes": pytest.approx(2 / 3),
         "acc_tokens": pytest.approx(2 / 3),  # -3/1 < -4/4
@@ -201,8 +201,8 @@ def test_five_likelihoods_of_choices(folder: Path) -> None:
 
 def test_normalizations_by_bytes_and_tokens(folder: Path) -> None:
     """Characters, bytes and tokens of the answers differ: é has two bytes."""
-    (folder / "tasks.yaml").write_text(LABELED.replace('"bad"', '"éé"').replace('"very good"', '"abc"'))
-    task, examples = read(folder, "mood")
+    (folder / "tasks.yaml").write_text(TASK_YAML.replace('"bad"', '"éé"').replace('"very good"', '"abc"'))
+    task, examples = read_task(folder, "mood")
     scores: dict[Any, tuple[float, int]] = {" éé": (-2.0, 4), " abc": (-2.1, 1)}
     metrics = evaluate_prompts(task, examples[:1], [""], TableScorer(scores)).metrics  # the label is abc
     assert {name: metric.value for name, metric in metrics.items() if name.startswith("acc")} == {
@@ -214,8 +214,8 @@ def test_normalizations_by_bytes_and_tokens(folder: Path) -> None:
     }
 
 
-def test_last_words(folder: Path) -> None:
-    task, examples = read(folder, "last")
+def test_lambada_metrics(folder: Path) -> None:
+    task, examples = read_task(folder, "last")
     assert task.requests("", examples[0]) == [("the cat saw a small", " garden")]
     values = [-0.5, -2.0, -3.0, -2.5]
     words = [f" {text.split()[-1]}" for text in TRAIN]
@@ -223,14 +223,14 @@ def test_last_words(folder: Path) -> None:
     metrics = evaluate_prompts(task, examples, [""] * 4, scorer).metrics
     assert metrics["acc"].value == 0.25  # TableScorer's greedy continuations have values above -1
     assert metrics["perplexity"].value == pytest.approx(math.exp(2.0))
-    error = mean_value(values).standard_error
-    assert error == pytest.approx(math.sqrt((1.5**2 + 0 + 1 + 0.5**2) / 3 / 4))
-    assert metrics["perplexity"].standard_error == pytest.approx(math.exp(2.0) * error)
+    standard_error = mean_value(values).standard_error
+    assert standard_error == pytest.approx(math.sqrt((1.5**2 + 0 + 1 + 0.5**2) / 3 / 4))
+    assert metrics["perplexity"].standard_error == pytest.approx(math.exp(2.0) * standard_error)
 
 
 def test_partial_scoring(folder: Path) -> None:
-    """Candidates replace the pronoun in the context, with a small article and the possessive; the rest is scored."""
-    task, examples = read(folder, "schema")
+    """Candidates replace the pronoun, with lower-case article and possessive; the rest of the sentence is scored."""
+    task, examples = read_task(folder, "schema")
     requests = task.requests("", examples[0])
     assert requests == [
         ("The cat saw the cat's", " bridge. They saw it."),
@@ -244,7 +244,7 @@ def test_partial_scoring(folder: Path) -> None:
 
 def test_generated_answers(folder: Path) -> None:
     """The first line is normalized as in SQuAD, and compared with all accepted answers."""
-    task, examples = read(folder, "question")
+    task, examples = read_task(folder, "question")
     calls = []
 
     class Decoder(TableScorer):
@@ -260,12 +260,12 @@ def test_generated_answers(folder: Path) -> None:
         evaluate_prompts(task, examples[:1], [""], TableScorer({}))
 
 
-def test_metrics_of_all_outputs(folder: Path) -> None:
-    """F1 of entities is a property of all outputs, not a mean over examples."""
+def test_corpus_level_metrics(folder: Path) -> None:
+    """Entity F1 is computed over all outputs, not averaged over examples."""
     rows = [{"question": "a", "answers": "B-x O"}, {"question": "b", "answers": "O O O"}]
     (folder / "questions.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    (folder / "tasks.yaml").write_text(LABELED.replace("[squad]", "[entities]"))
-    task, examples = read(folder, "question")
+    (folder / "tasks.yaml").write_text(TASK_YAML.replace("[squad]", "[entities]"))
+    task, examples = read_task(folder, "question")
 
     class Decoder(TableScorer):
         def greedy_answers(self, contexts: Sequence[str], *, until: Sequence[str], max_new_tokens: int):
@@ -275,7 +275,7 @@ def test_metrics_of_all_outputs(folder: Path) -> None:
     assert metrics["f1"] == MetricValue(1.0)
 
 
-def test_table() -> None:
+def test_table_format() -> None:
     metrics = {"perplexity": MetricValue(1234.5678, 12.2512), "acc": MetricValue(0.01, 0.02)}
     assert format_table([TableRow("lambada_openai", 1, 0, metrics)]).split("\n") == [
         "|    Tasks     |Version|Filter|n-shot|  Metric  |   |  Value  |   |Stderr |",
@@ -285,8 +285,8 @@ def test_table() -> None:
     ]
 
 
-def test_childrens_books(tmp_path: Path) -> None:
-    """The likelihood of a candidate and of the rest of the sentence."""
+def test_childrens_book_test(tmp_path: Path) -> None:
+    """The candidate and the rest of the sentence are scored."""
     lines = [f"{number} Sentence {number} ." for number in range(1, 21)]
     (tmp_path / "cbt.txt").write_text("\n".join([*lines, "21 Then XXXXX ran away .\tcat\t\tdog|cat|owl", ""]))
     (task,) = find_tasks("cbt_cn", tmp_path)
@@ -297,14 +297,14 @@ def test_childrens_books(tmp_path: Path) -> None:
     assert (first, second) == (" dog ran away .", " cat ran away .")
     assert example.text.label == 1
     (tmp_path / "cbt.txt").write_text("\n".join([*lines, "21 XXXXX ran away .\tcat\t\tdog|cat|owl", ""]))
-    (example,) = task.read(str(tmp_path / "cbt.txt"))  # a blank at the beginning: one space before the candidate
+    (example,) = task.read(str(tmp_path / "cbt.txt"))  # a blank at the start: one space before the candidate
     assert task.requests("", example)[0][0].endswith("Sentence 20 .")
     (tmp_path / "cbt.txt").write_text("21 Then it ran away .\tcat\t\tdog|cat")
     with pytest.raises(CtxError, match="Not a question with candidates"):
         task.read(str(tmp_path / "cbt.txt"))
 
 
-def opened(family: str, auto_name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def make_model(family: str, auto_name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     tokenizer = FAMILIES[family].tokenizer.train(TRAIN * 5, vocab_size=300)
     names = {name: getattr(tokenizer, name) for name in ("pad_token_id", "bos_token_id", "eos_token_id")}
     model = Case(FAMILIES[family], auto_name).model(vocab_size=len(tokenizer), max_position_embeddings=32, **names)
@@ -318,7 +318,7 @@ def opened(family: str, auto_name: str) -> tuple[PreTrainedModel, PreTrainedToke
     ids=["bert", "xlnet"],
 )
 def test_pseudo_likelihoods(family: str, auto_name: str) -> None:
-    """The sum over the tokens of the continuation, each given all others; long contexts lose their beginning."""
+    """The sum over the continuation, each token given all others; long contexts are truncated on the left."""
     tokenizer = FAMILIES[family].tokenizer.train(TRAIN * 5, vocab_size=300)
     model = Case(FAMILIES[family], auto_name).model(vocab_size=len(tokenizer))
     requests = [("the cat saw", " a small garden"), ("nobody", " mended the bridge"), ("", "the sailor forgot")]
@@ -331,18 +331,18 @@ def test_pseudo_likelihoods(family: str, auto_name: str) -> None:
         assert result.is_greedy == all(token.rank == 1 for token in tokens)
     num_special = tokenizer.num_special_tokens_to_add()
     limit = num_special + len(tokenizer.tokenize("the cat saw a small garden"))
-    long = [("nobody mended the bridge the cat saw", " a small garden")]
-    (truncated,) = PseudoLikelihoodScorer(model, tokenizer, max_length=limit).score(long)
+    long_request = [("nobody mended the bridge the cat saw", " a small garden")]
+    (truncated,) = PseudoLikelihoodScorer(model, tokenizer, max_length=limit).score(long_request)
     assert truncated.log_probability == pytest.approx(scores[0].log_probability, abs=1e-4)
     assert [score.is_truncated for score in (*scores, truncated)] == [False, False, False, True]
     with pytest.raises(CtxError, match="too many tokens"):
-        PseudoLikelihoodScorer(model, tokenizer, max_length=num_special + 1).score(long)
+        PseudoLikelihoodScorer(model, tokenizer, max_length=num_special + 1).score(long_request)
 
 
-def test_batches_and_contexts_of_pseudo_likelihoods(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pseudo_likelihood_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """No batch has more than `batch_tokens` tokens, unless it is one sequence; a context is tokenized once for all of
     its continuations."""
-    model, tokenizer = opened("bert", "AutoModelForMaskedLM")
+    model, tokenizer = make_model("bert", "AutoModelForMaskedLM")
     shapes, texts = list[tuple[int, ...]](), list[str]()
     encode, tokenize = model.encode, type(tokenizer).__call__
 
@@ -372,19 +372,18 @@ def test_batches_and_contexts_of_pseudo_likelihoods(monkeypatch: pytest.MonkeyPa
 
 
 def test_truncated_prompts_are_counted(folder: Path) -> None:
-    """The share of examples that lose the beginning of their context, also by the length of their answers."""
-    model, tokenizer = opened("gpt2", "AutoModelForCausalLM")
+    """The share of examples with truncated contexts, also because of the length of answers."""
+    model, tokenizer = make_model("gpt2", "AutoModelForCausalLM")
     for name, limit, expected in (("mood", None, 0.0), ("mood", 8, 1.0), ("question", None, 0.0), ("question", 6, 0.5)):
-        task, examples = read(folder, name)
+        task, examples = read_task(folder, name)
         if name == "question":
             examples = [examples[0], replace(examples[0], text=replace(examples[0].text, input="who"))]
         scorer = ContinuationScorer(model, tokenizer, max_length=limit)
         assert evaluate_prompts(task, examples, [""] * len(examples), scorer).truncated == expected
 
 
-def test_positions_of_transformers_models() -> None:
-    """RoBERTa's first position is the one after the id of its padding token; a long context is truncated to the rest.
-    XLNet has no limit."""
+def test_input_limits_of_transformers_models() -> None:
+    """RoBERTa's positions start after the id of the padding token, which reduces the limit; XLNet has no limit."""
     tokenizer = FAMILIES["roberta"].tokenizer.train(TRAIN * 5, vocab_size=300)
     config = RobertaConfig(
         vocab_size=len(tokenizer), hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8,
@@ -397,15 +396,15 @@ def test_positions_of_transformers_models() -> None:
     assert max_input_length(XLNetConfig()) is None
 
 
-def test_unigrams() -> None:
+def test_unigram_scorer() -> None:
     tokenizer = FAMILIES["gpt2"].tokenizer.train(TRAIN * 5, vocab_size=300)
     scorer = UnigramScorer(tokenizer, ["the the the cat"])
-    first, second, other = scorer.score([("x", " the"), ("y", " the"), ("x", " garden")])
+    first, second, rare = scorer.score([("x", " the"), ("y", " the"), ("x", " garden")])
     assert first == second
-    assert first.log_probability > other.log_probability
+    assert first.log_probability > rare.log_probability
 
 
-FAILURES = [
+INVALID_TASKS = [
     ('labels: {0: "bad", 1: "very good"}', "round: 0.2", "not a number"),
     ("scoring: likelihood", "scoring: partial", "partial scoring needs labels"),
     ("scoring: likelihood", "scoring: all", "unknown scoring 'all'"),
@@ -421,15 +420,15 @@ FAILURES = [
 ]
 
 
-@pytest.mark.parametrize(("old", "new", "message"), FAILURES, ids=[new for _, new, _ in FAILURES])
-def test_invalid_tasks(old: str, new: str, message: str, folder: Path) -> None:
-    text = LABELED.replace(old, new)
+@pytest.mark.parametrize(("old", "new", "message"), INVALID_TASKS, ids=[new for _, new, _ in INVALID_TASKS])
+def test_invalid_tasks_raise(old: str, new: str, message: str, folder: Path) -> None:
+    text = TASK_YAML.replace(old, new)
     (folder / "tasks.yaml").write_text(text.replace("    metrics: [accuracy, f1]\n", "") if "round" in new else text)
     with pytest.raises(CtxError, match=message):
         read_tasks(folder / "tasks.yaml")
 
 
-def test_replaced_values(folder: Path) -> None:
+def test_field_value_replacement(folder: Path) -> None:
     (task,) = find_tasks("copa", folder)
     record = {"premise": "The man fell.", "choice1": "He slipped.", "choice2": "It rained.", "question": "cause"}
     (folder / "copa.jsonl").write_text(json.dumps({**record, "label": 0}))
@@ -466,8 +465,8 @@ def test_packaged_tasks_read_real_data(shared_data: Path) -> None:
     assert len(read_names) >= 15
 
 
-def save(family: str, auto_name: str, directory: Path) -> str:
-    model, tokenizer = opened(family, auto_name)
+def save_model(family: str, auto_name: str, directory: Path) -> str:
+    model, tokenizer = make_model(family, auto_name)
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     return str(directory)
@@ -478,22 +477,22 @@ def run(folder: Path, **flags: Any) -> str:
     return command_output("evaluate prompts", **options)
 
 
-def test_command(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A decoder, an encoder-decoder and a masked model; an interrupted run continues; tables and figures of all."""
-    gpt2 = save("gpt2", "AutoModelForCausalLM", folder / "gpt2")
-    t5 = save("t5", "AutoModelForSeq2SeqLM", folder / "t5")
+def test_interrupted_command_is_resumed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decoder and an encoder-decoder; an interrupted run is resumed; tables, figures and examples are saved."""
+    gpt2 = save_model("gpt2", "AutoModelForCausalLM", folder / "gpt2")
+    t5 = save_model("t5", "AutoModelForSeq2SeqLM", folder / "t5")
     flags = {"model": [gpt2, t5], "shots": "0,1", "seeds": "0,1", "unigram_text": folder / "train.tsv"}
     flags["save_examples"] = True
     evaluated: list[str] = []
     limit = 6
 
-    def count(*arguments: Any) -> PromptResult:
+    def record_and_evaluate(*arguments: Any) -> PromptResult:
         if len(evaluated) == limit:
             raise KeyboardInterrupt
         evaluated.append(arguments[0].name)
         return evaluate_prompts(*arguments)
 
-    monkeypatch.setattr("hf_ctxmodels.cli.evaluate_prompts.evaluate_prompts", count)
+    monkeypatch.setattr("hf_ctxmodels.cli.evaluate_prompts.evaluate_prompts", record_and_evaluate)
     with pytest.raises(AssertionError, match="Interrupted"):
         run(folder, **flags)
     limit = 1000
@@ -515,15 +514,15 @@ def test_command(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_file_without_labels(folder: Path) -> None:
-    """The predictions are those for the same examples with labels; there is no score."""
-    gpt2 = save("gpt2", "AutoModelForCausalLM", folder / "gpt2")
+    """Predictions equal those for the same examples with labels; there is no score."""
+    gpt2 = save_model("gpt2", "AutoModelForCausalLM", folder / "gpt2")
     (folder / "words.tsv").write_text("\n".join(["sentence", *(text for text, _ in VALIDATION)]))
     questions = [json.loads(line) for line in (folder / "questions.jsonl").read_text().splitlines()]
     (folder / "unlabeled.jsonl").write_text("\n".join(json.dumps({"question": row["question"]}) for row in questions))
     for name, file in (("mood", "words.tsv"), ("question", "unlabeled.jsonl"), ("last", "last.jsonl")):
-        task, _ = read(folder, name)
+        task, _ = read_task(folder, name)
         assert task.text.has_labels("validation")
-        entry = LABELED.partition(f"  {name}:\n")[2]
+        entry = TASK_YAML.partition(f"  {name}:\n")[2]
         entry = entry[: match.start()] if (match := re.search(r"^  \w", entry, re.M)) else entry
         (folder / f"{name}.yaml").write_text(f"tasks:\n  {name}:\n{entry}")
         flags = {"model": gpt2, "task": folder / f"{name}.yaml", "output_dir": folder / name}
@@ -545,19 +544,19 @@ def test_file_without_labels(folder: Path) -> None:
         for key in ("prediction", "log_probabilities") if name == "mood" else ("output",):
             assert [record[key] for record in records] == [record[key] for record in expected], key
     flags = {"model": gpt2, "task": folder / "mood.yaml", "evaluated_file": folder / "words.tsv", "shots": 1}
-    run(folder, **flags, output_dir=folder / "shots")  # of file.train
+    run(folder, **flags, output_dir=folder / "shots")  # shots from file.train
     error = run(folder, **flags, output_dir=folder / "no-shots", shots_file=folder / "words.tsv", fails=True)
     assert "no labels for the examples in the contexts" in error
 
 
-def test_command_with_a_masked_model(folder: Path) -> None:
-    """Tasks of likelihoods are evaluated; generated answers are an error."""
-    bert = save("bert", "AutoModelForMaskedLM", folder / "bert")
-    text = LABELED.replace(LABELED[LABELED.index("  question:") : LABELED.index("  schema:")], "")
+def test_command_with_masked_model(folder: Path) -> None:
+    """Likelihood tasks are evaluated; tasks with generated answers raise."""
+    bert = save_model("bert", "AutoModelForMaskedLM", folder / "bert")
+    text = TASK_YAML.replace(TASK_YAML[TASK_YAML.index("  question:") : TASK_YAML.index("  schema:")], "")
     (folder / "likelihoods.yaml").write_text(text)
     assert "|last" in run(folder, model=bert, task=folder / "likelihoods.yaml", shots=1)
     flags = {"model": bert, "output_dir": folder / "other", "fails": True}
-    gpt2 = save("gpt2", "AutoModelForCausalLM", folder / "gpt2")
+    gpt2 = save_model("gpt2", "AutoModelForCausalLM", folder / "gpt2")
     error = run(folder, **flags | {"model": [gpt2, bert]})
     assert "task question needs a model that generates text" in error
     assert f"--model {bert}" in error
@@ -575,7 +574,7 @@ def test_command_with_a_masked_model(folder: Path) -> None:
         ("glove", "AutoModelForPreTraining", "is not a language model"),
     ],
 )
-def test_models_without_likelihoods(family: str, auto_name: str, message: str, folder: Path) -> None:
+def test_models_without_likelihoods_raise(family: str, auto_name: str, message: str, folder: Path) -> None:
     tokenizer = FAMILIES[family].tokenizer.train(TRAIN * 5, vocab_size=300)
     Case(FAMILIES[family], auto_name).model(vocab_size=len(tokenizer)).save_pretrained(folder / family)
     tokenizer.save_pretrained(folder / family)

@@ -1,4 +1,4 @@
-"""Scores of texts against one prediction at a time, without batches and padding."""
+"""Text scores against single predictions, without batches and padding."""
 
 from collections.abc import Callable
 from typing import Any
@@ -28,22 +28,24 @@ from hf_ctxmodels.inference import score
 from hf_ctxmodels.registry import FAMILIES
 
 TEXTS = ["the cat saw a small garden", "nobody", "a dog carried seven letters over the bridge", "the dog saw the cat"]
-MASKED = ["bert", "roberta", "xlm_roberta", "albert", "electra"]
+MASKED_FAMILIES = ["bert", "roberta", "xlm_roberta", "albert", "electra"]
 
 
-def opened(family: str, auto_name: str, **changes: Any) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def make_model(family: str, auto_name: str, **overrides: Any) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     tokenizer = FAMILIES[family].tokenizer.train(TEXTS * 5, vocab_size=300)
     names = {name: getattr(tokenizer, name) for name in ("pad_token_id", "bos_token_id", "eos_token_id")}
-    model = Case(FAMILIES[family], auto_name).model(vocab_size=len(tokenizer), **names, **changes)
+    model = Case(FAMILIES[family], auto_name).model(vocab_size=len(tokenizer), **names, **overrides)
     return model, tokenizer
 
 
-Terms = Callable[[str], list[float]]
+TokenLogProbs = Callable[[str], list[float]]
 
 
-def assert_scores(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, terms: Terms, batch_size: int) -> None:
-    """Compare scores with the log probabilities of a text's predictions."""
-    scores, expected = score(model, tokenizer, TEXTS, batch_size=batch_size), list(map(terms, TEXTS))
+def assert_scores(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, token_log_probs: TokenLogProbs, batch_size: int
+) -> None:
+    """Compare text scores with sums of `token_log_probs`."""
+    scores, expected = score(model, tokenizer, TEXTS, batch_size=batch_size), list(map(token_log_probs, TEXTS))
     assert [text.predictions for text in scores] == list(map(len, expected))
     sums = [text.log_probability for text in scores]
     assert sums == pytest.approx(list(map(sum, expected)), abs=1e-4)
@@ -63,12 +65,12 @@ def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[Any, list[int
 @pytest.mark.parametrize(
     ("family", "backward"), [("ulmfit", False), ("ulmfit", True), ("seqae", False)], ids=["ulmfit", "backward", "seqae"]
 )
-def test_causal(family: str, backward: bool) -> None:
-    """Each token after those before it, begun by the token that begins a text, or ends the one before."""
-    model, tokenizer = opened(family, "AutoModelForCausalLM", **({"backward": True} if backward else {}))
+def test_causal_lm_scores(family: str, backward: bool) -> None:
+    """Each token given the previous ones, from the token that begins a text or ends the previous text."""
+    model, tokenizer = make_model(family, "AutoModelForCausalLM", **({"backward": True} if backward else {}))
     assert model.is_backward is backward
 
-    def terms(text: str) -> list[float]:
+    def token_log_probs(text: str) -> list[float]:
         ids = tokenizer(text)["input_ids"]
         ids = [tokenizer.eos_token_id, *ids] if family == "seqae" else ids
         ids = ids[::-1] if backward else ids
@@ -76,33 +78,33 @@ def test_causal(family: str, backward: bool) -> None:
         logits = [model(torch.tensor([row])).logits[0, 0 if backward else -1] for row in inputs]
         return list(map(log_probability, logits, ids[1:]))
 
-    assert_scores(model, tokenizer, terms, 3)
+    assert_scores(model, tokenizer, token_log_probs, 3)
 
 
-def test_prefix_lm() -> None:
+def test_prefix_lm_scores() -> None:
     """The prefix is the token before the text, as for the continuation of an empty prompt."""
-    model, tokenizer = opened("gpt2", "AutoModelForCausalLM", prefix_lm=True)
+    model, tokenizer = make_model("gpt2", "AutoModelForCausalLM", prefix_lm=True)
 
-    def terms(text: str, prefix_length: int = 1) -> list[float]:
+    def token_log_probs(text: str, prefix_length: int = 1) -> list[float]:
         ids = [tokenizer.eos_token_id, *tokenizer(text)["input_ids"]]
         prefix_mask = (torch.arange(len(ids)) < prefix_length).long()[None]
         logits = model(torch.tensor([ids]), prefix_mask=prefix_mask).logits[0]
         return list(map(log_probability, logits, ids[1:]))
 
-    assert_scores(model, tokenizer, terms, 3)
-    assert sum(terms(TEXTS[0], 4)) != pytest.approx(sum(terms(TEXTS[0])), abs=1e-3)
+    assert_scores(model, tokenizer, token_log_probs, 3)
+    assert sum(token_log_probs(TEXTS[0], 4)) != pytest.approx(sum(token_log_probs(TEXTS[0])), abs=1e-3)
     continued = ContinuationScorer(model, tokenizer).score([("", text) for text in TEXTS])
     scores = [text.log_probability for text in score(model, tokenizer, TEXTS)]
     assert [text.log_probability for text in continued] == pytest.approx(scores, abs=1e-4)
 
 
-@pytest.mark.parametrize("family", MASKED)
-def test_masked(family: str) -> None:
-    """Each token behind a mask token; ELECTRA's by its generator, alone or in the pair."""
+@pytest.mark.parametrize("family", MASKED_FAMILIES)
+def test_masked_lm_scores(family: str) -> None:
+    """Each token is masked in turn; ELECTRA uses its generator, alone or with the discriminator."""
     for auto_name in ("AutoModelForMaskedLM", "AutoModelForPreTraining"):
-        model, tokenizer = opened(family, auto_name)
+        model, tokenizer = make_model(family, auto_name)
 
-        def terms(text: str, model: Any = model, tokenizer: Any = tokenizer) -> list[float]:
+        def token_log_probs(text: str, model: Any = model, tokenizer: Any = tokenizer) -> list[float]:
             encoded, positions = encode(tokenizer, text)
             values = []
             for position in positions:
@@ -113,12 +115,12 @@ def test_masked(family: str) -> None:
                 values.append(log_probability(logits[0, position], int(encoded["input_ids"][0, position])))
             return values
 
-        assert_scores(model, tokenizer, terms, 7)
+        assert_scores(model, tokenizer, token_log_probs, 7)
 
 
-def test_originality() -> None:
-    """The discriminator of ELECTRA's pair, each text without padding."""
-    model, tokenizer = opened("electra", "AutoModelForPreTraining")
+def test_originality_scores() -> None:
+    """ELECTRA's discriminator, each text without padding."""
+    model, tokenizer = make_model("electra", "AutoModelForPreTraining")
     expected = []
     for text in TEXTS:
         encoded, positions = encode(tokenizer, text)
@@ -127,17 +129,17 @@ def test_originality() -> None:
     scores = score_originality(model, tokenizer, TEXTS, batch_size=2)
     assert scores == pytest.approx(expected, abs=1e-4)
     assert detects_replaced_tokens(model)
-    other, tokenizer = opened("bert", "AutoModelForMaskedLM")
-    assert not detects_replaced_tokens(other)
+    bert, tokenizer = make_model("bert", "AutoModelForMaskedLM")
+    assert not detects_replaced_tokens(bert)
     with pytest.raises(CtxError, match="does not detect replaced tokens"):
-        score_originality(other, tokenizer, TEXTS)
+        score_originality(bert, tokenizer, TEXTS)
 
 
-def test_permuted() -> None:
-    """Each token as the reference asks for it: hidden from all rows, and mapped to the only target."""
-    model, tokenizer = opened("xlnet", "AutoModelForCausalLM")
+def test_permutation_lm_scores() -> None:
+    """As in the reference, each token is hidden by perm_mask and is the only target."""
+    model, tokenizer = make_model("xlnet", "AutoModelForCausalLM")
 
-    def terms(text: str) -> list[float]:
+    def token_log_probs(text: str) -> list[float]:
         encoded, positions = encode(tokenizer, text)
         values = []
         for position in positions:
@@ -151,14 +153,14 @@ def test_permuted() -> None:
             values.append(log_probability(logits, int(encoded["input_ids"][0, position])))
         return values
 
-    assert_scores(model, tokenizer, terms, 7)
+    assert_scores(model, tokenizer, token_log_probs, 7)
 
 
-def test_both_directions() -> None:
-    """The forward model reads the words before, the backward model those after."""
-    model, tokenizer = opened("elmo", "AutoModelForPreTraining", max_characters_per_token=50)
+def test_bidirectional_lm_scores() -> None:
+    """The forward model reads the previous words, the backward model the following ones."""
+    model, tokenizer = make_model("elmo", "AutoModelForPreTraining", max_characters_per_token=50)
 
-    def terms(text: str) -> list[float]:
+    def token_log_probs(text: str) -> list[float]:
         rows = torch.tensor([tokenizer(text)["input_ids"]])
         [(ids, _)] = tokenizer.vocabulary_ids([text])
         values = []
@@ -167,7 +169,7 @@ def test_both_directions() -> None:
             values.append(log_probability(model(rows[:, position:]).logits[0, 0, 1], int(ids[position - 1])))
         return values
 
-    assert_scores(model, tokenizer, terms, 3)
+    assert_scores(model, tokenizer, token_log_probs, 3)
 
 
 @pytest.mark.parametrize(
@@ -181,25 +183,25 @@ def test_both_directions() -> None:
         ("elmo", "AutoModelForPreTraining"),
     ],
 )
-def test_tokens_add_up_to_the_text(family: str, auto_name: str) -> None:
-    model, tokenizer = opened(family, auto_name, **({"backward": True} if family == "ulmfit" else {}))
+def test_token_scores_sum_to_text_score(family: str, auto_name: str) -> None:
+    model, tokenizer = make_model(family, auto_name, **({"backward": True} if family == "ulmfit" else {}))
     ids = [[*ids] for ids, _ in tokenizer.vocabulary_ids(TEXTS)] if family == "elmo" else tokenizer(TEXTS)["input_ids"]
-    for text, text_ids, total in zip(TEXTS, ids, score(model, tokenizer, TEXTS)):
+    for text, text_ids, text_score in zip(TEXTS, ids, score(model, tokenizer, TEXTS)):
         tokens = score_tokens(model, tokenizer, text, batch_size=3, num_predictions=len(tokenizer))
         assert [token.position for token in tokens] == sorted({token.position for token in tokens})
-        # ELMo predicts words in both directions, and the ends of the text in one
+        # ELMo predicts words in both directions, and the ends of the text in one direction
         ends = (0, len(text_ids) - 1)
         weights = [2 if family == "elmo" and token.position not in ends else 1 for token in tokens]
-        assert sum(weights) == total.predictions
+        assert sum(weights) == text_score.predictions
         sums = sum(weight * token.log_probability for weight, token in zip(weights, tokens))
-        assert sums == pytest.approx(total.log_probability, abs=1e-4)
+        assert sums == pytest.approx(text_score.log_probability, abs=1e-4)
         for token in tokens:
             if token.position < len(text_ids):
                 assert token.predictions[token.rank - 1] == text_ids[token.position]
 
 
 @pytest.mark.parametrize("is_masked", [True, False])
-def test_models_of_transformers(tokenizer: PreTrainedTokenizerBase, is_masked: bool) -> None:
+def test_scores_of_transformers_models(tokenizer: PreTrainedTokenizerBase, is_masked: bool) -> None:
     sizes = {"vocab_size": len(tokenizer), "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
     model = BertForMaskedLM(BertConfig(**sizes)) if is_masked else GPT2LMHeadModel(GPT2Config(**sizes))
     assert language_model_class(model.config) == ("AutoModelForMaskedLM" if is_masked else "AutoModelForCausalLM")
@@ -218,11 +220,11 @@ def test_models_of_transformers(tokenizer: PreTrainedTokenizerBase, is_masked: b
         assert token.predictions == logits.topk(5).indices.tolist()
 
 
-def test_what_cannot_be_scored() -> None:
-    model, tokenizer = opened("bert", "AutoModelForSequenceClassification")
+def test_unsupported_models_and_texts_raise() -> None:
+    model, tokenizer = make_model("bert", "AutoModelForSequenceClassification")
     with pytest.raises(CtxError, match="CtxBertForSequenceClassification is not a language model"):
         score(model, tokenizer, TEXTS)
-    model, tokenizer = opened("bert", "AutoModelForMaskedLM")
+    model, tokenizer = make_model("bert", "AutoModelForMaskedLM")
     model.train()
     with pytest.raises(CtxError, match=r"Text 1 has no token"):
         score(model, tokenizer, ["the cat", " "])

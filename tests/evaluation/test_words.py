@@ -1,4 +1,4 @@
-"""Nearest words, analogies and tests of similarity, against sums done by hand and against scipy and gensim."""
+"""Nearest words, analogies and word similarity, against numpy, scipy and gensim."""
 
 import gzip
 from pathlib import Path
@@ -26,11 +26,11 @@ def space() -> WordSpace:
     return WordSpace(WordVectors(WORDS, MATRIX, lower_case=True))
 
 
-def test_most_similar(space) -> None:
-    found = space.most_similar("Apple", number=1)
-    assert [word for word, _ in found] == ["pear"]
+def test_most_similar_and_analogy(space) -> None:
+    neighbors = space.most_similar("Apple", number=1)
+    assert [word for word, _ in neighbors] == ["pear"]
     cosine = MATRIX[4] @ MATRIX[5] / np.linalg.norm(MATRIX[4]) / np.linalg.norm(MATRIX[5])
-    assert found[0][1] == pytest.approx(cosine, rel=1e-5)
+    assert neighbors[0][1] == pytest.approx(cosine, rel=1e-5)
     assert len(space.most_similar("apple", number=100)) == 5
     assert "kiwi" not in space
     with pytest.raises(CtxError, match="'kiwi' has no vector"):
@@ -40,20 +40,20 @@ def test_most_similar(space) -> None:
     assert not {*words} & {"man", "king", "woman"}
 
 
-def test_random_vectors_as_gensim_has_them() -> None:
+def test_most_similar_matches_gensim() -> None:
     pytest.importorskip("gensim", reason="compares with gensim (extra `demo`)")
     matrix = np.random.default_rng(0).standard_normal((50, 8)).astype(np.float32)
     vectors = WordVectors([f"w{number}" for number in range(50)], matrix)
     space, reference = WordSpace(vectors), vectors.to_gensim()
-    for got, expected in (
+    for actual, expected in (
         (space.most_similar("w3", 5), reference.most_similar("w3", topn=5)),
         (WordSpace(vectors, 20).most_similar("w3", 5), reference.most_similar("w3", topn=5, restrict_vocab=20)),
     ):
-        assert [word for word, _ in got] == [word for word, _ in expected]
-        assert [value for _, value in got] == pytest.approx([value for _, value in expected], rel=1e-5)
+        assert [word for word, _ in actual] == [word for word, _ in expected]
+        assert [value for _, value in actual] == pytest.approx([value for _, value in expected], rel=1e-5)
 
 
-def test_similarity(space, tmp_path: Path) -> None:
+def test_similarity_matches_scipy(space, tmp_path: Path) -> None:
     path = tmp_path / "pairs.txt"
     path.write_text("apple\tpear\t9.5\nman\twoman\t6\nking\tapple\t1.0\nkiwi\tpear\t8\n")
     result = evaluate_similarity(space, read_similarities(path))
@@ -62,7 +62,7 @@ def test_similarity(space, tmp_path: Path) -> None:
     assert result.spearman == pytest.approx(spearmanr(cosines, [9.5, 6, 1])[0])
 
 
-def test_analogies(space, tmp_path: Path) -> None:
+def test_analogy_accuracy(space, tmp_path: Path) -> None:
     path = tmp_path / "questions.txt.gz"
     path.write_bytes(
         gzip.compress(b": royal\nMan King Woman Queen\nman queen woman king\n: fruit\nman apple kiwi pear\n")
@@ -73,8 +73,8 @@ def test_analogies(space, tmp_path: Path) -> None:
     assert result.total == (result.sections["royal"][0], 2, 3)
     assert result.sections["royal"][0] == 1
     assert result.accuracy == 0.5
-    searched = evaluate_analogies(WordSpace(space.vectors, 3), read_analogies(path))
-    assert searched.total[1] == 1, "an answer that is not searched for is not covered"
+    restricted = evaluate_analogies(WordSpace(space.vectors, 3), read_analogies(path))
+    assert restricted.total[1] == 1, "answers outside the searched words are not covered"
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_analogies(space, tmp_path: Path) -> None:
         (read_analogies, "", "no test"),
     ],
 )
-def test_invalid_files(read, text: str, message: str, tmp_path: Path) -> None:
+def test_invalid_files_raise(read, text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "tests.txt").write_text(text)
     with pytest.raises(CtxError, match=message):
         read(tmp_path / "tests.txt")

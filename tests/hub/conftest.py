@@ -27,20 +27,20 @@ def family(request: pytest.FixtureRequest) -> FamilySpec:
 
 @pytest.fixture(scope="module")
 def saved_model(family: FamilySpec, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """See `save_model`."""
+    """A tiny saved model of the family; see `save_model`."""
     return save_model(family, tmp_path_factory.mktemp("runs") / f"tiny-{family.name}")
 
 
 @pytest.fixture(scope="module")
-def run(hub: HubServer, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., subprocess.CompletedProcess]:
-    """Run Python in a new process, which has not imported this package, with the local Hub and empty caches."""
+def run_python(hub: HubServer, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., subprocess.CompletedProcess]:
+    """Runs Python in a new process that has not imported this package, with the local Hub and empty caches."""
 
-    def run(*arguments: str, token: str | None = TOKEN) -> subprocess.CompletedProcess:
+    def run_python(*arguments: str, token: str | None = TOKEN) -> subprocess.CompletedProcess:
         environment = environment_for(hub, tmp_path_factory.mktemp("cache"), token)
         command = [sys.executable, *arguments]
         return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
 
-    return run
+    return run_python
 
 
 @pytest.fixture(scope="module")

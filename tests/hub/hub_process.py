@@ -53,12 +53,12 @@ class HubProcess:
         return int(self._process.stdout.readline())
 
     def finish(self) -> subprocess.CompletedProcess:
-        """Wait for the end of the command that was started last."""
+        """Wait for the last started command."""
         code = int(self._process.stdout.readline())
         return subprocess.CompletedProcess(self._command, code, *(path.read_text("utf-8") for path in self._streams))
 
     def run(self, *command: object, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess:
-        """Start a command and wait for its end."""
+        """Start a command and wait for it."""
         self.start(*command, cwd=cwd, **environment)
         return self.finish()
 

@@ -92,13 +92,13 @@ def metadata_errors(content: str) -> list[str]:
     return errors
 
 
-def _result_errors(where: str, result: dict[str, Any]) -> list[str]:
+def _result_errors(location: str, result: dict[str, Any]) -> list[str]:
     errors = []
     if not isinstance(result.get("task", {}).get("type"), str):
-        errors.append(f'"{where}.task.type" is required')
+        errors.append(f'"{location}.task.type" is required')
     if not {"type", "name"} <= set(result.get("dataset", {})):
-        errors.append(f'"{where}.dataset" must have "type" and "name"')
+        errors.append(f'"{location}.dataset" must have "type" and "name"')
     for metric in result.get("metrics", [{}]):
         if not isinstance(metric.get("type"), str) or metric.get("value") is None:
-            errors.append(f'"{where}.metrics" must have "type" and "value"')
+            errors.append(f'"{location}.metrics" must have "type" and "value"')
     return errors

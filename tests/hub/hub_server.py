@@ -112,13 +112,13 @@ class _Handler(BaseHTTPRequestHandler):
         method = "GET" if self.command == "HEAD" else self.command
         try:
             user_may_write = self._authorize()
-            for verb, pattern, function in _ROUTES:
+            for route_method, pattern, handler in _ROUTES:
                 match = pattern.fullmatch(url.path)
-                if verb == method and match:
-                    if verb == "POST" and not user_may_write and url.path != "/api/validate-yaml":
+                if route_method == method and match:
+                    if route_method == "POST" and not user_may_write and url.path != "/api/validate-yaml":
                         raise HubError(401, "Invalid username or password.")
                     self.user_may_write = user_may_write
-                    function(self, match)
+                    handler(self, match)
                     return
             raise HubError(404, f"This hub has no {self.command} {url.path}")
         except HubError as error:
@@ -144,26 +144,26 @@ class _Handler(BaseHTTPRequestHandler):
         return repository
 
     def chunks(self) -> list[bytes]:
-        """The body of the request in pieces; reading stops after the first half while `stall_uploads` is set."""
-        pieces, remaining = [], int(self.headers.get("Content-Length", 0))
+        """The body of the request in chunks; reading stops after the first half while `stall_uploads` is set."""
+        chunks, remaining = [], int(self.headers.get("Content-Length", 0))
         total = remaining
         while remaining:
             if self.hub.stall_uploads.is_set() and self.command == "PUT" and remaining <= total // 2:
                 self.hub.upload_stalled.set()
                 while self.hub.stall_uploads.is_set():
                     time.sleep(0.02)
-            piece = self.rfile.read(min(remaining, max(1, total // 4), 1 << 14))
-            if not piece:
+            chunk = self.rfile.read(min(remaining, max(1, total // 4), 1 << 14))
+            if not chunk:
                 raise ConnectionError("the client closed the connection")
-            pieces.append(piece)
-            remaining -= len(piece)
+            chunks.append(chunk)
+            remaining -= len(chunk)
         if self.headers.get("Transfer-Encoding") == "chunked":
             while size := int(self.rfile.readline(), 16):
-                pieces.append(self.rfile.read(size))
+                chunks.append(self.rfile.read(size))
                 self.rfile.readline()
             self.rfile.readline()
         self._body_read = True
-        return pieces
+        return chunks
 
     def _read_body(self) -> bytes:
         return b"".join(self.chunks()) if not getattr(self, "_body_read", False) else b""
@@ -246,10 +246,10 @@ def _preupload(request: _Handler, match: re.Match[str]) -> None:
 def _lfs_batch(request: _Handler, match: re.Match[str]) -> None:
     request.repository(match)
     objects = []
-    for item in request.json_body()["objects"]:
-        response = {"oid": item["oid"], "size": item["size"]}
-        if item["oid"] not in request.hub.large_files:
-            href = f"{request.hub.endpoint}/large-files/{item['oid']}"
+    for file in request.json_body()["objects"]:
+        response = {"oid": file["oid"], "size": file["size"]}
+        if file["oid"] not in request.hub.large_files:
+            href = f"{request.hub.endpoint}/large-files/{file['oid']}"
             response["actions"] = {"upload": {"href": href}, "verify": {"href": f"{href}/verify"}}
         objects.append(response)
     request.send_json({"transfer": "basic", "objects": objects})

@@ -15,11 +15,11 @@ from hf_ctxmodels.training.summary import TrainingSummary
 
 REPO = "zoo/tiny-model"
 
-# Tests that do not depend on the family run for a few families.
-some_families = pytest.mark.parametrize("family", ARCHETYPE_FAMILIES, indirect=True, ids=lambda family: family.name)
+# Tests that do not depend on the family run for a few families only.
+few_families = pytest.mark.parametrize("family", ARCHETYPE_FAMILIES, indirect=True, ids=lambda family: family.name)
 
 
-def test_card_contains_the_training_summary(saved_model: Path, family: FamilySpec) -> None:
+def test_card_contains_training_summary(saved_model: Path, family: FamilySpec) -> None:
     summary = TrainingSummary.load(saved_model)
     text = str(model_card(saved_model, REPO))
     for fact in (
@@ -41,15 +41,15 @@ def test_card_contains_the_training_summary(saved_model: Path, family: FamilySpe
     reloaded = ModelCard(text)
     assert [(result.metric_type, result.metric_value) for result in reloaded.data.eval_results] == [("eval_loss", 2.25)]
     tags = {"AutoModelForMaskedLM": "fill-mask", "AutoModelForCausalLM": "text-generation"}
-    # the saved model is a language model, which the heads of these Auto classes open as well, or the model of a task
+    # the saved model is a language model, which these Auto classes open as well, or the model of a task
     tags |= {"AutoModelForSequenceClassification": "text-classification"} if not family.objectives else {}
     expected = next((tag for name, tag in tags.items() if name in family.models), "feature-extraction")
     assert reloaded.data.pipeline_tag == expected
 
 
-@some_families
-def test_loss_curve(saved_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The card shows the image if there is one."""
+@few_families
+def test_loss_curve_image(saved_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The card contains the image instead of the table; no image without losses or without matplotlib."""
     text = str(model_card(saved_model, REPO, curve_image="loss_curve.png"))
     assert "![Training loss by step](loss_curve.png)" in text
     assert "| step | loss |" not in text
@@ -61,8 +61,8 @@ def test_loss_curve(saved_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert loss_curve_png(TrainingSummary.load(saved_model)) is None
 
 
-@some_families
-def test_long_loss_curve_is_subsampled_with_both_ends(saved_model: Path, tmp_path: Path) -> None:
+@few_families
+def test_long_loss_curve_keeps_both_ends(saved_model: Path, tmp_path: Path) -> None:
     directory = shutil.copytree(saved_model, tmp_path / "model")
     summary = TrainingSummary.load(directory)
     summary.curve = [{"step": step, "loss": 1.0} for step in range(1, 1001)]
@@ -74,8 +74,8 @@ def test_long_loss_curve_is_subsampled_with_both_ends(saved_model: Path, tmp_pat
     assert rows[-1] == "| 1000 | 1 |"
 
 
-@some_families
-def test_card_without_a_training_summary(saved_model: Path, tmp_path: Path) -> None:
+@few_families
+def test_card_without_training_summary(saved_model: Path, tmp_path: Path) -> None:
     directory = shutil.copytree(saved_model, tmp_path / "model")
     parameters = TrainingSummary.load(directory).parameters
     (directory / "training_summary.json").unlink()

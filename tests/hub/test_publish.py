@@ -63,38 +63,38 @@ for repo, folder, head in json.loads(sys.argv[1]):
     ids=["one", "all"],
 )
 def test_push_pull_and_remote_code(
-    families: list[FamilySpec], run, hub: HubServer, hub_process: HubProcess, tmp_path: Path
+    families: list[FamilySpec], run_python, hub: HubServer, hub_process: HubProcess, tmp_path: Path
 ) -> None:
-    saved = {family.name: save_model(family, tmp_path / f"tiny-{family.name}") for family in families}
-    repos = {name: f"zoo/{directory.name}" for name, directory in saved.items()}
+    directories = {family.name: save_model(family, tmp_path / f"tiny-{family.name}") for family in families}
+    repos = {name: f"zoo/{directory.name}" for name, directory in directories.items()}
     heads = {name: pretraining_auto_class(FAMILIES[name]) for name in repos}
     for name, repo in repos.items():
-        pushed = hub_process.run(*push_command(saved[name], repo))
-        assert pushed.returncode == 0, pushed.stderr
-        assert repo in pushed.stdout
+        push_result = hub_process.run(*push_command(directories[name], repo))
+        assert push_result.returncode == 0, push_result.stderr
+        assert repo in push_result.stdout
         files = hub.files(repo)
-        assert files["model.safetensors"] == (saved[name] / "model.safetensors").read_bytes()
+        assert files["model.safetensors"] == (directories[name] / "model.safetensors").read_bytes()
         assert not [file for file in files if file.endswith(PICKLES)]
         assert {"config.json", "tokenizer.json", "README.md", "training_curve.png", "training_summary.json"} <= {*files}
         assert metadata_errors(files["README.md"].decode()) == []
         assert len(hub.repositories[repo].commits) == 2, "the initial commit, and one with all files"
 
-    jobs = [(repo, str(saved[name]), heads[name]) for name, repo in repos.items()]
-    pulled = hub_process.run("-c", PULL, json.dumps(jobs), HF_TOKEN="")
-    assert pulled.returncode == 0, pulled.stderr + "\n".join(hub.requests)
-    for name, line in zip(repos, pulled.stdout.splitlines(), strict=True):
+    jobs = [(repo, str(directories[name]), heads[name]) for name, repo in repos.items()]
+    pull_result = hub_process.run("-c", PULL, json.dumps(jobs), HF_TOKEN="")
+    assert pull_result.returncode == 0, pull_result.stderr + "\n".join(hub.requests)
+    for name, line in zip(repos, pull_result.stdout.splitlines(), strict=True):
         family = FAMILIES[name]
         classes = (family.models["AutoModel"], family.models[heads[name]], family.tokenizer)
         assert json.loads(line) == [*(cls.__name__ for cls in classes), "transformers"]
 
     jobs = [(repo, str(tmp_path / "remote" / name), heads[name]) for name, repo in repos.items()]
-    opened = run("-c", OPEN_REMOTE_CODE, json.dumps(jobs), token=None)
-    assert opened.returncode == 0, opened.stderr
-    for name, line in zip(repos, opened.stdout.splitlines(), strict=True):
+    open_result = run_python("-c", OPEN_REMOTE_CODE, json.dumps(jobs), token=None)
+    assert open_result.returncode == 0, open_result.stderr
+    for name, line in zip(repos, open_result.stdout.splitlines(), strict=True):
         assert all(module.startswith("hf_ctxmodels.") for module in json.loads(line)), name
         code = {path.name: path.read_text("utf-8") for path in (tmp_path / "remote" / name).glob("*.py")}
         stub = FAMILIES[name].stub
-        assert code == {f"{stub.module}.py": stub.source}, "code stays in the installed package"
+        assert code == {f"{stub.module}.py": stub.source}, "only the stub is saved"
 
 
 def test_auto_map_lists_all_auto_classes(family: FamilySpec, saved_model: Path) -> None:

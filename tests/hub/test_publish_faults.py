@@ -58,13 +58,13 @@ def published(hub_process: HubProcess, saved_model: Path) -> str:
     return repo_id
 
 
-def test_error_without_the_package_shows_how_to_install_it(run, published: str) -> None:
-    result = run("-c", OPEN_WITHOUT_PACKAGE, published, token=None)
+def test_error_without_package_names_install_command(run_python, published: str) -> None:
+    result = run_python("-c", OPEN_WITHOUT_PACKAGE, published, token=None)
     assert result.returncode != 0
     assert "pip install hf_ctxmodels" in result.stderr
 
 
-def test_wrong_token_changes_nothing(hub_process: HubProcess, hub: HubServer, saved_model: Path) -> None:
+def test_invalid_token_is_refused(hub_process: HubProcess, hub: HubServer, saved_model: Path) -> None:
     """`--token` takes precedence over the valid token of the environment."""
     result = hub_process.run(*push_command(saved_model, "zoo/refused", "--token", "hf_wrong"))
     assert result.returncode == 2
@@ -74,7 +74,7 @@ def test_wrong_token_changes_nothing(hub_process: HubProcess, hub: HubServer, sa
     assert "zoo/refused" not in hub.repositories
 
 
-def test_unreachable_hub(
+def test_unreachable_hub_is_reported(
     saved_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
@@ -85,18 +85,18 @@ def test_unreachable_hub(
     assert "Traceback" not in errors
 
 
-def test_killed_upload_changes_nothing(
+def test_killed_upload_leaves_repository_unchanged(
     hub_process: HubProcess, hub: HubServer, published: str, saved_model: Path, tmp_path: Path
 ) -> None:
-    """A second push then publishes the changed weights."""
+    """The next push publishes the changed weights."""
     files, num_commits = hub.files(published), len(hub.repositories[published].commits)
-    changed = shutil.copytree(saved_model, tmp_path / "changed")
-    weights = bytearray((changed / "model.safetensors").read_bytes())
+    changed_dir = shutil.copytree(saved_model, tmp_path / "changed")
+    weights = bytearray((changed_dir / "model.safetensors").read_bytes())
     weights[-1] ^= 1
-    (changed / "model.safetensors").write_bytes(weights)
+    (changed_dir / "model.safetensors").write_bytes(weights)
 
     hub.stall_uploads.set()
-    pid = hub_process.start(*push_command(changed, published))
+    pid = hub_process.start(*push_command(changed_dir, published))
     try:
         assert hub.upload_stalled.wait(timeout=120), "no upload began"
     finally:
@@ -107,12 +107,12 @@ def test_killed_upload_changes_nothing(
     assert hub.files(published) == files
     assert len(hub.repositories[published].commits) == num_commits
 
-    result = hub_process.run(*push_command(changed, published))
+    result = hub_process.run(*push_command(changed_dir, published))
     assert result.returncode == 0, result.stderr
     assert hub.files(published)["model.safetensors"] == bytes(weights)
 
 
-def test_private_branch(hub_process: HubProcess, hub: HubServer, saved_model: Path) -> None:
+def test_push_to_branch_of_private_repository(hub_process: HubProcess, hub: HubServer, saved_model: Path) -> None:
     flags = ["--private", "--revision", "trial", "--commit_message", "a trial"]
     result = hub_process.run(*push_command(saved_model, "zoo/private", *flags))
     assert result.returncode == 0, result.stderr
@@ -196,7 +196,7 @@ def write_index(directory: Path, *names: str) -> None:
 @pytest.mark.parametrize(
     "name", ["../secret.safetensors", "{tmp_path}/secret.safetensors", "gone.safetensors", "a.txt"]
 )
-def test_index_with_other_than_weights_of_the_directory_is_refused(directory: Path, tmp_path: Path, name: str) -> None:
+def test_index_with_other_files_is_refused(directory: Path, tmp_path: Path, name: str) -> None:
     for secret in (tmp_path / "secret.safetensors", directory / "a.txt"):
         secret.write_text("secret")
     (directory / "model.safetensors").rename(directory / "part.safetensors")
@@ -228,7 +228,7 @@ def test_sharded_weights_are_published_with_their_index(directory: Path, tmp_pat
 
 
 @pytest.mark.parametrize("name", ["generation_config.json", "README.md", "tokenizer.json"])
-def test_link_out_of_the_directory_is_refused(directory: Path, tmp_path: Path, name: str) -> None:
+def test_link_to_outside_file_is_refused(directory: Path, tmp_path: Path, name: str) -> None:
     outside = tmp_path / "outside"
     shutil.copy(directory / name, outside) if (directory / name).exists() else outside.write_text("{}")
     (directory / name).unlink(missing_ok=True)
@@ -237,8 +237,8 @@ def test_link_out_of_the_directory_is_refused(directory: Path, tmp_path: Path, n
         repository_files(directory, REPO)
 
 
-def test_snapshot_of_the_cache_is_published(saved_model: Path, tmp_path: Path) -> None:
-    """Its files are links to `blobs`."""
+def test_cache_snapshot_is_published(saved_model: Path, tmp_path: Path) -> None:
+    """The files of a snapshot are links to `blobs`."""
     snapshot, blobs = tmp_path / "snapshots" / "0123", tmp_path / "blobs"
     shutil.copytree(saved_model, snapshot)
     blobs.mkdir()
@@ -255,7 +255,7 @@ def test_unreadable_card_is_refused(directory: Path) -> None:
             repository_files(directory, REPO)
 
 
-def test_no_local_path_is_published(directory: Path, tmp_path: Path) -> None:
+def test_local_paths_are_not_published(directory: Path, tmp_path: Path) -> None:
     summary = TrainingSummary.load(directory)
     summary.command = f"pretrain.py --dataset '{tmp_path}/my text.txt' --output_dir={tmp_path}/run --learning_rate 1e-4"
     summary.dataset = f"{tmp_path}/one.txt, {tmp_path}/two.tsv=first,second,label, org/name"
@@ -289,8 +289,8 @@ def test_checkpoints_and_training_arguments_are_not_published(directory: Path) -
     assert not [name for name in files if name.endswith(PICKLES) or "checkpoint" in name]
 
 
-def test_only_files_of_adapters_are_published(directory: Path) -> None:
-    """Of the folder of adapters, the files that a loaded adapter consists of."""
+def test_only_adapter_files_are_published(directory: Path) -> None:
+    """From the adapter folder, only the files of saved adapters are published."""
     model = AutoModelForPreTraining.from_pretrained(directory)
     add_adapter(model, "task")
     model.save_pretrained(directory)

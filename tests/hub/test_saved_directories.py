@@ -45,14 +45,14 @@ for job in jobs:
     [[FAMILIES["bert"]], pytest.param([*FAMILIES.values()], marks=pytest.mark.slow)],
     ids=["one", "all"],
 )
-def test_saved_directories_open_without_importing_the_package(
-    families: list[FamilySpec], run, hub: HubServer, tmp_path: Path
+def test_saved_directories_open_without_importing_package(
+    families: list[FamilySpec], run_python, hub: HubServer, tmp_path: Path
 ) -> None:
-    """The stub that imports the package is the same code in all families."""
+    """The stub that imports the package has the same code in all families."""
     jobs = [(str(save_model(family, tmp_path / family.name)), pretraining_auto_class(family)) for family in families]
-    opened = run("-c", OPEN, json.dumps(jobs))
-    assert opened.returncode == 0, opened.stderr
-    for family, line in zip(families, opened.stdout.splitlines(), strict=True):
+    result = run_python("-c", OPEN, json.dumps(jobs))
+    assert result.returncode == 0, result.stderr
+    for family, line in zip(families, result.stdout.splitlines(), strict=True):
         classes = (
             family.config,
             family.models["AutoModel"],
@@ -66,8 +66,8 @@ def test_saved_directories_open_without_importing_the_package(
 
 @pytest.fixture
 def model() -> CtxBertForMaskedLM:
-    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
-    return CtxBertForMaskedLM(CtxBertConfig(vocab_size=50, **shape))
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    return CtxBertForMaskedLM(CtxBertConfig(vocab_size=50, **sizes))
 
 
 def test_saved_tokenizer_has_the_stub(tmp_path: Path) -> None:
@@ -77,12 +77,12 @@ def test_saved_tokenizer_has_the_stub(tmp_path: Path) -> None:
     assert "CtxBertTokenizer" in (tmp_path / "ctx_bert_auto.py").read_text()
 
 
-def test_auto_map_is_in_the_file_only(tmp_path: Path, model: CtxBertForMaskedLM) -> None:
+def test_auto_map_is_only_in_the_file(tmp_path: Path, model: CtxBertForMaskedLM) -> None:
     model.save_pretrained(tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["auto_map"]["AutoConfig"] == "ctx_bert_auto.CtxBertConfig"
-    opened = AutoModel.from_pretrained(tmp_path).config
+    loaded_config = AutoModel.from_pretrained(tmp_path).config
     assert not hasattr(model.config, "auto_map")
-    assert not hasattr(opened, "auto_map")
+    assert not hasattr(loaded_config, "auto_map")
     assert "auto_map" not in model.config.to_dict()
 
 

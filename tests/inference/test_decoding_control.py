@@ -1,5 +1,4 @@
-"""Processors of logits against enumeration: bags of words, guidance by a classifier, and answers from a list; also with
-models of transformers."""
+"""Logits processors against enumeration: bags of words, classifier guidance and allowed answers."""
 
 import math
 from pathlib import Path
@@ -18,7 +17,7 @@ TEXTS = ["red cats and blue dogs", "no blue cats", "dogs and red cats"]
 
 
 @pytest.fixture(scope="module")
-def pair() -> tuple[Any, Any]:
+def decoder() -> tuple[Any, Any]:
     return tiny_pair("gpt2", "AutoModelForCausalLM", TEXTS, vocab_size=280, seed=1, initializer_range=0.3)
 
 
@@ -30,14 +29,14 @@ def classifier(request: pytest.FixtureRequest) -> tuple[Any, Any]:
     return tiny_pair(request.param, auto_class, TEXTS[:2], vocab_size=265, seed=2, initializer_range=0.5, **labels)
 
 
-def enumerated(tokenizer: Any, classifier: tuple[Any, Any], ids: Tensor, scores: Tensor, weight: float) -> Tensor:
-    """log P(x) + weight * log P(label | text, x) of each token, normalized, one text at a time."""
-    model, words = classifier
-    words.truncation_side = "left"
+def posterior(tokenizer: Any, classifier: tuple[Any, Any], ids: Tensor, scores: Tensor, weight: float) -> Tensor:
+    """log P(x) + weight * log P(label | text, x) of each token x, normalized, one text at a time."""
+    model, classifier_tokenizer = classifier
+    classifier_tokenizer.truncation_side = "left"
     values = []
     for token_id in range(len(tokenizer)):
         text = tokenizer.decode([*ids.tolist(), token_id], skip_special_tokens=True)
-        logits = model(**words(text, truncation=True, max_length=16, return_tensors="pt")).logits
+        logits = model(**classifier_tokenizer(text, truncation=True, max_length=16, return_tensors="pt")).logits
         values.append(logits[0].log_softmax(-1)[1].item())
     return (scores[: len(tokenizer)].log_softmax(-1) + weight * torch.tensor(values)).log_softmax(-1)
 
@@ -45,20 +44,20 @@ def enumerated(tokenizer: Any, classifier: tuple[Any, Any], ids: Tensor, scores:
 @torch.no_grad()
 @pytest.mark.parametrize("weight", [1.0, 3.0])
 @pytest.mark.parametrize("prompt", ["red", "red cats and blue dogs and red cats and blue dogs no blue"])
-def test_guidance_is_bayes_rule(pair: Any, classifier: Any, weight: float, prompt: str) -> None:
-    """All candidates: the exact product of both probabilities; k candidates: its k most probable tokens, renormalized;
-    the texts of a batch do not depend on each other."""
-    model, tokenizer = pair
+def test_classifier_guidance_matches_bayes_rule(decoder: Any, classifier: Any, weight: float, prompt: str) -> None:
+    """With all candidates, the product of both probabilities; with k, its k most probable tokens, renormalized; a batch
+    equals its rows alone."""
+    model, tokenizer = decoder
     ids = torch.tensor([tokenizer(prompt).input_ids, [5] * len(tokenizer(prompt).input_ids)])
     scores = model(ids).logits[:, -1]
-    expected = torch.stack([enumerated(tokenizer, classifier, *row, weight) for row in zip(ids, scores, strict=True)])
+    expected = torch.stack([posterior(tokenizer, classifier, *row, weight) for row in zip(ids, scores, strict=True)])
     assert not torch.allclose(expected, scores.log_softmax(-1), atol=0.05), "the classifier is constant"
-    everything = ClassifierGuidance(tokenizer, *classifier, "wild", weight, num_candidates=0, batch_size=7)
-    torch.testing.assert_close(everything(ids, scores), expected, atol=1e-4, rtol=1e-4)
+    full_guidance = ClassifierGuidance(tokenizer, *classifier, "wild", weight, num_candidates=0, batch_size=7)
+    torch.testing.assert_close(full_guidance(ids, scores), expected, atol=1e-4, rtol=1e-4)
     guidance = ClassifierGuidance(tokenizer, *classifier, "wild", weight, num_candidates=9)
     guided = guidance(ids, scores)
-    alone = torch.cat([guidance(ids[row : row + 1], scores[row : row + 1]) for row in (0, 1)])
-    torch.testing.assert_close(guided, alone, atol=1e-5, rtol=0)
+    unbatched = torch.cat([guidance(ids[row : row + 1], scores[row : row + 1]) for row in (0, 1)])
+    torch.testing.assert_close(guided, unbatched, atol=1e-5, rtol=0)
     candidates = scores.topk(9).indices
     assert torch.equal((guided > -torch.inf).nonzero()[:, 1].view(2, 9), candidates.sort().values)
     torch.testing.assert_close(
@@ -68,68 +67,68 @@ def test_guidance_is_bayes_rule(pair: Any, classifier: Any, weight: float, promp
     assert guidance.label_log_probabilities(["", " "]).tolist() == pytest.approx([-math.log(3)] * 2)
 
 
-def test_guidance_of_generation(pair: Any, classifier: Any) -> None:
-    """Greedy texts equal a loop over `enumerated`, in a batch as alone."""
-    model, tokenizer = pair
+def test_generation_with_classifier_guidance(decoder: Any, classifier: Any) -> None:
+    """Greedy texts equal a loop over `posterior`; batched texts equal single ones."""
+    model, tokenizer = decoder
     model.generation_config.eos_token_id = None
     guidance = ClassifierGuidance(tokenizer, *classifier, "wild", 2.0, num_candidates=0)
     ids = tokenizer("red cats").input_ids
     for _ in range(3):
         with torch.no_grad():
             scores = model(torch.tensor([ids])).logits[0, -1]
-            ids.append(int(enumerated(tokenizer, classifier, torch.tensor(ids), scores, 2.0).argmax()))
+            ids.append(int(posterior(tokenizer, classifier, torch.tensor(ids), scores, 2.0).argmax()))
     prompts = ["red cats", "no", "dogs and red"]
     texts = generate_texts(model, tokenizer, prompts, max_new_tokens=3, logits_processor=[guidance])
     assert texts[0] == tokenizer.decode(ids[-3:], skip_special_tokens=True).strip()
-    alone = [
+    unbatched = [
         generate_texts(model, tokenizer, [text], max_new_tokens=3, logits_processor=[guidance])[0] for text in prompts
     ]
-    assert texts == alone
+    assert texts == unbatched
     assert texts != generate_texts(model, tokenizer, prompts, max_new_tokens=3)
 
 
-def test_bag_of_words(pair: Any, capsys: pytest.CaptureFixture) -> None:
-    """Each token of a word gets an equal share of the bias where the tokens before it precede; tokens that begin
+def test_bag_of_words_bias(decoder: Any, capsys: pytest.CaptureFixture) -> None:
+    """Each token of a word gets an equal share of the bias after the previous tokens of the word; tokens that begin
     several words get the largest share."""
-    _, tokenizer = pair
+    _, tokenizer = decoder
     words, bias = [" cats", "e", "", "unthinkable", "ed", "cats"], 1.5
-    texts = {text for word in words if word.strip() for text in (word.strip(), f" {word.strip()}")}
-    encoded = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+    spellings = {text for word in words if word.strip() for text in (word.strip(), f" {word.strip()}")}
+    encoded = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in spellings]
     assert {len(ids) for ids in encoded} >= {1, 2}
     longest = max(encoded, key=len)
     processor = bag_of_words(tokenizer, words, bias)
     scores = torch.randn(3, len(tokenizer))
-    starts = [[5] * (len(longest) + 1), [5, 5, *longest[:-1]], [*longest, 5]]
-    changed = processor(torch.tensor(starts), scores) - scores
-    for row, text in enumerate(starts):
+    contexts = [[5] * (len(longest) + 1), [5, 5, *longest[:-1]], [*longest, 5]]
+    biases = processor(torch.tensor(contexts), scores) - scores
+    for row, text in enumerate(contexts):
         for token in range(len(tokenizer)):
-            shares = {}  # the tokens before the token -> bias
+            shares = {}  # previous tokens of the word -> bias
             for ids in encoded:
                 for index, token_id in enumerate(ids):
                     if token_id == token and (not index or text[-index:] == ids[:index]):
                         prefix = tuple(ids[:index])
                         shares[prefix] = max(shares.get(prefix, 0), bias / len(ids))
-            assert changed[row, token].item() == pytest.approx(sum(shares.values()), abs=1e-5)
-    assert changed[1, longest[-1]] > 0
-    assert changed[0, longest[-1]] != changed[1, longest[-1]]
+            assert biases[row, token].item() == pytest.approx(sum(shares.values()), abs=1e-5)
+    assert biases[1, longest[-1]] > 0
+    assert biases[0, longest[-1]] != biases[1, longest[-1]]
     with pytest.raises(CtxError, match="None of the 0 words"):
         bag_of_words(tokenizer, [""], 1.0)
-    _, known_words = tiny_pair("transformer_xl", "AutoModelForCausalLM", TEXTS)
-    bag_of_words(known_words, ["cats", "unthinkable"], 1.0)
+    _, word_tokenizer = tiny_pair("transformer_xl", "AutoModelForCausalLM", TEXTS)
+    bag_of_words(word_tokenizer, ["cats", "unthinkable"], 1.0)
     assert "left out: unthinkable" in capsys.readouterr().err
     with pytest.raises(CtxError, match="None of the 1 words is in the vocabulary"):
-        bag_of_words(known_words, ["unthinkable"], 1.0)
+        bag_of_words(word_tokenizer, ["unthinkable"], 1.0)
 
 
-def test_models_of_transformers(pair: Any, classifier: Any) -> None:
-    """The processors and constraints in `generate` of a model of transformers."""
-    _, tokenizer = pair
+def test_generate_of_transformers_model(decoder: Any, classifier: Any) -> None:
+    """Processors and constraints in `generate` of a model of transformers."""
+    _, tokenizer = decoder
     torch.manual_seed(0)
     sizes = {"vocab_size": len(tokenizer), "n_positions": 64, "n_embd": 16, "n_layer": 1, "n_head": 2}
     model = GPT2LMHeadModel(GPT2Config(**sizes, pad_token_id=tokenizer.pad_token_id, initializer_range=0.3)).eval()
     inputs = tokenizer(["no", "red cats"], return_tensors="pt", padding=True, padding_side="left")
     answers = [" red cats", " red", " blue dogs"]
-    function = allowed_answers(tokenizer, answers, inputs["input_ids"].shape[1])
+    allowed_tokens = allowed_answers(tokenizer, answers, inputs["input_ids"].shape[1])
     guidance = ClassifierGuidance(tokenizer, *classifier, "wild")
     for options in (
         {"do_sample": True},
@@ -138,22 +137,22 @@ def test_models_of_transformers(pair: Any, classifier: Any) -> None:
     ):
         output = model.generate(
             **inputs, max_new_tokens=16, pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id,
-            prefix_allowed_tokens_fn=function, **options,
+            prefix_allowed_tokens_fn=allowed_tokens, **options,
         )  # fmt: skip
         texts = tokenizer.batch_decode(output[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
         assert set(texts) <= set(answers)
 
 
-def test_errors(pair: Any, classifier: Any, tmp_path: Path) -> None:
-    model, tokenizer = pair
+def test_invalid_guidance_and_answers_raise(decoder: Any, classifier: Any, tmp_path: Path) -> None:
+    model, tokenizer = decoder
     with pytest.raises(CtxError, match=r"no label 'tame'[\s\S]*calm, wild, odd"):
         ClassifierGuidance(tokenizer, *classifier, "tame")
-    regression, words = tiny_pair("bert", "AutoModelForSequenceClassification", TEXTS)
+    regression, bert_tokenizer = tiny_pair("bert", "AutoModelForSequenceClassification", TEXTS)
     regression.config.problem_type = "regression"
     with pytest.raises(CtxError, match="predicts a number"):
-        ClassifierGuidance(tokenizer, regression, words, "wild")
-    for part in (model, tokenizer):
-        part.save_pretrained(tmp_path)
+        ClassifierGuidance(tokenizer, regression, bert_tokenizer, "wild")
+    for component in (model, tokenizer):
+        component.save_pretrained(tmp_path)
     with pytest.raises(CtxError, match="CtxGpt2ForCausalLM, which has no labels"):
         ClassifierGuidance.open(str(tmp_path), tokenizer, "wild")
     assert AutoTokenizer.from_pretrained(tmp_path).truncation_side == "right"

@@ -15,8 +15,8 @@ from hf_ctxmodels.registry import FAMILIES
 @pytest.mark.parametrize(
     ("format", "suffix"), [("torch", ".pt2"), pytest.param("onnx", ".onnx", marks=pytest.mark.slow)]
 )
-def test_full_disk(format: str, suffix: str, tmp_path: Path) -> None:
-    """torch's writer would abort the process."""
+def test_export_to_full_disk_raises(format: str, suffix: str, tmp_path: Path) -> None:
+    """torch's own writer would abort the process."""
     if format == "onnx":
         for package in ("onnx", "onnxscript", "onnxruntime"):
             pytest.importorskip(package, reason=f"needs {package}, which the extra `onnx` brings")
@@ -24,11 +24,11 @@ def test_full_disk(format: str, suffix: str, tmp_path: Path) -> None:
         {"input_ids": torch.full(shape, 5), "attention_mask": torch.ones(shape, dtype=torch.long)}
         for shape in ((3, 7), (2, 4))
     ]
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
     try:
         with pytest.raises(CtxError, match="Writing failed"):
             export_model(Case(FAMILIES["bert"], "AutoModel").model(), batches, tmp_path / f"model{suffix}", format)
     finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert [*tmp_path.iterdir()] == []
