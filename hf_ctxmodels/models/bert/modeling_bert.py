@@ -36,11 +36,12 @@ def bert_architecture(model: CtxPreTrainedModel) -> str:
 
 
 def export_masked_lm(model: Any, masked_lm_class: type[CtxPreTrainedModel], save_directory: str | Path) -> None:
-    """Export the encoder `bert` and the head `mlm_head` of a model with other heads that transformers does not have, as
-    the family's masked-LM model."""
+    """Export the encoder and the head `mlm_head` of a model with other heads that transformers does not have, as the
+    family's masked-LM model."""
     with torch.device("meta"):
         masked_lm: Any = masked_lm_class(model.config)
-    masked_lm.bert, masked_lm.mlm_head = model.bert, model.mlm_head
+    setattr(masked_lm, model.base_model_prefix, model.base_model)
+    masked_lm.mlm_head = model.mlm_head
     masked_lm.export_reference(save_directory)
 
 

@@ -3,6 +3,7 @@ on masked units (words, phrases, entities), and in 2.0 on a growing set of tasks
 
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -172,6 +173,10 @@ class CtxErnieForPreTraining(CtxErnieHeadModel):
         self.mlm_head = heads.build_mlm_head(config, config.hidden_size)
         for task in self.active_tasks:
             setattr(self, _head_name(task), nn.Linear(config.hidden_size, config.tasks[task]))
+
+    def export_reference(self, save_directory: str | Path) -> None:
+        """Write the weights and config.json of a `transformers.ErnieForMaskedLM`; see `bert.export_masked_lm`."""
+        bert.export_masked_lm(self, CtxErnieForMaskedLM, save_directory)
 
     @can_return_tuple
     def forward(
