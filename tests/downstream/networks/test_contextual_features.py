@@ -184,8 +184,7 @@ def test_embed_command(folders: dict[str, str], tmp_path: Path, monkeypatch: pyt
         patch.setattr(embed.EmbeddedPart, "save", interrupt)
         assert run_command("embed", *flags, "--output", file) not in (0, 2)
     assert not file.exists()
-    saved_parts = {part: part.stat().st_mtime_ns for part in parts}
-    assert len(saved_parts) == 2
+    assert len(parts) == 2
     with monkeypatch.context() as patch:
         patch.setattr(embed.EmbeddedPart, "save", lambda self, part: (parts.append(part), save_part(self, part)))
         assert run_command("embed", *flags, "--output", file) == 0
