@@ -84,7 +84,6 @@ def test_multilingual_model_with_separate_vocabularies(tmp_path):
 
 
 def test_alignment_command(tmp_path):
-    """Align models of different depths and widths."""
     english = [f"{subject} {verb} {noun}" for subject in ("cats", "dogs") for verb in ("see", "like", "hear")
                for noun in ("rivers", "houses", "songs", "boats")]  # fmt: skip
     german = [f"die {text[::-1]}" for text in english]

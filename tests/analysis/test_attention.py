@@ -103,7 +103,6 @@ def constructed_maps() -> tuple[AttentionInput, dict[str, Tensor]]:
 
 
 def test_constructed_maps_are_classified() -> None:
-    """Constructed maps have the expected measures and patterns."""
     inputs, maps = constructed_maps()
     measures = measure(torch.stack([*maps.values()])[:, None], inputs)  # five layers of one head
     names = ("attention_to_special_tokens", "attention_to_neighbors", "within_segment_excess")
@@ -213,7 +212,6 @@ def test_importance_by_finite_differences(family: str) -> None:
 
 @as_subtests([case for case in HEADS if issubclass(case.family.config, CtxTransformerConfig) and case.targets])
 def test_importance_of_all_head_classes(case: Case) -> None:
-    """Each head class with a loss has finite, nonzero importance of its attention heads."""
     importance = head_importance(case.model(), [labeled_batch(case)])
     values = torch.cat([*importance.values()])
     assert values.isfinite().all(), case

@@ -37,7 +37,6 @@ def test_short_names():
 
 
 def test_similarity_command(folder, tmp_path):
-    """One matrix over all layers of all models."""
     models = [folder / family for family in ("bert", "elmo", "glove")]
     flags = {"text": folder / "text.txt", "output_dir": tmp_path, "seeds": [0, 1], "measures": ["cka", "neurons"]}
     command_output("analyze similarity", model=models, max_words=40, **flags)

@@ -75,7 +75,6 @@ def test_pythagorean_embedding_is_recovered(sentences):
 
 
 def test_vectors_are_standardized(sentences):
-    """Rescaled dimensions give the same space."""
 
     class ScaledEncoder(PythagoreanEncoder):
         def encode_corpus(self, word_lists, progress=True):

@@ -70,7 +70,6 @@ def padded(rows: list[dict[str, Any]], task: str = "text") -> dict[str, Tensor]:
 
 
 def batch_of(rows: list[dict[str, Any]], task: str = "text") -> dict[str, Tensor]:
-    """Padded batch of a `DistillationCollator`."""
     return DistillationCollator(lambda features: padded(features, task))(rows)
 
 

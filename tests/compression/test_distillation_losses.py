@@ -41,7 +41,6 @@ NUM_MASKED_SCORES: list[int] = []
 
 
 def single_output(model: Any, row: dict[str, Any]) -> Any:
-    """Output for a single example without padding."""
     return model(input_ids=row["input_ids"][None], output_hidden_states=True)
 
 
@@ -113,7 +112,9 @@ class LoopTerms:
         return logits[0] if logits.shape[-1] == VOCABULARY else logits[0][row["labels"] != IGNORE_INDEX]
 
     def soft_targets(self, student: Any, teacher: Any, row: Any) -> Any:
-        positions = row["labels"] != IGNORE_INDEX if self.term.masked_only else slice(None)  # masked LM only
+        positions = (
+            row["labels"] != IGNORE_INDEX if self.term.masked_only else slice(None)
+        )  # only text has masked tokens
         return kl_divergence(
             self.predictions(student, row)[positions], self.predictions(teacher, row)[positions], self.term.temperature
         )
@@ -205,21 +206,19 @@ def test_losses_and_gradients_equal_loops(subtests):
 
 def test_chunked_kl_divergence_matches_dense(monkeypatch, subtests):
     generator = torch.Generator().manual_seed(0)
-    student_x, teacher_x = (torch.randn(9, width, generator=generator) for width in (4, 6))
+    x, y = (torch.randn(9, width, generator=generator) for width in (4, 6))
     student, teacher = nn.Linear(4, VOCABULARY), nn.Linear(6, VOCABULARY, bias=False)
 
     def chunked_gradients(layer: nn.Module, temperature: float) -> list[Tensor]:
-        leaf = student_x.clone().requires_grad_()
-        total = chunked_kl_divergence(DeferredLogits(leaf, layer), DeferredLogits(teacher_x, teacher), temperature)
+        leaf = x.clone().requires_grad_()
+        total = chunked_kl_divergence(DeferredLogits(leaf, layer), DeferredLogits(y, teacher), temperature)
         parameters = [leaf, *layer.parameters()]
         return [total.detach(), *torch.autograd.grad(total * 3, parameters)]
 
     for temperature in (1.0, 2.0):
-        leaf = student_x.clone().requires_grad_()
+        leaf = x.clone().requires_grad_()
         expected = F.kl_div(
-            (student(leaf) / temperature).log_softmax(-1),
-            (teacher(teacher_x) / temperature).softmax(-1),
-            reduction="sum",
+            (student(leaf) / temperature).log_softmax(-1), (teacher(y) / temperature).softmax(-1), reduction="sum"
         )
         expected = expected * temperature**2
         references = [expected.detach(), *torch.autograd.grad(expected * 3, [leaf, *student.parameters()])]
@@ -247,12 +246,10 @@ def test_micro_batches_equal_one_batch(subtests):
                 )
                 model(**batch_of(rows, task)).loss.backward()
                 expected = gradients(model)
-                micro_batches = [batch_of(rows[:1], task), batch_of(rows[1:], task)]
-                counts = dict(
-                    zip(model.loss_targets, count_targets(micro_batches, model.loss_targets).tolist(), strict=True)
-                )
-                for micro_batch in micro_batches:
-                    model(**micro_batch, num_items_in_batch=counts).loss.backward()
+                batches = [batch_of(rows[:1], task), batch_of(rows[1:], task)]
+                counts = dict(zip(model.loss_targets, count_targets(batches, model.loss_targets).tolist(), strict=True))
+                for batch in batches:
+                    model(**batch, num_items_in_batch=counts).loss.backward()
                 for name, gradient in gradients(model).items():
                     assert_close(gradient, expected[name], name)
 

@@ -238,7 +238,6 @@ def test_calibration_inputs_of_all_heads(case: Case) -> None:
 
 
 def test_export_int8_command(tmp_path: Path) -> None:
-    """Static scales from calibration texts, and errors of the flags."""
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghij"]
     FAMILIES["bert"].tokenizer(vocab={word: number for number, word in enumerate(words)}).save_pretrained(tmp_path)
     fields = {**FAMILIES["bert"].sizes["tiny"], "vocab_size": len(words), "initializer_range": 0.2}

@@ -36,7 +36,6 @@ LABELED = [("good film", 1), ("bad film", 0), ("good plot and a good end", 1), (
 
 
 def truncated_svd(weight: Tensor, rank: int) -> Tensor:
-    """Truncated singular value decomposition of a weight."""
     left, values, right = torch.linalg.svd(weight.double(), full_matrices=False)
     return (left[:, :rank] * values[:rank] @ right[:rank]).to(weight.dtype)
 
@@ -314,18 +313,17 @@ def test_recorded_second_moments() -> None:
     counts = moments["bert.embeddings.word_embeddings"]
     assert counts.sum() == 2 * batch["attention_mask"].sum()
     assert counts[0] == 0
-    weight, unweighted = layer.weight.clone(), factorize(layer.weight, rank=RANK)
+    weight, plain = layer.weight.clone(), factorize(layer.weight, rank=RANK)
     del moments["bert.layers.0.attention.qkv_proj"]
     results = factorize_model(model, rank=RANK, moments=moments)
     assert [result.name for result in results if result.reason == "not used by the texts"] == [
         "bert.layers.0.attention.qkv_proj"
     ]
     weighted = model.bert.layers[1].feed_forward.down_proj.weight
-    error, unweighted_error = (
-        float(((weight - approximation).double() @ rows.T).norm())
-        for approximation in (weighted, unweighted.output @ unweighted.input)
+    error, plain_error = (
+        float(((weight - product).double() @ rows.T).norm()) for product in (weighted, plain.output @ plain.input)
     )
-    assert error < unweighted_error
+    assert error < plain_error
 
 
 def test_export_low_rank_command_and_distillation(tmp_path: Path) -> None:

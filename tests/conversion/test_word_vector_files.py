@@ -103,7 +103,6 @@ def test_missing_files_and_unusual_words(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", STATIC)
 def test_conversion_command(family: str, tmp_path: Path) -> None:
-    """A file is converted to a model, loaded by Auto classes, and converted back."""
     WRITERS["word2vec-binary"](VECTORS, tmp_path / "vectors.bin")
     directory = tmp_path / "model"
     source = {"input_format": "word2vec-binary", "input": tmp_path / "vectors.bin"}
