@@ -112,9 +112,7 @@ class LoopTerms:
         return logits[0] if logits.shape[-1] == VOCABULARY else logits[0][row["labels"] != IGNORE_INDEX]
 
     def soft_targets(self, student: Any, teacher: Any, row: Any) -> Any:
-        positions = (
-            row["labels"] != IGNORE_INDEX if self.term.masked_only else slice(None)
-        )  # only text has masked tokens
+        positions = row["labels"] != IGNORE_INDEX if self.term.masked_only else slice(None)  # text only
         return kl_divergence(
             self.predictions(student, row)[positions], self.predictions(teacher, row)[positions], self.term.temperature
         )

@@ -95,7 +95,7 @@ def test_resumed_run_equals_uninterrupted_run(tmp_path):
 
 
 def test_gradient_accumulation_equals_full_batch(tmp_path):
-    """With SGD: Adam amplifies rounding errors of zero gradients, as those of key biases."""
+    """With SGD: Adam amplifies rounding errors of zero gradients, such as those of key biases."""
     full_batch, accumulated = distillation_model(), distillation_model()
     train(full_batch, tmp_path / "whole", 2, optimizer="sgd")
     train(accumulated, tmp_path / "parts", 2, optimizer="sgd", per_device_batch_size=1, gradient_accumulation_steps=4)

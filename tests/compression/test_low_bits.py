@@ -91,7 +91,7 @@ def test_fake_quantization_rounds_to_nearest_level(subtests: pytest.Subtests) ->
 
 
 def test_power_iteration_finds_largest_eigenvalue() -> None:
-    """Of the Hessian of two weights of a small network; also if it is negative."""
+    """For the Hessian of two weights of a small network, also if the eigenvalue is negative."""
     torch.manual_seed(0)
     states, first, second = torch.randn(20, 4), torch.randn(5, 4), torch.randn(3, 5)
     labels = torch.arange(20) % 3
