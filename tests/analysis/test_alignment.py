@@ -1,4 +1,4 @@
-"""Orthogonal maps, and the retrieval of translations between models of two invented languages."""
+"""Orthogonal alignment maps and translation retrieval between models of two synthetic languages."""
 
 import pytest
 import torch
@@ -14,42 +14,42 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.registry import FAMILIES
 
 
-def test_procrustes():
+def test_orthogonal_map_solves_procrustes():
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(2, 50, 6, generator=generator, dtype=torch.float64)
     expected, _ = orthogonal_procrustes(x.numpy(), y.numpy())
     torch.testing.assert_close(orthogonal_map(x, y), torch.from_numpy(expected))
-    wide = F.pad(y, (0, 3)) @ torch.linalg.qr(torch.randn(9, 9, generator=generator, dtype=torch.float64))[0]
-    torch.testing.assert_close(y @ orthogonal_map(y, wide), wide)
+    rotated_y = F.pad(y, (0, 3)) @ torch.linalg.qr(torch.randn(9, 9, generator=generator, dtype=torch.float64))[0]
+    torch.testing.assert_close(y @ orthogonal_map(y, rotated_y), rotated_y)
 
 
 class RotatingEncoder:
-    """A word is a number; layer 1 is layer 0, a random vector of the number, in a rotation of the language."""
+    """Words are numbers: layer 0 is noise, layer 1 a vector of the number, rotated differently in each language."""
 
     layers, hidden_size = (0, 1), 12
 
     def __init__(self, language: int) -> None:
         generator = torch.Generator().manual_seed(language)
         self.rotation = torch.linalg.qr(torch.randn(12, 12, generator=generator))[0]
-        self.noise = language
+        self.noise_seed = language
 
     def encode(self, sentences):
         for sentence in sentences:
             words = sentence.split()
             meanings = [torch.randn(12, generator=torch.Generator().manual_seed(int(word))) for word in words]
-            noise = [torch.randn(12, generator=torch.Generator().manual_seed(int(word) + 99 * self.noise))
+            noise = [torch.randn(12, generator=torch.Generator().manual_seed(int(word) + 99 * self.noise_seed))
                      for word in words]  # fmt: skip
             vectors = torch.stack([torch.stack(noise), torch.stack(meanings) @ self.rotation], 1)
             yield EncodedSentence(words, vectors, torch.ones(len(words), dtype=torch.bool))
 
 
-def test_a_rotation_is_found():
-    """Only where the meanings are rotated, not where they are noise."""
-    pairs = [(f"{number} {number % 7}", f"{number} {number % 7}") for number in range(90)]
+def test_rotation_is_recovered_from_word_pairs():
+    """The rotated layer is aligned, the noise layer is not."""
+    pairs = [(f"{word} {word % 7}", f"{word} {word % 7}") for word in range(90)]
     alignment = align_languages(RotatingEncoder(1), RotatingEncoder(2), pairs, seeds=(0, 1), progress=False)
     assert (alignment.train_pairs, alignment.test_pairs) == (60, 30)
-    small = align_languages(RotatingEncoder(1), RotatingEncoder(2), pairs, test_pairs=20, progress=False)
-    assert (small.train_pairs, small.test_pairs) == (70, 20)
+    custom_split = align_languages(RotatingEncoder(1), RotatingEncoder(2), pairs, test_pairs=20, progress=False)
+    assert (custom_split.train_pairs, custom_split.test_pairs) == (70, 20)
     assert alignment.layers == [(0, 0), (1, 1)]
     assert alignment.accuracy_mapped[:, 1].tolist() == pytest.approx([1, 1])
     assert alignment.accuracy_unmapped[:, 1].max() < 0.3
@@ -59,32 +59,31 @@ def test_a_rotation_is_found():
         align_languages(RotatingEncoder(1), RotatingEncoder(2), pairs[:5], progress=False)
 
 
-def test_languages_of_one_model(tmp_path):
-    """A model with separate vocabularies reads each text in its language."""
+def test_multilingual_model_with_separate_vocabularies(tmp_path):
+    """Each text is tokenized with the vocabulary of its language."""
     english = [f"{subject} {verb} {noun}" for subject in ("cats", "dogs") for verb in ("see", "like")
                for noun in ("rivers", "houses", "songs", "boats")]  # fmt: skip
     lines = [f"<{language}> {text}" for text in english for language in ("en", "de")]
     family = FAMILIES["xlm"]
     tokenizer = family.tokenizer.train(lines, vocab_size=200, separate_vocabularies=True)
-    languages = {"n_langs": 2, "lang2id": tokenizer.lang2id, "use_lang_emb": False}
+    config_fields = {"n_langs": 2, "lang2id": tokenizer.lang2id, "use_lang_emb": False}
     torch.manual_seed(0)
-    model = family.models["AutoModel"](tiny_config(family, vocab_size=len(tokenizer), **languages))
+    model = family.models["AutoModel"](tiny_config(family, vocab_size=len(tokenizer), **config_fields))
     save(tmp_path / "xlm", model, tokenizer)
     (tmp_path / "pairs.tsv").write_text("".join(f"{text}\t{text}\n" for text in english))
     flags = {"model": tmp_path / "xlm", "text": tmp_path / "pairs.tsv", "output_dir": tmp_path / "out"}
     command_output("analyze alignment", languages=["en", "de"], **flags)
     result = AnalysisResult.load(tmp_path / "out" / "alignment.json")
     layer_0 = dict(zip(result.tables[0].columns, result.tables[0].cells[0], strict=True))
-    assert layer_0["CKA"] < 0.9, "the same words have other embeddings in each language"
+    assert layer_0["CKA"] < 0.9, "the same words have different embeddings in each language"
     flags = {**flags, "output_dir": tmp_path / "same"}
     command_output("analyze alignment", languages=["en", "en"], **flags)
     assert AnalysisResult.load(tmp_path / "same" / "alignment.json").tables[0].cells[0][1] == pytest.approx(1)
-    for wrong, message in ((["en", "fr"], "'fr'"), (["en"], "Expected one multilingual model and two languages")):
-        assert message in command_output("analyze alignment", languages=wrong, fails=True, overwrite=True, **flags)
+    for codes, message in ((["en", "fr"], "'fr'"), (["en"], "Expected one multilingual model and two languages")):
+        assert message in command_output("analyze alignment", languages=codes, fails=True, overwrite=True, **flags)
 
 
-def test_command(tmp_path):
-    """Models of different depths and widths."""
+def test_alignment_command(tmp_path):
     english = [f"{subject} {verb} {noun}" for subject in ("cats", "dogs") for verb in ("see", "like", "hear")
                for noun in ("rivers", "houses", "songs", "boats")]  # fmt: skip
     german = [f"die {text[::-1]}" for text in english]
@@ -101,9 +100,9 @@ def test_command(tmp_path):
     assert 0 < result.tables[0].cells[0][0] <= 1
     rows = [f"{source}\t{target}" for source, target in zip(english, german, strict=True)]
     (tmp_path / "pairs.tsv").write_text("\n".join(rows) + "\n")
-    table = tmp_path / "table"
-    command_output("analyze alignment", text=tmp_path / "pairs.tsv", **{**flags, "output_dir": table})
-    assert AnalysisResult.load(table / "alignment.json").values == result.values
+    pairs_output = tmp_path / "table"
+    command_output("analyze alignment", text=tmp_path / "pairs.tsv", **{**flags, "output_dir": pairs_output})
+    assert AnalysisResult.load(pairs_output / "alignment.json").values == result.values
     (tmp_path / "de.txt").write_text("a\n")
     assert "differ in the number of lines" in command_output(
         "analyze alignment", text=[tmp_path / "en.txt", tmp_path / "de.txt"], overwrite=True, fails=True, **flags

@@ -1,4 +1,4 @@
-"""Attention maps, patterns, dependencies, and the importance of heads."""
+"""Attention maps, head patterns, dependency heads and head importance."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,40 +41,40 @@ SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "i
 
 
 class Padder:
-    """`pad` of a tokenizer, on the left."""
+    """Stub of a tokenizer that pads on the left."""
 
     def pad(self, features: list[dict[str, Any]], **options: Any) -> dict[str, Tensor]:
-        length = max(len(item["input_ids"]) for item in features)
-        rows = [[0] * (length - len(item["input_ids"])) + item["input_ids"] for item in features]
-        masks = [[0] * (length - len(item["input_ids"])) + [1] * len(item["input_ids"]) for item in features]
-        return {"input_ids": torch.tensor(rows), "attention_mask": torch.tensor(masks)}
+        length = max(len(feature["input_ids"]) for feature in features)
+        padded_ids = [[0] * (length - len(feature["input_ids"])) + feature["input_ids"] for feature in features]
+        masks = [[0] * (length - len(feature["input_ids"])) + [1] * len(feature["input_ids"]) for feature in features]
+        return {"input_ids": torch.tensor(padded_ids), "attention_mask": torch.tensor(masks)}
 
 
 @as_subtests(TRANSFORMERS)
-def test_maps_do_not_depend_on_the_batch(case: Case) -> None:
-    """Padding is removed, and an encoder-decoder gives the maps of its encoder."""
+def test_attention_maps_do_not_depend_on_batch(case: Case) -> None:
+    """Padding is removed; encoder-decoder models return the maps of the encoder."""
     model: Any = case.model()
     features = [{"input_ids": [1, *range(7, 7 + length)]} for length in (3, 9, 5)]
     maps = list(attention_maps(model, Padder(), features))  # type: ignore[arg-type]
-    for item, attention in zip(features, maps, strict=True):
-        length = len(item["input_ids"])
+    for feature, attention in zip(features, maps, strict=True):
+        length = len(feature["input_ids"])
         assert attention.shape == (3, 4, length, length)
         assert_close(attention.sum(-1), torch.ones(3, 4, length))
-        [alone] = attention_maps(model, Padder(), [item])  # type: ignore[arg-type]
+        [single] = attention_maps(model, Padder(), [feature])  # type: ignore[arg-type]
         if not case.has_position_limit:  # learned positions count columns, unless position_ids are given
-            assert_close(attention, alone, atol=1e-5, rtol=1e-4)
+            assert_close(attention, single, atol=1e-5, rtol=1e-4)
 
 
-def test_models_without_maps() -> None:
-    elmo = next(case for case in BASES if case.family.name == "glove").model()
+def test_model_without_attention_raises() -> None:
+    glove = next(case for case in BASES if case.family.name == "glove").model()
     with pytest.raises(CtxError, match="no attention"):
-        next(attention_maps(elmo, Padder(), [{"input_ids": [1, 7, 8]}]))  # type: ignore[arg-type]
+        next(attention_maps(glove, Padder(), [{"input_ids": [1, 7, 8]}]))  # type: ignore[arg-type]
 
 
 def test_word_attention_and_rollout() -> None:
     attention = torch.tensor([[0.1, 0.2, 0.3, 0.4], [0.4, 0.3, 0.2, 0.1], [0.0, 0.5, 0.5, 0.0], [1.0, 0.0, 0.0, 0.0]])
-    words = word_attention(attention[None], [-1, 0, 0, 2], 3)[0]  # the second word has no tokens
-    assert_close(words, torch.tensor([[0.75, 0.0, 0.05], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]]))
+    word_map = word_attention(attention[None], [-1, 0, 0, 2], 3)[0]  # the second word has no tokens
+    assert_close(word_map, torch.tensor([[0.75, 0.0, 0.05], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]]))
     maps = torch.rand(3, 2, 4, 4)
     expected = np.eye(4)
     for layer, result in zip(maps.double().numpy(), rollout(maps), strict=True):
@@ -84,16 +84,16 @@ def test_word_attention_and_rollout() -> None:
 
 
 def constructed_maps() -> tuple[AttentionInput, dict[str, Tensor]]:
-    """A pair of texts of 10 and 7 tokens between 3 special tokens, and a map of each pattern."""
+    """A text pair (10 and 7 tokens, 3 special tokens) and an attention map of each pattern."""
     segments = torch.tensor([-1, *[0] * 10, -1, *[1] * 7, -1])
     special = segments < 0
-    item = AttentionInput({}, special, special & (torch.arange(20) > 0), torch.zeros(20, dtype=torch.bool), segments)
+    inputs = AttentionInput({}, special, special & (torch.arange(20) > 0), torch.zeros(20, dtype=torch.bool), segments)
     uniform = torch.full((20, 20), 1 / 20)
     vertical = torch.zeros(20, 20)
     vertical[:, special] = 1 / 3
     diagonal = torch.eye(20).roll(1, 0)  # the previous token
     block = (segments[:, None] == segments).float()
-    return item, {
+    return inputs, {
         "vertical": 0.9 * vertical + 0.1 * uniform,
         "diagonal": 0.7 * diagonal + 0.3 * uniform,
         "vertical + diagonal": 0.45 * vertical + 0.45 * diagonal + 0.1 * uniform,
@@ -102,10 +102,9 @@ def constructed_maps() -> tuple[AttentionInput, dict[str, Tensor]]:
     }
 
 
-def test_patterns() -> None:
-    """Constructed maps have their measures and their patterns."""
-    item, maps = constructed_maps()
-    measures = measure(torch.stack([*maps.values()])[:, None], item)  # five layers of one head
+def test_constructed_maps_are_classified() -> None:
+    inputs, maps = constructed_maps()
+    measures = measure(torch.stack([*maps.values()])[:, None], inputs)  # five layers of one head
     names = ("attention_to_special_tokens", "attention_to_neighbors", "within_segment_excess")
     profile = HeadProfile({}, *(measures[name] for name in names))
     assert [row[0] for row in profile.classify()] == [*maps]
@@ -139,45 +138,45 @@ def folder(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_profile_and_distances(folder: Path, tokenizer: Any) -> None:
-    """Punctuation and separators are located; distances are Jensen-Shannon divergences, also of transformers' maps."""
+def test_head_profiles_and_distances(folder: Path, tokenizer: Any) -> None:
+    """Profiles locate punctuation and separators and match transformers; distances are Jensen-Shannon divergences."""
     inputs = make_inputs(tokenizer, ["The cat saw the red boat. The bridge.", "A dog painted this story."] * 2, 64)
     assert len(inputs) == 2
     tokens = tokenizer.convert_ids_to_tokens(inputs[0].features["input_ids"])
-    assert [token for token, chosen in zip(tokens, inputs[0].punctuation, strict=True) if chosen] == [".", ".", "."]
-    assert [token for token, chosen in zip(tokens, inputs[0].separators, strict=True) if chosen] == ["[SEP]"] * 2
-    own: Any = transformers.AutoModel.from_pretrained(folder / "bert").eval()
-    own.export_reference(folder / "reference")
+    assert [token for token, flag in zip(tokens, inputs[0].punctuation, strict=True) if flag] == [".", ".", "."]
+    assert [token for token, flag in zip(tokens, inputs[0].separators, strict=True) if flag] == ["[SEP]"] * 2
+    ctx_model: Any = transformers.AutoModel.from_pretrained(folder / "bert").eval()
+    ctx_model.export_reference(folder / "reference")
     reference = transformers.BertModel.from_pretrained(folder / "reference").eval()
-    profiles = [profile_heads(model, tokenizer, inputs) for model in (own, reference)]
+    profiles = [profile_heads(model, tokenizer, inputs) for model in (ctx_model, reference)]
     assert reference.config._attn_implementation == "sdpa"
     for name in MEASURES:
         assert_close(profiles[0].measures[name], profiles[1].measures[name], atol=1e-5, rtol=1e-4)
-    distances = head_distances(own, tokenizer, inputs[:1])
-    [attention] = attention_maps(own, tokenizer, [inputs[0].features])
-    rows = 0.999 * attention.double() + 0.001 / attention.shape[-1]
-    expected = jensenshannon(rows[0, 1].numpy(), rows[1, 2].numpy(), axis=1) ** 2
+    distances = head_distances(ctx_model, tokenizer, inputs[:1])
+    [attention] = attention_maps(ctx_model, tokenizer, [inputs[0].features])
+    smoothed = 0.999 * attention.double() + 0.001 / attention.shape[-1]
+    expected = jensenshannon(smoothed[0, 1].numpy(), smoothed[1, 2].numpy(), axis=1) ** 2
     assert distances[1, 6] == pytest.approx(expected.mean(), rel=1e-3)
     assert embed_heads_2d(distances).shape == (8, 2)
     with pytest.raises(CtxError, match="16 to 20 tokens"):
         make_inputs(tokenizer, ["A dog."], 20)
 
 
-def test_dependencies(folder: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Heads that attend from or to the syntactic head have accuracy 1, and the offsets are of the data."""
+def test_dependency_accuracy_of_heads(folder: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A head that attends to the syntactic head has accuracy 1; offset baselines are computed from the data."""
     sentences = read_treebank(folder / "bank.conllu")
 
     def maps(model: Any, tokenizer: Any, inputs: Any) -> Iterator[Tensor]:
         windows = dependencies.align_words(tokenizer, [sentences[0].words])
         words = windows[0].token_words
         for _ in inputs:
-            to_head, random = torch.full((2, len(words), len(words)), 0.01)
+            to_head, to_first_word = torch.full((2, len(words), len(words)), 0.01)
             for row, word in enumerate(words):
-                for column, other in enumerate(words):
-                    if word >= 0 and sentences[0].heads[word] == other >= 0:
+                for column, target_word in enumerate(words):
+                    if word >= 0 and sentences[0].heads[word] == target_word >= 0:
                         to_head[row, column] = 0.5
-            random[:, 1] = 0.9  # to the first word
-            yield torch.stack([torch.stack([random, random.T]), torch.stack([random, to_head])])
+            to_first_word[:, 1] = 0.9
+            yield torch.stack([torch.stack([to_first_word, to_first_word.T]), torch.stack([to_first_word, to_head])])
 
     monkeypatch.setattr(dependencies, "attention_maps", maps)
     scores = score_dependencies(None, tokenizer, sentences)  # type: ignore[arg-type]
@@ -193,12 +192,12 @@ def test_dependencies(folder: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("family", ["bert", "xlnet", "t5", "gpt2"])
 def test_importance_by_finite_differences(family: str) -> None:
-    """The gradient of the loss with respect to each gate, packed and with all kinds of attention."""
+    """Importance equals the finite-difference gradient of the loss with respect to a gate."""
     case = next(case for case in HEADS if case.family.name == family and len(case.targets) == 1)
     model, batch = case.model(), labeled_batch(case)
-    before = [parameter.requires_grad for parameter in model.parameters()]
+    requires_grad = [parameter.requires_grad for parameter in model.parameters()]
     importance = head_importance(model, [batch], normalize=False)
-    assert [parameter.requires_grad for parameter in model.parameters()] == before
+    assert [parameter.requires_grad for parameter in model.parameters()] == requires_grad
     assert importance.keys() == attention_layers(model).keys()
     for name in importance:
         differences = []
@@ -212,21 +211,20 @@ def test_importance_by_finite_differences(family: str) -> None:
 
 
 @as_subtests([case for case in HEADS if issubclass(case.family.config, CtxTransformerConfig) and case.targets])
-def test_importance_of_all_heads(case: Case) -> None:
-    """Every head class with a loss has an importance of its attention heads."""
+def test_importance_of_all_head_classes(case: Case) -> None:
     importance = head_importance(case.model(), [labeled_batch(case)])
     values = torch.cat([*importance.values()])
     assert values.isfinite().all(), case
     assert values.any(), case
 
 
-def test_normalized_importance_is_a_mean_over_batches() -> None:
+def test_normalized_importance_is_mean_over_batches() -> None:
     case = next(case for case in HEADS if case.family.name == "bert" and len(case.targets) == 1)
     model, batch = case.model(), labeled_batch(case)
-    opposite = [{name: value[:1] for name, value in batch.items()}, {name: value[1:2] for name, value in batch.items()}]
-    raw = [head_importance(model, [item], normalize=False) for item in opposite]
-    expected = {name: (raw[0][name] + raw[1][name]) / 2 for name in raw[0]}
-    for name, values in head_importance(model, opposite).items():
+    examples = [{name: value[:1] for name, value in batch.items()}, {name: value[1:2] for name, value in batch.items()}]
+    unnormalized = [head_importance(model, [example], normalize=False) for example in examples]
+    expected = {name: (unnormalized[0][name] + unnormalized[1][name]) / 2 for name in unnormalized[0]}
+    for name, values in head_importance(model, examples).items():
         assert_close(values, expected[name] / expected[name].norm())
     with pytest.raises(CtxError, match="returns no loss"):
         head_importance(model, [make_batch(case)])
@@ -235,7 +233,7 @@ def test_normalized_importance_is_a_mean_over_batches() -> None:
 
 
 def test_removal_curve_and_single_heads() -> None:
-    """The least important heads are removed first, importance is computed again, and steps are continued."""
+    """The least important heads are removed first, importance is recomputed, and given steps are not repeated."""
     model = next(case for case in BASES if case.family.name == "bert").model()
     values = {name: torch.arange(4.0) + 4 * int(name) for name in ("0", "1", "2")}
     calls = []
@@ -249,8 +247,8 @@ def test_removal_curve_and_single_heads() -> None:
     assert steps[1].removed == {"0": [0, 1, 2]}
     assert steps[2].removed == {"0": [0, 1, 2, 3], "1": [0, 1]}
     assert steps[3].removed["2"] == [1, 2, 3]
-    rest = list(removal_curve(model, lambda: 1.0, lambda: values, fraction=0.25, steps=steps[:3]))
-    assert [step.num_removed for step in rest] == [9, 12]
+    resumed_steps = list(removal_curve(model, lambda: 1.0, lambda: values, fraction=0.25, steps=steps[:3]))
+    assert [step.num_removed for step in resumed_steps] == [9, 12]
     inputs = {"input_ids": torch.tensor([[1, 7, 8, 9]])}
 
     def score() -> float:
@@ -263,8 +261,10 @@ def test_removal_curve_and_single_heads() -> None:
     assert len(set(scores["1"])) == 5
 
 
-def test_commands(folder: Path, tokenizer: Any, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both commands write tables and figures, and continue from the results of an interrupted run."""
+def test_attention_and_heads_commands(
+    folder: Path, tokenizer: Any, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both commands write tables and figures and resume from partial results."""
     output = tmp_path / "out"
     flags: list[object] = ["--model", folder / "bert", "--output_dir", output]
     attention: list[object] = ["analyze", "attention", *flags, "--text", folder / "bank.conllu", "--min_arcs", 6]

@@ -1,4 +1,4 @@
-"""Behavioral tests: perturbations, suites and their errors, failures by hand, and the command."""
+"""Behavioral tests: perturbations, suite files, failure rates and the command."""
 
 import json
 from collections.abc import Sequence
@@ -42,10 +42,10 @@ def test_perturbations(name: str, value: Any, text: str, expected: list[str]) ->
 
 
 def test_random_perturbations() -> None:
-    """A typo swaps two adjacent letters; a number has as many digits; only the last text of a pair changes."""
+    """A typo swaps two adjacent letters; a number keeps its digit count; only the last text of a pair changes."""
     for seed in range(20):
-        ((first, typo),) = perturb(("a premise", "ab 12 hello"), "typos", 1, Random(seed))
-        assert first == "a premise"
+        ((premise, typo),) = perturb(("a premise", "ab 12 hello"), "typos", 1, Random(seed))
+        assert premise == "a premise"
         differences = [index for index, (a, b) in enumerate(zip("ab 12 hello", typo, strict=True)) if a != b]
         assert differences[1] == differences[0] + 1
         assert sorted(typo) == sorted("ab 12 hello")
@@ -58,7 +58,7 @@ def test_random_perturbations() -> None:
     assert perturb(("a", "a"), "order", None, Random(0)) == []
 
 
-def test_templates() -> None:
+def test_fill_templates() -> None:
     lexicons = {"name": ["Ann", "Bo", "Cy"], "word": ["x", "y"]}
     texts = fill_templates([("{name1} and {name2}",), ("{word} {word}", "{name}")], lexicons, 100, Random(0))
     assert len(texts) == 3 * 2 + 2 * 3
@@ -84,8 +84,8 @@ tests:
 """
 
 
-def test_failures_by_hand(tmp_path: Path) -> None:
-    """A model that likes "good", dislikes "Ben", and is changed by "Yes." within, by "No." beyond the tolerance."""
+def test_failures_of_constructed_model(tmp_path: Path) -> None:
+    """The model prefers "good" and penalizes "Ben"; "Yes." changes its output within the tolerance, "No." beyond it."""
 
     def predict(texts: Sequence[tuple[str, ...]]) -> list[dict[str, float]]:
         values = []
@@ -103,7 +103,7 @@ def test_failures_by_hand(tmp_path: Path) -> None:
         assert cases == make_cases(test, suite, [], seed=3)
         outcomes.append(evaluate_test(test, cases, predict))
     words, names, additions = outcomes
-    assert words.cases == 5  # "Anna is good." is right
+    assert words.cases == 5  # only "Anna is good." passes
     assert sorted(failure.texts[0] for failure in words.failures) == [
         "Anna is fine.",
         "Ben is fine.",
@@ -114,8 +114,8 @@ def test_failures_by_hand(tmp_path: Path) -> None:
     assert names.failure_rate == 0.5  # with "good", the label depends on the name
     assert {failure.variant for failure in additions.failures} == {("It is good. No.",), ("It is fine. No.",)}
     assert rates_by_capability(outcomes) == {"vocabulary": {"MFT": 0.8, "DIR": 1.0}, "names": {"INV": 0.5}}
-    renamed = suite.with_labels({"pos": "1"})
-    assert [test.labels for test in renamed.tests] != [test.labels for test in suite.tests]
+    relabeled = suite.with_labels({"pos": "1"})
+    assert [test.labels for test in relabeled.tests] != [test.labels for test in suite.tests]
     unfillable = replace(suite.tests[0], templates=(("{name1} {name2}",),))
     with pytest.raises(CtxError, match="No combination of the lexicons"):
         make_cases(unfillable, replace(suite, lexicons={"name": ["Ann"]}), [], 0)
@@ -145,7 +145,7 @@ def test_failures_by_hand(tmp_path: Path) -> None:
         (("tests", 2), {"kind": "DIR"}, "The key 'label' is missing", r"tests\[2\]"),
     ],
 )
-def test_errors_of_suites(path: tuple, value: Any, message: str, location: str, tmp_path: Path) -> None:
+def test_invalid_suite_raises(path: tuple, value: Any, message: str, location: str, tmp_path: Path) -> None:
     content = yaml.safe_load(SUITE)
     if path:
         target = content
@@ -162,25 +162,25 @@ def test_errors_of_suites(path: tuple, value: Any, message: str, location: str, 
         read_suite(file)
 
 
-def test_command(tmp_path: Path) -> None:
-    """The packaged suite on two models, and a test on the texts of a file."""
+def test_behavior_command(tmp_path: Path) -> None:
+    """The packaged suite on two models, and a test on texts of a file."""
     suite = read_suite(packaged_folder("behavior") / "sentiment.yaml")
-    words = [template for test in suite.tests for texts in test.templates for template in texts]
-    words += [" ".join(entries) for entries in suite.lexicons.values()]
+    template_texts = [template for test in suite.tests for texts in test.templates for template in texts]
+    template_texts += [" ".join(entries) for entries in suite.lexicons.values()]
     for family in ("word2vec", "glove"):
         fields = {"id2label": {0: "0", 1: "1", 2: "2"}, "max_position_embeddings": 64}
-        save(tmp_path / family, *tiny_pair(family, "AutoModelForSequenceClassification", words, **fields))
+        save(tmp_path / family, *tiny_pair(family, "AutoModelForSequenceClassification", template_texts, **fields))
     flags = {"model": [tmp_path / "word2vec", tmp_path / "glove"], "suite": "sentiment", "max_length": 32}
-    fails = command_output("analyze behavior", **flags, output_dir=tmp_path / "a", fails=True)
-    assert "has no label 'positive'" in fails
+    error = command_output("analyze behavior", **flags, output_dir=tmp_path / "a", fails=True)
+    assert "has no label 'positive'" in error
     flags["label_names"] = ["positive=1", "negative=0"]
     output = command_output("analyze behavior", **flags, output_dir=tmp_path / "a")
     assert "glove: failure rate by capability and kind of test" in output
-    first = json.loads((tmp_path / "a" / "behavior.json").read_text())["values"]
+    joint_values = json.loads((tmp_path / "a" / "behavior.json").read_text())["values"]
     flags["model"] = tmp_path / "glove"
     command_output("analyze behavior", **flags, output_dir=tmp_path / "b")
-    assert json.loads((tmp_path / "b" / "behavior.json").read_text())["values"]["glove"] == first["glove"]
-    assert {test["cases"] for test in first["glove"].values()} <= set(range(40, 101))
+    assert json.loads((tmp_path / "b" / "behavior.json").read_text())["values"]["glove"] == joint_values["glove"]
+    assert {test["cases"] for test in joint_values["glove"].values()} <= set(range(40, 101))
     (tmp_path / "own.yaml").write_text("tests: [{name: t, capability: c, kind: INV, perturbation: typos}]")
     flags |= {"suite": tmp_path / "own.yaml", "output_dir": tmp_path / "c"}
     assert "The test 't' has no templates" in command_output("analyze behavior", **flags, fails=True)

@@ -27,33 +27,33 @@ LANGUAGE_MODELS = {
 }
 
 
-def opened(family: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def build_model(family: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     tokenizer = FAMILIES[family].tokenizer.train([text for text in TEXTS for _ in range(5)], vocab_size=280)
-    names = {name: getattr(tokenizer, name) for name in ("pad_token_id", "bos_token_id", "eos_token_id")}
+    special_ids = {name: getattr(tokenizer, name) for name in ("pad_token_id", "bos_token_id", "eos_token_id")}
     torch.manual_seed(0)
-    return Case(FAMILIES[family], LANGUAGE_MODELS[family]).model(vocab_size=len(tokenizer), **names), tokenizer
+    return Case(FAMILIES[family], LANGUAGE_MODELS[family]).model(vocab_size=len(tokenizer), **special_ids), tokenizer
 
 
 @pytest.mark.parametrize("family", LANGUAGE_MODELS)
-def test_words_of_all_kinds_of_models(family):
-    model, tokenizer = opened(family)
+def test_word_scores_sum_token_scores(family):
+    model, tokenizer = build_model(family)
     scores = score_words(model, tokenizer, TEXTS[0])
     assert scores.words == ["The", "cat", "saw", "the", "red", "boat", "."]
     tokens = {token.position: token for token in score_tokens(model, tokenizer, TEXTS[0])}
     offsets = tokenizer(TEXTS[0], return_offsets_mapping=True)["offset_mapping"]
     start = TEXTS[0].index("cat")
     spans = {position: offsets[position] for position in tokens if position < len(offsets)}
-    # a token of the space before the word has the offsets (start, start)
-    inside = [tokens[i] for i, (first, last) in spans.items() if start < last <= start + 3 or first == last == start]
-    assert scores.log_probabilities[1] == pytest.approx(sum(token.log_probability for token in inside))
-    assert scores.ranks[1] == max(token.rank for token in inside)
+    # a token of the preceding space has the offsets (start, start)
+    word_tokens = [tokens[i] for i, (begin, end) in spans.items() if start < end <= start + 3 or begin == end == start]
+    assert scores.log_probabilities[1] == pytest.approx(sum(token.log_probability for token in word_tokens))
+    assert scores.ranks[1] == max(token.rank for token in word_tokens)
     assert len(scores.predictions[1]) == 5
     assert all(value is None or value < 0 for value in scores.log_probabilities)
     assert [value is None for value in scores.log_probabilities[1:]] == [False] * 6
 
 
-def test_same_model_twice_differs_in_nothing():
-    scores = [score_words(*opened("bert"), TEXTS[0])] * 2
+def test_identical_models_have_no_differences():
+    scores = [score_words(*build_model("bert"), TEXTS[0])] * 2
     comparison = TextComparison(TEXTS[0], tuple(scores))
     assert comparison.differences == [0.0] * 7
     result = comparison_result([comparison], ["a", "b"], ["pseudo-log-likelihood"] * 2)
@@ -63,8 +63,8 @@ def test_same_model_twice_differs_in_nothing():
     assert first[1:4] == [7, pytest.approx(mean), pytest.approx(math.exp(-mean))]
 
 
-def test_long_texts_and_models_without_language_model(tmp_path: Path):
-    model, tokenizer = opened("bert")
+def test_long_texts_and_models_without_lm_head(tmp_path: Path):
+    model, tokenizer = build_model("bert")
     assert score_words(model, tokenizer, "cat " * 1000) is None
     with pytest.raises(CtxError, match="is not a language model"):
         score_words(model.base_model, tokenizer, TEXTS[0])
@@ -76,28 +76,28 @@ def test_long_texts_and_models_without_language_model(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("family", "position"), [("bert", 3), ("xlnet", 2), ("elmo", 3)])
-def test_predictions_do_not_depend_on_the_hidden_words(family: str, position: int):
-    model, tokenizer = opened(family)
+def test_predictions_ignore_masked_words(family: str, position: int):
+    model, tokenizer = build_model(family)
     texts = [f"the cat {word} the bridge" for word in ("saw", "red", tokenizer.mask_token or "___")]
     first, *others = (predict_tokens(model, tokenizer, text, [position])[0] for text in texts)
     assert float(first.exp().sum()) == pytest.approx(1)
-    for other in others:
-        torch.testing.assert_close(other, first)
+    for prediction in others:
+        torch.testing.assert_close(prediction, first)
     score = next(token for token in score_tokens(model, tokenizer, texts[0]) if token.position == position)
     assert score.predictions == first.topk(5).indices.tolist()
-    if family == "xlnet":  # no blank sees another one, whose mask token was never trained
+    if family == "xlnet":  # blanks do not attend to each other: the mask token is untrained
         before = predict_tokens(model, tokenizer, "<mask> cat <mask> the bridge", [0, 2])
         with torch.no_grad():
             model.get_input_embeddings().weight[tokenizer.mask_token_id] += 10
         after = predict_tokens(model, tokenizer, "<mask> cat <mask> the bridge", [0, 2])
-        for first, second in zip(before, after):  # the mask token is also an output
+        for first, second in zip(before, after):  # except the mask token itself: its embedding is tied to the output
             others = torch.arange(len(first)) != tokenizer.mask_token_id
             torch.testing.assert_close(first[others].log_softmax(0), second[others].log_softmax(0))
 
 
-def test_command_and_its_report(tmp_path: Path):
+def test_compare_command_and_report(tmp_path: Path):
     for family in ("gpt2", "bert"):
-        model, tokenizer = opened(family)
+        model, tokenizer = build_model(family)
         model.save_pretrained(tmp_path / family)
         tokenizer.save_pretrained(tmp_path / family)
     (tmp_path / "text.txt").write_text("\n".join([*TEXTS, "cat " * 1000]))
@@ -112,9 +112,9 @@ def test_command_and_its_report(tmp_path: Path):
     assert [text["text"] for text in texts] == TEXTS
     differences = [abs(row[3]) for row in result.tables[1].cells]
     assert differences == sorted(differences, reverse=True)
-    [word] = [i for i, row in enumerate(result.tables[1].cells) if row[0] == "The [cat] saw the red"]
+    [row_index] = [i for i, row in enumerate(result.tables[1].cells) if row[0] == "The [cat] saw the red"]
     scores = texts[0]["log_probabilities"]
-    assert result.tables[1].cells[word][1:4] == pytest.approx(
+    assert result.tables[1].cells[row_index][1:4] == pytest.approx(
         [scores["gpt2"][1], scores["bert"][1], scores["gpt2"][1] - scores["bert"][1]]
     )
     assert json.loads((tmp_path / "analyses" / "compare.json").read_text())["settings"]["texts"] == 3

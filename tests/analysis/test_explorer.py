@@ -1,4 +1,4 @@
-"""The explorer: its numbers against the models, errors and limits of the server, and the page in a browser."""
+"""Explorer: predictions, server errors and limits, and the page in a browser."""
 
 import json
 import subprocess
@@ -55,17 +55,17 @@ def client(models: dict[str, ExploredModel]) -> TestClient:
     return TestClient(create_app(list(models.values())), base_url="http://127.0.0.1:8765")
 
 
-def test_predictions_are_those_of_the_models(models: dict[str, ExploredModel]) -> None:
+def test_predictions_equal_model_outputs(models: dict[str, ExploredModel]) -> None:
     bert, gpt2 = models["bert"], models["gpt2"]
     assert [model.task for model in models.values()] == ["masked", "causal", None]
     with torch.no_grad():
         ids = bert.tokenizer("the [MASK] is old", return_tensors="pt")["input_ids"]
-        masked = bert.model(ids).logits[0, 2].softmax(-1)
-        start = [gpt2.tokenizer.eos_token_id, *gpt2.tokenizer("the old")["input_ids"]]
-        following = gpt2.model(torch.tensor([start])).logits[0, -1].softmax(-1)
+        masked_probabilities = bert.model(ids).logits[0, 2].softmax(-1)
+        prompt_ids = [gpt2.tokenizer.eos_token_id, *gpt2.tokenizer("the old")["input_ids"]]
+        next_probabilities = gpt2.model(torch.tensor([prompt_ids])).logits[0, -1].softmax(-1)
     for (prediction, *_), expected, tokenizer in (
-        (bert.predict(f"the {BLANK} is old")[0], masked, bert.tokenizer),
-        (gpt2.predict(f"the old {BLANK} is")[0], following, gpt2.tokenizer),
+        (bert.predict(f"the {BLANK} is old")[0], masked_probabilities, bert.tokenizer),
+        (gpt2.predict(f"the old {BLANK} is")[0], next_probabilities, gpt2.tokenizer),
     ):
         assert prediction.probability == pytest.approx(float(expected.max()), rel=1e-4)
         assert prediction.token == tokenizer.decode([int(expected.argmax())])
@@ -73,13 +73,13 @@ def test_predictions_are_those_of_the_models(models: dict[str, ExploredModel]) -
 
 
 def test_neighbors_and_senses(models: dict[str, ExploredModel]) -> None:
-    """A sentence of the corpus is its own nearest neighbor."""
+    """The nearest neighbor of a corpus sentence is the sentence itself."""
     bert = models["bert"]
     for layer in (0, 3):
-        (word, context, cosine), *others = bert.neighbors(SENTENCES[0], 2, layer, count=4)
+        (word, context, cosine), *more_neighbors = bert.neighbors(SENTENCES[0], 2, layer, count=4)
         assert (word, context) == ("bank", "the old [bank] lends money") or layer == 0
         assert cosine == pytest.approx(1, abs=2e-3)
-        assert cosine >= others[0][2] >= others[-1][2]
+        assert cosine >= more_neighbors[0][2] >= more_neighbors[-1][2]
     figure = bert.sense_map(["old", "bank"], 1, 3)
     assert len(figure.points) == 5
     assert list(figure.groups) == ["corpus"] * 4 + ["your sentence"]
@@ -92,11 +92,11 @@ def post(client: TestClient, action: str, **values: Any) -> tuple[int, dict[str,
 
 
 def comparison_data(answer: dict[str, Any]) -> dict[str, Any]:
-    """The data of a figure."""
+    """Data embedded in the figure of an answer."""
     return json.loads(answer["figure"].partition('<script type="application/json">')[2].partition("</script>")[0])
 
 
-def test_answers(client: TestClient) -> None:
+def test_server_answers(client: TestClient) -> None:
     page = client.get("/")
     assert "script-src 'self'" in page.headers["content-security-policy"]
     assert "http:" not in page.text.replace("http://127.0.0.1", "")
@@ -147,14 +147,14 @@ def test_answers(client: TestClient) -> None:
         ("senses", {"model": "bert", "text": "unseen", "word": 0, "layer": 0}, "does not occur"),
     ],
 )
-def test_errors(action: str, values: dict[str, Any], message: str, client: TestClient) -> None:
+def test_invalid_requests_return_errors(action: str, values: dict[str, Any], message: str, client: TestClient) -> None:
     status, answer = post(client, action, **values)
     assert status == 400
     assert message in answer["error"]
 
 
 def test_refused_requests(client: TestClient) -> None:
-    """Other host names (DNS rebinding), other sites, other content, large bodies, other paths."""
+    """Foreign hosts (DNS rebinding), foreign origins, wrong content types, large bodies and unknown paths."""
     assert client.get("/", headers={"host": "evil.example:8765"}).status_code == 400
     assert client.get("/", headers={"host": "localhost:8765"}).status_code == 200
     for origin, status in {"http://evil.example": 403, "null": 403, "http://127.0.0.1:8765": 200}.items():
@@ -169,7 +169,7 @@ def test_refused_requests(client: TestClient) -> None:
     assert set(ACTIONS) == {"models", "words", "predictions", "comparison", "attention", "neighbors", "senses"}
 
 
-def test_models_of_transformers(tmp_path: Path, folder: Path) -> None:
+def test_transformers_models(tmp_path: Path, folder: Path) -> None:
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "bert")
     config = transformers.BertConfig(vocab_size=len(tokenizer), **sizes)
@@ -193,7 +193,7 @@ def test_models_of_transformers(tmp_path: Path, folder: Path) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_all_families(family: str) -> None:
-    """Each family gives what makes sense for it, and a clear error for the rest."""
+    """Each family supports the views that apply to it and raises an error for the others."""
     names = ("AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModelForPreTraining", "AutoModel")
     auto_class = next(name for name in names if name in FAMILIES[family].models)
     model = ExploredModel(family, *tiny_pair(family, auto_class, [*TEXTS, HOSTILE]))
@@ -215,18 +215,18 @@ def test_all_families(family: str) -> None:
         assert len(model.sense_map(["the", "bank"], 1, layer).points) == 4
 
 
-def test_command_line(folder: Path) -> None:
+def test_explore_command_errors(folder: Path) -> None:
     assert "There is no such directory" in command_output("explore", "--model", folder / "x", fails=True)
-    three = command_output("explore", "--model", "a", "b", "c", fails=True)
-    assert "3 models" in three
+    error = command_output("explore", "--model", "a", "b", "c", fails=True)
+    assert "3 models" in error
     assert "port=70000 is out of range" in command_output("explore", model=folder / "bert", port=70000, fails=True)
 
 
 @pytest.fixture
 def server(folder: Path) -> Iterator[str]:
-    """The address of the running command."""
-    words = ["explore", "--model", folder / "bert", folder / "gpt2", "--corpus", folder / "corpus.txt"]
-    command = [sys.executable, "-m", "hf_ctxmodels", *map(str, words), "--port", "0"]
+    """Address of a running `explore` command."""
+    arguments = ["explore", "--model", folder / "bert", folder / "gpt2", "--corpus", folder / "corpus.txt"]
+    command = [sys.executable, "-m", "hf_ctxmodels", *map(str, arguments), "--port", "0"]
     root = Path(__file__).resolve().parents[2]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=root)
     try:
@@ -239,8 +239,8 @@ def server(folder: Path) -> Iterator[str]:
 
 
 @pytest.mark.slow
-def test_page_in_a_browser(server: str, tmp_path: Path) -> None:
-    """The page of the running command, typed and read with the keyboard through Chromium's debugging protocol."""
+def test_page_in_browser(server: str, tmp_path: Path) -> None:
+    """Operate the page by keyboard through Chromium's debugging protocol."""
     browser = which("chromium") or which("google-chrome")
     if browser is None:
         pytest.skip("needs chromium")
@@ -271,15 +271,15 @@ def test_page_in_a_browser(server: str, tmp_path: Path) -> None:
 
 
 def drive_page(connection: Any) -> None:
-    """Type a sentence, submit it by Enter, read the answers, select a word by keys, and provoke an error."""
-    numbers = iter(range(1, 10**6))
+    """Submit a sentence by Enter, check the answers, select a word by arrow keys, and cause an error."""
+    message_ids = iter(range(1, 10**6))
 
     def call(method: str, **parameters: Any) -> dict[str, Any]:
-        number = next(numbers)
-        connection.send(json.dumps({"id": number, "method": method, "params": parameters}))
+        message_id = next(message_ids)
+        connection.send(json.dumps({"id": message_id, "method": method, "params": parameters}))
         while True:
             message = json.loads(connection.recv(timeout=30))
-            if message.get("id") == number:
+            if message.get("id") == message_id:
                 return message["result"]
 
     def read(expression: str) -> Any:
@@ -293,8 +293,8 @@ def drive_page(connection: Any) -> None:
         raise AssertionError(f"{expression}; page: {read('document.body.innerText')}")
 
     def press(key: str, text: str = "", code: int = 0) -> None:
-        for kind in ("keyDown", "keyUp"):
-            call("Input.dispatchKeyEvent", type=kind, key=key, code=key, text=text, windowsVirtualKeyCode=code)
+        for event_type in ("keyDown", "keyUp"):
+            call("Input.dispatchKeyEvent", type=event_type, key=key, code=key, text=text, windowsVirtualKeyCode=code)
 
     wait_for("document.querySelectorAll('#models .model').length === 2")
     read("document.getElementById('text').focus(); document.getElementById('text').select()")

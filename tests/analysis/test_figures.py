@@ -1,4 +1,4 @@
-"""Figures are well-formed SVG that shows its data without color, and survive JSON."""
+"""Figures: well-formed SVG, readability without color, and JSON round trips."""
 
 import json
 import re
@@ -41,23 +41,23 @@ FIGURES: list[Figure] = [
 
 
 @pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: figure.name)
-def test_figures_are_well_formed_and_survive_json(figure):
-    text = figure.svg()
-    root = ElementTree.fromstring(text)  # hostile strings cannot end an element or an attribute
+def test_svg_is_well_formed_and_json_round_trips(figure):
+    svg = figure.svg()
+    root = ElementTree.fromstring(svg)  # hostile strings cannot end an element or an attribute
     tags = {node.tag.rpartition("}")[2] for node in root.iter()}
     assert tags <= {"svg", "style", "rect", "text", "g", "title", "path", "circle", "line"}
     assert root.attrib["role"] == "img"
     assert root.attrib["aria-label"].startswith(figure.title)
-    assert not re.search(r"(?<!xmlns=\")https?://|nan|None", text)
+    assert not re.search(r"(?<!xmlns=\")https?://|nan|None", svg)
     assert "<style" not in figure.svg(embedded=True)
-    copy = Figure.from_json(json.loads(json.dumps(figure.to_json(), allow_nan=False)))
-    assert copy == figure
-    assert copy.svg() == text
+    restored = Figure.from_json(json.loads(json.dumps(figure.to_json(), allow_nan=False)))
+    assert restored == figure
+    assert restored.svg() == svg
     if can_write_png():
         assert figure.png().startswith(b"\x89PNG")
 
 
-def test_lines_across_missing_values():
+def test_line_chart_gaps():
     values = {"x": [1, 2, 4, 8], "series": {"a": [0, None, 1, None]}, "bands": {"a": [(0, 1), None, (0, 2), None]}}
     separate = LineChart("line", "Curve", **values).svg()
     joined = LineChart("line", "Curve", **values, join_gaps=True).svg()
@@ -67,29 +67,29 @@ def test_lines_across_missing_values():
     assert [[path.count("L") for path in paths] for paths in areas] == [[1, 1], [3]]
 
 
-def shown_texts(figure: Figure) -> list[str]:
+def visible_texts(figure: Figure) -> list[str]:
     return [node.text for node in ElementTree.fromstring(figure.svg()).iter() if node.tag.endswith("text")]
 
 
 def test_numbers_are_readable_without_color():
     heatmap = Heatmap("h", "t", ["POS", "UUAS"], ["0", "1"], [[0.251, 1], [None, 0.5]])
-    assert [text for text in shown_texts(heatmap) if text in ("0.25", "1.00", "0.50")][:3] == ["0.25", "1.00", "0.50"]
-    assert {"-1.50", "20"} <= set(shown_texts(TokenComparison("t", "t", ["a"], {"p": [-1.5], "rank": [20]})))
-    lines = re.findall(
+    assert [text for text in visible_texts(heatmap) if text in ("0.25", "1.00", "0.50")][:3] == ["0.25", "1.00", "0.50"]
+    assert {"-1.50", "20"} <= set(visible_texts(TokenComparison("t", "t", ["a"], {"p": [-1.5], "rank": [20]})))
+    dash_patterns = re.findall(
         r'<path[^>]*stroke-dasharray="([^"]*)"', LineChart("l", "t", [0, 1], {n: [0, 1] for n in "abcde"}).svg()
     )
-    assert len(set(lines)) == 4  # and a solid one
+    assert len(set(dash_patterns)) == 4  # and a solid one
 
 
-def test_a_file_of_its_own_has_title_and_caption():
+def test_standalone_svg_has_title_and_caption():
     heatmap = Heatmap("h", "Scores", ["a"], ["b"], [[1]], caption="Accuracy on the test sentences, by layer and task.")
-    texts = " ".join(shown_texts(heatmap))
+    texts = " ".join(visible_texts(heatmap))
     assert "Scores" in texts
     assert all(word in texts for word in heatmap.caption.split())
     assert "Accuracy" not in re.sub('aria-label="[^"]*"', "", heatmap.svg(embedded=True))
 
 
-def test_shortened_labels_of_layers_differ():
+def test_shortened_layer_labels_are_distinct():
     rows = [f"a-model-with-a-long-name, untrained {layer}" for layer in (0, 1, 12)]
     assert [shorten(row, 20) for row in rows] == [
         "a-model-with-a-lo… 0", "a-model-with-a-lo… 1", "a-model-with-a-l… 12"
@@ -100,7 +100,7 @@ def test_shortened_labels_of_layers_differ():
     assert len(set(re.findall(r">(a-model[^<]*)</text>", svg))) == 3
 
 
-def test_scales():
+def test_axis_scales_and_color_map():
     scale = Scale([0.13, 0.87], 100, 0)
     assert [text for _, text in scale.ticks()] == [f"0.{i}" for i in range(1, 10)]
     assert (scale(0.1), scale(0.9)) == (pytest.approx(100), pytest.approx(0))
@@ -115,7 +115,7 @@ def test_scales():
     assert lightness[1:] > lightness[:-1]
 
 
-def test_contours_follow_the_surface():
+def test_contours_follow_surface():
     axis = np.linspace(-1, 1, 21)
     bowl = Surface("s", "t", axis, axis, axis[:, None] ** 2 + axis**2, {})
     points = [point for segment in bowl._contour_segments(0.5) for point in segment]
@@ -123,13 +123,13 @@ def test_contours_follow_the_surface():
     assert [x * x + y * y for x, y in points] == pytest.approx([0.5] * len(points), abs=0.01)
 
 
-def test_arcs_of_overlapping_spans_differ_in_height():
+def test_overlapping_arcs_differ_in_height():
     arcs = [(1, 0, ""), (4, 1, ""), (3, 2, ""), (4, 3, ""), (-1, 4, ""), (4, 5, "")]
     assert arc_levels(arcs) == [0, 1, 0, 0, 2, 0]
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("make_figure", "message"),
     [
         (lambda: Heatmap("h", "t", ["a"], ["b"], [[1, 2]]), "expected 1 rows of 1 values"),
         (lambda: LineChart("l", "t", [1, 2], {"a": [1]}), "lengths of x and the series 'a' differ: 2, 1"),
@@ -139,6 +139,6 @@ def test_arcs_of_overlapping_spans_differ_in_height():
         (lambda: Figure.from_json({"type": "Pie"}), "'Pie' is not a figure"),
     ],
 )
-def test_wrong_data_is_an_error(make, message):
+def test_invalid_data_raises(make_figure, message):
     with pytest.raises(ValueError, match=message):
-        make()
+        make_figure()

@@ -1,4 +1,4 @@
-"""Anisotropy, self-similarity and intra-sentence similarity against all pairs of vectors."""
+"""Anisotropy, self-similarity and intra-sentence similarity against loops over pairs of vectors."""
 
 from itertools import combinations
 
@@ -29,7 +29,7 @@ def encoder() -> WordEncoder:
     return WordEncoder(*tiny_pair("bert", "AutoModel", [" ".join(words) for words in SENTENCES]))
 
 
-def test_all_pairs(encoder):
+def test_similarities_equal_means_over_pairs(encoder):
     encoded = list(encoder.encode(SENTENCES))
     geometry = measure_geometry(encoder, SENTENCES, min_occurrences=3, seeds=(0, 1), progress=False)
     assert geometry.words == ["the", "cat", "bank"]
@@ -48,8 +48,8 @@ def test_all_pairs(encoder):
     torch.testing.assert_close(geometry.intra_sentence.float(), torch.stack(means).mean(0))
 
 
-def test_anisotropy_is_that_of_different_sentences(encoder, monkeypatch):
-    """The sample has one word per sentence, and leaves out the word without tokens."""
+def test_anisotropy_samples_one_word_per_sentence(encoder, monkeypatch):
+    """Sampled words without tokens are excluded."""
     sample = {0: 1, 1: 1, 2: 2, 5: 0}
     monkeypatch.setattr("hf_ctxmodels.analysis.geometry._sample_words", lambda sentences, size, seed: sample)
     geometry = measure_geometry(encoder, SENTENCES, min_occurrences=3, progress=False)

@@ -36,8 +36,7 @@ def test_short_names():
     assert short_names(["runs/bert", "runs/bert"]) == ["runs/bert (1)", "runs/bert (2)"]
 
 
-def test_similarity(folder, tmp_path):
-    """One square of all layers of all models."""
+def test_similarity_command(folder, tmp_path):
     models = [folder / family for family in ("bert", "elmo", "glove")]
     flags = {"text": folder / "text.txt", "output_dir": tmp_path, "seeds": [0, 1], "measures": ["cka", "neurons"]}
     command_output("analyze similarity", model=models, max_words=40, **flags)
@@ -54,11 +53,11 @@ def test_similarity(folder, tmp_path):
     names = ["bert", "bert, untrained", "t5", "t5, untrained"]
     assert list(dict.fromkeys(row.rpartition(" ")[0] for row in result.figures[0].rows)) == names
     values = result.figures[0].values
-    layers = len(values) // 4  # the tiny models have the initial weights of the same seed
+    layers = len(values) // 4  # trained and untrained weights are initialized with the same seed
     assert all(row[i + layers] == pytest.approx(row[i], abs=1e-4) for row in values for i in range(layers))
 
 
-def test_geometry(folder, tmp_path):
+def test_geometry_command(folder, tmp_path):
     command_output("analyze geometry", model=[folder / "bert", folder / "glove"], text=folder / "text.txt",
                    output_dir=tmp_path, seeds=[0, 1])  # fmt: skip
     result = AnalysisResult.load(tmp_path / "geometry.json")
@@ -70,7 +69,7 @@ def test_geometry(folder, tmp_path):
     assert values["self-similarity-corrected"] == pytest.approx(corrected)
 
 
-def test_sense_maps_and_disambiguation(folder, tmp_path):
+def test_senses_command(folder, tmp_path):
     flags = {"model": folder / "bert", "text": folder / "tags.conllu", "output_dir": tmp_path}
     assert "A map has one seed" in command_output("analyze senses", word="bank", seeds=[0, 1], fails=True, **flags)
     command_output("analyze senses", word="bank", **flags)
@@ -83,12 +82,12 @@ def test_sense_maps_and_disambiguation(folder, tmp_path):
                    output_dir=tmp_path / "accents")  # fmt: skip
     (tmp_path / "semcor").mkdir()
     for number in range(4):
-        words = "".join(
+        markup = "".join(
             f"<s snum={sense}>\n<wf cmd=ignore>the</wf>\n<wf cmd=done lemma=bank wnsn={sense} lexsn=1:0{sense}:00::>"
             f"bank</wf>\n<wf cmd=ignore>{noun}</wf>\n</s>\n"
             for sense, noun in ((1, "river"), (2, "house"))
         )
-        (tmp_path / "semcor" / f"br-{number}").write_text(words)
+        (tmp_path / "semcor" / f"br-{number}").write_text(markup)
     command_output("analyze senses", model=folder / "bert", semcor=tmp_path / "semcor", output_dir=tmp_path)
     result = AnalysisResult.load(tmp_path / "senses.json")
     assert result.tables[0].rows == ["most frequent sense", *(f"layer {layer}" for layer in range(4)), "upper bound"]
@@ -98,7 +97,7 @@ def test_sense_maps_and_disambiguation(folder, tmp_path):
     )
 
 
-def test_words_in_context(folder):
+def test_nearest_words_in_context(folder):
     output = command_output("evaluate words", model=folder / "bert", contexts=folder / "text.txt", near="bank",
                             occurrences=2)  # fmt: skip
     lines = output.splitlines()
@@ -110,8 +109,8 @@ def test_words_in_context(folder):
     )
 
 
-def test_landscape(folder, tmp_path):
-    """A model that was fine-tuned and one from scratch, with their checkpoints."""
+def test_landscape_command(folder, tmp_path):
+    """Compare a fine-tuned model with one trained from scratch, with checkpoints of both."""
     auto_class = "AutoModelForSequenceClassification"
     for number, name in enumerate(("tuned", "scratch", "tuned/checkpoint-1", "scratch/checkpoint-1")):
         model, tokenizer = tiny_pair("bert", auto_class, TEXTS, seed=number + 7)
@@ -134,13 +133,13 @@ def test_landscape(folder, tmp_path):
     assert result.figures[2].paths["training"][-1][0] == pytest.approx(1)
     assert result.tables[1].rows[0] == "fine-tuned"
     assert "layers.0" in " ".join(result.tables[1].rows)
-    end = result.tables[0].cells[1][0]
-    chart = result.figures[0]
-    assert end == chart.series["pretrained"][chart.x.index(1)]
+    tuned_loss = result.tables[0].cells[1][0]
+    loss_chart = result.figures[0]
+    assert tuned_loss == loss_chart.series["pretrained"][loss_chart.x.index(1)]
     assert not (tmp_path / "out" / "landscape-partial.json").exists()
 
 
-def test_points_of_an_interrupted_landscape(folder, tmp_path, monkeypatch):
+def test_interrupted_landscape_resumes(folder, tmp_path, monkeypatch):
     tuned, tokenizer = tiny_pair("bert", "AutoModelForSequenceClassification", TEXTS, seed=7)
     tuned.config.id2label = dict(enumerate(LABELS))
     (tmp_path / "dev.tsv").write_text("text\tlabel\n" + "\n".join(f"{text}\tgood" for text in TEXTS) + "\n")
@@ -154,10 +153,10 @@ def test_points_of_an_interrupted_landscape(folder, tmp_path, monkeypatch):
         patch.setattr(f"{module}.Surface", None)
         with pytest.raises(TypeError):
             command_output("analyze landscape", **flags)
-    points = json.loads((tmp_path / "out" / "landscape-partial.json").read_text())
-    line = points["results"]["line, pretrained"]
-    line.update({key: {"loss": 7.0, "accuracy": 0.5} for key in line})
-    (tmp_path / "out" / "landscape-partial.json").write_text(json.dumps(points))
+    partial = json.loads((tmp_path / "out" / "landscape-partial.json").read_text())
+    line_results = partial["results"]["line, pretrained"]
+    line_results.update({key: {"loss": 7.0, "accuracy": 0.5} for key in line_results})
+    (tmp_path / "out" / "landscape-partial.json").write_text(json.dumps(partial))
     assert "7.000" in command_output("analyze landscape", **flags)
     assert "7.000" not in command_output("analyze landscape", overwrite=True, **flags)
     result = AnalysisResult.load(tmp_path / "out" / "landscape.json")

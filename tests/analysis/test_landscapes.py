@@ -1,4 +1,4 @@
-"""Losses at the ends of a line equal the two models' losses; weights are restored; directions and projections."""
+"""Loss landscapes: interpolation, restored weights, random directions, rollback and trajectories."""
 
 from pathlib import Path
 from typing import Any
@@ -33,8 +33,8 @@ LABELS = ("good", "bad", "mixed")
 
 @pytest.fixture(scope="module", params=["bert", "ulmfit", "t5"])
 def checkpoints(request, tmp_path_factory) -> dict[str, Path]:
-    """A pretrained checkpoint, a classifier with other weights, and a classifier with the encoder of the former and the
-    head of the latter."""
+    """Paths of a pretrained encoder, a tuned classifier, a classifier with the pretrained encoder and the tuned head
+    ("start"), and labeled data."""
     folder, auto_class = tmp_path_factory.mktemp(request.param), "AutoModelForSequenceClassification"
     tuned, tokenizer = tiny_pair(request.param, auto_class, [*TEXTS, "unseen words"], seed=1)
     tuned.config.id2label = dict(enumerate(LABELS))
@@ -56,29 +56,29 @@ def loss(checkpoints) -> HeldOutLoss:
     return HeldOutLoss.of_task(str(checkpoints["tuned"]), str(checkpoints["data"]))
 
 
-def all_tensors(model: nn.Module) -> dict[str, Tensor]:
+def clone_state_dict(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
 
-def test_ends_of_a_line_are_the_models(checkpoints, loss):
-    before = all_tensors(loss.model)
+def test_line_ends_equal_model_losses(checkpoints, loss):
+    before = clone_state_dict(loss.model)
     start, end = checkpoint_weights(loss, checkpoints["pretrained"]), current_weights(loss.model)
     plane = Plane(start, [difference(start, end), random_direction(end, torch.Generator().manual_seed(0))])
-    at_start, at_end, beyond = plane.evaluate(loss, [(0, 0), (1, 0), (1, 0.5)])
+    at_start, at_end, off_line = plane.evaluate(loss, [(0, 0), (1, 0), (1, 0.5)])
     expected = HeldOutLoss.of_task(str(checkpoints["start"]), str(checkpoints["data"])).evaluate()
     assert at_start["loss"] == pytest.approx(expected["loss"], rel=1e-6)
     assert at_end["loss"] == pytest.approx(loss.evaluate()["loss"], rel=1e-5)
     assert {"loss", "accuracy"} <= at_end.keys()
-    assert abs(beyond["loss"] - at_end["loss"]) > 1e-6
+    assert abs(off_line["loss"] - at_end["loss"]) > 1e-6
     assert plane.project(end) == pytest.approx((1, 0), abs=1e-6)
-    oblique = Plane(start, [plane.directions[0], {name: change + 0.5 * plane.directions[0][name]
-                                                  for name, change in plane.directions[1].items()}])  # fmt: skip
-    assert oblique.project(end) == pytest.approx((1, 0), abs=1e-6)
-    torch.testing.assert_close(all_tensors(loss.model), before, rtol=0, atol=0)
+    oblique_plane = Plane(start, [plane.directions[0], {name: change + 0.5 * plane.directions[0][name]
+                                                        for name, change in plane.directions[1].items()}])  # fmt: skip
+    assert oblique_plane.project(end) == pytest.approx((1, 0), abs=1e-6)
+    torch.testing.assert_close(clone_state_dict(loss.model), before, rtol=0, atol=0)
 
 
-def test_weights_are_restored_after_an_error(loss):
-    before = all_tensors(loss.model)
+def test_weights_are_restored_after_error(loss):
+    before = clone_state_dict(loss.model)
     weights = current_weights(loss.model)
     direction = random_direction(weights, torch.Generator().manual_seed(0))
 
@@ -90,10 +90,10 @@ def test_weights_are_restored_after_an_error(loss):
 
     with pytest.raises(KeyboardInterrupt):
         move_and_fail()
-    torch.testing.assert_close(all_tensors(loss.model), before, rtol=0, atol=0)
+    torch.testing.assert_close(clone_state_dict(loss.model), before, rtol=0, atol=0)
 
 
-def test_filters_have_the_norms_of_the_weights(loss):
+def test_random_direction_has_filter_norms(loss):
     weights = current_weights(loss.model)
     for name, direction in random_direction(weights, torch.Generator().manual_seed(0)).items():
         if weights[name].dim() < 2:
@@ -102,18 +102,18 @@ def test_filters_have_the_norms_of_the_weights(loss):
             torch.testing.assert_close(direction.flatten(1).norm(dim=1), weights[name].flatten(1).norm(dim=1))
 
 
-def test_new_weights(loss):
-    """Depend on the seed alone."""
+def test_random_weights_depend_only_on_seed(loss):
+    """The global random state is not changed."""
     state = torch.random.get_rng_state()
-    first, again, other = (checkpoint_weights(loss, RANDOM, seed) for seed in (3, 3, 4))
-    assert first.keys() == current_weights(loss.model).keys()
-    assert all(torch.equal(first[name], again[name]) for name in first)
-    assert any(not torch.equal(first[name], other[name]) for name in first)
+    weights, same_seed, other_seed = (checkpoint_weights(loss, RANDOM, seed) for seed in (3, 3, 4))
+    assert weights.keys() == current_weights(loss.model).keys()
+    assert all(torch.equal(weights[name], same_seed[name]) for name in weights)
+    assert any(not torch.equal(weights[name], other_seed[name]) for name in weights)
     assert torch.equal(state, torch.random.get_rng_state())
 
 
-def test_rollback_of_layers(checkpoints, loss):
-    """Of a layer alone, where all other weights are equal."""
+def test_layer_rollback(checkpoints, loss):
+    """If only one layer differs, rolling it back gives the loss of the initial weights."""
     end = current_weights(loss.model)
     groups = layer_groups(list(end), loss.model.base_model_prefix)
     layer = next(group for group in groups if group.endswith(".1"))
@@ -132,7 +132,7 @@ def test_rollback_of_layers(checkpoints, loss):
     assert set(dict(roll_back_layers(loss, pretrained, end))) <= set(groups)
 
 
-def test_parameters_without_dimensions(checkpoints, loss, monkeypatch):
+def test_scalar_parameters(checkpoints, loss, monkeypatch):
     def load_with_scale(*arguments: Any) -> Any:
         model = load_model(*arguments)
         model.register_parameter("scale", nn.Parameter(torch.tensor(3.0)))
@@ -147,30 +147,30 @@ def test_parameters_without_dimensions(checkpoints, loss, monkeypatch):
     assert weights[f"{loss.model.base_model_prefix}.scale"] == 3
 
 
-def test_only_seen_embeddings_count():
-    """Tied and decoding embeddings count as a whole."""
+def test_unused_embedding_rows_are_masked():
+    """Rows are masked only if the loss does not depend on all of them; tied weights are counted once."""
     texts = [*TEXTS, "unseen words"]
     model, tokenizer = tiny_pair("bert", "AutoModelForSequenceClassification", texts)
-    ids = tokenizer(TEXTS, return_tensors="pt", padding=True)
+    batch = tokenizer(TEXTS, return_tensors="pt", padding=True)
 
     @torch.no_grad()
     def evaluate() -> dict[str, float]:
-        return {"loss": float(model(**ids).logits.sum())}
+        return {"loss": float(model(**batch).logits.sum())}
 
     loss = HeldOutLoss(model, evaluate, "", 4, depends_on_all_rows=False)
     masks = used_embedding_rows(loss)
     [name] = [name for name, weight in model.named_parameters() if weight is model.get_input_embeddings().weight]
-    seen = set(ids["input_ids"][ids["attention_mask"] == 1].tolist())
-    assert set(masks[name].nonzero()[:, 0].tolist()) - {tokenizer.pad_token_id} == seen
+    used_ids = set(batch["input_ids"][batch["attention_mask"] == 1].tolist())
+    assert set(masks[name].nonzero()[:, 0].tolist()) - {tokenizer.pad_token_id} == used_ids
     weights = current_weights(model)
     direction = restrict(random_direction(weights, torch.Generator().manual_seed(0)), masks)
-    assert set(direction[name].norm(dim=1).nonzero()[:, 0].tolist()) - {tokenizer.pad_token_id} == seen
+    assert set(direction[name].norm(dim=1).nonzero()[:, 0].tolist()) - {tokenizer.pad_token_id} == used_ids
     assert used_embedding_rows(HeldOutLoss(model, evaluate, "", 4)) == {}
-    masked = FAMILIES["bert"].models["AutoModelForMaskedLM"](model.config)
-    assert len(current_weights(masked)) == len({id(weight) for weight in masked.parameters()})
+    masked_lm = FAMILIES["bert"].models["AutoModelForMaskedLM"](model.config)
+    assert len(current_weights(masked_lm)) == len({id(weight) for weight in masked_lm.parameters()})
 
 
-def test_trajectory_is_the_pca_of_the_weights():
+def test_trajectory_is_pca_of_weights():
     generator = torch.Generator().manual_seed(0)
     checkpoints = [
         {"a": torch.randn(3, 4, generator=generator), "b": torch.randn(2, generator=generator)} for _ in range(5)
@@ -189,22 +189,22 @@ def test_trajectory_is_the_pca_of_the_weights():
 
 
 def test_language_modeling_loss(tmp_path):
-    """From a pretrained masked language model to an encoder that was fine-tuned."""
-    masked, tokenizer = tiny_pair("bert", "AutoModelForMaskedLM", TEXTS, seed=1)
+    """A line from a pretrained masked language model to a fine-tuned encoder."""
+    masked_lm, tokenizer = tiny_pair("bert", "AutoModelForMaskedLM", TEXTS, seed=1)
     encoder, _ = tiny_pair("bert", "AutoModel", TEXTS, seed=2)
-    source = save(tmp_path / "masked", masked, tokenizer)
+    source = save(tmp_path / "masked", masked_lm, tokenizer)
     tuned = save(tmp_path / "tuned", encoder, tokenizer)
     (tmp_path / "text.txt").write_text("\n\n".join(TEXTS * 5))
     loss = HeldOutLoss.of_pretraining(str(source), str(tmp_path / "text.txt"), max_length=16)
     start, end = current_weights(loss.model), checkpoint_weights(loss, tuned)
     at_start, at_end = Plane(start, [difference(start, end)]).evaluate(loss, [(0,), (1,)])
     assert at_start == loss.evaluate()
-    masked.base_model.load_state_dict({k: v for k, v in encoder.state_dict().items()
-                                       if k in masked.base_model.state_dict()})  # fmt: skip
-    other = HeldOutLoss.of_pretraining(
-        str(save(tmp_path / "other", masked, tokenizer)), str(tmp_path / "text.txt"), max_length=16
+    masked_lm.base_model.load_state_dict({name: weight for name, weight in encoder.state_dict().items()
+                                          if name in masked_lm.base_model.state_dict()})  # fmt: skip
+    tuned_loss = HeldOutLoss.of_pretraining(
+        str(save(tmp_path / "other", masked_lm, tokenizer)), str(tmp_path / "text.txt"), max_length=16
     )
-    assert at_end["loss"] == pytest.approx(other.evaluate()["loss"], rel=1e-5)
-    wide, _ = tiny_pair("bert", "AutoModel", TEXTS, hidden_size=48)
+    assert at_end["loss"] == pytest.approx(tuned_loss.evaluate()["loss"], rel=1e-5)
+    wide_encoder, _ = tiny_pair("bert", "AutoModel", TEXTS, hidden_size=48)
     with pytest.raises(CtxError, match="another architecture"):
-        checkpoint_weights(loss, save(tmp_path / "wide", wide, tokenizer))
+        checkpoint_weights(loss, save(tmp_path / "wide", wide_encoder, tokenizer))

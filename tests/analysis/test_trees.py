@@ -1,4 +1,4 @@
-"""Structural probes as a space of trees, on vectors that are a Pythagorean embedding of the trees."""
+"""Tree spaces of structural probes, on Pythagorean embeddings of random trees."""
 
 import random
 from functools import partial
@@ -17,9 +17,9 @@ from hf_ctxmodels.core.errors import CtxError
 RELATIONS = ["nsubj", "obj", "det"]
 
 
-def random_tree(number: int, size: int = 7) -> str:
+def random_tree(seed: int, size: int = 7) -> str:
     """Lines of a CoNLL-U sentence whose last word is punctuation."""
-    generator = random.Random(number)
+    generator = random.Random(seed)
     heads = [0, *(generator.randrange(1, word + 1) for word in range(1, size))]
     rows = [
         f"{word + 1}\tw{word}\t_\t{'PUNCT' if word == size - 1 else 'NOUN'}\t_\t_\t{head}\t"
@@ -37,7 +37,7 @@ def sentences(tmp_path_factory) -> list[TreebankSentence]:
 
 
 class PythagoreanEncoder:
-    """f(root) = 0, f(word) = f(head) + e_word: half the vector, below noise dimensions that the probe must remove."""
+    """f(root) = 0, f(word) = f(head) + e_word, followed by as many noise dimensions that the probe must remove."""
 
     layers, hidden_size = (2,), 14
 
@@ -74,8 +74,7 @@ def test_pythagorean_embedding_is_recovered(sentences):
         fit_tree_spaces(encoder, sentences[:5], sentences[50:])
 
 
-def test_scales_of_dimensions_do_not_matter(sentences):
-    """Vectors are standardized, so that a dimension in other units gives the same space."""
+def test_vectors_are_standardized(sentences):
 
     class ScaledEncoder(PythagoreanEncoder):
         def encode_corpus(self, word_lists, progress=True):
@@ -89,12 +88,12 @@ def test_scales_of_dimensions_do_not_matter(sentences):
         )[0]
         for encoder in (PythagoreanEncoder, ScaledEncoder)
     ]
-    squared = [torch.cdist(space.points[0], space.points[0]) for space in spaces]
-    torch.testing.assert_close(squared[0], squared[1], rtol=0.01, atol=1e-4)
+    distances = [torch.cdist(space.points[0], space.points[0]) for space in spaces]
+    torch.testing.assert_close(distances[0], distances[1], rtol=0.01, atol=1e-4)
 
 
-def test_lengths_and_maps(sentences):
-    """Without punctuation and subtypes; arcs that are farther than a pair without an arc."""
+def test_edge_lengths_and_tree_map(sentences):
+    """Lengths exclude punctuation and merge relation subtypes; dotted edges connect words without an arc."""
     heads = sentences[0].heads
     points = torch.eye(7)
     points[1] = points[0]
@@ -113,11 +112,11 @@ def test_lengths_and_maps(sentences):
     assert all(6 not in edge for edge in dotted)
 
 
-def test_command(tmp_path, monkeypatch):
+def test_trees_command(tmp_path, monkeypatch):
     training = partial(ProbeTraining, min_steps=20)
     monkeypatch.setattr("hf_ctxmodels.cli.analyze_trees.ProbeTraining", training)
-    for name, numbers in (("train", range(20)), ("test", range(20, 26))):
-        (tmp_path / f"{name}.conllu").write_text("\n\n".join(map(random_tree, numbers)) + "\n")
+    for name, seeds in (("train", range(20)), ("test", range(20, 26))):
+        (tmp_path / f"{name}.conllu").write_text("\n\n".join(map(random_tree, seeds)) + "\n")
     text = [" ".join(f"w{word}" for word in range(7))]
     save(tmp_path / "bert", *tiny_pair("bert", "AutoModel", text))
     save(tmp_path / "glove", *tiny_pair("glove", "AutoModel", text))

@@ -1,4 +1,4 @@
-"""Universal triggers: the search against brute force and autograd, outcomes, transfer and the command."""
+"""Universal triggers: search against brute force and autograd, outcomes, transfer and the command."""
 
 import json
 from pathlib import Path
@@ -72,18 +72,18 @@ def make_attack(family: str, auto_class: str, seed: int = 0) -> tuple[Any, list[
 
 
 def loss_of_text(attack: Any, examples: list[Any], trigger: list[int]) -> float:
-    """The loss of the texts with a trigger, by the tokenizer alone."""
+    """Loss of the texts with the trigger inserted as text."""
     features = attack.features(examples, attack.trigger_text(trigger))
     with torch.no_grad():
         return float(attack.model(**attack.collator()(features)).loss)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_step_is_brute_force_and_gradient_is_that_of_the_table(case: Any) -> None:
+def test_search_step_equals_brute_force_and_autograd(case: Any) -> None:
     check_step(*make_attack(case.family.name, case.auto_name))
 
 
-def test_models_of_transformers() -> None:
+def test_transformers_models() -> None:
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
     attack, examples = make_attack("bert", "AutoModelForSequenceClassification")
     fields = {"vocab_size": len(attack.tokenizer), "id2label": dict(enumerate(LABELS)), "initializer_range": 0.5}
@@ -97,7 +97,7 @@ def test_models_of_transformers() -> None:
 
 
 def check_step(attack: Any, examples: list[Any]) -> None:
-    """The step of a search finds the best word of a vocabulary by the gradient of the embedding table."""
+    """A step finds the best token of the vocabulary; its gradient is the gradient of the embedding table."""
     search = attack.search(examples, TriggerOptions(length=1, candidates=1000), [])
     (batch,) = search.batches
     assert len(search.vocabulary) >= 10
@@ -106,7 +106,7 @@ def check_step(attack: Any, examples: list[Any]) -> None:
     losses = [loss_of_text(attack, examples, [token]) for token in [*search.vocabulary, *search.start]]
     step = search.step(batch, search.start)
     assert search.sign * loss_of_text(attack, examples, step) == pytest.approx(max(search.sign * np.array(losses)))
-    if not isinstance(attack, ContinuationAttack):  # whose output layer may be tied to the table
+    if not isinstance(attack, ContinuationAttack):  # its output layer may be tied to the table
         unused = next(token for token in search.vocabulary if not (batch.inputs["input_ids"] == token).any())
         if not isinstance(search.embeddings, torch.nn.Embedding):  # adaptive embeddings have several tables
             return
@@ -117,8 +117,8 @@ def check_step(attack: Any, examples: list[Any]) -> None:
         torch.testing.assert_close(gradient, weight.grad[unused], rtol=1e-3, atol=1e-6)
 
 
-def test_vocabulary_and_beam() -> None:
-    """No special, unused or continuation tokens, no excluded words; a wider beam is at least as good."""
+def test_vocabulary_and_beam_search() -> None:
+    """Special, unused, continuation and excluded tokens are not candidates; a wider beam is at least as good."""
     attack, examples = make_attack("bert", "AutoModelForSequenceClassification")
     options = [TriggerOptions(length=3, candidates=8, beam_size=size, epochs=1) for size in (1, 4)]
     searches = [attack.search(examples, option, ["dogs"]) for option in options]
@@ -131,9 +131,9 @@ def test_vocabulary_and_beam() -> None:
         losses += search.losses([batch.with_trigger(search.step(batch, search.start))])
     start = searches[0].mean_loss(searches[0].start)
     assert start < losses[0] <= losses[1]
-    found = searches[0].run()
-    assert searches[0].mean_loss(found) == pytest.approx(loss_of_text(attack, examples, found), rel=1e-5)
-    assert searches[0].mean_loss(found) > start
+    trigger = searches[0].run()
+    assert searches[0].mean_loss(trigger) == pytest.approx(loss_of_text(attack, examples, trigger), rel=1e-5)
+    assert searches[0].mean_loss(trigger) > start
 
 
 def test_class_words_and_errors() -> None:
@@ -153,36 +153,38 @@ def test_class_words_and_errors() -> None:
         attack.search(examples, TriggerOptions(), [])
 
 
-def test_outcomes_and_halves() -> None:
-    """Outcomes by the model's own predictions; each half is used once; an earlier trigger is not searched again."""
+def test_outcomes_and_reused_triggers() -> None:
+    """Outcomes follow from the predictions of the model; given triggers are not searched again."""
     attack, examples = make_attack("bert", "AutoModelForSequenceClassification")
-    target = ClassificationAttack(Predictor(attack.task, attack.model, attack.tokenizer), "good")
+    targeted = ClassificationAttack(Predictor(attack.task, attack.model, attack.tokenizer), "good")
     trigger = "stone river"
     with torch.no_grad():
         texts = [example.texts[0] for example in examples], [f"{trigger} {example.texts[1]}" for example in examples]
-        ids = attack.model(**attack.tokenizer(*texts, padding=True, return_tensors="pt")).logits.argmax(1)
-    predicted = [LABELS[index] for index in ids]
+        label_ids = attack.model(**attack.tokenizer(*texts, padding=True, return_tensors="pt")).logits.argmax(1)
+    predicted = [LABELS[index] for index in label_ids]
     assert attack.outcomes(examples, trigger).tolist() == [p == e.label for p, e in zip(predicted, examples)]
-    assert target.outcomes(examples, trigger).tolist() == [p == "good" for p in predicted]
+    assert targeted.outcomes(examples, trigger).tolist() == [p == "good" for p in predicted]
     attacks = [attack, make_attack("elmo", "AutoModelForSequenceClassification")[0]]
     options = TriggerOptions(length=2, candidates=4, epochs=1)
     result = measure_triggers(attacks, 1, examples, options, seed=0, random_triggers=3)
     assert result.random.shape == (3, 2)
     assert result.transferred.shape == result.success.shape == (1, 2)
-    again = measure_triggers(attacks, 1, examples, options, seed=0, random_triggers=3, triggers=result.triggers)
-    assert np.array_equal(again.transferred, result.transferred)
-    assert np.array_equal(again.random, result.random)
-    nats, texts = make_attack("gpt2", "AutoModelForCausalLM")
-    encoded = nats.tokenizer("stone river two dogs", return_tensors="pt")["input_ids"]
-    encoded = torch.cat([torch.tensor([[nats.tokenizer.eos_token_id]]), encoded], 1)
+    reused = measure_triggers(attacks, 1, examples, options, seed=0, random_triggers=3, triggers=result.triggers)
+    assert np.array_equal(reused.transferred, result.transferred)
+    assert np.array_equal(reused.random, result.random)
+    lm_attack, texts = make_attack("gpt2", "AutoModelForCausalLM")
+    input_ids = lm_attack.tokenizer("stone river two dogs", return_tensors="pt")["input_ids"]
+    input_ids = torch.cat([torch.tensor([[lm_attack.tokenizer.eos_token_id]]), input_ids], 1)
     with torch.no_grad():
-        losses = torch.nn.functional.cross_entropy(nats.model(encoded).logits[0, :-1], encoded[0, 1:], reduction="none")
-    assert nats.outcomes(["two dogs"], trigger)[0] == pytest.approx(float(losses[2:].mean()), rel=1e-5)
+        losses = torch.nn.functional.cross_entropy(
+            lm_attack.model(input_ids).logits[0, :-1], input_ids[0, 1:], reduction="none"
+        )
+    assert lm_attack.outcomes(["two dogs"], trigger)[0] == pytest.approx(float(losses[2:].mean()), rel=1e-5)
 
 
 @pytest.fixture(scope="module")
 def classifiers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A folder with a BERT, a GloVe and an ELMo that learned "good" and "bad" words, and their examples."""
+    """Folder with a BERT, a GloVe and an ELMo trained to separate positive from negative words, and their examples."""
     folder = tmp_path_factory.mktemp("classifiers")
     good, bad, neutral = ["lovely", "great", "charming"], ["awful", "dreadful", "boring"], ["river", "stone", "green"]
     texts = [f"the {noun} was {word}" for noun in ("film", "story", "song", "meal") for word in good + bad]
@@ -205,8 +207,8 @@ def classifiers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return folder, folder / "texts.tsv"
 
 
-def test_command(classifiers: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The transfer matrix of two attacked models and a character model, class words, and an interrupted run."""
+def test_triggers_command(classifiers: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Transfer matrix of two attacked models and a character model, class words, and resuming."""
     folder, file = classifiers
     flags = {"model": [folder / "bert", folder / "glove"], "transfer_to": [folder / "elmo"], "validation_file": file}
     flags |= {"max_length": 16, "length": 2, "candidates": 12, "epochs": 1, "random_triggers": 2, "seeds": [0, 1]}
@@ -217,26 +219,26 @@ def test_command(classifiers: tuple[Path, Path], tmp_path: Path, monkeypatch: py
     assert np.shape(values["transferred"]) == (2, 2, 3)
     assert np.mean(values["plain"]) > 0.9
     assert np.array(values["transferred"])[:, [0, 1], [0, 1]].max() < 0.4 < np.mean(values["random"])
-    bad = {"awful", "dreadful", "boring"}
+    negative_words = {"awful", "dreadful", "boring"}
     assert not list((tmp_path / "a" / "searches").iterdir())
-    again = {**flags, "label": "pos", "output_dir": tmp_path / "a"}
-    assert "already holds triggers.json" in command_output("analyze triggers", **again, fails=True)
+    rerun_flags = {**flags, "label": "pos", "output_dir": tmp_path / "a"}
+    assert "already holds triggers.json" in command_output("analyze triggers", **rerun_flags, fails=True)
     with monkeypatch.context() as patch:
         error = CtxError("interrupted", hint="continue.")
         patch.setattr("hf_ctxmodels.cli.analyze_triggers.make_result", Mock(side_effect=error))
-        command_output("analyze triggers", **again, overwrite=True, fails=True)
+        command_output("analyze triggers", **rerun_flags, overwrite=True, fails=True)
     searches = list((tmp_path / "a" / "searches").iterdir())
     assert len(searches) == 2
     for path in searches:
         path.write_text(json.dumps(["river stone", "green"]))
-    assert "river stone" in command_output("analyze triggers", **again, overwrite=True)
-    unused = {**again, "output_dir": tmp_path / "c", "answer": "king"}
-    assert "--answer" in command_output("analyze triggers", **unused, fails=True)
-    again |= {"output_dir": tmp_path / "b", "exclude_class_words": 3, "train_file": file, "seeds": 0}
-    command_output("analyze triggers", **again)
+    assert "river stone" in command_output("analyze triggers", **rerun_flags, overwrite=True)
+    unused_flags = {**rerun_flags, "output_dir": tmp_path / "c", "answer": "king"}
+    assert "--answer" in command_output("analyze triggers", **unused_flags, fails=True)
+    rerun_flags |= {"output_dir": tmp_path / "b", "exclude_class_words": 3, "train_file": file, "seeds": 0}
+    command_output("analyze triggers", **rerun_flags)
     result = json.loads((tmp_path / "b" / "triggers.json").read_text())
-    assert not bad & set(" ".join(result["values"]["pos"]["triggers"][0]).split())
-    assert bad <= set(result["settings"]["excluded_words"])
+    assert not negative_words & set(" ".join(result["values"]["pos"]["triggers"][0]).split())
+    assert negative_words <= set(result["settings"]["excluded_words"])
     assert "No examples of the label 'fine'" in command_output(
         "analyze triggers", **{**flags, "label": "fine", "output_dir": tmp_path / "c"}, fails=True
     )

@@ -1,4 +1,4 @@
-"""Scores of continuations against one forward pass per request, without padding, caches or shared prefixes."""
+"""Continuation scores against one forward pass per request, without padding, caches or shared prefixes."""
 
 from typing import Any
 
@@ -35,11 +35,11 @@ REQUESTS = [
 ]
 
 
-def build(family_name: str, seed: int = 0, **changes: Any) -> tuple[Any, Any]:
+def build(family_name: str, seed: int = 0, **overrides: Any) -> tuple[Any, Any]:
     """A tiny random language model or encoder-decoder, and its tokenizer."""
     family = FAMILIES[family_name]
     tokenizer = family.tokenizer.train(TEXTS * 5, vocab_size=300)
-    fields = {"vocab_size": len(tokenizer), **target_vocabulary_config(tokenizer), **changes}
+    fields = {"vocab_size": len(tokenizer), **target_vocabulary_config(tokenizer), **overrides}
     if family_name in ("unilm", "ernie_gen"):
         fields |= {"decoder_start_token_id": tokenizer.cls_token_id, "eos_token_id": tokenizer.sep_token_id}
     if "max_position_embeddings" in family.config.__dataclass_fields__:
@@ -51,27 +51,27 @@ def build(family_name: str, seed: int = 0, **changes: Any) -> tuple[Any, Any]:
 
 @torch.no_grad()
 def expected_score(model: Any, tokenizer: Any, context: str, continuation: str) -> tuple[float, int, bool]:
-    """Log-probability, number of tokens and whether they are greedy, from one forward pass."""
+    """Log-probability, number of tokens and whether the continuation is greedy, from one forward pass."""
     spaces = len(context) - len(context.rstrip())
     context, continuation = context.rstrip(), context[len(context) - spaces :] + continuation
     if model.config.is_encoder_decoder:
         target = tokenizer(text_target=continuation)["input_ids"]
         start = model.config.decoder_start_token_id
-        first = [token_id for token_id in target[:1] if token_id in (start, tokenizer.bos_token_id)]
-        ids = target[len(first) : -1]  # without the end token
-        decoder_ids = [start, *(token_id for token_id in first if token_id != start), *ids][:-1]
+        start_ids = [token_id for token_id in target[:1] if token_id in (start, tokenizer.bos_token_id)]
+        ids = target[len(start_ids) : -1]  # without the end token
+        decoder_ids = [start, *(token_id for token_id in start_ids if token_id != start), *ids][:-1]
         logits = model(
             input_ids=torch.tensor([tokenizer(context)["input_ids"]]), decoder_input_ids=torch.tensor([decoder_ids])
         ).logits
     else:
-        whole, prefix = tokenizer(context + continuation)["input_ids"], tokenizer(context)["input_ids"]
-        if prefix[-1] == tokenizer.eos_token_id:
-            whole, prefix = whole[:-1], prefix[:-1]
-        ids = whole[len(prefix) :]
+        full_ids, prefix_ids = tokenizer(context + continuation)["input_ids"], tokenizer(context)["input_ids"]
+        if prefix_ids[-1] == tokenizer.eos_token_id:
+            full_ids, prefix_ids = full_ids[:-1], prefix_ids[:-1]
+        ids = full_ids[len(prefix_ids) :]
         options = {}
         if getattr(model.config, "prefix_lm", False):
-            options["prefix_mask"] = (torch.arange(len(whole)) < len(prefix)).long()[None]
-        logits = model(input_ids=torch.tensor([whole]), **options).logits[:, :-1]
+            options["prefix_mask"] = (torch.arange(len(full_ids)) < len(prefix_ids)).long()[None]
+        logits = model(input_ids=torch.tensor([full_ids]), **options).logits[:, :-1]
     log_probabilities = logits[0, -len(ids) :].float().log_softmax(-1)
     total = log_probabilities[torch.arange(len(ids)), torch.tensor(ids)].sum().item()
     return total, len(ids), log_probabilities.argmax(-1).tolist() == list(ids)
@@ -93,13 +93,13 @@ def assert_scores(model: Any, tokenizer: Any, **options: Any) -> None:
 @pytest.mark.parametrize(
     "family", ["gpt2", "gpt3", "grover", "xlm", "ulmfit", "seqae", "t5", "bart", "unilm", "ernie_gen", "cove"]
 )
-def test_scores(family: str, batch_tokens: int) -> None:
+def test_scores_equal_separate_forward_passes(family: str, batch_tokens: int) -> None:
     assert_scores(*build(family), batch_tokens=batch_tokens)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gpt3"])
 def test_prefix_lm(family: str) -> None:
-    """Tokens of a context attend to one another in both directions; only its own continuations share it."""
+    """Context tokens attend in both directions, so that only continuations of an equal context share it."""
     model, tokenizer = build(family, prefix_lm=True)
     assert_scores(model, tokenizer, batch_tokens=100)
     assert_answers(model, tokenizer)
@@ -109,7 +109,7 @@ def test_prefix_lm(family: str) -> None:
 
 
 def assert_answers(model: Any, tokenizer: Any) -> None:
-    """Answers equal the tokens that `generate` appends to one prompt, also if a string in the middle ends them."""
+    """Answers equal the output of `generate` for each prompt, also with a stop string."""
     prompts = [f"{SHOTS}the old sailor", "it", f"{SHOTS}a dog", f"{SHOTS}a dog saw the boat", "it"]
     expected = []
     for prompt in prompts:
@@ -127,21 +127,21 @@ def assert_answers(model: Any, tokenizer: Any) -> None:
     assert [answer.text for answer in scorer.greedy_answers(prompts, max_new_tokens=12)] == expected
     characters = [character for character in "".join(expected) if "!" <= character <= "~"]
     assert characters, "the answers are empty: choose another seed"
-    middle = characters[len(characters) // 2]
-    ends = [text.split(middle)[0].strip() for text in expected]
-    answers = scorer.greedy_answers(prompts, max_new_tokens=12, until=[middle, "no such text"])
-    assert [answer.text for answer in answers] == ends
+    stop_string = characters[len(characters) // 2]
+    stopped = [text.split(stop_string)[0].strip() for text in expected]
+    answers = scorer.greedy_answers(prompts, max_new_tokens=12, until=[stop_string, "no such text"])
+    assert [answer.text for answer in answers] == stopped
 
 
 @pytest.mark.parametrize("family", ["gpt2", "ulmfit", "t5", "bart", "unilm", "cove"])
-def test_answers(family: str) -> None:
+def test_answers_equal_generate(family: str) -> None:
     model, tokenizer = build(family, seed=4)
     assert_answers(model, tokenizer)
 
 
 @pytest.mark.parametrize("model_class", [GPT2LMHeadModel, MistralForCausalLM, T5ForConditionalGeneration])
 def test_transformers_models(model_class: Any) -> None:
-    """Mistral's sliding window is shorter than the texts: it cannot share prefixes."""
+    """The sliding window of Mistral is shorter than the texts: it cannot share prefixes."""
     _, tokenizer = build("t5" if model_class is T5ForConditionalGeneration else "gpt2")
     size = {"vocab_size": len(tokenizer), "initializer_range": 0.3}
     torch.manual_seed(0)
@@ -163,86 +163,86 @@ def test_transformers_models(model_class: Any) -> None:
 
 
 def test_shared_prefixes_are_computed_once() -> None:
-    """The examples are one row, and all contexts with their choices another one."""
+    """One row for the shared examples, another one for all contexts and choices."""
     model, tokenizer = build("gpt2")
     shapes: list[torch.Size] = []
     model.get_input_embeddings().register_forward_hook(lambda module, inputs, output: shapes.append(inputs[0].shape))
     contexts = [2 * SHOTS + "a dog", 2 * SHOTS + "it"]
     requests = [(context, choice) for context in contexts for choice in CHOICES]
     ContinuationScorer(model, tokenizer).score(requests)
-    num_examples = len(tokenizer(2 * SHOTS.rstrip())["input_ids"])
-    num_alone = sum(len(tokenizer("".join(request))["input_ids"]) - 1 for request in requests)
-    examples, trees = shapes
-    assert abs(examples[-1] - num_examples) <= 1
+    num_shot_tokens = len(tokenizer(2 * SHOTS.rstrip())["input_ids"])
+    num_separate_tokens = sum(len(tokenizer("".join(request))["input_ids"]) - 1 for request in requests)
+    shots, trees = shapes
+    assert abs(shots[-1] - num_shot_tokens) <= 1
     assert trees[0] == 1
-    assert examples[-1] + trees[-1] <= num_alone - (len(requests) - 1) * examples[-1]
+    assert shots[-1] + trees[-1] <= num_separate_tokens - (len(requests) - 1) * shots[-1]
 
 
 def test_prefix_trees() -> None:
-    """Each row is the path to its node; targets and requests are at their tokens; equal rows share a node."""
+    """Each row is the path to a node that has its request and targets; equal rows share a node."""
     generator = np.random.default_rng(0)
     rows = []
     for request in range(60):
         prefix = [[7] * 9, [7] * 9 + [3, 4, 5], []][request % 3]
         ids = np.array([*prefix, *generator.integers(0, 3, generator.integers(1, 5))], dtype=np.int32)
         rows.append(TokenRow(ids, list(range(100, 100 + int(generator.integers(1, len(ids) + 1)))), request))
-    found: dict[int, list[int]] = {}
+    paths: dict[int, list[int]] = {}
     targets: dict[int, dict[int, int]] = {row.request: {} for row in rows}
     num_tokens = 0
     roots = prefix_trees(rows)
     stack = [(node, []) for node in roots]
     while stack:
-        node, before = stack.pop()
+        node, parent_path = stack.pop()
         num_tokens += len(node.ids)
-        path = [*before, *node.ids.tolist()]
+        path = [*parent_path, *node.ids.tolist()]
         for target in node.targets:
-            targets[target.request][len(before) + target.column] = target.token_id
+            targets[target.request][len(parent_path) + target.column] = target.token_id
         for request in node.requests:
-            assert request not in found
-            found[request] = path
+            assert request not in paths
+            paths[request] = path
         stack.extend((child, path) for child in node.children)
     assert num_tokens < 0.5 * sum(len(row.ids) for row in rows)
     for row in rows:
-        assert found[row.request] == row.ids.tolist()
-        first = len(row.ids) - len(row.targets)
-        assert targets[row.request] == {first + index: token for index, token in enumerate(row.targets)}
-    for flat, _ in pack_trees([(root, 0) for root in roots], 60):  # in one row, a token attends to its path
-        if flat.layout is None:
-            assert flat.num_tokens > 60
+        assert paths[row.request] == row.ids.tolist()
+        offset = len(row.ids) - len(row.targets)
+        assert targets[row.request] == {offset + index: token for index, token in enumerate(row.targets)}
+    for packed, _ in pack_trees([(root, 0) for root in roots], 60):  # in a packed row, a token attends to its path
+        if packed.layout is None:
+            assert packed.num_tokens > 60
             continue
-        assert len(flat.ids) <= 60
-        for target in flat.targets:
-            (columns,) = flat.layout.visible[target.column].nonzero()
-            columns = columns[flat.layout.positions[columns].argsort()]
-            assert flat.layout.positions[columns].tolist() == list(range(len(columns)))
+        assert len(packed.ids) <= 60
+        for target in packed.targets:
+            (columns,) = packed.layout.visible[target.column].nonzero()
+            columns = columns[packed.layout.positions[columns].argsort()]
+            assert packed.layout.positions[columns].tolist() == list(range(len(columns)))
             assert columns[-1] == target.column
-            assert flat.ids[columns].tolist() == found[target.request][: len(columns)]
+            assert packed.ids[columns].tolist() == paths[target.request][: len(columns)]
             assert targets[target.request][len(columns) - 1] == target.token_id
 
 
-def test_truncation_keeps_the_end() -> None:
-    """A long context gives the score of its last tokens; a long continuation is an error."""
+def test_truncation_keeps_context_end() -> None:
+    """A long context is truncated to its last tokens; a long continuation raises an error."""
     model, tokenizer = build("gpt2")
     scorer = ContinuationScorer(model, tokenizer, max_length=20)
-    (long, short) = scorer.score([(" ".join([SHOTS] * 3) + "x y z the old sailor", " saw"), ("it", " saw")])
+    (long_score, short_score) = scorer.score([(" ".join([SHOTS] * 3) + "x y z the old sailor", " saw"), ("it", " saw")])
     ids = tokenizer(" ".join([SHOTS] * 3) + "x y z the old sailor saw")["input_ids"]
     with torch.no_grad():
         logits = model(input_ids=torch.tensor([ids[-21:-1]])).logits[0].log_softmax(-1)
-    num = long.num_tokens
-    expected = logits[torch.arange(20 - num, 20), torch.tensor(ids[-num:])].sum().item()
-    assert long.log_probability == pytest.approx(expected, abs=1e-4)
-    assert short.log_probability == pytest.approx(expected_score(model, tokenizer, "it", " saw")[0], abs=1e-4)
+    num_tokens = long_score.num_tokens
+    expected = logits[torch.arange(20 - num_tokens, 20), torch.tensor(ids[-num_tokens:])].sum().item()
+    assert long_score.log_probability == pytest.approx(expected, abs=1e-4)
+    assert short_score.log_probability == pytest.approx(expected_score(model, tokenizer, "it", " saw")[0], abs=1e-4)
     with pytest.raises(CtxError, match="above the maximum length of 20"):
         scorer.score([("it", SHOTS * 3)])
 
 
-def test_padding_does_not_exceed_the_positions() -> None:
+def test_padding_does_not_exceed_max_positions() -> None:
     """A short context with long continuations is not padded to the length of a context that fills the model."""
     model, tokenizer = build("gpt2", max_position_embeddings=48)
-    words = " ".join(TEXTS)
+    long_text = " ".join(TEXTS)
     requests = [
         (context, f" {continuation}")
-        for context in (f"{words} {words} {words}", f"{words} {words}", SHOTS)
+        for context in (f"{long_text} {long_text} {long_text}", f"{long_text} {long_text}", SHOTS)
         for continuation in ("saw", TEXTS[0], "it")
     ]
     scores = ContinuationScorer(model, tokenizer).score(requests)
@@ -250,21 +250,21 @@ def test_padding_does_not_exceed_the_positions() -> None:
     assert [score.log_probability for score in scores] == pytest.approx(expected, abs=1e-4)
 
 
-def test_end_tokens_of_targets() -> None:
-    """With the end token, a target that begins another one is no longer always more probable."""
+def test_scored_end_tokens() -> None:
+    """Without the end token, a prefix of a target is always more probable than the target."""
     model, tokenizer = build("t5")
     requests = [("it", " saw"), ("it", " saw the boat")]
-    without = ContinuationScorer(model, tokenizer).score(requests)
+    without_end = ContinuationScorer(model, tokenizer).score(requests)
     scores = ContinuationScorer(model, tokenizer, scores_end=True).score(requests)
-    assert without[0].log_probability > without[1].log_probability
-    assert [score.num_tokens - other.num_tokens for score, other in zip(scores, without, strict=True)] == [1, 1]
+    assert without_end[0].log_probability > without_end[1].log_probability
+    assert [score.num_tokens - base.num_tokens for score, base in zip(scores, without_end, strict=True)] == [1, 1]
     ids = tokenizer(text_target=" saw")["input_ids"]
     with torch.no_grad():
         loss = model(input_ids=torch.tensor([tokenizer("it")["input_ids"]]), labels=torch.tensor([ids])).loss
     assert scores[0].log_probability == pytest.approx(-loss.item() * len(ids), abs=1e-4)
 
 
-def test_errors() -> None:
+def test_invalid_models_and_requests_raise() -> None:
     model, tokenizer = build("gpt2")
     with pytest.raises(CtxError, match="has no token"):
         ContinuationScorer(model, tokenizer).score([("it", "")])

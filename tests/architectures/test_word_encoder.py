@@ -1,4 +1,4 @@
-"""Contextual vectors of words, against the states of each sentence alone."""
+"""Contextual word vectors against the hidden states of single sentences."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -36,7 +36,7 @@ def bert() -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
 
 
 def expected_vectors(model: Any, tokenizer: Any, sentence: str | list[str], pooling: str) -> list[torch.Tensor | None]:
-    """The (layers, hidden) vector of each word, from the states of this sentence alone; None without tokens."""
+    """(layers, hidden) vector of each word from a forward pass of this sentence; None for words without tokens."""
     words, spans, start = split_words(sentence), [], 0
     text = sentence if isinstance(sentence, str) else " ".join(sentence)
     for word in words:
@@ -66,8 +66,8 @@ def expected_vectors(model: Any, tokenizer: Any, sentence: str | list[str], pool
 
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=list(FAMILIES))
-def test_families(family: FamilySpec) -> None:
-    """Vectors equal those from each sentence alone, whatever the batch; ELMo and CVT read given words as they are."""
+def test_vectors_of_all_families(family: FamilySpec) -> None:
+    """Vectors do not depend on the batch; ELMo and CVT do not tokenize given words."""
     model, tokenizer = build(family)
     for pooling in ("mean", "first", "last"):
         encoder = WordEncoder(model.train(), tokenizer, pooling=pooling, batch_tokens=40)
@@ -80,14 +80,13 @@ def test_families(family: FamilySpec) -> None:
             for word, (vector, target) in enumerate(zip(result.vectors, expected, strict=True)):
                 assert result.has_tokens[word] == (target is not None)
                 torch.testing.assert_close(vector, torch.zeros_like(vector) if target is None else target, **CLOSE)
-        last = WordEncoder(model, tokenizer, layers=[-1], pooling=pooling).encode(SENTENCES)
-        for result, complete in zip(last, encoded, strict=True):
-            torch.testing.assert_close(result.vectors[:, 0], complete.vectors[:, -1], **CLOSE)
+        last_layer = WordEncoder(model, tokenizer, layers=[-1], pooling=pooling).encode(SENTENCES)
+        for result, all_layers in zip(last_layer, encoded, strict=True):
+            torch.testing.assert_close(result.vectors[:, 0], all_layers.vectors[:, -1], **CLOSE)
 
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=list(FAMILIES))
-def test_batches_in_threads(family: FamilySpec, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The vectors do not depend on the number of batches that are computed at once."""
+def test_vectors_do_not_depend_on_threads(family: FamilySpec, monkeypatch: pytest.MonkeyPatch) -> None:
     model, tokenizer = build(family)
     encoder = WordEncoder(model, tokenizer, batch_tokens=160)
     corpora = []
@@ -98,7 +97,7 @@ def test_batches_in_threads(family: FamilySpec, monkeypatch: pytest.MonkeyPatch)
     torch.testing.assert_close(*(corpus.vectors for corpus in corpora), **CLOSE)
 
 
-def test_model_of_transformers(bert: Any) -> None:
+def test_transformers_model(bert: Any) -> None:
     _, tokenizer = bert
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
     model = BertModel(BertConfig(vocab_size=len(tokenizer), **sizes))
@@ -108,26 +107,26 @@ def test_model_of_transformers(bert: Any) -> None:
 
 
 def test_windows_cover_each_word_once(bert: Any) -> None:
-    """A long sentence is divided; each word is read from the window in which it has the most context."""
+    """Long sentences are split; each word is read from the window with the most context."""
     _, tokenizer = bert
     words = ["the", "cat", "saw", "a", "small", "garden", "over", "bridges"] * 6
     windows = align_words(tokenizer, [words, ["cat"]], max_length=12)
-    parts = [window for window in windows if window.sentence == 0]
-    assert len(parts) > 3
-    assert [(parts[0].first, parts[-1].last)] == [(0, len(words))]
-    assert all(one.last == other.first for one, other in pairwise(parts))
-    complete = align_words(tokenizer, [words])[0].token_words
-    for window in parts:
+    sentence_windows = [window for window in windows if window.sentence == 0]
+    assert len(sentence_windows) > 3
+    assert [(sentence_windows[0].first, sentence_windows[-1].last)] == [(0, len(words))]
+    assert all(left.last == right.first for left, right in pairwise(sentence_windows))
+    full_token_words = align_words(tokenizer, [words])[0].token_words
+    for window in sentence_windows:
         for word in range(window.first, window.last):
-            assert (window.token_words == word).sum() == (complete == word).sum()
-    inner = parts[1]
-    margins = [(inner.token_words == word).nonzero()[0] for word in range(inner.first, inner.last)]
-    assert min(int(m[0]) for m in margins) > 1
+            assert (window.token_words == word).sum() == (full_token_words == word).sum()
+    inner_window = sentence_windows[1]
+    margins = [(inner_window.token_words == word).nonzero()[0] for word in range(inner_window.first, inner_window.last)]
+    assert min(int(margin[0]) for margin in margins) > 1
     assert windows[-1].sentence == 1
 
 
-def test_long_sentence(bert: Any) -> None:
-    """The first window's words have the vectors of the window's text."""
+def test_vectors_of_first_window(bert: Any) -> None:
+    """Words of the first window have the vectors of a forward pass of that window."""
     model, tokenizer = bert
     words = ["the", "cat", "saw", "a", "small", "garden", "over", "the", "bridge"] * 3
     [result] = WordEncoder(model, tokenizer, max_length=12).encode([words])
@@ -150,15 +149,15 @@ def test_words_without_tokens(bert: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_cache(bert: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
-    """A cached corpus is equal, is not computed twice, and depends on weights, sentences and options."""
+def test_corpus_cache(bert: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    """A cached corpus is loaded without recomputation; cache keys depend on weights, sentences and options."""
     model, tokenizer = bert
     encoder = WordEncoder(model, tokenizer)
     expected = encoder.encode_corpus(SENTENCES, dtype=dtype, progress=False)
-    written = encoder.encode_corpus(iter(SENTENCES), cache_dir=tmp_path, dtype=dtype, progress=False)
-    assert torch.equal(written.vectors, expected.vectors)
-    assert torch.equal(written[4].vectors, expected.vectors[expected.starts[4] : expected.starts[5]])
-    assert written[-1].words == split_words(SENTENCES[-1])
+    computed = encoder.encode_corpus(iter(SENTENCES), cache_dir=tmp_path, dtype=dtype, progress=False)
+    assert torch.equal(computed.vectors, expected.vectors)
+    assert torch.equal(computed[4].vectors, expected.vectors[expected.starts[4] : expected.starts[5]])
+    assert computed[-1].words == split_words(SENTENCES[-1])
     with monkeypatch.context() as patch:
         patch.setattr(WordEncoder, "hidden_states", lambda *args: pytest.fail("encoded again"))
         cached = encoder.encode_corpus(SENTENCES, cache_dir=tmp_path, dtype=dtype, progress=False)
@@ -167,28 +166,27 @@ def test_cache(bert: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype
     [file] = tmp_path.iterdir()
     encoder.encode_corpus(SENTENCES[1:], cache_dir=tmp_path, dtype=dtype, progress=False)
     WordEncoder(model, tokenizer, pooling="first").encode_corpus(SENTENCES, cache_dir=tmp_path, progress=False)
-    other = model.__class__(model.config)
-    WordEncoder(other, tokenizer).encode_corpus(SENTENCES, cache_dir=tmp_path, dtype=dtype, progress=False)
+    other_model = model.__class__(model.config)
+    WordEncoder(other_model, tokenizer).encode_corpus(SENTENCES, cache_dir=tmp_path, dtype=dtype, progress=False)
     assert len(list(tmp_path.iterdir())) == 4
     file.write_bytes(b"damaged")
     with pytest.raises(CtxError, match="cached vectors are damaged"):
         encoder.encode_corpus(SENTENCES, cache_dir=tmp_path, dtype=dtype, progress=False)
 
 
-def test_streaming(bert: Any) -> None:
-    """Sentences are read as results are requested."""
-    requests = []
+def test_sentences_are_read_lazily(bert: Any) -> None:
+    consumed = []
 
     def sentences() -> Iterator[str]:
         for number in range(5000):
-            requests.append(number)
+            consumed.append(number)
             yield "the cat"
 
     next(WordEncoder(*bert).encode(sentences()))
-    assert len(requests) < 2000
+    assert len(consumed) < 2000
 
 
-def test_errors(bert: Any) -> None:
+def test_invalid_arguments_raise(bert: Any) -> None:
     model, tokenizer = bert
     with pytest.raises(CtxError, match="layers 0 to 3, not 4"):
         WordEncoder(model, tokenizer, layers=[4])

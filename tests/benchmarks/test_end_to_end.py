@@ -16,7 +16,7 @@ from benchmarks.cpu_load import busy_core
 from benchmarks.measure import Measurement
 
 CPU = torch.device("cpu")
-KILLED = """
+KILLED_PROGRAM = """
 import os, signal
 from benchmarks.cpu_load import busy_core
 
@@ -25,13 +25,13 @@ with busy_core():
 """
 
 
-def test_loop_and_references_are_measured(tmp_path, monkeypatch):
+def test_pretraining_loop_and_references_are_measured(tmp_path, monkeypatch):
     text = tmp_path / "text.txt"
     sentences = ["the old cat sat on a mat. ", "a bird saw the red house under it. ", "then the dog ran by a tree. "]
     text.write_text("\n\n".join("".join(sentences[n % 3 :] * 3) for n in range(40)), encoding="utf-8")
-    small = {"layers": 1, "width": 64, "length": 32, "batch": 4, "config": {"vocab_size": 300}}
+    tiny_fields = {"layers": 1, "width": 64, "length": 32, "batch": 4, "config": {"vocab_size": 300}}
     monkeypatch.setattr(pretraining, "DATASET", str(text))
-    monkeypatch.setattr(pretraining, "CASES", [replace(case, **small) for case in pretraining.CASES])
+    monkeypatch.setattr(pretraining, "CASES", [replace(case, **tiny_fields) for case in pretraining.CASES])
     results = list(pretraining.run(CPU, torch.float32, repeats=1, attention="sdpa"))
     assert [min(result.model.cpu_seconds, result.reference.cpu_seconds) > 0 for result in results] == [True] * 3
     rows = report.table(results).splitlines()
@@ -40,24 +40,24 @@ def test_loop_and_references_are_measured(tmp_path, monkeypatch):
 
 
 def test_busy_machine():
-    """It has targets of its own; the process that loads it ends with the context, or if the benchmark is killed."""
+    """Busy cases have separate targets; the load process ends with the context or when the benchmark is killed."""
     case = replace(cases.CASES[0], min_speedup=1.0, busy_min_speedup=3.0)
     assert case.with_load(busy=False) == case
-    busy = case.with_load(busy=True)
-    assert (busy.min_speedup, busy.name) == (3.0, f"{case.name}, busy")
+    busy_case = case.with_load(busy=True)
+    assert (busy_case.min_speedup, busy_case.name) == (3.0, f"{case.name}, busy")
     with busy_core() as process_id:
         assert psutil.Process(process_id).is_running()
     assert not psutil.pid_exists(process_id)
     with pytest.raises(ZeroDivisionError), busy_core() as process_id:
         1 / 0  # noqa: B018
     assert not psutil.pid_exists(process_id)
-    # The call returns when both processes have ended, since the second inherits the pipes.
+    # The call returns when both processes have ended: the load process inherits the pipes.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    result = subprocess.run([sys.executable, "-c", KILLED], env=environment, capture_output=True, timeout=300)
+    result = subprocess.run([sys.executable, "-c", KILLED_PROGRAM], env=environment, capture_output=True, timeout=300)
     assert result.returncode == -signal.SIGKILL
 
 
-def test_clock_measures_the_time_between_two_steps(monkeypatch):
+def test_step_clock_measures_time_between_steps(monkeypatch):
     """Each step takes 10 s of wall-clock time and 3 s of CPU time."""
     now = {"perf_counter": 100.0, "process_time": 7.0}
     for name in now:
@@ -73,7 +73,7 @@ def test_clock_measures_the_time_between_two_steps(monkeypatch):
     assert clock.per_token(tokens=6) == (5.0, 1.5)
 
 
-def test_measurement_has_medians_of_wall_and_cpu_time():
+def test_measurement_medians_of_wall_and_cpu_time():
     times = [(3.0, 1.0), (1.0, 5.0), (2.0, 2.0)]
     assert Measurement.summarize(times, peak=4) == Measurement(2.0, 2.0, 1.0, 4)
     assert Measurement.summarize(times[:1]) == Measurement(3.0, 1.0, 0.0, 0)

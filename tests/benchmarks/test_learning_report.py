@@ -18,8 +18,8 @@ PAIR_LOSS = {"eval_pair_loss": 0.7, "baseline_pair_loss": 0.69}
 
 
 def summary(**metrics: float) -> TrainingSummary:
-    fixed = {"task": "pretraining", "model_class": "CtxNewtForPreTraining", "model_type": "ctx-newt", "dataset": "demo"}
-    return TrainingSummary(**fixed, seed=0, parameters=12345, steps=10, global_batch_size=8, metrics=metrics)
+    names = {"task": "pretraining", "model_class": "CtxNewtForPreTraining", "model_type": "ctx-newt", "dataset": "demo"}
+    return TrainingSummary(**names, seed=0, parameters=12345, steps=10, global_batch_size=8, metrics=metrics)
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def summary(**metrics: float) -> TrainingSummary:
     [
         ({"eval_loss": 4.9, "baseline_loss": 6.0}, [True]),
         ({"eval_loss": 5.1, "baseline_loss": 6.0}, [False]),
-        # The loss of a classifier has no target, its accuracy has one.
+        # A classifier has a target for its accuracy, not for its loss.
         ({**PAIR_LOSS, "eval_pair_accuracy": 0.61, "baseline_pair_accuracy": 0.5}, [True, True]),
         ({"eval_pair_accuracy": 0.6, "baseline_pair_accuracy": 0.5}, [False]),
         ({"eval_pair_accuracy": 0.7, "baseline_pair_accuracy": 0.75}, [False]),
@@ -36,13 +36,13 @@ def summary(**metrics: float) -> TrainingSummary:
         ({"eval_replaced_f1": 0.1, "baseline_replaced_f1": 0.1}, [False]),
     ],
 )
-def test_targets_depend_on_the_metric(metrics, is_met):
+def test_targets_depend_on_metric(metrics, is_met):
     criteria = pretraining_criteria(summary(**metrics))
     assert [criterion.is_met for criterion in criteria] == is_met
     assert len([criterion for criterion in criteria if criterion.target]) == 1
 
 
-def test_detection_must_exceed_the_token_detector():
+def test_detection_must_exceed_token_detector():
     metrics = {"eval_replaced_f1": 0.0, "baseline_replaced_f1": 0.2}
     (criterion,) = pretraining_criteria(summary(**metrics), Detection(by_model=0.25, by_token=0.24))
     assert (criterion.value, criterion.baseline, criterion.is_met) == ("0.250", "0.240", True)
@@ -55,7 +55,7 @@ def transfer(*test_accuracies: float) -> TransferResult:
     return TransferResult(1e-3, {3e-4: 0.7, 1e-3: 0.75}, test_accuracies)
 
 
-def test_transfer_target_requires_all_seeds_to_be_better():
+def test_transfer_target_requires_improvement_of_all_seeds():
     assert transfer_criteria("SST-2", transfer(0.8, 0.79), transfer(0.7, 0.78))[1].is_met
     dev, overlapping = transfer_criteria("SST-2", transfer(0.8, 0.77), transfer(0.7, 0.78))
     assert (dev.name, dev.value) == ("SST-2 dev accuracy at learning rates 0.0003, 0.001", "0.700 0.750")
@@ -81,7 +81,7 @@ def test_token_detector_flags_frequent_replacements():
     replaced = np.array([1, 1, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0], dtype=bool)
     detector.count(input_ids[:6], replaced[:6])
     detector.count(input_ids[6:], replaced[6:])
-    # Flagging 1 alone has F1 2 * 3 / (4 + 4), flagging 2 as well 2 * 4 / (8 + 4), everything 2 * 4 / (12 + 4).
+    # Flagging only 1 has F1 2 * 3 / (4 + 4), flagging 2 as well 2 * 4 / (8 + 4), everything 2 * 4 / (12 + 4).
     assert detector.f1(np.array([1, 1, 2, 3, 4]), np.array([True, False, True, False, False])) == pytest.approx(0.5)
     uninformative, input_ids = TokenDetector(4), np.array([1, 2, 3] * 5)  # everything is flagged
     uninformative.count(input_ids, np.arange(15) < 3)

@@ -12,8 +12,8 @@ from hf_ctxmodels import CtxElmoConfig, CtxElmoModel, CtxElmoTokenizer, CtxError
 from hf_ctxmodels.registry import FAMILIES
 
 CPU = torch.device("cpu")
-FIELDS = {name: value for name, value in TINY.items() if name in CtxElmoConfig.__dataclass_fields__}
-SMALL = {**FIELDS, "num_characters": 262, "max_characters_per_token": 50}
+TINY_FIELDS = {name: value for name, value in TINY.items() if name in CtxElmoConfig.__dataclass_fields__}
+ELMO_SIZES = {**TINY_FIELDS, "num_characters": 262, "max_characters_per_token": 50}
 # At 20 words some sentences are shorter than the batch; the step-by-step encoder is slow.
 CASES = [replace(case, batch_size=4, length=9 if case.architecture == "encoder" else 20) for case in recurrent.CASES]
 REFERENCES = [
@@ -27,16 +27,16 @@ FAMILY_CASES = {case.architecture: case for case in CASES if case.architecture i
 @pytest.fixture(autouse=True)
 def tiny_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     family = recurrent.get_family("elmo")
-    monkeypatch.setitem(family.sizes, "base", SMALL)
+    monkeypatch.setitem(family.sizes, "base", ELMO_SIZES)
     monkeypatch.setattr(recurrent, "SIZES", {"input_size": 5, "cell_size": 8, "projection_size": 6})
-    stack = {"hidden_size": 6, "cell_size": 8, "num_hidden_layers": 3}
-    monkeypatch.setitem(recurrent.get_family("ulmfit").sizes, "base", stack)
+    ulmfit_sizes = {"hidden_size": 6, "cell_size": 8, "num_hidden_layers": 3}
+    monkeypatch.setitem(recurrent.get_family("ulmfit").sizes, "base", ulmfit_sizes)
     for name, case in FAMILY_CASES.items():
         family = FAMILIES[name]
         field_names = family.config.__dataclass_fields__.keys()
         options = dict.fromkeys({"train_pretrained_embeddings"} & field_names, True)
-        tiny = tiny_config(family, **options)
-        fields = {field: getattr(tiny, field) for field in {*TINY, *options} & field_names}
+        config = tiny_config(family, **options)
+        fields = {field: getattr(config, field) for field in {*TINY, *options} & field_names}
         monkeypatch.setitem(family.sizes, case.size, fields)
     monkeypatch.setattr(recurrent, "CASES", CASES)
 
@@ -52,8 +52,8 @@ def test_table_has_one_row_per_case() -> None:
 
 
 @pytest.mark.parametrize("name", FAMILY_CASES)
-def test_references_have_equal_outputs_and_gradients(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compare outputs and gradients of word embeddings, which depend on all layers, with random weights everywhere."""
+def test_references_equal_models_in_outputs_and_gradients(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outputs and gradients of the word embeddings, which depend on all layers, with all weights random."""
     models: list[Any] = []
 
     def with_random_weights(build_reference: Any) -> Any:
@@ -78,8 +78,8 @@ def test_references_have_equal_outputs_and_gradients(name: str, monkeypatch: pyt
 
 
 def test_stepwise_encoder_equals_elmo() -> None:
-    """With active clipping."""
-    config = CtxElmoConfig(**{**SMALL, "cell_clip": 0.2, "projection_clip": 0.1})
+    """The clipping limits are low enough to be active."""
+    config = CtxElmoConfig(**{**ELMO_SIZES, "cell_clip": 0.2, "projection_clip": 0.1})
     torch.manual_seed(0)
     model = with_random_parameters(CtxElmoModel(config), 0).eval()
     texts = ["One cat sat.", "Two", "The old red cat slept under a tree."]

@@ -18,13 +18,13 @@ PUBLISHED = {64: (10, 87), 128: (12, 89), 256: (16, 93), 768: (31, 108)}
 
 
 def rows_of(table: str) -> list[str]:
-    """The rows of a table whose rows have equally many cells."""
+    """Body rows of a table; asserts that all rows have the same number of cells."""
     header, _, *rows = table.splitlines()
     assert {row.count("|") for row in rows} == {header.count("|")}
     return rows
 
 
-def test_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adapters_suite(monkeypatch: pytest.MonkeyPatch) -> None:
     tiny = replace(adapters.CASES[0], layers=2, width=64, length=9, batch=2, config={"vocab_size": 300})
     monkeypatch.setattr(adapters, "CASES", [tiny, replace(tiny, fill=1.0)])
     results = list(adapters.run(CPU, torch.float32, repeats=2, attention="sdpa"))
@@ -32,7 +32,7 @@ def test_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {result.parameters for result in results} == {2 * (2 * 64 * 4 + 4 + 64)}
 
 
-def test_bands(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bands_suite(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bands, "WINDOW", 40)
     monkeypatch.setattr(bands, "TARGETS", {150: (None, 1.0), 200: (3.0, None)})
     for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 2e-2)):
@@ -46,8 +46,8 @@ def test_bands(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.length == 150
 
 
-def test_compressed_encoders(tmp_path: Path) -> None:
-    """A row for each form of the model; low-rank factors have fewer parameters, int8 a smaller file."""
+def test_compare_compression_script(tmp_path: Path) -> None:
+    """One row per compression method; low-rank factors have fewer parameters."""
     texts = [f"the {color} {animal} sleeps" for color in ("red", "old", "small") for animal in ("cat", "dog", "bird")]
     folder = save(tmp_path / "model", *tiny_pair("bert", "AutoModel", texts))
     (tmp_path / "texts.txt").write_text("\n".join(texts), encoding="utf-8")
@@ -57,7 +57,7 @@ def test_compressed_encoders(tmp_path: Path) -> None:
     command_output(
         Path(__file__).parents[2] / "scripts" / "compare_compression.py",
         *("--pooling", "mean", "--ranks", 4, "--energies", 0.5, "--int8_rank", 4),
-        *(word for name, value in flags.items() for word in (f"--{name}", value)),
+        *(argument for name, value in flags.items() for argument in (f"--{name}", value)),
         *("--similarity", f"{tmp_path / 'pairs.tsv'}=a,b,score"),
     )
     rows = {row.split("|")[1].strip(): row.split("|")[2:-1] for row in rows_of((tmp_path / "table.md").read_text())}
@@ -70,8 +70,8 @@ def test_compressed_encoders(tmp_path: Path) -> None:
     assert all(-1 <= float(cells[-1]) <= 1 for cells in rows.values())
 
 
-def test_features(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each run checks that both implementations compute the same vectors."""
+def test_features_suite(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run itself checks that both implementations compute the same vectors."""
     monkeypatch.setattr(features, "NUM_SENTENCES", 40)
     sizes = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16}
     monkeypatch.setattr(features, "SHAPE", sizes)
@@ -79,13 +79,13 @@ def test_features(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [row.split("|")[1].strip() for row in rows_of(features.table(results))] == ["last", "all"]
 
 
-def test_compression(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compression_suite(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compression, "TARGETS", {128: (1e9, None)})
     case = Case("bert", "inference", 1, 128, 16, 2, 1.0, None, None, config={"vocab_size": 2000})
     (result,) = compression.run(CPU, torch.float32, 2, "sdpa", cases=[case])
     sizes = result.sizes
-    full, half, int8 = (sizes[f"hf_ctxmodels, {name}"] for name in ("float32", "bfloat16", "int8 by token"))
-    assert full > 1.9 * half > 1.9 * 1.8 * int8
+    float32, bfloat16, int8 = (sizes[f"hf_ctxmodels, {name}"] for name in ("float32", "bfloat16", "int8 by token"))
+    assert float32 > 1.9 * bfloat16 > 1.9 * 1.8 * int8
     assert result.cosines["transformers, float32"] == pytest.approx(1, abs=1e-5)
     assert 0.99 < result.cosines["hf_ctxmodels, int8 by token"] < 0.999999
     rows = rows_of(compression.table([result]))
@@ -95,7 +95,7 @@ def test_compression(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_serving(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_serving_suite(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("openvino")
     monkeypatch.setattr(serving, "_PAUSE", 0)
     case = Case("bert", "inference", 1, 64, 16, 2, 0.5, None, None, config={"vocab_size": 200})
@@ -111,7 +111,7 @@ def test_serving(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(rows_of(serving.table(results))) == 3 * len(RUNTIMES)
 
 
-def test_sharing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sharing_suite(monkeypatch: pytest.MonkeyPatch) -> None:
     tiny = replace(sharing.CASE, layers=3, width=64, length=25, batch=2, config={"vocab_size": 300})
     monkeypatch.setattr(sharing, "CASE", tiny)
     results = list(sharing.run(CPU, torch.float32, repeats=2, attention="sdpa"))
@@ -125,12 +125,12 @@ def test_sharing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("width", sharing.EMBEDDING_SIZES)
-def test_parameter_counts_of_sharing_match_the_paper(width: int) -> None:
-    """Exclude the pooler, and the projection if E = H, where the paper has none."""
+def test_parameter_counts_of_sharing_match_paper(width: int) -> None:
+    """Excluded: the pooler, and the projection if E = H, which the paper does not have."""
     for scope, expected in zip(("all", "none"), PUBLISHED[width], strict=True):
         config = {"embedding_size": width, "parameter_sharing": scope}
         with torch.device("meta"):
             model = encoders.build_model(replace(sharing.CASE, workload="inference", config=config))
         excluded = ["pooler", "projection"] if width == sharing.CASE.width else ["pooler"]
-        parameters = [p for name, p in model.named_parameters() if not any(word in name for word in excluded)]
+        parameters = [p for name, p in model.named_parameters() if not any(part in name for part in excluded)]
         assert abs(sum(parameter.numel() for parameter in parameters) / 1e6 - expected) < 1

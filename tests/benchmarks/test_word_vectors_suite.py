@@ -11,29 +11,29 @@ from benchmarks import word_vectors
 from hf_ctxmodels import CtxError
 
 pytest.importorskip("gensim", reason="compares with gensim (extra `demo`)")
-CPU = (torch.device("cpu"), torch.float32, 1, "sdpa")
-NAMES = [f"word{number}" for number in range(30)]
+RUN_ARGUMENTS = (torch.device("cpu"), torch.float32, 1, "sdpa")
+WORDS = [f"word{number}" for number in range(30)]
 
 
 @pytest.fixture
 def text(tmp_path: Path) -> str:
     rng = random.Random(0)
-    documents = [" ".join(rng.choices(NAMES, k=400)) for _ in range(10)]
+    documents = [" ".join(rng.choices(WORDS, k=400)) for _ in range(10)]
     (tmp_path / "text.txt").write_text("\n\n".join(documents))
     return str(tmp_path / "text.txt")
 
 
 @pytest.fixture
 def word_tests(tmp_path: Path) -> str:
-    pairs = "\n".join(f"{a}\t{b}\t{number}" for number, (a, b) in enumerate(itertools.pairwise(NAMES)))
+    pairs = "\n".join(f"{a}\t{b}\t{number}" for number, (a, b) in enumerate(itertools.pairwise(WORDS)))
     for name in word_vectors.SIMILARITY_TESTS:
         (tmp_path / name).write_text(f"{pairs}\nnowhere\tword1\t1\n")
-    (tmp_path / word_vectors.ANALOGY_TEST.removesuffix(".gz")).write_text(f": section\n{' '.join(NAMES[:4])}\n")
+    (tmp_path / word_vectors.ANALOGY_TEST.removesuffix(".gz")).write_text(f": section\n{' '.join(WORDS[:4])}\n")
     return str(tmp_path)
 
 
-def test_speed(text: str) -> None:
-    results = list(word_vectors.run_speed(*CPU, dataset=text))
+def test_speed_suite(text: str) -> None:
+    results = list(word_vectors.run_speed(*RUN_ARGUMENTS, dataset=text))
     assert [result.architecture for result in results] == ["skip-gram", "cbow"]
     for result in results:
         assert result.words == 4000
@@ -43,12 +43,12 @@ def test_speed(text: str) -> None:
     assert table[0].startswith("| architecture | words |")
     assert table[2].startswith("| skip-gram | 4,000 |")
     assert len(table) == 4
-    assert [result.architecture for result in word_vectors.run_speed(*CPU, "cbow", dataset=text)] == ["cbow"]
+    assert [result.architecture for result in word_vectors.run_speed(*RUN_ARGUMENTS, "cbow", dataset=text)] == ["cbow"]
 
 
-def test_quality(text: str, word_tests: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quality_suite(text: str, word_tests: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(word_vectors, "ANALOGY_TEST", word_vectors.ANALOGY_TEST.removesuffix(".gz"))
-    results = list(word_vectors.run_quality(*CPU, dataset=text, word_tests=word_tests, epochs=1))
+    results = list(word_vectors.run_quality(*RUN_ARGUMENTS, dataset=text, word_tests=word_tests, epochs=1))
     methods = [f"{package}, {name}" for name in ("skip-gram", "cbow") for package in ("hf_ctxmodels", "gensim")]
     methods.append("hf_ctxmodels, GloVe")
     assert [result.method for result in results] == methods
@@ -62,4 +62,4 @@ def test_quality(text: str, word_tests: str, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_quality_requires_test_files(text: str) -> None:
     with pytest.raises(CtxError, match="static-quality needs test files"):
-        next(word_vectors.run_quality(*CPU, dataset=text))
+        next(word_vectors.run_quality(*RUN_ARGUMENTS, dataset=text))

@@ -1,4 +1,4 @@
-"""`hf-ctxmodels compare` whose commands run in forks of this process, which do not import the package again."""
+"""Run `hf-ctxmodels compare` with its commands in forks of this process, which saves the imports."""
 
 import os
 import sys
@@ -12,7 +12,7 @@ from hf_ctxmodels.core.errors import CtxError
 
 
 def run_in_fork(command, log, deadline=None):
-    """`run_command`, without a deadline."""
+    """Replace `run_command`; the deadline is ignored."""
     arguments = command[command.index("hf_ctxmodels") + 1 :]
     log.parent.mkdir(parents=True, exist_ok=True)
     start = time.monotonic()
@@ -24,8 +24,8 @@ def run_in_fork(command, log, deadline=None):
         sys.argv, code = ["hf-ctxmodels", *arguments], 1
         try:
             hf_ctxmodels_cli.main()
-        except SystemExit as stopped:
-            code = int(stopped.code or 0)
+        except SystemExit as exit_request:
+            code = int(exit_request.code or 0)
         except BaseException:
             traceback.print_exc()
         sys.stdout.flush()

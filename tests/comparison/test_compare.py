@@ -1,4 +1,4 @@
-"""The command: results after kills and by several processes, tables, agreement with the commands of the measures."""
+"""`compare` command: results, also after kills and with two processes, tables, and agreement with `evaluate`."""
 
 import json
 import os
@@ -38,7 +38,7 @@ measures:
   order: {kind: pretraining, text: stories.txt, options: {sentence_task: order}, checkpoints: last}
 """
 NUM_RUNS = 4
-SECONDS = 0.1  # of timed steps, see forked_compare.py
+TIMED_SECONDS = 0.1  # of timed steps, see forked_compare.py
 
 
 @pytest.fixture(scope="module")
@@ -54,12 +54,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def flags(folder: Path, output: str, *more: object) -> tuple[object, ...]:
-    return SCRIPT, "--plan", folder / "plan.yaml", "--data_dir", folder, "--output_dir", folder / output, *more
+def flags(folder: Path, output: str, *extra_flags: object) -> tuple[object, ...]:
+    return SCRIPT, "--plan", folder / "plan.yaml", "--data_dir", folder, "--output_dir", folder / output, *extra_flags
 
 
 @pytest.fixture(scope="module")
-def finished(folder: Path) -> Path:
+def finished_dir(folder: Path) -> Path:
     """The output of an uninterrupted comparison."""
     result = run_forked(*flags(folder, "finished"))
     assert result.returncode == 0, result.stderr
@@ -67,71 +67,71 @@ def finished(folder: Path) -> Path:
     return folder / "finished"
 
 
-def test_results(finished):
-    records = [json.loads(line) for line in (finished / "results.jsonl").read_text().splitlines()]
-    runs = [record for record in records if record["budget"] is not None]
-    assert {(record["variant"], record["seed"]) for record in runs} == {
+def test_results_of_all_runs(finished_dir):
+    records = [json.loads(line) for line in (finished_dir / "results.jsonl").read_text().splitlines()]
+    run_records = [record for record in records if record["budget"] is not None]
+    assert {(record["variant"], record["seed"]) for record in run_records} == {
         (variant, seed) for variant in ("gpt2", "cbow") for seed in (0, 1)
     }
-    steps = {record["step"] for record in runs if record["variant"] == "gpt2"}
+    steps = {record["step"] for record in run_records if record["variant"] == "gpt2"}
     assert min(steps) == 0
     assert len(steps) == 3
     for variant in ("gpt2", "cbow"):
-        words = max(record["words"] for record in runs if record["variant"] == variant)
+        words = max(record["words"] for record in run_records if record["variant"] == variant)
         assert words == pytest.approx(3000, rel=0.1)
-    # six operations for each weight and token; the input embeddings are also the output layer
-    (last,) = (record for record in runs if record["variant"] == "gpt2" and record["seed"] == 0
-               and record["words"] > 2000 and record["metric"] == "flops")  # fmt: skip
-    sizes = {record["metric"]: record["value"] for record in runs if record["variant"] == "gpt2"}
-    tokens = TrainingSummary.load(next((finished / "runs" / "words").glob("gpt2-0-*"))).tokens
-    assert last["value"] == pytest.approx(6 * (sizes["parameters"] - 512 * 128) * tokens, rel=0.15)
-    measured = {(record["variant"], record["measure"]) for record in runs} - {("gpt2", "cost"), ("cbow", "cost")}
-    of_both = {(variant, measure) for variant in ("gpt2", "cbow") for measure in ("rated", "held_out")}
-    assert measured == of_both | {("gpt2", "agreement"), ("gpt2", "perplexity")}
+    # six operations per weight and token; the input embeddings are tied to the output layer
+    (flops_record,) = (record for record in run_records if record["variant"] == "gpt2" and record["seed"] == 0
+                       and record["words"] > 2000 and record["metric"] == "flops")  # fmt: skip
+    gpt2_values = {record["metric"]: record["value"] for record in run_records if record["variant"] == "gpt2"}
+    tokens = TrainingSummary.load(next((finished_dir / "runs" / "words").glob("gpt2-0-*"))).tokens
+    assert flops_record["value"] == pytest.approx(6 * (gpt2_values["parameters"] - 512 * 128) * tokens, rel=0.15)
+    measures = {(record["variant"], record["measure"]) for record in run_records} - {("gpt2", "cost"), ("cbow", "cost")}
+    shared_measures = {(variant, measure) for variant in ("gpt2", "cbow") for measure in ("rated", "held_out")}
+    assert measures == shared_measures | {("gpt2", "agreement"), ("gpt2", "perplexity")}
     baselines = {(record["variant"], record["measure"]) for record in records if record["budget"] is None}
     assert baselines == {("frequency (gpt2)", "agreement"), ("frequency (word2vec)", "agreement")}
-    costs = [json.loads(line) for line in (finished / "costs.jsonl").read_text().splitlines()]
+    costs = [json.loads(line) for line in (finished_dir / "costs.jsonl").read_text().splitlines()]
     seconds = [record["value"] for record in costs if record["metric"] == "seconds" and record["variant"] == "gpt2"]
     assert seconds[0] == 0 < seconds[1] < seconds[2]
 
 
-def test_tables_and_report(finished):
-    table = (finished / "table.md").read_text()
+def test_tables_and_report(finished_dir):
+    table = (finished_dir / "table.md").read_text()
     for row in ("gpt2", "cbow", "random weights, mean", "frequency", "chance"):
         assert re.search(rf"^\| {row}", table, re.M), row
-    page = (finished / "report.html").read_text()
+    page = (finished_dir / "report.html").read_text()
     assert "agreement (accuracy) by words" in page
     assert "agreement (accuracy) by FLOPs" in page
     for axis in ("words", "flops", "seconds"):
-        assert (finished / f"comparison-words-agreement-{axis}.svg").exists()
+        assert (finished_dir / f"comparison-words-agreement-{axis}.svg").exists()
 
 
-def test_dry_run_has_no_time_limit(folder):
+def test_dry_run_refuses_time_limit(folder):
     error = command_output(
         "compare", folder / "plan.yaml", output_dir=folder / "dry", dry_run=True, max_minutes=1, fails=True
     )
     assert "--max_minutes cannot be combined with --dry_run" in error
 
 
-def test_finished_parts_are_not_run_again(folder, finished):
-    before = {
-        path: path.stat().st_mtime_ns for path in finished.rglob("*") if path.parent.name in ("measures", "sizes")
+def test_finished_runs_and_measures_are_skipped(folder, finished_dir):
+    modification_times = {
+        path: path.stat().st_mtime_ns for path in finished_dir.rglob("*") if path.parent.name in ("measures", "sizes")
     }
     result = run_forked(*flags(folder, "finished"))
     assert result.returncode == 0
     assert result.stdout == (folder / "output.txt").read_text()
     assert not re.search("pretraining|measuring|training the", result.stderr)
-    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert {path: path.stat().st_mtime_ns for path in modification_times} == modification_times
 
 
-def test_measures_agree_with_their_commands(folder, finished):
+def test_measures_equal_evaluation_commands(folder, finished_dir):
     plan = read_plan(folder / "plan.yaml", folder)
-    comparison = Comparison(plan, finished, timing_seconds=SECONDS)
+    comparison = Comparison(plan, finished_dir, timing_seconds=TIMED_SECONDS)
     (run,) = (run for run in plan.runs() if run.variant.name == "gpt2" and run.seed == 0)
     model = comparison.run_folder(run)
     records = [record for record in comparison.records() if record.digest == run.digest]
-    last = max(record.step for record in records)
-    values = {(record.measure, record.metric): record.value for record in records if record.step == last}
+    last_step = max(record.step for record in records)
+    values = {(record.measure, record.metric): record.value for record in records if record.step == last_step}
     pairs = command_output("evaluate pairs", model=model, pairs=folder / "pairs.txt", unigram_text=folder / "pairs.txt")
     assert f"all                                  accuracy {values['agreement', 'accuracy']:.4f}" in pairs
     rated = f"{folder / 'rated.tsv'}=first,second,score"
@@ -143,12 +143,12 @@ def test_measures_agree_with_their_commands(folder, finished):
 
 
 @pytest.mark.slow
-def test_killed_comparison(folder, finished):
-    """The results after kills at random times equal the results of an uninterrupted comparison."""
-    delays = random.Random(0)
-    for number in range(20):
+def test_results_after_kills_equal_uninterrupted_results(folder, finished_dir):
+    """The comparison is killed at random times and restarted."""
+    rng = random.Random(0)
+    for attempt in range(20):
         process = ForkedProcess(*flags(folder, "killed"))
-        deadline = time.monotonic() + delays.uniform(0.5, 4) * (1 + number / 4)
+        deadline = time.monotonic() + rng.uniform(0.5, 4) * (1 + attempt / 4)
         while process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.02)
         if process.poll() is None:
@@ -158,15 +158,15 @@ def test_killed_comparison(folder, finished):
             break
     if process.returncode != 0:
         assert run_forked(*flags(folder, "killed")).returncode == 0
-    assert (folder / "killed" / "results.jsonl").read_bytes() == (finished / "results.jsonl").read_bytes()
+    assert (folder / "killed" / "results.jsonl").read_bytes() == (finished_dir / "results.jsonl").read_bytes()
 
 
 @pytest.mark.slow
-def test_two_processes(folder, finished):
+def test_two_processes_share_runs(folder, finished_dir):
     processes = [ForkedProcess(*flags(folder, "shared")) for _ in range(2)]
     errors = [process.communicate()[1] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], errors
-    assert (folder / "shared" / "results.jsonl").read_bytes() == (finished / "results.jsonl").read_bytes()
-    # every run was trained by one of them
-    started = [line for text in errors for line in text.splitlines() if line.endswith("steps of pretraining")]
-    assert len(started) == NUM_RUNS
+    assert (folder / "shared" / "results.jsonl").read_bytes() == (finished_dir / "results.jsonl").read_bytes()
+    # each run was trained by exactly one process
+    training_messages = [line for text in errors for line in text.splitlines() if line.endswith("steps of pretraining")]
+    assert len(training_messages) == NUM_RUNS

@@ -1,4 +1,4 @@
-"""Operations of this package's fast paths, against torch's operators that its counter knows."""
+"""FLOP counts of this package's fast paths against the counts of torch operators."""
 
 import pytest
 import torch
@@ -14,24 +14,24 @@ from hf_ctxmodels.layers.recurrent.rnn import GRU, LSTM
 
 def test_linear_layers():
     layer, states = nn.Linear(256, 384), torch.randn(64, 256, requires_grad=True)
-    with flop_counter() as fast:
+    with flop_counter() as counter:
         cpu_linear.linear(layer, states).sum().backward()
-    with FlopCounterMode(display=False) as slow:
+    with FlopCounterMode(display=False) as reference_counter:
         layer(states).sum().backward()
-    assert fast.get_total_flops() == slow.get_total_flops() == 3 * 2 * 64 * 256 * 384
+    assert counter.get_total_flops() == reference_counter.get_total_flops() == 3 * 2 * 64 * 256 * 384
 
 
 def test_attention():
     query, key, value = (torch.randn(2, 4, 32, 16, requires_grad=True) for _ in range(3))
     with flop_counter() as counter:
         F.scaled_dot_product_attention(query, key, value).sum().backward()
-    # forward: scores and their product with the values; backward: the scores again, and two products for each
+    # forward: scores and their product with the values; backward: the scores again, and both gradients of each product
     assert counter.get_total_flops() == (2 + 5) * 2 * 2 * 4 * 32 * 32 * 16
 
 
 @pytest.mark.parametrize(("layer_class", "gates"), [(LSTM, 4), (GRU, 3)])
 def test_recurrent_layers(layer_class, gates):
-    """A product with the input and one with the state for each token, and twice as many for their gradients."""
+    """One product with the input and one with the state per token, and twice as many for the gradients."""
     layer, mask = layer_class(32, 64), torch.ones(8, 5, dtype=torch.bool)
     packing = PackedSequences.build(mask)
     states = torch.randn(2, 8 * 5, 32, requires_grad=True)

@@ -38,13 +38,13 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def read(folder: Path, text: str = PLAN):
+def read_plan_text(folder: Path, text: str = PLAN):
     (folder / "plan.yaml").write_text(text)
     return read_plan(folder / "plan.yaml", folder)
 
 
 def test_runs_are_ordered_by_seed(folder):
-    plan = read(folder)
+    plan = read_plan_text(folder)
     runs = [(run.seed, run.budget, run.variant.name, run.variant.objective) for run in plan.runs()]
     variants = [("bert", "mlm+nsp"), ("glove", "cooccurrence"), ("bert-mlm", "mlm")]
     assert runs == [(seed, "words", *variant) for seed in (0, 1) for variant in variants]
@@ -96,11 +96,11 @@ def test_runs_are_ordered_by_seed(folder):
         ("text.txt", "texts/*.txt", "texts"),
     ],
 )
-def test_errors(folder, old, new, message):
+def test_invalid_plan_raises(folder, old, new, message):
     assert old in PLAN
-    with pytest.raises(CtxError, match=f"(?s){message}") as raised:
-        read(folder, PLAN.replace(old, new))
-    assert raised.value.location is not None
+    with pytest.raises(CtxError, match=f"(?s){message}") as error:
+        read_plan_text(folder, PLAN.replace(old, new))
+    assert error.value.location is not None
 
 
 FINETUNE = "kind: finetune, train_file: train.tsv, validation_file: train.tsv"
@@ -132,22 +132,22 @@ FINETUNE = "kind: finetune, train_file: train.tsv, validation_file: train.tsv"
         ("kind: pretraining, text: text.txt, options: {sentence_tsk: order}", "did you mean sentence_task"),
     ],
 )  # fmt: skip
-def test_measures_are_checked_before_any_work(folder, measure, message):
+def test_measures_are_checked_before_training(folder, measure, message):
     (folder / "train.tsv").write_text("text\tlabel\na cat\ta\na dog\tb\na mat\ta\n")
     (folder / "empty.txt").write_text("")
     (folder / "t.conllu").write_text("1\tcat\tcat\tNOUN\t_\t_\t0\troot\t_\t_\n\n")
-    plan = read(folder, PLAN.replace("kind: pairs, files: pairs*.txt", measure))
+    plan = read_plan_text(folder, PLAN.replace("kind: pairs, files: pairs*.txt", measure))
     if message is None:
         plan.check_measures()
         return
-    with pytest.raises(CtxError, match=f"(?s){message}") as raised:
+    with pytest.raises(CtxError, match=f"(?s){message}") as error:
         plan.check_measures()
-    assert raised.value.location.startswith("measures.zorro")
+    assert error.value.location.startswith("measures.zorro")
 
 
-def test_metrics_that_are_not_finite(folder):
-    """They are left out of the results, and named below the table; they do not change the metric of the table."""
-    plan = read(folder, PLAN.replace("[0, 1]", "[0]"))
+def test_non_finite_metrics_are_excluded(folder):
+    """They are named below the table and do not change the metric of the table."""
+    plan = read_plan_text(folder, PLAN.replace("[0, 1]", "[0]"))
     comparison = Comparison(plan, folder / "output")
     size = RunSize(100, words=1000, examples=50, batch_size=5, flops_per_step=2e6, seconds_per_step=1, timed_seconds=1)
     values = {"bert": float("inf"), "glove": float("nan"), "bert-mlm": 0.75}
@@ -157,8 +157,8 @@ def test_metrics_that_are_not_finite(folder):
         file.parent.mkdir(parents=True)
         content = {"values": {"accuracy": values[run.variant.name], "first": 0.5}, "method": "", "seconds": 1.0}
         file.write_text(json.dumps(content))
-        numbers = dict.fromkeys(("seed", "parameters", "global_batch_size", "max_length"), 1)
-        TrainingSummary(task="pretraining", model_class="", model_type="", dataset="", steps=10, **numbers).save(
+        summary_fields = dict.fromkeys(("seed", "parameters", "global_batch_size", "max_length"), 1)
+        TrainingSummary(task="pretraining", model_class="", model_type="", dataset="", steps=10, **summary_fields).save(
             comparison.run_folder(run)
         )
     (result,) = write_results(comparison)
@@ -172,42 +172,42 @@ def test_metrics_that_are_not_finite(folder):
     assert [record["value"] for record in records if record["metric"] == "accuracy"] == [0.75]
 
 
-def test_all_families(folder):
-    """A family is a row if its first objective needs raw text alone; new ones need no change here."""
-    plan = read(folder, PLAN.replace("[bert, glove]", "all"))
+def test_all_families_with_raw_text_objectives(folder):
+    """A family is included if its first objective needs only raw text; new families need no change here."""
+    plan = read_plan_text(folder, PLAN.replace("[bert, glove]", "all"))
     names = {variant.name for variant in plan.variants}
     assert names == {"bert-mlm", *FAMILIES} - {*plan.excluded}
     assert {*plan.excluded} == {name for name, spec in FAMILIES.items() if exclusion_reason(spec) is not None}
     assert {"cove", "infersent", "laser"} <= {*plan.excluded}
 
 
-def test_tokenizer_kinds(folder):
-    plan = read(folder, PLAN.replace("[bert, glove]", "all"))
+def test_families_share_tokenizers(folder):
+    plan = read_plan_text(folder, PLAN.replace("[bert, glove]", "all"))
     kinds = {variant.name: variant.tokenizer_kind for variant in plan.variants}
     assert kinds["electra"] == kinds["bert-mlm"] == kinds["bert"] == "bert"
     assert kinds["glove"] == kinds["word2vec"] != kinds["elmo"]
     for variant in plan.variants:  # the ids of special tokens do not depend on the family
-        shared = FAMILIES[variant.tokenizer_kind].tokenizer
-        assert getattr(shared, "defaults", None) == getattr(variant.spec.tokenizer, "defaults", None)
+        shared_tokenizer = FAMILIES[variant.tokenizer_kind].tokenizer
+        assert getattr(shared_tokenizer, "defaults", None) == getattr(variant.spec.tokenizer, "defaults", None)
 
 
-def test_digests(folder):
-    """The digest of a run changes with what determines it, and with nothing else."""
+def test_run_digest_depends_on_settings_and_data(folder):
+    """Only the settings and data of a run change its digest."""
 
     def digests(text: str = PLAN):
-        return {(run.variant.name, run.seed): run.digest for run in read(folder, text).runs()}
+        return {(run.variant.name, run.seed): run.digest for run in read_plan_text(folder, text).runs()}
 
-    before = digests()
-    assert len({*before.values()}) == len(before)
+    original = digests()
+    assert len({*original.values()}) == len(original)
     for old, new in (
         ("[0, 1]", "[0, 1, 2]"),
         ("families: [bert, glove]", "families: [bert, gpt2, glove]"),
         ("files: pairs*.txt", "files: pairs*.txt, max_pairs: 1"),
         ("objective: mlm}", "objective: mlm, learning_rate: 1e-3}"),
     ):
-        after = digests(PLAN.replace(old, new))
-        changed = {name for name, digest in before.items() if after[name] != digest}
-        assert changed == ({("bert-mlm", 0), ("bert-mlm", 1)} if "learning_rate" in new else set())
+        modified = digests(PLAN.replace(old, new))
+        changed_runs = {name for name, digest in original.items() if modified[name] != digest}
+        assert changed_runs == ({("bert-mlm", 0), ("bert-mlm", 1)} if "learning_rate" in new else set())
     for old, new in (
         ("max_length: 32", "max_length: 16"),
         ("words: 1000", "words: 2000"),
@@ -215,30 +215,30 @@ def test_digests(folder):
         ("vocab_size: 300", "vocab_size: 300\nvalidation_fraction: 0.1"),
         ("vocab_size: 300", "vocab_size: 300\ncheckpoints: 2"),
     ):
-        assert not {*before.values()} & {*digests(PLAN.replace(old, new)).values()}
+        assert not {*original.values()} & {*digests(PLAN.replace(old, new)).values()}
     (folder / "text.txt").write_text("another text\n" * 20)
-    assert not {*before.values()} & {*digests().values()}
+    assert not {*original.values()} & {*digests().values()}
 
 
-def test_sizes_of_families(folder):
-    """A variant with another family, of equal flags and an equal tokenizer, is measured again."""
+def test_sizes_are_measured_per_family(folder):
+    """Families with equal flags and equal tokenizers have separate sizes."""
     bert, electra = (
-        Comparison(read(folder, PLAN.replace("family: bert, objective: mlm", f"family: {family}")), folder)
+        Comparison(read_plan_text(folder, PLAN.replace("family: bert, objective: mlm", f"family: {family}")), folder)
         for family in ("bert", "electra")
     )
     assert bert.tokenizer_folder(bert.plan.variants[-1]) == electra.tokenizer_folder(electra.plan.variants[-1])
     assert bert.size_file(bert.plan.variants[-1]) != electra.size_file(electra.plan.variants[-1])
 
 
-def test_digest_of_a_measure(folder):
-    (measure,) = read(folder).measures
-    before = measure_digest(measure)
-    assert measure_digest(read(folder).measures[0]) == before
+def test_measure_digest_depends_on_files(folder):
+    (measure,) = read_plan_text(folder).measures
+    digest = measure_digest(measure)
+    assert measure_digest(read_plan_text(folder).measures[0]) == digest
     (folder / "pairs.txt").write_text("a cat sit .\na cat sat .\n")
-    assert measure_digest(measure) != before
+    assert measure_digest(measure) != digest
 
 
-def test_steps():
+def test_steps_of_budgets_and_checkpoints():
     size = RunSize(
         100, words=1000, examples=50, batch_size=5, flops_per_step=2e6, seconds_per_step=0.5, timed_seconds=1
     )
@@ -249,10 +249,10 @@ def test_steps():
     assert checkpoint_steps(3, 5) == [0, 1, 2, 3]
 
 
-def test_measured_size(folder, capsys):
-    """The log of the trial of a million steps is not shown."""
+def test_measure_size(folder, capsys):
+    """The log of the trial run (one million steps) is hidden."""
     (folder / "text.txt").write_text("\n\n".join(["a cat sat on a mat\na dog ran"] * 40))
-    plan = read(folder, PLAN.replace("max_length: 32", "max_length: 32, dataloader_workers: 0"))
+    plan = read_plan_text(folder, PLAN.replace("max_length: 32", "max_length: 32, dataloader_workers: 0"))
     FAMILIES["bert"].tokenizer.train(["a cat sat on a mat a dog ran"] * 9, vocab_size=60).save_pretrained(folder / "t")
     size = measure_size(plan, plan.variants[-1], folder / "t", seconds=0.2)
     assert (size.words, size.timed_seconds) == (39 * 9, 0.2)
@@ -279,7 +279,7 @@ def test_packaged_plans(path, shared_data, tmp_path):
             measure.check()
 
 
-def test_sentence_task_of_a_model_without_one(folder, capsys):
+def test_pretraining_measure_without_sentence_task(folder, capsys):
     texts = ["a cat sat on a mat", "a dog ran home"]
     save(folder / "albert", *tiny_pair("albert", "AutoModelForPreTraining", texts))
     (folder / "pairs.txt").write_text("\n\n".join(["\n".join(texts * 2)] * 8))

@@ -15,7 +15,7 @@ from hf_ctxmodels.comparison.processes import (
 )
 
 
-def test_cost_of_a_command(tmp_path):
+def test_command_cost(tmp_path):
     program = "import time; block = bytearray(60_000_000); time.sleep(0.3); print(len(block))"
     cost = run_command([sys.executable, "-c", program], tmp_path / "logs" / "log")
     assert (tmp_path / "logs" / "log").read_text() == "60000000\n"
@@ -23,37 +23,37 @@ def test_cost_of_a_command(tmp_path):
     assert 60e6 < cost.peak_bytes < 1e9
 
 
-def test_failed_command(tmp_path):
-    with pytest.raises(CtxError, match=r"exit code 3:\nlast words") as raised:
+def test_failed_command_raises(tmp_path):
+    with pytest.raises(CtxError, match=r"exit code 3:\nlast words") as error:
         run_command([sys.executable, "-c", "print('last words'); exit(3)"], tmp_path / "log")
-    assert raised.value.location == str(tmp_path / "log")
+    assert error.value.location == str(tmp_path / "log")
 
 
-def test_deadline(tmp_path):
-    """The command is asked to stop, and may finish its work."""
+def test_command_is_stopped_at_deadline(tmp_path):
+    """The command receives SIGTERM and may finish its work."""
     program = "import signal, time; signal.signal(15, lambda *_: (print('saved', flush=True), exit(1)))\ntime.sleep(60)"
     start = time.monotonic()
     with pytest.raises(TimeIsUpError):
         run_command([sys.executable, "-c", program], tmp_path / "log", deadline=time.monotonic() + 1)
     assert (tmp_path / "log").read_text() == "saved\n"
     assert time.monotonic() - start < 60
-    # a command that finishes nevertheless has a cost
+    # a command that exits successfully after SIGTERM has a cost
     program = "import signal, time; signal.signal(15, lambda *_: exit(0))\ntime.sleep(60)"
     cost = run_command([sys.executable, "-c", program], tmp_path / "log", deadline=time.monotonic() + 2)
     assert 2 <= cost.seconds < 60
 
 
-def test_locks(tmp_path):
-    with try_lock(tmp_path / "locks" / "a") as first:
-        with try_lock(tmp_path / "locks" / "a") as second:
-            assert (first, second) == (True, False)
-        with try_lock(tmp_path / "locks" / "b") as other:
-            assert other
-    with wait_for_lock(tmp_path / "locks" / "a"), try_lock(tmp_path / "locks" / "a") as locked:
-        assert not locked
+def test_lock_is_exclusive(tmp_path):
+    with try_lock(tmp_path / "locks" / "a") as first_acquired:
+        with try_lock(tmp_path / "locks" / "a") as second_acquired:
+            assert (first_acquired, second_acquired) == (True, False)
+        with try_lock(tmp_path / "locks" / "b") as other_acquired:
+            assert other_acquired
+    with wait_for_lock(tmp_path / "locks" / "a"), try_lock(tmp_path / "locks" / "a") as acquired:
+        assert not acquired
 
 
-def test_accelerate_launch():
+def test_accelerate_launch_command():
     command = package_command("pretrain", "--resume", accelerate={"num_processes": "2"})
     assert command[1:] == [
         *("-m", "accelerate.commands.launch", "--num_processes", "2", "-m", "hf_ctxmodels", "pretrain", "--resume")

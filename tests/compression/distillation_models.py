@@ -1,4 +1,4 @@
-"""A small teacher, students of it, and a padded batch."""
+"""Tiny teachers and students, examples, and padded batches."""
 
 from typing import Any
 
@@ -21,28 +21,28 @@ SIZES = {"vocab_size": VOCABULARY, "hidden_size": 8, "num_attention_heads": 2, "
 
 
 def new_model(
-    layers: int, kind: type[HeadModel] = CtxBertForMaskedLM, seed: int = 0, dropout: float = 0.0, **more: Any
+    layers: int, head: type[HeadModel] = CtxBertForMaskedLM, seed: int = 0, dropout: float = 0.0, **overrides: Any
 ) -> Any:
     torch.manual_seed(seed)
     rates = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout, "initializer_range": 0.3}
-    return kind(CtxBertConfig(num_hidden_layers=layers, **rates, **{**SIZES, **more}))
+    return head(CtxBertConfig(num_hidden_layers=layers, **rates, **{**SIZES, **overrides}))
 
 
-def classifier(layers: int, seed: int = 0, labels: int = 3, **more: Any) -> Any:
-    return new_model(layers, CtxBertForSequenceClassification, seed, num_labels=labels, **more)
+def classifier(layers: int, seed: int = 0, labels: int = 3, **overrides: Any) -> Any:
+    return new_model(layers, CtxBertForSequenceClassification, seed, num_labels=labels, **overrides)
 
 
-def tagger(layers: int, seed: int = 0, labels: int = 3, **more: Any) -> Any:
-    return new_model(layers, CtxBertForTokenClassification, seed, num_labels=labels, **more)
+def tagger(layers: int, seed: int = 0, labels: int = 3, **overrides: Any) -> Any:
+    return new_model(layers, CtxBertForTokenClassification, seed, num_labels=labels, **overrides)
 
 
 def tags(row: dict[str, Any]) -> Tensor:
-    """Classes of the labeled tokens."""
+    """Token classification labels of the labeled tokens."""
     return torch.where(row["labels"] == IGNORE_INDEX, IGNORE_INDEX, row["labels"] % 3)
 
 
 def features(seed: int = 0) -> list[dict[str, Any]]:
-    """Rows of LENGTHS tokens, each with labels of masked tokens; the numbers of labels differ from row to row."""
+    """Examples of LENGTHS tokens with labels of masked tokens; the number of labels differs between examples."""
     rng = torch.Generator().manual_seed(seed)
     rows = []
     for number, length in enumerate(LENGTHS):
@@ -53,9 +53,9 @@ def features(seed: int = 0) -> list[dict[str, Any]]:
     return rows
 
 
-def padded(rows: list[dict[str, Any]], kind: str = "text") -> dict[str, Tensor]:
-    """A collator: padding at the end; labels of masked tokens ("text"), of classes of rows or of tokens ("tags")."""
-    rows = [{**row, "labels": tags(row)} for row in rows] if kind == "tags" else rows
+def padded(rows: list[dict[str, Any]], task: str = "text") -> dict[str, Tensor]:
+    """Pad at the end, with labels of masked tokens ("text"), examples ("rows") or token classes ("tags")."""
+    rows = [{**row, "labels": tags(row)} for row in rows] if task == "tags" else rows
     width = max(len(row["input_ids"]) for row in rows)
 
     def pad(name: str, value: int) -> Tensor:
@@ -63,15 +63,14 @@ def padded(rows: list[dict[str, Any]], kind: str = "text") -> dict[str, Tensor]:
             [torch.nn.functional.pad(row[name], (0, width - len(row[name])), value=value) for row in rows]
         )
 
-    ones = [{"mask": torch.ones_like(row["input_ids"]), **row} for row in rows]
-    mask = torch.stack([torch.nn.functional.pad(row["mask"], (0, width - len(row["mask"]))) for row in ones])
-    labels = torch.tensor([row["class"] for row in rows]) if kind == "rows" else pad("labels", IGNORE_INDEX)
+    masked_rows = [{"mask": torch.ones_like(row["input_ids"]), **row} for row in rows]
+    mask = torch.stack([torch.nn.functional.pad(row["mask"], (0, width - len(row["mask"]))) for row in masked_rows])
+    labels = torch.tensor([row["class"] for row in rows]) if task == "rows" else pad("labels", IGNORE_INDEX)
     return {"input_ids": pad("input_ids", 0), "attention_mask": mask, "labels": labels}
 
 
-def batch_of(rows: list[dict[str, Any]], kind: str = "text") -> dict[str, Tensor]:
-    """With what distillation counts."""
-    return DistillationCollator(lambda features: padded(features, kind))(rows)
+def batch_of(rows: list[dict[str, Any]], task: str = "text") -> dict[str, Tensor]:
+    return DistillationCollator(lambda features: padded(features, task))(rows)
 
 
 def gradients(model: CtxDistillationModel) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""`hf-ctxmodels distill` and `augment` as a user runs them, with tiny models."""
+"""`distill` and `data augment` commands with tiny models."""
 
 import json
 import random
@@ -35,15 +35,15 @@ class Workspace:
     folder: Path
 
     @property
-    def infersent(self) -> list[str]:
+    def infersent_flags(self) -> list[str]:
         return ["--family", f"infersent:tokenizer={self.path('infersent-tokenizer')}"]
 
     @property
-    def text(self) -> list[str]:
+    def text_flags(self) -> list[str]:
         return ["--dataset", self.path("text.txt")]
 
     @property
-    def files(self) -> list[str]:
+    def file_flags(self) -> list[str]:
         return [f"--train_file={self.path('train.tsv')}", f"--validation_file={self.path('dev.tsv')}", *COLUMNS]
 
     def path(self, name: str) -> str:
@@ -52,17 +52,17 @@ class Workspace:
     def run(self, command: str, *flags: object) -> int:
         return run_command(*command.split(), *flags)
 
-    def task(self, output: str) -> list[str]:
-        return [*self.files, *QUICK, "--output_dir", self.path(output)]
+    def task_flags(self, output: str) -> list[str]:
+        return [*self.file_flags, *QUICK, "--output_dir", self.path(output)]
 
     def train(self, command: str, output: str, *flags: object) -> TrainingSummary:
-        assert self.run(f"{command} sequence-classification", *self.task(output), *flags) == 0
+        assert self.run(f"{command} sequence-classification", *self.task_flags(output), *flags) == 0
         return TrainingSummary.load(self.folder / output)
 
 
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
-    """A pretrained model, a fine-tuned one, a task's files, and text."""
+    """A pretrained model, a fine-tuned teacher, files of a task, and text."""
     folder = tmp_path_factory.mktemp("workspace")
     generator = random.Random(0)
     classification_files(folder)
@@ -75,8 +75,8 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
         if family == "bert":
             sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "num_hidden_layers": 4}
             torch.manual_seed(0)
-            more = {"vocab_size": len(tokenizer), "max_position_embeddings": 64, "initializer_range": 0.1}
-            model = FAMILIES["bert"].models["AutoModelForMaskedLM"](FAMILIES["bert"].config(**sizes, **more))
+            fields = {"vocab_size": len(tokenizer), "max_position_embeddings": 64, "initializer_range": 0.1}
+            model = FAMILIES["bert"].models["AutoModelForMaskedLM"](FAMILIES["bert"].config(**sizes, **fields))
             model.save_pretrained(folder / "pretrained")
             tokenizer.save_pretrained(folder / "pretrained")
     workspace = Workspace(folder)
@@ -84,17 +84,17 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     return workspace
 
 
-def test_distilberts_recipe_makes_a_distilbert(workspace):
-    flags = ["--recipe", "distilbert", *workspace.text, "--teacher", workspace.path("pretrained")]
+def test_distilbert_recipe_exports_distilbert(workspace):
+    flags = ["--recipe", "distilbert", *workspace.text_flags, "--teacher", workspace.path("pretrained")]
     flags += ["--student_layers", 0, 3, "--num_train_epochs", 8, "--gradient_accumulation_steps", 2, "--max_length", 24]
     flags += ["--validation_fraction", 0.2, "--logging_steps", 1, "--save_steps", 6, "--output_dir"]
     assert workspace.run("distill text", *flags, workspace.path("student")) == 0
-    rows = [json.loads(line) for line in (workspace.folder / "student/training_log.jsonl").read_text().splitlines()]
-    first, last = rows[0], next(row for row in reversed(rows) if "soft_targets_loss" in row)
+    log_rows = [json.loads(line) for line in (workspace.folder / "student/training_log.jsonl").read_text().splitlines()]
+    first, last = log_rows[0], next(row for row in reversed(log_rows) if "soft_targets_loss" in row)
     assert last["soft_targets_loss"] < first["soft_targets_loss"]
     for row in (first, last):
-        parts = 5 * row["soft_targets_loss"] + 2 * row["hard_targets_loss"] + row["cosine_loss"]
-        assert row["loss"] == pytest.approx(parts, rel=1e-4)
+        expected_loss = 5 * row["soft_targets_loss"] + 2 * row["hard_targets_loss"] + row["cosine_loss"]
+        assert row["loss"] == pytest.approx(expected_loss, rel=1e-4)
     summary = TrainingSummary.load(workspace.folder / "student")
     assert summary.model_class == "CtxBertForMaskedLM"
     assert {"eval_loss", "baseline_loss"} <= summary.metrics.keys()
@@ -105,48 +105,48 @@ def test_distilberts_recipe_makes_a_distilbert(workspace):
     assert not any(report.values())
 
 
-def test_a_task_is_learned_from_a_teacher(workspace, subtests, capsys):
-    """By each recipe and by a student of another family with its own words, better than by the baseline."""
+def test_task_distillation_beats_baseline(workspace, subtests, capsys):
+    """With each recipe, a new student, and a student of another family with a separate tokenizer."""
     teacher = ["--teacher", workspace.path("teacher")]
-    new = ["--family", f"bert:config=tiny,tokenizer={workspace.path('bert-tokenizer')}"]
-    narrow = ["--config_options", "hidden_size=16", "intermediate_size=32", "max_position_embeddings=64"]
-    short = ["--student_layers", 0, 1]
-    pretrained = ["--model", workspace.path("pretrained"), *short]
-    ways: dict[str, list[Any]] = {
+    new_bert = ["--family", f"bert:config=tiny,tokenizer={workspace.path('bert-tokenizer')}"]
+    narrow_options = ["--config_options", "hidden_size=16", "intermediate_size=32", "max_position_embeddings=64"]
+    two_layers = ["--student_layers", 0, 1]
+    pretrained = ["--model", workspace.path("pretrained"), *two_layers]
+    flags_by_run: dict[str, list[Any]] = {
         "pkd": ["--recipe", "bert_pkd", *pretrained],
-        "step_1": ["--recipe", "tinybert_task_1", *new, *narrow, "initializer_range=0.1"],
+        "step_1": ["--recipe", "tinybert_task_1", *new_bert, *narrow_options, "initializer_range=0.1"],
         "step_2": ["--recipe", "tinybert_task_2", "--model", workspace.path("step_1")],
-        "of_the_teacher": [*short, "--losses", "logits"],
-        "of_a_reference": ["--teacher", workspace.path("reference"), *short, "--losses", "logits"],
-        "bilstm": ["--recipe", "bilstm_distilled", *workspace.infersent],
+        "of_the_teacher": [*two_layers, "--losses", "logits"],
+        "of_a_reference": ["--teacher", workspace.path("reference"), *two_layers, "--losses", "logits"],
+        "bilstm": ["--recipe", "bilstm_distilled", *workspace.infersent_flags],
     }
     AutoModelForSequenceClassification.from_pretrained(workspace.path("teacher")).export_reference(
         workspace.path("reference")
     )
     for file in (workspace.folder / "teacher").glob("tokenizer*"):
         (workspace.folder / "reference" / file.name).write_bytes(file.read_bytes())
-    for name, flags in ways.items():
+    for name, flags in flags_by_run.items():
         with subtests.test(name):
             summary = workspace.train("distill", name, *teacher, *flags)
             assert summary.model_class.endswith("ForSequenceClassification")
             AutoModelForSequenceClassification.from_pretrained(workspace.path(name))
-            if name != "step_1":  # which learns no predictions
+            if name != "step_1":  # it trains no predictions
                 assert summary.metrics["eval_accuracy"] > summary.metrics["baseline_accuracy"] + 0.1
     assert (workspace.folder / "step_1" / "distillation.safetensors").is_file()
-    with subtests.test("a finished run, and one with another weight"):
-        again = [*teacher, *short, "--resume", "--losses"]
-        assert workspace.train("distill", "of_the_teacher", *again, "logits:weight=1").steps == 42
+    with subtests.test("resume a finished run, and a run with another weight"):
+        resume_flags = [*teacher, *two_layers, "--resume", "--losses"]
+        assert workspace.train("distill", "of_the_teacher", *resume_flags, "logits:weight=1").steps == 42
         capsys.readouterr()
-        flags = (*workspace.task("of_the_teacher"), *again, "logits:weight=2")
+        flags = (*workspace.task_flags("of_the_teacher"), *resume_flags, "logits:weight=2")
         assert workspace.run("distill sequence-classification", *flags) == 2
         assert "'weight': 2.0" in capsys.readouterr().err
 
 
-def test_what_does_not_go_together_is_one_screen(workspace, subtests, capsys):
+def test_invalid_flags_are_reported(workspace, subtests, capsys):
     teacher, pretrained = workspace.path("teacher"), workspace.path("pretrained")
-    text, task = ["--teacher", pretrained, *workspace.text], ["--teacher", teacher, *workspace.files]
+    text, task = ["--teacher", pretrained, *workspace.text_flags], ["--teacher", teacher, *workspace.file_flags]
     soft = ["--losses", "soft-targets"]
-    new = ["--family", f"bert:tokenizer={workspace.path('bert-tokenizer')}"]
+    bert = ["--family", f"bert:tokenizer={workspace.path('bert-tokenizer')}"]
     cases: dict[str, tuple[str, list[Any], str]] = {
         "no teacher": ("text", [*text[2:], *soft], "required: --teacher"),
         "no text": ("text", [*text[:2], *soft], "required: --dataset"),
@@ -159,8 +159,8 @@ def test_what_does_not_go_together_is_one_screen(workspace, subtests, capsys):
         "a negative weight": ("text", [*text, "--losses", "cosine:weight=-1"], "cosine has the weight -1"),
         "no such layer": ("text", [*text, *soft, "--student_layers", 1, 4], "There is no layer 4"),
         "no masked LM": ("text", [*text, *soft, "--family", "infersent"], "no masked language model"),
-        "not fine-tuned": (TASK, ["--teacher", pretrained, *task[2:], *soft, *new], "no trained head"),
-        "tokens of another vocabulary": (TASK, [*task, *workspace.infersent, "--losses", "cosine"], "cosine"),
+        "not fine-tuned": (TASK, ["--teacher", pretrained, *task[2:], *soft, *bert], "no trained head"),
+        "tokens of another vocabulary": (TASK, [*task, *workspace.infersent_flags, "--losses", "cosine"], "cosine"),
     }
     for name, (command, flags, message) in cases.items():
         with subtests.test(name):
@@ -170,17 +170,17 @@ def test_what_does_not_go_together_is_one_screen(workspace, subtests, capsys):
     assert Teacher.open(teacher).digest != Teacher.open(pretrained).digest
 
 
-def test_every_recipe_names_terms_and_sizes_that_there_are(subtests):
+def test_recipes_name_existing_losses_and_sizes(subtests):
     assert {"distilbert", "bert_pkd", "tinybert_task_2"} <= set(RECIPES)
     for name in RECIPES:
         with subtests.test(name):
-            of_text = "distill text" in (ROOT / f"scripts/recipes/{name}.yaml").read_text()
-            data = ["--dataset", "d"] if of_text else ["--train_file", "f", "--validation_file", "v"]
+            is_text_recipe = "distill text" in (ROOT / f"scripts/recipes/{name}.yaml").read_text()
+            data = ["--dataset", "d"] if is_text_recipe else ["--train_file", "f", "--validation_file", "v"]
             flags = ["--recipe", name, "--teacher", "t", "--output_dir", "o", *data]
-            arguments, *_, loop = parse_arguments(*flag_sections("text" if of_text else TASK), argv=flags)
+            arguments, *_, loop = parse_arguments(*flag_sections("text" if is_text_recipe else TASK), argv=flags)
             assert sum(term.weight for term in parse_losses(arguments.losses)) > 0
             assert loop.num_train_epochs is not None
-            if of_text:
+            if is_text_recipe:
                 assert arguments.family is None or arguments.config in FAMILIES[arguments.family].sizes
                 objective, options = split_choice(arguments.objective or "mlm")
                 objective_class = FAMILIES["bert"].objectives[objective]
@@ -190,10 +190,10 @@ def test_every_recipe_names_terms_and_sizes_that_there_are(subtests):
                 assert family is None or family.config in FAMILIES[family.family].sizes
 
 
-def test_augmented_examples_have_words_that_fit(workspace, capsys):
-    """The candidates are the plain model's predictions at a mask in a pair, or the nearest vectors, nothing else."""
-    opened = Teacher.open(workspace.path("pretrained"))
-    model, tokenizer = opened.load("AutoModelForMaskedLM"), opened.tokenizer
+def test_augmentation_candidates_and_samples(workspace, capsys):
+    """Candidates are predictions of the model at a mask in a text pair, or the nearest word vectors of split words."""
+    saved_teacher = Teacher.open(workspace.path("pretrained"))
+    model, tokenizer = saved_teacher.load("AutoModelForMaskedLM"), saved_teacher.tokenizer
     rule = Substitution(model, tokenizer, lambda word, number: ["near", "nearer"][:number], number=5, probability=0.4)
     text = "The film was lovely, lovelystory 1999!"
     words, candidates = rule.prepare(text)
@@ -201,14 +201,14 @@ def test_augmented_examples_have_words_that_fit(workspace, capsys):
     assert sorted(candidates) == [1, 3, 5], "neither function words nor word pieces"
     assert len(tokenizer.tokenize("lovelystory")) > 1
     assert candidates[5] == ["near", "nearer"]
-    for place in (1, 3):
-        masked = [tokenizer.mask_token if at == place else word for at, word in enumerate(words)]
+    for masked_index in (1, 3):
+        masked = [tokenizer.mask_token if index == masked_index else word for index, word in enumerate(words)]
         batch = tokenizer(" ".join(masked), " ".join(words), return_tensors="pt")
         with torch.no_grad():
             logits = model(**batch).logits[0, batch["input_ids"][0] == tokenizer.mask_token_id][0]
-        best = tokenizer.convert_ids_to_tokens(logits.topk(5).indices.tolist())
-        best = [word for word in best if word not in tokenizer.all_special_tokens]
-        assert candidates[place] == [word for word in best if not word.startswith("##")]
+        predicted = tokenizer.convert_ids_to_tokens(logits.topk(5).indices.tolist())
+        predicted = [word for word in predicted if word not in tokenizer.all_special_tokens]
+        assert candidates[masked_index] == [word for word in predicted if not word.startswith("##")]
     augmenter = Augmenter(rule, copies=400, seed=1)
     copies = augmenter.augment([text], 0)
     assert copies[0] == (text,)
@@ -221,15 +221,15 @@ def test_augmented_examples_have_words_that_fit(workspace, capsys):
     assert 0.33 < sum(sample[5] != words[5] for sample in samples) / len(samples) < 0.47
     masking, rng = Masking(tokenizer, mask_probability=0.1, ngram_probability=0.25), np.random.default_rng(0)
     masked = [masking.sample((words, {}), rng) for _ in range(800)]
-    whole = [copy for copy in masked if len(copy) == len(words)]
-    assert 0.2 < 1 - len(whole) / len(masked) < 0.3
-    assert 0.08 < sum(copy.count("[MASK]") for copy in whole) / (len(words) * len(whole)) < 0.12
+    full_length = [copy for copy in masked if len(copy) == len(words)]
+    assert 0.2 < 1 - len(full_length) / len(masked) < 0.3
+    assert 0.08 < sum(copy.count("[MASK]") for copy in full_length) / (len(words) * len(full_length)) < 0.12
     assert max(len(copy) for copy in masked if len(copy) < len(words)) == 5
-    check_the_command(workspace, capsys)
+    check_augment_command(workspace, capsys)
 
 
-def check_the_command(workspace, capsys):
-    """`augment` writes what `distill` reads."""
+def check_augment_command(workspace, capsys):
+    """`distill` reads the examples written by `augment`."""
     vectors = WordVectors([*GOOD, *BAD], torch.randn(8, 4, generator=torch.Generator().manual_seed(0)).numpy())
     model, tokenizer = vectors.to_model("glove")
     model.save_pretrained(workspace.path("vectors"))
@@ -248,12 +248,12 @@ def check_the_command(workspace, capsys):
     assert workspace.run("data augment", *flags, "--rule", "masking", "--overwrite", "--output", output) == 0
     assert "[MASK]" in output.read_text()
     teacher = ["--teacher", workspace.path("teacher"), "--recipe", "bilstm_distilled"]
-    task = [*workspace.files, "--train_file", output, "--num_train_epochs", 1, "--max_length", 24]
-    student = [*workspace.infersent, "--output_dir", workspace.path("augmented")]
+    task = [*workspace.file_flags, "--train_file", output, "--num_train_epochs", 1, "--max_length", 24]
+    student = [*workspace.infersent_flags, "--output_dir", workspace.path("augmented")]
     assert workspace.run("distill sequence-classification", *teacher, *task, *student) == 0
-    opened = Teacher.open(workspace.path("teacher"))
-    headless = opened.load("AutoModelForMaskedLM")
+    saved_teacher = Teacher.open(workspace.path("teacher"))
+    headless = saved_teacher.load("AutoModelForMaskedLM")
     with pytest.raises(CtxError, match=r"no trained masked-LM head: mlm_head"):
-        Substitution(headless, opened.tokenizer, lambda word, number: [])
+        Substitution(headless, saved_teacher.tokenizer, lambda word, number: [])
     with pytest.raises(CtxError, match="cannot replace words"):
-        Substitution(opened.load("AutoModel"), tokenizer, lambda word, number: [])
+        Substitution(saved_teacher.load("AutoModel"), tokenizer, lambda word, number: [])

@@ -1,4 +1,4 @@
-"""Each term of a distillation loss against plain loops over rows without padding, and what cannot be learned."""
+"""Distillation losses against loops over unpadded examples, layer maps, and errors."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -33,123 +33,127 @@ from hf_ctxmodels.layers.lm_loss.cross_entropy import DeferredLogits
 from hf_ctxmodels.layers.lm_loss.kl_divergence import chunked_kl_divergence
 from hf_ctxmodels.training.training_step import count_targets
 
-TOKENS, LABELED = sum(LENGTHS), 1 + 2 + 3 + 1
+NUM_TOKENS, NUM_LABELED = sum(LENGTHS), 1 + 2 + 3 + 1
 
 
-MASKED: list[int] = []
-"""How many scores were masks, for each call of `scores`."""
+NUM_MASKED_SCORES: list[int] = []
+"""Number of scores treated as masked (at most -100), for each call of `attention_scores`."""
 
 
-def each_row(model: Any, row: dict[str, Any]) -> Any:
-    """The output of a row by itself, without padding."""
+def single_output(model: Any, row: dict[str, Any]) -> Any:
     return model(input_ids=row["input_ids"][None], output_hidden_states=True)
 
 
-def scores(model: Any, states: Tensor, layer: int, head: int) -> Tensor:
+def attention_scores(model: Any, states: Tensor, layer: int, head: int) -> Tensor:
     """Scaled products of queries and keys, one pair at a time."""
     attention = model.base_model.layers[layer - 1].attention
     width, size = attention.inner_size, attention.head_dim
     weight, bias = attention.qkv_proj.weight, attention.qkv_proj.bias
-    part = slice(head * size, (head + 1) * size)
-    queries = states @ weight[:width][part].T + bias[:width][part]
-    keys = states @ weight[width : 2 * width][part].T + bias[width : 2 * width][part]
+    head_rows = slice(head * size, (head + 1) * size)
+    queries = states @ weight[:width][head_rows].T + bias[:width][head_rows]
+    keys = states @ weight[width : 2 * width][head_rows].T + bias[width : 2 * width][head_rows]
     products = torch.stack([torch.stack([(query * key).sum() / size**0.5 for key in keys]) for query in queries])
-    MASKED.append(int((products <= -100).sum()))
+    NUM_MASKED_SCORES.append(int((products <= -100).sum()))
     return torch.where(products <= -100, 0.0, products)
 
 
-def kl_divergence(own: Tensor, other: Tensor, temperature: float) -> Tensor:
-    own, other = own.double() / temperature, other.double() / temperature
-    return (other.softmax(-1) * (other.log_softmax(-1) - own.log_softmax(-1))).sum() * temperature**2
+def kl_divergence(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+    student, teacher = student.double() / temperature, teacher.double() / temperature
+    return (teacher.softmax(-1) * (teacher.log_softmax(-1) - student.log_softmax(-1))).sum() * temperature**2
 
 
-def mapped(model: CtxDistillationModel, name: str, states: Tensor) -> Tensor:
+def project(model: CtxDistillationModel, name: str, states: Tensor) -> Tensor:
     return model.projections[name](states) if name in model.projections else states
 
 
-PAIRS = {"uniform": [(0, 0), (1, 2), (2, 4)], "0:0": [(0, 0)], "skip": [(1, 2)], "1:3,2:1": [(1, 3), (2, 1)]}
-"""Of a student of 2 layers and a teacher of 4."""
+LAYER_PAIRS = {"uniform": [(0, 0), (1, 2), (2, 4)], "0:0": [(0, 0)], "skip": [(1, 2)], "1:3,2:1": [(1, 3), (2, 1)]}
+"""Layer pairs of each layer map, for a student of 2 layers and a teacher of 4."""
 
 
 @dataclass(frozen=True)
-class Loops:
-    """A term by loops: what a row adds to the sum. `own` and `other` are the outputs of both models for the row."""
+class LoopTerms:
+    """Sum of a loss term over one example, by loops. `student` and `teacher` are the outputs of the models."""
 
     model: CtxDistillationModel
     term: Any
 
-    def hidden(self, own: Any, other: Any, row: Any) -> Any:
+    def hidden(self, student: Any, teacher: Any, row: Any) -> Any:
         return sum(
-            (mapped(self.model, self.term.name, own.hidden_states[a]) - other.hidden_states[b]).square().mean(-1).sum()
-            for a, b in PAIRS[self.term.layers]
+            (project(self.model, self.term.name, student.hidden_states[a]) - teacher.hidden_states[b])
+            .square()
+            .mean(-1)
+            .sum()
+            for a, b in LAYER_PAIRS[self.term.layers]
         )
 
     embeddings = hidden
 
-    def patient(self, own: Any, other: Any, row: Any) -> Any:
+    def patient(self, student: Any, teacher: Any, row: Any) -> Any:
         units = [
-            (F.normalize(own.hidden_states[a][0, 0], dim=0), F.normalize(other.hidden_states[b][0, 0], dim=0))
-            for a, b in PAIRS[self.term.layers]
+            (F.normalize(student.hidden_states[a][0, 0], dim=0), F.normalize(teacher.hidden_states[b][0, 0], dim=0))
+            for a, b in LAYER_PAIRS[self.term.layers]
         ]
         return torch.stack([a - b for a, b in units]).square().mean()
 
-    def attention(self, own: Any, other: Any, row: Any) -> Any:
+    def attention(self, student: Any, teacher: Any, row: Any) -> Any:
         total: Any = 0.0
         for a, b in [(1, 2), (2, 4)]:
             for head in range(2):
-                student_scores = scores(self.model.student, own.hidden_states[a - 1][0], a, head)
-                teacher_scores = scores(self.model.teacher, other.hidden_states[b - 1][0], b, head)
+                student_scores = attention_scores(self.model.student, student.hidden_states[a - 1][0], a, head)
+                teacher_scores = attention_scores(self.model.teacher, teacher.hidden_states[b - 1][0], b, head)
                 total = total + (student_scores - teacher_scores).square().mean(1).sum() / 2
         return total
 
-    def predicted(self, output: Any, row: Any) -> Any:
+    def predictions(self, output: Any, row: Any) -> Any:
         """The row's logits: (1, classes), or for a tagger (labeled tokens, classes)."""
         logits = output.logits
         if logits.dim() == 2:
             return logits
         return logits[0] if logits.shape[-1] == VOCABULARY else logits[0][row["labels"] != IGNORE_INDEX]
 
-    def soft_targets(self, own: Any, other: Any, row: Any) -> Any:
-        where = row["labels"] != IGNORE_INDEX if self.term.masked_only else slice(None)  # of text alone
-        return kl_divergence(self.predicted(own, row)[where], self.predicted(other, row)[where], self.term.temperature)
+    def soft_targets(self, student: Any, teacher: Any, row: Any) -> Any:
+        positions = row["labels"] != IGNORE_INDEX if self.term.masked_only else slice(None)  # text only
+        return kl_divergence(
+            self.predictions(student, row)[positions], self.predictions(teacher, row)[positions], self.term.temperature
+        )
 
-    def hard_targets(self, own: Any, other: Any, row: Any) -> Any:
-        if own.logits.dim() == 2:
-            return F.cross_entropy(own.logits, torch.tensor([row["class"]]))
-        labels = row["labels"] if own.logits.shape[-1] == VOCABULARY else tags(row)
-        return F.cross_entropy(own.logits[0], labels, reduction="sum")
+    def hard_targets(self, student: Any, teacher: Any, row: Any) -> Any:
+        if student.logits.dim() == 2:
+            return F.cross_entropy(student.logits, torch.tensor([row["class"]]))
+        labels = row["labels"] if student.logits.shape[-1] == VOCABULARY else tags(row)
+        return F.cross_entropy(student.logits[0], labels, reduction="sum")
 
-    def logits(self, own: Any, other: Any, row: Any) -> Any:
-        return (self.predicted(own, row) - self.predicted(other, row)).square().mean(-1).sum()
+    def logits(self, student: Any, teacher: Any, row: Any) -> Any:
+        return (self.predictions(student, row) - self.predictions(teacher, row)).square().mean(-1).sum()
 
-    def soft_classes(self, own: Any, other: Any, row: Any) -> Any:
-        own, other = self.predicted(own, row), self.predicted(other, row)
-        return -(other.softmax(-1) * own.log_softmax(-1)).mean(-1).sum()
+    def soft_classes(self, student: Any, teacher: Any, row: Any) -> Any:
+        student, teacher = self.predictions(student, row), self.predictions(teacher, row)
+        return -(teacher.softmax(-1) * student.log_softmax(-1)).mean(-1).sum()
 
-    def sentences(self, own: Any, other: Any, row: Any) -> Any:
-        vector = mapped(self.model, self.term.name, own.hidden_states[-1][0].mean(0))
-        target = other.hidden_states[-1][0].mean(0)
+    def sentences(self, student: Any, teacher: Any, row: Any) -> Any:
+        vector = project(self.model, self.term.name, student.hidden_states[-1][0].mean(0))
+        target = teacher.hidden_states[-1][0].mean(0)
         if self.term.distance == "mse":
             return (vector - target).square().mean()
         return 1 - F.cosine_similarity(vector, target, dim=0)
 
-    def cosine(self, own: Any, other: Any, row: Any) -> Any:
-        return (1 - F.cosine_similarity(own.hidden_states[-1][0], other.hidden_states[-1][0], dim=-1)).sum()
+    def cosine(self, student: Any, teacher: Any, row: Any) -> Any:
+        return (1 - F.cosine_similarity(student.hidden_states[-1][0], teacher.hidden_states[-1][0], dim=-1)).sum()
 
 
-def oracle(model: CtxDistillationModel, term: DistillationLoss, rows: list[dict[str, Any]], kind: str) -> Any:
+def reference_loss(model: CtxDistillationModel, term: DistillationLoss, rows: list[dict[str, Any]], task: str) -> Any:
     """The sum over rows divided by the number of targets."""
-    of_predictions = term.inputs == "predictions"
-    labeled = isinstance(term, HardTargetLoss) or getattr(term, "masked_only", False)
-    labeled = labeled or (kind == "tags" and of_predictions)
-    once_a_row = isinstance(term, (PatientLoss, SentenceVectorLoss)) or (kind == "rows" and of_predictions)
+    uses_predictions = term.inputs == "predictions"
+    counts_labels = isinstance(term, HardTargetLoss) or getattr(term, "masked_only", False)
+    counts_labels = counts_labels or (task == "tags" and uses_predictions)
+    counts_rows = isinstance(term, (PatientLoss, SentenceVectorLoss)) or (task == "rows" and uses_predictions)
     total: Any = 0.0
     for row in rows:
         with torch.no_grad():
-            other = each_row(model.teacher, row)
-        loop = getattr(Loops(model, term), term.name.replace("-", "_"))
-        total = total + loop(each_row(model.student, row), other, row)
-    return total / (len(rows) if once_a_row else LABELED if labeled else TOKENS)
+            teacher_output = single_output(model.teacher, row)
+        row_loss = getattr(LoopTerms(model, term), term.name.replace("-", "_"))
+        total = total + row_loss(single_output(model.student, row), teacher_output, row)
+    return total / (len(rows) if counts_rows else NUM_LABELED if counts_labels else NUM_TOKENS)
 
 
 MASKED_LM_LOSSES = [
@@ -161,112 +165,112 @@ MASKED_LM_LOSSES = [
 TASK_LOSSES = [SoftTargetLoss(temperature=5.0), HardTargetLoss(), LogitLoss(), SoftClassLoss()]
 CLASSIFIER_LOSSES = [*TASK_LOSSES, PatientLoss(), CosineLoss(), SentenceVectorLoss()]
 TAGGER_LOSSES = [*TASK_LOSSES, HiddenStateLoss()]
-KINDS = [
+TASKS = [
     (new_model, "text", MASKED_LM_LOSSES),
     (classifier, "rows", CLASSIFIER_LOSSES),
     (tagger, "tags", TAGGER_LOSSES),
 ]
 
 
-def test_each_term_and_its_gradients_are_those_of_plain_loops(subtests):
+def test_losses_and_gradients_equal_loops(subtests):
     rows = features()
     rows[0]["labels"][:] = IGNORE_INDEX
     rows[0]["labels"][2] = rows[0]["input_ids"][2]
-    for make, kind, terms in KINDS:
+    for build, task, terms in TASKS:
         for term in terms:
             for narrow in (False, True):
                 if narrow and not (isinstance(term, (HiddenStateLoss, SentenceVectorLoss)) and term.projection):
                     continue
-                with subtests.test(term=str(term), kind=kind, narrow=narrow):
-                    width = {"hidden_size": 4} if narrow else {}
-                    student, teacher = make(2, **width), make(4, seed=1)
-                    for block in teacher.base_model.layers[:2]:  # scores below -100, which count as 0
-                        block.attention.qkv_proj.weight.data *= 12
+                with subtests.test(term=str(term), task=task, narrow=narrow):
+                    sizes = {"hidden_size": 4} if narrow else {}
+                    student, teacher = build(2, **sizes), build(4, seed=1)
+                    for layer in teacher.base_model.layers[:2]:  # some scores are below -100 and count as 0
+                        layer.attention.qkv_proj.weight.data *= 12
                     model = CtxDistillationModel(student, teacher, [term])
-                    output = model(**batch_of(rows, kind))
+                    output = model(**batch_of(rows, task))
                     output.loss.backward()
-                    got = gradients(model)
-                    expected = oracle(model, term, rows, kind)
+                    actual = gradients(model)
+                    expected = reference_loss(model, term, rows, task)
                     expected.backward()
                     assert_close(output.loss.double(), expected.double(), str(term))
-                    assert_close(getattr(output, term.output_name), output.loss, "the term for the log")
+                    assert_close(getattr(output, term.output_name), output.loss, "logged loss")
                     references = gradients(model)
-                    assert got.keys() >= {name for name, gradient in references.items() if gradient.abs().max() > 0}
+                    assert actual.keys() >= {name for name, gradient in references.items() if gradient.abs().max() > 0}
                     for name, gradient in references.items():
-                        assert_close(got.get(name, torch.zeros_like(gradient)), gradient, f"{term} {name}", 2e-5)
-                    assert max(float(gradient.abs().max()) for gradient in got.values()) > 1e-6
-    assert sum(MASKED) > 0, "no score shows the rule for masks"
+                        assert_close(actual.get(name, torch.zeros_like(gradient)), gradient, f"{term} {name}", 2e-5)
+                    assert max(float(gradient.abs().max()) for gradient in actual.values()) > 1e-6
+    assert sum(NUM_MASKED_SCORES) > 0, "no score was masked"
 
 
-def test_the_divergence_in_chunks_is_that_of_whole_logits(monkeypatch, subtests):
+def test_chunked_kl_divergence_matches_dense(monkeypatch, subtests):
     generator = torch.Generator().manual_seed(0)
-    rows, others = (torch.randn(9, width, generator=generator) for width in (4, 6))
+    x, y = (torch.randn(9, width, generator=generator) for width in (4, 6))
     student, teacher = nn.Linear(4, VOCABULARY), nn.Linear(6, VOCABULARY, bias=False)
 
-    def chunked_gradients(own: nn.Module, temperature: float) -> list[Tensor]:
-        leaf = rows.clone().requires_grad_()
-        total = chunked_kl_divergence(DeferredLogits(leaf, own), DeferredLogits(others, teacher), temperature)
-        parameters = [leaf, *own.parameters()]
+    def chunked_gradients(layer: nn.Module, temperature: float) -> list[Tensor]:
+        leaf = x.clone().requires_grad_()
+        total = chunked_kl_divergence(DeferredLogits(leaf, layer), DeferredLogits(y, teacher), temperature)
+        parameters = [leaf, *layer.parameters()]
         return [total.detach(), *torch.autograd.grad(total * 3, parameters)]
 
     for temperature in (1.0, 2.0):
-        leaf = rows.clone().requires_grad_()
+        leaf = x.clone().requires_grad_()
         expected = F.kl_div(
-            (student(leaf) / temperature).log_softmax(-1), (teacher(others) / temperature).softmax(-1), reduction="sum"
+            (student(leaf) / temperature).log_softmax(-1), (teacher(y) / temperature).softmax(-1), reduction="sum"
         )
         expected = expected * temperature**2
         references = [expected.detach(), *torch.autograd.grad(expected * 3, [leaf, *student.parameters()])]
-        for rows_at_once in (1, 4, 9):
-            with subtests.test(temperature=temperature, rows=rows_at_once):
-                monkeypatch.setattr(chunked, "CHUNK_ELEMENTS", rows_at_once * VOCABULARY)
-                for got, right in zip(chunked_gradients(student, temperature), references, strict=True):
-                    assert_close(got, right)
-        with subtests.test(temperature=temperature, rows="a map that is called"):
-            hooked = nn.Linear(4, VOCABULARY)
-            hooked.load_state_dict(student.state_dict())
-            hooked.register_forward_hook(lambda *_: None)
-            for got, right in zip(chunked_gradients(hooked, temperature), references, strict=True):
-                assert_close(got, right)
+        for chunk_rows in (1, 4, 9):
+            with subtests.test(temperature=temperature, rows=chunk_rows):
+                monkeypatch.setattr(chunked, "CHUNK_ELEMENTS", chunk_rows * VOCABULARY)
+                for actual, reference in zip(chunked_gradients(student, temperature), references, strict=True):
+                    assert_close(actual, reference)
+        with subtests.test(temperature=temperature, rows="layer with a hook"):
+            hooked_layer = nn.Linear(4, VOCABULARY)
+            hooked_layer.load_state_dict(student.state_dict())
+            hooked_layer.register_forward_hook(lambda *_: None)
+            for actual, reference in zip(chunked_gradients(hooked_layer, temperature), references, strict=True):
+                assert_close(actual, reference)
     assert all(parameter.grad is None for parameter in teacher.parameters())
 
 
-def test_one_batch_of_four_is_two_of_two(subtests):
+def test_micro_batches_equal_one_batch(subtests):
     rows = features()
-    for make, kind, terms in KINDS:
+    for build, task, terms in TASKS:
         for term in terms:
-            with subtests.test(term=str(term), kind=kind):
+            with subtests.test(term=str(term), task=task):
                 model = CtxDistillationModel(
-                    make(2), make(4, seed=1), [HardTargetLoss(), term][isinstance(term, HardTargetLoss) :]
+                    build(2), build(4, seed=1), [HardTargetLoss(), term][isinstance(term, HardTargetLoss) :]
                 )
-                model(**batch_of(rows, kind)).loss.backward()
-                whole = gradients(model)
-                parts = [batch_of(rows[:1], kind), batch_of(rows[1:], kind)]
-                counted = dict(zip(model.loss_targets, count_targets(parts, model.loss_targets).tolist(), strict=True))
-                for part in parts:
-                    model(**part, num_items_in_batch=counted).loss.backward()
+                model(**batch_of(rows, task)).loss.backward()
+                expected = gradients(model)
+                batches = [batch_of(rows[:1], task), batch_of(rows[1:], task)]
+                counts = dict(zip(model.loss_targets, count_targets(batches, model.loss_targets).tolist(), strict=True))
+                for batch in batches:
+                    model(**batch, num_items_in_batch=counts).loss.backward()
                 for name, gradient in gradients(model).items():
-                    assert_close(gradient, whole[name], name)
+                    assert_close(gradient, expected[name], name)
 
 
-def test_layer_maps(subtests):
-    for first in (0, 1):
+def test_parse_layer_map(subtests):
+    for first_layer in (0, 1):
         expected = {
-            ("uniform", 3, 6): ((0, 0), (1, 2), (2, 4), (3, 6))[first:],
+            ("uniform", 3, 6): ((0, 0), (1, 2), (2, 4), (3, 6))[first_layer:],
             ("skip", 6, 12): ((1, 2), (2, 4), (3, 6), (4, 8), (5, 10)),
             ("last", 6, 12): ((1, 7), (2, 8), (3, 9), (4, 10), (5, 11)),
             ("2:1,1:5", 2, 5): ((2, 1), (1, 5)),
         }
         for (text, student, teacher), pairs in expected.items():
-            with subtests.test(text, first_layer=first):
-                assert parse_layer_map(text, student, teacher, first_layer=first) == pairs
-    wrong = {"uniform": "multiple", "1:6": "layer 6 of the teacher", "3:1": "layer 3 of the student", "0:1": "layer 0"}
-    wrong |= dict.fromkeys(("", "1", "1:2;2:3", "-1:2", "first"), "not a layer map")
-    for text, message in wrong.items():
+            with subtests.test(text, first_layer=first_layer):
+                assert parse_layer_map(text, student, teacher, first_layer=first_layer) == pairs
+    errors = {"uniform": "multiple", "1:6": "layer 6 of the teacher", "3:1": "layer 3 of the student", "0:1": "layer 0"}
+    errors |= dict.fromkeys(("", "1", "1:2;2:3", "-1:2", "first"), "not a layer map")
+    for text, message in errors.items():
         with subtests.test(text), pytest.raises(CtxError, match=message):
             parse_layer_map(text, 2, 5, first_layer=1)
 
 
-def test_what_cannot_be_learned_is_explained(subtests):
+def test_invalid_distillation_raises(subtests):
     teacher, student = new_model(4, seed=1), new_model(2)
     narrow, wide_vocabulary = new_model(2, hidden_size=4), new_model(2, vocab_size=24)
     untrained = classifier(4, seed=1)
@@ -280,9 +284,9 @@ def test_what_cannot_be_learned_is_explained(subtests):
         "twice": (student, teacher, [CosineLoss(), CosineLoss(weight=2.0)], "occurs twice"),
         "itself": (teacher, teacher, [CosineLoss()], "same model"),
         "width": (narrow, teacher, [CosineLoss()], "width 4.*width 8"),
-        "width of patience": (narrow, teacher, [PatientLoss()], "width 4"),
+        "width of patient loss": (narrow, teacher, [PatientLoss()], "width 4"),
         "no projection": (narrow, teacher, [HiddenStateLoss(projection=False)], "width 4.*width 8"),
-        "no projection of sentences": (narrow, teacher, [SentenceVectorLoss(projection=False)], "width 4.*width 8"),
+        "sentences not projected": (narrow, teacher, [SentenceVectorLoss(projection=False)], "width 4.*width 8"),
         "vocabulary": (wide_vocabulary, teacher, [SoftTargetLoss()], "24 classes, the teacher 23 .vocab_size"),
         "another family's vocabulary": (albert, teacher, [SoftTargetLoss()], "vocab_size"),
         "heads": (four_heads, teacher, [AttentionScoreLoss()], "4 attention heads, the teacher 2"),
@@ -293,16 +297,16 @@ def test_what_cannot_be_learned_is_explained(subtests):
         "a tagger's teacher": (tagger(2), classifier(4), [SoftClassLoss()], "no trained head"),
         "no head of the student": (CtxBertModel(student.config), teacher, [HardTargetLoss()], "has no loss"),
         "masked LM without classes": (student, teacher, [SoftClassLoss()], "no predictions"),
-        "beyond": (student, teacher, [HiddenStateLoss(layers="1:5")], "layer 5 of the teacher"),
+        "layer out of range": (student, teacher, [HiddenStateLoss(layers="1:5")], "layer 5 of the teacher"),
         "one layer": (new_model(1), teacher, [PatientLoss()], "empty"),
     }
-    for name, (own, other, terms, message) in cases.items():
+    for name, (student_model, teacher_model, terms, message) in cases.items():
         with subtests.test(name), pytest.raises(CtxError, match=message):
-            CtxDistillationModel(own, other, terms)
+            CtxDistillationModel(student_model, teacher_model, terms)
     batch = batch_of(features())
-    other_ids = {"teacher_input_ids": batch["input_ids"], "teacher_attention_mask": batch["attention_mask"]}
-    with subtests.test("tokens of two tokenizers"), pytest.raises(CtxError, match="compare tokens"):
-        CtxDistillationModel(student, teacher, [CosineLoss()])(**batch, **other_ids)
+    teacher_inputs = {"teacher_input_ids": batch["input_ids"], "teacher_attention_mask": batch["attention_mask"]}
+    with subtests.test("different tokenizers"), pytest.raises(CtxError, match="compare tokens"):
+        CtxDistillationModel(student, teacher, [CosineLoss()])(**batch, **teacher_inputs)
     with subtests.test("no labels"), pytest.raises(CtxError, match="needs labels"):
         CtxDistillationModel(student, teacher, [HardTargetLoss()])(input_ids=batch["input_ids"])
     for texts, message in (

@@ -1,4 +1,4 @@
-"""A student that learns: the teacher stays as it is, the student is saved alone, and runs go on exactly."""
+"""Distillation models: frozen teacher, saved student, resumed runs, `Trainer`, and DistilBERT checkpoints."""
 
 import json
 from pathlib import Path
@@ -35,177 +35,180 @@ from hf_ctxmodels.training.trainer import CtxTrainer
 from hf_ctxmodels.training.training_log import read_log
 from hf_ctxmodels.training.training_step import EpochIndexed
 
-TERMS = [SoftTargetLoss(weight=5.0), HardTargetLoss(weight=2.0), HiddenStateLoss()]
+LOSSES = [SoftTargetLoss(weight=5.0), HardTargetLoss(weight=2.0), HiddenStateLoss()]
 ROWS = [row for seed in range(4) for row in features(seed)]
 
 
-def taught(dropout: float = 0.0) -> CtxDistillationModel:
-    return CtxDistillationModel(new_model(2, hidden_size=4, dropout=dropout), new_model(4, seed=1, dropout=0.5), TERMS)
+def distillation_model(dropout: float = 0.0) -> CtxDistillationModel:
+    return CtxDistillationModel(new_model(2, hidden_size=4, dropout=dropout), new_model(4, seed=1, dropout=0.5), LOSSES)
 
 
-def by_loop(model: CtxDistillationModel, folder: Path, steps: int, **more: Any) -> list[dict[str, float]]:
-    fixed: dict[str, Any] = {"per_device_batch_size": 4, "learning_rate": 1e-2, "lr_scheduler": "constant"}
-    fixed |= {"logging_steps": 1, "save_steps": 2, "dataloader_workers": 0}
-    options = LoopArguments(output_dir=str(folder), max_steps=steps, **{**fixed, **more})
+def train(model: CtxDistillationModel, folder: Path, steps: int, **overrides: Any) -> list[dict[str, float]]:
+    defaults: dict[str, Any] = {"per_device_batch_size": 4, "learning_rate": 1e-2, "lr_scheduler": "constant"}
+    defaults |= {"logging_steps": 1, "save_steps": 2, "dataloader_workers": 0}
+    options = LoopArguments(output_dir=str(folder), max_steps=steps, **{**defaults, **overrides})
     accelerator = make_accelerator(options)
     TrainingLoop(model, EpochIndexed(ROWS), DistillationCollator(padded), options, accelerator).run()
     return read_log(folder)
 
 
-def same_weights(first: Any, second: Any) -> bool:
+def have_same_weights(first: Any, second: Any) -> bool:
     pairs = zip(first.state_dict().items(), second.state_dict().items(), strict=True)
     return all(a == b and torch.equal(x, y) for (a, x), (b, y) in pairs)
 
 
-def test_the_teacher_is_as_it_was_and_the_student_is_saved_alone(tmp_path):
-    model = taught(dropout=0.2)
-    before = {name: tensor.clone() for name, tensor in model.teacher.state_dict().items()}
-    start = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    by_loop(model, tmp_path, 4)
+def test_only_student_is_trained_and_saved(tmp_path):
+    model = distillation_model(dropout=0.2)
+    teacher_weights = {name: tensor.clone() for name, tensor in model.teacher.state_dict().items()}
+    initial = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    train(model, tmp_path, 4)
     teacher = model.teacher
-    assert all(torch.equal(tensor, before[name]) for name, tensor in teacher.state_dict().items())
+    assert all(torch.equal(tensor, teacher_weights[name]) for name, tensor in teacher.state_dict().items())
     assert not any(parameter.requires_grad or parameter.grad is not None for parameter in teacher.parameters())
     assert not any(module.training for module in teacher.modules())
     assert teacher not in list(model.modules())
-    assert not any(torch.equal(p, start[name]) for name, p in model.named_parameters()), "all others are trained"
+    assert not any(torch.equal(p, initial[name]) for name, p in model.named_parameters()), "untrained student weight"
     saved, report = AutoModelForMaskedLM.from_pretrained(tmp_path, output_loading_info=True)
     assert type(saved) is CtxBertForMaskedLM
     assert not any(report.values())
-    assert same_weights(saved, model.student)
+    assert have_same_weights(saved, model.student)
     assert json.loads((tmp_path / "config.json").read_text())["architectures"] == ["CtxBertForMaskedLM"]
     projections = load_file(tmp_path / PROJECTIONS_FILE)
     assert all(torch.equal(tensor, projections[name]) for name, tensor in model.projections.state_dict().items())
     assert model.num_parameters() == saved.num_parameters()
 
 
-def test_a_resumed_run_is_an_uninterrupted_one(tmp_path):
-    whole, part = taught(dropout=0.2), taught(dropout=0.2)
-    log = by_loop(whole, tmp_path / "whole", 4)
-    by_loop(part, tmp_path / "part", 2)
-    gone_on = taught(dropout=0.2)
-    resumed = by_loop(gone_on, tmp_path / "part", 4, resume=True)
-    assert [row["loss"] for row in resumed] == [row["loss"] for row in log]
-    assert {"soft_targets_loss", "hard_targets_loss", "hidden_loss"} < log[0].keys()
-    assert same_weights(whole, gone_on)
+def test_resumed_run_equals_uninterrupted_run(tmp_path):
+    uninterrupted, interrupted = distillation_model(dropout=0.2), distillation_model(dropout=0.2)
+    expected_log = train(uninterrupted, tmp_path / "whole", 4)
+    train(interrupted, tmp_path / "part", 2)
+    resumed = distillation_model(dropout=0.2)
+    resumed_log = train(resumed, tmp_path / "part", 4, resume=True)
+    assert [row["loss"] for row in resumed_log] == [row["loss"] for row in expected_log]
+    assert {"soft_targets_loss", "hard_targets_loss", "hidden_loss"} < expected_log[0].keys()
+    assert have_same_weights(uninterrupted, resumed)
     for name in (PROJECTIONS_FILE, "model.safetensors"):
         (tmp_path / "part" / "checkpoint-4" / name).rename(tmp_path / name)
     (tmp_path / PROJECTIONS_FILE).unlink()
     with pytest.raises(CtxError, match="projections are missing"):
-        taught().load_saved_weights(tmp_path)
+        distillation_model().load_saved_weights(tmp_path)
 
 
-def test_accumulated_steps_are_those_of_one_batch(tmp_path):
-    """By plain SGD: Adam makes steps of what is rounding, as in the biases of keys."""
-    whole, parts = taught(), taught()
-    by_loop(whole, tmp_path / "whole", 2, optimizer="sgd")
-    by_loop(parts, tmp_path / "parts", 2, optimizer="sgd", per_device_batch_size=1, gradient_accumulation_steps=4)
-    for name, tensor in parts.state_dict().items():
-        assert_close(tensor, whole.state_dict()[name], name, 1e-5)
+def test_gradient_accumulation_equals_full_batch(tmp_path):
+    """With SGD: Adam amplifies rounding errors of zero gradients, such as those of key biases."""
+    full_batch, accumulated = distillation_model(), distillation_model()
+    train(full_batch, tmp_path / "whole", 2, optimizer="sgd")
+    train(accumulated, tmp_path / "parts", 2, optimizer="sgd", per_device_batch_size=1, gradient_accumulation_steps=4)
+    for name, tensor in accumulated.state_dict().items():
+        assert_close(tensor, full_batch.state_dict()[name], name, 1e-5)
 
 
-def test_trainer_trains_saves_and_resumes_a_student(tmp_path):
-    def trainer(model: CtxDistillationModel, folder: str, kind: type = Trainer, batch: int = 4, **more: Any) -> Any:
+def test_trainer_trains_saves_and_resumes_student(tmp_path):
+    def trainer(model: CtxDistillationModel, folder: str, cls: type = Trainer, batch: int = 4, **kwargs: Any) -> Any:
         sizes = {"per_device_train_batch_size": batch, "gradient_accumulation_steps": 4 // batch}
-        schedule = {"max_steps": 2, "learning_rate": 1e-2, "lr_scheduler_type": "constant", "optim": "sgd", **more}
+        schedule = {"max_steps": 2, "learning_rate": 1e-2, "lr_scheduler_type": "constant", "optim": "sgd", **kwargs}
         saving = {"save_strategy": "steps", "save_steps": 1, "remove_unused_columns": False}
         options = trainer_arguments(tmp_path / folder, **sizes, **schedule, **saving)
-        return kind(model, options, data_collator=DistillationCollator(padded), train_dataset=ROWS)
+        return cls(model, options, data_collator=DistillationCollator(padded), train_dataset=ROWS)
 
-    plain, exact, accumulated = (taught() for _ in range(3))
-    trainer(plain, "plain", optim="adamw_torch").train()
-    trainer(exact, "exact").train()
-    trainer(accumulated, "accumulated", CtxTrainer, batch=1).train()
-    for name, tensor in accumulated.state_dict().items():
-        assert_close(tensor, exact.state_dict()[name], name, 1e-5)
+    adamw_model, sgd_model, accumulated_model = (distillation_model() for _ in range(3))
+    trainer(adamw_model, "plain", optim="adamw_torch").train()
+    trainer(sgd_model, "exact").train()
+    trainer(accumulated_model, "accumulated", CtxTrainer, batch=1).train()
+    for name, tensor in accumulated_model.state_dict().items():
+        assert_close(tensor, sgd_model.state_dict()[name], name, 1e-5)
     saved, report = AutoModelForMaskedLM.from_pretrained(tmp_path / "plain" / "checkpoint-2", output_loading_info=True)
     assert not any(report.values())
-    assert same_weights(saved, plain.student)
-    resumed = taught()
+    assert have_same_weights(saved, adamw_model.student)
+    resumed_model = distillation_model()
     checkpoint = tmp_path / "plain" / "checkpoint-1"
-    assert resumed.load_projections(checkpoint)
-    trainer(resumed, "plain", optim="adamw_torch").train(resume_from_checkpoint=str(checkpoint))
-    assert same_weights(resumed, plain)
+    assert resumed_model.load_projections(checkpoint)
+    trainer(resumed_model, "plain", optim="adamw_torch").train(resume_from_checkpoint=str(checkpoint))
+    assert have_same_weights(resumed_model, adamw_model)
 
 
-def test_evaluation_is_the_students_own_and_each_model_reads_its_own_tokens():
-    model = taught().eval()
+def test_evaluation_loss_and_separate_teacher_inputs():
+    model = distillation_model().eval()
     batch = padded(features())
     with torch.no_grad():
-        own, through = model.student(**batch), model(**batch)
-        measured = model(**batch_of(features()))
-    assert torch.equal(own.loss, through.loss)
-    assert torch.equal(own.logits, through.logits)
-    assert measured.soft_targets_loss > 0
-    assert_close(measured.hard_targets_loss, own.loss)
+        student_output, distillation_output = model.student(**batch), model(**batch)
+        counted_output = model(**batch_of(features()))
+    assert torch.equal(student_output.loss, distillation_output.loss)
+    assert torch.equal(student_output.logits, distillation_output.logits)
+    assert counted_output.soft_targets_loss > 0
+    assert_close(counted_output.hard_targets_loss, student_output.loss)
     with pytest.raises(CtxError, match="needs input_ids"):
         model.train()(inputs_embeds=torch.zeros(1, 3, 8))
     with pytest.raises(CtxError, match="not a list of losses"):
         CtxDistillationModel(model.student, model.teacher, ["soft-targets"])
 
-    # a teacher with another vocabulary, by its own inputs, whose lengths differ from the student's
+    # a teacher with another vocabulary and separate inputs, whose lengths differ from the student's
     student, teacher = classifier(2), classifier(4, seed=1, vocab_size=VOCABULARY + 9)
     rows = features()
-    others = [{**row, "input_ids": torch.cat([row["input_ids"] + 9, row["input_ids"][:1]])} for row in rows]
+    teacher_rows = [{**row, "input_ids": torch.cat([row["input_ids"] + 9, row["input_ids"][:1]])} for row in rows]
     collate = DistillationCollator(
         lambda rows: padded(rows, "rows"),
         lambda rows: {name: value for name, value in padded(rows, "rows").items() if name != "labels"},
     )
     batch = collate(
-        [{**row, **{f"teacher_{name}": value for name, value in other.items()}} for row, other in zip(rows, others)]
+        [
+            {**row, **{f"teacher_{name}": value for name, value in teacher_row.items()}}
+            for row, teacher_row in zip(rows, teacher_rows)
+        ]
     )
     loss = CtxDistillationModel(student, teacher, [LogitLoss()])(**batch).loss
     with torch.no_grad():
-        wanted = torch.cat([teacher(input_ids=row["input_ids"][None]).logits for row in others])
-    own = torch.cat([student(input_ids=row["input_ids"][None]).logits for row in rows])
-    assert_close(loss, (own - wanted).square().mean())
+        teacher_logits = torch.cat([teacher(input_ids=row["input_ids"][None]).logits for row in teacher_rows])
+    student_output = torch.cat([student(input_ids=row["input_ids"][None]).logits for row in rows])
+    assert_close(loss, (student_output - teacher_logits).square().mean())
 
 
-def test_a_student_of_some_layers_is_exported_as_distilbert(tmp_path):
+def test_student_of_copied_layers_exports_to_distilbert(tmp_path):
     teacher = new_model(4, seed=1)
     rng = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for parameter in teacher.parameters():  # norms and biases too, which start alike
+        for parameter in teacher.parameters():  # also norms and biases, which are initialized as constants
             parameter.add_(0.3 * torch.randn(parameter.shape, generator=rng))
     student = new_model(2, type_vocab_size=0)
     copy_layers(student, teacher, [0, 3])
-    for own, number in zip(student.bert.layers, (0, 3), strict=True):
-        assert same_weights(own, teacher.bert.layers[number])
+    for student_layer, number in zip(student.bert.layers, (0, 3), strict=True):
+        assert have_same_weights(student_layer, teacher.bert.layers[number])
     CtxDistillationModel(student, teacher, [CosineLoss()]).student.export_reference(tmp_path / "mlm")
     encoder = CtxBertModel(student.config, add_pooling_layer=False)
     encoder.load_state_dict(student.bert.state_dict())
     encoder.export_reference(tmp_path / "base")
     batch = {name: value for name, value in padded(features()).items() if name != "labels"}
-    tokens = batch["attention_mask"] == 1
-    for kind, converted, folder, field in (
+    is_token = batch["attention_mask"] == 1
+    for reference_class, converted, folder, field in (
         (DistilBertForMaskedLM, student, "mlm", "logits"),
         (DistilBertModel, encoder, "base", "last_hidden_state"),
     ):
-        reference, report = kind.from_pretrained(tmp_path / folder, output_loading_info=True)
+        reference, report = reference_class.from_pretrained(tmp_path / folder, output_loading_info=True)
         assert not any(report.values()), report
         assert reference.num_parameters() == converted.num_parameters()
         assert torch.equal(reference.get_input_embeddings().weight, converted.get_input_embeddings().weight)
         with torch.no_grad():
             segments = torch.ones_like(batch["input_ids"])
-            got = getattr(converted.eval()(**batch, token_type_ids=segments), field)
-            assert_close(got[tokens], getattr(reference.eval()(**batch), field)[tokens], folder, 1e-6)
-    for refused, message in (
+            actual = getattr(converted.eval()(**batch, token_type_ids=segments), field)
+            assert_close(actual[is_token], getattr(reference.eval()(**batch), field)[is_token], folder, 1e-6)
+    for unsupported, message in (
         (classifier(2, type_vocab_size=0), "does not support the head"),
         (CtxBertModel(student.config), "no pooler"),
         (new_model(2, type_vocab_size=0, layer_norm_eps=1e-5), "layer_norm_eps"),
     ):
         with pytest.raises(CtxError, match=message):
-            refused.export_reference(tmp_path / "refused")
+            unsupported.export_reference(tmp_path / "refused")
     with pytest.raises(CtxError, match="different shapes"):
         copy_layers(new_model(2, hidden_size=4), teacher, [0, 1])
 
 
-def test_distilbert_of_transformers_is_opened(tmp_path, subtests):
-    """As a BERT without segments, with the same outputs; heads of another function are refused."""
+def test_transformers_distilbert_loads_as_bert(tmp_path, subtests):
+    """The BERT has no segments and equal outputs; heads with a ReLU classifier raise an error."""
     fields = {"vocab_size": 60, "dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 32, "max_position_embeddings": 32}
     config = transformers.DistilBertConfig(**fields, dropout=0.3, attention_dropout=0.2, activation="relu")
     batch = {"input_ids": torch.randint(5, 60, (3, 9)), "attention_mask": torch.ones(3, 9, dtype=torch.long)}
     batch["attention_mask"][1, 6:] = 0
-    tokens = batch["attention_mask"] == 1
+    is_token = batch["attention_mask"] == 1
     for name in ("ForMaskedLM", "Model", "ForTokenClassification", "ForQuestionAnswering"):
         with subtests.test(name=name):
             torch.manual_seed(0)
@@ -215,17 +218,17 @@ def test_distilbert_of_transformers_is_opened(tmp_path, subtests):
                     parameter.add_(0.3 * torch.randn_like(parameter))
             reference.save_pretrained(tmp_path / name)
             options = {"add_pooling_layer": False} if name == "Model" else {}
-            kind = getattr(hf_ctxmodels, f"CtxBert{name}")
-            converted, report = kind.from_pretrained(tmp_path / name, output_loading_info=True, **options)
+            model_class = getattr(hf_ctxmodels, f"CtxBert{name}")
+            converted, report = model_class.from_pretrained(tmp_path / name, output_loading_info=True, **options)
             assert not any(report.values()), report
             assert (converted.config.type_vocab_size, converted.config.hidden_dropout_prob) == (0, 0.3)
             with torch.no_grad():
                 expected, outputs = reference(**batch), converted(**batch)
             for field in expected:
-                assert_close(outputs[field][tokens], expected[field][tokens], field, 1e-5)
+                assert_close(outputs[field][is_token], expected[field][is_token], field, 1e-5)
             assert type(load_family_config(tmp_path / name)) is type(converted.config)
             converted.save_pretrained(tmp_path / "own")
-            assert torch.equal(kind.from_pretrained(tmp_path / "own", **options)(**batch)[0], outputs[0])
+            assert torch.equal(model_class.from_pretrained(tmp_path / "own", **options)(**batch)[0], outputs[0])
     for name in ("ForSequenceClassification", "ForMultipleChoice"):
         getattr(transformers, f"DistilBert{name}")(config).save_pretrained(tmp_path / name)
         with pytest.raises(CtxError, match="with ReLU"):

@@ -1,4 +1,4 @@
-"""Weights of 8 bits: the product against integers, files of every family, errors, and the command."""
+"""8-bit quantization: integer products, checkpoints of all architectures, errors, and the command."""
 
 import copy
 import json
@@ -28,27 +28,27 @@ from hf_ctxmodels.registry import FAMILIES
 BERT = Case(FAMILIES["bert"], "AutoModelForSequenceClassification")
 
 
-def by_integers(states: Tensor, weight: Tensor, bias: Tensor | None, activations: str) -> Tensor:
-    """The map in whole numbers and double precision, row by row."""
+def integer_linear(states: Tensor, weight: Tensor, bias: Tensor | None, activations: str) -> Tensor:
+    """Linear layer with integer products and double precision scales, row by row."""
     rows = []
-    least, largest = min(0.0, float(states.min())), max(0.0, float(states.max()))
+    minimum, maximum = min(0.0, float(states.min())), max(0.0, float(states.max()))
     for row in states:
-        scale = float(row.abs().max()) / 127 if activations == "token" else (largest - least) / 255
-        zero = 128 if activations == "token" else round(-least / scale)
-        codes = torch.floor(row.float() * (1 / scale) + 0.5 + zero).long()
+        scale = float(row.abs().max()) / 127 if activations == "token" else (maximum - minimum) / 255
+        zero_point = 128 if activations == "token" else round(-minimum / scale)
+        codes = torch.floor(row.float() * (1 / scale) + 0.5 + zero_point).long()
         assert 0 <= int(codes.min()) <= int(codes.max()) <= 255
         outputs = []
-        for out, row_weight in enumerate(weight):
-            step = float(row_weight.abs().max()) / 127
-            product = int(((codes - zero) * (row_weight / step).round().long()).sum())
-            outputs.append(product * scale * step + (0.0 if bias is None else float(bias[out])))
+        for index, row_weight in enumerate(weight):
+            weight_scale = float(row_weight.abs().max()) / 127
+            product = int(((codes - zero_point) * (row_weight / weight_scale).round().long()).sum())
+            outputs.append(product * scale * weight_scale + (0.0 if bias is None else float(bias[index])))
         rows.append(outputs)
     return torch.tensor(rows, dtype=torch.float64)
 
 
 @torch.no_grad()
-def test_maps_multiply_whole_numbers(subtests: pytest.Subtests, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the fast and on the slow path, with all kinds of scales, and a range of the outputs."""
+def test_int8_linear_equals_integer_product(subtests: pytest.Subtests, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the fast and slow path, with all activation scales, and for a range of outputs."""
     torch.manual_seed(0)
     states, weight = torch.randn(9, 24) * torch.logspace(-3, 2, 9)[:, None], torch.randn(17, 24)
     assert modules.HAS_INT8_PRODUCT or not torch.cpu._is_vnni_supported()
@@ -56,51 +56,51 @@ def test_maps_multiply_whole_numbers(subtests: pytest.Subtests, monkeypatch: pyt
         for bias in (None, torch.randn(17)):
             limits = (min(0.0, float(states.min())), float(states.max())) if activations == "static" else None
             module = Int8Linear.from_weight(weight, bias, activations, limits)  # type: ignore[arg-type]
-            expected = by_integers(states, weight, bias, activations)
+            expected = integer_linear(states, weight, bias, activations)
             for fast in {modules.HAS_INT8_PRODUCT, False}:
                 with subtests.test(activations=activations, bias=bias is not None, fast=fast):
                     monkeypatch.setattr(modules, "HAS_INT8_PRODUCT", fast)
                     outputs = module(states)
                     largest = expected.abs().amax(1, keepdim=True) if activations == "token" else expected.abs().max()
-                    share = (outputs - expected).abs() / largest
-                    assert float(share.max()) < 1e-5, share
+                    relative_error = (outputs - expected).abs() / largest
+                    assert float(relative_error.max()) < 1e-5, relative_error
                     torch.testing.assert_close(linear(module, states, 3, 11), outputs[:, 3:11])
                     assert module(states.view(3, 3, 24)).shape == (3, 3, 17)
                     assert module(states[:0]).shape == (0, 17)
             monkeypatch.undo()
     expected = Int8Linear.from_weight(weight, None)(states)
-    with torch.inference_mode():  # whose tensors count no changes
+    with torch.inference_mode():  # inference tensors have no version counter
         torch.testing.assert_close(Int8Linear.from_weight(weight, None)(states), expected)
 
 
 @torch.no_grad()
-def test_codes_of_rows() -> None:
-    """Rows do not depend on each other; zeros, and NaNs stay as they are."""
+def test_row_quantization() -> None:
+    """Rows are quantized independently; zeros and NaNs are preserved."""
     states = torch.randn(300, 700)
     states[3] = 0
     quantized = quantize_tokens(states)
-    alone = torch.cat([quantize_tokens(row[None]).dequantize() for row in states])
-    assert torch.equal(quantized.dequantize(), alone)
-    assert bool(((alone - states).abs() <= 0.5001 * quantized.scale).all())
+    single_rows = torch.cat([quantize_tokens(row[None]).dequantize() for row in states])
+    assert torch.equal(quantized.dequantize(), single_rows)
+    assert bool(((single_rows - states).abs() <= 0.5001 * quantized.scale).all())
     codes, scale = quantize_rows(states)
     assert codes[3].count_nonzero() == 0
     assert scale[3] == 1
     assert bool(((codes * scale[:, None] - states).abs() <= 0.5001 * scale[:, None]).all())
     for activations in ("token", "tensor"):
-        wrong = torch.ones(2, 24)
-        wrong[1, 5] = math.nan
-        outputs = Int8Linear.from_weight(torch.randn(17, 24), None, activations)(wrong)  # type: ignore[arg-type]
+        with_nan = torch.ones(2, 24)
+        with_nan[1, 5] = math.nan
+        outputs = Int8Linear.from_weight(torch.randn(17, 24), None, activations)(with_nan)  # type: ignore[arg-type]
         assert bool(outputs[1].isnan().all()), activations
 
 
 @as_subtests(REPRESENTATIVES)
 @torch.no_grad()
-def test_saved_and_opened(case: Case, tmp_path: Path) -> None:
-    """By its Auto class and as its encoder; near the model, with and without labels, and the same after opening."""
+def test_save_and_reload(case: Case, tmp_path: Path) -> None:
+    """Outputs and loss are close to the float model and equal after reloading; `AutoModel` loads the encoder."""
     model, batch, folder = case.model(), make_batch(case), tmp_path / str(case)
     targets = batch | make_targets(case, batch)
     expected, loss = tensors_of(model(**batch)), float(model(**targets).loss)
-    before = export.stored_bytes(model)
+    full_size = export.stored_bytes(model)
     quantize_model(model, CtxInt8Config())
     outputs = tensors_of(model(**batch))
     for name, value in outputs.items():
@@ -108,18 +108,18 @@ def test_saved_and_opened(case: Case, tmp_path: Path) -> None:
         assert float(cosine) > 0.99, f"{name}: {float(cosine)}"
     assert abs(float(model(**targets).loss) - loss) < 0.1 * max(loss, 1.0)
     model.save_pretrained(folder)
-    opened, report = type(model).from_pretrained(folder, output_loading_info=True)
+    reloaded, report = type(model).from_pretrained(folder, output_loading_info=True)
     assert not any(report.values()), report
-    for name, value in tensors_of(opened(**batch)).items():
+    for name, value in tensors_of(reloaded(**batch)).items():
         assert torch.equal(value, outputs[name]), name
     size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    assert size < before, f"{size} of {before} bytes"  # of these sizes, names and scales are much of the file
+    assert size < full_size, f"{size} of {full_size} bytes"  # names and scales are much of a tiny file
     encoder = AutoModel.from_pretrained(folder)
     assert any(isinstance(module, Int8Linear | Int8Embedding) for module in encoder.modules())
 
 
-def test_sizes() -> None:
-    """Of shapes as they are used: a quarter; tied tables are stored once."""
+def test_compression_ratio() -> None:
+    """About 4 for realistic shapes; tied embeddings are stored once."""
     fields = {"hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 1024}
     for name, head, options in (
         ("bert", "AutoModelForMaskedLM", fields),
@@ -128,40 +128,40 @@ def test_sizes() -> None:
     ):
         family = FAMILIES[name]
         model = family.models[head](family.config(**(family.sizes["tiny"] | options)))
-        before = export.stored_bytes(model)
+        full_size = export.stored_bytes(model)
         quantize_model(model, CtxInt8Config())
-        assert 3.5 < before / export.stored_bytes(model) < 4, f"{name}: {before / export.stored_bytes(model)}"
+        assert 3.5 < full_size / export.stored_bytes(model) < 4, f"{name}: {full_size / export.stored_bytes(model)}"
 
 
 @torch.no_grad()
-def test_other_ways_to_open(tmp_path: Path) -> None:
-    """A plain checkpoint is quantized when it is opened; a new head on a quantized encoder is in single precision;
-    copies act as their model."""
+def test_quantization_when_loading(tmp_path: Path) -> None:
+    """A float checkpoint can be quantized when it is loaded; a new head on a quantized encoder is float32; copies have
+    equal outputs."""
     case = Case(FAMILIES["bert"], "AutoModel")
-    plain, batch = case.model(), make_batch(case)
-    plain.save_pretrained(tmp_path / "plain")
-    opened = AutoModel.from_pretrained(tmp_path / "plain", quantization_config=CtxInt8Config())
-    opened.save_pretrained(tmp_path / "int8")
-    again = AutoModel.from_pretrained(tmp_path / "int8", dtype=torch.bfloat16)
-    assert again.layers[0].feed_forward.up_proj.code_scale.dtype is torch.float32
-    half = copy.deepcopy(plain).bfloat16()  # what has no codes is in single precision, whatever was asked for
-    quantize_model(half, CtxInt8Config())
-    expected = plain(**batch).last_hidden_state
-    real = batch["attention_mask"].bool()
-    for other in (half, again):
-        states = other(**batch).last_hidden_state
+    float_model, batch = case.model(), make_batch(case)
+    float_model.save_pretrained(tmp_path / "plain")
+    quantized = AutoModel.from_pretrained(tmp_path / "plain", quantization_config=CtxInt8Config())
+    quantized.save_pretrained(tmp_path / "int8")
+    reloaded_bf16 = AutoModel.from_pretrained(tmp_path / "int8", dtype=torch.bfloat16)
+    assert reloaded_bf16.layers[0].feed_forward.up_proj.code_scale.dtype is torch.float32
+    quantized_bf16 = copy.deepcopy(float_model).bfloat16()  # unquantized weights become float32, whatever the dtype
+    quantize_model(quantized_bf16, CtxInt8Config())
+    expected = float_model(**batch).last_hidden_state
+    is_token = batch["attention_mask"].bool()
+    for variant in (quantized_bf16, reloaded_bf16):
+        states = variant(**batch).last_hidden_state
         assert states.dtype is torch.float32
-        assert F.cosine_similarity(states[real], expected[real], dim=-1).min() > 0.99
-    reopened = AutoModel.from_pretrained(tmp_path / "int8")
-    for other in (reopened, copy.deepcopy(opened)):
-        assert torch.equal(other(**batch).last_hidden_state, opened(**batch).last_hidden_state)
-    head = AutoModelForSequenceClassification.from_pretrained(tmp_path / "int8", num_labels=40)
-    assert isinstance(head.bert.layers[0].attention.qkv_proj, Int8Linear)
-    assert type(head.classifier) is nn.Linear
-    assert bool(head.classifier.weight.isfinite().all())
+        assert F.cosine_similarity(states[is_token], expected[is_token], dim=-1).min() > 0.99
+    reloaded = AutoModel.from_pretrained(tmp_path / "int8")
+    for variant in (reloaded, copy.deepcopy(quantized)):
+        assert torch.equal(variant(**batch).last_hidden_state, quantized(**batch).last_hidden_state)
+    classifier = AutoModelForSequenceClassification.from_pretrained(tmp_path / "int8", num_labels=40)
+    assert isinstance(classifier.bert.layers[0].attention.qkv_proj, Int8Linear)
+    assert type(classifier.classifier) is nn.Linear
+    assert bool(classifier.classifier.weight.isfinite().all())
 
 
-def test_errors_say_what_to_do(tmp_path: Path) -> None:
+def test_invalid_quantization_raises(tmp_path: Path) -> None:
     model = BERT.model()
     with pytest.raises(CtxError, match=r"no module 'clasifier'"):
         quantize_model(model, CtxInt8Config(skip=["clasifier"]))
@@ -194,28 +194,28 @@ def test_errors_say_what_to_do(tmp_path: Path) -> None:
 
 
 @torch.no_grad()
-def test_many_rows_are_mapped_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only with a scale for each token, which makes the rows independent; the values are the same as in one part."""
+def test_long_inputs_are_computed_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only with one scale per token, which makes rows independent; outputs equal those of a single chunk."""
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1}
     states = torch.randn(70, 16) * torch.logspace(-2, 1, 70)[:, None]
-    for activations, in_parts in (("token", True), ("tensor", False)):
+    for activations, is_chunked in (("token", True), ("tensor", False)):
         model = CtxBertModel(CtxBertConfig(vocab_size=20, **sizes)).eval()
         quantize_model(model, CtxInt8Config(activations=activations))  # type: ignore[arg-type]
-        network, parts = model.layers[0].feed_forward, list[int]()
-        expected = network(states)
+        layer, chunks = model.layers[0].feed_forward, list[int]()
+        expected = layer(states)
         monkeypatch.setattr(cpu_linear, "_CHUNK_ROWS", 32)
-        compute = network.transform
+        compute = layer.transform
         monkeypatch.setattr(
-            network, "transform", lambda rows, compute=compute, parts=parts: parts.append(len(rows)) or compute(rows)
+            layer, "transform", lambda rows, compute=compute, chunks=chunks: chunks.append(len(rows)) or compute(rows)
         )
-        assert torch.equal(network(states), expected)
-        assert parts == ([32, 32, 6] if in_parts else [70])
+        assert torch.equal(layer(states), expected)
+        assert chunks == ([32, 32, 6] if is_chunked else [70])
         monkeypatch.undo()
 
 
 @as_subtests([*REPRESENTATIVES, Case(FAMILIES["word2vec"], "AutoModelForSequenceClassification")])
-def test_no_code_is_trained(case: Case) -> None:
-    """Training raises an error for every quantized model, also one with tables alone; without gradients it runs."""
+def test_training_quantized_model_raises(case: Case) -> None:
+    """Also with quantized embeddings only; the forward pass works without gradients."""
     model, batch = case.model(), make_batch(case)
     quantize_model(model, CtxInt8Config())
     with pytest.raises(CtxError, match="cannot be trained"):
@@ -226,8 +226,8 @@ def test_no_code_is_trained(case: Case) -> None:
 
 @as_subtests([case for case in REPRESENTATIVES if case.is_seq2seq or case.has_choices])
 @torch.no_grad()
-def test_texts_alone_are_read_by_every_head(case: Case) -> None:
-    """As a calibration gives them: with a target where one is written, and as a question's only choice."""
+def test_calibration_inputs_of_all_heads(case: Case) -> None:
+    """Seq2seq models get a target, and multiple-choice models a single choice."""
     batch, names = make_batch(case), ("input_ids", "attention_mask", "token_type_ids")
     texts = {name: batch[name] for name in names if name in batch}
     if case.has_choices:
@@ -237,8 +237,7 @@ def test_texts_alone_are_read_by_every_head(case: Case) -> None:
     assert logits.shape[:2] == ((rows, 1) if case.has_choices else (rows, length + 2))
 
 
-def test_the_command(tmp_path: Path) -> None:
-    """Static scales of a calibration, and errors of its flags."""
+def test_export_int8_command(tmp_path: Path) -> None:
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghij"]
     FAMILIES["bert"].tokenizer(vocab={word: number for number, word in enumerate(words)}).save_pretrained(tmp_path)
     fields = {**FAMILIES["bert"].sizes["tiny"], "vocab_size": len(words), "initializer_range": 0.2}
@@ -248,22 +247,22 @@ def test_the_command(tmp_path: Path) -> None:
     texts.write_text("a b c d\n" * 3, encoding="utf-8")
     output, static = tmp_path / "int8", f"static:file={texts}"
     flags = {"model": tmp_path, "output_dir": output}
-    for wrong, message in (
+    for activations, message in (
         (static, "got 3"),
         ("static", "static needs file"),
         (f"token:file={texts}", "Unknown option 'file'"),
     ):
-        assert message in command_output("export int8", **flags, activations=wrong, fails=True)
+        assert message in command_output("export int8", **flags, activations=activations, fails=True)
     texts.write_text("a b c d e\nf g h\n" * 10, encoding="utf-8")
     assert "times smaller" in command_output("export int8", **flags, activations=static, skip="pooler")
     assert json.loads((output / "config.json").read_text())["quantization_config"]["activations"] == "static"
     model = CtxBertForSequenceClassification.from_pretrained(tmp_path)
-    opened = AutoModelForSequenceClassification.from_pretrained(output)
+    quantized = AutoModelForSequenceClassification.from_pretrained(output)
     batch = {"input_ids": torch.tensor([[2, 5, 6, 7, 3]])}
-    assert F.cosine_similarity(opened(**batch).logits, model(**batch).logits).item() > 0.98
+    assert F.cosine_similarity(quantized(**batch).logits, model(**batch).logits).item() > 0.98
     assert isinstance(CtxBertModel.from_pretrained(output).layers[0].attention.qkv_proj.input_zero_point, Tensor)
     assert "already holds" in command_output("export int8", **flags, fails=True)
     FAMILIES["bert"].models["AutoModelForMultipleChoice"](config).save_pretrained(tmp_path)
     command_output("export int8", "--overwrite", **flags, activations=static)
-    chooser = AutoModelForMultipleChoice.from_pretrained(output)
-    assert float(chooser.bert.pooler.dense.input_scale) > 0
+    multiple_choice_model = AutoModelForMultipleChoice.from_pretrained(output)
+    assert float(multiple_choice_model.bert.pooler.dense.input_scale) > 0

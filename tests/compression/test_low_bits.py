@@ -1,4 +1,4 @@
-"""Weights of a few bits: codes against a loop, gradients, eigenvalues, training; damaged files of quantized models."""
+"""Low-bit quantization: codes against a loop, gradients, eigenvalues, training, and damaged checkpoints."""
 
 import copy
 import json
@@ -54,8 +54,8 @@ def collate(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     return {name: torch.stack([row[name] for row in rows]) for name in names}
 
 
-def by_loop(weight: Tensor, bits: int, groups: int) -> Tensor:
-    """The nearest of the 2^bits values between the least and the largest weight of a group of rows."""
+def nearest_levels(weight: Tensor, bits: int, groups: int) -> Tensor:
+    """The nearest of 2^bits levels between the smallest and largest weight of a group of rows."""
     size = -(-len(weight) // groups)
     values = weight.clone()
     for first in range(0, len(weight), size):
@@ -67,8 +67,8 @@ def by_loop(weight: Tensor, bits: int, groups: int) -> Tensor:
     return values
 
 
-def test_codes_are_the_nearest_levels_of_their_group(subtests: pytest.Subtests) -> None:
-    """And pass the gradient on as it is; packed codes are the same codes."""
+def test_fake_quantization_rounds_to_nearest_level(subtests: pytest.Subtests) -> None:
+    """Gradients pass through unchanged; packing preserves codes."""
     torch.manual_seed(0)
     weight = torch.randn(10, 7) * torch.logspace(-2, 1, 10)[:, None]
     weight.requires_grad_()
@@ -76,7 +76,7 @@ def test_codes_are_the_nearest_levels_of_their_group(subtests: pytest.Subtests) 
         for groups in (1, 3, 10, 128):
             with subtests.test(bits=bits, groups=groups):
                 values = fake_quantize(weight, bits, groups)
-                torch.testing.assert_close(values, by_loop(weight.detach(), bits, groups), rtol=1e-5, atol=1e-6)
+                torch.testing.assert_close(values, nearest_levels(weight.detach(), bits, groups), rtol=1e-5, atol=1e-6)
                 upstream = torch.randn_like(values)
                 (gradient,) = torch.autograd.grad(values, weight, upstream)
                 assert torch.equal(gradient, upstream)
@@ -90,15 +90,15 @@ def test_codes_are_the_nearest_levels_of_their_group(subtests: pytest.Subtests) 
     assert torch.equal(fake_quantize(constant, 2, 2), constant)
 
 
-def test_power_iteration_finds_the_largest_eigenvalue() -> None:
-    """Of the block of two weights of a small network, against the whole Hessian; also a negative one."""
+def test_power_iteration_finds_largest_eigenvalue() -> None:
+    """For the Hessian of two weights of a small network, also if the eigenvalue is negative."""
     torch.manual_seed(0)
     states, first, second = torch.randn(20, 4), torch.randn(5, 4), torch.randn(3, 5)
     labels = torch.arange(20) % 3
 
     def loss(flat: Tensor) -> Tensor:
-        one, two = flat[:20].view(5, 4), flat[20:].view(3, 5)
-        return nn.functional.cross_entropy((states @ one.T).tanh() @ two.T, labels)
+        first_weight, second_weight = flat[:20].view(5, 4), flat[20:].view(3, 5)
+        return nn.functional.cross_entropy((states @ first_weight.T).tanh() @ second_weight.T, labels)
 
     flat = torch.cat([first.flatten(), second.flatten()])
     eigenvalues = torch.linalg.eigvalsh(torch.autograd.functional.hessian(loss, flat))
@@ -106,12 +106,12 @@ def test_power_iteration_finds_the_largest_eigenvalue() -> None:
     for sign in (1, -1):
         weights = [weight.clone().requires_grad_() for weight in (first, second)]
         value = sign * loss(torch.cat([weight.flatten() for weight in weights]))
-        sensitivities = top_eigenvalue(value, weights, iterations=500, tolerance=1e-7)
-        assert sensitivities == pytest.approx(sign * largest, rel=1e-3)
+        eigenvalue = top_eigenvalue(value, weights, iterations=500, tolerance=1e-7)
+        assert eigenvalue == pytest.approx(sign * largest, rel=1e-3)
 
 
 def test_sensitive_layers_get_more_bits() -> None:
-    """Sensitivity of a layer over the batches; bits follow the order of sensitivities."""
+    """Sensitivity is the absolute mean plus the standard deviation of eigenvalues over batches."""
 
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -132,8 +132,8 @@ def test_sensitive_layers_get_more_bits() -> None:
     assert assign_bits(sensitivities, [2, 4]) == {"layers.1": 4, "layers.2": 4, "layers.3": 2, "layers.0": 2}
 
 
-def test_training_and_its_file(tmp_path: Path) -> None:
-    """A step changes the weights in single precision; the packed model computes what was evaluated, and is opened."""
+def test_quantized_training_and_checkpoint(tmp_path: Path) -> None:
+    """A step changes float32 weights; the packed and the reloaded model have the outputs of the evaluated model."""
     model, batch = BERT.model(), make_batch(BERT)
     targets = batch | make_targets(BERT, batch)
     features = rows_of(targets)
@@ -144,32 +144,32 @@ def test_training_and_its_file(tmp_path: Path) -> None:
     assert bits == {3, 5}
     assert type(model.classifier) is nn.Linear
     weight = model.bert.layers[0].attention.qkv_proj.weight
-    before = weight.detach().clone()
+    initial_weight = weight.detach().clone()
     model.train()(**targets).loss.backward()
     assert all(parameter.grad is not None for parameter in model.bert.layers.parameters())
     torch.optim.SGD(model.parameters(), 0.1).step()
-    assert not torch.equal(weight, before)
+    assert not torch.equal(weight, initial_weight)
     assert len(weight.unique()) > 2**5 * 4
     with torch.no_grad():
         expected = model.eval()(**batch).logits
         packed = pack_model(model)
         packed.save_pretrained(tmp_path)
-        opened = AutoModelForSequenceClassification.from_pretrained(tmp_path)
-        for quantized in (packed, opened):
+        reloaded = AutoModelForSequenceClassification.from_pretrained(tmp_path)
+        for quantized in (packed, reloaded):
             torch.testing.assert_close(quantized(**batch).logits, expected, rtol=1e-5, atol=1e-5)
     assert isinstance(AutoModel.from_pretrained(tmp_path).layers[0].attention.qkv_proj, PackedLinear)
     for train in (
-        lambda: opened.train()(**batch),
-        lambda: prepare_for_training(opened),
-        lambda: LowBitsArguments(None).start(opened, features, collate, 2, Accelerator(cpu=True)),
+        lambda: reloaded.train()(**batch),
+        lambda: prepare_for_training(reloaded),
+        lambda: LowBitsArguments(None).start(reloaded, features, collate, 2, Accelerator(cpu=True)),
     ):
         with pytest.raises(CtxError, match="cannot be trained"):
             train()
 
 
 def test_frozen_encoders_and_adapters(tmp_path: Path, subtests: pytest.Subtests, capsys: pytest.CaptureFixture) -> None:
-    """The layers' sensitivities equal the sensitivities without frozen weights; frozen weights stay frozen. Adapters
-    stay in float32: they are the same after loading with packed codes and with 8-bit codes."""
+    """Sensitivities do not depend on frozen weights, which stay frozen. Adapters stay in float32 and can be loaded into
+    models with packed or 8-bit codes."""
     batch = make_batch(BERT)
     targets = batch | make_targets(BERT, batch)
     features = rows_of(targets)
@@ -182,33 +182,33 @@ def test_frozen_encoders_and_adapters(tmp_path: Path, subtests: pytest.Subtests,
         with subtests.test(freeze.__name__):
             model = BERT.model()
             freeze(model)
-            whole, messages = copy.deepcopy(model).requires_grad_(True), []
-            for trained_model in (whole, model):
-                trained = {name: p.requires_grad for name, p in trained_model.named_parameters()}
+            unfrozen, messages = copy.deepcopy(model).requires_grad_(True), []
+            for trained_model in (unfrozen, model):
+                requires_grad = {name: p.requires_grad for name, p in trained_model.named_parameters()}
                 OPTIONS.start(trained_model, features, collate, 2, Accelerator(cpu=True))
-                assert trained == {name: p.requires_grad for name, p in trained_model.named_parameters()}
+                assert requires_grad == {name: p.requires_grad for name, p in trained_model.named_parameters()}
                 messages.append(capsys.readouterr().err)
             assert messages[0].count("sensitivity") == 3
             assert messages[0] == messages[1]
     model.train()(**targets).loss.backward()
     torch.optim.SGD([parameter for parameter in model.parameters() if parameter.requires_grad], 1.0).step()
-    plain = BERT.model()
-    adapt(plain)
-    plain.load_state_dict(model.state_dict())
-    quantize_model(plain, CtxInt8Config())
+    int8_model = BERT.model()
+    adapt(int8_model)
+    int8_model.load_state_dict(model.state_dict())
+    quantize_model(int8_model, CtxInt8Config())
     with torch.no_grad():
-        for number, quantized in enumerate((pack_model(model), plain)):
+        for number, quantized in enumerate((pack_model(model), int8_model)):
             with subtests.test(type(quantized.hf_quantizer).__name__):
                 expected, folder = quantized.eval()(**batch).logits, tmp_path / str(number)
                 quantized.save_pretrained(folder)
-                opened = AutoModelForSequenceClassification.from_pretrained(folder)
-                assert not torch.allclose(opened(**batch).logits, expected, rtol=1e-3)
-                assert load_saved_adapters(opened, folder) == ["x"]
-                torch.testing.assert_close(opened(**batch).logits, expected, rtol=1e-5, atol=1e-5)
+                reloaded = AutoModelForSequenceClassification.from_pretrained(folder)
+                assert not torch.allclose(reloaded(**batch).logits, expected, rtol=1e-3)
+                assert load_saved_adapters(reloaded, folder) == ["x"]
+                torch.testing.assert_close(reloaded(**batch).logits, expected, rtol=1e-5, atol=1e-5)
                 assert number or torch.allclose(expected, model.eval()(**batch).logits, rtol=1e-5, atol=1e-5)
 
 
-def test_errors() -> None:
+def test_invalid_options_raise() -> None:
     with pytest.raises(CtxError, match="Cached features"):  # before anything is computed
         FinetuningMethods(
             FinetuningMethodArguments(freeze="encoder:cache_features=features"),
@@ -231,7 +231,7 @@ PACKED, STEP = "layers.0.feed_forward.up_proj.packed", "layers.0.feed_forward.up
 
 
 def save_quantized(folder: Path, family: str, method: str = "int8") -> dict[str, Tensor]:
-    """Save an encoder; returns the tensors of the file."""
+    """Save a quantized encoder and return the tensors of its file."""
     model = Case(FAMILIES[family], "AutoModel").model()
     if method == "int8":
         quantize_model(model, CtxInt8Config())
@@ -261,7 +261,7 @@ def change_first(value: float) -> Callable[[Tensor], Tensor]:
         ("int8", RECURRENT_SCALE, lambda scale: -scale, "not finite and positive"),
     ],
 )
-def test_damaged_codes_and_scales(
+def test_damaged_codes_or_scales_raise(
     method: str, name: str, change: Callable[[Tensor], Tensor] | None, message: str, tmp_path: Path
 ) -> None:
     tensors = save_quantized(tmp_path, "ulmfit" if name == RECURRENT_SCALE else "bert", method)
@@ -283,7 +283,7 @@ def test_damaged_codes_and_scales(
         ("low bits", {"groups": 0}, "at least one group"),
     ],
 )
-def test_damaged_configuration(method: str, changes: dict[str, object], message: str, tmp_path: Path) -> None:
+def test_damaged_configuration_raises(method: str, changes: dict[str, object], message: str, tmp_path: Path) -> None:
     save_quantized(tmp_path, "bert", method)
     config = json.loads((tmp_path / "config.json").read_text())
     config["quantization_config"] |= changes
@@ -293,7 +293,7 @@ def test_damaged_configuration(method: str, changes: dict[str, object], message:
 
 
 @pytest.mark.parametrize("auto_class", ["AutoModel", "AutoModelForMaskedLM"])
-def test_resizing_of_int8_embeddings_is_refused(auto_class: str) -> None:
+def test_resizing_int8_embeddings_raises(auto_class: str) -> None:
     model = Case(FAMILIES["bert"], auto_class).model()
     quantize_model(model, CtxInt8Config())
     with pytest.raises(CtxError, match="Quantized embeddings cannot be resized"):

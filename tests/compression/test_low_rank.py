@@ -1,4 +1,4 @@
-"""Low-rank factors: optimality, modules, models of all architectures against truncated weights, and the command."""
+"""Low-rank factorization: optimality, modules, models of all architectures, and the command."""
 
 import copy
 import json
@@ -35,32 +35,31 @@ BERT = Case(FAMILIES["bert"], "AutoModelForMaskedLM")
 LABELED = [("good film", 1), ("bad film", 0), ("good plot and a good end", 1), ("bad plot", 0), ("a film", 2)] * 8
 
 
-def truncated(weight: Tensor, rank: int) -> Tensor:
-    """The truncated singular value decomposition, written out."""
+def truncated_svd(weight: Tensor, rank: int) -> Tensor:
     left, values, right = torch.linalg.svd(weight.double(), full_matrices=False)
     return (left[:, :rank] * values[:rank] @ right[:rank]).to(weight.dtype)
 
 
-def test_plain_factors_are_the_truncated_decomposition() -> None:
+def test_unweighted_factors_equal_truncated_svd() -> None:
     torch.manual_seed(0)
     for shape in ((7, 12), (12, 7)):
         weight = torch.randn(shape)
         squares = torch.linalg.svdvals(weight.double()).square()
         for rank in range(1, 8):
             factors = factorize(weight, rank=rank)
-            torch.testing.assert_close(factors.output @ factors.input, truncated(weight, rank))
+            torch.testing.assert_close(factors.output @ factors.input, truncated_svd(weight, rank))
             assert factors.energy == pytest.approx(float(squares[:rank].sum() / squares.sum()))
-            smallest = factorize(weight, energy=factors.energy)
-            assert smallest.output.shape[1] == rank
+            by_energy = factorize(weight, energy=factors.energy)
+            assert by_energy.output.shape[1] == rank
         assert factorize(weight, energy=1.0).output.shape[1] == 7
     assert factorize(torch.zeros(4, 5), rank=2).energy == 1.0
-    low = torch.randn(9, 2) @ torch.randn(2, 8)
-    assert factorize(low, energy=1 - 1e-9).output.shape[1] == 2
+    low_rank_weight = torch.randn(9, 2) @ torch.randn(2, 8)
+    assert factorize(low_rank_weight, energy=1 - 1e-9).output.shape[1] == 2
 
 
 @pytest.mark.parametrize("samples", [40, 5])  # with 5, the second moment of the 9 inputs has no inverse
-def test_weighted_factors_minimize_the_error_of_the_outputs(samples: int) -> None:
-    """Against the singular values of the outputs, the plain factors, and descent on the factors."""
+def test_weighted_factors_minimize_output_error(samples: int) -> None:
+    """Against the singular values of the outputs, unweighted factors, and optimization of the factors by LBFGS."""
     torch.manual_seed(samples)
     weight, inputs = torch.randn(6, 9), torch.randn(9, samples) * torch.logspace(-1, 1, 9)[:, None]
     moment = inputs.double() @ inputs.double().T
@@ -70,10 +69,10 @@ def test_weighted_factors_minimize_the_error_of_the_outputs(samples: int) -> Non
         return ((weight - output @ input) @ inputs).square().sum()
 
     for rank in range(1, 6):
-        factors, plain = factorize(weight, moment, rank=rank), factorize(weight, rank=rank)
+        factors, unweighted = factorize(weight, moment, rank=rank), factorize(weight, rank=rank)
         optimum = float(values[rank:].square().sum())
         assert float(error(*factors[:2])) == pytest.approx(optimum, rel=1e-4, abs=1e-3)
-        assert float(error(*factors[:2])) <= float(error(*plain[:2])) * (1 + 1e-5)
+        assert float(error(*factors[:2])) <= float(error(*unweighted[:2])) * (1 + 1e-5)
         assert torch.allclose(factors.output.T @ factors.output, torch.eye(rank), atol=1e-5)
     output, input = torch.randn(6, 2, requires_grad=True), torch.randn(2, 9, requires_grad=True)
     optimizer = torch.optim.LBFGS([output, input], max_iter=200, line_search_fn="strong_wolfe")
@@ -85,15 +84,15 @@ def test_weighted_factors_minimize_the_error_of_the_outputs(samples: int) -> Non
         return loss
 
     optimizer.step(closure)  # type: ignore[arg-type]
-    reached = float(error(output, input).detach())
-    assert reached == pytest.approx(float(error(*factorize(weight, moment, rank=2)[:2])), rel=1e-2)
-    if samples == 5:  # the sixth direction is the error of the weight
+    descent_error = float(error(output, input).detach())
+    assert descent_error == pytest.approx(float(error(*factorize(weight, moment, rank=2)[:2])), rel=1e-2)
+    if samples == 5:  # the outputs determine 5 of 6 directions; compare the errors of the weight
         factors = factorize(weight, moment, rank=5)
-        seen = truncated(weight @ inputs, 5) @ torch.linalg.pinv(inputs)
-        assert float((weight - factors.output @ factors.input).norm()) <= float((weight - seen).norm())
+        pinv_weight = truncated_svd(weight @ inputs, 5) @ torch.linalg.pinv(inputs)
+        assert float((weight - factors.output @ factors.input).norm()) <= float((weight - pinv_weight).norm())
 
 
-def test_frequencies_are_a_diagonal_moment() -> None:
+def test_counts_equal_diagonal_second_moment() -> None:
     torch.manual_seed(0)
     weight, counts = torch.randn(6, 20), torch.arange(20.0)
     by_counts, by_matrix = factorize(weight, counts, rank=2), factorize(weight, torch.diag(counts), rank=2)
@@ -103,14 +102,14 @@ def test_frequencies_are_a_diagonal_moment() -> None:
     torch.testing.assert_close(by_counts.output @ by_counts.input, basis @ basis.T @ weight)
 
 
-def test_ranks_that_save_parameters() -> None:
+def test_max_rank_saves_parameters() -> None:
     for rows, columns in ((8, 8), (30, 7), (384, 1536)):
         rank = max_rank((rows, columns))
         assert rank * (rows + columns) < rows * columns <= (rank + 1) * (rows + columns)
 
 
 @torch.no_grad()
-def test_modules_multiply_by_the_product() -> None:
+def test_modules_equal_product_of_factors() -> None:
     torch.manual_seed(0)
     states, layer = torch.randn(2, 3, 10), LowRankLinear(10, 14, 4)
     expected = F.linear(states, layer.weight, layer.bias)
@@ -170,10 +169,10 @@ def test_models_equal_models_with_truncated_weights(case: Case, tmp_path: Path) 
         for result in results:
             if result.rank is not None:
                 weight = modules[result.name].weight
-                weight.copy_(truncated(weight, result.rank))
+                weight.copy_(truncated_svd(weight, result.rank))
     targets = batch | make_targets(case, batch)
     assert_close(tensors_of(model(**batch)), tensors_of(dense(**batch)))
-    losses = [side(**targets).loss for side in (model, dense)]
+    losses = [variant(**targets).loss for variant in (model, dense)]
     assert losses[0].item() == pytest.approx(losses[1].item(), rel=1e-4)
     for loss in losses:
         loss.backward()
@@ -197,8 +196,8 @@ def test_models_equal_models_with_truncated_weights(case: Case, tmp_path: Path) 
     )
 
 
-def test_tied_output_layers_follow(tmp_path: Path) -> None:
-    """A file of the encoder opens with a tied output layer; the factors stay tied in training."""
+def test_tied_output_layer_shares_factors(tmp_path: Path) -> None:
+    """An encoder checkpoint loads with a tied output layer; `tie_weights` keeps the factors tied."""
     encoder = Case(FAMILIES["bert"], "AutoModel").model()
     factorize_model(encoder, rank=RANK)
     encoder.save_pretrained(tmp_path)
@@ -214,11 +213,11 @@ def test_tied_output_layers_follow(tmp_path: Path) -> None:
 
 
 def test_adapters_of_compressed_models() -> None:
-    """Bottleneck adapters are trained above frozen factors; PEFT adapts and merges a factor."""
+    """Bottleneck adapters are trained with frozen factors; PEFT adapts and merges a factor."""
     case = Case(FAMILIES["bert"], "AutoModelForSequenceClassification")
     model, batch = case.model(), labeled_batch(case)
     factorize_model(model, rank=RANK)
-    plain = copy.deepcopy(model)
+    base = copy.deepcopy(model)
     add_adapter(model, "a")
     train_adapter(model, "a")
     model(**batch).loss.backward()
@@ -227,7 +226,7 @@ def test_adapters_of_compressed_models() -> None:
     assert not any("factor" in name and "bert.layers" in name for name in trained)
 
     peft = pytest.importorskip("peft", reason="needs the extra `ecosystem`")
-    adapted = peft.get_peft_model(plain, peft.LoraConfig(task_type="SEQ_CLS", target_modules=["output_factor"])).eval()
+    adapted = peft.get_peft_model(base, peft.LoraConfig(task_type="SEQ_CLS", target_modules=["output_factor"])).eval()
     for name, parameter in adapted.named_parameters():
         if "lora_B" in name:
             nn.init.normal_(parameter, std=0.1)
@@ -235,7 +234,7 @@ def test_adapters_of_compressed_models() -> None:
     assert_close(adapted.merge_and_unload()(**batch).logits, expected, tolerance=1e-4)
 
 
-def test_selection_and_errors(tmp_path: Path) -> None:
+def test_layer_selection_and_errors(tmp_path: Path) -> None:
     model = BERT.model()
     results = factorize_model(model, energy=0.3, layers=["feed_forward", "position_embeddings"], skip=["layers.1"])
     assert {result.name for result in results} == {
@@ -285,8 +284,8 @@ def test_pruned_and_quantized_models(tmp_path: Path) -> None:
         outputs = reopened(**batch).logits
         assert F.cosine_similarity(outputs.flatten(), expected.flatten(), 0) > 0.98
         reopened.save_pretrained(tmp_path / "int8")
-        again = AutoModelForMaskedLM.from_pretrained(tmp_path / "int8")
-        assert torch.equal(again(**batch).logits, outputs)
+        reloaded = AutoModelForMaskedLM.from_pretrained(tmp_path / "int8")
+        assert torch.equal(reloaded(**batch).logits, outputs)
 
 
 @pytest.mark.slow
@@ -299,17 +298,17 @@ def test_exported_models(tmp_path: Path) -> None:
 
 
 @torch.no_grad()
-def test_statistics_of_texts() -> None:
-    """Second moments are sums over the inputs of a layer, counts exclude padding; layers without texts are left."""
+def test_recorded_second_moments() -> None:
+    """Second moments are sums over the inputs of a layer, counts exclude padding; layers without inputs are kept."""
     model, batch = BERT.model(), make_batch(BERT)
-    names, seen = find_factorizable_modules(model, (), ()), list[Tensor]()
+    names, layer_inputs = find_factorizable_modules(model, (), ()), list[Tensor]()
     layer = model.bert.layers[1].feed_forward.down_proj
-    handle = layer.register_forward_pre_hook(lambda module, arguments: seen.append(arguments[0].double()))
+    handle = layer.register_forward_pre_hook(lambda module, arguments: layer_inputs.append(arguments[0].double()))
     with record_second_moments(model, names) as moments:
         for _ in range(2):
             model(**batch)
     handle.remove()
-    rows = torch.cat([states.flatten(0, -2) for states in seen])
+    rows = torch.cat([states.flatten(0, -2) for states in layer_inputs])
     torch.testing.assert_close(moments["bert.layers.1.feed_forward.down_proj"], rows.T @ rows, rtol=1e-4, atol=1e-3)
     counts = moments["bert.embeddings.word_embeddings"]
     assert counts.sum() == 2 * batch["attention_mask"].sum()
@@ -322,30 +321,30 @@ def test_statistics_of_texts() -> None:
     ]
     weighted = model.bert.layers[1].feed_forward.down_proj.weight
     error, plain_error = (
-        float(((weight - other).double() @ rows.T).norm()) for other in (weighted, plain.output @ plain.input)
+        float(((weight - product).double() @ rows.T).norm()) for product in (weighted, plain.output @ plain.input)
     )
     assert error < plain_error
 
 
-def test_the_command_and_distillation(tmp_path: Path) -> None:
-    """Options and errors of the command; `distill` trains the compressed model, which stays compressed."""
+def test_export_low_rank_command_and_distillation(tmp_path: Path) -> None:
+    """Options and errors of the command; `distill` trains the low-rank model, which keeps its factors."""
     texts = [text for text, _ in LABELED]
     model, tokenizer = tiny_pair("bert", "AutoModelForSequenceClassification", texts)  # three labels
     original, output = save(tmp_path / "original", model, tokenizer), tmp_path / "low-rank"
-    lines = tmp_path / "texts.txt"
-    lines.write_text("\n".join(texts), encoding="utf-8")
+    texts_file = tmp_path / "texts.txt"
+    texts_file.write_text("\n".join(texts), encoding="utf-8")
     flags = {"model": original, "output_dir": output}
     assert "exactly one" in command_output("export low-rank", **flags, fails=True)
     assert "energy=1.5" in command_output("export low-rank", **flags, energy=1.5, fails=True)
     missing = f"activations:file={tmp_path / 'missing.txt'}"
     assert "missing.txt" in command_output("export low-rank", **flags, rank=4, weighting=missing, fails=True)
-    printed = command_output("export low-rank", **flags, rank=4, weighting=f"activations:file={lines}")
-    assert "times fewer" in printed
-    assert "qkv_proj 96 x 32 (3 layers)" in printed
+    stdout = command_output("export low-rank", **flags, rank=4, weighting=f"activations:file={texts_file}")
+    assert "times fewer" in stdout
+    assert "qkv_proj 96 x 32 (3 layers)" in stdout
     assert json.loads((output / "config.json").read_text())[LOW_RANK_MODULES]["bert.layers.0.attention.out_proj"] == 4
     assert "already holds" in command_output("export low-rank", **flags, rank=4, fails=True)
-    again = {"model": output, "output_dir": tmp_path / "twice", "rank": 2}
-    assert "already low-rank" in command_output("export low-rank", **again, fails=True)
+    repeated_flags = {"model": output, "output_dir": tmp_path / "twice", "rank": 2}
+    assert "already low-rank" in command_output("export low-rank", **repeated_flags, fails=True)
 
     model.export_reference(tmp_path / "reference")  # a BertForSequenceClassification
     tokenizer.save_pretrained(tmp_path / "reference")
@@ -364,7 +363,7 @@ def test_the_command_and_distillation(tmp_path: Path) -> None:
         *("--max_length", 16),
     )
     trained = AutoModelForSequenceClassification.from_pretrained(student)
-    before = AutoModelForSequenceClassification.from_pretrained(output)
-    layers = [side.bert.layers[0].attention.out_proj for side in (trained, before)]
+    initial = AutoModelForSequenceClassification.from_pretrained(output)
+    layers = [checkpoint.bert.layers[0].attention.out_proj for checkpoint in (trained, initial)]
     assert isinstance(layers[0], LowRankLinear)
     assert not torch.equal(layers[0].weight, layers[1].weight)

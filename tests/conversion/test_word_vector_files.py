@@ -24,33 +24,34 @@ VECTORS = WordVectors(
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
-@pytest.mark.parametrize("form", list(READERS))
-def test_write_and_read(form: str, suffix: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("file_format", list(READERS))
+def test_write_and_read(file_format: str, suffix: str, tmp_path: Path) -> None:
     path = tmp_path / f"vectors{suffix}"
-    WRITERS[form](VECTORS, path)
-    loaded = READERS[form](path)
+    WRITERS[file_format](VECTORS, path)
+    loaded = READERS[file_format](path)
     assert list(loaded.words) == list(VECTORS.words)
     assert loaded.matrix.dtype == np.float32
     np.testing.assert_array_equal(loaded.matrix, VECTORS.matrix)
 
 
 @pytest.mark.parametrize(
-    ("form", "options"), [("word2vec-text", {}), ("word2vec-binary", {"binary": True}), ("glove", {"no_header": True})]
+    ("file_format", "options"),
+    [("word2vec-text", {}), ("word2vec-binary", {"binary": True}), ("glove", {"no_header": True})],
 )
-def test_files_are_compatible_with_gensim(form: str, options: dict, tmp_path: Path) -> None:
+def test_files_are_compatible_with_gensim(file_format: str, options: dict, tmp_path: Path) -> None:
     models = pytest.importorskip("gensim.models", reason="needs gensim (extra `demo`)")
-    WRITERS[form](VECTORS, tmp_path / "vectors")
+    WRITERS[file_format](VECTORS, tmp_path / "vectors")
     keyed_vectors = models.KeyedVectors.load_word2vec_format(tmp_path / "vectors", **options)
     assert keyed_vectors.index_to_key == list(VECTORS.words)
     np.testing.assert_array_equal(keyed_vectors.vectors, VECTORS.matrix)
-    if form != "glove":
+    if file_format != "glove":
         VECTORS.to_gensim().save_word2vec_format(tmp_path / "gensim", **options)
-        loaded = READERS[form](tmp_path / "gensim")
+        loaded = READERS[file_format](tmp_path / "gensim")
         assert sorted(loaded.words) == sorted(VECTORS.words)
         np.testing.assert_array_equal(loaded.matrix[loaded.word_to_index["Zürich"]], VECTORS.matrix[2])
 
 
-def test_counts_in_gensim() -> None:
+def test_gensim_round_trip_keeps_counts() -> None:
     pytest.importorskip("gensim", reason="needs gensim (extra `demo`)")
     vectors = WordVectors(VECTORS.words, VECTORS.matrix, [60, 50, 40, 30, 20, 10])
     converted = WordVectors.from_gensim(vectors.to_gensim())
@@ -60,7 +61,7 @@ def test_counts_in_gensim() -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "content", "message"),
+    ("file_format", "content", "message"),
     [
         ("word2vec-text", b"", "first line"),
         ("word2vec-text", b"the 1 2 3\n", "format glove"),
@@ -78,10 +79,10 @@ def test_counts_in_gensim() -> None:
         ("word2vec-binary", b"1 2\n\xff\xfe " + np.ones(2, "<f4").tobytes(), "not UTF-8"),
     ],
 )
-def test_damaged_files(form: str, content: bytes, message: str, tmp_path: Path) -> None:
+def test_damaged_files_raise(file_format: str, content: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / "vectors").write_bytes(content)
     with pytest.raises(CtxError, match=message):
-        READERS[form](tmp_path / "vectors")
+        READERS[file_format](tmp_path / "vectors")
 
 
 def test_missing_files_and_unusual_words(tmp_path: Path) -> None:
@@ -102,7 +103,6 @@ def test_missing_files_and_unusual_words(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", STATIC)
 def test_conversion_command(family: str, tmp_path: Path) -> None:
-    """A file is converted to a model, which Auto classes load, and back."""
     WRITERS["word2vec-binary"](VECTORS, tmp_path / "vectors.bin")
     directory = tmp_path / "model"
     source = {"input_format": "word2vec-binary", "input": tmp_path / "vectors.bin"}
@@ -130,7 +130,7 @@ def test_pickles_require_allow_pickle(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", STATIC)
-def test_tokenizer_of_another_vocabulary(family: str) -> None:
+def test_tokenizer_with_different_words_raises(family: str) -> None:
     """A vocabulary of the same size with other words is an error."""
     model, tokenizer = VECTORS.to_model(family)
     record_tokenizer_digest(model.config, tokenizer)

@@ -1,4 +1,4 @@
-"""`map_batches`: batches in threads."""
+"""`map_batches` computes batches in threads."""
 
 from collections.abc import Iterator
 from contextvars import ContextVar
@@ -32,14 +32,14 @@ def model() -> CtxPreTrainedModel:
 
 
 @pytest.mark.usefixtures("threads")
-def test_results_and_state(model: CtxPreTrainedModel) -> None:
-    """Three batches run at once, in order, in evaluation mode, with the context and the autocast of the caller."""
+def test_order_and_state_of_threads(model: CtxPreTrainedModel) -> None:
+    """Batches run concurrently in evaluation mode, with context and autocast of the caller; results are in order."""
     variable: ContextVar[str] = ContextVar("variable", default="default")
     variable.set("caller")
     barrier = Barrier(_NUM_THREADS, timeout=60)
 
     def function(batch: int) -> tuple[int, Tensor]:
-        barrier.wait()  # of three threads: would fail if they ran one after another
+        barrier.wait()  # times out unless three threads run concurrently
         assert current_thread() is not main_thread()
         assert torch.get_num_threads() == 1
         assert not model.training
@@ -59,8 +59,8 @@ def test_results_and_state(model: CtxPreTrainedModel) -> None:
 
 
 @pytest.mark.usefixtures("threads")
-def test_exception(model: CtxPreTrainedModel) -> None:
-    """An exception reaches the caller, and batches that have not begun are not computed."""
+def test_exception_stops_batches(model: CtxPreTrainedModel) -> None:
+    """The exception is raised in the caller, and pending batches are not computed."""
     computed = []
 
     def function(batch: int) -> None:
@@ -74,8 +74,8 @@ def test_exception(model: CtxPreTrainedModel) -> None:
 
 
 @pytest.mark.usefixtures("threads")
-def test_one_batch_at_once(model: CtxPreTrainedModel) -> None:
-    """Models of transformers, on a GPU or with hooks compute their batches one after another."""
+def test_sequential_batches_of_unsupported_models(model: CtxPreTrainedModel) -> None:
+    """Transformers models, models on a GPU and models with hooks compute batches sequentially."""
     assert num_batch_threads(model) == _NUM_THREADS
     assert num_batch_threads(deepcopy(model).to("meta")) == 1
     handle = model.get_input_embeddings().register_forward_hook(lambda module, args, output: None)

@@ -1,4 +1,4 @@
-"""Devices and data types: the choice for training, placement of models, deterministic algorithms, and the flags."""
+"""Devices and data types: mixed precision, model placement, and deterministic algorithms."""
 
 import copy
 
@@ -21,7 +21,7 @@ VARIABLE = "CUBLAS_WORKSPACE_CONFIG"
 
 
 @pytest.mark.parametrize(
-    ("device", "capability", "dtype", "launched", "expected"),
+    ("device", "capability", "dtype", "launch_precision", "expected"),
     [
         ("cuda", (9, 0), None, None, "bf16"),
         ("cuda", (8, 0), None, None, "bf16"),
@@ -38,16 +38,16 @@ VARIABLE = "CUBLAS_WORKSPACE_CONFIG"
         ("cpu", None, None, "fp16", "accelerate launch --mixed_precision fp16"),
     ],
 )
-def test_mixed_precision(device, capability, dtype, launched, expected):
+def test_choose_mixed_precision(device, capability, dtype, launch_precision, expected):
     if " " not in expected:
-        assert choose_mixed_precision(device, capability, dtype, launched) == expected
+        assert choose_mixed_precision(device, capability, dtype, launch_precision) == expected
         return
     with pytest.raises(CtxError, match="Training in float16 needs a GPU") as error:
-        choose_mixed_precision(device, capability, dtype, launched)
+        choose_mixed_precision(device, capability, dtype, launch_precision)
     assert error.value.location == expected
 
 
-def test_devices(monkeypatch):
+def test_select_device(monkeypatch):
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: None)
     assert select_device() == select_device("cpu") == torch.device("cpu")
     with pytest.raises(CtxError, match=r"There is no device cuda\.\n.*\n.*use one of: cpu\."):
@@ -61,7 +61,7 @@ def test_devices(monkeypatch):
             select_device(name)
 
 
-def test_placement(monkeypatch):
+def test_place_model(monkeypatch):
     model = CtxBertModel(CtxBertConfig(vocab_size=50, hidden_size=32, num_hidden_layers=1, num_attention_heads=2))
     assert place_model(copy.deepcopy(model), "cpu", "bfloat16").dtype == torch.bfloat16
     quantize_model(model, CtxInt8Config())
@@ -76,7 +76,7 @@ def test_placement(monkeypatch):
 
 
 @pytest.fixture
-def restored_algorithms():
+def restored_determinism():
     cudnn = torch.backends.cudnn
     previous = torch.are_deterministic_algorithms_enabled(), cudnn.deterministic, cudnn.benchmark
     yield
@@ -84,8 +84,8 @@ def restored_algorithms():
     cudnn.deterministic, cudnn.benchmark = previous[1:]
 
 
-@pytest.mark.usefixtures("fresh_accelerate", "restored_algorithms")
-def test_deterministic(tmp_path, monkeypatch, capsys):
+@pytest.mark.usefixtures("fresh_accelerate", "restored_determinism")
+def test_deterministic_algorithms(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv(VARIABLE, ":4096:2")
     with pytest.raises(CtxError, match=f"{VARIABLE}=:4096:2"):
         use_deterministic_algorithms()
@@ -108,13 +108,13 @@ def test_deterministic(tmp_path, monkeypatch, capsys):
     )
 
 
-def test_float16_by_accelerate_launch(tmp_path, monkeypatch):
+def test_float16_of_accelerate_launch_requires_gpu(tmp_path, monkeypatch):
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp16")
     with pytest.raises(CtxError, match="Training in float16 needs a GPU"):
         make_accelerator(arguments(tmp_path, device="cpu"))
 
 
-def test_several_processes(tmp_path, monkeypatch):
+def test_processes_on_same_device_raise(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setenv("WORLD_SIZE", "2")

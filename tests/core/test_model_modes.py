@@ -12,7 +12,7 @@ from hf_ctxmodels.core.config import CtxTransformerConfig
 from hf_ctxmodels.core.model import evaluation_mode
 from hf_ctxmodels.registry import FAMILIES
 
-# query generation has source, target and queries in one sequence, whatever the shape of the batch
+# query generation packs source, target and queries into one sequence
 TRANSFORMERS = [
     case
     for case in [*BASES, *HEADS]
@@ -23,7 +23,7 @@ FIELDS = ("unpad", "_attn_implementation", "return_logits_with_labels")
 
 
 def test_evaluation_mode() -> None:
-    """Without dropout and gradients; the modes of all modules are restored, also after an error."""
+    """Dropout and gradients are disabled; the modes of all modules are restored, also after an error."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.9), nn.Dropout(0.9))
     model[1].eval()  # a frozen module of a model in training
     inputs = torch.randn(3, 4)
@@ -39,7 +39,7 @@ def test_evaluation_mode() -> None:
 
 @as_subtests(TRANSFORMERS)
 def test_inspection_mode_of_transformers(case: Case) -> None:
-    """Hooks receive padded states, hidden states get gradients, and the outputs are equal."""
+    """Hooks receive padded states, hidden states get gradients, and outputs do not change."""
     model, batch = case.model(), labeled_batch(case)
     padded_shape = case.first_token_ids(batch).flatten(0, -2).shape
     expected, shapes = scalar_loss(case, model, batch), []
@@ -68,7 +68,7 @@ def test_inspection_mode_of_transformers(case: Case) -> None:
     assert_close(scalar_loss(case, model, batch), expected, str(case))
 
 
-def test_inspection_mode_restores_configurations_after_an_error() -> None:
+def test_inspection_mode_restores_configurations_after_error() -> None:
     model = Case(FAMILIES["electra"], "AutoModelForPreTraining").model(attention="sdpa")
     model.generator.config.unpad = False
     configs = [model.config, model.generator.config]
@@ -84,7 +84,7 @@ def test_inspection_mode_restores_configurations_after_an_error() -> None:
     assert not model._forward_hooks
 
 
-def test_inspection_mode_errors() -> None:
+def test_inspection_mode_of_unsupported_models_raises() -> None:
     """Recurrent networks have no attention weights; other modules cannot be inspected."""
     case = Case(FAMILIES["elmo"], "AutoModel")
     with inspection_mode(model := case.model()), pytest.raises(CtxError, match="no attention weights"):

@@ -1,7 +1,4 @@
-"""Tensor parallelism: two processes compute the loss, the gradients and the generated tokens of one.
-
-The processes run this file, see `check_in_two_processes`.
-"""
+"""Tensor parallelism: two processes, which run `check_in_two_processes`, compute the results of a single process."""
 
 import re
 import socket
@@ -29,7 +26,7 @@ BERT, GPT2, T5 = (
     CASE["gpt2-AutoModelForCausalLM"],
     CASE["t5-AutoModelForSeq2SeqLM"],
 )
-# (case, changes of the configuration, number of sharded weights of two layers or pairs of layers)
+# (case, configuration overrides, number of sharded weights of two layers or pairs of layers)
 SHARDED: list[tuple[Case, dict[str, Any], int]] = [
     (BERT, {}, 2 * 8),
     (GPT2, {}, 2 * 8),
@@ -41,7 +38,7 @@ SHARDED: list[tuple[Case, dict[str, Any], int]] = [
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_two_processes_compute_the_same_as_one(tmp_path: Path) -> None:
+def test_two_processes_equal_single_process(tmp_path: Path) -> None:
     address = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
     processes = [
         ForkedProcess(__file__, tmp_path, RANK=str(rank), LOCAL_RANK=str(rank), **address) for rank in range(2)
@@ -51,15 +48,15 @@ def test_two_processes_compute_the_same_as_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_example_of_the_page_on_clusters(tmp_path: Path) -> None:
+def test_cluster_page_example(tmp_path: Path) -> None:
     section = CLUSTER_PAGE.read_text("utf-8").partition("## Tensor parallelism")[2]
     script, command = (re.search(rf"^```{language}\n(.*?)^```", section, re.S | re.M)[1] for language in ("py", "sh"))
     texts = ["translate English to German: The house is small.", "A cat sat on a mat."]
     save(tmp_path / "runs" / "t5", *tiny_pair("t5", "AutoModelForSeq2SeqLM", texts))
     (tmp_path / "sharded.py").write_text(script)
-    words = command.split()
-    assert words[0] == "torchrun"
-    process = ForkedProcess("-m", "torch.distributed.run", *words[1:], cwd=tmp_path)
+    arguments = command.split()
+    assert arguments[0] == "torchrun"
+    process = ForkedProcess("-m", "torch.distributed.run", *arguments[1:], cwd=tmp_path)
     _, errors = process.communicate()
     assert process.returncode == 0, errors[-6000:]
     before, after = (
@@ -68,13 +65,13 @@ def test_example_of_the_page_on_clusters(tmp_path: Path) -> None:
     assert {name for name in before if torch.equal(before[name], after[name])} == set()
 
 
-def test_models_that_cannot_be_sharded() -> None:
+def test_unshardable_models_raise() -> None:
     with pytest.raises(CtxError, match="no layers"):
         check_shardable(CASE["elmo-AutoModelForPreTraining"].model(), 2)
-    replaced = BERT.model()
-    replaced.bert.layers[1].attention.qkv_proj = nn.Sequential(replaced.bert.layers[1].attention.qkv_proj)
+    modified = BERT.model()
+    modified.bert.layers[1].attention.qkv_proj = nn.Sequential(modified.bert.layers[1].attention.qkv_proj)
     with pytest.raises(CtxError, match="Sequential") as error:
-        check_shardable(replaced, 2)
+        check_shardable(modified, 2)
     assert error.value.location == "bert.layers.1.attention.qkv_proj"
     quantized = BERT.model()
     quantized.is_quantized = True
@@ -92,10 +89,10 @@ def free_port() -> int:
 
 
 def check_in_two_processes(folder: Path) -> None:
-    """All checks of one of two processes, which share a folder."""
+    """Run all checks in one of two processes, which share a folder."""
     distributed.init_process_group("gloo")
-    for number, (case, changes, num_sharded) in enumerate(SHARDED):
-        check_same_as_unsharded(case, changes, num_sharded, folder / str(number))
+    for number, (case, overrides, num_sharded) in enumerate(SHARDED):
+        check_same_as_unsharded(case, overrides, num_sharded, folder / str(number))
     for case in (GPT2, T5):
         check_same_tokens(case, folder / f"generate-{case.family.name}")
     for case in (BERT, T5):
@@ -105,15 +102,15 @@ def check_in_two_processes(folder: Path) -> None:
 
 
 def load_sharded(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
-    """Save a model by the first process, and load it sharded."""
+    """Save a model in the first process and load it sharded."""
     if distributed.get_rank() == 0:
         model.save_pretrained(folder)
     distributed.barrier()
     return type(model).from_pretrained(folder, distributed_config=DistributedConfig(tp_plan="auto"))
 
 
-def check_same_as_unsharded(case: Case, changes: dict[str, Any], num_sharded: int, folder: Path) -> None:
-    model, batch = case.model(num_hidden_layers=2, **changes), labeled_batch(case)
+def check_same_as_unsharded(case: Case, overrides: dict[str, Any], num_sharded: int, folder: Path) -> None:
+    model, batch = case.model(num_hidden_layers=2, **overrides), labeled_batch(case)
     sharded = load_sharded(model, folder)
     weights = dict(sharded.named_parameters())
     assert sum(isinstance(weight, DTensor) for weight in weights.values()) == num_sharded, str(case)
@@ -126,8 +123,8 @@ def check_same_as_unsharded(case: Case, changes: dict[str, Any], num_sharded: in
         (loss / 2).backward()
     expected = gradients(model, expected_loss)
     grads = {name: expected[name] * 0 if weight.grad is None else weight.grad for name, weight in weights.items()}
-    whole = {name: grad.full_tensor() if isinstance(grad, DTensor) else grad for name, grad in grads.items()}
-    assert_same_gradients(whole, expected, where=str(case))
+    full_gradients = {name: grad.full_tensor() if isinstance(grad, DTensor) else grad for name, grad in grads.items()}
+    assert_same_gradients(full_gradients, expected, where=str(case))
     sharded.save_pretrained(folder / "saved")
     assert_close(type(model).from_pretrained(folder / "saved").state_dict(), model.state_dict(), str(case), tolerance=0)
 
@@ -145,20 +142,20 @@ def check_same_tokens(case: Case, folder: Path) -> None:
 
 
 def check_dropout(case: Case, folder: Path) -> None:
-    """With dropout and the same seed, all processes have the same loss and gradients of replicated weights."""
+    """With dropout and the same seed, all processes have equal losses and equal gradients of replicated weights."""
     rates = {"hidden_dropout_prob": 0.3, "attention_probs_dropout_prob": 0.3}
     fields = {name: value for name, value in rates.items() if hasattr(case.family.config(), name)}
-    changes = fields or {"dropout_rate": 0.3}
-    sharded = load_sharded(case.model(num_hidden_layers=2, **changes), folder).train()
+    overrides = fields or {"dropout_rate": 0.3}
+    sharded = load_sharded(case.model(num_hidden_layers=2, **overrides), folder).train()
     torch.manual_seed(0)
     loss = scalar_loss(case, sharded, labeled_batch(case))
     loss.backward()
     assert not torch.equal(loss, scalar_loss(case, sharded.eval(), labeled_batch(case)))
     replicated = [weight.grad for weight in sharded.parameters() if not isinstance(weight, DTensor)]
     values = torch.stack([loss.detach(), *(grad.double().sum().float() for grad in replicated if grad is not None)])
-    of_first = values.clone()
-    distributed.broadcast(of_first, src=0)
-    assert_close(values, of_first, f"{case} with dropout")
+    first_rank_values = values.clone()
+    distributed.broadcast(first_rank_values, src=0)
+    assert_close(values, first_rank_values, f"{case} with dropout")
 
 
 def check_errors(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""A small treebank."""
+"""Fixture of a small random treebank."""
 
 import random
 from collections.abc import Sequence
@@ -15,9 +15,9 @@ ADJECTIVES = ["red", "old", "small"]
 
 
 def conllu_sentence(generator: random.Random, number: int) -> str:
-    """ "the old sailors saw a boat near the dog ." with random words."""
+    """A sentence like "the old sailors saw a boat near the dog ." with random words."""
     rows: list[tuple[str, str, str, int, str]] = []
-    verb = 4 if generator.random() < 0.5 else 3
+    verb_index = 4 if generator.random() < 0.5 else 3
 
     def noun_phrase(first: int, relation: str, adjective: bool) -> None:
         head = first + 1 + adjective
@@ -25,18 +25,18 @@ def conllu_sentence(generator: random.Random, number: int) -> str:
         if adjective:
             rows.append((generator.choice(ADJECTIVES), "ADJ", "_", head, "amod"))
         form = generator.choice(sorted(NOUNS))
-        rows.append((generator.choice(NOUNS[form]), "NOUN", f"Number={form}", verb, relation))
+        rows.append((generator.choice(NOUNS[form]), "NOUN", f"Number={form}", verb_index, relation))
 
-    noun_phrase(1, "nsubj", verb == 4)
+    noun_phrase(1, "nsubj", verb_index == 4)
     tense = generator.choice(sorted(VERBS))
     rows.append((generator.choice(VERBS[tense]), "VERB", f"Tense={tense}|VerbForm=Fin", 0, "root"))
-    noun_phrase(verb + 1, "obj", generator.random() < 0.5)
+    noun_phrase(verb_index + 1, "obj", generator.random() < 0.5)
     if generator.random() < 0.5:
-        place = len(rows) + 3
-        rows.append(("near", "ADP", "_", place, "case"))
-        rows.append(("the", "DET", "_", place, "det"))
-        rows.append((generator.choice(NOUNS["Sing"]), "NOUN", "Number=Sing", verb, "obl"))
-    rows.append((".", "PUNCT", "_", verb, "punct"))
+        noun_index = len(rows) + 3
+        rows.append(("near", "ADP", "_", noun_index, "case"))
+        rows.append(("the", "DET", "_", noun_index, "det"))
+        rows.append((generator.choice(NOUNS["Sing"]), "NOUN", "Number=Sing", verb_index, "obl"))
+    rows.append((".", "PUNCT", "_", verb_index, "punct"))
     lines = [
         f"{i}\t{word}\t{word}\t{tag}\t_\t{features}\t{head}\t{relation}\t_\t_"
         for i, (word, tag, features, head, relation) in enumerate(rows, 1)
@@ -60,7 +60,7 @@ def write_treebank(file: Path, size: int, seed: int) -> str:
 
 @pytest.fixture(scope="session")
 def treebank_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Files of 60, 20 and 20 sentences, the last of which is long."""
+    """Paths of files with 60, 20 and 20 sentences; the last sentence of each file is long."""
     folder = tmp_path_factory.mktemp("treebank")
     sizes: Sequence[tuple[str, int]] = (("train", 60), ("dev", 20), ("test", 20))
     return {split: write_treebank(folder / f"{split}.conllu", size, seed) for seed, (split, size) in enumerate(sizes)}

@@ -1,4 +1,4 @@
-"""Probing of models: all families, the command, and its continuation."""
+"""Probing runs: all families, the command, and resuming."""
 
 import json
 from dataclasses import replace
@@ -33,8 +33,8 @@ def data(treebank_files: dict[str, str]) -> ProbingData:
 
 
 @pytest.mark.parametrize("family", list(FAMILIES))
-def test_families(family: str, texts: list[str], data: ProbingData) -> None:
-    """Every layer of every family, trained and untrained; static vectors have layer 0."""
+def test_all_families(family: str, texts: list[str], data: ProbingData) -> None:
+    """All layers, with trained and untrained weights; static embeddings have only layer 0."""
     model, tokenizer = tiny_pair(family, "AutoModel", texts)
     run = ProbingRun(model, tokenizer, data, ProbingOptions(training=FAST, rank=4), seeds=[0])
     for weights in ("trained", "untrained"):
@@ -50,20 +50,20 @@ def test_families(family: str, texts: list[str], data: ProbingData) -> None:
     assert len(layers) == 1 or family not in ("word2vec", "glove")
 
 
-def test_untrained_model(texts: list[str]) -> None:
-    """Other weights, the same for a seed, and the random state is restored."""
+def test_untrained_weights_depend_only_on_seed(texts: list[str]) -> None:
+    """The random state is restored."""
     model, _ = tiny_pair("bert", "AutoModel", texts, seed=5)
     state = torch.get_rng_state()
-    first, second, other = (untrained_model(model, seed).state_dict() for seed in (0, 0, 1))
+    weights, same_seed, other_seed = (untrained_model(model, seed).state_dict() for seed in (0, 0, 1))
     assert torch.equal(torch.get_rng_state(), state)
-    name = next(name for name in first if name.endswith("attention.qkv_proj.weight") or "attention" in name)
-    assert torch.equal(first[name], second[name])
-    assert not torch.equal(first[name], other[name])
-    assert not torch.equal(first[name], model.state_dict()[name])
+    name = next(name for name in weights if name.endswith("attention.qkv_proj.weight") or "attention" in name)
+    assert torch.equal(weights[name], same_seed[name])
+    assert not torch.equal(weights[name], other_seed[name])
+    assert not torch.equal(weights[name], model.state_dict()[name])
 
 
-def test_command(tmp_path: Path, texts: list[str], treebank_files: dict[str, str], monkeypatch: Any) -> None:
-    """Tables, figures and numbers; an interrupted run continues with what it lacks."""
+def test_probe_command(tmp_path: Path, texts: list[str], treebank_files: dict[str, str], monkeypatch: Any) -> None:
+    """Tables, figures and values; a resumed run computes only missing results."""
     folder = save(tmp_path / "bert", *tiny_pair("bert", "AutoModel", texts))
     flags: dict[str, Any] = {
         **{f"{split}_file": file for split, file in treebank_files.items()},
@@ -73,26 +73,26 @@ def test_command(tmp_path: Path, texts: list[str], treebank_files: dict[str, str
     with monkeypatch.context() as patch:
         patch.setattr(probing_run, "untrained_model", lambda model: (_ for _ in ()).throw(CtxError("Interrupted.")))
         assert "Interrupted" in command_output("analyze probe", **flags, fails=True)
-    partial = sorted((tmp_path / "out/probe.partial").iterdir())
-    assert len(partial) == 3
-    values = json.loads(partial[0].read_text())
-    values["layers"]["1"]["score"] = [0.125, 0.375]
-    partial[0].write_text(json.dumps(values))
+    partial_files = sorted((tmp_path / "out/probe.partial").iterdir())
+    assert len(partial_files) == 3
+    partial_values = json.loads(partial_files[0].read_text())
+    partial_values["layers"]["1"]["score"] = [0.125, 0.375]
+    partial_files[0].write_text(json.dumps(partial_values))
 
-    text = command_output("analyze probe", **flags)
+    output = command_output("analyze probe", **flags)
     assert not (tmp_path / "out/probe.partial").exists()
     result = AnalysisResult.load(tmp_path / "out/probe.json")
-    task = partial[0].name.split("-")[0]
-    assert result.values["trained"][task]["layers"]["1"]["score"] == [0.125, 0.375], "read, not computed again"
+    task = partial_files[0].name.split("-")[0]
+    assert result.values["trained"][task]["layers"]["1"]["score"] == [0.125, 0.375], "read from the partial result"
     assert result.settings["examples"]["tense"]["labels"] == 2
     titles = [table.title.partition(":")[0] for table in result.tables]
     assert titles[:4] == ["Scores by layer", "Selectivity", "Gain", "Compression"]
     assert titles[-1] == "Learned mixes of layers"
     assert "distance (UUAS)" in result.tables[0].columns
     assert "untrained, best layer" in result.tables[0].rows
-    assert "most frequent label of the word" in text
-    names = {figure.name for figure in result.figures}
-    assert {"layers-tense", "tasks", "mix-deprel", "tree"} <= names
+    assert "most frequent label of the word" in output
+    figure_names = {figure.name for figure in result.figures}
+    assert {"layers-tense", "tasks", "mix-deprel", "tree"} <= figure_names
     assert (tmp_path / "out/probe-tree.svg").exists()
     assert "--overwrite" in command_output("analyze probe", **flags, fails=True)
     for options, message in (
@@ -108,24 +108,24 @@ def test_command(tmp_path: Path, texts: list[str], treebank_files: dict[str, str
         assert message in command_output("analyze probe", **{"name": "other"} | flags | options, fails=True)
 
 
-def test_layers_are_added(tmp_path: Path, texts: list[str], treebank_files: dict[str, str]) -> None:
-    """Layers that a partial result lacks are trained alone, with the numbers of a joint run; a run for fewer layers
-    than the partial result has those alone, without mixes."""
+def test_missing_layers_are_added(tmp_path: Path, texts: list[str], treebank_files: dict[str, str]) -> None:
+    """Only layers missing in the partial result are trained, with the scores of a joint run; a run with fewer layers
+    returns only these, without mixes."""
     data = build_data(["pos", "distance"], treebank_files, [0], train_sample=20)
     model, tokenizer = tiny_pair("bert", "AutoModel", texts)
     options = ProbingOptions(training=FAST, code_length=False)
 
-    def results(layers: list[int] | None, partial_dir: Path | None, **options_of_run: Any) -> Any:
-        run = ProbingRun(model, tokenizer, data, options, layers, [0], partial_dir=partial_dir, **options_of_run)
+    def results(layers: list[int] | None, partial_dir: Path | None, **run_options: Any) -> Any:
+        run = ProbingRun(model, tokenizer, data, options, layers, [0], partial_dir=partial_dir, **run_options)
         return run.results("trained")
 
     def run(layers: list[int] | None, partial_dir: Path | None) -> Any:
         return results(layers, partial_dir)["pos"].layers
 
-    first = run([1], tmp_path)
+    partial = run([1], tmp_path)
     extended, joint = run(None, tmp_path), run(None, None)
     assert set(extended) == set(joint)
-    assert extended[1] == first[1]
+    assert extended[1] == partial[1]
     for layer, numbers in joint.items():
         assert extended[layer]["score"] == pytest.approx(numbers["score"], abs=0.02)
     assert results(None, tmp_path, mix=True)["pos"].mix is not None
@@ -133,8 +133,8 @@ def test_layers_are_added(tmp_path: Path, texts: list[str], treebank_files: dict
         assert (list(result.layers), result.mix, set(result.trees) <= {1}) == ([1], None, True)
 
 
-def test_edge_probe_of_spans(tmp_path: Path, texts: list[str]) -> None:
-    """Several labels and two spans; the other probes refuse several labels."""
+def test_edge_probe_of_spans_and_multiple_labels(tmp_path: Path, texts: list[str]) -> None:
+    """Examples with one or several labels and two spans."""
     record = {
         "text": texts[0],
         "targets": [
@@ -156,8 +156,8 @@ def test_edge_probe_of_spans(tmp_path: Path, texts: list[str]) -> None:
     assert run.baselines()["spans"]["majority"] == pytest.approx(2 * 2 / (4 + 3))
 
 
-def test_baselines_have_the_score_of_the_probe(texts: list[str], data: ProbingData) -> None:
-    """Balanced arcs, all predicted as none: F1 of arcs 0; for edge probes, micro F1 of all labels 0.5."""
+def test_baselines_use_score_of_probe(texts: list[str], data: ProbingData) -> None:
+    """Balanced arcs, all predicted as no arc: F1 of arcs is 0, and micro F1 of all labels 0.5 for edge probes."""
     model, tokenizer = tiny_pair("bert", "AutoModel", texts)
     data = ProbingData({"arc": [replace(data.tasks["arc"][0], positive_label="1")]})
     for probe, score in ((LinearOptions(), 0.0), (EdgeOptions(), 0.5)):

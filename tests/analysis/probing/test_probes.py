@@ -1,4 +1,4 @@
-"""Batches of probes against probes one by one, and against plain modules."""
+"""Batched probes against single probes and plain modules."""
 
 from dataclasses import replace
 from itertools import product
@@ -63,23 +63,23 @@ def random_data(num_slots: int, variants: int, multilabel: bool = False, layers:
     ],
     ids=lambda value: type(value).__name__.removesuffix("Options") if not isinstance(value, int) else str(value),
 )
-def test_batch_equals_single_probes(options: Any, num_slots: int) -> None:
-    """Weights, dev selection and scores, for each layer and variant."""
+def test_batched_probes_equal_single_probes(options: Any, num_slots: int) -> None:
+    """Weights, losses and test scores are equal for each layer and variant."""
     data = random_data(num_slots, 2, isinstance(options, EdgeOptions))
     grid = ProbeGrid(["0", "1", "2"], ["task", "control"], HIDDEN, num_slots, LABELS)
 
-    def fitted(grid: ProbeGrid, data: ProbeData) -> tuple[Any, Tensor, Tensor]:
+    def fit_probes(grid: ProbeGrid, data: ProbeData) -> tuple[Any, Tensor, Tensor]:
         probes = build_probes(grid, options)
         train_probes(probes, data.select(0, 24), data.select(24, 32), TRAINING, description="", progress=False)
         evaluation = evaluate_probes(probes, data.select(32, 40))
         return probes, evaluation.loss, evaluation.score()
 
-    probes, loss, score = fitted(grid, data)
+    probes, loss, score = fit_probes(grid, data)
     assert loss.std() > 0
     for layer, variant in product(range(3), range(2)):
         single = replace(grid, layers=[grid.layers[layer]], variants=[grid.variants[variant]])
         targets = data.targets[variant : variant + 1]
-        probe, single_loss, single_score = fitted(single, replace(data, targets=targets, layers=[layer]))
+        probe, single_loss, single_score = fit_probes(single, replace(data, targets=targets, layers=[layer]))
         torch.testing.assert_close(single_loss[0, 0], loss[layer, variant], atol=1e-4, rtol=1e-4)
         assert single_score[0, 0] == score[layer, variant]
         for parameter, expected in zip(probe.parameters(), probes.parameters(), strict=True):
@@ -87,7 +87,7 @@ def test_batch_equals_single_probes(options: Any, num_slots: int) -> None:
 
 
 @torch.no_grad()
-def test_edge_probe_against_modules() -> None:
+def test_edge_probe_equals_plain_modules() -> None:
     """Projections, attention over the words of a span, and the MLP, one example at a time."""
     data = random_data(2, 1, multilabel=True, layers=1)
     probes = build_probes(ProbeGrid(["0"], ["task"], HIDDEN, 2, LABELS), EdgeOptions(hidden_size=4)).eval()
@@ -110,8 +110,8 @@ def test_edge_probe_against_modules() -> None:
         torch.testing.assert_close(linear(probes.weight, probes.bias, norm(hidden))[0], logits[example])
 
 
-def test_mixes() -> None:
-    """Mix l averages the layers 0 to l at first; weights and gamma reach the loss."""
+def test_layer_mixes() -> None:
+    """Mix l is initialized as the mean of layers 0 to l; mix weights get gradients."""
     data = random_data(1, 2)
     probes = MixedProbes(ProbeGrid(["0", "1", "2"], ["a", "b"], HIDDEN, 1, LABELS), LinearOptions())
     logits = probes(data.batch(torch.arange(40)))
@@ -125,8 +125,8 @@ def test_mixes() -> None:
     assert probes.mix.grad[1, :, 2].abs().sum() == 0, "layer 2 is not in mix 1"
 
 
-def test_mix_numbers() -> None:
-    """Center of gravity and expected layer by hand; negative gains count."""
+def test_mix_statistics() -> None:
+    """Center of gravity and expected layer, computed by hand; negative gains count."""
     mix = MixScores(
         torch.tensor([[0.5], [0.8], [0.7], [0.9]]).double().numpy(),
         torch.tensor([[0.1], [0.2], [0.3], [0.4]]).double().numpy(),
@@ -143,7 +143,7 @@ def test_segment_softmax() -> None:
 
 
 def test_pooled_and_standardized_vectors() -> None:
-    """Means of spans in float16, statistics of the training rows with tokens, and zeros for words without."""
+    """Span means in float16; statistics of training rows with tokens; zeros for words without tokens."""
     data = random_data(2, 1, multilabel=True)
     pooled, spans = pool_spans(data.vectors.half(), data.spans)
     start, stop = data.spans[7, 1].tolist()
@@ -151,10 +151,10 @@ def test_pooled_and_standardized_vectors() -> None:
     vectors, has_tokens = torch.randn(50, 2, 4) * 30 + 5, torch.ones(50, dtype=torch.bool)
     vectors[:, 1, 3], has_tokens[3] = 7.0, False
     expected = vectors.clone()
-    training = expected[:30][has_tokens[:30]]
+    training_vectors = expected[:30][has_tokens[:30]]
     result = standardize(vectors, 30, has_tokens)
     torch.testing.assert_close(
-        result[40, 0], (expected[40, 0] - training[:, 0].mean(0)) / training[:, 0].std(0, correction=0)
+        result[40, 0], (expected[40, 0] - training_vectors[:, 0].mean(0)) / training_vectors[:, 0].std(0, correction=0)
     )
     assert not result[3].any()
     assert not result[:, 1, 3].any(), "a constant dimension"
@@ -163,17 +163,17 @@ def test_pooled_and_standardized_vectors() -> None:
         standardize(expected, 30, has_tokens)
 
 
-def word_task(train: int, types: int, seed: int = 0) -> tuple[ProbingTask, dict[str, Tensor], Tensor]:
-    """Words of random types, whose vectors are random per type and whose tags are random per type."""
+def word_task(train_size: int, num_types: int, seed: int = 0) -> tuple[ProbingTask, dict[str, Tensor], Tensor]:
+    """Words of random types; vectors and tags are random per type."""
     generator = torch.Generator().manual_seed(seed)
     type_vectors, type_tags = (
-        torch.randn(types, 2, 64, generator=generator),
-        torch.randint(0, 4, (types,), generator=generator),
+        torch.randn(num_types, 2, 64, generator=generator),
+        torch.randint(0, 4, (num_types,), generator=generator),
     )
     splits, spans, rows = {}, {}, []
     start = 0
-    for split, size in (("train", train), ("dev", 200), ("test", 400)):
-        word_types = torch.randint(0, types, (size,), generator=generator)
+    for split, size in (("train", train_size), ("dev", 200), ("test", 400)):
+        word_types = torch.randint(0, num_types, (size,), generator=generator)
         words = [f"w{word_type}" for word_type in word_types.tolist()]
         examples = [Example(0, ((i, i + 1),), (str(int(type_tags[word_types[i]])),)) for i in range(size)]
         splits[split] = ExampleSet([words], examples)
@@ -199,8 +199,8 @@ def test_random_vectors_are_not_selective() -> None:
     torch.testing.assert_close(mixes.weights.sum(), 1.0, check_dtype=False)
 
 
-def test_labels_that_training_lacks() -> None:
-    """They count as errors, and have no loss; a class of one example is learned like others."""
+def test_labels_missing_in_training() -> None:
+    """Unseen labels count as errors and have no loss; a class of one example does not disturb the others."""
     data = random_data(1, 1)
     data.targets[0, :20] = torch.arange(20) % LABELS
     data.targets[0, 20:] = UNKNOWN_LABEL
@@ -212,8 +212,8 @@ def test_labels_that_training_lacks() -> None:
     assert evaluate_probes(probes, data.select(0, 20)).score().max() > 0.3
 
 
-def test_labels_that_training_lacks_in_edge_probes() -> None:
-    """They count as missed: with one more in each test example, expected labels double."""
+def test_labels_missing_in_training_of_edge_probes() -> None:
+    """Unseen labels count as missed: one per test example doubles the expected labels."""
     scores, mixes = [], []
     for labels in ((), ("unseen",)):
         task, spans, vectors = word_task(400, 20)
@@ -231,7 +231,7 @@ def test_labels_that_training_lacks_in_edge_probes() -> None:
     assert mixes[1] < 0.8 * mixes[0]
 
 
-def test_unusable_probes() -> None:
+def test_invalid_probes_raise() -> None:
     with pytest.raises(CtxError, match="needs pairs"):
         build_probes(ProbeGrid(["0"], ["task"], HIDDEN, 1, LABELS), BilinearOptions())
     task, spans, vectors = word_task(10, 3)

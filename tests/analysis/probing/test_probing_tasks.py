@@ -1,4 +1,4 @@
-"""Examples of probing tasks, and what they are compared with."""
+"""Examples of probing tasks, control tasks and baselines."""
 
 import math
 from collections import Counter
@@ -28,32 +28,32 @@ from hf_ctxmodels.analysis.treebanks import LabeledSentence, TreebankSentence, r
 from hf_ctxmodels.core.errors import CtxError
 
 
-def parsed(text: str) -> TreebankSentence:
+def parse_sentence(text: str) -> TreebankSentence:
     """A sentence from "word/UPOS/head/relation/features ..."."""
     rows = [word.split("/") for word in text.split()]
     words, upos, heads, relations, features = zip(*([*row, ""][:5] for row in rows))
-    count = len(words)
+    size = len(words)
     return TreebankSentence(
-        words=[*words], lemmas=[*words], upos=[*upos], xpos=["_"] * count,
+        words=[*words], lemmas=[*words], upos=[*upos], xpos=["_"] * size,
         features=[dict(item.split("=") for item in cell.split("|") if item) for cell in features],
-        heads=[int(head) - 1 for head in heads], relations=[*relations], misc=[{}] * count, sentence_id="", document="",
+        heads=[int(head) - 1 for head in heads], relations=[*relations], misc=[{}] * size, sentence_id="", document="",
         location="file:1",
     )  # fmt: skip
 
 
-CLAUSES = parsed(
+CLAUSES = parse_sentence(
     "We/PRON/2/nsubj slept/VERB/0/root/VerbForm=Fin|Tense=Past ,/PUNCT/6/punct and/CCONJ/6/cc they/PRON/6/nsubj "
     "left/VERB/2/conj/VerbForm=Fin|Tense=Past early/ADV/6/advmod ./PUNCT/2/punct"
 )
 
 
-def test_pairs() -> None:
-    """Relations have all words, the root with itself; arcs are balanced, and negatives are not heads."""
+def test_pair_examples() -> None:
+    """Relations cover all words, the root is paired with itself; arcs are balanced, and negatives are not heads."""
     relations = relation_examples([CLAUSES]).examples
     assert len(relations) == 8
     assert Example(0, ((1, 2), (1, 2)), ("root",)) in relations
     assert Example(0, ((4, 5), (5, 6)), ("nsubj",)) in relations
-    arcs = arc_examples([CLAUSES, parsed("Go/VERB/0/root on/ADV/1/advmod")]).examples
+    arcs = arc_examples([CLAUSES, parse_sentence("Go/VERB/0/root on/ADV/1/advmod")]).examples
     assert Counter(example.labels[0] for example in arcs) == {"0": 7, "1": 7}
     for _, ((word, _), (candidate, _)), (label,) in arcs:
         assert (CLAUSES.heads[word] == candidate) == (label == "1")
@@ -75,11 +75,11 @@ def test_sentence_tasks() -> None:
     (tense,) = label_sentences("tense", [CLAUSES])
     assert (tense.label, tense.forms) == ("Past", ("slept",))
     assert [label_sentences(name, [CLAUSES])[0].label for name in ("sentlen", "depdepth")] == ["5-8", "2"]
-    assert not label_sentences("sentlen", [parsed("Go/VERB/0/root")])
+    assert not label_sentences("sentlen", [parse_sentence("Go/VERB/0/root")])
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_forms_are_in_one_partition(seed: int) -> None:
+def test_word_forms_are_in_one_partition(seed: int) -> None:
     """Labels are balanced in each partition, and no form or sentence is in two."""
     sentences = [
         LabeledSentence([form, str(number)], "Sing" if form in "abcdef" else "Plur", "", (form,))
@@ -97,10 +97,10 @@ def test_forms_are_in_one_partition(seed: int) -> None:
     assert train > test > 0
 
 
-def test_unusable_tasks(treebank_files: dict[str, str], tmp_path: Path) -> None:
-    """One label only, labels without examples, unknown tasks and features, missing files."""
+def test_invalid_tasks_raise(treebank_files: dict[str, str], tmp_path: Path) -> None:
+    """A single label, features without examples, unknown tasks and missing files."""
     with pytest.raises(CtxError, match="only the label"):
-        build_treebank_task("pos", {key: [parsed("Go/VERB/0/root")] for key in ("train", "dev", "test")})
+        build_treebank_task("pos", {key: [parse_sentence("Go/VERB/0/root")] for key in ("train", "dev", "test")})
     for names, files, message in (
         (["morphology:Case"], treebank_files, "no label"),
         (["pso"], treebank_files, "Unknown task"),
@@ -111,28 +111,28 @@ def test_unusable_tasks(treebank_files: dict[str, str], tmp_path: Path) -> None:
             build_data(names, files, [0])
 
 
-def test_built_data(treebank_files: dict[str, str]) -> None:
+def test_build_data(treebank_files: dict[str, str]) -> None:
     data = build_data(["pos", "morphology:Number", "distance", "tense"], treebank_files, [0, 1], train_sample=10)
     assert len(data.trees["train"]) == 10
     assert len(data.tasks["tense"]) == 2
     counts = data.counts()
     assert counts["morphology:Number"]["labels"] == 2
     assert counts["distance"] == {"train": 10, "dev": 20, "test": 20}
-    numbers = [label_sentences(name, read_treebank(treebank_files["train"])) for name in SENTENCE_TASKS]
-    assert sum(map(bool, numbers)) >= 6
+    labeled = [label_sentences(name, read_treebank(treebank_files["train"])) for name in SENTENCE_TASKS]
+    assert sum(map(bool, labeled)) >= 6
 
 
-def test_control_task() -> None:
-    """Labels depend on type and seed alone, and follow the distribution of the task's labels."""
+def test_control_task_labels() -> None:
+    """Labels depend only on word type and seed and follow the label distribution of the task."""
     labels = ["A"] * 70 + ["B"] * 30
-    drawn = [ControlTask(labels, 0).label(str(number)) for number in range(4000)]
-    assert drawn == [ControlTask(list(reversed(labels)), 0).label(str(number)) for number in range(4000)]
-    assert abs(drawn.count("A") / 4000 - 0.7) < 0.03
-    other = [ControlTask(labels, 1).label(str(number)) for number in range(4000)]
-    assert abs(sum(a == b for a, b in zip(drawn, other, strict=True)) / 4000 - (0.49 + 0.09)) < 0.03
+    control_labels = [ControlTask(labels, 0).label(str(number)) for number in range(4000)]
+    assert control_labels == [ControlTask(list(reversed(labels)), 0).label(str(number)) for number in range(4000)]
+    assert abs(control_labels.count("A") / 4000 - 0.7) < 0.03
+    other_seed = [ControlTask(labels, 1).label(str(number)) for number in range(4000)]
+    assert abs(sum(a == b for a, b in zip(control_labels, other_seed, strict=True)) / 4000 - (0.49 + 0.09)) < 0.03
 
 
-def test_majorities() -> None:
+def test_majority_baseline() -> None:
     def words(text: str) -> ExampleSet:
         pairs = [item.split("/") for item in text.split()]
         examples = [Example(0, ((i, i + 1),), (tag,)) for i, (_, tag) in enumerate(pairs)]
@@ -147,15 +147,15 @@ def test_majorities() -> None:
     assert label_score([("a", "b"), ("c",)], [("a",), ("d",)]) == pytest.approx(2 / 5)
 
 
-def test_code_length_by_hand() -> None:
-    """Four labels: two bits for each of 3 examples; then 5 and 10 examples at a loss of 1 bit and half a bit each."""
+def test_online_code_length() -> None:
+    """Four labels: two bits for each of 3 examples, then two portions with a summed loss of 5 bits each."""
     losses = [5 * math.log(2), 5 * math.log(2)]
     assert online_code_length(3, 4, losses) == pytest.approx(3 * 2 + 5 + 5)
     assert uniform_code_length(18, 4) == 36
 
 
-def test_portions() -> None:
-    """Whole sentences; all examples are coded, and small corpora skip empty portions."""
+def test_portions_of_online_coding() -> None:
+    """Portions are whole sentences and cover all examples; small corpora have no empty portions."""
     examples = ExampleSet([["a"] * 3] * 200, [Example(index // 3, ((0, 1),), ("x",)) for index in range(600)])
     order, sizes = shuffle_sentences(examples)
     assert sorted(order) == list(range(600))
@@ -164,7 +164,7 @@ def test_portions() -> None:
     assert shuffle_sentences(ExampleSet([["a"]], [Example(0, ((0, 1),), ("x",))]))[1] == [1]
 
 
-def test_task_needs_examples_of_each_split() -> None:
+def test_task_requires_examples_of_each_split() -> None:
     full = ExampleSet([["a", "b"]], [Example(0, ((0, 1),), ("x",)), Example(0, ((1, 2),), ("y",))])
     with pytest.raises(CtxError, match="no example of pos in dev"):
         ProbingTask("pos", {"train": full, "dev": ExampleSet([], []), "test": full})

@@ -1,4 +1,4 @@
-"""Structural probes against scipy, networkx and planted trees."""
+"""Structural probes against SciPy, NetworkX and planted trees."""
 
 import networkx
 import numpy as np
@@ -25,7 +25,7 @@ from hf_ctxmodels.analysis.probing.training import ProbeTraining
 
 
 def test_minimum_spanning_trees() -> None:
-    """The weight of each tree is networkx's, also with distances of 0; the edges are, where distances differ."""
+    """Tree weights equal those of NetworkX, also with zero distances; edges are equal if distances are distinct."""
     generator = np.random.default_rng(0)
     matrices = generator.random((2, 5, 9, 9))
     matrices[1, :, :4, :4] = 0
@@ -61,7 +61,7 @@ def random_tree(generator: np.random.Generator, size: int, first_row: int) -> Pa
     return ParsedSentence(first_row, distances, distances[order[0]].astype(int), is_scored)
 
 
-def pythagorean(sentence: ParsedSentence, width: int) -> torch.Tensor:
+def pythagorean_embedding(sentence: ParsedSentence, width: int) -> torch.Tensor:
     """Vectors whose squared distances are tree distances and whose squared norms are depths (Coenen et al. 2019)."""
     vectors = torch.zeros(len(sentence.depths), width)
     for number, word in enumerate(np.argsort(sentence.depths)):
@@ -73,7 +73,7 @@ def pythagorean(sentence: ParsedSentence, width: int) -> torch.Tensor:
 
 
 def planted_data(sizes: dict[str, int]) -> dict[str, TreeData]:
-    """Rotated planted embeddings with as many dimensions of noise in layer 0, and noise alone in layer 1."""
+    """Layer 0: rotated planted embeddings and as many noise dimensions; layer 1: only noise."""
     generator = np.random.default_rng(0)
     torch.manual_seed(0)
     rotation = torch.linalg.qr(torch.randn(16, 16)).Q
@@ -85,15 +85,15 @@ def planted_data(sizes: dict[str, int]) -> dict[str, TreeData]:
         for _ in range(count):
             sentence = random_tree(generator, int(generator.integers(5, 9)), start)
             start += len(sentence.depths)
-            signal = torch.cat([pythagorean(sentence, 8), torch.randn(len(sentence.depths), 8)], 1) @ rotation
+            signal = torch.cat([pythagorean_embedding(sentence, 8), torch.randn(len(sentence.depths), 8)], 1) @ rotation
             vectors.append(torch.stack([signal, torch.randn_like(signal)], 1))
             trees[split].append(sentence)
-    table = torch.cat(vectors)
-    return {split: TreeData(table, sentences, [0, 1]) for split, sentences in trees.items()}
+    all_vectors = torch.cat(vectors)
+    return {split: TreeData(all_vectors, sentences, [0, 1]) for split, sentences in trees.items()}
 
 
 def test_planted_trees_are_recovered() -> None:
-    """The layer with the trees, and not the layer of noise."""
+    """From the layer with planted trees, not from the noise layer."""
     data = planted_data({"train": 150, "dev": 20, "test": 40})
     options = ProbingOptions(training=ProbeTraining(learning_rate=0.03, epochs=20, min_steps=1), rank=8)
     scores, edges = probe_structure(data, [3, 7], "distance", [0, 1], options, "distance")
@@ -108,14 +108,14 @@ def test_planted_trees_are_recovered() -> None:
     assert max(scores[7]["score"]) < 0.6
 
 
-def test_losses_and_padding() -> None:
-    """Of a batch with padding: the mean over the sentences alone, and by the formula."""
+def test_loss_of_padded_batch() -> None:
+    """The loss of a padded batch is the mean of the losses of single sentences and equals the formula."""
     data = planted_data({"train": 6})["train"]
     probes = StructuralProbes(ProbeGrid(["0", "1"], ["a"], 16, 1, 1), rank=4)
     for task in ("distance", "depth"):
         losses = [structural_losses(probes, data, [sentence], task)[0, 0] for sentence in data.sentences]  # type: ignore[arg-type]
-        joint = structural_losses(probes, data, data.sentences, task)[0, 0]  # type: ignore[arg-type]
-        torch.testing.assert_close(joint, torch.stack(losses).mean())
+        batch_loss = structural_losses(probes, data, data.sentences, task)[0, 0]  # type: ignore[arg-type]
+        torch.testing.assert_close(batch_loss, torch.stack(losses).mean())
     sentence = data.sentences[0]
     size = len(sentence.depths)
     projected = data.vectors[:size, 0] @ probes.weight[0, 0]
@@ -124,8 +124,8 @@ def test_losses_and_padding() -> None:
     torch.testing.assert_close(loss, (expected.abs().sum() / size**2).float(), atol=1e-3, rtol=1e-3)
 
 
-def test_scores_leave_out_punctuation() -> None:
-    """a - b - "," - c in a chain: without the comma, c is joined to b; the root is the first of the rest."""
+def test_scores_exclude_punctuation() -> None:
+    """The chain a - b - "," - c: without the comma, c is connected to b, and the root is the first scored word."""
     sentence = ParsedSentence(
         0, np.abs(np.arange(4)[:, None] - np.arange(4)).astype(float), np.arange(4), np.array([True, True, False, True])
     )
