@@ -48,7 +48,7 @@ class RecordingProcessor(LogitsProcessor):
         return scores.index_add(1, torch.tensor(self.token_ids), torch.full((len(scores), len(self.token_ids)), 99.0))
 
 
-def test_default_special_ids_end_the_vocabulary(tokenizer: CtxGroverTokenizer) -> None:
+def test_default_special_ids_are_last_in_vocabulary(tokenizer: CtxGroverTokenizer) -> None:
     default, config = CtxGroverConfig(), CtxGroverConfig(vocab_size=len(tokenizer))
     assert (default.bos_token_id, default.eos_token_id, default.classifier_token_id) == (50265, 50266, 50267)
     assert (config.bos_token_id, config.eos_token_id) == tokenizer.field_ids("article")

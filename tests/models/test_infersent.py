@@ -77,7 +77,7 @@ def test_unknown_words_are_skipped() -> None:
     torch.testing.assert_close(model(input_ids=with_unknown).pooler_output, model(input_ids=text).pooler_output)
     only_unknown = torch.full((1, 3), UNKNOWN)
     assert model(input_ids=only_unknown).pooler_output.isfinite().all(), "a text of unknown words must be encoded"
-    unskipped_model = BASE.model(skip_unknown=False)
-    with_unknown, text = (unskipped_model(input_ids=ids).pooler_output for ids in (with_unknown, text))
+    no_skip_model = BASE.model(skip_unknown=False)
+    with_unknown, text = (no_skip_model(input_ids=ids).pooler_output for ids in (with_unknown, text))
     assert not torch.allclose(with_unknown, text)
-    assert torch.equal(unskipped_model(only_unknown).pooler_output, model(only_unknown).pooler_output)
+    assert torch.equal(no_skip_model(only_unknown).pooler_output, model(only_unknown).pooler_output)
