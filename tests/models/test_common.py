@@ -174,7 +174,7 @@ class TestSaving:
         assert_same_outputs(loaded(**batch), model(**batch), tolerance=1e-6 if case.is_recurrent else 0)
 
     @pytest.mark.parametrize("case", TIED_HEADS, ids=str)
-    def test_tied_and_untied_weights_after_saving(self, case: Case, tmp_path: Path) -> None:
+    def test_weight_tying(self, case: Case, tmp_path: Path) -> None:
         model = case.model()
         assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
         model.save_pretrained(tmp_path)

@@ -119,8 +119,8 @@ class TestLoss:
         gradients."""
         batch, model = make_batch(head_case), head_case.model()
         targets = make_targets(head_case, batch, ignore_some=True)
-        expected, full = model(**batch, **targets), model(**batch)
-        name = "logits" if "logits" in full else "prediction_logits"
+        expected, without_labels = model(**batch, **targets), model(**batch)
+        name = "logits" if "logits" in without_labels else "prediction_logits"
         outputs_with_logits = [model(**batch, **targets, return_logits=True)]
         with torch.no_grad():
             outputs_with_logits.append(model(**batch, **targets))
@@ -130,7 +130,7 @@ class TestLoss:
         for outputs in outputs_with_logits:
             assert_close(outputs.loss, expected.loss, "loss")
             if not head_case.has_generator:  # the logits of a discriminator depend on the generator's samples
-                assert_close(outputs[name], full[name], name)
+                assert_close(outputs[name], without_labels[name], name)
         gradients_without = gradients(model, expected.loss)
         assert_same_gradients(gradients(model, outputs_with_logits[-1].loss), gradients_without)
         model.train()

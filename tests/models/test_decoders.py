@@ -114,14 +114,14 @@ def test_generation_matches_transformers(case: Case, tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_generation_is_independent_of_padding_and_mode(case: Case) -> None:
     """Padding on both sides; assisted generation, prompt lookup and a static cache."""
-    model, left, right = case.model(), prompts(case, "left"), prompts(case)
+    model, left_batch, right_batch = case.model(), prompts(case, "left"), prompts(case)
     for num_beams in (1, 3):
-        texts = generate(model, **left, num_beams=num_beams)
-        assert torch.equal(generate(model, **right, num_beams=num_beams), texts)
+        texts = generate(model, **left_batch, num_beams=num_beams)
+        assert torch.equal(generate(model, **right_batch, num_beams=num_beams), texts)
         for row, length in enumerate(LENGTHS):
-            ids = right["input_ids"][row : row + 1, :length]
+            ids = right_batch["input_ids"][row : row + 1, :length]
             assert torch.equal(generate(model, ids, num_beams=num_beams)[0], texts[row])
-    ids = right["input_ids"][:1]
+    ids = right_batch["input_ids"][:1]
     modes: list[dict[str, Any]] = [{"assistant_model": case.model()}]
     modes += [{"cache_implementation": "static", "disable_compile": True}]
     modes += [] if case.is_seq2seq else [{"prompt_lookup_num_tokens": 2}]

@@ -194,7 +194,7 @@ class TestTiedWeights:
 
 
 class TestCheckpoints:
-    def test_auto_classes_load_the_discriminator(self, tmp_path: Path) -> None:
+    def test_auto_classes_load_discriminator(self, tmp_path: Path) -> None:
         """From a joint checkpoint only weights of heads are missing, and no key is unexpected."""
         model = CASE.model()
         model.save_pretrained(tmp_path)

@@ -181,8 +181,8 @@ def test_decoder_is_causal_and_attends_to_full_source(batch: dict[str, torch.Ten
     model = make_pair("bert", "bert")
     ids = batch["labels"].clamp(min=4)
 
-    def logits(**changes: torch.Tensor) -> torch.Tensor:
-        inputs = {"input_ids": batch["input_ids"][:1], "decoder_input_ids": ids[:1], **changes}
+    def logits(**overrides: torch.Tensor) -> torch.Tensor:
+        inputs = {"input_ids": batch["input_ids"][:1], "decoder_input_ids": ids[:1], **overrides}
         return model(**inputs).logits[0]
 
     original = logits()

@@ -125,11 +125,11 @@ def test_generate_continues_from_cache(case: Case) -> None:
     if encoder_inputs:
         inputs[ids_name][:, 0] = model.config.decoder_start_token_id
     expected = model.generate(**inputs, **options, max_new_tokens=6)
-    first = model.generate(**inputs, **options, max_new_tokens=2)
-    assert first.past_key_values.get_seq_length() == 5, "all tokens except the last"
-    inputs = {**inputs, ids_name: first.sequences, "past_key_values": first.past_key_values}
-    second = model.generate(**inputs, **options, max_new_tokens=4)
-    assert torch.equal(second.sequences, expected.sequences)
+    first_outputs = model.generate(**inputs, **options, max_new_tokens=2)
+    assert first_outputs.past_key_values.get_seq_length() == 5, "all tokens except the last"
+    inputs = {**inputs, ids_name: first_outputs.sequences, "past_key_values": first_outputs.past_key_values}
+    second_outputs = model.generate(**inputs, **options, max_new_tokens=4)
+    assert torch.equal(second_outputs.sequences, expected.sequences)
 
 
 def test_assisted_generation_raises(case: Case) -> None:
@@ -150,20 +150,20 @@ def test_unsupported_cache_raises() -> None:
 def test_restored_states_continue_texts(case: Case, tmp_path: Path) -> None:
     """Restored states continue the texts with any number of processes; new texts start from zero states."""
     model = case.model(stateful=True)
-    first, second = make_batch(case, (7, 7, 7, 7)), make_batch(case, (7, 7, 7, 7), seed=1)
+    first_batch, second_batch = make_batch(case, (7, 7, 7, 7)), make_batch(case, (7, 7, 7, 7), seed=1)
     carrier = RecurrentStateCarrier(model, 1)
     indices = torch.tensor([0, 10, 20, 30])
-    carrier.update(0, indices, model(**first))
+    carrier.update(0, indices, model(**first_batch))
     carrier.save(tmp_path, 0)
     next_indices = torch.tensor([1, 11, 25, 31])
-    expected = model(**second, **carrier.inputs(0, next_indices)).logits
-    torch.testing.assert_close(expected[2], model(**second).logits[2])
-    assert not torch.allclose(expected[0], model(**second).logits[0])
+    expected = model(**second_batch, **carrier.inputs(0, next_indices)).logits
+    torch.testing.assert_close(expected[2], model(**second_batch).logits[2])
+    assert not torch.allclose(expected[0], model(**second_batch).logits[0])
     for num_processes in (1, 2):
         logits = []
         for process, rows in enumerate(torch.arange(4).chunk(num_processes)):
             restored = RecurrentStateCarrier(model, 1)
             restored.load(tmp_path, process, num_processes, torch.device("cpu"))
-            batch = {name: value[rows] for name, value in second.items()}
+            batch = {name: value[rows] for name, value in second_batch.items()}
             logits.append(model(**batch, **restored.inputs(0, next_indices[rows])).logits)
         torch.testing.assert_close(torch.cat(logits), expected)

@@ -172,7 +172,7 @@ def test_blocks_without_labels_are_omitted(batch, tables) -> None:
     assert len(make_blocks(batch, "negatives", False)) == 3 + 2 + 1
 
 
-def test_blocks_must_divide_the_length(batch) -> None:
+def test_blocks_must_divide_length(batch) -> None:
     batch["negatives"] = random_ids(VOCABULARY, (3, 5, 2))
     with pytest.raises(CtxError, match="12 columns cannot be split into 5"):
         make_blocks(batch, "negatives", False)

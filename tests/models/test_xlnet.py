@@ -161,18 +161,18 @@ class TestMemory:
         model.config.use_mems_train = True
         assert model(input_ids=words).mems is not None
 
-    def test_padding_in_the_memory_is_masked(self, path: str) -> None:
+    def test_padding_in_memory_is_masked(self, path: str) -> None:
         """Outputs after a padded segment equal those after a segment without padding."""
         model = MODEL.model(attention=path)
-        first, second = make_batch((8, 5), seed=1), make_batch((6, 6), seed=2)
-        memories = model(**first).mems
-        logits = model(**without(second, "labels"), mems=memories).logits
+        first_segment, second_segment = make_batch((8, 5), seed=1), make_batch((6, 6), seed=2)
+        memories = model(**first_segment).mems
+        logits = model(**without(second_segment, "labels"), mems=memories).logits
         for row, length in enumerate((8, 5)):
-            first_example = {name: value[row : row + 1] for name, value in first.items()}
+            first_example = {name: value[row : row + 1] for name, value in first_segment.items()}
             memory = model(**first_example).mems
             assert not memory[-1][0, : 8 - length].any()
             memory = [layer[:, 8 - length :] for layer in memory]
-            second_example = {name: value[row : row + 1] for name, value in without(second, "labels").items()}
+            second_example = {name: value[row : row + 1] for name, value in without(second_segment, "labels").items()}
             assert_close(model(**second_example, mems=memory).logits[0], logits[row])
 
     def test_packed_and_padded_memory_agree(self) -> None:
