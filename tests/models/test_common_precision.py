@@ -1,4 +1,4 @@
-"""All families in bfloat16 and on a CUDA device: close to float32 on the CPU, with all attention paths.
+"""All families in bfloat16: close to float32, on all attention paths.
 
 Cases and fixtures: tests/zoo/matrix.py, tests/models/conftest.py.
 """
