@@ -114,7 +114,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _parameter_families(item: pytest.Item) -> set[str]:
-    """Families that the parameters of a test name, such as bert in `test_ties[bert-AutoModelForMaskedLM]`."""
+    """Families that the parameters of a test name, such as bert in `test_weight_tying[bert-AutoModelForMaskedLM]`."""
     return FAMILIES.keys() & re.split(r"[\[\]-]", item.name)
 
 

@@ -1,4 +1,4 @@
-"""Fixtures of the common tests: each is a case of the test matrix, which is a model class of a family."""
+"""Fixtures of the common tests: cases of the test matrix, each a model class of a family."""
 
 import pytest
 from zoo import ARCHETYPES, BASES, HEADS, NETWORKS, Case
@@ -22,25 +22,25 @@ def packed_layouts(monkeypatch: pytest.MonkeyPatch) -> list[PackedLayout]:
 
 @pytest.fixture(params=BASES, ids=str)
 def base_case(request: pytest.FixtureRequest) -> Case:
-    """The base model of every family."""
+    """Base model of each family."""
     return request.param
 
 
 @pytest.fixture(params=NETWORKS, ids=str)
 def network_case(request: pytest.FixtureRequest) -> Case:
-    """The base model of every family whose network differs from its parent's."""
+    """Base model of each family whose network differs from its parent's."""
     return request.param
 
 
 @pytest.fixture(params=[case for case in NETWORKS if case.has_attention], ids=str)
 def attention_case(request: pytest.FixtureRequest) -> Case:
-    """The network cases with attention."""
+    """Network cases with attention."""
     return request.param
 
 
 @pytest.fixture(params=HEADS, ids=str)
 def head_case(request: pytest.FixtureRequest) -> Case:
-    """Every model class with a loss."""
+    """All model classes with a loss."""
     return request.param
 
 

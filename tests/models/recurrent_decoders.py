@@ -1,4 +1,4 @@
-"""Recurrent decoders by the equations of their papers, step by step and for one text at a time."""
+"""Reference implementations of recurrent decoders: the papers' equations, one text and one step at a time."""
 
 import torch
 from torch import Tensor, nn
@@ -33,19 +33,20 @@ def gru_step(layer: nn.Module, direction: int, inputs: Tensor, state: Tensor) ->
 def cove(
     model: nn.Module, ids: Tensor, target: list[int], language: int = 0, attention: list[Tensor] | None = None
 ) -> Tensor:
-    """(steps, vocabulary) log-probabilities of the word after each word of `target`; appends to `attention`."""
+    """(steps, vocabulary) log-probabilities of the word after each word of `target`; attention weights are appended to
+    `attention`."""
     encoded, decoder = model.cove(input_ids=ids[None], output_final_states=True), model.decoder
     source = encoded.last_hidden_state[0, :, model.config.embedding_size :]  # H
     states = [*zip(encoded.final_hidden[0], encoded.final_cell[0], strict=True)]
-    output, logs = torch.zeros(model.config.hidden_size), []
+    output, log_probs = torch.zeros(model.config.hidden_size), []
     for word in target:
         states = lstm_step(decoder.cells, torch.cat([decoder.embeddings.weight[word], output]), states)
         weights = torch.softmax(source @ decoder.query(states[-1][0]), 0)
         if attention is not None:
             attention.append(weights)
         output = decoder.combine(torch.cat([source.T @ weights, states[-1][0]])).tanh()
-        logs.append(model.prediction(output).log_softmax(0))
-    return torch.stack(logs)
+        log_probs.append(model.prediction(output).log_softmax(0))
+    return torch.stack(log_probs)
 
 
 @torch.no_grad()
@@ -54,66 +55,66 @@ def laser(model: nn.Module, ids: Tensor, target: list[int], language: int) -> Te
     sentence, decoder = model.laser(input_ids=ids[None]).pooler_output[0], model.decoder
     size = model.config.decoder_size
     states = [*zip(decoder.first_hidden(sentence).split(size), decoder.first_cell(sentence).split(size), strict=True)]
-    logs = []
+    log_probs = []
     for word in target:
         inputs = torch.cat([decoder.embeddings.weight[word], sentence, decoder.languages.weight[language]])
         states = lstm_step(decoder.layers, inputs, states)
-        logs.append(model.prediction(states[-1][0]).log_softmax(0))
-    return torch.stack(logs)
+        log_probs.append(model.prediction(states[-1][0]).log_softmax(0))
+    return torch.stack(log_probs)
 
 
 @torch.no_grad()
 def gensen_embedding(model: nn.Module, ids: Tensor) -> Tensor:
-    """(hidden,) embedding of one text: the final states of both directions, word by word."""
-    words, length = model.embeddings.weight[ids], len(ids)
+    """(hidden,) embedding of one text: the final states of both directions."""
+    inputs, length = model.embeddings.weight[ids], len(ids)
     for layer in model.layers:
         outputs = []
-        for direction, order in enumerate((range(length), range(length - 1, -1, -1))):
+        for direction, positions in enumerate((range(length), range(length - 1, -1, -1))):
             states, state = {}, torch.zeros(layer.hidden_size)
-            for position in order:
-                states[position] = state = gru_step(layer, direction, words[position], state)
+            for position in positions:
+                states[position] = state = gru_step(layer, direction, inputs[position], state)
             outputs.append(([states[position] for position in range(length)], state))
-        words = torch.cat([torch.stack(states) for states, _ in outputs], -1)
+        inputs = torch.cat([torch.stack(states) for states, _ in outputs], -1)
     return torch.cat([state for _, state in outputs])
 
 
 @torch.no_grad()
 def gensen(model: nn.Module, ids: Tensor, target: list[int], language: int) -> Tensor:
     """As `cove`, for GenSen; `language` is the task."""
-    decoder, logs = list(model.decoders.values())[language], []
+    decoder, log_probs = list(model.decoders.values())[language], []
     sentence = state = gensen_embedding(model.gensen, ids)
     for word in target:
         state = gru_step(decoder.layers[0], 0, torch.cat([decoder.embeddings.weight[word], sentence]), state)
-        logs.append(decoder.prediction(state).log_softmax(0))
-    return torch.stack(logs)
+        log_probs.append(decoder.prediction(state).log_softmax(0))
+    return torch.stack(log_probs)
 
 
 @torch.no_grad()
 def lmseq2seq(model: nn.Module, ids: Tensor, target: list[int], language: int = 0) -> Tensor:
     """As `cove`, for the encoder-decoder from two language models."""
-    config, first = model.config, model.config.pretrained_layers - 1
+    config, lower_layer = model.config, model.config.pretrained_layers - 1
     states = [(torch.zeros(config.hidden_size), torch.zeros(config.hidden_size))] * config.num_hidden_layers
     outputs: list[list[Tensor]] = []
     for vector in model.encoder.word_embeddings.weight[ids]:
         states = lstm_step(model.encoder.layers, vector, states)
         outputs.append([hidden for hidden, _ in states])
-    lower_source, top_source = (torch.stack([step[layer] for step in outputs]) for layer in (first, -1))
-    logs = []
+    lower_source, top_source = (torch.stack([step[layer] for step in outputs]) for layer in (lower_layer, -1))
+    log_probs = []
     for vector in model.decoder.word_embeddings.weight[target]:
         states = lstm_step(model.decoder.layers, vector, states)
-        lower, top = states[first][0], states[-1][0]
+        lower, top = states[lower_layer][0], states[-1][0]
         weights = torch.softmax(top_source @ model.query(top), 0)
         contexts = [lower_source.T @ weights] if config.multi_layer_attention else []
         output = model.combine(torch.cat([*contexts, top_source.T @ weights, top])).tanh()
-        logs.append(model.prediction(output + lower if config.residual else output).log_softmax(0))
-    return torch.stack(logs)
+        log_probs.append(model.prediction(output + lower if config.residual else output).log_softmax(0))
+    return torch.stack(log_probs)
 
 
 def cvt_states(model: nn.Module, ids: Tensor, target: list[int]) -> tuple[Tensor, list[Tensor]]:
-    """CVT's encoder states (words, hidden) of a source, and the (hidden,) states of the LSTM after each word."""
+    """CVT's encoder states (words, hidden) of a source, and the (hidden,) decoder states after each word."""
     source, decoder = model.cvt(input_ids=ids[None]).last_hidden_state[0], model.decoder  # H
     half = source.shape[1] // 2
-    final = torch.cat([source[-1, :half], source[0, half:]])  # of both directions
+    final = torch.cat([source[-1, :half], source[0, half:]])  # final states of both directions
     states, outputs = [(decoder.first_hidden(final), decoder.first_cell(final))], []
     for word in target:
         states = lstm_step(nn.ModuleList([decoder.layer]), decoder.embeddings.weight[word], states)
@@ -121,9 +122,9 @@ def cvt_states(model: nn.Module, ids: Tensor, target: list[int]) -> tuple[Tensor
     return source, outputs
 
 
-def cvt_attention_vector(context: nn.Module, source: Tensor, hidden: Tensor, *, attends: bool = True) -> Tensor:
-    """(hidden,) tanh(W_a [c; h]) of an attention of CVT; all weights are zero unless it `attends`."""
-    weights = torch.softmax(source @ context.query.weight @ hidden, 0) * attends
+def cvt_attention_vector(context: nn.Module, source: Tensor, hidden: Tensor, *, use_attention: bool = True) -> Tensor:
+    """(hidden,) tanh(W_a [c; h]) of an attention layer of CVT; without `use_attention` all weights are zero."""
+    weights = torch.softmax(source @ context.query.weight @ hidden, 0) * use_attention
     return (context.combine.weight @ torch.cat([source.T @ weights, hidden])).tanh()
 
 

@@ -1,4 +1,4 @@
-"""ALBERT: scopes of parameter sharing when saving, training, compiling and exporting; configurations; shared layers."""
+"""ALBERT: parameter sharing in saving, training, compilation and export; configurations; shared layers."""
 
 import copy
 from collections import Counter
@@ -55,7 +55,7 @@ all_sharing = pytest.mark.parametrize("sharing", SHARING, ids=sharing_id)
 class TestSharing:
     @pytest.mark.parametrize("tied", [True, False])
     @all_sharing
-    def test_saving(self, sharing: dict, tied: bool, tmp_path: Path) -> None:
+    def test_parameters_are_saved_once(self, sharing: dict, tied: bool, tmp_path: Path) -> None:
         """Each parameter is saved once, and no key is missing after loading."""
         model = PRETRAINING.model(tie_word_embeddings=tied, **sharing)
         model.save_pretrained(tmp_path)
@@ -66,20 +66,20 @@ class TestSharing:
 
     @all_sharing
     @pytest.mark.parametrize("checkpointing", [False, True])
-    def test_outputs_of_all_applications_are_recorded(self, sharing: dict, checkpointing: bool) -> None:
+    def test_outputs_of_all_layer_calls_are_recorded(self, sharing: dict, checkpointing: bool) -> None:
         model = ENCODER.model(attention="eager", **sharing)
         if checkpointing:
             model.train().activation_checkpointing_enable()
         outputs = model(**make_batch(ENCODER), output_hidden_states=True, output_attentions=True)
-        num_applications = sharing["num_hidden_layers"] * sharing["inner_group_num"]
-        assert len(outputs.attentions) == num_applications
-        assert len(outputs.hidden_states) == num_applications + 1
+        num_calls = sharing["num_hidden_layers"] * sharing["inner_group_num"]
+        assert len(outputs.attentions) == num_calls
+        assert len(outputs.hidden_states) == num_calls + 1
         for states, next_states in pairwise(outputs.hidden_states):
             assert not torch.equal(states, next_states)
         assert torch.equal(outputs.hidden_states[-1], outputs.last_hidden_state)
 
     @all_sharing
-    def test_gradient_checkpointing_keeps_the_gradients(self, sharing: dict) -> None:
+    def test_gradient_checkpointing_preserves_gradients(self, sharing: dict) -> None:
         batch = labeled_batch(PRETRAINING)
         results = []
         for checkpointing in (False, True):
@@ -92,15 +92,15 @@ class TestSharing:
         assert_close(*results, tolerance=0)
 
     @pytest.mark.parametrize("sharing", PARTIAL_SHARING[::2], ids=sharing_id)
-    def test_compile(self, sharing: dict) -> None:
+    def test_compiled_encoder_matches_eager(self, sharing: dict) -> None:
         torch._dynamo.reset()
         model, batch = ENCODER.model(**sharing), make_batch(ENCODER)
         compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
         with torch.no_grad():
             assert_same_outputs(compiled(**batch), model(**batch), batch["attention_mask"])
 
-    def test_parameter_counts_of_the_scopes(self) -> None:
-        """As in table 4: sharing the feed-forward network saves more parameters than sharing attention."""
+    def test_parameter_counts_by_scope(self) -> None:
+        """As in table 4 of the paper: sharing the feed-forward network saves more parameters than sharing attention."""
 
         def count(**sharing: object) -> int:
             return ENCODER.model(num_hidden_layers=4, intermediate_size=128, **sharing).num_parameters()
@@ -166,8 +166,8 @@ class TestReference:
 
 class TestConfiguration:
     @pytest.mark.parametrize("field", ["gap_size", "net_structure_type", "num_memory_blocks"])
-    def test_fields_of_the_first_release(self, field: str, tmp_path: Path) -> None:
-        """Only their published value is supported."""
+    def test_legacy_fields_accept_only_published_value(self, field: str, tmp_path: Path) -> None:
+        """Other values are not supported."""
         reference = AlbertConfig(**{field: 0})
         reference.save_pretrained(tmp_path)
         CtxAlbertConfig.from_pretrained(tmp_path)
@@ -202,7 +202,7 @@ def run(layers: Any, states: Tensor) -> Tensor:
     return states
 
 
-def states(seed: int = 0) -> Tensor:
+def make_states(seed: int = 0) -> Tensor:
     return torch.randn(2, 5, WIDTH, generator=torch.Generator().manual_seed(seed))
 
 
@@ -223,7 +223,7 @@ class TestStructure:
             assert (first.feed_forward is second.feed_forward) == (is_same or (in_group and scope == "ffn"))
             assert (first.feed_forward_norm is second.feed_forward_norm) == (is_same or (in_group and scope == "ffn"))
 
-    def test_parameters_have_one_name(self, scope: str, groups: int, inner: int) -> None:
+    def test_parameters_have_unique_names(self, scope: str, groups: int, inner: int) -> None:
         layers = make_layers(scope, groups, inner)
         names = [name for name, _ in layers.named_parameters(remove_duplicate=False)]
         assert set(layers.state_dict()) == set(names)
@@ -231,15 +231,15 @@ class TestStructure:
         assert len(names) == len(parameters)
         assert parameters == {parameter for layer in layers for parameter in used_parameters(layer)}
 
-    def test_equal_to_separate_layers_with_copied_weights(self, scope: str, groups: int, inner: int) -> None:
+    def test_matches_separate_layers_with_copied_weights(self, scope: str, groups: int, inner: int) -> None:
         """The gradient of a shared parameter is the sum of the gradients of its copies."""
         layers = make_layers(scope, groups, inner)
         separate = [copy_layer(layer) for layer in layers]
-        outputs, expected = run(layers, states()), run(separate, states())
+        outputs, expected = run(layers, make_states()), run(separate, make_states())
         assert_close(outputs, expected)
-        weights = states(1)
-        (outputs * weights).sum().backward()
-        (expected * weights).sum().backward()
+        output_weights = make_states(1)
+        (outputs * output_weights).sum().backward()
+        (expected * output_weights).sum().backward()
         sums: dict[nn.Parameter, Tensor] = {}
         for layer, layer_copy in zip(layers, separate, strict=True):
             for parameter, parameter_copy in zip(used_parameters(layer), used_parameters(layer_copy), strict=True):
@@ -254,10 +254,10 @@ class TestStructure:
         with torch.no_grad():
             for parameter in layers_copy.parameters():
                 parameter.add_(1)
-        assert (run(layers_copy, states()) - run(layers, states())).abs().max() > 0.01
+        assert (run(layers_copy, make_states()) - run(layers, make_states())).abs().max() > 0.01
         layers_copy.load_state_dict(layers.state_dict())
-        assert torch.equal(run(layers_copy, states()), run(layers, states()))
-        assert_close(run(layers_copy.double(), states().double()).float(), run(layers, states()))
+        assert torch.equal(run(layers_copy, make_states()), run(layers, make_states()))
+        assert_close(run(layers_copy.double(), make_states().double()).float(), run(layers, make_states()))
 
 
 def used_parameters(layer: TransformerBlock) -> list[nn.Parameter]:
@@ -275,21 +275,21 @@ def copy_layer(layer: TransformerBlock) -> TransformerBlock:
     return layer_copy
 
 
-def test_one_shared_layer_is_compiled_once() -> None:
-    """For any depth, without a graph break."""
+def test_shared_layer_is_compiled_once() -> None:
+    """One graph for all depths, without graph breaks."""
     torch._dynamo.reset()
     layers = make_layers("all")
-    expected = run(layers, states())
+    expected = run(layers, make_states())
     counter = CompileCounterWithBackend("aot_eager")
     for layer in set(layers):
         layer.compile(fullgraph=True, backend=counter)
     with torch.no_grad():
-        assert_close(run(layers, states()), expected)
+        assert_close(run(layers, make_states()), expected)
     assert counter.frame_count == 1
 
 
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
-def test_autocast_casts_a_shared_parameter_once(mode: Any) -> None:
+def test_autocast_casts_shared_parameter_once(mode: Any) -> None:
     """The number of casts does not depend on the depth."""
 
     def weight_casts(depths: int) -> Counter:
@@ -297,15 +297,15 @@ def test_autocast_casts_a_shared_parameter_once(mode: Any) -> None:
         shapes = {tuple(parameter.shape) for parameter in layers.parameters() if parameter.dim() == 2}
         profiled = profile(activities=[ProfilerActivity.CPU], record_shapes=True)
         with profiled, mode(), torch.autocast("cpu", torch.bfloat16), cache_autocast_casts(torch.device("cpu")):
-            run(layers, states())
-        events = [tuple(event.input_shapes[0]) for event in profiled.events() if event.name == "aten::_to_copy"]
-        return Counter(shape for shape in events if shape in shapes)
+            run(layers, make_states())
+        cast_shapes = [tuple(event.input_shapes[0]) for event in profiled.events() if event.name == "aten::_to_copy"]
+        return Counter(shape for shape in cast_shapes if shape in shapes)
 
     casts = weight_casts(1)
     assert sum(casts.values()) == 4
     assert weight_casts(DEPTHS) == casts
 
 
-def test_inference_outside_autocast_stays_in_inference_mode() -> None:
+def test_inference_mode_without_autocast() -> None:
     with torch.inference_mode(), cache_autocast_casts(torch.device("cpu")):
-        assert run(make_layers("all"), states()).is_inference()
+        assert run(make_layers("all"), make_states()).is_inference()

@@ -37,7 +37,7 @@ def family(request: pytest.FixtureRequest) -> FamilySpec:
 
 class TestConfig:
     def test_round_trip(self, family: FamilySpec, tmp_path: Path) -> None:
-        """Also of attributes set later: special tokens by Trainer, `quantization_config` by quantizers, and others."""
+        """Includes attributes set later: special tokens by Trainer, `quantization_config` by quantizers, and others."""
         config = tiny_config(family, unpad=False)
         config.save_pretrained(tmp_path)
         loaded = family.config.from_pretrained(tmp_path)
@@ -55,9 +55,9 @@ class TestConfig:
             assert loaded.to_diff_dict() == config.to_diff_dict()
         assert family.config.from_pretrained(tmp_path, note="y").note == "y"
 
-    def test_wrong_field_raises(self, family: FamilySpec, tmp_path: Path) -> None:
-        """A field of the wrong type, or misspelled, for which the error suggests the field; also in a file without the
-        field itself."""
+    def test_invalid_field_raises(self, family: FamilySpec, tmp_path: Path) -> None:
+        """A field of the wrong type, and a misspelled field, for which the error suggests the correct name; also in a
+        file without the correct field."""
         with pytest.raises(Exception, match="hidden_size"):
             family.config(hidden_size="wide")
         with pytest.raises(ValueError, match=r"no field 'hiden_size' \(did you mean 'hidden_size'"):
@@ -67,16 +67,16 @@ class TestConfig:
         fields = json.loads(path.read_text())
         fields["hiden_size"] = fields.pop("hidden_size")
         path.write_text(json.dumps(fields))
-        for open_file in (family.config.from_pretrained, transformers.AutoConfig.from_pretrained):
+        for load_config in (family.config.from_pretrained, transformers.AutoConfig.from_pretrained):
             with pytest.raises(ValueError, match=r"no field 'hiden_size' \(did you mean 'hidden_size'"):
-                open_file(tmp_path)
+                load_config(tmp_path)
         with pytest.raises(ValueError, match="no field 'hiden_size'"):
             family.config.from_json_file(path)
 
-    def test_key_similar_to_a_present_field_is_a_warning(
+    def test_extra_field_similar_to_existing_field_warns(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """It may be an attribute that was set before saving."""
+        """Not an error: it may be an attribute that was set before saving."""
         family = next(iter(FAMILIES.values()))
         monkeypatch.setattr(transformers.utils.logging.get_logger("transformers"), "propagate", True)
         config = tiny_config(family)
@@ -88,7 +88,7 @@ class TestConfig:
         assert "'hiden_size' in addition to 'hidden_size'" in caplog.text
 
     @pytest.mark.parametrize("name", ["to_dict", "head_input_size", "from_pretrained"])
-    def test_file_cannot_replace_a_method(self, name: str, tmp_path: Path) -> None:
+    def test_field_named_like_method_raises(self, name: str, tmp_path: Path) -> None:
         family = next(iter(FAMILIES.values()))
         tiny_config(family).save_pretrained(tmp_path)
         path = tmp_path / "config.json"
@@ -96,8 +96,8 @@ class TestConfig:
         with pytest.raises(ValueError, match=f"method named '{name}'"):
             family.config.from_pretrained(tmp_path)
 
-    def test_config_of_another_architecture_is_refused(self, family: FamilySpec, tmp_path: Path) -> None:
-        """Also by the family's name: transformers' CvT is a vision model."""
+    def test_config_of_different_architecture_raises(self, family: FamilySpec, tmp_path: Path) -> None:
+        """Including a `model_type` equal to the family's name: transformers' CvT is a vision model."""
         reference_types = family.config.reference_model_types
         assert reference_types[:1] == ((family.reference,) if family.reference else ())
         names = ", ".join(map(repr, (family.config.model_type, *reference_types)))
@@ -106,18 +106,18 @@ class TestConfig:
             with pytest.raises(ValueError, match=rf"type '{model_type}', which \w+ does not load; it loads {names}\."):
                 family.config.from_pretrained(tmp_path)
 
-    def test_every_size_is_a_valid_configuration(self) -> None:
+    def test_all_sizes_are_valid_configurations(self) -> None:
         for family in FAMILIES.values():
             assert set(family.sizes) >= {"tiny", "base"}, family.name
             for name, values in family.sizes.items():
                 config = family.config(**values)
                 assert {key: getattr(config, key) for key in values} == values, (family.name, name)
             default = family.config()
-            for name in ("pad_token_id", "bos_token_id", "eos_token_id"):  # none where no family needs it
+            for name in ("pad_token_id", "bos_token_id", "eos_token_id"):  # None where unused
                 assert isinstance(getattr(default, name), int | None), (family.name, name)
 
-    def test_family_is_found_by_name_type_config_and_model(self) -> None:
-        """An unknown name and a configuration of the reference in transformers are errors."""
+    def test_get_family_by_name_type_config_and_model(self) -> None:
+        """Unknown names and configurations of transformers raise."""
         with pytest.raises(ValueError, match=rf"(?s)'bret'.*\b{next(iter(FAMILIES))}\b"):
             get_family("bret")
         for family in FAMILIES.values():
@@ -131,19 +131,19 @@ class TestConfig:
 
 
 class TestAutoClasses:
-    def test_every_auto_class_makes_the_family_s_model(self) -> None:
-        """The classes are public names of the package."""
+    def test_auto_classes_create_family_models(self) -> None:
+        """All classes are exported by the package."""
         import hf_ctxmodels
 
         for family in FAMILIES.values():
             for name, model_class in family.models.items():
                 assert type(getattr(transformers, name).from_config(tiny_config(family))) is model_class
-            for part in (*family.models.values(), *family.reference_heads.values(), family.config, family.tokenizer):
-                assert getattr(hf_ctxmodels, part.__name__) is part
-                assert part.__name__ in hf_ctxmodels.__all__
+            for cls in (*family.models.values(), *family.reference_heads.values(), family.config, family.tokenizer):
+                assert getattr(hf_ctxmodels, cls.__name__) is cls
+                assert cls.__name__ in hf_ctxmodels.__all__
 
     def test_from_pretrained(self, base_case: Case, tmp_path: Path) -> None:
-        """From one file, several files, and with another dtype."""
+        """From one file, from several files, and with a different dtype."""
         model = base_case.model()
         model.save_pretrained(tmp_path / "whole")
         model.save_pretrained(tmp_path / "parts", max_shard_size="1KB")
@@ -154,27 +154,27 @@ class TestAutoClasses:
             assert_same_weights(loaded, model)
         model.to(torch.bfloat16).save_pretrained(tmp_path / "half")
         assert base_case.model_class.from_pretrained(tmp_path / "half").dtype is torch.bfloat16
-        widened = base_case.model_class.from_pretrained(tmp_path / "half", dtype=torch.float32)
-        assert {parameter.dtype for parameter in widened.parameters()} == {torch.float32}
-        assert_same_weights(widened, model.float())
+        float32_model = base_case.model_class.from_pretrained(tmp_path / "half", dtype=torch.float32)
+        assert {parameter.dtype for parameter in float32_model.parameters()} == {torch.float32}
+        assert_same_weights(float32_model, model.float())
 
 
 class TestSaving:
     @as_subtests(CASES)
-    def test_saved_model_gives_the_same_outputs(self, case: Case, tmp_path: Path) -> None:
-        """The file contains the native names, and tied weights once."""
+    def test_saved_model_has_same_outputs(self, case: Case, tmp_path: Path) -> None:
+        """The file contains native names, and tied weights once."""
         model = case.model()
         model.save_pretrained(tmp_path / str(case))
         with safe_open(tmp_path / str(case) / "model.safetensors", "pt") as file:
-            saved = set(file.keys())
-        assert saved == {name for part in (model.named_parameters(), model.named_buffers()) for name, _ in part}
+            names = set(file.keys())
+        assert names == {name for tensors in (model.named_parameters(), model.named_buffers()) for name, _ in tensors}
         loaded = case.model_class.from_pretrained(tmp_path / str(case)).eval()
         batch = make_batch(case)
         # matrix products with few rows are rounded differently depending on the memory alignment of the weights
         assert_same_outputs(loaded(**batch), model(**batch), tolerance=1e-6 if case.is_recurrent else 0)
 
     @pytest.mark.parametrize("case", TIED_HEADS, ids=str)
-    def test_ties(self, case: Case, tmp_path: Path) -> None:
+    def test_weight_tying(self, case: Case, tmp_path: Path) -> None:
         model = case.model()
         assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
         model.save_pretrained(tmp_path)
@@ -188,8 +188,8 @@ class TestSaving:
         assert not torch.equal(loaded.get_output_embeddings().weight, loaded.get_input_embeddings().weight)
 
     @each_forward
-    def test_heads_and_encoders_open_each_other(self, head_case: Case, tmp_path: Path) -> None:
-        """The base model keeps its weights; missing parameters of a head are all initialized as in a new model."""
+    def test_loading_encoder_from_head_and_vice_versa(self, head_case: Case, tmp_path: Path) -> None:
+        """Weights of the base model are loaded; missing head parameters are initialized as in a new model."""
         model = head_case.model()
         model.save_pretrained(tmp_path / "head")
         encoder_class = head_case.family.models["AutoModel"]
@@ -205,7 +205,7 @@ class TestSaving:
         parameters = dict(model.named_parameters())
         new_names = report["missing_keys"] & parameters.keys()
         prefix = model.base_model_prefix + "."
-        assert bool(new_names) == any(not name.startswith(prefix) for name in parameters)  # else the head is tied
+        assert bool(new_names) == any(not name.startswith(prefix) for name in parameters)  # otherwise the head is tied
         torch.manual_seed(1)
         expected = dict(head_case.model_class(head_case.config(initializer_range=0.02)).named_parameters())
         for name in new_names:
@@ -218,11 +218,11 @@ class TestSaving:
                 assert torch.equal(parameters[name], expected[name]), name
 
 
-def test_initial_weights_follow_the_seed_and_are_zero_for_padding(base_case: Case) -> None:
-    """The embedding of padding is zero if it is in the reference."""
-    first, other = base_case.model(seed=1), base_case.model(seed=2)
-    assert_same_weights(base_case.model(seed=1), first)
-    assert not torch.equal(next(first.parameters()), next(other.parameters()))
+def test_initialization_is_seeded_and_zero_for_padding(base_case: Case) -> None:
+    """The padding embedding is zero if there is a `padding_idx`, as in the reference."""
+    model_1, model_2 = base_case.model(seed=1), base_case.model(seed=2)
+    assert_same_weights(base_case.model(seed=1), model_1)
+    assert not torch.equal(next(model_1.parameters()), next(model_2.parameters()))
     model = base_case.model_class(base_case.config())
     embeddings = model.get_input_embeddings()
     if base_case.has_reference:
@@ -234,28 +234,28 @@ def test_initial_weights_follow_the_seed_and_are_zero_for_padding(base_case: Cas
 
 class TestResizing:
     @as_subtests([case for case in CASES if case.is_base or case.computes_logits_of_labels_only])
-    def test_resizing_the_vocabulary_keeps_ties_and_words(self, case: Case) -> None:
-        change = 5 if case.is_base else -4
+    def test_resizing_vocabulary_preserves_embeddings_and_ties(self, case: Case) -> None:
+        size_change = 5 if case.is_base else -4
         model = case.model()
         get_embeddings = model.get_output_embeddings if case.token_id_axes else model.get_input_embeddings
         if get_embeddings() is None:
-            pytest.skip(f"nothing in {case} is as large as the vocabulary")
+            pytest.skip(f"in {case} no embeddings have the size of the vocabulary")
         if not isinstance(get_embeddings(), torch.nn.Embedding | torch.nn.Linear):
             with pytest.raises(CtxError, match="cannot be resized"):
-                model.resize_token_embeddings(case.config().vocab_size + change)
+                model.resize_token_embeddings(case.config().vocab_size + size_change)
             return
-        old = get_embeddings().weight.detach().clone()
-        size = old.shape[0] + change
+        old_weight = get_embeddings().weight.detach().clone()
+        size = old_weight.shape[0] + size_change
         model.resize_token_embeddings(size)
-        new = get_embeddings().weight
-        assert model.config.vocab_size == size == new.shape[0]
-        num_common = min(size, len(old))
-        assert torch.equal(new[:num_common], old[:num_common])
-        if change > 0:  # as in transformers, where `mean_resizing` is not turned off
-            assert_close(new[num_common:].mean(0), old.mean(0), "mean of the new rows", tolerance=1e-3)
+        new_weight = get_embeddings().weight
+        assert model.config.vocab_size == size == new_weight.shape[0]
+        num_common = min(size, len(old_weight))
+        assert torch.equal(new_weight[:num_common], old_weight[:num_common])
+        if size_change > 0:  # default of transformers: `mean_resizing=True`
+            assert_close(new_weight[num_common:].mean(0), old_weight.mean(0), "mean of the new rows", tolerance=1e-3)
         if model.get_output_embeddings() is not None:
             is_tied = bool(case.token_id_axes or case.model_class._tied_weights_keys)
-            assert (model.get_output_embeddings().weight is new) == is_tied
+            assert (model.get_output_embeddings().weight is new_weight) == is_tied
             bias = model.get_output_embeddings().bias
             assert bias is None or bias.shape == (size,)
         batch = make_batch(case)
@@ -268,14 +268,14 @@ class TestResizing:
         if not case.is_base:
             outputs.loss.backward()
             assert outputs.loss.isfinite()
-            assert new.grad is not None or not new.requires_grad
+            assert new_weight.grad is not None or not new_weight.requires_grad
 
 
 def test_parameter_counts_of_published_models(family: FamilySpec) -> None:
-    assert any("AutoModel" in row.counts for row in family.published.values())
+    assert any("AutoModel" in published.counts for published in family.published.values())
     classes = {case.name: case.model_class for case in CASES if case.family is family} | family.models
-    for size, row in family.published.items():
-        for name, count in row.counts.items():
+    for size, published in family.published.items():
+        for name, count in published.counts.items():
             with torch.device("meta"):
-                model = classes[name](family.config(**row.fields))
+                model = classes[name](family.config(**published.fields))
             assert sum(parameter.numel() for parameter in model.parameters()) == count, f"{name} {size}"

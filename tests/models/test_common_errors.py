@@ -1,4 +1,4 @@
-"""Errors of all models for invalid inputs name the tensor, the value and the limit.
+"""Error messages of all models for invalid inputs: the tensor, the value and the limit.
 
 Cases and fixtures: tests/zoo/matrix.py, tests/models/conftest.py.
 """
@@ -34,15 +34,15 @@ VOCABULARY_HEADS = [case for case in HEADS if case.computes_logits_of_labels_onl
 CHOICE_HEADS = [case for case in REPRESENTATIVES if case.has_choices]
 
 
-def assert_error(model: PreTrainedModel, batch: Batch, *parts: str) -> None:
-    """The forward pass raises a `CtxError` whose message contains all parts."""
+def assert_error(model: PreTrainedModel, batch: Batch, *fragments: str) -> None:
+    """The forward pass raises a `CtxError` whose message contains all fragments."""
     with pytest.raises(CtxError) as error:
         model(**batch)
-    assert [part for part in parts if part not in str(error.value)] == []
+    assert [fragment for fragment in fragments if fragment not in str(error.value)] == []
 
 
-def replaced(tensor: Tensor, index: Any, value: float) -> Tensor:
-    """A copy of the tensor with another value at an index."""
+def with_value(tensor: Tensor, index: Any, value: float) -> Tensor:
+    """A copy of the tensor with `value` at `index`."""
     tensor = tensor.clone()
     tensor[index] = value
     return tensor
@@ -50,83 +50,83 @@ def replaced(tensor: Tensor, index: Any, value: float) -> Tensor:
 
 class TestInput:
     @as_subtests(NETWORKS, "network_case")
-    def test_ids(self, network_case: Case) -> None:
+    def test_invalid_input_ids(self, network_case: Case) -> None:
         """Out of range, wrong dtype or number of dimensions, not a tensor, missing or empty."""
         batch, model, limit = make_batch(network_case), network_case.model(), network_case.model_class.id_limit_field
         ids, size = batch["input_ids"], getattr(network_case.config(), limit)
         for value in (-1, size, size + 1000):
-            wrong = {"input_ids": replaced(ids, (0, 3), value)}
+            wrong = {"input_ids": with_value(ids, (0, 3), value)}
             assert_error(model, batch | wrong, "input_ids[0, 3", str(value), f"{limit}={size}", "tokenizer")
         for dtype in (torch.float32, torch.bool, torch.int16, torch.uint8):
             assert_error(model, batch | {"input_ids": ids.to(dtype)}, f"input_ids is {dtype}", "int64")
         assert_same_outputs(model(**batch | {"input_ids": ids.int()}), model(**batch))
         assert_error(model, {"input_ids": torch.tensor([5, 6, 7])}, "(batch,", "(3,)")
         for wrong in (ids.tolist(), np.asarray(ids)):
-            parts = (f"input_ids is a {type(wrong).__name__}", "torch.Tensor")
-            assert_error(model, batch | {"input_ids": wrong}, *parts)
+            fragments = (f"input_ids is a {type(wrong).__name__}", "torch.Tensor")
+            assert_error(model, batch | {"input_ids": wrong}, *fragments)
         assert_error(model, {}, "input_ids", "inputs_embeds")
         for shape in ((0, 5), (2, 0)):
             characters = [TINY["max_characters_per_token"]] * len(network_case.token_id_axes)
             assert_error(model, {"input_ids": torch.zeros(*shape, *characters, dtype=torch.long)}, "empty")
 
     @as_subtests([case for case in NETWORKS if case.accepts_inputs_embeds], "network_case")
-    def test_embeddings(self, network_case: Case) -> None:
-        """Together with ids, or wrong dtype or width."""
+    def test_invalid_inputs_embeds(self, network_case: Case) -> None:
+        """Combined with ids, or of the wrong dtype or width."""
         batch, model = make_batch(network_case), network_case.model()
-        both = batch | {"inputs_embeds": torch.zeros(*network_case.first_token_ids(batch).shape, TINY["hidden_size"])}
-        assert_error(model, both, "exactly one of input_ids and inputs_embeds")
+        inputs = batch | {"inputs_embeds": torch.zeros(*network_case.first_token_ids(batch).shape, TINY["hidden_size"])}
+        assert_error(model, inputs, "exactly one of input_ids and inputs_embeds")
         embeddings = network_case.embed_ids(model, batch.pop("input_ids"))
         assert_error(model, batch | {"inputs_embeds": embeddings.long()}, "inputs_embeds is torch.int64")
         for dtype in (torch.float64, torch.float16):
-            parts = (f"inputs_embeds is {dtype}", "the model is torch.float32")
-            assert_error(model, batch | {"inputs_embeds": embeddings.to(dtype)}, *parts)
+            fragments = (f"inputs_embeds is {dtype}", "the model is torch.float32")
+            assert_error(model, batch | {"inputs_embeds": embeddings.to(dtype)}, *fragments)
         with torch.autocast("cpu", torch.bfloat16):  # does not convert float64
             assert_error(model, batch | {"inputs_embeds": embeddings.double()}, "inputs_embeds is torch.float64")
         for wrong in (embeddings[..., :-1], torch.cat([embeddings, embeddings], -1)):
-            parts = ("inputs_embeds", str(tuple(wrong.shape)), f"width {embeddings.shape[-1]}")
-            assert_error(model, batch | {"inputs_embeds": wrong}, *parts)
+            fragments = ("inputs_embeds", str(tuple(wrong.shape)), f"width {embeddings.shape[-1]}")
+            assert_error(model, batch | {"inputs_embeds": wrong}, *fragments)
 
     @as_subtests(NETWORKS, "network_case")
-    def test_attention_mask(self, network_case: Case) -> None:
+    def test_invalid_attention_mask(self, network_case: Case) -> None:
         """Additive or inverted mask, invalid values, wrong shape, not a tensor, or an example without tokens."""
         batch, model = make_batch(network_case, side="right"), network_case.model()
         mask = batch["attention_mask"]
         for value in (float("-inf"), -1e9, -1.0, -1, float("nan"), 0.5, 2):
             wrong = torch.where(mask == 1, 0.0 if value < 0 else 1.0, value)
             wrong = wrong.long() if isinstance(value, int) else wrong
-            parts = (f"attention_mask[1, 7] is {wrong[1, 7].item()}", "must be 1 (or True)")
-            assert_error(model, batch | {"attention_mask": wrong}, *parts)
+            fragments = (f"attention_mask[1, 7] is {wrong[1, 7].item()}", "must be 1 (or True)")
+            assert_error(model, batch | {"attention_mask": wrong}, *fragments)
         square = mask[:, None].expand(-1, mask.shape[1], -1)
         for wrong in (mask[0], square, mask[:, None, None]):
             assert_error(model, batch | {"attention_mask": wrong}, "attention_mask", str(tuple(wrong.shape)), "batch")
         for wrong in (mask[:, :-1], mask[:2]):
             assert_error(model, batch | {"attention_mask": wrong}, "attention_mask", str(tuple(wrong.shape)))
         for wrong in (mask.tolist(), np.asarray(mask)):
-            parts = (f"attention_mask is a {type(wrong).__name__}", "torch.Tensor")
-            assert_error(model, batch | {"attention_mask": wrong}, *parts)
+            fragments = (f"attention_mask is a {type(wrong).__name__}", "torch.Tensor")
+            assert_error(model, batch | {"attention_mask": wrong}, *fragments)
         for path_model in models_by_path(network_case).values():
-            assert_error(path_model, batch | {"attention_mask": replaced(mask, 1, 0)}, "Row 1", "attention_mask")
+            assert_error(path_model, batch | {"attention_mask": with_value(mask, 1, 0)}, "Row 1", "attention_mask")
 
     @as_subtests(NETWORKS, "network_case")
-    def test_sequence_ids_and_output_mask(self, network_case: Case) -> None:
-        """Invalid values, wrong dtype or shape; arguments that the model does not use."""
+    def test_invalid_sequence_ids_and_output_mask(self, network_case: Case) -> None:
+        """Invalid values, wrong dtype or shape; unknown arguments."""
         batch, model = make_batch(network_case, side="right"), network_case.model()
         unmasked = {name: tensor for name, tensor in batch.items() if name != "attention_mask"}
         mask = batch["attention_mask"]
         assert_error(model, unmasked | {"sequence_ids": mask - 1}, "sequence_ids[1, 7] is -1", "0 at padding")
         assert_error(model, unmasked | {"sequence_ids": mask.float()}, "sequence_ids is torch.float32")
         assert_error(model, batch | {"output_mask": mask}, "output_mask is torch.int64")
-        if network_case.has_attention:  # unused arguments; `lengths` is an argument of XLM in transformers
+        if network_case.has_attention:  # `lengths` is an argument of XLM in transformers
             for name in ("lengths", "token_type_idss", "labels"):
                 assert_error(model, batch | {name: mask.sum(1)}, f"does not accept the argument {name}")
         if isinstance(model, TransformerEncoder):
             assert_error(model, batch | {"past_key_values": DynamicCache()}, "does not support past_key_values")
         for name, dtype in (("sequence_ids", torch.long), ("output_mask", torch.bool)):
-            other = torch.ones(2, mask.shape[1], dtype=dtype)
-            assert_error(model, batch | {name: other}, name, "(2, 12)", "(4, 12)")
+            mismatched = torch.ones(2, mask.shape[1], dtype=dtype)
+            assert_error(model, batch | {name: mismatched}, name, "(2, 12)", "(4, 12)")
 
     @as_subtests(NETWORKS, "network_case")
-    def test_segments_positions_and_lengths(self, network_case: Case) -> None:
+    def test_invalid_segments_positions_and_lengths(self, network_case: Case) -> None:
         """Out of range or wrong shape; a sequence of the maximal length is valid."""
         batch, model = make_batch(network_case, side="left"), network_case.model()
         for name in {"token_type_ids", "position_ids"} & batch.keys():
@@ -134,11 +134,11 @@ class TestInput:
                 assert_error(model, batch | {name: wrong}, name, str(tuple(wrong.shape)))
         if limit := getattr(model.config, "type_vocab_size", 0):
             segments = batch.get("token_type_ids", torch.zeros_like(batch["input_ids"]))
-            wrong = {"token_type_ids": replaced(segments, (0, 2), limit)}
+            wrong = {"token_type_ids": with_value(segments, (0, 2), limit)}
             assert_error(model, batch | wrong, "token_type_ids[0, 2]", f"is {limit}", f"type_vocab_size={limit}")
         if network_case.has_position_limit:
             limit = model.config.max_position_embeddings
-            wrong = {"position_ids": replaced(batch["position_ids"], (0, 2), limit)}
+            wrong = {"position_ids": with_value(batch["position_ids"], (0, 2), limit)}
             assert_error(model, batch | wrong, "position_ids[0, 2]", str(limit), "max_position_embeddings")
             limit = f"max_sequence_length={network_case.max_sequence_length}"
             too_long = make_batch(network_case, width=network_case.max_sequence_length + 1)
@@ -146,8 +146,8 @@ class TestInput:
         model(**make_batch(network_case, (network_case.max_sequence_length,)))
 
     @as_subtests([case for case in HEADS if case.is_seq2seq])
-    def test_inputs_with_encoder_outputs(self, case: Case) -> None:
-        """As in `generate`, which passes the encoder's outputs and the mask to the head."""
+    def test_invalid_inputs_with_encoder_outputs(self, case: Case) -> None:
+        """`generate` passes the encoder outputs and the mask to the head."""
         batch, model = make_batch(case), case.model()
         outputs = model.get_encoder()(batch["input_ids"], attention_mask=batch["attention_mask"])
         batch["encoder_outputs"] = outputs
@@ -161,7 +161,7 @@ class TestInput:
                 assert_error(model, batch | {"encoder_outputs": incomplete}, "encoder_outputs has no ")
 
     @as_subtests(REPRESENTATIVES, "head_case")
-    def test_inputs_of_heads(self, head_case: Case) -> None:
+    def test_invalid_head_inputs(self, head_case: Case) -> None:
         model = head_case.model()
         assert_error(model, {}, "input_ids", "inputs_embeds")
         assert_error(model, {"input_ids": torch.tensor([5, 6, 7])}, "(batch,", "(3,)")
@@ -176,7 +176,7 @@ class TestInput:
 
 class TestTargets:
     @as_subtests(REPRESENTATIVES, "head_case")
-    def test_label_out_of_range_or_of_another_batch(self, head_case: Case) -> None:
+    def test_labels_out_of_range_or_of_wrong_shape(self, head_case: Case) -> None:
         batch = make_batch(head_case)
         targets, model = make_targets(head_case, batch), head_case.model()
         for name, target in targets.items():
@@ -185,42 +185,42 @@ class TestTargets:
             if name.endswith("_positions"):
                 continue  # a position outside the window means that it does not contain the answer
             for value in (10_000, -1):
-                wrong = replaced(target, tuple((target != -100).nonzero()[0]), value)
+                wrong = with_value(target, tuple((target != -100).nonzero()[0]), value)
                 assert_error(model, batch | targets | {name: wrong}, name, str(value), "outside [0, ")
 
     @as_subtests(REPRESENTATIVES, "head_case")
-    def test_targets_of_another_type(self, head_case: Case) -> None:
+    def test_invalid_target_types(self, head_case: Case) -> None:
         """Not a tensor or wrong dtype; int32 gives the same outputs as int64."""
         batch = make_batch(head_case)
         targets, model = make_targets(head_case, batch), head_case.model()
         for name, target in targets.items():
             for wrong in (target.tolist(), np.asarray(target), 3):
-                parts = (f"{name} is a {type(wrong).__name__}", "torch.Tensor")
-                assert_error(model, batch | targets | {name: wrong}, *parts)
+                fragments = (f"{name} is a {type(wrong).__name__}", "torch.Tensor")
+                assert_error(model, batch | targets | {name: wrong}, *fragments)
             for dtype in (torch.bool, torch.int16, torch.uint8):
                 assert_error(model, batch | targets | {name: target.to(dtype)}, f"{name} is {dtype}", "torch.int64")
             for dtype in (torch.float16, torch.float32):
                 assert_error(model, batch | targets | {name: target.to(dtype)}, name)
-        narrow = {name: tensor.int() for name, tensor in (batch | targets).items()}
-        assert_same_outputs(model(**narrow), model(**batch, **targets))
+        int32_inputs = {name: tensor.int() for name, tensor in (batch | targets).items()}
+        assert_same_outputs(model(**int32_inputs), model(**batch, **targets))
 
     @as_subtests(SPAN_HEADS)
-    def test_span_outside_the_window_or_on_padding(self, case: Case) -> None:
+    def test_spans_outside_window_or_on_padding(self, case: Case) -> None:
         """A position outside the window is ignored; a position on padding is an error."""
         batch, model = make_batch(case), case.model()
         targets = make_targets(case, batch)
         losses = []
-        for absent in (-100, 500, -1):
-            moved = {name: target.index_fill(0, torch.tensor([1]), absent) for name, target in targets.items()}
-            losses.append(model(**batch, **moved).loss.item())
+        for outside in (-100, 500, -1):
+            changed = {name: target.index_fill(0, torch.tensor([1]), outside) for name, target in targets.items()}
+            losses.append(model(**batch, **changed).loss.item())
         assert len(set(losses)) == 1
         assert losses[0] != model(**batch, **targets).loss.item()
         padding = int((batch["attention_mask"][2] == 0).nonzero()[-1])
-        wrong = {"end_positions": replaced(targets["end_positions"], 2, padding)}
+        wrong = {"end_positions": with_value(targets["end_positions"], 2, padding)}
         assert_error(model, batch | targets | wrong, "end_positions[2]", "padding")
 
     @as_subtests(VOCABULARY_HEADS)
-    def test_vocabulary_label_on_padding(self, case: Case) -> None:
+    def test_vocabulary_label_on_padding_raises(self, case: Case) -> None:
         batch = make_batch(case)
         targets = make_targets(case, batch)
         targets["labels"][2, 5 + case.shifts_labels] = 7
@@ -228,6 +228,6 @@ class TestTargets:
             assert_error(case.model(unpad=unpad), batch | targets, "1 of the labels", "padding", "[2, 5]")
 
     @as_subtests(CHOICE_HEADS)
-    def test_choices_need_three_dimensions(self, case: Case) -> None:
+    def test_choices_require_three_dimensions(self, case: Case) -> None:
         batch = {name: tensor[:, 0] for name, tensor in make_batch(case).items()}
         assert_error(case.model(), batch, "(batch, choices, length)", "(4, 12)")

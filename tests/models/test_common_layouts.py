@@ -1,4 +1,4 @@
-"""All families: outputs do not depend on the attention implementation, the layout and the padding.
+"""All families: outputs are independent of the attention implementation, the layout and the padding.
 
 Cases and fixtures: tests/zoo/matrix.py, tests/models/conftest.py.
 """
@@ -57,7 +57,7 @@ def uncompiled_flex(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _assert_same_training(case: Case, sides: Sequence[str], paths: Sequence[str]) -> None:
-    """Outputs and gradients of the paths are the same as with eager attention, and all parameters have gradients."""
+    """All paths have the outputs and gradients of eager attention, and all parameters have gradients."""
     models = models_by_path(case)
     eager_model = models["eager"]
     for side in sides:
@@ -75,18 +75,18 @@ def _assert_same_training(case: Case, sides: Sequence[str], paths: Sequence[str]
 
 
 class TestAttentionPaths:
-    def test_outputs_and_gradients_of_the_encoder(self, network_case: Case) -> None:
+    def test_outputs_and_gradients_of_encoder(self, network_case: Case) -> None:
         _assert_same_training(network_case, SIDES, ("padded", "unpadded"))
 
     @each_forward
     def test_losses_and_gradients(self, head_case: Case) -> None:
-        """Heads only with the path that differs most from eager attention; the base models with all."""
+        """Only on the path that differs most from eager attention; base models are tested on all paths."""
         _assert_same_training(head_case, ("left",), ("unpadded",))
 
     @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
     @pytest.mark.parametrize("network_case", FLEX_NETWORKS, ids=str)
-    def test_flex(self, network_case: Case, compiled: bool, request: pytest.FixtureRequest) -> None:
-        """Equal outputs; `output_attentions` is an error. The compiled kernel takes half a minute to build."""
+    def test_flex_attention(self, network_case: Case, compiled: bool, request: pytest.FixtureRequest) -> None:
+        """Equal outputs; `output_attentions` raises. The compiled kernel takes half a minute to build."""
         if not compiled:
             request.getfixturevalue("uncompiled_flex")
         batch, model = make_batch(network_case), network_case.model(attention="flex_attention")
@@ -96,13 +96,13 @@ class TestAttentionPaths:
             with pytest.raises(CtxError, match='attn_implementation="eager"'):
                 model(**batch, output_attentions=True)
 
-    def test_when_the_layout_is_packed(self, attention_case: Case, packed_layouts: list[PackedLayout]) -> None:
+    def test_conditions_for_packed_layout(self, attention_case: Case, packed_layouts: list[PackedLayout]) -> None:
         batch = make_batch(attention_case)
         model = attention_case.model()
         if getattr(model.config, "attn_type", "bi") == "uni":
-            pytest.skip("causal attention by relative positions is computed in the padded layout")
+            pytest.skip("causal attention with relative positions uses the padded layout")
         model(**batch)
-        # of an encoder-decoder: the encoder, the decoder and the encoder's states as keys of the decoder
+        # encoder-decoders: self-attention of both stacks and cross-attention
         num_layouts = 3 if attention_case.is_encoder_decoder else 1
         assert [layout.num_tokens for layout in packed_layouts] == [sum(LENGTHS)] * num_layouts
         model(**batch, output_attentions=True)
@@ -110,24 +110,24 @@ class TestAttentionPaths:
         attention_case.model(attention="eager")(**batch)
         assert len(packed_layouts) == num_layouts
 
-    def test_masks_of_any_type_with_holes_and_none(self, network_case: Case) -> None:
+    def test_attention_mask_dtypes_gaps_and_default(self, network_case: Case) -> None:
         """Without a mask all positions are tokens, except in families that infer padding from the ids."""
-        batch, full = make_batch(network_case), make_batch(network_case, masked=False)
-        mask, ones = batch["attention_mask"], torch.ones_like(network_case.first_token_ids(full))
-        holes = ones.clone()
-        holes[0, 3:6] = holes[1, ::2] = 0
-        expected_with_holes = network_case.model(**PATHS["eager"])(**full, attention_mask=holes)
+        batch, unmasked = make_batch(network_case), make_batch(network_case, masked=False)
+        mask, ones = batch["attention_mask"], torch.ones_like(network_case.first_token_ids(unmasked))
+        gaps = ones.clone()
+        gaps[0, 3:6] = gaps[1, ::2] = 0
+        expected_with_gaps = network_case.model(**PATHS["eager"])(**unmasked, attention_mask=gaps)
         ones = mask if network_case.family.traits.infers_padding else ones
         for path, model in models_by_fast_path(network_case).items():
-            actual = model(**full, attention_mask=holes)
-            assert_same_outputs(actual, expected_with_holes, holes, where=f"by the {path} path with holes")
+            actual = model(**unmasked, attention_mask=gaps)
+            assert_same_outputs(actual, expected_with_gaps, gaps, where=f"by the {path} path with gaps")
             with torch.no_grad():
                 expected = model(**batch)
                 for dtype in (torch.bool, torch.int32, torch.float32):
                     actual = model(**batch | {"attention_mask": mask.to(dtype)})
                     assert_same_outputs(actual, expected, mask, where=f"by the {path} path with {dtype}")
-                expected = model(**full, attention_mask=ones)
-                assert_same_outputs(model(**full), expected, where=f"by the {path} path without a mask")
+                expected = model(**unmasked, attention_mask=ones)
+                assert_same_outputs(model(**unmasked), expected, where=f"by the {path} path without a mask")
 
     @pytest.mark.parametrize("network_case", [case for case in NETWORKS if case.model_class.accepts_4d_masks], ids=str)
     def test_4d_masks(self, network_case: Case) -> None:
@@ -146,8 +146,8 @@ class TestAttentionPaths:
                     )
 
     @pytest.mark.parametrize("network_case", [case for case in NETWORKS if case.accepts_inputs_embeds], ids=str)
-    def test_embeddings_instead_of_ids(self, network_case: Case) -> None:
-        """Outputs and gradients do not depend on embeddings at padding, even if they are not finite."""
+    def test_inputs_embeds_match_input_ids(self, network_case: Case) -> None:
+        """Embeddings at padding have no effect on outputs and gradients, even if they are not finite."""
         batch = make_batch(network_case)
         mask, ids = batch["attention_mask"], batch.pop("input_ids")
         for path, model in models_by_path(network_case).items():
@@ -161,7 +161,7 @@ class TestAttentionPaths:
                 assert gradient.isfinite().all(), f"by the {path} path with {value}"
 
     @pytest.mark.parametrize("head_case", [case for case in ARCHETYPES if case.accepts_inputs_embeds], ids=str)
-    def test_embeddings_in_heads(self, head_case: Case) -> None:
+    def test_inputs_embeds_in_heads(self, head_case: Case) -> None:
         model, batch = head_case.model(), make_batch(head_case)
         expected = model(**batch)
         embeddings = head_case.embed_ids(model, batch.pop("input_ids"))
@@ -169,36 +169,36 @@ class TestAttentionPaths:
 
 
 class TestPadding:
-    def test_outputs_do_not_depend_on_padding_and_batch(self, network_case: Case) -> None:
-        plain = make_batch(network_case)
+    def test_outputs_are_independent_of_padding_and_batch(self, network_case: Case) -> None:
+        default = make_batch(network_case)
         for path, model in models_by_fast_path(network_case).items():
-            batched = _logits(model, plain)
-            expected = {name: at_tokens(value, plain["attention_mask"]) for name, value in batched.items()}
+            batched = _logits(model, default)
+            expected = {name: at_tokens(value, default["attention_mask"]) for name, value in batched.items()}
             for options in ({"width": 20}, {"side": "right"}, {"side": "left"}, {"side": "left", "width": 20}):
                 batch = make_batch(network_case, **options)
                 for name, value in _logits(model, batch).items():
                     where = f"{name} by the {path} path with {options}"
                     assert_close(at_tokens(value, batch["attention_mask"]), expected[name], where)
             for row in range(len(LENGTHS)):
-                one = {name: tensor[row : row + 1] for name, tensor in plain.items()}
-                mask = one["attention_mask"]
-                for name, value in _logits(model, one).items():
+                single = {name: tensor[row : row + 1] for name, tensor in default.items()}
+                mask = single["attention_mask"]
+                for name, value in _logits(model, single).items():
                     expected_states = at_tokens(batched[name][row : row + 1], mask)
                     assert_close(at_tokens(value, mask), expected_states, f"{name}[{row}] by the {path} path")
 
-    def test_losses_do_not_depend_on_padding(self, archetype_case: Case) -> None:
+    def test_losses_are_independent_of_padding(self, archetype_case: Case) -> None:
         model = archetype_case.model()
-        plain = make_batch(archetype_case, side="right")
-        targets = make_targets(archetype_case, plain)
+        narrow = make_batch(archetype_case, side="right")
+        targets = make_targets(archetype_case, narrow)
         wide = make_batch(archetype_case, width=20, side="right")
-        for batch in (plain, wide):
+        for batch in (narrow, wide):
             batch.pop("decoder_input_ids", None)  # the head derives them from its targets
         for name, target in targets.items():
             wide[name] = target
             if target.dim() > 1:
                 wide[name] = target.new_full((len(target), 20, *target.shape[2:]), -100)
                 wide[name][:, : target.shape[1]] = target
-        assert_close(model(**wide).loss, model(**plain, **targets).loss)
+        assert_close(model(**wide).loss, model(**narrow, **targets).loss)
 
 
 def _logits(model: Callable, batch: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -208,7 +208,7 @@ def _logits(model: Callable, batch: dict[str, Tensor]) -> dict[str, Tensor]:
 
 class TestRecordedOutputs:
     def test_hidden_states(self, network_case: Case) -> None:
-        """Zero at padding; the last equals the output; requested by argument or configuration."""
+        """Zero at padding; the last one equals the output; requested by argument or configuration."""
         model, padded = network_case.model(), network_case.model(unpad=False)
         for side in SIDES:
             batch = make_batch(network_case, side=side)
@@ -231,8 +231,8 @@ class TestRecordedOutputs:
 
     @pytest.mark.parametrize("case", [case for case in NETWORKS if case.config().num_hidden_layers > 1], ids=str)
     def test_gradients_of_hidden_states(self, case: Case) -> None:
-        """The gradient with respect to all hidden states is nonzero, as attribution methods need it: also in the
-        unpadded layout they are not copies."""
+        """Gradients with respect to all hidden states are nonzero, as attribution methods require: the states are not
+        copies, even in the unpadded layout."""
         outputs = case.model()(**make_batch(case), output_hidden_states=True)
         pooled = outputs.get("pooler_output")
         target = outputs.last_hidden_state.square().sum() if pooled is None else pooled.square().sum()
@@ -252,7 +252,7 @@ class TestRecordedOutputs:
             assert sum(states is not None for states in selected) == 1
 
     def test_attention_weights(self, attention_case: Case) -> None:
-        """Equal to eager attention, which replaces the other implementations for `output_attentions`."""
+        """Equal to eager attention, which `output_attentions` selects for all implementations."""
         batch = make_batch(attention_case)
         mask, models = batch["attention_mask"], models_by_path(attention_case)
         expected = models.pop("eager")(**batch, output_attentions=True)
@@ -301,17 +301,17 @@ class TestRecordedOutputs:
         assert_close(outputs, model(**batch).to_tuple())
 
 
-def _packing(case: Case, lengths: list[int], seed: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def _pack_in_pairs(case: Case, lengths: list[int], seed: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """A batch with one sequence per row, and the same sequences packed in pairs with `sequence_ids`."""
     separate = make_batch(case, lengths, seed=seed, side="right")
-    pairs = [lengths[i : i + 2] for i in range(0, len(lengths), 2)]
-    shape = (len(pairs), max(map(sum, pairs)) + 2)
+    row_lengths = [lengths[i : i + 2] for i in range(0, len(lengths), 2)]
+    shape = (len(row_lengths), max(map(sum, row_lengths)) + 2)
     packed = {name: tensor.new_zeros(*shape, *tensor.shape[2:]) for name, tensor in separate.items()}
     packed["sequence_ids"] = packed.pop("attention_mask")
     for number, length in enumerate(lengths):
-        row, second = divmod(number, 2)
-        start = pairs[row][0] if second else 0
-        packed["sequence_ids"][row, start : start + length] = 1 + second
+        row, index = divmod(number, 2)
+        start = row_lengths[row][0] if index else 0
+        packed["sequence_ids"][row, start : start + length] = 1 + index
         for name in packed.keys() & separate.keys():
             packed[name][row, start : start + length] = separate[name][number, :length]
     return separate, packed
@@ -320,8 +320,8 @@ def _packing(case: Case, lengths: list[int], seed: int) -> tuple[dict[str, Tenso
 class TestSequenceIds:
     LENGTHS = [5, 8, 1, 4, 7, 7]
 
-    def test_packed_sequences_equal_separate_ones(self, network_case: Case) -> None:
-        separate, packed = _packing(network_case, self.LENGTHS, seed=1)
+    def test_packed_sequences_match_separate_sequences(self, network_case: Case) -> None:
+        separate, packed = _pack_in_pairs(network_case, self.LENGTHS, seed=1)
         for path, model in models_by_path(network_case).items():
             expected = model(**separate).last_hidden_state[separate["attention_mask"] == 1]
             states = model(**packed).last_hidden_state
@@ -329,7 +329,7 @@ class TestSequenceIds:
 
     @pytest.mark.parametrize("case", TOKEN_HEADS, ids=str)
     def test_losses_and_gradients(self, case: Case) -> None:
-        separate, packed = _packing(case, self.LENGTHS, seed=1)
+        separate, packed = _pack_in_pairs(case, self.LENGTHS, seed=1)
         labels = make_targets(case, separate)["labels"]
         model = case.model(**PATHS["unpadded"])
         packed_labels = torch.full(case.first_token_ids(packed).shape, -100)
@@ -338,8 +338,8 @@ class TestSequenceIds:
         assert_close(actual, expected, "loss")
         assert_same_gradients(gradients(model, actual), gradients(model, expected))
 
-    def test_sequence_ids_separate_adjacent_sequences(self, network_case: Case) -> None:
-        """One id per row is a padding mask; an id that occurs again is a new sequence; rows are always separate."""
+    def test_sequence_ids_separate_sequences(self, network_case: Case) -> None:
+        """One id per row is a padding mask; a repeated id starts a new sequence; rows are always separate."""
         batch = make_batch(network_case)
         mask = batch["attention_mask"]
         unmasked = {name: tensor for name, tensor in batch.items() if name != "attention_mask"}
@@ -349,10 +349,10 @@ class TestSequenceIds:
         for path, model in models_by_fast_path(network_case).items():
             where = f"by the {path} path"
             actual = model(**unmasked, sequence_ids=mask * 3)
-            assert_same_outputs(actual, model(**batch), mask, where=f"of one per row {where}")
+            assert_same_outputs(actual, model(**batch), mask, where=f"with one id per row {where}")
             actual = model(**pair, sequence_ids=repeated_ids)
             assert_same_outputs(
-                actual, model(**pair, sequence_ids=distinct_ids), distinct_ids, where=f"of a number again {where}"
+                actual, model(**pair, sequence_ids=distinct_ids), distinct_ids, where=f"with a repeated id {where}"
             )
             actual = model(**rows, sequence_ids=torch.ones_like(network_case.first_token_ids(rows)))
-            assert_same_outputs(actual, model(**rows), where=f"of rows with one number {where}")
+            assert_same_outputs(actual, model(**rows), where=f"with one id for all rows {where}")

@@ -1,4 +1,4 @@
-"""Pretraining of all families by their objectives: the held-out loss is lower than the loss of a frequency baseline."""
+"""Pretraining of all families: the held-out loss is lower than the loss of a frequency baseline."""
 
 import random
 import re
@@ -21,10 +21,10 @@ RECIPES = Path(__file__).resolve().parents[2] / "scripts" / "recipes"
 HELD_OUT = 0.02
 REVIEWS = "glue_like/movie_reviews/polarity2.jsonl.gz"
 PRETRAINED = [family for family in FAMILIES.values() if family.objectives]
-QUICKLY_PRETRAINED = [  # some seconds each
+SHORT_TRAINING_FAMILIES = [  # a few seconds each
     pytest.param(family, marks=() if family in ARCHETYPE_FAMILIES else pytest.mark.slow) for family in PRETRAINED
 ]
-# Configuration fields of the small models, as far as a family has them.
+# Configuration fields of the small models; fields that a family does not have are omitted.
 SMALL = {
     "hidden_size": 64,
     "cell_size": 64,
@@ -36,7 +36,7 @@ SMALL = {
     "attention_probs_dropout_prob": 0.0,
 }
 MARGIN = 0.3  # nats below the frequency baseline, which a model cannot reach without the context
-# Four lines of a topic each; a word is predictable from its neighbors.
+# Each line is a topic of four sentences; a word is predictable from its neighbors.
 PROVERBS = """
 a stitch in time saves nine. the early bird catches the worm. better late than never. a watched pot never boils.
 a rolling stone gathers no moss. still waters run deep. make hay while the sun shines. rome was not built in one day.
@@ -47,10 +47,10 @@ every cloud has a silver lining. where there is smoke there is fire. all that gl
 """
 
 
-def learn(
-    family: FamilySpec, recipe: Path, folder: Path, dataset: list[str] | tuple[str, ...], **changes: object
+def run_recipe(
+    family: FamilySpec, recipe: Path, folder: Path, dataset: list[str] | tuple[str, ...], **overrides: object
 ) -> tuple[TrainingSummary, list[str]]:
-    """Pretrain in this process with a recipe; returns the summary and the command-line flags."""
+    """Pretrain in this process with a recipe; return the summary and the command-line flags."""
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
     flags = {
@@ -59,7 +59,7 @@ def learn(
         "validation_fraction": HELD_OUT,
         "dataloader_workers": 0,
         "output_dir": folder / recipe.stem,
-        **changes,
+        **overrides,
     }
     argv = data_flags(dataset)
     for name, value in flags.items():
@@ -71,7 +71,7 @@ def data_flags(dataset: list[str] | tuple[str, ...]) -> list[str]:
     """Flags of a list of data sets, or of a tuple (file, file of translations, optionally their language tag)."""
     if isinstance(dataset, tuple):
         names = ("dataset", "translations", "language_tags")
-        return [part for name, value in zip(names, dataset) for part in (f"--{name}", value)]
+        return [flag for name, value in zip(names, dataset) for flag in (f"--{name}", value)]
     return ["--dataset", *dataset]
 
 
@@ -107,13 +107,13 @@ def train_tokenizer(
     family.tokenizer.train(training.texts(), vocab_size=vocab_size).save_pretrained(folder / "tokenizer")
 
 
-def learn_in_seconds(family: FamilySpec, documents: list[list[str]], folder: Path, seed: int = 0) -> TrainingSummary:
-    """Pretrain a small model for a few steps, with the recipe of the family and the options of its traits."""
+def pretrain_small(family: FamilySpec, documents: list[list[str]], folder: Path, seed: int = 0) -> TrainingSummary:
+    """Pretrain a small model for a few steps with the family's recipe and the options of its traits."""
     short_training = family.traits.short_training
     config_options = [f"{name}={value}" for name, value in SMALL.items() if name in family.config.__dataclass_fields__]
     text = write_text(family, documents, folder)
     train_tokenizer(family, folder, text, short_training.vocab_size, held_out=0.08)
-    changes: dict[str, object] = {
+    overrides: dict[str, object] = {
         "objective": next(iter(family.objectives)),  # the objective of a recipe may require other data
         "validation_fraction": 0.08,
         "config_options": (*config_options, *short_training.config_options),
@@ -125,13 +125,13 @@ def learn_in_seconds(family: FamilySpec, documents: list[list[str]], folder: Pat
         "lr_reference_targets": 0,
         "seed": seed,
     }
-    summary, _ = learn(family, learning_recipes(RECIPES, family.name)[0], folder, text, **changes)
+    summary, _ = run_recipe(family, learning_recipes(RECIPES, family.name)[0], folder, text, **overrides)
     return summary
 
 
-@pytest.mark.parametrize("family", QUICKLY_PRETRAINED, ids=lambda family: family.name)
-def test_pretraining_beats_the_frequency_baseline(family: FamilySpec, documents: list[list[str]], tmp_path) -> None:
-    summary = learn_in_seconds(family, documents, tmp_path)
+@pytest.mark.parametrize("family", SHORT_TRAINING_FAMILIES, ids=lambda family: family.name)
+def test_pretraining_beats_frequency_baseline(family: FamilySpec, documents: list[list[str]], tmp_path) -> None:
+    summary = pretrain_small(family, documents, tmp_path)
     if not next(iter(family.objectives.values())).has_heldout_loss:
         losses = [record["loss"] for record in summary.curve if "loss" in record]
         assert losses[-1] < 0.5 * losses[0], f"the loss fell from {losses[0]:.3f} to {losses[-1]:.3f} only"
@@ -145,8 +145,8 @@ def test_pretraining_beats_the_frequency_baseline(family: FamilySpec, documents:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", PRETRAINED, ids=lambda family: family.name)
-def test_recipe_meets_its_targets(family: FamilySpec, shared_data: Path, tmp_path) -> None:
-    """Run the whole recipe (up to three hours); all pretraining targets of scripts/learning.py are met."""
+def test_recipe_meets_learning_targets(family: FamilySpec, shared_data: Path, tmp_path) -> None:
+    """Run the full recipe (up to three hours); all pretraining targets of scripts/learning.py are met."""
     if next(iter(family.objectives.values())).requires_translations:
         pytest.skip(f"{family.name} is evaluated by BLEU; see its model card")
     if not next(iter(family.objectives.values())).has_heldout_loss or hasattr(
@@ -155,10 +155,10 @@ def test_recipe_meets_its_targets(family: FamilySpec, shared_data: Path, tmp_pat
         pytest.skip(f"{family.name} has no held-out token loss, which the targets refer to")
     text = [str(shared_data / "corpus" / family.traits.short_training.text), str(shared_data / REVIEWS)]
     train_tokenizer(family, tmp_path, text, 8000)
-    start = {}
+    initial_model = {}
     for recipe in learning_recipes(RECIPES, family.name):
-        _, flags = learn(family, recipe, tmp_path, text, **start)
-        start = {"model": tmp_path / recipe.stem}
+        _, flags = run_recipe(family, recipe, tmp_path, text, **initial_model)
+        initial_model = {"model": tmp_path / recipe.stem}
     criteria = evaluate_pretraining(tmp_path / recipe.stem, flags)
     assert any(criterion.target for criterion in criteria)
     assert [criterion for criterion in criteria if not criterion.is_met] == []

@@ -1,4 +1,4 @@
-"""All families in bfloat16 and on a CUDA device: close to float32 on the CPU, with all attention paths.
+"""All families in bfloat16: close to float32, on all attention paths.
 
 Cases and fixtures: tests/zoo/matrix.py, tests/models/conftest.py.
 """
@@ -20,7 +20,7 @@ from zoo import (
 
 
 class TestPrecision:
-    def test_bfloat16_weights_are_close(self, network_case: Case) -> None:
+    def test_bfloat16_outputs_are_close_to_float32(self, network_case: Case) -> None:
         """Outputs of all paths are close to float32, and to eager attention in bfloat16."""
         float32_model = network_case.model(initializer_range=0.02)
         models = {
@@ -29,17 +29,17 @@ class TestPrecision:
         }
         for side in SIDES:
             batch = make_batch(network_case, side=side)
-            exact = tensors_of(float32_model(**batch))
+            expected = tensors_of(float32_model(**batch))
             outputs = {path: tensors_of(model(**batch)) for path, model in models.items()}
-            for path, name in [(path, name) for path in outputs for name in exact]:
+            for path, name in [(path, name) for path in outputs for name in expected]:
                 actual, where = outputs[path][name], f"{name} by the {path} path, padding at the {side}"
                 assert actual.dtype is torch.bfloat16
-                _assert_roughly(actual, exact[name], batch["attention_mask"], where)
-                _assert_roughly(
+                _assert_close_in_norm(actual, expected[name], batch["attention_mask"], where)
+                _assert_close_in_norm(
                     actual, outputs["eager"][name], batch["attention_mask"], f"{where}, compared with eager attention"
                 )
 
-    def test_bfloat16_autocast_is_close(self, trained_case: Case) -> None:
+    def test_bfloat16_autocast_is_close_to_float32(self, trained_case: Case) -> None:
         batch = labeled_batch(trained_case)
         model = trained_case.model(initializer_range=0.02)
         expected = scalar_loss(trained_case, model, batch)
@@ -48,14 +48,14 @@ class TestPrecision:
         assert actual.dtype is torch.float32
         assert_close(actual, expected, "loss", tolerance=0.03)
         expected, actual = gradients(model, expected), gradients(model, actual)
-        rough = trained_case.has_consistency_loss or trained_case.uses_max_pooling
+        is_noisy = trained_case.has_consistency_loss or trained_case.uses_max_pooling
         for name in expected:
             assert actual[name].dtype is torch.float32
-            _assert_roughly(actual[name], expected[name], None, name, share=0.25 if rough else 0.1)
+            _assert_close_in_norm(actual[name], expected[name], None, name, rtol=0.25 if is_noisy else 0.1)
 
 
-def _assert_roughly(actual: Tensor, expected: Tensor, mask: Tensor | None, name: str, share: float = 0.05) -> None:
-    """The relative error in norm is at most `share` (bfloat16 has 8 bits of precision), plus a small absolute error."""
+def _assert_close_in_norm(actual: Tensor, expected: Tensor, mask: Tensor | None, name: str, rtol: float = 0.05) -> None:
+    """The relative error in norm is at most `rtol` (bfloat16 has 8 bits of precision), plus a small absolute error."""
     actual, expected = at_tokens(actual, mask).float(), at_tokens(expected, mask).float()
-    error, size = (actual - expected).norm(), expected.norm()
-    assert error <= share * size + 1e-3, f"{name}: off by {float(error / size):.1%}"
+    error, norm = (actual - expected).norm(), expected.norm()
+    assert error <= rtol * norm + 1e-3, f"{name}: off by {float(error / norm):.1%}"

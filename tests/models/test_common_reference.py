@@ -1,4 +1,4 @@
-"""All families and Auto classes: opening checkpoints of transformers, and export to transformers.
+"""All families and Auto classes: loading checkpoints of transformers, and export to transformers.
 
 Cases and fixtures: tests/zoo/matrix.py, tests/models/conftest.py.
 """
@@ -30,8 +30,8 @@ from zoo import (
     make_batch,
 )
 
-# Runs in a separate process without this package: opens the exports of the directories named on standard input.
-OPEN_EXPORTS = """
+# Runs in a process without this package: loads the exports of the directories given on standard input.
+LOAD_EXPORTS = """
 import json, sys
 from pathlib import Path
 import torch, transformers
@@ -73,8 +73,8 @@ def head(request: pytest.FixtureRequest) -> Case:
 
 
 class Exports:
-    """Reference checkpoints of cases, their exports, and what transformers opens them as in a process without this
-    package. A case is exported when it is first asked for."""
+    """Reference checkpoints, their exports, and the exports as loaded by transformers in a process without this
+    package; created on first use."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -94,15 +94,15 @@ class Exports:
             case.model_class.from_pretrained(folder / "reference").export_reference(folder / "export")
             (folder / "class_names.json").write_text(json.dumps([case.reference_class.__name__, case.auto_name]))
             if self._process is None:
-                command = [sys.executable, "-c", OPEN_EXPORTS]
+                command = [sys.executable, "-c", LOAD_EXPORTS]
                 self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
             self._process.stdin.write(f"{folder}\n")
             self._process.stdin.flush()
-            assert self._process.stdout.readline() == "opened\n", f"the export of {case} cannot be opened"
+            assert self._process.stdout.readline() == "opened\n", f"the export of {case} cannot be loaded"
         return folder
 
-    def opened(self, case: Case) -> dict[str, Any]:
-        """What transformers reported when it opened the export."""
+    def loading_report(self, case: Case) -> dict[str, Any]:
+        """The report of transformers on loading the export."""
         return json.loads((self.folder(case) / "opened.json").read_text())
 
     def close(self) -> None:
@@ -117,22 +117,22 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Exports]:
     exports.close()
 
 
-class TestOpening:
+class TestLoading:
     """Keys and outputs are compared in tests/parity/test_random_configurations.py."""
 
     @pytest.mark.all_families
     def test_configuration(self, base_case: Case, exports: Exports, tmp_path: Path) -> None:
-        """All common fields are equal, without a warning; a configuration of another architecture is refused."""
+        """All common fields are equal, without a warning; a configuration of a different architecture raises."""
         reference = base_case.reference_config().to_dict()
         logger = logging.get_logger("transformers.configuration_utils")
-        with LoggingLevel(logging.WARNING), CaptureLogger(logger) as log:
+        with LoggingLevel(logging.WARNING), CaptureLogger(logger) as captured:
             config = base_case.family.config.from_pretrained(exports.reference(base_case))
         # UniLM's default query token, 103, is outside the tiny vocabulary; the warning appears once per process
-        warnings = [line for line in log.out.splitlines() if "query_token_id" not in line]
+        warnings = [line for line in captured.out.splitlines() if "query_token_id" not in line]
         assert (warnings, config.model_type) == ([], base_case.family.config.model_type)
         fields = config.to_dict()
-        differing = {"model_type", "architectures", "dtype", "transformers_version", *config.non_reference_fields}
-        names = {name: config.reference_name(name) for name in fields.keys() - differing}
+        excluded = {"model_type", "architectures", "dtype", "transformers_version", *config.non_reference_fields}
+        names = {name: config.reference_name(name) for name in fields.keys() - excluded}
         names = {name: reference_name for name, reference_name in names.items() if reference_name in reference}
         assert {"vocab_size", "hidden_size", "num_hidden_layers"} <= names.keys()
         for name, reference_name in names.items():
@@ -141,7 +141,7 @@ class TestOpening:
         with pytest.raises(ValueError, match="of type 'xmod'"):
             base_case.family.config.from_pretrained(tmp_path)
 
-    def test_heads_and_encoders_open_each_other(self, head: Case, exports: Exports, tmp_path: Path) -> None:
+    def test_loading_encoder_from_head_and_vice_versa(self, head: Case, exports: Exports, tmp_path: Path) -> None:
         encoder_class = head.family.models["AutoModel"]
         encoder = encoder_class.from_pretrained(exports.reference(head)).eval()
         reference = head.reference_model(seed=3).base_model
@@ -157,7 +157,7 @@ class TestOpening:
         model = head.model()
         model.save_pretrained(tmp_path)
         _, report = encoder_class.from_pretrained(tmp_path, output_loading_info=True)
-        assert set(report["unexpected_keys"]) <= model.state_dict().keys()  # none is converted as if from the reference
+        assert set(report["unexpected_keys"]) <= model.state_dict().keys()  # no key is converted as a reference key
         assert not [name for name in report["missing_keys"] if "pooler" not in name]
 
         encoder_checkpoint = exports.reference(Case(head.family, "AutoModel"))
@@ -168,7 +168,7 @@ class TestOpening:
         assert not [name for name in report["missing_keys"] if name.startswith(prefix)]
         assert not report["unexpected_keys"]
 
-    def test_half_precision_and_several_files(self, base_case: Case, tmp_path: Path) -> None:
+    def test_half_precision_and_sharded_checkpoints(self, base_case: Case, tmp_path: Path) -> None:
         """Query, key and value projections of a layer may be in different files."""
         for dtype, options in ((torch.bfloat16, {}), (torch.float32, {"max_shard_size": "5KB"})):
             folder = tmp_path / str(dtype)
@@ -188,13 +188,13 @@ class TestOpening:
 
 class TestExport:
     @as_subtests(REFERENCE_CASES)
-    def test_opens_without_this_package_bit_exact(self, case: Case, exports: Exports) -> None:
-        opened = exports.opened(case)
-        assert opened["class"] == case.reference_class.__name__
-        assert opened["encoder"] == Case(case.family, "AutoModel").reference_class.__name__
-        assert opened["problems"] == {}
-        absent = ("pooler",) if hasattr(case.model().base_model, "decoder") else ("pooler", "decoder.")
-        assert not [name for name in opened["encoder_missing"] if not any(module in name for module in absent)]
+    def test_transformers_loads_export_bit_exact(self, case: Case, exports: Exports) -> None:
+        report = exports.loading_report(case)
+        assert report["class"] == case.reference_class.__name__
+        assert report["encoder"] == Case(case.family, "AutoModel").reference_class.__name__
+        assert report["problems"] == {}
+        optional = ("pooler",) if hasattr(case.model().base_model, "decoder") else ("pooler", "decoder.")
+        assert not [name for name in report["encoder_missing"] if not any(module in name for module in optional)]
         weights = load_file(exports.folder(case) / "opened.safetensors")
         expected = case.reference_model(seed=3).state_dict()
         assert weights.keys() == expected.keys()
@@ -202,14 +202,14 @@ class TestExport:
             assert torch.equal(weights[name], tensor), name
 
     def test_configuration(self, base_case: Case, exports: Exports, tmp_path: Path) -> None:
-        """The reference's configuration, and one with changed fields."""
-        opened = exports.opened(base_case)["config"]
+        """The reference's configuration, and one with overridden fields."""
+        report = exports.loading_report(base_case)["config"]
         expected = base_case.reference_config(architectures=[base_case.reference_class.__name__]).to_dict()
         non_reference_fields = base_case.family.config.non_reference_fields
         for name in expected.keys() - {"_name_or_path", "dtype", "transformers_version", *non_reference_fields}:
-            assert json.loads(json.dumps(opened[name])) == json.loads(json.dumps(expected[name])), name
+            assert json.loads(json.dumps(report[name])) == json.loads(json.dumps(expected[name])), name
         labels = {number: f"label {number}" for number in range(base_case.num_labels)}
-        changes: dict[str, Any] = {
+        overrides: dict[str, Any] = {
             "layer_norm_eps": 1e-5,
             "hidden_act": "relu",
             "hidden_dropout_prob": 0.25,
@@ -217,21 +217,21 @@ class TestExport:
             "id2label": labels,
             "label2id": {label: number for number, label in labels.items()},
         }
-        changes = {name: value for name, value in changes.items() if name not in non_reference_fields}
-        model = base_case.model(unpad=False, **changes)
+        overrides = {name: value for name, value in overrides.items() if name not in non_reference_fields}
+        model = base_case.model(unpad=False, **overrides)
         model.export_reference(tmp_path)
         assert "unpad" not in json.loads((tmp_path / "config.json").read_text())
         config = base_case.reference_class.from_pretrained(tmp_path).config
-        assert {name: getattr(config, model.config.reference_name(name)) for name in changes} == changes
+        assert {name: getattr(config, model.config.reference_name(name)) for name in overrides} == overrides
 
-    def test_model_without_reference_checkpoint(self, base_case: Case, tmp_path: Path) -> None:
-        """The export of a new model can be opened by both packages, with bitwise equal weights."""
+    def test_export_of_new_model(self, base_case: Case, tmp_path: Path) -> None:
+        """Both packages load the export of a new model, with bitwise equal weights."""
         model = base_case.model(seed=5)
-        _assert_export_opens(base_case, model, tmp_path)
+        _assert_export_loads(base_case, model, tmp_path)
         assert_same_weights(base_case.model_class.from_pretrained(tmp_path), model)
 
-    def test_leaves_the_model_as_it_was(self, base_case: Case, exports: Exports, tmp_path: Path) -> None:
-        """`save_pretrained` writes the native names after an export, also for a model from a reference checkpoint:
+    def test_export_does_not_change_model(self, base_case: Case, exports: Exports, tmp_path: Path) -> None:
+        """`save_pretrained` writes native names after an export, even for a model loaded from a reference checkpoint:
         Trainer resumes with `load_state_dict`, without conversion."""
         from_reference = base_case.model_class.from_pretrained(exports.reference(base_case))
         for name, model in {"new": base_case.model(), "from reference": from_reference}.items():
@@ -239,25 +239,25 @@ class TestExport:
             model.save_pretrained(tmp_path / name / "native")
             with safe_open(tmp_path / name / "native" / "model.safetensors", "pt") as file:
                 assert set(file.keys()) == {name for name, _ in model.named_parameters()}
-            reopened, report = base_case.model_class.from_pretrained(
+            reloaded, report = base_case.model_class.from_pretrained(
                 tmp_path / name / "native", output_loading_info=True
             )
             assert not any(report.values()), report
-            assert reopened.config.model_type == model.config.model_type == base_case.family.config.model_type
+            assert reloaded.config.model_type == model.config.model_type == base_case.family.config.model_type
 
 
 @pytest.mark.parametrize("case", [case for case in TIED_HEADS if case.has_reference], ids=str)
-def test_untied_heads_are_opened_and_exported(case: Case, tmp_path: Path) -> None:
+def test_untied_heads_are_loaded_and_exported(case: Case, tmp_path: Path) -> None:
     reference = case.reference_model(tie_word_embeddings=False)
     reference.save_pretrained(tmp_path / "reference")
     model, report = case.model_class.from_pretrained(tmp_path / "reference", output_loading_info=True)
     assert not any(report.values()), report
     batch = make_batch(case)
     assert_same_outputs(model.eval()(**batch), reference(**batch), batch["attention_mask"])
-    _assert_export_opens(case, case.model(seed=5, tie_word_embeddings=False), tmp_path / "export")
+    _assert_export_loads(case, case.model(seed=5, tie_word_embeddings=False), tmp_path / "export")
 
 
-def _assert_export_opens(case: Case, model: PreTrainedModel, folder: Path) -> None:
+def _assert_export_loads(case: Case, model: PreTrainedModel, folder: Path) -> None:
     """The reference loads the export of `model` without missing or unexpected keys, and gives the same outputs."""
     model.export_reference(folder)
     reference, report = case.reference_class.from_pretrained(folder, output_loading_info=True)

@@ -1,4 +1,4 @@
-"""Cross-view training: losses and gradients with labels and with views; the views against loops."""
+"""Cross-view training: losses and gradients for labels and views; views compared with loops."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ TAGGER, CLASSIFIER = (
     for name in ("AutoModelForTokenClassification", "AutoModelForSequenceClassification")
 )
 WIDTH = 3
-# left and right padding, two sequences in a row, a row of one word, and one without padding
+# left padding, right padding, two sequences, a single word, no padding
 SEQUENCES = torch.tensor(
     [[0, 0, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0], [1, 1, 2, 2, 2, 0], [0, 0, 0, 1, 0, 0], [1, 1, 1, 1, 1, 1]]
 )
@@ -35,7 +35,7 @@ def modules_with_gradient(model) -> set[str]:
     return {module for module in modules if any(module in name for name in names)}
 
 
-def test_labels_train_the_primary_prediction_and_views_the_auxiliary_predictions(case) -> None:
+def test_modules_trained_by_labels_and_by_views(case) -> None:
     model, batch = case.model(num_hidden_layers=2), make_batch(case)
     targets = make_targets(case, batch)
     model(**batch, labels=targets["labels"]).loss.backward()
@@ -48,7 +48,7 @@ def test_labels_train_the_primary_prediction_and_views_the_auxiliary_predictions
     assert output.logits is None, "the primary prediction is not needed"
 
 
-def test_only_students_have_dropout(case) -> None:
+def test_dropout_applies_only_to_students(case) -> None:
     rates = {"hidden_dropout_prob": 0.5, "word_dropout": 0.5}
     model, batch = case.model(**rates), make_batch(case)
     views = make_targets(case, batch)["views"]
@@ -64,7 +64,7 @@ def test_only_students_have_dropout(case) -> None:
     torch.testing.assert_close(teacher_logits[0], model.eval()(**batch).logits)
 
 
-def test_view_dropout_replaces_other_rates(case) -> None:
+def test_view_dropout_overrides_other_rates(case) -> None:
     batch = make_batch(case)
     targets = make_targets(case, batch)
     no_labels = torch.full_like(targets["labels"], -100)
@@ -78,12 +78,12 @@ def test_view_dropout_replaces_other_rates(case) -> None:
 def test_view_weight_and_selected_views() -> None:
     batch = make_batch(TAGGER)
     targets = make_targets(TAGGER, batch)
-    full = TAGGER.model()(**batch, **targets)
-    half = TAGGER.model(view_weight=0.5)(**batch, **targets)
-    torch.testing.assert_close(half.cross_view_loss, 0.5 * full.cross_view_loss)
-    torch.testing.assert_close(half.loss, half.supervised_loss + half.cross_view_loss)
+    full_weight = TAGGER.model()(**batch, **targets)
+    half_weight = TAGGER.model(view_weight=0.5)(**batch, **targets)
+    torch.testing.assert_close(half_weight.cross_view_loss, 0.5 * full_weight.cross_view_loss)
+    torch.testing.assert_close(half_weight.loss, half_weight.supervised_loss + half_weight.cross_view_loss)
     single_view = TAGGER.model(views=["future"])(**batch, **targets)
-    assert 0 < single_view.cross_view_loss < full.cross_view_loss
+    assert 0 < single_view.cross_view_loss < full_weight.cross_view_loss
 
 
 def test_tasks_have_separate_predictors(tmp_path) -> None:
@@ -107,7 +107,7 @@ def test_tasks_have_separate_predictors(tmp_path) -> None:
         model(**batch, task="ner")
 
 
-def test_views_at_padding_are_an_error() -> None:
+def test_views_at_padding_raise() -> None:
     model, batch = TAGGER.model(), make_batch(TAGGER)
     views = torch.ones_like(batch["attention_mask"])
     with pytest.raises(CtxError, match="padding"):
@@ -125,8 +125,8 @@ def make_predictors(views: list[str] | None = None, pooling: str | None = None) 
     return CrossViewPredictors(config, 5, pooling)
 
 
-@pytest.mark.parametrize(("name", "half", "step"), [("future", 0, -1), ("past", 1, 1)])
-def test_views_of_the_neighbor_in_the_same_sequence(name: str, half: int, step: int) -> None:
+@pytest.mark.parametrize(("name", "direction", "step"), [("future", 0, -1), ("past", 1, 1)])
+def test_neighbor_views_stay_within_sequence(name: str, direction: int, step: int) -> None:
     predictors, states = make_predictors([name]), random_states()
     logits = predictors.get_views(states, SEQUENCES)[name]
     rows, length = SEQUENCES.shape
@@ -135,12 +135,12 @@ def test_views_of_the_neighbor_in_the_same_sequence(name: str, half: int, step: 
             neighbor, number = column + step, SEQUENCES[row, column]
             has_neighbor = 0 <= neighbor < length and number != 0 and SEQUENCES[row, neighbor] == number
             state = states[row, neighbor] if has_neighbor else torch.zeros(2 * WIDTH)
-            expected = predictors.auxiliary[f"{name}_view"](state.split(WIDTH)[half])
+            expected = predictors.auxiliary[f"{name}_view"](state.split(WIDTH)[direction])
             torch.testing.assert_close(logits[row, column], expected)
 
 
 @pytest.mark.parametrize("pooling", [None, "mean+max"], ids=["words", "texts"])
-def test_views_depend_on_one_direction(pooling: str | None) -> None:
+def test_views_depend_on_single_direction(pooling: str | None) -> None:
     predictors, first, second = make_predictors(pooling=pooling), random_states(0), random_states(1)
     expected, changed = (predictors.get_views(states, SEQUENCES) for states in (first, second))
     assert list(expected) == list(WORD_VIEWS if pooling is None else TEXT_VIEWS)
@@ -152,8 +152,8 @@ def test_views_depend_on_one_direction(pooling: str | None) -> None:
         assert not changed[name].equal(expected[name])
 
 
-def test_views_of_the_beginning_and_the_end_use_half_of_a_text() -> None:
-    """Both use the middle word of a text with an odd number of words."""
+def test_beginning_and_end_views_use_half_of_text() -> None:
+    """Both include the middle word if the number of words is odd."""
     predictors, sequences = make_predictors(pooling="mean+max"), torch.tensor([[0, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]])
     states = torch.randn(2, 6, 2 * WIDTH, generator=torch.Generator().manual_seed(0))
     expected = predictors.get_views(states, sequences)
@@ -171,7 +171,7 @@ def test_views_of_the_beginning_and_the_end_use_half_of_a_text() -> None:
 
 @pytest.mark.parametrize("problem", ["single_label_classification", "multi_label_classification", "regression"])
 def test_consistency_loss(problem: str) -> None:
-    """The divergence of the students from the teacher, which has no gradient."""
+    """Divergence of the students from the teacher; the teacher has no gradient."""
     generator = torch.Generator().manual_seed(0)
     teacher, *students = (torch.randn(6, 4, generator=generator).requires_grad_() for _ in range(3))
     loss = summed_consistency_loss(teacher, dict(zip(("forward", "past"), students)), problem)
@@ -188,8 +188,8 @@ def test_consistency_loss(problem: str) -> None:
 
 
 @torch.no_grad()
-def test_pairs_are_two_texts() -> None:
-    """With `text_pairs` all predictions read the features of two texts, each encoded alone; a single text is both."""
+def test_text_pair_features() -> None:
+    """Predictions with `text_pairs` combine two separately encoded texts; a single text is paired with itself."""
     tokenizer = CtxCvtTokenizer.from_words([])
     model = CLASSIFIER.model(text_pairs=True, num_hidden_layers=2)
     predictors = model.predictors["task"]
@@ -199,9 +199,9 @@ def test_pairs_are_two_texts() -> None:
         states = model.cvt(**tokenizer(text, return_tensors="pt"), output_hidden_states=True).hidden_states
         (forward, backward), length = states[1][0].chunk(2, -1), states[1].shape[1]
         half = (length + 1) // 2
-        parts = {"forward": forward, "backward": backward, "beginning": forward[:half], "end": backward[length // 2 :]}
-        parts["primary"] = torch.cat(states[1:], -1)[0]
-        return {name: torch.cat([part.mean(0), part.amax(0)]) for name, part in parts.items()}
+        views = {"forward": forward, "backward": backward, "beginning": forward[:half], "end": backward[length // 2 :]}
+        views["primary"] = torch.cat(states[1:], -1)[0]
+        return {name: torch.cat([view.mean(0), view.amax(0)]) for name, view in views.items()}
 
     pairs = [("the cat", "a cat sat down on it"), ("so", "it"), ("a cat sat down and slept", "no")]
     batch = tokenizer(*map(list, zip(*pairs, strict=True)), padding=True, return_tensors="pt")

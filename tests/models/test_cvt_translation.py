@@ -1,4 +1,4 @@
-"""Translation by cross-view training: losses and gradients against loops, hard targets, and fine-tuning."""
+"""Translation with cross-view training: losses and gradients compared with loops, hard targets, fine-tuning."""
 
 import json
 from pathlib import Path
@@ -23,18 +23,18 @@ from hf_ctxmodels.training.training_log import read_log
 
 CASE = Case(FAMILIES["cvt"], "AutoModelForSeq2SeqLM")
 LENGTHS = (7, 3, 1, 5)
-END = 44  # a word with which some of the hard targets of the tiny model end
+END = 44  # some hard targets of the tiny model end with this word
 FIELDS = {"initializer_range": 0.9, "eos_token_id": END}
 UNLABELED = torch.tensor([1, 1, -100, 1])
 PAIRS = ["a red cat\teine rote Katze.", "the dog\tder Hund, er"]
 WORDS = {"red": "rot", "cat": "katze", "sees": "sieht", "one": "ein", "big": "gross", "dog": "hund"}
 
 
-def build_model(**changes: Any) -> Any:
-    return CASE.model(3, **{**FIELDS, **changes})
+def build_model(**overrides: Any) -> Any:
+    return CASE.model(3, **{**FIELDS, **overrides})
 
 
-def alone(batch: dict[str, Tensor], row: int) -> Tensor:
+def row_ids(batch: dict[str, Tensor], row: int) -> Tensor:
     """The ids of a row without padding."""
     return batch["input_ids"][row][batch["attention_mask"][row] == 1]
 
@@ -51,15 +51,15 @@ def hard_targets(model: nn.Module, ids: Tensor) -> list[int]:
     return target[: target.index(END) + 1] if END in target else target
 
 
-def auxiliary_loss(model: nn.Module, ids: Tensor, target: list[int], *, attends: bool = True) -> Tensor:
+def auxiliary_loss(model: nn.Module, ids: Tensor, target: list[int], *, use_attention: bool = True) -> Tensor:
     """The loss of the auxiliary decoders for one source, word by word."""
     source, states = cvt_states(model, ids, [model.config.decoder_start_token_id, *target[:-1]])
     total = torch.zeros(())
     for name, auxiliary in model.auxiliary.items():
-        offset, reads_source = (1, True) if name == "future_view" else (0, attends)
+        offset, attends = (1, True) if name == "future_view" else (0, use_attention)
         losses = [
             -auxiliary.prediction(
-                cvt_attention_vector(auxiliary.context, source, hidden, attends=reads_source)
+                cvt_attention_vector(auxiliary.context, source, hidden, use_attention=attends)
             ).log_softmax(0)[word]
             for hidden, word in zip(states, target[offset:], strict=False)
         ]
@@ -70,12 +70,12 @@ def auxiliary_loss(model: nn.Module, ids: Tensor, target: list[int], *, attends:
 class TestLosses:
     @pytest.mark.parametrize("side", ["right", "left"])
     @pytest.mark.parametrize("unpad", [True, False])
-    def test_of_the_auxiliary_decoders(self, side: str, unpad: bool) -> None:
+    def test_auxiliary_decoder_losses(self, side: str, unpad: bool) -> None:
         """Values and gradients equal a loop over single sources; one of the four is not selected."""
         model, batch = build_model(unpad=unpad), make_batch(CASE, LENGTHS, side=side)
-        targets = {row: hard_targets(model, alone(batch, row)) for row in (0, 1, 3)}
+        targets = {row: hard_targets(model, row_ids(batch, row)) for row in (0, 1, 3)}
         assert len({len(target) for target in targets.values()}) > 1, "hard targets of equal length"
-        losses = [auxiliary_loss(model, alone(batch, row), target) for row, target in targets.items()]
+        losses = [auxiliary_loss(model, row_ids(batch, row), target) for row, target in targets.items()]
         expected = torch.stack(losses).mean()
         output = model(**sources(batch), views=UNLABELED)
         assert (output.logits, output.supervised_loss) == (None, None)
@@ -84,21 +84,21 @@ class TestLosses:
         assert_same_gradients(gradients(model, output.loss), gradients(model, expected))
 
     @pytest.mark.parametrize("side", ["right", "left"])
-    def test_of_labeled_and_unlabeled_sources_in_a_batch(self, side: str) -> None:
+    def test_labeled_and_unlabeled_sources_in_one_batch(self, side: str) -> None:
         model, batch = build_model(view_weight=0.3), make_batch(CASE, LENGTHS, side=side)
         labels = make_targets(CASE, batch)["labels"]
         labels[1:] = -100
         views = torch.where(torch.arange(4) > 0, 1, -100)
         output = model(**batch, labels=labels, views=views)
-        inputs, ids = batch["decoder_input_ids"][0].tolist(), alone(batch, 0)
+        inputs, ids = batch["decoder_input_ids"][0].tolist(), row_ids(batch, 0)
         source, states = cvt_states(model, ids, inputs)
-        logs = torch.stack(
+        log_probs = torch.stack(
             [model.prediction(cvt_attention_vector(model.context, source, h)).log_softmax(0) for h in states]
         )
-        torch.testing.assert_close(logs, cvt(model, ids, inputs))
-        supervised = nn.functional.nll_loss(logs, labels[0], ignore_index=-100)
+        torch.testing.assert_close(log_probs, cvt(model, ids, inputs))
+        supervised = nn.functional.nll_loss(log_probs, labels[0], ignore_index=-100)
         losses = [
-            auxiliary_loss(model, alone(batch, row), hard_targets(model, alone(batch, row))) for row in range(1, 4)
+            auxiliary_loss(model, row_ids(batch, row), hard_targets(model, row_ids(batch, row))) for row in range(1, 4)
         ]
         cross_view = 0.3 * torch.stack(losses).mean()
         torch.testing.assert_close(output.supervised_loss, supervised)
@@ -106,17 +106,17 @@ class TestLosses:
         torch.testing.assert_close(output.loss, supervised + cross_view)
         assert_same_gradients(gradients(model, output.loss), gradients(model, supervised + cross_view))
 
-    def test_attention_dropout(self) -> None:
-        """Without any attention weight, "attention" depends on the source only by the initial state; "future" is not
-        changed."""
+    def test_attention_view_dropout(self) -> None:
+        """With all attention weights dropped, the "attention" view depends on the source only by the initial state; the
+        "future" view is not changed."""
         rates = {"view_dropout": 0.0, "attention_view_dropout": 1.0}
         model, batch = build_model(**rates).train(), make_batch(CASE, LENGTHS)
         loss = model(**sources(batch), views=UNLABELED).loss
-        ids = [alone(batch, row) for row in (0, 1, 3)]
-        expected = [auxiliary_loss(model, words, hard_targets(model.eval(), words), attends=False) for words in ids]
-        torch.testing.assert_close(loss, torch.stack(expected).mean())
+        ids = [row_ids(batch, row) for row in (0, 1, 3)]
+        losses = [auxiliary_loss(model, words, hard_targets(model.eval(), words), use_attention=False) for words in ids]
+        torch.testing.assert_close(loss, torch.stack(losses).mean())
 
-    def test_only_the_auxiliary_decoders_have_dropout(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_dropout_applies_only_to_auxiliary_decoders(self, monkeypatch: pytest.MonkeyPatch) -> None:
         rates = {"hidden_dropout_prob": 0.5, "word_dropout": 0.5}
         model, batch = build_model(**rates).train(), make_batch(CASE, LENGTHS)
         model.auxiliary["future_view"].eval()  # a frozen module
@@ -132,7 +132,7 @@ class TestLosses:
         ]
         assert torch.equal(generate(**sources(batch)), build_model().generate_hard_targets(**sources(batch)))
 
-    def test_view_dropout_replaces_other_rates(self) -> None:
+    def test_view_dropout_overrides_other_rates(self) -> None:
         rates = {"hidden_dropout_prob": 0.5, "word_dropout": 0.5, "view_dropout": 0.0, "attention_view_dropout": 0.0}
         model, batch = build_model(**rates).train(), make_batch(CASE, LENGTHS)
         labels = make_targets(CASE, batch)["labels"]
@@ -141,32 +141,32 @@ class TestLosses:
         assert len(unlabeled) == 1, "dropout with view_dropout=0"
         assert len({model(**sources(batch), labels=labels).loss.item() for _ in range(3)}) == 3
 
-    def test_parameters_with_gradients(self) -> None:
-        """Encoder and LSTM learn from both losses, an attention and its softmax layer from one."""
+    def test_parameters_trained_by_each_loss(self) -> None:
+        """Both losses train the encoder and the LSTM; each attention and softmax layer is trained by one loss."""
         model, batch = build_model(), make_batch(CASE, LENGTHS)
         labels = make_targets(CASE, batch)["labels"]
 
-        def parts(**targets: Tensor) -> set[str]:
+        def trained_modules(**targets: Tensor) -> set[str]:
             model.zero_grad(set_to_none=True)
             model(**sources(batch), **targets).loss.backward()
-            named = model.named_parameters()
-            learning = {name for name, value in named if value.grad is not None and value.grad.any()}
+            parameters = model.named_parameters()
+            trained = {name for name, value in parameters if value.grad is not None and value.grad.any()}
             return {
-                ".".join(name.split(".")[: 2 if name.startswith(("auxiliary", "decoder")) else 1]) for name in learning
+                ".".join(name.split(".")[: 2 if name.startswith(("auxiliary", "decoder")) else 1]) for name in trained
             }
 
         shared = {"cvt", "decoder.embeddings", "decoder.layer", "decoder.first_hidden", "decoder.first_cell"}
-        assert parts(labels=labels) == {*shared, "context", "prediction"}
-        assert parts(views=UNLABELED) == {*shared, "auxiliary.attention_view", "auxiliary.future_view"}
+        assert trained_modules(labels=labels) == {*shared, "context", "prediction"}
+        assert trained_modules(views=UNLABELED) == {*shared, "auxiliary.attention_view", "auxiliary.future_view"}
         assert all(
             parameter.grad is None for parameter in [*model.context.parameters(), *model.prediction.parameters()]
         )
 
-    def test_parts_of_a_batch_add_up(self) -> None:
-        """With the number of sources of the whole batch, for gradient accumulation."""
+    def test_microbatch_losses_add_up(self) -> None:
+        """With the number of sources in the full batch, for gradient accumulation."""
         model, batch = build_model(), make_batch(CASE, LENGTHS)
         expected = model(**sources(batch), views=UNLABELED).loss
-        parts = [
+        losses = [
             model(
                 input_ids=batch["input_ids"][rows],
                 attention_mask=batch["attention_mask"][rows],
@@ -175,10 +175,10 @@ class TestLosses:
             ).loss
             for rows in (slice(0, 3), slice(3, 4))
         ]
-        torch.testing.assert_close(torch.stack(parts).sum(), expected)
+        torch.testing.assert_close(torch.stack(losses).sum(), expected)
 
-    def test_gradients_in_autocast(self) -> None:
-        """Weights that beam search has converted without gradient are converted again."""
+    def test_gradients_under_autocast(self) -> None:
+        """Weights cast without gradient in beam search are cast again for the loss."""
         model, batch = build_model(), make_batch(CASE, LENGTHS)
         expected = gradients(model, model(**sources(batch), views=UNLABELED).loss)
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -201,7 +201,7 @@ class TestLosses:
 
 
 class TestHardTargets:
-    def test_are_the_output_of_beam_search(self) -> None:
+    def test_hard_targets_match_beam_search(self) -> None:
         model, batch = build_model(hard_target_beams=3), make_batch(CASE, LENGTHS)
         targets = model.generate_hard_targets(**sources(batch))
         expected = model.generate(**sources(batch), num_beams=3, max_new_tokens=7, do_sample=False)[:, 1:]
@@ -214,12 +214,12 @@ class TestHardTargets:
         assert not targets.requires_grad
 
     @pytest.mark.parametrize("side", ["right", "left"])
-    def test_do_not_depend_on_the_batch(self, side: str) -> None:
+    def test_hard_targets_are_independent_of_batch(self, side: str) -> None:
         model, batch = build_model(), make_batch(CASE, LENGTHS, width=9, side=side)
         for row, target in enumerate(model.generate_hard_targets(**sources(batch))):
-            assert target[target != -100].tolist() == hard_targets(model, alone(batch, row))
+            assert target[target != -100].tolist() == hard_targets(model, row_ids(batch, row))
 
-    def test_of_embeddings(self) -> None:
+    def test_hard_targets_from_inputs_embeds(self) -> None:
         model, batch = build_model(), make_batch(CASE, LENGTHS)
         embeddings = {
             "inputs_embeds": CASE.embed_ids(model, batch["input_ids"]).detach(),
@@ -229,13 +229,13 @@ class TestHardTargets:
             model(**embeddings, views=UNLABELED).loss, model(**sources(batch), views=UNLABELED).loss
         )
 
-    def test_of_a_word_that_ends_at_once(self) -> None:
-        """A target of one word has no next but one word."""
+    def test_single_word_targets_have_no_future_loss(self) -> None:
+        """The future view predicts the word after the next one."""
         model, batch = build_model(hard_target_max_length=1, views=["future"]), make_batch(CASE, LENGTHS)
         assert model(**sources(batch), views=UNLABELED).loss.item() == 0
 
 
-def test_views_that_do_not_match_the_inputs() -> None:
+def test_invalid_views() -> None:
     model, batch = build_model(), make_batch(CASE, LENGTHS)
     encoded = model.encode(**sources(batch))
     for views, message in (
@@ -254,36 +254,36 @@ def test_views_that_do_not_match_the_inputs() -> None:
 
 
 class TestTokenizer:
-    def test_has_a_target_vocabulary_only_with_translations(self, tmp_path: Path) -> None:
+    def test_target_vocabulary_requires_translations(self, tmp_path: Path) -> None:
         tokenizer = CtxCvtTokenizer.train(PAIRS, 40, min_count=1, min_target_count=1, target_lower_case=True)
         tokenizer.save_pretrained(tmp_path / "both")
         loaded = AutoTokenizer.from_pretrained(tmp_path / "both")
-        words = CtxCoveTokenizer.train(PAIRS, 40, min_count=1, min_target_count=1, target_lower_case=True)
+        cove_tokenizer = CtxCoveTokenizer.train(PAIRS, 40, min_count=1, min_target_count=1, target_lower_case=True)
         targets = ["eine Katze.", "Unbekannt Hund"]
-        for either in (tokenizer, loaded):
-            assert either.target_words == words.target_words
-            assert either(text_target=targets).input_ids == words(text_target=targets).input_ids
-            assert either.decode_target(either(text_target=targets).input_ids) == ["eine katze.", "[UNK] hund"]
-            encoded = either(["a cat", "the"], text_target=targets, padding=True)  # of the targets, too
-            plain = CtxCvtTokenizer.from_words([])(["a cat", "the"], padding=True)
-            assert encoded["input_ids"] == plain["input_ids"]
-            assert encoded["labels"] == words(text_target=targets, padding=True).input_ids
+        for bilingual in (tokenizer, loaded):
+            assert bilingual.target_words == cove_tokenizer.target_words
+            assert bilingual(text_target=targets).input_ids == cove_tokenizer(text_target=targets).input_ids
+            assert bilingual.decode_target(bilingual(text_target=targets).input_ids) == ["eine katze.", "[UNK] hund"]
+            encoded = bilingual(["a cat", "the"], text_target=targets, padding=True)  # pads the targets as well
+            source_only = CtxCvtTokenizer.from_words([])(["a cat", "the"], padding=True)
+            assert encoded["input_ids"] == source_only["input_ids"]
+            assert encoded["labels"] == cove_tokenizer(text_target=targets, padding=True).input_ids
 
         texts = ["a cat", "the dog\tand more"]
-        plain = CtxCvtTokenizer.train(texts, 40, min_count=1)
-        assert plain.target_words is None
-        assert {"and", "more"} < set(plain.words)
-        plain.save_pretrained(tmp_path / "plain")
+        source_only = CtxCvtTokenizer.train(texts, 40, min_count=1)
+        assert source_only.target_words is None
+        assert {"and", "more"} < set(source_only.words)
+        source_only.save_pretrained(tmp_path / "plain")
         assert "target" not in (tmp_path / "plain" / "tokenizer_config.json").read_text()
-        for function in (
-            lambda: plain.decode_target([[4]]),
-            lambda: Translation(plain, max_length=9, seed=0),
+        for call in (
+            lambda: source_only.decode_target([[4]]),
+            lambda: Translation(source_only, max_length=9, seed=0),
         ):
             with pytest.raises(CtxError, match="no target vocabulary"):
-                function()
-        assert plain(text_target="a").input_ids == plain("a").input_ids == tokenizer("a").input_ids
+                call()
+        assert source_only(text_target="a").input_ids == source_only("a").input_ids == tokenizer("a").input_ids
 
-    def test_characters_and_unlabeled_sources_in_batches(self) -> None:
+    def test_batches_with_unlabeled_sources(self) -> None:
         tokenizer = CtxCvtTokenizer.train(PAIRS, 40, min_count=1, min_target_count=1)
         encoded = tokenizer(["a cat", "the"], text_target=["eine Katze.", ""])
         features = [
@@ -340,9 +340,9 @@ class TestFinetuning:
             (tmp_path / f"{column}.txt").write_text("".join(row[column] + "\n\n" for row in rows))
 
     @pytest.mark.parametrize("suffix", ["txt", "jsonl"])
-    def test_with_unlabeled_sources(self, tmp_path: Path, suffix: str, capsys: pytest.CaptureFixture[str]) -> None:
-        """The command line trains the tokenizer and the model, whose losses alternate; the predictions of the run equal
-        the output of the reopened model."""
+    def test_unlabeled_sources(self, tmp_path: Path, suffix: str, capsys: pytest.CaptureFixture[str]) -> None:
+        """The command line trains the tokenizer and the model with alternating losses; the predictions of the run equal
+        the output of the reloaded model."""
         texts = ("--dataset", tmp_path / "source.txt", "--translations", tmp_path / "target.txt")
         options = ("--options", "min_count=1", "min_target_count=1", "--validation_fraction", 0)
         folder = tmp_path / "words"
@@ -363,19 +363,19 @@ class TestFinetuning:
         texts = generate_texts(model, tokenizer, [row["source"] for row in predicted], num_beams=2, max_new_tokens=6)
         assert [row["prediction"] for row in predicted] == texts
 
-    def test_errors(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        plain, both = tmp_path / "plain", tmp_path / "both"
-        CtxCvtTokenizer.from_words([]).save_pretrained(plain)
-        CtxCoveTokenizer.train(PAIRS, 40, min_count=1, min_target_count=1).save_pretrained(both)
-        flags = self.flags(plain, tmp_path)
+    def test_finetuning_errors(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        source_only, with_targets = tmp_path / "plain", tmp_path / "both"
+        CtxCvtTokenizer.from_words([]).save_pretrained(source_only)
+        CtxCoveTokenizer.train(PAIRS, 40, min_count=1, min_target_count=1).save_pretrained(with_targets)
+        flags = self.flags(source_only, tmp_path)
         assert run_command("finetune", "seq2seq", *self.SIZES, **flags) == 2
         assert "no target vocabulary" in capsys.readouterr().err
-        more = {"unlabeled_file": tmp_path / "more.txt", "family": f"cove:tokenizer={both}"}
-        assert run_command("finetune", "seq2seq", **flags | more) == 2
+        overrides = {"unlabeled_file": tmp_path / "more.txt", "family": f"cove:tokenizer={with_targets}"}
+        assert run_command("finetune", "seq2seq", **flags | overrides) == 2
         assert "no loss for unlabeled examples" in capsys.readouterr().err
-        CtxCvtTokenizer.train(PAIRS, 40, min_count=1, min_target_count=1).save_pretrained(both)
+        CtxCvtTokenizer.train(PAIRS, 40, min_count=1, min_target_count=1).save_pretrained(with_targets)
         (tmp_path / "wrong.jsonl").write_text('{"text": "a"}\n')
-        flags = self.flags(both, tmp_path)
+        flags = self.flags(with_targets, tmp_path)
         assert (
             run_command("finetune", "seq2seq", *self.SIZES, **flags | {"unlabeled_file": tmp_path / "wrong.jsonl"}) == 2
         )

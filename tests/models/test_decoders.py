@@ -45,8 +45,8 @@ def generate(model: Any, *args: Tensor, **options: Any) -> Tensor:
 
 @pytest.mark.parametrize("case", TRANSFORMERS, ids=str)
 @torch.no_grad()
-def test_steps_with_a_cache_equal_one_pass(case: Case) -> None:
-    """Several tokens at a time and one by one, with padding. The encoder's keys and values are computed once."""
+def test_cached_steps_match_full_forward(case: Case) -> None:
+    """Several tokens per step and one by one, with padding. Keys and values of the encoder are computed once."""
     model, prefix, batch = case.model(), "", {}
     ids, mask = prompts(case, "left").values()
     if case.is_seq2seq:
@@ -56,9 +56,9 @@ def test_steps_with_a_cache_equal_one_pass(case: Case) -> None:
         mask[1, :2] = 0
     expected = model(**batch, **{f"{prefix}input_ids": ids, f"{prefix}attention_mask": mask}).logits
     cross_attentions = [module for module in model.modules() if isinstance(module, CrossAttention)]
-    projected = []
+    kv_projections = []
     for module in cross_attentions:
-        module.kv_proj.register_forward_hook(lambda *_: projected.append(1))
+        module.kv_proj.register_forward_hook(lambda *_: kv_projections.append(1))
     config = model.config.get_text_config(decoder=True)
 
     def build_cache(cache_class: Any, **options: int) -> Any:
@@ -72,7 +72,7 @@ def test_steps_with_a_cache_equal_one_pass(case: Case) -> None:
         ("sdpa", None),
     ):
         model.set_attn_implementation(attention)
-        projected.clear()
+        kv_projections.clear()
         logits, start, inputs = [], 0, batch
         for stop in (6, 7, 9):
             step = {f"{prefix}input_ids": ids[:, start:stop], f"{prefix}attention_mask": mask[:, :stop]}
@@ -83,13 +83,13 @@ def test_steps_with_a_cache_equal_one_pass(case: Case) -> None:
                 encoded = model.get_encoder()(**{name: batch[name] for name in ("input_ids", "attention_mask")})
                 inputs = {"attention_mask": batch["attention_mask"], "encoder_outputs": encoded}
         assert_close(torch.cat(logits, 1)[mask == 1], expected[mask == 1], f"{attention}, {type(cache)}")
-        assert len(projected) == len(cross_attentions)
+        assert len(kv_projections) == len(cross_attentions)
 
 
 @pytest.mark.parametrize("case", [case for case in TRANSFORMERS if case.has_reference], ids=str)
 @pytest.mark.filterwarnings("ignore")
-def test_generation_equals_transformers(case: Case, tmp_path: Path) -> None:
-    """Of one prompt, or of several sources padded on the right."""
+def test_generation_matches_transformers(case: Case, tmp_path: Path) -> None:
+    """For one prompt, or several right-padded sources."""
     reference = case.reference_model(seed=0)
     reference.save_pretrained(tmp_path)
     model = case.model_class.from_pretrained(tmp_path).eval()
@@ -107,21 +107,21 @@ def test_generation_equals_transformers(case: Case, tmp_path: Path) -> None:
             torch.manual_seed(0)
             texts.append(generate(generator, **batch, **mode))
         assert torch.equal(*texts), mode
-    assert len(texts[0].unique()) > 3, "too few different tokens to show a difference"
+    assert len(texts[0].unique()) > 3, "too few distinct tokens to detect a difference"
 
 
 @pytest.mark.parametrize("case", TRANSFORMERS, ids=str)
 @pytest.mark.filterwarnings("ignore")
-def test_padding_and_modes_do_not_change_a_generated_text(case: Case) -> None:
-    """Padding on either side; assisted generation, and a static cache."""
-    model, left, right = case.model(), prompts(case, "left"), prompts(case)
+def test_generation_is_independent_of_padding_and_mode(case: Case) -> None:
+    """Padding on both sides; assisted generation, prompt lookup and a static cache."""
+    model, left_batch, right_batch = case.model(), prompts(case, "left"), prompts(case)
     for num_beams in (1, 3):
-        texts = generate(model, **left, num_beams=num_beams)
-        assert torch.equal(generate(model, **right, num_beams=num_beams), texts)
+        texts = generate(model, **left_batch, num_beams=num_beams)
+        assert torch.equal(generate(model, **right_batch, num_beams=num_beams), texts)
         for row, length in enumerate(LENGTHS):
-            ids = right["input_ids"][row : row + 1, :length]
+            ids = right_batch["input_ids"][row : row + 1, :length]
             assert torch.equal(generate(model, ids, num_beams=num_beams)[0], texts[row])
-    ids = right["input_ids"][:1]
+    ids = right_batch["input_ids"][:1]
     modes: list[dict[str, Any]] = [{"assistant_model": case.model()}]
     modes += [{"cache_implementation": "static", "disable_compile": True}]
     modes += [] if case.is_seq2seq else [{"prompt_lookup_num_tokens": 2}]
@@ -132,12 +132,12 @@ def test_padding_and_modes_do_not_change_a_generated_text(case: Case) -> None:
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("case", [*DECODERS, *LSTM_LMS], ids=str)
 def test_shifted_labels(case: Case, side: str) -> None:
-    """`shift_labels`, which Trainer passes if it splits rows over devices."""
+    """`shift_labels`, which Trainer passes if it splits sequences over devices."""
     model, batch = case.model(), prompts(case, side)
     labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
     labels[0, 3] = -100
     shifted = F.pad(labels[:, 1:], (0, 1), value=-100)
-    if side == "left":  # nothing predicts the first token of a row
+    if side == "left":  # the first token of a row is not predicted
         shifted = shifted.masked_fill(batch["attention_mask"] == 0, -100)
     expected, count = model(**batch, labels=labels).loss, int((shifted != -100).sum())
     assert torch.equal(model(**batch, shift_labels=shifted).loss, expected)
@@ -196,7 +196,7 @@ def test_invalid_prompts_and_caches(gpt2: tuple[CtxGpt2ForCausalLM, CtxGpt2Token
 
 
 @pytest.mark.parametrize("case", SEQ2SEQ, ids=str)
-def test_prompt_of_the_decoder_and_cross_attention_mask(case: Case) -> None:
+def test_decoder_prompt_and_cross_attention_mask(case: Case) -> None:
     model, batch = case.model(), prompts(case)
     mask = batch["attention_mask"].clone()
     mask[:, 1:3] = 0
@@ -217,8 +217,8 @@ def test_prompt_of_the_decoder_and_cross_attention_mask(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", SEQ2SEQ, ids=str)
-def test_inputs_of_the_decoder(case: Case, packed_layouts: list[PackedLayout]) -> None:
-    """Shifted labels, embeddings, and encoder outputs; the decoder is computed up to the last label only."""
+def test_decoder_inputs(case: Case, packed_layouts: list[PackedLayout]) -> None:
+    """Shifted labels, embeddings, and encoder outputs; the decoder runs only up to the last label."""
     model, batch = case.model(), make_batch(case, LENGTHS)
     ids = batch.pop("decoder_input_ids")
     labels = make_targets(case, batch | {"decoder_input_ids": ids})["labels"]
@@ -261,20 +261,20 @@ def test_inputs_of_the_decoder(case: Case, packed_layouts: list[PackedLayout]) -
 
 @pytest.mark.parametrize("case", [case for case in SEQ2SEQ if hasattr(case.config(), "share_word_embeddings")], ids=str)
 @torch.no_grad()
-def test_separate_word_embeddings_of_the_decoder_are_resized(case: Case, tmp_path: Path) -> None:
+def test_separate_decoder_embeddings_are_resized(case: Case, tmp_path: Path) -> None:
     model, batch = case.model(tie_word_embeddings=False), make_batch(case, LENGTHS)
-    before = model(**batch).logits
-    model.resize_token_embeddings(before.shape[-1] + 9)
-    assert_close(model(**batch).logits[..., :-9], before)
-    batch["decoder_input_ids"][:, 1] = before.shape[-1] + 8  # a new token
+    original_logits = model(**batch).logits
+    model.resize_token_embeddings(original_logits.shape[-1] + 9)
+    assert_close(model(**batch).logits[..., :-9], original_logits)
+    batch["decoder_input_ids"][:, 1] = original_logits.shape[-1] + 8  # a new token
     model.save_pretrained(tmp_path)
     reloaded = case.model_class.from_pretrained(tmp_path).eval()
     assert torch.equal(reloaded(**batch).logits, model(**batch).logits)
-    assert not torch.allclose(reloaded(**batch).logits[:, 1, :-9], before[:, 1])
+    assert not torch.allclose(reloaded(**batch).logits[:, 1, :-9], original_logits[:, 1])
 
 
 def pack_pairs(pairs: list[dict[str, Tensor]], name: str, side: str) -> Tensor:
-    """(rows, width) of (1, length) tensors, two in a row, with at least two columns of padding."""
+    """Pack (1, length) tensors into (rows, width), two per row, with at least two columns of padding."""
     rows = [torch.cat([pair[name][0] for pair in pairs[start : start + 2]]) for start in range(0, len(pairs), 2)]
     width = max(map(len, rows)) + 2
     pads = [(width - len(row), 0) if side == "left" else (0, width - len(row)) for row in rows]
@@ -283,37 +283,37 @@ def pack_pairs(pairs: list[dict[str, Tensor]], name: str, side: str) -> Tensor:
 
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("case", SEQ2SEQ, ids=str)
-def test_packed_pairs_equal_single_pairs(case: Case, side: str, subtests: pytest.Subtests) -> None:
-    """Logits, loss and gradients; the target of a source may have no label."""
+def test_packed_pairs_match_single_pairs(case: Case, side: str, subtests: pytest.Subtests) -> None:
+    """Logits, loss and gradients; one target has no labels."""
     languages = {"n_langs": 2} if hasattr(case.config(), "n_langs") else {}
     pairs = []
     for number, (length, steps) in enumerate([(5, 3), (8, 6), (4, 5), (7, 2)]):
         ids = torch.randint(5, 60, (1, steps), generator=torch.Generator().manual_seed(number))
         pair = {"input_ids": make_batch(case, (length,), seed=number)["input_ids"], "labels": ids}
-        numbers = {"sequence_ids": (1 + number % 2,) * 2, "langs": (number % 2, 1 - number % 2)}
+        fill_values = {"sequence_ids": (1 + number % 2,) * 2, "langs": (number % 2, 1 - number % 2)}
         for name in ("sequence_ids", "langs") if languages else ("sequence_ids",):
-            pair[name], pair[f"decoder_{name}"] = map(torch.full, ((1, length), (1, steps)), numbers[name])
+            pair[name], pair[f"decoder_{name}"] = map(torch.full, ((1, length), (1, steps)), fill_values[name])
         pairs.append(pair)
     pairs[1]["labels"][0, 2], pairs[3]["labels"][:] = -100, -100
     single_pairs = [{name: value for name, value in pair.items() if "sequence_ids" not in name} for pair in pairs]
-    num_labels, rows = torch.tensor(13), {name: pack_pairs(pairs, name, side) for name in pairs[0]}
+    num_labels, packed = torch.tensor(13), {name: pack_pairs(pairs, name, side) for name in pairs[0]}
     for path, options in PATHS.items():
         with subtests.test(path=path):
             model = case.model(**options, **languages)
-            loss = model(**rows).loss
+            loss = model(**packed).loss
             expected = sum(model(**pair, num_items_in_batch=num_labels).loss for pair in single_pairs[:3])
             assert_close(loss, expected)
             assert_same_gradients(gradients(model, loss), gradients(model, expected))
             with torch.no_grad():
-                logits = model(**rows, return_logits=True).logits[rows["decoder_sequence_ids"] != 0]
+                logits = model(**packed, return_logits=True).logits[packed["decoder_sequence_ids"] != 0]
                 expected_logits = [model(**pair, return_logits=True).logits[0] for pair in single_pairs]
             assert_close(logits, torch.cat(expected_logits))
             with pytest.raises(CtxError, match="Only one of sequence_ids and decoder_sequence_ids"):
-                model(**{name: value for name, value in rows.items() if name != "decoder_sequence_ids"})
+                model(**{name: value for name, value in packed.items() if name != "decoder_sequence_ids"})
 
 
 def with_end_tokens(ids: Tensor, *columns: list[int]) -> Tensor:
-    """The ids with end tokens only in these columns of each row."""
+    """Replace the end tokens of each row by end tokens in the given columns."""
     end = CLASSIFIER.config().eos_token_id
     ids = ids.masked_fill(ids == end, 9)
     for row, row_columns in enumerate(columns):
@@ -321,37 +321,37 @@ def with_end_tokens(ids: Tensor, *columns: list[int]) -> Tensor:
     return ids
 
 
-def test_classifier_reads_the_last_end_token(tmp_path: Path) -> None:
-    """As in transformers if all rows have the same number; else as in each row; with embeddings the last token."""
+def test_classifier_uses_last_end_token(tmp_path: Path) -> None:
+    """As in transformers if rows have equal numbers of end tokens, else row by row; last token for embeddings."""
     reference = CLASSIFIER.reference_model(seed=3)
     reference.save_pretrained(tmp_path)
     model: Any = CLASSIFIER.model_class.from_pretrained(tmp_path).eval()
     batch = prompts(CLASSIFIER)
     ids = with_end_tokens(batch["input_ids"], [2, 8], [0, 3], [1, 4])
     assert_close(model(**batch | {"input_ids": ids}).logits, reference(**batch | {"input_ids": ids}).logits)
-    uneven = batch | {"input_ids": with_end_tokens(batch["input_ids"], [8], [1, 3], [0, 2, 4])}
-    outputs = model(**uneven)
+    uneven_batch = batch | {"input_ids": with_end_tokens(batch["input_ids"], [8], [1, 3], [0, 2, 4])}
+    outputs = model(**uneven_batch)
     with pytest.raises(ValueError, match="same number of <eos>"):
-        reference(**uneven)
-    states = model.base_model(**uneven).last_hidden_state
+        reference(**uneven_batch)
+    states = model.base_model(**uneven_batch).last_hidden_state
     for row, (length, end) in enumerate(zip(LENGTHS, (8, 3, 4))):
-        assert_close(outputs.logits[row], model(uneven["input_ids"][row : row + 1, :length]).logits[0])
+        assert_close(outputs.logits[row], model(uneven_batch["input_ids"][row : row + 1, :length]).logits[0])
         assert_close(outputs.logits[row], model.classifier(states[row, end]))
-    without = with_end_tokens(batch["input_ids"], [], [], [])
-    embeddings = CLASSIFIER.embed_ids(model, without)
+    ids_without_end = with_end_tokens(batch["input_ids"], [], [], [])
+    embeddings = CLASSIFIER.embed_ids(model, ids_without_end)
     logits = model(inputs_embeds=embeddings, attention_mask=batch["attention_mask"]).logits
-    assert_close(logits, model(**batch | {"input_ids": without}).logits)
-    recorded = model(**uneven, output_hidden_states=True)
-    assert_close(recorded.logits, outputs.logits)
-    assert recorded.decoder_hidden_states[-1].shape == (3, 9, 32)
+    assert_close(logits, model(**batch | {"input_ids": ids_without_end}).logits)
+    outputs_with_states = model(**uneven_batch, output_hidden_states=True)
+    assert_close(outputs_with_states.logits, outputs.logits)
+    assert outputs_with_states.decoder_hidden_states[-1].shape == (3, 9, 32)
 
 
-def test_peak_memory_of_an_encoder_without_gradients() -> None:
-    """Six states: the input of a layer and of the first layer, and in attention queries, keys, values and context, or
-    after the feed-forward network its input, output, sum and the normalized sum."""
+def test_encoder_peak_memory_without_gradients() -> None:
+    """Six states: the inputs of the current and the first layer, and four of attention (queries, keys, values, context)
+    or of the feed-forward network (input, output, sum, normalized sum)."""
     shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
     encoder = CtxBartModel(CtxBartConfig(vocab_size=50, decoder_layers=1, **shape)).eval().get_encoder()
-    ids = torch.randint(5, 50, (64, 128))  # more rows than the feed-forward network computes at a time
+    ids = torch.randint(5, 50, (64, 128))  # more rows than one chunk of the feed-forward network
 
     @torch.inference_mode()
     def step() -> None:
@@ -361,8 +361,8 @@ def test_peak_memory_of_an_encoder_without_gradients() -> None:
 
 
 @pytest.mark.parametrize("case", ALL_SEQ2SEQ, ids=str)
-def test_mask_of_encoder_outputs(case: Case) -> None:
-    """A mask of another shape is an error, not broadcast; `generate` passes the whole mask for parts of a prompt."""
+def test_encoder_outputs_mask_shape(case: Case) -> None:
+    """A mask of the wrong shape raises, without broadcasting; `generate` passes the full mask for prompt chunks."""
     model, batch = case.model(), prompts(case)
     encoded = model.get_encoder()(**batch)
     ids = torch.full((3, 4), 6)

@@ -1,5 +1,4 @@
-"""ELECTRA: joint pretraining (losses against transformers, tied weights, checkpoints, discriminator tasks, errors), and
-replaced token detection against its formulas."""
+"""ELECTRA: joint pretraining of generator and discriminator, and losses of replaced token detection."""
 
 from pathlib import Path
 from typing import Any
@@ -71,7 +70,7 @@ def reference_losses(
     return mlm_loss, discriminator(input_ids=corrupted_ids, labels=replaced, **inputs).loss
 
 
-def assert_accumulates_and_reopens(
+def assert_accumulates_and_reloads(
     model: Any, batch: dict[str, torch.Tensor], loss: torch.Tensor, folder: Path
 ) -> None:
     """The loss is the sum of the losses of two micro-batches, trains every parameter, and is the same after saving."""
@@ -87,7 +86,7 @@ class TestLosses:
     @pytest.mark.parametrize("unpad", [True, False])
     @pytest.mark.parametrize("tie", TIES)
     def test_losses_and_gradients_match_transformers(self, tie: str, unpad: bool, tmp_path: Path) -> None:
-        """The gradient of a shared weight is the sum of the gradients in both models."""
+        """The gradient of a shared weight is the sum of its gradients in both models."""
         model = CASE.model(unpad=unpad, discriminator_weight=50.0, **TIES[tie])
         batch = labeled_batch()
         outputs = model(**batch)
@@ -111,7 +110,7 @@ class TestLosses:
         del batch["token_labels"]  # by default derived from the labels
         assert_close(model(**batch).loss, outputs.loss)
 
-    def test_samples_equal_to_the_original_are_not_replaced(self) -> None:
+    def test_correct_samples_count_as_original(self) -> None:
         """With a generator that always samples the original token."""
         model = CASE.model()
         batch = labeled_batch()
@@ -130,8 +129,8 @@ class TestLosses:
         assert metrics["rtd_recall"] == [0, 0]
 
     @pytest.mark.parametrize("seeded", [True, False])
-    def test_samples_depend_on_the_example_and_its_seed(self, seeded: bool) -> None:
-        """And not on other examples and padding."""
+    def test_samples_depend_only_on_example_and_seed(self, seeded: bool) -> None:
+        """Not on other examples or padding."""
         model = CASE.model(tie_word_embeddings=False)
         torch.nn.init.zeros_(model.generator.mlm_head.decoder.weight)
         torch.nn.init.zeros_(model.generator.mlm_head.decoder.bias)  # a uniform distribution
@@ -164,26 +163,24 @@ class TestLosses:
 class TestTiedWeights:
     @pytest.mark.parametrize("tie_word_embeddings", [True, False])
     @pytest.mark.parametrize("tie", TIES)
-    def test_weights_are_shared_before_and_after_saving(
-        self, tie: str, tie_word_embeddings: bool, tmp_path: Path
-    ) -> None:
+    def test_tied_weights_before_and_after_saving(self, tie: str, tie_word_embeddings: bool, tmp_path: Path) -> None:
         model = CASE.model(tie_word_embeddings=tie_word_embeddings, **TIES[tie])
         model.save_pretrained(tmp_path)
         reloaded = load_strict(CASE.auto_class, tmp_path)
-        for pair in (model, reloaded):
-            generator = dict(pair.generator.electra.named_parameters())
-            discriminator = dict(pair.electra.named_parameters())
+        for joint_model in (model, reloaded):
+            generator = dict(joint_model.generator.electra.named_parameters())
+            discriminator = dict(joint_model.electra.named_parameters())
             shared = {name for name in discriminator if generator.get(name) is discriminator[name]}
             expected = {name for name in discriminator if tie == "all" or name.removeprefix("embeddings.") in SHARED}
             expected |= {"embeddings.norm.bias"}
             assert shared == (set() if tie == "none" else expected)
-            is_tied = pair.generator.mlm_head.decoder.weight is generator["embeddings.word_embeddings.weight"]
+            is_tied = joint_model.generator.mlm_head.decoder.weight is generator["embeddings.word_embeddings.weight"]
             assert is_tied == tie_word_embeddings
         assert_same_weights(reloaded, model)
 
     @pytest.mark.parametrize("change", [3, -3])
     @pytest.mark.parametrize("tie", TIES)
-    def test_resizing_keeps_the_tied_weights(self, tie: str, change: int) -> None:
+    def test_resizing_preserves_tied_weights(self, tie: str, change: int) -> None:
         model = CASE.model(**TIES[tie])
         size = TINY["vocab_size"] + change
         model.resize_token_embeddings(size)
@@ -192,12 +189,12 @@ class TestTiedWeights:
         for submodel in (model, model.generator):
             assert submodel.get_input_embeddings().weight.shape[0] == submodel.config.vocab_size == size
         assert model.generator.mlm_head.decoder.weight is model.generator.get_input_embeddings().weight
-        shares = model.generator.get_input_embeddings().weight is model.get_input_embeddings().weight
-        assert shares == (tie != "none")
+        is_shared = model.generator.get_input_embeddings().weight is model.get_input_embeddings().weight
+        assert is_shared == (tie != "none")
 
 
 class TestCheckpoints:
-    def test_auto_classes_load_the_discriminator(self, tmp_path: Path) -> None:
+    def test_auto_classes_load_discriminator(self, tmp_path: Path) -> None:
         """From a joint checkpoint only weights of heads are missing, and no key is unexpected."""
         model = CASE.model()
         model.save_pretrained(tmp_path)
@@ -226,7 +223,7 @@ class TestCheckpoints:
 
 
 class TestTwoStages:
-    def test_discriminator_initialized_from_a_frozen_generator(self, tmp_path: Path) -> None:
+    def test_discriminator_initialized_from_frozen_generator(self, tmp_path: Path) -> None:
         generator = Case(CASE.family, "AutoModelForMaskedLM").model()
         generator.save_pretrained(tmp_path / "generator")
         model = CtxElectraForPreTraining.from_pretrained_pair(
@@ -250,7 +247,7 @@ class TestTwoStages:
 class TestTasks:
     @pytest.mark.parametrize("tie", TIES)
     @pytest.mark.parametrize("task", TASKS)
-    def test_losses_accumulation_and_saving(self, task: str, tie: str, tmp_path: Path) -> None:
+    def test_task_losses_accumulation_and_saving(self, task: str, tie: str, tmp_path: Path) -> None:
         """Losses by the formulas of section 3.5 of the paper, with the model's logits on the corrupted input."""
         batch = labeled_batch()
         model = CASE.model(discriminator_task=task, **TIES[tie])
@@ -266,14 +263,14 @@ class TestTasks:
             expected = F.cross_entropy(logits, original)
         else:
             states = model.electra(input_ids=outputs.corrupted_ids, **inputs).last_hidden_state[is_target]
-            copy = torch.sigmoid(model.copy_gate(states).squeeze(-1))
-            predict = logits.softmax(-1).gather(1, original[:, None])[:, 0]
-            expected = -((1 - copy) * predict + copy * (corrupted == original)).log().mean()
+            copy_prob = torch.sigmoid(model.copy_gate(states).squeeze(-1))
+            token_prob = logits.softmax(-1).gather(1, original[:, None])[:, 0]
+            expected = -((1 - copy_prob) * token_prob + copy_prob * (corrupted == original)).log().mean()
         assert_close(outputs.rtd_loss, expected)
-        assert_accumulates_and_reopens(model, batch, outputs.loss, tmp_path)
+        assert_accumulates_and_reloads(model, batch, outputs.loss, tmp_path)
 
     @pytest.mark.parametrize("task", ["replace_mlm", "all_tokens_mlm"])
-    def test_discriminator_with_a_vocabulary_task_exports_as_masked_lm(self, task: str, tmp_path: Path) -> None:
+    def test_vocabulary_tasks_export_as_masked_lm(self, task: str, tmp_path: Path) -> None:
         model = CASE.model(discriminator_task=task)
         model.export_discriminator(tmp_path)
         reference, batch = load_strict(ElectraForMaskedLM, tmp_path), make_batch(CASE)
@@ -285,7 +282,7 @@ class TestAdversarialGenerator:
 
     @pytest.mark.parametrize("task", ["detection", "detection_masked"])
     @pytest.mark.parametrize("tie", TIES)
-    def test_gradients_of_the_formulas(self, tie: str, task: str) -> None:
+    def test_loss_and_gradients_match_formulas(self, tie: str, task: str) -> None:
         batch = labeled_batch()
         fields = {"discriminator_task": task, "discriminator_weight": 3.0, **TIES[tie]}
         model = CASE.model(generator_task="adversarial", **fields)
@@ -311,23 +308,23 @@ class TestAdversarialGenerator:
         assert_close(outputs.loss, expected)
         assert_close(gradients(model, outputs.loss), gradients(model, expected), tolerance=1e-4)
         assert_close(outputs.metrics["generator_reward"], torch.stack([rewards.sum(), masked.sum()]))
-        plain = CASE.model(**fields)
-        plain.load_state_dict(model.state_dict(), strict=False)
-        assert_close(outputs.mlm_loss, plain(**batch).mlm_loss)
+        mle_model = CASE.model(**fields)
+        mle_model.load_state_dict(model.state_dict(), strict=False)
+        assert_close(outputs.mlm_loss, mle_model(**batch).mlm_loss)
 
     def test_accumulation_and_saving(self, tmp_path: Path) -> None:
         batch = labeled_batch()
         model = CASE.model(generator_task="adversarial")
         outputs = model(**batch)
-        assert_accumulates_and_reopens(model, batch, outputs.loss, tmp_path)
+        assert_accumulates_and_reloads(model, batch, outputs.loss, tmp_path)
         load_strict(Case(CASE.family, "AutoModel").auto_class, tmp_path)
 
-    def test_samples_of_undetected_tokens_become_likely(self) -> None:
-        """With a fixed discriminator, the generator prefers the tokens that are rewarded."""
+    def test_generator_reward_increases(self) -> None:
+        """With a fixed discriminator, the mean reward of the samples increases."""
         torch.manual_seed(0)
         model = CASE.model(generator_task="adversarial", tie_generator="none", discriminator_weight=0.0)
         with torch.no_grad():
-            model.rtd_head.out_proj.weight.mul_(30)  # a discriminator with different opinions of different tokens
+            model.rtd_head.out_proj.weight.mul_(30)  # so that detection depends on the token
         batch = labeled_batch()
         masked = batch["labels"] != -100
         generator = [*model.generator.parameters(), *model.reward_baseline.parameters()]
@@ -338,9 +335,9 @@ class TestAdversarialGenerator:
             optimizer.zero_grad()
             outputs.loss.backward()
             optimizer.step()
-            total, number = outputs.metrics["generator_reward"].tolist()
-            assert number == int(masked.sum())
-            rewards.append(total / number)
+            total, count = outputs.metrics["generator_reward"].tolist()
+            assert count == int(masked.sum())
+            rewards.append(total / count)
         assert sum(rewards[-10:]) > 1.1 * sum(rewards[:10]), rewards
 
     @pytest.mark.parametrize(
@@ -368,7 +365,7 @@ class TestErrors:
         ],
     )
     def test_invalid_configurations(self, fields: dict[str, Any], message: str) -> None:
-        """The first six when the configuration is created, the others when the generator is."""
+        """The first six raise when the configuration is created, the others when the generator is."""
         with pytest.raises((CtxError, StrictDataclassError), match=message):
             CtxElectraForPreTraining(CASE.config(**fields))
 
@@ -396,7 +393,7 @@ class TestErrors:
         with pytest.raises(CtxError, match=message):
             CtxElectraForPreTraining.from_pretrained_pair(generator, discriminator, **options)
 
-    def test_different_vocabularies_of_the_same_size(self, tmp_path: Path) -> None:
+    def test_different_vocabularies_of_equal_size(self, tmp_path: Path) -> None:
         texts = {"CtxElectraForMaskedLM": "a cat sat", "CtxElectraForReplacedTokenDetection": "a dog ran"}
         folders = [self._save(tmp_path, class_name) for class_name in texts]
         for folder, text in zip(folders, texts.values(), strict=True):
@@ -404,7 +401,7 @@ class TestErrors:
         with pytest.raises(CtxError, match="vocabularies differ"):
             CtxElectraForPreTraining.from_pretrained_pair(*folders)
 
-    def test_discriminator_as_generator(self, tmp_path: Path) -> None:
+    def test_discriminator_as_generator_raises(self, tmp_path: Path) -> None:
         discriminator = self._save(tmp_path, "CtxElectraForReplacedTokenDetection")
         with pytest.raises(CtxError, match=r"(?s)it has no mlm_head.*export_generator"):
             CtxElectraForPreTraining.from_pretrained_pair(discriminator, discriminator)
@@ -417,7 +414,7 @@ class TestErrors:
         with pytest.raises(CtxError, match="input_ids"):
             model(inputs_embeds=torch.zeros(4, 12, TINY["embedding_size"]), **batch)
 
-    def test_decoder_configuration_of_transformers(self, tmp_path: Path) -> None:
+    def test_decoder_configuration_raises(self, tmp_path: Path) -> None:
         transformers.ElectraConfig(is_decoder=True).save_pretrained(tmp_path)
         with pytest.raises(ValueError, match="is_decoder=True"):
             CtxElectraConfig.from_pretrained(tmp_path)
@@ -437,10 +434,8 @@ def head() -> MaskedLMHead:
 
 
 @pytest.mark.parametrize("chunk_size", [1, 2, 100])
-def test_samples_and_loss_of_the_generator(
-    head: MaskedLMHead, monkeypatch: pytest.MonkeyPatch, chunk_size: int
-) -> None:
-    """In chunks of any size: loss, samples and accuracy are the same as from all logits."""
+def test_generator_samples_and_loss(head: MaskedLMHead, monkeypatch: pytest.MonkeyPatch, chunk_size: int) -> None:
+    """In chunks of any size, loss, samples and accuracy equal those computed from all logits."""
     monkeypatch.setattr(prediction, "CHUNK_ELEMENTS", chunk_size * VOCAB_SIZE)
     generator = torch.Generator().manual_seed(1)
     original_ids = torch.randint(VOCAB_SIZE, (3, 6), generator=generator)
@@ -450,22 +445,22 @@ def test_samples_and_loss_of_the_generator(
     logits, targets = head(states), original_ids[masked]
     expected_loss = F.cross_entropy(logits, targets, reduction="sum")
     assert_close(filled.loss, expected_loss)
-    numbers = uniforms(torch.tensor([11, 11, 11, 13, 13]), torch.tensor([0, 1, 2, 0, 1]))
-    assert torch.equal(filled.input_ids[masked], sample_categorical(logits.softmax(-1), numbers))
+    random_numbers = uniforms(torch.tensor([11, 11, 11, 13, 13]), torch.tensor([0, 1, 2, 0, 1]))
+    assert torch.equal(filled.input_ids[masked], sample_categorical(logits.softmax(-1), random_numbers))
     assert torch.equal(filled.input_ids[~masked], original_ids[~masked])
     assert filled.correct == (logits.argmax(-1) == targets).sum()
     assert_close(*(torch.autograd.grad(loss, list(head.parameters())) for loss in (filled.loss, expected_loss)))
 
 
 def test_derived_seeds_differ() -> None:
-    """By the masked token, its position among the masked tokens, and the token in its place."""
+    """Seeds depend on the masked token, its rank among the masked tokens, and the input token at its position."""
     labels = torch.tensor([[5, 6, -100], [6, 5, -100], [5, 7, -100], [5, 6, -100]])
     input_ids = torch.tensor([[3, 3, 9], [3, 3, 9], [3, 3, 9], [3, 6, 9]])
     seeds = replaced_token._derive_seeds(input_ids, labels, (labels != -100).cumsum(1) - 1)
     assert len(seeds.unique()) == 4
 
 
-def test_detection() -> None:
+def test_detection_loss_and_counts() -> None:
     logits = torch.tensor([2.0, 1.0, -1.0, -2.0, 3.0])
     replaced = torch.tensor([True, False, True, False, True])
     counts = {name: value.tolist() for name, value in detection_counts(logits, replaced).items()}
@@ -475,7 +470,7 @@ def test_detection() -> None:
 
 
 @pytest.mark.parametrize("chunk_size", [1, 3, 100])
-def test_copy_or_predict(head: MaskedLMHead, monkeypatch: pytest.MonkeyPatch, chunk_size: int) -> None:
+def test_copy_or_predict_loss(head: MaskedLMHead, monkeypatch: pytest.MonkeyPatch, chunk_size: int) -> None:
     """Loss and gradients in chunks of any size."""
     monkeypatch.setattr(prediction, "CHUNK_ELEMENTS", chunk_size * VOCAB_SIZE)
     generator = torch.Generator().manual_seed(2)
@@ -483,9 +478,9 @@ def test_copy_or_predict(head: MaskedLMHead, monkeypatch: pytest.MonkeyPatch, ch
     gate = torch.randn(7, generator=generator).requires_grad_()
     original = torch.randint(VOCAB_SIZE, (7,), generator=generator)
     corrupted = torch.where(torch.arange(7) < 4, original, (original + 1) % VOCAB_SIZE)
-    copy = torch.sigmoid(gate)
-    predict = head(states).softmax(-1)[torch.arange(7), original]
-    expected = -((1 - copy) * predict + copy * (corrupted == original)).log().sum()
+    copy_prob = torch.sigmoid(gate)
+    token_prob = head(states).softmax(-1)[torch.arange(7), original]
+    expected = -((1 - copy_prob) * token_prob + copy_prob * (corrupted == original)).log().sum()
     loss = copy_or_predict_loss(head, gate, states, corrupted, original)
     assert_close(loss, expected)
     leaves = [states, gate, *head.parameters()]

@@ -1,4 +1,4 @@
-"""Inputs of ELMo's task heads: mixes of the layers with their penalty, and pretrained word vectors."""
+"""Task heads of ELMo: layer mixes with their penalty, pretrained word vectors and text pairs."""
 
 from pathlib import Path
 
@@ -33,17 +33,17 @@ def vectors(tmp_path: Path, request: pytest.FixtureRequest) -> str:
     return str(folder)
 
 
-def config(**changes: object) -> CtxElmoConfig:
+def config(**overrides: object) -> CtxElmoConfig:
     fields = {name: value for name, value in TINY.items() if name in CtxElmoConfig.__dataclass_fields__}
-    return CtxElmoConfig(**{**fields, "num_characters": 262, "max_characters_per_token": 50, **changes})
+    return CtxElmoConfig(**{**fields, "num_characters": 262, "max_characters_per_token": 50, **overrides})
 
 
 @pytest.mark.parametrize("vectors", ["glove", "word2vec"], indirect=True)
-def test_word_vectors_follow_the_mixes_and_are_saved(vectors: str, tmp_path: Path) -> None:
+def test_word_vectors_are_appended_and_saved(vectors: str, tmp_path: Path) -> None:
     tokenizer = CtxElmoTokenizer.from_words([])
     batch = tokenizer(TEXT, padding=True, return_tensors="pt")
-    plain = CtxElmoForTokenClassification(config()).eval()
-    plain.elmo.save_pretrained(tmp_path / "encoder")
+    without_vectors = CtxElmoForTokenClassification(config()).eval()
+    without_vectors.elmo.save_pretrained(tmp_path / "encoder")
     fields = CtxElmoForTokenClassification.embedding_fields(vectors)
     model = AutoModelForTokenClassification.from_pretrained(tmp_path / "encoder", **fields).eval()
     assert not model.encode(**batch).last_hidden_state[..., 32:].any(), "loading a model must not load the word vectors"
@@ -57,7 +57,7 @@ def test_word_vectors_follow_the_mixes_and_are_saved(vectors: str, tmp_path: Pat
         for position, word in words.items():
             expected[row, position] = torch.from_numpy(matrix[word])
     assert torch.equal(states[..., 32:], expected)
-    assert torch.equal(model.elmo(**batch).last_hidden_state, plain.elmo(**batch).last_hidden_state)
+    assert torch.equal(model.elmo(**batch).last_hidden_state, without_vectors.elmo(**batch).last_hidden_state)
 
     model.save_pretrained(tmp_path / "head")
     Path(vectors).rename(tmp_path / "elsewhere")  # the head's checkpoint contains the vectors
@@ -79,7 +79,7 @@ def test_train_pretrained_embeddings(vectors: str, trainable: bool) -> None:
     assert torch.equal(model.vectors.table, initial_vectors) != trainable
 
 
-def test_errors_of_pretrained_embeddings(vectors: str) -> None:
+def test_pretrained_embeddings_errors(vectors: str) -> None:
     model = CtxElmoForTokenClassification(config(**CtxElmoForTokenClassification.embedding_fields(vectors)))
     with pytest.raises(CtxError, match="requires characters"):
         model(inputs_embeds=torch.zeros(1, 2, 16))
@@ -93,25 +93,25 @@ def test_errors_of_pretrained_embeddings(vectors: str) -> None:
 
 
 @pytest.mark.parametrize("head", HEADS, ids=str)
-def test_mix_decay_is_added_to_the_training_loss(head: Case) -> None:
-    """The penalty does not depend on the division of a batch."""
+def test_mix_decay_is_added_to_training_loss(head: Case) -> None:
+    """The penalty is independent of the split into microbatches."""
     batch = labeled_batch(head)
     models = [head.model(mix_decay=decay, classifier_dropout=0.0) for decay in (0.0, 0.5)]
-    plain, decayed = (model.train()(**batch).loss for model in models)
-    distance = sum(mix.weights.square().sum().item() for mix in models[0].mixes)
-    assert distance > 1e-3
-    torch.testing.assert_close(decayed - plain, torch.tensor(0.5 * distance), rtol=1e-3, atol=1e-5)
+    loss, decayed_loss = (model.train()(**batch).loss for model in models)
+    penalty = sum(mix.weights.square().sum().item() for mix in models[0].mixes)
+    assert penalty > 1e-3
+    torch.testing.assert_close(decayed_loss - loss, torch.tensor(0.5 * penalty), rtol=1e-3, atol=1e-5)
     assert models[0].eval()(**batch).loss == models[1].eval()(**batch).loss
     count = (batch["labels"] != -100).sum()
     models[1].train()
-    halves = [{name: value[rows] for name, value in batch.items()} for rows in (slice(2), slice(2, None))]
-    total = sum(models[1](**half, num_items_in_batch=count).loss for half in halves)
-    torch.testing.assert_close(total, decayed)
+    microbatches = [{name: value[rows] for name, value in batch.items()} for rows in (slice(2), slice(2, None))]
+    total = sum(models[1](**microbatch, num_items_in_batch=count).loss for microbatch in microbatches)
+    torch.testing.assert_close(total, decayed_loss)
 
 
 @torch.no_grad()
-def test_pairs_are_two_texts() -> None:
-    """With `text_pairs` the classifier reads the features of two texts, each encoded alone; a single text is both."""
+def test_text_pair_features() -> None:
+    """The classifier with `text_pairs` combines two separately encoded texts; a single text is paired with itself."""
     torch.manual_seed(0)
     tokenizer = CtxElmoTokenizer.from_words([])
     model = CtxElmoForSequenceClassification(config(text_pairs=True, pooling="mean+max", num_labels=3)).eval()

@@ -1,4 +1,4 @@
-"""Encoder-decoders from two models: parity with transformers' `EncoderDecoderModel`, layouts, shared weights, files."""
+"""Encoder-decoders from two models: parity with `EncoderDecoderModel`, layouts, shared weights, checkpoints."""
 
 import copy
 import subprocess
@@ -43,7 +43,7 @@ REFERENCE_CONFIGS: dict[str, tuple[PreTrainedConfig, PreTrainedConfig]] = {
     "bert2gpt2": (BertConfig(**BERT), GPT2Config(**GPT2, add_cross_attention=True)),
     "roberta2roberta": (RobertaConfig(**BERT, type_vocab_size=1), RobertaConfig(**BERT, type_vocab_size=1, **DECODER)),
 }
-REOPEN = """
+RELOAD = """
 import sys, torch, hf_ctxmodels
 from transformers import AutoModelForSeq2SeqLM
 model = AutoModelForSeq2SeqLM.from_pretrained(sys.argv[1]).eval()
@@ -54,7 +54,7 @@ with torch.no_grad():
 
 
 def make_reference(name: str) -> EncoderDecoderModel:
-    """A model of transformers with random weights of a size at which the outputs depend on all of them."""
+    """A model of transformers with random weights large enough for the outputs to depend on all of them."""
     encoder, decoder = REFERENCE_CONFIGS[name]
     config = EncoderDecoderConfig(encoder=encoder.to_dict(), decoder=decoder.to_dict())
     config.decoder_start_token_id, config.pad_token_id, config.eos_token_id = START, PAD, END
@@ -66,7 +66,7 @@ def make_reference(name: str) -> EncoderDecoderModel:
 
 
 def make_pair(encoder: str, decoder: str, **fields: Any) -> CtxEncoderDecoderForConditionalGeneration:
-    """A new model of tiny encoders and decoders of two families."""
+    """A new model with a tiny encoder and a tiny decoder of two families."""
     sides = {
         name: tiny_config(FAMILIES[family], vocab_size=50, pad_token_id=PAD, initializer_range=0.2)
         for name, family in (("encoder", encoder), ("decoder", decoder))
@@ -105,12 +105,12 @@ class TestReference:
         torch.testing.assert_close(logits[has_label], expected.logits[has_label], rtol=0, atol=1e-5)
         loss.backward()
         expected.loss.backward()
-        for actual, wanted in (
+        for layer, reference_layer in (
             (model.get_input_embeddings(), reference.get_input_embeddings()),
             (model.get_output_embeddings(), reference.get_output_embeddings()),
         ):
-            rows = slice(PAD + 1, None)  # transformers also trains the embedding of padding
-            torch.testing.assert_close(actual.weight.grad[rows], wanted.weight.grad[rows], rtol=0, atol=1e-5)
+            rows = slice(PAD + 1, None)  # transformers also trains the padding embedding
+            torch.testing.assert_close(layer.weight.grad[rows], reference_layer.weight.grad[rows], rtol=0, atol=1e-5)
 
     @pytest.mark.parametrize("num_beams", [1, 3])
     def test_generation(self, name: str, num_beams: int, batch: dict[str, torch.Tensor], tmp_path: Path) -> None:
@@ -118,12 +118,12 @@ class TestReference:
         reference.save_pretrained(tmp_path)
         model = CtxEncoderDecoderForConditionalGeneration.from_pretrained(tmp_path)
         inputs = {key: value for key, value in batch.items() if key != "labels"}
-        settings = {"max_new_tokens": 8, "num_beams": num_beams, "do_sample": False}
-        generated = model.generate(**inputs, **settings)
-        assert torch.equal(generated, reference.generate(**inputs, **settings))
-        assert torch.equal(generated, model.generate(**inputs, **settings, use_cache=False))
+        options = {"max_new_tokens": 8, "num_beams": num_beams, "do_sample": False}
+        generated = model.generate(**inputs, **options)
+        assert torch.equal(generated, reference.generate(**inputs, **options))
+        assert torch.equal(generated, model.generate(**inputs, **options, use_cache=False))
 
-    def test_unsupported_option(self, name: str, tmp_path: Path) -> None:
+    def test_unsupported_loading_option(self, name: str, tmp_path: Path) -> None:
         make_reference(name).save_pretrained(tmp_path)
         with pytest.raises(CtxError, match=r"Not supported for a checkpoint of transformers: dtype"):
             CtxEncoderDecoderForConditionalGeneration.from_pretrained(tmp_path, dtype=torch.float16)
@@ -141,7 +141,7 @@ class TestReference:
             assert "pooler" in key or torch.equal(value, weights[key]), key
         assert exported.config.decoder_start_token_id == START
 
-    def test_encoder_in_the_reference_class(self, name: str, batch: dict[str, torch.Tensor], tmp_path: Path) -> None:
+    def test_encoder_in_reference_class(self, name: str, batch: dict[str, torch.Tensor], tmp_path: Path) -> None:
         """transformers' `EncoderDecoderModel` runs an encoder of this package."""
         reference = make_reference(name)
         reference.save_pretrained(tmp_path)
@@ -160,31 +160,29 @@ ENCODERS_AND_DECODERS = [
 
 
 @pytest.mark.parametrize("families", ENCODERS_AND_DECODERS, ids="2".join)
-def test_packed_cached_and_padded_computations_are_equal(
-    families: tuple[str, str], batch: dict[str, torch.Tensor]
-) -> None:
-    """The loss of labels alone equals the loss of all padded positions, and generation with a cache the one without."""
+def test_packed_padded_and_cached_outputs_are_equal(families: tuple[str, str], batch: dict[str, torch.Tensor]) -> None:
+    """The packed and the padded loss are equal; generation is the same with and without a cache."""
     model = make_pair(*families)
     packed = model(**batch)
     packed.loss.backward()
     unused = {name for name, value in model.named_parameters() if value.grad is None}
-    assert not unused or families[0] == "xlnet", unused  # whose weights for segments are not used
+    assert not unused or families[0] == "xlnet", unused  # segment weights of XLNet
     with inspection_mode(model):
         padded = model(**batch)
     torch.testing.assert_close(packed.loss, padded.loss)
     inputs = {key: value for key, value in batch.items() if key != "labels"}
     for num_beams in (1, 2):
-        settings = {"max_new_tokens": 6, "num_beams": num_beams, "do_sample": False}
-        cached, uncached = (model.generate(**inputs, **settings, use_cache=use_cache) for use_cache in (True, False))
+        options = {"max_new_tokens": 6, "num_beams": num_beams, "do_sample": False}
+        cached, uncached = (model.generate(**inputs, **options, use_cache=use_cache) for use_cache in (True, False))
         assert torch.equal(cached, uncached), num_beams
 
 
-def test_decoder_is_causal_and_reads_the_whole_source(batch: dict[str, torch.Tensor]) -> None:
+def test_decoder_is_causal_and_attends_to_full_source(batch: dict[str, torch.Tensor]) -> None:
     model = make_pair("bert", "bert")
     ids = batch["labels"].clamp(min=4)
 
-    def logits(**changes: torch.Tensor) -> torch.Tensor:
-        inputs = {"input_ids": batch["input_ids"][:1], "decoder_input_ids": ids[:1], **changes}
+    def logits(**overrides: torch.Tensor) -> torch.Tensor:
+        inputs = {"input_ids": batch["input_ids"][:1], "decoder_input_ids": ids[:1], **overrides}
         return model(**inputs).logits[0]
 
     original = logits()
@@ -195,7 +193,7 @@ def test_decoder_is_causal_and_reads_the_whole_source(batch: dict[str, torch.Ten
     assert not torch.allclose(logits(input_ids=changed_source)[0], original[0])
 
 
-def test_packed_pairs_in_a_row_equal_separate_rows(batch: dict[str, torch.Tensor]) -> None:
+def test_packed_pairs_match_separate_rows(batch: dict[str, torch.Tensor]) -> None:
     model = make_pair("bert", "gpt2")
     sources, targets = batch["input_ids"][:1], batch["labels"][:1]
     packed = model(
@@ -213,35 +211,35 @@ def test_packed_pairs_in_a_row_equal_separate_rows(batch: dict[str, torch.Tensor
 
 class TestSharedWeights:
     @pytest.mark.parametrize("family", ["roberta", "bert", "albert", "xlm"])
-    def test_one_set_of_weights(self, family: str, batch: dict[str, torch.Tensor], tmp_path: Path) -> None:
-        """A model with shared weights equals one with two copies, and is smaller, also after it is saved."""
+    def test_shared_weights_match_copies(self, family: str, batch: dict[str, torch.Tensor], tmp_path: Path) -> None:
+        """Outputs equal those of a model with copied weights; the model is smaller, also after saving and loading."""
         shared, separate = make_pair(family, family, share_weights=True), make_pair(family, family)
         encoder = shared.model.encoder
         separate.load_state_dict(shared.state_dict())
         torch.testing.assert_close(shared(**batch).loss, separate(**batch).loss)
         assert separate.num_parameters() - shared.num_parameters() == encoder.num_parameters()
         shared.save_pretrained(tmp_path)
-        reopened = AutoModelForSeq2SeqLM.from_pretrained(tmp_path).eval()
-        assert reopened.num_parameters() == shared.num_parameters()
-        torch.testing.assert_close(reopened(**batch).loss, shared(**batch).loss, rtol=0, atol=0)
+        reloaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path).eval()
+        assert reloaded.num_parameters() == shared.num_parameters()
+        torch.testing.assert_close(reloaded(**batch).loss, shared(**batch).loss, rtol=0, atol=0)
 
     def test_gradients_of_both_sides_are_added(self, batch: dict[str, torch.Tensor]) -> None:
         shared, separate = make_pair("bert", "bert", share_weights=True), make_pair("bert", "bert")
         separate.load_state_dict(shared.state_dict())
         for model in (shared, separate):
             model(**batch).loss.backward()
-        sides = [separate.model.encoder, separate.model.decoder.base_model]
-        expected = sum(side.layers[0].attention.qkv_proj.weight.grad for side in sides)
+        stacks = [separate.model.encoder, separate.model.decoder.base_model]
+        expected = sum(stack.layers[0].attention.qkv_proj.weight.grad for stack in stacks)
         torch.testing.assert_close(shared.model.encoder.layers[0].attention.qkv_proj.weight.grad, expected)
 
-    def test_different_models(self) -> None:
+    def test_sharing_requires_equal_configurations(self) -> None:
         with pytest.raises(StrictDataclassError, match=r"same configuration; these fields differ: .*model_type"):
             make_pair("bert", "roberta", share_weights=True)
 
 
 class TestPair:
     @pytest.fixture
-    def saved(self, tmp_path: Path) -> Path:
+    def checkpoints(self, tmp_path: Path) -> Path:
         """Checkpoints of BERT and GPT-2 with the tokenizer of BERT."""
         model, tokenizer = tiny_pair(
             "bert", "AutoModelForMaskedLM", ["a cat sat", "the dog ran"], initializer_range=0.2
@@ -256,25 +254,25 @@ class TestPair:
         return tmp_path
 
     @pytest.mark.parametrize(("encoder", "decoder"), [("bert", "gpt2"), ("bert", "bert"), ("reference", "gpt2")])
-    def test_weights_come_from_the_checkpoints(self, saved: Path, encoder: str, decoder: str) -> None:
+    def test_weights_are_loaded_from_both_checkpoints(self, checkpoints: Path, encoder: str, decoder: str) -> None:
         model = CtxEncoderDecoderForConditionalGeneration.from_pretrained_pair(
-            saved / encoder, saved / decoder, tokenizer=self.tokenizer
+            checkpoints / encoder, checkpoints / decoder, tokenizer=self.tokenizer
         )
-        expected = AutoModel.from_pretrained(saved / "bert", add_pooling_layer=False).state_dict()
+        expected = AutoModel.from_pretrained(checkpoints / "bert", add_pooling_layer=False).state_dict()
         weights = model.model.encoder.state_dict()
         assert all(torch.equal(weights[name], value) for name, value in expected.items())
         auto_class = "AutoModelForCausalLM" if decoder == "gpt2" else "AutoModelForMaskedLM"
-        expected = FAMILIES[decoder].models[auto_class].from_pretrained(saved / decoder).state_dict()
+        expected = FAMILIES[decoder].models[auto_class].from_pretrained(checkpoints / decoder).state_dict()
         weights = model.model.decoder.state_dict()
         assert all(torch.equal(weights[name], value) for name, value in expected.items())
-        new = {name for name in model.newly_initialized_modules if "cross_attention" not in name}
-        assert new == ({"model.source_projection"} if model.model.source_projection is not None else set())
+        new_modules = {name for name in model.newly_initialized_modules if "cross_attention" not in name}
+        assert new_modules == ({"model.source_projection"} if model.model.source_projection is not None else set())
         assert model.config.decoder_start_token_id == self.tokenizer.cls_token_id
         assert model.generation_config.eos_token_id == self.tokenizer.sep_token_id
 
-    def test_shared(self, saved: Path, batch: dict[str, torch.Tensor]) -> None:
+    def test_shared_weights(self, checkpoints: Path, batch: dict[str, torch.Tensor]) -> None:
         model = CtxEncoderDecoderForConditionalGeneration.from_pretrained_pair(
-            saved / "bert", saved / "bert", tokenizer=self.tokenizer, share_weights=True
+            checkpoints / "bert", checkpoints / "bert", tokenizer=self.tokenizer, share_weights=True
         )
         decoder = model.model.decoder
         assert (
@@ -291,26 +289,26 @@ class TestPair:
             ("bart", "bert", "cannot be the encoder"),
         ],
     )
-    def test_invalid_pairs(self, saved: Path, encoder: str, decoder: str, message: str) -> None:
+    def test_invalid_pairs(self, checkpoints: Path, encoder: str, decoder: str, message: str) -> None:
         for name in {encoder, decoder} - {"bert", "missing"}:
             config = tiny_config(FAMILIES[name])
-            FAMILIES[name].models["AutoModel"](config).save_pretrained(saved / name)
+            FAMILIES[name].models["AutoModel"](config).save_pretrained(checkpoints / name)
         with pytest.raises(CtxError, match=message):
-            CtxEncoderDecoderForConditionalGeneration.from_pretrained_pair(saved / encoder, saved / decoder)
+            CtxEncoderDecoderForConditionalGeneration.from_pretrained_pair(checkpoints / encoder, checkpoints / decoder)
 
 
-def test_saved_model_in_a_clean_process(batch: dict[str, torch.Tensor], tmp_path: Path) -> None:
+def test_saved_model_loads_in_new_process(batch: dict[str, torch.Tensor], tmp_path: Path) -> None:
     model = make_pair("bert", "gpt2")
     model.save_pretrained(tmp_path)
     torch.save(batch, tmp_path / "batch.pt")
-    subprocess.run([sys.executable, "-c", REOPEN, str(tmp_path)], check=True)
+    subprocess.run([sys.executable, "-c", RELOAD, str(tmp_path)], check=True)
     torch.testing.assert_close(torch.load(tmp_path / "loss.pt"), model(**batch).loss.detach(), rtol=0, atol=0)
     spec = get_family(model.config)
     assert spec.tokenizer is FAMILIES["bert"].tokenizer
     assert "CtxEncoderDecoderConfig" in (tmp_path / "ctx_encoder_decoder_auto.py").read_text()
 
 
-def test_segments_belong_to_the_encoder(batch: dict[str, torch.Tensor]) -> None:
+def test_token_types_apply_to_encoder(batch: dict[str, torch.Tensor]) -> None:
     model = make_pair("bert", "bert")
     segments = torch.ones_like(batch["input_ids"])
     assert not torch.allclose(model(**batch).loss, model(**batch, token_type_ids=segments).loss)
@@ -332,7 +330,7 @@ class TestLanguages:
         torch.manual_seed(0)
         return CtxEncoderDecoderForConditionalGeneration(CtxEncoderDecoderConfig(**sides, pad_token_id=PAD)).eval()
 
-    def test_both_languages_matter(
+    def test_loss_depends_on_both_languages(
         self, model: CtxEncoderDecoderForConditionalGeneration, batch: dict[str, torch.Tensor]
     ) -> None:
         langs, decoder_langs = torch.zeros_like(batch["input_ids"]), torch.ones_like(batch["labels"])
@@ -345,10 +343,10 @@ class TestLanguages:
         with pytest.raises(CtxError, match="langs is missing"):
             model(**batch, langs=langs)
 
-    def test_generated_tokens_have_the_target_language(
+    def test_generated_tokens_use_target_language(
         self, model: CtxEncoderDecoderForConditionalGeneration, batch: dict[str, torch.Tensor]
     ) -> None:
-        """Greedy search equals the most probable tokens of a forward pass with the target language."""
+        """Greedy search matches the argmax of a forward pass with the target language."""
         langs = torch.zeros_like(batch["input_ids"])
         inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"], "langs": langs}
         generated = model.generate(**inputs, decoder_langs=torch.ones(4, 1).long(), max_new_tokens=5, min_new_tokens=5)
@@ -357,7 +355,7 @@ class TestLanguages:
         logits[..., END] = -torch.inf
         assert torch.equal(logits.argmax(-1), generated[:, 1:])
 
-    def test_configuration(self, model: CtxEncoderDecoderForConditionalGeneration) -> None:
+    def test_language_configuration(self, model: CtxEncoderDecoderForConditionalGeneration) -> None:
         config = model.config
         assert config.needs_languages
         assert config.lang2id == {"en": 0, "fr": 1}
@@ -368,11 +366,11 @@ class TestLanguages:
 
 
 class TestTraining:
-    def test_accumulated_gradients_equal_one_batch(self, tmp_path: Path, batch: dict[str, torch.Tensor]) -> None:
-        """16 examples of different lengths: one batch, and four micro-batches of four."""
+    def test_accumulated_gradients_match_single_batch(self, tmp_path: Path, batch: dict[str, torch.Tensor]) -> None:
+        """16 examples of different lengths: one batch, or four microbatches of four."""
         rows = rows_of({name: value.repeat(4, 1) for name, value in batch.items()})
         weights = []
-        for size, steps in ((16, 1), (4, 4)):
+        for batch_size, accumulation_steps in ((16, 1), (4, 4)):
             model = make_pair("bert", "bert")
             for config in (model.config.encoder, model.config.decoder):
                 config.hidden_dropout_prob = config.attention_probs_dropout_prob = 0.0
@@ -383,8 +381,8 @@ class TestTraining:
                     module.attention_dropout = 0.0
             arguments = trainer_arguments(
                 tmp_path,
-                per_device_train_batch_size=size,
-                gradient_accumulation_steps=steps,
+                per_device_train_batch_size=batch_size,
+                gradient_accumulation_steps=accumulation_steps,
                 max_steps=1,
                 learning_rate=0.1,
                 optim="sgd",
@@ -407,7 +405,7 @@ class TestTraining:
         for name, gradient in gradients[0].items():
             torch.testing.assert_close(gradients[1][name], gradient, rtol=0, atol=0, msg=name)
 
-    def test_resized_embeddings(self, batch: dict[str, torch.Tensor]) -> None:
+    def test_resizing_shared_embeddings(self, batch: dict[str, torch.Tensor]) -> None:
         model = make_pair("bert", "bert", share_weights=True)
         model.resize_token_embeddings(60)
         assert (model.config.vocab_size, model.config.target_vocab_size) == (60, 60)
@@ -416,6 +414,6 @@ class TestTraining:
         assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
 
 
-def test_model_of_transformers_as_decoder_is_rejected() -> None:
+def test_transformers_decoder_raises() -> None:
     with pytest.raises(CtxError, match="not a configuration of this package"):
         CtxEncoderDecoderConfig(encoder=BertConfig(), decoder=GPT2Config())

@@ -1,4 +1,4 @@
-"""ERNIE: task embeddings, the heads of the configured tasks, and checkpoints of ERNIE 1.0."""
+"""ERNIE: task embeddings, heads of the configured tasks, and checkpoints of ERNIE 1.0."""
 
 import inspect
 
@@ -17,7 +17,7 @@ ENCODER = Case(ERNIE, "AutoModel")
 PRETRAINING = Case(ERNIE, "AutoModelForPreTraining")
 
 
-def with_tasks(batch, seed=0):
+def with_task_ids(batch, seed=0):
     """The batch with random task ids."""
     generator = torch.Generator().manual_seed(seed)
     return batch | {"task_type_ids": torch.randint(3, batch["input_ids"].shape, generator=generator)}
@@ -28,7 +28,7 @@ def test_task_embeddings_match_transformers(tmp_path):
     reference = ENCODER.reference_model(seed=3)
     reference.save_pretrained(tmp_path)
     for side in ("right", "left"):
-        batch = with_tasks(make_batch(ENCODER, side=side))
+        batch = with_task_ids(make_batch(ENCODER, side=side))
         tokens = batch["attention_mask"] == 1
         expected = reference(**batch).last_hidden_state[tokens]
         assert (expected - reference(**{**batch, "task_type_ids": None}).last_hidden_state[tokens]).abs().max() > 0.1
@@ -41,11 +41,11 @@ def test_task_embeddings_match_transformers(tmp_path):
 
 
 def test_heads_accept_task_type_ids():
-    """The forward signatures have the argument; otherwise Trainer would drop the column."""
+    """The argument is in the forward signatures; otherwise Trainer would drop the column."""
     for name in ERNIE.models:
         case = Case(ERNIE, name)
         assert "task_type_ids" in inspect.signature(case.model_class.forward).parameters or case.is_base, name
-        model, batch = case.model(), with_tasks(make_batch(case))
+        model, batch = case.model(), with_task_ids(make_batch(case))
         first_task = {**batch, "task_type_ids": torch.zeros_like(batch["task_type_ids"])}
         assert (model(**batch)[0] - model(**first_task)[0]).abs().max() > 1e-3, name
 
@@ -53,7 +53,7 @@ def test_heads_accept_task_type_ids():
 def test_invalid_task_type_ids():
     batch = make_batch(ENCODER)
     with pytest.raises(CtxError, match="no task embeddings"):
-        ENCODER.model(use_task_id=False)(**with_tasks(batch))
+        ENCODER.model(use_task_id=False)(**with_task_ids(batch))
     assert not [name for name in ENCODER.model(use_task_id=False).state_dict() if "task" in name]
     for ids, message in (
         (torch.full_like(batch["input_ids"], 3), r"task_type_ids\[0, 0\] is 3, outside \[0, task_type_vocab_size=3\)"),
@@ -63,27 +63,27 @@ def test_invalid_task_type_ids():
             ENCODER.model()(**batch, task_type_ids=ids)
 
 
-def test_loss_is_the_sum_over_tasks():
-    """Against loops over targets; each example has targets of some of the tasks."""
-    model, batch = PRETRAINING.model(), with_tasks(make_batch(PRETRAINING, side="left"))
+def test_loss_is_sum_over_tasks():
+    """Compared with loops over targets; each example has targets for a subset of the tasks."""
+    model, batch = PRETRAINING.model(), with_task_ids(make_batch(PRETRAINING, side="left"))
     targets = make_targets(PRETRAINING, batch, seed=4)
     for number, task in enumerate(SEQUENCE_TASKS):
         targets[f"{task}_labels"][[number % 4, (number + 1) % 4]] = -100
-    logits, total = model(**batch), 0.0
+    logits, expected = model(**batch), 0.0
     for task in ("mlm", *SEQUENCE_TASKS, *TOKEN_TASKS):
         name, field = ("labels", "prediction_logits") if task == "mlm" else (f"{task}_labels", f"{task}_logits")
         task_logits, labels = logits[field].flatten(0, -2), targets[name].flatten().tolist()
         losses = [-task_logits[i].log_softmax(-1)[label] for i, label in enumerate(labels) if label != -100]
-        total = total + sum(losses) / len(losses)
+        expected = expected + sum(losses) / len(losses)
     outputs = model(**batch, **targets)
-    assert_close(outputs.loss, total)
+    assert_close(outputs.loss, expected)
     assert outputs.prediction_logits is None
     assert outputs.capitalization_logits is None
     assert outputs.next_sentence_logits is not None
 
 
 def test_tasks_without_targets_have_no_loss():
-    """As in a step of a single task; the other classifiers have zero gradients, as DDP expects."""
+    """As in a step on a single task; the other classifiers have zero gradients, as DDP expects."""
     model, batch = PRETRAINING.model(), make_batch(PRETRAINING)
     targets = {name: torch.full_like(target, -100) for name, target in make_targets(PRETRAINING, batch).items()}
     targets["sentence_distance_labels"] = torch.tensor([0, 1, 2, 1])
@@ -98,7 +98,7 @@ def test_tasks_without_targets_have_no_loss():
     assert trained == ["sentence_distance_head"]
 
 
-def test_tasks_follow_the_configuration():
+def test_heads_follow_configured_tasks():
     assert set(TASKS) - {"knowledge_masking"} | {"next_sentence"} == {*SEQUENCE_TASKS, *TOKEN_TASKS}
     batch = make_batch(PRETRAINING)
     model = PRETRAINING.model(pretraining_tasks={"sentence_reordering": 9})
@@ -110,8 +110,8 @@ def test_tasks_follow_the_configuration():
     assert model(**batch, next_sentence_labels=torch.full_like(labels, -100), labels=None).loss is None
 
 
-def test_export_and_loading_of_ernie_1_0(tmp_path):
-    """A pretrained model loads in transformers, and a checkpoint of transformers can be trained further."""
+def test_export_and_loading_of_ernie_1_0_checkpoints(tmp_path):
+    """transformers loads a pretrained model, and pretraining continues from a checkpoint of transformers."""
     model = PRETRAINING.model(pretraining_tasks=None, use_task_id=False)
     model.save_pretrained(tmp_path / "native")
     load_strict(CtxErnieForMaskedLMWithPair, tmp_path / "native").export_reference(tmp_path / "reference")

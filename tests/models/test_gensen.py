@@ -1,4 +1,4 @@
-"""GenSen: encoder and classifier against their equations, and batches of several tasks."""
+"""GenSen: encoder and classifier compared with their equations, and multi-task training."""
 
 from pathlib import Path
 
@@ -14,12 +14,12 @@ HEAD = Case(FAMILIES["gensen"], "AutoModelForPreTraining")
 BASE = Case(FAMILIES["gensen"], "AutoModel")
 
 
-def build_model(**changes: object) -> CtxGenSenForPreTraining:
-    return HEAD.model(3, **{"initializer_range": 0.5, **changes})
+def build_model(**overrides: object) -> CtxGenSenForPreTraining:
+    return HEAD.model(3, **{"initializer_range": 0.5, **overrides})
 
 
 @torch.no_grad()
-def test_embedding_concatenates_the_final_states() -> None:
+def test_embedding_concatenates_final_states() -> None:
     model, batch = BASE.model(num_hidden_layers=2), make_batch(BASE, side="left")
     embeddings = model(**batch).pooler_output
     for row, mask in enumerate(batch["attention_mask"].bool()):
@@ -28,42 +28,42 @@ def test_embedding_concatenates_the_final_states() -> None:
 
 
 @torch.no_grad()
-def test_relation_loss_matches_the_formula() -> None:
+def test_relation_loss_matches_formula() -> None:
     model, batch = build_model(), make_batch(HEAD, (9, 4, 7, 1))
     inputs = {name: batch[name] for name in ("input_ids", "attention_mask", "token_type_ids")}
     output = model(**inputs, relation_labels=torch.tensor([1, -100, 0, 1]))
-    logs = []
+    log_prob = []
     for row in range(4):
         embeddings = []
         for text in (0, 1):
             tokens = batch["attention_mask"][row] == 1
             text_tokens = tokens & (batch["token_type_ids"][row] == text)
-            text_tokens = text_tokens if text_tokens.any() else tokens  # a single text is compared with itself
+            text_tokens = text_tokens if text_tokens.any() else tokens  # a single text is paired with itself
             embeddings.append(gensen_embedding(model.gensen, batch["input_ids"][row, text_tokens]))
         u, v = embeddings
-        first, second = model.relation[0], model.relation[2]
-        hidden = (first.weight @ torch.cat([u, v, (u - v).abs(), u * v]) + first.bias).clamp(min=0)
-        logs.append((second.weight @ hidden + second.bias).log_softmax(0))
-    logs = torch.stack(logs)
-    torch.testing.assert_close(output.relation_logits.log_softmax(-1), logs, atol=1e-5, rtol=1e-5)
-    assert float(output.loss) == pytest.approx(float(-(logs[0, 1] + logs[2, 0] + logs[3, 1]) / 3), rel=1e-5)
+        first_layer, second_layer = model.relation[0], model.relation[2]
+        hidden = (first_layer.weight @ torch.cat([u, v, (u - v).abs(), u * v]) + first_layer.bias).clamp(min=0)
+        log_prob.append((second_layer.weight @ hidden + second_layer.bias).log_softmax(0))
+    log_prob = torch.stack(log_prob)
+    torch.testing.assert_close(output.relation_logits.log_softmax(-1), log_prob, atol=1e-5, rtol=1e-5)
+    assert float(output.loss) == pytest.approx(float(-(log_prob[0, 1] + log_prob[2, 0] + log_prob[3, 1]) / 3), rel=1e-5)
     assert output.generation_loss is None
-    correct = int((logs.argmax(1)[[0, 2, 3]] == torch.tensor([1, 0, 1])).sum())
+    correct = int((log_prob.argmax(1)[[0, 2, 3]] == torch.tensor([1, 0, 1])).sum())
     assert output.metrics["relation_accuracy"].tolist() == [correct, 3]
 
 
-def test_a_task_trains_the_encoder_and_its_head() -> None:
+def test_task_loss_trains_encoder_and_task_head() -> None:
     model, batch = build_model(), make_batch(HEAD)
     targets = make_targets(HEAD, batch)
     batch["target_languages"] = torch.full((4,), 1)
-    generation = gradients(model, model(**batch, labels=targets["labels"]).loss)
-    relation = gradients(model, model(**batch, relation_labels=targets["relation_labels"]).loss)
-    for task_gradients, head in ((generation, "decoders.next."), (relation, "relation.")):
+    generation_gradients = gradients(model, model(**batch, labels=targets["labels"]).loss)
+    relation_gradients = gradients(model, model(**batch, relation_labels=targets["relation_labels"]).loss)
+    for task_gradients, head in ((generation_gradients, "decoders.next."), (relation_gradients, "relation.")):
         for name, gradient in task_gradients.items():
             assert bool(gradient.any()) == name.startswith(("gensen.", head)), name
 
 
-def test_models_with_one_task() -> None:
+def test_models_with_single_task() -> None:
     batch = make_batch(HEAD)
     targets = make_targets(HEAD, batch)
     inputs = {name: batch[name] for name in ("input_ids", "attention_mask", "token_type_ids")}
@@ -88,8 +88,8 @@ def test_decoders_are_loaded_by_name(tmp_path: Path) -> None:
     assert list(loaded.decoders) == ["<new>", "next"]
 
 
-def test_unused_decoders_have_zero_gradients_in_distributed_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise, processes would wait for the gradients of decoders that a batch does not use."""
+def test_unused_decoders_have_zero_gradients_if_distributed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise, processes would wait for gradients of decoders that the batch does not use."""
     model, batch = build_model().train(), make_batch(HEAD)
     batch |= {"labels": make_targets(HEAD, batch)["labels"], "target_languages": torch.zeros(4, dtype=torch.long)}
     single_loss = model(**batch).loss

@@ -1,4 +1,4 @@
-"""GloVe's compiled AdaGrad, one cell of the matrix at a time, against torch's AdaGrad with batches of one cell."""
+"""Compiled AdaGrad of GloVe, one matrix cell per update, compared with torch's AdaGrad on single-cell batches."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ def zero_sums(model: CtxGloveForPreTraining) -> dict[str, Tensor]:
     return {name: torch.zeros_like(parameter) for name, parameter in model.named_parameters()}
 
 
-def test_updates_equal_adagrad_with_one_cell_per_step(model, cells) -> None:
+def test_updates_match_adagrad_with_one_cell_per_step(model, cells) -> None:
     initial_weights = {name: weight.clone() for name, weight in model.state_dict().items()}
     optimizer = torch.optim.Adagrad(model.parameters(), lr=RATE)
     losses = []
@@ -52,17 +52,17 @@ def test_updates_equal_adagrad_with_one_cell_per_step(model, cells) -> None:
     torch.testing.assert_close(sums, expected_sums, rtol=1e-4, atol=1e-6)
 
 
-def test_threads_give_about_the_same_loss(model, cells) -> None:
+def test_loss_with_several_threads(model, cells) -> None:
     initial_weights = {name: weight.clone() for name, weight in model.state_dict().items()}
     losses = []
-    for threads in (1, 3):
+    for num_threads in (1, 3):
         model.load_state_dict(initial_weights)
-        model.config.update_threads = threads
+        model.config.update_threads = num_threads
         sums = zero_sums(model)
         losses.append([float(model(**cells, learning_rate=RATE, squares=sums).loss) for _ in range(20)][-1])
     assert losses[1] == pytest.approx(losses[0], rel=0.1)
 
 
-def test_missing_sums_of_squares(model, cells) -> None:
+def test_missing_sums_of_squares_raise(model, cells) -> None:
     with pytest.raises(CtxError, match="sums of squared gradients"):
         model(**cells, learning_rate=RATE)

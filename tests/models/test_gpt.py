@@ -1,4 +1,4 @@
-"""GPT: activations, the auxiliary language modeling loss, pairs in both orders."""
+"""GPT: auxiliary language modeling loss, text pairs in both orders, activations."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from hf_ctxmodels.registry import FAMILIES
 
 GPT = FAMILIES["gpt"]
 CLASSIFIER = Case(GPT, "AutoModelForSequenceClassification")
-WITH_LM = [
+AUXILIARY_LM_CASES = [
     Case(family, name)
     for family in FAMILIES.values()
     for name, model in family.models.items()
@@ -25,7 +25,7 @@ LENGTHS = (9, 3, 7, 5)
 
 
 def sequence_losses(model: nn.Module, batch: Batch) -> Tensor:
-    """(sequences,) mean cross-entropy of the next tokens of each sequence, by a loop."""
+    """(sequences,) mean next-token cross-entropy of each sequence, computed in a loop."""
     sequences = {name: tensor.flatten(0, -2) for name, tensor in batch.items()}
     embeddings = model.get_input_embeddings().weight
     losses = []
@@ -38,16 +38,16 @@ def sequence_losses(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def expected_lm_loss(model: nn.Module, batch: Batch, labels: Tensor) -> Tensor:
-    """The mean over the targets of the losses of their examples, averaged over choices."""
+    """Mean over targets of the losses of their examples; losses of choices are averaged."""
     losses = sequence_losses(model, batch)
     losses = losses.view(len(labels), -1).mean(1)
     counts = (labels != -100).reshape(len(labels), -1).sum(1)
     return (losses * counts).sum() / counts.sum()
 
 
-@pytest.mark.parametrize("case", WITH_LM, ids=str)
+@pytest.mark.parametrize("case", AUXILIARY_LM_CASES, ids=str)
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_auxiliary_loss_is_a_mean_over_examples(case: Case, side: str) -> None:
+def test_auxiliary_loss_is_mean_over_examples(case: Case, side: str) -> None:
     """In training only, with padding on either side; also with microbatches."""
     model = case.model(lm_loss_weight=0.3).train()
     batch = make_batch(case, LENGTHS, side=side)
@@ -70,35 +70,35 @@ def test_auxiliary_loss_is_a_mean_over_examples(case: Case, side: str) -> None:
 
 def test_auxiliary_loss_with_multi_label_and_regression_targets() -> None:
     batch = make_batch(CLASSIFIER, LENGTHS)
-    for problem, labels in (("regression", torch.randn(4, 3)), ("multi_label_classification", torch.ones(4, 3))):
-        model = CLASSIFIER.model(problem_type=problem)
+    for problem_type, labels in (("regression", torch.randn(4, 3)), ("multi_label_classification", torch.ones(4, 3))):
+        model = CLASSIFIER.model(problem_type=problem_type)
         task_loss = model(**batch, labels=labels).loss
         expected = task_loss + 0.5 * sequence_losses(model, batch).mean()
-        assert_close(model.train()(**batch, labels=labels).loss, expected, problem)
+        assert_close(model.train()(**batch, labels=labels).loss, expected, problem_type)
 
 
-def test_auxiliary_loss_needs_tied_embeddings() -> None:
+def test_auxiliary_loss_requires_tied_embeddings() -> None:
     model, batch = CLASSIFIER.model(tie_word_embeddings=False).train(), make_batch(CLASSIFIER)
     with pytest.raises(CtxError, match="lm_loss_weight=0"):
         model(**batch, labels=torch.zeros(4, dtype=torch.long))
 
 
-def test_both_orders_of_a_pair() -> None:
-    """The sum of the states of both orders is classified; both orders contribute to the auxiliary loss."""
-    model, single = CLASSIFIER.model(), make_batch(CLASSIFIER, (9, 7, 5, 4, 8, 6))
-    pairs = {name: tensor.unflatten(0, (3, 2)) for name, tensor in single.items()}
+def test_text_pairs_in_both_orders() -> None:
+    """The classifier input is the sum of both orders' states; both orders have an auxiliary loss."""
+    model, single_texts = CLASSIFIER.model(), make_batch(CLASSIFIER, (9, 7, 5, 4, 8, 6))
+    pairs = {name: tensor.unflatten(0, (3, 2)) for name, tensor in single_texts.items()}
     labels = torch.tensor([0, 2, 1])
-    states = model.base_model(**single).last_hidden_state
-    last = states[torch.arange(6), single["attention_mask"].sum(1) - 1]
-    expected = model.classifier(last.view(3, 2, -1).sum(1))
+    states = model.base_model(**single_texts).last_hidden_state
+    last_states = states[torch.arange(6), single_texts["attention_mask"].sum(1) - 1]
+    expected = model.classifier(last_states.view(3, 2, -1).sum(1))
     assert_close(model(**pairs).logits, expected)
     swapped = {name: tensor.flip(1) for name, tensor in pairs.items()}
     assert_close(model(**swapped).logits, expected)
-    lm_loss = sequence_losses(model, single).mean()
+    lm_loss = sequence_losses(model, single_texts).mean()
     assert_close(model.train()(**pairs, labels=labels).loss, F.cross_entropy(expected, labels) + 0.5 * lm_loss)
 
 
-def test_choices_share_the_dropout_mask() -> None:
+def test_choices_share_dropout_mask() -> None:
     """Equal choices have equal logits in training with dropout before the classifier."""
     case = Case(GPT, "AutoModelForMultipleChoice")
     model = case.model(classifier_dropout=0.5).train()
@@ -112,8 +112,8 @@ def test_choices_share_the_dropout_mask() -> None:
 @pytest.mark.parametrize(
     ("name", "hidden_act"), [("gelu", "gelu_new"), ("relu", "relu"), ("silu", "silu"), ("swish", "silu")]
 )
-def test_activations_of_transformers(name: str, hidden_act: str, tmp_path: Any) -> None:
-    """ "gelu" is the tanh approximation in transformers' GPT."""
+def test_activation_names_of_transformers(name: str, hidden_act: str, tmp_path: Any) -> None:
+    """In transformers' GPT, "gelu" is the tanh approximation."""
     OpenAIGPTConfig(afn=name).save_pretrained(tmp_path)
     assert CtxGptConfig.from_pretrained(tmp_path).hidden_act == hidden_act
     assert CtxGptConfig(afn=name).hidden_act == hidden_act
@@ -121,12 +121,12 @@ def test_activations_of_transformers(name: str, hidden_act: str, tmp_path: Any) 
     assert model.reference_config()["afn"] == ("silu" if name == "swish" else name)
 
 
-def test_values_that_transformers_does_not_support(tmp_path: Any) -> None:
+def test_values_unsupported_by_transformers(tmp_path: Any) -> None:
     with pytest.raises(ValueError, match="afn='tanh'"):
         CtxGptConfig(afn="tanh")
-    for changes, message in (
+    for overrides, message in (
         ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
         ({"intermediate_size": 40}, "this model 40"),
     ):
         with pytest.raises(CtxError, match=message):
-            CLASSIFIER.model(**changes).export_reference(tmp_path)
+            CLASSIFIER.model(**overrides).export_reference(tmp_path)

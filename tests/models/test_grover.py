@@ -1,4 +1,4 @@
-"""Grover: token ids, initialization, the classifier's input, generation and scoring of fields."""
+"""Grover: token ids, initialization, classifier pooling, generation and scoring of fields."""
 
 import json
 from pathlib import Path
@@ -36,7 +36,7 @@ def model(tokenizer: CtxGroverTokenizer) -> CtxGroverForCausalLM:
 
 
 class RecordingProcessor(LogitsProcessor):
-    """Raises the logits of some tokens; records the prompt, the generated tokens and the number of steps."""
+    """Adds 99 to the logits of some tokens; records the prompt, the generated tokens and the number of steps."""
 
     def __init__(self, token_ids: list[int]) -> None:
         self.token_ids, self.prompt, self.steps, self.generated = token_ids, None, 0, set()
@@ -48,15 +48,15 @@ class RecordingProcessor(LogitsProcessor):
         return scores.index_add(1, torch.tensor(self.token_ids), torch.full((len(scores), len(self.token_ids)), 99.0))
 
 
-def test_default_ids_are_at_the_end_of_the_vocabulary(tokenizer: CtxGroverTokenizer) -> None:
-    released, config = CtxGroverConfig(), CtxGroverConfig(vocab_size=len(tokenizer))
-    assert (released.bos_token_id, released.eos_token_id, released.classifier_token_id) == (50265, 50266, 50267)
+def test_default_special_ids_are_last_in_vocabulary(tokenizer: CtxGroverTokenizer) -> None:
+    default, config = CtxGroverConfig(), CtxGroverConfig(vocab_size=len(tokenizer))
+    assert (default.bos_token_id, default.eos_token_id, default.classifier_token_id) == (50265, 50266, 50267)
     assert (config.bos_token_id, config.eos_token_id) == tokenizer.field_ids("article")
     assert config.classifier_token_id == tokenizer.field_ids("summary")[0]
     assert CtxGroverConfig(eos_token_id=7).eos_token_id == 7
 
 
-def test_initialization_is_truncated_and_narrower_in_feed_forward_layers() -> None:
+def test_truncated_normal_initialization() -> None:
     torch.manual_seed(0)
     model = CtxGroverForCausalLM(CtxGroverConfig(vocab_size=300, **{**SIZES, "initializer_range": 0.5}))
     for name, weight in model.named_parameters():
@@ -66,8 +66,8 @@ def test_initialization_is_truncated_and_narrower_in_feed_forward_layers() -> No
             assert weight.detach().std() == pytest.approx(0.88 * std, rel=0.05), name
 
 
-def test_classifier_input() -> None:
-    """The first <|beginsummary|>, else the last token; with padding on the left, on the right, and without a mask."""
+def test_classifier_pooling() -> None:
+    """First <|beginsummary|>, else the last token; with left and right padding, and without a mask; mean pooling."""
     torch.manual_seed(0)
     model = CtxGroverForSequenceClassification(CtxGroverConfig(vocab_size=61, initializer_range=0.2, **SIZES)).eval()
     rows = [torch.randint(1, 50, (length,)) for length in (9, 2, 1, 6)]
@@ -79,14 +79,14 @@ def test_classifier_input() -> None:
         inputs = {"input_ids": ids, "attention_mask": (ids != 0).long()} if has_mask else {"input_ids": ids}
         torch.testing.assert_close(model(**inputs).logits, model.classifier(expected), atol=1e-5, rtol=1e-5)
     config = CtxGroverConfig(**model.config.to_dict() | {"classifier_pooling": "mean"})
-    pooled = CtxGroverForSequenceClassification(config)
-    pooled.load_state_dict(model.state_dict())
+    mean_pooling_model = CtxGroverForSequenceClassification(config)
+    mean_pooling_model.load_state_dict(model.state_dict())
     expected = model.classifier(torch.stack([state.mean(0) for state in states]))
-    torch.testing.assert_close(pooled.eval()(**inputs).logits, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(mean_pooling_model.eval()(**inputs).logits, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_field_generation(model: CtxGroverForCausalLM, tokenizer: CtxGroverTokenizer) -> None:
-    """The context fields are in canonical order; no special token but the end of the target is generated."""
+    """Context fields are in canonical order; the only special token that can be generated is the target's end."""
     _, end = tokenizer.field_ids("title")
     special = [token for token in tokenizer.all_special_ids if token != end]
     processor = RecordingProcessor(special)
@@ -102,15 +102,15 @@ def test_field_generation(model: CtxGroverForCausalLM, tokenizer: CtxGroverToken
     assert len(texts) == 3
     assert processor.generated
     assert not processor.generated & set(special), "special tokens are suppressed"
-    ending = RecordingProcessor([end])
-    options = {"logits_processor": LogitsProcessorList([ending])}
+    ending_processor = RecordingProcessor([end])
+    options = {"logits_processor": LogitsProcessorList([ending_processor])}
     assert generate_field(model, tokenizer, {}, "title", **options) == [""]
-    assert ending.steps == 1, "the end token stops generation"
-    assert ending.prompt == [tokenizer.field_ids("title")[0]]
-    unlimited = RecordingProcessor([40])
-    options = {"logits_processor": LogitsProcessorList([unlimited])}
+    assert ending_processor.steps == 1, "the end token stops generation"
+    assert ending_processor.prompt == [tokenizer.field_ids("title")[0]]
+    unlimited_processor = RecordingProcessor([40])
+    options = {"logits_processor": LogitsProcessorList([unlimited_processor])}
     generate_field(model, tokenizer, {"title": "A cat"}, "summary", **options)
-    assert unlimited.steps + len(unlimited.prompt) == 48, "up to the maximum length"
+    assert unlimited_processor.steps + len(unlimited_processor.prompt) == 48, "up to the maximum length"
     greedy = [generate_field(model, tokenizer, FIELDS, "article", do_sample=False) for _ in range(2)]
     assert greedy[0] == greedy[1]
 
@@ -126,13 +126,13 @@ def test_invalid_fields(model: CtxGroverForCausalLM, tokenizer: CtxGroverTokeniz
             generate_field(model, tokenizer, fields, target)
 
 
-def test_long_contexts_of_a_file(
+def test_contexts_longer_than_model(
     model: CtxGroverForCausalLM, tokenizer: CtxGroverTokenizer, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    """The error names the line of the article; with `max_length` the end of the context is kept."""
+    """The error contains the line of the article; `max_length` truncates the context on the left."""
     save(tmp_path / "model", model, tokenizer)
-    empty = dict.fromkeys(NEWS_FIELDS)
-    rows = [{**empty, "title": "A cat", "article": text} for text in ("short", "word " * 60)]
+    empty_fields = dict.fromkeys(NEWS_FIELDS)
+    rows = [{**empty_fields, "title": "A cat", "article": text} for text in ("short", "word " * 60)]
     (tmp_path / "news.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     files = {"model": tmp_path / "model", "input": tmp_path / "news.jsonl", "max_new_tokens": 3}
     assert run_command("generate", **files, target="title") == 2
@@ -147,11 +147,11 @@ def test_long_contexts_of_a_file(
     assert processor.prompt == tokenizer.encode_fields({"article": rows[1]["article"].strip()}, "title")[-20:]
 
 
-def test_ids_are_those_of_gpt2_plus_one(tmp_path: Path) -> None:
-    """With GPT-2's files, and with a vocabulary of GPT-2's size."""
+def test_token_ids_are_gpt2_ids_plus_one(tmp_path: Path) -> None:
+    """With vocabulary files of GPT-2, and with a vocabulary of GPT-2's size."""
     texts = ["Don't stop: 3.14% of Café Zoë's naïve résumé!", "中文 🙂  and\n\ttabs ", "the boat, the bridge"]
-    trained = json.loads(CtxGpt2Tokenizer.train(texts * 3, 300).backend_tokenizer.to_str())["model"]
-    write_bpe_files(tmp_path, trained)
+    bpe_model = json.loads(CtxGpt2Tokenizer.train(texts * 3, 300).backend_tokenizer.to_str())["model"]
+    write_bpe_files(tmp_path, bpe_model)
     files = {"vocab": str(tmp_path / "vocab.json"), "merges": str(tmp_path / "merges.txt")}
     tokenizer, reference = CtxGroverTokenizer(**files), GPT2Tokenizer(**files)
     for text in texts:
@@ -159,16 +159,16 @@ def test_ids_are_those_of_gpt2_plus_one(tmp_path: Path) -> None:
         assert tokenizer.decode(tokenizer(text).input_ids) == text
     tokenizer.save_pretrained(tmp_path)
     assert AutoTokenizer.from_pretrained(tmp_path).get_vocab() == tokenizer.get_vocab()
-    vocab = {**trained["vocab"], "<|endoftext|>": 50256}
-    vocab |= {f"more{index}": index for index in range(len(trained["vocab"]) - 1, 50256)}
-    released = CtxGroverTokenizer(vocab=vocab, merges=trained["merges"])
+    vocab = {**bpe_model["vocab"], "<|endoftext|>": 50256}
+    vocab |= {f"more{index}": index for index in range(len(bpe_model["vocab"]) - 1, 50256)}
+    released = CtxGroverTokenizer(vocab=vocab, merges=bpe_model["merges"])
     assert len(released) == CtxGroverConfig().vocab_size == 50270
     assert [released.field_ids(field)[0] for field in NEWS_FIELDS] == list(range(50257, 50269, 2))
     assert released.convert_tokens_to_ids(["<|padding|>", "<|endofsummary|>", "<|resetcontext|>"]) == [0, 50268, 50269]
     assert "<|endoftext|>" not in released.get_vocab()
 
 
-def test_special_tokens_in_a_text_are_encoded_as_text(tokenizer: CtxGroverTokenizer) -> None:
+def test_special_tokens_in_text_are_encoded_as_text(tokenizer: CtxGroverTokenizer) -> None:
     text = "A <|endofarticle|> <|padding|>"
     ids = tokenizer.encode_fields({"article": text})
     assert sum(token in tokenizer.all_special_ids for token in ids) == 2
@@ -177,7 +177,7 @@ def test_special_tokens_in_a_text_are_encoded_as_text(tokenizer: CtxGroverTokeni
 
 @torch.no_grad()
 def test_field_loss(model: CtxGroverForCausalLM, tokenizer: CtxGroverTokenizer) -> None:
-    """The mean loss of all tokens of a field and its end token, given all, some or no context fields."""
+    """Mean loss of all tokens of a field and its end token, given all, some or no context fields."""
     articles = [
         {"domain": "a.org", "title": "A cat", "article": "A cat sat on a mat."},
         {"article": "A mat."},

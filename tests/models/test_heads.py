@@ -1,4 +1,4 @@
-"""Properties of heads: pretraining heads with several tasks, choices, problem types."""
+"""Heads: pretraining with several tasks, choices, next-sentence targets, problem types."""
 
 import pickle
 
@@ -10,13 +10,13 @@ from zoo import CASES, HEADS, Case, as_subtests, assert_close, make_batch, make_
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.registry import FAMILIES
 
-WITH_TASKS = [case for case in CASES if "mlm_loss" in getattr(case.model_class, "loss_terms", ())]
-BERT = next(case for case in WITH_TASKS if case.family.name == "bert")
+PRETRAINING_CASES = [case for case in CASES if "mlm_loss" in getattr(case.model_class, "loss_terms", ())]
+BERT = next(case for case in PRETRAINING_CASES if case.family.name == "bert")
 
 
-@pytest.mark.parametrize("case", WITH_TASKS, ids=str)
-def test_output_of_pretraining_heads(case: Case) -> None:
-    """The loss is the sum of the terms, one for each target; outputs can be pickled."""
+@pytest.mark.parametrize("case", PRETRAINING_CASES, ids=str)
+def test_pretraining_head_outputs(case: Case) -> None:
+    """The loss is the sum of one term per target; outputs can be pickled."""
     model_class, batch = case.model_class, make_batch(case)
     assert len(model_class.loss_terms) == len(model_class.loss_targets)
     outputs = pickle.loads(pickle.dumps(case.model()(**batch, **make_targets(case, batch))))
@@ -28,7 +28,7 @@ def test_output_of_pretraining_heads(case: Case) -> None:
 
 @as_subtests([case for case in HEADS if case.has_choices])
 def test_padding_choices_are_excluded(case: Case) -> None:
-    """The loss equals the loss of the real choices, and padding choices have no gradient."""
+    """The loss is computed over the real choices; padding choices have no gradient."""
     model, batch = case.model(), make_batch(case)
     mask = torch.ones(batch["input_ids"].shape[:2], dtype=torch.long)
     mask[1:, -1] = 0
@@ -43,7 +43,7 @@ def test_padding_choices_are_excluded(case: Case) -> None:
         model(**batch, choice_mask=mask[:, :1])
 
 
-def test_ids_without_embeddings_are_an_error() -> None:
+def test_task_type_ids_without_embeddings_raise() -> None:
     batch = make_batch(BERT)
     with pytest.raises(CtxError, match="CtxBertModel has no embeddings of task_type_ids"):
         BERT.model()(**batch, task_type_ids=torch.zeros_like(batch["input_ids"]))
@@ -65,8 +65,8 @@ def test_next_sentence_targets() -> None:
     assert torch.equal(positional.loss, by_name.loss)
 
 
-def test_problem_type_is_inferred_from_each_batch() -> None:
-    """It is not stored in the configuration."""
+def test_problem_type_is_inferred_per_batch() -> None:
+    """The inferred type is not stored in the configuration."""
     case = Case(BERT.family, "AutoModelForSequenceClassification")
     model, batch = case.model(), make_batch(case)
     classes = torch.arange(len(batch["input_ids"])) % model.config.num_labels
@@ -81,8 +81,8 @@ def test_problem_type_is_inferred_from_each_batch() -> None:
     assert regressor.config.problem_type is None
 
 
-def test_cross_view_training_requires_the_problem_type() -> None:
-    """Unlabeled texts have no labels from which it could be inferred."""
+def test_cross_view_training_requires_problem_type() -> None:
+    """The type cannot be inferred from unlabeled texts."""
     case = Case(FAMILIES["cvt"], "AutoModelForSequenceClassification")
     batch = make_batch(case)
     labels = torch.ones(len(batch["input_ids"]), case.num_labels)

@@ -10,32 +10,32 @@ from hf_ctxmodels.registry import FAMILIES
 
 BASE = Case(FAMILIES["infersent"], "AutoModel")
 CLASSIFIER = Case(FAMILIES["infersent"], "AutoModelForSequenceClassification")
-TYPES = torch.tensor([[0, 0, 0, 0, 1, 1, 1, 1, 1]])
+TOKEN_TYPES = torch.tensor([[0, 0, 0, 0, 1, 1, 1, 1, 1]])
 
 
-def words(*lengths: int) -> list[Tensor]:
+def random_ids(*lengths: int) -> list[Tensor]:
     generator = torch.Generator().manual_seed(0)
     return [torch.randint(FIRST_WORD, 61, (1, length), generator=generator) for length in lengths]
 
 
 @pytest.mark.parametrize("unpad", [True, False])
 @torch.no_grad()
-def test_logits_match_the_formula(unpad: bool) -> None:
-    """Separately encoded texts, the features of section 3.1, and the released code's layers."""
-    model, (first, second) = CLASSIFIER.model(unpad=unpad), words(4, 5)
+def test_pair_logits_match_formula(unpad: bool) -> None:
+    """Separately encoded texts, features of section 3.1 of the paper, and layers of the released code."""
+    model, (first, second) = CLASSIFIER.model(unpad=unpad), random_ids(4, 5)
     u, v = (model.infersent(input_ids=text).pooler_output for text in (first, second))
     features = torch.cat([u, v, (u - v).abs(), u * v], 1)
     assert [type(layer) for layer in model.classifier] == [type(model.classifier[0])] * 3
     for layer in model.classifier:
         features = features @ layer.weight.T + layer.bias
-    logits = model(input_ids=torch.cat([first, second], 1), token_type_ids=TYPES).logits
+    logits = model(input_ids=torch.cat([first, second], 1), token_type_ids=TOKEN_TYPES).logits
     torch.testing.assert_close(logits, features, atol=1e-5, rtol=1e-5)
 
 
 @torch.no_grad()
 def test_hidden_states_of_text_pairs() -> None:
-    model, (first, second) = CLASSIFIER.model(), words(4, 5)
-    inputs = {"input_ids": torch.cat([first, second], 1), "token_type_ids": TYPES}
+    model, (first, second) = CLASSIFIER.model(), random_ids(4, 5)
+    inputs = {"input_ids": torch.cat([first, second], 1), "token_type_ids": TOKEN_TYPES}
     hidden_states = model(**inputs, output_hidden_states=True).hidden_states
     separate = [model.infersent(input_ids=text, output_hidden_states=True).hidden_states for text in (first, second)]
     expected = tuple(torch.cat(states, 1) for states in zip(*separate, strict=True))
@@ -43,8 +43,8 @@ def test_hidden_states_of_text_pairs() -> None:
 
 
 @torch.no_grad()
-def test_a_single_text_is_compared_with_itself() -> None:
-    model, (text,) = CLASSIFIER.model(), words(4)
+def test_single_text_is_paired_with_itself() -> None:
+    model, (text,) = CLASSIFIER.model(), random_ids(4)
     expected = model(input_ids=torch.cat([text, text], 1), token_type_ids=torch.tensor([[0] * 4 + [1] * 4])).logits
     for types in (None, torch.zeros_like(text), torch.ones_like(text)):
         torch.testing.assert_close(model(input_ids=text, token_type_ids=types).logits, expected, atol=1e-6, rtol=1e-6)
@@ -70,14 +70,14 @@ def test_classifier_nonlinear() -> None:
 
 
 @torch.no_grad()
-def test_unknown_words() -> None:
-    (text,) = words(5)
+def test_unknown_words_are_skipped() -> None:
+    (text,) = random_ids(5)
     with_unknown = torch.cat([text[:, :2], torch.full((1, 2), UNKNOWN), text[:, 2:]], 1)
     model = BASE.model()
     torch.testing.assert_close(model(input_ids=with_unknown).pooler_output, model(input_ids=text).pooler_output)
     only_unknown = torch.full((1, 3), UNKNOWN)
     assert model(input_ids=only_unknown).pooler_output.isfinite().all(), "a text of unknown words must be encoded"
-    encodes_unknown = BASE.model(skip_unknown=False)
-    with_unknown, text = (encodes_unknown(input_ids=ids).pooler_output for ids in (with_unknown, text))
+    no_skip_model = BASE.model(skip_unknown=False)
+    with_unknown, text = (no_skip_model(input_ids=ids).pooler_output for ids in (with_unknown, text))
     assert not torch.allclose(with_unknown, text)
-    assert torch.equal(encodes_unknown(only_unknown).pooler_output, model(only_unknown).pooler_output)
+    assert torch.equal(no_skip_model(only_unknown).pooler_output, model(only_unknown).pooler_output)

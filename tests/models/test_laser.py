@@ -1,4 +1,4 @@
-"""LASER: the sentence embedding, and languages in model, data and tokenizer."""
+"""LASER: languages in the model, the data and the tokenizer."""
 
 from pathlib import Path
 
@@ -17,12 +17,12 @@ TRANSLATION = Case(FAMILIES["laser"], "AutoModelForSeq2SeqLM")
 PAIRS = [("A cat sat.", "Eine Katze saß."), ("A dog saw a cat!", "Ein Hund sah eine Katze!")]
 
 
-def build_model(**changes: object) -> CtxLaserForConditionalGeneration:
-    return TRANSLATION.model(3, **{"initializer_range": 0.5, "num_decoder_layers": 2, **changes})
+def build_model(**overrides: object) -> CtxLaserForConditionalGeneration:
+    return TRANSLATION.model(3, **{"initializer_range": 0.5, "num_decoder_layers": 2, **overrides})
 
 
 @torch.no_grad()
-def test_the_first_language_is_the_default() -> None:
+def test_first_language_is_default() -> None:
     model, batch = build_model(), make_batch(TRANSLATION)
     expected = model(**batch | {"target_languages": torch.zeros(4, dtype=torch.long)}).logits
     del batch["target_languages"]
@@ -47,14 +47,14 @@ def files(tmp_path: Path) -> list[str]:
     return [str(tmp_path / "text.en"), str(tmp_path / "text.de")]
 
 
-def train(files: list[str], **options: object) -> CtxLaserTokenizer:
+def train_tokenizer(files: list[str], **options: object) -> CtxLaserTokenizer:
     documents = load_documents(*files, translations=files[::-1], language_tags=["<de>", "<en>"])
     return CtxLaserTokenizer.train(documents.texts(), vocab_size=120, min_frequency=1, **options)
 
 
 class TestData:
-    def test_examples_and_batches(self, files: list[str]) -> None:
-        tokenizer = train(files)
+    def test_examples_and_collation(self, files: list[str]) -> None:
+        tokenizer = train_tokenizer(files)
         assert tokenizer.languages == ["<de>", "<en>"]
         assert tokenizer.tokenize("cat katze") == ["cat</w>", "katze</w>"], "merges of both languages"
         objective = TranslationToLanguages(tokenizer, max_length=60, seed=0)
@@ -70,21 +70,21 @@ class TestData:
         assert objective.config_fields["eos_token_id"] == tokenizer.eos_token_id
         assert set(tokenizer.convert_tokens_to_ids(["<de>", "<en>"])) <= set(objective.baseline.excluded_ids)
 
-    def test_translations_without_a_language_tag_are_an_error(self, files: list[str]) -> None:
-        tokenizer = train(files)
+    def test_missing_language_tags_raise(self, files: list[str]) -> None:
+        tokenizer = train_tokenizer(files)
         objective = TranslationToLanguages(tokenizer, max_length=60, seed=0)
         with pytest.raises(CtxError, match=r"does not begin with one of <de>, <en>[\s\S]*--language_tags"):
             list(objective.examples(load_documents(files[0], translations=[files[1]])))
         documents = load_documents(files[0], translations=[files[1]])
-        untagged = CtxLaserTokenizer.train(documents.texts(), vocab_size=120)
+        untagged_tokenizer = CtxLaserTokenizer.train(documents.texts(), vocab_size=120)
         with pytest.raises(CtxError, match="has no language tags"):
-            TranslationToLanguages(untagged, max_length=60, seed=0)
+            TranslationToLanguages(untagged_tokenizer, max_length=60, seed=0)
         with pytest.raises(CtxError, match="with 1 language tags"):
             load_documents(*files, translations=files[::-1], language_tags=["<de>"])
 
 
-def test_generate_texts_in_a_language(files: list[str]) -> None:
-    tokenizer = train(files)
+def test_generate_texts_in_target_language(files: list[str]) -> None:
+    tokenizer = train_tokenizer(files)
     size = {"vocab_size": len(tokenizer), "target_vocab_size": len(tokenizer), "num_languages": 2, "pad_token_id": 1}
     model = build_model(decoder_start_token_id=tokenizer.target_start_id, **size)
     with torch.no_grad():  # otherwise, an untrained model may generate the same text in both languages
@@ -104,22 +104,22 @@ def test_generate_texts_in_a_language(files: list[str]) -> None:
 
 class TestTokenizer:
     def test_save_and_load(self, files: list[str], tmp_path: Path) -> None:
-        tokenizer = train(files)
+        tokenizer = train_tokenizer(files)
         tokenizer.save_pretrained(tmp_path / "tokenizer")
         loaded = AutoTokenizer.from_pretrained(tmp_path / "tokenizer")
         assert (loaded.languages, loaded.target_words) == (tokenizer.languages, tokenizer.target_words)
         assert loaded("<de> Eine neue Katze?").input_ids == tokenizer("<de> Eine neue Katze?").input_ids
 
-    def test_decode_in_lower_case(self, files: list[str]) -> None:
-        tokenizer = train(files)
+    def test_decoding_in_lower_case(self, files: list[str]) -> None:
+        tokenizer = train_tokenizer(files)
         ids = tokenizer("A CAT sat!").input_ids
         assert ids[-1] == tokenizer.eos_token_id
         assert tokenizer.decode_target([[tokenizer.bos_token_id, *ids]]) == ["a cat sat !"]
-        cased = train(files, do_lower_case=False)
-        assert cased.decode_target([cased("A cat sat!").input_ids]) == ["A cat sat !"]
-        assert cased.unk_token_id in cased("Ω").input_ids
+        cased_tokenizer = train_tokenizer(files, do_lower_case=False)
+        assert cased_tokenizer.decode_target([cased_tokenizer("A cat sat!").input_ids]) == ["A cat sat !"]
+        assert cased_tokenizer.unk_token_id in cased_tokenizer("Ω").input_ids
 
-    def test_training_errors(self) -> None:
+    def test_tokenizer_training_errors(self) -> None:
         for texts, size, message in ((["", "\t<de> "], 30, "No text"), (["a cat\t<de> Katze"], 5, "vocab_size=5")):
             with pytest.raises(CtxError, match=message):
                 CtxLaserTokenizer.train(texts, vocab_size=size)

@@ -1,4 +1,4 @@
-"""Encoder-decoder from two language models: copied weights, vocabularies and losses."""
+"""Encoder-decoders initialized from two language models: copied weights, vocabularies and losses."""
 
 from pathlib import Path
 
@@ -59,7 +59,7 @@ class TestPair:
             for part in ("embeddings", "layers", "softmax"):
                 assert has_pretrained_part(model, language, part) == (part in parts), f"{part} of {language}"
 
-    def test_one_language_model(self, pair: dict[str, Path]) -> None:
+    def test_target_language_model_only(self, pair: dict[str, Path]) -> None:
         config = CtxLmSeq2SeqForPreTraining.from_pretrained_pair(**pair).config
         config.source_model = None
         model = CtxLmSeq2SeqForPreTraining(config)
@@ -68,7 +68,7 @@ class TestPair:
         assert has_pretrained_part(model, "target", "layers")
         assert has_pretrained_part(model, "target", "softmax")
 
-    def test_weights_of_a_checkpoint_are_not_overwritten(self, pair: dict[str, Path], tmp_path: Path) -> None:
+    def test_checkpoint_weights_are_not_overwritten(self, pair: dict[str, Path], tmp_path: Path) -> None:
         """Only weights that are missing in the checkpoint are copied from the language models."""
         model = CtxLmSeq2SeqForConditionalGeneration.from_pretrained_pair(**pair)
         with torch.no_grad():
@@ -80,7 +80,7 @@ class TestPair:
         assert torch.equal(loaded.encoder.word_embeddings.weight, model.encoder.word_embeddings.weight)
         assert has_pretrained_part(loaded, "source", "softmax")
 
-    def test_pretrained_layers_equal_the_language_models(self, pair: dict[str, Path]) -> None:
+    def test_pretrained_layers_match_language_models(self, pair: dict[str, Path]) -> None:
         model = CtxLmSeq2SeqForPreTraining.from_pretrained_pair(**pair)
         ids = torch.randint(3, 8, (2, 6), generator=torch.Generator().manual_seed(0))
         with torch.no_grad():
@@ -89,7 +89,7 @@ class TestPair:
                 expected = CtxSeqaeForCausalLM.from_pretrained(pair[language])(input_ids=ids).logits
                 torch.testing.assert_close(logits, expected)
 
-    def test_checkpoints_do_not_need_the_language_models(self, pair: dict[str, Path], tmp_path: Path) -> None:
+    def test_checkpoints_load_without_language_models(self, pair: dict[str, Path], tmp_path: Path) -> None:
         model = CtxLmSeq2SeqForPreTraining.from_pretrained_pair(**pair)
         with torch.no_grad():
             model.decoder.word_embeddings.weight.add_(1.0)
@@ -114,7 +114,7 @@ class TestPair:
         assert tokenizer.target_start_id == tokenizer.target_end_id == END
 
     @pytest.mark.parametrize(
-        ("changes", "message"),
+        ("overrides", "message"),
         [
             ({"hidden_size": 24}, "layers.0"),
             ({"num_hidden_layers": 0}, "num_hidden_layers=0"),
@@ -123,11 +123,11 @@ class TestPair:
         ],
         ids=str,
     )
-    def test_shapes_that_do_not_match(self, pair: dict[str, Path], changes: dict, message: str) -> None:
+    def test_mismatched_shapes_raise(self, pair: dict[str, Path], overrides: dict, message: str) -> None:
         with pytest.raises(CtxError, match=message):
-            CtxLmSeq2SeqForConditionalGeneration.from_pretrained_pair(**pair, **changes)
+            CtxLmSeq2SeqForConditionalGeneration.from_pretrained_pair(**pair, **overrides)
 
-    def test_other_models_are_an_error(self, pair: dict[str, Path], tmp_path: Path) -> None:
+    def test_unsupported_models_raise(self, pair: dict[str, Path], tmp_path: Path) -> None:
         with pytest.raises(CtxError, match="Cannot load"):
             CtxLmSeq2SeqForConditionalGeneration.from_pretrained_pair(tmp_path / "none", pair["target"])
         CtxUlmfitTokenizer.train(TEXTS["source"], 40, min_count=1).save_pretrained(tmp_path / "other")
@@ -138,7 +138,7 @@ class TestPair:
 
 
 class TestLanguageModels:
-    def test_each_loss_depends_on_its_targets_and_layers(self) -> None:
+    def test_losses_depend_on_their_targets_and_layers(self) -> None:
         model, batch = PRETRAINING.model(), make_batch(PRETRAINING)
         targets = make_targets(PRETRAINING, batch)
         translation = model(**batch, labels=targets["labels"])
@@ -148,10 +148,10 @@ class TestLanguageModels:
         losses = (before.translation_loss, before.source_lm_loss, before.target_lm_loss)
         assert torch.equal(translation.loss.detach(), before.translation_loss)
         torch.testing.assert_close(before.loss.detach(), sum(losses))
-        other_sources = {name: batch[name].roll(1, 0) for name in ("input_ids", "attention_mask")}
-        other = model(**batch | other_sources, labels=targets["labels"], target_labels=targets["target_labels"])
-        assert other.target_lm_loss == before.target_lm_loss
-        assert other.translation_loss != before.translation_loss
+        permuted_sources = {name: batch[name].roll(1, 0) for name in ("input_ids", "attention_mask")}
+        permuted = model(**batch | permuted_sources, labels=targets["labels"], target_labels=targets["target_labels"])
+        assert permuted.target_lm_loss == before.target_lm_loss
+        assert permuted.translation_loss != before.translation_loss
         for stack in (model.encoder, model.decoder):
             for parameter in stack.layers[model.config.pretrained_layers :].parameters():
                 torch.nn.init.normal_(parameter)

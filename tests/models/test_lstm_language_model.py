@@ -1,4 +1,4 @@
-"""LSTM language models: comparison with `torch.nn.LSTM`, states across batches, labels and generation."""
+"""LSTM language models: parity with `torch.nn.LSTM`, states across batches, labels and generation."""
 
 import pytest
 import torch
@@ -16,31 +16,31 @@ def language_model(request: pytest.FixtureRequest) -> Case:
     return request.param
 
 
-def test_states_and_gradients_equal_torch(language_model: Case) -> None:
+def test_states_and_gradients_match_torch(language_model: Case) -> None:
     """Compared with layers of `torch.nn.LSTM` with the same weights."""
     model = language_model.model()
     encoder = model.base_model
-    tables = [encoder.word_embeddings.weight.detach().clone().requires_grad_() for _ in range(2)]
-    states = torch.nn.functional.embedding(IDS, tables[0])
+    embeddings = [encoder.word_embeddings.weight.detach().clone().requires_grad_() for _ in range(2)]
+    states = torch.nn.functional.embedding(IDS, embeddings[0])
     for layer in encoder.layers:
         reference = torch.nn.LSTM(states.shape[2], layer.cell_size, batch_first=True)
         names = {"weight_ih": layer.input_weight, "weight_hh": layer.state_weight}
         names |= {"bias_ih": layer.bias, "bias_hh": layer.state_bias}
         reference.load_state_dict({f"{name}_l0": value[0].detach() for name, value in names.items()})
         states, (hidden, cell) = reference(states)
-    outputs = encoder(inputs_embeds=torch.nn.functional.embedding(IDS, tables[1]), use_cache=True)
+    outputs = encoder(inputs_embeds=torch.nn.functional.embedding(IDS, embeddings[1]), use_cache=True)
     torch.testing.assert_close(outputs.last_hidden_state, states, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(outputs.past_key_values.states[-1][0][:, 0], hidden[0], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(outputs.past_key_values.states[-1][1][:, 0], cell[0], atol=1e-5, rtol=1e-5)
     for output in (states, outputs.last_hidden_state):
         output.square().sum().backward()
-    torch.testing.assert_close(tables[1].grad, tables[0].grad, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(embeddings[1].grad, embeddings[0].grad, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("unpad", [True, False])
-def test_past_key_values_continue_a_text(language_model: Case, unpad: bool, side: str) -> None:
-    """With different lengths in both batches; padding does not change the state."""
+def test_past_key_values_continue_texts(language_model: Case, unpad: bool, side: str) -> None:
+    """Lengths differ between the batches; padding does not change the state."""
     model = language_model.model(unpad=unpad)
     first, second = (
         make_batch(language_model, (5, 3, 7), side=side),
@@ -57,7 +57,7 @@ def test_past_key_values_continue_a_text(language_model: Case, unpad: bool, side
     assert language_model.model(stateful=True)(**first).past_key_values is not None
 
 
-def test_states_of_other_shapes_are_an_error(language_model: Case) -> None:
+def test_mismatched_states_raise(language_model: Case) -> None:
     model = language_model.model()
     cache = model(input_ids=IDS, use_cache=True).past_key_values
     with pytest.raises(CtxError, match="The states of past_key_values are"):
@@ -78,8 +78,8 @@ def test_packed_sequences_have_separate_targets(language_model: Case) -> None:
 
 
 @pytest.mark.parametrize("strategy", [{}, {"num_beams": 3}, {"do_sample": True}], ids=["greedy", "beams", "sampling"])
-def test_cache_does_not_change_generation(language_model: Case, strategy: dict) -> None:
-    """Compared with a forward pass over the whole text at every step."""
+def test_generation_is_independent_of_cache(language_model: Case, strategy: dict) -> None:
+    """Compared with a forward pass over the full text at each step."""
     model = language_model.model(2, initializer_range=0.5)
     options = {"max_new_tokens": 8, "eos_token_id": None, "pad_token_id": 0, **strategy}
     texts = []
@@ -93,7 +93,7 @@ def test_cache_does_not_change_generation(language_model: Case, strategy: dict) 
     assert torch.equal(*texts)
 
 
-def test_padded_prompts(language_model: Case) -> None:
+def test_generation_from_padded_prompts(language_model: Case) -> None:
     model = language_model.model(2, initializer_range=0.5)
     padded = IDS[:2, :6].clone()
     padded[1, :3] = 0

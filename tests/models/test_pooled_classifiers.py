@@ -1,4 +1,4 @@
-"""Classifiers on the mean of a sequence's tokens (`classifier_pooling`)."""
+"""Classifiers with mean pooling (`classifier_pooling`)."""
 
 from pathlib import Path
 
@@ -13,12 +13,12 @@ POOLED = [
     for case in CASES
     if case.has_field("classifier_pooling") and getattr(case.model_class, "has_configurable_pooling", False)
 ]
-# BERT's pooler and XLNet's summary, for texts and for choices
+# BERT's pooler and XLNet's summary, for texts and choices
 CASES_BY_POOLER = [case for case in POOLED if case.family.name in ("bert", "xlnet")]
 
 
 @pytest.mark.parametrize("case", POOLED, ids=str)
-def test_classifier_input_is_the_mean_of_the_tokens(case: Case) -> None:
+def test_classifier_input_is_mean_of_tokens(case: Case) -> None:
     model, batch = case.model(classifier_pooling="mean"), make_batch(case)
     inputs = []
     first_module = model.sequence_summary["summary"] if hasattr(model, "sequence_summary") else model.dropout
@@ -34,7 +34,7 @@ def test_classifier_input_is_the_mean_of_the_tokens(case: Case) -> None:
 
 @pytest.mark.parametrize("case", CASES_BY_POOLER, ids=str)
 def test_layouts_saving_and_export(case: Case, tmp_path: Path) -> None:
-    """The model has no weights of the pooler; it cannot be exported, and 4-D masks are an error."""
+    """The model has no pooler weights; exports and 4-D masks raise."""
     batch = make_batch(case)
     targets = make_targets(case, batch)
     model, padded = (case.model(classifier_pooling="mean", unpad=unpad) for unpad in (True, False))

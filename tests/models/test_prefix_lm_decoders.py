@@ -1,4 +1,4 @@
-"""Decoders with a prefix: the mask against one written out, all layouts, and generation."""
+"""Prefix language models: prefix masks compared with dense masks in all layouts, and generation."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ LENGTHS, PREFIXES = (9, 4, 6), (4, 4, 1)
 
 
 def batch_of(case, side="right"):
-    """Ids, padding and prefixes of three sequences."""
+    """Ids, attention mask and prefix mask of three sequences."""
     batch = make_batch(case, LENGTHS, side=side)
     mask = batch["attention_mask"]
     positions = mask.cumsum(1) - mask
@@ -24,15 +24,15 @@ def batch_of(case, side="right"):
 
 
 def dense_mask(length, prefix):
-    """(1, 1, length, length) whether each query attends to each key, by the definition."""
+    """(1, 1, length, length) mask: attend to the prefix and to previous positions."""
     return torch.tensor([[[[k <= q or k < prefix for k in range(length)] for q in range(length)]]])
 
 
 @pytest.mark.all_families
 @pytest.mark.parametrize("case", DECODERS, ids=str)
 @torch.no_grad()
-def test_mask(case):
-    """A dense mask, sequence by sequence, is the same as the prefix in a padded, a packed and an unpadded batch."""
+def test_prefix_mask_matches_dense_mask(case):
+    """A prefix in padded, packed and unpadded batches equals a dense mask for each sequence."""
     model = case.model()
     batches = {side: batch_of(case, side) for side in ("right", "left")}
     ids = [batches["right"]["input_ids"][row, :length] for row, length in enumerate(LENGTHS)]
@@ -64,8 +64,8 @@ def test_mask(case):
 @pytest.mark.parametrize("case", DECODERS, ids=str)
 @pytest.mark.parametrize("side", ["right", "left"])
 @torch.no_grad()
-def test_generation(case, side):
-    """The prompt is the prefix, with and without a cache, for beams, and by forward passes over the growing text."""
+def test_generation_with_prefix(case, side):
+    """The prompt is the prefix; outputs match forward passes over the growing text, with and without a cache."""
     model = case.model(prefix_lm=True)
     batch = batch_of(case, side)
     del batch["prefix_mask"]
@@ -96,14 +96,14 @@ def test_generation(case, side):
 
 
 @pytest.mark.parametrize("family", ["ulmfit", "seqae"])
-def test_recurrent_decoders_have_no_prefix(family):
+def test_recurrent_decoders_reject_prefix_mask(family):
     case = Case(FAMILIES[family], "AutoModelForCausalLM")
     ids = torch.tensor([[3, 4, 5]])
     with pytest.raises(CtxError, match="does not accept the argument prefix_mask"):
         case.model()(ids, prefix_mask=torch.ones_like(ids))
 
 
-def test_errors(tmp_path):
+def test_invalid_prefixes(tmp_path):
     case = next(case for case in DECODERS if case.family.name == "gpt2")
     model, batch = case.model(prefix_lm=True), batch_of(case)
     for unpad in (True, False):

@@ -1,4 +1,4 @@
-"""Families with pretrained embeddings: copying, training and saving of the vectors."""
+"""Families with pretrained embeddings: loading, training and saving of the vectors."""
 
 from pathlib import Path
 
@@ -34,7 +34,7 @@ def save_glove(folder: Path) -> tuple[PreTrainedModel, CtxGloveTokenizer]:
 
 
 @pytest.mark.parametrize("trainable", [False, True])
-def test_copy_save_and_load(family: FamilySpec, tmp_path: Path, trainable: bool) -> None:
+def test_vectors_are_copied_saved_and_loaded(family: FamilySpec, tmp_path: Path, trainable: bool) -> None:
     glove, tokenizer = save_glove(tmp_path / "glove")
     family_tokenizer = family.tokenizer.train(["a cat\teine Katze"], 9, pretrained_embeddings=str(tmp_path / "glove"))
     assert family_tokenizer("a cat on a mat").input_ids == tokenizer("a cat on a mat").input_ids
@@ -55,7 +55,7 @@ def test_copy_save_and_load(family: FamilySpec, tmp_path: Path, trainable: bool)
 
 
 @pytest.mark.parametrize(("field", "value"), [("vocab_size", 8), ("embedding_size", 7)])
-def test_vectors_of_another_shape_are_an_error(family: FamilySpec, tmp_path: Path, field: str, value: int) -> None:
+def test_mismatched_vectors_raise(family: FamilySpec, tmp_path: Path, field: str, value: int) -> None:
     _, tokenizer = save_glove(tmp_path)
     fields = {"vocab_size": len(tokenizer), "embedding_size": 6, "pretrained_embeddings": str(tmp_path), field: value}
     model = family.models["AutoModel"](tiny_config(family, **fields))
@@ -63,7 +63,7 @@ def test_vectors_of_another_shape_are_an_error(family: FamilySpec, tmp_path: Pat
         model.load_pretrained_embeddings()
 
 
-def test_errors(family: FamilySpec, tmp_path: Path) -> None:
+def test_invalid_vector_sources(family: FamilySpec, tmp_path: Path) -> None:
     with pytest.raises(CtxError, match="the tokenizer of"):
         family.tokenizer.train(["a cat"], 9, pretrained_embeddings=str(tmp_path / "missing"))
     model = family.models["AutoModel"](tiny_config(family))
@@ -71,8 +71,8 @@ def test_errors(family: FamilySpec, tmp_path: Path) -> None:
         model.load_pretrained_embeddings()
     with pytest.raises(CtxError, match="the model of the word vectors"):
         model.load_pretrained_embeddings(str(tmp_path / "missing"))
-    bert = FAMILIES["bert"].tokenizer.train(["a cat sat"] * 5, vocab_size=40)
-    bert.save_pretrained(tmp_path)
+    bert_tokenizer = FAMILIES["bert"].tokenizer.train(["a cat sat"] * 5, vocab_size=40)
+    bert_tokenizer.save_pretrained(tmp_path)
     FAMILIES["bert"].models["AutoModel"](tiny_config(FAMILIES["bert"])).save_pretrained(tmp_path)
     with pytest.raises(CtxError, match="not a word tokenizer"):
         family.tokenizer.train(["a cat"], 9, pretrained_embeddings=str(tmp_path))
@@ -81,7 +81,7 @@ def test_errors(family: FamilySpec, tmp_path: Path) -> None:
     assert model.config.pretrained_embeddings is None
 
 
-def test_new_model_copies_the_vectors(family: FamilySpec, tmp_path: Path) -> None:
+def test_new_model_copies_vectors(family: FamilySpec, tmp_path: Path) -> None:
     glove, tokenizer = save_glove(tmp_path)
     options = [f"pretrained_embeddings={tmp_path}", "embedding_size=6"]
     model = new_model("AutoModel", new_config(family, tokenizer, "tiny", options))
@@ -90,7 +90,7 @@ def test_new_model_copies_the_vectors(family: FamilySpec, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("name", ["cvt", "elmo"])
 def test_vectors_in_character_based_families(name: str, tmp_path: Path) -> None:
-    """In a new model; and in a new head on an encoder without vectors, whose weights are loaded."""
+    """In a new model, and in a new head on a pretrained encoder without vectors."""
     glove, tokenizer = save_glove(tmp_path / "glove")
     family, head = FAMILIES[name], "AutoModelForTokenClassification"
     family_tokenizer = family.tokenizer.from_words([])

@@ -1,5 +1,5 @@
-"""Generation with UniLM and ERNIE-GEN: one pass over source, target and queries equals a pass for every token, and
-`generate` equals a plain loop."""
+"""UniLM and ERNIE-GEN: a single pass over source, target and queries compared with a pass per token, and `generate`
+compared with an explicit loop."""
 
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ OPTIONS = {"max_new_tokens": 7, "do_sample": False, "eos_token_id": None}
 all_cases = pytest.mark.parametrize("case", CASES, ids=str)
 
 
-def sources(side: str = "right") -> dict[str, Tensor]:
+def make_sources(side: str = "right") -> dict[str, Tensor]:
     ids, generator = torch.zeros(3, 8, dtype=torch.long), torch.Generator().manual_seed(0)
     for row, length in enumerate(LENGTHS):
         columns = slice(8 - length, None) if side == "left" else slice(length)
@@ -30,7 +30,7 @@ def sources(side: str = "right") -> dict[str, Tensor]:
     return {"input_ids": ids, "attention_mask": (ids != 0).long()}
 
 
-def targets() -> Tensor:
+def make_labels() -> Tensor:
     """(batch, steps) labels, one of them ignored."""
     generator = torch.Generator().manual_seed(1)
     labels = torch.randint(5, 61, (3, max(STEPS)), generator=generator)
@@ -40,9 +40,9 @@ def targets() -> Tensor:
     return labels
 
 
-def prediction(case: Case, model: PreTrainedModel, source: Tensor, previous: list[int], spans: list[int]) -> Tensor:
-    """(queries, vocabulary) log-probabilities of the tokens after `previous`: a forward of the masked-LM model over one
-    sequence with an explicit mask. `previous` begins with the start token; queries of one span attend to each other."""
+def predict(case: Case, model: PreTrainedModel, source: Tensor, previous: list[int], spans: list[int]) -> Tensor:
+    """(queries, vocabulary) log-probabilities of the tokens after `previous`: a forward pass of the masked LM over one
+    sequence with an explicit mask. `previous` starts with the start token; queries of a span attend to each other."""
     target = previous if case.family.name == "ernie_gen" else previous[1:]
     segments = (0, 3) if case.family.name == "ernie_gen" else (4, 5)
     n, m, num_queries = len(source), len(source) + len(target), len(spans)
@@ -66,25 +66,25 @@ def prediction(case: Case, model: PreTrainedModel, source: Tensor, previous: lis
     return model.mlm_head(states[0, m:]).log_softmax(-1)
 
 
-def rows_of(batch: dict[str, Tensor]) -> list[Tensor]:
+def unpadded_sources(batch: dict[str, Tensor]) -> list[Tensor]:
     return [ids[mask == 1] for ids, mask in zip(batch["input_ids"], batch["attention_mask"])]
 
 
 @all_cases
 @pytest.mark.parametrize("side", ["right", "left"])
-def test_one_pass_equals_a_pass_for_every_token(case: Case, side: str) -> None:
+def test_single_pass_matches_pass_per_token(case: Case, side: str) -> None:
     """The loss, its gradients and all logits, with inputs that are not the labels (noise)."""
-    batch, labels, slow = sources(side), targets(), case.model()
+    batch, labels, reference = make_sources(side), make_labels(), case.model()
     inputs = torch.randint(5, 61, labels.shape, generator=torch.Generator().manual_seed(3))
     inputs[:, 0] = START
-    logs = torch.stack(
+    log_probs = torch.stack(
         [
-            torch.cat([prediction(case, slow, source, inputs[row, : step + 1].tolist(), [0]) for step in range(6)])
-            for row, source in enumerate(rows_of(batch))
+            torch.cat([predict(case, reference, source, inputs[row, : step + 1].tolist(), [0]) for step in range(6)])
+            for row, source in enumerate(unpadded_sources(batch))
         ]
     )
-    expected = F.nll_loss(logs.flatten(0, 1), labels.flatten(), ignore_index=-100)
-    expected_gradients = gradients(slow, expected)
+    expected = F.nll_loss(log_probs.flatten(0, 1), labels.flatten(), ignore_index=-100)
+    expected_gradients = gradients(reference, expected)
     for path, options in PATHS.items():
         model = case.model(**options)
         outputs = model(**batch, decoder_input_ids=inputs, labels=labels)
@@ -94,27 +94,27 @@ def test_one_pass_equals_a_pass_for_every_token(case: Case, side: str) -> None:
         with torch.no_grad():
             logits = model(**batch, decoder_input_ids=inputs).logits
             cached = model(**batch, decoder_input_ids=inputs, use_cache=True)
-        assert_close(logits.log_softmax(-1), logs.detach(), path)
+        assert_close(logits.log_softmax(-1), log_probs.detach(), path)
         assert_close(cached.logits, logits, f"with a cache, {path}")
         assert cached.past_key_values.get_seq_length() == 8 + inputs.shape[1] - (case.family.name == "unilm")
 
 
 @all_cases
-def test_spans_are_predicted_from_the_tokens_before_them(case: Case) -> None:
-    """Ignored steps have no query, and the others keep their positions."""
-    batch, labels = sources(), targets()
+def test_span_loss_matches_pass_per_span(case: Case) -> None:
+    """Ignored steps have no query; the other steps keep their positions."""
+    batch, labels = make_sources(), make_labels()
     spans = torch.tensor([[4, 4, 4, 9, 9, 9], [0, 0, 1, 2, 2, 2], [7, 8, 8, 8, 8, 8]])
-    slow, losses = case.model(), []
-    for row, source in enumerate(rows_of(batch)):
+    reference, losses = case.model(), []
+    for row, source in enumerate(unpadded_sources(batch)):
         previous = [START, *labels[row, :-1].clamp(min=0).tolist()]
         for span in dict.fromkeys(spans[row].tolist()):
             steps = (spans[row] == span).nonzero().flatten().tolist()
             queries = [0 if labels[row, step] != -100 else -1 - step for step in steps]
-            logs = prediction(case, slow, source, previous[: steps[0] + 1], queries)
-            losses += [-log[labels[row, step]] for log, step in zip(logs, steps) if labels[row, step] != -100]
-    span_loss, token_loss = sum(losses) / len(losses), slow(**batch, labels=labels).loss
+            log_probs = predict(case, reference, source, previous[: steps[0] + 1], queries)
+            losses += [-logp[labels[row, step]] for logp, step in zip(log_probs, steps) if labels[row, step] != -100]
+    span_loss, token_loss = sum(losses) / len(losses), reference(**batch, labels=labels).loss
     expected = 0.75 * token_loss + 0.25 * span_loss
-    expected_gradients = gradients(slow, expected)
+    expected_gradients = gradients(reference, expected)
     for path, options in PATHS.items():
         model = case.model(**options, span_loss_weight=0.25)
         loss = model(**batch, labels=labels, span_ids=spans).loss
@@ -125,39 +125,39 @@ def test_spans_are_predicted_from_the_tokens_before_them(case: Case) -> None:
 
 @all_cases
 @torch.no_grad()
-def test_generation_is_a_plain_loop(case: Case) -> None:
-    """Greedy search, also without repeated tokens; beam search with and without a cache, of a batch and of each row."""
+def test_generation_matches_explicit_loop(case: Case) -> None:
+    """Greedy search, also without repeated tokens; beam search with and without cache, batched and row by row."""
     model = case.model(2, initializer_range=0.5)
     for side in ("right", "left"):
-        batch = sources(side)
+        batch = make_sources(side)
         for strategy in ({}, {"no_repeat_ngram_size": 1}):
             generated = model.generate(**batch, **OPTIONS, **strategy)
-            for row, source in enumerate(rows_of(batch)):
+            for row, source in enumerate(unpadded_sources(batch)):
                 text = [START]
                 for _ in range(7):
-                    logs = prediction(case, model, source, text, [0])[0]
+                    log_probs = predict(case, model, source, text, [0])[0]
                     if strategy:
-                        logs[text] = float("-inf")
-                    text.append(int(logs.argmax()))
+                        log_probs[text] = float("-inf")
+                    text.append(int(log_probs.argmax()))
                 assert generated[row].tolist() == text, (side, strategy)
-            assert len(generated[:, 1:].unique()) > 3, "too few different tokens to show a difference"
+            assert len(generated[:, 1:].unique()) > 3, "too few distinct tokens to detect a difference"
         for strategy in ({"num_beams": 3}, {"num_beams": 4, "no_repeat_ngram_size": 2, "length_penalty": 0.7}):
             options = OPTIONS | strategy
             generated = model.generate(**batch, **options)
             assert torch.equal(generated, model.generate(**batch, **options, use_cache=False)), (side, strategy)
-            for row, source in enumerate(rows_of(batch)):
+            for row, source in enumerate(unpadded_sources(batch)):
                 assert torch.equal(model.generate(source[None], **options)[0], generated[row]), (side, strategy)
 
 
-def test_masked_targets_are_rows_of_the_masked_lm() -> None:
-    """UniLM's fine-tuning: the loss of source and target in one row, with segments 4 and 5."""
-    batch, labels = sources(), targets()
+def test_masked_targets_match_masked_lm() -> None:
+    """UniLM's fine-tuning: equal to the masked LM on rows of source (segment 4) and target (segment 5)."""
+    batch, labels = make_sources(), make_labels()
     masked_targets = labels.masked_fill(labels == -100, 9)
     for row, count in enumerate(STEPS):
         masked_targets[row, count + 1 :] = 0
     names = ("input_ids", "attention_mask", "token_type_ids")
     joined = {name: torch.zeros(3, 16, dtype=torch.long) for name in names} | {"labels": torch.full((3, 16), -100)}
-    for row, source in enumerate(rows_of(batch)):
+    for row, source in enumerate(unpadded_sources(batch)):
         target = masked_targets[row][masked_targets[row] != 0]
         n, stop = len(source), len(source) + len(target)
         joined["input_ids"][row, :stop], joined["attention_mask"][row, :stop] = torch.cat([source, target]), 1
@@ -173,20 +173,20 @@ def test_masked_targets_are_rows_of_the_masked_lm() -> None:
         assert_close(logits[1], masked_lm(**joined).logits[1, 3:9])
 
 
-def test_smoothed_labels_in_training() -> None:
-    batch, labels = sources(), targets()
+def test_label_smoothing_in_training() -> None:
+    batch, labels = make_sources(), make_labels()
     model = CASES[0].model(label_smoothing=0.1)
-    plain = model(**batch, labels=labels).loss
-    logs = model(**batch, decoder_input_ids=model.resolve_decoder_input_ids(3, None, labels)).logits.log_softmax(-1)
+    unsmoothed_loss = model(**batch, labels=labels).loss
+    log_prob = model(**batch, decoder_input_ids=model.resolve_decoder_input_ids(3, None, labels)).logits.log_softmax(-1)
     is_target = labels != -100
-    uniform = -logs[is_target].mean(-1).mean()
-    assert_close(plain, F.nll_loss(logs[is_target], labels[is_target]))
-    assert_close(model.train()(**batch, labels=labels).loss, 0.9 * plain + 0.1 * uniform)
+    uniform = -log_prob[is_target].mean(-1).mean()
+    assert_close(unsmoothed_loss, F.nll_loss(log_prob[is_target], labels[is_target]))
+    assert_close(model.train()(**batch, labels=labels).loss, 0.9 * unsmoothed_loss + 0.1 * uniform)
 
 
 def test_invalid_inputs() -> None:
     case = CASES[0]
-    model, batch, labels = case.model(), sources(), targets()
+    model, batch, labels = case.model(), make_sources(), make_labels()
     ids, encoded = labels.clamp(min=5), model.get_encoder()(**batch)
     cache = model(**batch, decoder_input_ids=torch.full((3, 5), 7), use_cache=True).past_key_values
     invalid: list[tuple[dict[str, Any], str]] = [
@@ -218,8 +218,8 @@ def test_invalid_inputs() -> None:
         case.model(query_token_id=None)(**batch, labels=labels)
 
 
-def test_source_and_target_share_the_positions() -> None:
-    """Padding needs no positions in evaluation; `generate_texts` checks the length of all texts first."""
+def test_source_and_target_share_position_limit() -> None:
+    """Padding does not count in evaluation; `generate_texts` checks the lengths of all texts first."""
     words = ["a", "cat", "sat", "dogs", "ran", "home"]
     for case in CASES:
         limit = case.config(max_position_embeddings=32).max_source_target_length
@@ -231,9 +231,9 @@ def test_source_and_target_share_the_positions() -> None:
         batch["span_ids"] = torch.arange(12).div(4, rounding_mode="floor").expand(2, 12)
         for path, options in PATHS.items():
             model = case.model(max_position_embeddings=32, hidden_dropout_prob=0.0, **options)
-            trained = model(**batch).loss
+            training_loss = model(**batch).loss
             with torch.no_grad():
-                assert_close(model(**batch).loss, trained, path)
+                assert_close(model(**batch).loss, training_loss, path)
                 long_labels = labels.clone()
                 long_labels[0, limit - 28] = 7
                 with pytest.raises(CtxError, match="Source and target have 33 tokens"):
@@ -250,7 +250,7 @@ def test_source_and_target_share_the_positions() -> None:
 
 @all_cases
 def test_seq2seq_trainer_evaluates_by_generation(case: Case, tmp_path: Path) -> None:
-    """With labels that Trainer smooths, from columns of sources and targets."""
+    """With label smoothing in Trainer, from source and target columns."""
     tokenizer = case.family.tokenizer.train(["a cat sat", "dogs ran home"] * 4, vocab_size=60, min_frequency=1)
     ids = {"query_token_id": tokenizer.mask_token_id, "decoder_start_token_id": tokenizer.cls_token_id}
     ids |= {"eos_token_id": tokenizer.sep_token_id, "pad_token_id": tokenizer.pad_token_id}

@@ -1,4 +1,4 @@
-"""`RecurrentCache` in generation, beam search and stateful training of all recurrent families."""
+"""`RecurrentCache`: operations, generation, beam search and stateful training of all recurrent families."""
 
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ GENERATIVE = [
     if issubclass(case.model_class, LSTMForCausalLM | RecurrentForConditionalGeneration) and not case.has_attention
 ]
 STATEFUL = [case for case in HEADS if getattr(case.model_class, "state_outputs", ()) == ("past_key_values",)]
-ROWS = torch.tensor([2, 0, 0, 1])  # a selection of beam search: repeated and reordered
+ROWS = torch.tensor([2, 0, 0, 1])  # as selected by beam search: repeated and reordered rows
 
 
 def build_cache() -> RecurrentCache:
@@ -37,7 +37,7 @@ def assert_equal(cache: RecurrentCache, expected: RecurrentCache) -> None:
 
 
 class TestOperations:
-    def test_rows(self) -> None:
+    def test_row_selection(self) -> None:
         cache, reordered = build_cache(), build_cache()
         assert isinstance(cache, Cache)
         assert (len(cache), cache.batch_size, cache.get_seq_length()) == (2, 3, 7)
@@ -50,7 +50,7 @@ class TestOperations:
         repeated.batch_select_indices(torch.tensor([0, 2, 4]))
         assert_equal(repeated, cache)
 
-    def test_states(self) -> None:
+    def test_state_operations(self) -> None:
         masked = build_cache().mask_rows(torch.tensor([True, False, True]))
         assert not any(tensor[1].any() for state in masked.states for tensor in state)
         assert_equal(masked.select(torch.tensor([0, 2])), build_cache().select(torch.tensor([0, 2])))
@@ -78,7 +78,7 @@ def case(request: pytest.FixtureRequest) -> Case:
 
 
 def prompts(case: Case, model: PreTrainedModel) -> tuple[str, dict[str, Any], torch.Tensor]:
-    """Name of the ids that a cache continues, other inputs of each step, and (3, 6) ids."""
+    """Name of the ids argument, other inputs of each step, and (3, 6) ids."""
     ids = torch.randint(5, 30, (3, 6), generator=torch.Generator().manual_seed(2))
     if not model.config.is_encoder_decoder:
         return "input_ids", {}, ids
@@ -98,48 +98,48 @@ def select(inputs: dict[str, Any], rows: torch.Tensor) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def test_reordered_cache_continues_its_sequences(case: Case) -> None:
+def test_reordered_cache_continues_sequences(case: Case) -> None:
     model = case.model(3, initializer_range=0.5)
-    name, fixed, ids = prompts(case, model)
-    initial = model(**{name: ids[:, :4]}, **fixed, use_cache=True).past_key_values
+    ids_name, inputs, ids = prompts(case, model)
+    initial = model(**{ids_name: ids[:, :4]}, **inputs, use_cache=True).past_key_values
     assert isinstance(initial, RecurrentCache)
     assert initial.get_seq_length() == 4
-    copy = initial.select(torch.arange(3))
+    initial_copy = initial.select(torch.arange(3))
     cache = initial.select(torch.arange(3))
     cache.reorder_cache(ROWS)
-    outputs = model(**{name: ids[ROWS, 4:]}, **select(fixed, ROWS), past_key_values=cache, use_cache=True)
+    outputs = model(**{ids_name: ids[ROWS, 4:]}, **select(inputs, ROWS), past_key_values=cache, use_cache=True)
     assert outputs.past_key_values.get_seq_length() == 6
     for index, row in enumerate(ROWS):
-        expected = model(**{name: ids[row : row + 1]}, **select(fixed, row[None]), use_cache=True)
+        expected = model(**{ids_name: ids[row : row + 1]}, **select(inputs, row[None]), use_cache=True)
         torch.testing.assert_close(outputs.logits[index], expected.logits[0, 4:])
-    model(**{name: ids[:, 4:]}, **fixed, past_key_values=initial, use_cache=True)
-    assert_equal(initial, copy)  # a forward pass does not change its input
+    model(**{ids_name: ids[:, 4:]}, **inputs, past_key_values=initial, use_cache=True)
+    assert_equal(initial, initial_copy)  # a forward pass does not modify its input cache
 
 
-def test_generate_continues_a_cache(case: Case) -> None:
+def test_generate_continues_from_cache(case: Case) -> None:
     """Two calls, the second with the cache of the first, equal one call."""
     model = case.model(3, initializer_range=0.5)
     options = {"eos_token_id": None, "pad_token_id": 0, "do_sample": False, "return_dict_in_generate": True}
-    name, fixed, ids = prompts(case, model)
-    inputs = {**(make_batch(case, (5, 3, 7)) if fixed else {}), name: ids[:, :4]}
-    if fixed:
-        inputs[name][:, 0] = model.config.decoder_start_token_id
+    ids_name, encoder_inputs, ids = prompts(case, model)
+    inputs = {**(make_batch(case, (5, 3, 7)) if encoder_inputs else {}), ids_name: ids[:, :4]}
+    if encoder_inputs:
+        inputs[ids_name][:, 0] = model.config.decoder_start_token_id
     expected = model.generate(**inputs, **options, max_new_tokens=6)
-    first = model.generate(**inputs, **options, max_new_tokens=2)
-    assert first.past_key_values.get_seq_length() == 5, "all tokens except the last"
-    inputs = {**inputs, name: first.sequences, "past_key_values": first.past_key_values}
-    second = model.generate(**inputs, **options, max_new_tokens=4)
-    assert torch.equal(second.sequences, expected.sequences)
+    first_outputs = model.generate(**inputs, **options, max_new_tokens=2)
+    assert first_outputs.past_key_values.get_seq_length() == 5, "all tokens except the last"
+    inputs = {**inputs, ids_name: first_outputs.sequences, "past_key_values": first_outputs.past_key_values}
+    second_outputs = model.generate(**inputs, **options, max_new_tokens=4)
+    assert torch.equal(second_outputs.sequences, expected.sequences)
 
 
-def test_assisted_generation_is_an_error(case: Case) -> None:
+def test_assisted_generation_raises(case: Case) -> None:
     model = case.model()
     ids = make_batch(case, (5,))["input_ids"]
     with pytest.raises(ValueError, match="stateful"):
         model.generate(ids, assistant_model=model, max_new_tokens=3)
 
 
-def test_other_caches_are_an_error() -> None:
+def test_unsupported_cache_raises() -> None:
     case = next(case for case in GENERATIVE if issubclass(case.model_class, LSTMForCausalLM))
     with pytest.raises(CtxError, match="is a DynamicCache, expected a RecurrentCache"):
         case.model()(input_ids=torch.ones(2, 3, dtype=torch.long), past_key_values=DynamicCache())
@@ -147,23 +147,23 @@ def test_other_caches_are_an_error() -> None:
 
 @pytest.mark.parametrize("case", STATEFUL, ids=str)
 @torch.no_grad()
-def test_restored_states(case: Case, tmp_path: Path) -> None:
-    """Restored states continue the texts, also with another number of processes; other texts start from zero."""
+def test_restored_states_continue_texts(case: Case, tmp_path: Path) -> None:
+    """Restored states continue the texts with any number of processes; new texts start from zero states."""
     model = case.model(stateful=True)
-    first, second = make_batch(case, (7, 7, 7, 7)), make_batch(case, (7, 7, 7, 7), seed=1)
+    first_batch, second_batch = make_batch(case, (7, 7, 7, 7)), make_batch(case, (7, 7, 7, 7), seed=1)
     carrier = RecurrentStateCarrier(model, 1)
     indices = torch.tensor([0, 10, 20, 30])
-    carrier.update(0, indices, model(**first))
+    carrier.update(0, indices, model(**first_batch))
     carrier.save(tmp_path, 0)
-    following = torch.tensor([1, 11, 25, 31])
-    expected = model(**second, **carrier.inputs(0, following)).logits
-    torch.testing.assert_close(expected[2], model(**second).logits[2])
-    assert not torch.allclose(expected[0], model(**second).logits[0])
-    for processes in (1, 2):
+    next_indices = torch.tensor([1, 11, 25, 31])
+    expected = model(**second_batch, **carrier.inputs(0, next_indices)).logits
+    torch.testing.assert_close(expected[2], model(**second_batch).logits[2])
+    assert not torch.allclose(expected[0], model(**second_batch).logits[0])
+    for num_processes in (1, 2):
         logits = []
-        for process, rows in enumerate(torch.arange(4).chunk(processes)):
+        for process, rows in enumerate(torch.arange(4).chunk(num_processes)):
             restored = RecurrentStateCarrier(model, 1)
-            restored.load(tmp_path, process, processes, torch.device("cpu"))
-            batch = {name: value[rows] for name, value in second.items()}
-            logits.append(model(**batch, **restored.inputs(0, following[rows])).logits)
+            restored.load(tmp_path, process, num_processes, torch.device("cpu"))
+            batch = {name: value[rows] for name, value in second_batch.items()}
+            logits.append(model(**batch, **restored.inputs(0, next_indices[rows])).logits)
         torch.testing.assert_close(torch.cat(logits), expected)

@@ -1,4 +1,4 @@
-"""Recurrent encoder-decoders against the equations of their papers: logits, losses, greedy search and beams."""
+"""Recurrent encoder-decoders compared with the papers' equations: logits, losses, greedy and beam search."""
 
 from typing import Any
 
@@ -16,12 +16,12 @@ CASES = {
     name: Case(FAMILIES[name], "AutoModelForPreTraining" if name == "gensen" else "AutoModelForSeq2SeqLM")
     for name in ("cove", "laser", "gensen", "lmseq2seq", "cvt")
 }
-CHANGES = [
+CONFIGURATIONS = [
     ("cove", {}),
     *(("laser", {"num_decoder_layers": 2, "unpad": unpad}) for unpad in (True, False)),
     *(("gensen", {"unpad": unpad}) for unpad in (True, False)),
     ("lmseq2seq", {}),
-    *(("lmseq2seq", changes) for changes in ({"residual": False}, {"multi_layer_attention": False})),
+    *(("lmseq2seq", overrides) for overrides in ({"residual": False}, {"multi_layer_attention": False})),
     ("lmseq2seq", {"pretrained_layers": 2}),
     *(("cvt", {"unpad": unpad}) for unpad in (True, False)),
 ]
@@ -37,12 +37,12 @@ def reference(case: Case, model: PreTrainedModel, batch: dict[str, Tensor], row:
     return decode(model, batch["input_ids"][row][tokens], target, language)
 
 
-@pytest.mark.parametrize(("name", "changes"), CHANGES, ids=str)
+@pytest.mark.parametrize(("name", "overrides"), CONFIGURATIONS, ids=str)
 @torch.no_grad()
-def test_logits_and_loss_match_the_equations(name: str, changes: dict[str, Any]) -> None:
+def test_logits_and_loss_match_equations(name: str, overrides: dict[str, Any]) -> None:
     """With padded sequences of several lengths, and an example without labels."""
     case = CASES[name]
-    model, batch = case.model(3, initializer_range=0.5, **changes), make_batch(case, (9, 4, 7, 6))
+    model, batch = case.model(3, initializer_range=0.5, **overrides), make_batch(case, (9, 4, 7, 6))
     labels = make_targets(case, batch)["labels"]
     labels[:, -1], labels[3] = -100, -100
     targets = batch["decoder_input_ids"].tolist()
@@ -64,8 +64,8 @@ def generation_inputs(case: Case) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("use_cache", [True, False])
-def test_greedy_search(case: Case, use_cache: bool) -> None:
-    seed, scale = {"cove": (3, 0.5), "cvt": (5, 0.9)}.get(case.family.name, (6, 0.9))  # with which texts vary
+def test_greedy_search_matches_equations(case: Case, use_cache: bool) -> None:
+    seed, scale = {"cove": (3, 0.5), "cvt": (5, 0.9)}.get(case.family.name, (6, 0.9))  # yields varied texts
     model, inputs = case.model(seed, initializer_range=scale), generation_inputs(case)
     generated = model.generate(**inputs, do_sample=False, max_new_tokens=7, use_cache=use_cache)
     assert len(generated.unique()) > 5, "too few distinct words for this test"
@@ -77,11 +77,11 @@ def test_greedy_search(case: Case, use_cache: bool) -> None:
         assert (generated[row, len(text) :] == model.config.pad_token_id).all()
 
 
-def test_beam_search_depends_neither_on_the_cache_nor_on_the_batch(case: Case) -> None:
+def test_beam_search_is_independent_of_cache_and_batch(case: Case) -> None:
     model, inputs = case.model(3, initializer_range=0.9), generation_inputs(case)
     options = {"num_beams": 4, "do_sample": False, "max_new_tokens": 7}
     expected = model.generate(**inputs, **options, use_cache=False)
     assert torch.equal(model.generate(**inputs, **options), expected)
-    single = {name: value[1:2, :3] if value.dim() > 1 else value[1:2] for name, value in inputs.items()}
-    alone = model.generate(**single, **options)[0]
-    assert torch.equal(alone, expected[1, : len(alone)])
+    row_inputs = {name: value[1:2, :3] if value.dim() > 1 else value[1:2] for name, value in inputs.items()}
+    row_output = model.generate(**row_inputs, **options)[0]
+    assert torch.equal(row_output, expected[1, : len(row_output)])

@@ -1,4 +1,4 @@
-"""The registry and the import of the package: look-up, checks of specs, registration and import direction."""
+"""Registry and package import: lookup, validation of specs, registration and import direction."""
 
 import json
 import subprocess
@@ -23,7 +23,7 @@ MODEL_TYPE = FIRST.config.model_type
 
 
 # Runs each program in a forked process that has imported transformers, but not this package.
-FORKING = """
+FORK = """
 import json, os, sys
 import transformers.models.auto.modeling_auto, transformers.models.bert.modeling_bert, transformers.conversion_mapping
 for name, code in json.loads(sys.argv[1]).items():
@@ -34,14 +34,14 @@ for name, code in json.loads(sys.argv[1]).items():
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.wait()[1]) == 0, name
 """
-HEAVY = ["datasets", "accelerate.accelerator", "evaluate", "matplotlib", "gensim"]
-HEAVY += [f"hf_ctxmodels.{name}" for name in ("training", "downstream.tasks", "cli")]
+HEAVY_MODULES = ["datasets", "accelerate.accelerator", "evaluate", "matplotlib", "gensim"]
+HEAVY_MODULES += [f"hf_ctxmodels.{name}" for name in ("training", "downstream.tasks", "cli")]
 IMPORT_FAILS = "try:\n    import hf_ctxmodels\nexcept RuntimeError as error:\n    print(error)\n"
 PROGRAMS = {
     "import": (
         "import sys\nfrom transformers import conversion_mapping as mapping\nbefore = set(sys.modules)\n"
         "import hf_ctxmodels\n"
-        f"heavy = [name for name in {HEAVY} if name in set(sys.modules) - before]\n"
+        f"heavy = [name for name in {HEAVY_MODULES} if name in set(sys.modules) - before]\n"
         "family, conversions = hf_ctxmodels.get_family('bert'), mapping._checkpoint_conversion_mapping_cache\n"
         "family.models['AutoModel'](family.config(**family.sizes['tiny']))\n"
         "registered = mapping.get_checkpoint_conversion_mapping(family.config.model_type)\n"
@@ -60,28 +60,28 @@ PROGRAMS = {
 
 
 @pytest.fixture(scope="module")
-def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The output of each program of `PROGRAMS` in a process that had not imported the package."""
     folder = tmp_path_factory.mktemp("printed")
-    done = subprocess.run([sys.executable, "-c", FORKING, json.dumps(PROGRAMS), folder], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    result = subprocess.run([sys.executable, "-c", FORK, json.dumps(PROGRAMS), folder], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
     return {name: (folder / name).read_text() for name in PROGRAMS}
 
 
-def test_import_is_light(printed: dict[str, str]) -> None:
-    """No heavy packages are imported. Conversions are registered with the first model, since transformers then creates
-    the conversions of all its models."""
-    assert printed["import"] == "[] True True\n"
+def test_import_loads_no_heavy_packages(outputs: dict[str, str]) -> None:
+    """Conversions are registered when the first model is created, since transformers then builds the conversions of all
+    its models."""
+    assert outputs["import"] == "[] True True\n"
 
 
-def test_registering_twice_changes_nothing() -> None:
+def test_registration_is_idempotent() -> None:
     register()
     assert get_family(MODEL_TYPE) is FIRST
 
 
 @pytest.mark.parametrize("registration", ["configuration", "conversion"])
-def test_a_conflicting_registration_is_an_error(registration: str, printed: dict[str, str]) -> None:
-    message = printed[f"conflicting {registration}"]
+def test_conflicting_registration_raises(registration: str, outputs: dict[str, str]) -> None:
+    message = outputs[f"conflicting {registration}"]
     assert f"{MODEL_TYPE!r} is already registered" in message
     assert ("__main__.Conflicting" if registration == "configuration" else "another package") in message
     assert "rename" in message or "renaming" in message
@@ -92,7 +92,7 @@ def test_public_names_exist() -> None:
         assert getattr(hf_ctxmodels, name) is not None
 
 
-def test_a_family_imports_only_its_parent() -> None:
+def test_families_import_only_their_parent() -> None:
     graph = grimp.build_graph("hf_ctxmodels", cache_dir=None)
     for name, family in FAMILIES.items():
         package = f"hf_ctxmodels.models.{name}"
@@ -102,17 +102,17 @@ def test_a_family_imports_only_its_parent() -> None:
         assert families <= {family.parent}, f"{name} imports {sorted(families)}, its SPEC.parent is {family.parent}"
 
 
-def test_every_folder_of_a_family_is_listed() -> None:
+def test_all_family_folders_are_registered() -> None:
     folders = {path.parent.name for path in ROOT.glob("hf_ctxmodels/models/*/__init__.py")}
-    # an encoder-decoder from two models has no configurations of its own
+    # an encoder-decoder from two models has no separate configurations
     assert folders - {"encoder_decoder"} == set(FAMILIES)
 
 
-def test_every_family_has_its_card() -> None:
+def test_all_families_have_model_cards() -> None:
     assert [family.card for family in FAMILIES.values() if not (ROOT / family.card).is_file()] == []
 
 
-def test_a_subclass_of_a_configuration_belongs_to_no_family() -> None:
+def test_configuration_subclass_has_no_family() -> None:
     class Derived(FIRST.config):
         model_type = "derived"
 
@@ -121,7 +121,7 @@ def test_a_subclass_of_a_configuration_belongs_to_no_family() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("overrides", "message"),
     [
         ({"models": {"AutoModelForMaskedLM": FIRST.models["AutoModel"]}}, "no 'AutoModel'"),
         ({"models": {**FIRST.models, "AutoModelForReading": FIRST.models["AutoModel"]}}, "'AutoModelForReading'"),
@@ -137,21 +137,21 @@ def test_a_subclass_of_a_configuration_belongs_to_no_family() -> None:
     ],
     ids=lambda value: None if isinstance(value, dict) else value.split(" .*")[0],
 )
-def test_invalid_specs(change: dict[str, Any], message: str) -> None:
+def test_invalid_specs(overrides: dict[str, Any], message: str) -> None:
     with pytest.raises(CtxError, match=message) as error:
-        check_specs([replace(FIRST, **change)])
+        check_specs([replace(FIRST, **overrides)])
     assert f"the family '{FIRST.name}'" in str(error.value)
 
 
 def test_names_and_model_types_are_unique() -> None:
-    for twin in (replace(SECOND, name=FIRST.name), replace(FIRST, name="another")):
+    for duplicate in (replace(SECOND, name=FIRST.name), replace(FIRST, name="another")):
         with pytest.raises(CtxError, match=f"the family '{FIRST.name}' has the same name or model_type"):
-            check_specs([FIRST, twin])
+            check_specs([FIRST, duplicate])
 
 
 @as_subtests(HEADS)
-def test_heads_use_the_base_model_of_their_family(case: Case) -> None:
-    """Not the base model of the parent family. Heads of an encoder-decoder may use its separate encoder."""
+def test_heads_use_base_model_of_family(case: Case) -> None:
+    """Not the parent family's base model. Heads of an encoder-decoder may use its separate encoder."""
     base_models = (case.family.models.get(name) for name in ("AutoModel", "AutoModelForTextEncoding"))
     assert type(case.model().base_model) in base_models, str(case)
 
@@ -161,12 +161,12 @@ def test_heads_use_the_base_model_of_their_family(case: Case) -> None:
     [
         ("bert", "BertModel", "CtxBertModel"),
         ("gpt2", "GPT2LMHeadModel", "CtxGpt2ForCausalLM"),
-        ("electra", "ElectraForPreTraining", "CtxElectraForReplacedTokenDetection"),  # not the pair of networks
+        ("electra", "ElectraForPreTraining", "CtxElectraForReplacedTokenDetection"),  # not the joint model
         ("ernie", "ErnieForPreTraining", "CtxErnieForMaskedLMWithPair"),
         ("xlm", "XLMWithLMHeadModel", "CtxXLMForMaskedLM"),
     ],
 )
-def test_classes_of_reference_checkpoints(family, reference, expected):
+def test_checkpoint_class(family, reference, expected):
     config = FAMILIES[family].config()
     for architecture in (reference, expected):
         config.architectures = [architecture]

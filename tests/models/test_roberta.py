@@ -1,4 +1,4 @@
-"""RoBERTa: positions that count tokens, and the classifier on <s>."""
+"""RoBERTa: positions that skip padding, exported defaults, and the classifier input."""
 
 import pytest
 import torch
@@ -21,8 +21,8 @@ def states(model, batch, **inputs):
 
 
 @pytest.mark.parametrize("path", PATHS.values(), ids=PATHS)
-def test_states_do_not_depend_on_the_padding(path):
-    """Its side, and the ids in masked columns; `inputs_embeds` have the same positions."""
+def test_states_are_independent_of_padding(path):
+    """Padding side and ids in masked columns have no effect; `inputs_embeds` have the same positions."""
     model = ENCODER.model(**path)
     expected = states(model, make_batch(ENCODER, side="right"))
     for side in ("right", "left"):
@@ -41,7 +41,7 @@ def test_positions_match_transformers():
         assert ENCODER.model().default_positions(ids, None, None).equal(expected)
 
 
-def test_position_embedding_of_padding_is_zero_without_gradient():
+def test_padding_position_embedding_has_no_gradient():
     model = ENCODER.model_class(ENCODER.config(pad_token_id=3))
     positions = model.embeddings.position_embeddings
     assert not positions.weight[3].any()
@@ -50,7 +50,7 @@ def test_position_embedding_of_padding_is_zero_without_gradient():
     assert positions.weight.grad[4:6].any(-1).all()
 
 
-def test_default_configuration_in_transformers(tmp_path):
+def test_export_of_default_configuration(tmp_path):
     """The defaults of transformers differ from the released models, which have 512 positions for tokens."""
     assert CtxRobertaConfig().max_sequence_length == 512
     config = CtxRobertaConfig(num_hidden_layers=1, hidden_size=12, intermediate_size=8, vocab_size=30)
@@ -59,9 +59,9 @@ def test_default_configuration_in_transformers(tmp_path):
     assert (exported.max_position_embeddings, exported.type_vocab_size, exported.layer_norm_eps) == (514, 1, 1e-5)
 
 
-def test_classifier_input_with_left_padding():
+def test_classifier_with_left_padding():
     case = Case(FAMILIES["roberta"], "AutoModelForSequenceClassification")
-    model, left = case.model(), make_batch(case, side="left")
-    left.pop("position_ids")
+    model, batch = case.model(), make_batch(case, side="left")
+    batch.pop("position_ids")
     expected = model(**make_batch(case, side="right")).logits
-    torch.testing.assert_close(model(**left).logits, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(model(**batch).logits, expected, atol=1e-5, rtol=1e-5)

@@ -23,12 +23,12 @@ from hf_ctxmodels.spec import FamilySpec
 
 TEXTS = ["the cat saw a small garden", "nobody", "a dog carried seven letters over the bridge", "the old sailor"]
 ENCODERS = [family for family in FAMILIES.values() if issubclass(family.models["AutoModel"], RecurrentSentenceEncoder)]
-CLOSE = {"atol": 1e-5, "rtol": 1e-5}
-Saved = tuple[PreTrainedModel, PreTrainedTokenizerBase, str]
-archetypes_only = pytest.mark.parametrize("saved", ARCHETYPE_FAMILIES, indirect=True, ids=lambda family: family.name)
+TOLERANCES = {"atol": 1e-5, "rtol": 1e-5}
+Checkpoint = tuple[PreTrainedModel, PreTrainedTokenizerBase, str]
+archetypes = pytest.mark.parametrize("checkpoint", ARCHETYPE_FAMILIES, indirect=True, ids=lambda family: family.name)
 
 
-def save(family: FamilySpec, folder: Path) -> Saved:
+def save(family: FamilySpec, folder: Path) -> Checkpoint:
     tokenizer = family.tokenizer.train(TEXTS * 5, vocab_size=300)  # includes 256 bytes for some families
     torch.manual_seed(0)
     model = family.models["AutoModel"](tiny_config(family, vocab_size=len(tokenizer))).eval()
@@ -38,35 +38,35 @@ def save(family: FamilySpec, folder: Path) -> Saved:
 
 
 @pytest.fixture(scope="module", params=FAMILIES.values(), ids=list(FAMILIES))
-def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Saved:
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     """A model, its tokenizer and their folder."""
     return save(request.param, tmp_path_factory.mktemp(request.param.name))
 
 
 @torch.no_grad()
-def test_pooling(saved: Saved) -> None:
-    """Means of the encoder's states are the same for each text alone; without `pooling`, the pooler's output if any."""
-    model, tokenizer, _ = saved
+def test_pooling(checkpoint: Checkpoint) -> None:
+    """Mean pooling equals the mean over each text encoded alone; the default is the pooler output, if there is one."""
+    model, tokenizer, _ = checkpoint
     means = encode_sentences(model.train(), tokenizer, TEXTS, pooling="mean", batch_size=3)
     assert model.training, "the mode of the model must be restored"
     outputs = [model.eval()(**tokenizer([text], return_tensors="pt")) for text in TEXTS]
     states = [getattr(output, "encoder_last_hidden_state", output.last_hidden_state)[0] for output in outputs]
-    torch.testing.assert_close(means, torch.stack([state.mean(0) for state in states]), **CLOSE)
-    unit = encode_sentences(model, tokenizer, TEXTS, pooling="mean", normalize=True)
-    torch.testing.assert_close(unit, means / means.norm(dim=1, keepdim=True), **CLOSE)
+    torch.testing.assert_close(means, torch.stack([state.mean(0) for state in states]), **TOLERANCES)
+    normalized = encode_sentences(model, tokenizer, TEXTS, pooling="mean", normalize=True)
+    torch.testing.assert_close(normalized, means / means.norm(dim=1, keepdim=True), **TOLERANCES)
     if getattr(outputs[0], "pooler_output", None) is None:
         with pytest.raises(CtxError, match='pooling="mean"'):
             encode_sentences(model, tokenizer, TEXTS)
     else:
         pooled = torch.cat([output.pooler_output for output in outputs])
-        torch.testing.assert_close(encode_sentences(model, tokenizer, TEXTS), pooled, **CLOSE)
+        torch.testing.assert_close(encode_sentences(model, tokenizer, TEXTS), pooled, **TOLERANCES)
 
 
-@archetypes_only
-def test_empty_and_invalid_inputs(saved: Saved) -> None:
-    model, tokenizer, folder = saved
-    width = encode_sentences(model, tokenizer, TEXTS[:1], pooling="mean+max").shape[1]
-    assert encode_sentences(model, tokenizer, [], pooling="mean+max").shape == (0, width)
+@archetypes
+def test_empty_and_invalid_inputs(checkpoint: Checkpoint) -> None:
+    model, tokenizer, folder = checkpoint
+    embedding_size = encode_sentences(model, tokenizer, TEXTS[:1], pooling="mean+max").shape[1]
+    assert encode_sentences(model, tokenizer, [], pooling="mean+max").shape == (0, embedding_size)
     vectors = encode_sentences(model, tokenizer, TEXTS[:1], pooling="mean", normalize=True)
     assert torch.equal(encode_sentences(model, tokenizer, TEXTS[0], pooling="mean", normalize=True), vectors[0])
     with pytest.raises(CtxError, match=r"sentences\[1\] is a int"):
@@ -83,26 +83,26 @@ def test_empty_and_invalid_inputs(saved: Saved) -> None:
             encode_sentences(model, larger_tokenizer, TEXTS, pooling="mean")
 
 
-@archetypes_only
-def test_windows_of_a_stream(saved: Saved) -> None:
-    """Vectors do not depend on the windows, of which one at a time is read."""
-    model, tokenizer, _ = saved
+@archetypes
+def test_streamed_windows(checkpoint: Checkpoint) -> None:
+    """Embeddings do not depend on the windows, which are read one at a time."""
+    model, tokenizer, _ = checkpoint
     texts = iter(TEXTS * 2)
     windows = encode_in_windows(model, tokenizer, texts, pooling="mean", batch_size=2, window=3)
-    first = next(windows)
+    first_vectors = next(windows)
     assert list(texts)[:1] == TEXTS[3:]
     windows = encode_in_windows(model, tokenizer, iter(TEXTS * 2), pooling="mean", batch_size=2, window=3)
     vectors = torch.cat(list(windows))
-    torch.testing.assert_close(vectors[:3], first, **CLOSE)
+    torch.testing.assert_close(vectors[:3], first_vectors, **TOLERANCES)
     expected = torch.cat([encode_sentences(model, tokenizer, [text], pooling="mean") for text in TEXTS * 2])
-    torch.testing.assert_close(vectors, expected, **CLOSE)
+    torch.testing.assert_close(vectors, expected, **TOLERANCES)
 
 
 @pytest.mark.parametrize(
     ("mode", "pooling"), [({"pooling_mode": "cls"}, "first"), ({"pooling_mode_mean_tokens": True}, "mean")]
 )
-def test_settings_of_sentence_transformers(mode: dict, pooling: str, tmp_path: Path, capsys: Any) -> None:
-    """`encode` writes the vectors of SentenceTransformer: with its length limit, pooling and normalization."""
+def test_sentence_transformers_settings(mode: dict, pooling: str, tmp_path: Path, capsys: Any) -> None:
+    """`encode` writes the embeddings of SentenceTransformer, with its length limit, pooling and normalization."""
     sentence_transformers = pytest.importorskip("sentence_transformers", reason="needs the extra `sentences`")
     folder = tmp_path / "model"
     model = save(FAMILIES["bert"], folder)[0]
@@ -134,33 +134,33 @@ def test_settings_of_sentence_transformers(mode: dict, pooling: str, tmp_path: P
 
 
 @pytest.mark.parametrize("family", ENCODERS, ids=lambda family: family.name)
-def test_encode_method_of_sentence_encoders(family: FamilySpec, tmp_path: Path) -> None:
+def test_encode_method(family: FamilySpec, tmp_path: Path) -> None:
     model, tokenizer, folder = save(family, tmp_path)
     embeddings = model.encode(TEXTS, tokenizer)
     assert embeddings.shape == (len(TEXTS), model.config.pooler_size)
     assert model.encode([], tokenizer).shape == (0, model.config.pooler_size)
     loaded = AutoModel.from_pretrained(folder)
-    torch.testing.assert_close(loaded.encode(TEXTS, batch_size=3), embeddings, **CLOSE)
+    torch.testing.assert_close(loaded.encode(TEXTS, batch_size=3), embeddings, **TOLERANCES)
     torch.testing.assert_close(loaded.encode(TEXTS, normalize=True).norm(dim=1), torch.ones(len(TEXTS)))
     with pytest.raises(CtxError, match="the model's tokenizer"):
         model.encode(TEXTS)
 
 
-@archetypes_only
-def test_module_of_sentence_transformers(saved: Saved, tmp_path: Path) -> None:
-    """Embeddings and gradients; saved, loaded, and loaded by AutoModel."""
+@archetypes
+def test_sentence_transformers_module(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """Embeddings, gradients, saving, and loading, also with AutoModel."""
     sentence_transformers = pytest.importorskip("sentence_transformers", reason="needs the extra `sentences`")
     from sentence_transformers.sentence_transformer.losses import CosineSimilarityLoss
 
     from hf_ctxmodels.hub.sentence_module import CtxSentenceEncoder
 
-    model, tokenizer, folder = saved
+    model, tokenizer, folder = checkpoint
     expected = encode_sentences(model, tokenizer, TEXTS, pooling="mean", normalize=True)
     module = CtxSentenceEncoder.from_pretrained(folder, pooling="mean", normalize=True)
     encoder = sentence_transformers.SentenceTransformer(modules=[module], device="cpu")
     assert encoder.get_embedding_dimension() == expected.shape[1]
     embeddings = encoder.encode(TEXTS, convert_to_tensor=True, batch_size=3)
-    torch.testing.assert_close(embeddings, expected, **CLOSE)
+    torch.testing.assert_close(embeddings, expected, **TOLERANCES)
     encoder.save(str(tmp_path))
     loaded = sentence_transformers.SentenceTransformer(str(tmp_path), device="cpu", trust_remote_code=True)
     assert type(loaded[0]) is CtxSentenceEncoder

@@ -1,4 +1,4 @@
-"""Sequence auto-encoder: reconstruction, dropouts, and the classifier with linear gain."""
+"""Sequence autoencoder: reconstruction, dropout, and the classifier with linear gain."""
 
 import pytest
 import torch
@@ -34,13 +34,13 @@ def test_generate_reconstructs_texts() -> None:
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
-def test_pooler_output_is_the_final_state(side: str) -> None:
+def test_pooler_output_is_final_state(side: str) -> None:
     model, batch = BASE.model(), make_batch(BASE, (9, 1, 4), side=side)
     outputs = model(**batch, use_cache=True)
     assert torch.equal(outputs.pooler_output, outputs.past_key_values.states[-1][0][:, 0])
 
 
-def test_dropouts() -> None:
+def test_dropout_is_active_only_in_training() -> None:
     batch = make_batch(BASE, (9, 5, 4))
     for field in ("word_dropout_prob", "embedding_dropout_prob", "hidden_dropout_prob"):
         model = BASE.model(**{field: 0.5})
@@ -50,8 +50,8 @@ def test_dropouts() -> None:
         assert not torch.equal(first, second), field
 
 
-def test_word_dropout() -> None:
-    """Whole words are dropped independently at every position, and the others are scaled."""
+def test_word_dropout_drops_whole_words() -> None:
+    """Words are dropped independently at each position; the remaining embeddings are rescaled."""
     model = BASE.model(word_dropout_prob=0.25).train()
     ids = torch.full((1, 4000), 7)
     vectors = model.embed(ids)
@@ -62,7 +62,7 @@ def test_word_dropout() -> None:
 
 class TestLinearGain:
     @pytest.mark.parametrize("side", ["right", "left"])
-    def test_loss_is_the_weighted_mean_over_words(self, side: str) -> None:
+    def test_loss_is_weighted_mean_over_words(self, side: str) -> None:
         model, batch = CLASSIFIER.model(label_gain="linear").train(), make_batch(CLASSIFIER, (9, 1, 4, 2), side=side)
         labels = torch.tensor([2, 0, -100, 1])
         outputs = model(**batch, labels=labels)
@@ -84,7 +84,7 @@ class TestLinearGain:
         ]
         torch.testing.assert_close(sum(losses), outputs.loss)
 
-    def test_evaluation_uses_the_last_word(self) -> None:
+    def test_evaluation_uses_last_word(self) -> None:
         batch, labels = make_batch(CLASSIFIER), torch.tensor([2, 0, 1, 1])
         losses = [CLASSIFIER.model(label_gain=gain)(**batch, labels=labels).loss for gain in ("last", "linear")]
         assert torch.equal(*losses)

@@ -1,4 +1,4 @@
-"""SpanBERT: the span boundary loss against loops over targets, and the released head."""
+"""SpanBERT: span boundary loss compared with loops over targets, and released checkpoints."""
 
 import pytest
 import torch
@@ -37,50 +37,50 @@ RELEASED_NAMES = {  # native name -> released name; released LayerNorms have gam
 }
 
 
-def loss_by_loops(model, batch, labels, boundary_labels):
-    """Both loss terms, by loops over targets."""
+def reference_losses(model, batch, labels, boundary_labels):
+    """Both loss terms, computed in loops over targets."""
     states, head = model.bert(**batch).last_hidden_state, model.sbo_head
     logits = model.mlm_head(states)
-    mlm, sbo = [], []
+    mlm_losses, sbo_losses = [], []
     for row in range(len(labels)):
         for column in range(labels.shape[1]):
             if labels[row, column] != -100:
-                mlm.append(F.cross_entropy(logits[row, column], labels[row, column]))
+                mlm_losses.append(F.cross_entropy(logits[row, column], labels[row, column]))
             if boundary_labels[row, column] != -100:
-                before = after = column
-                while labels[row, before] != -100:
-                    before -= 1
-                while labels[row, after] != -100:
-                    after += 1
-                position = head.position_embeddings.weight[column - before - 1]
-                states_and_position = torch.cat([states[row, before], states[row, after], position])
+                left = right = column
+                while labels[row, left] != -100:
+                    left -= 1
+                while labels[row, right] != -100:
+                    right += 1
+                position = head.position_embeddings.weight[column - left - 1]
+                states_and_position = torch.cat([states[row, left], states[row, right], position])
                 hidden = head.first_norm(F.gelu(head.first_dense(states_and_position)))
                 hidden = head.second_norm(F.gelu(head.second_dense(hidden)))
-                sbo.append(F.cross_entropy(head.decoder(hidden), boundary_labels[row, column]))
-    return torch.stack(mlm).mean(), torch.stack(sbo).sum() / (len(sbo) + 1)
+                sbo_losses.append(F.cross_entropy(head.decoder(hidden), boundary_labels[row, column]))
+    return torch.stack(mlm_losses).mean(), torch.stack(sbo_losses).sum() / (len(sbo_losses) + 1)
 
 
 @pytest.mark.parametrize("side", SIDES)
-def test_loss_terms_match_the_loops(side):
+def test_loss_terms_match_reference(side):
     """On all attention paths, with and without the logits of all positions."""
     batch = make_batch(PRETRAINING, (20, 9, 1, 16, 20, 18), side=side)
     targets = make_targets(PRETRAINING, batch)
     boundary = targets["boundary_labels"] != -100
     assert (boundary[:, 1:] & boundary[:, :-1]).any(), "the batch has no span of two tokens"
     reference = PRETRAINING.model(**PATHS["eager"])
-    mlm, sbo = loss_by_loops(reference, batch, targets["labels"], targets["boundary_labels"])
-    expected_gradients = gradients(reference, mlm + sbo)
+    mlm_loss, sbo_loss = reference_losses(reference, batch, targets["labels"], targets["boundary_labels"])
+    expected_gradients = gradients(reference, mlm_loss + sbo_loss)
     for path, options in PATHS.items():
         for return_logits in (False, True):
             model = PRETRAINING.model(**options)
             outputs = model(**batch, **targets, return_logits=return_logits)
             label = f"on the {path} path"
-            assert_close(outputs.mlm_loss, mlm.detach(), f"mlm_loss {label}")
-            assert_close(outputs.sbo_loss, sbo.detach(), f"sbo_loss {label}")
+            assert_close(outputs.mlm_loss, mlm_loss.detach(), f"mlm_loss {label}")
+            assert_close(outputs.sbo_loss, sbo_loss.detach(), f"sbo_loss {label}")
             assert_same_gradients(gradients(model, outputs.loss), expected_gradients, where=label)
 
 
-def test_packed_sequences_equal_separate_ones():
+def test_packed_sequences_match_separate_sequences():
     model = PRETRAINING.model()
     ids = torch.randint(5, 61, (2, 9), generator=torch.Generator().manual_seed(0))
     labels = torch.full_like(ids, -100)
@@ -91,7 +91,7 @@ def test_packed_sequences_equal_separate_ones():
     assert_close(model(**packed, sequence_ids=sequence_ids).loss, separate.loss)
 
 
-def test_without_boundary_labels_the_loss_is_masked_lm():
+def test_loss_without_boundary_labels_is_masked_lm():
     batch = make_batch(PRETRAINING)
     labels = make_targets(PRETRAINING, batch)["labels"]
     outputs = PRETRAINING.model()(**batch, labels=labels)
@@ -113,7 +113,7 @@ def test_invalid_boundary_targets():
 
 
 def test_released_checkpoint(tmp_path):
-    """With the span boundary head, which neither the encoder nor the export has."""
+    """Including the span boundary head, which the encoder and the export do not have."""
     model = PRETRAINING.model(seed=4)
     model.export_reference(tmp_path)
     reference, batch = load_strict(BertForMaskedLM, tmp_path), make_batch(PRETRAINING)
@@ -124,9 +124,9 @@ def test_released_checkpoint(tmp_path):
     names = RELEASED_NAMES | {"decoder.weight": "decoder.weight"}
     released = {f"cls.pair_target_predictions.{released}": head[name].clone() for name, released in names.items()}
     options = {"max_pair_targets": model.config.max_pair_targets, "pair_position_size": model.config.pair_position_size}
-    for prefix in ("", "decoder."):  # "decoder." in fairseq's checkpoints
-        named = {f"{prefix}{name}": tensor for name, tensor in (weights | released).items()}
-        save_file(named, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    for prefix in ("", "decoder."):  # fairseq's checkpoints have the prefix "decoder."
+        renamed_weights = {f"{prefix}{name}": tensor for name, tensor in (weights | released).items()}
+        save_file(renamed_weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
         assert_same_weights(load_strict(CtxSpanBertForPreTraining, tmp_path, **options), model)
         encoder, report = CtxSpanBertModel.from_pretrained(tmp_path, output_loading_info=True)
         assert not report["unexpected_keys"]

@@ -1,4 +1,4 @@
-"""StructBERT: the three terms of the pretraining loss, loading BERT's checkpoints and exporting."""
+"""StructBERT: terms of the pretraining loss, loading of BERT checkpoints, and export."""
 
 import torch
 from torch.nn import functional as F
@@ -11,7 +11,7 @@ from hf_ctxmodels.registry import FAMILIES
 PRETRAINING = Case(FAMILIES["structbert"], "AutoModelForPreTraining")
 
 
-def test_loss_terms_are_means_over_their_targets():
+def test_loss_terms_are_means_over_targets():
     batch = make_batch(PRETRAINING)
     targets = make_targets(PRETRAINING, batch)
     targets["sentence_label"] = torch.tensor([2, 0, 1, 2])
@@ -28,8 +28,8 @@ def test_loss_terms_are_means_over_their_targets():
             assert_close(model(**batch, **{target: targets[target]}).loss, expected, f"{name} alone")
 
 
-def test_checkpoint_of_bert(tmp_path):
-    """BERT's next-sentence classifier is not loaded, and not exported."""
+def test_loading_and_export_of_bert_checkpoint(tmp_path):
+    """BERT's next-sentence classifier is neither loaded nor exported."""
     reference = BertForPreTraining(PRETRAINING.reference_config()).eval()
     reference.save_pretrained(tmp_path)
     model, report = CtxStructBertForPreTraining.from_pretrained(tmp_path, output_loading_info=True)

@@ -1,4 +1,4 @@
-"""T5: both versions and their released files, the encoder alone, initialization, and half precision."""
+"""T5: released checkpoints of both versions, mT5, the encoder model, initialization, and half precision."""
 
 import json
 from pathlib import Path
@@ -45,7 +45,7 @@ def batch() -> dict[str, torch.Tensor]:
 
 
 def save_released(folder: Path, version: dict[str, Any]) -> Path:
-    """A checkpoint like the released ones: version 1.1 has an untied output layer; old files have copies of the word
+    """A checkpoint like the released ones: version 1.1 has an untied output layer; old files contain copies of the word
     embeddings and an unused bias."""
     torch.manual_seed(0)
     reference = with_random_parameters(T5ForConditionalGeneration(T5Config(**SHAPE, **version)), 0)
@@ -64,8 +64,8 @@ def save_released(folder: Path, version: dict[str, Any]) -> Path:
 
 
 @pytest.mark.parametrize("version", [{}, V1_1], ids=["1.0", "1.1"])
-def test_released_files(version: dict[str, Any], tmp_path: Path) -> None:
-    """Logits, loss and gradients against transformers; an untied output layer stays untied; exports are bit-exact."""
+def test_released_checkpoints(version: dict[str, Any], tmp_path: Path) -> None:
+    """Logits, loss and gradients match transformers; an untied output layer stays untied; exports are bit-exact."""
     source = save_released(tmp_path / "released", version)
     reference = T5ForConditionalGeneration.from_pretrained(source).eval()
     model = load_strict(CtxT5ForConditionalGeneration, source)
@@ -91,8 +91,8 @@ def test_released_files(version: dict[str, Any], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_mt5(tied: bool, tmp_path: Path) -> None:
-    """transformers saves all mT5 configurations with `tie_word_embeddings`, also with a separate output layer."""
+def test_mt5_checkpoints(tied: bool, tmp_path: Path) -> None:
+    """transformers saves all mT5 configurations with `tie_word_embeddings`, even with a separate output layer."""
     torch.manual_seed(0)
     reference = with_random_parameters(MT5ForConditionalGeneration(MT5Config(**SHAPE)), 0)
     if not tied:
@@ -105,14 +105,14 @@ def test_mt5(tied: bool, tmp_path: Path) -> None:
     assert_close(outputs.loss, expected.loss)
     assert CtxT5Config(**reference.config.to_dict()).scale_decoder_outputs is False
     model.save_pretrained(tmp_path / "native")
-    for folder in ("mt5", "native"):  # not the output layer's weights
+    for folder in ("mt5", "native"):  # must not load the output layer's weights
         encoder = CtxT5EncoderModel.from_pretrained(tmp_path / folder)
         assert torch.equal(encoder.get_input_embeddings().weight, reference.shared.weight)
-    reopened = CtxT5ForConditionalGeneration.from_pretrained(tmp_path / "native").eval()
-    assert_close(reopened(**batch(), return_logits=True).logits, expected.logits)
+    reloaded = CtxT5ForConditionalGeneration.from_pretrained(tmp_path / "native").eval()
+    assert_close(reloaded(**batch(), return_logits=True).logits, expected.logits)
 
 
-def test_umt5_is_refused(tmp_path: Path) -> None:
+def test_umt5_raises(tmp_path: Path) -> None:
     """Each of its layers has a position bias."""
     UMT5Config(**SHAPE).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="'umt5', which CtxT5Config does not load; it loads 'ctx-t5', 't5', 'mt5'"):
@@ -126,7 +126,7 @@ def test_tied_output_layer_without_scaling() -> None:
 
 
 def test_encoder_model(tmp_path: Path) -> None:
-    """Against the encoder of the full model and of transformers; packed and padded batches; export."""
+    """Matches the encoder of the full model and of transformers; packed and padded batches; export."""
     source, inputs = save_released(tmp_path / "released", V1_1), batch()
     inputs.pop("labels")
     encoder = load_strict(CtxT5EncoderModel, source)
@@ -150,7 +150,7 @@ def test_encoder_model(tmp_path: Path) -> None:
     assert_close(encoder(**inputs, output_mask=output_mask).last_hidden_state, states[output_mask])
 
 
-def test_initialization_of_the_release() -> None:
+def test_initialization_matches_released_code() -> None:
     """Standard deviations of mesh-tensorflow's T5 for all types of weights."""
     torch.manual_seed(0)
     fields = {"vocab_size": 500, "hidden_size": 64, "head_dim": 16, "intermediate_size": 128, "num_attention_heads": 8}
@@ -177,7 +177,7 @@ def test_initialization_of_the_release() -> None:
 
 
 def test_clamping_in_float16() -> None:
-    """The residual stream and the gated layers of a model whose weights overflow in float16."""
+    """Residual stream and gated layers are clamped in a model whose activations overflow in float16."""
     outputs = {}
     for clamp in (False, True):
         torch.manual_seed(0)
@@ -193,14 +193,14 @@ def test_clamping_in_float16() -> None:
     assert outputs[True].loss.isfinite()
 
 
-def test_configurations() -> None:
-    config = CtxT5Config(d_model=512, num_heads=6, num_layers=8)  # heads of version 1.1, which do not divide the width
+def test_configuration_defaults() -> None:
+    config = CtxT5Config(d_model=512, num_heads=6, num_layers=8)  # version 1.1: heads do not divide the width
     assert (config.decoder_layers, config.decoder_start_token_id, config.scale_decoder_outputs) == (8, 0, True)
     assert CtxT5Config(pad_token_id=7).decoder_start_token_id == 7
     assert CtxT5Config(hidden_act="gated-gelu").activation == "gelu_new"
     assert CtxT5Config(hidden_act="gelu").activation == "gelu"
     pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), *((f"▁{number}", -1.0) for number in range(30))]
     config = new_config(get_family("t5"), CtxT5Tokenizer(vocab=CtxT5Tokenizer.reorder_vocabulary(pieces)), "v1_1_tiny")
-    assert (config.vocab_size, config.eos_token_id, config.tie_word_embeddings) == (256, 1, False)  # of 133 tokens
+    assert (config.vocab_size, config.eos_token_id, config.tie_word_embeddings) == (256, 1, False)  # for 133 tokens
     with pytest.raises(CtxError, match="position_ids"):
         CtxT5Model(CtxT5Config(**SHAPE))(torch.tensor([[4, 5]]), position_ids=torch.tensor([[0, 1]]))

@@ -1,4 +1,4 @@
-"""Transformer-XL against the equations of Dai et al. 2019 and of the adaptive softmax, written out token by token."""
+"""Transformer-XL compared with the equations of Dai et al. 2019 and of the adaptive softmax, token by token."""
 
 import math
 from pathlib import Path
@@ -46,10 +46,10 @@ def make_model(**fields: Any) -> CtxTransformerXLForCausalLM:
 
 
 @torch.no_grad()
-def oracle_states(
+def reference_states(
     model: CtxTransformerXLForCausalLM, ids: list[int], mems: list[Tensor]
 ) -> tuple[Tensor, list[Tensor]]:
-    """(length, hidden) states of a segment, and the memory, computed by the equations of section 3.3."""
+    """(length, hidden) states of a segment, and the new memory, by the equations of section 3.3."""
     config, width = model.config, model.config.hidden_size
     heads, size = config.num_attention_heads, width // config.num_attention_heads
     embedding: AdaptiveEmbedding = model.transformer.word_embeddings
@@ -95,8 +95,8 @@ def oracle_states(
 
 
 @torch.no_grad()
-def oracle_log_probability(model: CtxTransformerXLForCausalLM, state: Tensor, token: int) -> Tensor:
-    """Log-probability of a token: of its cluster, and within it. The first symbol is of cluster 1."""
+def reference_log_probability(model: CtxTransformerXLForCausalLM, state: Tensor, token: int) -> Tensor:
+    """Log-probability of a token: of its cluster and within it. The first cluster symbol stands for cluster 1."""
     softmax: AdaptiveSoftmax = model.softmax
     embedding, starts = model.transformer.word_embeddings, [0, *model.config.cutoffs]
 
@@ -119,26 +119,26 @@ def oracle_log_probability(model: CtxTransformerXLForCausalLM, state: Tensor, to
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @torch.no_grad()
-def test_equations(variant: str) -> None:
+def test_states_and_log_probabilities_match_equations(variant: str) -> None:
     """States, memory and log-probabilities of three segments."""
     model = make_model(**VARIANTS[variant])
     generator = torch.Generator().manual_seed(1)
-    mems, oracle_mems = None, [torch.zeros(0, model.config.hidden_size)] * 3
+    mems, expected_mems = None, [torch.zeros(0, model.config.hidden_size)] * 3
     for length in (4, 5, 3):
         ids = torch.randint(0, 61, (1, length), generator=generator)
         outputs = model(ids, mems=mems, use_mems=True)
         mems = outputs.mems
-        states, oracle_mems = oracle_states(model, ids[0].tolist(), oracle_mems)
-        for memory, oracle_memory in zip(mems, oracle_mems, strict=True):
-            torch.testing.assert_close(memory[0], oracle_memory, atol=1e-5, rtol=1e-4)
-        expected = [[oracle_log_probability(model, state, token) for token in range(61)] for state in states]
+        states, expected_mems = reference_states(model, ids[0].tolist(), expected_mems)
+        for memory, expected_memory in zip(mems, expected_mems, strict=True):
+            torch.testing.assert_close(memory[0], expected_memory, atol=1e-5, rtol=1e-4)
+        expected = [[reference_log_probability(model, state, token) for token in range(61)] for state in states]
         torch.testing.assert_close(outputs.logits[0], torch.tensor(expected), atol=1e-5, rtol=1e-4)
     assert mems[0].shape[1] == 6
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_loss_is_the_mean_of_the_log_probabilities(variant: str) -> None:
-    """Also the gradients; only the clusters of the targets are computed."""
+def test_loss_is_mean_of_log_probabilities(variant: str) -> None:
+    """Gradients are equal as well; only the clusters of the targets are computed."""
     model = make_model(**VARIANTS[variant])
     ids = torch.randint(0, 61, (2, 9), generator=torch.Generator().manual_seed(1))
     labels = ids.masked_fill(torch.arange(9) == 4, -100)
@@ -148,26 +148,26 @@ def test_loss_is_the_mean_of_the_log_probabilities(variant: str) -> None:
     expected = torch.nn.functional.nll_loss(log_probabilities.transpose(1, 2), targets)
     torch.testing.assert_close(loss, expected)
     gradients = [torch.autograd.grad(value, list(model.parameters()), retain_graph=True) for value in (loss, expected)]
-    for computed, reference in zip(*gradients, strict=True):
-        torch.testing.assert_close(computed, reference, atol=1e-5, rtol=1e-4)
+    for actual, expected_gradient in zip(*gradients, strict=True):
+        torch.testing.assert_close(actual, expected_gradient, atol=1e-5, rtol=1e-4)
 
 
 @torch.no_grad()
-def test_segments_with_memory_equal_the_whole_text() -> None:
-    """With `same_length`, a memory of `mem_len` holds all that a token attends to, in every layer."""
+def test_segments_with_memory_match_full_text() -> None:
+    """With `same_length`, a memory of `mem_len` contains all keys that a token attends to, in each layer."""
     model = make_model(**VARIANTS["clusters"])
     ids = torch.randint(0, 61, (2, 20), generator=torch.Generator().manual_seed(2))
-    whole, mems, logits = model(ids).logits, None, []
+    expected, mems, logits = model(ids).logits, None, []
     for segment in ids.split([7, 1, 8, 4], 1):
         outputs = model(segment, mems=mems, use_mems=True)
         mems = outputs.mems
         logits.append(outputs.logits)
-    torch.testing.assert_close(torch.cat(logits, 1), whole, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(torch.cat(logits, 1), expected, atol=1e-5, rtol=1e-4)
 
 
 @torch.no_grad()
-def test_generation_equals_recomputation(tmp_path: Path) -> None:
-    """Prompts of different lengths, also with beams and in a reopened model."""
+def test_generation_matches_recomputation(tmp_path: Path) -> None:
+    """Prompts of different lengths, greedy and beam search, with a reloaded model."""
     make_model(**VARIANTS["clusters"], eos_token_id=None).save_pretrained(tmp_path)
     model = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     prompts = [[5, 17, 60, 33], [41, 8]]
@@ -179,8 +179,8 @@ def test_generation_equals_recomputation(tmp_path: Path) -> None:
         for row, prompt in zip(batch[:, 4:].tolist(), prompts, strict=True):
             ids = torch.tensor([prompt])
             if options:
-                single = model.generate(ids, attention_mask=torch.ones_like(ids), **settings)
-                assert single[0, len(prompt) :].tolist() == row
+                row_output = model.generate(ids, attention_mask=torch.ones_like(ids), **settings)
+                assert row_output[0, len(prompt) :].tolist() == row
                 continue
             for _ in range(8):
                 ids = torch.cat([ids, model(ids).logits[:, -1:].argmax(-1)], 1)
@@ -192,7 +192,7 @@ def test_generation_equals_recomputation(tmp_path: Path) -> None:
 )
 @torch.no_grad()
 def test_perplexity_with_memory(memory_length: int, segment_length: int, batch_size: int) -> None:
-    """All tokens but the first are predicted once, by the segments before them in their stretch."""
+    """All tokens but the first are predicted once, from the preceding segments of their stream."""
     tokenizer = CtxTransformerXLTokenizer.from_words([f"w{number}" for number in range(59)])
     words = [f"w{number % 59}" for number in range(3, 140, 7)]
     texts = [" ".join(words[:8]), " ".join(words[8:])]
@@ -202,14 +202,14 @@ def test_perplexity_with_memory(memory_length: int, segment_length: int, batch_s
         memory_length=memory_length, segment_length=segment_length, batch_size=batch_size,
     )  # fmt: skip
     text = torch.tensor([token for ids in tokenizer(texts)["input_ids"] for token in ids])
-    size, nats = math.ceil((len(text) - 1) / batch_size), 0.0
+    stream_length, nats = math.ceil((len(text) - 1) / batch_size), 0.0
     model.config.mem_len = memory_length
-    for start in range(0, len(text) - 1, size):
-        stretch, mems = text[start : start + size + 1], None
-        for first in range(0, len(stretch) - 1, segment_length):
-            last = min(first + segment_length, len(stretch) - 1)
-            outputs = model(stretch[None, first:last], mems=mems, use_mems=True)
-            targets, mems = stretch[first + 1 : last + 1], outputs.mems
+    for start in range(0, len(text) - 1, stream_length):
+        stream, mems = text[start : start + stream_length + 1], None
+        for first in range(0, len(stream) - 1, segment_length):
+            last = min(first + segment_length, len(stream) - 1)
+            outputs = model(stream[None, first:last], mems=mems, use_mems=True)
+            targets, mems = stream[first + 1 : last + 1], outputs.mems
             nats -= float(outputs.logits[0].gather(1, targets[:, None]).sum())
     assert result.nats == pytest.approx(nats, rel=1e-5)
     assert (result.tokens, result.words) == (len(text) - 1, len(words))
@@ -218,33 +218,33 @@ def test_perplexity_with_memory(memory_length: int, segment_length: int, batch_s
 
 
 @pytest.mark.parametrize("fields", [{"clamp_len": 3}, {"same_length": False}, {"clamp_len": -1, "same_length": True}])
-def test_other_distances_than_in_training(fields: dict[str, Any]) -> None:
-    """The values hold for one measurement, as if the model had them in its configuration."""
+def test_perplexity_with_overridden_distances(fields: dict[str, Any]) -> None:
+    """Overrides apply to a single measurement, as if they were in the model's configuration."""
     tokenizer = CtxTransformerXLTokenizer.from_words([f"w{number}" for number in range(59)])
     texts = [" ".join(f"w{number % 59}" for number in range(3, 300, 7))]
     trained: dict[str, Any] = {"clamp_len": 6, "same_length": "same_length" in fields and not fields["same_length"]}
     trained |= VARIANTS["clusters"]
-    model, changed = make_model(**trained), make_model(**trained | fields)
+    model, overridden = make_model(**trained), make_model(**trained | fields)
     measure = {"memory_length": 8, "segment_length": 6, "batch_size": 2}
-    before = measure_perplexity_with_memory(model, tokenizer, texts, **measure)
+    original = measure_perplexity_with_memory(model, tokenizer, texts, **measure)
     result = measure_perplexity_with_memory(model, tokenizer, texts, **measure, **fields)
-    assert result.nats == pytest.approx(measure_perplexity_with_memory(changed, tokenizer, texts, **measure).nats)
-    assert abs(result.nats - before.nats) > 1e-3
-    assert measure_perplexity_with_memory(model, tokenizer, texts, **measure) == before
+    assert result.nats == pytest.approx(measure_perplexity_with_memory(overridden, tokenizer, texts, **measure).nats)
+    assert abs(result.nats - original.nats) > 1e-3
+    assert measure_perplexity_with_memory(model, tokenizer, texts, **measure) == original
 
 
-def test_commands(tmp_path: Path) -> None:
-    """Perplexity with other distances, and generation, by command."""
+def test_perplexity_and_generation_commands(tmp_path: Path) -> None:
+    """Perplexity with overridden distances, and generation, from the command line."""
     texts = ["the cat sat on the mat", "the dog sät on the cat"]
     tokenizer = CtxTransformerXLTokenizer.train(texts * 3, vocab_size=30)
     model = save(tmp_path / "model", make_model(vocab_size=len(tokenizer), cutoffs=[], div_val=1), tokenizer)
     (tmp_path / "text.txt").write_text("\n\n".join(texts))
     flags = {"model": model, "dataset": tmp_path / "text.txt", "memory_length": 4, "max_length": 3}
-    shown = command_output("evaluate perplexity", **flags, clamp_len=2, same_length="false")
+    report = command_output("evaluate perplexity", **flags, clamp_len=2, same_length="false")
     options = {"memory_length": 4, "segment_length": 3, "clamp_len": 2, "same_length": False}
-    expected = measure_perplexity_with_memory(model_of(model), tokenizer, texts, **options)
-    assert f"bits {expected.bits_per_character:.4f} per character, {expected.bits_per_byte:.4f} per byte" in shown
-    assert f"{sum(map(len, texts))} characters, {sum(map(len, texts)) + 1} bytes" in shown
+    expected = measure_perplexity_with_memory(load_model(model), tokenizer, texts, **options)
+    assert f"bits {expected.bits_per_character:.4f} per character, {expected.bits_per_byte:.4f} per byte" in report
+    assert f"{sum(map(len, texts))} characters, {sum(map(len, texts)) + 1} bytes" in report
     del flags["memory_length"]
     assert "without a memory" in command_output("evaluate perplexity", **flags, clamp_len=2, fails=True)
     (tmp_path / "prompts.txt").write_text("the cat\nthe dog sät\n")
@@ -253,15 +253,15 @@ def test_commands(tmp_path: Path) -> None:
     assert summary == "2 texts generated"
     for prompt, line in zip(("the cat", "the dog sät"), lines, strict=True):
         ids = tokenizer(prompt, add_special_tokens=False, return_tensors="pt").input_ids
-        output = model_of(model).generate(ids, max_new_tokens=4, do_sample=False)[0]
+        output = load_model(model).generate(ids, max_new_tokens=4, do_sample=False)[0]
         assert tokenizer.decode(output, skip_special_tokens=True).endswith(line.strip())
 
 
-def model_of(source: Path) -> CtxTransformerXLForCausalLM:
+def load_model(source: Path) -> CtxTransformerXLForCausalLM:
     return AutoModelForCausalLM.from_pretrained(source).eval()
 
 
-def test_a_model_without_memory_has_no_perplexity_with_memory() -> None:
+def test_perplexity_with_memory_requires_memory() -> None:
     model = CtxGpt2ForCausalLM(tiny_config(FAMILIES["gpt2"]))
     with pytest.raises(CtxError, match="has no memory"):
         measure_perplexity_with_memory(model, CtxTransformerXLTokenizer.from_words(["a"]), ["a"], memory_length=4)
@@ -283,6 +283,6 @@ def test_invalid_configurations(fields: dict[str, Any], message: str) -> None:
         make_model(**VARIANTS["clusters"] | fields)
 
 
-def test_the_vocabulary_cannot_be_resized() -> None:
+def test_resizing_vocabulary_raises() -> None:
     with pytest.raises(CtxError, match="cannot be resized"):
         make_model(**VARIANTS["clusters"]).resize_token_embeddings(70)

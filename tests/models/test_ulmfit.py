@@ -1,4 +1,4 @@
-"""ULMFiT: penalties, dropouts, the classifier and the backward model."""
+"""ULMFiT: penalties, dropout, the classifier and the backward model."""
 
 import pytest
 import torch
@@ -13,31 +13,31 @@ IDS = torch.randint(5, 61, (3, 12), generator=torch.Generator().manual_seed(1))
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
-def test_penalties(side: str) -> None:
-    """In training mode, penalties are means over the words with a target, also of microbatches."""
+def test_activation_and_slowness_penalties(side: str) -> None:
+    """In training mode, penalties are means over words with a target, also with microbatches."""
     batch = make_batch(LM, (9, 1, 4), side=side)
     targets = make_targets(LM, batch)
     model = LM.model(activation_penalty=0.7, slowness_penalty=0.3).train()
     outputs = model(**batch, **targets)
-    raw = model.base_model(**batch).last_hidden_state
+    states = model.base_model(**batch).last_hidden_state
     target_mask = targets["labels"][:, 1:] != -100
-    activation = change = 0.0
+    activation_sum = slowness_sum = 0.0
     for row, column in target_mask.nonzero().tolist():
-        activation += raw[row, column].square().mean().item()
+        activation_sum += states[row, column].square().mean().item()
         if column and batch["attention_mask"][row, column - 1]:
-            change += (raw[row, column] - raw[row, column - 1]).square().mean().item()
-    expected = (0.7 * activation + 0.3 * change) / int(target_mask.sum())
+            slowness_sum += (states[row, column] - states[row, column - 1]).square().mean().item()
+    expected = (0.7 * activation_sum + 0.3 * slowness_sum) / int(target_mask.sum())
     counts = {name: (value != -100).sum() for name, value in targets.items()}
     microbatches = [
         {name: value[rows] for name, value in (batch | targets).items()} for rows in (slice(1), slice(1, 3))
     ]
     losses = [model(**microbatch, num_items_in_batch=counts).loss for microbatch in microbatches]
     torch.testing.assert_close(sum(losses), outputs.loss)
-    plain = model.eval()(**batch, **targets).loss
-    assert (outputs.loss - plain).item() == pytest.approx(expected, rel=1e-4)
+    eval_loss = model.eval()(**batch, **targets).loss
+    assert (outputs.loss - eval_loss).item() == pytest.approx(expected, rel=1e-4)
 
 
-def test_dropouts() -> None:
+def test_dropout_types() -> None:
     batch = make_batch(LM, (9, 5, 4))
     targets = make_targets(LM, batch)
     no_dropout = {f"{name}_dropout_prob": 0.0 for name in ("embedding", "input", "hidden", "output", "weight")}
@@ -50,8 +50,8 @@ def test_dropouts() -> None:
 
 
 class TestClassifier:
-    def test_pooling(self) -> None:
-        """Last state, maximum and mean over the tokens of the whole text."""
+    def test_concat_pooling(self) -> None:
+        """Last state, maximum and mean over all tokens of a text."""
         model, batch = CLASSIFIER.model(bptt=3), make_batch(CLASSIFIER, (11, 2), side="right")
         with torch.no_grad():
             outputs = model.encode(**batch)
@@ -70,10 +70,10 @@ class TestClassifier:
         assert torch.equal(embedding_gradients[1], embedding_gradients[2])
         assert not torch.allclose(embedding_gradients[0], embedding_gradients[1])
         assert (embedding_gradients[0].abs().sum(1) > 0).equal(embedding_gradients[1].abs().sum(1) > 0), (
-            "all words must get a gradient"
+            "all words must have a gradient"
         )
 
-    def test_normalization(self) -> None:
+    def test_classifier_normalization(self) -> None:
         model = CLASSIFIER.model().train()
         batch = make_batch(CLASSIFIER)
         model(**batch, labels=torch.tensor([0, 1, 2, 0])).loss.backward()
@@ -126,6 +126,6 @@ class TestBackward:
         torch.testing.assert_close(backward(**batch).logits, forward(**reverse(batch)).logits)
 
 
-def test_backward_does_not_generate() -> None:
+def test_backward_model_generation_raises() -> None:
     with pytest.raises(CtxError, match="backward language model"):
         LM.model(backward=True).generate(IDS, max_new_tokens=2)

@@ -1,4 +1,4 @@
-"""UniLM: attention masks of the segments in packed and padded batches; loading and exporting BERT's checkpoints."""
+"""UniLM: attention masks of segments in packed and padded batches; loading and export of BERT checkpoints."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ ROWS = [[PAIR], [FORWARD], [BACKWARD], [SEQ2SEQ], [[5, 5]], [BACKWARD, SEQ2SEQ, 
 
 
 def is_visible(types: list[int], query: int, key: int) -> bool:
-    """The mask of section 2.3 for a pair of tokens."""
+    """The mask of section 2.3 of the paper for a pair of tokens."""
     if types[query] in (0, 1):
         return True
     if types[query] == 4:
@@ -26,7 +26,7 @@ def is_visible(types: list[int], query: int, key: int) -> bool:
     return types[key] == 4 or key <= query
 
 
-def batch_of(side: str) -> tuple[dict[str, Tensor], Tensor]:
+def make_batch_and_mask(side: str) -> tuple[dict[str, Tensor], Tensor]:
     """The batch, and its explicit (batch, 1, length, length) mask."""
     width = max(sum(map(len, row)) for row in ROWS) + 2
     names = ("input_ids", "token_type_ids", "attention_mask", "sequence_ids", "position_ids")
@@ -49,9 +49,9 @@ def batch_of(side: str) -> tuple[dict[str, Tensor], Tensor]:
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
-def test_segments_match_the_explicit_mask(side: str) -> None:
-    """On all attention paths, outputs and gradients, with and without an output mask, against a 4-D mask."""
-    batch, mask = batch_of(side)
+def test_segment_masks_match_4d_mask(side: str) -> None:
+    """Outputs and gradients on all attention paths, with and without an output mask."""
+    batch, mask = make_batch_and_mask(side)
     tokens = batch["attention_mask"] == 1
     inputs = {name: batch[name] for name in ("input_ids", "token_type_ids", "position_ids")}
     reference = ENCODER.model(attention="eager", unpad=False)
@@ -67,9 +67,9 @@ def test_segments_match_the_explicit_mask(side: str) -> None:
         assert_same_gradients(gradients(model, (states * weights).sum()), expected_gradients, 1e-4, path)
         outputs = model(**batch, output_mask=output_mask).last_hidden_state
         assert_close(outputs, expected[output_mask[tokens]], f"output mask, {path}")
-    first = {name: tensor[:5] for name, tensor in batch.items() if name not in ("sequence_ids", "position_ids")}
+    unpacked_rows = {name: tensor[:5] for name, tensor in batch.items() if name not in ("sequence_ids", "position_ids")}
     if side == "right":
-        assert_close(ENCODER.model()(**first).last_hidden_state[tokens[:5]], expected[: int(tokens[:5].sum())])
+        assert_close(ENCODER.model()(**unpacked_rows).last_hidden_state[tokens[:5]], expected[: int(tokens[:5].sum())])
 
 
 def test_invalid_segments() -> None:
@@ -83,7 +83,7 @@ def test_invalid_segments() -> None:
             ENCODER.model()(ids, token_type_ids=torch.tensor([types]))
 
 
-def test_bert_checkpoint_and_export(tmp_path) -> None:
+def test_loading_and_export_of_bert_checkpoint(tmp_path) -> None:
     reference = BertForMaskedLM(Case(FAMILIES["unilm"], "AutoModelForMaskedLM").reference_config()).eval()
     reference.save_pretrained(tmp_path / "bert")
     model = load_strict(CtxUniLMForConditionalGeneration, tmp_path / "bert")
@@ -103,7 +103,7 @@ def test_bert_checkpoint_and_export(tmp_path) -> None:
     assert reloaded.state_dict().keys() <= model.state_dict().keys()
     assert all(torch.equal(tensor, model.state_dict()[name]) for name, tensor in reloaded.state_dict().items())
     assert CtxUniLMModel.from_pretrained(tmp_path / "same").config.type_vocab_size == 6
-    tokens = {"query_token_id": 7, "decoder_start_token_id": 8, "eos_token_id": 9}  # ids of another vocabulary
+    tokens = {"query_token_id": 7, "decoder_start_token_id": 8, "eos_token_id": 9}  # ids of a different vocabulary
     for name, number in tokens.items():
         setattr(model.config, name, number)
     model.export_reference(tmp_path / "tokens")

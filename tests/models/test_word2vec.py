@@ -1,4 +1,4 @@
-"""word2vec: the matrix form of the loss against loops over pairs, and in-place updates against autograd."""
+"""word2vec: matrix form of the loss compared with loops over pairs, and in-place updates with autograd."""
 
 import math
 
@@ -56,7 +56,7 @@ def text_batch(batch: dict[str, Tensor], output: str) -> TextBatch:
     return TextBatch(ids, mask == 1, labels, windows, arguments[output])
 
 
-def grid(batch: dict[str, Tensor], output: str, average: bool) -> Blocks:
+def make_blocks(batch: dict[str, Tensor], output: str, average: bool) -> Blocks:
     return build_blocks(text_batch(batch, output), WINDOW, NEGATIVE, average, torch.float64)
 
 
@@ -99,15 +99,15 @@ def reference_loss(batch: dict[str, Tensor], words: Tensor, outputs: Tensor, out
 
 @AVERAGE
 @pytest.mark.parametrize("output", ["negatives", "tree", "softmax"])
-def test_loss_equals_the_sum_over_pairs(batch, tables, output: str, average: bool) -> None:
-    loss = summed_loss(grid(batch, output, average), *tables)
+def test_loss_matches_sum_over_pairs(batch, tables, output: str, average: bool) -> None:
+    loss = summed_loss(make_blocks(batch, output, average), *tables)
     assert float(loss) == pytest.approx(reference_loss(batch, *tables, output, average), rel=1e-6)
 
 
 @AVERAGE
 @pytest.mark.parametrize("output", ["negatives", "tree", "softmax"])
-def test_sgd_step_equals_autograd(batch, tables, output: str, average: bool) -> None:
-    blocks = grid(batch, output, average)
+def test_sgd_step_matches_autograd(batch, tables, output: str, average: bool) -> None:
+    blocks = make_blocks(batch, output, average)
     words, outputs = (table.clone().requires_grad_() for table in tables)
     loss = summed_loss(blocks, words, outputs)
     loss.backward()
@@ -121,8 +121,8 @@ def test_sgd_step_equals_autograd(batch, tables, output: str, average: bool) -> 
 
 
 @pytest.mark.parametrize("length", [5, 16, 37])
-def test_softmax_gradients_equal_pairs(tables, length: int) -> None:
-    """Skip-gram with the full softmax, against the cross-entropy of each pair, in rows of any length."""
+def test_softmax_gradients_match_loss_over_pairs(tables, length: int) -> None:
+    """Skip-gram with full softmax, compared with the cross-entropy over pairs, for several lengths."""
     ids = random_ids(VOCABULARY, (2, length), low=1)
     windows = random_ids(WINDOW + 1, (2, length), low=1, seed=1)
     words, outputs = (table.clone().requires_grad_() for table in tables)
@@ -144,9 +144,9 @@ def test_softmax_gradients_equal_pairs(tables, length: int) -> None:
 
 
 @AVERAGE
-def test_softmax_learns(batch, tables, average: bool) -> None:
-    """From the loss of a uniform distribution over the vocabulary."""
-    blocks = grid(batch, "softmax", average)
+def test_softmax_loss_decreases(batch, tables, average: bool) -> None:
+    """The initial loss is that of a uniform distribution over the vocabulary."""
+    blocks = make_blocks(batch, "softmax", average)
     words, outputs = tables[0], torch.zeros_like(tables[1])
     losses = [float(sgd_step(blocks, words, outputs, rate=0.05)) for _ in range(40)]
     predictions = float(blocks.weights.sum())
@@ -154,8 +154,8 @@ def test_softmax_learns(batch, tables, average: bool) -> None:
     assert losses[-1] < 0.8 * losses[0]
 
 
-def test_words_of_a_mean_get_the_whole_gradient(tables) -> None:
-    """As in the released code."""
+def test_cbow_words_get_undivided_gradient(tables) -> None:
+    """As in the released code: the gradient of the mean is not divided by the number of words."""
     ids = torch.tensor([[3, 7, 4]])
     labels = torch.tensor([[-100, 7, -100]])
     text = TextBatch(ids, ids > 0, labels, torch.ones_like(ids), [torch.tensor([[[5]]])])
@@ -169,20 +169,20 @@ def test_words_of_a_mean_get_the_whole_gradient(tables) -> None:
 
 
 def test_blocks_without_labels_are_omitted(batch, tables) -> None:
-    assert len(grid(batch, "negatives", False)) == 3 + 2 + 1
+    assert len(make_blocks(batch, "negatives", False)) == 3 + 2 + 1
 
 
-def test_blocks_must_divide_the_length(batch) -> None:
+def test_blocks_must_divide_length(batch) -> None:
     batch["negatives"] = random_ids(VOCABULARY, (3, 5, 2))
     with pytest.raises(CtxError, match="12 columns cannot be split into 5"):
-        grid(batch, "negatives", False)
+        make_blocks(batch, "negatives", False)
 
 
-def test_large_scores_have_a_finite_loss(batch, tables) -> None:
-    large = [table * 1e4 for table in tables]
-    assert torch.isfinite(sgd_step(grid(batch, "negatives", False), *large, rate=0.0))
+def test_large_scores_have_finite_loss(batch, tables) -> None:
+    large_tables = [table * 1e4 for table in tables]
+    assert torch.isfinite(sgd_step(make_blocks(batch, "negatives", False), *large_tables, rate=0.0))
     pytest.importorskip("numba")
-    tables = [table.float() for table in large]
+    tables = [table.float() for table in large_tables]
     assert math.isfinite(sgd_step_by_words(text_batch(batch, "negatives"), *tables, 0.0, NEGATIVE, False))
 
 
@@ -197,14 +197,14 @@ def reference_updates(batch: dict[str, Tensor], words: Tensor, outputs: Tensor, 
             if not average:  # skip-gram: one predictor at a time
                 masks = [mask_of(text, position, neighbor) for neighbor in range(12) if neighbor != position]
             for mask in masks:
-                blocks = grid({**text, "attention_mask": mask}, output, average)
+                blocks = make_blocks({**text, "attention_mask": mask}, output, average)
                 if len(blocks):
                     loss += float(sgd_step(blocks, words, outputs, rate=0.1))
     return loss
 
 
 def mask_of(text: dict[str, Tensor], *positions: int) -> Tensor:
-    """The attention mask with only these positions."""
+    """The attention mask restricted to the given positions."""
     mask = torch.zeros_like(text["attention_mask"])
     mask[:, positions] = text["attention_mask"][:, positions]
     return mask
@@ -212,12 +212,12 @@ def mask_of(text: dict[str, Tensor], *positions: int) -> Tensor:
 
 @AVERAGE
 @pytest.mark.parametrize("output", ["negatives", "tree"])
-def test_compiled_updates_equal_sgd_steps(batch, tables, output: str, average: bool) -> None:
+def test_compiled_updates_match_sgd_steps(batch, tables, output: str, average: bool) -> None:
     pytest.importorskip("numba")
-    generator = torch.Generator().manual_seed(2)  # distinct ids, since repeated ones would use the previous update
-    different = torch.stack([torch.randperm(VOCABULARY, generator=generator) for _ in range(3 * 12)])
-    batch["negatives"] = different[:9, :7].view(3, 3, 7)
-    batch["paths"] = different[:, :DEPTH].reshape(3, 3, 4, DEPTH).masked_fill(batch["paths"] < 3, -1)
+    generator = torch.Generator().manual_seed(2)  # repeated ids would depend on the previous update
+    distinct_ids = torch.stack([torch.randperm(VOCABULARY, generator=generator) for _ in range(3 * 12)])
+    batch["negatives"] = distinct_ids[:9, :7].view(3, 3, 7)
+    batch["paths"] = distinct_ids[:, :DEPTH].reshape(3, 3, 4, DEPTH).masked_fill(batch["paths"] < 3, -1)
     expected = [table.clone() for table in tables]
     expected_loss = reference_updates(batch, *expected, output, average)
     updated = [table.float() for table in tables]
@@ -233,5 +233,5 @@ def test_compiled_updates_with_many_negatives(batch, tables, average: bool) -> N
     batch["negatives"] = random_ids(VOCABULARY, (3, 3, 3000), seed=2)
     text = text_batch(batch, "negatives")
     updated = [table.float() for table in tables]
-    expected = sgd_step(grid(batch, "negatives", average), *tables, rate=0.0)
+    expected = sgd_step(make_blocks(batch, "negatives", average), *tables, rate=0.0)
     assert sgd_step_by_words(text, *updated, 0.0, NEGATIVE, average) == pytest.approx(float(expected), rel=1e-4)

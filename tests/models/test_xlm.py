@@ -30,16 +30,16 @@ def with_langs(batch: dict[str, Tensor]) -> dict[str, Tensor]:
     return batch | {"langs": torch.randint(3, batch["input_ids"].shape, generator=generator)}
 
 
-def load_pair(case: Case, folder: Path, **changes: Any) -> tuple[Any, Any]:
-    reference = case.reference_model(1, **changes)
+def load_reference_and_model(case: Case, folder: Path, **overrides: Any) -> tuple[Any, Any]:
+    reference = case.reference_model(1, **overrides)
     reference.save_pretrained(folder)
     return reference, case.model_class.from_pretrained(folder).eval()
 
 
 @pytest.mark.parametrize("case", REFERENCE_CASES, ids=str)
-def test_languages_match_transformers(case: Case, tmp_path: Path) -> None:
-    """Also after an export, and without language embeddings."""
-    reference, model = load_pair(case, tmp_path / "reference", **LANGS)
+def test_language_embeddings_match_transformers(case: Case, tmp_path: Path) -> None:
+    """Including an exported model and a model without language embeddings."""
+    reference, model = load_reference_and_model(case, tmp_path / "reference", **LANGS)
     batch = with_langs(make_batch(case))
     assert_same_outputs(model(**batch), reference(**batch), batch["attention_mask"])
     model.export_reference(tmp_path / "export")
@@ -47,13 +47,13 @@ def test_languages_match_transformers(case: Case, tmp_path: Path) -> None:
     assert_same_outputs(exported(**batch), reference(**batch), tolerance=0)
     other_languages = batch | {"langs": (batch["langs"] + 1) % 3}
     assert (next(iter(model(**other_languages).values())) - next(iter(model(**batch).values()))).abs().max() > 1e-3
-    reference, model = load_pair(case, tmp_path / "none", **LANGS, use_lang_emb=False)
+    reference, model = load_reference_and_model(case, tmp_path / "none", **LANGS, use_lang_emb=False)
     del batch["langs"]
     assert_same_outputs(model(**batch), reference(**batch), batch["attention_mask"])
 
 
-def test_languages_on_all_paths(tmp_path: Path) -> None:
-    """Gradients agree; padding is 0 in all layers."""
+def test_language_embeddings_on_all_attention_paths(tmp_path: Path) -> None:
+    """Equal gradients; hidden states at padding are 0 in all layers."""
     for case in (MASKED, CAUSAL):
         batch = with_langs(make_batch(case, side="left"))
         batch |= {"labels": batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)}
@@ -67,7 +67,7 @@ def test_languages_on_all_paths(tmp_path: Path) -> None:
             assert not any(states[batch["attention_mask"] == 0].any() for states in hidden_states)
 
 
-def test_language_errors() -> None:
+def test_invalid_languages() -> None:
     batch = make_batch(ENCODER)
     model = ENCODER.model(**LANGS, lang2id={"de": 0, "en": 1, "fr": 2})
     with pytest.raises(CtxError, match=r"(?s)3 languages.*langs is missing.*0 de, 1 en, 2 fr"):
@@ -83,7 +83,7 @@ def test_language_errors() -> None:
     assert torch.equal(model(**batch).last_hidden_state, expected)
 
 
-def test_forward_signatures_have_langs_and_choices_have_their_own() -> None:
+def test_langs_argument_of_all_heads() -> None:
     for model in SPEC.models.values():
         assert "langs" in inspect.signature(model.forward).parameters, model
     batch = with_langs(make_batch(CHOICE))
@@ -94,7 +94,7 @@ def test_forward_signatures_have_langs_and_choices_have_their_own() -> None:
 
 def test_causal_model_matches_transformers(tmp_path: Path) -> None:
     """transformers does not shift the labels."""
-    reference, model = load_pair(MASKED, tmp_path, causal=True)
+    reference, model = load_reference_and_model(MASKED, tmp_path, causal=True)
     batch = make_batch(MASKED)
     assert_same_outputs(model(**batch), reference(**batch), batch["attention_mask"])
     causal = CtxXLMForCausalLM.from_pretrained(tmp_path).eval()
@@ -123,28 +123,28 @@ def test_causal_and_bidirectional_attention() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_generation_in_a_language() -> None:
-    """New tokens have the language of the prompt's last token: with and without a cache, with beams and padding."""
+def test_generation_in_language_of_prompt() -> None:
+    """New tokens have the language of the prompt's last token, for all decoding modes and padded prompts."""
     model = CAUSAL.model(**LANGS, tie_word_embeddings=False)
-    torch.nn.init.normal_(model.lm_head.weight)  # for distinct tokens
+    torch.nn.init.normal_(model.lm_head.weight)  # so that generated tokens are distinct
     batch = with_langs(make_batch(CAUSAL, (7, 4)))
     options = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-    row = {name: batch[name][1:, :4] for name in ("input_ids", "langs")}
-    ids, langs = row["input_ids"], row["langs"]
+    single = {name: batch[name][1:, :4] for name in ("input_ids", "langs")}
+    ids, langs = single["input_ids"], single["langs"]
     for _ in range(6):
         token = model(ids, langs=langs).logits[:, -1].argmax(-1, keepdim=True)
         ids, langs = torch.cat([ids, token], 1), torch.cat([langs, langs[:, -1:]], 1)
     assert len(ids[:, 4:].unique()) > 1, "the generated text has a single token"
     for mode in ({}, {"use_cache": False}, {"cache_implementation": "static", "disable_compile": True}):
-        assert torch.equal(model.generate(**row, **options, **mode), ids), mode
+        assert torch.equal(model.generate(**single, **options, **mode), ids), mode
     batched = model.generate(**batch, **options)
     assert torch.equal(batched[1, -6:], ids[0, -6:])
     beams = model.generate(**batch, **options, num_beams=3)
-    assert torch.equal(model.generate(**row, **options, num_beams=3)[0, -6:], beams[1, -6:])
-    other_language = model.generate(**row | {"langs": (row["langs"] + 1) % 3}, **options)
+    assert torch.equal(model.generate(**single, **options, num_beams=3)[0, -6:], beams[1, -6:])
+    other_language = model.generate(**single | {"langs": (single["langs"] + 1) % 3}, **options)
     assert not torch.equal(other_language, ids)
     with pytest.raises(CtxError, match="langs is missing"):
-        model.generate(row["input_ids"], **options)
+        model.generate(single["input_ids"], **options)
     tokenizer = SPEC.tokenizer.train(["<de> wa wb wc", "<en> wd we", "<fr> wf wg"] * 4, vocab_size=61)
     model.config.lang2id = {"fr": 0, "en": 1, "de": 2}
     prompt = torch.tensor([tokenizer("wa wd").input_ids[:-1]])
@@ -157,15 +157,15 @@ def test_generation_in_a_language() -> None:
         generate_texts(model, tokenizer, ["wa"])
 
 
-def test_initialization_of_the_released_code() -> None:
+def test_initialization_matches_released_code() -> None:
     """Embeddings N(0, 1 / width), zero for padding; linear layers as in torch."""
     torch.manual_seed(0)
     model = CtxXLMForMaskedLM(
         CtxXLMConfig(vocab_size=2000, hidden_size=64, num_hidden_layers=1, num_attention_heads=2, **LANGS)
     )
-    words = model.xlm.word_embeddings.weight
-    assert words.std().item() == pytest.approx(64**-0.5, rel=0.02)
-    assert not words[model.config.pad_token_id].any()
+    word_embeddings = model.xlm.word_embeddings.weight
+    assert word_embeddings.std().item() == pytest.approx(64**-0.5, rel=0.02)
+    assert not word_embeddings[model.config.pad_token_id].any()
     assert model.xlm.position_embeddings.weight.std().item() == pytest.approx(64**-0.5, rel=0.05)
     assert model.xlm.language_embeddings.weight.any()
     for name, module in model.named_modules():
@@ -177,7 +177,7 @@ def test_initialization_of_the_released_code() -> None:
 
 
 def test_sinusoidal_positions_match_transformers(tmp_path: Path) -> None:
-    reference, model = load_pair(ENCODER, tmp_path, sinusoidal_embeddings=True)
+    reference, model = load_reference_and_model(ENCODER, tmp_path, sinusoidal_embeddings=True)
     batch = make_batch(ENCODER)
     assert_same_outputs(model(**batch), reference(**batch), batch["attention_mask"])
     new_model = CtxXLMModel(ENCODER.config(sinusoidal_embeddings=True))
@@ -190,10 +190,10 @@ def test_sinusoidal_positions_match_transformers(tmp_path: Path) -> None:
     assert torch.equal(CtxXLMModel.from_pretrained(tmp_path / "native").position_embeddings.weight, positions)
 
 
-def test_configuration_of_released_files(tmp_path: Path) -> None:
-    """Former and present names of fields; `lang_id` is ignored."""
-    former = {"n_words": 77, "pad_index": 4, "eos_index": 3, "bos_index": 5, "gelu_activation": False, "emb_dim": 24}
-    config = CtxXLMConfig.from_dict({"model_type": "xlm", "lang_id": 0, "n_langs": 2, "n_heads": 2, **former})
+def test_released_configuration_files(tmp_path: Path) -> None:
+    """Former and current field names; `lang_id` is ignored."""
+    legacy = {"n_words": 77, "pad_index": 4, "eos_index": 3, "bos_index": 5, "gelu_activation": False, "emb_dim": 24}
+    config = CtxXLMConfig.from_dict({"model_type": "xlm", "lang_id": 0, "n_langs": 2, "n_heads": 2, **legacy})
     assert (config.vocab_size, config.pad_token_id, config.eos_token_id, config.bos_token_id) == (77, 4, 3, 5)
     assert (config.hidden_act, config.hidden_size, config.feed_forward_size) == ("relu", 24, 96)
     assert config.default_lang is None

@@ -1,4 +1,4 @@
-"""Lower layers that each language of an XLM has separately: against shared layers, saved, adapted and compressed."""
+"""XLM with separate lower layers for each language: outputs, saving, generation, compression and adapters."""
 
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ def monolingual_batch(case: Case) -> dict[str, Tensor]:
 
 
 def shared_name(name: str) -> str:
-    """Name of a weight of a language in a model with shared layers."""
+    """The shared model's name of a language-specific weight."""
     return name if ".languages." not in name else name.split(".languages.")[0] + name.split(".languages.")[1][1:]
 
 
@@ -43,15 +43,15 @@ def copy_shared(model: Any, shared: Any) -> Any:
     return model
 
 
-def model_of_language(separate: Any, language: int) -> Any:
-    """A model with shared layers, whose lower layers are copied from the layers of a language."""
+def monolingual_model(separate: Any, language: int) -> Any:
+    """A model with shared layers, whose lower layers are copies of a language's layers."""
     model = MASKED.model(**SHARED, unpad=False, attn_implementation="eager")
     names = [name for name in separate.state_dict() if f".languages.{language}." in name or ".languages." not in name]
     model.load_state_dict({shared_name(name): separate.state_dict()[name] for name in names})
     return model
 
 
-def test_equal_weights_equal_the_shared_model() -> None:
+def test_equal_language_layers_match_shared_layers() -> None:
     """Outputs, hidden states and losses; the gradients of the languages sum to the shared gradient."""
     shared = MASKED.model(**SHARED)
     batch = monolingual_batch(MASKED)
@@ -65,34 +65,34 @@ def test_equal_weights_equal_the_shared_model() -> None:
             assert_close(outputs.loss, expected.loss)
             for state, expected_state in zip(outputs.hidden_states, expected.hidden_states, strict=True):
                 assert_close(state, expected_state)
-            sums: dict[str, Tensor] = {}
+            summed_gradients: dict[str, Tensor] = {}
             for name, gradient in gradients(model, outputs.loss).items():
-                sums[shared_name(name)] = sums.get(shared_name(name), 0) + gradient
-            assert_same_gradients(sums, gradients(shared, expected.loss), where=path)
+                summed_gradients[shared_name(name)] = summed_gradients.get(shared_name(name), 0) + gradient
+            assert_same_gradients(summed_gradients, gradients(shared, expected.loss), where=path)
 
 
-def test_each_language_has_layers() -> None:
-    """A sequence is encoded as by a model with the layers of its language, and its gradients are only in those."""
+def test_language_layers_match_monolingual_models() -> None:
+    """Outputs equal those of a model with the language's layers; gradients of other languages' layers are zero."""
     for path, model in models_by_path(MASKED, **SEPARATE).items():
         batch = monolingual_batch(MASKED)
         logits = model(**batch, return_logits=True).logits
         for row in range(4):
             language = row % 3
             sequence = {name: tensor[row : row + 1] for name, tensor in batch.items()}
-            expected = model_of_language(model, language)(**sequence, return_logits=True)
+            expected = monolingual_model(model, language)(**sequence, return_logits=True)
             mask = sequence["attention_mask"].bool()
             assert_close(logits[row : row + 1][mask], expected.logits[mask])
-            by_name = gradients(model, model(**sequence).loss)
+            actual_gradients = gradients(model, model(**sequence).loss)
             expected_gradients = gradients(
-                expected_model := model_of_language(model, language), expected_model(**sequence).loss
+                expected_model := monolingual_model(model, language), expected_model(**sequence).loss
             )
-            for name, gradient in by_name.items():
+            for name, gradient in actual_gradients.items():
                 if ".languages." not in name or f".languages.{language}." in name:
                     assert_close(gradient, expected_gradients[shared_name(name)])
                 else:
                     assert not gradient.any(), (path, name)
     assert not torch.allclose(
-        logits[0, -1], model_of_language(model, 1)(**batch, return_logits=True).logits[0, -1], atol=1e-3
+        logits[0, -1], monolingual_model(model, 1)(**batch, return_logits=True).logits[0, -1], atol=1e-3
     )
 
 
@@ -101,20 +101,20 @@ def test_attention_weights_of_each_language() -> None:
     model = MASKED.model(**SEPARATE, attn_implementation="eager")
     attentions = model(**batch, output_attentions=True).attentions
     for language in range(3):
-        expected = model_of_language(model, language)(**batch, output_attentions=True).attentions
+        expected = monolingual_model(model, language)(**batch, output_attentions=True).attentions
         for weights, expected_weights in zip(attentions, expected, strict=True):
             assert_close(weights[language], expected_weights[language])
 
 
-def test_saved_and_reopened(tmp_path: Path) -> None:
-    """Also without language embeddings, and as a tagger; transformers has no such layers."""
+def test_saving_and_loading(tmp_path: Path) -> None:
+    """Including models without language embeddings and taggers; transformers has no such layers, so export raises."""
     batch = monolingual_batch(MASKED)
     for fields in (SEPARATE, {**SEPARATE, "use_lang_emb": False}):
         model = MASKED.model(**fields)
         model.save_pretrained(tmp_path)
-        reopened = MASKED.model_class.from_pretrained(tmp_path).eval()
-        assert_same_outputs(reopened(**batch), model(**batch), tolerance=0)
-        assert len(reopened.xlm.language_layers) == 2
+        reloaded = MASKED.model_class.from_pretrained(tmp_path).eval()
+        assert_same_outputs(reloaded(**batch), model(**batch), tolerance=0)
+        assert len(reloaded.xlm.language_layers) == 2
         states = TAGGER.model_class.from_pretrained(tmp_path).eval().xlm(batch["input_ids"], langs=batch["langs"])
         assert_close(states.last_hidden_state, model.xlm(batch["input_ids"], langs=batch["langs"]).last_hidden_state)
         with pytest.raises(CtxError, match=r"no separate layers of each language.*num_language_layers=2"):
@@ -128,7 +128,7 @@ def test_saved_and_reopened(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_generation_with_a_cache_in_one_language() -> None:
+def test_cached_generation_requires_one_language() -> None:
     model = CAUSAL.model(**SEPARATE, tie_word_embeddings=False)
     torch.nn.init.normal_(model.lm_head.weight)
     ids = make_batch(CAUSAL, (6, 6))["input_ids"]
@@ -140,8 +140,8 @@ def test_generation_with_a_cache_in_one_language() -> None:
     langs = torch.tensor([[0], [1]]).expand_as(ids)
     with pytest.raises(CtxError, match=r"a cache needs one language"):
         model.generate(ids, langs=langs, **options)
-    both = model.generate(ids, langs=langs, use_cache=False, **options)
-    assert torch.equal(both[0], model.generate(ids[:1], langs=langs[:1], **options)[0])
+    mixed = model.generate(ids, langs=langs, use_cache=False, **options)
+    assert torch.equal(mixed[0], model.generate(ids[:1], langs=langs[:1], **options)[0])
 
 
 def prepare(model: Any) -> None:
@@ -152,16 +152,15 @@ def quantize(model: Any) -> None:
     quantize_model(model, CtxInt8Config())
 
 
-def test_prepared_and_compressed_models() -> None:
-    """Prepacked layers have the same outputs, int8 layers close ones; separate layers have no heads to
-    prune, and no cross-attention."""
+def test_prepacked_and_quantized_models() -> None:
+    """Prepacked layers have equal outputs, int8 layers close outputs; head pruning and cross-attention raise."""
     batch = monolingual_batch(MASKED)
     del batch["labels"]
     with torch.no_grad():
-        for change, tolerance in ((prepare, 1e-5), (quantize, 0.1)):
+        for transform, tolerance in ((prepare, 1e-5), (quantize, 0.1)):
             model = MASKED.model(**SEPARATE)
             expected = model(**batch).logits
-            change(model)
+            transform(model)
             assert_close(model(**batch).logits, expected, tolerance=tolerance)
     with pytest.raises(CtxError, match="no attention in a layer '0'"):
         prune_heads(MASKED.model(**SEPARATE), {0: [1]})
@@ -169,22 +168,22 @@ def test_prepared_and_compressed_models() -> None:
         build_decoder(CAUSAL.config(**SEPARATE))
 
 
-def test_adapters_in_the_layers_of_each_language(tmp_path: Path) -> None:
+def test_adapters_in_language_layers(tmp_path: Path) -> None:
     batch = monolingual_batch(MASKED)
-    model, reopened = MASKED.model(**SEPARATE), MASKED.model(**SEPARATE)
-    reopened.load_state_dict(model.state_dict())
+    model, reloaded = MASKED.model(**SEPARATE), MASKED.model(**SEPARATE)
+    reloaded.load_state_dict(model.state_dict())
     add_adapter(model, "task", "houlsby")
     train_adapter(model, "task")
     adapters = {name: parameter for name, parameter in model.xlm.named_parameters() if parameter.requires_grad}
     for parameter in adapters.values():
         torch.nn.init.normal_(parameter, std=0.1)
-    changed = model(**batch).loss
-    assert all(gradient.any() for gradient in torch.autograd.grad(changed, [*adapters.values()], retain_graph=True))
+    adapted = model(**batch).loss
+    assert all(gradient.any() for gradient in torch.autograd.grad(adapted, [*adapters.values()], retain_graph=True))
     assert {name.split(".languages.")[1][0] for name in adapters if ".languages." in name} == {"0", "1", "2"}
     save_adapter(model, "task", tmp_path)
-    assert (changed - reopened(**batch).loss).abs() > 1e-4
-    set_active_adapters(reopened, load_adapter(reopened, tmp_path))
-    assert_close(reopened(**batch).loss, changed)
+    assert (adapted - reloaded(**batch).loss).abs() > 1e-4
+    set_active_adapters(reloaded, load_adapter(reloaded, tmp_path))
+    assert_close(reloaded(**batch).loss, adapted)
 
 
 def test_frozen_language_layers() -> None:

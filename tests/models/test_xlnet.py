@@ -1,4 +1,4 @@
-"""XLNet's permutation language model: two streams, memory, training; see also tests/parity/test_xlnet_streams.py."""
+"""Permutation language model of XLNet: two streams, memory, training; see also tests/parity/test_xlnet_streams.py."""
 
 from itertools import product
 from typing import Any
@@ -19,7 +19,7 @@ PATHS = ["eager", "dense", "per sequence"]
 
 @pytest.fixture(params=PATHS)
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The attention implementation: reference, torch's SDPA with a bias, or per sequence on the CPU."""
+    """The attention implementation: eager, SDPA with a bias, or per sequence on the CPU."""
     if request.param == "dense":
         monkeypatch.setattr(streams, "runs_per_sequence", lambda tensor: False)
     return "eager" if request.param == "eager" else "sdpa"
@@ -43,13 +43,13 @@ def make_batch(
         offset = width - length if side == "left" else 0
         columns = slice(offset, offset + length)
         count = max(1, targets - row)
-        chosen = offset + torch.randperm(length, generator=generator)[:count].sort().values
+        positions = offset + torch.randperm(length, generator=generator)[:count].sort().values
         batch["input_ids"][row, columns] = torch.randint(5, WORDS, (length,), generator=generator)
         batch["attention_mask"][row, columns] = 1
         batch["token_type_ids"][row, columns] = (torch.arange(length) > length // 2).long()
-        batch["permutation_order"][row, chosen] = torch.randperm(count, generator=generator)
-        batch["target_positions"][row, :count] = chosen
-        batch["labels"][row, :count] = batch["input_ids"][row, chosen]
+        batch["permutation_order"][row, positions] = torch.randperm(count, generator=generator)
+        batch["target_positions"][row, :count] = positions
+        batch["labels"][row, :count] = batch["input_ids"][row, positions]
     return batch
 
 
@@ -75,7 +75,7 @@ class TestPaths:
         assert_same_gradients(gradients(model, outputs.loss), gradients(reference, expected.loss))
         assert model.xlnet.mask_embedding.grad.any()
 
-    def test_compiles_without_a_graph_break(self) -> None:
+    def test_compiles_without_graph_breaks(self) -> None:
         model = MODEL.model(num_hidden_layers=2)
         batch = without(make_batch(), "labels")
         mems = make_memory(3, 6)[:2]
@@ -86,7 +86,7 @@ class TestPaths:
         assert_close(outputs.last_hidden_state, expected.last_hidden_state)
         assert_close(outputs.mems[-1], expected.mems[-1])
 
-    def test_gradient_checkpointing_keeps_the_gradients(self) -> None:
+    def test_gradient_checkpointing_preserves_gradients(self) -> None:
         results = []
         for checkpointing in (False, True):
             model = MODEL.model(hidden_dropout_prob=0.2, attention_probs_dropout_prob=0.1).train()
@@ -98,7 +98,7 @@ class TestPaths:
 
 
 class TestAdapters:
-    """The linear layers are called, so modules that replace them take effect."""
+    """Modules that replace the linear layers take effect."""
 
     @pytest.mark.parametrize("memory", [0, 5])
     @pytest.mark.parametrize("num_streams", [1, 2])
@@ -129,7 +129,7 @@ class TestNoLeak:
     """A prediction depends only on the tokens before it in the factorization order."""
 
     def _changed_logits(self, model: Any, batch: Batch, row: int, position: int, **inputs: Any) -> Tensor:
-        """(targets,) bool: the logits of an example that change with the token at a position."""
+        """(targets,) bool: whether the logits of an example change with the token at a position."""
         changed = {name: value.clone() for name, value in batch.items()}
         changed["input_ids"][row, position] = 5 + (batch["input_ids"][row, position] - 4) % (WORDS - 5)
         assert changed["input_ids"][row, position] != batch["input_ids"][row, position]
@@ -138,7 +138,7 @@ class TestNoLeak:
         return (before != after).any(-1)
 
     @pytest.mark.parametrize("memory", [0, 5])
-    def test_targets_see_earlier_targets_but_not_themselves(self, path: str, memory: int) -> None:
+    def test_targets_attend_only_to_earlier_targets(self, path: str, memory: int) -> None:
         batch = without(make_batch((12, 9), targets=5), "labels")
         model = MODEL.model(attention=path)
         mems = make_memory(2, memory) if memory else None
@@ -161,18 +161,18 @@ class TestMemory:
         model.config.use_mems_train = True
         assert model(input_ids=words).mems is not None
 
-    def test_padding_in_the_memory_is_masked(self, path: str) -> None:
-        """The outputs after a padded segment are the same as without padding."""
+    def test_padding_in_memory_is_masked(self, path: str) -> None:
+        """Outputs after a padded segment equal those after a segment without padding."""
         model = MODEL.model(attention=path)
-        first, second = make_batch((8, 5), seed=1), make_batch((6, 6), seed=2)
-        memories = model(**first).mems
-        logits = model(**without(second, "labels"), mems=memories).logits
+        first_segment, second_segment = make_batch((8, 5), seed=1), make_batch((6, 6), seed=2)
+        memories = model(**first_segment).mems
+        logits = model(**without(second_segment, "labels"), mems=memories).logits
         for row, length in enumerate((8, 5)):
-            first_example = {name: value[row : row + 1] for name, value in first.items()}
+            first_example = {name: value[row : row + 1] for name, value in first_segment.items()}
             memory = model(**first_example).mems
             assert not memory[-1][0, : 8 - length].any()
             memory = [layer[:, 8 - length :] for layer in memory]
-            second_example = {name: value[row : row + 1] for name, value in without(second, "labels").items()}
+            second_example = {name: value[row : row + 1] for name, value in without(second_segment, "labels").items()}
             assert_close(model(**second_example, mems=memory).logits[0], logits[row])
 
     def test_packed_and_padded_memory_agree(self) -> None:
@@ -182,8 +182,8 @@ class TestMemory:
 
 
 class TestTraining:
-    def test_loss(self) -> None:
-        """The mean cross-entropy of the targets; losses of microbatches add up to the loss of the batch."""
+    def test_loss_is_mean_cross_entropy_of_targets(self) -> None:
+        """Losses of microbatches add up to the loss of the batch."""
         model, batch = MODEL.model(), make_batch((9, 8, 7, 6), targets=4)
         logits, loss = model(**without(batch, "labels")).logits, model(**batch).loss
         assert_close(loss, torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten()))

@@ -1,4 +1,4 @@
-"""XLNet's relative attention: fast implementations against the reference, outputs and gradients."""
+"""Relative attention of XLNet: outputs and gradients of fast implementations compared with eager attention."""
 
 from itertools import product
 from typing import NamedTuple
@@ -38,7 +38,7 @@ class AttentionInputs(NamedTuple):
 def make_inputs(
     shape: tuple[int, int, int, int], *, with_mask: bool, with_segments: bool, groups: int = 1
 ) -> AttentionInputs:
-    """Random inputs; with a mask some keys are hidden, and all keys of a query state, if there are any."""
+    """Random inputs; a mask hides some keys, and all keys of one target query, if there are targets."""
     batch, length, memory, targets = shape
     torch.manual_seed(0)
     target_positions = torch.randint(length, (batch, targets)) if targets else None
@@ -92,13 +92,13 @@ def assert_all_implementations_agree(inputs: AttentionInputs, label: str = "") -
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=list(SHAPES))
-def test_fast_implementations_match_the_reference(shape: tuple[int, int, int, int]) -> None:
+def test_fast_implementations_match_eager(shape: tuple[int, int, int, int]) -> None:
     for with_mask, with_segments in product((True, False), repeat=2):
         inputs = make_inputs(shape, with_mask=with_mask, with_segments=with_segments)
         assert_all_implementations_agree(inputs, f"with mask={with_mask}, segments={with_segments}")
 
 
-def test_two_groups_of_distance_encodings() -> None:
+def test_two_groups_of_position_encodings() -> None:
     assert_all_implementations_agree(make_inputs((4, 6, 2, 2), with_mask=True, with_segments=True, groups=2))
 
 
@@ -112,14 +112,14 @@ def test_queries_without_visible_keys_are_zero() -> None:
         assert context[has_keys].any(-1).all(), implementation
 
 
-def test_blocks_reduce_the_peak_memory() -> None:
+def test_blocks_reduce_peak_memory() -> None:
     inputs = make_inputs((2, 120, 0, 8), with_mask=True, with_segments=True)
     peaks = {name: peak_bytes(lambda name=name: outputs_and_gradients(inputs, name), CPU) for name in FAST[:2]}
     assert peaks["dense blocks"] < 0.4 * peaks["dense"]
 
 
 @pytest.mark.parametrize("implementation", ["eager", "per sequence"])
-def test_dropout_keeps_the_mean(implementation: str) -> None:
+def test_dropout_preserves_mean(implementation: str) -> None:
     inputs = make_inputs((1, 6, 0, 2), with_mask=True, with_segments=True)
     torch.manual_seed(3)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Errors of XLNet for memory, permutations and targets that do not match the input; memory of the task heads."""
+"""Errors of XLNet for invalid memory, permutations and targets; memory of the task heads."""
 
 from typing import Any
 
@@ -19,22 +19,22 @@ WITHOUT_TARGETS = dict.fromkeys(("labels", "target_positions", "permutation_orde
 SINGLE_STREAM = without(BATCH, *WITHOUT_TARGETS)
 
 
-def changed(name: str, index: Any, value: int) -> Batch:
+def changed_tensor(name: str, index: Any, value: int) -> Batch:
     """A tensor of the batch with one changed element."""
     tensor = BATCH[name].clone()
     tensor[index] = value
     return {name: tensor}
 
 
-def assert_error(model: torch.nn.Module, facts: tuple[str, ...], **inputs: Any) -> None:
+def assert_error(model: torch.nn.Module, fragments: tuple[str, ...], **inputs: Any) -> None:
     with pytest.raises(CtxError) as error:
         model(**inputs)
-    for fact in facts:
-        assert fact in str(error.value)
+    for fragment in fragments:
+        assert fragment in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("mems", "facts"),
+    ("mems", "fragments"),
     [
         (make_memory(2, 4), ("mems[0] is (2, 4, 32)", "batch=3", "hidden=32")),
         ([memory.transpose(0, 1) for memory in make_memory(3, 4)], ("mems[0] is (4, 3, 32)", "mem.transpose(0, 1)")),
@@ -45,35 +45,35 @@ def assert_error(model: torch.nn.Module, facts: tuple[str, ...], **inputs: Any) 
         (torch.randn(5, 3, 4, WIDTH), ("mems has 5 tensors",)),
     ],
 )
-def test_memory_errors(mems: Any, facts: tuple[str, ...]) -> None:
-    assert_error(MODEL.model(mem_len=8), facts, **BATCH, mems=mems)
+def test_invalid_memory(mems: Any, fragments: tuple[str, ...]) -> None:
+    assert_error(MODEL.model(mem_len=8), fragments, **BATCH, mems=mems)
 
 
 @pytest.mark.parametrize("case", TASK_CASES, ids=str)
 def test_memory_of_task_heads(case: Case) -> None:
-    """It is returned on request, equals the encoder's memory, and changes the outputs of the next segment."""
+    """Memory is returned on request, equals the encoder's memory, and changes outputs of the next segment."""
     model, batch = case.model(mem_len=8), make_common_batch(case)
     without_memory = model(**batch)
     assert without_memory.get("mems") is None
-    first = model(**batch, use_mems=True)
-    rows = {name: tensor.flatten(0, -2) for name, tensor in batch.items()}
-    assert len(first.mems) == LAYERS
-    assert_close(first.mems, model.base_model(**rows, use_mems=True).mems, tolerance=0)
-    assert not torch.equal(model(**batch, mems=first.mems)[0], first[0])
+    first_segment = model(**batch, use_mems=True)
+    flat_batch = {name: tensor.flatten(0, -2) for name, tensor in batch.items()}
+    assert len(first_segment.mems) == LAYERS
+    assert_close(first_segment.mems, model.base_model(**flat_batch, use_mems=True).mems, tolerance=0)
+    assert not torch.equal(model(**batch, mems=first_segment.mems)[0], first_segment[0])
 
 
 def target_mapping(*values: float) -> Tensor:
-    """(3, 3, 11) with these values of the second target of the first example."""
+    """(3, 3, 11) mapping with the given values for the second target of the first example."""
     mapping = torch.zeros(3, 3, 11)
     mapping[0, 1, 3 : 3 + len(values)] = torch.tensor(values)
     return mapping
 
 
 @pytest.mark.parametrize(
-    ("changes", "facts"),
+    ("overrides", "fragments"),
     [
         ({"permutation_order": ORDER[:, 1:]}, ("permutation_order is (3, 10)", "(3, 11)")),
-        (changed("permutation_order", (1, 2), -2), ("permutation_order[1, 2] is -2",)),
+        (changed_tensor("permutation_order", (1, 2), -2), ("permutation_order[1, 2] is -2",)),
         ({"permutation_order": None}, ("target_positions", "permutation_order")),
         ({"perm_mask": torch.zeros(3, 11, 11)}, ("permutation_order and perm_mask",)),
         *(
@@ -81,13 +81,13 @@ def target_mapping(*values: float) -> Tensor:
             for shape in [(3, 11), (3, 10, 11), (2, 11, 11)]
         ),
         ({"target_mapping": target_mapping()}, ("target_positions and target_mapping",)),
-        (changed("target_positions", (0, 1), 11), ("target_positions[0, 1] is 11", "length=11")),
-        (changed("target_positions", (0, 1), -2), ("target_positions[0, 1] is -2", "length=11")),
+        (changed_tensor("target_positions", (0, 1), 11), ("target_positions[0, 1] is 11", "length=11")),
+        (changed_tensor("target_positions", (0, 1), -2), ("target_positions[0, 1] is -2", "length=11")),
         (
-            changed("target_positions", (2, 0), 0) | changed("permutation_order", (2, 0), 5),
+            changed_tensor("target_positions", (2, 0), 0) | changed_tensor("permutation_order", (2, 0), 5),
             ("target_positions[2, 0] is 0", "padding"),
         ),
-        (changed("permutation_order", (0, TARGET), -1), (f"target_positions[0, 0] is {TARGET}", "rank -1")),
+        (changed_tensor("permutation_order", (0, TARGET), -1), (f"target_positions[0, 0] is {TARGET}", "rank -1")),
         (WITHOUT_TARGETS | {"target_mapping": target_mapping(1, 1)}, ("target_mapping[0, 1]", "one-hot")),
         (WITHOUT_TARGETS | {"target_mapping": target_mapping(0.5)}, ("target_mapping[0, 1]", "one-hot")),
         (
@@ -99,25 +99,25 @@ def target_mapping(*values: float) -> Tensor:
             ("target_mapping is (3, 3, 9)", "(3, targets, 11)"),
         ),
         ({"labels": BATCH["labels"][:, 1:]}, ("labels is (3, 2)", "(3, 3)")),
-        (changed("labels", (1, 2), 7), ("labels[1, 2] is 7", "target_positions is -1")),
-        (changed("labels", (0, 0), 61), ("labels", "61", "vocab_size=61")),
+        (changed_tensor("labels", (1, 2), 7), ("labels[1, 2] is 7", "target_positions is -1")),
+        (changed_tensor("labels", (0, 0), 61), ("labels", "61", "vocab_size=61")),
         ({"attention_mask": torch.ones(3, 1, 11, 11)}, ("attention_mask is (3, 1, 11, 11)", "perm_mask")),
     ],
 )
-def test_permutation_and_target_errors(changes: dict[str, Tensor | None], facts: tuple[str, ...]) -> None:
-    assert_error(MODEL.model(), facts, **BATCH | changes)
+def test_invalid_permutations_and_targets(overrides: dict[str, Tensor | None], fragments: tuple[str, ...]) -> None:
+    assert_error(MODEL.model(), fragments, **BATCH | overrides)
 
 
 @pytest.mark.parametrize("case", XLNET_CASES, ids=str)
-def test_input_mask_of_transformers(case: Case) -> None:
+def test_input_mask_raises(case: Case) -> None:
     batch = make_common_batch(case)
     batch["input_mask"] = 1.0 - batch.pop("attention_mask")
     assert_error(case.model(), ("input_mask", "attention_mask = 1 - input_mask"), **batch)
 
 
-def test_arguments_that_are_not_supported_together() -> None:
-    ids, model = SINGLE_STREAM["attention_mask"], ENCODER.model()
-    assert_error(model, ("mems", "sequence_ids"), **SINGLE_STREAM, sequence_ids=ids, mems=make_memory(3, 4))
-    assert_error(model, ("output_mask",), **without(BATCH, "labels"), output_mask=ids.bool())
+def test_unsupported_argument_combinations() -> None:
+    mask, model = SINGLE_STREAM["attention_mask"], ENCODER.model()
+    assert_error(model, ("mems", "sequence_ids"), **SINGLE_STREAM, sequence_ids=mask, mems=make_memory(3, 4))
+    assert_error(model, ("output_mask",), **without(BATCH, "labels"), output_mask=mask.bool())
     assert_error(model, ("position_ids",), **SINGLE_STREAM, position_ids=torch.arange(11)[None])
     assert_error(MODEL.model(bi_data=True), ("bi_data", "3"), **BATCH)
