@@ -2,9 +2,9 @@
 
 Usage: PYTHONPATH=tests:tests/gpu python tests/gpu/head_records.py CAPABILITY CONDITIONS [CASE ...]
 
-CONDITIONS are comma-separated combinations of packed or padded, float32 or autocast, and collated
-(CollatedBatch) or plain (new tensors), for example packed-autocast-collated,padded-float32-plain. The cases are by default
-all heads and base models of all families.
+CONDITIONS are comma-separated combinations of packed or padded, float32 or autocast, and collated (CollatedBatch) or
+plain (new tensors), for example packed-autocast-collated,padded-float32-plain. The cases are by default all heads and
+base models of all families.
 """
 
 import contextlib
