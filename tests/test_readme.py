@@ -1,5 +1,5 @@
-"""All examples of README.md and the documentation pages run on tiny data; a test runs one page, whose examples and
-model (page on pretraining) build on each other."""
+"""All examples of README.md and the documentation pages run on tiny data, one page per test; the page on pretraining
+runs first."""
 
 import json
 import re

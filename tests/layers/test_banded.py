@@ -36,9 +36,9 @@ def test_banded_equals_dense_mask(length: int, window: int) -> None:
         assert_close(context, expected)
         assert_close(torch.autograd.grad(context, inputs, weights), expected_gradients)
     half_inputs = [tensor.detach().bfloat16() for tensor in inputs]
-    half = banded_attention(*half_inputs, window, scale=0.3, dropout=0.0)
-    assert half.dtype == torch.bfloat16
-    assert_close(half.float(), expected, tolerance=3e-2)
+    half_output = banded_attention(*half_inputs, window, scale=0.3, dropout=0.0)
+    assert half_output.dtype == torch.bfloat16
+    assert_close(half_output.float(), expected, tolerance=3e-2)
 
 
 def test_layer_uses_banded_attention(monkeypatch: pytest.MonkeyPatch) -> None:

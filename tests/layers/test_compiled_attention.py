@@ -80,8 +80,8 @@ def test_backward_reuses_dropout_mask() -> None:
     value.requires_grad_()
     mask: Any = prepare_mask(BIDIRECTIONAL, layout, query)
     context = attend_traced(query, key, value, layout, mask, scale=1.0, dropout=0.5)
-    other = attend_traced(query, key, value, layout, mask, scale=1.0, dropout=0.5)
-    assert not torch.equal(context, other)
+    second_context = attend_traced(query, key, value, layout, mask, scale=1.0, dropout=0.5)
+    assert not torch.equal(context, second_context)
     product = (context * weights).sum()
     (gradient,) = torch.autograd.grad(product, value)
     torch.testing.assert_close((value * gradient).sum(), product)
@@ -117,8 +117,8 @@ def test_recorded_call_is_freed_with_output() -> None:
     layout = _build(TracedLayout)
     states = [torch.randn(NUM_TOKENS, 2, 8, requires_grad=True) for _ in range(3)]
     mask: Any = prepare_mask(CAUSAL, layout, states[0])
-    before = len(_recorded_calls)
+    num_calls = len(_recorded_calls)
     context = attend_traced(*states, layout, mask, scale=1.0, dropout=0.5)
-    assert len(_recorded_calls) == before + 1
+    assert len(_recorded_calls) == num_calls + 1
     del context
-    assert len(_recorded_calls) == before
+    assert len(_recorded_calls) == num_calls

@@ -61,8 +61,8 @@ def test_top_layer_of_consecutive_batches_equals_allennlp(
             outputs = model(**batch, past_key_values=cache, use_cache=True)
         cache = outputs.past_key_values
         for row, stream in enumerate(expected):
-            words = outputs.last_hidden_state[row][batch["attention_mask"][row].bool()]
-            torch.testing.assert_close(words[1:-1], stream[number], rtol=0, atol=1e-5)
+            states = outputs.last_hidden_state[row][batch["attention_mask"][row].bool()]
+            torch.testing.assert_close(states[1:-1], stream[number], rtol=0, atol=1e-5)
 
 
 def test_character_encoder_equals_allennlp(folder: Path, tokenizer: CtxElmoTokenizer) -> None:
@@ -81,9 +81,9 @@ def test_damaged_files_raise(folder: Path, tmp_path: Path) -> None:
     options = json.loads((folder / "options.json").read_text())
     with pytest.raises(CtxError, match="KeyError: 'dim'"):
         config_from_options({**options, "lstm": {"projection_dim": 16}})
-    for changes, message in (({"dim": 65}, "layers.0.input_weight is"), ({"n_layers": 3}, "no 'RNN_0/.*Cell2")):
+    for overrides, message in (({"dim": 65}, "layers.0.input_weight is"), ({"n_layers": 3}, "no 'RNN_0/.*Cell2")):
         file = tmp_path / "options.json"
-        file.write_text(json.dumps({**options, "lstm": {**options["lstm"], **changes}}))
+        file.write_text(json.dumps({**options, "lstm": {**options["lstm"], **overrides}}))
         with pytest.raises(CtxError, match=message):
             read_allennlp(file, folder / "lm_weights.hdf5")
     with pytest.raises(CtxError, match="Cannot read the weights"):

@@ -55,17 +55,17 @@ def reference_logits(arrays: list[np.ndarray], ids: list[int]) -> Tensor:
 
 @pytest.mark.parametrize("layout", ["two matrices", "one matrix", "one matrix with task tokens"])
 def test_logits_match_reference_loop(layout: str, tmp_path: Path, capsys: Any) -> None:
-    words = len(TOKENS) + 3 * layout.endswith("task tokens")
+    vocab_size = len(TOKENS) + 3 * layout.endswith("task tokens")
     if layout == "two matrices":  # as released: positions first
-        arrays = random_arrays([[POSITIONS, WIDTH], [words, WIDTH]])
+        arrays = random_arrays([[POSITIONS, WIDTH], [vocab_size, WIDTH]])
         reference_arrays = [arrays[1], arrays[0], *arrays[2:]]
     else:
-        arrays = random_arrays([[words + POSITIONS, WIDTH]])
-        reference_arrays = [arrays[0][:words], arrays[0][words:], *arrays[1:]]
+        arrays = random_arrays([[vocab_size + POSITIONS, WIDTH]])
+        reference_arrays = [arrays[0][:vocab_size], arrays[0][vocab_size:], *arrays[1:]]
     write_checkpoint(tmp_path, arrays)
     flags = {"folder": tmp_path, "output": tmp_path / "out", "positions": POSITIONS, "heads": HEADS}
     assert run_command("convert", "gpt", **flags) == 0
-    assert f"{sum(array.size for array in arrays):,} parameters, {words} tokens" in capsys.readouterr().out
+    assert f"{sum(array.size for array in arrays):,} parameters, {vocab_size} tokens" in capsys.readouterr().out
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     text = [8, 7, 0, 4, 8]

@@ -33,13 +33,13 @@ def release_files(folder: Path) -> dict[str, Path]:
     return {"checkpoint": folder / "model.ckpt", "vocabulary": vocabulary, "merges": merges}
 
 
-def random_variables(words: int, classes: int = 0, seed: int = 0) -> dict[str, np.ndarray]:
+def random_variables(vocab_size: int, classes: int = 0, seed: int = 0) -> dict[str, np.ndarray]:
     """Random variables with the names of the released code, and some variables of the optimizer."""
     shapes: dict[str, tuple[int, ...]] = {
-        "newslm/embeddings/word_embed": (words, WIDTH),
+        "newslm/embeddings/word_embed": (vocab_size, WIDTH),
         "newslm/embeddings/pos_embed": (POSITIONS, WIDTH),
         **norm_shapes("newslm/embeddings/LayerNorm_embed_norm"),
-        "newslm/embeddings/word_embed/adafactor_vr": (words,),
+        "newslm/embeddings/word_embed/adafactor_vr": (vocab_size,),
         "global_step": (),
     }
     for layer in range(LAYERS):
@@ -146,7 +146,7 @@ def as_leaves(variables: dict[str, np.ndarray]) -> dict[str, Tensor]:
 
 
 def test_language_model_matches_reference_loop(tmp_path: Path, capsys) -> None:
-    variables = random_variables(words=1 + 256 + len(PAIRS) + 13)
+    variables = random_variables(vocab_size=1 + 256 + len(PAIRS) + 13)
     write_checkpoint(variables, tmp_path / "model.ckpt")
     checkpoint = TensorFlowCheckpoint(tmp_path / "model.ckpt.index")
     assert {name: value.shape for name, value in checkpoint.items()} == {n: v.shape for n, v in variables.items()}
@@ -204,7 +204,7 @@ def compare_gradients(model: torch.nn.Module, reference: dict[str, Tensor]) -> N
 
 def test_classifier_matches_reference_loop(tmp_path: Path) -> None:
     """The state of <|beginsummary|> is classified; the training loss adds half of the mean language modeling loss."""
-    variables = random_variables(words=273, classes=2, seed=1)
+    variables = random_variables(vocab_size=273, classes=2, seed=1)
     write_checkpoint(variables, tmp_path / "model.ckpt", shards=1, per_block=1000)
     out = tmp_path / "out"
     assert run_command("convert", "grover", **release_files(tmp_path), output=out) == 0
@@ -237,7 +237,7 @@ def test_classifier_matches_reference_loop(tmp_path: Path) -> None:
 
 
 def test_invalid_files_raise(tmp_path: Path) -> None:
-    variables = random_variables(words=273)
+    variables = random_variables(vocab_size=273)
     write_checkpoint(variables, tmp_path / "model.ckpt")
     index = (tmp_path / "model.ckpt.index").read_bytes()
     damaged = {"cut": index[:-9], "compressed": index[:-200], "text": b"not a table", "empty": b""}

@@ -48,9 +48,9 @@ def test_cove_states_equal_torch(tmp_path: Path, width: int, hidden: int, layers
     mask = (torch.arange(11) < torch.tensor(lengths)[:, None]).long()
     outputs = model(input_ids=ids, attention_mask=mask, output_final_states=True)
     for row, length in enumerate(lengths):
-        words = torch.from_numpy(vectors)[ids[row, :length] - 2]
-        states, (hidden_states, cell_states) = lstm(words[None])
-        expected = torch.cat([words, states[0]], 1)
+        word_vectors = torch.from_numpy(vectors)[ids[row, :length] - 2]
+        states, (hidden_states, cell_states) = lstm(word_vectors[None])
+        expected = torch.cat([word_vectors, states[0]], 1)
         torch.testing.assert_close(outputs.last_hidden_state[row, :length], expected, atol=1e-5, rtol=1e-5)
         for final, expected in ((outputs.final_hidden, hidden_states), (outputs.final_cell, cell_states)):
             expected = expected.view(layers, 2 * hidden)  # (layers * 2, 1, hidden), directions alternate
@@ -74,9 +74,9 @@ def test_infersent_embeddings_equal_torch(tmp_path: Path, width, hidden, pooling
     embeddings = model(input_ids=ids, attention_mask=mask).pooler_output
     table = torch.cat([torch.zeros(2, width), torch.from_numpy(vectors)])
     for row, length in enumerate(lengths):
-        words = ids[row, :length]
-        in_vocabulary = words[words != 1]
-        expected = pool(lstm(table[in_vocabulary if len(in_vocabulary) else words][None])[0][0])
+        word_ids = ids[row, :length]
+        in_vocabulary = word_ids[word_ids != 1]
+        expected = pool(lstm(table[in_vocabulary if len(in_vocabulary) else word_ids][None])[0][0])
         torch.testing.assert_close(embeddings[row], expected, atol=1e-5, rtol=1e-5)
 
 

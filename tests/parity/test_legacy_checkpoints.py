@@ -33,10 +33,10 @@ def with_position_buffer(weights: Weights, case: Case) -> Weights:
 
 def with_tied_weights(weights: Weights, case: Case) -> Weights:
     """Add the decoder's weight and bias, which are tied to other tensors."""
-    words = next(value for name, value in weights.items() if "word_embeddings" in name)
+    embeddings = next(value for name, value in weights.items() if "word_embeddings" in name)
     name, bias = next(item for item in weights.items() if item[0].endswith("predictions.bias"))
     decoder = name.replace("bias", "decoder")
-    return {**weights, f"{decoder}.weight": words, f"{decoder}.bias": bias}
+    return {**weights, f"{decoder}.weight": embeddings, f"{decoder}.bias": bias}
 
 
 def assert_loads(case: Case, folder: Path) -> None:

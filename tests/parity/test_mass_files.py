@@ -64,8 +64,8 @@ def translation_checkpoint(setting: str, layers: int = 2, width: int = 8, same_w
         sides[side] = weights
     params = {"n_heads": 2, "emb_dim": width, "gelu_activation": True, "lang2id": LANGUAGES, "asm": False}
     params |= {"pad_index": 2, "bos_index": 0, "eos_index": 1, "dropout": 0.1, "attention_dropout": 0.1}
-    words = dict(enumerate([*SPECIAL, *SUBWORDS]))
-    return {**sides, "params": params, "dico_id2word": words, "epoch": 3, "encoder_optimizer": {"state": {}}}
+    vocabulary = dict(enumerate([*SPECIAL, *SUBWORDS]))
+    return {**sides, "params": params, "dico_id2word": vocabulary, "epoch": 3, "encoder_optimizer": {"state": {}}}
 
 
 def fairseq_checkpoint(fused: bool, fields: dict[str, Any]) -> dict[str, Any]:

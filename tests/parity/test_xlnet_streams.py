@@ -101,8 +101,8 @@ def test_causal_segments(attention: str, same_length: bool, tmp_path: Path) -> N
     model.set_attn_implementation(attention)
     reference_memory = memory = None
     for number in range(3):
-        words = torch.randint(5, 61, (3, 5 + number), generator=torch.Generator().manual_seed(number))
-        expected, outputs = reference(words, mems=reference_memory), model(words, mems=memory)
+        input_ids = torch.randint(5, 61, (3, 5 + number), generator=torch.Generator().manual_seed(number))
+        expected, outputs = reference(input_ids, mems=reference_memory), model(input_ids, mems=memory)
         assert_close(outputs.last_hidden_state, expected.last_hidden_state, f"segment {number}")
         assert_close(outputs.mems, [states.transpose(0, 1) for states in expected.mems], f"memory of segment {number}")
         reference_memory, memory = expected.mems, outputs.mems
@@ -113,5 +113,5 @@ def test_causal_segments(attention: str, same_length: bool, tmp_path: Path) -> N
 def test_summary_types(summary_type: str, options: dict[str, Any], tmp_path: Path) -> None:
     case = Case(FAMILIES["xlnet"], "AutoModelForSequenceClassification")
     reference, model = pair(case, 3, tmp_path, summary_type=summary_type, **options)
-    words = torch.randint(5, 61, (3, 7), generator=torch.Generator().manual_seed(0))
-    assert_close(model(words).logits, reference(words).logits)
+    input_ids = torch.randint(5, 61, (3, 7), generator=torch.Generator().manual_seed(0))
+    assert_close(model(input_ids).logits, reference(input_ids).logits)

@@ -79,8 +79,8 @@ def test_dry_run_saves_nothing(workspace, tmp_path, capfd, monkeypatch) -> None:
     pretrain.main()
     output, errors = capfd.readouterr()
     assert errors.count("--document_separator changes this") == 1
-    words = len((workspace.folder / "text.txt").read_text().split())
-    assert f"{words:,} words" in output
+    num_words = len((workspace.folder / "text.txt").read_text().split())
+    assert f"{num_words:,} words" in output
     assert "100,000 of 32 examples" in output
     assert "duration" in output
     assert not (tmp_path / "run").exists()

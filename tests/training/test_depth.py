@@ -174,8 +174,8 @@ def test_gradual_unfreezing_with_trainer(tmp_path: Path) -> None:
     training = trainer_arguments(tmp_path, max_steps=4, per_device_train_batch_size=8, learning_rate=1e-2)
     Trainer(model, training, train_dataset=rows, callbacks=[GradualUnfreezing(model, 4)]).train()  # type: ignore[arg-type]
     for depth, (group, initial_group) in enumerate(zip(groups, initial_groups)):
-        changed = any(not torch.equal(parameter, value) for parameter, value in zip(group, initial_group))
-        assert changed == (depth == len(groups) - 1)
+        has_changed = any(not torch.equal(parameter, value) for parameter, value in zip(group, initial_group))
+        assert has_changed == (depth == len(groups) - 1)
     assert list(map(id, trainable(model))) == list(map(id, trainable_before))
 
 

@@ -82,11 +82,11 @@ def test_update_threads(family: FamilySpec, tmp_path: Path) -> None:
     for threads in (1, 3):
         torch.manual_seed(0)
         model = model_class(family.config(vocab_size=40, hidden_size=16, update_threads=threads, update_blocks=2))
-        before = torch.get_num_threads()
+        num_threads = torch.get_num_threads()
         for _ in range(20):
             loss = model(input_ids=ids, labels=ids, learning_rate=0.02).loss
             assert not loss.requires_grad
-        assert torch.get_num_threads() == before
+        assert torch.get_num_threads() == num_threads
         losses[threads] = float(loss)
     assert losses[3] == pytest.approx(losses[1], rel=0.05)
 

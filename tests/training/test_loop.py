@@ -83,9 +83,9 @@ def test_accumulation_equals_large_batch(workspace, problem, tmp_path):
         result = run(model, problem, options, collate=with_uneven_targets(problem[1].collate))
         weights.append({name: weight.clone() for name, weight in model.state_dict().items()})
         records.append(result.curve)
-    for one, four in zip(*records, strict=True):
+    for large, accumulated in zip(*records, strict=True):
         for name in ("loss", "mlm_loss", "next_sentence_loss", "next_sentence_accuracy", "grad_norm", "tokens"):
-            assert four[name] == pytest.approx(one[name], rel=1e-5), name
+            assert accumulated[name] == pytest.approx(large[name], rel=1e-5), name
     for name, weight in weights[0].items():
         assert (weight - weights[1][name]).abs().max() < 1e-5, name
 
@@ -110,7 +110,7 @@ def test_first_loss_and_gradient_norm(workspace, problem, tmp_path):
 
 def test_lr_reference_targets(workspace, problem, tmp_path):
     """The learning rate of a step is proportional to its number of targets."""
-    target_counts, changes = [], []
+    target_counts, updates = [], []
 
     def collate(examples):
         batch = problem[1].collate(examples)
@@ -123,9 +123,9 @@ def test_lr_reference_targets(workspace, problem, tmp_path):
         common = {"max_steps": 1, "optimizer": "sgd", "learning_rate": 0.1}
         options = arguments(tmp_path / str(reference), lr_reference_targets=reference, **common)
         run(model, problem, options, collate)
-        changes.append(model.mlm_head.dense.weight.detach() - initial)
-    for reference, change in zip((10.0, 40.0), changes[1:], strict=True):
-        torch.testing.assert_close(change, changes[0] * target_counts[0] / reference, rtol=1e-3, atol=1e-7)
+        updates.append(model.mlm_head.dense.weight.detach() - initial)
+    for reference, update in zip((10.0, 40.0), updates[1:], strict=True):
+        torch.testing.assert_close(update, updates[0] * target_counts[0] / reference, rtol=1e-3, atol=1e-7)
 
 
 def test_saved_model(workspace, problem, tmp_path):
@@ -177,9 +177,9 @@ def test_resume_with_gradual_unfreezing(workspace, problem, tmp_path):
     schedule = {"layerwise_lr_decay": 2.6, "lr_scheduler": "slanted-triangular", "warmup_steps": 2, "max_steps": 7}
     check_resumed_run(problem, tmp_path, run_once, 3, save_steps=1, **schedule)
     initial, stopped = new_model(workspace).state_dict(), load_file(tmp_path / "b/checkpoint-2/model.safetensors")
-    changed = {name for name, weight in stopped.items() if not torch.equal(weight, initial[name])}
-    assert changed
-    assert not {name for name in changed if name.startswith(("bert.embeddings", "bert.layers"))}
+    trained = {name for name, weight in stopped.items() if not torch.equal(weight, initial[name])}
+    assert trained
+    assert not {name for name in trained if name.startswith(("bert.embeddings", "bert.layers"))}
 
 
 @pytest.mark.parametrize("optimizer", ["lamb", "adafactor"])
@@ -281,10 +281,10 @@ def test_workers_end_with_run(workspace, problem, tmp_path, error):
         workers.extend(multiprocessing.active_children())
         raise error("stop")
 
-    with pytest.raises(error, match="stop") as raised:  # its traceback holds the loader
+    with pytest.raises(error, match="stop") as error_info:  # its traceback holds the loader
         run(new_model(workspace), problem, arguments(tmp_path, dataloader_workers=1), evaluate=evaluate)
     assert len(workers) == 1
-    assert not multiprocessing.active_children(), raised
+    assert not multiprocessing.active_children(), error_info
 
 
 def test_lost_process_raises():
@@ -357,11 +357,11 @@ def test_default_workers(cores, processes, device, workers, monkeypatch):
 
 def freed_block() -> tuple[bool, bool]:
     """Whether a large block is mapped separately, and whether freeing it shrinks the heap."""
-    before = LIBC.mallinfo2()
-    block = LIBC.malloc(BLOCK + before.fordblks)  # larger than the free parts of the heap
+    initial = LIBC.mallinfo2()
+    block = LIBC.malloc(BLOCK + initial.fordblks)  # larger than the free parts of the heap
     during = LIBC.mallinfo2()
     LIBC.free(ctypes.c_void_p(block))
-    return during.hblkhd - before.hblkhd >= BLOCK, LIBC.mallinfo2().arena < during.arena
+    return during.hblkhd - initial.hblkhd >= BLOCK, LIBC.mallinfo2().arena < during.arena
 
 
 @pytest.mark.skipif(not hasattr(LIBC, "mallinfo2"), reason="an allocator other than glibc 2.33 or later")

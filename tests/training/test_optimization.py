@@ -211,14 +211,14 @@ def test_scaled_learning_rate(optimizer: str) -> None:
     """Half the targets, half the step; also in the second step, where ASGD would use the first step's rate."""
     for factors in ((1.0, 0.5), (0.5, 1.0)):
         model, scaled_optimizer, _ = make_averaging(optimizer)
-        plain, plain_optimizer, _ = make_averaging("sgd")
+        sgd_model, sgd_optimizer, _ = make_averaging("sgd")
         for factor in factors:
             torch.manual_seed(int(10 * factor))
             train(model, scaled_optimizer, 1, factor)
-            plain_optimizer.param_groups[0]["lr"] = plain_optimizer.param_groups[1]["lr"] = 0.1 * factor
+            sgd_optimizer.param_groups[0]["lr"] = sgd_optimizer.param_groups[1]["lr"] = 0.1 * factor
             torch.manual_seed(int(10 * factor))
-            train(plain, plain_optimizer, 1)
-            torch.testing.assert_close(model.weight, plain.weight)
+            train(sgd_model, sgd_optimizer, 1)
+            torch.testing.assert_close(model.weight, sgd_model.weight)
         assert scaled_optimizer.param_groups[0]["lr"] == 0.1
 
 

@@ -230,11 +230,11 @@ def make_checkpoint(folder: Path, step: int) -> Path:
 
 def test_checkpoints_are_verified_and_deleted(tmp_path):
     assert checkpoint_files.latest_checkpoint(tmp_path) is None
-    good, newest = make_checkpoint(tmp_path, 9), make_checkpoint(tmp_path, 10)
+    older, newest = make_checkpoint(tmp_path, 9), make_checkpoint(tmp_path, 10)
     assert checkpoint_files.latest_checkpoint(tmp_path) == newest
     for damage in (lambda f: f.write_bytes(b"a" * 99), lambda f: f.write_bytes(b"b" * 100), lambda f: f.unlink()):
         damage(newest / "a.bin")
-        with pytest.raises(CtxError, match=rf"(?s)a\.bin.*{good}"):
+        with pytest.raises(CtxError, match=rf"(?s)a\.bin.*{older}"):
             checkpoint_files.latest_checkpoint(tmp_path)
     checkpoint_files.delete_old_checkpoints(tmp_path, keep=1)
     assert checkpoint_files.list_checkpoints(tmp_path) == [newest]

@@ -31,9 +31,9 @@ def test_prefix_lm_pretraining(tmp_path):
         assert run_command("pretrain", *flags) == 0
         return load_file(output / "model.safetensors"), output
 
-    one, output = pretrain("one")
-    four, _ = pretrain("four", size=4, accumulation=4)
-    assert all((tensor - four[name]).abs().max() < 1e-5 for name, tensor in one.items())
+    large_batch, output = pretrain("one")
+    accumulated, _ = pretrain("four", size=4, accumulation=4)
+    assert all((tensor - accumulated[name]).abs().max() < 1e-5 for name, tensor in large_batch.items())
     assert json.loads((output / "config.json").read_text())["prefix_lm"] is True
     uninterrupted, _ = pretrain("whole", config="dropout.json")
     pretrain("broken", steps=2, config="dropout.json")

@@ -132,12 +132,12 @@ def test_accumulation_equals_large_batch(rows, tmp_path):
         model = new_model()
         options = {"per_device_batch_size": size, "gradient_accumulation_steps": accumulation, "max_grad_norm": 0.0}
         results.append((model, run(model, rows, tmp_path / name, **options)))
-    (one, first), (three, second) = results
-    for expected, actual in zip(first.curve, second.curve, strict=True):
+    (large, large_run), (accumulated, accumulated_run) = results
+    for expected, actual in zip(large_run.curve, accumulated_run.curve, strict=True):
         assert actual["loss"] == pytest.approx(expected["loss"], rel=1e-5)
         assert actual["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-4)
-    for name, weight in one.state_dict().items():
-        assert (weight - three.state_dict()[name]).abs().max() < 1e-5, name
+    for name, weight in large.state_dict().items():
+        assert (weight - accumulated.state_dict()[name]).abs().max() < 1e-5, name
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -158,11 +158,11 @@ def test_resumed_run_equals_uninterrupted_run(rows, tmp_path, streaming):
 
 
 def test_evaluation_does_not_change_memory(rows, tmp_path):
-    evaluated, plain = new_model(), new_model()
+    evaluated, reference = new_model(), new_model()
     held_out = ExampleSet.build(rows[:10])
     run(evaluated, rows, tmp_path / "a", evaluate=LossEvaluation(held_out, collate, 4), eval_steps=2)
-    run(plain, rows, tmp_path / "b")
-    for name, weight in plain.state_dict().items():
+    run(reference, rows, tmp_path / "b")
+    for name, weight in reference.state_dict().items():
         assert torch.equal(weight, evaluated.state_dict()[name]), name
     training_calls = {id(ids) for ids, mems in evaluated.seen if mems is not None}
     assert len(training_calls) == 5, "all training steps except the first, and no evaluation"
