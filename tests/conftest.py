@@ -93,9 +93,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     family = config.getoption("--family")
     if family is None or not re.fullmatch(r"test_.*\.py", collection_path.name):
         return None
-    word = re.compile(rf"\b{re.escape(family)}\b|\bFAMILIES\b|\bzoo\b")
+    regex = re.compile(rf"\b{re.escape(family)}\b|\bFAMILIES\b|\bzoo\b")
     return (
-        None if word.search(f"{collection_path.stem.replace('_', ' ')} {collection_path.read_text('utf-8')}") else True
+        None if regex.search(f"{collection_path.stem.replace('_', ' ')} {collection_path.read_text('utf-8')}") else True
     )
 
 
