@@ -1,4 +1,4 @@
-"""Run commands of `hf-ctxmodels` and scripts in this process."""
+"""Run `hf-ctxmodels` commands and scripts in the current process."""
 
 import gc
 import runpy
@@ -25,55 +25,55 @@ debug_launcher(run, num_processes=2)
 """
 
 
-def run_command(*words: object, **flags: object) -> int:
-    """The exit code of `hf-ctxmodels WORDS... --name value ...`; see `flag_list`."""
-    return _exit_code(main, "hf-ctxmodels", *words, *flag_list(**flags))
+def run_command(*arguments: object, **flags: object) -> int:
+    """Exit code of `hf-ctxmodels ARGUMENTS... --name value ...`; see `flag_list`."""
+    return _exit_code(main, "hf-ctxmodels", *arguments, *flag_list(**flags))
 
 
-def run_file(script: Path, *words: object) -> int:
-    """The exit code of `python SCRIPT WORDS...`."""
+def run_file(script: Path, *arguments: object) -> int:
+    """Exit code of `python SCRIPT ARGUMENTS...`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(script.parent))
-        return _exit_code(partial(runpy.run_path, str(script), run_name="__main__"), script.name, *words)
+        return _exit_code(partial(runpy.run_path, str(script), run_name="__main__"), script.name, *arguments)
 
 
 def _exit_code(function: Callable[[], object], *argv: object) -> int:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", [*map(str, argv)])
-        patch.setattr(gc, "collect", partial(gc.collect, 1))  # a full collection would visit objects of other tests
-        with pytest.raises(SystemExit) as stopped:
+        patch.setattr(gc, "collect", partial(gc.collect, 1))  # a full one would scan the objects of other tests
+        with pytest.raises(SystemExit) as exit_info:
             function()
-    return int(stopped.value.code or 0)
+    return int(exit_info.value.code or 0)
 
 
-def command_output(command: str | Path, *words: object, fails: bool = False, **flags: object) -> str:
-    """Standard output of a command or script, or standard error of one that fails with status 2."""
+def command_output(command: str | Path, *arguments: object, fails: bool = False, **flags: object) -> str:
+    """Standard output of a command or script; with `fails`, standard error after exit code 2."""
     with redirect_stdout(StringIO()) as output, redirect_stderr(StringIO()) as errors:
-        words = *words, *flag_list(**flags)
-        code = run_file(command, *words) if isinstance(command, Path) else run_command(*command.split(), *words)
+        arguments = *arguments, *flag_list(**flags)
+        code = run_file(command, *arguments) if isinstance(command, Path) else run_command(*command.split(), *arguments)
     assert code == (2 if fails else 0), errors.getvalue()
     return errors.getvalue() if fails else output.getvalue()
 
 
-def run_in_two_processes(*words: object, **flags: object) -> None:
-    """Run a command in two processes that meet in a file; tests/training/test_faults.py starts `accelerate launch`."""
-    result = run_forked("-c", _TWO_PROCESSES, *words, *flag_list(**flags), cwd=Path(__file__).parents[1])
+def run_in_two_processes(*arguments: object, **flags: object) -> None:
+    """Run a command in two forked processes; tests/training/test_faults.py uses `accelerate launch`."""
+    result = run_forked("-c", _TWO_PROCESSES, *arguments, *flag_list(**flags), cwd=Path(__file__).parents[1])
     assert result.returncode == 0, result.stderr[-3000:]
 
 
 def flag_list(**flags: object) -> list[str]:
-    """`--name value` for each flag; a list gives several values, True no value."""
-    words = []
+    """`--name value` for each flag; a list gives several values, True none."""
+    arguments = []
     for name, value in flags.items():
         values = value if isinstance(value, list | tuple) else [] if value is True else [value]
-        words += [f"--{name}", *map(str, values)]
-    return words
+        arguments += [f"--{name}", *map(str, values)]
+    return arguments
 
 
 def tiny_pair(
     family: str, auto_class: str, texts: list[str], vocab_size: int = 300, seed: int = 0, **fields: Any
 ) -> tuple[Any, Any]:
-    """A tiny random model and a tokenizer of the words of some texts."""
+    """A tiny randomly initialized model and a tokenizer trained on the texts."""
     spec = FAMILIES[family]
     tokenizer = spec.tokenizer.train(texts * 20, vocab_size=vocab_size)
     fields = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id, **fields}
@@ -82,8 +82,8 @@ def tiny_pair(
     return spec.models[auto_class](tiny_config(spec, **fields)).eval(), tokenizer
 
 
-def save(folder: Path, *parts: Any) -> Path:
+def save(folder: Path, *objects: Any) -> Path:
     """Save models, tokenizers and configurations in one directory."""
-    for part in parts:
-        part.save_pretrained(folder)
+    for item in objects:
+        item.save_pretrained(folder)
     return folder

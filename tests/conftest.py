@@ -1,4 +1,4 @@
-"""Fixtures and options of the whole suite."""
+"""Fixtures and pytest options of the test suite."""
 
 import gc
 import os
@@ -83,7 +83,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Hide GPUs, unless `-m gpu` selects tests that need one: the other tests compare with a CPU, some bit for bit."""
+    """Hide GPUs unless `-m gpu` selects tests that need one; other tests compare with CPU results, some bit for bit."""
     if not re.search(r"(?<!not )\bgpu\b", config.option.markexpr or ""):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
@@ -93,22 +93,22 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     family = config.getoption("--family")
     if family is None or not re.fullmatch(r"test_.*\.py", collection_path.name):
         return None
-    names = re.compile(rf"\b{re.escape(family)}\b|\bFAMILIES\b|\bzoo\b")
+    regex = re.compile(rf"\b{re.escape(family)}\b|\bFAMILIES\b|\bzoo\b")
     return (
-        None if names.search(f"{collection_path.stem.replace('_', ' ')} {collection_path.read_text('utf-8')}") else True
+        None if regex.search(f"{collection_path.stem.replace('_', ' ')} {collection_path.read_text('utf-8')}") else True
     )
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` deselects
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With `--family`, keep the files named after the family and the items whose parameters name it; without, mark the
-    items of families that represent no architecture."""
+    """With `--family`, keep files named after the family and items parametrized with it; without, mark items of
+    non-representative families."""
     family = config.getoption("--family")
     if family is None:
         _mark_matrix(items)
         return
-    file = re.compile(rf"test_(.*_)?{re.escape(family)}(_.*)?\.py$")
-    selected = [item for item in items if family in _parameter_families(item) or file.search(item.path.name)]
+    file_pattern = re.compile(rf"test_(.*_)?{re.escape(family)}(_.*)?\.py$")
+    selected = [item for item in items if family in _parameter_families(item) or file_pattern.search(item.path.name)]
     config.hook.pytest_deselected(items=[item for item in items if item not in set(selected)])
     items[:] = selected
 
@@ -119,7 +119,7 @@ def _parameter_families(item: pytest.Item) -> set[str]:
 
 
 def _mark_matrix(items: list[pytest.Item]) -> None:
-    """Mark the items of other families in tests that also run on representative families, see above."""
+    """Mark the items of other families in tests that also run on representative families."""
     items_by_test: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
         if _parameter_families(item) and not any(map(item.get_closest_marker, ("slow", "all_families"))):

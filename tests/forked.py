@@ -56,7 +56,7 @@ class ForkedProcess:
 
 
 def run_forked(*command: object, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess:
-    """Run `python <command>` to its end."""
+    """Run `python <command>` and wait for it to exit."""
     process = ForkedProcess(*command, cwd=cwd, **environment)
     output, errors = process.communicate()
     return subprocess.CompletedProcess(command, process.returncode, output, errors)

@@ -1,4 +1,4 @@
-"""Files of small tasks that are learned in a few steps, and tiny models with a vocabulary of their words."""
+"""Small datasets that a model learns in a few steps, and tiny models with a matching vocabulary."""
 
 import json
 import random
@@ -17,7 +17,7 @@ OTHERS = ["the", "film", "was", "in", "saw", "a", "story", "yesterday", "who", "
 
 
 def save_tiny(directory: Path, family, upstream: bool) -> str:
-    """A tiny random model with a vocabulary of the words above."""
+    """Save a tiny random model and a tokenizer of the words above; returns the directory."""
     tokenizer = family.tokenizer.train([" ".join(GOOD + BAD + PLACES + NAMES + OTHERS)] * 20, vocab_size=300)
     torch.manual_seed(0)
     sizes = {"vocab_size": len(tokenizer), "max_position_embeddings": 64, "initializer_range": 0.1}
@@ -25,12 +25,12 @@ def save_tiny(directory: Path, family, upstream: bool) -> str:
     model = family.models["AutoModel"](tiny_config(family, num_labels=2, **fields))
     tokenizer.save_pretrained(directory)
     if upstream:
-        # classes of transformers, as in a published checkpoint
+        # transformers' classes, as in a published checkpoint
         model.export_reference(directory)
         settings = directory / "tokenizer_config.json"
         reference_config = transformers.CONFIG_MAPPING[family.reference]
         reference = transformers.models.auto.tokenization_auto.TOKENIZER_MAPPING[reference_config].__name__
-        if reference != "XLMTokenizer":  # which reads no tokenizer.json
+        if reference != "XLMTokenizer":  # XLMTokenizer reads no tokenizer.json
             settings.write_text(json.dumps(json.loads(settings.read_text()) | {"tokenizer_class": reference}))
     else:
         model.save_pretrained(directory)
@@ -38,7 +38,7 @@ def save_tiny(directory: Path, family, upstream: bool) -> str:
 
 
 def write_splits(directory: Path, suffix: str, make_text: Callable[[random.Random, int], str], train: int = 96) -> Any:
-    """Files of a training and a validation split, as flags; `make_text` gets the number of examples."""
+    """Write a training and a validation file and return them as flags; `make_text` takes the number of examples."""
     generator, files = random.Random(0), {}
     for flag, name, size in (("train_file", "train", train), ("validation_file", "dev", 32)):
         files[flag] = directory / f"{name}.{suffix}"

@@ -1,4 +1,4 @@
-"""The steps of CONTRIBUTING.md, carried out literally in a copy of the repository, give a family that works."""
+"""A family added to a copy of the repository by following CONTRIBUTING.md passes the common tests."""
 
 import os
 import re
@@ -12,13 +12,13 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 FAMILY = "newt"
-# A sample of the common tests, which find the new family without an edit.
+# A sample of the common tests; they pick up the new family automatically.
 TEST_FILES = [f"tests/models/test_common{suffix}.py" for suffix in ("", "_layouts", "_training")]
 SELECTED_TESTS = (
     "newt and (round_trip or auto_class or same_outputs or published or test_outputs or full_logits or each_target)"
 )
 
-TEST_OF_THE_COPY = """
+COPIED_PACKAGE_TEST = """
 from pathlib import Path
 import hf_ctxmodels
 
@@ -62,15 +62,15 @@ def follow_contributing(repository: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_family_of_the_guide_passes_common_tests(tmp_path: Path) -> None:
+def test_family_from_guide_passes_common_tests(tmp_path: Path) -> None:
     repository = copy_repository(tmp_path)
     assert len(follow_contributing(repository)) == 4
     environment = {**os.environ, "PYTHONPATH": str(repository), "OMP_NUM_THREADS": "1"}
     options: dict[str, Any] = {"cwd": repository, "env": environment, "capture_output": True, "text": True}
     (repository / "tests" / "test_newt.py").write_text(
-        TEST_OF_THE_COPY.format(str(repository / "hf_ctxmodels")), "utf-8"
+        COPIED_PACKAGE_TEST.format(str(repository / "hf_ctxmodels")), "utf-8"
     )
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *TEST_FILES]
-    run = subprocess.run([*command, "tests/test_newt.py", "-k", SELECTED_TESTS], **options)
-    assert run.returncode == 0, run.stdout[-3000:]
-    assert int(re.search(r"(\d+) passed", run.stdout)[1]) >= 10, run.stdout[-500:]
+    result = subprocess.run([*command, "tests/test_newt.py", "-k", SELECTED_TESTS], **options)
+    assert result.returncode == 0, result.stdout[-3000:]
+    assert int(re.search(r"(\d+) passed", result.stdout)[1]) >= 10, result.stdout[-500:]

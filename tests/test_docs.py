@@ -1,4 +1,4 @@
-"""The site of `docs/`: its generated pages cover the whole code, and a broken link fails the build."""
+"""The documentation site: generated pages cover all code, and broken links fail the build."""
 
 import importlib
 import pydoc
@@ -65,7 +65,7 @@ RST = """Pads rows.
 
 @pytest.fixture(scope="module")
 def docs():
-    """Imports a module of `docs/`, as its build does."""
+    """A function that imports a module of `docs/`, as the build does."""
     sys.path.insert(0, str(ROOT / "docs"))
     yield importlib.import_module
     sys.path.remove(str(ROOT / "docs"))
@@ -76,12 +76,12 @@ def pages(docs) -> dict[str, str]:
     return docs("generated_pages").pages()
 
 
-def test_docstrings_become_restructured_text(docs):
+def test_docstring_to_restructured_text(docs):
     text = docs("docstrings").to_rst(DOCSTRING, {"Thing": "m.Thing"})
     assert [line for line in text.splitlines() if line] == [line for line in RST.splitlines() if line]
 
 
-def test_pages_of_objectives_document_all_options(pages):
+def test_objective_pages_document_all_options(pages):
     for family in FAMILIES.values():
         assert {f"families/{family.name}.md", f"api/models/{family.name}.rst"} <= pages.keys()
         for name, objective in family.objectives.items():
@@ -92,12 +92,12 @@ def test_pages_of_objectives_document_all_options(pages):
             assert {option: f"{default}." for option, default in options.items()} == expected, objective.__name__
 
 
-def test_pages_of_commands_document_all_flags(docs, pages, capsys):
+def test_command_pages_document_all_flags(docs, pages, capsys):
     for command in docs("generated_pages").leaf_commands():
         assert run_command(*command.split(), "--help") == 0
-        shown = set(re.findall(r"^  (?:-h, )?--(\w+)", capsys.readouterr().out, re.MULTILINE)) - {"help", "recipe"}
+        flags = set(re.findall(r"^  (?:-h, )?--(\w+)", capsys.readouterr().out, re.MULTILINE)) - {"help", "recipe"}
         page = pages[f"commands/{command.replace(' ', '-')}.rst"]
-        assert set(re.findall(r"^\.\. option:: --(\w+).*\n\n    \S", page, re.MULTILINE)) == shown, command
+        assert set(re.findall(r"^\.\. option:: --(\w+).*\n\n    \S", page, re.MULTILINE)) == flags, command
 
 
 def test_pages_cover_all_recipes_and_modules(pages):
@@ -112,20 +112,20 @@ def test_pages_cover_all_recipes_and_modules(pages):
             assert module in documented_modules or "numba" in path.read_text("utf-8"), module
 
 
-def test_commands_of_reproductions_are_valid(docs, pages):
-    """Claims that small runs do not show have commands for a GPU, too long to run; their recipes and flags exist."""
+def test_reproduction_commands_are_valid(docs, pages):
+    """The commands need a GPU and are not run; their recipes and flags exist."""
     card = (ROOT / "model_cards" / "reproduction.md").read_text("utf-8")
     code = "".join(re.findall(r"^```sh\n(.*?)^```", card, re.DOTALL | re.MULTILINE)).replace("\\\n", " ")
     lines = [shlex.split(line) for line in re.findall(r"^ *hf-ctxmodels (.*)", code, re.MULTILINE)]
     leaf_commands = docs("generated_pages").leaf_commands()
     recipes = {path.stem for path in ROOT.glob("scripts/recipes/*.yaml")}
-    for words in lines:
-        (command,) = [name for name in leaf_commands if words[: len(name.split())] == name.split()]
+    for arguments in lines:
+        (command,) = [name for name in leaf_commands if arguments[: len(name.split())] == name.split()]
         page = pages[f"commands/{command.replace(' ', '-')}.rst"]
         flags = dict.fromkeys(["recipe", *re.findall(r"^\.\. option:: --(\w+)", page, re.MULTILINE)])
-        assert [word for word in words if word.startswith("--") and word[2:] not in flags] == [], words
-        used_recipes = [value for flag, value in pairwise(words) if flag == "--recipe"]
-        assert set(used_recipes) <= recipes, words
+        assert [part for part in arguments if part.startswith("--") and part[2:] not in flags] == [], arguments
+        used_recipes = [value for flag, value in pairwise(arguments) if flag == "--recipe"]
+        assert set(used_recipes) <= recipes, arguments
     readme = (ROOT / "README.md").read_text("utf-8")
     sections = {re.sub(r"\W+", "-", title.lower()) for title in re.findall("^## (.*)", card, re.MULTILINE)}
     linked = set(re.findall(r"model_cards/reproduction\.md#([\w-]+)", readme))
@@ -133,7 +133,7 @@ def test_commands_of_reproductions_are_valid(docs, pages):
     assert set(re.findall(r"\]\(#([\w-]+)\)", card)) == linked
 
 
-def test_summaries_of_recipes_are_whole_sentences(docs):
+def test_recipe_summaries_are_complete_sentences(docs):
     for path in ROOT.glob("scripts/*/*.yaml"):
         summary = first_sentence(path)
         comment = " ".join(line.lstrip("# ") for line in path.read_text("utf-8").splitlines() if line.startswith("#"))
@@ -142,7 +142,7 @@ def test_summaries_of_recipes_are_whole_sentences(docs):
     assert "the remaining 10% of the steps" in first_sentence(ROOT / "scripts" / "recipes" / "bert_base_512.yaml")
 
 
-def test_headings_of_objectives_are_words(docs, pages):
+def test_objective_titles_are_words(docs, pages):
     title = docs("generated_pages").objective_title
     titles = {objective.__name__: title(objective) for objective in docs("reference").objectives()}
     assert titles["MaskedLMWithNextSentence"] == "Masked language modeling with next sentence"
@@ -151,14 +151,14 @@ def test_headings_of_objectives_are_words(docs, pages):
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/**/*.md"])
-def test_code_fits_the_column(page):
+def test_code_blocks_fit_page_width(page):
     """At 1280 pixels a line has room for 98 characters; `text` blocks are output, and may be longer."""
     for path in ROOT.glob(page):
         blocks = re.findall(r"^ *```(?!text|\n)[^\n]*\n(.*?)^ *```", path.read_text("utf-8"), re.DOTALL | re.MULTILINE)
         assert [line for block in blocks for line in block.splitlines() if len(line) > MAX_COLUMNS] == [], path
 
 
-def test_links_of_cards_are_adapted_to_the_site(docs):
+def test_model_card_links_are_adapted(docs):
     adapt_links = docs("generated_pages").adapt_links
     text = "[a](glove.md#speed) [b](experiments/bert.md) [c](README.md) [d](template.md) ![e](bert_learning.png) [f](http://g)"
     assert adapt_links(text, "model_cards/bert.md", "families/bert.md") == (
@@ -167,7 +167,7 @@ def test_links_of_cards_are_adapted_to_the_site(docs):
     )
 
 
-def test_broken_link_fails_the_build(docs, tmp_path, capfd):
+def test_broken_link_fails_build(docs, tmp_path, capfd):
     for package in ("sphinx", "myst_nb", "pydata_sphinx_theme", "sphinx_copybutton"):
         pytest.importorskip(package, reason="needs the extra `docs`")
     build = docs("build").build
@@ -189,7 +189,7 @@ def test_broken_link_fails_the_build(docs, tmp_path, capfd):
     assert {name for name, code in codes.items() if code} == set(pages) - {"valid"}, capfd.readouterr().err
 
 
-def test_names_in_the_tour_exist():
+def test_names_in_tour_exist():
     page = (ROOT / "docs" / "tour.md").read_text("utf-8")
     names = re.findall(r"`((?:[a-z_]+\.)+[A-Za-z_]+)`", page)
     names = [name for name in names if name.partition(".")[0] not in ("torch", "transformers")]

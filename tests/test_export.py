@@ -70,8 +70,8 @@ def operators(program: Path) -> set[str]:
 @pytest.mark.slow
 @pytest.mark.usefixtures("onnxruntime")
 @pytest.mark.parametrize("family", FAMILIES)
-def test_all_models_of_a_family(family: str) -> None:
-    """About ten seconds for each model."""
+def test_all_models_are_exported(family: str) -> None:
+    """About ten seconds per model."""
     for name, part in SCRIPT["export_cases"](FAMILIES[family]):
         result = SCRIPT["check"](FAMILIES[family], name, part, onnx=True)
         assert isinstance(result.program, float), result
@@ -101,7 +101,7 @@ def examples() -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", PAGE.read_text("utf-8"), re.DOTALL | re.M)
 
 
-def test_table_of_the_page_lists_cases_of_the_script() -> None:
+def test_page_table_matches_script_cases() -> None:
     rows = re.findall(r"^\| (\w+) \| `([\w.]+)` \| (\S+) \| (\S+) \|$", PAGE.read_text("utf-8"), re.M)
     checked = {
         (family, f"{spec.models[name].__name__}.{part}".removesuffix(".model"))
@@ -115,7 +115,7 @@ def test_table_of_the_page_lists_cases_of_the_script() -> None:
 
 @pytest.fixture
 def page_workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Working directory with what the page assumes: a fine-tuned classifier and a summarization model."""
+    """Working directory with the models that the page assumes: a classifier and a summarizer."""
     save_classifier("float32", tmp_path / "my-classifier", max_position_embeddings=512)
     summarizer = FAMILIES["t5"].models[SEQ2SEQ](FAMILIES["t5"].config(**FAMILIES["t5"].sizes["tiny"], vocab_size=20))
     summarizer.save_pretrained(tmp_path / "my-summarizer")
@@ -131,34 +131,34 @@ def test_torch_export_examples_run() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("page_workspace", "onnxruntime")
-def test_all_examples_run() -> None:
+def test_all_page_examples_run() -> None:
     exec(compile("".join(examples()), str(PAGE), "exec"), {})
 
 
-def save_classifier(kind: str, folder: Path, **changes: int) -> CtxBertForSequenceClassification:
+def save_classifier(precision: str, folder: Path, **overrides: int) -> CtxBertForSequenceClassification:
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *string.ascii_lowercase]
     words += [f"##{letter}" for letter in string.ascii_lowercase]
     CtxBertTokenizer(vocab={word: number for number, word in enumerate(words)}).save_pretrained(folder)
     torch.manual_seed(0)
     # fewer positions than tokens in the example texts
-    fields = {"initializer_range": 0.2, "num_hidden_layers": 1, "max_position_embeddings": 20, **changes}
+    fields = {"initializer_range": 0.2, "num_hidden_layers": 1, "max_position_embeddings": 20, **overrides}
     sizes = FAMILIES["bert"].sizes["tiny"] | fields
     model = CtxBertForSequenceClassification(CtxBertConfig(**sizes, vocab_size=len(words))).eval()
-    if kind == "low bits":
+    if precision == "low bits":
         replace_with_fake_quantized(model, dict.fromkeys(find_quantizable_modules(model)[0], 3), 8)
         model = pack_model(model)
-    elif kind != "float32":
-        quantize_model(model, CtxInt8Config(activations=kind))  # type: ignore[arg-type]
+    elif precision != "float32":
+        quantize_model(model, CtxInt8Config(activations=precision))  # type: ignore[arg-type]
     model.save_pretrained(folder)
     return model
 
 
-@pytest.mark.parametrize("kind", ["float32", "tensor", *(slow(kind) for kind in ("token", "low bits"))])
-def test_programs_of_the_command(kind: str, tmp_path: Path) -> None:
-    """The command prints the difference of the outputs."""
-    model, file = save_classifier(kind, tmp_path), tmp_path / "model.pt2"
+@pytest.mark.parametrize("precision", ["float32", "tensor", *(slow(precision) for precision in ("token", "low bits"))])
+def test_export_command_output_equals_model(precision: str, tmp_path: Path) -> None:
+    """The command reports the largest difference of the outputs."""
+    model, file = save_classifier(precision, tmp_path), tmp_path / "model.pt2"
     flags = {"model": tmp_path, "output": file}
-    if kind == "tensor":
+    if precision == "tensor":
         error = command_output("export torch", **flags, fails=True)
         assert re.search(r"scale per tensor have no graph(.|\n)*--activations token", error)
         return
@@ -166,21 +166,23 @@ def test_programs_of_the_command(kind: str, tmp_path: Path) -> None:
     batch = {name: torch.ones(2, 7, dtype=torch.long) for name in ("input_ids", "attention_mask")}
     batch["token_type_ids"] = torch.zeros(2, 7, dtype=torch.long)
     logits = torch.export.load(file).module()(**batch).logits
-    with exporting._FloatProducts() if kind == "token" else nullcontext():
+    with exporting._FloatProducts() if precision == "token" else nullcontext():
         torch.testing.assert_close(logits, model(**batch).logits, rtol=1e-4, atol=1e-4)
     assert "file exists" in command_output("export torch", **flags, fails=True)
 
 
 @pytest.mark.parametrize(
-    ("change", "message"), [(0.01, r"differs by 1\.\de-02 .*; no file was saved"), (math.nan, "inf")]
+    ("error", "message"), [(0.01, r"differs by 1\.\de-02 .*; no file was saved"), (math.nan, "inf")]
 )
-def test_different_outputs(change: float, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No file is written if one output of the last batch, a single example, differs or is NaN."""
+def test_differing_outputs_are_not_saved(
+    error: float, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One output of the last batch, which has a single example, differs or is NaN."""
 
     def write_program(model: torch.nn.Module, batch: exporting.Batch, file: Path) -> exporting.Run:
         def run(inputs: exporting.Batch) -> list[Tensor]:
             logits = model(**inputs).logits
-            return [logits + change * logits.abs().max() * (len(logits) == 1)]
+            return [logits + error * logits.abs().max() * (len(logits) == 1)]
 
         return run
 
@@ -191,28 +193,28 @@ def test_different_outputs(change: float, message: str, tmp_path: Path, monkeypa
     assert not (tmp_path / "model.pt2").exists()
 
 
-def test_comparison_of_int8_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fast products differ in the last digit, so that some inputs of later layers have another int8 code."""
+def test_int8_comparison_excludes_rounding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The int8 kernel differs in the last digit, so some activations of later layers get another int8 code."""
     model = save_classifier("token", tmp_path, num_hidden_layers=4)
     batches = exporting.example_batches(AutoTokenizer.from_pretrained(tmp_path), model)
-    with torch.no_grad(), monkeypatch.context() as without:
-        without.setattr("hf_ctxmodels.compression.int8.modules.HAS_INT8_PRODUCT", False)
-        slow = [model(**batch).logits for batch in batches]
+    with torch.no_grad(), monkeypatch.context() as patch:
+        patch.setattr("hf_ctxmodels.compression.int8.modules.HAS_INT8_PRODUCT", False)
+        expected = [model(**batch).logits for batch in batches]
     with torch.no_grad():
-        fast = [model(**batch).logits for batch in batches]
+        actual = [model(**batch).logits for batch in batches]
         if HAS_INT8_PRODUCT:
-            assert max(float((one - other).abs().max()) for one, other in zip(slow, fast, strict=True)) > 1e-3
-        outputs = iter(slow)
+            assert max(float((x - y).abs().max()) for x, y in zip(expected, actual, strict=True)) > 1e-3
+        outputs = iter(expected)
         assert exporting.max_relative_difference(model, lambda batch: [next(outputs)], batches) < 1e-6
 
 
 @pytest.mark.usefixtures("onnxruntime")
-@pytest.mark.parametrize(("kind", "type_name"), [("token", "INT8"), slow("low bits", "UINT8")])
-def test_types_in_onnx_files(kind: str, type_name: str, tmp_path: Path) -> None:
-    """Weights of 8 and of 3 bits keep their types in the file."""
+@pytest.mark.parametrize(("precision", "type_name"), [("token", "INT8"), slow("low bits", "UINT8")])
+def test_quantized_weight_types_in_onnx(precision: str, type_name: str, tmp_path: Path) -> None:
+    """Weights of 8 and 3 bits are stored as integers."""
     import onnx
 
-    save_classifier(kind, tmp_path)
+    save_classifier(precision, tmp_path)
     command_output("export onnx", model=tmp_path, output=tmp_path / "model.onnx")
     graph = onnx.load(tmp_path / "model.onnx", load_external_data=False).graph
     types = [tensor.data_type for tensor in graph.initializer]
@@ -221,18 +223,18 @@ def test_types_in_onnx_files(kind: str, type_name: str, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("onnxruntime")
 @pytest.mark.parametrize("family", ["bert", *(slow(family) for family in ("xlnet", "bart", "elmo"))])
-def test_openvino(family: str, tmp_path: Path) -> None:
-    """The file and its weights are written after the outputs were compared; other shapes are compared here."""
+def test_openvino_export(family: str, tmp_path: Path) -> None:
+    """Outputs for other shapes are compared before the model and its weights are written."""
     pytest.importorskip("openvino", reason="needs openvino, which the extra `openvino` brings")
     model = SCRIPT["tiny_model"](FAMILIES[family], SEQUENCES)
-    example, others = SCRIPT["make_batches"](model, SEQUENCES, "model")
-    assert exporting.export_model(model, [example, *others], tmp_path / "model.xml", "openvino") < TOLERANCE
+    example, other_batches = SCRIPT["make_batches"](model, SEQUENCES, "model")
+    assert exporting.export_model(model, [example, *other_batches], tmp_path / "model.xml", "openvino") < TOLERANCE
     assert {path.name for path in tmp_path.iterdir()} == {"model.xml", "model.bin"}
 
 
 @pytest.mark.slow
-def test_encoder_decoders(subtests: pytest.Subtests, tmp_path: Path) -> None:
-    """Encoder and decoder together equal the whole model, for other batch sizes, lengths and steps."""
+def test_separate_encoder_and_decoder_equal_model(subtests: pytest.Subtests, tmp_path: Path) -> None:
+    """For other batch sizes, lengths and numbers of steps."""
     family = FAMILIES["bart"]
     tokenizer = family.tokenizer.train([" ".join(exporting._WORDS)] * 20, vocab_size=300)
     tokenizer.save_pretrained(tmp_path)
@@ -241,22 +243,22 @@ def test_encoder_decoders(subtests: pytest.Subtests, tmp_path: Path) -> None:
     model = family.models["AutoModelForSeq2SeqLM"](family.config(**sizes)).eval()
     model.save_pretrained(tmp_path)
     onnx = all(find_spec(name) for name in ("onnx", "onnxscript", "onnxruntime"))
-    for part, form in (("encoder", "torch"), ("decoder", "torch"), ("model", "onnx" if onnx else "torch")):
-        with subtests.test(part=part, form=form):
-            file = tmp_path / f"{part}.{'pt2' if form == 'torch' else form}"
-            printed = command_output(f"export {form}", model=tmp_path, part=part, output=file)  # compares the outputs
-            assert ("decoder_input_ids" in printed) == (part != "encoder")
+    for part, backend in (("encoder", "torch"), ("decoder", "torch"), ("model", "onnx" if onnx else "torch")):
+        with subtests.test(part=part, form=backend):
+            file = tmp_path / f"{part}.{'pt2' if backend == 'torch' else backend}"
+            output = command_output(f"export {backend}", model=tmp_path, part=part, output=file)  # compares the outputs
+            assert ("decoder_input_ids" in output) == (part != "encoder")
     encoder, decoder = (torch.export.load(tmp_path / f"{part}.pt2").module() for part in ("encoder", "decoder"))
-    text = {"input_ids": torch.randint(5, 20, (4, 6)), "attention_mask": torch.ones(4, 6, dtype=torch.long)}
-    text["attention_mask"][1, 2:] = 0
+    source = {"input_ids": torch.randint(5, 20, (4, 6)), "attention_mask": torch.ones(4, 6, dtype=torch.long)}
+    source["attention_mask"][1, 2:] = 0
     target = torch.randint(5, 20, (4, 13))
-    expected = model(**text, decoder_input_ids=target).logits
-    states = encoder(**text).last_hidden_state
-    parts = {"encoder_hidden_states": states, "attention_mask": text["attention_mask"], "decoder_input_ids": target}
-    torch.testing.assert_close(decoder(**parts)["logits"], expected, rtol=1e-4, atol=1e-4)
+    expected = model(**source, decoder_input_ids=target).logits
+    states = encoder(**source).last_hidden_state
+    inputs = {"encoder_hidden_states": states, "attention_mask": source["attention_mask"], "decoder_input_ids": target}
+    torch.testing.assert_close(decoder(**inputs)["logits"], expected, rtol=1e-4, atol=1e-4)
 
 
-def test_models_without_a_separable_decoder(tmp_path: Path) -> None:
+def test_models_without_separable_decoder_raise(tmp_path: Path) -> None:
     save_classifier("float32", tmp_path / "encoder")
     unilm = FAMILIES["unilm"]
     generator = unilm.models["AutoModelForSeq2SeqLM"](unilm.config(**unilm.sizes["tiny"]))
@@ -266,8 +268,8 @@ def test_models_without_a_separable_decoder(tmp_path: Path) -> None:
     assert "no generating decoder" in command_output("export onnx", **flags, fails=True)
 
 
-def test_export_for_transformers(tmp_path: Path) -> None:
-    """The class of transformers has the same outputs; a model without such a class is refused."""
+def test_export_to_transformers(tmp_path: Path) -> None:
+    """The transformers class has the same outputs; a model without such a class is rejected."""
     save_classifier("float32", tmp_path / "model")
     flags = {"model": tmp_path / "model", "output_dir": tmp_path / "exported"}
     assert "as BertForSequenceClassification" in command_output("export transformers", **flags)
@@ -295,7 +297,7 @@ print(type(model).__name__, *model.eval()(**tokenizer("one two", return_tensors=
     assert "transformers has no class for CtxMassModel" in command_output("export transformers", **flags, fails=True)
 
 
-def test_export_for_transformers_without_tokenizer(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_export_to_transformers_without_tokenizer(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     save_classifier("float32", tmp_path / "model")
     for file in TOKENIZER_FILES:
         (tmp_path / "model" / file).unlink(missing_ok=True)
@@ -307,7 +309,7 @@ def test_export_for_transformers_without_tokenizer(tmp_path: Path, capsys: pytes
     assert "directory of the model" in command_output("export transformers", "--overwrite", **flags, fails=True)
 
 
-def test_export_for_transformers_refuses_adapters(tmp_path: Path) -> None:
+def test_export_to_transformers_rejects_adapters(tmp_path: Path) -> None:
     save_classifier("float32", tmp_path / "model")
     model = CtxBertForSequenceClassification.from_pretrained(tmp_path / "model")
     add_adapter(model, "polarity", "pfeiffer")

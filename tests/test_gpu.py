@@ -1,4 +1,4 @@
-"""Tests on a GPU (`pytest -m gpu`), and a trial of `scripts/gpu_first.py` on the CPU."""
+"""Tests on a GPU (`pytest -m gpu`), and `scripts/gpu_first.py` on the CPU."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ def gpu(test):
 @pytest.mark.parametrize("packed", [True, False], ids=["packed", "padded"])
 @pytest.mark.parametrize("dtype", gpu_first.TOLERANCES)
 @pytest.mark.parametrize("case", [case for case in HEADS if not case.has_consistency_loss], ids=str)
-def test_gradients_of_heads(case: Case, dtype: str, packed: bool) -> None:
+def test_head_gradients_equal_cpu(case: Case, dtype: str, packed: bool) -> None:
     torch.set_float32_matmul_precision("highest")  # a training run in the same process sets "high"
     assert gpu_first.head_error(case, "cuda", dtype, packed) < gpu_first.TOLERANCES[dtype]
 
@@ -33,7 +33,7 @@ def test_gradients_of_heads(case: Case, dtype: str, packed: bool) -> None:
 @gpu
 @pytest.mark.usefixtures("fresh_accelerate")
 @pytest.mark.parametrize("family", gpu_first.PRETRAINED_FAMILIES)
-def test_no_wait_in_a_training_step(family: str, tmp_path: Path) -> None:
+def test_training_step_does_not_synchronize(family: str, tmp_path: Path) -> None:
     run = gpu_first.prepare_training(family, "tiny", torch.device("cuda"), tmp_path)
     run.loop.callbacks = [gpu_first.StepMeasurement(torch.device("cuda"), sync_mode="error")]
     try:
@@ -52,16 +52,16 @@ def test_deterministic_runs() -> None:
 
 
 @gpu
-def test_models_are_placed_on_the_gpu() -> None:
+def test_model_is_placed_on_gpu() -> None:
     assert place_model(torch.nn.Linear(2, 2)).weight.is_cuda
 
 
 @pytest.mark.usefixtures("fresh_accelerate")
 @pytest.mark.parametrize("parts", [QUICK_PARTS, pytest.param(gpu_first.PARTS, marks=pytest.mark.slow)], ids=len)
-def test_trial_on_the_cpu(parts, tmp_path, capsys) -> None:
+def test_gpu_script_runs_on_cpu(parts, tmp_path, capsys) -> None:
     output = tmp_path / "results.json"
-    words = ["--device", "cpu", "--size", "tiny", "--families", "gpt2", "word2vec", "--parts", *parts]
-    assert run_file(SCRIPT, *words, "--output", output) == 0, capsys.readouterr()
+    arguments = ["--device", "cpu", "--size", "tiny", "--families", "gpt2", "word2vec", "--parts", *parts]
+    assert run_file(SCRIPT, *arguments, "--output", output) == 0, capsys.readouterr()
     results = {result["name"]: result for result in json.loads(output.read_text())}
     for name in ("heads of gpt2, bfloat16", "heads of width 26, torch.float16"):
         assert results[name]["as_expected"], results[name]

@@ -1,7 +1,5 @@
-"""All examples of README.md and of the site's pages run, in order and as a reader runs them, on tiny data.
-
-Examples of a page build on each other, and pages build on the model of the page on pretraining: a test runs one page.
-"""
+"""All examples of README.md and the documentation pages run on tiny data, one page per test; the page on pretraining
+runs first."""
 
 import json
 import re
@@ -23,11 +21,11 @@ TESTED_ELSEWHERE = {"docs/how-to/export.md"}  # needs extra packages: tests/test
 EXAMPLE = re.compile(r"^```(python|bash)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 OUTPUT = re.compile(r"^```python\n(.*?)^```\n\n```text\n(.*?)^```", re.DOTALL | re.MULTILINE)
 DOCS = sorted(path for path in (ROOT / "docs").rglob("*.md") if EXAMPLE.search(path.read_text("utf-8")))
-QUICKSTART = "docs/quickstart.md"  # starts without files, and runs with the sizes that it shows
+QUICKSTART = "docs/quickstart.md"  # needs no files and runs with the sizes it shows
 PAGES = ["README.md", *(path.relative_to(ROOT).as_posix() for path in DOCS)]
 
-# The pages show realistic sizes.
-SMALLER = {
+# Replacements for the realistic sizes of the pages.
+SMALL_SIZES = {
     "--vocab_size 8000": "--vocab_size 150",
     "--config mini": "--config tiny",
     "config=mini": "config=tiny",
@@ -39,7 +37,7 @@ SMALLER = {
     'from_pretrained("google-bert/bert-base-uncased")': 'from_pretrained("checkpoints/bert")',
     "--validation_fraction 0.05": "--validation_fraction 0.3",  # of the twenty documents of the workspace
 }
-HUB_NAME = "my-org/my-bert"
+REPO_ID = "my-org/my-bert"
 SENTENCES = [
     "The cat sat on the mat and looked at the river.",
     "A dog ran along the bank of the river.",
@@ -63,28 +61,28 @@ def page_examples(page: str) -> list[tuple[str, str]]:
     return examples
 
 
-def shown_output(page: str, code: str) -> str | None:
-    """The output that a page shows below an example; None if it shows none."""
+def expected_output(page: str, code: str) -> str | None:
+    """Output that a page shows below an example, or None."""
     return dict(OUTPUT.findall((ROOT / page).read_text("utf-8"))).get(code)
 
 
 def run_example(
-    language: str, code: str, workspace: Path, hub_process: HubProcess, *, sizes: dict[str, str] = SMALLER
+    language: str, code: str, workspace: Path, hub_process: HubProcess, *, sizes: dict[str, str] = SMALL_SIZES
 ) -> str:
-    """Run an example with smaller sizes, and return its output; fails unless all its commands succeed."""
+    """Run an example with smaller sizes and return its output; fails unless all commands succeed."""
     for size, smaller in sizes.items():
         code = code.replace(size, smaller)
     if "<<" in code:  # a here-document needs a shell
         command = f'hf-ctxmodels() {{ {sys.executable} -m hf_ctxmodels "$@"; }}\n{code}'
-        runs = [subprocess.run(["bash", "-ec", command], cwd=workspace, capture_output=True, text=True, timeout=600)]
+        results = [subprocess.run(["bash", "-ec", command], cwd=workspace, capture_output=True, text=True, timeout=600)]
     else:
-        runs = [hub_process.run(*command, cwd=workspace) for command in commands(language, code)]
-    assert [run for run in runs if run.returncode] == [], code
-    return "".join(run.stdout for run in runs)
+        results = [hub_process.run(*command, cwd=workspace) for command in commands(language, code)]
+    assert [result for result in results if result.returncode] == [], code
+    return "".join(result.stdout for result in results)
 
 
 def commands(language: str, code: str) -> list[list[str]]:
-    """Arguments of `python` for the lines of an example."""
+    """Arguments of `python` for each command of an example."""
     if language == "python":
         return [["-c", code]]
     lines = [shlex.split(line) for line in code.replace("\\\n", " ").splitlines() if line]
@@ -93,7 +91,7 @@ def commands(language: str, code: str) -> list[list[str]]:
 
 
 def make_workspace(folder: Path) -> Path:
-    """Write what the pages assume to a folder: a corpus, labeled reviews and a reference checkpoint."""
+    """Write the files that the pages assume: a corpus, labeled reviews and a reference checkpoint."""
     documents = ["\n".join(SENTENCES[first:] + SENTENCES[:first]) for first in range(5)]
     (folder / "corpus.txt").write_text("\n\n".join(documents * 4) + "\n")
     reviews = [f'"{sentence}",{number % 2}' for number, sentence in enumerate(SENTENCES * 4)]
@@ -135,7 +133,7 @@ def pretrained_workspace(hub_process: HubProcess, tmp_path_factory: pytest.TempP
         if page not in {PRETRAINING, QUICKSTART, *TESTED_ELSEWHERE}
     ],
 )
-def test_examples_run(
+def test_page_examples_run(
     page: str, hub: HubServer, hub_process: HubProcess, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     if page == "README.md":
@@ -146,26 +144,26 @@ def test_examples_run(
     hub.repositories.clear()
     for language, code in page_examples(page):
         output = run_example(language, code, workspace, hub_process)
-        assert shown_output(page, code) in (None, output)
+        assert expected_output(page, code) in (None, output)
     if page in ("README.md", "docs/how-to/publish.md"):
-        assert "model.safetensors" in hub.files(HUB_NAME)
-        assert hub.repositories[HUB_NAME].private
+        assert "model.safetensors" in hub.files(REPO_ID)
+        assert hub.repositories[REPO_ID].private
 
 
 @pytest.mark.slow
-def test_quickstart_runs_as_it_stands(hub: HubServer, hub_process: HubProcess, tmp_path: Path) -> None:
+def test_quickstart_runs_unmodified(hub: HubServer, hub_process: HubProcess, tmp_path: Path) -> None:
     pytest.importorskip("gensim", reason="the example text needs the extra `demo`")
     hub.repositories.clear()
     outputs = [run_example(*example, tmp_path, hub_process, sizes={}) for example in page_examples(QUICKSTART)]
-    *_, predictions, _, reopened = outputs
+    *_, predictions, _, reloaded = outputs
     labels = [json.loads(line)["label"] for line in predictions.splitlines()]
     assert labels == ["news", "encyclopedia"]
-    assert "'label': 'news'" in reopened
+    assert "'label': 'news'" in reloaded
     assert "model.safetensors" in hub.files("my-org/my-classifier")
 
 
-def test_replaced_sizes_occur_in_the_pages() -> None:
+def test_replaced_sizes_occur_in_pages() -> None:
     examples = [example for page in PAGES for example in page_examples(page)]
     assert {language for language, _ in examples} == {"python", "bash"}
     code = "".join(code for _, code in examples)
-    assert [size for size in SMALLER if size not in code] == []
+    assert [size for size in SMALL_SIZES if size not in code] == []

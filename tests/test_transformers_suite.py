@@ -11,7 +11,7 @@ import pytest
 FOLDER = Path(__file__).parent / "transformers_suite"
 
 
-def load(name: str) -> ModuleType:
+def load_module(name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"transformers_suite_{name}", FOLDER / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # required by dataclasses
@@ -31,7 +31,7 @@ def outcome(checker: Any, test: str, *reports: tuple[str, str, bool]) -> tuple[s
 
 
 def test_expected_failures_are_strict() -> None:
-    conftest = load("conftest")
+    conftest = load_module("conftest")
     expected_failure = conftest.ExpectedFailure
 
     def make_checker() -> Any:
@@ -56,9 +56,9 @@ def test_expected_failures_are_strict() -> None:
         ambiguous.match_items([SimpleNamespace(name="b", nodeid="b", parent=None)])
 
 
-def test_fetched_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The version equals constraints.txt and the environment; existing tests need no package index."""
-    fetch = load("fetch")
+def test_fetched_version_matches_constraints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The version is also the installed one; with existing tests, no package index is needed."""
+    fetch = load_module("fetch")
     version = fetch.validated_version()
     assert fetch.pinned_version(FOLDER.parents[1] / "constraints.txt") == version
     folder = tmp_path / f"transformers-{version}" / "tests"
@@ -66,7 +66,7 @@ def test_fetched_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     (folder / "__init__.py").touch()
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     assert fetch.fetch(tmp_path) == folder
-    (folder / "__init__.py").unlink()  # partly unpacked
+    (folder / "__init__.py").unlink()  # incompletely unpacked
     with pytest.raises(fetch.FetchError, match="package index"):
         fetch.fetch(tmp_path)
     constraints = tmp_path / "constraints.txt"

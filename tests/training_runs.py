@@ -1,4 +1,4 @@
-"""A small training problem: text, tokenizer and configuration on disk and in memory, and runs of the loop."""
+"""A small training problem: text, tokenizer, configuration, and helpers that run the training loop."""
 
 import json
 import random
@@ -35,10 +35,10 @@ class Workspace:
 
     folder: Path
     family: str = "bert"
-    more: dict[str, object] = field(default_factory=dict)
+    extra_flags: dict[str, object] = field(default_factory=dict)
 
-    def flags(self, output_dir: Path, *more: object, config: str = "dropout.json") -> list[str]:
-        fixed = {
+    def flags(self, output_dir: Path, *extra_arguments: object, config: str = "dropout.json") -> list[str]:
+        defaults = {
             "family": self.family,
             "config": self.folder / config,
             "tokenizer": self.folder / "tokenizer",
@@ -48,9 +48,9 @@ class Workspace:
             "lr_scheduler": "constant",
             "logging_steps": 2,
             "output_dir": output_dir,
-            **self.more,
+            **self.extra_flags,
         }
-        return [*flag_list(**fixed), *map(str, more)]
+        return [*flag_list(**defaults), *map(str, extra_arguments)]
 
     def start(self, *command: object) -> ForkedProcess:
         """Start `python <command>`."""
@@ -67,7 +67,7 @@ class Workspace:
         return self.run("-m", "hf_ctxmodels", "pretrain", *flags)
 
 
-def make_workspace(folder: Path, family: str, vocab_size: int = 80, **more: object) -> Workspace:
+def make_workspace(folder: Path, family: str, vocab_size: int = 80, **extra_flags: object) -> Workspace:
     rng = random.Random(0)
     documents = [
         "\n".join(" ".join(rng.choices(WORDS, k=rng.randint(4, 9))) + "." for _ in range(rng.randint(3, 8)))
@@ -91,7 +91,7 @@ def make_workspace(folder: Path, family: str, vocab_size: int = 80, **more: obje
         fields = FAMILIES[family].config.__dataclass_fields__
         config = {name: value for name, value in config.items() if name in fields}
         (folder / name).write_text(json.dumps(config), encoding="utf-8")
-    return Workspace(folder, family, more)
+    return Workspace(folder, family, extra_flags)
 
 
 @pytest.fixture(scope="session")
@@ -119,7 +119,7 @@ def pair_workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
 
 @pytest.fixture
 def fresh_accelerate() -> None:
-    """Reset the shared state, for an Accelerator with other settings."""
+    """Reset accelerate's shared state, so that an Accelerator with other settings can be made."""
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
 
@@ -138,8 +138,8 @@ def new_model(workspace, config: str = "exact.json") -> CtxBertForPreTraining:
     return CtxBertForPreTraining(CtxBertConfig(**json.loads((workspace.folder / config).read_text())))
 
 
-def arguments(output_dir: Path, **more: object) -> LoopArguments:
-    fixed = {
+def arguments(output_dir: Path, **overrides: object) -> LoopArguments:
+    defaults = {
         "max_steps": 3,
         "per_device_batch_size": 4,
         "learning_rate": 1e-3,
@@ -148,33 +148,33 @@ def arguments(output_dir: Path, **more: object) -> LoopArguments:
         "dataloader_workers": 0,
         "lr_scheduler": "constant",
     }
-    return LoopArguments(output_dir=str(output_dir), **{**fixed, **more})
+    return LoopArguments(output_dir=str(output_dir), **{**defaults, **overrides})
 
 
-def run(model, problem, options: LoopArguments, collate=None, **more):
+def run(model, problem, options: LoopArguments, collate=None, **loop_arguments):
     tokenizer, objective, examples = problem
     accelerator = make_accelerator(options)
     return TrainingLoop(
-        model, examples, collate or objective.collate, options, accelerator, tokenizer=tokenizer, **more
+        model, examples, collate or objective.collate, options, accelerator, tokenizer=tokenizer, **loop_arguments
     ).run()
 
 
 def stop_after(collate, batches):
-    """A collator that fails after this number of batches."""
+    """A collator that raises InterruptedError after this number of batches."""
     remaining = iter(range(batches))
 
-    def stopping(examples):
+    def limited_collate(examples):
         if next(remaining, None) is None:
             raise InterruptedError
         return collate(examples)
 
-    return stopping
+    return limited_collate
 
 
-def trainer_arguments(output_dir: Path, kind: type[TrainingArguments] = TrainingArguments, **more: Any) -> Any:
+def trainer_arguments(output_dir: Path, cls: type[TrainingArguments] = TrainingArguments, **overrides: Any) -> Any:
     """Arguments of transformers' Trainer: on the CPU, without checkpoints and reports."""
-    fixed = {"use_cpu": True, "save_strategy": "no", "report_to": "none", "disable_tqdm": True}
-    return kind(output_dir=str(output_dir), **{**fixed, **more})
+    defaults = {"use_cpu": True, "save_strategy": "no", "report_to": "none", "disable_tqdm": True}
+    return cls(output_dir=str(output_dir), **{**defaults, **overrides})
 
 
 def log_without_speed(output_dir: Path) -> list[dict[str, Any]]:
@@ -185,17 +185,17 @@ def log_without_speed(output_dir: Path) -> list[dict[str, Any]]:
 
 
 def rows_of(batch: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
-    """The examples of a batch, as a data set of Trainer."""
+    """The examples of a batch, as a dataset for Trainer."""
     return [{name: tensor[index] for name, tensor in batch.items()} for index in range(len(batch["input_ids"]))]
 
 
 class CallbackRun:
-    """Events of a run without a model: `begin(callback)`, then `step_begin(callback, step)` and so on."""
+    """Trainer events without a model: `begin(callback)`, then `step_begin(callback, step)` and so on."""
 
-    def __init__(self, optimizer: Any = None, max_steps: int = 10, epochs: float = 0.0, **begin: Any) -> None:
+    def __init__(self, optimizer: Any = None, max_steps: int = 10, epochs: float = 0.0, **begin_arguments: Any) -> None:
         Accelerator(cpu=True)  # callbacks read its state
         self.state = TrainerState(max_steps=max_steps, num_train_epochs=epochs)  # type: ignore[arg-type]
-        self.control, self._optimizer, self._begin = TrainerControl(), optimizer, begin
+        self.control, self._optimizer, self._begin = TrainerControl(), optimizer, begin_arguments
 
     def _call(self, callback: TrainerCallback, event: str, **arguments: Any) -> None:
         getattr(callback, event)(None, self.state, self.control, **arguments)

@@ -1,4 +1,4 @@
-"""Importing this module, before torch, builds and loads `device_guard.cpp`; it needs g++."""
+"""Build and load `device_guard.cpp` on import, which must precede the import of torch; requires g++."""
 
 import hashlib
 import importlib.machinery
@@ -15,7 +15,7 @@ SOURCE = Path(__file__).with_suffix(".cpp")
 
 
 def build_device_guard() -> Path:
-    """The library, which is built once for each version of torch, in the folder of temporary files."""
+    """Build the library, once per version of torch, in the directory of temporary files; returns its path."""
     version = f"{SOURCE.read_text()}{importlib.metadata.version('torch')}{sysconfig.get_config_var('SOABI')}"
     library = Path(tempfile.gettempdir()) / f"device_guard_{hashlib.sha256(version.encode()).hexdigest()[:16]}.so"
     if library.exists():
@@ -24,11 +24,11 @@ def build_device_guard() -> Path:
     torch_folder = Path(torch_spec.origin).parent
     headers, libraries = torch_folder / "include", torch_folder / "lib"
     includes = [headers, headers / "torch" / "csrc" / "api" / "include", sysconfig.get_paths()["include"]]
-    unfinished = library.with_suffix(f".{os.getpid()}")
+    temporary = library.with_suffix(f".{os.getpid()}")
     command = ["g++", "-O0", "-std=c++20", "-shared", "-fPIC", *(f"-I{path}" for path in includes), str(SOURCE)]
-    command += ["-o", str(unfinished), f"-L{libraries}", f"-Wl,-rpath,{libraries}", "-lc10", "-ltorch_cpu"]
+    command += ["-o", str(temporary), f"-L{libraries}", f"-Wl,-rpath,{libraries}", "-lc10", "-ltorch_cpu"]
     subprocess.run(command, check=True)
-    return unfinished.replace(library)  # atomic: other processes may build it at the same time
+    return temporary.replace(library)  # atomic: other processes may build it at the same time
 
 
 def load_device_guard() -> None:

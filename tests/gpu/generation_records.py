@@ -1,4 +1,4 @@
-"""Generate on the pretended device, and print how often the host waits for it in one more step of generation, as JSON.
+"""Generate on the pretended device, and print how often the host waits for it in one generation step, as JSON.
 
 Usage: PYTHONPATH=tests:tests/gpu python tests/gpu/generation_records.py CASE ...
 """
@@ -17,7 +17,7 @@ STEPS = (4, 5)
 
 
 def waits_per_step(case: Case, num_beams: int) -> Counter[str]:
-    """The waits of the fifth step: the difference between generating five and four tokens."""
+    """Waits of the fifth step: the difference between generating five and four tokens."""
     counts = []
     for steps in STEPS:
         model = case.model().eval()

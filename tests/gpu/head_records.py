@@ -2,9 +2,9 @@
 
 Usage: PYTHONPATH=tests:tests/gpu python tests/gpu/head_records.py CAPABILITY CONDITIONS [CASE ...]
 
-CONDITIONS are comma-separated combinations of packed or padded, float32 or autocast, and collated (a batch of our
-collators) or plain (new tensors), for example packed-autocast-collated,padded-float32-plain. The cases are by default
-all heads and base models of all families.
+CONDITIONS are comma-separated combinations of packed or padded, float32 or autocast, and collated (CollatedBatch) or
+plain (new tensors), for example packed-autocast-collated,padded-float32-plain. The cases are by default all heads and
+base models of all families.
 """
 
 import contextlib
@@ -38,19 +38,19 @@ def run(case: Case, conditions: str) -> dict[str, Any]:
     model.zero_grad(set_to_none=True)
     with gpu.pretended_device(tuple(map(int, sys.argv[1].split(".")))):
         gpu.to_device(model)
-        moved: dict[str, Any] = CollatedBatch(batch).to("cuda")
+        device_batch: dict[str, Any] = CollatedBatch(batch).to("cuda")
         if source == "plain":
-            moved = {name: tensor.clone() for name, tensor in moved.items()}
+            device_batch = {name: tensor.clone() for name, tensor in device_batch.items()}
         torch.manual_seed(0)
         autocast = torch.autocast("cuda", torch.bfloat16) if dtype == "autocast" else contextlib.nullcontext()
         with gpu.recording() as record:
             with autocast:
-                output = model(**moved)
+                output = model(**device_batch)
             if not case.is_base:
                 output.loss.backward()
         pairs = [(expected[0], output[0])] if case.is_base else [(expected.loss, output.loss)]
-        moved_gradients = gradients(model)
-        gradient_pairs = [(gradient, moved_gradients.get(name)) for name, gradient in expected_gradients.items()]
+        device_gradients = gradients(model)
+        gradient_pairs = [(gradient, device_gradients.get(name)) for name, gradient in expected_gradients.items()]
         return {
             "waits": Counter(record.waits),
             "launches": record.launches.total(),

@@ -14,38 +14,38 @@ CHANGES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {}
 
 
 def change(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
-    """A function of a CPU tensor and its device tensor, which returns the device tensor to read."""
+    """Register a function of a CPU tensor and its device tensor that returns the device tensor to read."""
     CHANGES[function.__name__] = function
     return function
 
 
 @change
-def none(source: Tensor, moved: Tensor) -> Tensor:
-    return moved
+def none(source: Tensor, tensor: Tensor) -> Tensor:
+    return tensor
 
 
 @change
-def in_place(source: Tensor, moved: Tensor) -> Tensor:
-    moved[0] = 7
-    return moved
+def in_place(source: Tensor, tensor: Tensor) -> Tensor:
+    tensor[0] = 7
+    return tensor
 
 
 @change
-def of_the_source(source: Tensor, moved: Tensor) -> Tensor:
+def of_the_source(source: Tensor, tensor: Tensor) -> Tensor:
     source[0] = 7
-    return moved
+    return tensor
 
 
 @change
-def of_a_copy(source: Tensor, moved: Tensor) -> Tensor:
-    moved[0] = 7
-    duplicate = copy.deepcopy(moved)
+def of_a_copy(source: Tensor, tensor: Tensor) -> Tensor:
+    tensor[0] = 7
+    duplicate = copy.deepcopy(tensor)
     duplicate[1] = 8
     return duplicate
 
 
 @change
-def in_inference_mode(source: Tensor, moved: Tensor) -> Tensor:
+def in_inference_mode(source: Tensor, tensor: Tensor) -> Tensor:
     with torch.inference_mode():
         created = torch.zeros(3, dtype=torch.long, device="cuda")
         with host_copies_of_inputs([created]):
@@ -58,10 +58,10 @@ def main() -> None:
     with gpu.pretended_device():
         for name, function in CHANGES.items():
             source = torch.tensor([1, 2, 3])
-            moved = function(source, CollatedBatch({"ids": source}).to("cuda")["ids"])
+            tensor = function(source, CollatedBatch({"ids": source}).to("cuda")["ids"])
             with gpu.recording() as record:
-                values = host_copy(moved).tolist()
-            print(json.dumps({"change": name, "equal": values == moved.values.tolist(), "reads": len(record.reads)}))
+                values = host_copy(tensor).tolist()
+            print(json.dumps({"change": name, "equal": values == tensor.values.tolist(), "reads": len(record.reads)}))
         batch = CollatedBatch({"ids": torch.arange(3)}).to("cuda")
         is_on_cpu = not isinstance(batch.to("cpu")["ids"], gpu.DeviceTensor)
         print(json.dumps({"change": "back to the CPU", "equal": is_on_cpu}))

@@ -72,8 +72,8 @@ def make_batch(family: str, batch_size: int) -> dict[str, Tensor]:
     return batch | {"labels": torch.where(mask == 1, ids, -100)}
 
 
-def count(family: str, library: Any, num_layers: int, batch_size: int, condition: str) -> gpu.Record:
-    """The operations of a forward and a backward pass."""
+def count_operations(family: str, library: Any, num_layers: int, batch_size: int, condition: str) -> gpu.Record:
+    """Operations of a forward and a backward pass."""
     capability, autocast = CONDITIONS[condition]
     architecture = ARCHITECTURES[family]
     model_class = getattr(library, architecture.model if library is hf_ctxmodels else architecture.reference)
@@ -84,20 +84,20 @@ def count(family: str, library: Any, num_layers: int, batch_size: int, condition
         batch["labels"] = torch.where(batch["attention_mask"] == 1, batch["labels"], -100)
     with gpu.pretended_device(capability):
         gpu.to_device(model)
-        moved = {name: tensor.to("cuda") for name, tensor in batch.items()}
+        device_batch = {name: tensor.to("cuda") for name, tensor in batch.items()}
         with gpu.recording() as record:
             with torch.autocast("cuda", torch.bfloat16) if autocast else contextlib.nullcontext():
-                loss = model(**moved).loss
+                loss = model(**device_batch).loss
             loss.backward()
     return record
 
 
 def count_per_layer(family: str, library: Any, batch_size: int, condition: str) -> dict[str, float]:
-    """Launches and views that a further layer adds."""
-    few, many = (count(family, library, layers, batch_size, condition) for layers in LAYERS)
+    """Launches and views per additional layer."""
+    shallow, deep = (count_operations(family, library, layers, batch_size, condition) for layers in LAYERS)
     layers = LAYERS[1] - LAYERS[0]
-    launches = (many.launches.total() - few.launches.total()) / layers
-    return {"launches": launches, "views": (many.views - few.views) / layers}
+    launches = (deep.launches.total() - shallow.launches.total()) / layers
+    return {"launches": launches, "views": (deep.views - shallow.views) / layers}
 
 
 def count_optimizer_launches(num_layers: int) -> int:

@@ -59,7 +59,7 @@ class Record:
 
     @property
     def waits(self) -> list[str]:
-        """What makes the host wait for the device, with the line of the package."""
+        """Operations that make the host wait for the device, with the line of the package."""
         return [f"{operator} at {line}" for operator, line in self.reads + self.uploads]
 
 
@@ -134,14 +134,14 @@ class DeviceTensor(Tensor):
 
 
 class _Creation(TorchDispatchMode):
-    """Creates tensors on the device, whose operators have no arguments on it."""
+    """Dispatches the creation of tensors on the device, whose operators have no arguments on it."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _dispatch(func, args, kwargs or {})
 
 
 def _dispatch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Run an operator by the CPU kernel, and record it."""
+    """Run an operator with the CPU kernel, and record it."""
     name = func._schema.name.partition("::")[2]
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     on_device = [tensor for tensor in tensors if isinstance(tensor, DeviceTensor)]
@@ -478,7 +478,7 @@ def _patch_cuda() -> None:
 
 
 def _patch_package() -> None:
-    """The package treats subclasses of tensors as quantized; on a GPU these tensors are of no subclass."""
+    """The package treats subclasses of tensors as quantized; tensors on a real GPU are of no subclass."""
 
     def are_plain_tensors(*tensors: Tensor | None) -> bool:
         return all(tensor is None or type(tensor) in (nn.Parameter, Tensor, DeviceTensor) for tensor in tensors)

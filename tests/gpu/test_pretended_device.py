@@ -1,4 +1,4 @@
-"""Heads on a pretended CUDA device: the same results as on the CPU, and how often the host waits for the device."""
+"""Heads on a pretended CUDA device: results equal the CPU's, and the host rarely waits for the device."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 FOLDER = Path(__file__).parent
-# packed and padded, float32 and half precision, batches of our collators and of other tensors
+# packed and padded, float32 and half precision, batches of the package's collators and other tensors
 CONDITIONS = "packed-float32-collated,padded-autocast-collated,packed-autocast-plain,padded-float32-plain"
 REPRESENTATIVES = [
     "bert-AutoModelForPreTraining",
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="builds a de
 
 
 def run_on_pretended_device(script: str, *arguments: str) -> list[dict[str, Any]]:
-    """The records that a script of this folder prints."""
+    """The records printed by a script of this directory."""
     path = os.pathsep.join([str(FOLDER.parents[1]), str(FOLDER.parent), str(FOLDER)])
     result = subprocess.run(
         [sys.executable, str(FOLDER / script), *arguments],
@@ -60,7 +60,7 @@ def records(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     return records
 
 
-def test_results_equal_the_cpu(records: list[dict[str, Any]]) -> None:
+def test_results_equal_cpu(records: list[dict[str, Any]]) -> None:
     errors = {}
     for record in records:
         name = f"{record['case']} {record['conditions']}"
@@ -74,9 +74,9 @@ def test_results_equal_the_cpu(records: list[dict[str, Any]]) -> None:
     assert not errors
 
 
-def test_host_waits_for_the_device_at_most_once(records: list[dict[str, Any]]) -> None:
-    """Never with a batch of our collators, which keeps its CPU tensors. The beam search of CVT's translator, for the
-    targets of its views, waits at every step."""
+def test_host_waits_at_most_once(records: list[dict[str, Any]]) -> None:
+    """Never with a batch of the package's collators, which keep CPU tensors. CVT's translator is excluded: the beam
+    search for the targets of its views waits at every step."""
     waits = {
         f"{record['case']} {record['conditions']}": record["waits"]
         for record in records
@@ -91,10 +91,10 @@ def test_host_waits_for_the_device_at_most_once(records: list[dict[str, Any]]) -
     "families",
     [
         pytest.param(["bert", "electra", "Trainer"], id="quick"),
-        pytest.param(["t5", "xlnet", "gpt2", "elmo", "ulmfit", "unilm"], id="more", marks=pytest.mark.slow),
+        pytest.param(["t5", "xlnet", "gpt2", "elmo", "ulmfit", "unilm"], id="others", marks=pytest.mark.slow),
     ],
 )
-def test_training_step_does_not_wait_for_the_device(families: list[str]) -> None:
+def test_training_step_does_not_wait(families: list[str]) -> None:
     records = run_on_pretended_device("training_records.py", *families)
     assert [record["family"] for record in records] == families
     assert not any(record["waits"] for record in records), records
@@ -104,11 +104,11 @@ def test_training_step_does_not_wait_for_the_device(families: list[str]) -> None
     "families",
     [
         pytest.param(["bert", "xlnet"], id="quick"),
-        pytest.param(["t5", "gpt2", "electra"], id="more", marks=pytest.mark.slow),
+        pytest.param(["t5", "gpt2", "electra"], id="others", marks=pytest.mark.slow),
     ],
 )
 def test_launches_per_layer(families: list[str]) -> None:
-    """Not more than in transformers, and the same for any batch size; the optimizer's do not grow with the model."""
+    """At most as many as in transformers, for any batch size; the optimizer's do not grow with the model."""
     *records, optimizer = run_on_pretended_device("launch_records.py", *families)
     assert {record["family"] for record in records} == set(families)
     for record in records:
@@ -119,15 +119,15 @@ def test_launches_per_layer(families: list[str]) -> None:
     assert small == large < 36
 
 
-def test_generation_waits_once_per_step_for_the_inputs() -> None:
-    """In addition to the stopping criterion of transformers, and to the order of the beams."""
+def test_generation_waits_once_per_step() -> None:
+    """In addition to transformers' stopping criterion and, with beams, their order."""
     records = run_on_pretended_device("generation_records.py", "gpt2-AutoModelForCausalLM", "t5-AutoModelForSeq2SeqLM")
     assert len(records) == 4
     for record in records:
         assert sum(record["waits"].values()) <= 2 + (record["num_beams"] > 1), record
 
 
-def test_host_copies_hold_until_a_change() -> None:
+def test_host_copies_are_valid_until_changed() -> None:
     records = run_on_pretended_device("host_copy_records.py")
     assert len(records) == 7
     assert all(record["equal"] for record in records), records

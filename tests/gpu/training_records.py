@@ -24,7 +24,7 @@ from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.training.training_step import TrainingStep
 
 MEASURED_STEP = 3  # earlier steps initialize the optimizer
-VOCABULARY_SIZES = {"t5": 170, "gpt2": 300, "bart": 300}  # which include 100 sentinels or 256 bytes
+VOCABULARY_SIZES = {"t5": 170, "gpt2": 300, "bart": 300}  # including 100 sentinels or 256 bytes
 
 
 class LastStepError(Exception):
@@ -32,16 +32,16 @@ class LastStepError(Exception):
 
 
 def count_waits(family: str, folder: Path) -> Counter[str]:
-    """The waits of a training step with its batch."""
+    """Waits of a training step with its batch."""
     make_workspace(folder, family, vocab_size=VOCABULARY_SIZES.get(family, 80))
-    train = TrainingStep.__call__
+    original_call = TrainingStep.__call__
     steps = 0
 
     def measured_step(self: TrainingStep, batches: Any) -> Any:
         nonlocal steps
         steps += 1
         with gpu.recording() as record:
-            result = train(self, batches)
+            result = original_call(self, batches)
         if steps == MEASURED_STEP:
             raise LastStepError(json.dumps(Counter(record.waits)))
         return result
@@ -60,12 +60,12 @@ def count_waits(family: str, folder: Path) -> Counter[str]:
     except LastStepError as error:
         return Counter(json.loads(str(error)))
     finally:
-        TrainingStep.__call__ = train  # type: ignore[method-assign]
+        TrainingStep.__call__ = original_call  # type: ignore[method-assign]
     raise RuntimeError(f"{family}: the run ended before step {MEASURED_STEP}.")
 
 
 def count_trainer_waits(folder: Path) -> Counter[str]:
-    """The waits of a step of `transformers.Trainer`."""
+    """Waits of a step of `transformers.Trainer`."""
     make_workspace(folder, "bert")
     tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer")
     objective = MaskedLM(tokenizer, max_length=32)

@@ -1,4 +1,4 @@
-"""The stochastic answer network: predictions, dropout of predictions, saving and errors."""
+"""Stochastic answer network: predictions, prediction dropout, saving and errors."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ def make_inputs() -> tuple[Tensor, Tensor, Tensor]:
 
 
 def naive_probabilities(network: AnswerNetwork, states: Tensor, mask: Tensor, types: Tensor) -> Tensor:
-    """(rows, steps, labels) predictions, with torch's GRU cell for each row alone."""
+    """(rows, steps, labels) probabilities, computed for each row with torch's GRU cell."""
     cell, probabilities = nn.GRUCell(SIZE, SIZE), []
     for name, layer in (("ih", network.input_gates), ("hh", network.state_gates)):
         getattr(cell, f"weight_{name}").data, getattr(cell, f"bias_{name}").data = layer.weight, layer.bias
@@ -42,7 +42,7 @@ def naive_probabilities(network: AnswerNetwork, states: Tensor, mask: Tensor, ty
     return torch.stack(probabilities).view(len(states), network.steps, LABELS).detach()
 
 
-def test_predictions_equal_the_naive_version() -> None:
+def test_probabilities_equal_naive_reference() -> None:
     network, inputs = make_network(), make_inputs()
     expected = naive_probabilities(network, *inputs)
     assert_close(network(*inputs).exp(), expected.mean(1))
@@ -54,22 +54,22 @@ def test_predictions_equal_the_naive_version() -> None:
 
 
 @torch.no_grad()
-def test_dropout_of_predictions() -> None:
-    """The mean over a random subset of the steps, which is never empty: the other steps have probability 1/2."""
+def test_prediction_dropout() -> None:
+    """The mean over a random, never empty subset of the steps: all steps but one have probability 1/2."""
     network, inputs = make_network().train(), make_inputs()
     network.prediction_dropout = 0.5
     samples = torch.stack([network(*inputs).exp()[:2] for _ in range(400)])
     probabilities = naive_probabilities(network, *inputs)[:2]
     subsets = [[step for step in range(STEPS) if bits >> step & 1] for bits in range(1, 2**STEPS)]
     means = torch.stack([probabilities[:, subset].mean(1) for subset in subsets])
-    errors, numbers = (samples[:, None] - means).abs().amax(-1).min(1)  # (samples, rows)
+    errors, indices = (samples[:, None] - means).abs().amax(-1).min(1)  # (samples, rows)
     assert errors.max() < 1e-5
-    assert abs(sum(len(subsets[number]) for number in numbers[:, 0]) / 400 - (1 + 3 * 0.5)) < 0.2
-    assert not torch.equal(numbers[:, 0], numbers[:, 1])
+    assert abs(sum(len(subsets[index]) for index in indices[:, 0]) / 400 - (1 + 3 * 0.5)) < 0.2
+    assert not torch.equal(indices[:, 0], indices[:, 1])
 
 
-def test_classifier_of_a_family(tmp_path) -> None:
-    """It is saved, has no pooler, does not depend on padding, and requires pairs and several classes."""
+def test_bert_classifier_with_answer_network(tmp_path) -> None:
+    """It can be saved, has no pooler, ignores padding, and requires pairs and several classes."""
     bert = FAMILIES["bert"]
     model = CtxBertForSequenceClassification(tiny_config(bert, num_labels=3, answer_steps=3)).eval()
     model.save_pretrained(tmp_path)

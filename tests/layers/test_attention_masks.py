@@ -1,4 +1,4 @@
-"""Masks and biases: all implementations of attention equal a naive reference on each sequence alone."""
+"""Attention masks and biases: all implementations equal a naive reference that computes each sequence alone."""
 
 from collections.abc import Callable
 from functools import partial
@@ -26,7 +26,7 @@ IMPLEMENTATIONS = ("packed", "one group", "sdpa", "eager")
 
 
 class MaskCase(NamedTuple):
-    """A mask by the arguments of `MaskSpec`, and by a predicate of query, key and length of the prefix."""
+    """Arguments of `MaskSpec`, and the mask as a predicate of query, key and prefix length."""
 
     options: dict[str, Any]
     allows: Callable[[int, int, int], bool]
@@ -86,7 +86,7 @@ def padding_mask(side: str, lengths: tuple[int, ...]) -> Tensor:
 
 
 def pad(tokens: Tensor, mask: Tensor) -> Tensor:
-    """(tokens, ...) -> (batch, length, ...), with noise at padding, which must not matter."""
+    """(tokens, ...) -> (batch, length, ...); padding is filled with noise, which must have no effect."""
     noise = torch.randn(*mask.shape, *tokens.shape[1:], generator=torch.Generator().manual_seed(9))
     return noise.index_put((mask == 1,), tokens)
 
@@ -103,7 +103,7 @@ def naive_attention(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> 
 
 
 def naive_block(block: TransformerBlock, states: Tensor, bias: Tensor) -> Tensor:
-    """One sequence through one block."""
+    """Output of one block for one sequence."""
     projections = block.attention.qkv_proj(states).chunk(3, -1)
     states = block.attention_norm(states + block.attention.out_proj(naive_attention(*projections, bias)))
     return block.feed_forward_norm(states + block.feed_forward(states))
@@ -143,32 +143,32 @@ def assert_same(actual: Tensor, expected: Tensor, leaves: list[Tensor], context:
 
 @pytest.fixture(autouse=True)
 def two_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three of the four sequences are one group; by default so few tokens would all be one."""
+    """Put three of the four sequences into one group; by default so few tokens form a single group."""
     monkeypatch.setattr(attention_masks, "_CALL_PAIRS", 60)
 
 
-def group_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch, is_single: bool) -> None:
-    """All sequences of a packed batch in one group."""
+def set_grouping(monkeypatch: pytest.MonkeyPatch, is_single: bool) -> None:
+    """With `is_single`, put all sequences of a packed batch into one group, as on a GPU."""
     monkeypatch.setattr(attention_masks, "PackedMask", lambda *args, **_: PackedMask(*args, is_single=is_single))
 
 
 @pytest.mark.parametrize("name", MASKS)
-def test_all_implementations_equal_the_reference(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the outputs of all tokens, and of some, for which the last block computes no others."""
+def test_implementations_equal_naive_reference(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outputs of all tokens, and of selected tokens, for which the last block computes no others."""
     case = MASKS[name]
     blocks, bias = make_blocks(), make_bias() if case.has_bias else None
     spec = case.spec(bias)
     for side in PADDING_SIDES:
         lengths = (max(LENGTHS),) * len(LENGTHS) if side == "none" else LENGTHS
         tokens, mask = random_tokens(lengths), padding_mask(side, lengths)
-        states, first = pad(tokens, mask), torch.tensor(lengths).cumsum(0) - torch.tensor(lengths)
+        states, starts = pad(tokens, mask), torch.tensor(lengths).cumsum(0) - torch.tensor(lengths)
         leaves = [tokens, *blocks.parameters(), *([] if bias is None else bias.parameters())]
         expected = naive_stack(blocks, tokens, lengths, case, bias)
         output_mask = mask.bool() & (torch.rand(mask.shape, generator=torch.Generator().manual_seed(4)) < 0.4)
         output_mask[1] = False
         for implementation in IMPLEMENTATIONS:
             context = f"by {implementation} with padding {side}"
-            group_as_on_a_gpu(monkeypatch, implementation == "one group")
+            set_grouping(monkeypatch, implementation == "one group")
             layout = build_layout(states, mask, None, make_config(implementation))
             assert isinstance(layout, PackedLayout) == (implementation in ("packed", "one group"))
             run = partial(run_stack, blocks, layout.pack(states), layout, spec)
@@ -177,18 +177,18 @@ def test_all_implementations_equal_the_reference(name: str, monkeypatch: pytest.
             assert torch.equal(outputs.hidden_states[0][mask == 1], tokens), context
             selected = run(output_mask=output_mask, include_first_tokens=True)
             assert_same(selected.last_hidden_state, expected[output_mask[mask == 1]], leaves, f"selected {context}")
-            assert_close(selected.layout.first_tokens(selected.computed_states), expected[first], f"first {context}")
+            assert_close(selected.layout.first_tokens(selected.computed_states), expected[starts], f"first {context}")
 
 
 @pytest.mark.parametrize("name", ["prefix", "band", "causal and bias"])
-def test_several_sequences_in_a_row(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Positions and prefixes belong to a sequence."""
+def test_packed_sequences_equal_naive_reference(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Positions and prefixes are counted within each sequence."""
     case, ids = MASKS[name], torch.tensor([[1, 1, 1, 1, 1, 1, 1, 2, 2, 2], [0, 1, 1, 1, 1, 1, 0, 2, 2, 2]])
     lengths, mask = (7, 3, 5, 3), (ids != 0).long()
     blocks, bias, tokens = make_blocks(), make_bias() if case.has_bias else None, random_tokens(lengths)
     expected, states = naive_stack(blocks, tokens, lengths, case, bias), pad(tokens, mask)
     for implementation in IMPLEMENTATIONS:
-        group_as_on_a_gpu(monkeypatch, implementation == "one group")
+        set_grouping(monkeypatch, implementation == "one group")
         layout = build_layout(states, None, ids, make_config(implementation))
         actual = run_stack(blocks, layout.pack(states), layout, case.spec(bias)).last_hidden_state
         assert_same(actual[mask == 1], expected, [tokens, *blocks.parameters()], f"by {implementation}")
@@ -205,7 +205,7 @@ def test_cross_attention_rejects_different_layouts() -> None:
         run_stack(blocks, short.pack(states[:1]), short, memory=Memory(packed.pack(memory), packed))
 
 
-def test_bias_of_a_layer_replaces_the_shared_bias() -> None:
+def test_layer_bias_replaces_shared_bias() -> None:
     module = SelfAttention(WIDTH, HEADS, head_dim=HEAD_DIM, position_bias=make_bias())
     without_bias = SelfAttention(WIDTH, HEADS, head_dim=HEAD_DIM)
     without_bias.load_state_dict({k: v for k, v in module.state_dict().items() if "bias.buckets" not in k})
@@ -260,14 +260,14 @@ def test_bucketed_bias_equals_t5(bidirectional: bool) -> None:
     assert torch.equal(bias(positions[:, 200:203], positions), reference.compute_bias(300, 300)[:, :, 200:203])
 
 
-def test_recorded_outputs_of_a_stack() -> None:
-    """Only the requested states, in the order of the blocks."""
+def test_only_requested_hidden_states_are_returned() -> None:
+    """In the order of the blocks."""
     blocks, states = make_blocks(), torch.randn(2, 4, WIDTH)
     layout = build_layout(states, None, None, make_config("eager"))
     run = partial(run_stack, blocks, states, layout)
-    for selection, numbers in ((1, {1}), ([0, -1], {0, 2}), ([5], set())):
-        recorded = run(output_hidden_states=selection).hidden_states
-        assert {number for number, state in enumerate(recorded) if state is not None} == numbers
+    for selection, expected in ((1, {1}), ([0, -1], {0, 2}), ([5], set())):
+        hidden_states = run(output_hidden_states=selection).hidden_states
+        assert {index for index, state in enumerate(hidden_states) if state is not None} == expected
     assert (run().hidden_states, run().attentions) == (None, None)
 
 

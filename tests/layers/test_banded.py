@@ -1,4 +1,4 @@
-"""Locally banded attention against a mask over all pairs: values and gradients, alone and within a layer."""
+"""Banded attention against a dense mask: values and gradients, as a function and within a layer."""
 
 from typing import Any
 
@@ -23,26 +23,26 @@ def dense(query: Tensor, key: Tensor, value: Tensor, window: int) -> Tensor:
 
 
 @pytest.mark.parametrize(("length", "window"), [(1, 1), (37, 5), (200, 1), (64, 64), (129, 65), (300, 128), (500, 200)])
-def test_equal_to_a_mask_over_all_pairs(length: int, window: int) -> None:
+def test_banded_equals_dense_mask(length: int, window: int) -> None:
     torch.manual_seed(0)
     inputs = [torch.randn(2, length, 3, 8, requires_grad=True) for _ in range(3)]
     expected = dense(*inputs, window)
     weights = torch.randn_like(expected)
     expected_gradients = torch.autograd.grad(expected, inputs, weights)
-    by_blocks = banded_attention(*inputs, window, scale=0.3, dropout=0.0)
-    in_one_call = _attend_all_blocks(*inputs, window, 64, scale=0.3, dropout=0.0)  # as on other devices
-    assert type(in_one_call.grad_fn) is not type(by_blocks.grad_fn)
-    for context in (by_blocks, in_one_call):
+    blockwise = banded_attention(*inputs, window, scale=0.3, dropout=0.0)
+    single_call = _attend_all_blocks(*inputs, window, 64, scale=0.3, dropout=0.0)  # as on other devices
+    assert type(single_call.grad_fn) is not type(blockwise.grad_fn)
+    for context in (blockwise, single_call):
         assert_close(context, expected)
         assert_close(torch.autograd.grad(context, inputs, weights), expected_gradients)
     half_inputs = [tensor.detach().bfloat16() for tensor in inputs]
-    half = banded_attention(*half_inputs, window, scale=0.3, dropout=0.0)
-    assert half.dtype == torch.bfloat16
-    assert_close(half.float(), expected, tolerance=3e-2)
+    half_output = banded_attention(*half_inputs, window, scale=0.3, dropout=0.0)
+    assert half_output.dtype == torch.bfloat16
+    assert_close(half_output.float(), expected, tolerance=3e-2)
 
 
-def test_a_layer_computes_only_the_band(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of packed sequences of different lengths; sequences of at most two windows use a mask."""
+def test_layer_uses_banded_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packed sequences of different lengths; those of at most two windows use a mask instead."""
     torch.manual_seed(0)
     calls: list[int] = []
 

@@ -1,4 +1,4 @@
-"""Character encoders: distinct, trimmed words equal the naive computation; mixes of layers; vectors of words."""
+"""Character encoders on distinct, trimmed words; scalar mixes; word vectors looked up by characters."""
 
 import math
 
@@ -25,7 +25,7 @@ def make_words(max_length: int, number: int = 40, width: int = 16) -> Tensor:
 
 
 @pytest.mark.parametrize("max_length", [1, 4, 11, 12, 16])
-def test_distinct_trimmed_words_equal_all_words(max_length: int) -> None:
+def test_deduplicated_trimmed_words_equal_all_words(max_length: int) -> None:
     torch.manual_seed(0)
     filters = [[1, 8], [3, 8], [5, 8]]
     options = {"highway_layers": 2, "projection_size": 7, "padding_character": PADDING, "activation": "relu"}
@@ -40,7 +40,7 @@ def test_distinct_trimmed_words_equal_all_words(max_length: int) -> None:
 
 @pytest.mark.parametrize("multiplier", [characters._MULTIPLIER, 0], ids=["hash", "sum"])
 def test_unique_rows(multiplier: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also if hashes of different rows are equal: with the multiplier 0 the hash is the sum of a row."""
+    """Also with hash collisions: with the multiplier 0 the hash is the sum of a row."""
     monkeypatch.setattr(characters, "_MULTIPLIER", multiplier)
     for ids in (make_words(9), torch.tensor([[1, 2], [2, 1], [1, 2], [3, 0]])):
         unique, indices = unique_rows(ids)
@@ -67,7 +67,7 @@ def test_scalar_mix_normalizes_over_tokens_only() -> None:
 
 
 class TestCharacterVectors:
-    """Vectors of words, looked up by the words' characters."""
+    """Word vectors, looked up by the characters of the words."""
 
     FILLER = 260
     WORDS = ["cat", "Cat", "a", "the", "cats"]
@@ -77,14 +77,14 @@ class TestCharacterVectors:
         rows = [[258, *[byte + 1 for byte in word.encode()], 259] for word in words]
         return torch.tensor([row + [self.FILLER] * (width - len(row)) for row in rows])
 
-    def make_layer(self, **changes: bool) -> CharacterVectors:
-        options = {"padding_character": self.FILLER, "lower_case": False, "trainable": False, **changes}
+    def make_layer(self, **overrides: bool) -> CharacterVectors:
+        options = {"padding_character": self.FILLER, "lower_case": False, "trainable": False, **overrides}
         layer = CharacterVectors(7, 3, **options)
         layer.fill(self.characters_of(self.WORDS), self.VECTORS)
         return layer
 
-    def test_vectors(self) -> None:
-        """Unknown words and padding have zeros; the width of the batch does not matter; all vectors are saved."""
+    def test_lookup(self) -> None:
+        """Unknown words and padding have zero vectors; the batch width has no effect; all vectors are saved."""
         layer = self.make_layer()
         for width in (6, 8, 20):
             assert torch.equal(layer(self.characters_of(self.WORDS, width)), self.VECTORS)
@@ -97,7 +97,7 @@ class TestCharacterVectors:
         assert torch.equal(loaded(batch), expected)
 
     def test_lower_case(self) -> None:
-        """Of words that differ only in case, the first has the vector."""
+        """Words that differ only in case get the vector of the first one."""
         vectors = self.make_layer(lower_case=True)(self.characters_of(["THE", "the", "A", "cAtS", "Z", "CAT"]))
         assert vectors[:, 0].tolist() == [10, 10, 7, 13, 0, 1]
 

@@ -59,12 +59,12 @@ def _attend_by_operator(
     return attend_traced(query, key, value, layout, mask, **{"dropout": 0.0, **options})
 
 
-@pytest.mark.parametrize("selects", [False, True], ids=["all queries", "selected queries"])
+@pytest.mark.parametrize("selected", [False, True], ids=["all queries", "selected queries"])
 @pytest.mark.parametrize("name", _masks())
-def test_operator_equals_attend(name: str, selects: bool) -> None:
+def test_operator_equals_attend(name: str, selected: bool) -> None:
     spec = _masks()[name]()
     layouts = [_build(PackedLayout), _build(TracedLayout)]
-    if selects:
+    if selected:
         output_mask = TOKENS & (torch.arange(LENGTH) % 3 == 0)
         layouts = [layout.select(output_mask, include_first_tokens=True) for layout in layouts]
     expected = _attend(_attend_eager, layouts[0], spec)
@@ -73,15 +73,15 @@ def test_operator_equals_attend(name: str, selects: bool) -> None:
         torch.testing.assert_close(tensor, expected_tensor)
 
 
-def test_backward_repeats_the_dropout_mask() -> None:
-    """The context is linear in the values: with their gradient G of <context, W>, <values, G> is <context, W>."""
+def test_backward_reuses_dropout_mask() -> None:
+    """The context is linear in the values: if G is the gradient of <context, W>, then <values, G> = <context, W>."""
     layout = _build(TracedLayout)
     query, key, value, weights = (torch.randn(NUM_TOKENS, 2, 8) for _ in range(4))
     value.requires_grad_()
     mask: Any = prepare_mask(BIDIRECTIONAL, layout, query)
     context = attend_traced(query, key, value, layout, mask, scale=1.0, dropout=0.5)
-    other = attend_traced(query, key, value, layout, mask, scale=1.0, dropout=0.5)
-    assert not torch.equal(context, other)
+    second_context = attend_traced(query, key, value, layout, mask, scale=1.0, dropout=0.5)
+    assert not torch.equal(context, second_context)
     product = (context * weights).sum()
     (gradient,) = torch.autograd.grad(product, value)
     torch.testing.assert_close((value * gradient).sum(), product)
@@ -92,20 +92,20 @@ def test_traced_layout_equals_packed_layout(sequence_ids: Tensor | None) -> None
     packed, traced = (_build(layout_class, sequence_ids) for layout_class in (PackedLayout, TracedLayout))
     output_mask = TOKENS & (torch.arange(LENGTH) % 3 == 1)
     states = torch.randn(NUM_TOKENS, 4)
-    for first, second in (
+    for expected, actual in (
         (packed, traced),
         [x.select(output_mask, include_first_tokens=True) for x in (packed, traced)],
     ):
-        assert tuple(second.lengths.tolist()) == first.lengths
-        assert torch.equal(first.positions, second.positions)
-        queries = first.select_queries(states)
-        assert torch.equal(second.select_queries(states), queries)
-        assert torch.equal(second.first_tokens(queries), first.first_tokens(queries))
-        assert torch.equal(second.select_outputs(queries), first.select_outputs(queries))
-    assert tuple(second.query_lengths.tolist()) == first.query_lengths
+        assert tuple(actual.lengths.tolist()) == expected.lengths
+        assert torch.equal(expected.positions, actual.positions)
+        queries = expected.select_queries(states)
+        assert torch.equal(actual.select_queries(states), queries)
+        assert torch.equal(actual.first_tokens(queries), expected.first_tokens(queries))
+        assert torch.equal(actual.select_outputs(queries), expected.select_outputs(queries))
+    assert tuple(actual.query_lengths.tolist()) == expected.query_lengths
 
 
-def test_shapes_and_schemas() -> None:
+def test_operator_schemas_and_fake_tensors() -> None:
     """The fake implementations have the shapes and strides of the operators' results."""
     opcheck(true_indices, (TOKENS,), test_utils=("test_schema", "test_faketensor"))
     states = [torch.randn(NUM_TOKENS, 3, 2, 8)[:, index] for index in range(3)]
@@ -113,12 +113,12 @@ def test_shapes_and_schemas() -> None:
     opcheck(torch.ops.hf_ctxmodels.packed_attention.default, arguments, test_utils=("test_schema", "test_faketensor"))
 
 
-def test_recorded_call_lives_as_long_as_its_output() -> None:
+def test_recorded_call_is_freed_with_output() -> None:
     layout = _build(TracedLayout)
     states = [torch.randn(NUM_TOKENS, 2, 8, requires_grad=True) for _ in range(3)]
     mask: Any = prepare_mask(CAUSAL, layout, states[0])
-    before = len(_recorded_calls)
+    num_calls = len(_recorded_calls)
     context = attend_traced(*states, layout, mask, scale=1.0, dropout=0.5)
-    assert len(_recorded_calls) == before + 1
+    assert len(_recorded_calls) == num_calls + 1
     del context
-    assert len(_recorded_calls) == before
+    assert len(_recorded_calls) == num_calls

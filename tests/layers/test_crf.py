@@ -1,4 +1,4 @@
-"""Conditional random fields against the enumeration of all label sequences."""
+"""Conditional random fields against an enumeration of all label sequences."""
 
 from itertools import pairwise, product
 
@@ -24,7 +24,7 @@ def is_valid(labels: tuple[int, ...]) -> bool:
 
 
 def all_scores(emissions: Tensor, scores: Scores, constrained: bool) -> dict[tuple[int, ...], Tensor]:
-    """The score of every (valid) label sequence of one sentence (words, labels), without padding."""
+    """Score of each (valid) label sequence of one unpadded sentence (words, labels)."""
     sequences = {}
     for labels in product(range(emissions.shape[1]), repeat=len(emissions)):
         if is_valid(labels) or not constrained:
@@ -46,12 +46,12 @@ def random_field(constrained: bool) -> ConditionalRandomField:
 
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("constrained", [False, True], ids=["free", "bio"])
-def test_likelihood_and_gradients_equal_the_enumeration(mask: str, constrained: bool) -> None:
+def test_likelihood_and_gradients_equal_enumeration(mask: str, constrained: bool) -> None:
     torch.manual_seed(len(mask))
     field, is_word = random_field(constrained), torch.tensor(MASKS[mask], dtype=torch.bool)
     emissions = torch.randn(3, 4, len(LABELS), requires_grad=True)
     labels = torch.full((3, 4), IGNORE_INDEX)
-    # a valid sequence, one with a word without target, one that begins inside an entity
+    # a valid sequence, one with an unlabeled word, one that starts inside an entity
     for row, tags in enumerate(([1, 2, 0], [3, IGNORE_INDEX], [2])):
         labels[row][is_word[row]] = torch.tensor(tags)[: int(is_word[row].sum())]
     free = Scores(field.transitions, field.starts, field.ends)
@@ -68,22 +68,22 @@ def test_likelihood_and_gradients_equal_the_enumeration(mask: str, constrained: 
             if all(target in (label, IGNORE_INDEX) for label, target in zip(sequence, targets, strict=True))
         ]
         expected.append(torch.stack(observed).logsumexp(0) - torch.stack([*sequences.values()]).logsumexp(0))
-    for complete in (False, True):  # without words without target there is a faster way
+    for complete in (False, True):  # without unlabeled words there is a faster path
         rows = torch.tensor([0, 2] if complete else [0, 1, 2])
         likelihood = field.log_likelihood(emissions[rows], is_word[rows], labels[rows])
         reference = torch.stack(expected)[rows]
         torch.testing.assert_close(likelihood, reference, atol=1e-5, rtol=1e-5)
         inputs, weights = (emissions, *field.parameters()), torch.tensor([1.0, 2.0, 3.0])[rows]
         gradients = torch.autograd.grad((likelihood * weights).sum(), inputs)
-        references = torch.autograd.grad((reference * weights).sum(), inputs, retain_graph=True)
-        for gradient, oracle in zip(gradients, references, strict=True):
-            torch.testing.assert_close(gradient, oracle, atol=1e-5, rtol=1e-4)
+        expected_gradients = torch.autograd.grad((reference * weights).sum(), inputs, retain_graph=True)
+        for gradient, expected_gradient in zip(gradients, expected_gradients, strict=True):
+            torch.testing.assert_close(gradient, expected_gradient, atol=1e-5, rtol=1e-4)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("constrained", [False, True], ids=["free", "bio"])
-def test_viterbi_and_max_marginals_equal_the_enumeration(mask: str, constrained: bool) -> None:
+def test_viterbi_and_max_marginals_equal_enumeration(mask: str, constrained: bool) -> None:
     torch.manual_seed(7)
     field, is_word = random_field(constrained), torch.tensor(MASKS[mask], dtype=torch.bool)
     emissions = torch.randn(3, 4, len(LABELS))
@@ -108,7 +108,7 @@ def test_viterbi_and_max_marginals_equal_the_enumeration(mask: str, constrained:
                         assert margins[row, position, label] < FORBIDDEN / 2
 
 
-def test_max_marginals_of_equal_scores_are_valid() -> None:
+def test_max_marginals_with_ties_are_valid() -> None:
     """Two paths with the same score: `argmax` must not mix them."""
     emissions = torch.full((1, 2, len(LABELS)), -9.0)
     emissions[0, 0, [1, 3]], emissions[0, 1, [2, 4]] = 1.0, 1.0  # B-X I-X or B-Y I-Y
@@ -119,7 +119,7 @@ def test_max_marginals_of_equal_scores_are_valid() -> None:
     assert labels == viterbi(emissions, is_word, scores)[0].tolist()
 
 
-def test_constraints_are_of_bio_labels_only() -> None:
+def test_constraints_apply_only_to_bio_labels() -> None:
     constraints = Constraints.bio([*LABELS, "I-Z", "NOUN"])
     allowed = {
         (previous, label)

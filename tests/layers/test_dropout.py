@@ -17,22 +17,22 @@ GROUPS = torch.tensor([[0, 1, 2, 0, 0, 1]])
 def test_rate_and_expectation(p: float, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     out = dropout(torch.ones(400, 1001, dtype=dtype), p, training=True)
-    remaining = out != 0
+    is_kept = out != 0
     deviation = (p * (1 - p) / out.numel()) ** 0.5
-    assert remaining.double().mean().item() == pytest.approx(1 - p, abs=5 * deviation)
-    assert out[remaining].unique().numel() == 1
+    assert is_kept.double().mean().item() == pytest.approx(1 - p, abs=5 * deviation)
+    assert out[is_kept].unique().numel() == 1
     rounding = torch.finfo(dtype).eps  # of the scale
     assert out.double().mean().item() == pytest.approx(1, abs=5 * deviation / (1 - p) + rounding)
 
 
 def test_elements_are_dropped_independently() -> None:
     torch.manual_seed(0)
-    remaining = (dropout(torch.ones(4000, 64), 0.5, training=True) != 0).double()
-    correlation = torch.corrcoef(remaining.T).fill_diagonal_(0)
+    is_kept = (dropout(torch.ones(4000, 64), 0.5, training=True) != 0).double()
+    correlation = torch.corrcoef(is_kept.T).fill_diagonal_(0)
     assert correlation.abs().max() < 0.09  # 5.7 standard deviations of 1/sqrt(4000)
 
 
-def test_gradient_follows_the_mask() -> None:
+def test_gradient_uses_dropout_mask() -> None:
     torch.manual_seed(0)
     tensor = torch.randn(7, 13, requires_grad=True)
     out = dropout(tensor, 0.3, training=True)
@@ -41,7 +41,7 @@ def test_gradient_follows_the_mask() -> None:
     assert tensor.grad.unique().tolist() == pytest.approx([0, 1 / 0.7], rel=1e-4)
 
 
-def test_identity_and_extremes() -> None:
+def test_no_dropout_and_full_dropout() -> None:
     for numel in (0, 1, 3):
         assert dropout(torch.ones(numel), 0.5, training=True).shape == (numel,)
     tensor = torch.randn(5)
@@ -51,21 +51,21 @@ def test_identity_and_extremes() -> None:
     assert torch.equal(Dropout(0.5).eval()(tensor), tensor)
 
 
-def test_attention_in_groups_has_dropout() -> None:
-    """With values of 1 the context is the sum of the remaining probabilities, with mean 1 over samples."""
+def test_grouped_attention_applies_dropout() -> None:
+    """With values of 1, the context is the sum of the kept probabilities, whose mean over samples is 1."""
     torch.manual_seed(0)
     query, key = torch.randn(9, 2, 8), torch.randn(9, 2, 8)
     mask = torch.tensor([[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]])
     layout = PackedLayout.build(2, 5, mask, None, mask.device)
 
-    def attended(value: torch.Tensor, rate: float) -> torch.Tensor:
+    def run_attention(value: torch.Tensor, rate: float) -> torch.Tensor:
         return attend(query, key, value, layout, scale=0.3, dropout=rate)[0]
 
-    samples = torch.stack([attended(torch.ones(9, 2, 8), 0.2) for _ in range(600)])
+    samples = torch.stack([run_attention(torch.ones(9, 2, 8), 0.2) for _ in range(600)])
     assert samples.mean().item() == pytest.approx(1, abs=0.02)
     assert samples.std().item() > 0.05
     value = torch.randn(9, 2, 8)
-    assert torch.allclose(attended(value, 1e-4), attended(value, 0.0), atol=1e-3), "the rate is almost 0"
+    assert torch.allclose(run_attention(value, 1e-4), run_attention(value, 0.0), atol=1e-3), "the rate is almost 0"
 
 
 def attention_inputs(dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
@@ -83,8 +83,8 @@ def naive_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | No
 
 @pytest.mark.parametrize("rate", [0.1, 0.6])
 @pytest.mark.parametrize("mask_name", ["none", "padding", "shared bias", "bias of each example"])
-def test_attention_equals_the_formula(rate: float, mask_name: str) -> None:
-    """With the same dropout mask, in values and gradients, also of a bias."""
+def test_attention_equals_naive_reference(rate: float, mask_name: str) -> None:
+    """Values and gradients, also of a bias, with the same dropout mask."""
     fused, query, key, value = attention_inputs()
     mask, leaves = None, [fused]
     if mask_name == "padding":
@@ -119,7 +119,7 @@ def test_attention_in_bfloat16_is_close_to_float32() -> None:
 
 
 @pytest.mark.parametrize("drop_rows", [True, False])
-def test_rows_of_a_group_share_a_mask(drop_rows: bool) -> None:
+def test_rows_of_group_share_dropout_mask(drop_rows: bool) -> None:
     torch.manual_seed(0)
     tensor = torch.ones(1, 6, 400, requires_grad=True)
     out = shared_dropout(tensor, GROUPS, 3, 0.5, True, drop_rows=drop_rows)

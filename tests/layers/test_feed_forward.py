@@ -1,4 +1,4 @@
-"""Feed-forward networks: finite in float16, and computed in chunks on a CPU. RMSNorm equals T5's."""
+"""Feed-forward networks: finite in float16, and chunked on a CPU; RMSNorm equals T5's."""
 
 import pytest
 import torch
@@ -57,7 +57,7 @@ class RecordingReLU(nn.Module):
 
 
 @both_networks
-def test_chunks_equal_one_pass(network: type[FeedForward], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunked_pass_equals_single_pass(network: type[FeedForward], monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks are used only without dropout, gradients and hooks."""
     monkeypatch.setattr(cpu_linear, "_CHUNK_ROWS", 8)
     torch.manual_seed(0)

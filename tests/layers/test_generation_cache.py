@@ -35,8 +35,8 @@ def extend(caches: list[DynamicCache], rows: int, length: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_any_sequence_of_operations(seed: int) -> None:
-    """Beams with a common prefix, rejected candidates, other rows."""
+def test_random_operations_equal_dynamic_cache(seed: int) -> None:
+    """Beams with a common prefix, rejected candidates, selected and repeated rows."""
     torch.manual_seed(seed)
     rng = random.Random(seed)
     cache_under_test, reference = make_caches()
@@ -59,23 +59,23 @@ def test_any_sequence_of_operations(seed: int) -> None:
                 cache_under_test.batch_repeat_interleave(2), reference.batch_repeat_interleave(2)
                 rows *= 2
             case "copy":
-                before, cache_under_test = cache_under_test, copy.deepcopy(cache_under_test)
-                extend([before], rows, 1)  # must not change the copy
+                original, cache_under_test = cache_under_test, copy.deepcopy(cache_under_test)
+                extend([original], rows, 1)  # must not change the copy
         assert_equal(cache_under_test, reference)
     cache_under_test.reset(), reference.reset()
     extend([cache_under_test, reference], 3, 2)
     assert_equal(cache_under_test, reference)
 
 
-def test_reordering_copies_only_the_columns_that_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reordering_copies_only_different_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     cache, copies = PreallocatedCache(config=CONFIG), []
     copy_rows = PreallocatedLayer.copy_rows
 
-    def spy(self: PreallocatedLayer, rows: Tensor, sources: Tensor, first: int) -> None:
+    def record_copy(self: PreallocatedLayer, rows: Tensor, sources: Tensor, first: int) -> None:
         copies.append((rows.tolist(), sources.tolist(), first))
         copy_rows(self, rows, sources, first)
 
-    monkeypatch.setattr(PreallocatedLayer, "copy_rows", spy)
+    monkeypatch.setattr(PreallocatedLayer, "copy_rows", record_copy)
     extend([cache], 4, 7)
     cache.reorder_cache(torch.tensor([0, 0, 2, 2]))  # the prompt
     extend([cache], 4, 2)
@@ -107,20 +107,20 @@ def test_gradients_reach_cached_keys() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"num_beams": 3}, {"num_beams": 3, "num_return_sequences": 2}], ids=str)
-def test_generate_uses_the_cache_with_equal_output(options: dict[str, int]) -> None:
+def test_generate_output_equals_dynamic_cache(options: dict[str, int]) -> None:
     torch.manual_seed(0)
     model = CtxGpt2ForCausalLM(CtxGpt2Config(**{**CONFIG.to_diff_dict(), "initializer_range": 0.5})).eval()
     ids = torch.randint(1, 40, (3, 6))
-    options_of_generate = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 40, "do_sample": False, **options}
-    generated = model.generate(ids, **options_of_generate, return_dict_in_generate=True)
+    generate_kwargs = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 40, "do_sample": False, **options}
+    generated = model.generate(ids, **generate_kwargs, return_dict_in_generate=True)
     assert type(generated.past_key_values) is PreallocatedCache
-    expected = model.generate(ids, **options_of_generate, past_key_values=DynamicCache(config=model.config))
+    expected = model.generate(ids, **generate_kwargs, past_key_values=DynamicCache(config=model.config))
     assert torch.equal(generated.sequences, expected)
     assert len(set(generated.sequences[:, 6:].flatten().tolist())) > 5
 
 
-def test_source_of_all_beams_is_stored_once() -> None:
-    """Reordering beams of the same source copies nothing; rows of other sources get separate keys and values."""
+def test_beams_share_source_keys_and_values() -> None:
+    """Reordering beams within a source copies nothing; across sources, rows get separate keys and values."""
     shared, expanded = SharedSourceCache(config=CONFIG, targets_per_source=3), DynamicCache(config=CONFIG)
     extend([shared, expanded], ROWS // 3, 4)
     expanded.batch_repeat_interleave(3)
@@ -143,8 +143,8 @@ def test_source_of_all_beams_is_stored_once() -> None:
     assert_equal(shared, expanded)
 
 
-def test_caches_of_target_and_source_equal_dynamic_caches() -> None:
-    """Also if beams change sources."""
+def test_encoder_decoder_cache_equals_dynamic_caches() -> None:
+    """Also if beams move to other sources."""
     caches = [
         EncoderDecoderCache(PreallocatedCache(config=CONFIG), SharedSourceCache(config=CONFIG, targets_per_source=3)),
         make_caches()[1],

@@ -1,4 +1,4 @@
-"""Gates on attention heads, and pruned heads."""
+"""Gated and pruned attention heads."""
 
 import copy
 from pathlib import Path
@@ -18,15 +18,15 @@ from hf_ctxmodels.layers.attention.head_gates import disabled_heads
 from hf_ctxmodels.registry import FAMILIES
 
 CASES = [case for case in BASES if issubclass(case.family.config, CtxTransformerConfig)]
-HEADS_OFF = [1, 3]
+DISABLED_HEADS = [1, 3]
 
 
 def all_layers(model: nn.Module) -> dict[int | str, list[int]]:
-    return dict.fromkeys(attention_layers(model), HEADS_OFF)
+    return dict.fromkeys(attention_layers(model), DISABLED_HEADS)
 
 
 def run(model: nn.Module, batch: dict[str, Tensor], **kwargs: Any) -> Any:
-    """The outputs of a model at tokens, without padding."""
+    """Outputs of a model at tokens, without padding."""
     with torch.no_grad():
         outputs = model(**batch, **kwargs)
     for name, value in outputs.items():
@@ -40,25 +40,25 @@ def tensors(outputs: Any) -> list[Tensor]:
 
 
 def assert_equal_outputs(actual: Any, expected: Any, message: str, atol: float = 1e-6) -> None:
-    for left, right in zip(tensors(actual), tensors(expected), strict=True):
-        assert_close(left, right, atol=atol, rtol=1e-5, msg=lambda text: f"{message}: {text}")
+    for actual_tensor, expected_tensor in zip(tensors(actual), tensors(expected), strict=True):
+        assert_close(actual_tensor, expected_tensor, atol=atol, rtol=1e-5, msg=lambda text: f"{message}: {text}")
 
 
 @torch.no_grad()
-def without_contexts(model: nn.Module) -> nn.Module:
-    """A copy whose output projections ignore the heads."""
+def with_zeroed_heads(model: nn.Module) -> nn.Module:
+    """A copy whose output projections have zero weights for the disabled heads."""
     model = copy.deepcopy(model)
     for layer in attention_layers(model).values():
-        layer.out_proj.weight.view(layer.out_proj.weight.shape[0], len(layer.heads), -1)[:, HEADS_OFF] = 0
+        layer.out_proj.weight.view(layer.out_proj.weight.shape[0], len(layer.heads), -1)[:, DISABLED_HEADS] = 0
     return model
 
 
 @as_subtests(CASES)
-def test_zero(case: Case) -> None:
-    """A disabled head has no weights in the output projection, in packed, padded, prepacked and two-stream layers."""
+def test_zero_mode_equals_zeroed_projections(case: Case) -> None:
+    """In packed, padded, prepacked and two-stream layers."""
     model, batch = case.model(), make_batch(case)
-    plain = run(model, batch)
-    expected = run(without_contexts(model), batch)
+    baseline = run(model, batch)
+    expected = run(with_zeroed_heads(model), batch)
     heads = all_layers(model)
     with disabled_heads(model, heads):
         assert_equal_outputs(run(model, batch), expected, f"{case} packed")
@@ -71,32 +71,32 @@ def test_zero(case: Case) -> None:
             targets = batch["attention_mask"].argmax(1, keepdim=True)
             order = torch.randperm(batch["input_ids"].shape[1]).expand(len(targets), -1)
             streams = batch | {"target_positions": targets, "permutation_order": order}
-            assert_equal_outputs(run(model, streams), run(without_contexts(model), streams), f"{case} two streams")
-    assert_equal_outputs(run(model, batch), plain, f"{case} after the context", 0)
+            assert_equal_outputs(run(model, streams), run(with_zeroed_heads(model), streams), f"{case} two streams")
+    assert_equal_outputs(run(model, batch), baseline, f"{case} after the context", 0)
     model.prepare_for_inference()
     with disabled_heads(model, heads):
         assert_equal_outputs(run(model, batch), expected, f"{case} prepacked", 1e-5)
-    assert not any(torch.allclose(*pair) for pair in zip(tensors(plain), tensors(expected))), case
+    assert not any(torch.allclose(*pair) for pair in zip(tensors(baseline), tensors(expected))), case
 
 
 @as_subtests(CASES)
-def test_uniform(case: Case) -> None:
-    """The rows of a disabled head are 1 / L over the visible keys; other heads of the first layer do not change."""
+def test_uniform_mode_attention_weights(case: Case) -> None:
+    """Rows of a disabled head are 1 / L over the L visible keys; other heads of the first layer do not change."""
     model, batch = case.model(), make_batch(case)
     layers = attention_layers(model)
-    names = [name for name in ("0", "decoder.0") if name in layers]  # before them nothing changes
+    names = [name for name in ("0", "decoder.0") if name in layers]  # the first layers, whose inputs do not change
     fields = {"0": "encoder_attentions" if case.is_encoder_decoder else "attentions", "decoder.0": "decoder_attentions"}
     with inspection_mode(model):
-        plain = run(model, batch, output_attentions=True)
-        with disabled_heads(model, dict.fromkeys(names, HEADS_OFF), mode="uniform"):
-            changed = run(model, batch, output_attentions=True)
+        baseline = run(model, batch, output_attentions=True)
+        with disabled_heads(model, dict.fromkeys(names, DISABLED_HEADS), mode="uniform"):
+            gated = run(model, batch, output_attentions=True)
             for name in names:
-                before, after = plain[fields[name]][0].clone(), changed[fields[name]][0]
-                visible = (before > 0).float()
-                before[:, HEADS_OFF] = (visible / visible.sum(-1, keepdim=True).clamp(min=1))[:, HEADS_OFF]
+                expected, actual = baseline[fields[name]][0].clone(), gated[fields[name]][0]
+                visible = (expected > 0).float()
+                expected[:, DISABLED_HEADS] = (visible / visible.sum(-1, keepdim=True).clamp(min=1))[:, DISABLED_HEADS]
                 tokens = batch["attention_mask"].bool() if "attention_mask" in batch else batch["input_ids"] != 0
-                rows = tokens[:, None, :].expand(-1, before.shape[1], -1)
-                assert_close(after[rows], before[rows], atol=1e-5, rtol=1e-4, msg=lambda text: f"{case}: {text}")
+                rows = tokens[:, None, :].expand(-1, expected.shape[1], -1)
+                assert_close(actual[rows], expected[rows], atol=1e-5, rtol=1e-4, msg=lambda text: f"{case}: {text}")
     with disabled_heads(model, all_layers(model), mode="uniform"):
         packed = run(model, batch)
         with inspection_mode(model):
@@ -104,52 +104,52 @@ def test_uniform(case: Case) -> None:
 
 
 @as_subtests(CASES)
-def test_pruned_is_disabled(case: Case, tmp_path: Path) -> None:
-    """A pruned model has the outputs of one with disabled heads, fewer weights, and is saved and reopened."""
+def test_pruned_model_equals_disabled_heads(case: Case, tmp_path: Path) -> None:
+    """A pruned model also has fewer weights, and can be saved and reloaded."""
     model, batch = case.model(), make_batch(case)
     heads = all_layers(model)
     with disabled_heads(model, heads):
         expected = run(model, batch)
     size = model.num_parameters()
     assert "pruned_heads" not in model.config.to_dict()
-    prune_heads(model, dict.fromkeys(heads, HEADS_OFF[:1]))
-    prune_heads(model, dict.fromkeys(heads, HEADS_OFF[1:]))  # numbers do not change
+    prune_heads(model, dict.fromkeys(heads, DISABLED_HEADS[:1]))
+    prune_heads(model, dict.fromkeys(heads, DISABLED_HEADS[1:]))  # the heads keep their numbers
     assert model.num_parameters() < size
     assert_equal_outputs(run(model, batch), expected, f"{case} pruned", 1e-5)
     directory = tmp_path / case.family.name
     model.save_pretrained(directory)
-    reopened = transformers.AutoModel.from_pretrained(directory).eval()
-    assert reopened.num_parameters() == model.num_parameters()
-    assert_equal_outputs(run(reopened, batch), run(model, batch), f"{case} reopened", 1e-6)
-    assert_equal_outputs(run(reopened.prepare_for_inference(), batch), expected, f"{case} prepacked", 1e-5)
+    reloaded = transformers.AutoModel.from_pretrained(directory).eval()
+    assert reloaded.num_parameters() == model.num_parameters()
+    assert_equal_outputs(run(reloaded, batch), run(model, batch), f"{case} reopened", 1e-6)
+    assert_equal_outputs(run(reloaded.prepare_for_inference(), batch), expected, f"{case} prepacked", 1e-5)
     if case.model_class.reference_model_type is not None:
         with pytest.raises(CtxError, match="no layout for pruned heads"):
             model.export_reference(directory)
 
 
 @pytest.mark.parametrize(("family", "mode"), [("bert", "zero"), pytest.param("t5", "uniform", marks=pytest.mark.slow)])
-def test_compiled_graphs(family: str, mode: Any) -> None:
+def test_compiled_graphs_respect_disabled_heads(family: str, mode: Any) -> None:
     """Graphs compiled before the heads are disabled are not used, nor those compiled within the context."""
     case = next(case for case in CASES if case.family.name == family)
     model, batch = case.model(num_hidden_layers=1), make_batch(case)
     compiled = torch.compile(model, backend="eager")
-    plain, heads = run(compiled, batch), all_layers(model)
+    baseline, heads = run(compiled, batch), all_layers(model)
     with disabled_heads(model, heads, mode):
         assert_equal_outputs(run(compiled, batch), run(model, batch), f"{family} {mode}", 1e-5)
-    assert_equal_outputs(run(compiled, batch), plain, family, 1e-5)
+    assert_equal_outputs(run(compiled, batch), baseline, family, 1e-5)
     if family == "t5":
         prune_heads(model, heads)
         assert_equal_outputs(run(compiled, batch), run(model, batch), f"{family} pruned", 1e-5)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "t5"])
-def test_generation(family: str) -> None:
-    """With a cache, disabled and pruned heads generate the text of the model without them."""
+def test_generation_with_disabled_and_pruned_heads(family: str) -> None:
+    """With a cache, the generated text equals that of the model with zeroed projections."""
     name = "AutoModelForCausalLM" if family == "gpt2" else "AutoModelForSeq2SeqLM"
     case = next(case for case in HEADS if case.family.name == family and name == case.auto_name)
     model, ids = case.model(), torch.tensor([[7, 9, 12, 30]])
     options: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False, "num_beams": 2}
-    expected = without_contexts(model).generate(ids, use_cache=False, **options)
+    expected = with_zeroed_heads(model).generate(ids, use_cache=False, **options)
     with disabled_heads(model, all_layers(model)):
         assert torch.equal(model.generate(ids, **options), expected)
     prune_heads(model, all_layers(model))
@@ -157,8 +157,8 @@ def test_generation(family: str) -> None:
     assert torch.equal(model.generate(ids, cache_implementation="static", **options), expected)
 
 
-def test_shared_layers() -> None:
-    """One of ALBERT's layers is disabled alone, also where the layers are computed again; it cannot be pruned alone."""
+def test_disabled_heads_of_shared_layers() -> None:
+    """One of ALBERT's shared layers can be disabled alone, also with activation checkpointing, but not pruned alone."""
     albert = FAMILIES["albert"]
     case = next(case for case in CASES if case.family is albert)
     shared = case.model()
@@ -200,21 +200,21 @@ def test_shared_layers() -> None:
     ],
     ids=lambda config: type(config).__name__,
 )  # fmt: skip
-def test_models_of_transformers(config: Any) -> None:
-    """Heads of models of transformers can be disabled; the mode "uniform" needs their queries."""
+def test_disabled_heads_of_transformers_models(config: Any) -> None:
+    """The mode "uniform" needs separate query projections."""
     if config.model_type == "bert":
         config.hidden_size, config.num_hidden_layers, config.num_attention_heads = 32, 2, 4
     model = transformers.AutoModel.from_config(config).eval()
     inputs = {"input_ids": torch.tensor([[5, 6, 7]])}
     if config.is_encoder_decoder:
         inputs["decoder_input_ids"] = inputs["input_ids"]
-    changed = copy.deepcopy(model)
-    for layer in attention_layers(changed).values():
+    expected_model = copy.deepcopy(model)
+    for layer in attention_layers(expected_model).values():
         weight = layer.out_proj.weight.data
         heads_first = weight.T if type(layer.out_proj) is nn.Linear else weight
-        heads_first.unflatten(0, (4, 8))[HEADS_OFF] = 0
+        heads_first.unflatten(0, (4, 8))[DISABLED_HEADS] = 0
     with disabled_heads(model, all_layers(model)):
-        assert_close(run(model, inputs)[0], run(changed, inputs)[0], atol=1e-6, rtol=1e-5)
+        assert_close(run(model, inputs)[0], run(expected_model, inputs)[0], atol=1e-6, rtol=1e-5)
     if config.model_type in ("t5", "gpt2"):  # relative positions, fused projections
         with pytest.raises(CtxError, match="does not support the mode"), disabled_heads(model, {0: [1]}, "uniform"):
             pass
@@ -229,7 +229,7 @@ def test_models_of_transformers(config: Any) -> None:
         prune_heads(model, {0: [1]})
 
 
-def test_errors() -> None:
+def test_invalid_heads_raise() -> None:
     bert, elmo = (next(case for case in BASES if case.family.name == name).model() for name in ("bert", "elmo"))
     for model, heads, mode, message in (
         (bert, {3: [0]}, "zero", "no attention in a layer '3'"),

@@ -1,4 +1,4 @@
-"""Packed layouts against a naive version, and attention in groups of sequences against eager attention."""
+"""Packed layouts against a naive implementation, and grouped attention against eager attention."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -59,7 +59,7 @@ def distinct_values(mask: Tensor) -> Tensor:
 
 @given(masks())
 def test_pack_unpack_and_first_tokens(mask: Tensor) -> None:
-    """Tokens are packed in order; padding is zero afterwards."""
+    """Tokens are packed in order; unpacked padding is zero."""
     layout, values = build(mask), distinct_values(mask)
     packed = layout.pack(values)
     assert torch.equal(packed, torch.stack([values[row, column] for row, column in mask.nonzero().tolist()]))
@@ -73,7 +73,7 @@ def test_pack_unpack_and_first_tokens(mask: Tensor) -> None:
 
 
 @given(masks_and_output_masks(), st.booleans())
-def test_select(masks_and_output_masks: tuple[Tensor, Tensor], include_first_tokens: bool) -> None:
+def test_select_tokens(masks_and_output_masks: tuple[Tensor, Tensor], include_first_tokens: bool) -> None:
     mask, output_mask = masks_and_output_masks
     values, layout = distinct_values(mask), build(mask)
     packed = layout.pack(values)
@@ -96,14 +96,14 @@ def test_select(masks_and_output_masks: tuple[Tensor, Tensor], include_first_tok
 
 
 @given(sequence_ids())
-def test_several_sequences_in_a_row(ids: Tensor) -> None:
+def test_packed_sequences(ids: Tensor) -> None:
     layout = build(None, ids)
     assert list(layout.lengths) == [int((row == n).sum()) for row in ids for n in row.unique().tolist() if n]
     assert torch.equal(layout.pack(ids), ids[ids != 0])
 
 
 @given(masks())
-def test_mask_and_sequence_ids_together(mask: Tensor) -> None:
+def test_mask_combined_with_sequence_ids(mask: Tensor) -> None:
     ids = torch.ones_like(mask)
     ids[0, 0] = 0 if mask[0].sum() > mask[0, 0] else 1
     values = distinct_values(mask)
@@ -118,7 +118,7 @@ def test_packing_without_padding_is_a_view(mask: Tensor | None) -> None:
 
 
 def packed_layout(lengths: tuple[int, ...], counts: tuple[int, ...] | None = None) -> PackedLayout:
-    """Sequences of these lengths, of which the first `counts` tokens are computed."""
+    """Layout of sequences of these lengths, of which only the first `counts` tokens are computed."""
     layout = PackedLayout(len(lengths), max(lengths), None, lengths, torch.zeros(0, dtype=torch.long))
     if counts is None:
         return layout
@@ -133,7 +133,7 @@ def packed_layout(lengths: tuple[int, ...], counts: tuple[int, ...] | None = Non
 @pytest.mark.parametrize("spec", [BIDIRECTIONAL, MaskSpec(window=2)], ids=["bidirectional", "window"])
 @pytest.mark.parametrize("is_single", [False, True], ids=["groups", "one group"])
 def test_groups_equal_eager_attention(is_single: bool, spec: MaskSpec, pairs: list[tuple[int, int]]) -> None:
-    """In several groups (CPU) and in one (accelerators), in values and gradients."""
+    """Values and gradients, in several groups (CPU) and in one (accelerators)."""
     query_lengths, key_lengths = tuple(map(min, pairs)), tuple(map(max, pairs))
     generator = torch.Generator().manual_seed(sum(query_lengths + key_lengths))
     sizes = (sum(query_lengths), sum(key_lengths), sum(key_lengths))
@@ -178,14 +178,14 @@ def test_groups_equal_eager_attention(is_single: bool, spec: MaskSpec, pairs: li
         ((8, 9), 192, torch.bfloat16, True),
     ],
 )
-def test_supported_gpus_of_the_varlen_kernel(
+def test_gpus_supported_by_varlen_kernel(
     capability: tuple[int, int], head_dim: int, dtype: torch.dtype, expected: bool
 ) -> None:
     assert supports_varlen(capability, head_dim, dtype) == expected
 
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=40))
-def test_groups_partition_the_sequences_with_little_padding(lengths: list[int]) -> None:
+def test_groups_partition_sequences_with_little_padding(lengths: list[int]) -> None:
     layout = packed_layout(tuple(lengths))
     groups = PackedMask(BIDIRECTIONAL, layout, layout, torch.float32, CPU, is_single=False).groups
     assert sorted(member for group in groups for member in group.sequence_indices) == list(range(len(lengths)))

@@ -1,4 +1,4 @@
-"""Linear layers by oneDNN equal torch's: values, gradients, second derivatives, and the cases that torch computes."""
+"""Linear layers by oneDNN equal torch's: values, gradients, second derivatives, and fallbacks to torch."""
 
 from collections.abc import Callable
 
@@ -15,32 +15,32 @@ SHAPES = {"rows": (33, 16), "batch": (3, 5, 16), "one row": (16,), "few rows": (
 
 
 @pytest.fixture(autouse=True)
-def by_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use oneDNN for any size."""
+def force_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use oneDNN for products of any size."""
     monkeypatch.setattr(cpu_linear, "_MIN_MULTIPLICATIONS", 0)
 
 
-def results(apply: Callable[..., Tensor], *inputs: Tensor) -> list[Tensor]:
+def values_and_derivatives(apply: Callable[..., Tensor], *inputs: Tensor) -> list[Tensor]:
     """Values, gradients, and gradients of the gradients' squares."""
     output = apply(*inputs)
     weights = torch.linspace(-1, 1, output.numel(), dtype=output.dtype).view_as(output)
     gradients = torch.autograd.grad((output**3 * weights).sum(), inputs, create_graph=True)
-    second = torch.autograd.grad(sum((gradient**2).sum() for gradient in gradients), inputs)
-    return [output, *gradients, *second]
+    second_derivatives = torch.autograd.grad(sum((gradient**2).sum() for gradient in gradients), inputs)
+    return [output, *gradients, *second_derivatives]
 
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=list(SHAPES))
-def test_equal_to_torch_in_double_precision(shape: tuple[int, ...], bias: bool) -> None:
+def test_linear_equals_torch_in_float64(shape: tuple[int, ...], bias: bool) -> None:
     torch.manual_seed(0)
     inputs = [torch.randn(shape), torch.randn(9, 16), *([torch.randn(9)] if bias else [])]
-    exact = results(F.linear, *(tensor.double().requires_grad_() for tensor in inputs))
-    actual = results(fast_linear, *(tensor.requires_grad_() for tensor in inputs))
-    torch.testing.assert_close([value.double() for value in actual], exact, atol=1e-3, rtol=1e-3)
+    expected = values_and_derivatives(F.linear, *(tensor.double().requires_grad_() for tensor in inputs))
+    actual = values_and_derivatives(fast_linear, *(tensor.requires_grad_() for tensor in inputs))
+    torch.testing.assert_close([value.double() for value in actual], expected, atol=1e-3, rtol=1e-3)
 
 
 @pytest.mark.parametrize("frozen", [0, 1, 2])
-def test_gradients_only_of_inputs_that_require_them(frozen: int) -> None:
+def test_gradients_only_where_required(frozen: int) -> None:
     inputs = [torch.randn(20, 16), torch.randn(9, 16), torch.randn(9)]
     for number, tensor in enumerate(inputs):
         tensor.requires_grad_(number != frozen)
@@ -62,8 +62,8 @@ def test_linear_layers_equal_torch_sequential() -> None:
     torch.testing.assert_close(fast_layers(batch), torch_layers(batch), atol=1e-5, rtol=1e-5)
 
 
-def test_output_range_of_a_linear_layer_and_of_its_replacements() -> None:
-    """Hooks, a replaced forward and an adapter also act on a range of the outputs."""
+def test_output_range_of_layers_and_replacements() -> None:
+    """Hooks, a replaced forward and an adapter also apply to a range of the outputs."""
     layer, batch = Linear(16, 9), torch.randn(3, 7, 16)
     full_output = layer(batch)[..., 3:7]
     torch.testing.assert_close(linear(layer, batch, 3, 7), full_output)
@@ -77,7 +77,7 @@ def test_output_range_of_a_linear_layer_and_of_its_replacements() -> None:
     torch.testing.assert_close(linear(layer, batch, 3, 7), 2 * full_output)
 
 
-def test_torch_computes_half_precision_and_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_precision_and_autocast_fall_back_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     weight, batch = torch.randn(9, 16), torch.randn(20, 16)
     assert torch.equal(fast_linear(batch.bfloat16(), weight.bfloat16()), F.linear(batch.bfloat16(), weight.bfloat16()))
     with torch.autocast("cpu", torch.bfloat16):
@@ -87,7 +87,7 @@ def test_torch_computes_half_precision_and_autocast(monkeypatch: pytest.MonkeyPa
     assert torch.equal(fast_linear(batch, weight), F.linear(batch, weight))
 
 
-def test_torch_computes_small_products(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_products_fall_back_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     products = []
 
     def record_product(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -101,7 +101,7 @@ def test_torch_computes_small_products(monkeypatch: pytest.MonkeyPatch) -> None:
     assert products == ([20] if cpu_linear.HAS_ONEDNN else [])
 
 
-def test_compiled() -> None:
+def test_compiled_layer_equals_eager() -> None:
     layer, batch = LinearLayers(Linear(16, 9)), torch.randn(20, 16)
     torch._dynamo.reset()
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")

@@ -33,7 +33,7 @@ def naive_cross_entropy(leaves: list, targets: Tensor, reduction: str = "mean") 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("scale", [1, 300], ids=["small logits", "large logits"])
-def test_values_and_gradients(reduction: str, bias: bool, scale: int) -> None:
+def test_chunked_cross_entropy_equals_torch(reduction: str, bias: bool, scale: int) -> None:
     """Large logits do not overflow."""
     leaves, targets = make_inputs(bias=bias)
     leaves = [None if tensor is None else (tensor * scale).detach().requires_grad_() for tensor in leaves]
@@ -48,11 +48,11 @@ def test_values_and_gradients(reduction: str, bias: bool, scale: int) -> None:
         torch.testing.assert_close(chunked_cross_entropy(*leaves, targets, reduction=reduction), expected)
 
 
-def test_second_backward_pass_of_a_retained_graph() -> None:
+def test_second_backward_of_retained_graph() -> None:
     leaves, targets = make_inputs()
     loss = chunked_cross_entropy(*leaves, targets)
-    first = torch.autograd.grad(loss, leaves, retain_graph=True)
-    torch.testing.assert_close(torch.autograd.grad(3 * loss, leaves), tuple(3 * gradient for gradient in first))
+    gradients = torch.autograd.grad(loss, leaves, retain_graph=True)
+    torch.testing.assert_close(torch.autograd.grad(3 * loss, leaves), tuple(3 * gradient for gradient in gradients))
 
 
 @pytest.mark.parametrize("frozen", [{0}, {1}, {2}, {1, 2}, {0, 1}], ids=str)
@@ -69,14 +69,14 @@ def test_frozen_inputs_get_no_gradient(frozen: set[int]) -> None:
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_no_rows(reduction: str) -> None:
+def test_zero_rows_have_zero_loss_and_gradients(reduction: str) -> None:
     leaves, targets = make_inputs(rows=0)
     loss = chunked_cross_entropy(*leaves, targets, reduction=reduction)
     assert loss == 0
     assert not any(gradient.any() for gradient in torch.autograd.grad(loss, leaves))
 
 
-def test_bfloat16() -> None:
+def test_bfloat16_inputs() -> None:
     """The loss is summed in float32; gradients have the type of their tensors."""
     leaves, targets = make_inputs(dtype=torch.bfloat16)
     exact = [tensor.detach().float().requires_grad_() for tensor in leaves]
@@ -88,7 +88,7 @@ def test_bfloat16() -> None:
         assert (gradient.float() - expected_gradient).norm() < 0.03 * expected_gradient.norm()
 
 
-def test_autocast() -> None:
+def test_autocast_equals_torch_operators() -> None:
     """Products are computed in bfloat16, sums in float32, as with torch's operators."""
     leaves, targets = make_inputs()
     with torch.autocast("cpu", torch.bfloat16):

@@ -22,21 +22,21 @@ LENGTHS = {"one sentence": (7,), "equal lengths": (6, 6, 6), "padded": (9, 4, 1,
 
 
 @pytest.fixture(autouse=True)
-def results(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether each call of a prepacked block computed the block; tiny weights are prepacked as well."""
+def is_prepacked(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether each call was computed by the prepacked block; tiny weights are prepacked as well."""
     monkeypatch.setattr(cpu_linear, "_MIN_MULTIPLICATIONS", 0)
-    forward, results = PrepackedBlock.forward, []
+    forward, is_prepacked = PrepackedBlock.forward, []
 
     def record(*args: Any) -> Tensor | None:
         output = forward(*args)
-        results.append(output is not None)
+        is_prepacked.append(output is not None)
         return output
 
     monkeypatch.setattr(PrepackedBlock, "forward", record)
-    return results
+    return is_prepacked
 
 
-def build(family: str = "bert", **options: Any) -> CtxPreTrainedModel:
+def build_model(family: str = "bert", **options: Any) -> CtxPreTrainedModel:
     torch.manual_seed(0)
     spec = FAMILIES[family]
     model = spec.models["AutoModel"](spec.config(**spec.sizes["tiny"] | options))
@@ -58,15 +58,15 @@ def assert_equal_states(model: nn.Module, expected_model: nn.Module, inputs: dic
 
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=[*LENGTHS])
 @pytest.mark.parametrize("family", ["bert", "albert", "gpt2", "gpt3", "t5", "xlnet"])
-def test_outputs_are_equal(
-    family: str, lengths: tuple[int, ...], results: list[bool], monkeypatch: pytest.MonkeyPatch
+def test_prepared_model_equals_original(
+    family: str, lengths: tuple[int, ...], is_prepacked: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = build(family)
+    model = build_model(family)
     prepared = copy.deepcopy(model).prepare_for_inference()
     inputs = batch(lengths) | ({"decoder_input_ids": torch.tensor([[5, 6]] * len(lengths))} if family == "t5" else {})
     assert_equal_states(prepared, model, inputs)
-    if family not in ("t5", "xlnet"):  # with cross-attention, and with another layer
-        assert results == [True] * model.config.num_hidden_layers
+    if family not in ("t5", "xlnet"):  # t5 has cross-attention, xlnet another layer class
+        assert is_prepacked == [True] * model.config.num_hidden_layers
     else:
         copies = [module for module in prepared.modules() if "prepacked_weight" in module.__dict__]
         assert copies, "only the linear layers are prepacked"
@@ -75,20 +75,20 @@ def test_outputs_are_equal(
 
 
 @pytest.mark.parametrize("activation", ["gelu", "gelu_new", "relu", "silu"])
-def test_activations(activation: str, results: list[bool]) -> None:
-    model = build(hidden_act=activation)
+def test_activations(activation: str, is_prepacked: list[bool]) -> None:
+    model = build_model(hidden_act=activation)
     assert_equal_states(copy.deepcopy(model).prepare_for_inference(), model, batch())
-    assert all(results)
+    assert all(is_prepacked)
 
 
 @pytest.mark.parametrize("options", [{"output_hidden_states": True}, {"sequence_ids": True}, {"output_mask": True}])
-def test_options_of_the_forward_pass(options: dict[str, Any], results: list[bool]) -> None:
-    model, inputs = build(), batch()
+def test_forward_options(options: dict[str, Any], is_prepacked: list[bool]) -> None:
+    model, inputs = build_model(), batch()
     mask = inputs["attention_mask"]
     tensors = {"sequence_ids": mask * (1 + torch.arange(9) // 3), "output_mask": (mask == 1) & (torch.arange(9) < 3)}
     inputs |= {name: tensors.get(name, value) for name, value in options.items()}
     assert_equal_states(copy.deepcopy(model).prepare_for_inference(), model, inputs)
-    assert results == [True] * (model.config.num_hidden_layers - 1) + ["output_mask" not in options]
+    assert is_prepacked == [True] * (model.config.num_hidden_layers - 1) + ["output_mask" not in options]
 
 
 def _double_output(module: nn.Module, args: Any, output: Any) -> Any:
@@ -127,58 +127,58 @@ CHANGES: dict[str, Callable[[TransformerBlock], Any]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=[*CHANGES])
-def test_changes_are_noticed(change: Callable[[TransformerBlock], Any], results: list[bool]) -> None:
-    model = build()
+def test_modified_block_is_not_prepacked(change: Callable[[TransformerBlock], Any], is_prepacked: list[bool]) -> None:
+    model = build_model()
     prepared, unchanged = copy.deepcopy(model).prepare_for_inference(), copy.deepcopy(model)
-    for changed in (model, prepared):
-        change(changed.layers[0])
+    for network in (model, prepared):
+        change(network.layers[0])
     inputs = batch()
     assert_equal_states(prepared, model, inputs)
-    assert results[0] is False
-    assert all(results[1:])
+    assert is_prepacked[0] is False
+    assert all(is_prepacked[1:])
     with torch.no_grad():
         assert not torch.allclose(model(**inputs)[0], unchanged(**inputs)[0]), "the change had no effect"
 
 
-def test_training_and_a_second_preparation(results: list[bool]) -> None:
-    model = build(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+def test_training_and_second_preparation(is_prepacked: list[bool]) -> None:
+    model = build_model(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     prepared, inputs = copy.deepcopy(model).prepare_for_inference(), batch()
-    for trained in (model, prepared):
-        trained.train()
-        optimizer = torch.optim.SGD(trained.parameters(), 0.01)
-        trained(**inputs)[0].square().mean().backward()
+    for network in (model, prepared):
+        network.train()
+        optimizer = torch.optim.SGD(network.parameters(), 0.01)
+        network(**inputs)[0].square().mean().backward()
         optimizer.step()
-        trained.eval()
+        network.eval()
     assert_equal_states(prepared, model, inputs)
-    assert not any(results)
+    assert not any(is_prepacked)
     assert_equal_states(prepared.prepare_for_inference(), model, inputs)
-    assert results[-1]
+    assert is_prepacked[-1]
 
 
-def test_monte_carlo_dropout(results: list[bool]) -> None:
-    model = build().prepare_for_inference()
+def test_monte_carlo_dropout(is_prepacked: list[bool]) -> None:
+    model = build_model().prepare_for_inference()
     model.layers[0].dropout.train()
     with torch.no_grad():
         first, second = (model(**batch((5,)))[0] for _ in range(2))
     assert not torch.equal(first, second)
-    assert not results[0]
+    assert not is_prepacked[0]
 
 
-def test_other_precisions_and_copies(results: list[bool]) -> None:
-    model, inputs = build(), batch()
+def test_copies_and_other_precisions_use_ordinary_forward(is_prepacked: list[bool]) -> None:
+    model, inputs = build_model(), batch()
     prepared = copy.deepcopy(model).prepare_for_inference()
     assert [*prepared.state_dict()] == [*model.state_dict()]
     for duplicate in (copy.deepcopy(prepared), pickle.loads(pickle.dumps(prepared))):
         assert_equal_states(duplicate, model, inputs)
-    assert not results, "copies are not prepacked"
+    assert not is_prepacked, "copies are not prepacked"
     with torch.autocast("cpu", torch.bfloat16):
         assert_equal_states(prepared, model, inputs)
     assert_equal_states(prepared.double(), model.double(), inputs)
-    assert not any(results)
+    assert not any(is_prepacked)
 
 
 def test_compiled_and_exported_graphs() -> None:
-    model, inputs = build(), batch()
+    model, inputs = build_model(), batch()
     prepared = copy.deepcopy(model).prepare_for_inference()
     compiled = torch.compile(prepared, fullgraph=True, backend="eager")
     assert_equal_states(compiled, model, inputs)
@@ -188,10 +188,10 @@ def test_compiled_and_exported_graphs() -> None:
 
 
 @pytest.mark.skipif(not cpu_linear.HAS_BFLOAT16_PRODUCT, reason="this CPU has no products in bfloat16")
-def test_bfloat16(results: list[bool]) -> None:
-    model, inputs = build().bfloat16(), batch()
+def test_bfloat16_block(is_prepacked: list[bool]) -> None:
+    model, inputs = build_model().bfloat16(), batch()
     with torch.no_grad():
         expected = model(**inputs)[0]
         outputs = model.prepare_for_inference()(**inputs)[0]
     torch.testing.assert_close(outputs, expected, atol=0.1, rtol=0.05)
-    assert all(results)
+    assert all(is_prepacked)

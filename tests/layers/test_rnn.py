@@ -27,7 +27,7 @@ both_packings = pytest.mark.parametrize("build", [PackedSequences.build, PackedS
 both_layers = pytest.mark.parametrize("layer_class", [LSTM, GRU])
 
 
-def random(*shape: int) -> Tensor:
+def randn(*shape: int) -> Tensor:
     return torch.randn(shape, dtype=torch.double, requires_grad=True)
 
 
@@ -111,13 +111,13 @@ def make_torch_layer(layer: Layer) -> nn.LSTM | nn.GRU:
     ],
     ids=["lstm", "projection", "projection and clips", "clips", "gru"],
 )
-def test_values_and_gradients_equal_the_reference(build: Callable, make_layer: Callable[[], Layer]) -> None:
+def test_layers_equal_naive_reference(build: Callable, make_layer: Callable[[], Layer]) -> None:
     torch.manual_seed(0)
     layer = make_layer().double()
     for parameter in layer.parameters():
         nn.init.normal_(parameter, std=0.4)
-    inputs = random(4, 7, 5)
-    state = tuple(random(*tensor.shape) for tensor in layer.zero_state(4))
+    inputs = randn(4, 7, 5)
+    state = tuple(randn(*tensor.shape) for tensor in layer.zero_state(4))
     values_and_gradients = []
     for results in (run_rows_separately(layer, inputs, state), run_packed(layer, inputs, build(TOKENS), state)):
         torch.manual_seed(1)
@@ -128,22 +128,22 @@ def test_values_and_gradients_equal_the_reference(build: Callable, make_layer: C
 
 
 @pytest.mark.parametrize(("layer_class", "options"), [(LSTM, {"state_bias": True, "projection_size": 48}), (GRU, {})])
-def test_equal_to_torch(layer_class: type[Layer], options: dict) -> None:
-    """In float32 without gradients, with steps enough for prepacked weights; one direction is the first of two."""
+def test_layers_equal_torch(layer_class: type[Layer], options: dict) -> None:
+    """In float32 without gradients, with enough steps for prepacked weights; one direction is the first of two."""
     torch.manual_seed(1)
     layer, inputs, lengths = layer_class(40, 64, **options), torch.randn(5, 30, 40), torch.tensor([30, 4, 17, 30, 1])
     tokens = torch.arange(30) < lengths[:, None]
-    rows = PackedSequences.build(tokens)
+    packing = PackedSequences.build(tokens)
     with torch.no_grad():
-        outputs = rows.unpack(layer(rows.pack(inputs), rows)[0])
+        outputs = packing.unpack(layer(packing.pack(inputs), packing)[0])
         expected, _ = make_torch_layer(layer)(nn.utils.rnn.pack_padded_sequence(inputs, lengths, True, False))
         expected, _ = nn.utils.rnn.pad_packed_sequence(expected, True)
         torch.testing.assert_close(torch.cat([*outputs], -1), expected, atol=1e-5, rtol=1e-5)
         forward_layer = layer_class(40, 64, directions=1, **options)
         for weight, weights in zip(forward_layer.parameters(), layer.parameters(), strict=True):
             weight.copy_(weights[:1])
-        rows = PackedSequences.build(tokens, directions=1)
-        torch.testing.assert_close(rows.unpack(forward_layer(rows.pack(inputs), rows)[0])[0], outputs[0])
+        packing = PackedSequences.build(tokens, directions=1)
+        torch.testing.assert_close(packing.unpack(forward_layer(packing.pack(inputs), packing)[0])[0], outputs[0])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -157,10 +157,10 @@ def test_equal_to_torch(layer_class: type[Layer], options: dict) -> None:
     ],
     ids=["LSTM", "truncated LSTM", "projected LSTM", "GRU"],
 )
-def test_call_of_cudnn(
+def test_cudnn_layer_equals_recurrence(
     make_layer: Callable[[], Layer], options: dict[str, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The layer of torch that a GPU computes by cuDNN equals the recurrence, here both on the CPU."""
+    """torch's layer, which a GPU computes by cuDNN, equals the recurrence; both run on the CPU here."""
     torch.manual_seed(0)
     layer = make_layer()
     directions = len(layer.bias)
@@ -180,15 +180,15 @@ def test_call_of_cudnn(
 
 
 @both_layers
-def test_gradients_of_a_compiled_graph(layer_class: type[Layer]) -> None:
+def test_compiled_gradients_equal_eager(layer_class: type[Layer]) -> None:
     torch.manual_seed(0)
     torch._dynamo.reset()
     layer, inputs = layer_class(5, 8), torch.randn(4, 7, 5, requires_grad=True)
 
     def compute_loss(inputs: Tensor) -> Tensor:
-        rows = PackedSequences.with_padding(TOKENS, (TOKENS.cumsum(1) > 2).long())
-        outputs, last_state = layer(rows.pack(inputs), rows)
-        return rows.unpack(outputs).square().sum() + sum(tensor.sin().sum() for tensor in last_state)
+        packing = PackedSequences.with_padding(TOKENS, (TOKENS.cumsum(1) > 2).long())
+        outputs, last_state = layer(packing.pack(inputs), packing)
+        return packing.unpack(outputs).square().sum() + sum(tensor.sin().sum() for tensor in last_state)
 
     losses_and_gradients = []
     for compute in (compute_loss, torch.compile(compute_loss, fullgraph=True, backend="aot_eager")):
@@ -197,17 +197,17 @@ def test_gradients_of_a_compiled_graph(layer_class: type[Layer]) -> None:
     torch.testing.assert_close(*losses_and_gradients)
 
 
-def test_scan_of_exported_graphs_equals_custom_operator() -> None:
-    """With an initial state, padding, several sequences in a row, a projection and clipping."""
+def test_exported_scan_equals_custom_operator() -> None:
+    """With an initial state, padding, packed sequences, a projection and clipping."""
     torch.manual_seed(0)
-    rows = PackedSequences.with_padding(TOKENS, (TOKENS.cumsum(1) > 2).long())
-    assert rows.token_mask is not None
-    assert rows.restarts is not None
-    options = rows.step_options()._replace(cell_clip=0.7, projection_clip=0.3)
+    packing = PackedSequences.with_padding(TOKENS, (TOKENS.cumsum(1) > 2).long())
+    assert packing.token_mask is not None
+    assert packing.restarts is not None
+    options = packing.step_options()._replace(cell_clip=0.7, projection_clip=0.3)
     tokens, size, projected = TOKENS.numel(), 5, 4
-    lstm = [random(2, tokens, 4 * size), random(2, 4, projected), random(2, 4, size)]
-    lstm += [random(2, 4 * size, projected), random(2, projected, size)]
-    gru = [random(2, tokens, 3 * size), random(2, 4, size), random(2, 3 * size, size), random(2, size)]
+    lstm = [randn(2, tokens, 4 * size), randn(2, 4, projected), randn(2, 4, size)]
+    lstm += [randn(2, 4 * size, projected), randn(2, projected, size)]
+    gru = [randn(2, tokens, 3 * size), randn(2, 4, size), randn(2, 3 * size, size), randn(2, size)]
     for name, scan, inputs in (("lstm", scan_lstm, lstm), ("gru", scan_gru, gru)):
         values_and_gradients = []
         for outputs in (scan(options, *inputs), RECURRENCE_OPERATORS[name](*inputs, *options[1:])):
@@ -227,49 +227,49 @@ def test_initial_biases() -> None:
 
 
 def test_weight_dropout_has_one_mask_per_pass() -> None:
-    """Equal to a layer with these weights dropped; the next pass has another mask, evaluation none."""
-    layer, rows = LSTM(5, 8, directions=1, weight_dropout=0.5), PackedSequences.build(TOKENS, directions=1)
-    packed, weight = rows.pack(torch.randn(4, 7, 5)), layer.state_weight.detach().clone()
-    without_dropout = layer.eval()(packed, rows)[0]
+    """The output equals that of a layer with these weights dropped; the next pass has a new mask, evaluation none."""
+    layer, packing = LSTM(5, 8, directions=1, weight_dropout=0.5), PackedSequences.build(TOKENS, directions=1)
+    packed, weight = packing.pack(torch.randn(4, 7, 5)), layer.state_weight.detach().clone()
+    without_dropout = layer.eval()(packed, packing)[0]
     layer.train()
     torch.manual_seed(3)
-    first, second = layer(packed, rows)[0], layer(packed, rows)[0]
+    first, second = layer(packed, packing)[0], layer(packed, packing)[0]
     assert not torch.equal(first, second)
     first.sum().backward()
-    remaining = layer.state_weight.grad != 0
-    assert 0.3 < remaining.float().mean() < 0.7
-    assert torch.equal(layer.eval()(packed, rows)[0], without_dropout)
-    layer.state_weight.data = weight * remaining * 2
-    torch.testing.assert_close(layer(packed, rows)[0], first)
+    is_kept = layer.state_weight.grad != 0
+    assert 0.3 < is_kept.float().mean() < 0.7
+    assert torch.equal(layer.eval()(packed, packing)[0], without_dropout)
+    layer.state_weight.data = weight * is_kept * 2
+    torch.testing.assert_close(layer(packed, packing)[0], first)
 
 
 @both_packings
 @pytest.mark.parametrize("steps", [1, 2, 3, 7, 20])
 def test_truncated_gradients_equal_detached_segments(build: Callable, steps: int) -> None:
-    """Of every row, from its first token on; the values are the same as without truncation."""
+    """For each row, from its first token on; the values equal those without truncation."""
     torch.manual_seed(0)
     layer, inputs = LSTM(5, 8, directions=1, state_bias=True), torch.randn(4, 7, 5, requires_grad=True)
     nn.init.normal_(layer.state_bias)
-    rows, weights = build(TOKENS, directions=1), torch.randn(4, 7, 8) * TOKENS[..., None]
-    whole, last = layer(rows.pack(inputs), rows)
-    outputs, state = layer(rows.pack(inputs), rows, truncation=steps)
-    torch.testing.assert_close((outputs, *state), (whole, *last))
+    packing, weights = build(TOKENS, directions=1), torch.randn(4, 7, 8) * TOKENS[..., None]
+    untruncated, last_state = layer(packing.pack(inputs), packing)
+    outputs, state = layer(packing.pack(inputs), packing, truncation=steps)
+    torch.testing.assert_close((outputs, *state), (untruncated, *last_state))
     leaves, total = [inputs, *layer.parameters()], torch.zeros(())
     for row, is_token in enumerate(TOKENS):
         state = None
         segments = zip(inputs[row][is_token].split(steps), weights[row][is_token].split(steps), strict=True)
         for segment, segment_weights in segments:
-            alone = PackedSequences.build(torch.ones(1, len(segment), dtype=torch.bool), directions=1)
-            segment_outputs, state = layer(segment[None], alone, state)
+            single = PackedSequences.build(torch.ones(1, len(segment), dtype=torch.bool), directions=1)
+            segment_outputs, state = layer(segment[None], single, state)
             state = tuple(tensor.detach() for tensor in state)
             total = total + (segment_outputs[0] * segment_weights).sum()
-    gradients = torch.autograd.grad((rows.unpack(outputs)[0] * weights).sum(), leaves)
+    gradients = torch.autograd.grad((packing.unpack(outputs)[0] * weights).sum(), leaves)
     torch.testing.assert_close(gradients, torch.autograd.grad(total, leaves))
 
 
 @both_packings
 def test_sequence_indices(build: Callable) -> None:
     """`order` maps the index of a packed token's sequence to its row in the batch."""
-    rows = build(TOKENS)
-    for positions in rows.positions:
-        assert torch.equal(positions // TOKENS.shape[1], rows.order[rows.sequence_indices])
+    packing = build(TOKENS)
+    for positions in packing.positions:
+        assert torch.equal(positions // TOKENS.shape[1], packing.order[packing.sequence_indices])

@@ -1,4 +1,4 @@
-"""Sampling: correct distributions, from numbers that depend only on their seed and index; sampled softmax."""
+"""Sampling distributions, random numbers that depend only on seed and index, and sampled softmax."""
 
 import pytest
 import torch
@@ -18,9 +18,9 @@ COUNT = 1 << 16
 
 @pytest.mark.parametrize("varied", ["seeds", "indices"])
 def test_uniform_numbers_are_uniform(varied: str) -> None:
-    """Mean, variance, sixteen bins, and no correlation between neighbors."""
-    running, fixed = torch.arange(COUNT), torch.full((COUNT,), 7)
-    numbers = uniforms(running, fixed) if varied == "seeds" else uniforms(fixed, running)
+    """Mean, variance, chi-square of sixteen bins, and correlation of neighbors."""
+    counter, fixed = torch.arange(COUNT), torch.full((COUNT,), 7)
+    numbers = uniforms(counter, fixed) if varied == "seeds" else uniforms(fixed, counter)
     assert numbers.dtype is torch.float32
     assert numbers.min() >= 0
     assert numbers.max() < 1
@@ -40,7 +40,7 @@ def test_uniform_numbers_depend_on_seed_and_index(index: int) -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_scrambling_is_splitmix64() -> None:
+def test_scramble_equals_splitmix64() -> None:
     """The first outputs of the published generator for the seed 1234567."""
     expected = [6457827717110365317, 3203168211198807973, 9817491932198370423]
     state = torch.tensor(1234567) + torch.arange(1, 4) * sampling._STEP
@@ -48,7 +48,7 @@ def test_scrambling_is_splitmix64() -> None:
 
 
 @pytest.mark.parametrize("columns", [1, 5, 255, 256, 257, 512, 1000])
-def test_sampling_is_inversion_of_the_cumulative_sum(columns: int) -> None:
+def test_sampling_inverts_cumulative_sum(columns: int) -> None:
     generator = torch.Generator().manual_seed(columns)
     probabilities = torch.rand(300, columns, generator=generator) ** 4
     probabilities[:, 1:][torch.rand(300, columns - 1, generator=generator) < 0.3] = 0
@@ -62,14 +62,14 @@ def test_sampling_is_inversion_of_the_cumulative_sum(columns: int) -> None:
 
 
 @pytest.mark.parametrize("number", [0.0, 1 - 2.0**-24])
-def test_columns_without_probability_are_never_sampled(number: float) -> None:
+def test_zero_probability_is_never_sampled(number: float) -> None:
     probabilities = torch.zeros(1, 700)
     for column in (0, 3, 256, 300, 699):
         probabilities.zero_()[0, column] = 1e-3
         assert sample_categorical(probabilities, torch.tensor([number])).item() == column
 
 
-def test_samples_follow_the_distribution() -> None:
+def test_samples_follow_distribution() -> None:
     probabilities = torch.softmax(torch.randn(300, generator=torch.Generator().manual_seed(0)), 0)
     numbers = uniforms(torch.arange(COUNT), torch.zeros(COUNT).long())
     counts = torch.bincount(sample_categorical(probabilities.expand(COUNT, -1), numbers), minlength=300)
@@ -84,14 +84,14 @@ def test_log_uniform_samples() -> None:
     torch.testing.assert_close(samples.bincount(minlength=100).double() / 200_000, probabilities, atol=4e-3, rtol=0)
 
 
-def test_sampled_softmax_approaches_the_full_softmax() -> None:
+def test_sampled_softmax_approaches_full_softmax() -> None:
     torch.manual_seed(0)
     states = torch.randn(30, 8, requires_grad=True)
     weight, bias = torch.randn(60, 8, requires_grad=True), torch.randn(60, requires_grad=True)
     targets = torch.randint(60, (30,))
     losses = [F.cross_entropy(states @ weight.T + bias, targets, reduction="sum")]
-    for number in (100_000, 40):
-        negatives = log_uniform_samples(torch.rand(number), 60)
+    for num_negatives in (100_000, 40):
+        negatives = log_uniform_samples(torch.rand(num_negatives), 60)
         losses.append(sampled_softmax_loss(states, weight, bias, targets, negatives))
     full, many, few = ([loss, *torch.autograd.grad(loss, [states, weight, bias])] for loss in losses)
     torch.testing.assert_close(many, full, rtol=1e-4, atol=1e-4)

@@ -6,8 +6,8 @@ from torch.nn import functional as F
 
 
 def attend(states: Tensor, memory: Tensor, layers: list[tuple[Tensor, Tensor]], heads: int, causal: bool) -> Tensor:
-    """(queries, width) states and (keys, width) memory -> (queries, width); `layers` are weight and bias of q, k, v and
-    output."""
+    """(queries, width) states and (keys, width) memory -> (queries, width); `layers` are the weights and biases of q,
+    k, v and output."""
     query, key, value = (F.linear(x, *layer) for x, layer in zip((states, memory, memory), layers))
     head_dim, context = states.shape[1] // heads, []
     for step in range(len(states)):

@@ -1,4 +1,4 @@
-"""Adapters of the library `adapters` (AdapterHub): outputs, weights and files."""
+"""Adapters written by the `adapters` library (AdapterHub): outputs, weights and files."""
 
 import json
 import shutil
@@ -40,12 +40,12 @@ SETUPS: dict[str, Any] = {
     "lang_task": ["lang", "task"],
     "fusion": [["task", "task2"]],
 }
-each_type = pytest.mark.parametrize("model_type", CLASSES)
+both_types = pytest.mark.parametrize("model_type", CLASSES)
 
 
 @pytest.fixture
 def folder(shared_data: Path, model_type: str) -> Path:
-    """Model, adapters and outputs that the library `adapters` wrote."""
+    """Model, adapters and outputs written by the `adapters` library."""
     return shared_data / "adapters_fixture" / model_type
 
 
@@ -57,16 +57,16 @@ def load_model(folder: Path, head: int, *names: str) -> PreTrainedModel:
 
 
 def load_expected(folder: Path) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The expected tensors, those per token at tokens only, and the batch."""
+    """The expected tensors (those per token without padding), and the batch."""
     tensors = load_file(folder / "expected.safetensors")
     batch = {name: tensors.pop(name) for name in ("input_ids", "attention_mask")}
     tokens = batch["attention_mask"] == 1
     return {name: value if "class" in name else value[tokens] for name, value in tensors.items()}, batch
 
 
-@each_type
+@both_types
 @torch.no_grad()
-def test_outputs_equal_the_library(folder: Path, subtests: pytest.Subtests) -> None:
+def test_outputs_equal_adapters_library(folder: Path, subtests: pytest.Subtests) -> None:
     expected, batch = load_expected(folder)
     tokens = batch["attention_mask"] == 1
     model = load_model(folder, 0, "lang", "task", "task2", "houlsby")
@@ -87,37 +87,37 @@ def test_outputs_equal_the_library(folder: Path, subtests: pytest.Subtests) -> N
             labels = batch["input_ids"].masked_fill(~tokens, -100)
             loss = model(**batch, labels=labels, return_logits=False).loss
             torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(logits, batch["input_ids"][tokens]))
-    with subtests.test("a classifier on the stack"):
+    with subtests.test("classifier on stacked adapters"):
         classifier = load_model(folder, 1, "lang", "task")
         set_active_adapters(classifier, ["lang", "task"])
         torch.testing.assert_close(classifier(**batch).logits, expected["class_logits.lang_task"], **CLOSE)
 
 
-@each_type
-def test_saved_folders_equal_the_library(folder: Path, tmp_path: Path, subtests: pytest.Subtests) -> None:
+@both_types
+def test_saved_files_equal_adapters_library(folder: Path, tmp_path: Path, subtests: pytest.Subtests) -> None:
     names = ("lang", "task", "task2", "houlsby")
     model, classifier = load_model(folder, 0, *names), load_model(folder, 1, "task")
     load_fusion(model, folder / "fusion")
     save_fusion(model, ["task", "task2"], tmp_path / "fusion")
     for name in names:
         save_adapter(classifier if name == "task" else model, name, tmp_path / name, with_head=name in ("lang", "task"))
-    for saved in sorted(tmp_path.iterdir()):
-        reference = folder / saved.name
-        with subtests.test(folder=saved.name):
-            assert {path.name for path in saved.iterdir()} == {path.name for path in reference.iterdir()}
-            for path in saved.glob("*.safetensors"):
+    for saved_folder in sorted(tmp_path.iterdir()):
+        reference = folder / saved_folder.name
+        with subtests.test(folder=saved_folder.name):
+            assert {path.name for path in saved_folder.iterdir()} == {path.name for path in reference.iterdir()}
+            for path in saved_folder.glob("*.safetensors"):
                 weights, expected = load_file(path), load_file(reference / path.name)
                 assert weights.keys() == expected.keys()
                 assert all(torch.equal(weights[key], expected[key]) for key in expected)
-            for path in saved.glob("adapter*.json"):
-                config, expected = (json.loads((root / path.name).read_text()) for root in (saved, reference))
+            for path in saved_folder.glob("adapter*.json"):
+                config, expected = (json.loads((root / path.name).read_text()) for root in (saved_folder, reference))
                 assert {**config, "model_name": "", "model_class": expected["model_class"]} == expected
 
 
-@each_type
+@both_types
 @torch.no_grad()
-def test_names_of_adapter_transformers_1(folder: Path, tmp_path: Path) -> None:
-    """Loaded under another name."""
+def test_adapter_transformers_1_names_are_converted(folder: Path, tmp_path: Path) -> None:
+    """The adapters are loaded under another name."""
     old_names = {
         "attention.output.adapters": "attention.output.attention_text_task_adapters",
         "invertible_adapters": "invertible_lang_adapters",
@@ -129,8 +129,8 @@ def test_names_of_adapter_transformers_1(folder: Path, tmp_path: Path) -> None:
         shutil.copytree(folder / name, tmp_path / name)
         weights = {}
         for key, value in load_file(folder / name / "adapter.safetensors").items():
-            part = next((part for part in old_names if part in key), None)
-            weights[key if part is None else key.replace(part, old_names[part])] = value
+            fragment = next((fragment for fragment in old_names if fragment in key), None)
+            weights[key if fragment is None else key.replace(fragment, old_names[fragment])] = value
         assert not any(".adapters." in key for key in weights)
         save_file(weights, tmp_path / name / "adapter.safetensors")
         config = json.loads((tmp_path / name / "adapter_config.json").read_text())
@@ -143,8 +143,8 @@ def test_names_of_adapter_transformers_1(folder: Path, tmp_path: Path) -> None:
         torch.testing.assert_close(states, expected[f"last_hidden_state.{name}"], **CLOSE)
 
 
-@each_type
-def test_other_files_are_an_error(folder: Path, tmp_path: Path) -> None:
+@both_types
+def test_incompatible_files_raise(folder: Path, tmp_path: Path) -> None:
     model = load_model(folder, 0, "lang")
     other_type = "xlm-roberta" if folder.name == "bert" else "bert"
     shallow = CLASSES[folder.name][0].from_pretrained(folder / "model", num_hidden_layers=2)
@@ -161,9 +161,9 @@ def test_other_files_are_an_error(folder: Path, tmp_path: Path) -> None:
         (model, tmp_path, "model.load_adapter"),
         (model, folder / "fusion", "no adapter_config.json"),
     ]
-    for other_model, path, message in cases:
+    for target, path, message in cases:
         with pytest.raises(CtxError, match=message):
-            load_adapter(other_model, path)
-        assert get_active_adapters(other_model) == ()
+            load_adapter(target, path)
+        assert get_active_adapters(target) == ()
     with pytest.raises(CtxError, match="no adapter 'task'"):
         load_fusion(model, folder / "fusion")

@@ -1,4 +1,4 @@
-"""Multiple choice with language modeling against the double-heads classes of GPT and GPT-2 in transformers."""
+"""Multiple choice with language modeling against transformers' double-heads classes of GPT and GPT-2."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ CASES = [Case(FAMILIES[name], "AutoModelForMultipleChoice") for name in ("gpt", 
 
 
 def pair(case: Case, folder: Any) -> tuple[PreTrainedModel, PreTrainedModel]:
-    """A random model of transformers, and the model loaded from its checkpoint."""
+    """A randomly initialized transformers model, and the model loaded from its checkpoint."""
     torch.manual_seed(0)
     reference = getattr(transformers, case.model_class.reference_architecture)(case.reference_config()).eval()
     reference.save_pretrained(folder)
@@ -26,13 +26,13 @@ def pair(case: Case, folder: Any) -> tuple[PreTrainedModel, PreTrainedModel]:
 def test_logits_and_loss(case: Case, tmp_path: Any) -> None:
     """Logits with padding on either side; the loss for inputs of equal length, where transformers' mean is the same."""
     reference, model = pair(case, tmp_path)
-    batch, left = make_batch(case), make_batch(case, side="left")
-    # the logits of transformers for the last token of each choice
+    batch, left_padded = make_batch(case), make_batch(case, side="left")
+    # transformers' logits for the last token of each choice
     outputs = reference.transformer(**{name: tensor.flatten(0, 1) for name, tensor in batch.items()})
     states = outputs.last_hidden_state.unflatten(0, (-1, CHOICES))
     expected = reference.multiple_choice_head(states, batch["attention_mask"].sum(-1) - 1).squeeze(-1)
     assert_close(model(**batch).logits, expected)
-    assert_close(model(**left).logits, expected)
+    assert_close(model(**left_padded).logits, expected)
 
     ids = torch.randint(5, 61, (4, CHOICES, 9), generator=torch.Generator().manual_seed(1))
     labels = torch.tensor([0, 2, 1, 1])

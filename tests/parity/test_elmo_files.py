@@ -34,7 +34,7 @@ def streams(folder: Path) -> list[list[list[str]]]:
 
 @pytest.fixture(scope="module")
 def expected(folder: Path) -> list[list[Tensor]]:
-    """(words, 2 * 16) top layer of every sentence in every stream."""
+    """(words, 2 * 16) top layer of each sentence in each stream."""
     arrays = []
     for number in range(3):
         with h5py.File(folder / f"lm_embeddings_{number}.hdf5") as file:
@@ -48,7 +48,7 @@ def load_model(folder: Path) -> Any:
 
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("unpad", [True, False])
-def test_top_layer_of_ten_consecutive_batches(
+def test_top_layer_of_consecutive_batches_equals_allennlp(
     folder: Path, tokenizer: CtxElmoTokenizer, streams: list, expected: list, unpad: bool, side: str
 ) -> None:
     model = load_model(folder)
@@ -61,12 +61,12 @@ def test_top_layer_of_ten_consecutive_batches(
             outputs = model(**batch, past_key_values=cache, use_cache=True)
         cache = outputs.past_key_values
         for row, stream in enumerate(expected):
-            words = outputs.last_hidden_state[row][batch["attention_mask"][row].bool()]
-            torch.testing.assert_close(words[1:-1], stream[number], rtol=0, atol=1e-5)
+            states = outputs.last_hidden_state[row][batch["attention_mask"][row].bool()]
+            torch.testing.assert_close(states[1:-1], stream[number], rtol=0, atol=1e-5)
 
 
-def test_token_layer(folder: Path, tokenizer: CtxElmoTokenizer) -> None:
-    """Compared with AllenNLP's output of the character encoder for a list of words."""
+def test_character_encoder_equals_allennlp(folder: Path, tokenizer: CtxElmoTokenizer) -> None:
+    """For a list of words."""
     words = (folder / "vocab_test.txt").read_text().split("\n")
     with h5py.File(folder / "elmo_token_embeddings.hdf5") as file:
         table = torch.from_numpy(file["embedding"][...])
@@ -77,13 +77,13 @@ def test_token_layer(folder: Path, tokenizer: CtxElmoTokenizer) -> None:
     torch.testing.assert_close(vectors, table, rtol=0, atol=1e-5)
 
 
-def test_damaged_files(folder: Path, tmp_path: Path) -> None:
+def test_damaged_files_raise(folder: Path, tmp_path: Path) -> None:
     options = json.loads((folder / "options.json").read_text())
     with pytest.raises(CtxError, match="KeyError: 'dim'"):
         config_from_options({**options, "lstm": {"projection_dim": 16}})
-    for changes, message in (({"dim": 65}, "layers.0.input_weight is"), ({"n_layers": 3}, "no 'RNN_0/.*Cell2")):
+    for overrides, message in (({"dim": 65}, "layers.0.input_weight is"), ({"n_layers": 3}, "no 'RNN_0/.*Cell2")):
         file = tmp_path / "options.json"
-        file.write_text(json.dumps({**options, "lstm": {**options["lstm"], **changes}}))
+        file.write_text(json.dumps({**options, "lstm": {**options["lstm"], **overrides}}))
         with pytest.raises(CtxError, match=message):
             read_allennlp(file, folder / "lm_weights.hdf5")
     with pytest.raises(CtxError, match="Cannot read the weights"):
@@ -92,8 +92,8 @@ def test_damaged_files(folder: Path, tmp_path: Path) -> None:
         read_allennlp(tmp_path / "missing.json", folder / "lm_weights.hdf5")
 
 
-def test_script(folder: Path, tmp_path: Path, streams: list, expected: list) -> None:
-    """Auto classes load the output, which computes the same states as AllenNLP."""
+def test_convert_command(folder: Path, tmp_path: Path, streams: list, expected: list) -> None:
+    """The auto classes load the output, which computes the same states as AllenNLP."""
     files = {"options": folder / "options.json", "weights": folder / "lm_weights.hdf5"}
     assert run_command("convert", "elmo", **files, vocabulary=folder / "vocab_test.txt", output=tmp_path / "out") == 0
     model, tokenizer = AutoModel.from_pretrained(tmp_path / "out"), AutoTokenizer.from_pretrained(tmp_path / "out")

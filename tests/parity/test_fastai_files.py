@@ -38,18 +38,18 @@ class ReferenceModel(nn.Module):
 
 
 def release_weights(reference: ReferenceModel, layout: str) -> dict[str, Tensor]:
-    """Weights under the names of a release."""
+    """Weights with the names of a release."""
     prefix = "" if layout == "encoder" else "0."
     weights = {f"{prefix}encoder.weight": reference.encoder.weight}
-    copy = "encoder_with_dropout.embed" if layout == "2018" else "encoder_dp.emb"
-    weights[f"{prefix}{copy}.weight"] = reference.encoder.weight
+    duplicate = "encoder_with_dropout.embed" if layout == "2018" else "encoder_dp.emb"
+    weights[f"{prefix}{duplicate}.weight"] = reference.encoder.weight
     for number, rnn in enumerate(reference.rnns):
         layer = f"{prefix}rnns.{number}"
         for name, value in rnn.named_parameters():
             weights[f"{layer}.module.{name}"] = value
         raw = f"{layer}.module." if layout == "2018" else f"{layer}."
         weights[f"{raw}weight_hh_l0_raw"] = rnn.weight_hh_l0
-        weights[f"{layer}.module.weight_hh_l0"] = torch.zeros_like(rnn.weight_hh_l0)  # with dropout: not to be loaded
+        weights[f"{layer}.module.weight_hh_l0"] = torch.zeros_like(rnn.weight_hh_l0)  # after dropout, must be ignored
     if layout != "encoder":
         weights["1.decoder.weight"] = reference.encoder.weight
     if layout in ("1", "2"):
@@ -58,7 +58,7 @@ def release_weights(reference: ReferenceModel, layout: str) -> dict[str, Tensor]
 
 
 @pytest.mark.parametrize("layout", ["1", "2", "2018", "encoder"])
-def test_equals_torch(layout: str, tmp_path: Path) -> None:
+def test_logits_equal_torch_lstm(layout: str, tmp_path: Path) -> None:
     reference = ReferenceModel()
     if layout in ("2018", "encoder"):  # files without a bias
         reference.bias.data.zero_()
@@ -75,8 +75,8 @@ def test_equals_torch(layout: str, tmp_path: Path) -> None:
             cache = outputs.past_key_values
 
 
-def test_script(tmp_path: Path) -> None:
-    """Auto classes load model and tokenizer; repeated words keep their ids."""
+def test_convert_command(tmp_path: Path) -> None:
+    """The auto classes load model and tokenizer; repeated words keep their ids."""
     reference, out = ReferenceModel(), tmp_path / "out"
     torch.save(release_weights(reference, "2"), tmp_path / "model.pth")
     (tmp_path / "itos.json").write_text(json.dumps(ITOS))
@@ -92,8 +92,8 @@ def test_script(tmp_path: Path) -> None:
         torch.testing.assert_close(model(**batch).logits, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_words(tmp_path: Path) -> None:
-    """Text files, pickles of lists only with `allow_pickle`, and the names of 2018."""
+def test_read_words(tmp_path: Path) -> None:
+    """Text files, pickled lists only with `allow_pickle`, and the token names of 2018."""
     (tmp_path / "a.txt").write_text("\n".join(ITOS))
     (tmp_path / "a.pkl").write_bytes(pickle.dumps(ITOS))
     (tmp_path / "code.pkl").write_bytes(pickle.dumps(Path("/")))
@@ -115,7 +115,7 @@ def test_words(tmp_path: Path) -> None:
         ("", "Cannot read the weights"),
     ],
 )
-def test_other_files_are_an_error(missing: str, message: str, tmp_path: Path) -> None:
+def test_invalid_files_raise(missing: str, message: str, tmp_path: Path) -> None:
     weights = {name: value for name, value in release_weights(ReferenceModel(), "2").items() if missing not in name}
     torch.save(weights, tmp_path / "model.pth")
     if not missing:

@@ -11,7 +11,7 @@ from transformers import GPTNeoConfig, GPTNeoForCausalLM
 from hf_ctxmodels import CtxGpt3Config, CtxGpt3ForCausalLM
 
 LAYERS, WIDTH, HEADS, LENGTH = 4, 24, 3, 40
-NAMES = {
+NATIVE_NAMES = {
     "wte": "word_embeddings",
     "wpe": "position_embeddings",
     "ln_f": "final_norm",
@@ -24,12 +24,12 @@ NAMES = {
 
 
 def convert(reference: GPTNeoForCausalLM) -> dict[str, Tensor]:
-    """The native state dict; biases of the queries, keys and values are zero."""
+    """The native state dict; biases of queries, keys and values are zero."""
     reference_weights, weights = reference.state_dict(), {}
     for name, tensor in reference_weights.items():
-        for old, new in NAMES.items():
-            if f".{old}." in name:
-                renamed = name.replace(old, new).replace("transformer.h.", "gpt3.layers.")
+        for reference_name, native_name in NATIVE_NAMES.items():
+            if f".{reference_name}." in name:
+                renamed = name.replace(reference_name, native_name).replace("transformer.h.", "gpt3.layers.")
                 weights[renamed.replace("transformer.", "gpt3.")] = tensor
     for layer in range(LAYERS):
         query, key, value = (
@@ -44,7 +44,7 @@ def convert(reference: GPTNeoForCausalLM) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("window", [1, 5, 16, 64])
-def test_losses_gradients_and_generation(window: int) -> None:
+def test_gpt3_equals_gpt_neo(window: int) -> None:
     torch.manual_seed(window)
     shape = {"hidden_size": WIDTH, "vocab_size": 61, "max_position_embeddings": 64, "initializer_range": 0.2}
     types = [[["global", "local"], LAYERS // 2]]

@@ -53,31 +53,31 @@ def reference_logits(arrays: list[np.ndarray], ids: list[int]) -> Tensor:
     return hidden @ words.T
 
 
-@pytest.mark.parametrize("form", ["two matrices", "one matrix", "one matrix with task tokens"])
-def test_logits_match_the_reference_loop(form: str, tmp_path: Path, capsys: Any) -> None:
-    words = len(TOKENS) + 3 * form.endswith("task tokens")
-    if form == "two matrices":  # as released: positions first
-        arrays = random_arrays([[POSITIONS, WIDTH], [words, WIDTH]])
-        expected = [arrays[1], arrays[0], *arrays[2:]]
+@pytest.mark.parametrize("layout", ["two matrices", "one matrix", "one matrix with task tokens"])
+def test_logits_match_reference_loop(layout: str, tmp_path: Path, capsys: Any) -> None:
+    vocab_size = len(TOKENS) + 3 * layout.endswith("task tokens")
+    if layout == "two matrices":  # as released: positions first
+        arrays = random_arrays([[POSITIONS, WIDTH], [vocab_size, WIDTH]])
+        reference_arrays = [arrays[1], arrays[0], *arrays[2:]]
     else:
-        arrays = random_arrays([[words + POSITIONS, WIDTH]])
-        expected = [arrays[0][:words], arrays[0][words:], *arrays[1:]]
+        arrays = random_arrays([[vocab_size + POSITIONS, WIDTH]])
+        reference_arrays = [arrays[0][:vocab_size], arrays[0][vocab_size:], *arrays[1:]]
     write_checkpoint(tmp_path, arrays)
     flags = {"folder": tmp_path, "output": tmp_path / "out", "positions": POSITIONS, "heads": HEADS}
     assert run_command("convert", "gpt", **flags) == 0
-    assert f"{sum(array.size for array in arrays):,} parameters, {words} tokens" in capsys.readouterr().out
+    assert f"{sum(array.size for array in arrays):,} parameters, {vocab_size} tokens" in capsys.readouterr().out
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     text = [8, 7, 0, 4, 8]
-    start, end = ([9], [11]) if form.endswith("task tokens") else ([], [])
+    start, end = ([9], [11]) if layout.endswith("task tokens") else ([], [])
     ids = tokenizer("Bat at x a bat").input_ids
     assert ids == [*start, *text, *end]
     with torch.no_grad():
         logits = model(torch.tensor([ids])).logits[0]
-    torch.testing.assert_close(logits.double(), reference_logits(expected, ids), atol=1e-4, rtol=1e-5)
+    torch.testing.assert_close(logits.double(), reference_logits(reference_arrays, ids), atol=1e-4, rtol=1e-5)
 
 
-def test_invalid_files(tmp_path: Path) -> None:
+def test_invalid_files_raise(tmp_path: Path) -> None:
     vocabulary, merges = tmp_path / "encoder_bpe_40000.json", tmp_path / "vocab_40000.bpe"
     arrays = random_arrays([[POSITIONS, WIDTH], [len(TOKENS), WIDTH]])
     write_checkpoint(tmp_path, arrays)
@@ -87,8 +87,8 @@ def test_invalid_files(tmp_path: Path) -> None:
         ([np.concatenate(arrays[:2])[1:], *arrays[2:]], "18 rows, expected 9 tokens"),
         ([*arrays[:2], arrays[2], arrays[3][1:], *arrays[4:]], r"qkv_proj.bias is \(71,\), expected \(72,\)"),
     ]
-    for changed, message in cases:
-        write_checkpoint(tmp_path, changed)
+    for invalid_arrays, message in cases:
+        write_checkpoint(tmp_path, invalid_arrays)
         with pytest.raises(CtxError, match=message):
             read_openai_checkpoint(tmp_path, vocabulary, merges, positions=POSITIONS, heads=HEADS)
     write_checkpoint(tmp_path, arrays)

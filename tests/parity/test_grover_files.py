@@ -23,8 +23,8 @@ PAIRS = [("t", "h"), ("th", "e"), ("Ġ", "the")]
 PROJECTIONS = ("query_layer", "key_layer", "value_layer", "context_projection_layer")
 
 
-def files_of_release(folder: Path) -> dict[str, Path]:
-    """A checkpoint, and GPT-2's files with three merges; <|endoftext|> has the last id."""
+def release_files(folder: Path) -> dict[str, Path]:
+    """Paths of a checkpoint, and GPT-2's files with three merges; <|endoftext|> has the last id."""
     tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *("".join(pair) for pair in PAIRS), "<|endoftext|>"]
     vocabulary, merges = folder / "encoder.json", folder / "vocab.bpe"
     vocabulary.write_text(json.dumps({token: index for index, token in enumerate(tokens)}), encoding="utf-8")
@@ -33,13 +33,13 @@ def files_of_release(folder: Path) -> dict[str, Path]:
     return {"checkpoint": folder / "model.ckpt", "vocabulary": vocabulary, "merges": merges}
 
 
-def random_variables(words: int, classes: int = 0, seed: int = 0) -> dict[str, np.ndarray]:
+def random_variables(vocab_size: int, classes: int = 0, seed: int = 0) -> dict[str, np.ndarray]:
     """Random variables with the names of the released code, and some variables of the optimizer."""
     shapes: dict[str, tuple[int, ...]] = {
-        "newslm/embeddings/word_embed": (words, WIDTH),
+        "newslm/embeddings/word_embed": (vocab_size, WIDTH),
         "newslm/embeddings/pos_embed": (POSITIONS, WIDTH),
-        **norm("newslm/embeddings/LayerNorm_embed_norm"),
-        "newslm/embeddings/word_embed/adafactor_vr": (words,),
+        **norm_shapes("newslm/embeddings/LayerNorm_embed_norm"),
+        "newslm/embeddings/word_embed/adafactor_vr": (vocab_size,),
         "global_step": (),
     }
     for layer in range(LAYERS):
@@ -48,7 +48,7 @@ def random_variables(words: int, classes: int = 0, seed: int = 0) -> dict[str, n
             shapes |= {f"{scope}/{name}/kernel": (WIDTH, WIDTH), f"{scope}/{name}/bias": (WIDTH,)}
         shapes |= {f"{scope}/intermediate/kernel": (WIDTH, 4 * WIDTH), f"{scope}/intermediate/bias": (4 * WIDTH,)}
         shapes |= {f"{scope}/output/kernel": (4 * WIDTH, WIDTH), f"{scope}/output/bias": (WIDTH,)}
-        shapes |= norm(f"{scope}/LayerNorm_mlp_ln0") | norm(f"{scope}/LayerNorm_mlp_ln1")
+        shapes |= norm_shapes(f"{scope}/LayerNorm_mlp_ln0") | norm_shapes(f"{scope}/LayerNorm_mlp_ln1")
     if classes:
         shapes |= {"classification/logits/kernel": (WIDTH, classes), "classification/logits/bias": (classes,)}
     rng = np.random.default_rng(seed)
@@ -58,7 +58,7 @@ def random_variables(words: int, classes: int = 0, seed: int = 0) -> dict[str, n
     }
 
 
-def norm(scope: str) -> dict[str, tuple[int, ...]]:
+def norm_shapes(scope: str) -> dict[str, tuple[int, ...]]:
     return {f"{scope}/gamma": (WIDTH,), f"{scope}/beta": (WIDTH,)}
 
 
@@ -145,13 +145,13 @@ def as_leaves(variables: dict[str, np.ndarray]) -> dict[str, Tensor]:
     return {name: torch.from_numpy(value).double().requires_grad_() for name, value in variables.items()}
 
 
-def test_language_model_matches_the_reference_loop(tmp_path: Path, capsys) -> None:
-    variables = random_variables(words=1 + 256 + len(PAIRS) + 13)
+def test_language_model_matches_reference_loop(tmp_path: Path, capsys) -> None:
+    variables = random_variables(vocab_size=1 + 256 + len(PAIRS) + 13)
     write_checkpoint(variables, tmp_path / "model.ckpt")
     checkpoint = TensorFlowCheckpoint(tmp_path / "model.ckpt.index")
     assert {name: value.shape for name, value in checkpoint.items()} == {n: v.shape for n, v in variables.items()}
     out = tmp_path / "out"
-    assert run_command("convert", "grover", **files_of_release(tmp_path), output=out) == 0
+    assert run_command("convert", "grover", **release_files(tmp_path), output=out) == 0
     assert "632,576 parameters" in capsys.readouterr().out
     tokenizer = AutoTokenizer.from_pretrained(out)
     model = AutoModelForCausalLM.from_pretrained(out).eval().double()
@@ -202,12 +202,12 @@ def compare_gradients(model: torch.nn.Module, reference: dict[str, Tensor]) -> N
         )
 
 
-def test_classifier_matches_the_reference_loop(tmp_path: Path) -> None:
+def test_classifier_matches_reference_loop(tmp_path: Path) -> None:
     """The state of <|beginsummary|> is classified; the training loss adds half of the mean language modeling loss."""
-    variables = random_variables(words=273, classes=2, seed=1)
+    variables = random_variables(vocab_size=273, classes=2, seed=1)
     write_checkpoint(variables, tmp_path / "model.ckpt", shards=1, per_block=1000)
     out = tmp_path / "out"
-    assert run_command("convert", "grover", **files_of_release(tmp_path), output=out) == 0
+    assert run_command("convert", "grover", **release_files(tmp_path), output=out) == 0
     dropout = {"hidden_dropout_prob": 0.0, "classifier_dropout": 0.0}
     model = AutoModelForSequenceClassification.from_pretrained(out, **dropout).double().train()
     tokenizer = AutoTokenizer.from_pretrained(out)
@@ -220,24 +220,24 @@ def test_classifier_matches_the_reference_loop(tmp_path: Path) -> None:
     batch = tokenizer.pad({"input_ids": rows}, return_tensors="pt")
     labels, reference = torch.tensor([1, 0]), as_leaves(variables)
     outputs = model(**batch, labels=labels)
-    expected, terms = [], []
+    expected, lm_losses = [], []
     for row in rows:
         states = reference_states(reference, row)
         logits = states[:-1] @ reference["newslm/embeddings/word_embed"].T
-        terms.append(F.cross_entropy(logits, torch.tensor(row[1:])))
+        lm_losses.append(F.cross_entropy(logits, torch.tensor(row[1:])))
         pooled = states[row.index(270)]
         expected.append(pooled @ reference["classification/logits/kernel"] + reference["classification/logits/bias"])
     expected = torch.stack(expected)
     torch.testing.assert_close(outputs.logits, expected, atol=1e-6, rtol=1e-6)
-    total = F.cross_entropy(expected, labels) + 0.5 * torch.stack(terms).mean()
+    total = F.cross_entropy(expected, labels) + 0.5 * torch.stack(lm_losses).mean()
     torch.testing.assert_close(outputs.loss, total, atol=1e-5, rtol=1e-5, check_dtype=False)
     outputs.loss.backward()
     total.backward()
     compare_gradients(model.grover, reference)
 
 
-def test_invalid_files(tmp_path: Path) -> None:
-    variables = random_variables(words=273)
+def test_invalid_files_raise(tmp_path: Path) -> None:
+    variables = random_variables(vocab_size=273)
     write_checkpoint(variables, tmp_path / "model.ckpt")
     index = (tmp_path / "model.ckpt.index").read_bytes()
     damaged = {"cut": index[:-9], "compressed": index[:-200], "text": b"not a table", "empty": b""}
@@ -252,10 +252,10 @@ def test_invalid_files(tmp_path: Path) -> None:
     with pytest.raises(CtxError, match=r"The variable .* cannot be read"):
         dict(TensorFlowCheckpoint(tmp_path / "model.ckpt"))
     tensors = {name: torch.from_numpy(value) for name, value in variables.items()}
-    for broken, message in (
+    for invalid_tensors, message in (
         ({"bert/embeddings": torch.zeros(2)}, "not a Grover model"),
         ({n: v for n, v in tensors.items() if n != "newslm/layer01/output/bias"}, "has no newslm/layer01/output/bias"),
         (tensors | {"newslm/layer01/output/bias": torch.zeros(7)}, r"down_proj.bias is \(7,\), expected \(128,\)"),
     ):
         with pytest.raises(CtxError, match=message):
-            read_grover_checkpoint(broken, "model.ckpt")
+            read_grover_checkpoint(invalid_tensors, "model.ckpt")

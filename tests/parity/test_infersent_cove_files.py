@@ -48,9 +48,9 @@ def test_cove_states_equal_torch(tmp_path: Path, width: int, hidden: int, layers
     mask = (torch.arange(11) < torch.tensor(lengths)[:, None]).long()
     outputs = model(input_ids=ids, attention_mask=mask, output_final_states=True)
     for row, length in enumerate(lengths):
-        words = torch.from_numpy(vectors)[ids[row, :length] - 2]
-        states, (hidden_states, cell_states) = lstm(words[None])
-        expected = torch.cat([words, states[0]], 1)
+        word_vectors = torch.from_numpy(vectors)[ids[row, :length] - 2]
+        states, (hidden_states, cell_states) = lstm(word_vectors[None])
+        expected = torch.cat([word_vectors, states[0]], 1)
         torch.testing.assert_close(outputs.last_hidden_state[row, :length], expected, atol=1e-5, rtol=1e-5)
         for final, expected in ((outputs.final_hidden, hidden_states), (outputs.final_cell, cell_states)):
             expected = expected.view(layers, 2 * hidden)  # (layers * 2, 1, hidden), directions alternate
@@ -63,7 +63,7 @@ def test_cove_states_equal_torch(tmp_path: Path, width: int, hidden: int, layers
 @pytest.mark.parametrize(("width", "hidden"), [(300, 256), (7, 5)])
 @torch.no_grad()
 def test_infersent_embeddings_equal_torch(tmp_path: Path, width, hidden, pooling, pool, unpad: bool) -> None:
-    """Of each sentence alone: unlike in the released code, the maximum excludes padding. Unknown words are skipped."""
+    """Sentence by sentence: unlike in the released code, max pooling excludes padding. Unknown words are skipped."""
     lstm, weights = release_weights(CtxInferSentModel, width, hidden)
     torch.save(weights, tmp_path / "infersent.pkl", _use_new_zipfile_serialization=False)  # the format of 2017
     vectors, weights = random_vectors(40, width), read_state_dict(tmp_path / "infersent.pkl")
@@ -74,14 +74,14 @@ def test_infersent_embeddings_equal_torch(tmp_path: Path, width, hidden, pooling
     embeddings = model(input_ids=ids, attention_mask=mask).pooler_output
     table = torch.cat([torch.zeros(2, width), torch.from_numpy(vectors)])
     for row, length in enumerate(lengths):
-        words = ids[row, :length]
-        in_vocabulary = words[words != 1]
-        expected = pool(lstm(table[in_vocabulary if len(in_vocabulary) else words][None])[0][0])
+        word_ids = ids[row, :length]
+        in_vocabulary = word_ids[word_ids != 1]
+        expected = pool(lstm(table[in_vocabulary if len(in_vocabulary) else word_ids][None])[0][0])
         torch.testing.assert_close(embeddings[row], expected, atol=1e-5, rtol=1e-5)
 
 
 @torch.no_grad()
-def test_cove_script(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_convert_cove_command(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     lstm, weights = release_weights(CtxCoveModel, 6, 4, 2)
     torch.save(weights, tmp_path / "weights.pth")
     matrix, out = write_vectors(WORDS[:5], tmp_path / "glove.txt"), tmp_path / "cove"
@@ -97,10 +97,10 @@ def test_cove_script(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
 
 @pytest.mark.parametrize(("version", "has_sentence_tokens"), [("1", False), ("2", True)])
 @torch.no_grad()
-def test_infersent_script(
+def test_convert_infersent_command(
     tmp_path: Path, capsys: pytest.CaptureFixture, version: str, has_sentence_tokens: bool
 ) -> None:
-    """The file has vectors of the sentence tokens of version 2, but not of version 1."""
+    """The vectors include the sentence tokens of version 2, but not those of version 1."""
     lstm, weights = release_weights(CtxInferSentModel, 6, 4)
     torch.save(weights, tmp_path / "infersent.pkl")
     matrix, out = write_vectors(WORDS, tmp_path / "glove.txt"), tmp_path / "infersent"
@@ -119,7 +119,7 @@ def test_infersent_script(
     assert tokenizer.convert_ids_to_tokens(pair.input_ids)[:2] == first_tokens
 
 
-def test_other_files_are_an_error(tmp_path: Path) -> None:
+def test_invalid_files_raise(tmp_path: Path) -> None:
     lstm, weights = release_weights(CtxCoveModel, 6, 4, 2)
     (tmp_path / "text.pth").write_text("no weights")
     torch.save(lstm, tmp_path / "module.pth")  # a pickle that runs code

@@ -50,26 +50,26 @@ def test_embeddings_equal_torch(width: int, hidden: int, layers: int, side: str,
     assert sum(map(torch.numel, model.layers.parameters())) == sum(map(torch.numel, lstm.parameters()))
 
 
-def test_tokens_have_the_released_ids() -> None:
+def test_token_ids_match_release() -> None:
     _, encoder = build_release(6, 4, 1)
     model, tokenizer = build_laser(encoder, CODES)
-    numbers = encoder["dictionary"]
+    dictionary = encoder["dictionary"]
     tokens_by_text = {"the": ["the"], "cat .": ["cat", "."], "t": ["t"], "sac": ["<unk>", "<unk>"]}
     for text, tokens in tokens_by_text.items():
         ids = tokenizer(text).input_ids
-        assert ids[-1] == numbers["</s>"]
-        assert [number if number < len(numbers) else numbers["<unk>"] for number in ids[:-1]] == [
-            numbers[token] for token in tokens
+        assert ids[-1] == dictionary["</s>"]
+        assert [token_id if token_id < len(dictionary) else dictionary["<unk>"] for token_id in ids[:-1]] == [
+            dictionary[token] for token in tokens
         ]
     table = model.embeddings.weight
-    assert len(table) == len(tokenizer) > len(numbers)
-    assert (table[len(numbers) :] == table[numbers["<unk>"]]).all(), (
+    assert len(table) == len(tokenizer) > len(dictionary)
+    assert (table[len(dictionary) :] == table[dictionary["<unk>"]]).all(), (
         "tokens outside the dictionary have the unknown embedding"
     )
 
 
 @torch.no_grad()
-def test_script(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_convert_command(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     lstm, encoder = build_release(6, 4, 2)
     torch.save(encoder, tmp_path / "encoder.pt")
     (tmp_path / "codes").write_text("".join(f"{a} {b} 10\n" for a, b in CODES))
@@ -85,7 +85,7 @@ def test_script(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
         torch.testing.assert_close(embeddings[row], expected, atol=1e-5, rtol=1e-5)
 
 
-def test_other_files_are_an_error(tmp_path: Path) -> None:
+def test_invalid_files_raise(tmp_path: Path) -> None:
     lstm, encoder = build_release(6, 4, 2)
     torch.save(lstm, tmp_path / "module.pt")  # a pickle that runs code
     with pytest.raises(CtxError, match="Cannot read the weights"):
@@ -97,13 +97,13 @@ def test_other_files_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(CtxError, match=r"Not two subwords[\s\S]*line 2"):
         read_codes(tmp_path / "codes")
     dictionary = encoder["dictionary"]
-    for changed, message in (
+    for invalid_dictionary, message in (
         ({"<s>": 0, "<pad>": 1, "<unk>": 2}, "lacks </s>"),
         (dictionary | {"the": 99}, "not 0, 1, 2"),
         (dictionary | {"more": 14}, r"The embeddings are \(14, 6\), expected \(15, 6\)"),
     ):
         with pytest.raises(CtxError, match=message):
-            build_laser(encoder | {"dictionary": changed}, [])
+            build_laser(encoder | {"dictionary": invalid_dictionary}, [])
     del encoder["model"]["lstm.bias_hh_l1_reverse"]
     with pytest.raises(CtxError, match=r"missing.*bias_hh_l1_reverse"):
         build_laser(encoder, [])

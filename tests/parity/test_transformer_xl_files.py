@@ -1,4 +1,4 @@
-"""Conversion of released Transformer-XL files, made here with the released names."""
+"""Conversion of Transformer-XL files, written here with the released names."""
 
 import json
 import re
@@ -32,7 +32,7 @@ RELEASED = {  # native name -> released name
 }
 
 
-def release(folder: Path, **fields: Any) -> tuple[CtxTransformerXLForCausalLM, dict[str, Any]]:
+def write_release(folder: Path, **fields: Any) -> tuple[CtxTransformerXLForCausalLM, dict[str, Any]]:
     """Write a random model as released files; returns it with the flags of the conversion."""
     torch.manual_seed(0)
     values = {
@@ -48,10 +48,10 @@ def release(folder: Path, **fields: Any) -> tuple[CtxTransformerXLForCausalLM, d
             name = re.sub(pattern, replacement, name)
         weights[name] = value
     if not values["untie_r"]:
-        for released in ("r_w_bias", "r_r_bias"):
-            weights[f"transformer.{released}"] = weights[f"transformer.layers.0.dec_attn.{released}"]
+        for bias_name in ("r_w_bias", "r_r_bias"):
+            weights[f"transformer.{bias_name}"] = weights[f"transformer.layers.0.dec_attn.{bias_name}"]
             for layer in range(2):
-                del weights[f"transformer.layers.{layer}.dec_attn.{released}"]
+                del weights[f"transformer.layers.{layer}.dec_attn.{bias_name}"]
     for cluster in range(3):
         weights[f"crit.out_layers.{cluster}.weight"] = weights[f"transformer.word_emb.emb_layers.{cluster}.weight"]
         if cluster:
@@ -71,8 +71,8 @@ def release(folder: Path, **fields: Any) -> tuple[CtxTransformerXLForCausalLM, d
 
 @pytest.mark.parametrize("untie_r", [True, False])
 @torch.no_grad()
-def test_outputs_equal(untie_r: bool, tmp_path: Path) -> None:
-    model, flags = release(tmp_path, untie_r=untie_r)
+def test_converted_outputs_equal_model(untie_r: bool, tmp_path: Path) -> None:
+    model, flags = write_release(tmp_path, untie_r=untie_r)
     assert run_command("convert", "transformer-xl", **flags) == 0
     converted = AutoModelForCausalLM.from_pretrained(flags["output"]).eval()
     tokenizer = AutoTokenizer.from_pretrained(flags["output"])
@@ -80,8 +80,8 @@ def test_outputs_equal(untie_r: bool, tmp_path: Path) -> None:
     assert batch["input_ids"].tolist() == [[1, 3, 4, 1, 2, 0]]
     outputs, expected = (network(batch["input_ids"], use_mems=True) for network in (converted, model))
     torch.testing.assert_close(outputs.logits, expected.logits)
-    following = [network(batch["input_ids"], mems=outputs.mems).logits for network in (converted, model)]
-    torch.testing.assert_close(*following)
+    next_logits = [network(batch["input_ids"], mems=outputs.mems).logits for network in (converted, model)]
+    torch.testing.assert_close(*next_logits)
 
 
 class Forbidden:
@@ -91,9 +91,9 @@ class Forbidden:
         return print, ("executed",)
 
 
-def test_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Pickled code, other variants, and weights that are not tied."""
-    _, flags = release(tmp_path)
+def test_invalid_files_raise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Pickled code, unsupported variants, and weights that are not tied."""
+    _, flags = write_release(tmp_path)
     torch.save({"idx2sym": WORDS, "other": Forbidden()}, tmp_path / "code.bin")
     assert run_command("convert", "transformer-xl", **flags | {"vocabulary": tmp_path / "code.bin"}) == 2
     captured = capsys.readouterr()

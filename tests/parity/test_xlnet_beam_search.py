@@ -36,7 +36,7 @@ def test_export_is_bit_exact(pair: tuple[PreTrainedModel, PreTrainedModel], tmp_
 
 
 @pytest.mark.parametrize("cls_index", [None, torch.tensor([11, 10, 9])])
-def test_search(pair: tuple[PreTrainedModel, PreTrainedModel], cls_index: torch.Tensor | None) -> None:
+def test_beam_search_outputs(pair: tuple[PreTrainedModel, PreTrainedModel], cls_index: torch.Tensor | None) -> None:
     reference, model = pair
     batch, excluded = batch_and_mask()
     with torch.no_grad():
@@ -84,7 +84,7 @@ def test_short_input_has_fewer_candidates(pair: tuple[PreTrainedModel, PreTraine
     assert outputs.end_top_index.shape == (1, 4)
 
 
-def test_accumulation(pair: tuple[PreTrainedModel, PreTrainedModel]) -> None:
+def test_accumulated_loss_equals_batch_loss(pair: tuple[PreTrainedModel, PreTrainedModel]) -> None:
     _, model = pair
     batch, _ = batch_and_mask()
     batch |= {
@@ -98,7 +98,7 @@ def test_accumulation(pair: tuple[PreTrainedModel, PreTrainedModel]) -> None:
     assert_close(torch.stack(losses).sum(), model(**batch).loss)
 
 
-def test_invalid_inputs(pair: tuple[PreTrainedModel, PreTrainedModel]) -> None:
+def test_invalid_inputs_raise(pair: tuple[PreTrainedModel, PreTrainedModel]) -> None:
     _, model = pair
     batch, excluded = batch_and_mask()
     targets = {"start_positions": torch.tensor([4, 9, 8]), "end_positions": torch.tensor([6, 1, 11])}
@@ -120,14 +120,14 @@ def test_invalid_inputs(pair: tuple[PreTrainedModel, PreTrainedModel]) -> None:
                 model(**batch, **valid | {name: value})
 
 
-def test_adapter_on_the_end_classifier_takes_effect(pair: tuple[PreTrainedModel, PreTrainedModel]) -> None:
+def test_adapter_of_end_classifier_is_used(pair: tuple[PreTrainedModel, PreTrainedModel]) -> None:
     _, model = pair
     batch, _ = batch_and_mask()
-    before = model(**batch).end_top_log_probs
+    base = model(**batch).end_top_log_probs
     adapter = model.end_logits.dense_0 = LowRank(model.end_logits.dense_0)
     adapted = model(**batch).end_top_log_probs
     adapted.sum().backward()
     assert adapter.down.weight.grad.any(0).all()
     model.end_logits.dense_0 = adapter.merged()
     assert_close(adapted, model(**batch).end_top_log_probs)
-    assert (adapted - before).abs().max() > 1e-3
+    assert (adapted - base).abs().max() > 1e-3

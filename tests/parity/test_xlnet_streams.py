@@ -40,11 +40,11 @@ def to_transformers(batch: Batch) -> Batch:
     return inputs | {"perm_mask": hidden.float(), "target_mapping": mapping.float()}
 
 
-@pytest.mark.parametrize("form", [to_transformers, dict], ids=["transformers form", "compact form"])
+@pytest.mark.parametrize("convert", [to_transformers, dict], ids=["transformers form", "compact form"])
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_segments(seed: int, attention: str, form: Any, tmp_path: Path) -> None:
-    """Three segments, each with the memory of the segments before it; the last one is padded."""
+def test_segments_with_memory(seed: int, attention: str, convert: Any, tmp_path: Path) -> None:
+    """Three segments, each with the memory of the previous ones; the last one is padded."""
     reference, model = pair(CASE, seed, tmp_path, **OPTIONS[seed])
     model.set_attn_implementation(attention)
     reference_memory = memory = None
@@ -53,7 +53,7 @@ def test_segments(seed: int, attention: str, form: Any, tmp_path: Path) -> None:
         is_target, is_token = batch["target_positions"] >= 0, batch["attention_mask"].bool()
         del batch["labels"]
         expected = reference(**to_transformers(batch), mems=reference_memory, use_mems=True, output_hidden_states=True)
-        outputs = model(**form(batch), mems=memory, use_mems=True, output_hidden_states=True)
+        outputs = model(**convert(batch), mems=memory, use_mems=True, output_hidden_states=True)
         assert_close(outputs.logits[is_target], expected.logits[is_target], f"segment {number}")
         for states, expected_states in zip(outputs.hidden_states, expected.hidden_states, strict=True):
             selected = is_token if states.shape[1] == is_token.shape[1] else is_target
@@ -65,8 +65,7 @@ def test_segments(seed: int, attention: str, form: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_losses_and_gradients(seed: int, tmp_path: Path) -> None:
-    """With memory."""
+def test_losses_and_gradients_with_memory(seed: int, tmp_path: Path) -> None:
     reference, model = pair(CASE, seed, tmp_path / "reference", **OPTIONS[seed])
     batch = random_batch(seed, side=("left", "right")[seed % 2])
     length = int(np.random.default_rng(seed).integers(0, 9))
@@ -80,7 +79,7 @@ def test_losses_and_gradients(seed: int, tmp_path: Path) -> None:
 
 
 def test_attention_weights(tmp_path: Path) -> None:
-    """Of both streams; transformers returns the query stream for all positions."""
+    """For both streams; transformers returns the query stream for all positions."""
     reference, model = pair(CASE, 1, tmp_path)
     model.set_attn_implementation("eager")
     batch = random_batch(1)
@@ -96,14 +95,14 @@ def test_attention_weights(tmp_path: Path) -> None:
 @pytest.mark.parametrize("same_length", [False, True])
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_causal_segments(attention: str, same_length: bool, tmp_path: Path) -> None:
-    """Without a mask, with which transformers fails in this mode."""
+    """Without a mask: in this mode transformers fails with one."""
     case = Case(FAMILIES["xlnet"], "AutoModel")
     reference, model = pair(case, 2, tmp_path, attn_type="uni", same_length=same_length, mem_len=8)
     model.set_attn_implementation(attention)
     reference_memory = memory = None
     for number in range(3):
-        words = torch.randint(5, 61, (3, 5 + number), generator=torch.Generator().manual_seed(number))
-        expected, outputs = reference(words, mems=reference_memory), model(words, mems=memory)
+        input_ids = torch.randint(5, 61, (3, 5 + number), generator=torch.Generator().manual_seed(number))
+        expected, outputs = reference(input_ids, mems=reference_memory), model(input_ids, mems=memory)
         assert_close(outputs.last_hidden_state, expected.last_hidden_state, f"segment {number}")
         assert_close(outputs.mems, [states.transpose(0, 1) for states in expected.mems], f"memory of segment {number}")
         reference_memory, memory = expected.mems, outputs.mems
@@ -111,8 +110,8 @@ def test_causal_segments(attention: str, same_length: bool, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("summary_type", ["last", "first", "mean", "cls_index"])
 @pytest.mark.parametrize("options", [{}, {"summary_use_proj": False}, {"summary_activation": "gelu"}])
-def test_summaries(summary_type: str, options: dict[str, Any], tmp_path: Path) -> None:
+def test_summary_types(summary_type: str, options: dict[str, Any], tmp_path: Path) -> None:
     case = Case(FAMILIES["xlnet"], "AutoModelForSequenceClassification")
     reference, model = pair(case, 3, tmp_path, summary_type=summary_type, **options)
-    words = torch.randint(5, 61, (3, 7), generator=torch.Generator().manual_seed(0))
-    assert_close(model(words).logits, reference(words).logits)
+    input_ids = torch.randint(5, 61, (3, 7), generator=torch.Generator().manual_seed(0))
+    assert_close(model(input_ids).logits, reference(input_ids).logits)

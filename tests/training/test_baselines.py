@@ -12,11 +12,11 @@ PAD, MASK = 0, 1
 TARGETS = ["labels", "order_label"]
 
 
-def test_tokens():
+def test_token_frequency_baseline():
     baseline = FrequencyBaseline(BaselineOptions(5, [PAD, MASK]))
     baseline.count_tokens([{"input_ids": torch.tensor(ids).numpy()} for ids in ([2, 2, 3, PAD], [2, MASK, PAD])])
     batches = [{"labels": torch.tensor([[2, -100], [4, -100]])}, {"labels": torch.tensor([[3, 2]])}]
-    frequency = {2: 4 / 7, 3: 2 / 7, 4: 1 / 7}  # counts 3, 1, 0, each and one more
+    frequency = {2: 4 / 7, 3: 2 / 7, 4: 1 / 7}  # counts 3, 1, 0 with add-one smoothing
     score = baseline.scores(batches, ["labels"])["labels"]
     assert score.loss == pytest.approx(-sum(math.log(frequency[token]) for token in (2, 4, 3, 2)) / 4)
     assert score.accuracy == 0.5
@@ -29,7 +29,7 @@ def test_tokens():
         ([[0, 0]], [1], math.log(4), 0.0),  # a class without training examples
     ],
 )
-def test_classes(training, held_out, loss, accuracy):
+def test_class_frequency_baseline(training, held_out, loss, accuracy):
     baseline = FrequencyBaseline(BaselineOptions(5, []))
     for labels in training:
         baseline.count_classes({"order_label": torch.tensor(labels), "seed": torch.tensor([2**62])}, TARGETS)
@@ -37,24 +37,24 @@ def test_classes(training, held_out, loss, accuracy):
     assert (score.loss, score.accuracy) == pytest.approx((loss, accuracy))
 
 
-def test_absent_targets():
+def test_absent_targets_have_no_score():
     batches = [{"labels": torch.full((2, 2), -100), "scores": torch.zeros(2)}]
     assert FrequencyBaseline(BaselineOptions(5, [])).scores(batches, ["labels", "absent"]) == {}
 
 
-def test_names():
+def test_baseline_names():
     baseline = FrequencyBaseline(BaselineOptions(4, []))
     batch = {"labels": torch.tensor([[1, -100]]), "order_label": torch.tensor([1])}
     baseline.count_classes(batch, TARGETS)
     scores = baseline.scores([batch], ["labels", "order_label"])
-    both = {"eval_loss": 3.0, "eval_mlm_loss": 2.0, "eval_order_loss": 1.0, "eval_order_accuracy": 0.5}
-    named = named_baselines(scores, ("labels", "order_label"), both)
+    metrics = {"eval_loss": 3.0, "eval_mlm_loss": 2.0, "eval_order_loss": 1.0, "eval_order_accuracy": 0.5}
+    named = named_baselines(scores, ("labels", "order_label"), metrics)
     assert named.keys() == {"baseline_mlm_loss", "baseline_order_loss", "baseline_order_accuracy"}
     assert named["baseline_mlm_loss"] == pytest.approx(math.log(4))
     assert named_baselines(scores, ("labels",), {"eval_loss": 3.0}) == {"baseline_loss": named["baseline_mlm_loss"]}
 
 
-def test_a_detector_is_compared_with_flagging_everything():
+def test_detection_baseline_flags_all_tokens():
     metrics = {"eval_loss": 3.0, "eval_mlm_loss": 2.0, "eval_rtd_loss": 0.3, "eval_rtd_f1": 0.5, "eval_rtd_share": 0.1}
     named = named_baselines(
         {"labels": BaselineScore(4.0, 0.1), "all": BaselineScore(9.0, 0.1)}, ("labels", "all"), metrics
@@ -66,7 +66,7 @@ def test_a_detector_is_compared_with_flagging_everything():
     assert named["baseline_rtd_f1"] == pytest.approx(2 * precision * recall / (precision + recall))
 
 
-def test_classes_of_tokens_are_counted_in_batches():
+def test_token_classes_are_counted_in_batches():
     baseline = FrequencyBaseline(BaselineOptions(5, [], token_classes=("capital_labels",)))
     baseline.count_tokens([{"input_ids": torch.tensor([2, 2, 3]).numpy()}])
     baseline.count_classes({"capital_labels": torch.tensor([[0, 0, 1], [0, -100, -100]])}, ["capital_labels"])

@@ -1,4 +1,4 @@
-"""Runs on real data without any setting but the length: the defaults train models of all sizes."""
+"""Runs on real data with default settings, except for lengths: the defaults train models of all sizes."""
 
 import csv
 import gzip
@@ -54,7 +54,7 @@ def pretrained(news, tokenizer) -> Path:
     return folder
 
 
-def test_pretraining_learns_more_than_frequencies(pretrained) -> None:
+def test_pretraining_beats_frequency_baseline(pretrained) -> None:
     values = metrics(pretrained)
     assert values["eval_loss"] < values["baseline_loss"] - 0.4
 
@@ -70,7 +70,7 @@ def test_larger_sizes_do_not_diverge(news, tokenizer, tmp_path, size, steps) -> 
     assert losses[-1] < losses[0] - 0.5
 
 
-def test_sentiment_classifier_is_close_to_a_bag_of_words(shared_data, pretrained, tmp_path) -> None:
+def test_sentiment_classifier_is_close_to_tfidf_baseline(shared_data, pretrained, tmp_path) -> None:
     files = {}
     for flag, name in (("train_file", "train.tsv.gz"), ("validation_file", "dev.tsv")):
         rows = [tuple(line.split("\t")) for line in read_lines(shared_data / "glue_like" / "SST-2" / name)[1:]]

@@ -1,4 +1,4 @@
-"""Defaults that follow from the model and the data, and the estimate of a run."""
+"""Defaults derived from the model and the data, and the dry run."""
 
 import pytest
 from training_runs import arguments, new_model, run
@@ -26,7 +26,7 @@ UNSET = {"learning_rate": None, "max_steps": None, "lr_scheduler": "linear", "wa
         ("glove", "small", False, 0.05),
     ],
 )
-def test_rates_follow_from_size_and_family(tmp_path, family, size, is_finetuning, rate) -> None:
+def test_default_learning_rate_by_family_and_size(tmp_path, family, size, is_finetuning, rate) -> None:
     spec, options = FAMILIES[family], FinetuningLoopArguments if is_finetuning else LoopArguments
     resolved = with_default_rates(options(output_dir=str(tmp_path)), spec.config(**spec.sizes[size]))
     assert resolved.learning_rate == pytest.approx(rate)
@@ -35,18 +35,18 @@ def test_rates_follow_from_size_and_family(tmp_path, family, size, is_finetuning
     assert resolved.warmup(10**6) <= 10_000
 
 
-def test_explicit_values_win_and_sgd_has_no_default_rate(tmp_path) -> None:
+def test_explicit_learning_rates(tmp_path) -> None:
     config, values = FAMILIES["t5"].config(), {"optimizer": "adamw", "learning_rate": 3e-4, "warmup_steps": 7}
     resolved = with_default_rates(LoopArguments(output_dir=str(tmp_path), **values), config)
     assert (resolved.learning_rate, resolved.warmup(100)) == (3e-4, 7)
     assert not resolved.optimizer.scale_by_size
-    with pytest.raises(CtxError, match="no default learning rate") as caught:
+    with pytest.raises(CtxError, match="no default learning rate") as error:
         with_default_rates(LoopArguments(output_dir=str(tmp_path), optimizer="sgd"), config)
-    assert "--learning_rate" in caught.value.hint
+    assert "--learning_rate" in error.value.hint
 
 
 @pytest.mark.parametrize(("examples", "epochs"), [(701, 20), (4000, 4), (67_349, 3)])
-def test_small_datasets_are_read_more_often(examples, epochs) -> None:
+def test_small_datasets_get_more_epochs(examples, epochs) -> None:
     assert finetuning_epochs(examples, batch_size=32) == epochs
 
 
@@ -56,7 +56,7 @@ def test_narrow_sizes_have_wider_initialization() -> None:
         assert ranges == [0.049, 0.035, 0.02], name
 
 
-def test_length_follows_from_parameters_and_examples(workspace, problem, tmp_path, capfd, monkeypatch) -> None:
+def test_default_steps_by_parameters_and_examples(workspace, problem, tmp_path, capfd, monkeypatch) -> None:
     monkeypatch.setattr("hf_ctxmodels.training.defaults.MAX_PRETRAINING_EPOCHS", 4)
     model = new_model(workspace)
     result = run(model, problem, arguments(tmp_path, **UNSET, per_device_batch_size=64))
@@ -68,7 +68,7 @@ def test_length_follows_from_parameters_and_examples(workspace, problem, tmp_pat
     assert all(text in line for text in ("learning rate", "warm-up", f"{result.steps} steps", "width 32"))
 
 
-def test_dry_run_trains_briefly_and_saves_nothing(workspace, tmp_path, capfd, monkeypatch) -> None:
+def test_dry_run_saves_nothing(workspace, tmp_path, capfd, monkeypatch) -> None:
     monkeypatch.setattr(
         "sys.argv", ["pretrain", *workspace.flags(tmp_path / "run", "--max_steps", 100_000, "--dry_run")]
     )
@@ -79,8 +79,8 @@ def test_dry_run_trains_briefly_and_saves_nothing(workspace, tmp_path, capfd, mo
     pretrain.main()
     output, errors = capfd.readouterr()
     assert errors.count("--document_separator changes this") == 1
-    words = len((workspace.folder / "text.txt").read_text().split())
-    assert f"{words:,} words" in output
+    num_words = len((workspace.folder / "text.txt").read_text().split())
+    assert f"{num_words:,} words" in output
     assert "100,000 of 32 examples" in output
     assert "duration" in output
     assert not (tmp_path / "run").exists()

@@ -19,13 +19,13 @@ from hf_ctxmodels.training.arguments import LoopArguments, steps_of
 from hf_ctxmodels.training.optimizers import layer_groups, make_optimizer, make_scheduler, slanted_triangle
 
 CLASSIFIERS = [case for case in HEADS if case.auto_name == "AutoModelForSequenceClassification"]
-ENCODER_OF_T5 = Case(FAMILIES["t5"], "AutoModelForTokenClassification")
+T5_ENCODER = Case(FAMILIES["t5"], "AutoModelForTokenClassification")
 archetypes = pytest.mark.parametrize(
     "case", [case for case in CLASSIFIERS if case.family in ARCHETYPE_FAMILIES], ids=str
 )
 
 
-def names(model: torch.nn.Module, group: list[torch.nn.Parameter]) -> set[str]:
+def parameter_names(model: torch.nn.Module, group: list[torch.nn.Parameter]) -> set[str]:
     names_by_id = {id(parameter): name for name, parameter in model.named_parameters()}
     return {names_by_id[id(parameter)] for parameter in group}
 
@@ -34,23 +34,23 @@ def trainable(model: torch.nn.Module) -> list[torch.nn.Parameter]:
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
-def arguments(folder: Path, **more: Any) -> LoopArguments:
-    return LoopArguments(output_dir=str(folder), max_steps=10, **more)
+def arguments(folder: Path, **overrides: Any) -> LoopArguments:
+    return LoopArguments(output_dir=str(folder), max_steps=10, **overrides)
 
 
-def layers_from_below(base: torch.nn.Module) -> list[str]:
+def ordered_layers(base: torch.nn.Module) -> list[str]:
     """Names of the layers with weights, the encoder's before the decoder's."""
     stacks = ["layers"] if hasattr(base, "layers") else ["encoder.layers", "decoder.layers"]
-    named = [name for name, _ in base.named_parameters()]
+    names = [name for name, _ in base.named_parameters()]
     return [
         f"{stack}.{number}."
         for stack in stacks
         for number in range(20)
-        if any(name.startswith(f"{stack}.{number}.") for name in named)
+        if any(name.startswith(f"{stack}.{number}.") for name in names)
     ]
 
 
-@pytest.mark.parametrize("case", [*CLASSIFIERS, ENCODER_OF_T5], ids=str)
+@pytest.mark.parametrize("case", [*CLASSIFIERS, T5_ENCODER], ids=str)
 def test_layer_groups(case: Case) -> None:
     model = case.model()
     groups = layer_groups(model)
@@ -60,15 +60,15 @@ def test_layer_groups(case: Case) -> None:
     assert any(embeddings is parameter for parameter in groups[0]) == embeddings.requires_grad
     head = {name for name, _ in model.named_parameters() if not name.startswith(f"{model.base_model_prefix}.")}
     assert head
-    assert head <= names(model, groups[-1])
-    expected, whole = layers_from_below(model.base_model), model.base_model_prefix
-    layers = [names(model, group) for group in groups[int(embeddings.requires_grad) : -1]]
+    assert head <= parameter_names(model, groups[-1])
+    expected, prefix = ordered_layers(model.base_model), model.base_model_prefix
+    layers = [parameter_names(model, group) for group in groups[int(embeddings.requires_grad) : -1]]
     assert len(layers) == len(expected)
-    norm = {name for name, _ in model.named_parameters() if name.startswith(f"{whole}.encoder.final_norm.")}
+    final_norm = {name for name, _ in model.named_parameters() if name.startswith(f"{prefix}.encoder.final_norm.")}
     for layer, group in zip(expected, layers):
-        between = norm if layer == "decoder.layers.0." else set()  # it reads the encoder's norm
-        assert group == {name for name, _ in model.named_parameters() if name.startswith(f"{whole}.{layer}")} | between
-    assert not any(".layers." in name for name in names(model, groups[-1]) if name.startswith(f"{whole}."))
+        extra = final_norm if layer == "decoder.layers.0." else set()  # the norm of the encoder, whose output it reads
+        assert group == {name for name, _ in model.named_parameters() if name.startswith(f"{prefix}.{layer}")} | extra
+    assert not any(".layers." in name for name in parameter_names(model, groups[-1]) if name.startswith(f"{prefix}."))
     if layers and embeddings.requires_grad:
         assert len(ChainThaw(model).stages) == len(groups) + 1
         ThreeStageUnfreezing(model)
@@ -83,7 +83,7 @@ def test_layer_groups_of_base_models(case: Case, tmp_path: Path) -> None:
     base = case.model().base_model
     groups = layer_groups(base)
     head_arguments = arguments(tmp_path, head_learning_rate=0.3)
-    if any(name.startswith("pooler.") for name in names(base, groups[-1])):
+    if any(name.startswith("pooler.") for name in parameter_names(base, groups[-1])):
         assert make_optimizer(base, head_arguments).param_groups[0]["lr"] == 0.3
     else:
         with pytest.raises(CtxError, match="has no head"):
@@ -97,20 +97,20 @@ def test_layer_groups_of_base_models(case: Case, tmp_path: Path) -> None:
     model.base_model.blocks = model.base_model._modules.pop("layers")  # with another name the depths are unknown
     assert make_optimizer(model, head_arguments).param_groups[0]["lr"] == 0.3
     decaying = arguments(tmp_path, layerwise_lr_decay=2.0)
-    for use in (lambda: GradualUnfreezing(model, 1), lambda: make_optimizer(model, decaying)):
+    for make in (lambda: GradualUnfreezing(model, 1), lambda: make_optimizer(model, decaying)):
         with pytest.raises(CtxError, match="no stack `layers`"):
-            use()
+            make()
 
 
 @archetypes
-def test_learning_rates(case: Case, tmp_path: Path) -> None:
-    """Decay by depth, and the rate of the head."""
+def test_layerwise_learning_rates(case: Case, tmp_path: Path) -> None:
+    """Decay by depth, and the learning rate of the head."""
     model = case.model()
     groups = layer_groups(model)
     for decay, head in ((2.6, None), (1.0, 0.3), (2.0, 0.3)):
-        rates_of = {"optimizer": "adamw", "learning_rate": 0.01}
-        rates_of |= {"layerwise_lr_decay": decay, "head_learning_rate": head}
-        optimizer = make_optimizer(model, arguments(tmp_path, **rates_of))
+        options = {"optimizer": "adamw", "learning_rate": 0.01}
+        options |= {"layerwise_lr_decay": decay, "head_learning_rate": head}
+        optimizer = make_optimizer(model, arguments(tmp_path, **options))
         rates = {id(weight): group["lr"] for group in optimizer.param_groups for weight in group["params"]}
         assert len(rates) == len(trainable(model))
         expected = [0.01 / decay**depth for depth in range(len(groups))]
@@ -150,7 +150,7 @@ def test_slanted_triangular_schedule(tmp_path: Path) -> None:
 @archetypes
 def test_gradual_unfreezing(case: Case) -> None:
     model = case.model()
-    groups, learning = layer_groups(model), trainable(model)
+    groups, trainable_before = layer_groups(model), trainable(model)
     unfreezing, run = GradualUnfreezing(model, 3), CallbackRun()
     for step in range(3 * len(groups) + 4):
         run.step_begin(unfreezing, step)
@@ -159,7 +159,7 @@ def test_gradual_unfreezing(case: Case) -> None:
             assert {parameter.requires_grad for parameter in group} == {depth >= frozen}
     run.step_begin(unfreezing, 0)
     run.end(unfreezing)
-    assert list(map(id, trainable(model))) == list(map(id, learning))
+    assert list(map(id, trainable(model))) == list(map(id, trainable_before))
     assert GradualUnfreezing(model, 0).num_trained_groups(0) == len(groups)
     with pytest.raises(CtxError, match="negative"):
         GradualUnfreezing(model, -1)
@@ -169,30 +169,30 @@ def test_gradual_unfreezing_with_trainer(tmp_path: Path) -> None:
     case = CLASSIFIERS[0]
     rows = rows_of(learnable_batch(case, 16, seed=1)[0])
     model = case.model()
-    groups, learning = layer_groups(model), trainable(model)
-    before = [[parameter.detach().clone() for parameter in group] for group in groups]
+    groups, trainable_before = layer_groups(model), trainable(model)
+    initial_groups = [[parameter.detach().clone() for parameter in group] for group in groups]
     training = trainer_arguments(tmp_path, max_steps=4, per_device_train_batch_size=8, learning_rate=1e-2)
     Trainer(model, training, train_dataset=rows, callbacks=[GradualUnfreezing(model, 4)]).train()  # type: ignore[arg-type]
-    for depth, (group, old) in enumerate(zip(groups, before)):
-        changed = any(not torch.equal(parameter, value) for parameter, value in zip(group, old))
-        assert changed == (depth == len(groups) - 1)
-    assert list(map(id, trainable(model))) == list(map(id, learning))
+    for depth, (group, initial_group) in enumerate(zip(groups, initial_groups)):
+        has_changed = any(not torch.equal(parameter, value) for parameter, value in zip(group, initial_group))
+        assert has_changed == (depth == len(groups) - 1)
+    assert list(map(id, trainable(model))) == list(map(id, trainable_before))
 
 
-def test_sharded_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unfreezing_sharded_weights_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     unfreezing = GradualUnfreezing(CLASSIFIERS[0].model(), 1)
-    launch = SimpleNamespace(num_processes=2, distributed_type=DistributedType.FSDP)
-    monkeypatch.setattr("hf_ctxmodels.training.callbacks.AcceleratorState", lambda: launch)
+    state = SimpleNamespace(num_processes=2, distributed_type=DistributedType.FSDP)
+    monkeypatch.setattr("hf_ctxmodels.training.callbacks.AcceleratorState", lambda: state)
     with pytest.raises(CtxError, match="sharded"):
         CallbackRun().begin(unfreezing)
 
 
 def test_invalid_values(tmp_path: Path) -> None:
     assert [steps_of(steps, 100) for steps in (0.25, 0.001, 7)] == [25, 0, 7]
-    for wrong, name in (
+    for invalid, name in (
         ({"layerwise_lr_decay": 0.5}, "layerwise_lr_decay"),
         ({"lr_scheduler": "slanted-triangular:ratio=0"}, "ratio"),
         ({"head_learning_rate": -1.0}, "head_learning_rate"),
     ):
         with pytest.raises(CtxError, match=f"{name}=.* is out of range"):
-            arguments(tmp_path, **wrong)
+            arguments(tmp_path, **invalid)

@@ -1,4 +1,4 @@
-"""Killed, stopped and resumed runs of `hf-ctxmodels pretrain`, and several processes."""
+"""Killed, stopped and resumed runs of `hf-ctxmodels pretrain`, and runs of several processes."""
 
 import json
 import os
@@ -30,7 +30,7 @@ STEPS = 12
 LENGTH = ("--max_steps", STEPS, "--save_steps", 3, "--eval_steps", 6, "--validation_fraction", 0.1)
 BATCHES = ("--per_device_batch_size", 4, "--gradient_accumulation_steps", 2)
 
-# Kills the process at the worst moment of its second save: everything is written, nothing has its name.
+# Kills the process in its second save, after writing all files and before renaming the directory.
 KILLED_WHILE_SAVING = """
 import os, signal, sys
 from hf_ctxmodels.cli import pretrain
@@ -61,15 +61,15 @@ def assert_same_run(one: Path, other: Path) -> None:
 
 
 @pytest.mark.parametrize("any_workspace", ["workspace", slow("contiguous_workspace")], indirect=True)
-def test_killed_runs_resume_exactly(any_workspace, tmp_path):
-    """After two kills and two resumes, losses, weights and moments equal an uninterrupted run, bit for bit."""
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    code, errors = any_workspace.pretrain(*any_workspace.flags(whole, *BATCHES, *LENGTH))
+def test_killed_run_equals_uninterrupted_run(any_workspace, tmp_path):
+    """After two kills and two resumes, losses, weights and moments are equal, bit for bit."""
+    uninterrupted, resumed = tmp_path / "whole", tmp_path / "broken"
+    code, errors = any_workspace.pretrain(*any_workspace.flags(uninterrupted, *BATCHES, *LENGTH))
     assert code == 0, errors
 
-    flags = any_workspace.flags(broken, *BATCHES, *LENGTH)
+    flags = any_workspace.flags(resumed, *BATCHES, *LENGTH)
     process = any_workspace.start("-m", "hf_ctxmodels", "pretrain", *flags)
-    wait_for(broken / "checkpoint-3", process)
+    wait_for(resumed / "checkpoint-3", process)
     time.sleep(random.Random(7).uniform(0, 0.1))
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
@@ -77,25 +77,25 @@ def test_killed_runs_resume_exactly(any_workspace, tmp_path):
     process = any_workspace.start("-c", KILLED_WHILE_SAVING, *flags, "--resume")
     process.communicate()
     assert process.returncode == -signal.SIGKILL
-    assert list(broken.glob("checkpoint-*.writing"))
+    assert list(resumed.glob("checkpoint-*.writing"))
 
     code, errors = any_workspace.pretrain(*flags, "--resume")
     assert code == 0, errors
     assert "Resuming from" in errors
-    assert not list(broken.glob("*.writing"))
-    assert_same_run(whole, broken)
+    assert not list(resumed.glob("*.writing"))
+    assert_same_run(uninterrupted, resumed)
 
 
 @pytest.mark.parametrize("any_workspace", [slow("workspace"), "contiguous_workspace"], indirect=True)
-def test_sigterm_saves_and_a_stream_resumes(any_workspace, tmp_path):
-    """SIGTERM, also to the data workers, ends the run after the step; the stream resumes at its position."""
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    code, errors = any_workspace.pretrain(*any_workspace.flags(whole, *BATCHES, *LENGTH, "--streaming"))
+def test_sigterm_saves_and_stream_resumes(any_workspace, tmp_path):
+    """SIGTERM, also sent to the data workers, ends the run after the step; the stream resumes at its position."""
+    uninterrupted, resumed = tmp_path / "whole", tmp_path / "broken"
+    code, errors = any_workspace.pretrain(*any_workspace.flags(uninterrupted, *BATCHES, *LENGTH, "--streaming"))
     assert code == 0, errors
 
-    flags = any_workspace.flags(broken, *BATCHES, *LENGTH, "--streaming", "--dataloader_workers", 1)
+    flags = any_workspace.flags(resumed, *BATCHES, *LENGTH, "--streaming", "--dataloader_workers", 1)
     process = any_workspace.start("-m", "hf_ctxmodels", "pretrain", *flags)
-    wait_for(broken / "checkpoint-3", process)
+    wait_for(resumed / "checkpoint-3", process)
     os.killpg(process.pid, signal.SIGTERM)
     _, errors = process.communicate()
     assert process.returncode == 128 + signal.SIGTERM, errors
@@ -105,10 +105,10 @@ def test_sigterm_saves_and_a_stream_resumes(any_workspace, tmp_path):
 
     code, errors = any_workspace.pretrain(*flags, "--resume")
     assert code == 0, errors
-    assert_same_run(whole, broken)
+    assert_same_run(uninterrupted, resumed)
 
 
-# Two processes that meet in a file, as `accelerate launch` starts two, but forked when everything is imported.
+# Two processes as started by `accelerate launch`, but forked after all imports.
 TWO_FORKED = """
 import sys
 from hf_ctxmodels.cli import pretrain
@@ -136,18 +136,21 @@ def pretrain_in_two_processes(workspace, config: str, *flags: object) -> str:
 
 
 @pytest.mark.parametrize("any_workspace", [slow("workspace"), "contiguous_workspace"], indirect=True)
-def test_two_processes_stream_different_parts(any_workspace, tmp_path):
-    """A run that is stopped and resumed half-way reads on in the parts of each process, and equals an uninterrupted
-    run."""
+def test_processes_stream_different_parts(any_workspace, tmp_path):
+    """A run stopped and resumed half-way continues in the parts of each process, and equals an uninterrupted run."""
     small_parts = "from hf_ctxmodels.data import document_sources, documents\n"
     small_parts += "documents.PART_BYTES = document_sources.PART_BYTES = 2000\n"
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    for folder, steps, flag in ((whole, 12, "--overwrite"), (broken, 6, "--overwrite"), (broken, 12, "--resume")):
+    uninterrupted, resumed = tmp_path / "whole", tmp_path / "broken"
+    for folder, steps, flag in (
+        (uninterrupted, 12, "--overwrite"),
+        (resumed, 6, "--overwrite"),
+        (resumed, 12, "--resume"),
+    ):
         flags = any_workspace.flags(folder, "--streaming", "--per_device_batch_size", 2, "--max_steps", steps, flag)
         code, errors = any_workspace.run("-c", small_parts + TWO_FORKED, *flags)
         assert code == 0, errors
-    assert_same_run(whole, broken)
-    states = [json.loads((broken / f"checkpoint-6/stream_state_{rank}.json").read_text()) for rank in range(2)]
+    assert_same_run(uninterrupted, resumed)
+    states = [json.loads((resumed / f"checkpoint-6/stream_state_{rank}.json").read_text()) for rank in range(2)]
     assert [[*state["positions"]] for state in states] == [["0"], ["1"]]
 
 
@@ -160,27 +163,27 @@ def test_two_processes_stream_different_parts(any_workspace, tmp_path):
         *(slow(name, "fsdp2.yaml") for name in ("workspace", "contiguous_workspace", "pair_workspace")),
     ],
 )
-def test_two_processes_equal_one(request, tmp_path, name, config):
-    """The same global batch on one process that reads the text, and on two that read prepared examples and are stopped
-    and resumed half-way."""
+def test_two_processes_equal_one_process(request, tmp_path, name, config):
+    """The same global batch on one process that reads text, and on two that read prepared examples and are stopped and
+    resumed."""
     workspace = request.getfixturevalue(name)
     one, two = tmp_path / "one", tmp_path / "two"
-    common = ["--gradient_accumulation_steps", 2, "--eval_steps", 4, "--validation_fraction", 0.1]
+    shared = ["--gradient_accumulation_steps", 2, "--eval_steps", 4, "--validation_fraction", 0.1]
     if (name, config) == ("contiguous_workspace", "forked"):
-        common += ["--learning_rate", "auto"]
+        shared += ["--learning_rate", "auto"]
     if config == "fsdp2.yaml" and workspace.family == "electra":
-        common += ["--config_options", "tie_generator=none"]  # torch shards no weight that two groups of modules share
-    flags = workspace.flags(one, *common, "--per_device_batch_size", 4, "--max_steps", 8, config="exact.json")
+        shared += ["--config_options", "tie_generator=none"]  # torch shards no weight that two module groups share
+    flags = workspace.flags(one, *shared, "--per_device_batch_size", 4, "--max_steps", 8, config="exact.json")
     code, errors = workspace.pretrain(*flags)
     assert code == 0, errors
 
     prepared, text = tmp_path / "prepared", {"dataset": workspace.folder / "text.txt", "validation_fraction": 0.1}
     text |= {"family": workspace.family, "tokenizer": workspace.folder / "tokenizer", "max_length": 32}
-    if "objective" in workspace.more:
-        text["objective"] = workspace.more["objective"]
+    if "objective" in workspace.extra_flags:
+        text["objective"] = workspace.extra_flags["objective"]
     command_output("prepare", **text, output_dir=prepared)
-    common += ["--dataset", prepared]
-    flags = workspace.flags(two, *common, "--per_device_batch_size", 2, config="exact.json")
+    shared += ["--dataset", prepared]
+    flags = workspace.flags(two, *shared, "--per_device_batch_size", 2, config="exact.json")
     pretrain_in_two_processes(workspace, config, *flags, "--max_steps", 4)
     errors = pretrain_in_two_processes(workspace, config, *flags, "--max_steps", 8, "--resume")
     assert "Resuming from" in errors
@@ -193,8 +196,8 @@ def test_two_processes_equal_one(request, tmp_path, name, config):
         assert (weight - actual[name]).abs().max() < 1e-5, name
 
 
-# Processes of FSDP as `accelerate launch --config_file fsdp2.yaml` starts them, but forked. With KILLED_SAVE=n,
-# process 1 is killed in its n-th save, when it has written its shards.
+# FSDP processes as started by `accelerate launch --config_file fsdp2.yaml`, but forked. With KILLED_SAVE=n, process 1
+# is killed in its n-th save, after writing its shards.
 SHARDED_FORKED = """
 import os, signal
 os.environ |= {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
@@ -218,10 +221,10 @@ debug_launcher(run_script, (pretrain.main,), num_processes=int(os.environ["PROCE
 @pytest.mark.parametrize(
     ("name", "thorough"), [("workspace", False), slow("workspace", True), slow("contiguous_workspace", True)]
 )
-def test_sharded_checkpoints(request, tmp_path, name, thorough):
-    """A run with FSDP that is killed while it saves resumes without accumulation, up to rounding; its final model is
-    merged from the last checkpoint. `thorough`: it resumes on one and on four processes, exactly on two, and a run of
-    one process resumes with FSDP."""
+def test_resume_from_sharded_checkpoints(request, tmp_path, name, thorough):
+    """An FSDP run that is killed while saving resumes without accumulation, up to rounding; its final model is merged
+    from the last checkpoint. `thorough`: it resumes on one and on four processes, exactly on two, and a run of one
+    process resumes with FSDP."""
     workspace = request.getfixturevalue(name)
     length = ("--max_steps", 4, "--save_steps", 2, "--eval_steps", 2, "--validation_fraction", 0.1)
 
@@ -310,7 +313,7 @@ print(f"process {arguments.process_index} of {arguments.world_size} has {total:.
 """
 
 
-# Process 1 is killed before its third step, as by a kernel that is out of memory.
+# Process 1 is killed before its third step, as by an out-of-memory kernel.
 KILLED = """
 import os, signal, sys
 from hf_ctxmodels.cli import pretrain
@@ -349,7 +352,7 @@ def test_warnings_about_inactive_parallelism(monkeypatch, tmp_path, capsys, fres
     assert "warning: FSDP is configured but not active: 1 process on cpu" in capsys.readouterr().err
 
 
-# Two processes with different output directories, as two machines that do not share a file system.
+# Two processes with different output directories, as on two machines without a shared file system.
 UNSHARED_DIRECTORY = """
 import sys, time
 from accelerate import debug_launcher
@@ -367,8 +370,8 @@ debug_launcher(main, (sys.argv[1],), num_processes=2)
 """
 
 
-def test_unshared_output_directory(workspace, tmp_path: Path) -> None:
-    """All processes raise the error, in two seconds."""
+def test_unshared_output_directory_raises(workspace, tmp_path: Path) -> None:
+    """All processes raise the error within two seconds."""
     process = workspace.start("-c", UNSHARED_DIRECTORY, tmp_path / "run")
     output, errors = process.communicate(timeout=60)
     lines = output.splitlines()
@@ -382,7 +385,7 @@ def test_unshared_output_directory(workspace, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_process_of_two(workspace, tmp_path: Path) -> None:
+def test_killed_process_ends_run(workspace, tmp_path: Path) -> None:
     (tmp_path / "killed.py").write_text(KILLED)
     flags = workspace.flags(tmp_path / "out", "--per_device_batch_size", 2, "--max_steps", 8, "--save_steps", 2)
     code, _, errors = launch(workspace, tmp_path / "killed.py", *flags)

@@ -1,4 +1,4 @@
-"""Heads with an in-place optimizer in the training loop."""
+"""Heads with in-place optimizers in the training loop."""
 
 from pathlib import Path
 
@@ -30,13 +30,13 @@ def family(request: pytest.FixtureRequest, tmp_path: Path) -> FamilySpec:
     return family
 
 
-def run(family: FamilySpec, folder: Path, output: str, steps: int, *more: str) -> dict[str, torch.Tensor]:
+def run(family: FamilySpec, folder: Path, output: str, steps: int, *extra_flags: str) -> dict[str, torch.Tensor]:
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
     flags = {"family": family.name, "tokenizer": folder / "tokenizer", "dataset": folder / "text.txt"}
     flags |= {"output_dir": folder / output, "max_steps": steps, "optimizer": "sgd", "learning_rate": 0.05}
     flags |= {"lr_scheduler": "constant", "per_device_batch_size": 4, "save_steps": 3, "max_length": 20}
-    argv = [*flag_list(**flags, dataloader_workers=0), *more]
+    argv = [*flag_list(**flags, dataloader_workers=0), *extra_flags]
     pretrain(*parse_arguments(PretrainingArguments, LoopArguments, argv=argv))
     return load_file(folder / output / "model.safetensors")
 
@@ -52,14 +52,14 @@ def run(family: FamilySpec, folder: Path, output: str, steps: int, *more: str) -
     ],
     ids=["skip-gram", "cbow", "tree", "softmax", "stream"],
 )
-def test_resuming_is_exact(family: FamilySpec, options: tuple[str, ...], tmp_path: Path) -> None:
-    whole = run(family, tmp_path, "whole", 7, *options)
+def test_resumed_run_equals_uninterrupted_run(family: FamilySpec, options: tuple[str, ...], tmp_path: Path) -> None:
+    uninterrupted = run(family, tmp_path, "whole", 7, *options)
     run(family, tmp_path, "parts", 4, *options)
     resumed = run(family, tmp_path, "parts", 7, "--resume", "true", *options)
-    assert whole.keys() == resumed.keys()
-    for name, value in whole.items():
+    assert uninterrupted.keys() == resumed.keys()
+    for name, value in uninterrupted.items():
         assert torch.equal(value, resumed[name]), name
-    assert whole["outputs.weight"].any()
+    assert uninterrupted["outputs.weight"].any()
 
 
 @pytest.mark.parametrize(("family", "optimizer"), [("word2vec", "sgd"), ("glove", "adagrad")], indirect=["family"])
@@ -68,25 +68,25 @@ def test_no_backward_pass(family: FamilySpec, optimizer: str, tmp_path: Path, mo
     assert run(family, tmp_path, "in-place", 3, "--optimizer", optimizer)
 
 
-def test_other_optimizers(family: FamilySpec, tmp_path: Path) -> None:
+def test_adamw_and_weight_decay(family: FamilySpec, tmp_path: Path) -> None:
     weights = run(family, tmp_path, "adamw", 3, "--optimizer", "adamw", "--learning_rate", "0.01")
     assert weights["outputs.weight"].any()
     with pytest.raises(CtxError, match="Weight decay does not support"):
         run(family, tmp_path, "decayed", 3, "--optimizer", "sgd:weight_decay=0.1")
 
 
-def test_threads(family: FamilySpec, tmp_path: Path) -> None:
+def test_update_threads(family: FamilySpec, tmp_path: Path) -> None:
     model_class = family.models["AutoModelForPreTraining"]
     ids = torch.randint(2, 40, (8, 32), generator=torch.Generator().manual_seed(0))
     losses = {}
     for threads in (1, 3):
         torch.manual_seed(0)
         model = model_class(family.config(vocab_size=40, hidden_size=16, update_threads=threads, update_blocks=2))
-        before = torch.get_num_threads()
+        num_threads = torch.get_num_threads()
         for _ in range(20):
             loss = model(input_ids=ids, labels=ids, learning_rate=0.02).loss
             assert not loss.requires_grad
-        assert torch.get_num_threads() == before
+        assert torch.get_num_threads() == num_threads
         losses[threads] = float(loss)
     assert losses[3] == pytest.approx(losses[1], rel=0.05)
 

@@ -1,4 +1,4 @@
-"""The learning-rate range test: its suggestion, what it restores, and runs with `auto`."""
+"""Learning-rate range test: suggestion, restored state, and runs with `auto`."""
 
 import copy
 import csv
@@ -54,8 +54,8 @@ def batches():
 
 
 @pytest.mark.parametrize("variance", [1.0, 30.0, 1000.0])
-def test_suggestion_follows_the_best_rate(tmp_path, variance):
-    """Stable, and high enough to converge within some hundred steps."""
+def test_suggestion_is_near_best_rate(tmp_path, variance):
+    """Stable, and high enough to converge within a few hundred steps."""
     test = learning_rate_range_test(make_step(tmp_path, LinearRegression(variance), "sgd:weight_decay=0"), batches())
     assert 0.02 / variance < test.suggestion < 1 / variance
     assert len(test.losses) < 100, "stops when the loss diverges"
@@ -66,29 +66,29 @@ def test_suggestion_follows_the_best_rate(tmp_path, variance):
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "adagrad", "adafactor", "asgd"])
-def test_everything_is_restored(tmp_path, optimizer):
+def test_range_test_restores_state(tmp_path, optimizer):
     step = make_step(tmp_path, LinearRegression(1.0), optimizer)
-    step([next(batches())])  # the optimizer has a state
+    step([next(batches())])  # initializes the state of the optimizer
 
     def state():
         optimizer = step.optimizer.optimizer.state_dict()
         tensors = copy.deepcopy([step.model.state_dict(), optimizer["state"]])
         return tensors, json.dumps([optimizer["param_groups"], random_state()])
 
-    tensors, values = state()
+    tensors, scalars = state()
     learning_rate_range_test(step, batches(), micro_batches=2)
     torch.testing.assert_close(state()[0], tensors, rtol=0, atol=0)
-    assert state()[1] == values
+    assert state()[1] == scalars
     assert all(parameter.grad is None for parameter in step.model.parameters())
 
 
-def test_loss_that_never_falls():
+def test_loss_that_never_falls_raises():
     with pytest.raises(CtxError, match=r"falls at none of the 10 learning rates from 1e-06 to 0\.1"):
         _ = RangeTest(np.geomspace(1e-6, 0.1, 10), np.linspace(1, 2, 10)).suggestion
 
 
-def test_a_run_with_auto_is_a_run_with_the_chosen_rate(workspace, problem, tmp_path, monkeypatch):
-    """Bit for bit, with dropout, accumulation and a rate per layer; a resumed run does not repeat the test."""
+def test_auto_run_equals_run_with_suggested_rate(workspace, problem, tmp_path, monkeypatch):
+    """Bit for bit, with dropout, accumulation and layerwise rates; a resumed run does not repeat the test."""
     options = {"gradient_accumulation_steps": 2, "layerwise_lr_decay": 2.0, "save_steps": 3}
     model = new_model(workspace, "dropout.json")
     result = run(model, problem, arguments(tmp_path / "auto", learning_rate="auto", **options))

@@ -1,4 +1,4 @@
-"""The training loop in this process: losses, gradients, resuming, errors, data workers and memory."""
+"""The training loop in one process: losses, gradients, resuming, errors, data workers and memory."""
 
 import copy
 import ctypes
@@ -28,10 +28,10 @@ from hf_ctxmodels.training.training_step import count_items, default_workers
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
 
-def uneven(collate):
-    """A collator in which every fourth example keeps all of its targets, and the others one."""
+def with_uneven_targets(collate):
+    """A collator that keeps all targets of every fourth example, and one target of the others."""
 
-    def thinned(examples):
+    def collate_uneven(examples):
         batch = collate(examples)
         for row, example in zip(batch["labels"], examples, strict=True):
             targets = (row != -100).nonzero().flatten()
@@ -39,11 +39,11 @@ def uneven(collate):
                 row[targets[1:]] = -100
         return batch
 
-    return thinned
+    return collate_uneven
 
 
 @pytest.mark.slow
-def test_compiled_model_has_the_losses_of_the_model(workspace, problem, tmp_path, monkeypatch):
+def test_compiled_losses_equal_eager(workspace, problem, tmp_path, monkeypatch):
     """With the backend aot_eager, since code generation takes minutes."""
     compile_module = torch.nn.Module.compile
     monkeypatch.setattr(torch.nn.Module, "compile", partialmethod(compile_module, backend="aot_eager"))
@@ -57,7 +57,7 @@ def test_compiled_model_has_the_losses_of_the_model(workspace, problem, tmp_path
 
 
 def test_gradient_checkpointing(workspace, problem, tmp_path, monkeypatch):
-    """The losses are equal, with dropout; a model without support is an error."""
+    """The losses are equal, with dropout; a model without support raises."""
     curves = []
     for checkpointing in (False, True):
         model = new_model(workspace, "dropout.json")
@@ -72,20 +72,20 @@ def test_gradient_checkpointing(workspace, problem, tmp_path, monkeypatch):
         run(model, problem, arguments(tmp_path / "unsupported", gradient_checkpointing=True))
 
 
-def test_accumulated_micro_batches_equal_one_big_batch(workspace, problem, tmp_path):
-    """1 x 16 = 4 x 4 with very different numbers of targets in the micro-batches."""
+def test_accumulation_equals_large_batch(workspace, problem, tmp_path):
+    """1 x 16 = 4 x 4, with very different numbers of targets per micro-batch."""
     weights, records = [], []
     for name, size, accumulation in (("one", 16, 1), ("four", 4, 4)):
         model = new_model(workspace)
         options = arguments(
             tmp_path / name, per_device_batch_size=size, gradient_accumulation_steps=accumulation, max_grad_norm=0.0
         )
-        result = run(model, problem, options, collate=uneven(problem[1].collate))
+        result = run(model, problem, options, collate=with_uneven_targets(problem[1].collate))
         weights.append({name: weight.clone() for name, weight in model.state_dict().items()})
         records.append(result.curve)
-    for one, four in zip(*records, strict=True):
+    for large, accumulated in zip(*records, strict=True):
         for name in ("loss", "mlm_loss", "next_sentence_loss", "next_sentence_accuracy", "grad_norm", "tokens"):
-            assert four[name] == pytest.approx(one[name], rel=1e-5), name
+            assert accumulated[name] == pytest.approx(large[name], rel=1e-5), name
     for name, weight in weights[0].items():
         assert (weight - weights[1][name]).abs().max() < 1e-5, name
 
@@ -93,39 +93,39 @@ def test_accumulated_micro_batches_equal_one_big_batch(workspace, problem, tmp_p
 def test_first_loss_and_gradient_norm(workspace, problem, tmp_path):
     model = new_model(workspace)
     reference = copy.deepcopy(model)
-    seen = []
+    batches = []
 
     def collate(examples):
-        seen.append(problem[1].collate(examples))
-        return {name: value.clone() for name, value in seen[-1].items()}
+        batches.append(problem[1].collate(examples))
+        return {name: value.clone() for name, value in batches[-1].items()}
 
     result = run(model, problem, arguments(tmp_path, max_steps=1), collate=collate)
-    reference(**seen[0]).loss.backward()
+    reference(**batches[0]).loss.backward()
     norm = torch.nn.utils.get_total_norm([p.grad for p in reference.parameters() if p.grad is not None])
     record = result.curve[0]
-    assert record["loss"] == pytest.approx(reference(**seen[0]).loss.item(), rel=1e-5)
+    assert record["loss"] == pytest.approx(reference(**batches[0]).loss.item(), rel=1e-5)
     assert record["grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
-    assert record["tokens"] == int(seen[0]["attention_mask"].sum()) == result.tokens
+    assert record["tokens"] == int(batches[0]["attention_mask"].sum()) == result.tokens
 
 
 def test_lr_reference_targets(workspace, problem, tmp_path):
     """The learning rate of a step is proportional to its number of targets."""
-    numbers, changes = [], []
+    target_counts, updates = [], []
 
     def collate(examples):
         batch = problem[1].collate(examples)
-        numbers.append(int((batch["labels"] != -100).sum()))
+        target_counts.append(int((batch["labels"] != -100).sum()))
         return batch
 
     for reference in (0.0, 10.0, 40.0):
         model = new_model(workspace)
-        start = model.mlm_head.dense.weight.detach().clone()
+        initial = model.mlm_head.dense.weight.detach().clone()
         common = {"max_steps": 1, "optimizer": "sgd", "learning_rate": 0.1}
         options = arguments(tmp_path / str(reference), lr_reference_targets=reference, **common)
         run(model, problem, options, collate)
-        changes.append(model.mlm_head.dense.weight.detach() - start)
-    for reference, change in zip((10.0, 40.0), changes[1:], strict=True):
-        torch.testing.assert_close(change, changes[0] * numbers[0] / reference, rtol=1e-3, atol=1e-7)
+        updates.append(model.mlm_head.dense.weight.detach() - initial)
+    for reference, update in zip((10.0, 40.0), updates[1:], strict=True):
+        torch.testing.assert_close(update, updates[0] * target_counts[0] / reference, rtol=1e-3, atol=1e-7)
 
 
 def test_saved_model(workspace, problem, tmp_path):
@@ -145,20 +145,20 @@ def test_saved_model(workspace, problem, tmp_path):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_resume(workspace, problem, tmp_path, dtype):
-    """Exact in the middle of an epoch and of a logging interval, with dropout, shuffling and workers."""
+def test_resumed_run_equals_uninterrupted_run(workspace, problem, tmp_path, dtype):
+    """In the middle of an epoch and of a logging interval, with dropout, shuffling and workers."""
     common = {"logging_steps": 4, "dataloader_workers": 1, "dtype": dtype}
-    whole = run(new_model(workspace, "dropout.json"), problem, arguments(tmp_path / "a", max_steps=7, **common))
+    uninterrupted = run(new_model(workspace, "dropout.json"), problem, arguments(tmp_path / "a", max_steps=7, **common))
     run(new_model(workspace, "dropout.json"), problem, arguments(tmp_path / "b", max_steps=3, save_steps=3, **common))
-    other = new_model(workspace, "dropout.json")
-    resumed = run(other, problem, arguments(tmp_path / "b", max_steps=7, resume=True, **common))
-    assert resumed.steps == whole.steps == 7
+    model = new_model(workspace, "dropout.json")
+    resumed = run(model, problem, arguments(tmp_path / "b", max_steps=7, resume=True, **common))
+    assert resumed.steps == uninterrupted.steps == 7
     assert (tmp_path / "a/model.safetensors").read_bytes() == (tmp_path / "b/model.safetensors").read_bytes()
-    assert resumed.tokens == whole.tokens
+    assert resumed.tokens == uninterrupted.tokens
 
 
-def check_resume(problem, tmp_path, run_once, batches: int, save_steps: int, **common) -> None:
-    """Check that a run that stops after some batches and is resumed has the weights of an uninterrupted one."""
+def check_resumed_run(problem, tmp_path, run_once, batches: int, save_steps: int, **common) -> None:
+    """Check that a run that is stopped after some batches and resumed equals an uninterrupted one."""
     run_once(arguments(tmp_path / "a", **common))
     stopped = arguments(tmp_path / "b", save_steps=save_steps, **common)
     with pytest.raises(InterruptedError):
@@ -168,68 +168,68 @@ def check_resume(problem, tmp_path, run_once, batches: int, save_steps: int, **c
 
 
 def test_resume_with_gradual_unfreezing(workspace, problem, tmp_path):
-    """The run stops before lower layers have been trained."""
+    """The run is stopped before lower layers are unfrozen."""
 
-    def run_once(options, **more):
+    def run_once(options, **kwargs):
         model = new_model(workspace)
-        run(model, problem, options, callbacks=[GradualUnfreezing(model, 2)], **more)
+        run(model, problem, options, callbacks=[GradualUnfreezing(model, 2)], **kwargs)
 
     schedule = {"layerwise_lr_decay": 2.6, "lr_scheduler": "slanted-triangular", "warmup_steps": 2, "max_steps": 7}
-    check_resume(problem, tmp_path, run_once, 3, save_steps=1, **schedule)
-    start, then = new_model(workspace).state_dict(), load_file(tmp_path / "b/checkpoint-2/model.safetensors")
-    changed = {name for name, weight in then.items() if not torch.equal(weight, start[name])}
-    assert changed
-    assert not {name for name in changed if name.startswith(("bert.embeddings", "bert.layers"))}
+    check_resumed_run(problem, tmp_path, run_once, 3, save_steps=1, **schedule)
+    initial, stopped = new_model(workspace).state_dict(), load_file(tmp_path / "b/checkpoint-2/model.safetensors")
+    trained = {name for name, weight in stopped.items() if not torch.equal(weight, initial[name])}
+    assert trained
+    assert not {name for name in trained if name.startswith(("bert.embeddings", "bert.layers"))}
 
 
 @pytest.mark.parametrize("optimizer", ["lamb", "adafactor"])
 def test_resume_with_other_optimizers(workspace, problem, tmp_path, optimizer):
     common = {"optimizer": optimizer, "learning_rate": 1e-2, "lr_scheduler": "linear", "max_steps": 6}
 
-    def run_once(options, **more):
-        run(new_model(workspace, "dropout.json"), problem, options, **more)
+    def run_once(options, **kwargs):
+        run(new_model(workspace, "dropout.json"), problem, options, **kwargs)
 
-    check_resume(problem, tmp_path, run_once, 3, save_steps=2, **common)
+    check_resumed_run(problem, tmp_path, run_once, 3, save_steps=2, **common)
     with pytest.raises(CtxError, match=f"optimizer is adamw, was {optimizer}"):
         run_once(arguments(tmp_path / "b", resume=True, **{**common, "optimizer": "adamw"}))
 
 
-def test_resume_with_averages(workspace, problem, tmp_path):
-    """Averaging starts at the third step, since the held-out loss rises; the run stops after that step."""
+def test_resume_with_averaged_weights(workspace, problem, tmp_path):
+    """Averaging starts at the third step, since the held-out loss rises; the run is stopped after that step."""
 
-    def run_once(options, **more):
+    def run_once(options, **kwargs):
         losses = map(float, count(3 if options.resume else 0))
-        run(new_model(workspace), problem, options, evaluate=lambda *_: {"eval_loss": next(losses)}, **more)
+        run(new_model(workspace), problem, options, evaluate=lambda *_: {"eval_loss": next(losses)}, **kwargs)
 
     common = {"optimizer": "nt-asgd:patience=1", "learning_rate": 0.1, "eval_steps": 1, "max_steps": 6}
-    check_resume(problem, tmp_path, run_once, 4, save_steps=3, **common)
+    check_resumed_run(problem, tmp_path, run_once, 4, save_steps=3, **common)
 
 
-def test_resume_of_a_finished_run(workspace, problem, tmp_path):
+def test_resume_of_finished_run(workspace, problem, tmp_path):
     first = run(new_model(workspace), problem, arguments(tmp_path))
-    before = (tmp_path / "model.safetensors").read_bytes()
-    again = run(new_model(workspace), problem, arguments(tmp_path, resume=True))
-    assert (tmp_path / "model.safetensors").read_bytes() == before
-    assert again.curve == first.curve
-    assert again.tokens_per_second is None
+    weights = (tmp_path / "model.safetensors").read_bytes()
+    resumed = run(new_model(workspace), problem, arguments(tmp_path, resume=True))
+    assert (tmp_path / "model.safetensors").read_bytes() == weights
+    assert resumed.curve == first.curve
+    assert resumed.tokens_per_second is None
 
 
-def test_signal(workspace, problem, tmp_path):
+def test_signal_saves_checkpoint(workspace, problem, tmp_path):
     def collate(examples):
         signal.raise_signal(signal.SIGINT)
         return problem[1].collate(examples)
 
-    before = signal.getsignal(signal.SIGINT)
+    previous_handler = signal.getsignal(signal.SIGINT)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with pytest.raises(InterruptionError, match="SIGINT after step 1") as caught:
+        with pytest.raises(InterruptionError, match="SIGINT after step 1") as error:
             run(new_model(workspace), problem, arguments(tmp_path, max_steps=9), collate=collate)
     finally:
-        signal.signal(signal.SIGINT, before)
-    assert caught.value.exit_code == 130
+        signal.signal(signal.SIGINT, previous_handler)
+    assert error.value.exit_code == 130
     assert (tmp_path / "checkpoint-1" / "model.safetensors").is_file()
 
-    # the run ends there: no step, an evaluation, and the weights of the checkpoint
+    # finishing takes no step, evaluates, and keeps the weights of the checkpoint
     finished = run(
         new_model(workspace),
         problem,
@@ -246,7 +246,7 @@ def test_signal(workspace, problem, tmp_path):
         run(new_model(workspace), problem, arguments(tmp_path / "new", resume="finish"))
 
 
-def test_non_finite_loss(workspace, problem, tmp_path):
+def test_non_finite_loss_raises(workspace, problem, tmp_path):
     model = new_model(workspace)
     forward, calls = model.forward, []
 
@@ -258,63 +258,63 @@ def test_non_finite_loss(workspace, problem, tmp_path):
         return output
 
     model.forward = non_finite_forward
-    sampled = []
+    indices = []
 
     def collate(examples):
-        sampled.append([example["example_index"] for example in examples])
+        indices.append([example["example_index"] for example in examples])
         return problem[1].collate(examples)
 
     options = arguments(tmp_path, max_steps=9, save_steps=2, logging_steps=5)
-    with pytest.raises(NonFiniteError, match="loss of step 3 is nan") as caught:
+    with pytest.raises(NonFiniteError, match="loss of step 3 is nan") as error:
         run(model, problem, options, collate=collate)
-    assert ", ".join(map(str, sampled[2])) in str(caught.value)
+    assert ", ".join(map(str, indices[2])) in str(error.value)
     assert [path.name for path in list_checkpoints(tmp_path)] == ["checkpoint-2"]
     assert all(w.isfinite().all() for w in load_file(tmp_path / "checkpoint-2/model.safetensors").values())
 
 
 @pytest.mark.parametrize("error", [RuntimeError, MemoryError, KeyboardInterrupt, CtxError])
-def test_workers_end_with_the_run(workspace, problem, tmp_path, error):
-    """The process would wait for workers, which ignore the first SIGTERM."""
-    seen = []
+def test_workers_end_with_run(workspace, problem, tmp_path, error):
+    """Otherwise the process would wait for workers, which ignore the first SIGTERM."""
+    workers = []
 
     def evaluate(model, accelerator):
-        seen.extend(multiprocessing.active_children())
+        workers.extend(multiprocessing.active_children())
         raise error("stop")
 
-    with pytest.raises(error, match="stop") as raised:  # whose traceback holds the loader
+    with pytest.raises(error, match="stop") as error_info:  # its traceback holds the loader
         run(new_model(workspace), problem, arguments(tmp_path, dataloader_workers=1), evaluate=evaluate)
-    assert len(seen) == 1
-    assert not multiprocessing.active_children(), raised
+    assert len(workers) == 1
+    assert not multiprocessing.active_children(), error_info
 
 
-def test_lost_process():
+def test_lost_process_raises():
     with pytest.raises(LostProcessError, match="Another process of this run has ended"), detect_lost_processes(2):
         raise RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:41613")
     with pytest.raises(RuntimeError, match="shapes"), detect_lost_processes(2):
         raise RuntimeError("shapes cannot be multiplied")
 
 
-def test_evaluation_does_not_depend_on_the_batch_size(workspace, problem, tmp_path):
+def test_evaluation_is_independent_of_batch_size(workspace, problem, tmp_path):
     _, objective, examples = problem
     accelerator = make_accelerator(arguments(tmp_path))
     model = accelerator.prepare(new_model(workspace)).eval()
-    collate = uneven(objective.collate)
-    values = [LossEvaluation(examples, collate, size)(model, accelerator) for size in (1, 7, len(examples))]
+    collate = with_uneven_targets(objective.collate)
+    evaluations = [LossEvaluation(examples, collate, size)(model, accelerator) for size in (1, 7, len(examples))]
     names = {"eval_loss", "eval_mlm_loss", "eval_next_sentence_loss", "eval_next_sentence_accuracy"}
-    assert values[0].keys() == names
-    for other in values[1:]:
-        assert other == pytest.approx(values[0], rel=1e-5)
+    assert evaluations[0].keys() == names
+    for evaluation in evaluations[1:]:
+        assert evaluation == pytest.approx(evaluations[0], rel=1e-5)
     batch = collate([examples[0, index] for index in range(len(examples))])
-    guesses = model(**batch).seq_relationship_logits.argmax(-1)
-    right = (guesses == batch["next_sentence_label"]).float().mean().item()
-    assert values[0]["eval_next_sentence_accuracy"] == pytest.approx(right)
+    predictions = model(**batch).seq_relationship_logits.argmax(-1)
+    accuracy = (predictions == batch["next_sentence_label"]).float().mean().item()
+    assert evaluations[0]["eval_next_sentence_accuracy"] == pytest.approx(accuracy)
 
 
 def test_logged_metrics(tmp_path):
     """A metric is the ratio of its counts over the interval; without cases it is omitted."""
     records = StepMetrics(make_accelerator(arguments(tmp_path)), str(tmp_path))
-    for step, (right, cases) in enumerate([(1, 1), (0, 3), (0, 0)]):
-        metrics = {"accuracy": torch.tensor([right, cases]), "recall": torch.zeros(2)}
+    for step, (correct, total) in enumerate([(1, 1), (0, 3), (0, 0)]):
+        metrics = {"accuracy": torch.tensor([correct, total]), "recall": torch.zeros(2)}
         scalars = {"loss": torch.tensor(step), "grad_norm": torch.ones(()), "tokens": torch.tensor(5)}
         records.add(step, scalars | metrics, [])
     assert records.flush() == {"loss": 1.0, "grad_norm": 1.0, "tokens": 15.0, "accuracy": 0.25}
@@ -340,7 +340,7 @@ _COUNTERS = ["arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblk
 
 
 class MallInfo(ctypes.Structure):
-    """Result of mallinfo2(3): `arena` is the size of the heap, `hblkhd` the size of separately mapped blocks."""
+    """Result of mallinfo2(3): `arena` is the size of the heap, `hblkhd` that of separately mapped blocks."""
 
     _fields_ = [(name, ctypes.c_size_t) for name in _COUNTERS]
 
@@ -356,12 +356,12 @@ def test_default_workers(cores, processes, device, workers, monkeypatch):
 
 
 def freed_block() -> tuple[bool, bool]:
-    """Whether a large block is mapped by itself, and whether freeing it makes the heap smaller."""
-    before = LIBC.mallinfo2()
-    block = LIBC.malloc(BLOCK + before.fordblks)  # larger than the free parts of the heap
-    within = LIBC.mallinfo2()
+    """Whether a large block is mapped separately, and whether freeing it shrinks the heap."""
+    initial = LIBC.mallinfo2()
+    block = LIBC.malloc(BLOCK + initial.fordblks)  # larger than the free parts of the heap
+    during = LIBC.mallinfo2()
     LIBC.free(ctypes.c_void_p(block))
-    return within.hblkhd - before.hblkhd >= BLOCK, LIBC.mallinfo2().arena < within.arena
+    return during.hblkhd - initial.hblkhd >= BLOCK, LIBC.mallinfo2().arena < during.arena
 
 
 @pytest.mark.skipif(not hasattr(LIBC, "mallinfo2"), reason="an allocator other than glibc 2.33 or later")

@@ -1,4 +1,4 @@
-"""Estimates of memory on the meta device, compared with the allocations of real steps."""
+"""Memory estimates on the meta device, compared with the allocations of real steps."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ def texts() -> list[list[str]]:
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["stored", "checkpointing"])
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("name", "objective_name"), CASES)
-def test_activations_of_a_real_step(name, objective_name, dtype, checkpointing, texts):
+def test_activation_estimate_equals_real_step(name, objective_name, dtype, checkpointing, texts):
     family = FAMILIES[name]
     tokenizer = family.tokenizer.train([" ".join(text) for text in texts], vocab_size=600)
     objective: Objective = family.objectives[objective_name](tokenizer, max_length=40, seed=0)
@@ -52,7 +52,7 @@ def test_activations_of_a_real_step(name, objective_name, dtype, checkpointing, 
     assert (memory.parameters, memory.gradients, memory.optimizer_state) == (size, size, 2 * size)
 
 
-def test_sharding():
+def test_memory_per_rank():
     memory = StepMemory(40 * 10**9, 40 * 10**9, 80 * 10**9, 30 * 10**9, 10 * 10**9, largest_block=10**9)
     assert memory.per_rank(1)["activations"] == 30e9
     assert memory.per_rank(4) == {"parameters": 10e9, "gradients": 10e9, "optimizer_state": 20e9, "activations": 12e9}
@@ -60,7 +60,7 @@ def test_sharding():
     assert StepMemory(0, 0, 0, 90 * 10**9, 80 * 10**9, 0).smallest_number_of_gpus() is None
 
 
-def test_command(texts, tmp_path: Path):
+def test_estimate_command(texts, tmp_path: Path):
     family = FAMILIES["gpt2"]
     family.tokenizer.train([" ".join(text) for text in texts], vocab_size=300).save_pretrained(tmp_path / "tokenizer")
     flags = {

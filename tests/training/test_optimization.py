@@ -27,7 +27,7 @@ def learning_rates(steps: int = 101, **options: object) -> list[float]:
 
 
 def trained_steps(model: nn.Module, learning_rate: float, options: object) -> Iterator[int]:
-    """Train an embedding for four steps; yields the number of each step after it."""
+    """Train an embedding for four steps; yields each step number after the step."""
     arguments = LoopArguments("x", max_steps=1, learning_rate=learning_rate, optimizer=options)
     optimizer = make_optimizer(model, arguments)
     for step in range(1, 5):
@@ -101,7 +101,7 @@ def test_adafactor(scaled):
 
 
 def test_scaled_adamw():
-    """Algorithm 2 of Loshchilov & Hutter 2019, number by number; a parameter of zeros moves as one of size 1e-3."""
+    """Algorithm 2 of Loshchilov & Hutter 2019, element by element; a parameter of zeros moves as one of size 1e-3."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(30, 6), nn.Linear(6, 4), nn.LayerNorm(4))
     model[0].weight.data.mul_(50)
@@ -130,12 +130,12 @@ def test_inverse_square_root_schedule():
     rate = scheduler.lr_lambdas[0]
     for step in (0, 1, 9_999, 10_000, 10_001, 40_000, 2**19):
         assert 0.01 * rate(step) == pytest.approx(max(step, 10_000) ** -0.5)
-    for wrong in ({"warmup_steps": 0, "lr_scheduler": "rsqrt"}, {"optimizer": "lamb:scale_by_size=true"}):
+    for invalid in ({"warmup_steps": 0, "lr_scheduler": "rsqrt"}, {"optimizer": "lamb:scale_by_size=true"}):
         with pytest.raises(CtxError, match=r"--(lr_scheduler rsqrt|optimizer lamb)"):
-            LoopArguments("x", max_steps=1, **wrong)
+            LoopArguments("x", max_steps=1, **invalid)
 
 
-def test_missing_package_of_lamb(monkeypatch):
+def test_missing_lamb_package_raises(monkeypatch):
     monkeypatch.setitem(sys.modules, "pytorch_optimizer", None)
     with pytest.raises(CtxError, match=r"pytorch_optimizer(.|\n)*--optimizer lamb(.|\n)*pip install"):
         make_optimizer(
@@ -144,11 +144,11 @@ def test_missing_package_of_lamb(monkeypatch):
 
 
 def make_averaging(
-    optimizer: str, patience: int = 0, **more: Any
+    optimizer: str, patience: int = 0, **overrides: Any
 ) -> tuple[nn.Linear, torch.optim.Optimizer, Averaging]:
     torch.manual_seed(0)
     model = nn.Linear(3, 1)
-    options = {"learning_rate": 0.1, "eval_steps": 1, **more}
+    options = {"learning_rate": 0.1, "eval_steps": 1, **overrides}
     optimizer = f"{optimizer}:weight_decay=0" + (f",patience={patience}" if patience else "")
     arguments = LoopArguments(output_dir="unused", max_steps=10, optimizer=optimizer, **options)
     averaged_optimizer = make_optimizer(model, arguments)
@@ -157,44 +157,44 @@ def make_averaging(
 
 def train(model: nn.Linear, optimizer: torch.optim.Optimizer, steps: int, factor: float = 1.0) -> list[torch.Tensor]:
     """The weight after each step."""
-    seen = []
+    weights = []
     for _ in range(steps):
         model.zero_grad()
         model(torch.randn(5, 3)).square().mean().backward()
         with scaled_learning_rate(optimizer, factor):
             optimizer.step()
-        seen.append(model.weight.detach().clone())
-    return seen
+        weights.append(model.weight.detach().clone())
+    return weights
 
 
-def test_mean_of_all_steps() -> None:
+def test_asgd_averages_all_steps() -> None:
     model, optimizer, averaging = make_averaging("asgd")
-    seen = train(model, optimizer, 6)
+    weights = train(model, optimizer, 6)
     with averaging.applied():
-        torch.testing.assert_close(model.weight.detach(), torch.stack(seen).mean(0))
-        assert not torch.equal(model.weight, seen[-1])
-    assert torch.equal(model.weight, seen[-1])
+        torch.testing.assert_close(model.weight.detach(), torch.stack(weights).mean(0))
+        assert not torch.equal(model.weight, weights[-1])
+    assert torch.equal(model.weight, weights[-1])
     averaging.swap()
-    assert not torch.equal(model.weight, seen[-1])
+    assert not torch.equal(model.weight, weights[-1])
 
 
-def test_start_of_nt_asgd() -> None:
-    """Algorithm 1 of Merity et al. 2017: an evaluation before the last two is better."""
+def test_nt_asgd_starts_without_improvement() -> None:
+    """Algorithm 1 of Merity et al. 2017: averaging starts when an evaluation before the last two was better."""
     model, optimizer, averaging = make_averaging("nt-asgd", patience=2)
     for step, loss in enumerate([3.0, 2.0, 2.5, 2.6, 2.4], start=1):
-        seen = train(model, optimizer, 1)
+        weights = train(model, optimizer, 1)
         averaging.observe(step, {"eval_loss": loss})
         assert averaging.state_dict()["begun"] == (NEVER if step < 5 else 4)
         with averaging.applied():
-            assert torch.equal(model.weight, seen[-1]), "averages before their time"
-    seen = train(model, optimizer, 4)
+            assert torch.equal(model.weight, weights[-1]), "averaging started too early"
+    weights = train(model, optimizer, 4)
     averaging.observe(9, {"eval_loss": 9.0})
     assert averaging.state_dict()["begun"] == 4
     averaging.swap()
-    torch.testing.assert_close(model.weight.detach(), torch.stack(seen).mean(0))
+    torch.testing.assert_close(model.weight.detach(), torch.stack(weights).mean(0))
 
 
-def test_state_dict_of_averages() -> None:
+def test_averaging_state_dict() -> None:
     _, _, averaging = make_averaging("nt-asgd", patience=1)
     for step, loss in enumerate([2.0, 3.0, 3.0], start=1):
         averaging.observe(step, {"eval_loss": loss})
@@ -208,21 +208,21 @@ def test_state_dict_of_averages() -> None:
 
 @pytest.mark.parametrize("optimizer", ["sgd", "asgd", "nt-asgd"])
 def test_scaled_learning_rate(optimizer: str) -> None:
-    """Half the targets, half the step; also in the second step, where ASGD would use the rate of the first."""
+    """Half the targets, half the step; also in the second step, where ASGD would use the first step's rate."""
     for factors in ((1.0, 0.5), (0.5, 1.0)):
         model, scaled_optimizer, _ = make_averaging(optimizer)
-        plain, plain_optimizer, _ = make_averaging("sgd")
+        sgd_model, sgd_optimizer, _ = make_averaging("sgd")
         for factor in factors:
             torch.manual_seed(int(10 * factor))
             train(model, scaled_optimizer, 1, factor)
-            plain_optimizer.param_groups[0]["lr"] = plain_optimizer.param_groups[1]["lr"] = 0.1 * factor
+            sgd_optimizer.param_groups[0]["lr"] = sgd_optimizer.param_groups[1]["lr"] = 0.1 * factor
             torch.manual_seed(int(10 * factor))
-            train(plain, plain_optimizer, 1)
-            torch.testing.assert_close(model.weight, plain.weight)
+            train(sgd_model, sgd_optimizer, 1)
+            torch.testing.assert_close(model.weight, sgd_model.weight)
         assert scaled_optimizer.param_groups[0]["lr"] == 0.1
 
 
-def test_errors_of_averages() -> None:
+def test_invalid_averaging_raises() -> None:
     with pytest.raises(CtxError, match="eval_steps"):
         make_averaging("nt-asgd", eval_steps=0)
     _, optimizer, _ = make_averaging("nt-asgd")

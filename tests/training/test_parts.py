@@ -68,13 +68,13 @@ def parse(tmp_path: Path, recipe: str, *argv: str) -> Flags:
     return parse_arguments(Flags, argv=["--recipe", str(tmp_path / "recipe.yaml"), *argv])[0]
 
 
-def test_flags_override_a_recipe(tmp_path):
+def test_flags_override_recipe(tmp_path):
     recipe = "name: no\nrate: 1e-3\nquick: true\nsteps: null\noptions: {a: 0.5, b: true}\n"
     assert parse(tmp_path, recipe) == Flags("no", 1e-3, None, True, ["a=0.5", "b=true"])
     assert parse(tmp_path, recipe, "--rate", "2", "--options", "c=1") == Flags("no", 2.0, None, True, ["c=1"])
 
 
-def test_invalid_recipes_and_flags(tmp_path):
+def test_invalid_recipes_and_flags_raise(tmp_path):
     for recipe, message in (
         ("nmae: x", r"Unknown key 'nmae'.*(?s:.)*name, options, quick, rate, steps"),
         ("- name", "mapping of flags"),
@@ -88,19 +88,19 @@ def test_invalid_recipes_and_flags(tmp_path):
         parse_arguments(LoopArguments, argv=["--output_dir", "x", "--max_steps", "1", "--warmup_step", "0.1"])
 
 
-def test_help(capsys):
-    """Help keeps the lines of the description, and shows the defaults except None."""
+def test_help_shows_description_and_defaults(capsys):
+    """Lines of the description are kept; defaults are shown, except None."""
     description = "What it does.\n\n    python script.py --max_steps 1"
-    with pytest.raises(SystemExit) as stopped:
+    with pytest.raises(SystemExit) as exit_info:
         parse_arguments(LoopArguments, description=description, argv=["--help"])
-    assert stopped.value.code == 0
-    printed = capsys.readouterr().out
-    assert f"{description}\n" in printed
-    assert "(default: 32)" in printed
-    assert "None" not in printed
+    assert exit_info.value.code == 0
+    output = capsys.readouterr().out
+    assert f"{description}\n" in output
+    assert "(default: 32)" in output
+    assert "None" not in output
 
 
-def test_pretraining_recipes():
+def test_pretraining_recipes_are_valid():
     for recipe in RECIPES:
         text = recipe.read_text()
         if "\nfamily: " not in text or "\nlosses:" in text:
@@ -113,11 +113,11 @@ def test_pretraining_recipes():
         name, options = split_choice(pretraining.objective)
         objective = family.objectives[name]
         typed_options(objective, options, location=recipe.stem, names=objective.option_help())
-        changes = parse_config_options(pretraining.config_options)
-        family.config(**{**family.sizes[pretraining.config or "tiny"], **changes})
+        overrides = parse_config_options(pretraining.config_options)
+        family.config(**{**family.sizes[pretraining.config or "tiny"], **overrides})
 
 
-def test_config_options():
+def test_parse_config_options():
     texts = ["hidden_dropout_prob=0.0", "hidden_act=relu", "tie_word_embeddings=false", "layer_norm_eps=1e-6"]
     expected = {"hidden_dropout_prob": 0.0, "hidden_act": "relu", "tie_word_embeddings": False, "layer_norm_eps": 1e-6}
     assert parse_config_options(texts) == expected
@@ -125,16 +125,16 @@ def test_config_options():
         parse_config_options(["hidden_act"])
 
 
-def test_objective_options():
+def test_parse_objective_options():
     def options(text: str) -> dict[str, object]:
         _, texts = split_choice(f"mlm:{text}")
         return typed_options(MaskedLM, texts, location="--objective mlm", names=MaskedLM.option_help())
 
     expected = {"mlm_probability": 0.2, "packing": True, "max_predictions": 7}
     assert options("mlm_probability=0.2,packing=true,max_predictions=7") == expected
-    for wrong, message in (("rate=1", "option 'rate'"), ("packing", "no value"), ("mlm_probability=x", "invalid")):
+    for invalid, message in (("rate=1", "option 'rate'"), ("packing", "no value"), ("mlm_probability=x", "invalid")):
         with pytest.raises(CtxError, match=message):
-            options(wrong)
+            options(invalid)
 
 
 def test_options_with_several_values():
@@ -151,15 +151,15 @@ def test_options_with_several_values():
 
 
 def test_run_script(capsys):
-    """A CtxError is printed on one screen; other errors keep their traceback."""
+    """A CtxError is printed without a traceback; other errors keep theirs."""
 
     def fail() -> None:
         raise CtxError("Bad.", location="here", hint="so.")
 
     for main, code in ((fail, 2), (lambda: None, 0)):
-        with pytest.raises(SystemExit) as stopped:
+        with pytest.raises(SystemExit) as exit_info:
             run_script(main)
-        assert stopped.value.code == code
+        assert exit_info.value.code == code
     assert capsys.readouterr().err.strip() == "CtxError: Bad.\n  where: here\n  Fix: so."
     with pytest.raises(ZeroDivisionError):
         run_script(lambda: 1 / 0)
@@ -179,7 +179,7 @@ def test_run_script(capsys):
     ],
     ids=str,
 )
-def test_arguments_out_of_range(arguments):
+def test_arguments_out_of_range_raise(arguments):
     with pytest.raises(CtxError):
         LoopArguments(output_dir="x", **{"max_steps": 1, **arguments})
 
@@ -196,7 +196,7 @@ def test_random_state_round_trip():
     assert sample() == expected
 
 
-def test_published_files_are_verified(tmp_path):
+def test_moved_files_are_verified(tmp_path):
     for content in (b"old", b"new"):
         (tmp_path / "model.writing").mkdir()
         (tmp_path / "model.writing" / "model.safetensors").write_bytes(content)
@@ -208,11 +208,11 @@ def test_published_files_are_verified(tmp_path):
         verify_weights(tmp_path)
 
 
-def test_model_without_memory(workspace):
-    """It has the parameters, ties and buffers of the model, and one element of memory for each parameter."""
+def test_new_model_without_memory(workspace):
+    """It has the parameters, ties and buffers of the model, and stores one element per parameter."""
     config = load_config_file(CtxBertConfig, workspace.folder / "exact.json")
     expected, model = (make("AutoModelForPreTraining", config) for make in (new_model, new_model_without_memory))
-    shapes = [{name: weight.shape for name, weight in one.named_parameters()} for one in (expected, model)]
+    shapes = [{name: weight.shape for name, weight in network.named_parameters()} for network in (expected, model)]
     assert shapes[0] == shapes[1]
     assert {len(weight.untyped_storage()) for weight in model.parameters()} == {4}
     assert len({weight.data_ptr() for weight in model.parameters()}) == len(shapes[0])
@@ -230,11 +230,11 @@ def make_checkpoint(folder: Path, step: int) -> Path:
 
 def test_checkpoints_are_verified_and_deleted(tmp_path):
     assert checkpoint_files.latest_checkpoint(tmp_path) is None
-    good, newest = make_checkpoint(tmp_path, 9), make_checkpoint(tmp_path, 10)
+    older, newest = make_checkpoint(tmp_path, 9), make_checkpoint(tmp_path, 10)
     assert checkpoint_files.latest_checkpoint(tmp_path) == newest
     for damage in (lambda f: f.write_bytes(b"a" * 99), lambda f: f.write_bytes(b"b" * 100), lambda f: f.unlink()):
         damage(newest / "a.bin")
-        with pytest.raises(CtxError, match=rf"(?s)a\.bin.*{good}"):
+        with pytest.raises(CtxError, match=rf"(?s)a\.bin.*{older}"):
             checkpoint_files.latest_checkpoint(tmp_path)
     checkpoint_files.delete_old_checkpoints(tmp_path, keep=1)
     assert checkpoint_files.list_checkpoints(tmp_path) == [newest]
@@ -253,7 +253,7 @@ def test_log_summary_and_plot(tmp_path):
         TrainingSummary.load(tmp_path)
 
 
-def test_tokenizer_and_model_must_match(workspace, tmp_path):
+def test_mismatched_tokenizer_raises(workspace, tmp_path):
     with pytest.raises(CtxError, match="no tokenizer"):
         load_tokenizer(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{", encoding="utf-8")
@@ -263,13 +263,13 @@ def test_tokenizer_and_model_must_match(workspace, tmp_path):
     config = load_config_file(CtxBertConfig, workspace.folder / "exact.json")
     tokenizer = load_tokenizer(workspace.folder / "tokenizer")
 
-    def fails(message: str, max_length: int = 32) -> None:
+    def assert_raises(message: str, max_length: int = 32) -> None:
         with pytest.raises(CtxError, match=message):
             check_tokenizer_matches_model(tokenizer, config, max_length, location="here")
 
     check_tokenizer_matches_model(tokenizer, config, 32, location="here")
-    fails("Inputs of 33 tokens exceed the model's limit of 32", max_length=33)
-    fails("Inputs of 2 tokens leave no room", max_length=2)
+    assert_raises("Inputs of 33 tokens exceed the model's limit of 32", max_length=33)
+    assert_raises("Inputs of 2 tokens leave no room", max_length=2)
     record_tokenizer_digest(config, tokenizer)
     check_tokenizer_matches_model(tokenizer, config, location="here")
     config.vocab_size = 81
@@ -277,12 +277,12 @@ def test_tokenizer_and_model_must_match(workspace, tmp_path):
     check_tokenizer_matches_model(tokenizer, config, location="here")  # the other tokens keep their ids
     record_tokenizer_digest(config, tokenizer)
     tokenizer = load_tokenizer(workspace.folder / "tokenizer")
-    fails("not the tokenizer that the model was trained with: the 81 tokens")
+    assert_raises("not the tokenizer that the model was trained with: the 81 tokens")
     config.vocab_size = 79
-    fails("The vocabulary does not fit the model: the tokenizer has 80 tokens, the model has 79 embeddings")
+    assert_raises("The vocabulary does not fit the model: the tokenizer has 80 tokens, the model has 79 embeddings")
 
 
-def test_invalid_configurations(tmp_path):
+def test_invalid_configurations_raise(tmp_path):
     for fields, message in (
         ({"hiden_size": 3}, "has no field 'hiden_size'"),
         ({"hidden_size": "wide"}, "'hidden_size' expected int, got str"),
@@ -301,7 +301,7 @@ def test_invalid_configurations(tmp_path):
     ("reference", "auto_class", "expected"),
     [
         (BertConfig(), "AutoModel", CtxBertConfig),
-        (BertConfig(), "AutoModelForCausalLM", BertConfig),  # BERT as a decoder is no head of the family
+        (BertConfig(), "AutoModelForCausalLM", BertConfig),  # the family has no causal head
         (BertConfig(quantization_config={"quant_method": "bitsandbytes"}), "AutoModel", BertConfig),
         (LlamaConfig(), "AutoModel", LlamaConfig),
         (BertConfig(), "AutoModelForSeq2SeqLM", BertConfig),  # UniLM also opens BERT checkpoints
@@ -319,8 +319,8 @@ def test_converted_reference_config(
     assert type(config) is expected
 
 
-def test_tokenizer_without_a_padding_token(tmp_path: Path) -> None:
-    """The released GPT-2 has none: the end of text pads, also in the configuration of a fine-tuned classifier."""
+def test_tokenizer_without_padding_token(tmp_path: Path) -> None:
+    """Released GPT-2 has none: the end-of-text token is used, also in the configuration of a fine-tuned classifier."""
     source = save_tiny(tmp_path, FAMILIES["gpt2"], upstream=True)
     for name, field in (("tokenizer_config.json", "pad_token"), ("config.json", "pad_token_id")):
         fields = json.loads((tmp_path / name).read_text())
@@ -332,8 +332,8 @@ def test_tokenizer_without_a_padding_token(tmp_path: Path) -> None:
     assert config.pad_token_id == tokenizer.pad_token_id == tokenizer.eos_token_id is not None
 
 
-def test_alternative_head_of_a_reference_checkpoint(tmp_path: Path) -> None:
-    """The question answering of XLNet by beam search, which is not the class of the Auto class."""
+def test_alternative_head_of_reference_checkpoint(tmp_path: Path) -> None:
+    """XLNet's beam-search question answering, which is not the class of the auto class."""
     sizes = {"d_model": 16, "n_layer": 1, "n_head": 2, "d_inner": 16, "vocab_size": 40}
     XLNetForQuestionAnswering(XLNetConfig(**sizes)).save_pretrained(tmp_path)
     auto_class = "AutoModelForQuestionAnswering"
@@ -342,16 +342,16 @@ def test_alternative_head_of_a_reference_checkpoint(tmp_path: Path) -> None:
     assert type(model) is CtxXLNetForQuestionAnswering
 
 
-def test_loaded_weights(workspace, tmp_path, capfd):
+def test_missing_and_damaged_weights(workspace, tmp_path, capfd):
     """A missing head, or one of another shape, is newly initialized; the encoder must be complete and undamaged."""
     config = load_config_file(CtxBertConfig, workspace.folder / "exact.json")
     CtxBertForMaskedLM(config).save_pretrained(tmp_path / "mlm")
     CtxBertForSequenceClassification(config).save_pretrained(tmp_path / "classifier")
     config = load_config(tmp_path / "mlm")
     load_model(tmp_path / "mlm", "AutoModelForMaskedLM", config)
-    printed = capfd.readouterr().err
-    assert "newly initialized" not in printed
-    assert "sharded" not in printed, "a warning of transformers about tensor parallelism, which is not used"
+    errors = capfd.readouterr().err
+    assert "newly initialized" not in errors
+    assert "sharded" not in errors, "a warning of transformers about tensor parallelism, which is not used"
     config.num_labels = 5
     classifier = load_model(tmp_path / "mlm", "AutoModelForSequenceClassification", config)
     assert classifier.config.num_labels == 5

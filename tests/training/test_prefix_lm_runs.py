@@ -13,15 +13,15 @@ from hf_ctxmodels.training.corpora import CorpusArguments, make_objective
 
 
 @pytest.mark.parametrize("family", ["ulmfit", "xlm", "seqae"])
-def test_families_without_the_objective(family):
+def test_families_without_objective_raise(family):
     arguments = CorpusArguments(dataset=["demo"], objective="prefix-lm")
     with pytest.raises(CtxError, match=rf"{family} has no objective 'prefix-lm'; families with it: gpt, gpt2, gpt3\."):
         make_objective(FAMILIES[family], None, arguments, seed=0)
 
 
 @pytest.mark.slow
-def test_pretraining(tmp_path):
-    """16 examples are 4 times 4, a resumed run is exact, and the objective sets `prefix_lm`."""
+def test_prefix_lm_pretraining(tmp_path):
+    """16 examples equal 4 x 4 accumulated ones, a resumed run is exact, and the objective sets `prefix_lm`."""
     workspace = make_workspace(tmp_path, "gpt2", vocab_size=300, objective="prefix-lm")
 
     def pretrain(name, *flags, steps=4, size=16, accumulation=1, config="exact.json"):
@@ -31,11 +31,11 @@ def test_pretraining(tmp_path):
         assert run_command("pretrain", *flags) == 0
         return load_file(output / "model.safetensors"), output
 
-    one, output = pretrain("one")
-    four, _ = pretrain("four", size=4, accumulation=4)
-    assert all((tensor - four[name]).abs().max() < 1e-5 for name, tensor in one.items())
+    large_batch, output = pretrain("one")
+    accumulated, _ = pretrain("four", size=4, accumulation=4)
+    assert all((tensor - accumulated[name]).abs().max() < 1e-5 for name, tensor in large_batch.items())
     assert json.loads((output / "config.json").read_text())["prefix_lm"] is True
-    whole, _ = pretrain("whole", config="dropout.json")
+    uninterrupted, _ = pretrain("whole", config="dropout.json")
     pretrain("broken", steps=2, config="dropout.json")
     resumed, _ = pretrain("broken", "--resume", config="dropout.json")
-    assert all((tensor == resumed[name]).all() for name, tensor in whole.items())
+    assert all((tensor == resumed[name]).all() for name, tensor in uninterrupted.items())

@@ -36,17 +36,17 @@ pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
 def test_old_and_unfinished_checkpoints_are_removed(workspace, problem, tmp_path):
     (tmp_path / "checkpoint-9.writing").mkdir(parents=True)
-    other = [tmp_path / name for name in ("notes.writing", "checkpoint-old.deleting", "my-checkpoint-3.writing")]
-    for directory in other:
+    unrelated = [tmp_path / name for name in ("notes.writing", "checkpoint-old.deleting", "my-checkpoint-3.writing")]
+    for directory in unrelated:
         directory.mkdir()
     run(new_model(workspace), problem, arguments(tmp_path, max_steps=5, save_steps=1, save_total_limit=2))
     assert [path.name for path in list_checkpoints(tmp_path)] == ["checkpoint-4", "checkpoint-5"]
     assert not (tmp_path / "checkpoint-9.writing").exists()
-    assert all(directory.exists() for directory in other)
+    assert all(directory.exists() for directory in unrelated)
 
 
-def test_checkpoints_of_given_steps(workspace, problem, tmp_path):
-    """They are kept in addition to the newest ones, also after a resume; step 0 has the initial weights."""
+def test_checkpoints_of_requested_steps(workspace, problem, tmp_path):
+    """They are kept in addition to the newest ones, also after resuming; step 0 has the initial weights."""
     initial = {name: weight.clone() for name, weight in new_model(workspace).state_dict().items()}
     flags = {"max_steps": 7, "save_steps": 2, "save_total_limit": 1, "save_at": [0, 1, 5]}
     collate = stop_after(problem[1].collate, 4)
@@ -60,34 +60,34 @@ def test_checkpoints_of_given_steps(workspace, problem, tmp_path):
         arguments(tmp_path, save_at=[-1])
 
 
-def test_locked_directory(workspace, problem, tmp_path):
-    """A second run would delete files of the first; afterwards the directory is unlocked."""
-    refused = []
+def test_locked_directory_raises(workspace, problem, tmp_path):
+    """A second run would delete files of the first; the lock is released afterwards."""
+    batch_sizes = []
 
     def collate(examples):
         with pytest.raises(CtxError, match=f"Another run is training into this directory .process {os.getpid()} on"):
             run(new_model(workspace), problem, arguments(tmp_path, overwrite=True))
-        refused.append(len(examples))
+        batch_sizes.append(len(examples))
         return problem[1].collate(examples)
 
     (tmp_path / "checkpoint-9.writing").mkdir()
     run(new_model(workspace), problem, arguments(tmp_path, max_steps=1), collate=collate)
-    assert {*refused} == {4}
+    assert {*batch_sizes} == {4}
     run(new_model(workspace), problem, arguments(tmp_path, max_steps=2, resume=True))
 
 
-def test_forked_process_does_not_hold_the_lock(tmp_path):
+def test_forked_process_does_not_hold_lock(tmp_path):
     """A data worker may outlive a killed run for a moment."""
     accelerator, options = make_accelerator(arguments(tmp_path)), arguments(tmp_path)
-    (wait, release), (begun, begin) = os.pipe(), os.pipe()
+    (wait, release), (started, start) = os.pipe(), os.pipe()
     with locked_output_dir(accelerator, options):
         child = os.fork()
         if child == 0:
             os.close(release)
-            os.write(begin, b"1")
+            os.write(start, b"1")
             os.read(wait, 1)
             os._exit(0)
-    os.read(begun, 1)
+    os.read(started, 1)
     try:
         with locked_output_dir(accelerator, options):
             pass
@@ -96,16 +96,16 @@ def test_forked_process_does_not_hold_the_lock(tmp_path):
         os.waitpid(child, 0)
 
 
-def test_overwrite(workspace, problem, tmp_path):
+def test_overwrite_keeps_unrelated_files(workspace, problem, tmp_path):
     new_model(workspace).save_pretrained(tmp_path)
     (tmp_path / "notes.txt").write_text("mine")
-    before = (tmp_path / "model.safetensors").read_bytes()
-    for more in ({}, {"resume": True}):
+    weights = (tmp_path / "model.safetensors").read_bytes()
+    for options in ({}, {"resume": True}):
         with pytest.raises(CtxError, match=r"already holds config\.json, .*model\.safetensors"):
-            run(new_model(workspace), problem, arguments(tmp_path, **more))
-    assert (tmp_path / "model.safetensors").read_bytes() == before
+            run(new_model(workspace), problem, arguments(tmp_path, **options))
+    assert (tmp_path / "model.safetensors").read_bytes() == weights
     run(new_model(workspace), problem, arguments(tmp_path, overwrite=True))
-    assert (tmp_path / "model.safetensors").read_bytes() != before
+    assert (tmp_path / "model.safetensors").read_bytes() != weights
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     for name in ("adapters/old/adapter.safetensors", "adapters/stack.json", "quantized/model.safetensors"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -122,8 +122,8 @@ def test_overwrite(workspace, problem, tmp_path):
 
 
 @pytest.mark.parametrize("batches", [1, 3])
-def test_overwriting_run_that_ends_early(workspace, problem, tmp_path, batches):
-    """The overwritten model remains until the first checkpoint, of step 2, is complete, and not longer."""
+def test_interrupted_overwriting_run(workspace, problem, tmp_path, batches):
+    """The old model remains until the first checkpoint, of step 2, is complete, and no longer."""
     run(new_model(workspace), problem, arguments(tmp_path, max_steps=1))
     (tmp_path / "adapters").mkdir()
     (tmp_path / "adapters" / "mine.txt").write_text("mine")
@@ -155,7 +155,7 @@ def test_killed_overwriting_run(workspace, problem, tmp_path):
     assert (tmp_path / "model.safetensors").read_bytes() == weights
 
 
-def test_tokenizer_in_the_output_directory(workspace, problem, tmp_path):
+def test_tokenizer_in_output_directory(workspace, problem, tmp_path):
     problem[0].save_pretrained(tmp_path)
     with pytest.raises(CtxError, match=r"already holds tokenizer\.json"):
         run(new_model(workspace), problem, arguments(tmp_path))
@@ -187,14 +187,14 @@ def stopped_run(workspace, problem, tmp_path_factory):
     ],
     ids=str,
 )
-def test_resume_requires_the_same_flags(workspace, problem, stopped_run, changes, message):
+def test_resume_with_different_flags_raises(workspace, problem, stopped_run, changes, message):
     directory, flags = stopped_run
     with pytest.raises(CtxError, match=message):
         run(new_model(workspace), problem, arguments(directory, **{"resume": True, **flags, **changes}))
 
 
 def test_file_permissions(stopped_run):
-    """The umask decides, also on weights, which safetensors writes with 0600."""
+    """The umask applies, also to weights, which safetensors writes with 0600."""
     files = [path for path in stopped_run[0].rglob("*") if path.is_file()]
     assert len([path for path in files if path.suffix == ".safetensors"]) == 3
     umask = os.umask(0o077)
@@ -202,7 +202,7 @@ def test_file_permissions(stopped_run):
     assert {oct(path.stat().st_mode & 0o777) for path in files} == {oct(0o666 & ~umask)}
 
 
-def test_resume_requires_the_same_model(workspace, problem, stopped_run):
+def test_resume_with_different_model_raises(workspace, problem, stopped_run):
     directory, flags = stopped_run
     tokenizer = copy.deepcopy(problem[0])
     tokenizer.add_tokens(["new"])
@@ -215,7 +215,7 @@ def test_resume_requires_the_same_model(workspace, problem, stopped_run):
             run(model, changed_problem, arguments(directory, resume=True, **flags))
 
 
-def test_resume_with_other_logging_saving_workers_and_directory(workspace, problem, stopped_run, tmp_path):
+def test_resume_with_changeable_flags(workspace, problem, stopped_run, tmp_path):
     directory, flags = stopped_run
     shutil.copytree(directory, tmp_path / "moved")
     changes = {"logging_steps": 7, "save_steps": 7, "save_total_limit": 7, "save_at": [7], "eval_steps": 7}
@@ -228,16 +228,16 @@ def test_resume_with_other_logging_saving_workers_and_directory(workspace, probl
 @contextlib.contextmanager
 def small_disk(size: int):
     """A context in which no file grows above `size` bytes, as on a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
     try:
         yield
     finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 @pytest.mark.parametrize("size", [30_000, 2000, 0], ids=["weights", "tokenizer", "log"])
-def test_full_disk(workspace, problem, tmp_path, size):
+def test_full_disk_raises(workspace, problem, tmp_path, size):
     disk, evaluations = contextlib.ExitStack(), itertools.count(1)
 
     def evaluate(model, accelerator):
@@ -266,8 +266,8 @@ def test_full_disk(workspace, problem, tmp_path, size):
         (errno.EIO, "check the path and the disk, and run"),
     ],
 )
-def test_failed_write_in_the_background(workspace, problem, tmp_path, monkeypatch, number, fix):
-    """The error is raised at a later step, with a fix for its cause; the last good checkpoint remains."""
+def test_failed_background_write_raises(workspace, problem, tmp_path, monkeypatch, number, fix):
+    """At a later step, with a fix for its cause; the last good checkpoint remains."""
     commit, steps = checkpoint_files.commit_checkpoint, []
 
     def failing_commit(temporary, final, *arguments):
@@ -290,8 +290,8 @@ def test_failed_write_in_the_background(workspace, problem, tmp_path, monkeypatc
     assert not list(tmp_path.glob("*.writing"))
 
 
-def test_invalid_file_names_in_a_manifest(tmp_path):
-    """Files with such names are missing; the next model replaces this one."""
+def test_invalid_file_names_in_manifest(tmp_path):
+    """Files with such names count as missing; the next model replaces them."""
     damaged = dict.fromkeys(("x" * 300, "x\x00/y", f"{'x' * 300}/adapter.safetensors"), "00")
     (tmp_path / MANIFEST_FILE).write_text(json.dumps({"sha256": damaged}))
     assert [line.endswith("is missing") for line in damaged_files(tmp_path)] == [True] * 3

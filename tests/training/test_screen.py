@@ -1,4 +1,4 @@
-"""Output of a run while it prepares, trains and evaluates, and at its end."""
+"""Console output of a run while it prepares, trains and evaluates, and at its end."""
 
 import io
 import json
@@ -29,40 +29,40 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def flags(workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Sets the command line of pretraining with held-out text; returns its output directory."""
-    more = "--validation_fraction 0.2 --max_steps 5 --eval_steps 3 --per_device_batch_size 4 --dataloader_workers 0"
-    monkeypatch.setattr(sys, "argv", ["pretrain", *workspace.flags(tmp_path / "out", *more.split())])
+    """Set the command line of pretraining with held-out text; returns its output directory."""
+    options = "--validation_fraction 0.2 --max_steps 5 --eval_steps 3 --per_device_batch_size 4 --dataloader_workers 0"
+    monkeypatch.setattr(sys, "argv", ["pretrain", *workspace.flags(tmp_path / "out", *options.split())])
     return tmp_path / "out"
 
 
-def test_terminal(flags: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+def test_terminal_output(flags: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
     monkeypatch.setenv("COLUMNS", "150")
     monkeypatch.setenv("LINES", "40")
     with redirect_stderr(Terminal()) as terminal:
         pretrain.main()
-    shown = terminal.getvalue()
+    screen = terminal.getvalue()
     stages = ["building held-out text", "building training text", "training CtxBertForPreTraining, ", "| 0/5 "]
     stages += ["first step", "loss ", "evaluating", "step 3  eval_loss", "step 5  eval_loss", "computing the freq"]
-    assert re.search(".*".join(map(re.escape, stages)), shown, re.DOTALL), shown
-    (first_update,) = re.findall(r"\| 1/5 \[[^]]* loss [\d.]+, [\d.]+ k? ?tokens/s\]", shown)[:1]
+    assert re.search(".*".join(map(re.escape, stages)), screen, re.DOTALL), screen
+    (first_update,) = re.findall(r"\| 1/5 \[[^]]* loss [\d.]+, [\d.]+ k? ?tokens/s\]", screen)[:1]
     assert "<" in first_update, "the remaining time"
-    printed = capsys.readouterr().out
-    assert f"saved in {flags}:\n" in printed
-    assert all(path.name in printed for path in flags.iterdir() if path.name != ".lock")
-    assert re.search(r"eval_next_sentence_accuracy +0\.\d+ +baseline 0\.\d+ +0 to 1\n", printed)
-    assert f"next:\n  hf-ctxmodels finetune sequence-classification --model {flags}" in printed
+    output = capsys.readouterr().out
+    assert f"saved in {flags}:\n" in output
+    assert all(path.name in output for path in flags.iterdir() if path.name != ".lock")
+    assert re.search(r"eval_next_sentence_accuracy +0\.\d+ +baseline 0\.\d+ +0 to 1\n", output)
+    assert f"next:\n  hf-ctxmodels finetune sequence-classification --model {flags}" in output
     for name, task in (("ctx-mass", "seq2seq"), ("ctx-t5", "sequence-classification")):
         assert pretrain.finetuning_command("runs/x", name)[1] == task
 
 
-def test_file(flags: Path, capsys: pytest.CaptureFixture) -> None:
-    """A line after the first step and for each record; a record has the rate of its whole interval, and together they
-    give the rate of the run."""
+def test_file_output(flags: Path, capsys: pytest.CaptureFixture) -> None:
+    """A line after the first step and for each record; a record has the rate of its interval, and together they give
+    the rate of the run."""
     pretrain.main()
-    shown = capsys.readouterr().err
-    assert "\r" not in shown
-    before_training = shown[: shown.index("\nstep 1 of 5  loss ")]
-    lines = [line for line in shown.splitlines() if " tokens/s  " in line]
+    errors = capsys.readouterr().err
+    assert "\r" not in errors
+    before_training = errors[: errors.index("\nstep 1 of 5  loss ")]
+    lines = [line for line in errors.splitlines() if " tokens/s  " in line]
     assert [line.split()[1] for line in lines] == ["1", "2", "4", "5"]
     assert all(len(line.split("  ")) <= 6 and line.endswith(" left") for line in lines)
     assert "training text: " in before_training
@@ -76,7 +76,7 @@ def test_file(flags: Path, capsys: pytest.CaptureFixture) -> None:
     assert totals[-1] / seconds == pytest.approx(TrainingSummary.load(flags).tokens_per_second)
 
 
-def test_report_times(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = 0.0
     monkeypatch.setattr(console, "time", SimpleNamespace(perf_counter=lambda: clock))
     timer, times = console.ReportTimer(0.0, *console.LINE_INTERVALS), []
@@ -93,9 +93,9 @@ def test_report_times(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_next_commands(workspace, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     flags = {"family": "bert", "dataset": workspace.folder / "text.txt", "vocab_size": 60, "output_dir": tmp_path}
     assert run_command("data", "tokenizer", **flags) == 0
-    shown = capsys.readouterr()
-    assert "training a vocabulary of 60 tokens" in shown.err
-    assert f"next:\n  hf-ctxmodels pretrain --family bert --tokenizer {tmp_path} --dataset" in shown.out
+    captured = capsys.readouterr()
+    assert "training a vocabulary of 60 tokens" in captured.err
+    assert f"next:\n  hf-ctxmodels pretrain --family bert --tokenizer {tmp_path} --dataset" in captured.out
 
     rows = [json.dumps({"text": text, "label": label}) for text, label in (("the cat", "a"), ("a dog", "b"))] * 4
     (tmp_path / "rows.jsonl").write_text("\n".join(rows))
@@ -103,8 +103,8 @@ def test_next_commands(workspace, tmp_path: Path, capsys: pytest.CaptureFixture)
     flags |= {"family": f"bert:tokenizer={tmp_path}", "max_length": 16, "max_steps": 1, "dataloader_workers": 0}
     output = tmp_path / "tuned"
     assert run_command("finetune", "sequence-classification", **flags, output_dir=output) == 0
-    shown = capsys.readouterr()
-    assert "tokenizing 8 training and 8 validation examples" in shown.err
-    assert re.search(r"\nloss +0\.\d+ +lower is better\naccuracy +0\.\d+ +0\.\d+ +1\.0000  0 to 1\n", shown.out)
+    captured = capsys.readouterr()
+    assert "tokenizing 8 training and 8 validation examples" in captured.err
+    assert re.search(r"\nloss +0\.\d+ +lower is better\naccuracy +0\.\d+ +0\.\d+ +1\.0000  0 to 1\n", captured.out)
     commands = f"  hf-ctxmodels predict --model {output} --input FILE\n  hf-ctxmodels push --model {output} --repo_id"
-    assert re.search(rf"saved in {output}\n(warning: .*; hint: .*\n)+next:\n{commands}", shown.out)
+    assert re.search(rf"saved in {output}\n(warning: .*; hint: .*\n)+next:\n{commands}", captured.out)

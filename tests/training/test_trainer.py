@@ -1,4 +1,4 @@
-"""Heads of all kinds with transformers' Trainer and Seq2SeqTrainer, and CtxTrainer."""
+"""Heads of all types with transformers' Trainer and Seq2SeqTrainer, and CtxTrainer."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +17,7 @@ from zoo.batches import follow_labels
 from hf_ctxmodels.training.trainer import CtxTrainer
 from hf_ctxmodels.training.training_step import INDEX_KEY, TrainingStep
 
-SEVERAL_TERMS = [case for case in HEADS if not case.model_class.accepts_loss_kwargs]
+MULTI_TERM_HEADS = [case for case in HEADS if not case.model_class.accepts_loss_kwargs]
 
 
 @pytest.fixture(params=ARCHETYPES, ids=str)
@@ -27,7 +27,7 @@ def head(request: pytest.FixtureRequest) -> Case:
 
 @pytest.fixture
 def make_trainer(head: Case, tmp_path) -> Callable[..., Trainer]:
-    """Makes a Trainer for the head's learnable task; keyword arguments go to TrainingArguments."""
+    """A function that makes a Trainer for the head's learnable task; keyword arguments go to TrainingArguments."""
 
     def make(
         model: Any = None,
@@ -54,14 +54,16 @@ def weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
 
 
-def assert_equal_weights(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], tolerance: float = 0) -> None:
-    assert got.keys() == expected.keys()
+def assert_equal_weights(
+    actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], tolerance: float = 0
+) -> None:
+    assert actual.keys() == expected.keys()
     for name in expected:
-        torch.testing.assert_close(got[name], expected[name], rtol=0, atol=tolerance, msg=name)
+        torch.testing.assert_close(actual[name], expected[name], rtol=0, atol=tolerance, msg=name)
 
 
 @pytest.mark.parametrize("head", [case for case in ARCHETYPES if not case.is_recurrent], ids=str, indirect=True)
-def test_training(head, make_trainer):
+def test_training_reduces_loss(head, make_trainer):
     batch, baseline = learnable_batch(head, 64, seed=1)
     trainer = make_trainer(batch=batch, max_steps=40, lr_scheduler_type="constant")
     before = trainer.evaluate()["eval_loss"]
@@ -71,7 +73,7 @@ def test_training(head, make_trainer):
 
 
 def ignore_rows(head: Case, batch: dict[str, torch.Tensor]) -> None:
-    """Give the quarters of 16 rows very different numbers of targets, different for each term."""
+    """Ignore targets so that the quarters of 16 rows have very different counts, different for each term."""
     ignored = ([0, 1, 2, 3, 5, 13], [2, 4, 9, 10, 11], [0, 7])
     for rows, name in zip(ignored, head.compared_targets, strict=False):
         if not batch[name].is_floating_point():
@@ -87,16 +89,16 @@ def check_accumulation(head: Case, make_trainer: Any, batch: dict[str, torch.Ten
         model = head.model()
         before = weights(model)
         sizes = {"per_device_train_batch_size": size, "gradient_accumulation_steps": 16 // size, "max_steps": 1}
-        plain = {"optim": "sgd", "learning_rate": 0.1, "lr_scheduler_type": "constant", "max_grad_norm": 0}
-        make_trainer(model, batch, trainer_class=trainer_class, **sizes, **plain).train()
+        sgd = {"optim": "sgd", "learning_rate": 0.1, "lr_scheduler_type": "constant", "max_grad_norm": 0}
+        make_trainer(model, batch, trainer_class=trainer_class, **sizes, **sgd).train()
         steps[size] = {name: tensor - before[name] for name, tensor in weights(model).items()}
     assert max(float(step.abs().max()) for step in steps[16].values()) > 1e-3
     assert_equal_weights(steps[4], steps[16], tolerance=1e-6)
 
 
-def test_accumulation(head, make_trainer):
+def test_accumulation_equals_large_batch(head, make_trainer):
     if head.uses_batch_norm:
-        pytest.skip("batch normalization sees another batch")
+        pytest.skip("batch normalization depends on the batch")
     batch, _ = learnable_batch(head, 16, seed=2)
     if head.model_class.accepts_loss_kwargs:
         ignore_rows(head, batch)
@@ -106,33 +108,33 @@ def test_accumulation(head, make_trainer):
     check_accumulation(head, make_trainer, batch, Trainer)
 
 
-@pytest.mark.parametrize("head", SEVERAL_TERMS, ids=str, indirect=True)
+@pytest.mark.parametrize("head", MULTI_TERM_HEADS, ids=str, indirect=True)
 def test_accumulation_of_unequal_counts(head, make_trainer):
     if head.uses_batch_norm:
-        pytest.skip("batch normalization sees another batch")
+        pytest.skip("batch normalization depends on the batch")
     batch, _ = learnable_batch(head, 16, seed=2)
     ignore_rows(head, batch)
     check_accumulation(head, make_trainer, batch, CtxTrainer)
 
 
-@pytest.mark.parametrize("head", SEVERAL_TERMS, ids=str, indirect=True)
-def test_evaluation_of_several_terms(head, make_trainer):
+@pytest.mark.parametrize("head", MULTI_TERM_HEADS, ids=str, indirect=True)
+def test_evaluation_of_multiple_terms(head, make_trainer):
     """`CtxTrainer` counts the targets of a batch as the head does."""
     batch, _ = learnable_batch(head, 16, seed=2)
     ignore_rows(head, batch)
     losses = [
-        make_trainer(head.model(), batch, trainer_class=kind, per_device_eval_batch_size=16).evaluate()["eval_loss"]
-        for kind in (Trainer, CtxTrainer)
+        make_trainer(head.model(), batch, trainer_class=cls, per_device_eval_batch_size=16).evaluate()["eval_loss"]
+        for cls in (Trainer, CtxTrainer)
     ]
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
-    alone = {name: value for name, value in batch.items() if name == "labels" or name not in head.targets}
-    if alone.keys() != batch.keys() and "labels" in alone:  # without the other terms
-        metrics = make_trainer(head.model(), alone, trainer_class=CtxTrainer, per_device_eval_batch_size=16).evaluate()
+    subset = {name: value for name, value in batch.items() if name == "labels" or name not in head.targets}
+    if subset.keys() != batch.keys() and "labels" in subset:  # without the other terms
+        metrics = make_trainer(head.model(), subset, trainer_class=CtxTrainer, per_device_eval_batch_size=16).evaluate()
         with torch.no_grad():
-            assert metrics["eval_loss"] == pytest.approx(float(head.model()(**alone).loss), rel=1e-5)
+            assert metrics["eval_loss"] == pytest.approx(float(head.model()(**subset).loss), rel=1e-5)
 
 
-def test_resume(head, make_trainer, tmp_path):
+def test_resumed_run_equals_uninterrupted_run(head, make_trainer, tmp_path):
     arguments = {"max_steps": 6, "save_strategy": "steps", "save_steps": 3}
     dropout = {name: 0.2 for name in ("hidden_dropout_prob",) if hasattr(head.config(), name)}
     uninterrupted = make_trainer(head.model(**dropout), **arguments)
@@ -142,26 +144,26 @@ def test_resume(head, make_trainer, tmp_path):
     assert_equal_weights(weights(resumed.model), weights(uninterrupted.model))
 
 
-def test_best_model(head, make_trainer, tmp_path):
+def test_best_model_is_loaded(head, make_trainer, tmp_path):
     arguments = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2}
-    # the loss falls: with the highest as the best, the best checkpoint is not the last one
+    # the loss falls: with the highest loss as the best, the best checkpoint is not the last one
     trainer = make_trainer(
         max_steps=8, load_best_model_at_end=True, metric_for_best_model="loss", greater_is_better=True, **arguments
     )
     trainer.train()
     losses = {row["step"]: row["eval_loss"] for row in trainer.state.log_history if "eval_loss" in row}
     best = max(losses, key=losses.__getitem__)
-    assert best != 8, "the last checkpoint is the best one: this run shows nothing"
+    assert best != 8, "the last checkpoint is the best one: the test is vacuous"
     saved = head.model_class.from_pretrained(tmp_path / f"checkpoint-{best}")
     assert_equal_weights(weights(trainer.model), weights(saved))
     assert trainer.evaluate()["eval_loss"] == pytest.approx(losses[best], abs=1e-5)
 
 
 def test_evaluation_outputs(head, make_trainer):
-    seen: list[EvalPrediction] = []
+    predictions: list[EvalPrediction] = []
 
     def compute_metrics(prediction: EvalPrediction) -> dict[str, float]:
-        seen.append(prediction)
+        predictions.append(prediction)
         return {"rows": float(len(np.atleast_1d(prediction.label_ids[0])))}
 
     batch, _ = learnable_batch(head, 10, seed=3)
@@ -176,7 +178,7 @@ def test_evaluation_outputs(head, make_trainer):
         return
     if not head.computes_logits_of_labels_only:  # else Trainer takes the mean of the batches
         assert metrics["eval_loss"] == pytest.approx(float(expected.loss), abs=1e-5)
-    (prediction,) = seen
+    (prediction,) = predictions
     targets = prediction.label_ids if len(names) > 1 else (prediction.label_ids,)
     for name, target in zip(names, targets, strict=True):
         np.testing.assert_array_equal(target, batch[name].numpy())
@@ -187,7 +189,7 @@ def test_evaluation_outputs(head, make_trainer):
         np.testing.assert_allclose(actual, expected_logits.numpy(), atol=1e-5)
 
 
-def test_trainer_and_training_step_have_the_same_loss(head, make_trainer):
+def test_trainer_and_training_step_have_same_loss(head, make_trainer):
     batch, _ = learnable_batch(head, 8, seed=4)
     trainer = make_trainer(head.model())
     count = (
@@ -197,7 +199,7 @@ def test_trainer_and_training_step_have_the_same_loss(head, make_trainer):
     accelerator = Accelerator(cpu=True)
     model = accelerator.prepare(head.model())
     optimizer = accelerator.prepare(torch.optim.SGD(model.parameters(), lr=0.0))
-    halves = [{name: tensor[part] for name, tensor in batch.items()} for part in (slice(0, 5), slice(5, 8))]
+    halves = [{name: tensor[rows] for name, tensor in batch.items()} for rows in (slice(0, 5), slice(5, 8))]
     for half in halves:
         half[INDEX_KEY] = torch.arange(len(half["input_ids"]))
     scalars, _ = TrainingStep(accelerator, model, optimizer, 0.0)(halves)
@@ -209,7 +211,7 @@ ENCODER_DECODERS = [
     for case in HEADS
     if case.auto_name == "AutoModelForSeq2SeqLM" and (case.config().is_encoder_decoder or case.is_recurrent)
 ]
-LONGEST = 6
+MAX_LENGTH = 6
 MODEL_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "labels", "target_languages")
 
 
@@ -219,14 +221,14 @@ def test_seq2seq_trainer(case: Case, tmp_path) -> None:
     model, batch = case.model(), make_batch(case, (5, 3, 4, 5, 2, 3, 4, 5, 5, 3, 2, 4))
     batch = batch | make_targets(case, batch)
     batch = {name: tensor for name, tensor in batch.items() if name in MODEL_INPUTS}
-    seen: list[EvalPrediction] = []
+    predictions: list[EvalPrediction] = []
 
     def compute_metrics(prediction: EvalPrediction) -> dict[str, float]:
-        seen.append(prediction)
+        predictions.append(prediction)
         return {"rows": float(len(prediction.predictions))}
 
     sizes = {"max_steps": 3, "per_device_train_batch_size": 5, "per_device_eval_batch_size": 4, "learning_rate": 5e-3}
-    generation = {"predict_with_generate": True, "generation_max_length": LONGEST, "generation_num_beams": 2}
+    generation = {"predict_with_generate": True, "generation_max_length": MAX_LENGTH, "generation_num_beams": 2}
     arguments = trainer_arguments(tmp_path, Seq2SeqTrainingArguments, **sizes, **generation)
     data = Dataset.from_dict({name: tensor.tolist() for name, tensor in batch.items()})
     trainer = Seq2SeqTrainer(model, arguments, train_dataset=data, eval_dataset=data, compute_metrics=compute_metrics)
@@ -235,18 +237,18 @@ def test_seq2seq_trainer(case: Case, tmp_path) -> None:
     assert any(not torch.equal(before[name], weight) for name, weight in model.named_parameters())
     assert trainer.evaluate()["eval_rows"] == 12
     steps = batch["labels"].shape[1]
-    np.testing.assert_array_equal(seen[0].label_ids[:, :steps], batch["labels"].numpy())
+    np.testing.assert_array_equal(predictions[0].label_ids[:, :steps], batch["labels"].numpy())
     inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
-    settings = {"max_length": LONGEST, "num_beams": 2}
+    settings = {"max_length": MAX_LENGTH, "num_beams": 2}
     with torch.no_grad():
         generated = model.eval().generate(**inputs, **settings)
-        split = [
+        batches = [
             {name: tensor[rows] for name, tensor in batch.items()} for rows in (range(4), range(4, 8), range(8, 12))
         ]
-        losses = [model(**inputs_of_rows).loss.item() / 3 for inputs_of_rows in split]
+        losses = [model(**rows_batch).loss.item() / 3 for rows_batch in batches]
     assert len(generated.unique()) > 2, "the text has too few tokens for a comparison"
     width = generated.shape[1]
-    np.testing.assert_array_equal(seen[0].predictions[:, :width], generated.numpy())
+    np.testing.assert_array_equal(predictions[0].predictions[:, :width], generated.numpy())
     assert trainer.evaluate()["eval_loss"] == pytest.approx(sum(losses), abs=1e-5)
 
 
