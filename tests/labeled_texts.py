@@ -13,12 +13,12 @@ from zoo import tiny_config
 
 GOOD, BAD = ["lovely", "great", "splendid", "charming"], ["awful", "dreadful", "boring", "silly"]
 PLACES, NAMES = ["Paris", "Rome", "Athens", "Lima"], ["Anna", "Boris", "Clara", "David"]
-OTHERS = ["the", "film", "was", "in", "saw", "a", "story", "yesterday", "who", "where", "is"]
+FILLER_WORDS = ["the", "film", "was", "in", "saw", "a", "story", "yesterday", "who", "where", "is"]
 
 
 def save_tiny(directory: Path, family, upstream: bool) -> str:
     """Save a tiny random model and a tokenizer of the words above; returns the directory."""
-    tokenizer = family.tokenizer.train([" ".join(GOOD + BAD + PLACES + NAMES + OTHERS)] * 20, vocab_size=300)
+    tokenizer = family.tokenizer.train([" ".join(GOOD + BAD + PLACES + NAMES + FILLER_WORDS)] * 20, vocab_size=300)
     torch.manual_seed(0)
     sizes = {"vocab_size": len(tokenizer), "max_position_embeddings": 64, "initializer_range": 0.1}
     fields = {name: size for name, size in sizes.items() if name in family.config.__dataclass_fields__}

@@ -8,7 +8,7 @@ from typing import Any
 
 from sentencepiece import SentencePieceTrainer
 
-TRICKY = [
+EDGE_CASE_TEXTS = [
     "",
     "Don't stop -- we'll see 3.14% of Café Zoë's naïve résumé (2,000 pages, £9,50)!",
     "``quotes'' and \"quotes\"  two   spaces a(b)c",
@@ -40,7 +40,9 @@ def train_sentencepiece(path: Path, **options: Any) -> None:
     """Train a model that covers all characters of the texts."""
     options = {"vocab_size": 160, "hard_vocab_limit": False, "character_coverage": 1.0, "minloglevel": 2} | options
     with path.open("wb") as file:
-        SentencePieceTrainer.train(sentence_iterator=iter([*TEXTS, *TRICKY[1:7]]), model_writer=file, **options)
+        SentencePieceTrainer.train(
+            sentence_iterator=iter([*TEXTS, *EDGE_CASE_TEXTS[1:7]]), model_writer=file, **options
+        )
 
 
 def assert_same_encodings(tokenizer: Any, reference: Any, texts: list[str], **options: Any) -> None:

@@ -184,7 +184,7 @@ def log_without_speed(output_dir: Path) -> list[dict[str, Any]]:
     ]
 
 
-def rows_of(batch: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
+def unbatch(batch: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
     """The examples of a batch, as a dataset for Trainer."""
     return [{name: tensor[index] for name, tensor in batch.items()} for index in range(len(batch["input_ids"]))]
 

@@ -20,14 +20,14 @@ def tagged_sentences(
     return [sentence[:: rng.choice([1, -1])] for sentence in sentences]
 
 
-def write_entities(file: Path, language: str, sentences: list[TaggedWords]) -> Path:
+def write_wikiann(file: Path, language: str, sentences: list[TaggedWords]) -> Path:
     """Write a file in WikiANN's format."""
     blocks = ["\n".join(f"{language}:{word}\t{tag}" for word, tag in sentence) for sentence in sentences]
     file.write_text("\n\n".join(blocks) + "\n")
     return file
 
 
-def save_bert(folder: Path, auto_class: str) -> Path:
+def save_tiny_bert(folder: Path, auto_class: str) -> Path:
     """Save a tiny BERT whose vocabulary covers all languages."""
     words, fields = " ".join([*NAMES, *PLACES, *VERBS.values()]), {"initializer_range": 0.2, "hidden_dropout_prob": 0.1}
     return save(folder, *tiny_pair("bert", auto_class, [words], vocab_size=120, **fields))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from commands import command_output, flag_list
-from entities import VERBS, save_bert, tagged_sentences, write_entities
+from entities import VERBS, save_tiny_bert, tagged_sentences, write_wikiann
 from safetensors.torch import load_file
 from transformers import AutoModelForMaskedLM, AutoModelForTokenClassification, AutoTokenizer
 
@@ -33,12 +33,12 @@ FLAGS = ["--per_device_batch_size", 8, "--max_length", 24, "--dataloader_workers
 def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny masked LM, and texts and NER files in three languages."""
     folder = tmp_path_factory.mktemp("adapters")
-    save_bert(folder / "model", "AutoModelForMaskedLM")
+    save_tiny_bert(folder / "model", "AutoModelForMaskedLM")
     for language in VERBS:
         rows = tagged_sentences(language, 64)
         (folder / f"{language}.txt").write_text("\n\n".join(" ".join(word for word, _ in row) for row in rows) + "\n")
         for split in ("train", "dev", "test") if language == "en" else ("test",):
-            write_entities(folder / f"{language}.{split}.wikiann", language, rows)
+            write_wikiann(folder / f"{language}.{split}.wikiann", language, rows)
     return folder
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 from commands import command_output, save, tiny_pair
-from labeled_texts import BAD, GOOD, NAMES, OTHERS, PLACES
+from labeled_texts import BAD, FILLER_WORDS, GOOD, NAMES, PLACES
 
 from hf_ctxmodels import CtxMultiTaskConfig, CtxMultiTaskModel
 from hf_ctxmodels.downstream.multitask.configuration import task_entry
@@ -20,7 +20,7 @@ LABELS = {"id2label": {0: "neg", 1: "pos", 2: "none"}, "label2id": {"neg": 0, "p
 
 
 def save_model(folder: Path, family: str, auto_class: str, **fields: Any) -> Path:
-    texts = [" ".join(GOOD + BAD + PLACES + NAMES + OTHERS)]
+    texts = [" ".join(GOOD + BAD + PLACES + NAMES + FILLER_WORDS)]
     fields = {"initializer_range": 0.5, "max_position_embeddings": 64, **fields}
     return save(folder, *tiny_pair(family, auto_class, texts, **fields))
 

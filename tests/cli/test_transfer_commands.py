@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from commands import command_output, flag_list, run_in_two_processes, save, tiny_pair
-from entities import NAMES, PLACES, VERBS, save_bert, tagged_sentences, write_entities
+from entities import NAMES, PLACES, VERBS, save_tiny_bert, tagged_sentences, write_wikiann
 from safetensors.torch import load_file
 from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForTokenClassification, AutoTokenizer
 from zoo import Case, tiny_config
@@ -47,7 +47,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
         rows = tagged_sentences(language, 64, WORDS)
         (folder / f"{language}.txt").write_text("\n\n".join(" ".join(word for word, _ in row) for row in rows) + "\n")
         for split in ("train", "dev", "test"):
-            write_entities(folder / f"{language}.{split}.txt", language, rows)
+            write_wikiann(folder / f"{language}.{split}.txt", language, rows)
         tokenizer = family.tokenizer.train([" ".join([*names, verb, *places])] * 20, vocab_size=80 + len(language))
         tokenizer.save_pretrained(folder / f"tokenizer-{language}")
     english_tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer-en")
@@ -221,13 +221,13 @@ def data(tmp_path: Path) -> Path:
         *((language, "test", 12) for language in ("de", "fr")),
     ):
         sentences = tagged_sentences(language, size, seed=f" {split}")
-        write_entities(folder / f"{language}.{split}.txt", language, sentences)
+        write_wikiann(folder / f"{language}.{split}.txt", language, sentences)
     return tmp_path / "data"
 
 
 @pytest.mark.parametrize("frozen", [False, True])
 def test_transfer_table(data: Path, tmp_path: Path, frozen: bool) -> None:
-    encoder, output = save_bert(tmp_path / "encoder", "AutoModel"), tmp_path / "output"
+    encoder, output = save_tiny_bert(tmp_path / "encoder", "AutoModel"), tmp_path / "output"
     flags = {"model": encoder, "task": "ner", "train": "en", "test": "en,de,fr", "data_dir": data, "max_length": 32}
     flags |= {"output_dir": output, "max_steps": 60, "learning_rate": "1e-2", "per_device_batch_size": 16}
     printed = command_output("evaluate transfer", *(["--freeze", "encoder"] if frozen else []), **flags)

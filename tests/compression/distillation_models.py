@@ -28,15 +28,15 @@ def new_model(
     return head(CtxBertConfig(num_hidden_layers=layers, **rates, **{**SIZES, **overrides}))
 
 
-def classifier(layers: int, seed: int = 0, labels: int = 3, **overrides: Any) -> Any:
+def make_classifier(layers: int, seed: int = 0, labels: int = 3, **overrides: Any) -> Any:
     return new_model(layers, CtxBertForSequenceClassification, seed, num_labels=labels, **overrides)
 
 
-def tagger(layers: int, seed: int = 0, labels: int = 3, **overrides: Any) -> Any:
+def make_tagger(layers: int, seed: int = 0, labels: int = 3, **overrides: Any) -> Any:
     return new_model(layers, CtxBertForTokenClassification, seed, num_labels=labels, **overrides)
 
 
-def tags(row: dict[str, Any]) -> Tensor:
+def token_classes(row: dict[str, Any]) -> Tensor:
     """Token classification labels of the labeled tokens."""
     return torch.where(row["labels"] == IGNORE_INDEX, IGNORE_INDEX, row["labels"] % 3)
 
@@ -53,9 +53,9 @@ def features(seed: int = 0) -> list[dict[str, Any]]:
     return rows
 
 
-def padded(rows: list[dict[str, Any]], task: str = "text") -> dict[str, Tensor]:
+def collate_padded(rows: list[dict[str, Any]], task: str = "text") -> dict[str, Tensor]:
     """Pad at the end, with labels of masked tokens ("text"), examples ("rows") or token classes ("tags")."""
-    rows = [{**row, "labels": tags(row)} for row in rows] if task == "tags" else rows
+    rows = [{**row, "labels": token_classes(row)} for row in rows] if task == "tags" else rows
     width = max(len(row["input_ids"]) for row in rows)
 
     def pad(name: str, value: int) -> Tensor:
@@ -69,8 +69,8 @@ def padded(rows: list[dict[str, Any]], task: str = "text") -> dict[str, Tensor]:
     return {"input_ids": pad("input_ids", 0), "attention_mask": mask, "labels": labels}
 
 
-def batch_of(rows: list[dict[str, Any]], task: str = "text") -> dict[str, Tensor]:
-    return DistillationCollator(lambda features: padded(features, task))(rows)
+def distillation_batch(rows: list[dict[str, Any]], task: str = "text") -> dict[str, Tensor]:
+    return DistillationCollator(lambda features: collate_padded(features, task))(rows)
 
 
 def gradients(model: CtxDistillationModel) -> dict[str, Tensor]:

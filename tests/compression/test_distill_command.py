@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from commands import run_command
-from labeled_texts import BAD, GOOD, OTHERS, classification_files
+from labeled_texts import BAD, FILLER_WORDS, GOOD, classification_files
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, DistilBertForMaskedLM
 
 from hf_ctxmodels.cli.distill import flag_sections
@@ -66,7 +66,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     folder = tmp_path_factory.mktemp("workspace")
     generator = random.Random(0)
     classification_files(folder)
-    words = GOOD + BAD + OTHERS
+    words = GOOD + BAD + FILLER_WORDS
     text = "\n\n".join("\n".join(" ".join(generator.choices(words, k=6)) for _ in range(3)) for _ in range(20))
     (folder / "text.txt").write_text(text + "\n")
     for family in ("bert", "infersent"):

@@ -5,7 +5,17 @@ from typing import Any
 
 import pytest
 import torch
-from distillation_models import LENGTHS, VOCABULARY, batch_of, classifier, features, gradients, new_model, tagger, tags
+from distillation_models import (
+    LENGTHS,
+    VOCABULARY,
+    distillation_batch,
+    features,
+    gradients,
+    make_classifier,
+    make_tagger,
+    new_model,
+    token_classes,
+)
 from torch import Tensor, nn
 from torch.nn import functional as F
 from zoo import assert_close
@@ -120,7 +130,7 @@ class LoopTerms:
     def hard_targets(self, student: Any, teacher: Any, row: Any) -> Any:
         if student.logits.dim() == 2:
             return F.cross_entropy(student.logits, torch.tensor([row["class"]]))
-        labels = row["labels"] if student.logits.shape[-1] == VOCABULARY else tags(row)
+        labels = row["labels"] if student.logits.shape[-1] == VOCABULARY else token_classes(row)
         return F.cross_entropy(student.logits[0], labels, reduction="sum")
 
     def logits(self, student: Any, teacher: Any, row: Any) -> Any:
@@ -167,8 +177,8 @@ CLASSIFIER_LOSSES = [*TASK_LOSSES, PatientLoss(), CosineLoss(), SentenceVectorLo
 TAGGER_LOSSES = [*TASK_LOSSES, HiddenStateLoss()]
 TASKS = [
     (new_model, "text", MASKED_LM_LOSSES),
-    (classifier, "rows", CLASSIFIER_LOSSES),
-    (tagger, "tags", TAGGER_LOSSES),
+    (make_classifier, "rows", CLASSIFIER_LOSSES),
+    (make_tagger, "tags", TAGGER_LOSSES),
 ]
 
 
@@ -187,7 +197,7 @@ def test_losses_and_gradients_equal_loops(subtests):
                     for layer in teacher.base_model.layers[:2]:  # some scores are below -100 and count as 0
                         layer.attention.qkv_proj.weight.data *= 12
                     model = CtxDistillationModel(student, teacher, [term])
-                    output = model(**batch_of(rows, task))
+                    output = model(**distillation_batch(rows, task))
                     output.loss.backward()
                     actual = gradients(model)
                     expected = reference_loss(model, term, rows, task)
@@ -242,9 +252,9 @@ def test_micro_batches_equal_one_batch(subtests):
                 model = CtxDistillationModel(
                     build(2), build(4, seed=1), [HardTargetLoss(), term][isinstance(term, HardTargetLoss) :]
                 )
-                model(**batch_of(rows, task)).loss.backward()
+                model(**distillation_batch(rows, task)).loss.backward()
                 expected = gradients(model)
-                batches = [batch_of(rows[:1], task), batch_of(rows[1:], task)]
+                batches = [distillation_batch(rows[:1], task), distillation_batch(rows[1:], task)]
                 counts = dict(zip(model.loss_targets, count_targets(batches, model.loss_targets).tolist(), strict=True))
                 for batch in batches:
                     model(**batch, num_items_in_batch=counts).loss.backward()
@@ -273,7 +283,7 @@ def test_parse_layer_map(subtests):
 def test_invalid_distillation_raises(subtests):
     teacher, student = new_model(4, seed=1), new_model(2)
     narrow, wide_vocabulary = new_model(2, hidden_size=4), new_model(2, vocab_size=24)
-    untrained = classifier(4, seed=1)
+    untrained = make_classifier(4, seed=1)
     untrained.newly_initialized_modules = ("classifier",)
     four_heads = new_model(2, num_attention_heads=4)
     albert = CtxAlbertForMaskedLM(
@@ -290,11 +300,11 @@ def test_invalid_distillation_raises(subtests):
         "vocabulary": (wide_vocabulary, teacher, [SoftTargetLoss()], "24 classes, the teacher 23 .vocab_size"),
         "another family's vocabulary": (albert, teacher, [SoftTargetLoss()], "vocab_size"),
         "heads": (four_heads, teacher, [AttentionScoreLoss()], "4 attention heads, the teacher 2"),
-        "labels": (classifier(2, labels=2), classifier(4), [SoftClassLoss()], "2 classes, the teacher 3"),
-        "no classes": (classifier(2, labels=1), classifier(4, labels=1), [SoftClassLoss()], "regression"),
-        "no head": (classifier(2), untrained, [LogitLoss()], "no trained head.*classifier"),
-        "another head": (classifier(2), teacher, [LogitLoss()], "no trained head"),
-        "a tagger's teacher": (tagger(2), classifier(4), [SoftClassLoss()], "no trained head"),
+        "labels": (make_classifier(2, labels=2), make_classifier(4), [SoftClassLoss()], "2 classes, the teacher 3"),
+        "no classes": (make_classifier(2, labels=1), make_classifier(4, labels=1), [SoftClassLoss()], "regression"),
+        "no head": (make_classifier(2), untrained, [LogitLoss()], "no trained head.*classifier"),
+        "another head": (make_classifier(2), teacher, [LogitLoss()], "no trained head"),
+        "a tagger's teacher": (make_tagger(2), make_classifier(4), [SoftClassLoss()], "no trained head"),
         "no head of the student": (CtxBertModel(student.config), teacher, [HardTargetLoss()], "has no loss"),
         "masked LM without classes": (student, teacher, [SoftClassLoss()], "no predictions"),
         "layer out of range": (student, teacher, [HiddenStateLoss(layers="1:5")], "layer 5 of the teacher"),
@@ -303,7 +313,7 @@ def test_invalid_distillation_raises(subtests):
     for name, (student_model, teacher_model, terms, message) in cases.items():
         with subtests.test(name), pytest.raises(CtxError, match=message):
             CtxDistillationModel(student_model, teacher_model, terms)
-    batch = batch_of(features())
+    batch = distillation_batch(features())
     teacher_inputs = {"teacher_input_ids": batch["input_ids"], "teacher_attention_mask": batch["attention_mask"]}
     with subtests.test("different tokenizers"), pytest.raises(CtxError, match="compare tokens"):
         CtxDistillationModel(student, teacher, [CosineLoss()])(**batch, **teacher_inputs)

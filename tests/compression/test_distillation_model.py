@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from distillation_models import VOCABULARY, batch_of, classifier, features, new_model, padded
+from distillation_models import VOCABULARY, collate_padded, distillation_batch, features, make_classifier, new_model
 from safetensors.torch import load_file
 from training_runs import trainer_arguments
 from transformers import AutoModelForMaskedLM, DistilBertForMaskedLM, DistilBertModel, Trainer
@@ -48,7 +48,7 @@ def train(model: CtxDistillationModel, folder: Path, steps: int, **overrides: An
     defaults |= {"logging_steps": 1, "save_steps": 2, "dataloader_workers": 0}
     options = LoopArguments(output_dir=str(folder), max_steps=steps, **{**defaults, **overrides})
     accelerator = make_accelerator(options)
-    TrainingLoop(model, EpochIndexed(ROWS), DistillationCollator(padded), options, accelerator).run()
+    TrainingLoop(model, EpochIndexed(ROWS), DistillationCollator(collate_padded), options, accelerator).run()
     return read_log(folder)
 
 
@@ -109,7 +109,7 @@ def test_trainer_trains_saves_and_resumes_student(tmp_path):
         schedule = {"max_steps": 2, "learning_rate": 1e-2, "lr_scheduler_type": "constant", "optim": "sgd", **kwargs}
         saving = {"save_strategy": "steps", "save_steps": 1, "remove_unused_columns": False}
         options = trainer_arguments(tmp_path / folder, **sizes, **schedule, **saving)
-        return cls(model, options, data_collator=DistillationCollator(padded), train_dataset=ROWS)
+        return cls(model, options, data_collator=DistillationCollator(collate_padded), train_dataset=ROWS)
 
     adamw_model, sgd_model, accumulated_model = (distillation_model() for _ in range(3))
     trainer(adamw_model, "plain", optim="adamw_torch").train()
@@ -129,10 +129,10 @@ def test_trainer_trains_saves_and_resumes_student(tmp_path):
 
 def test_evaluation_loss_and_separate_teacher_inputs():
     model = distillation_model().eval()
-    batch = padded(features())
+    batch = collate_padded(features())
     with torch.no_grad():
         student_output, distillation_output = model.student(**batch), model(**batch)
-        counted_output = model(**batch_of(features()))
+        counted_output = model(**distillation_batch(features()))
     assert torch.equal(student_output.loss, distillation_output.loss)
     assert torch.equal(student_output.logits, distillation_output.logits)
     assert counted_output.soft_targets_loss > 0
@@ -143,12 +143,12 @@ def test_evaluation_loss_and_separate_teacher_inputs():
         CtxDistillationModel(model.student, model.teacher, ["soft-targets"])
 
     # a teacher with another vocabulary and separate inputs, whose lengths differ from the student's
-    student, teacher = classifier(2), classifier(4, seed=1, vocab_size=VOCABULARY + 9)
+    student, teacher = make_classifier(2), make_classifier(4, seed=1, vocab_size=VOCABULARY + 9)
     rows = features()
     teacher_rows = [{**row, "input_ids": torch.cat([row["input_ids"] + 9, row["input_ids"][:1]])} for row in rows]
     collate = DistillationCollator(
-        lambda rows: padded(rows, "rows"),
-        lambda rows: {name: value for name, value in padded(rows, "rows").items() if name != "labels"},
+        lambda rows: collate_padded(rows, "rows"),
+        lambda rows: {name: value for name, value in collate_padded(rows, "rows").items() if name != "labels"},
     )
     batch = collate(
         [
@@ -177,7 +177,7 @@ def test_student_of_copied_layers_exports_to_distilbert(tmp_path):
     encoder = CtxBertModel(student.config, add_pooling_layer=False)
     encoder.load_state_dict(student.bert.state_dict())
     encoder.export_reference(tmp_path / "base")
-    batch = {name: value for name, value in padded(features()).items() if name != "labels"}
+    batch = {name: value for name, value in collate_padded(features()).items() if name != "labels"}
     is_token = batch["attention_mask"] == 1
     for reference_class, converted, folder, field in (
         (DistilBertForMaskedLM, student, "mlm", "logits"),
@@ -192,7 +192,7 @@ def test_student_of_copied_layers_exports_to_distilbert(tmp_path):
             actual = getattr(converted.eval()(**batch, token_type_ids=segments), field)
             assert_close(actual[is_token], getattr(reference.eval()(**batch), field)[is_token], folder, 1e-6)
     for unsupported, message in (
-        (classifier(2, type_vocab_size=0), "does not support the head"),
+        (make_classifier(2, type_vocab_size=0), "does not support the head"),
         (CtxBertModel(student.config), "no pooler"),
         (new_model(2, type_vocab_size=0, layer_norm_eps=1e-5), "layer_norm_eps"),
     ):

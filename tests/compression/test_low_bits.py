@@ -11,7 +11,7 @@ import torch
 from accelerate import Accelerator
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from training_runs import rows_of
+from training_runs import unbatch
 from transformers import AutoModel, AutoModelForSequenceClassification
 from zoo import Case, make_batch, make_targets
 
@@ -136,7 +136,7 @@ def test_quantized_training_and_checkpoint(tmp_path: Path) -> None:
     """A step changes float32 weights; the packed and the reloaded model have the outputs of the evaluated model."""
     model, batch = BERT.model(), make_batch(BERT)
     targets = batch | make_targets(BERT, batch)
-    features = rows_of(targets)
+    features = unbatch(targets)
     names = [name for name, _ in model.named_parameters()]
     OPTIONS.start(model, features, collate, 2, Accelerator(cpu=True))
     assert names == [name for name, _ in model.named_parameters()]
@@ -172,7 +172,7 @@ def test_frozen_encoders_and_adapters(tmp_path: Path, subtests: pytest.Subtests,
     models with packed or 8-bit codes."""
     batch = make_batch(BERT)
     targets = batch | make_targets(BERT, batch)
-    features = rows_of(targets)
+    features = unbatch(targets)
 
     def adapt(model: Any) -> None:
         AdapterArguments(adapter="madx-task:name=x,reduction_factor=4").apply(model)

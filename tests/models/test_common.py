@@ -18,10 +18,10 @@ from zoo import (
     assert_close,
     assert_same_outputs,
     assert_same_weights,
-    each_forward,
     load_strict,
     make_batch,
     make_targets,
+    parametrize_forwards,
     tiny_config,
 )
 
@@ -187,7 +187,7 @@ class TestSaving:
         assert torch.equal(loaded.get_output_embeddings().weight, untied.get_output_embeddings().weight)
         assert not torch.equal(loaded.get_output_embeddings().weight, loaded.get_input_embeddings().weight)
 
-    @each_forward
+    @parametrize_forwards
     def test_loading_encoder_from_head_and_vice_versa(self, head_case: Case, tmp_path: Path) -> None:
         """Weights of the base model are loaded; missing head parameters are initialized as in a new model."""
         model = head_case.model()

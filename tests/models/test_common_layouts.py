@@ -26,13 +26,13 @@ from zoo import (
     assert_same_gradients,
     assert_same_outputs,
     at_tokens,
-    each_forward,
     gradients,
     labeled_batch,
     make_batch,
     make_targets,
     models_by_fast_path,
     models_by_path,
+    parametrize_forwards,
     scalar_loss_of,
     tensors_of,
 )
@@ -78,7 +78,7 @@ class TestAttentionPaths:
     def test_outputs_and_gradients_of_encoder(self, network_case: Case) -> None:
         _assert_same_training(network_case, SIDES, ("padded", "unpadded"))
 
-    @each_forward
+    @parametrize_forwards
     def test_losses_and_gradients(self, head_case: Case) -> None:
         """Only on the path that differs most from eager attention; base models are tested on all paths."""
         _assert_same_training(head_case, ("left",), ("unpadded",))

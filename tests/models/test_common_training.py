@@ -22,13 +22,13 @@ from zoo import (
     assert_close,
     assert_every_parameter_learns,
     assert_same_gradients,
-    each_forward,
     gradients,
     labeled_batch,
     learnable_batch,
     make_batch,
     make_targets,
     models_by_fast_path,
+    parametrize_forwards,
     scalar_loss,
     tensors_of,
 )
@@ -93,7 +93,7 @@ class TestLoss:
         assert_close(actual, expected)
         assert_same_gradients(gradients(model, actual), gradients(model, expected))
 
-    @each_forward
+    @parametrize_forwards
     def test_outputs_with_and_without_targets(self, head_case: Case) -> None:
         """With targets: the loss is the sum of its components, no vocabulary logits, metrics of classifications.
         Without targets: no loss."""
@@ -192,7 +192,7 @@ class TestAccumulation:
             assert_close(torch.stack(losses).sum(), loss, f"loss with {counts}")
             assert_same_gradients(gradients(model, torch.stack(losses).sum()), expected, where=f"with {counts}")
 
-    @each_forward
+    @parametrize_forwards
     def test_num_items_for_each_target(self, head_case: Case) -> None:
         _, targets, microbatches = self._batch_and_microbatches(head_case)
         counts = count_targets(targets)
@@ -290,7 +290,7 @@ class TestGradients:
 class TestLearning:
     """A few dozen steps on a task with a known best loss of predictions that ignore the input."""
 
-    @each_forward
+    @parametrize_forwards
     def test_training_beats_baseline(self, head_case: Case) -> None:
         model = head_case.model(initializer_range=0.05, num_hidden_layers=2).train()
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from commands import save, tiny_pair
 from huggingface_hub.errors import StrictDataclassError
-from training_runs import rows_of, trainer_arguments
+from training_runs import trainer_arguments, unbatch
 from transformers import (
     AutoModel,
     AutoModelForSeq2SeqLM,
@@ -368,7 +368,7 @@ class TestLanguages:
 class TestTraining:
     def test_accumulated_gradients_match_single_batch(self, tmp_path: Path, batch: dict[str, torch.Tensor]) -> None:
         """16 examples of different lengths: one batch, or four microbatches of four."""
-        rows = rows_of({name: value.repeat(4, 1) for name, value in batch.items()})
+        rows = unbatch({name: value.repeat(4, 1) for name, value in batch.items()})
         weights = []
         for batch_size, accumulation_steps in ((16, 1), (4, 4)):
             model = make_pair("bert", "bert")

@@ -1,7 +1,7 @@
 """Tokenizers of numbered words: the id of a token determines its position in the text."""
 
 import pytest
-from numbered_text import WORDS, word
+from numbered_text import NUM_WORDS, word
 from transformers import XLNetTokenizer
 
 from hf_ctxmodels.models.bert.tokenization_bert import CtxBertTokenizer
@@ -11,7 +11,7 @@ from hf_ctxmodels.tokenizers.wordpiece import SPECIAL_TOKENS
 @pytest.fixture(scope="session")
 def tokenizer() -> CtxBertTokenizer:
     """One token for each of 3000 words, and the continuation pieces ##xa ... ##xj."""
-    tokens = [*SPECIAL_TOKENS, *(word(number) for number in range(WORDS)), *(f"##x{c}" for c in "abcdefghij")]
+    tokens = [*SPECIAL_TOKENS, *(word(number) for number in range(NUM_WORDS)), *(f"##x{c}" for c in "abcdefghij")]
     vocab = {token: index for index, token in enumerate(tokens)}
     return CtxBertTokenizer(vocab=vocab, model_max_length=512)
 
@@ -20,7 +20,7 @@ def tokenizer() -> CtxBertTokenizer:
 def trailing_tokenizer() -> XLNetTokenizer:
     """The same words, with trailing special tokens and left padding: A <sep> B <sep> <cls>."""
     special_tokens = ("<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "<eop>")
-    pieces = [*special_tokens, *(f"▁{word(number)}" for number in range(WORDS)), *(f"x{c}" for c in "abcdefghij")]
+    pieces = [*special_tokens, *(f"▁{word(number)}" for number in range(NUM_WORDS)), *(f"x{c}" for c in "abcdefghij")]
     tokenizer = XLNetTokenizer(vocab=[(piece, -1.0) for piece in pieces], model_max_length=512)
     tokenizer._pad_token_type_id = 3
     return tokenizer

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-WORDS = 3000
+NUM_WORDS = 3000
 
 
 def word(number):
@@ -24,14 +24,14 @@ def numbered_documents(shape):
     return documents, document_of
 
 
-def examples_of(objective_class, tokenizer, shape, passes=1, max_length=24, seed=0, **options):
+def make_examples(objective_class, tokenizer, shape, passes=1, max_length=24, seed=0, **options):
     """The objective, word number -> document, and the examples of `passes` passes over numbered documents."""
     documents, document_of = numbered_documents(shape)
     objective = objective_class(tokenizer, max_length=max_length, seed=seed, **options)
     return objective, document_of, [row for index in range(passes) for row in objective.examples(documents, index)]
 
 
-def segments(example):
+def split_segments(example):
     """Word numbers of each segment of [CLS] A [SEP] or [CLS] A [SEP] B [SEP]; checks special tokens and token types."""
     ids, types = example["input_ids"], example.get("token_type_ids")
     ends = np.flatnonzero(ids == 3)
@@ -40,7 +40,7 @@ def segments(example):
     return [segment[1:] - 5 for segment in np.split(ids, ends)[:-1]]
 
 
-def check_runs(segment_list, document_of):
+def assert_contiguous(segment_list, document_of):
     """Check that each segment has consecutive words of one document."""
     for segment in segment_list:
         assert len(segment) >= 1
@@ -48,7 +48,7 @@ def check_runs(segment_list, document_of):
         assert len({document_of[number] for number in segment.tolist()}) == 1
 
 
-def indexed(rows, epoch=0):
+def with_index(rows, epoch=0):
     """Examples with index and epoch, as an `ExampleSet` returns them."""
     return [{**row, "example_index": index, "epoch": epoch} for index, row in enumerate(rows)]
 

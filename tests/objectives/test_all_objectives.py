@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from numbered_text import check_independent_rows, indexed, numbered_documents
+from numbered_text import check_independent_rows, numbered_documents, with_index
 
 from hf_ctxmodels import CtxError, objectives
 from hf_ctxmodels.data import ExampleSet
@@ -128,12 +128,12 @@ def check_static_masks_repeat(objective: Any, rows: ExampleSet) -> None:
 def test_word_level_rows_do_not_depend_on_batch(request: pytest.FixtureRequest, name: str) -> None:
     objective = make_objective(request, name, **({"negatives": 50} if name == "BidirectionalLM" else {}))
     rows = list(objective.examples(DOCUMENTS))
-    batch = check_independent_rows(objective, indexed(rows))
+    batch = check_independent_rows(objective, with_index(rows))
     if name == "BidirectionalLM":
         assert not torch.equal(batch["negatives"][0], batch["negatives"][1])
-        assert not torch.equal(objective.collate(indexed(rows, epoch=1))["negatives"], batch["negatives"])
+        assert not torch.equal(objective.collate(with_index(rows, epoch=1))["negatives"], batch["negatives"])
         assert batch["negatives"].max() < len(objective.tokenizer)
-        assert "negatives" not in make_objective(request, name).collate(indexed(rows))
+        assert "negatives" not in make_objective(request, name).collate(with_index(rows))
 
 
 @pytest.mark.parametrize(
@@ -302,7 +302,7 @@ def test_whole_word_selection(name: str, tokenizer_class: Any, options: dict[str
     text = [["a sailor carried seven letters over the bridge.", "the bridge was small and the river deep."] * 6] * 3
     tokenizer = tokenizer_class.train([" ".join(sentences) for sentences in text], 45)
     objective = getattr(objectives, name)(tokenizer, max_length=128, seed=0, **options)
-    batch = objective.collate(indexed(objective.examples(text)))
+    batch = objective.collate(with_index(objective.examples(text)))
     ids, selected = batch["input_ids"], batch["labels"] != -100
     if name == "PermutationLM":
         positions, is_target = batch["target_positions"], selected

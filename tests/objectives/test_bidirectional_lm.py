@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from numbered_text import indexed
+from numbered_text import with_index
 
 from hf_ctxmodels import CtxBertTokenizer, CtxElmoTokenizer, CtxError
 from hf_ctxmodels.objectives import BidirectionalLM
@@ -21,7 +21,7 @@ def tokenizer() -> CtxElmoTokenizer:
 
 def examples(tokenizer: CtxElmoTokenizer, length: int = 9, **options: object) -> tuple[BidirectionalLM, list[dict]]:
     objective = BidirectionalLM(tokenizer, max_length=length, seed=0, **options)
-    return objective, indexed(objective.examples(DOCUMENTS))
+    return objective, with_index(objective.examples(DOCUMENTS))
 
 
 @pytest.mark.parametrize("length", [3, 5, 9, 14, 50])

@@ -7,7 +7,7 @@ from itertools import combinations, islice, pairwise, permutations
 import numpy as np
 import pytest
 import torch
-from numbered_text import indexed, numbered_documents, segments
+from numbered_text import numbered_documents, split_segments, with_index
 
 from hf_ctxmodels import CtxErnieTokenizer
 from hf_ctxmodels.core.errors import CtxError
@@ -83,7 +83,7 @@ def test_sentence_reordering_targets(tokenizer, max_segments):
     assert objective.config_fields["pretraining_tasks"] == {"sentence_reordering": len(classes)}
     targets, length_counts = Counter(), Counter()
     for row in rows:
-        (numbers,) = segments(row)
+        (numbers,) = split_segments(row)
         order, text = classes[row["target"]], np.sort(numbers)
         assert (np.diff(text) == 1).all()
         splits = (np.split(text, cuts) for cuts in combinations(range(2, len(text), 2), len(order) - 1))
@@ -104,7 +104,7 @@ def test_sentence_distance_targets(tokenizer):
     objective, rows = rows_of(tokenizer, documents, "sentence_distance", passes=8)
     targets = Counter()
     for row in rows:
-        first, second = (int(segment[0]) // 3 for segment in segments(row))
+        first, second = (int(segment[0]) // 3 for segment in split_segments(row))
         assert row["token_type_ids"].tolist() == [0] * 5 + [1] * 4
         same_document = document_of[3 * first] == document_of[3 * second]
         assert row["target"] == (0 if same_document and second == first + 1 else 1 if same_document else 2)
@@ -114,8 +114,10 @@ def test_sentence_distance_targets(tokenizer):
     for target in range(3):
         assert targets[target] / len(rows) == pytest.approx(1 / 3, abs=5 * 0.5 / len(rows) ** 0.5 + 0.01)
     _, cut = rows_of(tokenizer, numbered_documents([[30, 4], [9]])[0], "sentence_distance", max_length=16)
-    assert {tuple(map(len, segments(row))) for row in cut} <= {(9, 4), (7, 6), (4, 9), (6, 7)}, "sentences are cut"
-    batch = objective.collate(indexed(rows))
+    assert {tuple(map(len, split_segments(row))) for row in cut} <= {(9, 4), (7, 6), (4, 9), (6, 7)}, (
+        "sentences are cut"
+    )
+    batch = objective.collate(with_index(rows))
     rates = objective.rates(objective.count_batch(batch))
     assert [rates[f"sentence_distance_{k}_share"] for k in range(3)] == pytest.approx(
         [targets[k] / len(rows) for k in range(3)]
@@ -153,7 +155,7 @@ def test_label_determines_task_of_pair(tokenizer, documents):
 def test_batch_of_several_tasks(tokenizer, documents):
     """Only knowledge-masking rows are masked; a row has targets for its own task, and -100 for the others."""
     objective, rows = rows_of(tokenizer, documents, SCHEDULE, discourse_relations="so,but", mlm_probability=0.5)
-    batch = objective.collate(indexed(rows))
+    batch = objective.collate(with_index(rows))
     inputs = {"input_ids", "attention_mask", "token_type_ids", "task_type_ids", "labels"}
     assert set(batch) == inputs | {f"{name}_labels" for name in objective.config_fields["pretraining_tasks"]}
     for number, row in enumerate(rows):
@@ -165,7 +167,7 @@ def test_batch_of_several_tasks(tokenizer, documents):
         assert set(batch["task_type_ids"][number, is_token].tolist()) == {TASKS[task].task_type}
         for name in objective.config_fields["pretraining_tasks"]:
             assert int(batch[f"{name}_labels"][number]) == (row["target"] if name == task else IGNORE_INDEX)
-    next_epoch = objective.collate(indexed(rows, epoch=1))
+    next_epoch = objective.collate(with_index(rows, epoch=1))
     assert not torch.equal(next_epoch["labels"], batch["labels"])
     rates = objective.rates(objective.count_batch(batch))
     shares = Counter(list(TASKS)[row["task"]] for row in rows)

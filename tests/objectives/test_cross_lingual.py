@@ -16,7 +16,7 @@ from hf_ctxmodels.downstream.tasks.languages import set_language
 from hf_ctxmodels.objectives import CrossLingualLM, StreamCausalLM, StreamMaskedLM, TranslationLM
 from hf_ctxmodels.objectives.cross_lingual import DataCollatorForStreamMaskedLM, LanguageReader
 
-WORDS = {
+NUM_WORDS = {
     "de": ["der", "kleine", "hund", "sah", "eine", "alte", "katze", "am", "haus"],
     "en": ["the", "small", "dog", "saw", "an", "old", "cat", "at", "home"],
 }
@@ -25,7 +25,7 @@ END, PAD, MASK = 1, 2, 5
 
 def sentence(language: str, number: int) -> str:
     rng = np.random.default_rng(number)
-    return " ".join(rng.choice(WORDS[language], size=int(rng.integers(3, 9))))
+    return " ".join(rng.choice(NUM_WORDS[language], size=int(rng.integers(3, 9))))
 
 
 DOCUMENTS = [

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numbered_text import indexed, numbered_documents, word
+from numbered_text import numbered_documents, with_index, word
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.objectives import FullSentences, MaskedLM
@@ -60,7 +60,7 @@ def test_packed_rows_keep_special_tokens(tokenizer):
         for sequence in range(1, row["sequence_ids"].max() + 1):
             sequence_tokens = row["input_ids"][row["sequence_ids"] == sequence]
             assert (sequence_tokens[0], sequence_tokens[-1]) == (tokenizer.cls_token_id, tokenizer.sep_token_id)
-    batch = MaskedLM(tokenizer, max_length=24, seed=0, packing=True).collate(indexed(packed))
+    batch = MaskedLM(tokenizer, max_length=24, seed=0, packing=True).collate(with_index(packed))
     assert ((batch["sequence_ids"] > 0) == (batch["attention_mask"] > 0)).all()
 
 

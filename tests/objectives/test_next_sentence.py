@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from numbered_text import WORDS, check_runs, indexed, numbered_documents, segments, word
+from numbered_text import NUM_WORDS, assert_contiguous, numbered_documents, split_segments, with_index, word
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data import build_training_set
@@ -19,14 +19,14 @@ shapes = st.lists(st.lists(st.integers(1, 12), min_size=1, max_size=12), min_siz
 @settings(max_examples=150)
 @given(shape=shapes, max_length=st.integers(5, 48), seed=st.integers(0, 10**6), short=st.sampled_from([0.0, 0.1, 1.0]))
 def test_segments_are_contiguous(tokenizer, shape, max_length, seed, short):
-    assume(sum(map(sum, shape)) < WORDS)
+    assume(sum(map(sum, shape)) < NUM_WORDS)
     documents, document_of = numbered_documents(shape)
     objective = MaskedLMWithNextSentence(tokenizer, max_length=max_length, seed=seed, short_seq_probability=short)
     word_counts = Counter()
     for example in objective.examples(documents):
-        a, b = segments(example)
+        a, b = split_segments(example)
         assert len(example["input_ids"]) <= max_length
-        check_runs((a, b), document_of)
+        assert_contiguous((a, b), document_of)
         word_counts.update(a.tolist())
         if example["next_sentence_label"] == pairs.CONTINUATION:
             assert document_of[int(a[0])] == document_of[int(b[0])]
@@ -80,7 +80,7 @@ def test_half_of_second_segments_are_random(tokenizer):
     rows = [row for epoch in range(20) for row in objective.examples(documents, epoch)]
     labels = [row["next_sentence_label"] for row in rows]
     assert np.mean(labels) == pytest.approx(0.5, abs=5 * 0.5 / len(labels) ** 0.5)
-    batch = objective.collate(indexed(rows))
+    batch = objective.collate(with_index(rows))
     assert batch["next_sentence_label"].tolist() == labels
     counts = objective.count_batch(batch)
     assert counts["examples"] == len(rows)
@@ -100,7 +100,7 @@ def test_random_documents_are_uniform(tokenizer):
     pair_counts = Counter()
     for epoch in range(500):
         for example in objective.examples(documents, epoch):
-            a, b = segments(example)
+            a, b = split_segments(example)
             pair_counts[document_of[int(a[0])], document_of[int(b[0])]] += 1
     assert len(pair_counts) == 20
     assert max(abs(count - 125) for count in pair_counts.values()) < 5 * (500 * 0.25 * 0.75) ** 0.5
@@ -114,7 +114,7 @@ def test_probability_of_short_rows(tokenizer):
         lengths = {}
         for epoch in range(10):
             for example in objective.examples(documents, epoch):
-                a, b = segments(example)
+                a, b = split_segments(example)
                 if example["next_sentence_label"] == pairs.CONTINUATION and b[-1] % 40 != 39:
                     lengths[epoch, int(a[0]) // 40] = len(a) + len(b)
         return np.mean([length < 20 for length in lengths.values()])
@@ -130,7 +130,7 @@ def test_pairing_across_batches_of_documents(tokenizer, monkeypatch):
     monkeypatch.setattr(tokenized_documents, "DOCUMENTS_PER_BATCH", 3)
     documents, document_of = numbered_documents([[4] * 3] * 7)
     objective = MaskedLMWithNextSentence(tokenizer, max_length=24, seed=0)
-    first_documents = {document_of[int(segments(example)[0][0])] for example in objective.examples(documents)}
+    first_documents = {document_of[int(split_segments(example)[0][0])] for example in objective.examples(documents)}
     assert first_documents == set(range(7))
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from numbered_text import indexed, numbered_documents, word
+from numbered_text import numbered_documents, with_index, word
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.objectives import DataCollatorForPermutationLM, PermutationLM, expand_permutation, tokenized_documents
@@ -118,7 +118,7 @@ def test_realized_rates(trailing_tokenizer, whole_word, context):
     options = {"whole_word": whole_word, "partial_prediction": context}
     objective = PermutationLM(trailing_tokenizer, max_length=512, seed=0, **options)
     rows = list(objective.examples(documents)) * 40
-    batch = objective.collate(indexed(rows))
+    batch = objective.collate(with_index(rows))
     rates = objective.rates(objective.count_batch(batch))
     assert rates["selected_share"] == pytest.approx(1 / context, rel=0.03)
     assert rates["predictions_per_example"] == pytest.approx((batch["labels"] != IGNORE_INDEX).sum() / len(rows))
@@ -259,7 +259,7 @@ def test_single_token_text_is_always_target(trailing_tokenizer, document_end):
 
 
 def test_row_of_special_tokens_has_no_target(trailing_tokenizer):
-    batch = DataCollatorForPermutationLM(trailing_tokenizer)(indexed([{"input_ids": [EOD, SEP, CLS]}]))
+    batch = DataCollatorForPermutationLM(trailing_tokenizer)(with_index([{"input_ids": [EOD, SEP, CLS]}]))
     assert batch["target_positions"].tolist() == [[-1]]
     assert batch["labels"].tolist() == [[IGNORE_INDEX]]
     assert batch["permutation_order"].tolist() == [[-1, -1, -1]]

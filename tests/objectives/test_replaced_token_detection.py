@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from numbered_text import indexed, numbered_documents
+from numbered_text import numbered_documents, with_index
 
 from hf_ctxmodels.objectives import DataCollatorForReplacedTokenDetection, ReplacedTokenDetection
 from hf_ctxmodels.objectives.replaced_token_detection import IGNORE_INDEX
@@ -11,7 +11,7 @@ from hf_ctxmodels.objectives.replaced_token_detection import IGNORE_INDEX
 def rows_of(tokenizer, shape, max_length=32, **options):
     documents, _ = numbered_documents(shape)
     objective = ReplacedTokenDetection(tokenizer, max_length=max_length, seed=4, **options)
-    return objective, indexed(objective.examples(documents))
+    return objective, with_index(objective.examples(documents))
 
 
 def test_split_at_sentence_nearest_to_middle(tokenizer):
@@ -73,6 +73,6 @@ def test_masking_rates(tokenizer):
 
 def test_sampling_seeds_differ_by_example_epoch_and_seed(tokenizer):
     objective, rows = rows_of(tokenizer, [[5, 7], [2, 3, 4], [12, 9]])
-    seeds, next_epoch = (objective.collate(indexed(rows, epoch))["sampling_seed"] for epoch in (0, 1))
+    seeds, next_epoch = (objective.collate(with_index(rows, epoch))["sampling_seed"] for epoch in (0, 1))
     other_seeds = DataCollatorForReplacedTokenDetection(tokenizer, seed=5)(rows)["sampling_seed"]
     assert len({*seeds.tolist(), *next_epoch.tolist(), *other_seeds.tolist()}) == 9

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from numbered_text import WORDS, check_runs, examples_of, indexed, segments
+from numbered_text import NUM_WORDS, assert_contiguous, make_examples, split_segments, with_index
 from transformers import AlbertConfig, AlbertForPreTraining
 
 from hf_ctxmodels.core.errors import CtxError
@@ -29,16 +29,16 @@ shapes = st.lists(st.lists(st.integers(1, 12), min_size=1, max_size=12), min_siz
     short=st.sampled_from([0.0, 0.1, 1.0]),
 )
 def test_segments_are_adjacent(tokenizer, shape, max_length, seed, one_segment, short):
-    assume(sum(map(sum, shape)) < WORDS)
+    assume(sum(map(sum, shape)) < NUM_WORDS)
     options = {"one_segment": one_segment, "short_seq_probability": short}
-    objective, document_of, examples = examples_of(
+    objective, document_of, examples = make_examples(
         MaskedLMWithSentenceOrder, tokenizer, shape, 1, max_length, seed, **options
     )
     word_counts, num_unpaired = Counter(), 0
     for example in examples:
-        pair, label = segments(example), example["sentence_order_label"]
+        pair, label = split_segments(example), example["sentence_order_label"]
         assert len(example["input_ids"]) <= max_length
-        check_runs(pair, document_of)
+        assert_contiguous(pair, document_of)
         word_counts.update(pair[0].tolist())
         document_ids = [document_of[int(part[0])] for part in pair]
         if len(pair) == 1:
@@ -67,7 +67,7 @@ def test_segments_are_adjacent(tokenizer, shape, max_length, seed, one_segment, 
 
 
 def test_half_of_pairs_are_swapped(tokenizer):
-    _, _, examples = examples_of(MaskedLMWithSentenceOrder, tokenizer, [[3] * 240] * 4, passes=20)
+    _, _, examples = make_examples(MaskedLMWithSentenceOrder, tokenizer, [[3] * 240] * 4, passes=20)
     labels = [row["sentence_order_label"] for row in examples if row["sentence_order_label"] != IGNORE_INDEX]
     assert len(labels) > 2500
     assert np.mean(labels) == pytest.approx(0.5, abs=5 * 0.5 / len(labels) ** 0.5)
@@ -76,8 +76,8 @@ def test_half_of_pairs_are_swapped(tokenizer):
 def test_segment_lengths_do_not_reveal_order(tokenizer):
     """Sentences at the length limit are long; always assigning them to the second segment would reveal the order."""
     lengths = np.random.default_rng(0).integers(2, 12, size=(20, 20)).tolist()
-    _, _, examples = examples_of(MaskedLMWithSentenceOrder, tokenizer, lengths, passes=60)
-    rows = [(row["sentence_order_label"], *map(len, segments(row))) for row in examples]
+    _, _, examples = make_examples(MaskedLMWithSentenceOrder, tokenizer, lengths, passes=60)
+    rows = [(row["sentence_order_label"], *map(len, split_segments(row))) for row in examples]
     labeled = [(label, first > second) for label, first, second in (row for row in rows if row[0] != IGNORE_INDEX)]
     accuracy = np.mean([label == first_is_longer for label, first_is_longer in labeled])
     assert len(labeled) > 8000
@@ -104,27 +104,29 @@ def test_sentence_chunks(lengths, target, from_end):
     [("unlabeled", [IGNORE_INDEX] * 3, (0.0, 0.0)), ("random", [1] * 3, (1.0, 1.0)), ("drop", [], None)],
 )
 def test_documents_of_one_segment(tokenizer, one_segment, labels, rates):
-    objective, _, examples = examples_of(MaskedLMWithSentenceOrder, tokenizer, [[5], [6], [7]], one_segment=one_segment)
+    objective, _, examples = make_examples(
+        MaskedLMWithSentenceOrder, tokenizer, [[5], [6], [7]], one_segment=one_segment
+    )
     assert [row["sentence_order_label"] for row in examples] == labels
     assert objective.statistics["one_segment_chunks"] == 3
     assert objective.statistics["dropped_tokens"] == (18 if one_segment == "drop" else 0)
     if rates is not None:
-        batch = objective.collate(indexed(examples))
+        batch = objective.collate(with_index(examples))
         actual = objective.rates(objective.count_batch(batch))
         assert (actual["swapped_share"], actual["labeled_share"]) == rates
 
 
 def test_random_segments_require_two_documents(tokenizer):
-    assert len(examples_of(MaskedLMWithSentenceOrder, tokenizer, [[5, 6, 7]])[2]) >= 1
+    assert len(make_examples(MaskedLMWithSentenceOrder, tokenizer, [[5, 6, 7]])[2]) >= 1
     with pytest.raises(CtxError, match="only one document"):
-        examples_of(MaskedLMWithSentenceOrder, tokenizer, [[5, 6, 7]], one_segment="random")
+        make_examples(MaskedLMWithSentenceOrder, tokenizer, [[5, 6, 7]], one_segment="random")
 
 
 @pytest.mark.parametrize("ngram", [1, 3])
 def test_batch_matches_transformers_head(tokenizer, ngram):
     shape = [[4] * 6, [3], [5, 5, 9]]
-    objective, _, examples = examples_of(MaskedLMWithSentenceOrder, tokenizer, shape, ngram=ngram, max_predictions=20)
-    batch = objective.collate(indexed(examples))
+    objective, _, examples = make_examples(MaskedLMWithSentenceOrder, tokenizer, shape, ngram=ngram, max_predictions=20)
+    batch = objective.collate(with_index(examples))
     assert batch["sentence_order_label"].tolist() == [row["sentence_order_label"] for row in examples]
     counts = objective.count_batch(batch)
     labeled = batch["sentence_order_label"] != IGNORE_INDEX
@@ -143,7 +145,7 @@ def test_objectives_yield_same_pairs_for_each_task(tokenizer, task):
     """BERT can be trained on the pairs of ALBERT and vice versa; only the name of the label differs."""
     shape = [[4] * 30, [5], [3] * 17]
     results = [
-        examples_of(objective_class, tokenizer, shape, passes=3, sentence_task=task)
+        make_examples(objective_class, tokenizer, shape, passes=3, sentence_task=task)
         for objective_class in (MaskedLMWithNextSentence, MaskedLMWithSentenceOrder)
     ]
     (first, document_of, first_examples), (second, _, second_examples) = results
@@ -154,7 +156,7 @@ def test_objectives_yield_same_pairs_for_each_task(tokenizer, task):
     labels = [row[first.label] for row in first_examples]
     assert labels == [row[second.label] for row in second_examples]
     for row, label in zip(first_examples, labels, strict=True):
-        pair = segments(row)
+        pair = split_segments(row)
         same_document = len({document_of[int(part[0])] for part in pair}) == 1
         if task == "none" or len(pair) == 1:
             assert (label, same_document) == (IGNORE_INDEX, True)
@@ -163,7 +165,7 @@ def test_objectives_yield_same_pairs_for_each_task(tokenizer, task):
         else:
             assert same_document
             assert label == int(pair[0][0] > pair[1][0])
-    features = indexed(second_examples)
+    features = with_index(second_examples)
     rates = second.rates(second.count_batch(second.collate(features)))
     names = {"next": "random_next_share", "order": "swapped_share", "none": None}
     assert {name for name in rates if name in ("random_next_share", "swapped_share")} == {names[task]} - {None}
@@ -174,6 +176,6 @@ def test_unlabeled_task_uses_text_of_order_task(tokenizer):
     shape = [[4] * 30, [5], [3] * 17]
     texts = []
     for task in ("order", "none"):
-        _, _, examples = examples_of(MaskedLMWithSentenceOrder, tokenizer, shape, sentence_task=task)
-        texts.append([sorted(np.concatenate(segments(row)).tolist()) for row in examples])
+        _, _, examples = make_examples(MaskedLMWithSentenceOrder, tokenizer, shape, sentence_task=task)
+        texts.append([sorted(np.concatenate(split_segments(row)).tolist()) for row in examples])
     assert texts[0] == texts[1]

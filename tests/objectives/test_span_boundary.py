@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numbered_text import indexed, numbered_documents
+from numbered_text import numbered_documents, with_index
 
 from hf_ctxmodels.data.seeding import generator
 from hf_ctxmodels.objectives import SpanBoundary
@@ -109,7 +109,7 @@ def test_boundary_targets_match_reference_loop(tokenizer, monkeypatch, side, pac
     documents, _ = numbered_documents([[9, 14], [30], [3], [1, 1], [60, 2], [8], [25, 25]])
     options = {"mlm_probability": 0.4, "max_pair_targets": 4, "packing": packing}
     objective = SpanBoundary(tokenizer, max_length=48, seed=3, **options)
-    rows = indexed(objective.examples(documents))
+    rows = with_index(objective.examples(documents))
     batch = objective.collate(rows)
     edges = {tokenizer.cls_token_id, SEP, tokenizer.pad_token_id}
     expected = [
@@ -139,7 +139,7 @@ def test_replacements_are_sampled_from_text(tokenizer):
     uniform = SpanBoundary(tokenizer, max_length=64, seed=0, corpus_replacements=False)
     (row, *_) = uniform.examples(text)
     assert "replacement_ids" not in row
-    assert uniform.collate(indexed([row]))
+    assert uniform.collate(with_index([row]))
 
 
 def test_boundary_objective_can_be_disabled(tokenizer):
@@ -147,7 +147,7 @@ def test_boundary_objective_can_be_disabled(tokenizer):
     batches = []
     for boundary in (True, False):
         objective = SpanBoundary(tokenizer, max_length=64, seed=0, boundary=boundary)
-        rows = indexed(objective.examples(documents))
+        rows = with_index(objective.examples(documents))
         batches.append(objective.collate(rows))
         assert objective.rates(objective.count_batch(batches[-1]))["boundary_share"] > 0 or not boundary
     with_boundary, masking_only = batches

@@ -16,7 +16,7 @@ from hf_ctxmodels.objectives import SpanCorruption
 from hf_ctxmodels.objectives.features import feature_generator
 from hf_ctxmodels.objectives.span_corruption import alternating_spans, max_text_length, noise_counts
 
-WORDS = 2000
+NUM_WORDS = 2000
 FIRST = 3  # id of word 0
 END = 1
 
@@ -25,7 +25,7 @@ END = 1
 def t5_tokenizer() -> CtxT5Tokenizer:
     """2000 words of one token each, with the ids 3 ... 2002, followed by the sentinels."""
     special = [(token, 0.0) for token in ("<pad>", "</s>", "<unk>")]
-    vocab = CtxT5Tokenizer.reorder_vocabulary([*special, *((f"▁{word(number)}", -1.0) for number in range(WORDS))])
+    vocab = CtxT5Tokenizer.reorder_vocabulary([*special, *((f"▁{word(number)}", -1.0) for number in range(NUM_WORDS))])
     return CtxT5Tokenizer(vocab=vocab, model_max_length=512)
 
 

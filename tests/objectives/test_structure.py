@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numbered_text import indexed, numbered_documents
+from numbered_text import numbered_documents, with_index
 
 from hf_ctxmodels.data.seeding import generator
 from hf_ctxmodels.objectives import DataCollatorForMaskedLMWithStructure, MaskedLMWithStructure
@@ -18,7 +18,7 @@ CLS, SEP, FIRST = 2, 3, 5
 
 def make_batch(tokenizer, documents, epoch=0, max_length=48, seed=0, **options):
     objective = MaskedLMWithStructure(tokenizer, max_length=max_length, seed=seed, **options)
-    rows = indexed(objective.examples(documents), epoch)
+    rows = with_index(objective.examples(documents), epoch)
     return objective, rows, objective.collate(rows)
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numbered_text import indexed, numbered_documents
+from numbered_text import numbered_documents, with_index
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.documents import TranslatedText
@@ -46,7 +46,7 @@ def test_rows_of_each_attention_pattern(tokenizer):
                 assert follows or len(word_segments) == 1
             if pattern == 1:
                 assert row["token_type_ids"].tolist() == [4] * (ends[0] + 1) + [5] * (ends[1] - ends[0])
-        counts.update(objective.count_batch(objective.collate(indexed(rows))))
+        counts.update(objective.count_batch(objective.collate(with_index(rows))))
     rates = objective.rates(counts)
     total = sum(pattern_counts.values())
     for pattern, share in zip(ATTENTION_PATTERNS, (1 / 3, 1 / 3, 1 / 6, 1 / 6)):
@@ -115,7 +115,7 @@ def test_masked_targets(tokenizer, monkeypatch, side):
         objective = MaskedSequenceToSequence(tokenizer, max_length=14, seed=1, max_target_length=5)
         rows = list(objective.examples([*pairs(), TranslatedText(["wa", ""])]))
         assert objective.statistics["left_out"] == 1
-        batch = objective.collate(indexed(rows, epoch))
+        batch = objective.collate(with_index(rows, epoch))
         for number, row in enumerate(rows):
             source, target = row["input_ids"].tolist(), row["target_ids"].tolist()
             assert (source[0], source[-1], target[-1]) == (CLS, SEP, SEP)
@@ -140,20 +140,20 @@ def test_noisy_targets(tokenizer):
     for epoch in range(10):
         objective = NoisySequenceToSequence(tokenizer, max_length=40, seed=1, noise_probability=0.7)
         rows = list(objective.examples(pairs()))
-        batch = objective.collate(indexed(rows, epoch))
+        batch = objective.collate(with_index(rows, epoch))
         for number, row in enumerate(rows):
             assert batch["labels"][number].tolist() == row["target_ids"].tolist(), "labels are clean"
             assert batch["decoder_input_ids"][number, 0] == CLS
         counts.update(objective.count_batch(batch))
     assert objective.rates(counts)["changed_share"] == pytest.approx(0.7, abs=0.04)
     clean = NoisySequenceToSequence(tokenizer, max_length=40, seed=1, noise_probability=0.0)
-    batch = clean.collate(indexed(rows))
+    batch = clean.collate(with_index(rows))
     assert torch.equal(batch["decoder_input_ids"][:, 1:], batch["labels"][:, :-1])
     assert "span_ids" not in batch
     span_objective = NoisySequenceToSequence(tokenizer, max_length=40, seed=1, max_span=2)
     rows = list(span_objective.examples([TranslatedText(["wa wb", "wcxaxb wdxa we wfxc wg"])] * 50))
     words, sizes = [0, 0, 0, 1, 1, 2, 3, 3, 4, 5], Counter()
-    for spans in span_objective.collate(indexed(rows))["span_ids"].tolist():
+    for spans in span_objective.collate(with_index(rows))["span_ids"].tolist():
         members = {
             span: {word for word, word_span in zip(words, spans, strict=True) if word_span == span} for span in spans
         }
@@ -171,7 +171,7 @@ def test_infilling_of_fragments(tokenizer):
     objective = Infilling(tokenizer, max_length=64, seed=0, noise_probability=0.0)
     rows = list(objective.examples([*documents, ["wa"]]))
     assert objective.statistics["left_out"] == 1
-    batch, run_lengths, shares = objective.collate(indexed(rows)), Counter(), []
+    batch, run_lengths, shares = objective.collate(with_index(rows)), Counter(), []
     for number, row in enumerate(rows):
         text = row["text_ids"].tolist()
         source = batch["input_ids"][number][batch["attention_mask"][number] == 1].tolist()[1:-1]

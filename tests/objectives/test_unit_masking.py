@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numbered_text import examples_of, indexed, numbered_documents, segments, word
+from numbered_text import make_examples, numbered_documents, split_segments, with_index, word
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data import load_documents
@@ -17,8 +17,8 @@ from hf_ctxmodels.objectives.masking import IGNORE_INDEX, UnitMaskingRule
 from hf_ctxmodels.objectives.unit_masking import Phrases
 
 CLS, SEP, MASK = 2, 3, 4
-WORDS = ["wa", "wb", "wc", "waxa", "wbxaxb"]  # of one, two and three tokens
-words = st.lists(st.sampled_from(WORDS), min_size=1, max_size=30)
+NUM_WORDS = ["wa", "wb", "wc", "waxa", "wbxaxb"]  # of one, two and three tokens
+words = st.lists(st.sampled_from(NUM_WORDS), min_size=1, max_size=30)
 
 
 def reference_units(text: list[str], phrases: list[list[str]]) -> list[list[str]]:
@@ -35,7 +35,9 @@ def reference_units(text: list[str], phrases: list[list[str]]) -> list[list[str]
 
 
 @settings(max_examples=150)
-@given(text=words, phrases=st.lists(st.lists(st.sampled_from(WORDS), min_size=2, max_size=4), min_size=1, max_size=6))
+@given(
+    text=words, phrases=st.lists(st.lists(st.sampled_from(NUM_WORDS), min_size=2, max_size=4), min_size=1, max_size=6)
+)
 def test_longest_phrases_are_joined(tokenizer, text, phrases):
     encoded = tokenizer(" ".join(text), add_special_tokens=False)
     ids, word_ids = np.array(encoded.input_ids), np.array(encoded.word_ids())
@@ -112,12 +114,12 @@ def test_share_of_rows_masked_by_units(share):
 def test_half_of_pairs_are_swapped(tokenizer):
     shape = np.random.default_rng(0).integers(2, 9, (12, 30)).tolist()
     options = {"passes": 12, "pairs": "swapped", "short_seq_probability": 0.0}
-    objective, document_of, rows = examples_of(UnitMaskingWithPairs, tokenizer, [*shape, [7], [1]], **options)
+    objective, document_of, rows = make_examples(UnitMaskingWithPairs, tokenizer, [*shape, [7], [1]], **options)
     labeled = [row for row in rows if row["next_sentence_labels"] != IGNORE_INDEX]
     assert len(rows) - len(labeled) == 12, "a text of one token has no order"
     word_counts = Counter()
     for row in labeled:
-        first, second = segments(row)[:: 1 if row["next_sentence_labels"] == 0 else -1]
+        first, second = split_segments(row)[:: 1 if row["next_sentence_labels"] == 0 else -1]
         assert document_of[int(first[0])] == document_of[int(second[-1])]
         if len(row["input_ids"]) < 24:
             assert second[0] == first[-1] + 1, "without truncation, the halves are adjacent"
@@ -130,12 +132,12 @@ def test_half_of_pairs_are_swapped(tokenizer):
 
 
 def test_random_pairs(tokenizer):
-    objective, document_of, rows = examples_of(UnitMaskingWithPairs, tokenizer, [[3] * 40] * 6, passes=10)
+    objective, document_of, rows = make_examples(UnitMaskingWithPairs, tokenizer, [[3] * 40] * 6, passes=10)
     for row in rows:
-        document_ids = [document_of[int(segment[0])] for segment in segments(row)]
+        document_ids = [document_of[int(segment[0])] for segment in split_segments(row)]
         assert row["next_sentence_labels"] == (document_ids[0] != document_ids[1])
     assert 0.5 < np.mean([row["next_sentence_labels"] for row in rows]) < 0.6
-    batch = objective.collate(indexed(rows))
+    batch = objective.collate(with_index(rows))
     rates = objective.rates(objective.count_batch(batch))
     assert rates["random_next_share"] == pytest.approx(float(batch["next_sentence_labels"].float().mean()))
 
@@ -143,13 +145,13 @@ def test_random_pairs(tokenizer):
 def test_units_from_file(tokenizer, tmp_path):
     (tmp_path / "units.txt").write_text(f"{word(0)} {word(1)} {word(2)}\n{word(4)} {word(5)}\n")
     options = {"units": str(tmp_path / "units.txt"), "pairs": "swapped", "max_length": 32, "mlm_probability": 0.3}
-    objective, _, rows = examples_of(UnitMaskingWithPairs, tokenizer, [[9, 9]], **options)
+    objective, _, rows = make_examples(UnitMaskingWithPairs, tokenizer, [[9, 9]], **options)
     example = next(row for row in rows if 5 in row["input_ids"])
     units = {}
     for token, unit in zip(example["input_ids"].tolist(), example["word_ids"].tolist(), strict=True):
         units.setdefault(unit, []).append(token - 5)
     assert [numbers for numbers in units.values() if len(numbers) > 1 and numbers[0] >= 0] == [[0, 1, 2], [4, 5]]
-    masks = [objective.collate(indexed([example], epoch))["labels"][0] for epoch in range(30)]
+    masks = [objective.collate(with_index([example], epoch))["labels"][0] for epoch in range(30)]
     numbers = [set((labels[labels != IGNORE_INDEX] - 5).tolist()) for labels in masks]
     assert all(len(selected & {0, 1, 2}) in (0, 3) and len(selected & {4, 5}) in (0, 2) for selected in numbers)
     assert len(set(map(frozenset, numbers))) > 10, "masks differ between epochs"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from numbered_text import indexed
+from numbered_text import with_index
 
 from hf_ctxmodels import (
     CtxError,
@@ -26,12 +26,12 @@ from hf_ctxmodels.objectives.window_sampling import (
 )
 
 COUNTS = [4000, 1000, 400, 90, 40, 9, 5, 5]
-WORDS = [f"w{number}" for number in range(len(COUNTS))]
+NUM_WORDS = [f"w{number}" for number in range(len(COUNTS))]
 
 
 @pytest.fixture
 def tokenizer() -> CtxWord2VecTokenizer:
-    return CtxWord2VecTokenizer.from_words(WORDS, COUNTS)
+    return CtxWord2VecTokenizer.from_words(NUM_WORDS, COUNTS)
 
 
 def features(rows: int = 3, length: int = 50, epoch: int = 0) -> Iterator[dict]:
@@ -84,7 +84,7 @@ class TestCollator:
     def test_subsampling_rates(self, tokenizer) -> None:
         ids = np.tile(np.arange(2, 10), 4000)
         collate = DataCollatorForWindowPrediction(tokenizer, subsampling=1e-2)
-        batch = collate(indexed([{"input_ids": ids}]))
+        batch = collate(with_index([{"input_ids": ids}]))
         counts = np.bincount(batch["input_ids"][batch["attention_mask"] == 1], minlength=10)[2:]
         expected = 4000 * collate.subsampling_probabilities[2:]
         assert collate.subsampling_probabilities[2] < 0.2
@@ -92,7 +92,7 @@ class TestCollator:
         assert (np.abs(counts - expected) < 5 * np.sqrt(expected) + 1).all()
 
     def test_subsampling_keeps_one_word(self, tokenizer) -> None:
-        rows = indexed([{"input_ids": np.array([2, 2])}] * 200)
+        rows = with_index([{"input_ids": np.array([2, 2])}] * 200)
         batch = DataCollatorForWindowPrediction(tokenizer, subsampling=1e-9)(rows)
         assert batch["attention_mask"].sum(1).tolist() == [1] * 200
 
@@ -125,7 +125,7 @@ class TestCollator:
 
     def test_tokenizer_without_counts_raises(self) -> None:
         with pytest.raises(CtxError, match="no word counts"):
-            DataCollatorForWindowPrediction(CtxWord2VecTokenizer.from_words(WORDS))
+            DataCollatorForWindowPrediction(CtxWord2VecTokenizer.from_words(NUM_WORDS))
 
 
 def test_noise_distribution() -> None:
@@ -186,7 +186,7 @@ def test_rows_contain_known_words(tokenizer, objective_class: type, architecture
 
 def test_empty_row_raises(tokenizer) -> None:
     with pytest.raises(CtxError, match="no word"):
-        DataCollatorForWindowPrediction(tokenizer)(indexed([{"input_ids": np.array([], dtype=int)}]))
+        DataCollatorForWindowPrediction(tokenizer)(with_index([{"input_ids": np.array([], dtype=int)}]))
 
 
 class TestUniforms:

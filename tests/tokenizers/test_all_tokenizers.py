@@ -9,7 +9,7 @@ import transformers
 from forked import run_forked
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizer_texts import TEXTS, TRICKY, read_lines
+from tokenizer_texts import EDGE_CASE_TEXTS, TEXTS, read_lines
 from transformers import AutoTokenizer
 
 from hf_ctxmodels.core.errors import CtxError
@@ -44,13 +44,13 @@ def test_save_load_and_pickle(trained, tmp_path):
         assert type(copy) is type(trained)
         assert (copy.get_vocab(), copy.all_special_ids) == (trained.get_vocab(), trained.all_special_ids)
         assert copy.model_max_length == 77
-        assert copy([*TEXTS[:20], *TRICKY]).data == trained([*TEXTS[:20], *TRICKY]).data
+        assert copy([*TEXTS[:20], *EDGE_CASE_TEXTS]).data == trained([*TEXTS[:20], *EDGE_CASE_TEXTS]).data
     assert sorted(trained.get_vocab().values()) == list(range(len(trained))), "ids without gaps"
     assert len(trained) <= 400
 
 
 def test_encode_ids_equals_tokenizer_call(trained):
-    texts = [*TEXTS[:20], *TRICKY, "", trained.unk_token or "a", " ".join(TEXTS)]
+    texts = [*TEXTS[:20], *EDGE_CASE_TEXTS, "", trained.unk_token or "a", " ".join(TEXTS)]
     expected = trained(texts, add_special_tokens=False)["input_ids"]
     trained(texts, truncation=True, max_length=9, padding="max_length" if trained.pad_token else False)
     assert [ids.tolist() for ids in encode_ids(trained, texts)] == expected

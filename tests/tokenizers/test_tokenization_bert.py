@@ -5,13 +5,17 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from tokenizer_texts import TRICKY, assert_same_encodings, read_lines
+from tokenizer_texts import EDGE_CASE_TEXTS, assert_same_encodings, read_lines
 from transformers import BertTokenizer, ElectraTokenizer
 
 from hf_ctxmodels import CtxBertTokenizer, CtxElectraTokenizer
 from hf_ctxmodels.core.errors import CtxError
 
-TRICKY = [*TRICKY, "[CLS] [MASK] literal [SEP] specials [mask]", "x" * 250 + " pneumonoultramicroscopic"]
+EDGE_CASE_TEXTS = [
+    *EDGE_CASE_TEXTS,
+    "[CLS] [MASK] literal [SEP] specials [mask]",
+    "x" * 250 + " pneumonoultramicroscopic",
+]
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +52,7 @@ def real_texts(shared_data):
 def test_ids_equal_transformers_on_real_text(real_files, real_texts, options):
     tokenizer, reference = (cls.from_pretrained(real_files, **options) for cls in (CtxBertTokenizer, BertTokenizer))
     assert_same_encodings(tokenizer, reference, real_texts)
-    assert_same_encodings(tokenizer, reference, TRICKY, padding=True)
+    assert_same_encodings(tokenizer, reference, EDGE_CASE_TEXTS, padding=True)
 
 
 def test_vocab_txt_without_tokenizer_json(real_files, tmp_path):
@@ -56,8 +60,8 @@ def test_vocab_txt_without_tokenizer_json(real_files, tmp_path):
     reference = CtxBertTokenizer.from_pretrained(real_files)
     for loaded in (CtxBertTokenizer.from_pretrained(tmp_path), CtxElectraTokenizer.from_pretrained(tmp_path)):
         assert loaded.get_vocab() == reference.get_vocab()
-        assert loaded(TRICKY).input_ids == reference(TRICKY).input_ids
-    assert_same_encodings(loaded, ElectraTokenizer.from_pretrained(tmp_path), TRICKY)
+        assert loaded(EDGE_CASE_TEXTS).input_ids == reference(EDGE_CASE_TEXTS).input_ids
+    assert_same_encodings(loaded, ElectraTokenizer.from_pretrained(tmp_path), EDGE_CASE_TEXTS)
 
 
 def test_training_with_and_without_case(documents):

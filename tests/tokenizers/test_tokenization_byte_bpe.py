@@ -5,7 +5,7 @@ from itertools import groupby
 from operator import itemgetter
 
 import pytest
-from tokenizer_texts import TEXTS, TRICKY, assert_same_encodings, write_bpe_files
+from tokenizer_texts import EDGE_CASE_TEXTS, TEXTS, assert_same_encodings, write_bpe_files
 from tokenizers import AddedToken
 from transformers import GPT2Tokenizer, RobertaTokenizer
 
@@ -13,8 +13,8 @@ from hf_ctxmodels import CtxGpt2Tokenizer, CtxRobertaTokenizer
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.objectives import FullSentences
 
-TRICKY = [
-    *TRICKY,
+EDGE_CASE_TEXTS = [
+    *EDGE_CASE_TEXTS,
     "<s> literal </s> specials </s></s> <pad> <unk>",
     "<mask> a <mask>, b<mask>c  <mask>",
     "Ġ Ċ",
@@ -34,7 +34,7 @@ def classes(request):
 def folders(classes, tmp_path_factory):
     """The same vocabulary as vocab.json with merges.txt, and as saved by transformers."""
     plain, saved = (tmp_path_factory.mktemp(name) for name in ("vocab and merges", "tokenizer.json"))
-    model = json.loads(classes[0].train([*TEXTS, *TRICKY] * 2, 420).backend_tokenizer.to_str())["model"]
+    model = json.loads(classes[0].train([*TEXTS, *EDGE_CASE_TEXTS] * 2, 420).backend_tokenizer.to_str())["model"]
     write_bpe_files(plain, model)
     released = {"mask_token": AddedToken("<mask>", lstrip=True)} if classes[1] is RobertaTokenizer else {}
     classes[1].from_pretrained(plain, **released).save_pretrained(saved)
@@ -52,9 +52,11 @@ def test_ids_equal_transformers(classes, folders, form, options):
         options = {**options, "mask_token": AddedToken("<mask>", lstrip=True)}
     reference = classes[1].from_pretrained(folders[form], **options)
     assert tokenizer.get_vocab() == reference.get_vocab()
-    for texts in (TEXTS[:20], TRICKY):
+    for texts in (TEXTS[:20], EDGE_CASE_TEXTS):
         assert_same_encodings(tokenizer, reference, texts)
-    assert [tokenizer(text).word_ids() for text in TRICKY] == [reference(text).word_ids() for text in TRICKY]
+    assert [tokenizer(text).word_ids() for text in EDGE_CASE_TEXTS] == [
+        reference(text).word_ids() for text in EDGE_CASE_TEXTS
+    ]
 
 
 def test_ids_of_special_tokens():

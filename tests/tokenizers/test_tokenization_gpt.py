@@ -4,19 +4,21 @@ import json
 import pickle
 
 import pytest
-from tokenizer_texts import TEXTS, TRICKY, assert_same_encodings, write_bpe_files
+from tokenizer_texts import EDGE_CASE_TEXTS, TEXTS, assert_same_encodings, write_bpe_files
 from transformers import AutoTokenizer, OpenAIGPTTokenizer
 
 from hf_ctxmodels import CtxGptTokenizer
 
-TRICKY = [*TRICKY, "</w> <unk> a</w> _start_ unk"]
+EDGE_CASE_TEXTS = [*EDGE_CASE_TEXTS, "</w> <unk> a</w> _start_ unk"]
 
 
 @pytest.fixture(scope="module")
 def tokenizers(tmp_path_factory):
     """Tokenizer and reference from vocab.json with merges.txt, and from the tokenizer.json of transformers."""
     plain, saved = (tmp_path_factory.mktemp(name) for name in ("vocab and merges", "tokenizer.json"))
-    model = json.loads(CtxGptTokenizer.train([*TEXTS, *TRICKY[:-1]] * 2, 320).backend_tokenizer.to_str())["model"]
+    model = json.loads(CtxGptTokenizer.train([*TEXTS, *EDGE_CASE_TEXTS[:-1]] * 2, 320).backend_tokenizer.to_str())[
+        "model"
+    ]
     del model["vocab"]["</s>"]  # as in the released vocabulary
     write_bpe_files(plain, model)
     reference = OpenAIGPTTokenizer.from_pretrained(plain)
@@ -27,7 +29,7 @@ def tokenizers(tmp_path_factory):
 def test_ids_equal_transformers(tokenizers):
     for name, (tokenizer, reference) in tokenizers.items():
         assert tokenizer.get_vocab() == reference.get_vocab(), name
-        for texts in (TEXTS[:20], TRICKY):
+        for texts in (TEXTS[:20], EDGE_CASE_TEXTS):
             assert_same_encodings(tokenizer, reference, texts)
         assert (tokenizer.eos_token, tokenizer.pad_token_id) == (None, tokenizer.unk_token_id), name
 

@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import pytest
-from tokenizer_texts import TEXTS, TRICKY, assert_same_encodings, train_sentencepiece
+from tokenizer_texts import EDGE_CASE_TEXTS, TEXTS, assert_same_encodings, train_sentencepiece
 from transformers import T5Tokenizer
 
 from hf_ctxmodels.models.t5.tokenization_t5 import CtxT5Tokenizer
 
-TRICKY = [*TRICKY, "A <extra_id_0> boat<extra_id_1>, <extra_id_99> </s> <pad> <unk> <extra_id_100>"]
+EDGE_CASE_TEXTS = [*EDGE_CASE_TEXTS, "A <extra_id_0> boat<extra_id_1>, <extra_id_99> </s> <pad> <unk> <extra_id_100>"]
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def test_ids_equal_transformers(folders: dict[str, Path], form: str, tmp_path: P
     for loaded in (tokenizer, CtxT5Tokenizer.from_pretrained(tmp_path), T5Tokenizer.from_pretrained(tmp_path)):
         assert loaded.get_vocab() == reference.get_vocab()
         assert set(loaded.all_special_ids) == set(reference.all_special_ids)
-        for texts in (TEXTS[:20], TRICKY):
+        for texts in (TEXTS[:20], EDGE_CASE_TEXTS):
             assert_same_encodings(loaded, reference, texts, padding=True)
     assert tokenizer.convert_tokens_to_ids("<extra_id_0>") == len(tokenizer) - 1
     assert tokenizer.convert_tokens_to_ids("<extra_id_99>") == len(tokenizer) - 100

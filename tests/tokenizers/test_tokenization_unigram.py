@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from tokenizer_texts import TEXTS, TRICKY, train_sentencepiece
+from tokenizer_texts import EDGE_CASE_TEXTS, TEXTS, train_sentencepiece
 from transformers import AlbertTokenizer, XLNetTokenizer
 from transformers.convert_slow_tokenizer import AlbertConverter, XLNetConverter
 
@@ -17,7 +17,7 @@ from hf_ctxmodels.models.xlnet.tokenization_xlnet import CtxXLNetTokenizer
 from hf_ctxmodels.objectives.features import NonSpecialTokens
 from hf_ctxmodels.tokenizers import unigram
 
-TRICKY = [*TRICKY, "[CLS] [MASK] literal [SEP] <mask> specials<mask> <eop> <eod> <sep> <pad>"]
+EDGE_CASE_TEXTS = [*EDGE_CASE_TEXTS, "[CLS] [MASK] literal [SEP] <mask> specials<mask> <eop> <eod> <sep> <pad>"]
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def test_ids_equal_transformers(case, folders, form, options):
         for tokenizer_class in (case.tokenizer_class, case.reference_class)
     )
     assert tokenizer.get_vocab() == reference.get_vocab()
-    for texts in (TEXTS[:20], TRICKY):
+    for texts in (TEXTS[:20], EDGE_CASE_TEXTS):
         single = tokenizer(texts, return_offsets_mapping=True)
         expected = reference(texts, return_offsets_mapping=True)
         assert (single.input_ids, single.offset_mapping) == (expected.input_ids, expected.offset_mapping)
@@ -113,7 +113,7 @@ def test_ids_equal_transformers(case, folders, form, options):
         assert encoded_pairs.data == reference(**pairs, return_token_type_ids=True).data
         assert any(encoded_pairs.token_type_ids[0])
         assert tokenizer(**pairs, padding=True).input_ids == reference(**pairs, padding=True).input_ids
-    ids = tokenizer(TRICKY[1]).input_ids
+    ids = tokenizer(EDGE_CASE_TEXTS[1]).input_ids
     assert tokenizer.decode(ids) == reference.decode(ids)
 
 

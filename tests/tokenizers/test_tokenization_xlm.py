@@ -5,7 +5,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from tokenizer_texts import TEXTS, TRICKY, write_bpe_files
+from tokenizer_texts import EDGE_CASE_TEXTS, TEXTS, write_bpe_files
 from transformers import AutoTokenizer, XLMTokenizer
 
 from hf_ctxmodels import CtxError, CtxXLMTokenizer
@@ -21,7 +21,7 @@ LINES = [
 
 @pytest.fixture(scope="module")
 def tagged() -> CtxXLMTokenizer:
-    texts = [f"<de> {text}\n<fr> {LINES[0]}" for text in [*TEXTS, *TRICKY, *LINES]]
+    texts = [f"<de> {text}\n<fr> {LINES[0]}" for text in [*TEXTS, *EDGE_CASE_TEXTS, *LINES]]
     return CtxXLMTokenizer.train(texts, 500, min_frequency=1)
 
 
@@ -45,7 +45,7 @@ def test_ids_equal_transformers(files: Path, language: str, do_lower_case: bool)
     tokenizer = CtxXLMTokenizer.from_pretrained(files, do_lowercase_and_remove_accent=do_lower_case, lang2id=names)
     assert tokenizer.get_vocab() == reference.get_vocab()
     assert len(tokenizer) == tokenizer.vocab_size == len(reference)
-    for text in [*TEXTS[:10], *TRICKY, *LINES]:
+    for text in [*TEXTS[:10], *EDGE_CASE_TEXTS, *LINES]:
         expected = reference.convert_tokens_to_ids(reference._tokenize(text, lang=language))
         encoded = tokenizer(text, language=language)
         assert encoded.input_ids == [tokenizer.cls_token_id, *expected, tokenizer.sep_token_id], text
@@ -92,7 +92,9 @@ def test_pairs_and_accents(tagged: CtxXLMTokenizer) -> None:
 
 
 def test_token_counts(tagged: CtxXLMTokenizer) -> None:
-    rows = tagged([line for text in [*TEXTS, *TRICKY, *LINES] for line in (text, LINES[0])], add_special_tokens=False)
+    rows = tagged(
+        [line for text in [*TEXTS, *EDGE_CASE_TEXTS, *LINES] for line in (text, LINES[0])], add_special_tokens=False
+    )
     counts = Counter(token for row in rows.input_ids for token in row)
     assert tagged.token_counts == [counts[token] for token in range(len(tagged))]
 

@@ -1,14 +1,14 @@
 """XLM-R's tokenizer: ids in fairseq's order, training, saving and errors."""
 
 import pytest
-from tokenizer_texts import TEXTS, TRICKY, assert_same_encodings, read_lines, train_sentencepiece
+from tokenizer_texts import EDGE_CASE_TEXTS, TEXTS, assert_same_encodings, read_lines, train_sentencepiece
 from tokenizers import AddedToken
 from transformers import XLMRobertaTokenizer
 
 from hf_ctxmodels import CtxXLMRobertaTokenizer
 from hf_ctxmodels.core.errors import CtxError
 
-TRICKY = [*TRICKY, "<s> literal </s> specials </s></s> <pad> <unk>, <mask> a<mask>, b"]
+EDGE_CASE_TEXTS = [*EDGE_CASE_TEXTS, "<s> literal </s> specials </s></s> <pad> <unk>, <mask> a<mask>, b"]
 FIRST_TOKENS = ["<s>", "<pad>", "</s>", "<unk>"]
 
 
@@ -38,7 +38,7 @@ def test_ids_equal_transformers(folders, form):
     tokenizer, reference = CtxXLMRobertaTokenizer.from_pretrained(folders[form]), load_reference(folders[form])
     assert tokenizer.get_vocab() == reference.get_vocab()
     assert tokenizer.convert_ids_to_tokens([0, 1, 2, 3, len(tokenizer) - 1]) == [*FIRST_TOKENS, "<mask>"]
-    for texts in (TEXTS[:20], TRICKY):
+    for texts in (TEXTS[:20], EDGE_CASE_TEXTS):
         assert_same_encodings(tokenizer, reference, texts, padding=True)
 
 
@@ -65,7 +65,7 @@ def test_train(tmp_path):
     assert trained.tokenize("bridge letter") == ["▁bridge", "▁letter"]
     assert trained.tokenize("``") != trained.tokenize('"'), "quotes are not normalized"
     trained.save_pretrained(tmp_path)
-    assert load_reference(tmp_path)(TRICKY).input_ids == trained(TRICKY).input_ids
+    assert load_reference(tmp_path)(EDGE_CASE_TEXTS).input_ids == trained(EDGE_CASE_TEXTS).input_ids
 
 
 def test_model_of_another_family_raises(tmp_path):

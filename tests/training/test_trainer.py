@@ -9,7 +9,7 @@ import torch
 from accelerate import Accelerator
 from datasets import Dataset
 from torch._dynamo.utils import counters
-from training_runs import rows_of, trainer_arguments
+from training_runs import trainer_arguments, unbatch
 from transformers import EvalPrediction, Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer
 from zoo import ARCHETYPES, HEADS, Case, learnable_batch, make_batch, make_targets
 from zoo.batches import follow_labels
@@ -38,7 +38,7 @@ def make_trainer(head: Case, tmp_path) -> Callable[..., Trainer]:
     ) -> Trainer:
         defaults = {"per_device_train_batch_size": 16, "learning_rate": 5e-3, "logging_strategy": "no"}
         batch = learnable_batch(head, 32, seed=1)[0] if batch is None else batch
-        rows = [row | {"row_number": index} for index, row in enumerate(rows_of(batch))]  # not a model input
+        rows = [row | {"row_number": index} for index, row in enumerate(unbatch(batch))]  # not a model input
         return trainer_class(
             model=head.model() if model is None else model,
             args=trainer_arguments(tmp_path, **(defaults | arguments)),
@@ -256,7 +256,7 @@ def test_seq2seq_trainer(case: Case, tmp_path) -> None:
 def test_trainer_compiles_without_graph_breaks(tmp_path) -> None:
     """`TrainingArguments(torch_compile=True)`; with the backend aot_eager, since code generation takes minutes."""
     case = next(case for case in HEADS if str(case) == "bert-AutoModelForMaskedLM")
-    rows = rows_of(learnable_batch(case, 32, seed=1)[0])
+    rows = unbatch(learnable_batch(case, 32, seed=1)[0])
     losses = []
     for options in ({}, {"torch_compile": True, "torch_compile_backend": "aot_eager"}):
         torch._dynamo.reset()

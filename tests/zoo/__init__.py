@@ -50,6 +50,6 @@ from zoo.matrix import (
     TIED_HEADS,
     TOKEN_HEADS,
     as_subtests,
-    each_forward,
     grouped_by_family,
+    parametrize_forwards,
 )

@@ -115,4 +115,4 @@ TIED_HEADS = [case for case in CASES if case.model_class._tied_weights_keys]
 NETWORKS = _architectures(BASES)
 REPRESENTATIVES = _representatives(HEADS)
 # Parametrizes a test of the heads by one case for each forward.
-each_forward = pytest.mark.parametrize("head_case", REPRESENTATIVES, ids=str)
+parametrize_forwards = pytest.mark.parametrize("head_case", REPRESENTATIVES, ids=str)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch.nn import functional as F
-from training_runs import CallbackRun, arguments, new_model, rows_of, run, trainer_arguments
+from training_runs import CallbackRun, arguments, new_model, run, trainer_arguments, unbatch
 from transformers import Trainer
 from zoo import HEADS, Case, as_subtests, assert_close, labeled_batch
 
@@ -337,7 +337,7 @@ def test_unsupported_arguments_raise(tmp_path: Path) -> None:
 def test_methods_with_trainer(tmp_path: Path) -> None:
     """One SGD step equals the step computed by hand; chain-thaw trains its stages in order."""
     batch = labeled_batch(BERT)
-    rows = rows_of(batch)
+    rows = unbatch(batch)
     no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     options = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "max_grad_norm": 0.0}
     options |= {"optim": "sgd", "learning_rate": 0.1, "lr_scheduler_type": "constant"}

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from accelerate import Accelerator
-from training_runs import rows_of, trainer_arguments
+from training_runs import trainer_arguments, unbatch
 from transformers import BertConfig, BertForTokenClassification, T5Config, T5ForConditionalGeneration
 from zoo import Case, labeled_batch
 
@@ -107,7 +107,7 @@ def test_trainer_uses_smoothed_loss(tmp_path):
     sizes = {"max_steps": 1, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
     sgd = {"optim": "sgd", "learning_rate": 1.0, "lr_scheduler_type": "constant", "max_grad_norm": 0.0}
     arguments = trainer_arguments(tmp_path, **sizes, **sgd)
-    CtxTrainer(model, arguments, train_dataset=rows_of(batch), loss_function=loss_function).train()
+    CtxTrainer(model, arguments, train_dataset=unbatch(batch), loss_function=loss_function).train()
     for name, update in expected.items():
         torch.testing.assert_close(model.get_parameter(name) - before[name], update, rtol=0, atol=1e-5, msg=name)
 

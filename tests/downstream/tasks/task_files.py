@@ -9,7 +9,7 @@ def make_task(name, **arguments):
     return TASKS[name](TaskArguments(**arguments))
 
 
-def written(path, text):
+def write_file(path, text):
     data = text.encode()
     path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
     return str(path)

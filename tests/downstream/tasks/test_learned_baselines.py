@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from task_files import make_task, written
+from task_files import make_task, write_file
 
 from hf_ctxmodels.downstream.finetuning.task_evaluation import TaskEvaluation, learned_baseline_scores
 from hf_ctxmodels.downstream.tasks import tfidf
@@ -17,7 +17,7 @@ def write_tables(tmp_path, make_row, header: str, size: int = 120):
     rng, files = random.Random(0), []
     for name in ("train", "dev"):
         rows = [make_row(rng) for _ in range(size)]
-        files.append(written(tmp_path / f"{name}.tsv", "\n".join([header, *rows]) + "\n"))
+        files.append(write_file(tmp_path / f"{name}.tsv", "\n".join([header, *rows]) + "\n"))
     return files
 
 
@@ -87,7 +87,7 @@ def test_constant_predictions(tmp_path, name):
     header, rows, constant, description = TABLES[name]
     arguments = {"choice_columns": "one,two"} if name == "multiple-choice" else {}
     task = make_task(name, **arguments)
-    examples = task.read_file(written(tmp_path / "a.tsv", "\n".join([header, *rows]) + "\n"))
+    examples = task.read_file(write_file(tmp_path / "a.tsv", "\n".join([header, *rows]) + "\n"))
     labels = [example.target if name == "seq2seq" else example.label for example in examples]
 
     def warnings(predictions) -> list[str]:

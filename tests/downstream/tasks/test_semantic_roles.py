@@ -9,7 +9,7 @@ import pytest
 from commands import command_output, save, tiny_pair
 from hypothesis import given
 from hypothesis import strategies as st
-from task_files import make_task, written
+from task_files import make_task, write_file
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.table_files import iob1_to_bio
@@ -32,7 +32,7 @@ COLUMNS = """# sent_id = 1
 
 
 def test_columns_yield_one_example_per_predicate(tmp_path: Path) -> None:
-    file = written(tmp_path / "a.conll.gz", COLUMNS.replace("plan\tNN\t2\tobj\t_", "plan\tNN\t2\tobj\tplan.01"))
+    file = write_file(tmp_path / "a.conll.gz", COLUMNS.replace("plan\tNN\t2\tobj\t_", "plan\tNN\t2\tobj\tplan.01"))
     first, second = make_task(TASK).read_file(file)
     assert first.words == second.words == ["She", "gave", "up", "the", "plan", "to", "go"]
     assert (first.predicate, first.roleset, first.location[-2:]) == (1, "give.01", ":3")
@@ -40,20 +40,20 @@ def test_columns_yield_one_example_per_predicate(tmp_path: Path) -> None:
     assert (second.predicate, second.tags) == (4, ["O", "O", "O", "O", "B-V", "B-ARG1", "I-ARG1"])
     spaces = "Ann - (A0*A0) (A0*\nran run (V*V) *\nand - * *\nfell fall * (V*)\n".replace("(A0*\n", "(A0*)\n")
     columns = {"text_columns": "1", "label_column": "2"}
-    ran, fell = make_task(TASK, **columns).read_file(written(tmp_path / "b.conll", spaces))
+    ran, fell = make_task(TASK, **columns).read_file(write_file(tmp_path / "b.conll", spaces))
     assert (ran.tags, fell.tags) == (["B-A0", "B-V", "O", "O"], ["B-A0", "O", "O", "B-V"])
-    unlabeled = make_task(TASK, **columns).read_unlabeled(written(tmp_path / "c.conll", "Ann -\nran run\n"))
+    unlabeled = make_task(TASK, **columns).read_unlabeled(write_file(tmp_path / "c.conll", "Ann -\nran run\n"))
     assert [(example.predicate, example.tags) for example in unlabeled] == [(1, ["O", "O"])]
 
 
 def test_head_words(tmp_path: Path) -> None:
     """Spans are reduced to words whose heads are outside the span; Universal Propositions annotate head words."""
     text = COLUMNS.replace("plan\tNN\t2\tobj\t_", "plan\tNN\t2\tobj\tplan.01")
-    first, second = make_task(TASK, head_column=4).read_file(written(tmp_path / "a.conll", text))
+    first, second = make_task(TASK, head_column=4).read_file(write_file(tmp_path / "a.conll", text))
     assert first.tags == ["B-ARG0", "B-V", "O", "O", "B-ARG1", "O", "O"]
     assert second.tags == ["O", "O", "O", "O", "B-V", "O", "B-ARG1"]
     with pytest.raises(CtxError, match=r"(?s)as the head of each word.*a\.conll:3.*--head_column"):
-        make_task(TASK, head_column=3).read_file(written(tmp_path / "a.conll", text))
+        make_task(TASK, head_column=3).read_file(write_file(tmp_path / "a.conll", text))
     rows = [
         "# sent_id = 1",
         "1\tElle\til\tPRON\t_\t_\t2\tnsubj\t_\t_\tA0",
@@ -63,7 +63,7 @@ def test_head_words(tmp_path: Path) -> None:
         "4\tle\tle\tDET\t_\t_\t5\tdet\t_\t_\tR-A1",
         "5\tplan\tplan\tNOUN\t_\t_\t2\tobl\t_\t_\tA1",
     ]
-    (example,) = make_task(TASK, head_column=4).read_file(written(tmp_path / "fr.conllu", "\n".join(rows) + "\n"))
+    (example,) = make_task(TASK, head_column=4).read_file(write_file(tmp_path / "fr.conllu", "\n".join(rows) + "\n"))
     assert example.words == ["Elle", "parle", "de", "le", "plan"]
     assert example.tags == ["B-ARG0", "B-V", "B-ARGM-TMP", "B-R-ARG1", "B-ARG1"]
     assert (example.predicate, example.roleset) == (1, "speak.01")
@@ -72,7 +72,7 @@ def test_head_words(tmp_path: Path) -> None:
 def test_unknown_roles_count_as_errors(tmp_path: Path) -> None:
     task = make_task(TASK)
     lines = [f'{{"tokens": ["a", "b"], "predicate": 0, "tags": ["B-V", "{role}"]}}' for role in ("B-A0", "B-A9")]
-    train, test = ([*task.read_file(written(tmp_path / f"{n}.jsonl", line))] for n, line in enumerate(lines))
+    train, test = ([*task.read_file(write_file(tmp_path / f"{n}.jsonl", line))] for n, line in enumerate(lines))
     task.configure(CtxBertConfig(type_vocab_size=2), train, [])
     tokenizer = CtxBertTokenizer.train(["a b"], vocab_size=20)
     labels = task.encode(test, tokenizer).features[0]["labels"]
@@ -105,7 +105,7 @@ def test_universal_propositions(shared_data: Path, language: str) -> None:
 )
 def test_invalid_file_error_and_location(tmp_path: Path, name: str, text: str, message: str) -> None:
     with pytest.raises(CtxError, match=message):
-        make_task(TASK, text_columns="1", label_column="2").read_file(written(tmp_path / name, text))
+        make_task(TASK, text_columns="1", label_column="2").read_file(write_file(tmp_path / name, text))
 
 
 def naive_arguments(tags: list[str]) -> set[tuple[str, str]]:
@@ -155,7 +155,7 @@ def test_predicate_marker_and_valid_predictions(tmp_path: Path, type_vocab_size:
     tags = ["B-A0", "B-V", "B-A1", "I-A1", "I-A1", *["B-C-A1", "O"] * 4]
     line = json.dumps({"tokens": words, "predicate": 1, "tags": tags})
     task = make_task(TASK, max_length=16)
-    examples = task.read_file(written(tmp_path / "a.jsonl", line))
+    examples = task.read_file(write_file(tmp_path / "a.jsonl", line))
     config = CtxBertConfig(type_vocab_size=type_vocab_size)
     task.configure(config, examples, [])
     tokenizer = CtxBertTokenizer.train([" ".join(words[:5]) + " * neighbor garden"], vocab_size=80)
@@ -190,7 +190,7 @@ def test_predicate_marker_and_valid_predictions(tmp_path: Path, type_vocab_size:
 
 def test_tokenizer_without_marker_raises(tmp_path: Path, tokenizer: CtxBertTokenizer) -> None:
     task = make_task(TASK)
-    examples = task.read_file(written(tmp_path / "a.jsonl", '{"tokens": ["a"], "predicate": 0, "tags": ["B-V"]}'))
+    examples = task.read_file(write_file(tmp_path / "a.jsonl", '{"tokens": ["a"], "predicate": 0, "tags": ["B-V"]}'))
     task.configure(CtxBertConfig(type_vocab_size=0), examples, [])
     with pytest.raises(CtxError, match="does not know the mark"):
         task.encode(examples, tokenizer)
@@ -212,7 +212,7 @@ def test_finetune_learns_arguments_of_marked_predicate(tmp_path: Path, setup: st
             tags = ["O"] * 7
             tags[start : start + 3] = ["B-A0", "B-V", "B-A1"]
             lines.append(json.dumps({"tokens": words, "predicate": start + 1, "tags": tags}))
-    files = [written(tmp_path / f"{name}.jsonl", "\n".join(rows) + "\n") for name, rows in
+    files = [write_file(tmp_path / f"{name}.jsonl", "\n".join(rows) + "\n") for name, rows in
              (("train", lines[:80]), ("dev", lines[80:]))]  # fmt: skip
     text = " ".join([*NOUNS, *VERBS, "and", "*", "."] * 3)
     family = "bert" if setup == "features" else setup

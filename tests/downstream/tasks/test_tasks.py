@@ -7,7 +7,7 @@ from dataclasses import fields
 import numpy as np
 import pytest
 import torch
-from task_files import make_task, written
+from task_files import make_task, write_file
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.table_files import read_table
@@ -28,12 +28,12 @@ QUOTED = [{"text": 'a "b", c\r\nd', "label": "1"}, {"text": "e", "label": "0"}]
     ],
 )
 def test_tables_are_read(tmp_path, name, text, expected):
-    rows = read_table(written(tmp_path / name, text), list(expected[0]))
+    rows = read_table(write_file(tmp_path / name, text), list(expected[0]))
     assert [row.values for row in rows] == expected
 
 
 def test_rows_have_line_numbers(tmp_path):
-    file = written(tmp_path / "a.csv", 'text\n"one\ntwo"\nthree\n')
+    file = write_file(tmp_path / "a.csv", 'text\n"one\ntwo"\nthree\n')
     assert [row.location for row in read_table(file, ["text"])] == [f"{file}:2", f"{file}:4"]
 
 
@@ -66,13 +66,13 @@ def test_invalid_table_error_and_location(tmp_path, name, text, message):
     if isinstance(text, bytes):
         (tmp_path / name).write_bytes(text)
     elif text is not None:
-        written(tmp_path / name, text)
+        write_file(tmp_path / name, text)
     with pytest.raises(CtxError, match=message):
         make_task("sequence-classification").read(str(tmp_path / name), "train")
 
 
 def test_labels_are_sorted_and_saved_in_config(tmp_path, tokenizer):
-    file = written(tmp_path / "a.tsv", "text\tlabel\nThe cat\t10\nA dog\t9\nNobody saw\t10\n")
+    file = write_file(tmp_path / "a.tsv", "text\tlabel\nThe cat\t10\nA dog\t9\nNobody saw\t10\n")
     task = make_task("sequence-classification")
     examples = task.read(file, "train")
     config = CtxBertConfig()
@@ -96,7 +96,7 @@ def test_labels_are_sorted_and_saved_in_config(tmp_path, tokenizer):
 
 
 def test_pairs_are_truncated_longest_first(tmp_path, tokenizer):
-    file = written(tmp_path / "a.csv", f"a,b,label\n{'The cat ' * 20},A dog,1\nA dog,The cat,0\n")
+    file = write_file(tmp_path / "a.csv", f"a,b,label\n{'The cat ' * 20},A dog,1\nA dog,The cat,0\n")
     task = make_task("sequence-classification", text_columns="a,b", max_length=12)
     examples = task.read(file, "train")
     task.configure(CtxBertConfig(), examples, [])
@@ -106,17 +106,17 @@ def test_pairs_are_truncated_longest_first(tmp_path, tokenizer):
 
 
 def test_spaces_around_labels_are_removed(tmp_path):
-    file = written(tmp_path / "a.csv", "text,label\nx,a\ny,a \nz, b\n")
+    file = write_file(tmp_path / "a.csv", "text,label\nx,a\ny,a \nz, b\n")
     examples = TASKS["sequence-classification"](TaskArguments()).read(str(file), "train")
     assert [example.label for example in examples] == ["a", "a", "b"]
-    file = written(tmp_path / "a.conll", "Anna\tB-PER \nsaw\tO\n")
+    file = write_file(tmp_path / "a.conll", "Anna\tB-PER \nsaw\tO\n")
     (example,) = TASKS["token-classification"](TaskArguments()).read(str(file), "train")
     assert [*example.tags] == ["B-PER", "O"]
 
 
 def test_validation_on_training_file_warns(tmp_path, capsys):
-    file = written(tmp_path / "a.csv", "text,label\nx,a\n")
-    copy = written(tmp_path / "b.csv", "text,label\nx,a\n")
+    file = write_file(tmp_path / "a.csv", "text,label\nx,a\n")
+    copy = write_file(tmp_path / "b.csv", "text,label\nx,a\n")
     task = TASKS["sequence-classification"](TaskArguments())
     task.read_splits(str(file), str(copy))
     assert "warning" not in capsys.readouterr().err
@@ -147,7 +147,7 @@ def test_validation_on_training_file_warns(tmp_path, capsys):
     ],
 )
 def test_invalid_example_error_reports_line(tmp_path, task, line, message):
-    file = written(tmp_path / "a.jsonl", '{"text": "x", "choices": ["a", "b"], "label": 1}\n' + line)
+    file = write_file(tmp_path / "a.jsonl", '{"text": "x", "choices": ["a", "b"], "label": 1}\n' + line)
     with pytest.raises(CtxError, match=rf"(?s){message}.*a\.jsonl:2"):
         make_task(task).read(file, "train")
 
@@ -156,17 +156,17 @@ def test_invalid_example_error_reports_line(tmp_path, task, line, message):
 def test_test_sets_without_labels_raise(tmp_path, task):
     """GLUE test sets have the label -1 in all rows; -1 among other labels is a valid label."""
     line = '{"text": "x", "choices": ["a", "b"], "label": %s}\n'
-    file = written(tmp_path / "a.jsonl", (line % -1) * 2)
+    file = write_file(tmp_path / "a.jsonl", (line % -1) * 2)
     with pytest.raises(CtxError, match=r"(?s)All 2 labels in 'label' are -1.*a\.jsonl:1.*hf-ctxmodels predict"):
         make_task(task).read(file, "validation")
     if task != "multiple-choice":
-        assert len(make_task(task).read(written(tmp_path / "b.jsonl", line % -1 + line % 1), "train")) == 2
+        assert len(make_task(task).read(write_file(tmp_path / "b.jsonl", line % -1 + line % 1), "train")) == 2
 
 
 def test_unknown_and_single_labels_raise(tmp_path, tokenizer):
     task = make_task("sequence-classification")
-    train = task.read(written(tmp_path / "a.tsv", "text\tlabel\nx\tpos\ny\tneg\n"), "train")
-    validation = task.read(written(tmp_path / "b.tsv", "text\tlabel\nx\tneutral\n"), "validation")
+    train = task.read(write_file(tmp_path / "a.tsv", "text\tlabel\nx\tpos\ny\tneg\n"), "train")
+    validation = task.read(write_file(tmp_path / "b.tsv", "text\tlabel\nx\tneutral\n"), "validation")
     task.configure(CtxBertConfig(), train, validation)
     with pytest.raises(CtxError, match=r"(?s)label 'neutral' does not occur.*'neg', 'pos'.*b\.tsv:2"):
         task.encode(validation, tokenizer)
@@ -176,7 +176,7 @@ def test_unknown_and_single_labels_raise(tmp_path, tokenizer):
 
 def test_regression_baseline_is_the_mean(tmp_path, tokenizer):
     task = make_task("regression", text_columns="1", label_column="2")
-    examples = task.read(written(tmp_path / "a.csv", "The cat,1\nA dog,2.5\n"), "train")
+    examples = task.read(write_file(tmp_path / "a.csv", "The cat,1\nA dog,2.5\n"), "train")
     config = CtxBertConfig()
     task.configure(config, examples, [])
     assert (config.num_labels, config.problem_type) == (1, "regression")
@@ -200,12 +200,12 @@ def test_demo_splits_are_balanced_and_disjoint():
 @pytest.mark.parametrize("layout", ["columns", "list"])
 def test_choices_are_paired_with_context(tmp_path, tokenizer, layout):
     lines = ["sent1,sent2,a,b,label", "The cat,A dog,saw,carried,1", "Nobody,Her brother,painted,forgot,0"]
-    file = written(tmp_path / "a.csv", "\n".join(lines))
+    file = write_file(tmp_path / "a.csv", "\n".join(lines))
     arguments = {"text_columns": "sent1,sent2", "choice_columns": "a,b"}
     if layout == "list":
         rows = [line.split(",") for line in lines[1:]]
         records = [{"sent1": r[0], "sent2": r[1], "endings": r[2:4], "label": int(r[4])} for r in rows]
-        file = written(tmp_path / "a.jsonl", "\n".join(map(json.dumps, records)))
+        file = write_file(tmp_path / "a.jsonl", "\n".join(map(json.dumps, records)))
         arguments["choice_columns"] = "endings"
     task = make_task("multiple-choice", **arguments)
     examples = task.read(file, "train")
@@ -228,7 +228,7 @@ RANKED += ["her dog,her cat,0", "her dog,no cat,0", "her dog,my cat,0"]
 def test_ranking_examples_and_scores(tmp_path, tokenizer):
     """Each relevant candidate is encoded with all irrelevant ones; scores have the order of the candidates."""
     task = make_task("ranking")
-    examples = task.read(written(tmp_path / "a.csv", "\n".join(RANKED)), "train")
+    examples = task.read(write_file(tmp_path / "a.csv", "\n".join(RANKED)), "train")
     assert [example.relevant for example in examples] == [(False, True, True), (True, False, False, False)]
     encoded = task.encode(examples, tokenizer)
     texts = [[tokenizer.decode(ids) for ids in feature["input_ids"]] for feature in encoded.features]
@@ -255,7 +255,7 @@ def test_ranking_examples_and_scores(tmp_path, tokenizer):
         (["query,candidate,label", "the cat,a,0"], r"(?s)None of the 1 candidates"),
     ):
         with pytest.raises(CtxError, match=message):
-            task.read(written(tmp_path / "b.csv", "\n".join(lines)), "train")
+            task.read(write_file(tmp_path / "b.csv", "\n".join(lines)), "train")
     with pytest.raises(CtxError, match="2 columns, got 1"):
         make_task("ranking", text_columns="query").read(str(tmp_path / "a.csv"), "train")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from task_files import make_task, written
+from task_files import make_task, write_file
 from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels import CtxError
@@ -27,7 +27,7 @@ def test_head_match_baseline(tmp_path: Path) -> None:
         {"sentences": [["He", "said", "it", "."], ["It", "is", "it"]], "clusters": [[[0, 0], [2, 2]]]},
     ]
     task = make_task("coreference")
-    train = task.read_file(written(tmp_path / "a.jsonl", "\n".join(map(json.dumps, documents))))
+    train = task.read_file(write_file(tmp_path / "a.jsonl", "\n".join(map(json.dumps, documents))))
     sentences = [
         ["So", "he", "saw", "Mr.", "Ash", ",", "the", "old", "dog", "."],
         ["Ash", "had", "Old", "Ash", ";", "it", "he"],
@@ -42,7 +42,7 @@ def test_head_match_baseline(tmp_path: Path) -> None:
 def test_long_mentions_limit_upper_bounds(tmp_path: Path) -> None:
     record = {"sentences": [["w"] * 14], "clusters": [[[0, 11], [13, 13]], [[1, 1], [2, 2]]]}
     task = make_task("coreference")
-    examples = task.read_file(written(tmp_path / "a.jsonl", json.dumps(record)))
+    examples = task.read_file(write_file(tmp_path / "a.jsonl", json.dumps(record)))
     bounds = task.upper_bounds(examples)
     assert bounds["mention_recall"] == 0.5
     assert bounds["b_cubed_precision"] == 1
@@ -56,8 +56,8 @@ def test_singletons_are_not_clusters(tmp_path: Path) -> None:
         {"sentences": [["a", "b"]], "clusters": [[[0, 0], [1, 1]]]},
     ]
     with pytest.raises(CtxError, match="No cluster has two mentions"):
-        task.read_file(written(tmp_path / "a.jsonl", json.dumps(texts[0])))
-    file = written(tmp_path / "b.jsonl", "\n".join(map(json.dumps, texts)))
+        task.read_file(write_file(tmp_path / "a.jsonl", json.dumps(texts[0])))
+    file = write_file(tmp_path / "b.jsonl", "\n".join(map(json.dumps, texts)))
     assert [example.clusters for example in task.read_file(file)] == [[], [[(0, 1), (1, 2)]]]
     assert [example.clusters for example in task.read_unlabeled(file)] == [[], []]
 
@@ -76,7 +76,7 @@ def test_files_without_clusters(tmp_path: Path) -> None:
         "words.txt": "Ann slept\nShe woke\n",
     }
     for name, text in files.items():
-        file = written(tmp_path / name, text)
+        file = write_file(tmp_path / name, text)
         (example,) = task.read_unlabeled(file)
         assert (example.sentences, example.clusters) == (words, []), name
         if name not in ("words.conll", "entities.conll"):  # without a cluster column

@@ -5,7 +5,7 @@ import sys
 
 import numpy as np
 import pytest
-from task_files import make_task, written
+from task_files import make_task, write_file
 from transformers import BartConfig
 
 from hf_ctxmodels.core.errors import CtxError
@@ -34,7 +34,7 @@ def word_tokenizer() -> CtxCoveTokenizer:
 def prepare(tmp_path, tokenizer, pairs=PAIRS, **arguments):
     task = make_task("seq2seq", **{"metrics": METRICS, **arguments})
     lines = [json.dumps({"source": source, "target": target}) for source, target in pairs]
-    examples = task.read(written(tmp_path / "a.jsonl", "\n".join(lines)), "train")
+    examples = task.read(write_file(tmp_path / "a.jsonl", "\n".join(lines)), "train")
     fields = task.config_fields(tokenizer)
     config = CtxLaserConfig if "num_languages" in fields else CtxCoveConfig
     task.configure(config(**fields), examples, examples)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from seqeval.metrics.sequence_labeling import get_entities
-from task_files import make_task, written
+from task_files import make_task, write_file
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.table_files import iob1_to_bio, read_conll, read_conllu
@@ -27,7 +27,7 @@ Peter NNP B-NP I-PER
 
 
 def test_conll_columns_are_read_and_converted(tmp_path):
-    sentences = read_conll(written(tmp_path / "a.conll", CONLL))
+    sentences = read_conll(write_file(tmp_path / "a.conll", CONLL))
     assert [sentence.words for sentence in sentences] == [["U.N.", "official", "Ekeus", "Rolf"], ["Peter"]]
     assert [sentence.tags for sentence in sentences] == [["B-ORG", "O", "B-PER", "B-PER"], ["B-PER"]]
     assert [sentence.location.rsplit(":")[-1] for sentence in sentences] == ["3", "8"]
@@ -49,7 +49,7 @@ CONLLU = "# text = du\n1-2\tdu\t_\t_\t_\t_\t_\t_\t_\t_\n1\tde\tde\tADP\t_\t_\t0\
 
 
 def test_conllu_yields_syntactic_words(tmp_path):
-    (sentence,) = read_conllu(written(tmp_path / "a.conllu", CONLLU), "FORM", "UPOS")
+    (sentence,) = read_conllu(write_file(tmp_path / "a.conllu", CONLLU), "FORM", "UPOS")
     assert (sentence.words, sentence.tags) == (["de", "le"], ["ADP", "DET"])
     assert read_conllu(tmp_path / "a.conllu", "LEMMA", "DEPREL")[0].tags == ["root", "det"]
 
@@ -68,7 +68,7 @@ def test_conllu_yields_syntactic_words(tmp_path):
     ],
 )
 def test_invalid_tagging_file_error_and_location(tmp_path, name, text, arguments, message):
-    file = name if text is None else written(tmp_path / name, text)
+    file = name if text is None else write_file(tmp_path / name, text)
     with pytest.raises(CtxError, match=message):
         make_task("token-classification", **arguments).read(file, "train")
 
@@ -76,7 +76,7 @@ def test_invalid_tagging_file_error_and_location(tmp_path, name, text, arguments
 def test_first_subword_is_labeled_and_each_word_predicted(tmp_path, tokenizer):
     words = ["sailor", "mended", "unrelatedness", "\u200b", *["neighbor", "garden"] * 8]
     tags = ["B-PER", "O", "B-LOC", "O", *["I-LOC", "O"] * 8]
-    file = written(tmp_path / "a.jsonl", json.dumps({"tokens": words, "tags": tags}))
+    file = write_file(tmp_path / "a.jsonl", json.dumps({"tokens": words, "tags": tags}))
     task = make_task("token-classification", max_length=9)
     examples = task.read(file, "train")
     config = CtxBertConfig()
@@ -100,9 +100,9 @@ def test_first_subword_is_labeled_and_each_word_predicted(tmp_path, tokenizer):
 def test_tagging_baseline_is_most_frequent_tag(tmp_path):
     task = make_task("token-classification")
     train = task.read(
-        written(tmp_path / "a.conll", "run VERB\nrun VERB\nrun NOUN\nof ADP\nin ADP\nto ADP\nat ADP\n"), "train"
+        write_file(tmp_path / "a.conll", "run VERB\nrun VERB\nrun NOUN\nof ADP\nin ADP\nto ADP\nat ADP\n"), "train"
     )
-    validation = task.read(written(tmp_path / "b.conll", "run NOUN\nzebra NOUN\n"), "validation")
+    validation = task.read(write_file(tmp_path / "b.conll", "run NOUN\nzebra NOUN\n"), "validation")
     task.configure(CtxBertConfig(), train, validation)
     assert task.baseline(train, validation) == [["VERB", "ADP"]]
     assert list(task.score(validation, [["NOUN", "ADP"]])) == ["accuracy", "f1_macro"]
@@ -115,7 +115,7 @@ def squad_file(path, *questions):
         answers = [{"text": text, "answer_start": start} for start, text in spans]
         entry = {"id": f"q{i}", "question": question, "is_impossible": not answers, "answers": answers}
         paragraphs.append({"context": context, "qas": [entry]})
-    return written(path, json.dumps({"data": [{"title": "t", "paragraphs": paragraphs}]}))
+    return write_file(path, json.dumps({"data": [{"title": "t", "paragraphs": paragraphs}]}))
 
 
 CONTEXT = " ".join(f"The old sailor mended the bridge {number} times." for number in range(40))
@@ -215,7 +215,7 @@ def test_invalid_squad_file_error(tmp_path, content, message):
     if content is None:
         squad_file(file, ("Who?", "The cat.", [(3, "cat")]))
     else:
-        written(file, content)
+        write_file(file, content)
     with pytest.raises(CtxError, match=message):
         make_task("question-answering").read(str(file), "train")
 
