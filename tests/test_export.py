@@ -14,9 +14,19 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from commands import command_output, run_command
+from safetensors.torch import load_file
 from torch import Tensor
-from transformers import AutoTokenizer
+from transformers import (
+    AutoTokenizer,
+    BertConfig,
+    BertModel,
+    MT5Config,
+    MT5EncoderModel,
+    MT5ForConditionalGeneration,
+    PreTrainedModel,
+)
 
 from hf_ctxmodels import CtxBertConfig, CtxBertForSequenceClassification, CtxBertTokenizer, CtxError
 from hf_ctxmodels.compression.int8.modules import HAS_INT8_PRODUCT
@@ -44,6 +54,14 @@ EXPORTS = [
     *(slow(family, SEQUENCES, "model") for family in ("xlnet", "bart")),
     slow("t5", SEQ2SEQ, "decoder"),
 ]
+SMALL_T5 = {"vocab_size": 60, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2}
+SMALL_BERT = {
+    "vocab_size": 60,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+}
 TOLERANCE = 1e-4  # largest difference of an output, relative to its largest value
 
 
@@ -295,6 +313,34 @@ print(type(model).__name__, *model.eval()(**tokenizer("one two", return_tensors=
     )
     flags = {"model": tmp_path / "mass", "output_dir": tmp_path / "no"}
     assert "transformers has no class for CtxMassModel" in command_output("export transformers", **flags, fails=True)
+
+
+@pytest.mark.parametrize(
+    ("reference", "architecture"),
+    [
+        (MT5ForConditionalGeneration(MT5Config(**SMALL_T5)), "T5ForConditionalGeneration"),
+        (MT5EncoderModel(MT5Config(**SMALL_T5)), "T5EncoderModel"),
+        (BertModel(BertConfig(**SMALL_BERT), add_pooling_layer=False), "BertModel"),
+    ],
+    ids=["mT5", "mT5 encoder", "encoder without pooler"],
+)
+def test_export_of_reference_checkpoint(reference: PreTrainedModel, architecture: str, tmp_path: Path) -> None:
+    """The checkpoint of a class, or of a related class, is exported with its weights; a lacking head is an error."""
+    reference.eval().save_pretrained(tmp_path / "reference")
+    flags = {"model": tmp_path / "reference", "output_dir": tmp_path / "exported"}
+    assert f"as {architecture}" in command_output("export transformers", **flags)
+    options = {"add_pooling_layer": False} if architecture == "BertModel" else {}
+    exported = getattr(transformers, architecture).from_pretrained(tmp_path / "exported", **options).eval()
+    ids = torch.arange(3, 12)[None]
+    inputs = {"input_ids": ids} | ({"decoder_input_ids": ids} if "Generation" in architecture else {})
+    with torch.no_grad():
+        torch.testing.assert_close(exported(**inputs)[0], reference(**inputs)[0], rtol=1e-5, atol=1e-5)
+    if architecture == "BertModel":
+        assert not any("pooler" in name for name in load_file(tmp_path / "exported" / "model.safetensors"))
+        config = tmp_path / "reference" / "config.json"
+        config.write_text(config.read_text().replace("BertModel", "BertForTokenClassification"))
+        error = command_output("export transformers", "--overwrite", **flags, fails=True)
+        assert "lacks 2 weights of CtxBertForTokenClassification" in error
 
 
 def test_export_to_transformers_without_tokenizer(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

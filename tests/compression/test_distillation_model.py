@@ -8,13 +8,14 @@ import pytest
 import torch
 import transformers
 from distillation_models import VOCABULARY, collate_padded, distillation_batch, features, make_classifier, new_model
+from huggingface_hub.errors import StrictDataclassError
 from safetensors.torch import load_file
 from training_runs import trainer_arguments
 from transformers import AutoModelForMaskedLM, DistilBertForMaskedLM, DistilBertModel, Trainer
 from zoo import assert_close
 
 import hf_ctxmodels
-from hf_ctxmodels import CtxBertForMaskedLM, CtxBertModel
+from hf_ctxmodels import CtxBertForMaskedLM, CtxBertForNextSentencePrediction, CtxBertModel
 from hf_ctxmodels.compression.distillation import (
     CosineLoss,
     CtxDistillationModel,
@@ -27,6 +28,7 @@ from hf_ctxmodels.compression.distillation import (
 )
 from hf_ctxmodels.compression.distillation.model import PROJECTIONS_FILE
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_saved_model
 from hf_ctxmodels.training.accelerator import make_accelerator
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.loop import TrainingLoop
@@ -191,25 +193,54 @@ def test_student_of_copied_layers_exports_to_distilbert(tmp_path):
             segments = torch.ones_like(batch["input_ids"])
             actual = getattr(converted.eval()(**batch, token_type_ids=segments), field)
             assert_close(actual[is_token], getattr(reference.eval()(**batch), field)[is_token], folder, 1e-6)
-    for unsupported, message in (
-        (make_classifier(2, type_vocab_size=0), "does not support the head"),
-        (CtxBertModel(student.config), "no pooler"),
-        (new_model(2, type_vocab_size=0, layer_norm_eps=1e-5), "layer_norm_eps"),
-    ):
-        with pytest.raises(CtxError, match=message):
-            unsupported.export_reference(tmp_path / "refused")
     with pytest.raises(CtxError, match="different shapes"):
         copy_layers(new_model(2, hidden_size=4), teacher, [0, 1])
 
 
+@pytest.mark.parametrize(
+    "model",
+    [
+        make_classifier(2, type_vocab_size=0),
+        CtxBertModel(new_model(2, type_vocab_size=0).config),
+        new_model(2, type_vocab_size=0, layer_norm_eps=1e-5),
+    ],
+    ids=["tanh classifier", "pooler", "layer norm"],
+)
+def test_export_without_segments_to_bert(model, tmp_path):
+    """What DistilBERT does not support is a BERT whose segment embeddings are zero."""
+    model.eval().export_reference(tmp_path)
+    reference_class = getattr(transformers, type(model).__name__.removeprefix("Ctx"))
+    reference, report = reference_class.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(report.values()), report
+    batch = {name: value for name, value in collate_padded(features()).items() if name != "labels"}
+    is_token = batch["attention_mask"] == 1
+    with torch.no_grad():
+        expected = reference(**batch, token_type_ids=torch.ones_like(batch["input_ids"]))
+        outputs = model(**batch)
+    for field in expected:
+        tokens = is_token if expected[field].dim() == 3 else slice(None)
+        assert_close(outputs[field][tokens], expected[field][tokens], field, 1e-6)
+    assert model.config.type_vocab_size == 0
+    assert model.base_model.embeddings.token_type_embeddings is None
+
+
+def test_pooler_activation_without_reference_raises(tmp_path):
+    model = new_model(2, CtxBertForNextSentencePrediction, type_vocab_size=0, pooler_act="relu")
+    with pytest.raises(CtxError, match="does not support pooler_act='relu'"):
+        model.export_reference(tmp_path)
+    with pytest.raises(StrictDataclassError, match="only a DistilBERT"):
+        new_model(2, pooler_act="relu")
+
+
 def test_transformers_distilbert_loads_as_bert(tmp_path, subtests):
-    """The BERT has no segments and equal outputs; heads with a ReLU classifier raise an error."""
+    """The BERT has no segments, equal outputs, and is exported as the same class."""
     fields = {"vocab_size": 60, "dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 32, "max_position_embeddings": 32}
     config = transformers.DistilBertConfig(**fields, dropout=0.3, attention_dropout=0.2, activation="relu")
     batch = {"input_ids": torch.randint(5, 60, (3, 9)), "attention_mask": torch.ones(3, 9, dtype=torch.long)}
     batch["attention_mask"][1, 6:] = 0
     is_token = batch["attention_mask"] == 1
-    for name in ("ForMaskedLM", "Model", "ForTokenClassification", "ForQuestionAnswering"):
+    classifiers = ("ForSequenceClassification", "ForMultipleChoice")
+    for name in ("ForMaskedLM", "Model", "ForTokenClassification", "ForQuestionAnswering", *classifiers):
         with subtests.test(name=name):
             torch.manual_seed(0)
             reference = getattr(transformers, f"DistilBert{name}")(config).eval()
@@ -222,14 +253,17 @@ def test_transformers_distilbert_loads_as_bert(tmp_path, subtests):
             converted, report = model_class.from_pretrained(tmp_path / name, output_loading_info=True, **options)
             assert not any(report.values()), report
             assert (converted.config.type_vocab_size, converted.config.hidden_dropout_prob) == (0, 0.3)
+            inputs = {key: value[None] for key, value in batch.items()} if name == "ForMultipleChoice" else batch
+            tokens = slice(None) if name in classifiers else is_token
             with torch.no_grad():
-                expected, outputs = reference(**batch), converted(**batch)
+                expected, outputs = reference(**inputs), converted(**inputs)
             for field in expected:
-                assert_close(outputs[field][is_token], expected[field][is_token], field, 1e-5)
+                assert_close(outputs[field][tokens], expected[field][tokens], field, 1e-5)
             assert type(load_family_config(tmp_path / name)) is type(converted.config)
-            converted.save_pretrained(tmp_path / "own")
-            assert torch.equal(model_class.from_pretrained(tmp_path / "own", **options)(**batch)[0], outputs[0])
-    for name in ("ForSequenceClassification", "ForMultipleChoice"):
-        getattr(transformers, f"DistilBert{name}")(config).save_pretrained(tmp_path / name)
-        with pytest.raises(CtxError, match="with ReLU"):
-            getattr(hf_ctxmodels, f"CtxBert{name}").from_pretrained(tmp_path / name)
+            converted.save_pretrained(tmp_path / "native")
+            assert torch.equal(model_class.from_pretrained(tmp_path / "native", **options)(**inputs)[0], outputs[0])
+            load_saved_model(tmp_path / name).export_reference(tmp_path / "exported")
+            exported, report = type(reference).from_pretrained(tmp_path / "exported", output_loading_info=True)
+            assert not any(report.values()), report
+            with torch.no_grad():
+                assert_close(exported.eval()(**inputs)[0], expected[0], "exported", 1e-6)

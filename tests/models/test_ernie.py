@@ -4,7 +4,7 @@ import inspect
 
 import pytest
 import torch
-from transformers import ErnieForPreTraining
+from transformers import ErnieForMaskedLM, ErnieForPreTraining
 from zoo import Case, assert_close, assert_same_outputs, load_strict, make_batch, make_targets
 
 from hf_ctxmodels import CtxErnieForMaskedLMWithPair, CtxErnieForPreTraining, CtxError
@@ -120,5 +120,8 @@ def test_export_and_loading_of_ernie_1_0_checkpoints(tmp_path):
     tokens = batch["attention_mask"] == 1
     assert_close(outputs.prediction_logits[tokens], expected.prediction_logits[tokens])
     assert_close(outputs.next_sentence_logits, expected.seq_relationship_logits)
+    model.export_reference(tmp_path / "masked-lm")
+    masked_lm = ErnieForMaskedLM.from_pretrained(tmp_path / "masked-lm").eval()
+    assert_close(masked_lm(**batch).logits[tokens], expected.prediction_logits[tokens])
     reloaded = load_strict(CtxErnieForPreTraining, tmp_path / "reference")
     assert_same_outputs(reloaded(**batch), outputs, batch["attention_mask"])

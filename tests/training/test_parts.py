@@ -14,6 +14,7 @@ from transformers import (
     BertConfig,
     DistilBertConfig,
     LlamaConfig,
+    MT5Config,
     PreTrainedConfig,
     XLMConfig,
     XLNetConfig,
@@ -28,6 +29,7 @@ from hf_ctxmodels.downstream.finetuning.arguments import StartingModelArguments
 from hf_ctxmodels.downstream.finetuning.finetuning_run import load_config_and_tokenizer
 from hf_ctxmodels.downstream.tasks import TASKS, TaskArguments
 from hf_ctxmodels.downstream.text2text.pretraining import PretrainingMixtureOptions
+from hf_ctxmodels.models.t5 import CtxT5Config
 from hf_ctxmodels.models.xlm import CtxXLMConfig
 from hf_ctxmodels.models.xlnet import CtxXLNetForQuestionAnswering
 from hf_ctxmodels.objectives import MaskedLM
@@ -44,6 +46,7 @@ from hf_ctxmodels.training.model_loading import (
     new_model,
     new_model_without_memory,
     parse_config_options,
+    prepare_for_training,
     verify_weights,
 )
 from hf_ctxmodels.training.pretraining import PretrainingArguments
@@ -295,6 +298,23 @@ def test_invalid_configurations_raise(tmp_path):
             load_config(tmp_path)
     with pytest.raises(CtxError, match="There is no such directory"):
         load_config(tmp_path / "nowhere")
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(CtxError, match="has an adapter, and no model"):
+        load_config(tmp_path / "adapter")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_half_precision_is_trained_in_float32(dtype: torch.dtype, tmp_path: Path, capsys) -> None:
+    save_tiny(tmp_path, FAMILIES["bert"], upstream=False)
+    CtxBertForMaskedLM.from_pretrained(tmp_path, dtype=dtype).save_pretrained(tmp_path)
+    model = load_model(tmp_path, "AutoModelForMaskedLM", load_config(tmp_path))
+    assert model.dtype is dtype
+    prepare_for_training(model)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    assert f"from {str(dtype).removeprefix('torch.')} to float32" in capsys.readouterr().err
+    model.save_pretrained(tmp_path)
+    assert load_config(tmp_path).dtype is torch.float32
 
 
 @pytest.mark.parametrize(
@@ -305,7 +325,8 @@ def test_invalid_configurations_raise(tmp_path):
         (BertConfig(quantization_config={"quant_method": "bitsandbytes"}), "AutoModel", BertConfig),
         (LlamaConfig(), "AutoModel", LlamaConfig),
         (BertConfig(), "AutoModelForSeq2SeqLM", BertConfig),  # UniLM also opens BERT checkpoints
-        (DistilBertConfig(), "AutoModelForSequenceClassification", DistilBertConfig),  # another head
+        (DistilBertConfig(), "AutoModelForSequenceClassification", CtxBertConfig),
+        (MT5Config(), "AutoModelForSeq2SeqLM", CtxT5Config),
         (XLMConfig(), "AutoModel", CtxXLMConfig),
         (XLMConfig(n_langs=3), "AutoModel", XLMConfig),  # the language of a text is unknown
     ],
