@@ -304,14 +304,8 @@ def _result_lines(results: list[LayerResult]) -> Iterator[str]:
 
 def _check_directories(source: str, output_dir: str, overwrite: bool) -> None:
     """Raise CtxError if the output directory is the model's, or has a model that may not be overwritten."""
-    if Path(source).is_dir() and Path(source).resolve() == Path(output_dir).resolve():
-        raise CtxError(
-            "The output directory is the directory of the model.",
-            location=f"--output_dir {output_dir}",
-            hint="choose another directory.",
-        )
     names = (*MODEL_FILES, *TOKENIZER_FILES, ADAPTERS_FOLDER)
-    check_output_directory(output_dir, names, flag="--output_dir", overwrite=overwrite)
+    check_output_directory(output_dir, names, flag="--output_dir", overwrite=overwrite, model=source)
 
 
 def _save_with_tokenizer(save_model: Callable[[str], None], source: str, output_dir: str) -> None:

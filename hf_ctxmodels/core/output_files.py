@@ -48,10 +48,19 @@ def require_writable(directory: str | Path, flag: str) -> None:
         ) from error
 
 
-def check_output_directory(directory: str | Path, names: Iterable[str], *, flag: str, overwrite: bool) -> None:
-    """Raise CtxError if the directory cannot be written to, or has one of the named files and `overwrite` is false."""
+def check_output_directory(
+    directory: str | Path, names: Iterable[str], *, flag: str, overwrite: bool, model: str | Path | None = None
+) -> None:
+    """Raise CtxError if the directory cannot be written to, is the directory of the input `model`, or has one of the
+    named files and `overwrite` is false."""
     require_writable(directory, flag)
     directory = Path(directory)
+    if model is not None and Path(model).is_dir() and directory.resolve() == Path(model).resolve():
+        raise CtxError(
+            "The output directory is the directory of the model.",
+            location=f"{flag} {directory}",
+            hint="choose another directory.",
+        )
     existing = [name for name in names if (directory / name).exists()]
     if existing and not overwrite:
         raise CtxError(

@@ -48,12 +48,7 @@ def describe_files(files: Mapping[str, str | bytes]) -> str:
 
 def check_repository_directory(names: Iterable[str], output_dir: str, model: str, *, overwrite: bool = False) -> None:
     """Raise CtxError if the output directory is the model's, or has one of the named files and `overwrite` is false."""
-    directory = Path(output_dir)
-    if directory.resolve() == Path(model).resolve():
-        raise CtxError(
-            "The output directory is the model's.", location=f"--output_dir {output_dir}", hint="use another directory."
-        )
-    check_output_directory(directory, names, flag="--output_dir", overwrite=overwrite)
+    check_output_directory(output_dir, names, flag="--output_dir", overwrite=overwrite, model=model)
 
 
 def write_files(files: Mapping[str, str | bytes], output_dir: str, model: str, *, overwrite: bool = False) -> None:
