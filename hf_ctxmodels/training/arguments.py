@@ -154,7 +154,11 @@ class LoopArguments(DeviceArguments):
 
     is_finetuning: ClassVar[bool] = False
     output_dir: str = flag(REQUIRED, "Directory for the model, its checkpoints and logs.")
-    max_steps: int | None = flag(None, "Optimizer steps to train; by default chosen from the model and the data.")
+    max_steps: int | None = flag(
+        None,
+        "Optimizer steps to train; by default chosen from the model and the data.",
+        conflicts=("num_train_epochs",),
+    )
     num_train_epochs: float | None = flag(None, "Passes over the data to train, instead of --max_steps.")
     per_device_batch_size: int = flag(32, "Examples per process and micro-batch.")
     gradient_accumulation_steps: int = _optimization_flag(1, "Micro-batches per optimizer step.")

@@ -77,6 +77,15 @@ def test_flags_override_recipe(tmp_path):
     assert parse(tmp_path, recipe, "--rate", "2", "--options", "c=1") == Flags("no", 2.0, None, True, ["c=1"])
 
 
+def test_flags_replace_conflicting_flags_of_recipe(tmp_path):
+    (tmp_path / "recipe.yaml").write_text("num_train_epochs: 3\noutput_dir: runs\n", encoding="utf-8")
+    argv = ["--recipe", str(tmp_path / "recipe.yaml")]
+    (options,) = parse_arguments(LoopArguments, argv=[*argv, "--max_steps", "5"])
+    assert (options.max_steps, options.num_train_epochs) == (5, None)
+    with pytest.raises(CtxError, match="given twice"):
+        parse_arguments(LoopArguments, argv=[*argv, "--max_steps=5", "--num_train_epochs", "1"])
+
+
 def test_invalid_recipes_and_flags_raise(tmp_path):
     for recipe, message in (
         ("nmae: x", r"Unknown key 'nmae'.*(?s:.)*name, options, quick, rate, steps"),
