@@ -326,6 +326,7 @@ def prepare_for_training(model: PreTrainedModel) -> None:
         name = str(model.dtype).removeprefix("torch.")
         print_status(f"the weights are converted from {name} to float32 for training", PartialState().is_main_process)
         model.float()
+        model.config.dtype = torch.float32
 
 
 def load_model(
