@@ -163,9 +163,9 @@ def checkpoint_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
     classes: dict[str, type[PreTrainedModel]] = {model.reference_class_name(): model for model in reversed(heads)}
     for model_type in family.config.reference_model_types:
         # classes of related types: DistilBertForMaskedLM is loaded by the class for BertForMaskedLM
-        prefix, related = (_reference_prefix(name) for name in (family.reference, model_type))
+        prefix, related_prefix = _reference_prefix(family.reference), _reference_prefix(model_type)
         classes |= {
-            related + name.removeprefix(prefix): model for name, model in classes.items() if name.startswith(prefix)
+            name.replace(prefix, related_prefix, 1): model for name, model in classes.items() if name.startswith(prefix)
         }
     classes |= {model.__name__: model for model in heads}
     for name in config.architectures or []:
@@ -190,9 +190,8 @@ def head_class(auto_class: str, config: PreTrainedConfig) -> Any:
         head = family.alternative_heads.get(auto_class)
         if head is None or type(config) is not family.config:
             continue
-        names = {head.__name__}
-        if head.reference_class_name() != family.models[auto_class].reference_class_name():
-            names.add(head.reference_class_name())
+        # both heads may have the same reference class, which does not name the alternative head
+        names = {head.__name__, head.reference_class_name()} - {family.models[auto_class].reference_class_name()}
         if names.intersection(config.architectures or ()):
             return head
     return get_auto_class(auto_class)

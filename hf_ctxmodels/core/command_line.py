@@ -80,8 +80,8 @@ def parse_arguments(
     """Parse the command line into one instance of each dataclass.
 
     `--recipe NAME` is a YAML file of `flag: value` pairs, or the name of one in the package. They are parsed like flags
-    at the start of the command line: the same checks apply, and the command line overrides the recipe, also a flag of
-    the recipe that cannot be combined with one of the command line.
+    at the start of the command line: the same checks apply, and the command line overrides the recipe. A flag of the
+    recipe that conflicts with a flag of the command line is dropped.
 
     Args:
         sections: Dataclasses, or tuples of a dataclass and the names of the fields that become flags. The fields are
@@ -103,9 +103,9 @@ def parse_arguments(
     recipe = finder.parse_known_args(argv)[0].recipe
     if recipe is not None and not {"-h", "--help"} & set(argv):
         path = find_packaged(recipe, "recipes", "recipe", "--recipe")
-        overridden = _conflicting_flags(sections, argv)
-        content = {name: value for name, value in read_recipe(path).items() if name not in overridden}
-        argv = recipe_flags(content, names, path) + argv
+        conflicting_names = _conflicting_flags(sections, argv)
+        recipe_values = {name: value for name, value in read_recipe(path).items() if name not in conflicting_names}
+        argv = recipe_flags(recipe_values, names, path) + argv
     _check_flags(argv, names, parser.prog)
     namespace, unknown = parser.parse_known_args(argv)
     if unknown:
@@ -121,15 +121,14 @@ def parse_arguments(
 
 
 def _conflicting_flags(sections: Sequence[Section], argv: Sequence[str]) -> set[str]:
-    """Names of the flags that cannot be combined with the flags of a command line, and are not among these."""
-    given = {argument.partition("=")[0].removeprefix("--") for argument in argv if argument.startswith("--")}
-    pairs = [
-        (entry.name, conflicting_name)
-        for section in sections
-        for entry in shown_fields(section)
-        for conflicting_name in entry.metadata.get("conflicts", ())
-    ]
-    return {second for pair in pairs for first, second in (pair, pair[::-1]) if first in given} - given
+    """Names of the flags that conflict with a flag of the command line, without the flags of the command line."""
+    argv_names = {argument.partition("=")[0].removeprefix("--") for argument in argv if argument.startswith("--")}
+    conflicting_names: set[str] = set()
+    for entry in (entry for section in sections for entry in shown_fields(section)):
+        for name in entry.metadata.get("conflicts", ()):
+            if argv_names & {entry.name, name}:
+                conflicting_names |= {entry.name, name}
+    return conflicting_names - argv_names
 
 
 def _check_flags(argv: Sequence[str], names: Collection[str], program: str) -> None:

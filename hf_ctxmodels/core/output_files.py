@@ -51,7 +51,7 @@ def require_writable(directory: str | Path, flag: str) -> None:
 def check_output_directory(
     directory: str | Path, names: Iterable[str], *, flag: str, overwrite: bool, model: str | Path | None = None
 ) -> None:
-    """Raise CtxError if the directory cannot be written to, is the directory of the input `model`, or has one of the
+    """Raise CtxError if the directory cannot be written to, is the directory of `model`, or has one of the
     named files and `overwrite` is false."""
     require_writable(directory, flag)
     directory = Path(directory)

@@ -122,14 +122,19 @@ def load_family_config(source: str | Path, changes: Mapping[str, Any] = MappingP
     config = load_config(source)
     if any(type(config) is family.config for family in FAMILIES.values()):
         return load_config(source, changes=changes)
-    for family in FAMILIES.values():
-        if config.model_type in family.config.reference_model_types:
-            return load_config(source, family.config, changes)
+    if (family := _family_of_reference(config)) is not None:
+        return load_config(source, family.config, changes)
     raise CtxError(
         f"A model with a {type(config).__name__} belongs to no family.",
         location=str(source),
         hint=f"use a model of one of: {', '.join(FAMILIES)}.",
     )
+
+
+def _family_of_reference(config: PreTrainedConfig) -> FamilySpec | None:
+    """The first family that loads reference checkpoints with this configuration; None if there is none."""
+    families = (family for family in FAMILIES.values() if config.model_type in family.config.reference_model_types)
+    return next(families, None)
 
 
 def convert_reference_config(config: PreTrainedConfig, auto_class: str, source: str | Path) -> PreTrainedConfig:
@@ -142,8 +147,7 @@ def convert_reference_config(config: PreTrainedConfig, auto_class: str, source: 
     Args:
         config: The configuration that `load_config` returns for `source`; one of this package is returned unchanged.
     """
-    families = (family for family in FAMILIES.values() if config.model_type in family.config.reference_model_types)
-    family = next(families, None)
+    family = _family_of_reference(config)
     if family is not None and auto_class in family.models and not hasattr(config, "quantization_config"):
         with suppress(CtxError):
             family_config = load_config(source, family.config)
@@ -314,8 +318,8 @@ def verify_weights(directory: Path) -> None:
 
 
 def prepare_for_training(model: PreTrainedModel) -> None:
-    """Convert half-precision weights to float32, in which small updates are not lost; raises CtxError for a quantized
-    model, which has no gradients."""
+    """Convert half-precision weights, which lose small updates, to float32; raises CtxError for a quantized model,
+    which has no gradients."""
     if is_quantized(model):
         raise CtxError(
             "A quantized model cannot be trained: its integer weights have no gradients.",
@@ -394,7 +398,7 @@ def load_model(
 
 @contextmanager
 def without_load_report() -> Iterator[None]:
-    """Suppress the table of missing and unexpected weights of transformers: `load_model` prints them in a line.
+    """Suppress the table of missing and unexpected weights of transformers, which the caller reports.
 
     A filter, because a logger with a level of its own makes transformers warn about weights that tensor parallelism
     does not shard, also where it is not used.

@@ -28,8 +28,8 @@ _FIELD_NAMES = {
 _LAYER_NORM_EPS = 1e-12  # fixed in transformers
 _COMMON_FIELDS = {"architectures", "id2label", "label2id", "problem_type", "torch_dtype", "dtype", "_commit_hash"}
 _DEFAULTS = {"num_hidden_layers": 6}  # the only default of DistilBertConfig that differs from `CtxBertConfig`
-# class -> whether it has a pooler
-_DISTILBERT_CLASSES = {
+# class with a counterpart among transformers' DistilBERT classes -> whether this counterpart has a pooler
+_DISTILBERT_POOLERS = {
     "CtxBertModel": False,
     "CtxBertForMaskedLM": False,
     "CtxBertForTokenClassification": False,
@@ -61,7 +61,7 @@ class CtxBertConfig(CtxEncoderConfig):
         if self.pooler_act != "tanh" and self.type_vocab_size:
             raise ValueError(
                 f"pooler_act={self.pooler_act!r} with type_vocab_size={self.type_vocab_size}: only a DistilBERT, with "
-                "type_vocab_size=0, has it."
+                "type_vocab_size=0, has this activation."
             )
 
     @classmethod
@@ -80,8 +80,9 @@ def distilbert_to_bert_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def has_distilbert_class(config: PreTrainedConfig, model_class: str, has_pooler: bool) -> bool:
     """Whether transformers has a DistilBERT class with the outputs of a model."""
-    has_head = _DISTILBERT_CLASSES.get(model_class) is has_pooler and (config.pooler_act == "relu" or not has_pooler)
-    return has_head and not config.type_vocab_size and config.layer_norm_eps == _LAYER_NORM_EPS
+    is_distilbert = not config.type_vocab_size and config.layer_norm_eps == _LAYER_NORM_EPS
+    has_equal_pooler = not has_pooler or config.pooler_act == "relu"
+    return is_distilbert and has_equal_pooler and _DISTILBERT_POOLERS.get(model_class) is has_pooler
 
 
 def bert_to_distilbert_fields(config: PreTrainedConfig, model_class: str) -> dict[str, Any]:

@@ -55,7 +55,7 @@ class CtxBertPreTrainedModel(CtxPreTrainedModel):
     _keys_to_ignore_on_load_unexpected = [r"^(mlm|nsp|sbo|sentence)_head\.", r"pooler\.", r"position_ids$"]
 
     @property
-    def _is_distilbert(self) -> bool:
+    def _exports_as_distilbert(self) -> bool:
         """Whether the model is exported as a DistilBERT."""
         return has_distilbert_class(self.config, type(self).__name__, self._has_pooler)
 
@@ -66,11 +66,11 @@ class CtxBertPreTrainedModel(CtxPreTrainedModel):
     @property
     def export_conversion(self) -> list[WeightTransform]:  # type: ignore[override]
         """Weight conversion for export, to the layout of BERT or DistilBERT."""
-        return DISTILBERT_EXPORT if self._is_distilbert else BERT_EXPORT
+        return DISTILBERT_EXPORT if self._exports_as_distilbert else BERT_EXPORT
 
     def reference_config(self) -> dict[str, Any]:
         """Return the configuration of the class in transformers."""
-        if self._is_distilbert:
+        if self._exports_as_distilbert:
             return bert_to_distilbert_fields(self.config, type(self).__name__)
         if self._has_pooler and self.config.pooler_act != "tanh":
             raise CtxError(
@@ -89,13 +89,12 @@ class CtxBertPreTrainedModel(CtxPreTrainedModel):
         whose segment embeddings are zero.
         """
         embeddings: Any = self.base_model.embeddings
-        if self.config.type_vocab_size or self._is_distilbert:
+        if self.config.type_vocab_size or self._exports_as_distilbert:
             return super().export_reference(save_directory)
-        self.config.type_vocab_size = PAIR_SEGMENTS
-        embeddings.token_type_embeddings = nn.Embedding.from_pretrained(
-            embeddings.word_embeddings.weight.new_zeros(PAIR_SEGMENTS, self.config.hidden_size)
-        )
+        zeros = embeddings.word_embeddings.weight.new_zeros(PAIR_SEGMENTS, self.config.hidden_size)
         try:
+            self.config.type_vocab_size = PAIR_SEGMENTS
+            embeddings.token_type_embeddings = nn.Embedding.from_pretrained(zeros)
             super().export_reference(save_directory)
         finally:
             self.config.type_vocab_size, embeddings.token_type_embeddings = 0, None
