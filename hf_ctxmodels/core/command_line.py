@@ -1,6 +1,7 @@
 """Command lines from dataclasses, with YAML recipes of defaults."""
 
 import argparse
+import os
 import re
 import sys
 import textwrap
@@ -12,6 +13,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
+from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import (
     REQUIRED,
@@ -101,13 +103,17 @@ def parse_arguments(
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     finder.add_argument("--recipe")
     recipe = finder.parse_known_args(argv)[0].recipe
+    all_flags = argv
     if recipe is not None and not {"-h", "--help"} & set(argv):
         path = find_packaged(recipe, "recipes", "recipe", "--recipe")
-        conflicting_names = _conflicting_flags(sections, argv)
-        recipe_values = {name: value for name, value in read_recipe(path).items() if name not in conflicting_names}
-        argv = recipe_flags(recipe_values, names, path) + argv
-    _check_flags(argv, names, parser.prog)
-    namespace, unknown = parser.parse_known_args(argv)
+        values = read_recipe(path)
+        all_flags = recipe_flags(values, names, path) + argv
+    _check_flags(all_flags, names, parser.prog)
+    namespace, unknown = parser.parse_known_args(all_flags)
+    if recipe is not None and (dropped := _conflicting_flags(sections, parser, namespace, argv)):
+        print_status(f"of the recipe, {', '.join(dropped)} is ignored", os.environ.get("RANK", "0") == "0")
+        values = {name: value for name, value in values.items() if f"--{name}" not in dropped}
+        namespace, unknown = parser.parse_known_args(recipe_flags(values, names, path) + argv)
     if unknown:
         raise CtxError(
             f"Unknown arguments: {' '.join(unknown)}.", location=unknown[0], hint=f"see `{parser.prog} --help`."
@@ -120,15 +126,18 @@ def parse_arguments(
     return tuple(parsed)
 
 
-def _conflicting_flags(sections: Sequence[Section], argv: Sequence[str]) -> set[str]:
-    """Names of the flags that conflict with a flag of the command line, without the flags of the command line."""
-    argv_names = {argument.partition("=")[0].removeprefix("--") for argument in argv if argument.startswith("--")}
-    conflicting_names: set[str] = set()
+def _conflicting_flags(
+    sections: Sequence[Section], parser: _Parser, namespace: argparse.Namespace, argv: Sequence[str]
+) -> list[str]:
+    """Flags of a recipe that conflict with a flag of the command line, if neither has its default value."""
+    given = {argument.partition("=")[0].removeprefix("--") for argument in argv if argument.startswith("--")}
+    changed = {name for name, value in vars(namespace).items() if value != parser.get_default(name)}
+    dropped = set()
     for entry in (entry for section in sections for entry in shown_fields(section)):
         for name in entry.metadata.get("conflicts", ()):
-            if argv_names & {entry.name, name}:
-                conflicting_names |= {entry.name, name}
-    return conflicting_names - argv_names
+            if {entry.name, name} <= changed and {entry.name, name} & given:
+                dropped |= {entry.name, name} - given
+    return [f"--{name}" for name in sorted(dropped)]
 
 
 def _check_flags(argv: Sequence[str], names: Collection[str], program: str) -> None:

@@ -271,7 +271,8 @@ class CtxPreTrainedModel(PreTrainedModel):
         for field in structure_changes(self):
             raise CtxError(f"transformers has no layout for {field.replace('_', ' ')}.", hint="use save_pretrained.")
         check_exportable(self)
-        config = self.reference_config()  # first, since it may raise an error
+        dtype = str(self.dtype).removeprefix("torch.")
+        config = self.reference_config() | {"dtype": dtype}  # first, since it may raise an error
         original_conversions = getattr(self, "_weight_conversions", None)
         self._weight_conversions: Any = self.export_conversion
         try:
@@ -296,8 +297,14 @@ class CtxPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def reference_class_name(cls) -> str:
-        """Name of the reference class: `reference_architecture`, or the name of this class without the prefix "Ctx"."""
-        return cls.reference_architecture or cls.__name__.removeprefix("Ctx")
+        """Name of the reference class: `reference_architecture`, or the name of the package's class without the prefix
+        "Ctx"."""
+        return cls.reference_architecture or cls.package_class_name().removeprefix("Ctx")
+
+    @classmethod
+    def package_class_name(cls) -> str:
+        """Name of this class, or for a subclass outside this package of the class of this package that it extends."""
+        return next(base.__name__ for base in cls.__mro__ if base.__module__.startswith("hf_ctxmodels."))
 
     check_encoder_input = check_encoder_input
 

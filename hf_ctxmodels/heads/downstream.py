@@ -284,6 +284,11 @@ class ForQuestionAnswering(HeadModel):
         """Create a linear layer from each token's state to its start and end logits."""
         self.qa_outputs = nn.Linear(config.head_input_size, 2)
 
+    def reference_config(self) -> dict[str, Any]:
+        """Return the configuration of the reference class, whose number of labels is the number of logits."""
+        labels = ("id2label", "label2id")
+        return {name: value for name, value in super().reference_config().items() if name not in labels}
+
     @can_return_tuple
     def forward(
         self,

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 
 from hf_ctxmodels.core.console import print_status
@@ -346,6 +347,7 @@ def make_model(
             )
         setattr(config, name, value)
     if without_memory:
+        config.dtype = torch.float32  # as of the weights that are received, see `prepare_for_training`
         return new_model_without_memory(objective.auto_class, config)
     if arguments.model is not None:
         model = load_model(arguments.model, objective.auto_class, config)

@@ -1,6 +1,5 @@
 """Distillation models: frozen teacher, saved student, resumed runs, `Trainer`, and DistilBERT checkpoints."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,14 @@ from transformers import AutoModelForMaskedLM, DistilBertForMaskedLM, DistilBert
 from zoo import assert_close
 
 import hf_ctxmodels
-from hf_ctxmodels import CtxBertForMaskedLM, CtxBertForNextSentencePrediction, CtxBertModel
+from hf_ctxmodels import (
+    CtxBertConfig,
+    CtxBertForMaskedLM,
+    CtxBertForNextSentencePrediction,
+    CtxBertForQuestionAnswering,
+    CtxBertForSequenceClassification,
+    CtxBertModel,
+)
 from hf_ctxmodels.compression.distillation import (
     CosineLoss,
     CtxDistillationModel,
@@ -28,6 +34,7 @@ from hf_ctxmodels.compression.distillation import (
 )
 from hf_ctxmodels.compression.distillation.model import PROJECTIONS_FILE
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.loading import read_json
 from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_saved_model
 from hf_ctxmodels.training.accelerator import make_accelerator
 from hf_ctxmodels.training.arguments import LoopArguments
@@ -74,7 +81,7 @@ def test_only_student_is_trained_and_saved(tmp_path):
     assert type(saved) is CtxBertForMaskedLM
     assert not any(report.values())
     assert have_same_weights(saved, model.student)
-    assert json.loads((tmp_path / "config.json").read_text())["architectures"] == ["CtxBertForMaskedLM"]
+    assert read_json(tmp_path / "config.json")["architectures"] == ["CtxBertForMaskedLM"]
     projections = load_file(tmp_path / PROJECTIONS_FILE)
     assert all(torch.equal(tensor, projections[name]) for name, tensor in model.projections.state_dict().items())
     assert model.num_parameters() == saved.num_parameters()
@@ -203,8 +210,9 @@ def test_student_of_copied_layers_exports_to_distilbert(tmp_path):
         make_classifier(2, type_vocab_size=0),
         CtxBertModel(new_model(2, type_vocab_size=0).config),
         new_model(2, type_vocab_size=0, layer_norm_eps=1e-5),
+        new_model(2, type_vocab_size=0, layer_norm_eps=1e-5, pooler_act="relu"),
     ],
-    ids=["tanh classifier", "pooler", "layer norm"],
+    ids=["tanh classifier", "pooler", "layer norm", "unused activation"],
 )
 def test_export_without_segments_to_bert(model, tmp_path):
     """What DistilBERT does not support is a BERT whose segment embeddings are zero."""
@@ -230,6 +238,34 @@ def test_pooler_activation_without_reference_raises(tmp_path):
         model.export_reference(tmp_path)
     with pytest.raises(StrictDataclassError, match="only a DistilBERT"):
         new_model(2, pooler_act="relu")
+
+
+def test_export_of_subclass_outside_package(tmp_path):
+    class Classifier(CtxBertForSequenceClassification):
+        pass
+
+    for expected, options in (("DistilBert", {"type_vocab_size": 0, "pooler_act": "relu"}), ("Bert", {})):
+        new_model(2, Classifier, **options).export_reference(tmp_path)
+        assert read_json(tmp_path / "config.json")["architectures"] == [f"{expected}ForSequenceClassification"]
+
+
+def test_exported_question_answering_has_two_labels(tmp_path):
+    """In transformers the number of labels is the size of the head."""
+    new_model(2, CtxBertForQuestionAnswering, type_vocab_size=0, num_labels=3).export_reference(tmp_path)
+    _, report = transformers.DistilBertForQuestionAnswering.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(report.values()), report
+
+
+@pytest.mark.parametrize(
+    ("architecture", "rate"),
+    [("SequenceClassification", 0.3), ("MaskedLM", 0.3), ("QuestionAnswering", 0.4), ("TokenClassification", 0.1)],
+)
+def test_dropout_of_distilbert_head(architecture, rate, tmp_path):
+    config = transformers.DistilBertConfig(
+        seq_classif_dropout=0.3, qa_dropout=0.4, dropout=0.1, architectures=[f"DistilBertFor{architecture}"]
+    )
+    config.save_pretrained(tmp_path)
+    assert CtxBertConfig.from_pretrained(tmp_path).head_dropout == rate
 
 
 def test_transformers_distilbert_loads_as_bert(tmp_path, subtests):

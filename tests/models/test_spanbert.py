@@ -115,7 +115,9 @@ def test_invalid_boundary_targets():
 def test_released_checkpoint(tmp_path):
     """Including the span boundary head, which the encoder and the export do not have."""
     model = PRETRAINING.model(seed=4)
+    fields = model.config.to_dict()
     model.export_reference(tmp_path)
+    assert model.config.to_dict() == fields, "the export does not change the configuration"
     reference, batch = load_strict(BertForMaskedLM, tmp_path), make_batch(PRETRAINING)
     mask = batch["attention_mask"] == 1
     assert_close(reference(**batch).logits[mask], model(**batch).prediction_logits[mask])

@@ -37,6 +37,7 @@ from hf_ctxmodels.registry import FAMILIES, get_family
 from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model, record_tokenizer_digest
 from hf_ctxmodels.training import checkpoint_files
 from hf_ctxmodels.training.arguments import LoopArguments
+from hf_ctxmodels.training.dry_run import DryRunArguments
 from hf_ctxmodels.training.model_loading import (
     convert_reference_config,
     load_config,
@@ -49,7 +50,7 @@ from hf_ctxmodels.training.model_loading import (
     prepare_for_training,
     verify_weights,
 )
-from hf_ctxmodels.training.pretraining import PretrainingArguments
+from hf_ctxmodels.training.pretraining import PretrainingArguments, make_model, make_objective
 from hf_ctxmodels.training.random_state import random_state, set_random_state
 from hf_ctxmodels.training.summary import TrainingSummary
 from hf_ctxmodels.training.training_log import plot_losses, read_log
@@ -77,13 +78,18 @@ def test_flags_override_recipe(tmp_path):
     assert parse(tmp_path, recipe, "--rate", "2", "--options", "c=1") == Flags("no", 2.0, None, True, ["c=1"])
 
 
-def test_flags_replace_conflicting_flags_of_recipe(tmp_path):
+def test_flags_replace_conflicting_flags_of_recipe(tmp_path, capsys):
     (tmp_path / "recipe.yaml").write_text("num_train_epochs: 3\noutput_dir: runs\n", encoding="utf-8")
     argv = ["--recipe", str(tmp_path / "recipe.yaml")]
     (options,) = parse_arguments(LoopArguments, argv=[*argv, "--max_steps", "5"])
     assert (options.max_steps, options.num_train_epochs) == (5, None)
+    assert "of the recipe, --num_train_epochs is ignored" in capsys.readouterr().err
     with pytest.raises(CtxError, match="given twice"):
         parse_arguments(LoopArguments, argv=[*argv, "--max_steps=5", "--num_train_epochs", "1"])
+    (tmp_path / "recipe.yaml").write_text("estimate: true\n", encoding="utf-8")
+    for value in (False, True):
+        (options,) = parse_arguments(DryRunArguments, argv=[*argv, "--dry_run", str(value).lower()])
+        assert (options.dry_run, options.estimate) == (value, not value), "a default value does not conflict"
 
 
 def test_invalid_recipes_and_flags_raise(tmp_path):
@@ -229,6 +235,15 @@ def test_new_model_without_memory(workspace):
     assert {len(weight.untyped_storage()) for weight in model.parameters()} == {4}
     assert len({weight.data_ptr() for weight in model.parameters()}) == len(shapes[0])
     assert all(buffer.equal(model.get_buffer(name)) for name, buffer in expected.named_buffers())
+
+
+def test_estimate_of_half_precision_checkpoint_is_of_float32(tmp_path):
+    save_tiny(tmp_path, FAMILIES["bert"], upstream=False)
+    CtxBertForMaskedLM.from_pretrained(tmp_path, dtype=torch.bfloat16).save_pretrained(tmp_path)
+    arguments = PretrainingArguments(dataset=["demo"], model=str(tmp_path), max_length=16)
+    _, objective = make_objective(FAMILIES["bert"], load_tokenizer(tmp_path), arguments, 0)
+    model = make_model(FAMILIES["bert"], objective, load_tokenizer(tmp_path), arguments, without_memory=True)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
 
 
 def make_checkpoint(folder: Path, step: int) -> Path:

@@ -75,7 +75,17 @@ def distilbert_to_bert_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     converted = {name: fields[old] for name, old in _FIELD_NAMES.items() if old in fields}
     common = {name: value for name, value in fields.items() if name in _COMMON_FIELDS}
     fixed = {"type_vocab_size": 0, "layer_norm_eps": _LAYER_NORM_EPS, "pooler_act": "relu", "model_type": "ctx-bert"}
-    return {**_DEFAULTS, **converted, **common, **fixed}
+    return {**_DEFAULTS, **converted, **common, **fixed, "classifier_dropout": _distilbert_head_dropout(fields)}
+
+
+def _distilbert_head_dropout(fields: Mapping[str, Any]) -> float | None:
+    """Dropout rate before the head of a DistilBERT; None for the encoder's rate, which its token classifier has."""
+    architecture = next(iter(fields.get("architectures") or ()), "")
+    if architecture.endswith("ForTokenClassification"):
+        return None
+    is_reader = architecture.endswith("ForQuestionAnswering")
+    name, default = ("qa_dropout", 0.1) if is_reader else ("seq_classif_dropout", 0.2)
+    return fields.get(name, default)
 
 
 def has_distilbert_class(config: PreTrainedConfig, model_class: str, has_pooler: bool) -> bool:

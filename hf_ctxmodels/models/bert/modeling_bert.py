@@ -1,6 +1,7 @@
 """BERT (Devlin et al. 2019, arXiv 1810.04805): a bidirectional Transformer encoder, pretrained by masked language
 modeling and next-sentence prediction."""
 
+import copy
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -32,14 +33,14 @@ TIED_WEIGHTS = {"mlm_head.decoder.weight": "bert.embeddings.word_embeddings.weig
 
 def bert_architecture(model: CtxPreTrainedModel) -> str:
     """Name of the BERT class in transformers that corresponds to a class with BERT's network: "BertForMaskedLM"."""
-    return re.sub(r"^Ctx\w*?(?=For|Model$)", "Bert", type(model).__name__)
+    return re.sub(r"^Ctx\w*?(?=For|Model$)", "Bert", model.package_class_name())
 
 
 def export_masked_lm(model: Any, masked_lm_class: type[CtxPreTrainedModel], save_directory: str | Path) -> None:
     """Export the encoder and the head `mlm_head` of a model with other heads that transformers does not have, as the
     family's masked-LM model."""
     with torch.device("meta"):
-        masked_lm: Any = masked_lm_class(model.config)
+        masked_lm: Any = masked_lm_class(copy.deepcopy(model.config))
     setattr(masked_lm, model.base_model_prefix, model.base_model)
     masked_lm.mlm_head = model.mlm_head
     masked_lm.export_reference(save_directory)
@@ -57,7 +58,7 @@ class CtxBertPreTrainedModel(CtxPreTrainedModel):
     @property
     def _exports_as_distilbert(self) -> bool:
         """Whether the model is exported as a DistilBERT."""
-        return has_distilbert_class(self.config, type(self).__name__, self._has_pooler)
+        return has_distilbert_class(self.config, self.package_class_name(), self._has_pooler)
 
     @property
     def _has_pooler(self) -> bool:
@@ -71,16 +72,15 @@ class CtxBertPreTrainedModel(CtxPreTrainedModel):
     def reference_config(self) -> dict[str, Any]:
         """Return the configuration of the class in transformers."""
         if self._exports_as_distilbert:
-            return bert_to_distilbert_fields(self.config, type(self).__name__)
+            return bert_to_distilbert_fields(self.config, self.package_class_name())
+        is_bert = self.reference_model_type == "bert"
+        architecture = bert_architecture(self) if is_bert else self.reference_class_name()
         if self._has_pooler and self.config.pooler_act != "tanh":
             raise CtxError(
-                f"{bert_architecture(self)} in transformers does not support pooler_act={self.config.pooler_act!r}.",
+                f"{architecture} in transformers does not support pooler_act={self.config.pooler_act!r}.",
                 hint="use save_pretrained, or load an encoder with add_pooling_layer=False.",
             )
-        values = super().reference_config()
-        if self.reference_model_type == "bert":
-            values["architectures"] = [bert_architecture(self)]
-        return values
+        return super().reference_config() | {"architectures": [architecture]}
 
     def export_reference(self, save_directory: str | Path) -> None:
         """Write a checkpoint of the class in transformers; raises CtxError as the base class.
@@ -91,13 +91,17 @@ class CtxBertPreTrainedModel(CtxPreTrainedModel):
         embeddings: Any = self.base_model.embeddings
         if self.config.type_vocab_size or self._exports_as_distilbert:
             return super().export_reference(save_directory)
-        zeros = embeddings.word_embeddings.weight.new_zeros(PAIR_SEGMENTS, self.config.hidden_size)
+        config = self.config
+        zeros = embeddings.word_embeddings.weight.new_zeros(PAIR_SEGMENTS, config.hidden_size)
         try:
+            self.config = copy.deepcopy(config)
             self.config.type_vocab_size = PAIR_SEGMENTS
+            if not self._has_pooler:
+                self.config.pooler_act = "tanh"  # has no effect
             embeddings.token_type_embeddings = nn.Embedding.from_pretrained(zeros)
             super().export_reference(save_directory)
         finally:
-            self.config.type_vocab_size, embeddings.token_type_embeddings = 0, None
+            self.config, embeddings.token_type_embeddings = config, None
 
 
 class CtxBertModel(TransformerEncoder, CtxBertPreTrainedModel):

@@ -38,6 +38,11 @@ class CtxRobertaConfig(CtxBertConfig):
                 f"{self.first_position}, the position of the first token."
             )
 
+    def validate_pooler(self) -> None:
+        """Check that the pooler has a hyperbolic tangent (called at construction)."""
+        if self.pooler_act != "tanh":
+            raise ValueError(f"pooler_act={self.pooler_act!r}: RoBERTa's pooler has the activation tanh.")
+
     @property
     def first_position(self) -> int:
         """Position of the first token of a sequence."""
