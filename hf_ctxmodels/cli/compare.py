@@ -36,6 +36,7 @@ class CompareArguments:
     output_dir: str = flag(REQUIRED, "Directory for models, results and tables.")
     data_dir: str = flag(".", "Directory that relative paths of the plan refer to.")
     only: list[str] = flag((), "Run only these variants of the plan.")
+    seeds: list[int] = flag((), "Run only these seeds of the plan.")
     max_minutes: float | None = flag(
         None, "Stop after this many minutes; the same command continues.", conflicts=("dry_run",)
     )
@@ -61,7 +62,9 @@ def main() -> None:
     timing_seconds = MINUTE if arguments.dry_run else 0.0
     print_status("checking the files of the measures")
     plan.check_measures()
-    comparison = Comparison(plan, Path(arguments.output_dir), arguments.only or None, deadline, timing_seconds)
+    comparison = Comparison(
+        plan, Path(arguments.output_dir), arguments.only or None, arguments.seeds or None, deadline, timing_seconds
+    )
     for family, reason in plan.excluded.items():
         print(f"excluded: {family}, since {reason}")
     if arguments.dry_run:

@@ -77,6 +77,7 @@ class Comparison:
     Args:
         folder: Output directory.
         only: Names of the variants to run; None for all.
+        seeds: Seeds to run; None for all.
         deadline: Time (`time.monotonic`) after which no part starts and training is interrupted; None for no limit.
         timing_seconds: Seconds for which the steps of each variant are timed; 0 for a minute if the budget has
             minutes, and a few seconds otherwise.
@@ -85,6 +86,7 @@ class Comparison:
     plan: Plan
     folder: Path
     only: list[str] | None = None
+    seeds: list[int] | None = None
     deadline: float | None = None
     timing_seconds: float = 0.0
 
@@ -98,6 +100,12 @@ class Comparison:
                 location="--only",
                 hint=f"use some of: {', '.join(names)}.",
             )
+        if unknown_seeds := sorted(set(self.seeds or ()) - set(self.plan.seeds)):
+            raise CtxError(
+                f"The plan has no seed {', '.join(map(str, unknown_seeds))}.",
+                location="--seeds",
+                hint=f"use some of: {', '.join(map(str, self.plan.seeds))}.",
+            )
 
     @cached_property
     def documents(self) -> tuple[Documents, Documents]:
@@ -109,8 +117,12 @@ class Comparison:
         return training, held_out
 
     def selected_runs(self) -> list[Run]:
-        """The runs of the selected variants."""
-        return [run for run in self.plan.runs() if self.only is None or run.variant.name in self.only]
+        """The runs of the selected variants and seeds."""
+        return [
+            run
+            for run in self.plan.runs()
+            if (self.only is None or run.variant.name in self.only) and (self.seeds is None or run.seed in self.seeds)
+        ]
 
     def run(self, on_finished_run: Callable[[], object]) -> list[CtxError]:
         """Finish all runs, and wait for the runs of other processes.

@@ -35,7 +35,7 @@ class StepTimer(TrainerCallback):
     """Stops training once both `MIN_STEPS` timed steps and `max_seconds` have passed. The first step, which allocates
     memory, is not timed."""
 
-    def __init__(self, max_seconds: float = MAX_SECONDS) -> None:
+    def __init__(self, max_seconds: float) -> None:
         self._max_seconds, self._times = max_seconds, list[float]()
 
     @property
@@ -75,7 +75,7 @@ def estimate_pretraining(run: PretrainingRun) -> Iterator[str]:
             location=f"--dry_run on {run.loop.accelerator.num_processes} processes",
             hint="start it without `accelerate launch`.",
         )
-    loop, timer = run.loop, StepTimer()
+    loop, timer = run.loop, StepTimer(MAX_SECONDS)
     result, size = trial_run(loop, timer)
     tokens = result.tokens / result.steps * loop.total_steps
     seconds = max(timer.seconds_per_step * loop.total_steps, 1e-3)

@@ -4,6 +4,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import time
 from itertools import islice
@@ -122,6 +123,19 @@ def test_finished_runs_and_measures_are_skipped(folder, finished_dir):
     assert result.stdout == (folder / "output.txt").read_text()
     assert not re.search("pretraining|measuring|training the", result.stderr)
     assert {path: path.stat().st_mtime_ns for path in modification_times} == modification_times
+
+
+def test_results_are_rebuilt_from_copied_json_files(folder, finished_dir):
+    """As for machines without a shared file system: weights are not needed."""
+    for file in finished_dir.rglob("*.json"):
+        copy = folder / "copied" / file.relative_to(finished_dir)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, copy)
+    result = run_forked(*flags(folder, "copied"))
+    assert result.returncode == 0, result.stderr
+    assert "steps of pretraining" not in result.stderr
+    for name in ("results.jsonl", "costs.jsonl", "table.md"):
+        assert (folder / "copied" / name).read_text() == (finished_dir / name).read_text(), name
 
 
 def test_measures_equal_evaluation_commands(folder, finished_dir):

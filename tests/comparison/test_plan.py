@@ -220,6 +220,16 @@ def test_run_digest_depends_on_settings_and_data(folder):
     assert not {*original.values()} & {*digests().values()}
 
 
+def test_selected_variants_and_seeds(folder):
+    plan = read_plan_text(folder, PLAN)
+    runs = Comparison(plan, folder, only=["bert"], seeds=[1]).selected_runs()
+    assert {(run.variant.name, run.seed) for run in runs} == {("bert", 1)}
+    with pytest.raises(CtxError, match="no seed 7"):
+        Comparison(plan, folder, seeds=[0, 7])
+    with pytest.raises(CtxError, match="no variant gpt2"):
+        Comparison(plan, folder, only=["gpt2"])
+
+
 def test_sizes_are_measured_per_family(folder):
     """Families with equal flags and equal tokenizers have separate sizes."""
     bert, electra = (
