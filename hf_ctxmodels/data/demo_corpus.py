@@ -8,6 +8,7 @@ import html
 import importlib.util
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -47,7 +48,14 @@ def demo_documents() -> Iterator[list[str]]:
 
 def demo_articles() -> Iterator[tuple[str, list[str]]]:
     """Title and paragraphs of the 102 Wikipedia articles with running text."""
-    path = demo_file(WIKIPEDIA)
+    for title, paragraphs in _articles_with_text():
+        yield title, list(paragraphs)
+
+
+@cache
+def _articles_with_text() -> list[tuple[str, list[str]]]:
+    """The articles, cached, since the removal of the markup takes seconds."""
+    path, articles = demo_file(WIKIPEDIA), []
     from gensim.corpora.wikicorpus import extract_pages, filter_wiki
 
     with bz2.open(path, "rb") as dump:
@@ -56,7 +64,8 @@ def demo_articles() -> Iterator[tuple[str, list[str]]]:
                 continue
             paragraphs = prose_paragraphs(filter_wiki(markup, promote_remaining=True, simplify_links=True))
             if paragraphs:
-                yield title, paragraphs
+                articles.append((title, paragraphs))
+    return articles
 
 
 def rated_stories() -> tuple[list[str], np.ndarray]:

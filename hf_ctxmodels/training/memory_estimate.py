@@ -230,9 +230,21 @@ def estimate_memory(arguments: PretrainingArguments, loop_arguments: LoopArgumen
 
 def largest_batch(objective: Objective, size: int) -> dict[str, Any]:
     """The longest of several batches of the package's text, collated."""
-    examples = ExampleSet.build(islice(objective.examples(cycle(load_documents("demo"))), 4 * size))
+    num_examples = 4 * size
+    examples = ExampleSet.build(
+        islice(objective.examples(_documents(2 * num_examples * objective.max_length)), num_examples)
+    )
     order = sorted(range(len(examples)), key=lambda index: len(examples[index]["input_ids"]))
     return objective.collate([examples[index] for index in order[-size:]])
+
+
+def _documents(num_words: int) -> Iterator[list[str]]:
+    """Documents of the package's text, repeated, with at least this number of words."""
+    for document in cycle(load_documents("demo")):
+        if num_words <= 0:
+            return
+        yield document
+        num_words -= sum(len(sentence.split()) for sentence in document)
 
 
 def measure_step(
